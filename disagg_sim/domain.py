@@ -1,0 +1,79 @@
+"""Nouns that every room shares. They carry values and no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Status(IntEnum):
+    """Why a design point may be used, or not; an infeasible point keeps its place in the grid."""
+
+    OK = 0
+    OUT_OF_MEMORY = 1
+
+
+#: What limits a pass, in the order of the integer codes of ``PhaseGrid.bound``.
+BOUNDS = ("compute", "memory", "communication", "latency")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapping:
+    """How one instance is cut over GPUs: tp_attn * dp_attn = tp_ffn * ep inside each of pp stages. [1]"""
+
+    tp_attn: int = 1
+    dp_attn: int = 1
+    tp_ffn: int = 1
+    ep: int = 1
+    pp: int = 1
+    chunk_tokens: int = 0  # CPP: tokens of a prompt in a chunk; 0 = whole prompt [token]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one instance. [1]"""
+        return self.tp_attn * self.dp_attn * self.pp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One configuration of a replica, as a grid scored it."""
+
+    phase: str  # "prefill" or "decode"
+    mapping: Mapping
+    batch: int  # requests of an instance, summed over DP ranks [request]
+    latency_s: float  # FTL or TTL, no queue [s]
+    request_rate_per_s: float  # at full rate [request/s]
+    memory_bytes: float  # on the fullest GPU [B]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A multiset of instances: (instance, count) pairs, mostly one pair."""
+
+    members: tuple[tuple[Instance, int], ...]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole pool. [1]"""
+        return sum(instance.mapping.gpus * count for instance, count in self.members)
+
+    @property
+    def request_rate_per_s(self) -> float:
+        """Requests that the pool finishes at full rate. [request/s]"""
+        return sum(instance.request_rate_per_s * count for instance, count in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A prefill pool and a decode pool."""
+
+    prefill: Pool
+    decode: Pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Latency objectives of requests. [s]"""
+
+    ttft: float
+    tpot: float

@@ -1,0 +1,118 @@
+"""Fitted efficiencies: what kernels reach of the vendor's peaks, with the fit that says so.
+
+One file per system in ``hw_specs/efficiency/``, apart from the vendor's facts. Forms (physics page,
+section 7): ``t = t0 + ((F/(e_c*Pi))^q + (bytes/(e_m*BW))^q)^(1/q)``; prefill attention
+``t0 + F/(e*Pi_bf16)*(1 + S_half/S)``; collectives ``latency + V/(eta*BW)``.
+A ``None`` efficiency means that the fit could not identify that term.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Where a fitted row comes from and how well it holds."""
+
+    engine: str  # "trtllm", "vllm", "sglang" or "nccl"
+    version: str
+    points: int
+    median_error: float  # median absolute relative error [1]
+    p90_error: float  # 90 % quantile of it [1]
+    inherited_from: str = ""  # system that was measured, when it is another one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmFit(Fit):
+    """Dense matrix multiply in one weight format."""
+
+    format: str
+    e_compute: float
+    e_memory: float
+    t0: float  # [s]
+    blend_q: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillAttentionFit(Fit):
+    """Causal attention of many new tokens; ``kind`` is "gqa" or "mla" (naive form)."""
+
+    kind: str
+    compute: str  # "bf16" or "fp8" arithmetic
+    cache: str  # "bf16" or "fp8"
+    e_compute: float  # share of the BF16 peak [1]
+    s_half: float  # tokens at which half of the plateau is reached [token]
+    t0: float  # [s]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeAttentionFit(Fit):
+    """One new token per sequence against the cache; ``kind`` is "gqa" or "mla" (absorbed)."""
+
+    kind: str
+    cache: str
+    e_memory: float
+    e_compute: float | None  # MLA: share of the BF16 peak, above 1 where the arithmetic is fp8 [1]
+    t0: float  # [s]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeFit(Fit):
+    """Grouped GEMM of the routed experts in one parallel regime."""
+
+    kernel: str
+    format: str
+    regime: str  # "single", "tp", "ep2_8", "ep16_256"
+    picks: str  # "T*k/ep" or "T*k": which count of picks a rank multiplies
+    e_compute: float | None
+    e_memory: float
+    t0: float  # [s]
+    blend_q: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveFit(Fit):
+    """A collective of one library on ``gpus`` ranks of one node."""
+
+    op: str  # "all_reduce", "all_gather", "reduce_scatter", "alltoall"
+    gpus: int
+    latency: float  # [s]
+    e_bandwidth: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllToAllFit(Fit):
+    """MoE dispatch, combine or prepare of one backend on ``ranks`` ranks over ``nodes`` nodes."""
+
+    backend: str
+    phase: str  # "dispatch", "combine", "prepare"
+    format: str  # what is sent: "bf16", "fp8", "nvfp4", "unlabelled", ...
+    ranks: int
+    nodes: int
+    volume: str  # bytes_basis of the fit
+    link: str  # "nvlink" or "nic"
+    latency: float  # [s]
+    e_bandwidth: float | None
+    seconds_per_token: float | None  # "prepare" only [s]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EfficiencySpec:
+    """All fitted rows of one system."""
+
+    system: str  # the system that uses them
+    measured_on: str  # the system that was measured
+    data: str  # data set
+    date: str  # of extraction
+    gemm: tuple[GemmFit, ...]
+    prefill_attention: tuple[PrefillAttentionFit, ...]
+    decode_attention: tuple[DecodeAttentionFit, ...]
+    moe: tuple[MoeFit, ...]
+    collectives: tuple[CollectiveFit, ...]
+    alltoall: tuple[AllToAllFit, ...]
+
+    @property
+    def inherited(self) -> bool:
+        """Whether these fits were made on another system."""
+        return self.system != self.measured_on
