@@ -1,0 +1,72 @@
+"""Pareto fronts of two quantities that are both wanted large. Knows nothing of what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def pareto_mask(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
+    """Which points no other point beats: none has both x and y at least as large and one of them larger.
+
+    Exact, O(n log n). Of equal points the first is kept; a point with a NaN is never kept.
+
+    Parameters
+    ----------
+    x, y : array_like, shape (n,)
+        The two quantities, both maximised. [any]
+
+    Returns
+    -------
+    ndarray of bool, shape (n,)
+
+    Examples
+    --------
+    >>> pareto_mask([1, 2, 2, 3], [9, 5, 7, 1]).tolist()
+    [True, False, True, True]
+    """
+    xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    known = np.flatnonzero(~(np.isnan(xs) | np.isnan(ys)))
+    # x falls, and y inside equal x; the sort is stable, so the first of equal points stays first.
+    order = known[np.lexsort((-ys[known], -xs[known]))]
+    falling = ys[order]
+    keep = np.ones(order.size, dtype=bool)
+    keep[1:] = falling[1:] > np.maximum.accumulate(falling)[:-1]
+    mask = np.zeros(xs.size, dtype=bool)
+    mask[order[keep]] = True
+    return mask
+
+
+def pareto_front(points: pd.DataFrame, *, x: str, y: str, by: Sequence[str] = ()) -> pd.DataFrame:
+    """The rows of ``points`` on the Pareto front of columns ``x`` and ``y``, both maximised.
+
+    Parameters
+    ----------
+    points : DataFrame
+        Any table with the two columns.
+    x, y : str
+        Names of the columns.
+    by : sequence of str
+        Columns that part the table into groups, each with a front of its own.
+
+    Returns
+    -------
+    DataFrame
+        Groups in order of first appearance, inside a group x rises (and y falls); fresh index.
+    """
+    if by:
+        group = points.groupby(list(by), sort=False, observed=True, dropna=False).ngroup().to_numpy()
+    else:
+        group = np.zeros(len(points), dtype=np.int64)
+    xs, ys = points[x].to_numpy(dtype=float), points[y].to_numpy(dtype=float)
+    parts = []
+    for rows in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]):
+        front = rows[pareto_mask(xs[rows], ys[rows])]
+        parts.append(front[np.argsort(xs[front], kind="stable")])
+    return points.iloc[np.concatenate(parts)].reset_index(drop=True)

@@ -1,0 +1,231 @@
+"""The few prefill configurations that can win a match: the fastest of every instance size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.search.grid import MAPPING_COLUMNS, PhaseGrid
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+def best_per_size(gpus: Ints, rate: Floats, order: Ints) -> Ints:
+    """Index of the fastest entry of every size, by rising size; among equal rates the lowest ``order``.
+
+    Only these can be part of a best pool or pair: put a faster instance of the same size in the
+    place of a slower one and the GPUs stay, no pool gets slower and no pool gets more varied.
+
+    Parameters
+    ----------
+    gpus, rate, order : arrays, shape (n,)
+        GPUs of an instance [1]; its request rate [request/s]; rank that settles ties [1].
+    """
+    if gpus.size == 0:
+        return np.empty(0, dtype=np.int64)
+    best = np.full(int(gpus.max()) + 1, -np.inf)
+    np.maximum.at(best, gpus, rate)
+    fastest = np.flatnonzero(rate == best[gpus])
+    fastest = fastest[np.lexsort((order[fastest], gpus[fastest]))]
+    first = np.unique(gpus[fastest], return_index=True)[1]
+    return fastest[first].astype(np.int64)
+
+
+def mapping_order(grid: PhaseGrid) -> Ints:
+    """Rank of every point in the lexicographic order of its mapping, then batch; shape (rows, batches)."""
+    rows = np.empty(grid.gpus.size, dtype=np.int64)
+    rows[np.lexsort([getattr(grid, name) for name in reversed(MAPPING_COLUMNS)])] = np.arange(rows.size)
+    return rows[:, None] * grid.batch.size + np.arange(grid.batch.size)
+
+
+def kv_rate_per_gpu(grid: PhaseGrid) -> Floats:
+    """Cache that each distinct GPU sends (prefill) or receives (decode) at full rate; (rows, batches) [B/s].
+
+    ``request_rate * kv_bytes_per_request / unique_gpus``: equations (1) and (2) of arXiv 2506.05508,
+    with the rate of a pipelined prefill instance in place of batch/FTL.
+    """
+    return grid.request_rate * grid.kv_bytes_per_request / grid.unique_gpus[:, None]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PrefillCandidates:
+    """The fastest prefill configuration of every instance size, and what the limits left out.
+
+    Arrays have shape (candidates,), by rising GPUs of an instance. Small and free of the grid that
+    it came from, so the blocks of a large sweep can be scored apart and merged.
+    """
+
+    model: str
+    system: str
+    precision: str
+    profile: str
+    engine: str
+    isl: int  # [token]
+    kv_bytes_per_request: float  # [B]
+    ftl_limit: float  # [s]
+    nic_limit: float  # inf = none [B/s]
+    tp_attn: Ints
+    dp_attn: Ints
+    tp_ffn: Ints
+    ep: Ints
+    pp: Ints
+    chunk_tokens: Ints  # [token]
+    batch: Ints  # [request]
+    latency: Floats  # FTL [s]
+    request_rate: Floats  # p of one instance [request/s]
+    memory_bytes: Floats  # [B]
+    unique_gpus: Ints  # [1]
+    points: int  # design points seen [1]
+    feasible: int  # of them, those that fit in memory [1]
+    above_ftl_limit: int  # feasible, but too slow [1]
+    removed_by_nic_limit: int  # feasible and fast enough, but above the NIC limit [1]
+    best_ftl: float  # lowest FTL of the feasible points; inf if none [s]
+    least_egress: float  # lowest KV egress of the points within the FTL limit; inf if none [B/s]
+    least_shortfall: float  # memory that the closest infeasible point lacks; inf if none [B]
+    smallest_gpus: float  # smallest instance within the FTL limit, NIC limit aside; inf if none [1]
+
+    @property
+    def gpus(self) -> Ints:
+        """GPUs of one instance of each candidate. [1]"""
+        return self.tp_attn * self.dp_attn * self.pp
+
+    @property
+    def egress(self) -> Floats:
+        """KV egress of each distinct GPU at full rate. [B/s]"""
+        return self.request_rate * self.kv_bytes_per_request / self.unique_gpus
+
+    @property
+    def order(self) -> Ints:
+        """Rank of each candidate in the lexicographic order of mapping and batch. [1]"""
+        keys = [self.batch, *(getattr(self, name) for name in reversed(MAPPING_COLUMNS))]
+        rank = np.empty(self.batch.size, dtype=np.int64)
+        rank[np.lexsort(keys)] = np.arange(rank.size)
+        return rank
+
+    def merge(self, other: PrefillCandidates) -> PrefillCandidates:
+        """The candidates of two blocks of one grid together; the order of merging does not matter."""
+        for name in _SAME:
+            if getattr(self, name) != getattr(other, name):
+                ours, theirs = getattr(self, name), getattr(other, name)
+                raise InputError(f"cannot merge prefill candidates of {name} {ours} and {theirs}")
+        joint: dict[str, Any] = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _ARRAYS}
+        values: dict[str, Any] = {name: getattr(self, name) for name in _SAME}
+        values |= {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
+        values |= {name: min(getattr(self, name), getattr(other, name)) for name in _LEAST}
+        both = PrefillCandidates(**values, **joint)
+        keep = best_per_size(both.gpus, both.request_rate, both.order)
+        kept: dict[str, Any] = {name: array[keep] for name, array in joint.items()}
+        return PrefillCandidates(**values, **kept)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a candidate; everything that is not an array stands in ``attrs``, which Parquet keeps."""
+        import pandas as pd
+
+        frame = pd.DataFrame({name: getattr(self, name) for name in _ARRAYS})
+        frame.attrs = {name: getattr(self, name) for name in (*_SAME, *_SUMMED, *_LEAST)}
+        return frame
+
+    @classmethod
+    def from_frame(cls, frame: pd.DataFrame) -> PrefillCandidates:
+        """Back from ``to_frame``."""
+        scalars: dict[str, Any] = {str(name): value for name, value in frame.attrs.items()}
+        arrays: dict[str, Any] = {name: frame[name].to_numpy() for name in _ARRAYS}
+        return cls(**scalars, **arrays)
+
+    def require(self) -> None:
+        """Raise ``InfeasibleError`` with what binds, and by how much, unless there is a candidate."""
+        where = f"{self.model} on {self.system}"
+        if self.batch.size:
+            return
+        if not self.feasible:
+            raise InfeasibleError(
+                f"{where}: no prefill mapping fits in memory; the closest lacks {self.least_shortfall:.4g} B per GPU"
+            )
+        if self.best_ftl > self.ftl_limit:
+            raise InfeasibleError(
+                f"{where}: no prefill configuration meets the FTL limit of {self.ftl_limit:g} s; "
+                f"the best FTL is {self.best_ftl:.4g} s"
+            )
+        raise InfeasibleError(
+            f"{where}: no prefill configuration within the FTL limit stays below the NIC limit of "
+            f"{self.nic_limit:g} B/s per GPU; the least KV egress is {self.least_egress:.4g} B/s"
+        )
+
+
+_ARRAYS = (*MAPPING_COLUMNS, "batch", "latency", "request_rate", "memory_bytes", "unique_gpus")
+_SUMMED = ("points", "feasible", "above_ftl_limit", "removed_by_nic_limit")
+_LEAST = ("best_ftl", "least_egress", "least_shortfall", "smallest_gpus")
+_SAME = tuple(f.name for f in fields(PrefillCandidates) if f.name not in {*_ARRAYS, *_SUMMED, *_LEAST})
+
+
+def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float | None = None) -> PrefillCandidates:
+    """The fastest prefill configuration of every instance size within the limits.
+
+    Parameters
+    ----------
+    prefill : PhaseGrid
+        Scored prefill points.
+    ftl_limit : float
+        Largest first-token latency, inclusive. [s]
+    nic_limit : float, optional
+        Largest KV egress of a GPU at full rate, inclusive. [B/s]
+
+    Notes
+    -----
+    Ties go to the lexicographic order of mapping, then batch. The best configuration by rate per
+    GPU, which the paper's Algorithm 1 picks, is among them.
+    """
+    if prefill.phase != "prefill":
+        raise InputError(f"expected a prefill grid, got a {prefill.phase} grid")
+    if not ftl_limit > 0:
+        raise InputError(f"ftl_limit must be above 0 s, got {ftl_limit}")
+    if nic_limit is not None and not nic_limit > 0:
+        raise InputError(f"nic_limit must be above 0 B/s, got {nic_limit}")
+    limit = np.inf if nic_limit is None else float(nic_limit)
+    feasible = prefill.feasible
+    fast = feasible & (prefill.latency <= ftl_limit)
+    egress = kv_rate_per_gpu(prefill)
+    usable = fast & (egress <= limit)
+    gpus = np.broadcast_to(prefill.gpus[:, None], feasible.shape)
+    rows, columns = np.nonzero(usable)
+    keep = best_per_size(gpus[usable], prefill.request_rate[usable], mapping_order(prefill)[usable])
+    rows, columns = rows[keep], columns[keep]
+    return PrefillCandidates(
+        model=prefill.model.name,
+        system=prefill.system.name,
+        precision=prefill.precision,
+        profile=prefill.profile,
+        engine=prefill.engine,
+        isl=prefill.isl,
+        kv_bytes_per_request=prefill.kv_bytes_per_request,
+        ftl_limit=float(ftl_limit),
+        nic_limit=limit,
+        **{name: getattr(prefill, name)[rows] for name in MAPPING_COLUMNS},
+        batch=prefill.batch[columns],
+        latency=prefill.latency[rows, columns],
+        request_rate=prefill.request_rate[rows, columns],
+        memory_bytes=prefill.memory_bytes[rows, columns],
+        unique_gpus=prefill.unique_gpus[rows],
+        points=feasible.size,
+        feasible=int(feasible.sum()),
+        above_ftl_limit=int(feasible.sum() - fast.sum()),
+        removed_by_nic_limit=int(fast.sum() - usable.sum()),
+        best_ftl=least(prefill.latency, feasible),
+        least_egress=least(egress, fast),
+        least_shortfall=least(prefill.memory_bytes - prefill.memory_limit, ~feasible),
+        smallest_gpus=least(gpus, fast),
+    )
+
+
+def least(values: NDArray[Any], mask: Mask) -> float:
+    """Smallest of ``values`` where ``mask`` holds; inf where it nowhere does."""
+    return float(np.min(values.astype(np.float64), where=mask, initial=np.inf))

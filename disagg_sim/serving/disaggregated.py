@@ -1,0 +1,233 @@
+"""Disaggregated serving: every decode configuration with the prefill pool that suits it best."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.domain import BOUNDS
+from disagg_sim.errors import InputError, nearest
+from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, least, prefill_candidates
+from disagg_sim.serving.pairing import TIE, best_counts, paper_counts, rate_per_gpu
+from disagg_sim.serving.points import COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+MATCHINGS = ("exact", "paper")
+
+
+def disaggregated(
+    prefill: PhaseGrid | PrefillCandidates,
+    decode: PhaseGrid,
+    *,
+    ftl_limit: float = 10.0,
+    ttl_limit: float | None = None,
+    gpu_cap: int = 576,
+    matching: str = "exact",
+    nic_limit: float | None = None,
+) -> pd.DataFrame:
+    """Match every decode configuration with prefill instances at equal request rates.
+
+    Parameters
+    ----------
+    prefill : PhaseGrid or PrefillCandidates
+        Scored prefill points, or what ``prefill_candidates`` kept of them under the same limits.
+    decode : PhaseGrid
+        Scored decode points.
+    ftl_limit, ttl_limit : float
+        Largest latencies of a configuration, inclusive. [s]
+    gpu_cap : int
+        Most GPUs of a deployment. [1]
+    matching : {"exact", "paper"}
+        "exact": over all prefill configurations, the integer counts of the highest throughput per
+        GPU; ties (relative 1e-12) to fewer GPUs, then to the lexicographic order of the mapping.
+        "paper": Algorithms 1 and 2 of arXiv 2506.05508: one prefill configuration, the best by
+        requests/s/GPU, for all; the fewest GPUs that balance within 3 %.
+    nic_limit : float, optional
+        Largest KV egress and ingress of a GPU at full rate, inclusive. [B/s]
+
+    Returns
+    -------
+    DataFrame
+        One row per feasible decode point that has a match, in grid order, columns as ``points.COLUMNS``.
+        ``attrs`` counts the decode points: ``decode_points``, ``decode_feasible``, ``above_ttl_limit``,
+        ``removed_by_nic_limit``, ``unmatched`` (no pair within ``gpu_cap`` or within the tolerance), and
+        holds ``best_ttl_s``.
+
+    Raises
+    ------
+    InfeasibleError
+        When no prefill configuration meets the limits; says the best that there is.
+    """
+    _check(decode, ttl_limit=ttl_limit, gpu_cap=gpu_cap, matching=matching)
+    if isinstance(prefill, PhaseGrid):
+        prefill = prefill_candidates(prefill, ftl_limit=ftl_limit, nic_limit=nic_limit)
+    _check_same_case(prefill, decode, ftl_limit=ftl_limit, nic_limit=nic_limit)
+    prefill.require()
+
+    feasible = decode.feasible
+    in_time = feasible & (decode.latency <= (np.inf if ttl_limit is None else ttl_limit))
+    usable = in_time & (kv_rate_per_gpu(decode) <= prefill.nic_limit)
+    rows, columns = np.nonzero(usable)
+    counts = _exact if matching == "exact" else _paper
+    choice, n_p, n_d = counts(prefill, decode.request_rate[rows, columns], decode.gpus[rows], gpu_cap)
+
+    matched = n_d > 0
+    fits_without_nic = in_time & (decode.gpus[:, None] + prefill.smallest_gpus <= gpu_cap)
+    fits_with_nic = usable & (decode.gpus[:, None] + prefill.gpus.min() <= gpu_cap)
+    removed = int(fits_without_nic.sum() - fits_with_nic.sum())
+    table = _table(
+        prefill,
+        decode,
+        rows=rows[matched],
+        columns=columns[matched],
+        choice=choice[matched],
+        n_p=n_p[matched],
+        n_d=n_d[matched],
+        matching=matching,
+    )
+    table.attrs = {
+        "decode_points": int(feasible.size),
+        "decode_feasible": int(feasible.sum()),
+        "above_ttl_limit": int(feasible.sum() - in_time.sum()),
+        "removed_by_nic_limit": removed,
+        "unmatched": int(in_time.sum() - removed - matched.sum()),
+        "best_ttl_s": least(decode.latency, feasible),
+    }
+    return table
+
+
+def _exact(prefill: PrefillCandidates, r: Floats, gpus_d: Ints, gpu_cap: int) -> tuple[Ints, Ints, Ints]:
+    """Best candidate and counts of every decode point, shape (n,) each; counts 0 where nothing fits.
+
+    Matched throughput is at most P*R/(P+R) requests/s/GPU, the limit of real-valued counts, which
+    rises with P for every R. So one order of candidates, by falling P, serves all decode points, and
+    a candidate is tried only where its bound still reaches the best found.
+    """
+    n = r.size
+    best, total = np.full(n, -1.0), np.full(n, np.inf)
+    choice, n_p, n_d = np.zeros(n, dtype=np.int64), np.zeros(n), np.zeros(n)
+    gpus, order = prefill.gpus, prefill.order
+    per_gpu = prefill.request_rate / gpus
+    decode_per_gpu = r / gpus_d
+    sizes = gpus_d.astype(np.float64)
+    for j in np.argsort(-per_gpu, kind="stable"):
+        bound = per_gpu[j] * decode_per_gpu / (per_gpu[j] + decode_per_gpu)
+        at = np.flatnonzero((bound * (1 + TIE) >= best) & (gpus_d + gpus[j] <= gpu_cap))
+        if at.size == 0:
+            continue
+        p, size = float(prefill.request_rate[j]), int(gpus[j])
+        trial_p, trial_d = best_counts(p, size, r[at], sizes[at], gpu_cap)
+        value = rate_per_gpu(trial_p, trial_d, p=p, gpus_p=size, r=r[at], gpus_d=sizes[at])
+        needed = trial_p * size + trial_d * sizes[at]
+        lighter = (needed < total[at]) | ((needed == total[at]) & (order[j] < order[choice[at]]))
+        better = (value > best[at] * (1 + TIE)) | ((value >= best[at] * (1 - TIE)) & lighter)
+        at = at[better]
+        best[at], total[at], choice[at] = value[better], needed[better], j
+        n_p[at], n_d[at] = trial_p[better], trial_d[better]
+    return choice, n_p.astype(np.int64), n_d.astype(np.int64)
+
+
+def _paper(prefill: PrefillCandidates, r: Floats, gpus_d: Ints, gpu_cap: int) -> tuple[Ints, Ints, Ints]:
+    """Algorithms 1 and 2 of the paper; shapes as ``_exact``."""
+    j = int(np.argmax(prefill.request_rate / prefill.gpus))
+    p, size = float(prefill.request_rate[j]), int(prefill.gpus[j])
+    n_p, n_d = paper_counts(p, size, r, gpus_d.astype(np.float64), gpu_cap)
+    return np.full(r.size, j, dtype=np.int64), n_p.astype(np.int64), n_d.astype(np.int64)
+
+
+def _table(
+    prefill: PrefillCandidates,
+    decode: PhaseGrid,
+    *,
+    rows: Ints,
+    columns: Ints,
+    choice: Ints,
+    n_p: Ints,
+    n_d: Ints,
+    matching: str,
+) -> pd.DataFrame:
+    import pandas as pd
+
+    ttl, r = decode.latency[rows, columns], decode.request_rate[rows, columns]
+    p, gpus_p, gpus_d = prefill.request_rate[choice], prefill.gpus[choice], decode.gpus[rows]
+    total = n_p * gpus_p + n_d * gpus_d
+    rate = np.minimum(n_p * p, n_d * r)
+    degrees = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
+    values: dict[str, Any] = {
+        "model": decode.model.name,
+        "system": decode.system.name,
+        "precision": decode.precision,
+        "profile": decode.profile,
+        "engine": decode.engine,
+        "mode": "disaggregated",
+        "matching": matching,
+        "isl": decode.isl,
+        "osl": decode.osl,
+        "tokens_per_s_per_user": 1 / ttl,
+        "tokens_per_s_per_gpu": rate * decode.osl / total,
+        "ftl_s": prefill.latency[choice],
+        "ttl_s": ttl,
+        **{f"prefill_{name}": getattr(prefill, name)[choice] for name in (*degrees, "chunk_tokens", "batch")},
+        "prefill_instances": n_p,
+        "prefill_gpus": gpus_p,
+        **{f"decode_{name}": getattr(decode, name)[rows] for name in degrees},
+        "decode_microbatches": decode.microbatches[rows, columns],
+        "decode_batch": decode.batch[columns],
+        "decode_instances": n_d,
+        "decode_gpus": gpus_d,
+        "total_gpus": total,
+        "ctx_gen_gpu_ratio": n_p * gpus_p / (n_d * gpus_d),
+        "request_rate_per_s": rate,
+        "kv_egress_bytes_per_s_per_gpu": prefill.egress[choice],
+        "kv_ingress_bytes_per_s_per_gpu": r * decode.kv_bytes_per_request / decode.unique_gpus[rows],
+        "prefill_memory_bytes": prefill.memory_bytes[choice],
+        "decode_memory_bytes": decode.memory_bytes[rows, columns],
+        "decode_bound": pd.Categorical.from_codes(decode.bound[rows, columns], categories=pd.Index(BOUNDS)),
+        "prefill_request_rate_per_s": p,
+        "decode_request_rate_per_s": r,
+        "prefill_unique_gpus": prefill.unique_gpus[choice],
+        "decode_unique_gpus": decode.unique_gpus[rows],
+        "kv_bytes_per_request": decode.kv_bytes_per_request,
+    }
+    codes = np.zeros(rows.size, dtype=np.int8)
+    for name, value in values.items():
+        if isinstance(value, str):
+            values[name] = pd.Categorical.from_codes(codes, categories=pd.Index([value]))
+    return pd.DataFrame({c.name: values[c.name] for c in COLUMNS}, index=pd.RangeIndex(rows.size))
+
+
+def _check(decode: PhaseGrid, *, ttl_limit: float | None, gpu_cap: int, matching: str) -> None:
+    if decode.phase != "decode":
+        raise InputError(f"expected a decode grid, got a {decode.phase} grid")
+    if ttl_limit is not None and not ttl_limit > 0:
+        raise InputError(f"ttl_limit must be above 0 s, got {ttl_limit}")
+    if gpu_cap < 2:
+        raise InputError(f"gpu_cap must be at least 2 (one GPU a pool), got {gpu_cap}")
+    if matching not in MATCHINGS:
+        raise InputError(f"matching {matching!r} is not one of {', '.join(MATCHINGS)}{nearest(matching, MATCHINGS)}")
+
+
+def _check_same_case(
+    prefill: PrefillCandidates, decode: PhaseGrid, *, ftl_limit: float, nic_limit: float | None
+) -> None:
+    pairs = {
+        "model": (prefill.model, decode.model.name),
+        "system": (prefill.system, decode.system.name),
+        "precision": (prefill.precision, decode.precision),
+        "isl": (prefill.isl, decode.isl),
+    }
+    for name, (left, right) in pairs.items():
+        if left != right:
+            raise InputError(f"prefill and decode differ in {name}: {left} and {right}")
+    asked = {"ftl_limit": ftl_limit, "nic_limit": np.inf if nic_limit is None else nic_limit}
+    for name, value in asked.items():
+        if getattr(prefill, name) != value:
+            raise InputError(f"prefill candidates were chosen under {name} {getattr(prefill, name):g}, not {value:g}")

@@ -1,0 +1,91 @@
+"""How many prefill and decode instances balance each other: integers for a ratio of two rates."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+TIE = 1e-12  # two rates per GPU closer than this, relatively, are a tie [1]
+PAPER_TOLERANCE = 0.03  # rounding of the rate ratio in Algorithm 2 of arXiv 2506.05508, appendix B [1]
+
+
+def rate_per_gpu(n_p: Floats, n_d: Floats, *, p: float, gpus_p: int, r: Floats, gpus_d: Floats) -> Floats:
+    """Requests per second and GPU of ``n_p`` prefill and ``n_d`` decode instances: the slower pool sets the pace."""
+    return np.minimum(n_p * p, n_d * r) / (n_p * gpus_p + n_d * gpus_d)
+
+
+def best_counts(p: float, gpus_p: int, r: Floats, gpus_d: Floats, gpu_cap: int) -> tuple[Floats, Floats]:
+    r"""Instance counts of the highest rate per GPU within ``gpu_cap``, exactly, for many decode configurations.
+
+    Maximises :math:`\min(n_p p, n_d r)/(n_p G_p + n_d G_d)` over integers :math:`n_p, n_d \ge 1` with
+    :math:`n_p G_p + n_d G_d \le cap` (paper, appendix B, in its mended form). The rate per GPU depends on
+    the fraction :math:`n_p/n_d` alone: it rises up to :math:`\rho = r/p` and falls beyond. So only the
+    nearest fraction on either side of :math:`\rho` can win, in lowest terms. The walk down the
+    Stern-Brocot tree finds both: a fraction between two neighbours of the tree weighs (in GPUs) at least
+    as much as the two together, hence once their sum exceeds the cap nothing lies between. Runs of equal
+    turns are taken in one step, as in Euclid's algorithm: some 13 steps at most for a cap of 576.
+
+    Parameters
+    ----------
+    p, gpus_p : float, int
+        Rate [request/s] and GPUs [1] of a prefill instance.
+    r, gpus_d : arrays, shape (n,)
+        Rate [request/s] and GPUs [1] of a decode instance; gpus_p + gpus_d <= gpu_cap.
+    gpu_cap : int
+        Most GPUs of the two pools together. [1]
+
+    Returns
+    -------
+    n_p, n_d : arrays, shape (n,)
+        Whole numbers; a tie goes to fewer GPUs.
+    """
+    ratio = r / p
+    low_p, low_d = np.zeros_like(ratio), np.ones_like(ratio)  # 0/1 <= ratio
+    high_p, high_d = np.ones_like(ratio), np.zeros_like(ratio)  # 1/0 >= ratio
+    moved = True
+    while moved:
+        below, above = ratio * low_d - low_p, high_p - ratio * high_d
+        low_gpus, high_gpus = low_p * gpus_p + low_d * gpus_d, high_p * gpus_p + high_d * gpus_d
+        up = _turns(below, above, (gpu_cap - low_gpus) / high_gpus)
+        low_p, low_d = low_p + up * high_p, low_d + up * high_d
+        below, low_gpus = ratio * low_d - low_p, low_gpus + up * high_gpus
+        down = _turns(above, below, (gpu_cap - high_gpus) / low_gpus)
+        high_p, high_d = high_p + down * low_p, high_d + down * low_d
+        moved = bool(up.any() or down.any())
+    low = np.where(low_p > 0, rate_per_gpu(low_p, low_d, p=p, gpus_p=gpus_p, r=r, gpus_d=gpus_d), -1.0)
+    high = np.where(high_d > 0, rate_per_gpu(high_p, high_d, p=p, gpus_p=gpus_p, r=r, gpus_d=gpus_d), -1.0)
+    lighter = high_p * gpus_p + high_d * gpus_d < low_p * gpus_p + low_d * gpus_d
+    take_high = (high > low * (1 + TIE)) | ((high >= low * (1 - TIE)) & lighter)
+    return np.where(take_high, high_p, low_p), np.where(take_high, high_d, low_d)
+
+
+def _turns(gap: Floats, step: Floats, room: Floats) -> Floats:
+    """Whole steps of size ``step`` that fit into ``gap`` and into ``room``."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.maximum(np.floor(np.fmin(room, gap / step)), 0.0)
+
+
+def paper_counts(p: float, gpus_p: int, r: Floats, gpus_d: Floats, gpu_cap: int) -> tuple[Floats, Floats]:
+    r"""Instance counts of Algorithm 2 as the paper states it: the fewest GPUs that balance within 3 %.
+
+    The smallest :math:`n_d` that has an :math:`n_p` with :math:`|n_p p/(n_d r) - 1| \le 0.03` also has
+    the smallest such :math:`n_p`, because the least admissible :math:`n_p` never falls as :math:`n_d` grows.
+
+    Parameters and result are those of ``best_counts``; 0, 0 where no pair within the cap balances.
+    """
+    n_p, n_d = np.zeros_like(r), np.zeros_like(r)
+    open_ = np.arange(r.size)
+    for count in range(1, gpu_cap):
+        open_ = open_[count * gpus_d[open_] + gpus_p <= gpu_cap]
+        if open_.size == 0:
+            break
+        wanted = count * r[open_] / p
+        trial = np.maximum(np.ceil((1 - PAPER_TOLERANCE) * wanted - 1e-9), 1.0)
+        balanced = np.abs(trial / wanted - 1) <= PAPER_TOLERANCE + TIE
+        fits = trial * gpus_p + count * gpus_d[open_] <= gpu_cap
+        done = open_[balanced & fits]
+        n_p[done], n_d[done] = trial[balanced & fits], count
+        open_ = open_[~balanced & fits]
+    return n_p, n_d
