@@ -86,11 +86,12 @@ class AllToAllFit(Fit):
     """MoE dispatch, combine or prepare of one backend on ``ranks`` ranks over ``nodes`` nodes."""
 
     backend: str
-    phase: str  # "dispatch", "combine", "prepare"
+    phase: str  # "dispatch", "combine", "combine_low_precision", "prepare"
     format: str  # what is sent: "bf16", "fp8", "nvfp4", "unlabelled", ...
     ranks: int
     nodes: int
-    volume: str  # bytes_basis of the fit
+    volume: str  # formula of the volume V of the fit
+    bytes_per_element: float | None  # b in that formula; None for "prepare" [B]
     link: str  # "nvlink" or "nic"
     latency: float  # [s]
     e_bandwidth: float | None
@@ -105,6 +106,7 @@ class EfficiencySpec:
     measured_on: str  # the system that was measured
     data: str  # data set
     date: str  # of extraction
+    engine_order: tuple[str, ...]  # whose fit is taken first, per operator
     gemm: tuple[GemmFit, ...]
     prefill_attention: tuple[PrefillAttentionFit, ...]
     decode_attention: tuple[DecodeAttentionFit, ...]

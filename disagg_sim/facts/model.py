@@ -9,6 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
+
+from disagg_sim.errors import InputError
+
+if TYPE_CHECKING:
+    from disagg_sim.facts.precision import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +218,28 @@ class ModelSpec:
             window = getattr(kind.attention, "window", 0)
             total += count * kind.attention.cache_elements * (min(context, window) if window else context)
         return total
+
+    def kv_bytes_per_token(self, precision: Precision | str) -> float:
+        """Cache of one token over all layers, windows not yet full; takes a recipe or its name. [B]"""
+        if isinstance(precision, str):
+            from disagg_sim.facts.load import load_precision
+
+            precision = load_precision(precision).resolve(self)
+        return self.kv_elements_per_token() * precision.cache.bytes
+
+    def check_context(self, isl: float, osl: float, *, allow_long: bool = False) -> None:
+        """Refuse a request beyond the context limit, unless ``allow_long``.
+
+        Raises
+        ------
+        InputError
+            When ``isl + osl`` exceeds ``max_context``.
+        """
+        if isl + osl > self.max_context and not allow_long:
+            raise InputError(
+                f"isl {isl:.0f} + osl {osl:.0f} = {isl + osl:.0f} tokens exceed the context limit of {self.name}, "
+                f"{self.max_context} tokens (allow_long overrides)"
+            )
 
     def _count(self, *, active: bool) -> int:
         d = self.hidden

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from disagg_sim.facts.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +52,55 @@ class Precision:
         """Arithmetic that the GPU must have."""
         groups = (self.attention_projection, self.ffn, self.expert, self.embedding, self.head, self.router)
         return frozenset(f.arithmetic for f in groups) | {self.attention}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFormat:
+    """Format names of one operator group, by the kind of attention of the model."""
+
+    gqa: str
+    mla: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionRecipe:
+    """A recipe as ``hw_specs/precision/`` writes it, before it meets a model.
+
+    ``"fp8"`` weights mean per tensor scales, or 128x128 blocks where the model's checkpoints have them.
+    """
+
+    name: str
+    title: str
+    attention_projection: GroupFormat
+    ffn: GroupFormat
+    expert: GroupFormat
+    attention: str  # arithmetic of scores and values: "bf16" or "fp8"
+    cache: str
+    embedding: str
+    head: str
+    router: str
+    dispatch_bytes: float  # of an activation on the wire [B]
+    combine_bytes: float  # [B]
+    source: str
+
+    def resolve(self, model: ModelSpec) -> Precision:
+        """The format of every operator group for one model."""
+
+        def weight(group: GroupFormat | str) -> Format:
+            name = group if isinstance(group, str) else group.mla if model.is_mla else group.gqa
+            return FP8_BLOCK if name == "fp8" and model.block_scaled_fp8 else FORMATS[name]
+
+        return Precision(
+            name=self.name,
+            attention_projection=weight(self.attention_projection),
+            ffn=weight(self.ffn),
+            expert=weight(self.expert),
+            attention=self.attention,
+            cache=FORMATS[self.cache],
+            embedding=weight(self.embedding),
+            head=weight(self.head),
+            router=weight(self.router),
+            dispatch_bytes=self.dispatch_bytes,
+            combine_bytes=self.combine_bytes,
+            source=self.source,
+        )

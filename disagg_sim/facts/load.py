@@ -1,0 +1,133 @@
+"""Names to frozen specs: ``load_system("h100_sxm")``, ``load_model("llama-3.1-70b")``, or a path to a YAML file.
+
+A file is parsed once for each of its versions; equal names give the same object.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from disagg_sim.errors import InputError, UnknownNameError
+from disagg_sim.facts.yaml_files import (
+    canonical_name,
+    find_file,
+    is_path,
+    list_specs,
+    read_mapping,
+    spec_error,
+    spec_files,
+)
+
+if TYPE_CHECKING:
+    from disagg_sim.facts.efficiency import EfficiencySpec
+    from disagg_sim.facts.hardware import SystemSpec
+    from disagg_sim.facts.model import ModelSpec
+    from disagg_sim.facts.precision import Precision, PrecisionRecipe
+    from disagg_sim.facts.profile import ProfileSpec
+    from disagg_sim.facts.traffic import TrafficSpec
+
+__all__ = [
+    "list_specs",
+    "load_efficiency",
+    "load_model",
+    "load_precision",
+    "load_profile",
+    "load_system",
+    "load_traffic",
+    "resolve_precision",
+]
+
+
+def load_system(name: str | Path) -> SystemSpec:
+    """A GPU system (``hw_specs/``) by name or path."""
+    spec: SystemSpec = _load("hardware", name)
+    return spec
+
+
+def load_model(name: str | Path) -> ModelSpec:
+    """A model (``models/``) by name or path."""
+    spec: ModelSpec = _load("model", name)
+    return spec
+
+
+def load_precision(name: str | Path) -> PrecisionRecipe:
+    """A precision recipe (``hw_specs/precision/``) by name or path."""
+    spec: PrecisionRecipe = _load("precision", name)
+    return spec
+
+
+def load_profile(name: str | Path) -> ProfileSpec:
+    """A profile of assumptions (``hw_specs/profiles/``) by name or path."""
+    spec: ProfileSpec = _load("profile", name)
+    return spec
+
+
+def load_traffic(name: str | Path) -> TrafficSpec:
+    """A family of traffic cases (``traffic/``) by name or path."""
+    spec: TrafficSpec = _load("traffic", name)
+    return spec
+
+
+def load_efficiency(system: str | Path) -> EfficiencySpec | None:
+    """Fitted efficiencies of a system (``hw_specs/efficiency/``); None when it has no such file."""
+    if not is_path(system) and canonical_name(str(system)) not in spec_files("efficiency"):
+        return None
+    spec: EfficiencySpec = _load("efficiency", system)
+    return spec
+
+
+def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) -> Precision:
+    """The formats of a recipe for a model, on a system that has the arithmetic.
+
+    Raises
+    ------
+    InputError
+        When the GPU lacks an arithmetic of the recipe; names the recipes that it can run.
+    """
+    precision = load_precision(name).resolve(model)
+    lacking = sorted(precision.arithmetics - set(system.peak_flops))
+    if lacking:
+        able = [n for n in list_specs("precision") if load_precision(n).resolve(model).arithmetics <= set(system.peak_flops)]
+        raise InputError(
+            f"precision {precision.name!r} needs {' and '.join(lacking)} arithmetic, which {system.name} lacks; "
+            f"recipes that it can run: {', '.join(able) or 'none'}"
+        )
+    return precision
+
+
+def _load(kind: str, name: str | Path) -> Any:
+    path = find_file(kind, name)
+    try:
+        stamp = path.stat().st_mtime_ns
+    except OSError:
+        stamp = 0
+    return _load_file(kind, path, stamp)
+
+
+@lru_cache(maxsize=256)
+def _load_file(kind: str, path: Path, stamp: int) -> Any:  # noqa: ARG001 - a new version of the file is another entry
+    from disagg_sim.facts import formats
+
+    data, name = read_mapping(path), canonical_name(path.stem)
+    if kind == "efficiency":
+
+        def parent(system: str) -> EfficiencySpec:
+            if canonical_name(system) == name:
+                raise spec_error(path, [f"{system!r} cannot inherit from itself"])
+            try:
+                spec: EfficiencySpec = _load("efficiency", system)
+            except UnknownNameError as error:
+                raise spec_error(path, [str(error)]) from None
+            return spec
+
+        return formats.efficiency_of(path, data, parent)
+    build = {
+        "hardware": formats.system_of,
+        "model": formats.model_of,
+        "precision": formats.recipe_of,
+        "profile": formats.profile_of,
+        "traffic": formats.traffic_of,
+    }[kind]
+    return build(path, data, name)

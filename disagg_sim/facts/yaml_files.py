@@ -1,0 +1,168 @@
+"""Where spec files lie, which one a name means, and how a YAML file becomes a plain mapping.
+
+Looked for in the directories of ``DISAGG_SIM_PATH``, then in the package's own data, then in the
+checkout above the package; the first file of a name wins.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Hashable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from disagg_sim.errors import SpecError, UnknownNameError, nearest
+
+#: Environment variable with the user's own directories, each holding ``hw_specs/``, ``models/``, ...
+PATH_VARIABLE = "DISAGG_SIM_PATH"
+
+#: Kind of a spec -> directory of its files below a root.
+DIRECTORIES = {
+    "hardware": "hw_specs",
+    "efficiency": "hw_specs/efficiency",
+    "precision": "hw_specs/precision",
+    "profile": "hw_specs/profiles",
+    "model": "models",
+    "traffic": "traffic",
+    "sweep": "sweeps",
+}
+#: What a person calls them.
+NOUNS = {"hardware": "system", "efficiency": "efficiency file", "precision": "precision recipe"}
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+def canonical_name(text: str) -> str:
+    """Lower case, every other character ``_``: ``"Llama-3.1-70B"`` -> ``"llama_3_1_70b"``."""
+    return re.sub(r"[^a-z0-9]", "_", text.lower())
+
+
+def spec_roots() -> tuple[Path, ...]:
+    """Directories that are searched, first match first."""
+    user = [Path(part) for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
+    package = files("disagg_sim")
+    return (*user, Path(str(package.joinpath("_data"))), Path(str(package)).parent)
+
+
+def spec_files(kind: str) -> dict[str, Path]:
+    """Canonical name -> file of every spec of a kind, sorted by name."""
+    found: dict[str, Path] = {}
+    for root in spec_roots():
+        for suffix in _SUFFIXES:
+            for path in sorted((root / DIRECTORIES[kind]).glob(f"*{suffix}")):
+                found.setdefault(canonical_name(path.stem), path)
+    return dict(sorted(found.items()))
+
+
+def list_specs(kind: str) -> tuple[str, ...]:
+    """Names that ``load_*`` knows of a kind ("hardware", "model", "traffic", "precision", "profile", ...).
+
+    Raises
+    ------
+    UnknownNameError
+        When there is no such kind.
+    """
+    if kind not in DIRECTORIES:
+        raise UnknownNameError(f"unknown kind {kind!r}{nearest(kind, DIRECTORIES)}; known: {', '.join(DIRECTORIES)}")
+    return tuple(spec_files(kind))
+
+
+def is_path(name: str | Path) -> bool:
+    """Whether a name means a file rather than a shipped spec."""
+    return isinstance(name, Path) or name.endswith(_SUFFIXES) or os.sep in name
+
+
+def find_file(kind: str, name: str | Path) -> Path:
+    """The file that a name or a path means.
+
+    Raises
+    ------
+    UnknownNameError
+        With the nearest name and all known ones.
+    """
+    if is_path(name):
+        return Path(name)
+    known = spec_files(kind)
+    key = canonical_name(str(name))
+    if key not in known:
+        noun = NOUNS.get(kind, kind)
+        raise UnknownNameError(f"unknown {noun} {str(name)!r}{nearest(key, known)}; known: {', '.join(known)}")
+    return known[key]
+
+
+def shown(path: Path) -> str:
+    """A path as messages print it: relative to the working directory when below it."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def spec_error(path: Path, faults: list[str]) -> SpecError:
+    """One error for all faults of a file: one line when there is one, a list otherwise."""
+    if len(faults) == 1:
+        return SpecError(f"{shown(path)}: {faults[0]}")
+    return SpecError("\n  - ".join([f"{shown(path)}:", *faults]))
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Content of a YAML file whose top level is ``key: value`` lines.
+
+    Raises
+    ------
+    SpecError
+        One line for a file that is missing, unreadable, binary, empty, broken, or no mapping.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise spec_error(path, ["no such file"]) from None
+    except OSError as error:
+        raise spec_error(path, [f"cannot be read: {error.strerror}"]) from None
+    except UnicodeDecodeError:
+        raise spec_error(path, ["not a YAML file: it is no UTF-8 text"]) from None
+    data = _parse(path, text)
+    if data is None:
+        raise spec_error(path, ["empty file; expected 'key: value' lines"])
+    if not isinstance(data, dict):
+        raise spec_error(path, [f"expected 'key: value' lines, found {_noun(data)}"])
+    return data
+
+
+def _noun(value: object) -> str:
+    return "a list" if isinstance(value, list) else f"the single value {value!r}"
+
+
+def _parse(path: Path, text: str) -> object:
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):  # type: ignore[misc]
+        """Safe loader that refuses a key given twice and leaves dates as text."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+            seen: set[Hashable] = set()
+            for key_node, _ in node.value:
+                key = self.construct_object(key_node, deep=True)
+                if isinstance(key, Hashable) and key in seen:
+                    raise yaml.MarkedYAMLError(problem=f"key {key!r} is given twice", problem_mark=key_node.start_mark)
+                seen.add(key)
+            result: dict[Hashable, Any] = super().construct_mapping(node, deep)
+            return result
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
+        for first, pairs in base.yaml_implicit_resolvers.items()
+    }
+    try:
+        return yaml.load(text, Loader=Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise spec_error(path, [f"broken YAML: {place}{error.problem}"]) from None
+    except yaml.YAMLError as error:
+        reason = " ".join(str(getattr(error, "reason", error)).split())
+        raise spec_error(path, [f"not a YAML file: {reason}"]) from None
