@@ -1,0 +1,311 @@
+"""The frontier's matching against exhaustive search, hand-made numbers and the laws it must obey."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import make_grid
+
+from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.serving.candidates import PrefillCandidates, prefill_candidates
+from disagg_sim.serving.disaggregated import disaggregated
+from disagg_sim.serving.points import COLUMNS, pareto_front
+
+LOOSE = 1e9  # an FTL limit that nothing misses [s]
+
+sizes = st.sampled_from([1, 2, 3, 4, 6, 8, 16])
+rates = st.one_of(st.floats(0.02, 20), st.sampled_from([0.1, 0.2, 0.3, 1.0, 1.5, 2.0]))
+configurations = st.lists(st.tuples(sizes, rates), min_size=1, max_size=6)
+
+
+def grids(prefill, decode, **settings_of_both):
+    gp, p = zip(*prefill, strict=True)
+    gd, r = zip(*decode, strict=True)
+    return make_grid("prefill", gp, p, **settings_of_both), make_grid("decode", gd, r, **settings_of_both)
+
+
+def brute_force(prefill, gd, r, cap):
+    """Best requests/s/GPU and the fewest GPUs that reach it, over every candidate and both counts."""
+    found = [
+        (min(n_p * p, n_d * r) / (n_p * gp + n_d * gd), n_p * gp + n_d * gd)
+        for gp, p in prefill
+        for n_p in range(1, cap // gp + 1)
+        for n_d in range(1, (cap - n_p * gp) // gd + 1)
+    ]
+    if not found:
+        return None
+    best = max(value for value, _ in found)
+    return best, min(total for value, total in found if value >= best * (1 - 1e-12))
+
+
+@settings(max_examples=150, deadline=None)
+@given(configurations, configurations, st.integers(2, 48))
+def test_exact_matching_equals_brute_force(prefill, decode, cap):
+    table = disaggregated(*grids(prefill, decode), ftl_limit=LOOSE, gpu_cap=cap)
+    expected = [brute_force(prefill, gd, r, cap) for gd, r in decode]
+    matched = [e for e in expected if e is not None]
+    assert len(table) == len(matched)
+    assert table.attrs["unmatched"] == len(expected) - len(matched)
+    if matched:
+        best, total = zip(*matched, strict=True)
+        np.testing.assert_allclose(table["request_rate_per_s"] / table["total_gpus"], best, rtol=1e-11)
+        assert table["total_gpus"].tolist() == list(total)
+
+
+@settings(max_examples=15, deadline=None)
+@given(configurations, st.tuples(sizes, rates))
+def test_exact_matching_equals_brute_force_at_the_default_cap(prefill, decode):
+    prefill = prefill[:2]
+    table = disaggregated(*grids(prefill, [decode]), ftl_limit=LOOSE)
+    best, total = brute_force(prefill, *decode, 576)
+    assert table["request_rate_per_s"][0] / table["total_gpus"][0] == pytest.approx(best, rel=1e-11)
+    assert table["total_gpus"][0] == total
+
+
+def test_paper_matching_is_the_smallest_pair_within_three_percent():
+    rng = np.random.default_rng(7)
+    r = 10 ** rng.uniform(-1.5, 1.5, 200)
+    gd = rng.choice([1, 2, 4, 8], 200)
+    prefill, decode = make_grid("prefill", [2, 4], [0.8, 2.0]), make_grid("decode", gd, r)
+    cap = 64
+    table = disaggregated(prefill, decode, ftl_limit=LOOSE, gpu_cap=cap, matching="paper")
+    assert (table["prefill_gpus"] == 4).all()  # 2.0/4 beats 0.8/2 requests/s/GPU
+    expected = []
+    for g, rate in zip(gd, r, strict=True):
+        pairs = [
+            (n_p * 4 + n_d * g, n_p, n_d)
+            for n_p in range(1, cap // 4 + 1)
+            for n_d in range(1, (cap - 4 * n_p) // g + 1)
+            if abs(n_p * 2.0 / (n_d * rate) - 1) <= 0.03
+        ]
+        if pairs:
+            expected.append(min(pairs))
+    assert (
+        list(zip(table["total_gpus"], table["prefill_instances"], table["decode_instances"], strict=True)) == expected
+    )
+    assert table.attrs["unmatched"] == 200 - len(expected) > 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(configurations, configurations)
+def test_paper_matching_is_never_above_the_exact_one(prefill, decode):
+    both = grids(prefill, decode)
+    exact, paper = (disaggregated(*both, ftl_limit=LOOSE, matching=m) for m in ("exact", "paper"))
+    joined = paper.merge(exact, on=["decode_gpus", "ttl_s"], suffixes=("_paper", "_exact"))
+    assert (joined["tokens_per_s_per_gpu_paper"] <= joined["tokens_per_s_per_gpu_exact"] * (1 + 1e-9)).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(configurations, configurations, st.integers(4, 200))
+def test_matched_rates_balance_within_one_instance(prefill, decode, cap):
+    table = disaggregated(*grids(prefill, decode), ftl_limit=LOOSE, gpu_cap=cap)
+    p_pool = table["prefill_instances"] * table["prefill_request_rate_per_s"]
+    d_pool = table["decode_instances"] * table["decode_request_rate_per_s"]
+    spare_prefill = (p_pool - d_pool) / table["prefill_request_rate_per_s"]
+    spare_decode = (d_pool - p_pool) / table["decode_request_rate_per_s"]
+    # One instance fewer in the faster pool makes it the slower one, or it has but one instance.
+    assert ((spare_prefill < 1 + 1e-9) | (table["prefill_instances"] == 1)).all()
+    assert ((spare_decode < 1 + 1e-9) | (table["decode_instances"] == 1)).all()
+    assert (table["total_gpus"] <= cap).all()
+    np.testing.assert_allclose(table["request_rate_per_s"], np.minimum(p_pool, d_pool))
+
+
+@settings(max_examples=50, deadline=None)
+@given(configurations, configurations)
+def test_throughput_stays_below_the_continuous_limit(prefill, decode):
+    table = disaggregated(*grids(prefill, decode), ftl_limit=LOOSE)
+    P = max(p / g for g, p in prefill)
+    R = table["decode_request_rate_per_s"] / table["decode_gpus"]
+    assert (table["tokens_per_s_per_gpu"] <= table["osl"] * P * R / (P + R) * (1 + 1e-12)).all()
+
+
+def test_worked_example_of_the_rate_matching():
+    """P = 0.5 requests/s/GPU at 8 GPUs; decode 120 tokens/s/GPU at OSL 2048: 107 tokens/s/GPU."""
+    R = 120 / 2047
+    continuous = 2048 * 0.5 * R / (0.5 + R)
+    assert continuous == pytest.approx(107, abs=0.6)
+    prefill = make_grid("prefill", [8], [4.0], osl=2048)
+    decode = make_grid("decode", [8], [8 * R], osl=2048)
+    table = disaggregated(prefill, decode, ftl_limit=LOOSE)
+    assert table["tokens_per_s_per_gpu"][0] == pytest.approx(continuous, rel=2e-3)
+    assert table["tokens_per_s_per_gpu"][0] <= continuous
+    assert table["ctx_gen_gpu_ratio"][0] == pytest.approx(R / 0.5, rel=5e-3)
+
+
+def test_kv_bandwidth_of_hand_made_instances():
+    """egress = p*kv/unique, ingress = r*kv/unique, at full rates and over distinct shards only."""
+    prefill = make_grid("prefill", [16], [1 / 0.9], unique=[8], kv_bytes=16384 * 163_840.0)
+    decode = make_grid("decode", [8], [64 / (0.020 * 2047)], kv_bytes=16384 * 163_840.0)
+    table = disaggregated(prefill, decode, ftl_limit=LOOSE)
+    assert table["kv_egress_bytes_per_s_per_gpu"][0] == pytest.approx(0.373e9, rel=2e-3)
+    assert table["kv_ingress_bytes_per_s_per_gpu"][0] == pytest.approx(0.525e9, rel=2e-3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(configurations, configurations)
+def test_cache_sent_is_cache_received(prefill, decode):
+    table = disaggregated(*grids(prefill, decode, kv_bytes=3e8), ftl_limit=LOOSE)
+    x, p, r = (table[f"{name}request_rate_per_s"] for name in ("", "prefill_", "decode_"))
+    sent = table["prefill_instances"] * table["prefill_unique_gpus"] * table["kv_egress_bytes_per_s_per_gpu"]
+    received = table["decode_instances"] * table["decode_unique_gpus"] * table["kv_ingress_bytes_per_s_per_gpu"]
+    prefill_share = x / (table["prefill_instances"] * p)  # how busy the pools are at the matched rate
+    decode_share = x / (table["decode_instances"] * r)
+    np.testing.assert_allclose(sent * prefill_share, received * decode_share, rtol=1e-9)
+    np.testing.assert_allclose(sent / received, decode_share / prefill_share, rtol=1e-9)
+    # Real-valued counts n_d = n_p*p/r balance the pools at once.
+    n_d = table["prefill_instances"] * p / r
+    balanced = n_d * table["decode_unique_gpus"] * table["kv_ingress_bytes_per_s_per_gpu"]
+    np.testing.assert_allclose(sent, balanced, rtol=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(sizes, rates, st.floats(0.1, 20)), min_size=1, max_size=8),
+    configurations,
+    st.lists(st.floats(0.1, 25), min_size=2, max_size=2),
+)
+def test_ftl_limit_is_exact_and_loosening_it_never_lowers_the_frontier(prefill, decode, limits):
+    gp, p, ftl = zip(*prefill, strict=True)
+    _, decode_grid = grids([(1, 1.0)], decode)
+    tight, loose = sorted(limits)
+    prefill_grid = make_grid("prefill", gp, p, latency=ftl)
+    if min(ftl) > tight:
+        with pytest.raises(InfeasibleError, match=rf"the best FTL is {min(ftl):.4g} s".replace("+", r"\+")):
+            disaggregated(prefill_grid, decode_grid, ftl_limit=tight)
+        return
+    low, high = (disaggregated(prefill_grid, decode_grid, ftl_limit=limit) for limit in (tight, loose))
+    assert (low["ftl_s"] <= tight).all()
+    assert (high["ftl_s"] <= loose).all()
+    assert (low["tokens_per_s_per_gpu"] <= high["tokens_per_s_per_gpu"] * (1 + 1e-12)).all()
+    assert not disaggregated(prefill_grid, decode_grid, ftl_limit=min(ftl)).empty  # the limit itself is allowed
+
+
+@settings(max_examples=40, deadline=None)
+@given(configurations, configurations, st.lists(st.integers(2, 300), min_size=2, max_size=2))
+def test_a_smaller_gpu_cap_is_never_better(prefill, decode, caps):
+    both = grids(prefill, decode)
+    small, large = (disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap) for cap in sorted(caps))
+    joined = small.merge(large, on=["decode_gpus", "ttl_s"], suffixes=("_small", "_large"))
+    assert set(small["ttl_s"]) <= set(large["ttl_s"])
+    assert (joined["tokens_per_s_per_gpu_small"] <= joined["tokens_per_s_per_gpu_large"] * (1 + 1e-12)).all()
+
+
+def test_ttl_limit_and_infeasible_points_are_left_out_and_counted():
+    decode = make_grid(
+        "decode", [4, 4], [[1.0, 2.0], [3.0, 4.0]], latency=[[0.01, 0.02], [0.03, 0.05]], status=[[0, 0], [0, 1]]
+    )
+    table = disaggregated(make_grid("prefill", [4], [1.0]), decode, ttl_limit=0.02)
+    assert table["ttl_s"].tolist() == [0.01, 0.02]
+    assert table["tokens_per_s_per_user"].tolist() == [100.0, 50.0]
+    counts = {name: table.attrs[name] for name in ("decode_points", "decode_feasible", "above_ttl_limit", "unmatched")}
+    assert counts == {"decode_points": 4, "decode_feasible": 3, "above_ttl_limit": 1, "unmatched": 0}
+    assert table.attrs["best_ttl_s"] == 0.01
+
+
+def test_a_decode_grid_without_feasible_points_gives_an_empty_table():
+    table = disaggregated(make_grid("prefill", [4], [1.0]), make_grid("decode", [4], [1.0], status=[[1]]))
+    assert table.empty
+    assert list(table.columns) == [c.name for c in COLUMNS]
+    assert math.isinf(table.attrs["best_ttl_s"])
+
+
+def test_nic_limit_acts_inside_the_match():
+    """Above the limit the fast prefill of 4 GPUs gives way to the slow one of the same size."""
+    prefill = make_grid("prefill", [4, 4], [8.0, 2.0], kv_bytes=1e9)  # egress 2 and 0.5 GB/s
+    decode = make_grid("decode", [4, 4, 4], [1.0, 3.0, 6.0], kv_bytes=1e9)  # ingress 0.25, 0.75, 1.5 GB/s
+    free = disaggregated(prefill, decode)
+    assert free["kv_egress_bytes_per_s_per_gpu"].tolist() == [2e9] * 3
+    assert free.attrs["removed_by_nic_limit"] == 0
+    limited = disaggregated(prefill, decode, nic_limit=1e9)
+    assert limited["kv_egress_bytes_per_s_per_gpu"].tolist() == [0.5e9] * 2
+    assert limited["kv_ingress_bytes_per_s_per_gpu"].tolist() == [0.25e9, 0.75e9]
+    assert limited.attrs["removed_by_nic_limit"] == 1
+    with pytest.raises(InfeasibleError, match=r"NIC limit of 1e\+08 B/s per GPU; the least KV egress is 5e\+08 B/s"):
+        disaggregated(prefill, decode, nic_limit=1e8)
+
+
+def test_points_that_lose_their_only_fitting_prefill_count_as_removed_by_the_nic_limit():
+    prefill = make_grid("prefill", [2, 8], [8.0, 2.0], kv_bytes=1e9)  # egress 4 and 0.25 GB/s
+    decode = make_grid("decode", [2, 8], [1.0, 1.0], kv_bytes=1e9)
+    limited = disaggregated(prefill, decode, nic_limit=1e9, gpu_cap=12)
+    assert limited["decode_gpus"].tolist() == [2]
+    assert limited.attrs["removed_by_nic_limit"] == 1
+    assert limited.attrs["unmatched"] == 0
+
+
+def test_equal_throughput_goes_to_fewer_gpus_then_to_the_lexicographic_order():
+    prefill = make_grid("prefill", [8, 4], [2.0, 1.0])
+    decode = make_grid("decode", [4], [1.0])
+    table = disaggregated(prefill, decode)
+    assert (table["prefill_gpus"][0], table["total_gpus"][0]) == (4, 8)
+    prefill = make_grid("prefill", [4, 4, 4], [1.0, 1.0, 0.5], tp=[4, 2, 1])
+    assert disaggregated(prefill, decode)["prefill_tp_attn"][0] == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(sizes, rates, st.floats(0.1, 20)), min_size=2, max_size=12, unique_by=lambda row: row[:2]),
+    st.randoms(use_true_random=False),
+)
+def test_candidates_of_blocks_merge_to_those_of_the_whole_in_any_order(prefill, random):
+    def candidates(rows):
+        gp, p, ftl = zip(*rows, strict=True)
+        return prefill_candidates(make_grid("prefill", gp, p, latency=ftl), ftl_limit=5.0)
+
+    whole = candidates(prefill)
+    parts = [candidates([row]) for row in prefill]
+    random.shuffle(parts)
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = part.merge(merged)
+    pd.testing.assert_frame_equal(merged.to_frame(), whole.to_frame())
+    assert merged.to_frame().attrs == whole.to_frame().attrs
+
+
+def test_candidates_survive_parquet(tmp_path):
+    prefill = make_grid("prefill", [4, 8, 8], [1.0, 3.0, 2.5], latency=[1.0, 2.0, 20.0])
+    decode = make_grid("decode", [4, 8], [1.3, 0.7])
+    candidates = prefill_candidates(prefill, ftl_limit=10.0)
+    candidates.to_frame().to_parquet(tmp_path / "c.parquet")
+    back = PrefillCandidates.from_frame(pd.read_parquet(tmp_path / "c.parquet"))
+    pd.testing.assert_frame_equal(disaggregated(back, decode), disaggregated(prefill, decode))
+    assert (back.points, back.feasible, back.above_ftl_limit) == (3, 3, 1)
+
+
+def test_candidates_say_what_does_not_fit():
+    nothing = prefill_candidates(make_grid("prefill", [4], [1.0], status=[[1]]), ftl_limit=10.0)
+    with pytest.raises(InfeasibleError, match="no prefill mapping fits in memory"):
+        nothing.require()
+
+
+def test_arguments_out_of_range_are_refused():
+    prefill, decode = make_grid("prefill", [4], [1.0]), make_grid("decode", [4], [1.0])
+    for faulty in ({"ftl_limit": -1.0}, {"ttl_limit": 0.0}, {"gpu_cap": 1}, {"nic_limit": -1.0}):
+        with pytest.raises(InputError, match=next(iter(faulty))):
+            disaggregated(prefill, decode, **faulty)
+    with pytest.raises(InputError, match="did you mean 'paper'"):
+        disaggregated(prefill, decode, matching="papr")
+    with pytest.raises(InputError, match="decode grid"):
+        disaggregated(prefill, prefill)
+    with pytest.raises(InputError, match="isl: 1024 and 2048"):
+        disaggregated(prefill, make_grid("decode", [4], [1.0], isl=2048))
+    with pytest.raises(InputError, match="chosen under ftl_limit 5, not 10"):
+        disaggregated(prefill_candidates(prefill, ftl_limit=5.0), decode)
+
+
+def test_table_follows_the_schema_and_its_front_is_per_case():
+    prefill = make_grid("prefill", [4], [1.0])
+    tables = [
+        disaggregated(prefill, make_grid("decode", [4, 4], [[1.0, 2.0], [0.5, 3.0]], osl=osl)) for osl in (64, 128)
+    ]
+    assert [(c.name, c.dtype) for c in COLUMNS] == [(n, str(t)) for n, t in tables[0].dtypes.items()]
+    front = pareto_front(pd.concat(tables, ignore_index=True))
+    assert front["osl"].drop_duplicates().tolist() == [64, 128]
+    for osl, part in front.groupby("osl"):
+        alone = pareto_front(tables[0] if osl == 64 else tables[1])
+        assert part["ttl_s"].tolist() == alone["ttl_s"].tolist()
+        assert part["tokens_per_s_per_user"].is_monotonic_increasing
+        assert part["tokens_per_s_per_gpu"].is_monotonic_decreasing
