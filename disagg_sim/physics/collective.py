@@ -1,0 +1,92 @@
+"""Times of collectives from bytes, ranks and links. No model word.
+
+``S`` is the full tensor in bytes, ``n`` the ranks, bandwidths are one way per GPU and already
+times the efficiency reached. A group of one rank costs nothing. Source: physics page, section 5.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from disagg_sim.physics.work import Numeric
+
+
+class Transfer(NamedTuple):
+    """Latency and wire time of a message; their sum is its time."""
+
+    latency: Numeric  # [s]
+    wire: Numeric  # [s]
+
+    @property
+    def time(self) -> Numeric:
+        """[s]"""
+        return self.latency + self.wire
+
+
+def ring_all_reduce_bytes(size: Numeric, n: Numeric) -> Numeric:
+    """Bytes over one rank's link: ``2(n-1)/n*S`` (ring or two-shot)."""
+    return size * (2.0 * (n - 1.0) / n)
+
+
+def one_shot_all_reduce_bytes(size: Numeric, n: Numeric) -> Numeric:
+    """Bytes over one rank's link when each rank pulls every peer: ``(n-1)*S``."""
+    return size * (n - 1.0)
+
+
+def in_switch_all_reduce_bytes(size: Numeric, n: Numeric) -> Numeric:
+    """Bytes over one rank's link with reduction in the switch: ``(1+1/n)*S``; nothing for n = 1."""
+    return size * np.where(n > 1, 1.0 + 1.0 / n, 0.0)
+
+
+def gather_bytes(size: Numeric, n: Numeric) -> Numeric:
+    """Bytes over one rank's link of an all-gather or reduce-scatter: ``(n-1)/n*S``."""
+    return size * ((n - 1.0) / n)
+
+
+def all_reduce_bytes(size: Numeric, n: Numeric, *, best: bool, in_switch: bool) -> Numeric:
+    """Volume of the ring, or of the least of the three algorithms when ``best``.
+
+    ``in_switch`` says whether the domain's switch can reduce.
+    """
+    ring = ring_all_reduce_bytes(size, n)
+    if not best:
+        return ring
+    least = np.minimum(ring, one_shot_all_reduce_bytes(size, n))
+    return np.minimum(least, in_switch_all_reduce_bytes(size, n)) if in_switch else least
+
+
+def hierarchical_all_reduce(
+    size: Numeric, n: Numeric, domain: Numeric, *, inside: Transfer, nic_bandwidth: Numeric, nic_latency: float
+) -> Transfer:
+    """All-reduce of ``n`` ranks over domains of ``domain`` GPUs with one NIC a GPU.
+
+    ``inside`` is the all-reduce of one domain's ranks (reduce-scatter plus all-gather have its
+    volume); between them ``2(m-1)/m*(S/n_in)`` crosses each NIC in ``2*ceil(log2 m)`` hops.
+    """
+    inner = np.minimum(n, domain)
+    domains = np.ceil(n / domain)
+    across = size / inner * (2.0 * (domains - 1.0) / domains) / nic_bandwidth
+    return Transfer(inside.latency + 2.0 * nic_latency * np.ceil(np.log2(domains)), inside.wire + across)
+
+
+def copies_per_pick(top_k: int, n: Numeric) -> Numeric:
+    """Copies of a token that leave its rank, one per pick: ``k*(1-1/n)``. [1]"""
+    return top_k * (1.0 - 1.0 / n)
+
+
+def copies_per_rank(top_k: int, n: Numeric) -> Numeric:
+    """Copies of a token that leave its rank, one per distinct rank: ``(n-1)*(1-(1-1/n)^k)``. [1]
+
+    Examples
+    --------
+    >>> round(float(copies_per_rank(8, 64.0)), 2), round(float(copies_per_rank(8, 8.0)), 2)
+    (7.46, 4.59)
+    """
+    return (n - 1.0) * (1.0 - (1.0 - 1.0 / n) ** top_k)
+
+
+def pipeline_hop(size: Numeric, *, latency: Numeric, bandwidth: Numeric) -> Transfer:
+    """Hand-over of a micro-batch's activations to the next stage."""
+    return Transfer(latency, size / bandwidth)

@@ -1,0 +1,178 @@
+"""Operators to cost: every kernel and collective at its fitted (or ideal) rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+
+import numpy as np
+
+from disagg_sim.physics.collective import (
+    all_reduce_bytes,
+    copies_per_pick,
+    copies_per_rank,
+    gather_bytes,
+    hierarchical_all_reduce,
+    pipeline_hop,
+    Transfer,
+)
+from disagg_sim.physics.layer import Operator
+from disagg_sim.physics.rates import AllToAllRate, LinkCurve, Rates
+from disagg_sim.physics.roofline import NOTHING, Cost, Rate, blend, operator_cost
+from disagg_sim.physics.work import Numeric
+
+#: Switches of Blackwell and Hopper NVLink domains can reduce (NVLS); A100's and point-to-point meshes cannot.
+IN_SWITCH_ARCHITECTURES = frozenset({"hopper", "blackwell"})
+
+
+def kernel_cost(op: Operator, rates: Rates) -> Cost:
+    """Cost of one operator (collectives inside the attention group included)."""
+    match op.kind:
+        case "gemm":
+            return operator_cost(op.work, rates.gemm[op.format])
+        case "prefill_attention":
+            attention = rates.prefill_attention
+            ramp = 1.0 + attention.s_half / op.keys
+            compute = op.work.flops / attention.flops * ramp
+            memory = op.work.hbm_bytes / attention.bandwidth
+            return Cost(attention.t0 + np.maximum(compute, memory), compute, memory, 0.0, attention.t0)
+        case "decode_attention":
+            attention = rates.decode_attention
+            return operator_cost(op.work, Rate(attention.flops, attention.bandwidth, attention.t0, np.inf))
+        case "elementwise" | "copy":
+            memory = op.work.hbm_bytes / rates.elementwise_bandwidth
+            floor = rates.profile.elementwise_latency if op.kind == "elementwise" else 0.0
+            return Cost(floor + memory, 0.0, memory, 0.0, floor)
+        case "all_reduce":
+            return all_reduce_cost(op.size, op.ranks, rates)
+    raise ValueError(f"no cost for operator kind {op.kind!r}")
+
+
+def total_cost(operators: Iterable[Operator], rates: Rates) -> Cost:
+    """Cost of operators run one after the other."""
+    total = NOTHING
+    for op in operators:
+        total = total + kernel_cost(op, rates)
+    return total
+
+
+def cheapest(alternatives: Iterable[Cost]) -> Cost:
+    """At each point the alternative that takes least time, with its own four sums."""
+    best, *others = alternatives
+    for other in others:
+        faster = other.time < best.time
+        best = Cost(*(np.where(faster, getattr(other, f.name), getattr(best, f.name)) for f in fields(Cost)))
+    return best
+
+
+def _wire_cost(transfer: Transfer) -> Cost:
+    return Cost(transfer.time, 0.0, 0.0, transfer.wire, transfer.latency)
+
+
+def all_reduce_cost(size: Numeric, n: Numeric, rates: Rates) -> Cost:
+    """All-reduce of ``size`` bytes over ``n`` ranks, across domains hierarchically; n = 1 costs nothing."""
+    system, profile = rates.system, rates.profile
+    inner = np.minimum(n, system.nvlink_domain)
+    in_switch = system.architecture in IN_SWITCH_ARCHITECTURES
+    latency, bandwidth = rates.all_reduce.at(inner)
+    wire = all_reduce_bytes(size, inner, best=profile.best_algorithm, in_switch=in_switch) / bandwidth
+    inside = Transfer(np.where(inner > 1, latency, 0.0), wire)
+    if np.all(np.asarray(n) <= system.nvlink_domain):
+        return _wire_cost(inside)
+    nic = profile.nic_efficiency * system.nic_bandwidth
+    return _wire_cost(
+        hierarchical_all_reduce(
+            size, n, system.nvlink_domain, inside=inside, nic_bandwidth=nic, nic_latency=profile.nic_latency
+        )
+    )
+
+
+def _gather_cost(size: Numeric, n: Numeric, curve: LinkCurve) -> Cost:
+    latency, bandwidth = curve.at(n)
+    return _wire_cost(Transfer(np.where(n > 1, latency, 0.0), gather_bytes(size, n) / bandwidth))
+
+
+def expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, rates: Rates) -> Cost:
+    """Grouped GEMM at the fastest kernel of the regime that (ep, tp_ffn) falls into."""
+    regimes = {
+        "single": (ep == 1) & (tp_ffn == 1),
+        "tp": (ep == 1) & (tp_ffn > 1),
+        "ep2_8": (ep > 1) & (ep <= 8),
+        "ep16_256": ep > 8,
+    }
+    kernels = max(len(rates.moe[name]) for name in regimes)
+    costs = []
+    for index in range(kernels):
+        chosen = [rates.moe[name][min(index, len(rates.moe[name]) - 1)] for name in regimes]
+        flops, bandwidth, t0, q = (
+            np.select(list(regimes.values()), [getattr(rate, name) for rate in chosen])
+            for name in ("flops", "bandwidth", "t0", "blend")
+        )
+        compute, memory = op.work.flops / flops, op.work.hbm_bytes / bandwidth
+        if np.all(q == q.flat[0]):
+            q = float(q.flat[0])
+        costs.append(Cost(t0 + blend(compute, memory, q), compute, memory, 0.0, t0))
+    return cheapest(costs)
+
+
+def all_to_all_cost(
+    tokens: Numeric, n: Numeric, domains: Numeric, *, hidden: int, top_k: int, wire_bytes: float, rate: AllToAllRate
+) -> Cost:
+    """Dispatch or combine of ``tokens`` tokens a rank over ``n`` expert ranks in ``domains`` NVLink domains.
+
+    Inside one domain the fitted volume (one copy per distinct rank, or per pick) crosses NVLink.
+    Across domains one copy per domain crosses the NIC, overlapped with the fan-out over NVLink: the
+    slower path counts, with the latency of the NIC path. Source: physics page, section 5.
+    """
+    row = tokens * (hidden * wire_bytes)
+    copies = copies_per_rank if rate.inside.per_rank_copies else copies_per_pick
+    latency, bandwidth = rate.inside.at(n)
+    wire = row * copies(top_k, n) / bandwidth
+    if np.any(np.asarray(domains) > 1):
+        copies = copies_per_rank if rate.across.per_rank_copies else copies_per_pick
+        nic_latency, nic_bandwidth = rate.across.at(domains)
+        nic_wire = row * copies(top_k, domains) / nic_bandwidth
+        wire = np.where(domains > 1, np.maximum(wire, nic_wire), wire)
+        latency = np.where(domains > 1, nic_latency, latency)
+    return _wire_cost(Transfer(np.where(n > 1, latency, 0.0), np.where(n > 1, wire, 0.0)))
+
+
+@np.errstate(divide="ignore", invalid="ignore")
+def exchange_cost(
+    tokens: Numeric, *, phase: str, ep: Numeric, tp_ffn: Numeric, gpus: Numeric, exchanges: Numeric, hidden: int,
+    top_k: int, rates: Rates,
+) -> tuple[Cost, Cost]:  # fmt: skip
+    """Dispatch (with prepare) and combine of an MoE layer, expert-TP gather and scatter included.
+
+    ``tokens`` are those that one GPU sends (its slice of its attention rank's tokens);
+    ``exchanges`` is 0 where all tokens are everywhere already (no DP attention: TP and TEP).
+    Under expert TP the picks of an expert group are all-gathered over its ``tp_ffn`` ranks and the
+    outputs reduce-scattered: T_g = T*(1-(1-1/ep)^k) tokens, all T of them for ep = 1.
+    """
+    precision, domain = rates.precision, rates.system.nvlink_domain
+    domains = np.ceil(gpus / domain)
+    spread = np.minimum(domains, ep)
+    dispatch = all_to_all_cost(
+        tokens, ep, spread, hidden=hidden, top_k=top_k, wire_bytes=precision.dispatch_bytes, rate=rates.dispatch[phase]
+    )
+    combine = all_to_all_cost(
+        tokens, ep, spread, hidden=hidden, top_k=top_k, wire_bytes=precision.combine_bytes, rate=rates.combine[phase]
+    )
+    if rates.prepare is not None:
+        delay = np.where(ep > 1, rates.prepare.at(ep)[0] + rates.prepare_per_token * tokens, 0.0)
+        dispatch = dispatch + Cost(time=delay, latency=delay)
+    if np.any(np.asarray(tp_ffn) > 1):
+        group = tokens * gpus * (1.0 - (1.0 - 1.0 / ep) ** top_k)
+        size = group * hidden
+        dispatch = dispatch + _gather_cost(size * precision.dispatch_bytes, tp_ffn, rates.all_gather)
+        combine = combine + _gather_cost(size * precision.combine_bytes, tp_ffn, rates.reduce_scatter)
+    return dispatch * exchanges, combine * exchanges
+
+
+def hop_cost(tokens: Numeric, hidden: int, instance_gpus: Numeric, rates: Rates) -> Cost:
+    """Hand-over of one micro-batch to the next pipeline stage, inside or across domains."""
+    profile, system = rates.profile, rates.system
+    across = np.asarray(instance_gpus) > system.nvlink_domain
+    latency = np.where(across, profile.p2p_latency_across, profile.p2p_latency_inside)
+    link = np.where(across, system.nic_bandwidth, system.nvlink_bandwidth) * profile.p2p_efficiency
+    return _wire_cost(pipeline_hop(tokens * (hidden * rates.precision.combine_bytes), latency=latency, bandwidth=link))

@@ -1,0 +1,46 @@
+"""The cache that travels from prefill to decode: bytes, unique shards, bandwidth, exposed time.
+
+Paper page ("Beyond the Buzz", Eq. 1-2) with the pipelined rates of its section 2.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from disagg_sim.facts.model import MlaAttention, ModelSpec
+from disagg_sim.facts.precision import Precision
+from disagg_sim.physics.phases import Degrees
+from disagg_sim.physics.work import Numeric
+
+
+def kv_bytes_per_request(model: ModelSpec, precision: Precision, isl: float) -> float:
+    """Cache of one prompt, each element once. [B]"""
+    return model.kv_elements(isl) * precision.cache.bytes
+
+
+def unique_gpus(model: ModelSpec, degrees: Degrees) -> Numeric:
+    """GPUs of an instance that hold distinct parts of the cache. [1]
+
+    Every stage and DP rank is distinct; in a TP group min(tp, n_kv) GPUs are, and one for MLA.
+    """
+    attention = model.layers[0].attention
+    distinct = 1 if isinstance(attention, MlaAttention) else np.minimum(degrees.tp_attn, attention.kv_heads)
+    return degrees.dp_attn * degrees.pp * distinct
+
+
+def bandwidth_per_gpu(request_rate: Numeric, kv_bytes: Numeric, unique: Numeric) -> Numeric:
+    """Egress or ingress of each GPU with distinct cache: ``rate*kv_bytes(ISL)/G_unique``. [B/s]
+
+    With rate = b/busy this is Eq. (1) for any pipeline, with rate = B/(TTL*(OSL-1)) Eq. (2).
+    """
+    return request_rate * kv_bytes / unique
+
+
+def exposed_transfer_time(
+    kv_bytes: Numeric, unique: Numeric, *, layers: int, bandwidth: Numeric, latency: Numeric, layered: bool = True
+) -> Numeric:
+    """Transfer time that prefill does not hide. [s]
+
+    Layer by layer only the last layer's share is exposed; unlayered everything is (section 8).
+    """
+    return kv_bytes / unique / (layers if layered else 1) / bandwidth + latency

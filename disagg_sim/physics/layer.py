@@ -1,0 +1,233 @@
+"""A model's layer as ordered lists of operators: the page to read first.
+
+Each function returns what ONE GPU does for one layer. ``tp`` shards attention heads and the dense
+and shared FFN; ``tokens`` are those of this GPU's attention (DP) rank. Everything here is a count;
+``cost.py`` turns it into time. Sources: physics page, sections 2, 3 and 7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, MlaAttention, ModelSpec, MoeFfn
+from disagg_sim.facts.precision import Format, Precision
+from disagg_sim.physics.work import (
+    ACTIVATION_BYTES,
+    MlaDims,
+    Numeric,
+    Work,
+    causal_pairs,
+    expert_work,
+    gemm_work,
+    gqa_decode_work,
+    gqa_prefill_work,
+    mla_work,
+)
+
+#: MLA forms: "auto" takes the cheaper of naive and absorbed at every point.
+MLA_FORMS = ("auto", "naive", "absorbed", "cached")
+
+
+class Operator(NamedTuple):
+    """One kernel, or one collective, of a layer on one GPU."""
+
+    name: str
+    kind: str  # "gemm", "prefill_attention", "decode_attention", "experts", "elementwise", "copy", "all_reduce"
+    work: Work
+    format: str = ""  # of a GEMM
+    keys: Numeric = 0.0  # mean key length times two of a prefill attention [token]
+    size: Numeric = 0.0  # full tensor of a collective [B]
+    ranks: Numeric = 1.0  # of a collective [1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """What one attention rank works on in one pass: prompts in prefill and sequences in decode."""
+
+    prompts: Numeric = 0.0  # [1]
+    new: Numeric = 0.0  # new tokens of each prompt [token]
+    past: Numeric = 0.0  # cached tokens before them [token]
+    decodes: Numeric = 0.0  # sequences in decode [1]
+    context: Numeric = 0.0  # their mean cached length [token]
+    emitted: Numeric = 0.0  # sequences that emit a token [1]
+
+    @property
+    def linear(self) -> Numeric:
+        """Tokens that pass through the matrix multiplies. [token]"""
+        return self.prompts * self.new + self.decodes
+
+
+def _gemm(name: str, m: Numeric, n: Numeric, k: Numeric, fmt: Format) -> Operator:
+    return Operator(name, "gemm", gemm_work(m, n, k, weight_bytes=fmt.bytes), fmt.name)
+
+
+def _all_reduce(name: str, tokens: Numeric, hidden: int, wire_bytes: float, tp: Numeric) -> Operator:
+    return Operator(name, "all_reduce", Work(0.0, 0.0), size=tokens * (hidden * wire_bytes), ranks=tp)
+
+
+def kv_heads_per_gpu(attention: GqaAttention, tp: Numeric) -> Numeric:
+    """KV heads that one GPU holds: ``ceil(n_kv/tp)``, at least one (duplicated above n_kv). [1]"""
+    return np.ceil(attention.kv_heads / tp)
+
+
+def mla_dims(attention: MlaAttention, tp: Numeric, cache_bytes: float) -> MlaDims:
+    """Sizes of MLA on one of ``tp`` GPUs; the latent is not sharded."""
+    return MlaDims(
+        attention.q_heads / tp,
+        attention.kv_rank,
+        attention.nope_dim,
+        attention.rope_dim,
+        attention.value_dim,
+        cache_bytes,
+    )
+
+
+def projections(model: ModelSpec, kind: LayerKind, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
+    """Attention's matrix multiplies and the all-reduce of its output."""
+    attention, d, fmt = kind.attention, model.hidden, precision.attention_projection
+    if isinstance(attention, MlaAttention):
+        heads = attention.q_heads / tp
+        latent = attention.q_rank + attention.kv_rank + attention.rope_dim
+        operators = [
+            _gemm("q_a, kv_a", tokens, latent, d, fmt),  # replicated over tp
+            _gemm("q_b", tokens, heads * (attention.nope_dim + attention.rope_dim), attention.q_rank, fmt),
+            # naive: up-projects the new tokens; absorbed: folds W_kv_b into q and out of the values
+            _gemm("kv_b", tokens, heads * (attention.nope_dim + attention.value_dim), attention.kv_rank, fmt),
+            _gemm("o", tokens, d, heads * attention.value_dim, fmt),
+        ]
+    else:
+        heads = attention.q_heads / tp
+        columns = (heads + 2 * kv_heads_per_gpu(attention, tp)) * attention.head_dim
+        operators = [
+            _gemm("qkv", tokens, columns, d, fmt),
+            _gemm("o", tokens, d, heads * attention.head_dim, fmt),
+        ]
+    return [*operators, _all_reduce("attention all-reduce", tokens, d, precision.combine_bytes, tp)]
+
+
+def prefill_attention(
+    kind: LayerKind, precision: Precision, tp: Numeric, tokens: Tokens, form: str
+) -> tuple[list[Operator], ...]:
+    """Alternatives for the scores and values of the prompts; the fastest counts at each point."""
+    attention, cache = kind.attention, precision.cache.bytes
+    prompts, new, past = tokens.prompts, tokens.new, tokens.past
+    if isinstance(attention, GqaAttention):
+        work = gqa_prefill_work(
+            sequences=prompts, new=new, past=past, q_heads=attention.q_heads / tp,
+            kv_heads=kv_heads_per_gpu(attention, tp), head_dim=attention.head_dim, window=attention.window,
+            cache_bytes=cache,
+        )  # fmt: skip
+        keys = 2.0 * causal_pairs(new, past, attention.window) / new
+        return ([Operator("prefill attention", "prefill_attention", work, keys=keys)],)
+    dims = mla_dims(attention, tp, cache)
+    keys = 2.0 * past + new
+    expanded = mla_work("cached", dims, sequences=prompts, new=new, past=past)
+    cached = [Operator("prefill attention", "prefill_attention", expanded, keys=keys)]
+    if form == "cached" or np.ndim(past) == 0 and past == 0.0 and form != "absorbed":
+        return (cached,)
+    again = _gemm(
+        "kv_b of the past", prompts * past, dims.heads * (dims.nope + dims.value), dims.kv_rank,
+        precision.attention_projection,
+    )  # fmt: skip
+    latent = mla_work("absorbed", dims, sequences=prompts, new=new, past=past)
+    absorbed = [Operator("prefill attention", "decode_attention", latent)]
+    return {"naive": ([*cached, again],), "absorbed": (absorbed,), "auto": ([*cached, again], absorbed)}[form]
+
+
+def decode_attention(
+    kind: LayerKind, precision: Precision, tp: Numeric, tokens: Tokens, form: str
+) -> tuple[list[Operator], ...]:
+    """Scores and values of the sequences in decode. MLA is absorbed unless another form is forced."""
+    attention, cache = kind.attention, precision.cache.bytes
+    if isinstance(attention, GqaAttention):
+        work = gqa_decode_work(
+            sequences=tokens.decodes, context=tokens.context, q_heads=attention.q_heads / tp,
+            kv_heads=kv_heads_per_gpu(attention, tp), head_dim=attention.head_dim, window=attention.window,
+            cache_bytes=cache,
+        )  # fmt: skip
+        return ([Operator("decode attention", "decode_attention", work)],)
+    dims = mla_dims(attention, tp, cache)
+    # One new token over ctx cached ones: ctx pairs, hence a past of ctx - 1 (causal_pairs adds the token itself).
+    chosen = "absorbed" if form in ("auto", "absorbed") else "cached"
+    work = mla_work(chosen, dims, sequences=tokens.decodes, new=1.0, past=tokens.context - 1.0)
+    if chosen == "absorbed":  # read the latent of every cached position once
+        work = Work(work.flops, tokens.decodes * tokens.context * (dims.latent * cache))
+    operators = [Operator("decode attention", "decode_attention", work)]
+    if form == "naive":
+        columns = dims.heads * (dims.nope + dims.value)
+        again = tokens.decodes * tokens.context
+        operators.append(_gemm("kv_b of the past", again, columns, dims.kv_rank, precision.attention_projection))
+    return (operators,)
+
+
+def dense_ffn(model: ModelSpec, ffn: DenseFfn, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
+    """A dense FFN and its all-reduce."""
+    d, width = model.hidden, ffn.width / tp
+    return [
+        _gemm("gate, up" if ffn.matrices == 3 else "up", tokens, (ffn.matrices - 1) * width, d, precision.ffn),
+        _gemm("down", tokens, d, width, precision.ffn),
+        _all_reduce("FFN all-reduce", tokens, d, precision.combine_bytes, tp),
+    ]
+
+
+def moe_local(model: ModelSpec, ffn: MoeFfn, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
+    """What an MoE layer does on the attention ranks: the router, and the all-reduce over ``tp``.
+
+    The all-reduce sums the shared experts and, under TEP, the routed ones; under DP attention
+    (tp = 1) it costs nothing.
+    """
+    return [
+        _gemm("router", tokens, ffn.experts, model.hidden, precision.router),
+        _all_reduce("FFN all-reduce", tokens, model.hidden, precision.combine_bytes, tp),
+    ]
+
+
+def shared_experts(model: ModelSpec, ffn: MoeFfn, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
+    """Shared experts, sharded like a dense FFN (whole on every rank under DP attention)."""
+    if not ffn.shared_experts:
+        return []
+    d, width = model.hidden, ffn.shared_experts * ffn.shared_width / tp
+    return [
+        _gemm("shared gate, up", tokens, 2 * width, d, precision.expert),
+        _gemm("shared down", tokens, d, width, precision.expert),
+    ]
+
+
+def routed_experts(
+    model: ModelSpec, ffn: MoeFfn, precision: Precision, *, ep: Numeric, tp_ffn: Numeric, tokens: Numeric, imbalance: float
+) -> Operator:
+    """Grouped GEMMs of the routed experts; ``tokens`` counts all ranks of the stage."""
+    work = expert_work(
+        tokens=tokens, experts=ffn.experts, top_k=ffn.top_k, hidden=model.hidden, width=ffn.width / tp_ffn, ep=ep,
+        weight_bytes=precision.expert.bytes, imbalance=imbalance,
+    )  # fmt: skip
+    return Operator("routed experts", "experts", work, precision.expert.name)
+
+
+def elementwise(model: ModelSpec, kind: LayerKind, tp: Numeric, tokens: Numeric) -> Operator:
+    """Norms, residual, activation, rotary, quantise and cache write.
+
+    ``16*d + (6*f_act + 6*(n_q+2*n_kv)*h)/tp`` bytes per token, f_act = f or k*d_e plus the shared
+    width; MLA counts its two latents instead of the heads (physics page, section 2, an assumption).
+    """
+    attention, ffn = kind.attention, kind.ffn
+    if isinstance(attention, MlaAttention):
+        row: Numeric = attention.q_rank + attention.kv_rank + attention.rope_dim
+    else:
+        row = (attention.q_heads + 2 * attention.kv_heads) * attention.head_dim / tp
+    active = ffn.top_k * ffn.width + ffn.shared_experts * ffn.shared_width if isinstance(ffn, MoeFfn) else ffn.width
+    return Operator("elementwise", "elementwise", Work(0.0, tokens * (16.0 * model.hidden + 6.0 * active / tp + 6.0 * row)))
+
+
+def head(model: ModelSpec, precision: Precision, tp: Numeric, emitted: Numeric) -> Operator:
+    """LM head for the sequences that emit a token."""
+    return _gemm("head", emitted, model.vocab / tp, model.hidden, precision.head)
+
+
+def embedding(model: ModelSpec, precision: Precision, tokens: Numeric) -> Operator:
+    """Embedding look-up: one row read and written per token."""
+    row = model.hidden * (precision.embedding.bytes + ACTIVATION_BYTES)
+    return Operator("embedding", "copy", Work(0.0, tokens * row))

@@ -1,0 +1,156 @@
+"""Bytes on the fullest GPU of an instance. Physics page, section 4.
+
+``M = M_w + M_kv + M_act + M_comm + M_rt <= u * M_usable``. With pipeline stages the fullest stage
+counts; KV heads above n_kv are duplicated and the MLA latent is whole on every TP rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.model import DenseFfn, LayerKind, MlaAttention, ModelSpec, MoeFfn
+from disagg_sim.facts.precision import Precision
+from disagg_sim.facts.profile import ProfileSpec
+from disagg_sim.physics.layer import kv_heads_per_gpu
+from disagg_sim.physics.phases import Degrees
+from disagg_sim.physics.stages import stage_table
+from disagg_sim.physics.work import ACTIVATION_BYTES, LOGIT_BYTES, Numeric
+
+#: Dispatch arrives in one byte per element, combine leaves in two (section 4, M_comm).
+ALL_TO_ALL_BUFFER_BYTES = 3.0
+
+
+def memory_limit(system: SystemSpec, profile: ProfileSpec) -> float:
+    """What an engine may fill of one GPU: ``u * M_usable``. [B]"""
+    return profile.memory_utilisation * system.hbm_reported
+
+
+def layer_weight_bytes(model: ModelSpec, kind: LayerKind, precision: Precision, degrees: Degrees) -> Numeric:
+    """Weights of one layer on one GPU. [B]"""
+    d, tp, attention, ffn = model.hidden, degrees.tp_attn, kind.attention, kind.ffn
+    if isinstance(attention, MlaAttention):
+        replicated = d * (attention.q_rank + attention.kv_rank + attention.rope_dim)
+        matmul = replicated + (attention.matmul_params(d) - replicated) / tp
+    else:
+        heads = 2 * attention.q_heads / tp + 2 * kv_heads_per_gpu(attention, tp)
+        matmul = d * attention.head_dim * heads
+    norms = (4 if model.layer_norm else 2) * d + attention.other_params(d)
+    total = matmul * precision.attention_projection.bytes + norms * ACTIVATION_BYTES
+    if isinstance(ffn, DenseFfn):
+        return total + ffn.matmul_params(d) / tp * precision.ffn.bytes + ffn.other_params(d) * ACTIVATION_BYTES
+    experts = ffn.experts / (degrees.ep * degrees.tp_ffn)
+    total = total + experts * ffn.expert_params(d) * precision.expert.bytes
+    total = total + experts * ffn.expert_other_params(d) * ACTIVATION_BYTES
+    return total + ffn.shared_params(d) / tp * precision.expert.bytes + ffn.router_params(d) * precision.router.bytes
+
+
+def cache_elements_per_gpu(kind: LayerKind, tp: Numeric) -> Numeric:
+    """Cached elements of one token and layer on one GPU: the latent whole, KV heads ceil(n_kv/tp). [1]"""
+    attention = kind.attention
+    if isinstance(attention, MlaAttention):
+        return attention.cache_elements
+    return 2 * kv_heads_per_gpu(attention, tp) * attention.head_dim
+
+
+def kv_duplication(model: ModelSpec, tp: Numeric) -> Numeric:
+    """Copies of each cached element over a TP group: ``max(1, tp/n_kv)``; tp for MLA. [1]"""
+    attention = model.layers[0].attention
+    if isinstance(attention, MlaAttention):
+        return tp
+    return kv_heads_per_gpu(attention, tp) * tp / attention.kv_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residents:
+    """What a rank holds and works on while it serves."""
+
+    sequences: Numeric  # whose cache is resident [1]
+    tokens: Numeric  # their cached tokens [token]
+    live: Numeric  # tokens of one forward pass on this rank [token]
+    live_total: Numeric  # the same over all DP ranks [token]
+    emitted: Numeric  # sequences of this rank that emit a token in a pass [1]
+    expanded: Numeric = 0.0  # tokens whose up-projected MLA keys and values are kept [token]
+
+
+def resident_tokens(sequences: Numeric, isl: float, osl: float, deviations: float) -> Numeric:
+    """Cached tokens of ``sequences`` in steady continuous batching. [token]
+
+    Mean ``b*(ISL+OSL/2)`` plus ``deviations`` times ``sqrt(b)*OSL/sqrt(12)`` (ages are uniform), at
+    most ``b*(ISL+OSL)``.
+    """
+    mean = sequences * (isl + osl / 2)
+    return np.minimum(mean + deviations * np.sqrt(sequences) * osl / np.sqrt(12.0), sequences * (isl + osl))
+
+
+def activation_bytes(
+    model: ModelSpec, degrees: Degrees, residents: Residents, imbalance: float
+) -> Numeric:
+    """Activations of the live layer and the logits. [B]"""
+    tp, live = degrees.tp_attn, residents.live
+    widest: Numeric = 0.0
+    for kind in model.kinds:
+        attention, ffn = kind.attention, kind.ffn
+        if isinstance(attention, MlaAttention):
+            row = attention.q_heads * (2 * (attention.nope_dim + attention.rope_dim) + attention.value_dim) / tp
+        else:
+            row = (attention.q_heads + 2 * attention.kv_heads) * attention.head_dim / tp
+        widest = np.maximum(widest, live * row)
+        if isinstance(ffn, DenseFfn):
+            widest = np.maximum(widest, live * (2 * ffn.width / tp))
+        else:
+            picks = residents.live_total * (ffn.top_k * imbalance) / degrees.ep
+            widest = np.maximum(widest, picks * (2 * ffn.width / degrees.tp_ffn + model.hidden))
+    logits = residents.emitted * (model.vocab * LOGIT_BYTES) / tp
+    return ACTIVATION_BYTES * (live * (4 * model.hidden) + widest) + logits
+
+
+def communication_bytes(model: ModelSpec, degrees: Degrees, live: Numeric) -> Numeric:
+    """Buffers of collectives: two all-reduce messages, and what an all-to-all receives. [B]"""
+    d, tp = model.hidden, degrees.tp_attn
+    total = np.where(np.asarray(tp) > 1, 2 * ACTIVATION_BYTES * d, 0.0) * live
+    ffn = next((kind.ffn for kind in model.kinds if isinstance(kind.ffn, MoeFfn)), None)
+    if ffn is None:
+        return total
+    exchanged = (np.asarray(degrees.dp_attn) > 1) & (np.asarray(degrees.ep) > 1)
+    return total + np.where(exchanged, ffn.top_k * d * ALL_TO_ALL_BUFFER_BYTES / tp, 0.0) * live
+
+
+def instance_bytes(
+    model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, residents: Residents,
+    imbalance: float = 1.0,
+) -> Numeric:  # fmt: skip
+    """Bytes on the fullest GPU of the fullest stage. [B]"""
+    tp, d = degrees.tp_attn, model.hidden
+    table = stage_table(model, degrees.pp)
+    weights = [layer_weight_bytes(model, kind, precision, degrees) for kind in model.kinds]
+    ends = model.vocab * d / tp
+    tied_here = 1.0 - np.where(np.asarray(degrees.pp) == 1, float(model.tied_embeddings), 0.0)
+    fullest: Numeric = 0.0
+    for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
+        held = first * (ends + model.learned_positions * d) * precision.embedding.bytes
+        held = held + last * tied_here * ends * precision.head.bytes
+        per_token: Numeric = 0.0
+        for index, kind in enumerate(model.kinds):
+            count = counts[..., index]
+            held = held + count * weights[index]
+            element = count * cache_elements_per_gpu(kind, tp) * precision.cache.bytes
+            window = getattr(kind.attention, "window", 0)
+            if window:
+                held = held + element * np.minimum(residents.tokens, residents.sequences * window)
+            else:
+                per_token = per_token + element
+            if np.any(np.asarray(residents.expanded) > 0) and isinstance(kind.attention, MlaAttention):
+                a = kind.attention
+                up = a.q_heads / tp * (a.nope_dim + a.rope_dim + a.value_dim) * precision.cache.bytes
+                held = held + count * up * residents.expanded
+        fullest = np.maximum(fullest, held + per_token * residents.tokens)
+    fixed = profile.runtime_bytes + profile.communication_library_bytes
+    return (
+        fullest
+        + activation_bytes(model, degrees, residents, imbalance)
+        + communication_bytes(model, degrees, residents.live)
+        + fixed
+    )

@@ -1,0 +1,316 @@
+"""From vendor facts, fits and a profile to the rates that every operator of a model runs at.
+
+This is the one place where peaks meet efficiencies. ``ideal`` (speed of light), ``optimistic`` and
+``measured`` differ only in what is resolved here. Source: physics page, section 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.errors import InputError, nearest
+from disagg_sim.facts.efficiency import AllToAllFit, CollectiveFit, EfficiencySpec, Fit, GemmFit, MoeFit
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.precision import FORMATS, Precision
+from disagg_sim.facts.profile import ProfileSpec
+from disagg_sim.physics.roofline import Rate
+from disagg_sim.physics.work import Numeric
+
+ENGINES = ("trtllm", "vllm", "sglang")
+#: Parallel regimes of the grouped MoE GEMM fits, and where to look when one was not measured.
+REGIME_FALLBACK = {
+    "single": ("tp", "ep2_8"),
+    "tp": ("single", "ep2_8"),
+    "ep2_8": ("ep16_256", "tp"),
+    "ep16_256": ("ep2_8", "tp"),
+}
+#: Attention kernels saturate as t = F/(e*Pi)*(1 + S_half/S); 0 = no ramp.
+NO_RAMP = 0.0
+
+F = TypeVar("F", bound=Fit)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRate:
+    """Rates of an attention kernel."""
+
+    flops: float  # [FLOP/s]
+    bandwidth: float  # [B/s]
+    t0: float  # [s]
+    s_half: float  # key length at which half of the plateau is reached [token]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCurve:
+    """Latency and bandwidth of a collective against the number of ranks (or nodes), log2-interpolated."""
+
+    ranks: NDArray[np.float64]
+    latency: NDArray[np.float64]  # [s]
+    bandwidth: NDArray[np.float64]  # [B/s]
+    step: float = 0.0  # latency added per doubling beyond the last entry [s]
+    per_rank_copies: bool = True  # all-to-all volume: one copy per distinct rank, else per pick
+
+    def at(self, ranks: Numeric) -> tuple[Numeric, Numeric]:
+        """Latency [s] and bandwidth [B/s] for a group of ``ranks``."""
+        x, known = np.log2(ranks), np.log2(self.ranks)
+        beyond = np.maximum(x - known[-1], 0.0) * self.step
+        return np.interp(x, known, self.latency) + beyond, np.interp(x, known, self.bandwidth)
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAllRate:
+    """One direction of the MoE exchange: inside an NVLink domain and across domains."""
+
+    inside: LinkCurve
+    across: LinkCurve  # against the number of domains
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Everything that turns the counts of one model on one system into seconds."""
+
+    system: SystemSpec
+    profile: ProfileSpec
+    precision: Precision
+    gemm: Mapping[str, Rate]  # by format name
+    prefill_attention: AttentionRate
+    decode_attention: AttentionRate
+    moe: Mapping[str, tuple[Rate, ...]]  # by regime; the fastest kernel counts at each point
+    elementwise_bandwidth: float  # [B/s]
+    all_reduce: LinkCurve
+    all_gather: LinkCurve
+    reduce_scatter: LinkCurve
+    dispatch: Mapping[str, AllToAllRate]  # by phase, "prefill" or "decode"
+    combine: Mapping[str, AllToAllRate]
+    prepare: LinkCurve | None  # latency only
+    prepare_per_token: float  # [s]
+    inherited: bool  # whether any fit was made on another system
+    fits: tuple[str, ...] = field(default=())  # provenance of every fit taken
+
+
+def _best_match(rows: Iterable[F], order: tuple[str, ...]) -> F | None:
+    """The row of the first engine in ``order``; among several the one fitted on most points."""
+    found = sorted(rows, key=lambda row: (order.index(row.engine), -row.points))
+    return found[0] if found else None
+
+
+class _Resolver:
+    """Picks the fits of one engine order and remembers which were taken."""
+
+    def __init__(self, system: SystemSpec, spec: EfficiencySpec | None, profile: ProfileSpec, order: tuple[str, ...]):
+        self.system, self.spec, self.profile, self.order = system, spec, profile, order
+        self.used: dict[str, Fit] = {}
+
+    def take(self, what: str, rows: Iterable[F]) -> F:
+        row = _best_match((row for row in rows if row.engine in self.order), self.order)
+        if row is None:
+            raise InputError(
+                f"system {self.system.name!r} has no fitted {what}; use profile 'ideal' or add it to its efficiency file"
+            )
+        self.used[what] = row
+        return row
+
+    def gemm(self, name: str) -> Rate:
+        peak, bandwidth = self.system.peak_flops[FORMATS[name].arithmetic], self.system.hbm_bandwidth
+        if self.spec is None:
+            return Rate(peak, bandwidth, 0.0, np.inf)
+        fit: GemmFit = self.take(f"{name} GEMM", (row for row in self.spec.gemm if row.format == name))
+        t0 = fit.t0 if self.profile.gemm_t0 is None else self.profile.gemm_t0
+        if self.profile.gemm_t0_cap_quantised is not None and FORMATS[name].arithmetic != "bf16":
+            t0 = min(t0, self.profile.gemm_t0_cap_quantised)
+        return Rate(fit.e_compute * peak, fit.e_memory * bandwidth, t0, fit.blend_q)
+
+    def attention(self, kind: str, precision: Precision) -> tuple[AttentionRate, AttentionRate]:
+        bf16, bandwidth = self.system.peak_flops["bf16"], self.system.hbm_bandwidth
+        if self.spec is None:
+            both = AttentionRate(self.system.peak_flops[precision.attention], bandwidth, 0.0, NO_RAMP)
+            return both, both
+        cache = "bf16" if precision.cache.arithmetic == "bf16" else "fp8"
+        wanted = [row for row in self.spec.prefill_attention if row.kind == kind and row.cache == cache]
+        exact = [row for row in wanted if row.compute == precision.attention]
+        prefill = self.take(f"{cache}-cache {kind.upper()} prefill attention", exact or wanted)
+        rows = (row for row in self.spec.decode_attention if row.kind == kind and row.cache == cache)
+        decode = self.take(f"{cache}-cache {kind.upper()} decode attention", rows)
+        floor = self.profile.attention_t0
+        reach = decode.e_memory * bandwidth
+        compute = bf16 if decode.e_compute is None else decode.e_compute * bf16
+        return (
+            AttentionRate(prefill.e_compute * bf16, reach, prefill.t0 if floor is None else floor, prefill.s_half),
+            AttentionRate(compute, reach, decode.t0 if floor is None else floor, NO_RAMP),
+        )
+
+    def moe(self, name: str) -> dict[str, tuple[Rate, ...]]:
+        peak, bandwidth = self.system.peak_flops[FORMATS[name].arithmetic], self.system.hbm_bandwidth
+        if self.spec is None:
+            return dict.fromkeys(REGIME_FALLBACK, (Rate(peak, bandwidth, 0.0, np.inf),))
+        mine = [row for row in self.spec.moe if row.format == name]
+        return {regime: self._moe_regime(name, regime, mine, peak, bandwidth) for regime in REGIME_FALLBACK}
+
+    def _moe_regime(
+        self, name: str, regime: str, rows: list[MoeFit], peak: float, bandwidth: float
+    ) -> tuple[Rate, ...]:
+        for candidate in (regime, *REGIME_FALLBACK[regime]):
+            here = [row for row in rows if row.regime == candidate]
+            if here and any(row.engine in self.order for row in here):
+                break
+        chosen = self.take(f"{name} MoE GEMM ({regime})", here)
+        kernels = [row for row in here if row.engine == chosen.engine]
+        # A fit that could not identify its compute term borrows that of its sibling kernel.
+        known = [row for row in rows if row.engine == chosen.engine and row.e_compute is not None]
+        siblings = [row for row in known if row.regime == candidate] or known
+        floor = self.profile.moe_t0
+        rates = []
+        for row in kernels:
+            e_compute = row.e_compute if row.e_compute is not None else siblings[0].e_compute
+            assert e_compute is not None
+            t0 = row.t0 if floor is None else floor
+            rates.append(Rate(e_compute * peak, row.e_memory * bandwidth, t0, row.blend_q))
+        return tuple(rates)
+
+    def collective(self, op: str, what: str) -> LinkCurve:
+        link = self.system.nvlink_bandwidth
+        latency = self.profile.all_reduce_latency
+        if self.spec is None:
+            return _flat(link, latency or 0.0)
+        rows = [row for row in self.spec.collectives if row.op == op]
+        order = self.order if any(row.engine in self.order for row in rows) else ("nccl",)
+        first = _best_match((row for row in rows if row.engine in order), order)
+        if first is None:
+            raise InputError(f"system {self.system.name!r} has no fitted {what}; use profile 'ideal'")
+        self.used[what] = first
+        mine = sorted((r for r in rows if r.engine in (first.engine, "assumed")), key=lambda row: row.gpus)
+        return _curve(mine, link, latency, self.profile.all_reduce_step_latency)
+
+    def all_to_all(self, phase: str, direction: str, wire: str) -> AllToAllRate:
+        link, nic = self.system.nvlink_bandwidth, self.system.nic_bandwidth
+        profile = self.profile
+        if self.spec is None:
+            ideal = profile.all_to_all_latency or 0.0
+            return AllToAllRate(_flat(link, ideal), _flat(nic * profile.nic_efficiency, ideal))
+        backend = "deepep_normal" if phase == "prefill" else "deepep_ll"
+        rows = [row for row in self.spec.alltoall if row.phase == direction and row.e_bandwidth is not None]
+        inside = _pick_backend([row for row in rows if row.link == "nvlink"], ("NVLinkTwoSided", backend), wire)
+        across = _pick_backend([row for row in rows if row.link == "nic"], (backend,), wire)
+        floor = profile.all_to_all_latency
+        if inside:
+            self.used[f"{phase} {direction}"] = inside[0]
+            near = _alltoall_curve(inside, link, floor, nodes=False)
+        else:
+            near = self.collective("alltoall", f"{phase} {direction}")
+            near = LinkCurve(near.ranks, near.latency, near.bandwidth, near.step, per_rank_copies=False)
+        if across:
+            self.used[f"{phase} {direction} across domains"] = across[0]
+            return AllToAllRate(near, _alltoall_curve(across, nic, floor, nodes=True))
+        latency = profile.nic_latency if floor is None else floor
+        return AllToAllRate(near, _flat(nic * profile.nic_efficiency, latency))
+
+
+def _flat(bandwidth: float, latency: float) -> LinkCurve:
+    return LinkCurve(np.array([1.0]), np.array([latency]), np.array([bandwidth]))
+
+
+def _curve(rows: list[CollectiveFit], link: float, latency: float | None, step: float) -> LinkCurve:
+    delays = [row.latency if latency is None else latency for row in rows]
+    return LinkCurve(
+        np.array([float(row.gpus) for row in rows]),
+        np.array(delays),
+        np.array([row.e_bandwidth * link for row in rows]),
+        step if latency is None else 0.0,
+    )
+
+
+def _pick_backend(rows: list[AllToAllFit], backends: tuple[str, ...], wire: str) -> list[AllToAllFit]:
+    """Rows of the first backend present, in the format sent (or all, where it does not say), one per group size."""
+    for backend in backends:
+        mine = [row for row in rows if row.backend == backend]
+        if mine:
+            same = [row for row in mine if row.format == wire] or mine
+            largest: dict[tuple[int, int], AllToAllFit] = {}
+            for row in same:
+                key = (row.ranks, row.nodes)
+                if key not in largest or row.points > largest[key].points:
+                    largest[key] = row
+            return [largest[key] for key in sorted(largest)]
+    return []
+
+
+def _alltoall_curve(rows: list[AllToAllFit], link: float, floor: float | None, *, nodes: bool) -> LinkCurve:
+    return LinkCurve(
+        np.array([float(row.nodes if nodes else row.ranks) for row in rows]),
+        np.array([row.latency if floor is None else floor for row in rows]),
+        np.array([(row.e_bandwidth or 1.0) * link for row in rows]),
+        per_rank_copies="T*k*" not in rows[0].volume,
+    )
+
+
+def resolve_rates(
+    model: ModelSpec,
+    system: SystemSpec,
+    precision: Precision,
+    profile: ProfileSpec,
+    efficiency: EfficiencySpec | None,
+    engine: str = "",
+) -> Rates:
+    """Rates of every operator of ``model`` on ``system``.
+
+    Parameters
+    ----------
+    efficiency
+        Fits of the system; ignored by a profile that is not fitted, needed by one that is.
+    engine
+        "trtllm", "vllm" or "sglang" first, the others where it has no fit; "" = the system's own order.
+
+    Raises
+    ------
+    InputError
+        Unknown engine, or a fitted profile on a system without fits.
+    """
+    if engine and engine not in ENGINES:
+        raise InputError(f"engine {engine!r} is unknown{nearest(engine, ENGINES)}; allowed: {', '.join(ENGINES)}")
+    if profile.fitted and efficiency is None:
+        raise InputError(f"system {system.name!r} has no fitted efficiencies: only profile 'ideal' can be used")
+    spec = efficiency if profile.fitted else None
+    preferred = spec.engine_order if spec is not None else ENGINES
+    order = (engine, *(e for e in preferred if e != engine)) if engine else preferred
+    resolver = _Resolver(system, spec, profile, order)
+    formats = {precision.attention_projection, precision.ffn, precision.head, precision.router}
+    kind = "mla" if model.is_mla else "gqa"
+    prefill, decode = resolver.attention(kind, precision)
+    wire = {0.5625: "nvfp4", 2.0: "bf16"}.get(precision.dispatch_bytes, "fp8")
+    phases = ("prefill", "decode") if model.is_moe else ()
+    prepare = None
+    per_token = 0.0
+    if spec is not None and model.is_moe and profile.all_to_all_latency is None:
+        rows = _pick_backend([r for r in spec.alltoall if r.phase == "prepare"], ("NVLinkTwoSided",), wire)
+        if rows:
+            prepare = _alltoall_curve(rows, system.nvlink_bandwidth, None, nodes=False)
+            per_token = float(np.mean([row.seconds_per_token or 0.0 for row in rows]))
+    rates = Rates(
+        system=system,
+        profile=profile,
+        precision=precision,
+        gemm={f.name: resolver.gemm(f.name) for f in formats},
+        prefill_attention=prefill,
+        decode_attention=decode,
+        moe=resolver.moe(precision.expert.name) if model.is_moe else {},
+        elementwise_bandwidth=profile.elementwise_efficiency * system.hbm_bandwidth,
+        all_reduce=resolver.collective("all_reduce", "all-reduce"),
+        all_gather=resolver.collective("all_gather", "all-gather"),
+        reduce_scatter=resolver.collective("reduce_scatter", "reduce-scatter"),
+        dispatch={phase: resolver.all_to_all(phase, "dispatch", wire) for phase in phases},
+        combine={phase: resolver.all_to_all(phase, "combine", wire) for phase in phases},
+        prepare=prepare,
+        prepare_per_token=per_token,
+        inherited=any(fit.inherited_from for fit in resolver.used.values()),
+        fits=tuple(
+            f"{what}: {fit.engine} {fit.version}" + (f", inherited from {fit.inherited_from}" if fit.inherited_from else "")
+            for what, fit in resolver.used.items()
+        ),
+    )
+    return rates

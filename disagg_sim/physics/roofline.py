@@ -1,0 +1,85 @@
+"""Work to time: the blended roofline and the cost of an operator by what limits it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from disagg_sim.physics.work import Numeric, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What a kernel reaches: already efficiency times peak."""
+
+    flops: Numeric  # [FLOP/s]
+    bandwidth: Numeric  # [B/s]
+    t0: Numeric  # [s]
+    blend: Numeric  # exponent q; inf = compute and memory overlap fully [1]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Time of an operator, and the four sums that name what bounds a pass. [s]
+
+    ``time`` blends compute and memory; ``compute``, ``memory``, ``communication`` and ``latency``
+    are F/(e_c*Pi), bytes/(e_m*BW), message/(eta*BW_link) and t0 + a + host.
+    """
+
+    time: Numeric = 0.0
+    compute: Numeric = 0.0
+    memory: Numeric = 0.0
+    communication: Numeric = 0.0
+    latency: Numeric = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        """Cost of both, one after the other."""
+        return Cost(
+            self.time + other.time,
+            self.compute + other.compute,
+            self.memory + other.memory,
+            self.communication + other.communication,
+            self.latency + other.latency,
+        )
+
+    def __mul__(self, times: Numeric) -> Cost:
+        """Cost of the same thing ``times`` times."""
+        return Cost(
+            self.time * times,
+            self.compute * times,
+            self.memory * times,
+            self.communication * times,
+            self.latency * times,
+        )
+
+
+NOTHING = Cost()
+
+
+def blend(compute: Numeric, memory: Numeric, q: Numeric) -> Numeric:
+    r"""Partial overlap of compute and memory: :math:`(c^q + m^q)^{1/q}`, the larger one for q = inf.
+
+    q = 1 is the plain sum. Source: physics page, section 7.
+    """
+    if np.ndim(q) == 0:
+        if np.isinf(q):
+            return np.maximum(compute, memory)
+        if q == 1.0:
+            return compute + memory
+        return (compute**q + memory**q) ** (1.0 / q)
+    high = np.maximum(compute, memory)
+    low = np.minimum(compute, memory)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.where(high > 0, low / high, 0.0)
+    return high * (1.0 + ratio**q) ** (1.0 / q)
+
+
+def operator_cost(work: Work, rate: Rate) -> Cost:
+    r"""Cost of one kernel: :math:`t = t_0 + ((F/e_c\Pi)^q + (B/e_m W)^q)^{1/q}` (section 7).
+
+    References: S. Williams et al., "Roofline", CACM 52(4), 2009, :doi:`10.1145/1498765.1498785`.
+    """
+    compute = work.flops / rate.flops
+    memory = work.hbm_bytes / rate.bandwidth
+    return Cost(rate.t0 + blend(compute, memory, rate.blend), compute, memory, 0.0, rate.t0)

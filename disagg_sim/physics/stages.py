@@ -1,0 +1,72 @@
+"""Pipeline stages: which layers the slowest ones hold, with embedding and head at the ends."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.physics.work import Numeric
+
+
+class Stage(NamedTuple):
+    """What one pipeline stage holds."""
+
+    layers: tuple[int, ...]  # of each kind of ``ModelSpec.kinds`` [1]
+    first: int  # 1 if it holds the embedding
+    last: int  # 1 if it holds the head
+
+    def covers(self, other: Stage) -> bool:
+        """Whether this stage holds at least everything that ``other`` does."""
+        mine, theirs = (*self.layers, self.first, self.last), (*other.layers, other.first, other.last)
+        return all(a >= b for a, b in zip(mine, theirs, strict=True))
+
+
+@lru_cache(maxsize=512)
+def stages_of(layers: tuple[int, ...], kinds: int, pp: int) -> tuple[Stage, ...]:
+    """Distinct stages of an even split of ``layers`` (the kind of each layer), least first.
+
+    The first ``L mod p`` stages hold ceil(L/p) layers, the others floor(L/p), so the stage with the
+    head is never a longer one by choice. Stages that another one covers cannot be the slowest or
+    the fullest and are left out. Source: physics page, section 3 (PP).
+    """
+    base, extra = divmod(len(layers), pp)
+    found: list[Stage] = []
+    start = 0
+    for index in range(pp):
+        end = start + base + (index < extra)
+        counts = tuple(layers[start:end].count(kind) for kind in range(kinds))
+        found.append(Stage(counts, int(index == 0), int(index == pp - 1)))
+        start = end
+    distinct = tuple(dict.fromkeys(found))
+    return tuple(s for s in distinct if not any(o.covers(s) for o in distinct if o is not s))
+
+
+class StageTable(NamedTuple):
+    """Candidate slowest stages of every row, padded by repetition: leading axis = candidate."""
+
+    layers: NDArray[np.float64]  # (candidates, rows, 1, kinds) or (candidates, kinds) [1]
+    first: NDArray[np.float64]  # (candidates, rows, 1) [1]
+    last: NDArray[np.float64]  # (candidates, rows, 1) [1]
+
+
+def stage_table(model: ModelSpec, pp: Numeric) -> StageTable:
+    """Candidate stages for pipeline degrees ``pp`` of any shape; the trailing axis counts kinds."""
+    index = {kind: i for i, kind in enumerate(model.kinds)}
+    pattern = tuple(index[layer] for layer in model.layers)
+    degrees = np.asarray(pp)
+    values, inverse = np.unique(degrees, return_inverse=True)
+    plans = [stages_of(pattern, len(index), int(value)) for value in values]
+    depth = max(len(plan) for plan in plans)
+    padded = [plan + (plan[-1],) * (depth - len(plan)) for plan in plans]
+    where = inverse.reshape(degrees.shape)
+    layers = np.array([[s.layers for s in plan] for plan in padded], dtype=float)  # (values, candidates, kinds)
+    ends = np.array([[(s.first, s.last) for s in plan] for plan in padded], dtype=float)
+    return StageTable(
+        np.moveaxis(layers[where], -2, 0),
+        np.moveaxis(ends[where, :, 0], -1, 0),
+        np.moveaxis(ends[where, :, 1], -1, 0),
+    )

@@ -1,0 +1,166 @@
+"""Counts of single operators: FLOP and HBM bytes on one GPU. They know no hardware.
+
+1 multiply-accumulate = 2 FLOP. Every size may be a number or an array; arrays broadcast.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+#: A number or a float array; all physics broadcasts over it.
+Numeric = Any
+
+#: Bytes of activations, norms, softmax and residual in every recipe. [B]
+ACTIVATION_BYTES = 2.0
+#: Bytes of a logit. [B]
+LOGIT_BYTES = 4.0
+
+
+class Work(NamedTuple):
+    """What an operator multiplies and moves on one GPU."""
+
+    flops: Numeric  # [FLOP]
+    hbm_bytes: Numeric  # [B]
+
+
+def gemm_work(m: Numeric, n: Numeric, k: Numeric, *, weight_bytes: float, act_bytes: float | None = None) -> Work:
+    """Work of ``C[m,n] = A[m,k] @ W[k,n]``; each matrix crosses HBM once.
+
+    Parameters
+    ----------
+    m, n, k
+        Sizes on one GPU, after sharding. [1]
+    weight_bytes
+        Size of an element of W. [B]
+    act_bytes
+        Size of an element of A; quantised GEMMs read A in the format of W (default). C is bf16. [B]
+
+    Examples
+    --------
+    >>> gemm_work(1, 8192, 8192, weight_bytes=1).flops
+    134217728
+    """
+    a = weight_bytes if act_bytes is None else act_bytes
+    return Work(m * (2 * n * k), m * (k * a + n * ACTIVATION_BYTES) + n * k * weight_bytes)
+
+
+def causal_pairs(new: Numeric, past: Numeric = 0.0, window: float = 0.0) -> Numeric:
+    """Query-key pairs of ``new`` tokens after ``past`` cached ones, causal. [1]
+
+    ``S*C + S*(S+1)/2``; with a sliding window w every token sees min(position, w) keys.
+
+    Examples
+    --------
+    >>> causal_pairs(4)
+    10.0
+    >>> causal_pairs(4, 2, window=3)
+    12.0
+    """
+    if not window:
+        return new * past + new * (new + 1) / 2
+    growing = np.clip(window - past, 0.0, new)
+    return growing * past + growing * (growing + 1) / 2 + (new - growing) * window
+
+
+def gqa_prefill_work(
+    *, sequences: Numeric, new: Numeric, past: Numeric, q_heads: Numeric, kv_heads: Numeric, head_dim: int,
+    window: float, cache_bytes: float,
+) -> Work:  # fmt: skip
+    """Scores and values of ``sequences`` prompts: ``4*n_q*h*pairs`` FLOP, cache read and written once.
+
+    Heads are those of one GPU. Source: physics page, section 2 (GQA attention).
+    """
+    flops = sequences * (4.0 * head_dim) * q_heads * causal_pairs(new, past, window)
+    seen = np.minimum(past, window) if window else past
+    return Work(flops, sequences * (seen + 2 * new) * (2 * kv_heads * head_dim * cache_bytes))
+
+
+def gqa_decode_work(
+    *, sequences: Numeric, context: Numeric, q_heads: Numeric, kv_heads: Numeric, head_dim: int, window: float,
+    cache_bytes: float,
+) -> Work:  # fmt: skip
+    """One new token of each sequence: ``4*n_q*h*ctx`` FLOP, ``2*n_kv*h*b_kv*ctx`` bytes (section 2)."""
+    seen = np.minimum(context, window) if window else context
+    tokens = sequences * seen
+    return Work(tokens * (4 * head_dim * q_heads), tokens * (2 * kv_heads * head_dim * cache_bytes))
+
+
+class MlaDims(NamedTuple):
+    """Sizes of multi-head latent attention on one GPU."""
+
+    heads: Numeric  # query heads after sharding [1]
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+    cache_bytes: float  # per cached element [B]
+
+    @property
+    def latent(self) -> int:
+        """Cached elements of a token and layer. [1]"""
+        return self.kv_rank + self.rope
+
+    @property
+    def up_projected(self) -> Numeric:
+        """Elements of the up-projected keys and values of a token and layer. [1]"""
+        return self.heads * (self.nope + self.rope + self.value)
+
+
+def mla_work(form: str, dims: MlaDims, *, sequences: Numeric, new: Numeric, past: Numeric) -> Work:
+    """Latent attention of ``new`` tokens after ``past`` ones, per layer and GPU, in one of its forms.
+
+    ``naive`` up-projects the past again: ``2*n_q*(d_n+d_r+d_v)*pairs + 2*C*r_kv*n_q*(d_n+d_v)`` FLOP;
+    ``cached`` keeps the up-projected past in memory and re-reads it; ``absorbed`` works in latent
+    space: ``2*n_q*((r_kv+d_r)+r_kv)*pairs``. Up-projecting the NEW tokens is the ``kv_b`` GEMM of
+    the layer and not counted here. Source: physics page, section 2 (MLA).
+    """
+    pairs = causal_pairs(new, past)
+    latent_traffic = (past + 2 * new) * (dims.latent * dims.cache_bytes)
+    if form == "absorbed":
+        return Work(sequences * pairs * (2 * dims.heads * (dims.latent + dims.kv_rank)), sequences * latent_traffic)
+    flops = pairs * (2 * dims.heads * (dims.nope + dims.rope + dims.value))
+    if form == "naive":
+        flops = flops + past * (2 * dims.kv_rank * dims.heads * (dims.nope + dims.value))
+        return Work(sequences * flops, sequences * latent_traffic)
+    if form == "cached":
+        traffic = (past + 2 * new) * (dims.up_projected * dims.cache_bytes) + new * dims.latent * dims.cache_bytes
+        return Work(sequences * flops, sequences * traffic)
+    raise ValueError(f"no MLA form {form!r}")
+
+
+def expected_distinct_experts(tokens: Numeric, experts: int, top_k: int) -> Numeric:
+    """Experts that at least one of ``tokens`` tokens picks, each token choosing k of E at random. [1]
+
+    ``E_act = E*(1-(1-k/E)^T)`` (physics page, section 6; R1 at T = 8, 64, 256: 57.4, 222.4, 255.9).
+
+    Examples
+    --------
+    >>> round(float(expected_distinct_experts(8, 256, 8)), 1)
+    57.4
+    """
+    with np.errstate(divide="ignore"):
+        return experts * -np.expm1(tokens * np.log1p(-top_k / experts))
+
+
+def expert_work(
+    *, tokens: Numeric, experts: int, top_k: int, hidden: int, width: Numeric, ep: Numeric, weight_bytes: float,
+    imbalance: float,
+) -> Work:  # fmt: skip
+    """Routed experts on the fullest of ``ep`` ranks.
+
+    ``F = 6*d*d_e*picks`` with picks = T*k/ep*imbalance; the weights of the expected distinct
+    experts of the rank cross HBM once. ``tokens`` counts all ranks; ``width`` is after expert TP.
+    Source: physics page, sections 2 and 6.
+    """
+    weights = expected_distinct_experts(tokens, experts, top_k) / ep * (3.0 * hidden * width * weight_bytes)
+    return Work(tokens * (6.0 * hidden * top_k * imbalance * width / ep), weights)
+
+
+def multinomial_imbalance(tokens: Numeric, top_k: int, ep: Numeric) -> Numeric:
+    """Load of the fullest of ``ep`` ranks over the mean when routing is random. [1]
+
+    ``1 + sqrt(2*ln(ep)/mu)`` with mu = T*k/ep picks a rank (physics page, section 6).
+    """
+    return 1.0 + np.sqrt(2.0 * np.log(ep) / (tokens * top_k / ep))
