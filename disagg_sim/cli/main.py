@@ -1,0 +1,68 @@
+"""``disagg-sim``: the commands, and one line on standard error with exit code 2 for whatever a user can mend."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from disagg_sim.cli.specs import app as specs_app
+from disagg_sim.cli.sweep import sweep
+from disagg_sim.errors import DisaggSimError
+
+EXPECTED, INTERRUPTED = 2, 130  # exit codes
+
+UsageError: Any = typer.BadParameter.__bases__[0]  # click's, which typer may bring along under a name of its own
+
+app = typer.Typer(
+    name="disagg-sim",
+    help="Design-space simulator for disaggregated LLM inference.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(specs_app, name="specs")
+app.command("sweep")(sweep)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"disagg-sim {version('disagg-sim')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[  # noqa: ARG001 - its callback answers
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Design-space simulator for disaggregated LLM inference."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit code."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(args=list(arguments), prog_name="disagg-sim", standalone_mode=False)
+    except DisaggSimError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXPECTED
+    except UsageError as error:
+        text = str(error.format_message())
+        print(f"error: {text or 'no command given'} ('disagg-sim --help' shows what there is)", file=sys.stderr)
+        return EXPECTED
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,104 @@
+"""What a run tells, on standard error: a bar with points/s and time left, or plain lines off a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from disagg_sim.sweep.run import Listener
+
+PLAIN_INTERVAL = 5.0  # [s]
+
+
+def listener() -> Listener:
+    """The bar on a terminal, plain lines elsewhere."""
+    return Bar() if sys.stderr.isatty() else Lines()
+
+
+class Lines:
+    """A line every few seconds."""
+
+    def __init__(self, interval: float = PLAIN_INTERVAL) -> None:
+        self._interval = interval  # [s]
+        self._total = self._done = 0
+        self._begun = self._told = 0.0
+
+    def note(self, text: str) -> None:
+        """Print it."""
+        print(text, file=sys.stderr, flush=True)
+
+    def warn(self, text: str) -> None:
+        """Print it as a warning."""
+        self.note(f"warning: {text}")
+
+    def start(self, points: int) -> None:
+        """Remember the work and the hour."""
+        self._total, self._done = points, 0
+        self._begun = self._told = time.monotonic()
+
+    def advance(self, points: int) -> None:
+        """Print how far it is, unless that was just said."""
+        self._done += points
+        now = time.monotonic()
+        if now - self._told >= self._interval:
+            self._told = now
+            rate = self._done / (now - self._begun)
+            left = (self._total - self._done) / rate
+            share = self._done / self._total
+            self.note(f"{self._done:,} of {self._total:,} design points ({share:.0%}), {rate:,.0f}/s, {left:.0f} s left")
+
+    def finish(self) -> None:
+        """Print the total."""
+        if self._total:
+            took = max(time.monotonic() - self._begun, 1e-9)
+            self.note(f"{self._done:,} design points computed in {took:.1f} s, {self._done / took:,.0f}/s")
+
+
+class Bar:
+    """A progress bar."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        self._console = Console(stderr=True, highlight=False, markup=False)
+        self._progress: Any = Progress(
+            TextColumn("design points"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[rate]}/s"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task: Any = None
+        self._begun = 0.0
+
+    def note(self, text: str) -> None:
+        """Print it above the bar."""
+        self._console.print(text, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Print it as a warning above the bar."""
+        self.note(f"warning: {text}")
+
+    def start(self, points: int) -> None:
+        """Show the bar."""
+        self._begun = time.monotonic()
+        self._task = self._progress.add_task("", total=points, rate="0")
+        self._progress.start()
+
+    def advance(self, points: int) -> None:
+        """Move the bar."""
+        task = self._progress.tasks[0]
+        rate = (task.completed + points) / max(time.monotonic() - self._begun, 1e-9)
+        self._progress.update(self._task, advance=points, rate=f"{rate:,.0f}")
+
+    def finish(self) -> None:
+        """Take the bar away."""
+        self._progress.stop()
+        done = self._progress.tasks[0].completed
+        if done:
+            took = max(time.monotonic() - self._begun, 1e-9)
+            self.note(f"{done:,.0f} design points computed in {took:.1f} s, {done / took:,.0f}/s")

@@ -1,0 +1,81 @@
+"""``disagg-sim sweep``: compute a sweep into a directory, or count what it would compute."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from disagg_sim.sweep.plan import SweepPlan
+
+
+def sweep(
+    name: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A sweep's YAML file, or the name of a shipped one.")],
+    out: Annotated[Path | None, typer.Option(help="Directory of the results; a run that stopped goes on there.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; all cores by default.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the design points; compute nothing.")] = False,
+    profile: Annotated[str, typer.Option(help="ideal, optimistic or measured, in place of the file's.")] = "",
+    engine: Annotated[str, typer.Option(help="Engine whose fits come first, in place of the file's.")] = "",
+    no_figures: Annotated[bool, typer.Option("--no-figures", help="Write tables and summary only.")] = False,
+) -> None:
+    """Compute Pareto frontiers, mappings, rate matching and KV bandwidth of every case of a sweep."""
+    from disagg_sim.sweep.plan import plan_sweep
+    from disagg_sim.sweep.spec import load_sweep
+
+    plan = plan_sweep(load_sweep(name, profile=profile, engine=engine))
+    if dry_run:
+        typer.echo(_counts(plan))
+        return
+    if out is None:
+        raise typer.BadParameter("needed, unless --dry-run is given", param_hint="'--out'")
+    workers = jobs or _cores()
+    try:
+        _compute(plan, out, workers, figures=not no_figures)
+    except KeyboardInterrupt:
+        print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool) -> None:
+    from disagg_sim.cli.progress import listener
+    from disagg_sim.report.figures import draw_figures
+    from disagg_sim.report.summary import write_summary
+    from disagg_sim.sweep.run import run_sweep
+
+    told = listener()
+    result = run_sweep(plan, out, jobs=jobs, listener=told)
+    for case in result.cases:
+        if case.verdict:
+            told.warn(f"{case.plan.case.name}: {case.verdict}")
+    write_summary(result, out, figures=figures)
+    if figures:
+        pictures = draw_figures(result, out, jobs=jobs)
+        told.note(f"{pictures} figures drawn")
+    total = result.total
+    typer.echo(
+        f"{plan.spec.name}: {len(result.cases)} cases, {total.computed:,} design points, {total.feasible:,} feasible, "
+        f"{len(result.frontier)} on the frontiers; read {out / 'summary.md'}"
+    )
+
+
+def _counts(plan: SweepPlan) -> str:
+    width = max(len(case.case.name) for case in plan.cases)
+    head = f"{'case':{width}}  {'mappings':>8}  {'prefill':>12}  {'decode':>12}  {'blocks':>6}"
+    rows = [
+        f"{case.case.name:{width}}  {case.mappings:>8,}  {sum(b.points for b in case.prefill):>12,}"
+        f"  {sum(b.points for b in case.decode):>12,}  {len(case.blocks):>6,}"
+        for case in plan.cases
+    ]
+    total = f"{plan.points:,} design points in {len(plan.blocks):,} blocks, {len(plan.cases)} cases"
+    return "\n".join([head, *rows, total])
+
+
+def _cores() -> int:
+    """Cores that this process may use. [1]"""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

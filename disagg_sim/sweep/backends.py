@@ -1,0 +1,30 @@
+"""Where tasks run: in this process, or in worker processes of joblib. Knows no word of the domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs: int) -> Iterator[Result]:
+    """Results of ``function`` over ``tasks``, each as soon as it is complete.
+
+    Parameters
+    ----------
+    function : callable
+        Importable by name, as workers load it by name.
+    tasks : sequence
+        Picklable arguments.
+    jobs : int
+        Processes; 1 runs here, in order. Above 1 the order is that of completion. [1]
+    """
+    if jobs == 1 or len(tasks) < 2:
+        yield from map(function, tasks)
+        return
+    from joblib import Parallel, delayed
+
+    parallel = Parallel(n_jobs=min(jobs, len(tasks)), backend="loky", return_as="generator_unordered", batch_size=1)
+    yield from parallel(delayed(function)(task) for task in tasks)

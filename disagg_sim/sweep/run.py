@@ -1,0 +1,88 @@
+"""Run a plan into a directory: compute what the store lacks, then write the tables."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from disagg_sim.sweep.backends import run_tasks
+from disagg_sim.sweep.compute import BlockTask, compute_block
+from disagg_sim.sweep.plan import POINTS, PREFILL, Block, SweepPlan
+from disagg_sim.sweep.results import SweepResult, collect, write_tables
+from disagg_sim.sweep.store import State, Store
+
+
+class Listener(Protocol):
+    """Told what a run does; the command line prints it."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+    def warn(self, text: str) -> None:
+        """Something wrong that the run mends by itself."""
+
+    def start(self, points: int) -> None:
+        """So many design points are about to be computed."""
+
+    def advance(self, points: int) -> None:
+        """So many more of them are stored."""
+
+    def finish(self) -> None:
+        """All of them are stored."""
+
+
+def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener) -> SweepResult:
+    """Compute every block that ``root`` does not hold, then write the tables.
+
+    Parameters
+    ----------
+    plan : SweepPlan
+        What ``plan_sweep`` made of a sweep.
+    root : Path
+        Directory of the results; made if missing. A run that was interrupted, or killed, goes on where
+        it stood.
+    jobs : int
+        Worker processes. The tables do not depend on it. [1]
+    listener : Listener
+        Told what happens.
+
+    Raises
+    ------
+    StoreError
+        When the directory cannot be written, or another run is writing there.
+    InfeasibleError
+        When no case has a result; the tables that say why are written.
+    """
+    begun = time.perf_counter()
+    store = Store(root)
+    store.prepare()
+    with store.lock():
+        removed = store.clean((PREFILL, POINTS), {block.key.relative for block in plan.blocks})
+        if removed:
+            listener.note(f"{removed} stored blocks are not part of this sweep: removed")
+        missing = _missing(plan.blocks, store, listener)
+        listener.start(sum(block.points for block in missing))
+        for table in (PREFILL, POINTS):  # a case's decode blocks are matched with all its prefill blocks
+            tasks = [BlockTask(store, block) for block in missing if block.key.table == table]
+            for done in run_tasks(compute_block, tasks, jobs=jobs):
+                listener.advance(done.points)
+        listener.finish()
+        result = collect(plan, store)
+        write_tables(result, root, seconds=time.perf_counter() - begun)
+    result.require()
+    return result
+
+
+def _missing(blocks: Sequence[Block], store: Store, listener: Listener) -> list[Block]:
+    states = {block.key: store.state(block.key) for block in blocks}
+    for key, state in states.items():
+        if state is State.CORRUPT:
+            listener.warn(f"{store.path(key)}: corrupt block, computing it again")
+    counts = Counter(states.values())
+    if counts[State.STALE]:
+        listener.note(f"{counts[State.STALE]} stored blocks are stale (their inputs changed): computing them again")
+    listener.note(f"{counts[State.STORED]} of {len(blocks)} blocks already stored")
+    return [block for block in blocks if states[block.key] is not State.STORED]
