@@ -5,6 +5,7 @@ A file is parsed once for each of its versions; equal names give the same object
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,7 +90,8 @@ def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) ->
     precision = load_precision(name).resolve(model)
     lacking = sorted(precision.arithmetics - set(system.peak_flops))
     if lacking:
-        able = [n for n in list_specs("precision") if load_precision(n).resolve(model).arithmetics <= set(system.peak_flops)]
+        recipes = [load_precision(known).resolve(model) for known in list_specs("precision")]
+        able = [recipe.name for recipe in recipes if recipe.arithmetics <= set(system.peak_flops)]
         raise InputError(
             f"precision {precision.name!r} needs {' and '.join(lacking)} arithmetic, which {system.name} lacks; "
             f"recipes that it can run: {', '.join(able) or 'none'}"
@@ -108,26 +110,27 @@ def _load(kind: str, name: str | Path) -> Any:
 
 @lru_cache(maxsize=256)
 def _load_file(kind: str, path: Path, stamp: int) -> Any:  # noqa: ARG001 - a new version of the file is another entry
-    from disagg_sim.facts import formats
+    from disagg_sim.facts.formats import efficiency, model, recipe, system, traffic
 
     data, name = read_mapping(path), canonical_name(path.stem)
     if kind == "efficiency":
+        return efficiency.efficiency_of(path, data, lambda parent: _parent(path, name, parent))
+    build: dict[str, Callable[[Path, dict[str, Any], str], Any]] = {
+        "hardware": system.system_of,
+        "model": model.model_of,
+        "precision": recipe.recipe_of,
+        "profile": recipe.profile_of,
+        "traffic": traffic.traffic_of,
+    }
+    return build[kind](path, data, name)
 
-        def parent(system: str) -> EfficiencySpec:
-            if canonical_name(system) == name:
-                raise spec_error(path, [f"{system!r} cannot inherit from itself"])
-            try:
-                spec: EfficiencySpec = _load("efficiency", system)
-            except UnknownNameError as error:
-                raise spec_error(path, [str(error)]) from None
-            return spec
 
-        return formats.efficiency_of(path, data, parent)
-    build = {
-        "hardware": formats.system_of,
-        "model": formats.model_of,
-        "precision": formats.recipe_of,
-        "profile": formats.profile_of,
-        "traffic": formats.traffic_of,
-    }[kind]
-    return build(path, data, name)
+def _parent(path: Path, name: str, parent: str) -> EfficiencySpec:
+    """Fits of the system that a file inherits from; a fault of the name is a fault of the file."""
+    if canonical_name(parent) == name:
+        raise spec_error(path, [f"{parent!r} cannot inherit from itself"])
+    try:
+        spec: EfficiencySpec = _load("efficiency", parent)
+    except UnknownNameError as error:
+        raise spec_error(path, [str(error)]) from None
+    return spec

@@ -7,10 +7,9 @@ schema adds units and ranges. All faults of a file are collected before any is r
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, Optional, TypeVar, Union, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
@@ -20,16 +19,20 @@ from disagg_sim.units import parse_quantity
 
 M = TypeVar("M", bound=BaseModel)
 
+# The types of a schema are values made at run time, which a static checker cannot follow.
+_Annotated: Any = Annotated
+_Dict: Any = dict
+_List: Any = list
+_Literal: Any = Literal
+_Optional: Any = Optional
+_Tuple: Any = tuple
+_Union: Any = Union
+
 
 class Strict(BaseModel):
     """Base of all schemas: no unknown keys, no silent conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-def _within(value: float, low: float, high: float, said: str) -> None:
-    if not (low <= value <= high):
-        raise ValueError(f"{said} is outside [{low:g}, {high:g}]")
 
 
 def quantity(dimension: str, low: float, high: float) -> Any:
@@ -56,9 +59,8 @@ def number(low: float, high: float) -> Any:
         return value
 
     def check(value: float) -> float:
-        if math.isnan(value):
-            raise ValueError("nan is not a number")
-        _within(value, low, high, f"{value:g}")
+        if not (low <= value <= high):
+            raise ValueError(f"{value:g} is outside [{low:g}, {high:g}]")
         return value
 
     return Annotated[float, BeforeValidator(read), AfterValidator(check)]
@@ -87,31 +89,75 @@ def choice(allowed: Iterable[str]) -> Any:
     return Annotated[str, AfterValidator(check)]
 
 
-#: Two numbers in ascending order, written as a list.
 def span(low: float, high: float) -> Any:
     """Type of a list of two ascending numbers in ``[low, high]``."""
 
-    def check(value: tuple[float, float]) -> tuple[float, float]:
+    def check(value: tuple[float, ...]) -> tuple[float, ...]:
+        if len(value) != 2:
+            raise ValueError(f"{list(value)} must hold two numbers, low and high")
         if value[0] > value[1]:
-            raise ValueError(f"[{value[0]:g}, {value[1]:g}] is not ascending")
+            raise ValueError(f"{list(value)} is not ascending")
         return value
 
-    item = number(low, high)
-    return Annotated[tuple[item, item], Field(strict=False), AfterValidator(check)]
+    return checked(numbers(low, high), check)
 
 
-def schema_of(target: type, *, without: Sequence[str] = (), kind: str = "", **types: Any) -> type[Strict]:
+def numbers(low: float, high: float) -> Any:
+    """Type of a list of numbers in ``[low, high]``; becomes a tuple."""
+    return _Annotated[_Tuple[number(low, high), ...], Field(strict=False)]
+
+
+def texts(allowed: Iterable[str]) -> Any:
+    """Type of a list of texts out of a list; becomes a tuple."""
+    return _Annotated[_Tuple[choice(allowed), ...], Field(strict=False)]
+
+
+def list_of(item: Any, *, at_least: int = 0) -> Any:
+    """Type of a list of ``item``."""
+    return _Annotated[_List[item], Field(min_length=at_least)]
+
+
+def mapping_of(key: Any, value: Any, *, at_least: int = 0) -> Any:
+    """Type of ``key: value`` lines."""
+    return _Annotated[_Dict[key, value], Field(min_length=at_least)]
+
+
+def optional(item: Any) -> Any:
+    """Type of ``item`` or ``null``."""
+    return _Optional[item]
+
+
+def checked(item: Any, check: Callable[[Any], Any]) -> Any:
+    """``item`` with a check that needs all of it; the check raises ValueError."""
+    return _Annotated[item, AfterValidator(check)]
+
+
+def short_form(item: Any, expand: Callable[[Any], Any]) -> Any:
+    """``item``, which may be written shorter; ``expand`` gives the long form."""
+    return _Annotated[item, BeforeValidator(expand)]
+
+
+def tagged(*items: Any) -> Any:
+    """One of several schemas, told apart by their key ``kind``."""
+    return _Annotated[_Union[items], Field(discriminator="kind")]
+
+
+def table(name: str, **fields: Any) -> type[Strict]:
+    """Schema of ``key: value`` lines; a field is a type, or (type, default)."""
+    pairs: Any = {key: field if isinstance(field, tuple) else (field, ...) for key, field in fields.items()}
+    model: type[Strict] = create_model(name, __base__=Strict, **pairs)
+    return model
+
+
+def schema_of(target: type, types: Mapping[str, Any], *, without: Sequence[str] = (), kind: str = "") -> type[Strict]:
     """Schema with the fields of a dataclass; ``types`` gives units and ranges, ``kind`` a tag for unions."""
     hints = get_type_hints(target)
-    fields: dict[str, Any] = {}
-    if kind:
-        fields["kind"] = (Literal[kind], ...)
+    fields: dict[str, Any] = {"kind": _Literal[kind]} if kind else {}
     for field in dataclasses.fields(target):
         if field.name not in without:
             default = ... if field.default is dataclasses.MISSING else field.default
             fields[field.name] = (types.get(field.name, hints[field.name]), default)
-    model: type[Strict] = create_model(target.__name__, __base__=Strict, **fields)
-    return model
+    return table(target.__name__, **fields)
 
 
 def values(model: BaseModel, *, without: Sequence[str] = ()) -> dict[str, Any]:
@@ -174,9 +220,9 @@ def _fault(item: Any, known: tuple[str, ...], data: Mapping[str, Any]) -> str:
         allowed = [tag.strip("' ") for tag in item["ctx"]["expected_tags"].split(",")]
         tag = str(item["ctx"]["tag"])
         return f"{where}.kind: {tag!r} is unknown{nearest(tag, allowed)}; allowed: {', '.join(allowed)}"
-    if kind == "missing_argument" or kind.endswith(("too_short", "too_long")):
-        return f"{where}: {value!r} has the wrong length"
-    wanted = _WANTED.get(kind.split("_")[0])
+    if kind == "too_short":
+        return f"{where}: is empty"
+    wanted = _WANTED.get(kind.partition("_")[0])
     return f"{where}: {value!r} is not {wanted}" if wanted else f"{where}: {value!r}: {item['msg']}"
 
 

@@ -1,1 +1,1 @@
-
+"""What arrives: length distributions of requests."""

@@ -1,0 +1,1 @@
+"""The form of each kind of spec file, and how its checked content becomes a frozen spec."""

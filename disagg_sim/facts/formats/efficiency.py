@@ -1,0 +1,124 @@
+"""``hw_specs/efficiency/*.yaml``: fitted rows of one system, its own or taken over from another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from disagg_sim.facts.efficiency import (
+    AllToAllFit,
+    CollectiveFit,
+    DecodeAttentionFit,
+    EfficiencySpec,
+    GemmFit,
+    MoeFit,
+    PrefillAttentionFit,
+)
+from disagg_sim.facts.precision import FORMATS
+from disagg_sim.facts.schema import (
+    choice,
+    integer,
+    list_of,
+    mapping_of,
+    number,
+    optional,
+    quantity,
+    schema_of,
+    table,
+    texts,
+    validate,
+    values,
+)
+from disagg_sim.units import MS
+
+ENGINES = ("trtllm", "vllm", "sglang", "nccl")
+
+#: Section of a file -> class of its rows.
+SECTIONS: dict[str, type[Any]] = {
+    "gemm": GemmFit,
+    "prefill_attention": PrefillAttentionFit,
+    "decode_attention": DecodeAttentionFit,
+    "moe": MoeFit,
+    "collectives": CollectiveFit,
+    "alltoall": AllToAllFit,
+}
+
+_engine = choice(ENGINES)
+_format = choice(FORMATS)
+_bf16_or_fp8 = choice(("bf16", "fp8"))
+_share = number(1e-6, 2.0)  # of the BF16 peak: fp8 arithmetic passes 1
+_time = quantity("s", 0.0, 1.0)
+_gpus = integer(2, 10_000)
+_origin = {
+    "engine": _engine,
+    "points": integer(1, 10**9),
+    "median_error": number(0.0, 10.0),
+    "p90_error": number(0.0, 10.0),
+}
+_curve = {"format": _format, "e_compute": _share, "e_memory": _share, "t0": _time, "blend_q": number(1.0, 20.0)}
+_attention = {"kind": choice(("gqa", "mla")), "cache": _bf16_or_fp8, "t0": _time}
+_TYPES: dict[str, dict[str, Any]] = {
+    "gemm": _curve,
+    "prefill_attention": _attention | {"compute": _bf16_or_fp8, "e_compute": _share, "s_half": number(0.0, 1e6)},
+    "decode_attention": _attention | {"e_memory": _share, "e_compute": optional(_share)},
+    "moe": _curve
+    | {
+        "regime": choice(("single", "tp", "ep2_8", "ep16_256")),
+        "picks": choice(("T*k/ep", "T*k")),
+        "e_compute": optional(_share),
+    },
+    "collectives": {
+        "op": choice(("all_reduce", "all_gather", "reduce_scatter", "alltoall")),
+        "gpus": _gpus,
+        "latency": _time,
+        "e_bandwidth": _share,
+    },
+    "alltoall": {
+        "phase": choice(("dispatch", "combine", "combine_low_precision", "prepare")),
+        "format": choice((*FORMATS, "unlabelled", "default")),
+        "ranks": _gpus,
+        "nodes": integer(1, 10_000),
+        "bytes_per_element": optional(number(0.1, 8.0)),
+        "link": choice(("nvlink", "nic")),
+        "latency": _time,
+        "e_bandwidth": optional(_share),
+        "seconds_per_token": optional(quantity("s", 0.0, MS)),
+    },
+}
+_Rows = {key: schema_of(SECTIONS[key], _origin | _TYPES[key], without=("inherited_from",)) for key in SECTIONS}
+_Transfer = table("Transfer", section=choice(SECTIONS), system=str, where=(mapping_of(str, str), {}), reason=str)
+_Header = {"system": str, "data": str, "date": str, "engine_order": texts(ENGINES)}
+_File = table(
+    "Efficiency",
+    **_Header,
+    **{key: list_of(_Rows[key]) for key in SECTIONS},
+    inherits_rows=(list_of(_Transfer), []),
+)
+_Heir = table("Heir", system=str, inherits=str, reason=str)
+
+
+def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], EfficiencySpec]) -> EfficiencySpec:
+    """Fits of one system: its own rows, rows taken over from another system, or all of a parent's (``inherits``)."""
+    rows: dict[str, Any]
+    if "inherits" in data:
+        heir: Any = validate(_Heir, data, path)
+        parent = load(heir.inherits)
+        rows = {key: tuple(_taken_over(row, parent.system) for row in getattr(parent, key)) for key in SECTIONS}
+        return replace(parent, system=heir.system, **rows)
+    file: Any = validate(_File, data, path)
+    rows = {key: tuple(SECTIONS[key](**values(row)) for row in getattr(file, key)) for key in SECTIONS}
+    for transfer in file.inherits_rows:
+        parent = load(transfer.system)
+        rows[transfer.section] += tuple(
+            _taken_over(row, parent.system)
+            for row in getattr(parent, transfer.section)
+            if all(str(getattr(row, key, None)) == value for key, value in transfer.where.items())
+        )
+    header = {key: getattr(file, key) for key in _Header}
+    return EfficiencySpec(measured_on=file.system, **header, **rows)
+
+
+def _taken_over(row: Any, origin: str) -> Any:
+    return replace(row, inherited_from=row.inherited_from or origin)

@@ -1,0 +1,124 @@
+"""``models/*.yaml``: named attention and feed-forward blocks, and the runs of layers that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from disagg_sim.errors import nearest
+from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, MlaAttention, ModelSpec, MoeFfn
+from disagg_sim.facts.schema import (
+    checked,
+    integer,
+    list_of,
+    mapping_of,
+    optional,
+    schema_of,
+    table,
+    tagged,
+    validate,
+    values,
+)
+from disagg_sim.facts.yaml_files import spec_error
+
+_count = integer(1, 10**7)
+
+
+def _heads_divide(block: Any) -> Any:
+    if block.q_heads % block.kv_heads:
+        raise ValueError(f"kv_heads {block.kv_heads} does not divide q_heads {block.q_heads}")
+    return block
+
+
+def _picks_exist(block: Any) -> Any:
+    if block.top_k > block.experts:
+        raise ValueError(f"top_k {block.top_k} is above experts {block.experts}")
+    return block
+
+
+_BLOCKS: dict[str, type[Any]] = {"gqa": GqaAttention, "mla": MlaAttention, "dense": DenseFfn, "moe": MoeFfn}
+_Gqa = schema_of(
+    GqaAttention,
+    {"q_heads": _count, "kv_heads": _count, "head_dim": _count, "window": integer(0, 10**9)},
+    kind="gqa",
+)
+_Mla = schema_of(
+    MlaAttention,
+    dict.fromkeys(("q_heads", "q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim"), _count),
+    kind="mla",
+)
+_Dense = schema_of(DenseFfn, {"width": _count, "matrices": integer(2, 3)}, kind="dense")
+_Moe = schema_of(
+    MoeFfn,
+    {
+        "experts": _count,
+        "top_k": _count,
+        "width": _count,
+        "shared_experts": integer(0, 100),
+        "shared_width": integer(0, 10**7),
+    },
+    kind="moe",
+)
+_Part = table("Part", attention=str, ffn=str)
+_Run = table(
+    "Run",
+    count=integer(1, 10_000),
+    attention=(optional(str), None),
+    ffn=(optional(str), None),
+    pattern=(optional(list_of(_Part, at_least=1)), None),
+)
+_Model = table(
+    "Model",
+    title=str,
+    hidden=_count,
+    vocab=_count,
+    tied_embeddings=bool,
+    layer_norm=(bool, False),
+    learned_positions=(integer(0, 10**7), 0),
+    block_scaled_fp8=(bool, False),
+    max_context=integer(1, 10**9),
+    max_context_sure=bool,
+    attention=mapping_of(str, tagged(checked(_Gqa, _heads_divide), _Mla), at_least=1),
+    ffn=mapping_of(str, tagged(_Dense, checked(_Moe, _picks_exist)), at_least=1),
+    layers=list_of(_Run, at_least=1),
+    source=str,
+)
+
+
+def model_of(path: Path, data: Mapping[str, Any], name: str) -> ModelSpec:
+    """A model from its file."""
+    file: Any = validate(_Model, data, path)
+    blocks = {
+        group: {
+            key: _BLOCKS[block.kind](**values(block, without=("kind",))) for key, block in getattr(file, group).items()
+        }
+        for group in ("attention", "ffn")
+    }
+    found: list[str] = []
+    layers: list[LayerKind] = []
+    for index, run in enumerate(file.layers):
+        parts = _parts(run)
+        if not parts:
+            found.append(f"layers[{index}]: needs either 'attention' and 'ffn', or 'pattern'")
+        unknown = [
+            f"layers[{index}].{group}: {getattr(part, group)!r} is unknown{nearest(getattr(part, group), known)}; "
+            f"allowed: {', '.join(known)}"
+            for part in parts
+            for group, known in blocks.items()
+            if getattr(part, group) not in known
+        ]
+        found += unknown
+        if not unknown:
+            kinds = [LayerKind(blocks["attention"][part.attention], blocks["ffn"][part.ffn]) for part in parts]
+            layers += kinds * run.count
+    if found:
+        raise spec_error(path, list(dict.fromkeys(found)))
+    return ModelSpec(name=name, layers=tuple(layers), **values(file, without=("attention", "ffn", "layers")))
+
+
+def _parts(run: Any) -> list[Any]:
+    """Layers that a run repeats; none when it is written in neither form, or in both."""
+    if run.pattern is None:
+        return [run] if run.attention is not None and run.ffn is not None else []
+    return list(run.pattern) if run.attention is None and run.ffn is None else []

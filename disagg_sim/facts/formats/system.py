@@ -1,0 +1,49 @@
+"""``hw_specs/*.yaml``: what a vendor says of a GPU and its links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from disagg_sim.errors import nearest
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.schema import choice, integer, mapping_of, optional, quantity, schema_of, span, validate, values
+from disagg_sim.facts.yaml_files import spec_error
+from disagg_sim.units import GB, KB, TB, TERA
+
+#: Arithmetic that a chip may have.
+ARITHMETICS = ("bf16", "fp8", "nvfp4", "int8", "tf32", "fp32")
+
+_link = quantity("B/s", 0.1 * GB, 100 * TB)
+_System = schema_of(
+    SystemSpec,
+    {
+        "peak_flops": mapping_of(choice(ARITHMETICS), quantity("FLOP/s", TERA, 1e6 * TERA), at_least=1),
+        "hbm_capacity": quantity("B", GB, 10 * TB),
+        "hbm_reported": quantity("B", GB, 10 * TB),
+        "hbm_bandwidth": quantity("B/s", 10 * GB, 100 * TB),
+        "l2_capacity": quantity("B", KB, 10 * GB),
+        "sm_count": integer(1, 10_000),
+        "nvlink_bandwidth": _link,
+        "nvlink_domain": integer(1, 10_000),
+        "nic_bandwidth": _link,
+        "pcie_bandwidth": _link,
+        "tdp": quantity("W", 10.0, 10_000.0),
+        "usd_per_gpu_hour": optional(span(0.0, 1000.0)),
+        "sources": mapping_of(str, str),
+    },
+    without=("name",),
+)
+_WORDS = ("title", "vendor", "architecture", "confidence", "sources")  # need no source
+
+
+def system_of(path: Path, data: Mapping[str, Any], name: str) -> SystemSpec:
+    """A system from its file; every figure must have a source."""
+    spec = SystemSpec(name=name, **values(validate(_System, data, path)))
+    figures = [key for key in _System.model_fields if key not in _WORDS]
+    found = [f"sources: missing key {key!r}" for key in figures if data[key] is not None and key not in spec.sources]
+    found += [f"sources: unknown key {key!r}{nearest(key, figures)}" for key in spec.sources if key not in figures]
+    if found:
+        raise spec_error(path, found)
+    return spec
