@@ -226,6 +226,14 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
     )
 
 
+def check_same_case(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid) -> None:
+    """Raise ``InputError`` unless both phases are of one model, system, precision and prompt length."""
+    for name in ("model", "system", "precision", "isl"):
+        left, right = (getattr(value, "name", value) for value in (getattr(prefill, name), getattr(decode, name)))
+        if left != right:
+            raise InputError(f"prefill and decode differ in {name}: {left} and {right}")
+
+
 def least(values: NDArray[Any], mask: Mask) -> float:
     """Smallest of ``values`` where ``mask`` holds; inf where it nowhere does."""
     return float(np.min(values.astype(np.float64), where=mask, initial=np.inf))

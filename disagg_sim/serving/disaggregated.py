@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from disagg_sim.domain import BOUNDS
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.search.grid import PhaseGrid
-from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, least, prefill_candidates
+from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, kv_rate_per_gpu, least, prefill_candidates
 from disagg_sim.serving.pairing import TIE, best_counts, paper_counts, rate_per_gpu
 from disagg_sim.serving.points import COLUMNS
 
@@ -69,7 +69,7 @@ def disaggregated(
     _check(decode, ttl_limit=ttl_limit, gpu_cap=gpu_cap, matching=matching)
     if isinstance(prefill, PhaseGrid):
         prefill = prefill_candidates(prefill, ftl_limit=ftl_limit, nic_limit=nic_limit)
-    _check_same_case(prefill, decode, ftl_limit=ftl_limit, nic_limit=nic_limit)
+    _check_candidates(prefill, decode, ftl_limit=ftl_limit, nic_limit=nic_limit)
     prefill.require()
 
     feasible = decode.feasible
@@ -215,18 +215,10 @@ def _check(decode: PhaseGrid, *, ttl_limit: float | None, gpu_cap: int, matching
         raise InputError(f"matching {matching!r} is not one of {', '.join(MATCHINGS)}{nearest(matching, MATCHINGS)}")
 
 
-def _check_same_case(
+def _check_candidates(
     prefill: PrefillCandidates, decode: PhaseGrid, *, ftl_limit: float, nic_limit: float | None
 ) -> None:
-    pairs = {
-        "model": (prefill.model, decode.model.name),
-        "system": (prefill.system, decode.system.name),
-        "precision": (prefill.precision, decode.precision),
-        "isl": (prefill.isl, decode.isl),
-    }
-    for name, (left, right) in pairs.items():
-        if left != right:
-            raise InputError(f"prefill and decode differ in {name}: {left} and {right}")
+    check_same_case(prefill, decode)
     asked = {"ftl_limit": ftl_limit, "nic_limit": np.inf if nic_limit is None else nic_limit}
     for name, value in asked.items():
         if getattr(prefill, name) != value:

@@ -1,0 +1,258 @@
+"""The best deployment under a budget or for a demand: pools that mix configurations, by integer program."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.domain import Deployment, Pool
+from disagg_sim.errors import InputError
+from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.serving.candidates import best_per_size, check_same_case, kv_rate_per_gpu, least, mapping_order
+from disagg_sim.serving.pool_program import RATE_TOLERANCE, Choices, Filling, least_cost, most_rate
+
+Ints = NDArray[np.int64]
+NAN = float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchPlan:
+    """A deployment with the solver's account of it, or the limit that forbids one."""
+
+    status: str  # "optimal", "feasible" (time limit reached), "unsolved" (time limit, no answer) or "infeasible"
+    message: str  # one line
+    deployment: Deployment | None = None
+    request_rate: float = 0.0  # matched: of the slower pool [request/s]
+    tokens_per_s_per_gpu: float = 0.0  # output tokens over ALL GPUs [token/s]
+    total_gpus: int = 0  # [1]
+    cost: float = NAN  # NaN without prices [USD/h]
+    gap: float = NAN  # relative distance of objective and bound; NaN where the solver does not say [1]
+    bound: float = NAN  # proven limit of the objective: [request/s], GPUs [1] or [USD/h]
+    binds: str = ""  # infeasible: "memory", "ftl", "ttl", "kv_link", "gpu_budget" or "required_rate"
+    nearest: float = NAN  # infeasible: the value of that limit that would do, in its unit
+
+
+def match_rates(
+    prefill: PhaseGrid,
+    decode: PhaseGrid,
+    *,
+    ftl_limit: float = 10.0,
+    ttl_limit: float | None = None,
+    gpu_budget: int | None = None,
+    required_rate: float | None = None,
+    kv_link_limit: float | None = None,
+    usd_per_gpu_hour: tuple[float, float] | None = None,
+    max_configurations_per_pool: int | None = None,
+    time_limit: float = 10.0,
+) -> MatchPlan:
+    """Choose instances of both pools, over all configurations at once; a pool may mix them.
+
+    With ``gpu_budget`` alone: the highest request rate, then the fewest GPUs. With ``required_rate``:
+    the fewest GPUs, or the lowest cost where prices are given, within the budget if there is one.
+
+    Parameters
+    ----------
+    prefill, decode : PhaseGrid
+        Scored points of one case.
+    ftl_limit, ttl_limit : float
+        Largest latencies of a configuration, inclusive. [s]
+    gpu_budget : int, optional
+        Most GPUs of both pools together. [1]
+    required_rate : float, optional
+        Rate that both pools must reach, to a relative 1e-9. [request/s]
+    kv_link_limit : float, optional
+        Largest KV egress and ingress of a GPU at full rate, inclusive. [B/s]
+    usd_per_gpu_hour : pair of float, optional
+        Prices of a prefill and of a decode GPU. [USD/h]
+    max_configurations_per_pool : int, optional
+        Most distinct configurations of a pool; 1 forbids mixing. [1]
+    time_limit : float
+        Of the solver, all steps together. [s]
+
+    Returns
+    -------
+    MatchPlan
+        Infeasible limits are an answer (``status``, ``binds``, ``nearest``), not an error.
+    """
+    _check(prefill, decode, gpu_budget=gpu_budget, required_rate=required_rate)
+    prices = usd_per_gpu_hour or (NAN, NAN)
+    _check_positive(
+        ftl_limit=ftl_limit,
+        ttl_limit=ttl_limit,
+        gpu_budget=gpu_budget,
+        required_rate=required_rate,
+        kv_link_limit=kv_link_limit,
+        max_configurations_per_pool=max_configurations_per_pool,
+        time_limit=time_limit,
+        **dict(zip(("prefill price", "decode price"), usd_per_gpu_hour or (), strict=False)),
+    )
+    sides = (_Side(prefill, ftl_limit, kv_link_limit), _Side(decode, ttl_limit, kv_link_limit))
+    for side in sides:
+        if side.rows.size == 0:
+            return side.refusal()
+    search = _Search(sides, prices, gpu_budget, max_configurations_per_pool, time.monotonic() + time_limit)
+    return search.most() if required_rate is None else search.cheapest(required_rate)
+
+
+class _Side:
+    """What one pool may be made of: the configurations within the limits that no other makes useless.
+
+    An instance that has as many GPUs or fewer, and the same rate or more, can take the place of another
+    in any pool: the GPUs and the cost do not rise, the rate does not fall, the number of distinct
+    configurations does not grow, and the limits of latency and of the KV link, which hold for each
+    configuration by itself, stay met. So of all points one per GPU count remains, and of those only
+    the ones that are faster than every smaller one; the optimum is untouched.
+    """
+
+    def __init__(self, grid: PhaseGrid, latency_limit: float | None, kv_link_limit: float | None) -> None:
+        self.grid = grid
+        self.latency_limit = np.inf if latency_limit is None else latency_limit
+        self.kv_link_limit = np.inf if kv_link_limit is None else kv_link_limit
+        self.in_time = grid.feasible & (grid.latency <= self.latency_limit)
+        usable = self.in_time & (kv_rate_per_gpu(grid) <= self.kv_link_limit)
+        rows, columns = np.nonzero(usable)
+        gpus, rate = grid.gpus[rows], grid.request_rate[rows, columns]
+        best = best_per_size(gpus, rate, mapping_order(grid)[usable])
+        faster = np.ones(best.size, dtype=bool)
+        faster[1:] = rate[best][1:] > np.maximum.accumulate(rate[best])[:-1]
+        keep = best[faster]
+        self.rows, self.columns = rows[keep], columns[keep]
+        self.choices = Choices(gpus[keep], rate[keep])
+
+    def refusal(self) -> MatchPlan:
+        """The limit that leaves nothing, and the value of it that would leave something."""
+        grid, phase, name = self.grid, self.grid.phase, "FTL" if self.grid.phase == "prefill" else "TTL"
+        if not grid.feasible.any():
+            lacking = least(grid.memory_bytes - grid.memory_limit, ~grid.feasible)
+            text = f"no {phase} mapping fits in memory; the closest lacks {lacking:.4g} B per GPU"
+            return MatchPlan(status="infeasible", message=text, binds="memory", nearest=grid.memory_limit + lacking)
+        if not self.in_time.any():
+            best = least(grid.latency, grid.feasible)
+            text = (
+                f"no {phase} configuration meets the {name} limit of {self.latency_limit:g} s; "
+                f"the best {name} is {best:.4g} s"
+            )
+            return MatchPlan(status="infeasible", message=text, binds=name.lower(), nearest=best)
+        best = least(kv_rate_per_gpu(grid), self.in_time)
+        text = (
+            f"no {phase} configuration stays below the KV-link limit of {self.kv_link_limit:g} B/s per GPU; "
+            f"the least bandwidth needed is {best:.4g} B/s"
+        )
+        return MatchPlan(status="infeasible", message=text, binds="kv_link", nearest=best)
+
+    def pool(self, counts: Ints) -> Pool:
+        """The counts of ``choices`` as a pool."""
+        return Pool(
+            tuple(
+                (self.grid.instance(int(self.rows[i]), int(self.columns[i])), int(counts[i]))
+                for i in np.flatnonzero(counts)
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The two goals over the same choices."""
+
+    sides: tuple[_Side, _Side]
+    prices: tuple[float, float]  # NaN = none [USD/h]
+    gpu_budget: int | None
+    kinds: int | None
+    deadline: float  # of the monotonic clock [s]
+
+    def most(self) -> MatchPlan:
+        """Highest request rate within the budget, then fewest GPUs."""
+        refused = self._too_small()
+        if refused is not None:
+            return refused
+        first = self._most_rate()
+        plan = self._plan(first, goal="highest request rate")
+        if plan.deployment is None:
+            return plan
+        second = self._least_cost(plan.request_rate, (1.0, 1.0))
+        fewer = self._plan(second, goal="highest request rate, then fewest GPUs")
+        if fewer.deployment is None or fewer.total_gpus > plan.total_gpus:
+            return plan
+        proven = first.status == second.status == "optimal"
+        return replace(fewer, status="optimal" if proven else "feasible", gap=first.gap, bound=first.bound)
+
+    def cheapest(self, required_rate: float) -> MatchPlan:
+        """Fewest GPUs, or lowest cost where there are prices, for a required rate."""
+        if self.gpu_budget is not None:
+            refused = self._too_small()
+            if refused is not None:
+                return refused
+            most = self._plan(self._most_rate(), goal="highest request rate")
+            if most.status == "optimal" and most.request_rate < required_rate * (1 - RATE_TOLERANCE):
+                text = (
+                    f"{self.gpu_budget} GPUs do not reach {required_rate:g} requests/s; "
+                    f"the most that fits is {most.request_rate:.6g} requests/s"
+                )
+                return MatchPlan(status="infeasible", message=text, binds="required_rate", nearest=most.request_rate)
+        priced = not np.isnan(self.prices[0])
+        filling = self._least_cost(required_rate, self.prices if priced else (1.0, 1.0))
+        return self._plan(filling, goal="lowest cost" if priced else "fewest GPUs")
+
+    def _too_small(self) -> MatchPlan | None:
+        smallest = sum(int(side.choices.gpus.min()) for side in self.sides)
+        if self.gpu_budget is None or smallest <= self.gpu_budget:
+            return None
+        text = f"a budget of {self.gpu_budget} GPUs is too small; the smallest pair of instances needs {smallest} GPUs"
+        return MatchPlan(status="infeasible", message=text, binds="gpu_budget", nearest=smallest)
+
+    def _most_rate(self) -> Filling:
+        assert self.gpu_budget is not None
+        prefill, decode = (side.choices for side in self.sides)
+        return most_rate(prefill, decode, gpu_budget=self.gpu_budget, kinds=self.kinds, time_limit=self._time_left())
+
+    def _least_cost(self, required_rate: float, prices: tuple[float, float]) -> Filling:
+        prefill, decode = (side.choices for side in self.sides)
+        return least_cost(
+            prefill,
+            decode,
+            required_rate=required_rate,
+            prices=prices,
+            gpu_budget=self.gpu_budget,
+            kinds=self.kinds,
+            time_limit=self._time_left(),
+        )
+
+    def _time_left(self) -> float:
+        return max(self.deadline - time.monotonic(), 1e-3)
+
+    def _plan(self, filling: Filling, *, goal: str) -> MatchPlan:
+        if filling.status == "unsolved":
+            text = f"the time limit ended the search for the {goal} before any deployment was found"
+            return MatchPlan(status="unsolved", message=text, gap=filling.gap, bound=filling.bound)
+        prefill, decode = (side.pool(n) for side, n in zip(self.sides, (filling.prefill, filling.decode), strict=True))
+        rate, total = min(prefill.request_rate_per_s, decode.request_rate_per_s), prefill.gpus + decode.gpus
+        proof = "proven" if filling.status == "optimal" else "not proven, the time limit was reached"
+        return MatchPlan(
+            status=filling.status,
+            message=f"{goal}: {rate:.6g} requests/s on {prefill.gpus} prefill and {decode.gpus} decode GPUs ({proof})",
+            deployment=Deployment(prefill, decode),
+            request_rate=rate,
+            tokens_per_s_per_gpu=rate * self.sides[1].grid.osl / total,
+            total_gpus=total,
+            cost=self.prices[0] * prefill.gpus + self.prices[1] * decode.gpus,
+            gap=filling.gap,
+            bound=filling.bound,
+        )
+
+
+def _check(prefill: PhaseGrid, decode: PhaseGrid, *, gpu_budget: int | None, required_rate: float | None) -> None:
+    for grid, phase in ((prefill, "prefill"), (decode, "decode")):
+        if grid.phase != phase:
+            raise InputError(f"expected a {phase} grid, got a {grid.phase} grid")
+    check_same_case(prefill, decode)
+    if gpu_budget is None and required_rate is None:
+        raise InputError("give gpu_budget (to maximise the request rate) or required_rate (to minimise GPUs or cost)")
+
+
+def _check_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise InputError(f"{name} must be above 0, got {value:g}")
