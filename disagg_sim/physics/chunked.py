@@ -6,6 +6,7 @@ prompt, so stages work on different chunks of the same prompt at once.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,10 +59,6 @@ class _Cores(NamedTuple):
     last: Cost  # of the last chunk
 
 
-def _at(cost: Cost, take: Any) -> Cost:
-    return Cost(*(take(x) if np.ndim(x) else x for x in (cost.time, cost.compute, cost.memory, cost.communication, cost.latency)))
-
-
 def _chunk_cores(
     model: ModelSpec, rates: Rates, tp: Numeric, chunk_tokens: Numeric, prompts: Numeric, isl: float, form: str
 ) -> tuple[Cost, ...]:
@@ -69,25 +66,21 @@ def _chunk_cores(
     plan = ChunkPlan(*(np.asarray(x)[..., None] for x in chunk_plan(isl, chunk_tokens)))
     step = np.arange(int(np.max(plan.chunks)), dtype=float)
     live = step < plan.chunks
-    new = np.where(step < plan.chunks - 1, plan.size, plan.last)
-    past = np.minimum(step, plan.chunks - 1) * plan.size
-    tokens = Tokens(prompts=np.asarray(prompts)[..., None], new=new, past=past)
     last = (plan.chunks - 1).astype(int)
+    tokens = Tokens(
+        prompts=np.asarray(prompts)[..., None],
+        new=np.where(step < plan.chunks - 1, plan.size, plan.last),
+        past=np.minimum(step, plan.chunks - 1) * plan.size,
+    )
     costs: list[Cost] = []
     for kind in model.kinds:
         every = attention_cost(kind, rates, np.asarray(tp)[..., None], tokens, form)
         shape = np.broadcast_shapes(np.shape(every.time), live.shape)
-
-        def pick(where: Any, shape: tuple[int, ...] = shape) -> Any:
+        parts = [np.broadcast_to(getattr(every, f.name), shape) for f in fields(Cost)]
+        costs.append(Cost(*(np.sum(part * live, axis=-1) for part in parts)))
+        for where in (np.maximum(last - 1, 0), last):
             index = np.broadcast_to(where, (*shape[:-1], 1))
-            return lambda x: np.take_along_axis(np.broadcast_to(x, shape), index, axis=-1)[..., 0]
-
-        costs.append(_at(every, lambda x: np.sum(x * live, axis=-1)))
-        # floors are scalars per chunk: sum them too
-        floors = every.latency * plan.chunks[..., 0] if np.ndim(every.latency) == 0 else costs[-1].latency
-        costs[-1] = Cost(costs[-1].time, costs[-1].compute, costs[-1].memory, costs[-1].communication, floors)
-        costs.append(_at(every, pick(np.maximum(last - 1, 0))))
-        costs.append(_at(every, pick(last)))
+            costs.append(Cost(*(np.take_along_axis(part, index, axis=-1)[..., 0] for part in parts)))
     return tuple(costs)
 
 

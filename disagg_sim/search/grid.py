@@ -1,19 +1,44 @@
-"""The only owner of the axes: rows are mappings (and CPP chunk sizes), columns are batch sizes."""
+"""The only owner of the axes: rows are mappings (and CPP chunk sizes), columns are batch sizes.
+
+Grids are scored in blocks of rows that stay in cache; an infeasible point keeps its place, with its
+status and the bytes that it lacks.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import Instance, Mapping
+from disagg_sim.domain import Instance, Mapping, Status
+from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.load import load_efficiency, load_model, load_profile, load_system, resolve_precision
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.precision import Precision
+from disagg_sim.facts.profile import ProfileSpec
+from disagg_sim.physics.chunked import chunked_prefill_pass
+from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
+from disagg_sim.physics.layer import MLA_FORMS
+from disagg_sim.physics.memory import Residents, instance_bytes, memory_limit, resident_tokens
+from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.physics.rates import Rates, resolve_rates
+from disagg_sim.physics.roofline import Cost
+from disagg_sim.physics.work import Numeric
+from disagg_sim.search.mappings import MappingTable, mapping_table
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+#: Design points scored at once: small enough for the cache, large enough to hide numpy's overhead.
+BLOCK_POINTS = 32_768
+#: Chunk sizes that CPP tries. [token]
+CHUNK_TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+#: Batch sizes per doubling.
+BATCHES_PER_DOUBLING = 4
+#: No instance serves more sequences than this.
+MAX_BATCH = 2**20
 
 MAPPING_COLUMNS = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "chunk_tokens")
 
@@ -50,6 +75,7 @@ class PhaseGrid:
     bound: NDArray[np.int8]  # (rows, batches) index into ``BOUNDS``
     kv_bytes_per_request: float  # cache of one prompt of ``isl`` tokens, each element once [B]
     unique_gpus: Ints  # (rows,) GPUs of an instance that hold distinct cache [1]
+    inherited: bool = False  # whether any fit was made on another system
 
     @property
     def gpus(self) -> Ints:
@@ -75,3 +101,303 @@ class PhaseGrid:
             request_rate_per_s=float(self.request_rate[row, column]),
             memory_bytes=float(self.memory_bytes[row, column]),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A model on a system in one recipe and profile, with the rates that follow from them."""
+
+    model: ModelSpec
+    system: SystemSpec
+    precision: Precision
+    profile: ProfileSpec
+    rates: Rates
+    engine: str
+
+    @property
+    def memory_limit(self) -> float:
+        """What one GPU may hold. [B]"""
+        return memory_limit(self.system, self.profile)
+
+
+def setting(
+    model: ModelSpec | str, system: SystemSpec | str, precision: str, profile: str = "measured", engine: str | None = None
+) -> Setting:
+    """Load what names stand for, and resolve the rates.
+
+    Raises
+    ------
+    UnknownNameError, InputError
+        Unknown names; a recipe that the GPU cannot run; a fitted profile on a system without fits.
+    """
+    model_spec = load_model(model) if isinstance(model, str) else model
+    system_spec = load_system(system) if isinstance(system, str) else system
+    recipe = resolve_precision(precision, model_spec, system_spec)
+    profile_spec = load_profile(profile)
+    fits = load_efficiency(system_spec.name)
+    rates = resolve_rates(model_spec, system_spec, recipe, profile_spec, fits, engine or "")
+    return Setting(model_spec, system_spec, recipe, profile_spec, rates, engine or "")
+
+
+def batch_sizes(largest: int) -> Ints:
+    """Batches from 1 to at least ``largest``, four a doubling where integers allow. [request]
+
+    Examples
+    --------
+    >>> batch_sizes(20).tolist()
+    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20]
+    """
+    steps = np.arange(BATCHES_PER_DOUBLING) + BATCHES_PER_DOUBLING
+    sizes = np.unique(np.concatenate([steps * 2**k // BATCHES_PER_DOUBLING for k in range(MAX_BATCH.bit_length())]))
+    return sizes[: int(np.searchsorted(sizes, largest)) + 1].astype(np.int64)
+
+
+def _degrees(table: MappingTable) -> Degrees:
+    columns = (table.tp_attn, table.dp_attn, table.tp_ffn, table.ep, table.pp)
+    tp_attn, dp_attn, tp_ffn, ep, pp = (column[:, None].astype(float) for column in columns)
+    return Degrees(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=tp_ffn, ep=ep, pp=pp)
+
+
+def decode_memory(at: Setting, degrees: Degrees, batch: Numeric, *, isl: int, osl: int) -> Numeric:
+    """Bytes on the fullest GPU of a decode instance at its steady batch. [B]"""
+    sequences = np.ceil(batch / degrees.dp_attn)
+    live = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
+    residents = Residents(
+        sequences=sequences,
+        tokens=resident_tokens(sequences, isl, osl, at.profile.resident_deviations),
+        live=live,
+        live_total=np.minimum(live * degrees.dp_attn, batch),
+        emitted=live,
+    )
+    return instance_bytes(at.model, at.precision, at.profile, degrees, residents, at.profile.decode_imbalance)
+
+
+def prefill_memory(
+    at: Setting, degrees: Degrees, batch: Numeric, *, isl: int, chunk_tokens: Numeric, cached: bool = False
+) -> Numeric:
+    """Bytes on the fullest GPU of a prefill instance: the caches of ``2*pp*b`` prompts, running and leaving. [B]
+
+    ``cached`` adds the up-projected MLA keys and values of the pass that is in a stage.
+    """
+    prompts = np.ceil(batch / degrees.dp_attn)
+    microbatch = np.ceil(prompts / np.minimum(degrees.pp, prompts))
+    live = np.where(chunk_tokens > 0, prompts * np.minimum(chunk_tokens, isl), microbatch * isl)
+    resident = 2.0 * degrees.pp * prompts
+    residents = Residents(
+        sequences=resident,
+        tokens=resident * isl,
+        live=live,
+        live_total=np.minimum(live * degrees.dp_attn, batch * isl),
+        emitted=np.where(chunk_tokens > 0, prompts, microbatch),
+        expanded=prompts * isl if cached else 0.0,
+    )
+    return instance_bytes(at.model, at.precision, at.profile, degrees, residents, at.profile.prefill_imbalance)
+
+
+def batch_axis(
+    model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable, *, phase: str, isl: int, osl: int = 2,
+    precision: str, profile: str = "measured", engine: str | None = None,
+) -> Ints:  # fmt: skip
+    """Batch sizes from 1 to the memory limit of the most spacious mapping. [request]
+
+    At least one batch, even when nothing fits, so that the shortfall can be told.
+    """
+    at = setting(model, system, precision, profile, engine)
+    return _batch_axis(at, mappings, phase=phase, isl=isl, osl=osl)
+
+
+def _batch_axis(at: Setting, mappings: MappingTable, *, phase: str, isl: int, osl: int) -> Ints:
+    doublings = 2.0 ** np.arange(MAX_BATCH.bit_length())[None, :]
+    degrees = _degrees(mappings)
+
+    def fits(batch: Numeric) -> Any:
+        if phase == "decode":
+            memory = decode_memory(at, degrees, batch, isl=isl, osl=osl)
+        else:
+            chunk = np.where(degrees.pp > 1, min(CHUNK_TOKENS), 0)
+            memory = prefill_memory(at, degrees, batch, isl=isl, chunk_tokens=chunk)
+        return np.any(memory <= at.memory_limit, axis=0)
+
+    if not len(mappings):
+        return batch_sizes(1)
+    upper = doublings[0][fits(doublings)]
+    if not upper.size:
+        return batch_sizes(1)
+    sizes = batch_sizes(int(upper[-1]) * 2)
+    good = np.flatnonzero(fits(sizes[None, :].astype(float)))
+    return sizes[: int(good[-1]) + 1]
+
+
+def _check(isl: int, osl: int) -> None:
+    for name, value, least in (("isl", isl, 1), ("osl", osl, 2)):
+        if not float(value).is_integer() or value < least:
+            why = ": one output token is prefill only" if name == "osl" and value == 1 else ""
+            raise InputError(f"{name} {value} is out of range; allowed: a whole number of tokens from {least}{why}")
+
+
+def decode_grid(
+    model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable | Mapping | list[Mapping], *, isl: int,
+    osl: int, precision: str, profile: str = "measured", engine: str | None = None, batch: Any = None,
+    mla_form: str = "auto",
+) -> PhaseGrid:  # fmt: skip
+    """Score every decode configuration of ``mappings`` at every batch size.
+
+    Parameters
+    ----------
+    isl, osl
+        Input and output length. [token]
+    precision, profile, engine
+        Names of a recipe, a profile and, optionally, the engine whose fits come first.
+    batch
+        Batch sizes; by default four a doubling up to the memory limit. [request]
+    mla_form
+        "auto" (absorbed in decode) or a forced form.
+
+    Raises
+    ------
+    InputError, UnknownNameError
+        Values out of range, unknown names.
+    """
+    at = setting(model, system, precision, profile, engine)
+    table = mapping_table(mappings)
+    _check(isl, osl)
+    _check_form(mla_form)
+    sizes = _batch_axis(at, table, phase="decode", isl=isl, osl=osl) if batch is None else _given_batch(batch)
+    axis = sizes[None, :].astype(float)
+    shape = (len(table), sizes.size)
+    ttl, memory = np.empty(shape), np.empty(shape)
+    micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
+    for rows in _blocks(*shape):
+        degrees = _degrees(table[rows])
+        step = decode_step(at.model, at.rates, degrees, batch=axis, context=isl + osl / 2, mla_form=mla_form)
+        ttl[rows] = step.ttl
+        micro[rows] = step.microbatches
+        bound[rows] = _bound(step.cost)
+        memory[rows] = decode_memory(at, degrees, axis, isl=isl, osl=osl)
+    rate = axis / (ttl * (osl - 1))
+    return _phase_grid(at, "decode", table, isl, osl, sizes, ttl, rate, memory, micro, bound)
+
+
+def prefill_grid(
+    model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable | Mapping | list[Mapping], *, isl: int,
+    osl: int = 2, precision: str, profile: str = "measured", engine: str | None = None, batch: Any = None,
+    chunk_tokens: Any = None, mla_form: str = "auto",
+) -> PhaseGrid:  # fmt: skip
+    """Score every prefill configuration: each mapping unchunked and, with a pipeline, at every CPP chunk size.
+
+    Parameters as in ``decode_grid``; ``chunk_tokens`` lists chunk sizes to try beside 0 (unchunked).
+    Where MLA's form is free, chunked rows keep up-projected keys and values (``cached``) wherever that
+    is faster and fits. Chunks apply to mappings with pp > 1.
+    """
+    at = setting(model, system, precision, profile, engine)
+    table = mapping_table(mappings)
+    _check(isl, osl)
+    _check_form(mla_form)
+    sizes = _batch_axis(at, table, phase="prefill", isl=isl, osl=osl) if batch is None else _given_batch(batch)
+    table, chunks = _with_chunks(table, isl, CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
+    axis = sizes[None, :].astype(float)
+    shape = (len(table), sizes.size)
+    ftl, busy, memory = np.empty(shape), np.empty(shape), np.empty(shape)
+    micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
+    for rows in _blocks(*shape, split=int(np.sum(chunks == 0))):
+        degrees, chunk = _degrees(table[rows]), chunks[rows, None].astype(float)
+        prompts = np.ceil(axis / degrees.dp_attn)
+        if chunk[0, 0]:
+            scored = _score_chunked(at, degrees, axis, isl, chunk, mla_form)
+            micro[rows] = np.ceil(isl / np.minimum(chunk, isl))
+        else:
+            scored = (
+                prefill_pass(at.model, at.rates, degrees, batch=axis, isl=isl, mla_form=mla_form),
+                prefill_memory(at, degrees, axis, isl=isl, chunk_tokens=chunk),
+            )
+            micro[rows] = np.minimum(degrees.pp, prompts)
+        (ftl[rows], busy[rows], cost), memory[rows] = scored
+        bound[rows] = _bound(cost)
+    return _phase_grid(at, "prefill", table, isl, osl, sizes, ftl, axis / busy, memory, micro, bound, chunks)
+
+
+def _score_chunked(
+    at: Setting, degrees: Degrees, axis: Any, isl: int, chunk: Any, form: str
+) -> tuple[tuple[Any, Any, Cost], Any]:
+    """CPP rows; a free MLA form becomes ``cached`` where that is faster and fits."""
+    forms = ("auto", "cached") if form == "auto" and at.model.is_mla else (form,)
+    best, memory = None, None
+    for each in forms:
+        scored = chunked_prefill_pass(
+            at.model, at.rates, degrees, batch=axis, isl=isl, chunk_tokens=chunk, mla_form=each
+        )
+        held = prefill_memory(at, degrees, axis, isl=isl, chunk_tokens=chunk, cached=each == "cached")
+        if best is None:
+            best, memory = (scored.ftl, scored.busy, scored.cost), held
+            continue
+        take = (held <= at.memory_limit) & (scored.busy < best[1])
+        cost = Cost(*(np.where(take, getattr(scored.cost, n), getattr(best[2], n)) for n in _COST_PARTS))
+        best = (np.where(take, scored.ftl, best[0]), np.where(take, scored.busy, best[1]), cost)
+        memory = np.where(take, held, memory)
+    assert best is not None
+    return best, memory
+
+
+_COST_PARTS = ("time", "compute", "memory", "communication", "latency")
+
+
+def _with_chunks(table: MappingTable, isl: int, chunk_tokens: Any) -> tuple[MappingTable, Ints]:
+    """Rows of every (mapping, chunk size): all unchunked rows first, then the chunks of pipelines."""
+    sizes = sorted({int(c) for c in np.atleast_1d(chunk_tokens) if c})
+    if any(c < 1 for c in sizes):
+        raise InputError(f"chunk_tokens {min(sizes)} is out of range; allowed: 0 (unchunked) or a positive number of tokens")
+    deep = np.flatnonzero(table.pp > 1)
+    index, chunks = [np.arange(len(table))], [np.zeros(len(table), dtype=np.int64)]
+    for size in sizes:
+        if size < isl:
+            index.append(deep)
+            chunks.append(np.full(deep.size, size, dtype=np.int64))
+    return table[np.concatenate(index)], np.concatenate(chunks)
+
+
+def _blocks(rows: int, columns: int, split: int | None = None) -> list[slice]:
+    """Slices of rows of about ``BLOCK_POINTS`` points; none crosses ``split``."""
+    step = max(1, BLOCK_POINTS // max(columns, 1))
+    edges = [0, rows] if split is None else [0, split, rows]
+    return [
+        slice(i, min(i + step, end)) for start, end in zip(edges, edges[1:], strict=False) for i in range(start, end, step)
+    ]
+
+
+def _bound(cost: Cost) -> Any:
+    """Index of the largest of the four sums (order of ``BOUNDS``)."""
+    parts = np.broadcast_arrays(*(np.asarray(getattr(cost, n), dtype=float) for n in _COST_PARTS[1:]))
+    best, value = np.zeros(parts[0].shape, dtype=np.int8), parts[0]
+    for code, part in enumerate(parts[1:], start=1):
+        best = np.where(part > value, np.int8(code), best)
+        value = np.maximum(value, part)
+    return best
+
+
+def _given_batch(batch: Any) -> Ints:
+    sizes = np.unique(np.atleast_1d(batch))
+    if sizes.size == 0 or sizes[0] < 1 or np.any(sizes != np.floor(sizes)):
+        raise InputError(f"batch {np.atleast_1d(batch).tolist()} is out of range; allowed: whole numbers from 1")
+    return sizes.astype(np.int64)
+
+
+def _check_form(form: str) -> None:
+    if form not in MLA_FORMS:
+        raise InputError(f"mla_form {form!r} is unknown{nearest(form, MLA_FORMS)}; allowed: {', '.join(MLA_FORMS)}")
+
+
+def _phase_grid(
+    at: Setting, phase: str, table: MappingTable, isl: int, osl: int, batch: Ints, latency: Floats, rate: Floats,
+    memory: Floats, micro: Ints, bound: Any, chunks: Ints | None = None,
+) -> PhaseGrid:  # fmt: skip
+    status = np.where(memory > at.memory_limit, Status.OUT_OF_MEMORY, Status.OK).astype(np.int8)
+    shards = np.broadcast_to(unique_gpus(at.model, _degrees(table)), (len(table), 1))[:, 0]
+    return PhaseGrid(
+        phase=phase, model=at.model, system=at.system, precision=at.precision.name, profile=at.profile.name,
+        engine=at.engine, isl=int(isl), osl=int(osl), tp_attn=table.tp_attn, dp_attn=table.dp_attn, tp_ffn=table.tp_ffn,
+        ep=table.ep, pp=table.pp, chunk_tokens=np.zeros(len(table), dtype=np.int64) if chunks is None else chunks,
+        batch=batch, latency=latency, request_rate=rate, memory_bytes=memory, memory_limit=at.memory_limit,
+        microbatches=micro, status=status, bound=bound,
+        kv_bytes_per_request=kv_bytes_per_request(at.model, at.precision, isl), unique_gpus=shards.astype(np.int64),
+        inherited=at.rates.inherited,
+    )  # fmt: skip

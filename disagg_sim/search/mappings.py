@@ -1,0 +1,164 @@
+"""Every way to cut a model over the GPUs of an instance, and why the others are refused.
+
+Inside a pipeline stage ``tp_attn*dp_attn = tp_ffn*ep``: TP, EP, TEP (tp_attn > 1 with ep > 1), DEP
+(dp_attn > 1 with ep > 1) and every mixture of them; dense models have TP x PP.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.model import DenseFfn, ModelSpec, MoeFfn
+
+Ints = NDArray[np.int64]
+
+#: GPUs of an instance without pipeline; an NVL72 domain may be used whole, a pipeline may be longer.
+MAX_INSTANCE_GPUS = 64
+MAX_PIPELINE_GPUS = 128
+#: Degrees other than powers of two that a 72-GPU domain invites.
+ODD_DEGREES = (3, 6, 12, 24, 36, 48, 72)
+
+
+@dataclass(frozen=True, eq=False)
+class MappingTable:
+    """Mappings as columns, one row each, all of shape (rows,)."""
+
+    tp_attn: Ints
+    dp_attn: Ints
+    tp_ffn: Ints
+    ep: Ints
+    pp: Ints
+    refused: tuple[tuple[str, int], ...] = ()  # (reason, candidates refused for it)
+
+    def __len__(self) -> int:
+        """Rows."""
+        return int(self.tp_attn.size)
+
+    @overload
+    def __getitem__(self, rows: int) -> Mapping: ...
+    @overload
+    def __getitem__(self, rows: slice | NDArray[np.bool_] | Ints) -> MappingTable: ...
+    def __getitem__(self, rows: int | slice | NDArray[np.bool_] | Ints) -> Mapping | MappingTable:
+        """One mapping, or the table of some rows."""
+        columns = {name: getattr(self, name) for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")}
+        if isinstance(rows, int):
+            return Mapping(**{name: int(column[rows]) for name, column in columns.items()})
+        return MappingTable(**{name: column[rows] for name, column in columns.items()})
+
+    def __iter__(self) -> Iterator[Mapping]:
+        """Each mapping as a value object."""
+        return (self[row] for row in range(len(self)))
+
+    @property
+    def gpus(self) -> Ints:
+        """GPUs of one instance. [1]"""
+        return self.tp_attn * self.dp_attn * self.pp
+
+
+def mapping_table(mappings: MappingTable | Mapping | list[Mapping]) -> MappingTable:
+    """A table of single mappings; ``tp_attn*dp_attn`` must equal ``tp_ffn*ep``."""
+    if isinstance(mappings, MappingTable):
+        return mappings
+    rows = [mappings] if isinstance(mappings, Mapping) else list(mappings)
+    for m in rows:
+        if m.tp_attn * m.dp_attn != m.tp_ffn * m.ep:
+            raise InputError(
+                f"mapping tp_attn {m.tp_attn} x dp_attn {m.dp_attn} != tp_ffn {m.tp_ffn} x ep {m.ep}: "
+                "attention and FFN of a stage must use the same GPUs"
+            )
+    names = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
+    return MappingTable(**{n: np.array([getattr(m, n) for m in rows], dtype=np.int64) for n in names})
+
+
+def degrees(system: SystemSpec, limit: int) -> tuple[int, ...]:
+    """Degrees worth trying up to ``limit``: powers of two, and 3*2^k, 36, 72 in a 72-GPU domain."""
+    powers = [2**k for k in range(limit.bit_length()) if 2**k <= limit]
+    odd = [d for d in ODD_DEGREES if d <= limit] if system.nvlink_domain == 72 else []
+    return tuple(sorted({*powers, *odd}))
+
+
+def enumerate_mappings(model: ModelSpec, system: SystemSpec, *, max_gpus: int | None = None) -> MappingTable:
+    """All mappings of one instance of ``model`` on ``system``.
+
+    TP stays inside the NVLink domain; EP, DP attention and PP may leave it. At most 64 GPUs an
+    instance, 72 where that is one NVLink domain, 128 with PP; ``max_gpus`` lowers all three.
+    Candidates that are refused are counted by reason in ``refused``.
+
+    Raises
+    ------
+    InputError
+        ``max_gpus`` below 1.
+    """
+    if max_gpus is not None and max_gpus < 1:
+        raise InputError(f"max_gpus {max_gpus} is out of range; allowed: 1 or more")
+    flat_limit = min(max(MAX_INSTANCE_GPUS, 72 * (system.nvlink_domain == 72)), max_gpus or MAX_PIPELINE_GPUS)
+    deep_limit = min(MAX_PIPELINE_GPUS, max_gpus or MAX_PIPELINE_GPUS)
+    refused: Counter[str] = Counter()
+    rows: list[tuple[int, int, int, int, int]] = []
+    tried = degrees(system, flat_limit)
+    for pp in degrees(system, deep_limit):
+        if (reason := _pipeline_refusal(model, pp)) is not None:
+            refused[reason] += 1
+            continue
+        limit = flat_limit if pp == 1 else deep_limit // pp
+        for tp_attn in tried:
+            for dp_attn in tried if model.is_moe else (1,):
+                gpus = tp_attn * dp_attn
+                for ep in tried if model.is_moe else (1,):
+                    if gpus % ep:
+                        continue
+                    row = (tp_attn, dp_attn, gpus // ep, ep, pp)
+                    reason = (
+                        f"more than {limit} GPUs in a stage at pp {pp}" if gpus > limit else _stage_refusal(model, system, row)
+                    )
+                    if reason is None:
+                        rows.append(row)
+                    else:
+                        refused[reason] += 1
+    table = np.array(sorted(rows), dtype=np.int64).reshape(-1, 5)
+    return MappingTable(*table.T, refused=tuple(sorted(refused.items())))
+
+
+def _pipeline_refusal(model: ModelSpec, pp: int) -> str | None:
+    layers = len(model.layers)
+    if pp > layers:
+        return f"pp above {layers} layers"
+    if pp & (pp - 1) and layers % pp:
+        return f"pp {pp} does not divide {layers} layers"
+    return None
+
+
+def _stage_refusal(model: ModelSpec, system: SystemSpec, row: tuple[int, int, int, int, int]) -> str | None:
+    tp_attn, _, tp_ffn, ep, _ = row
+    if max(tp_attn, tp_ffn) > system.nvlink_domain:
+        return f"TP leaves the NVLink domain of {system.nvlink_domain}"
+    for kind in model.kinds:
+        attention, ffn = kind.attention, kind.ffn
+        if attention.q_heads % tp_attn:
+            return f"tp_attn does not divide {attention.q_heads} query heads"
+        if isinstance(ffn, DenseFfn):
+            if ffn.width % tp_attn:
+                return f"tp_attn does not divide the FFN width {ffn.width}"
+            continue
+        if (reason := _expert_refusal(ffn, tp_attn, tp_ffn, ep)) is not None:
+            return reason
+    return None
+
+
+def _expert_refusal(ffn: MoeFfn, tp_attn: int, tp_ffn: int, ep: int) -> str | None:
+    if ffn.experts % ep:
+        return f"ep does not divide {ffn.experts} experts"
+    if ffn.width % tp_ffn:
+        return f"tp_ffn does not divide the expert width {ffn.width}"
+    if ffn.shared_experts and (ffn.shared_experts * ffn.shared_width) % tp_attn:
+        return f"tp_attn does not divide the shared width {ffn.shared_experts * ffn.shared_width}"
+    return None
