@@ -1,0 +1,32 @@
+"""Plain aligned text for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+#: Columns of the output when it is no terminal.
+WIDE = 200
+
+
+def print_table(rows: Iterable[Sequence[object]], *, header: Sequence[str] = (), numeric: Sequence[int] = ()) -> None:
+    """Print rows in columns; ``numeric`` columns are flush right."""
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=bool(header), padding=(0, 2, 0, 0), pad_edge=False)
+    body = [[str(cell) for cell in row] for row in rows]
+    for index in range(max((len(row) for row in body), default=len(header))):
+        table.add_column(
+            header[index] if index < len(header) else "",
+            justify="right" if index in numeric else "left",
+            overflow="fold",
+        )
+    for row in body:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDE)
+    with console.capture() as text:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in text.get().splitlines()))

@@ -1,0 +1,70 @@
+"""What kind of spec a file holds, and whether it is sound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from disagg_sim.facts.load import (
+    load_efficiency,
+    load_model,
+    load_precision,
+    load_profile,
+    load_system,
+    load_traffic,
+)
+from disagg_sim.facts.yaml_files import DIRECTORIES, read_mapping, spec_error
+
+#: Kind -> keys that only such a file has.
+MARKS = {
+    "hardware": {"peak_flops", "hbm_capacity", "hbm_bandwidth", "nvlink_domain", "nic_bandwidth"},
+    "efficiency": {"system", "inherits", "gemm", "decode_attention", "collectives", "alltoall"},
+    "precision": {"attention_projection", "cache", "dispatch_bytes", "combine_bytes"},
+    "profile": {"fitted", "gemm_t0", "host", "elementwise_efficiency", "memory_utilisation"},
+    "model": {"hidden", "vocab", "layers", "max_context"},
+    "traffic": {"cases"},
+    "sweep": {"models", "systems", "limits", "modes"},
+}
+
+_LOADERS: dict[str, Callable[[Path], Any]] = {
+    "hardware": load_system,
+    "efficiency": load_efficiency,
+    "precision": load_precision,
+    "profile": load_profile,
+    "model": load_model,
+    "traffic": load_traffic,
+}
+
+
+def kind_of(path: Path) -> str:
+    """Kind of a file: by its directory when that is one of ours, else by its keys.
+
+    Raises
+    ------
+    SpecError
+        When neither tells, or the file is no mapping.
+    """
+    parents = path.resolve().parent.as_posix()
+    for kind, directory in sorted(DIRECTORIES.items(), key=lambda item: -len(item[1])):
+        if parents.endswith(f"/{directory}"):
+            return kind
+    keys = set(read_mapping(path))
+    kind = max(MARKS, key=lambda name: len(MARKS[name] & keys))
+    if not MARKS[kind] & keys:
+        raise spec_error(path, [f"keys of no known kind of file; known kinds: {', '.join(DIRECTORIES)}"])
+    return kind
+
+
+def check_file(path: Path) -> str:
+    """Load a file of facts and return its kind; a sweep, whose form another room knows, is not loaded.
+
+    Raises
+    ------
+    SpecError
+        With every fault of the file.
+    """
+    kind = kind_of(path)
+    if kind in _LOADERS:
+        _LOADERS[kind](path)
+    return kind
