@@ -45,8 +45,8 @@ class Lines:
             self._told = now
             rate = self._done / (now - self._begun)
             left = (self._total - self._done) / rate
-            share = self._done / self._total
-            self.note(f"{self._done:,} of {self._total:,} design points ({share:.0%}), {rate:,.0f}/s, {left:.0f} s left")
+            said = f"{self._done:,} of {self._total:,} design points ({self._done / self._total:.0%})"
+            self.note(f"{said}, {rate:,.0f}/s, {left:.0f} s left")
 
     def finish(self) -> None:
         """Print the total."""

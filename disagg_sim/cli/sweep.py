@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    name: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A sweep's YAML file, or the name of a shipped one.")],
-    out: Annotated[Path | None, typer.Option(help="Directory of the results; a run that stopped goes on there.")] = None,
+    name: Annotated[str, typer.Argument(metavar="FILE|NAME", help="YAML file of a sweep, or a shipped one's name.")],
+    out: Annotated[Path | None, typer.Option(help="Directory of the results; a stopped run goes on there.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; all cores by default.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the design points; compute nothing.")] = False,
     profile: Annotated[str, typer.Option(help="ideal, optimistic or measured, in place of the file's.")] = "",

@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from disagg_sim.facts import load
-from disagg_sim.search.grid import Ints, batch_axis, prefill_rows
+from disagg_sim.search.grid import CHUNK_TOKENS, Ints, batch_axis
 from disagg_sim.search.mappings import MappingTable, enumerate_mappings
 from disagg_sim.sweep.spec import BLOCK_POINTS, Limits, SweepSpec
 from disagg_sim.sweep.store import Key
@@ -149,10 +149,10 @@ def _plan_case(case: Case, block_points: int) -> CasePlan:
         phase = "prefill" if kind == PREFILL else "decode"
         batch = batch_axis(
             model, system, table, phase=phase, isl=case.isl, osl=case.osl,
-            precision=case.precision, profile=case.profile,
+            precision=case.precision, profile=case.profile, engine=case.engine or None,
         )  # fmt: skip
-        rows = prefill_rows(model, system, table, isl=case.isl) if kind == PREFILL else None
-        points = [batch.size if rows is None else batch.size * int(rows[i]) for i in range(len(table))]
+        chunked = sum(size < case.isl for size in CHUNK_TOKENS) if kind == PREFILL else 0
+        points = [batch.size * (1 + chunked * (pp > 1)) for pp in table.pp.tolist()]
         cuts = _cut(points, block_points)
         candidates = tuple(block.key for block in blocks.get(PREFILL, ()))
         blocks[kind] = tuple(

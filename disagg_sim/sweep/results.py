@@ -12,13 +12,14 @@ import json
 import math
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disagg_sim.errors import InfeasibleError, StoreError
 from disagg_sim.facts import load
+from disagg_sim.search.grid import setting
 from disagg_sim.serving.points import pareto_front
 from disagg_sim.sweep.compute import ABOVE_FTL, ABOVE_NIC, ABOVE_TTL, OUT_OF_MEMORY
 from disagg_sim.sweep.plan import Case, CasePlan, SweepPlan, code_digest, spec_digests
@@ -38,12 +39,17 @@ class CaseResult:
     frontier: pd.DataFrame  # columns of ``points/`` and ``inherited_fits``
     prefill: Tally
     decode: Tally
-    inherited_fits: str  # system whose fits were used in place of the case's own; "" = its own
+    fits: tuple[str, ...]  # provenance of every fit behind its times
 
     @property
     def total(self) -> Tally:
         """Both phases."""
         return add_up((self.prefill, self.decode))
+
+    @property
+    def inherited_fits(self) -> tuple[str, ...]:
+        """The fits that were made on another system than the case's."""
+        return tuple(fit for fit in self.fits if "inherited from" in fit)
 
     @property
     def verdict(self) -> str:
@@ -83,12 +89,10 @@ def collect(plan: SweepPlan, store: Store) -> SweepResult:
     return SweepResult(plan=plan, cases=tuple(_collect_case(case, store) for case in plan.cases))
 
 
-def inherited_fits(case: Case) -> str:
-    """The system whose measurements stand in for those of the case's own; "" when none do."""
-    if not load.load_profile(case.profile).fitted:
-        return ""
-    efficiency = load.load_efficiency(case.system)
-    return efficiency.measured_on if efficiency is not None and efficiency.inherited else ""
+def fits_used(case: Case) -> tuple[str, ...]:
+    """Provenance of every fit behind the case's times; empty for a profile without fits."""
+    model = load.load_model(case.model)
+    return setting(model, case.system, case.precision, case.profile, case.engine or None).rates.fits
 
 
 def write_tables(result: SweepResult, root: Path, *, seconds: float) -> None:
@@ -127,14 +131,16 @@ def _collect_case(plan: CasePlan, store: Store) -> CaseResult:
         points = store.read(block.key)
         if len(points):
             fronts = [pareto_front(pd.concat([*fronts, pareto_front(points)], ignore_index=True))]
-    inherited = inherited_fits(plan.case)
-    return CaseResult(
+    fits = fits_used(plan.case)
+    frontier = fronts[0] if fronts else pd.DataFrame()
+    result = CaseResult(
         plan=plan,
-        frontier=fronts[0].assign(inherited_fits=inherited) if fronts else pd.DataFrame(),
+        frontier=frontier,
         prefill=add_up(Tally.from_json(store.note(block.key)) for block in plan.prefill),
         decode=add_up(Tally.from_json(store.note(block.key)) for block in plan.decode),
-        inherited_fits=inherited,
+        fits=fits,
     )
+    return replace(result, frontier=frontier.assign(inherited_fits="; ".join(result.inherited_fits)))
 
 
 def _verdict(result: CaseResult) -> str:
@@ -199,7 +205,7 @@ def _detail(item: Removal, ftl: float, ttl: float, nic: float) -> str:
     if item.reason == ABOVE_NIC:
         return f"the closest needs {(nic + item.shortfall) / GB:.4g} GB/s, limit {nic / GB:g} GB/s"
     limit = ftl if item.reason == ABOVE_FTL else ttl
-    return f"the closest takes {limit + item.shortfall:.4g} s, limit {limit:g} s"
+    return f"the closest takes {limit + item.shortfall:.6g} s, limit {limit:g} s"
 
 
 def _manifest(result: SweepResult, seconds: float) -> dict[str, Any]:
@@ -234,6 +240,6 @@ def _case_entry(case: CaseResult) -> dict[str, Any]:
         "frontier": len(case.frontier),
         "compute_seconds": round(total.seconds, 3),
         "points_per_compute_second": round(total.computed / total.seconds) if total.seconds else 0,
-        "inherited_fits": case.inherited_fits,
+        "fits": case.fits,
         "verdict": case.verdict,
     }
