@@ -6,7 +6,6 @@ prompt, so stages work on different chunks of the same prompt at once.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,17 +15,19 @@ from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.phases import (
     Degrees,
+    LayerTimes,
     PrefillPass,
-    _attention_side,
-    _layer_costs,
-    _slowest_stage,
-    _whole_pass,
+    AttentionSide,
     attention_cost,
+    attention_side,
+    join_experts,
+    slowest_stage,
+    with_ends,
 )
 from disagg_sim.physics.rates import Rates
-from disagg_sim.physics.roofline import Cost
+from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.stages import stage_table
-from disagg_sim.physics.tabulate import tabulate
+from disagg_sim.physics.tabulate import Levels, tabulate
 from disagg_sim.physics.work import Numeric
 
 
@@ -52,17 +53,18 @@ def chunk_plan(isl: float, chunk_tokens: Numeric) -> ChunkPlan:
 
 
 class _Cores(NamedTuple):
-    """Scores and values of all chunks of one layer."""
+    """Scores and values of all chunks of one layer of each kind. [s]"""
 
-    whole: Cost  # summed over the chunks
-    full: Cost  # of the last chunk of full size
-    last: Cost  # of the last chunk
+    whole: tuple[Numeric, ...]  # summed over the chunks
+    full: tuple[Numeric, ...]  # of the last chunk of full size
+    last: tuple[Numeric, ...]  # of the last chunk
+    sums: Sums  # of every chunk and layer
 
 
 def _chunk_cores(
     model: ModelSpec, rates: Rates, tp: Numeric, chunk_tokens: Numeric, prompts: Numeric, isl: float, form: str
-) -> tuple[Cost, ...]:
-    """Per kind the three costs of ``_Cores``; the chunks are a trailing axis that is summed away."""
+) -> _Cores:
+    """Attention of every chunk; the chunks are a trailing axis that is summed away."""
     plan = ChunkPlan(*(np.asarray(x)[..., None] for x in chunk_plan(isl, chunk_tokens)))
     step = np.arange(int(np.max(plan.chunks)), dtype=float)
     live = step < plan.chunks
@@ -72,84 +74,91 @@ def _chunk_cores(
         new=np.where(step < plan.chunks - 1, plan.size, plan.last),
         past=np.minimum(step, plan.chunks - 1) * plan.size,
     )
-    costs: list[Cost] = []
-    for kind in model.kinds:
-        every = attention_cost(kind, rates, np.asarray(tp)[..., None], tokens, form)
-        shape = np.broadcast_shapes(np.shape(every.time), live.shape)
-        parts = [np.broadcast_to(getattr(every, f.name), shape) for f in fields(Cost)]
-        costs.append(Cost(*(np.sum(part * live, axis=-1) for part in parts)))
-        for where in (np.maximum(last - 1, 0), last):
+    times: list[list[Numeric]] = [[], [], []]
+    sums = Sums()
+    for kind, count in zip(model.kinds, model.kind_counts, strict=True):
+        cost = attention_cost(kind, rates, np.asarray(tp)[..., None], tokens, form)
+        shape = np.broadcast_shapes(np.shape(cost.time), live.shape)
+        every = np.broadcast_to(cost.time, shape)
+        times[0].append(np.sum(every * live, axis=-1))
+        for chosen, where in zip(times[1:], (np.maximum(last - 1, 0), last), strict=True):
             index = np.broadcast_to(where, (*shape[:-1], 1))
-            costs.append(Cost(*(np.take_along_axis(part, index, axis=-1)[..., 0] for part in parts)))
-    return tuple(costs)
+            chosen.append(np.take_along_axis(every, index, axis=-1)[..., 0])
+        sums = sums.plus(Sums(*(np.sum(part * live, axis=-1) for part in cost.sums)), count)
+    return _Cores(*(tuple(part) for part in times), sums)
 
 
 def chunked_prefill_pass(
     model: ModelSpec, rates: Rates, degrees: Degrees, *, batch: Numeric, isl: float, chunk_tokens: Numeric,
     mla_form: str = "auto",
 ) -> PrefillPass:  # fmt: skip
-    """CPP: ``FTL = sum(t_i) + (p-1)*max(t_i)``, busy time sum(t_i) of the slowest stage.
+    """CPP: ``FTL = host + sum(t_i) + (p-1)*(max(t_i) + hop)``; busy is host + sum(t_i) of the slowest stage.
 
     A chunk takes ``chunk_tokens`` of each of the prompts of a rank. Attention re-reads what came
     before; MLA re-projects it (``naive``), works in latent space (``absorbed``) or kept it
-    (``cached``). The head runs once, after the last chunk. The steady stream leaves no bubble, so
-    an instance takes a new pass every ``busy`` seconds.
+    (``cached``). The head runs once, after the last chunk, and host work hides behind the chunks in
+    flight. The steady stream leaves no bubble, so an instance takes a new pass every ``busy`` seconds.
     """
     pp = degrees.pp
     prompts = np.ceil(batch / degrees.dp_attn)
+    levels = Levels(prompts)
     plan = chunk_plan(isl, chunk_tokens)
 
-    def linear(size: Numeric) -> Any:
-        def side(tp: Numeric, new: Numeric, sequences: Numeric) -> tuple[Cost, ...]:
+    def linear(size: Numeric) -> LayerTimes:
+        def side(tp: Numeric, new: Numeric, sequences: Numeric) -> AttentionSide:
             tokens = Tokens(prompts=sequences, new=new, emitted=sequences)
-            return _attention_side(model, rates, tp, tokens, mla_form, "prefill", core=False)
+            return attention_side(model, rates, tp, tokens, mla_form, "prefill", core=False)
 
-        total = np.minimum(prompts * degrees.dp_attn, batch) * size
-        return _layer_costs(
-            model, rates, degrees, phase="prefill",
-            attention_side=tabulate(side, (degrees.tp_attn, size), prompts),
-            rank_tokens=prompts * size, total_tokens=total,
+        return join_experts(
+            model, rates, degrees, tabulate(side, (degrees.tp_attn, size), levels), phase="prefill",
+            rank=Levels(prompts * size), total=Levels(np.minimum(prompts * degrees.dp_attn, batch) * size),
         )  # fmt: skip
 
-    def cores(tp: Numeric, size: Numeric, sequences: Numeric) -> tuple[Cost, ...]:
+    def cores(tp: Numeric, size: Numeric, sequences: Numeric) -> _Cores:
         return _chunk_cores(model, rates, tp, size, sequences, isl, mla_form)
 
     full = linear(plan.size)
     final = linear(plan.last) if np.any(plan.last != plan.size) else full
-    attention = tabulate(cores, (degrees.tp_attn, chunk_tokens), prompts)
+    attention = tabulate(cores, (degrees.tp_attn, chunk_tokens), levels)
+    before = plan.chunks - 1
+    busy, largest = _busy_and_largest(model, pp, before, full, final, attention)
+    busy = busy + rates.profile.host
+    hop = hop_cost(prompts * plan.size, model.hidden, degrees.gpus, rates) * (pp - 1)
+    sums = full.sums.plus(full.sums, before - 1).plus(final.sums).plus(attention.sums)
+    return PrefillPass(busy + (pp - 1) * largest + hop.time, busy, with_ends(rates, sums, hop))
+
+
+def _busy_and_largest(
+    model: ModelSpec, pp: Numeric, before: Numeric, full: LayerTimes, final: LayerTimes, attention: _Cores
+) -> tuple[Numeric, Numeric]:
+    """``sum(t_i)`` and ``max(t_i)`` over the chunks of a pass in the slowest stage. [s]"""
     table = stage_table(model, pp)
-    host = rates.profile.host
+    per_layer = [
+        before * full.layers[i] + final.layers[i] + attention.whole[i] for i in range(len(model.kinds))
+    ]
+    one_full = [full.layers[i] + attention.full[i] for i in range(len(model.kinds))]
+    one_last = [final.layers[i] + attention.last[i] for i in range(len(model.kinds))]
     busy: Numeric = 0.0
     largest: Numeric = 0.0
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
-        whole = (plan.chunks - 1) * (first * full.embedding.time + host) + host
-        one = first * full.embedding.time + host
-        end = first * final.embedding.time + last * final.head.time + host
-        whole = whole + first * final.embedding.time + last * final.head.time
+        whole = first * (before * full.embedding + final.embedding) + last * final.head
+        ordinary = first * full.embedding
+        closing = first * final.embedding + last * final.head
         for index in range(len(model.kinds)):
-            core = _Cores(*attention[3 * index : 3 * index + 3])
             count = counts[..., index]
-            whole = whole + count * (
-                (plan.chunks - 1) * full.kinds[index].time + final.kinds[index].time + core.whole.time
-            )
-            one = one + count * (full.kinds[index].time + core.full.time)
-            end = end + count * (final.kinds[index].time + core.last.time)
+            whole = whole + count * per_layer[index]
+            ordinary = ordinary + count * one_full[index]
+            closing = closing + count * one_last[index]
         busy = np.maximum(busy, whole)
-        largest = np.maximum(largest, np.maximum(np.where(plan.chunks > 1, one, 0.0), end))
-    hop = hop_cost(prompts * plan.size, model.hidden, degrees.gpus, rates) * (pp - 1)
-    total = hop + final.head + Cost(time=host * pp * plan.chunks, latency=host * pp * plan.chunks)
-    total = total + full.embedding * (plan.chunks - 1) + final.embedding
-    for index, count in enumerate(model.kind_counts):
-        layers = full.kinds[index] * (plan.chunks - 1) + final.kinds[index] + attention[3 * index]
-        total = total + layers * count
-    return PrefillPass(busy + (pp - 1) * largest + hop.time, busy, total)
+        largest = np.maximum(largest, np.maximum(np.where(before > 0, ordinary, 0.0), closing))
+    return busy, largest
 
 
 class MixedStep(NamedTuple):
     """One step of B decodes and a chunk of prefill."""
 
     time: Numeric  # [s]
-    cost: Cost
+    sums: Sums
 
 
 def mixed_step(
@@ -175,12 +184,11 @@ def mixed_step(
         emitted=decodes + prompts,
     )  # fmt: skip
     phase = "prefill" if has_prefill else "decode"
-    side = _attention_side(model, rates, degrees.tp_attn, tokens, mla_form, phase)
-    total_tokens = micro + chunk_tokens / microbatches
-    costs = _layer_costs(
-        model, rates, degrees, phase=phase, attention_side=side, rank_tokens=tokens.linear, total_tokens=total_tokens
-    )
-    stage = _slowest_stage(model, rates, pp, costs)
+    times = join_experts(
+        model, rates, degrees, attention_side(model, rates, degrees.tp_attn, tokens, mla_form, phase), phase=phase,
+        rank=Levels(tokens.linear), total=Levels(micro + chunk_tokens / microbatches),
+    )  # fmt: skip
+    stage = slowest_stage(model, pp, times)
     hop = hop_cost(tokens.linear, model.hidden, degrees.gpus, rates) * np.where(np.asarray(pp) > 1, pp, 0.0)
-    time = np.maximum(microbatches, pp) * stage + hop.time
-    return MixedStep(time, _whole_pass(model, rates, pp, costs, hop))
+    time = np.maximum(microbatches, pp) * stage + rates.profile.host + hop.time
+    return MixedStep(time, with_ends(rates, times.sums, hop))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from disagg_sim.physics.collective import (
 )
 from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.rates import AllToAllRate, LinkCurve, Rates
-from disagg_sim.physics.roofline import NOTHING, Cost, Rate, blend, operator_cost
+from disagg_sim.physics.roofline import NOTHING, Cost, Rate, Sums, blend, operator_cost
 from disagg_sim.physics.work import Numeric
 
 #: Switches of Blackwell and Hopper NVLink domains can reduce (NVLS); A100's and point-to-point meshes cannot.
@@ -35,14 +34,14 @@ def kernel_cost(op: Operator, rates: Rates) -> Cost:
             ramp = 1.0 + attention.s_half / op.keys
             compute = op.work.flops / attention.flops * ramp
             memory = op.work.hbm_bytes / attention.bandwidth
-            return Cost(attention.t0 + np.maximum(compute, memory), compute, memory, 0.0, attention.t0)
+            return Cost(attention.t0 + np.maximum(compute, memory), Sums(compute, memory, 0.0, attention.t0))
         case "decode_attention":
             attention = rates.decode_attention
             return operator_cost(op.work, Rate(attention.flops, attention.bandwidth, attention.t0, np.inf))
         case "elementwise" | "copy":
             memory = op.work.hbm_bytes / rates.elementwise_bandwidth
             floor = rates.profile.elementwise_latency if op.kind == "elementwise" else 0.0
-            return Cost(floor + memory, 0.0, memory, 0.0, floor)
+            return Cost(floor + memory, Sums(0.0, memory, 0.0, floor))
         case "all_reduce":
             return all_reduce_cost(op.size, op.ranks, rates)
     raise ValueError(f"no cost for operator kind {op.kind!r}")
@@ -61,12 +60,13 @@ def cheapest(alternatives: Iterable[Cost]) -> Cost:
     best, *others = alternatives
     for other in others:
         faster = other.time < best.time
-        best = Cost(*(np.where(faster, getattr(other, f.name), getattr(best, f.name)) for f in fields(Cost)))
+        sums = Sums(*(np.where(faster, new, old) for new, old in zip(other.sums, best.sums, strict=True)))
+        best = Cost(np.where(faster, other.time, best.time), sums)
     return best
 
 
 def _wire_cost(transfer: Transfer) -> Cost:
-    return Cost(transfer.time, 0.0, 0.0, transfer.wire, transfer.latency)
+    return Cost(transfer.time, Sums(0.0, 0.0, transfer.wire, transfer.latency))
 
 
 def all_reduce_cost(size: Numeric, n: Numeric, rates: Rates) -> Cost:
@@ -111,7 +111,7 @@ def expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, rates: Rates) -> Cos
         compute, memory = op.work.flops / flops, op.work.hbm_bytes / bandwidth
         if np.all(q == q.flat[0]):
             q = float(q.flat[0])
-        costs.append(Cost(t0 + blend(compute, memory, q), compute, memory, 0.0, t0))
+        costs.append(Cost(t0 + blend(compute, memory, q), Sums(compute, memory, 0.0, t0)))
     return cheapest(costs)
 
 
@@ -160,7 +160,7 @@ def exchange_cost(
     )
     if rates.prepare is not None:
         delay = np.where(ep > 1, rates.prepare.at(ep)[0] + rates.prepare_per_token * tokens, 0.0)
-        dispatch = dispatch + Cost(time=delay, latency=delay)
+        dispatch = dispatch + Cost(delay, Sums(latency=delay))
     if np.any(np.asarray(tp_ffn) > 1):
         group = tokens * gpus * (1.0 - (1.0 - 1.0 / ep) ** top_k)
         size = group * hidden

@@ -16,14 +16,10 @@ from disagg_sim.physics import layer
 from disagg_sim.physics.cost import cheapest, exchange_cost, expert_cost, hop_cost, total_cost
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.rates import Rates
-from disagg_sim.physics.roofline import NOTHING, Cost
+from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.stages import stage_table
-from disagg_sim.physics.tabulate import tabulate
+from disagg_sim.physics.tabulate import Levels, tabulate
 from disagg_sim.physics.work import Numeric
-
-#: Share of the shorter of compute and communication that two-batch overlap leaves exposed (section 5, assumption).
-TWO_BATCH_EXPOSED = 0.1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
@@ -51,7 +47,7 @@ class DecodeStep(NamedTuple):
 
     ttl: Numeric  # token-to-token latency [s]
     microbatches: Numeric  # [1]
-    cost: Cost  # of the whole pass; its four sums name the bound
+    sums: Sums  # of the whole pass; the largest names its bound [s]
 
 
 class PrefillPass(NamedTuple):
@@ -59,42 +55,26 @@ class PrefillPass(NamedTuple):
 
     ftl: Numeric  # first-token latency, no queue [s]
     busy: Numeric  # of the slowest stage: the instance starts a pass this often [s]
-    cost: Cost  # of the whole pass
+    sums: Sums  # of the whole pass [s]
 
 
-class _LayerCosts(NamedTuple):
-    """Costs of one layer of each kind, and of the ends of the model, for one micro-batch."""
+class LayerTimes(NamedTuple):
+    """Times of one layer of each kind and of the model's ends, for one micro-batch; sums of the whole pass. [s]"""
 
-    kinds: tuple[Cost, ...]
-    embedding: Cost
-    head: Cost
+    layers: tuple[Numeric, ...]
+    embedding: Numeric
+    head: Numeric
+    sums: Sums
 
 
-def _attention_side(
-    model: ModelSpec, rates: Rates, tp: Numeric, tokens: Tokens, form: str, phase: str, *, core: bool = True
-) -> tuple[Cost, ...]:
-    """Per kind (everything on the attention ranks, shared experts alone), then embedding and head."""
-    precision = rates.precision
-    hidden = rates.profile.all_reduce_hidden_fraction if phase == "prefill" else 0.0
-    linear = tokens.linear
-    costs: list[Cost] = []
-    for kind in model.kinds:
-        attention = total_cost(layer.projections(model, kind, precision, tp, linear), rates)
-        if core:
-            attention = attention + attention_cost(kind, rates, tp, tokens, form)
-        ffn, shared = kind.ffn, NOTHING
-        if isinstance(ffn, DenseFfn):
-            local = total_cost(layer.dense_ffn(model, ffn, precision, tp, linear), rates)
-        else:
-            local = total_cost(layer.moe_local(model, ffn, precision, tp, linear), rates)
-            shared = total_cost(layer.shared_experts(model, ffn, precision, tp, linear), rates)
-        own = attention + local + total_cost([layer.elementwise(model, kind, tp, linear)], rates)
-        if hidden:
-            own = Cost(own.time - hidden * own.communication, own.compute, own.memory, own.communication, own.latency)
-        costs += [own, shared]
-    costs.append(total_cost([layer.embedding(model, precision, linear)], rates))
-    costs.append(total_cost([layer.head(model, precision, tp, tokens.emitted)], rates))
-    return tuple(costs)
+class AttentionSide(NamedTuple):
+    """The attention ranks' part of ``LayerTimes``: ``shared`` experts apart, as they may hide dispatch."""
+
+    layers: tuple[Numeric, ...]
+    shared: tuple[Numeric, ...]
+    embedding: Numeric
+    head: Numeric
+    sums: Sums
 
 
 def attention_cost(kind: LayerKind, rates: Rates, tp: Numeric, tokens: Tokens, form: str) -> Cost:
@@ -111,77 +91,107 @@ def attention_cost(kind: LayerKind, rates: Rates, tp: Numeric, tokens: Tokens, f
     return total
 
 
-def _layer_costs(
-    model: ModelSpec, rates: Rates, degrees: Degrees, *, phase: str, attention_side: tuple[Cost, ...],
-    rank_tokens: Numeric, total_tokens: Numeric,
-) -> _LayerCosts:  # fmt: skip
-    """Join the attention side with experts and their exchange."""
-    kinds: list[Cost] = []
-    for index, kind in enumerate(model.kinds):
-        own, shared = attention_side[2 * index : 2 * index + 2]
-        if isinstance(kind.ffn, MoeFfn):
-            own = own + _moe_cost(model, kind.ffn, rates, degrees, phase, shared, rank_tokens, total_tokens)
-        kinds.append(own)
-    return _LayerCosts(tuple(kinds), *attention_side[-2:])
+def attention_side(
+    model: ModelSpec, rates: Rates, tp: Numeric, tokens: Tokens, form: str, phase: str, *, core: bool = True
+) -> AttentionSide:
+    """Everything on the attention ranks; ``core = False`` leaves scores and values out (chunks add their own)."""
+    precision, linear = rates.precision, tokens.linear
+    hidden = rates.profile.all_reduce_hidden_fraction if phase == "prefill" else 0.0
+    ends = [
+        total_cost([layer.embedding(model, precision, linear)], rates),
+        total_cost([layer.head(model, precision, tp, tokens.emitted)], rates),
+    ]
+    sums = ends[0].sums.plus(ends[1].sums)
+    layers: list[Numeric] = []
+    shared: list[Numeric] = []
+    for kind, count in zip(model.kinds, model.kind_counts, strict=True):
+        own = total_cost(layer.projections(model, kind, precision, tp, linear), rates)
+        apart = NOTHING
+        if isinstance(kind.ffn, DenseFfn):
+            own = own + total_cost(layer.dense_ffn(model, kind.ffn, precision, tp, linear), rates)
+        else:
+            own = own + total_cost(layer.moe_local(model, kind.ffn, precision, tp, linear), rates)
+            apart = total_cost(layer.shared_experts(model, kind.ffn, precision, tp, linear), rates)
+        own = own + total_cost([layer.elementwise(model, kind, tp, linear)], rates)
+        time = own.time - hidden * own.sums.communication
+        if core:
+            scores = attention_cost(kind, rates, tp, tokens, form)
+            own, time = own + scores, time + scores.time
+        layers.append(time)
+        shared.append(apart.time)
+        sums = sums.plus(own.sums, count).plus(apart.sums, count)
+    return AttentionSide(tuple(layers), tuple(shared), ends[0].time, ends[1].time, sums)
 
 
-def _moe_cost(
-    model: ModelSpec, ffn: MoeFfn, rates: Rates, degrees: Degrees, phase: str, shared: Cost, rank_tokens: Numeric,
-    total_tokens: Numeric,
-) -> Cost:  # fmt: skip
-    """Routed and shared experts with dispatch and combine."""
+def join_experts(
+    model: ModelSpec, rates: Rates, degrees: Degrees, side: AttentionSide, *, phase: str, rank: Levels, total: Levels
+) -> LayerTimes:
+    """Add routed experts and their exchange to the attention side.
+
+    ``rank`` counts the tokens of one attention rank, ``total`` those of all ranks of the stage. The
+    shared expert hides dispatch where the profile says so (physics page, section 5, overlap rules).
+    """
+    layers, sums = list(side.layers), side.sums
+    for index, (kind, count) in enumerate(zip(model.kinds, model.kind_counts, strict=True)):
+        if not isinstance(kind.ffn, MoeFfn):
+            continue
+        routed, routed_sums = _routed(model, kind.ffn, rates, degrees, phase, total)
+        dispatch, combine, exchange_sums = _exchange(model, kind.ffn, rates, degrees, phase, rank)
+        hides = side.shared[index]
+        if rates.profile.shared_expert_overlaps_dispatch:
+            together = np.maximum(hides, dispatch)
+        else:
+            together = hides + dispatch
+        layers[index] = layers[index] + routed + together + combine
+        sums = sums.plus(routed_sums, count).plus(exchange_sums, count)
+    return LayerTimes(tuple(layers), side.embedding, side.head, sums)
+
+
+def _routed(
+    model: ModelSpec, ffn: MoeFfn, rates: Rates, degrees: Degrees, phase: str, total: Levels
+) -> tuple[Numeric, Sums]:
     profile = rates.profile
     imbalance = profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance
 
-    def experts(tp_ffn: Numeric, ep: Numeric, tokens: Numeric) -> tuple[Cost]:
-        op = layer.routed_experts(
-            model, ffn, rates.precision, ep=ep, tp_ffn=tp_ffn, tokens=tokens, imbalance=imbalance
-        )
-        return (expert_cost(op, ep, tp_ffn, rates),)
+    def experts(tp_ffn: Numeric, ep: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
+        op = layer.routed_experts(model, ffn, rates.precision, ep=ep, tp_ffn=tp_ffn, tokens=tokens, imbalance=imbalance)
+        cost = expert_cost(op, ep, tp_ffn, rates)
+        return cost.time, cost.sums
 
-    def exchange(tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric) -> tuple[Cost, Cost]:
-        return exchange_cost(
+    return tabulate(experts, (degrees.tp_ffn, degrees.ep), total)
+
+
+def _exchange(
+    model: ModelSpec, ffn: MoeFfn, rates: Rates, degrees: Degrees, phase: str, rank: Levels
+) -> tuple[Numeric, Numeric, Sums]:
+    if np.all(np.asarray(degrees.dp_attn) == 1):
+        return 0.0, 0.0, Sums()
+
+    def exchange(tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric) -> tuple[Numeric, Numeric, Sums]:
+        dispatch, combine = exchange_cost(
             tokens / tp, phase=phase, ep=ep, tp_ffn=tp_ffn, gpus=tp * dp, exchanges=np.where(dp > 1, 1.0, 0.0),
             hidden=model.hidden, top_k=ffn.top_k, rates=rates,
         )  # fmt: skip
+        return dispatch.time, combine.time, dispatch.sums.plus(combine.sums)
 
-    (routed,) = tabulate(experts, (degrees.tp_ffn, degrees.ep), total_tokens)
-    dispatch, combine = tabulate(
-        exchange, (degrees.tp_attn, degrees.dp_attn, degrees.tp_ffn, degrees.ep), rank_tokens
-    )
-    hidden = np.minimum(shared.time, dispatch.time) if profile.shared_expert_overlaps_dispatch else 0.0
-    total = routed + shared + dispatch + combine
-    return Cost(total.time - hidden, total.compute, total.memory, total.communication, total.latency)
+    return tabulate(exchange, (degrees.tp_attn, degrees.dp_attn, degrees.tp_ffn, degrees.ep), rank)
 
 
-def _overlapped(cost: Cost, rates: Rates) -> Numeric:
-    """Time of a layer; two-batch overlap hides communication behind compute (section 5)."""
-    if not rates.profile.two_batch_overlap:
-        return cost.time
-    rest = cost.time - cost.communication
-    return np.maximum(rest, cost.communication) + TWO_BATCH_EXPOSED * np.minimum(rest, cost.communication)
-
-
-def _slowest_stage(model: ModelSpec, rates: Rates, pp: Numeric, costs: _LayerCosts, emits: float = 1.0) -> Numeric:
-    """Time of the slowest stage for one micro-batch, host included. [s]"""
+def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
+    """Time of the slowest stage for one micro-batch, without host. [s]"""
     table = stage_table(model, pp)
-    layers = [_overlapped(cost, rates) for cost in costs.kinds]
     slowest: Numeric = 0.0
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
-        time = first * costs.embedding.time + last * costs.head.time * emits
-        for index, one in enumerate(layers):
+        time = first * times.embedding + last * times.head
+        for index, one in enumerate(times.layers):
             time = time + counts[..., index] * one
         slowest = np.maximum(slowest, time)
-    return slowest + rates.profile.host
+    return slowest
 
 
-def _whole_pass(model: ModelSpec, rates: Rates, pp: Numeric, costs: _LayerCosts, hop: Cost) -> Cost:
-    """Sum over every layer, both ends, the host of every stage and the hops between stages."""
-    host = rates.profile.host * pp
-    total = costs.embedding + costs.head + Cost(time=host, latency=host) + hop
-    for cost, count in zip(costs.kinds, model.kind_counts, strict=True):
-        total = total + cost * count
-    return total
+def with_ends(rates: Rates, sums: Sums, hop: Cost) -> Sums:
+    """Add host and hops of a pass to the sums of its layers."""
+    return sums.plus(hop.sums).plus(Sums(latency=rates.profile.host))
 
 
 def decode_step(
@@ -189,26 +199,26 @@ def decode_step(
 ) -> DecodeStep:
     """One decode step of ``batch`` sequences (over all DP ranks) at mean length ``context``.
 
-    ``TTL = max(m, p)*t_stage(B/m) + p*hop`` with m = min(pp, B) micro-batches; the fullest rank
-    holds ceil(ceil(B/m)/dp) sequences. The mean context ISL + OSL/2 gives the mean TTL exactly where
+    ``TTL = max(m, p)*t_stage(B/m) + host + p*hop`` with m = min(pp, B) micro-batches; the fullest
+    rank holds ceil(ceil(B/m)/dp) sequences. Host work of one micro-batch hides behind the others. The mean context ISL + OSL/2 gives the mean TTL exactly where
     t is affine in context. Source: physics page, section 7.
     """
     pp = degrees.pp
     microbatches = np.minimum(pp, batch)
     micro = np.ceil(batch / microbatches)
-    rank = np.ceil(micro / degrees.dp_attn)
+    rank = Levels(np.ceil(micro / degrees.dp_attn))
 
-    def attention_side(tp: Numeric, sequences: Numeric) -> tuple[Cost, ...]:
+    def side(tp: Numeric, sequences: Numeric) -> AttentionSide:
         tokens = Tokens(decodes=sequences, context=context, emitted=sequences)
-        return _attention_side(model, rates, tp, tokens, mla_form, "decode")
+        return attention_side(model, rates, tp, tokens, mla_form, "decode")
 
-    side = tabulate(attention_side, (degrees.tp_attn,), rank)
-    costs = _layer_costs(
-        model, rates, degrees, phase="decode", attention_side=side, rank_tokens=rank, total_tokens=micro
+    times = join_experts(
+        model, rates, degrees, tabulate(side, (degrees.tp_attn,), rank), phase="decode", rank=rank, total=Levels(micro)
     )
-    stage = _slowest_stage(model, rates, pp, costs)
-    hop = hop_cost(rank, model.hidden, degrees.gpus, rates) * np.where(pp > 1, pp, 0.0)
-    return DecodeStep(np.maximum(microbatches, pp) * stage + hop.time, microbatches, _whole_pass(model, rates, pp, costs, hop))
+    stage = slowest_stage(model, pp, times)
+    hop = hop_cost(rank.tokens, model.hidden, degrees.gpus, rates) * np.where(np.asarray(pp) > 1, pp, 0.0)
+    ttl = np.maximum(microbatches, pp) * stage + rates.profile.host + hop.time
+    return DecodeStep(ttl, microbatches, with_ends(rates, times.sums, hop))
 
 
 def prefill_pass(
@@ -217,23 +227,22 @@ def prefill_pass(
     """Prefill of ``batch`` prompts of ``isl`` tokens, unchunked.
 
     With pp stages the prompts of a rank go through in m = min(pp, prompts) micro-batches:
-    ``FTL = m*t + (p-1)*(t + hop)``; at pp = 1 it is the pass time. Source: physics page, section 7.
+    ``FTL = host + m*t + (p-1)*(t + hop)``; at pp = 1 it is the pass time. Source: physics page, section 7.
     """
     pp = degrees.pp
     per_rank = np.ceil(batch / degrees.dp_attn)
     microbatches = np.minimum(pp, per_rank)
     prompts = np.ceil(per_rank / microbatches)
-    total_tokens = np.minimum(prompts * degrees.dp_attn, batch) * isl
 
-    def attention_side(tp: Numeric, sequences: Numeric) -> tuple[Cost, ...]:
+    def side(tp: Numeric, sequences: Numeric) -> AttentionSide:
         tokens = Tokens(prompts=sequences, new=float(isl), emitted=sequences)
-        return _attention_side(model, rates, tp, tokens, mla_form, "prefill")
+        return attention_side(model, rates, tp, tokens, mla_form, "prefill")
 
-    side = tabulate(attention_side, (degrees.tp_attn,), prompts)
-    costs = _layer_costs(
-        model, rates, degrees, phase="prefill", attention_side=side, rank_tokens=prompts * isl, total_tokens=total_tokens
-    )
-    stage = _slowest_stage(model, rates, pp, costs)
+    times = join_experts(
+        model, rates, degrees, tabulate(side, (degrees.tp_attn,), Levels(prompts)), phase="prefill",
+        rank=Levels(prompts * isl), total=Levels(np.minimum(prompts * degrees.dp_attn, batch) * isl),
+    )  # fmt: skip
+    stage = slowest_stage(model, pp, times)
     hop = hop_cost(prompts * isl, model.hidden, degrees.gpus, rates) * (pp - 1)
-    busy = microbatches * stage
-    return PrefillPass(busy + (pp - 1) * stage + hop.time, busy, _whole_pass(model, rates, pp, costs, hop))
+    busy = microbatches * stage + rates.profile.host
+    return PrefillPass(busy + (pp - 1) * stage + hop.time, busy, with_ends(rates, times.sums, hop))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,39 +20,33 @@ class Rate:
     blend: Numeric  # exponent q; inf = compute and memory overlap fully [1]
 
 
+class Sums(NamedTuple):
+    """What a pass is made of, whatever overlaps: the largest of the four names its bound. [s]"""
+
+    compute: Numeric = 0.0  # F/(e_c*Pi)
+    memory: Numeric = 0.0  # bytes/(e_m*BW)
+    communication: Numeric = 0.0  # message/(eta*BW_link)
+    latency: Numeric = 0.0  # t0 + a + host
+
+    def plus(self, other: Sums, times: Numeric = 1.0) -> Sums:
+        """These and ``times`` times the others."""
+        return Sums(*(mine + theirs * times for mine, theirs in zip(self, other, strict=True)))
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Time of an operator, and the four sums that name what bounds a pass. [s]
-
-    ``time`` blends compute and memory; ``compute``, ``memory``, ``communication`` and ``latency``
-    are F/(e_c*Pi), bytes/(e_m*BW), message/(eta*BW_link) and t0 + a + host.
-    """
+    """Time of an operator (compute and memory blended) and what it is made of. [s]"""
 
     time: Numeric = 0.0
-    compute: Numeric = 0.0
-    memory: Numeric = 0.0
-    communication: Numeric = 0.0
-    latency: Numeric = 0.0
+    sums: Sums = Sums()
 
     def __add__(self, other: Cost) -> Cost:
         """Cost of both, one after the other."""
-        return Cost(
-            self.time + other.time,
-            self.compute + other.compute,
-            self.memory + other.memory,
-            self.communication + other.communication,
-            self.latency + other.latency,
-        )
+        return Cost(self.time + other.time, self.sums.plus(other.sums))
 
     def __mul__(self, times: Numeric) -> Cost:
         """Cost of the same thing ``times`` times."""
-        return Cost(
-            self.time * times,
-            self.compute * times,
-            self.memory * times,
-            self.communication * times,
-            self.latency * times,
-        )
+        return Cost(self.time * times, Sums().plus(self.sums, times))
 
 
 NOTHING = Cost()
@@ -82,4 +77,4 @@ def operator_cost(work: Work, rate: Rate) -> Cost:
     """
     compute = work.flops / rate.flops
     memory = work.hbm_bytes / rate.bandwidth
-    return Cost(rate.t0 + blend(compute, memory, rate.blend), compute, memory, 0.0, rate.t0)
+    return Cost(rate.t0 + blend(compute, memory, rate.blend), Sums(compute, memory, 0.0, rate.t0))

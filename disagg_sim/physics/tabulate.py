@@ -8,50 +8,47 @@ for bit, since it IS direct evaluation at the same arguments.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.work import Numeric
 
-Costs = TypeVar("Costs", bound=tuple[Cost, ...])
+Result = TypeVar("Result", bound=tuple[Any, ...])
 
 
-class Gather:
-    """Positions of a grid's points in a table of distinct degrees x distinct token counts.
+class Levels:
+    """The distinct values of a token count of shape (rows, batches), and where each stands."""
 
-    ``degrees`` have shape (rows, 1), ``tokens`` (rows or 1, batches). With scalar input nothing is
-    gathered and the function is called directly.
+    def __init__(self, tokens: Numeric) -> None:
+        self.tokens = tokens
+        self.gathers = np.ndim(tokens) == 2
+        if self.gathers:
+            self.values = np.unique(tokens)
+            self.position = np.searchsorted(self.values, tokens)
+
+
+def tabulate(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels) -> Result:
+    """``function(*degrees, tokens)`` at every point, computed once per distinct point.
+
+    ``degrees`` have shape (rows, 1); the function must broadcast (distinct, 1) with (1, levels) and
+    return a tuple, nested if it likes, of arrays. Scalar input is handed through.
     """
-
-    def __init__(self, degrees: tuple[Numeric, ...], tokens: Numeric) -> None:
-        self.direct = all(np.ndim(d) == 0 for d in degrees) or np.ndim(tokens) != 2
-        if self.direct:
-            self.degrees, self.tokens = degrees, tokens
-            return
-        columns = np.stack([np.broadcast_to(d, (max(np.shape(x)[0] for x in degrees if np.ndim(x)), 1))[:, 0] for d in degrees])
-        distinct, row = np.unique(columns, axis=1, return_inverse=True)
-        values = np.unique(tokens)
-        self.degrees = tuple(column[:, None] for column in distinct)
-        self.tokens = values[None, :]
-        self.index: NDArray[np.intp] = row.reshape(-1, 1) * values.size + np.searchsorted(values, tokens)
-        self.shape = (distinct.shape[1], values.size)
-
-    def spread(self, table: Numeric) -> Numeric:
-        """One table of the distinct points, laid out over the grid."""
-        if self.direct or np.ndim(table) == 0:
-            return table
-        return np.broadcast_to(table, self.shape).ravel().take(self.index)
-
-    def cost(self, cost: Cost) -> Cost:
-        """Every part of a cost, laid out over the grid."""
-        return replace(cost, **{f.name: self.spread(getattr(cost, f.name)) for f in fields(Cost)})
+    if not levels.gathers:
+        return function(*degrees, levels.tokens)
+    rows = max(np.shape(d)[0] for d in degrees)
+    columns = np.stack([np.broadcast_to(d, (rows, 1))[:, 0] for d in degrees])
+    distinct, row = np.unique(columns, axis=1, return_inverse=True)
+    index = row.reshape(-1, 1) * levels.values.size + levels.position
+    shape = (distinct.shape[1], levels.values.size)
+    table = function(*(column[:, None] for column in distinct), levels.values[None, :])
+    result: Result = _spread(table, shape, index)
+    return result
 
 
-def tabulate(function: Callable[..., Costs], degrees: tuple[Numeric, ...], tokens: Numeric) -> Costs:
-    """``function(*degrees, tokens)`` at every point, computed once per distinct point."""
-    gather = Gather(degrees, tokens)
-    return tuple(gather.cost(cost) for cost in function(*gather.degrees, gather.tokens))  # type: ignore[return-value]
+def _spread(table: Any, shape: tuple[int, int], index: Any) -> Any:
+    """Lay every array of a (nested) tuple out over the grid."""
+    if isinstance(table, tuple):
+        parts = [_spread(part, shape, index) for part in table]
+        return type(table)(*parts) if hasattr(table, "_fields") else tuple(parts)
+    return table if np.ndim(table) == 0 else np.broadcast_to(table, shape).ravel().take(index)

@@ -22,9 +22,9 @@ from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.layer import MLA_FORMS
 from disagg_sim.physics.memory import Residents, instance_bytes, memory_limit, resident_tokens
-from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.physics.phases import Degrees, PrefillPass, decode_step, prefill_pass
 from disagg_sim.physics.rates import Rates, resolve_rates
-from disagg_sim.physics.roofline import Cost
+from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.mappings import MappingTable, mapping_table
 
@@ -272,7 +272,7 @@ def decode_grid(
         step = decode_step(at.model, at.rates, degrees, batch=axis, context=isl + osl / 2, mla_form=mla_form)
         ttl[rows] = step.ttl
         micro[rows] = step.microbatches
-        bound[rows] = _bound(step.cost)
+        bound[rows] = _bound(step.sums)
         memory[rows] = decode_memory(at, degrees, axis, isl=isl, osl=osl)
     rate = axis / (ttl * (osl - 1))
     return _phase_grid(at, "decode", table, isl, osl, sizes, ttl, rate, memory, micro, bound)
@@ -311,14 +311,14 @@ def prefill_grid(
                 prefill_memory(at, degrees, axis, isl=isl, chunk_tokens=chunk),
             )
             micro[rows] = np.minimum(degrees.pp, prompts)
-        (ftl[rows], busy[rows], cost), memory[rows] = scored
-        bound[rows] = _bound(cost)
+        (ftl[rows], busy[rows], sums), memory[rows] = scored
+        bound[rows] = _bound(sums)
     return _phase_grid(at, "prefill", table, isl, osl, sizes, ftl, axis / busy, memory, micro, bound, chunks)
 
 
 def _score_chunked(
     at: Setting, degrees: Degrees, axis: Any, isl: int, chunk: Any, form: str
-) -> tuple[tuple[Any, Any, Cost], Any]:
+) -> tuple[PrefillPass, Any]:
     """CPP rows; a free MLA form becomes ``cached`` where that is faster and fits."""
     forms = ("auto", "cached") if form == "auto" and at.model.is_mla else (form,)
     best, memory = None, None
@@ -328,17 +328,14 @@ def _score_chunked(
         )
         held = prefill_memory(at, degrees, axis, isl=isl, chunk_tokens=chunk, cached=each == "cached")
         if best is None:
-            best, memory = (scored.ftl, scored.busy, scored.cost), held
+            best, memory = scored, held
             continue
-        take = (held <= at.memory_limit) & (scored.busy < best[1])
-        cost = Cost(*(np.where(take, getattr(scored.cost, n), getattr(best[2], n)) for n in _COST_PARTS))
-        best = (np.where(take, scored.ftl, best[0]), np.where(take, scored.busy, best[1]), cost)
+        take = (held <= at.memory_limit) & (scored.busy < best.busy)
+        sums = Sums(*(np.where(take, new, old) for new, old in zip(scored.sums, best.sums, strict=True)))
+        best = PrefillPass(np.where(take, scored.ftl, best.ftl), np.where(take, scored.busy, best.busy), sums)
         memory = np.where(take, held, memory)
     assert best is not None
     return best, memory
-
-
-_COST_PARTS = ("time", "compute", "memory", "communication", "latency")
 
 
 def _with_chunks(table: MappingTable, isl: int, chunk_tokens: Any) -> tuple[MappingTable, Ints]:
@@ -364,9 +361,9 @@ def _blocks(rows: int, columns: int, split: int | None = None) -> list[slice]:
     ]
 
 
-def _bound(cost: Cost) -> Any:
+def _bound(sums: Sums) -> Any:
     """Index of the largest of the four sums (order of ``BOUNDS``)."""
-    parts = np.broadcast_arrays(*(np.asarray(getattr(cost, n), dtype=float) for n in _COST_PARTS[1:]))
+    parts = np.broadcast_arrays(*sums)
     best, value = np.zeros(parts[0].shape, dtype=np.int8), parts[0]
     for code, part in enumerate(parts[1:], start=1):
         best = np.where(part > value, np.int8(code), best)
