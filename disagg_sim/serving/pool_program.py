@@ -66,7 +66,7 @@ def most_rate(prefill: Choices, decode: Choices, *, gpu_budget: int, kinds: int 
     """
     p, r = prefill.best_per_gpu, decode.best_per_gpu
     scale = gpu_budget * p * r / (p + r)  # real-valued counts reach no more, so X/scale stays within [0, 1]
-    limits = tuple(gpu_budget // side.gpus for side in (prefill, decode))
+    limits = tuple(np.minimum(gpu_budget // side.gpus, exchange_limits(side, kinds)) for side in (prefill, decode))
     program = _Program(prefill, decode, scale=scale, limits=limits, sense="max")
     program.objective([(program.rate, 1.0)])
     program.at_most_gpus(gpu_budget)
@@ -97,7 +97,10 @@ def least_cost(
     gpu_budget : int, optional
         Most GPUs of the two pools together. [1]
     """
-    limits = tuple(np.ceil(required_rate / side.rate).astype(np.int64) for side in (prefill, decode))
+    limits = tuple(
+        np.minimum(np.ceil(required_rate / side.rate).astype(np.int64), exchange_limits(side, kinds))
+        for side in (prefill, decode)
+    )
     program = _Program(prefill, decode, scale=required_rate, limits=limits, sense="min")
     program.objective(program.gpu_terms(prices))
     program.at_least_rate(1.0)
@@ -105,6 +108,24 @@ def least_cost(
         program.at_most_gpus(gpu_budget)
     program.at_most_kinds(kinds)
     return program.solve(time_limit, unit=1.0)
+
+
+def exchange_limits(side: Choices, kinds: int | None) -> Ints:
+    """How many instances of each choice a best pool needs at most; shape (choices,). [1]
+
+    Where a choice of G GPUs has a better (or the same, and stands earlier) rate per GPU than one of H,
+    lcm(G, H)/G instances of it can take the place of lcm(G, H)/H = G/gcd(G, H) instances of the other: the
+    GPUs stay and the rate does not fall. Such exchanges come to an end, so some best pool allows none and
+    has at most G/gcd(G, H) - 1 instances of the other. They may add a kind, so there is no such limit where
+    ``kinds`` limits the distinct configurations of a pool.
+    """
+    unlimited = np.iinfo(np.int64).max
+    if kinds is not None:
+        return np.full(side.gpus.size, unlimited)
+    place = np.empty(side.gpus.size, dtype=np.int64)
+    place[np.argsort(-side.rate / side.gpus, kind="stable")] = np.arange(side.gpus.size)
+    most = side.gpus // np.gcd(side.gpus[:, None], side.gpus) - 1  # (other, better): G/gcd(G, H) - 1
+    return np.min(most, axis=1, where=place < place[:, None], initial=unlimited)
 
 
 class _Program:

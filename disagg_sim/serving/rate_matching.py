@@ -12,10 +12,11 @@ from disagg_sim.domain import Deployment, Pool
 from disagg_sim.errors import InputError
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import best_per_size, check_same_case, kv_rate_per_gpu, least, mapping_order
-from disagg_sim.serving.pool_program import RATE_TOLERANCE, Choices, Filling, least_cost, most_rate
+from disagg_sim.serving.pool_program import Choices, Filling, least_cost, most_rate
 
 Ints = NDArray[np.int64]
 NAN = float("nan")
+GPUS = (1.0, 1.0)  # prices that count GPUs [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ def match_rates(
     MatchPlan
         Infeasible limits are an answer (``status``, ``binds``, ``nearest``), not an error.
     """
-    _check(prefill, decode, gpu_budget=gpu_budget, required_rate=required_rate)
+    _check(prefill, decode)
     prices = usd_per_gpu_hour or (NAN, NAN)
     _check_positive(
         ftl_limit=ftl_limit,
@@ -94,17 +95,21 @@ def match_rates(
         if side.rows.size == 0:
             return side.refusal()
     search = _Search(sides, prices, gpu_budget, max_configurations_per_pool, time.monotonic() + time_limit)
-    return search.most() if required_rate is None else search.cheapest(required_rate)
+    if required_rate is not None:
+        return search.cheapest(required_rate)
+    if gpu_budget is not None:
+        return search.most(gpu_budget)
+    raise InputError("give gpu_budget (to maximise the request rate) or required_rate (to minimise GPUs or cost)")
 
 
 class _Side:
     """What one pool may be made of: the configurations within the limits that no other makes useless.
 
-    An instance that has as many GPUs or fewer, and the same rate or more, can take the place of another
-    in any pool: the GPUs and the cost do not rise, the rate does not fall, the number of distinct
-    configurations does not grow, and the limits of latency and of the KV link, which hold for each
-    configuration by itself, stay met. So of all points one per GPU count remains, and of those only
-    the ones that are faster than every smaller one; the optimum is untouched.
+    Take two configurations of G and H <= G GPUs and rates a and b with floor(G/H)*b >= a. In any pool,
+    floor(G/H) instances of the second can take the place of one of the first: GPUs and cost do not rise,
+    the rate does not fall, the number of distinct configurations does not grow, and the limits of latency
+    and of the KV link, which hold for each configuration by itself, stay met. So the first can be left
+    out and the optimum is untouched. With G = H this leaves one point per GPU count.
     """
 
     def __init__(self, grid: PhaseGrid, latency_limit: float | None, kv_link_limit: float | None) -> None:
@@ -116,9 +121,9 @@ class _Side:
         rows, columns = np.nonzero(usable)
         gpus, rate = grid.gpus[rows], grid.request_rate[rows, columns]
         best = best_per_size(gpus, rate, mapping_order(grid)[usable])
-        faster = np.ones(best.size, dtype=bool)
-        faster[1:] = rate[best][1:] > np.maximum.accumulate(rate[best])[:-1]
-        keep = best[faster]
+        instead = (gpus[best][:, None] // gpus[best]) * rate[best]  # (first, second)
+        np.fill_diagonal(instead, -np.inf)
+        keep = best[(instead < rate[best][:, None]).all(axis=1)]
         self.rows, self.columns = rows[keep], columns[keep]
         self.choices = Choices(gpus[keep], rate[keep])
 
@@ -163,16 +168,16 @@ class _Search:
     kinds: int | None
     deadline: float  # of the monotonic clock [s]
 
-    def most(self) -> MatchPlan:
+    def most(self, gpu_budget: int) -> MatchPlan:
         """Highest request rate within the budget, then fewest GPUs."""
         refused = self._too_small()
         if refused is not None:
             return refused
-        first = self._most_rate()
+        first = self._most_rate(gpu_budget)
         plan = self._plan(first, goal="highest request rate")
         if plan.deployment is None:
             return plan
-        second = self._least_cost(plan.request_rate, (1.0, 1.0))
+        second = self._least_cost(plan.request_rate, GPUS, gpu_budget)
         fewer = self._plan(second, goal="highest request rate, then fewest GPUs")
         if fewer.deployment is None or fewer.total_gpus > plan.total_gpus:
             return plan
@@ -181,20 +186,23 @@ class _Search:
 
     def cheapest(self, required_rate: float) -> MatchPlan:
         """Fewest GPUs, or lowest cost where there are prices, for a required rate."""
-        if self.gpu_budget is not None:
-            refused = self._too_small()
-            if refused is not None:
-                return refused
-            most = self._plan(self._most_rate(), goal="highest request rate")
-            if most.status == "optimal" and most.request_rate < required_rate * (1 - RATE_TOLERANCE):
-                text = (
-                    f"{self.gpu_budget} GPUs do not reach {required_rate:g} requests/s; "
-                    f"the most that fits is {most.request_rate:.6g} requests/s"
-                )
-                return MatchPlan(status="infeasible", message=text, binds="required_rate", nearest=most.request_rate)
+        refused = self._too_small()
+        if refused is not None:
+            return refused
         priced = not np.isnan(self.prices[0])
-        filling = self._least_cost(required_rate, self.prices if priced else (1.0, 1.0))
-        return self._plan(filling, goal="lowest cost" if priced else "fewest GPUs")
+        goal = "lowest cost" if priced else "fewest GPUs"
+        plan = self._plan(self._least_cost(required_rate, self.prices if priced else GPUS), goal=goal)
+        if self.gpu_budget is None or plan.total_gpus <= self.gpu_budget:
+            return plan
+        fewest = self._plan(self._least_cost(required_rate, GPUS), goal="fewest GPUs") if priced else plan
+        if fewest.status != "optimal" or fewest.total_gpus <= self.gpu_budget:
+            return self._plan(self._least_cost(required_rate, self.prices, self.gpu_budget), goal=goal)
+        most = self._plan(self._most_rate(self.gpu_budget), goal="highest request rate")
+        text = (
+            f"{self.gpu_budget} GPUs do not reach {required_rate:g} requests/s; "
+            f"the most that fits is {most.request_rate:.6g} requests/s"
+        )
+        return MatchPlan(status="infeasible", message=text, binds="required_rate", nearest=most.request_rate)
 
     def _too_small(self) -> MatchPlan | None:
         smallest = sum(int(side.choices.gpus.min()) for side in self.sides)
@@ -203,19 +211,18 @@ class _Search:
         text = f"a budget of {self.gpu_budget} GPUs is too small; the smallest pair of instances needs {smallest} GPUs"
         return MatchPlan(status="infeasible", message=text, binds="gpu_budget", nearest=smallest)
 
-    def _most_rate(self) -> Filling:
-        assert self.gpu_budget is not None
+    def _most_rate(self, gpu_budget: int) -> Filling:
         prefill, decode = (side.choices for side in self.sides)
-        return most_rate(prefill, decode, gpu_budget=self.gpu_budget, kinds=self.kinds, time_limit=self._time_left())
+        return most_rate(prefill, decode, gpu_budget=gpu_budget, kinds=self.kinds, time_limit=self._time_left())
 
-    def _least_cost(self, required_rate: float, prices: tuple[float, float]) -> Filling:
+    def _least_cost(self, required_rate: float, prices: tuple[float, float], gpu_budget: int | None = None) -> Filling:
         prefill, decode = (side.choices for side in self.sides)
         return least_cost(
             prefill,
             decode,
             required_rate=required_rate,
             prices=prices,
-            gpu_budget=self.gpu_budget,
+            gpu_budget=gpu_budget,
             kinds=self.kinds,
             time_limit=self._time_left(),
         )
@@ -243,13 +250,11 @@ class _Search:
         )
 
 
-def _check(prefill: PhaseGrid, decode: PhaseGrid, *, gpu_budget: int | None, required_rate: float | None) -> None:
+def _check(prefill: PhaseGrid, decode: PhaseGrid) -> None:
     for grid, phase in ((prefill, "prefill"), (decode, "decode")):
         if grid.phase != phase:
             raise InputError(f"expected a {phase} grid, got a {grid.phase} grid")
     check_same_case(prefill, decode)
-    if gpu_budget is None and required_rate is None:
-        raise InputError("give gpu_budget (to maximise the request rate) or required_rate (to minimise GPUs or cost)")
 
 
 def _check_positive(**values: float | None) -> None:
