@@ -143,9 +143,11 @@ def _traffic_lines(spec: TrafficSpec) -> Iterator[Line]:
     from disagg_sim.workload.lengths import representative_shape
 
     yield from (("name", spec.name), ("title", spec.title))
-    for case in spec.cases:
-        isl, osl = representative_shape(case)
-        yield f"case, about {isl}/{osl}", f"input: {_length(case.isl)}", f"output: {_length(case.osl)}"
+    for number, case in enumerate(spec.cases, 1):
+        yield f"case {number}", f"input: {_length(case.isl)}", f"output: {_length(case.osl)}"
+        if not (isinstance(case.isl, ConstantLength) and isinstance(case.osl, ConstantLength)):
+            isl, osl = representative_shape(case)
+            yield "  nearest constant shape", f"{isl}/{osl} tokens"
     yield "source", spec.source
 
 

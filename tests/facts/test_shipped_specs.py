@@ -1,0 +1,255 @@
+"""Every shipped file loads, says what the vendors and models say, and marks what it inherits."""
+
+import csv
+import pickle
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from disagg_sim.errors import InputError
+from disagg_sim.facts.check import check_file, kind_of
+from disagg_sim.facts.load import (
+    list_specs,
+    load_efficiency,
+    load_model,
+    load_precision,
+    load_profile,
+    load_system,
+    load_traffic,
+)
+from disagg_sim.facts.model import GqaAttention, MoeFfn
+from disagg_sim.facts.yaml_files import DIRECTORIES, spec_files
+
+SYSTEMS = "a100_sxm_80gb b200_sxm gb200_nvl72 gb300_nvl72 h100_sxm h200_sxm h800_sxm mi300x".split()
+COUNTS = list(csv.DictReader((Path(__file__).parent / "model_counts.csv").open(encoding="utf-8")))
+FACTS = [(kind, name) for kind in DIRECTORIES if kind != "sweep" for name in list_specs(kind)]
+
+
+@pytest.mark.parametrize(("kind", "name"), FACTS)
+def test_every_shipped_file_loads_and_is_recognised(kind, name):
+    path = spec_files(kind)[name]
+    assert kind_of(path) == kind
+    assert check_file(path) == kind
+    assert path.stem == name, "file names are canonical"
+
+
+def test_the_shipped_names():
+    assert list(list_specs("hardware")) == SYSTEMS
+    assert list(list_specs("efficiency")) == SYSTEMS
+    assert list_specs("precision") == ("bf16", "fp8", "fp8_bf16kv", "nvfp4_fp8kv")
+    assert list_specs("profile") == ("ideal", "measured", "optimistic")
+    assert set(list_specs("model")) == {row["name"] for row in COUNTS}
+    assert len(COUNTS) == 18
+
+
+@pytest.mark.parametrize("row", COUNTS, ids=lambda row: row["name"])
+def test_counts_of_every_model_are_exact(row):
+    model = load_model(row["name"])
+    counted = {
+        "total_params": model.total_params,
+        "active_params": model.active_params,
+        "linear_params_per_token": model.linear_params_per_token,
+        "lm_head_params": model.head_params,
+        "kv_elements_per_token": model.kv_elements_per_token(),
+        "kv_bytes_per_token_bf16": model.kv_bytes_per_token("bf16"),
+        "kv_bytes_per_token_fp8": model.kv_bytes_per_token("fp8"),
+        "max_context": model.max_context,
+        "layers": len(model.layers),
+        "moe_layers": sum(isinstance(layer.ffn, MoeFfn) for layer in model.layers),
+    }
+    assert counted == {key: int(row[key]) for key in counted}
+
+
+def test_gpt_oss_alternates_windows_and_its_cache_saturates():
+    model = load_model("gpt_oss_120b")
+    windows = [layer.attention.window for layer in model.layers if isinstance(layer.attention, GqaAttention)]
+    assert windows == [128, 0] * 18
+    assert model.kv_elements(10_000) == 1024 * 18 * (10_000 + 128)  # 2 * 8 heads * 64 = 1024 elements a layer
+    assert model.kind_counts == (18, 18)
+
+
+def test_maverick_alternates_dense_and_moe_layers():
+    layers = load_model("llama_4_maverick").layers
+    assert [isinstance(layer.ffn, MoeFfn) for layer in layers] == [False, True] * 24
+
+
+def test_deepseek_begins_with_three_dense_layers():
+    model = load_model("deepseek_r1")
+    assert [isinstance(layer.ffn, MoeFfn) for layer in model.layers] == [False] * 3 + [True] * 58
+    assert model.is_mla
+    assert model.block_scaled_fp8
+
+
+def test_block_scaled_checkpoints():
+    scaled = {name for name in list_specs("model") if load_model(name).block_scaled_fp8}
+    assert scaled == {"deepseek_r1", "deepseek_v3", "kimi_k2"}
+
+
+def test_kv_bytes_per_token_takes_a_resolved_recipe():
+    model = load_model("llama_3_1_70b")
+    assert model.kv_bytes_per_token(load_precision("fp8_bf16kv").resolve(model)) == 327_680
+    assert model.kv_bytes_per_token("nvfp4_fp8kv") == 163_840
+
+
+def test_a_request_beyond_the_context_limit_is_refused():
+    model = load_model("llama_3_1_70b")
+    model.check_context(131_072 - 2048, 2048)
+    with pytest.raises(InputError) as refusal:
+        model.check_context(131_072, 2048)
+    assert str(refusal.value) == (
+        "isl 131072 + osl 2048 = 133120 tokens exceed the context limit of llama_3_1_70b, "
+        "131072 tokens (allow_long overrides)"
+    )
+    model.check_context(131_072, 2048, allow_long=True)
+
+
+def test_units_of_a_system_are_si():
+    h200 = load_system("h200_sxm")
+    assert h200.peak_flops["bf16"] == pytest.approx(989.4e12, rel=1e-12)
+    assert h200.peak_flops["fp8"] == pytest.approx(1978.9e12, rel=1e-12)
+    assert h200.hbm_capacity == pytest.approx(141e9)
+    assert h200.hbm_reported == pytest.approx(139.8 * 2**30)
+    assert h200.hbm_bandwidth == pytest.approx(4.8e12)
+    assert h200.nvlink_bandwidth == pytest.approx(450e9)
+    assert h200.nic_bandwidth == pytest.approx(50e9)
+    assert h200.tdp == 700.0
+    assert h200.usd_per_gpu_hour == (2.5, 7.0)
+    assert h200.nvlink_domain == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "arithmetic", "ridge"),
+    [
+        ("a100_sxm_80gb", "bf16", 153),
+        ("h100_sxm", "bf16", 295),
+        ("h100_sxm", "fp8", 591),
+        ("h200_sxm", "fp8", 412),
+        ("b200_sxm", "nvfp4", 1169),
+        ("gb200_nvl72", "bf16", 313),
+        ("gb200_nvl72", "nvfp4", 1250),
+        ("mi300x", "fp8", 493),
+    ],
+)
+def test_ridge_points(name, arithmetic, ridge):
+    """FLOP per HBM byte at which a chip turns compute bound; published figures, rounded to 1 (rel 0.4 %)."""
+    system = load_system(name)
+    assert system.peak_flops[arithmetic] / system.hbm_bandwidth == pytest.approx(ridge, rel=4e-3)
+
+
+def test_arithmetic_that_a_chip_lacks_is_absent():
+    assert set(load_system("a100_sxm_80gb").peak_flops) == {"bf16", "int8", "tf32", "fp32"}
+    assert "nvfp4" not in load_system("h100_sxm").peak_flops
+    assert "nvfp4" not in load_system("mi300x").peak_flops
+    assert load_system("gb300_nvl72").peak_flops["int8"] < load_system("gb200_nvl72").peak_flops["int8"] / 10
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_figure_of_a_system_has_a_source(name):
+    system = load_system(name)
+    words = {"name", "title", "vendor", "architecture", "confidence", "sources"}
+    figures = {f.name for f in fields(system) if getattr(system, f.name) is not None} - words
+    assert set(system.sources) == figures
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_specs_travel_to_other_processes(name):
+    for spec in (load_system(name), load_efficiency(name), load_model("deepseek_r1"), load_profile("measured")):
+        assert is_dataclass(spec)
+        assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def rows(system):
+    efficiency = load_efficiency(system)
+    assert efficiency is not None
+    sections = ("gemm", "prefill_attention", "decode_attention", "moe", "collectives", "alltoall")
+    return [row for section in sections for row in getattr(efficiency, section)]
+
+
+@pytest.mark.parametrize(
+    ("name", "parent", "count"),
+    [("h800_sxm", "h100_sxm", 104), ("mi300x", "h100_sxm", 104), ("gb300_nvl72", "gb200_nvl72", 185)],
+)
+def test_a_system_without_fits_inherits_every_row(name, parent, count):
+    heir = load_efficiency(name)
+    assert heir is not None
+    assert heir.system == name
+    assert heir.measured_on == parent
+    assert heir.inherited
+    assert len(rows(name)) == len(rows(parent)) == count
+    assert all(row.inherited_from for row in rows(name))
+
+
+@pytest.mark.parametrize("name", ["a100_sxm_80gb", "b200_sxm", "gb200_nvl72", "h100_sxm", "h200_sxm"])
+def test_measured_systems_inherit_only_the_exchange_they_lack(name):
+    efficiency = load_efficiency(name)
+    assert efficiency is not None
+    assert not efficiency.inherited
+    taken = [row for row in rows(name) if row.inherited_from]
+    expected = {"a100_sxm_80gb": 36, "b200_sxm": 12, "gb200_nvl72": 12, "h100_sxm": 0, "h200_sxm": 0}
+    assert len(taken) == expected[name]
+    assert all(row.inherited_from == "h100_sxm" and row in efficiency.alltoall for row in taken)
+    if name != "a100_sxm_80gb":
+        assert {row.link for row in taken} <= {"nic"}
+
+
+def test_the_heir_of_an_heir_names_the_system_that_was_measured():
+    origins = {row.inherited_from for row in rows("gb300_nvl72")}
+    assert origins == {"gb200_nvl72", "h100_sxm"}
+
+
+def test_a_fitted_row_carries_si_units_and_its_provenance():
+    efficiency = load_efficiency("h100_sxm")
+    assert efficiency is not None
+    row = next(r for r in efficiency.gemm if r.engine == "trtllm" and r.format == "fp8_block")
+    assert (row.e_compute, row.e_memory, row.blend_q) == (0.527, 0.857, 2.438)
+    assert row.t0 == pytest.approx(6.087e-6)
+    assert (row.version, row.points) == ("1.3.0rc20", 637)
+    assert (row.median_error, row.p90_error) == pytest.approx((0.07825, 0.24161))
+    assert (efficiency.date, efficiency.engine_order[0]) == ("2026-11-21", "trtllm")
+
+
+def test_preparing_an_exchange_costs_microseconds_per_thousand_tokens():
+    efficiency = load_efficiency("gb200_nvl72")
+    assert efficiency is not None
+    prepare = [row.seconds_per_token for row in efficiency.alltoall if row.phase == "prepare" and row.ranks >= 8]
+    assert prepare
+    assert all(5e-9 < each < 8e-9 for each in prepare if each is not None)  # 6-7 us per 1000 tokens
+
+
+def test_a_system_without_efficiency_file_has_none():
+    assert load_efficiency("some_new_gpu") is None
+
+
+def test_the_ideal_profile_is_the_speed_of_light():
+    ideal, measured = load_profile("ideal"), load_profile("measured")
+    assert not ideal.fitted
+    latencies = (ideal.gemm_t0, ideal.attention_t0, ideal.moe_t0, ideal.all_reduce_latency, ideal.all_to_all_latency)
+    assert latencies == (0.0,) * 5
+    assert (ideal.host, ideal.elementwise_latency, ideal.nic_latency, ideal.p2p_latency_across) == (0.0,) * 4
+    assert (ideal.elementwise_efficiency, ideal.nic_efficiency, ideal.p2p_efficiency) == (1.0,) * 3
+    memory = ("memory_utilisation", "runtime_bytes", "communication_library_bytes", "resident_deviations")
+    assert all(getattr(ideal, key) == getattr(measured, key) for key in memory)
+
+
+def test_the_floors_of_the_other_profiles():
+    measured, optimistic = load_profile("measured"), load_profile("optimistic")
+    assert measured.gemm_t0 is None
+    assert measured.gemm_t0_cap_quantised == pytest.approx(4e-6)
+    assert measured.elementwise_latency == pytest.approx(12e-6)
+    assert measured.host == pytest.approx(0.5e-3)
+    assert not measured.best_algorithm
+    assert optimistic.best_algorithm
+    floors = (optimistic.gemm_t0, optimistic.attention_t0, optimistic.moe_t0)
+    assert floors == pytest.approx((2e-6, 6e-6, 15e-6))
+    assert (optimistic.all_reduce_latency, optimistic.all_to_all_latency) == pytest.approx((5e-6, 15e-6))
+
+
+def test_the_shapes_of_the_paper():
+    shapes = load_traffic("beyond_the_buzz").shapes
+    assert len(shapes) == 9
+    assert (16_384, 2048) in shapes
+    assert (1_048_576, 2048) in shapes
+    for family in ("prefill_and_generation_heavy", "reasoning", "short_answers", "long_context"):
+        assert set(load_traffic(family).shapes) <= set(shapes)
+    assert load_traffic("azure_2023_code").shapes == ()
