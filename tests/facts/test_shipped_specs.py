@@ -21,7 +21,7 @@ from disagg_sim.facts.load import (
 from disagg_sim.facts.model import GqaAttention, MoeFfn
 from disagg_sim.facts.yaml_files import DIRECTORIES, spec_files
 
-SYSTEMS = "a100_sxm_80gb b200_sxm gb200_nvl72 gb300_nvl72 h100_sxm h200_sxm h800_sxm mi300x".split()
+SYSTEMS = ["a100_sxm_80gb", "b200_sxm", "gb200_nvl72", "gb300_nvl72", "h100_sxm", "h200_sxm", "h800_sxm", "mi300x"]
 COUNTS = list(csv.DictReader((Path(__file__).parent / "model_counts.csv").open(encoding="utf-8")))
 FACTS = [(kind, name) for kind in DIRECTORIES if kind != "sweep" for name in list_specs(kind)]
 

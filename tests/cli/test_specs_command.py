@@ -1,0 +1,97 @@
+"""``disagg-sim specs``: what it prints, and one line with exit code 2 for what a user can mend."""
+
+import pytest
+
+from disagg_sim.cli.main import run
+from disagg_sim.facts.load import list_specs
+from disagg_sim.facts.yaml_files import spec_files
+
+KINDS = ("hardware", "model", "traffic", "precision", "profile")
+
+
+def output(capsys, *arguments):
+    assert run(["specs", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_list_names_everything(capsys):
+    text = output(capsys, "list")
+    for kind in KINDS:
+        for name in list_specs(kind):
+            assert any(line.split()[:2] == [kind, name] for line in text.splitlines())
+
+
+def test_list_of_one_kind(capsys):
+    lines = output(capsys, "list", "precision").splitlines()
+    assert [line.split()[1] for line in lines[1:]] == ["bf16", "fp8", "fp8_bf16kv", "nvfp4_fp8kv"]
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in list_specs(kind)])
+def test_every_shipped_spec_can_be_shown(capsys, kind, name):
+    text = output(capsys, "show", kind, name)
+    assert name in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_a_system_is_shown_in_engineers_units_with_its_fits(capsys):
+    text = output(capsys, "show", "hardware", "H100-SXM")
+    for figure in ("989.4 TFLOPS", "80 GB", "85.52 GB", "3.35 TB/s", "450 GB/s one way", "700 W", "1.99-5 USD/h"):
+        assert figure in text
+    assert "trtllm 1.3.0rc20" in text
+    assert "inherited" not in text
+
+
+def test_inherited_fits_are_marked(capsys):
+    assert "h100_sxm (inherited)" in output(capsys, "show", "hardware", "mi300x")
+    lines = output(capsys, "show", "hardware", "b200_sxm", "--fits").splitlines()
+    assert sum("h100_sxm (inherited)" in line for line in lines) == 12
+
+
+def test_a_model_is_shown_with_its_counts(capsys):
+    text = output(capsys, "show", "model", "deepseek-r1")
+    for figure in ("671,026,419,200", "37,552,297,472", "70,272 B", "35,136 B", "163,840 tokens", "58 layers"):
+        assert figure in text
+
+
+def test_a_system_without_fits_says_so(capsys, tmp_path):
+    path = tmp_path / "x100.yaml"
+    path.write_bytes(spec_files("hardware")["h100_sxm"].read_bytes())
+    assert "no fitted efficiencies: only the profile 'ideal' can be used" in output(
+        capsys, "show", "hardware", str(path)
+    )
+
+
+def test_check_of_all_shipped_files(capsys):
+    lines = output(capsys, "check").splitlines()
+    assert lines
+    assert all(line.startswith("ok ") for line in lines)
+
+
+def test_check_names_the_faults_of_every_file(capsys, tmp_path):
+    good, bad, empty = (tmp_path / name for name in ("good.yaml", "bad.yaml", "empty.yaml"))
+    text = spec_files("hardware")["h200_sxm"].read_text(encoding="utf-8")
+    good.write_text(text, encoding="utf-8")
+    bad.write_text(text.replace("sm_count: 132", "sm_cuont: 132"), encoding="utf-8")
+    empty.write_text("", encoding="utf-8")
+    assert run(["specs", "check", str(good), str(bad), str(empty)]) == 2
+    seen = capsys.readouterr()
+    assert seen.out.split() == ["ok", "hardware", str(good)]
+    assert seen.err == (
+        f"error: {bad}:\n  - missing key 'sm_count'\n  - unknown key 'sm_cuont', did you mean 'sm_count'?\n"
+        f"{empty}: empty file; expected 'key: value' lines\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["list", "modle"], "unknown kind 'modle', did you mean 'model'?; known: " + ", ".join(KINDS)),
+        (["show", "precision", "fp9"], "unknown precision recipe 'fp9', did you mean 'fp8'?; known: "
+         "bf16, fp8, fp8_bf16kv, nvfp4_fp8kv"),
+        (["show", "profile", "xyz"], "unknown profile 'xyz'; known: ideal, measured, optimistic"),
+        (["show", "model", "none.yaml"], "none.yaml: no such file"),
+    ],
+)  # fmt: skip
+def test_a_wrong_name_is_one_line_with_exit_code_2(capsys, arguments, message):
+    assert run(["specs", *arguments]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
