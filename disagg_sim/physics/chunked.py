@@ -6,7 +6,7 @@ prompt, so stages work on different chunks of the same prompt at once.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.phases import (
+    AttentionSide,
     Degrees,
     LayerTimes,
     PrefillPass,
-    AttentionSide,
     attention_cost,
     attention_side,
     join_experts,
@@ -85,7 +85,7 @@ def _chunk_cores(
             index = np.broadcast_to(where, (*shape[:-1], 1))
             chosen.append(np.take_along_axis(every, index, axis=-1)[..., 0])
         sums = sums.plus(Sums(*(np.sum(part * live, axis=-1) for part in cost.sums)), count)
-    return _Cores(*(tuple(part) for part in times), sums)
+    return _Cores(tuple(times[0]), tuple(times[1]), tuple(times[2]), sums)
 
 
 def chunked_prefill_pass(

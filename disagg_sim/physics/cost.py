@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from disagg_sim.physics.collective import (
+    Transfer,
     all_reduce_bytes,
     copies_per_pick,
     copies_per_rank,
     gather_bytes,
     hierarchical_all_reduce,
     pipeline_hop,
-    Transfer,
 )
 from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.rates import AllToAllRate, LinkCurve, Rates

@@ -85,7 +85,9 @@ def mla_dims(attention: MlaAttention, tp: Numeric, cache_bytes: float) -> MlaDim
     )
 
 
-def projections(model: ModelSpec, kind: LayerKind, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
+def projections(
+    model: ModelSpec, kind: LayerKind, precision: Precision, tp: Numeric, tokens: Numeric
+) -> list[Operator]:
     """Attention's matrix multiplies and the all-reduce of its output."""
     attention, d, fmt = kind.attention, model.hidden, precision.attention_projection
     if isinstance(attention, MlaAttention):
@@ -126,7 +128,7 @@ def prefill_attention(
     keys = 2.0 * past + new
     expanded = mla_work("cached", dims, sequences=prompts, new=new, past=past)
     cached = [Operator("prefill attention", "prefill_attention", expanded, keys=keys)]
-    if form == "cached" or np.ndim(past) == 0 and past == 0.0 and form != "absorbed":
+    if form == "cached" or (np.ndim(past) == 0 and past == 0.0 and form != "absorbed"):
         return (cached,)
     again = _gemm(
         "kv_b of the past", prompts * past, dims.heads * (dims.nope + dims.value), dims.kv_rank,
@@ -197,8 +199,9 @@ def shared_experts(model: ModelSpec, ffn: MoeFfn, precision: Precision, tp: Nume
 
 
 def routed_experts(
-    model: ModelSpec, ffn: MoeFfn, precision: Precision, *, ep: Numeric, tp_ffn: Numeric, tokens: Numeric, imbalance: float
-) -> Operator:
+    model: ModelSpec, ffn: MoeFfn, precision: Precision, *, ep: Numeric, tp_ffn: Numeric, tokens: Numeric,
+    imbalance: float,
+) -> Operator:  # fmt: skip
     """Grouped GEMMs of the routed experts; ``tokens`` counts all ranks of the stage."""
     work = expert_work(
         tokens=tokens, experts=ffn.experts, top_k=ffn.top_k, hidden=model.hidden, width=ffn.width / tp_ffn, ep=ep,
@@ -219,7 +222,8 @@ def elementwise(model: ModelSpec, kind: LayerKind, tp: Numeric, tokens: Numeric)
     else:
         row = (attention.q_heads + 2 * attention.kv_heads) * attention.head_dim / tp
     active = ffn.top_k * ffn.width + ffn.shared_experts * ffn.shared_width if isinstance(ffn, MoeFfn) else ffn.width
-    return Operator("elementwise", "elementwise", Work(0.0, tokens * (16.0 * model.hidden + 6.0 * active / tp + 6.0 * row)))
+    per_token = 16.0 * model.hidden + 6.0 * active / tp + 6.0 * row
+    return Operator("elementwise", "elementwise", Work(0.0, tokens * per_token))
 
 
 def head(model: ModelSpec, precision: Precision, tp: Numeric, emitted: Numeric) -> Operator:

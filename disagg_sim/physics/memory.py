@@ -154,3 +154,43 @@ def instance_bytes(
         + communication_bytes(model, degrees, residents.live)
         + fixed
     )
+
+
+def decode_bytes(
+    model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, batch: Numeric, *, isl: int,
+    osl: int,
+) -> Numeric:  # fmt: skip
+    """Bytes on the fullest GPU of a decode instance at its steady batch. [B]"""
+    sequences = np.ceil(batch / degrees.dp_attn)
+    live = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
+    residents = Residents(
+        sequences=sequences,
+        tokens=resident_tokens(sequences, isl, osl, profile.resident_deviations),
+        live=live,
+        live_total=np.minimum(live * degrees.dp_attn, batch),
+        emitted=live,
+    )
+    return instance_bytes(model, precision, profile, degrees, residents, profile.decode_imbalance)
+
+
+def prefill_bytes(
+    model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, batch: Numeric, *, isl: int,
+    chunk_tokens: Numeric, cached: bool = False,
+) -> Numeric:  # fmt: skip
+    """Bytes on the fullest GPU of a prefill instance: the caches of ``2*pp*b`` prompts, running and leaving. [B]
+
+    ``cached`` adds the up-projected MLA keys and values of the pass that is in a stage.
+    """
+    prompts = np.ceil(batch / degrees.dp_attn)
+    microbatch = np.ceil(prompts / np.minimum(degrees.pp, prompts))
+    live = np.where(chunk_tokens > 0, prompts * np.minimum(chunk_tokens, isl), microbatch * isl)
+    resident = 2.0 * degrees.pp * prompts
+    residents = Residents(
+        sequences=resident,
+        tokens=resident * isl,
+        live=live,
+        live_total=np.minimum(live * degrees.dp_attn, batch * isl),
+        emitted=np.where(chunk_tokens > 0, prompts, microbatch),
+        expanded=prompts * isl if cached else 0.0,
+    )
+    return instance_bytes(model, precision, profile, degrees, residents, profile.prefill_imbalance)

@@ -21,6 +21,7 @@ from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.tabulate import Levels, tabulate
 from disagg_sim.physics.work import Numeric
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
     """Sharding degrees of one instance: tp_attn*dp_attn = tp_ffn*ep in each of pp stages. [1]"""
@@ -135,44 +136,45 @@ def join_experts(
     for index, (kind, count) in enumerate(zip(model.kinds, model.kind_counts, strict=True)):
         if not isinstance(kind.ffn, MoeFfn):
             continue
-        routed, routed_sums = _routed(model, kind.ffn, rates, degrees, phase, total)
-        dispatch, combine, exchange_sums = _exchange(model, kind.ffn, rates, degrees, phase, rank)
-        hides = side.shared[index]
-        if rates.profile.shared_expert_overlaps_dispatch:
-            together = np.maximum(hides, dispatch)
-        else:
-            together = hides + dispatch
+        routed, routed_sums = _routed(model, kind.ffn, count, rates, degrees, phase, total)
+        dispatch, combine, exchange_sums = _exchange(model, kind.ffn, count, rates, degrees, phase, rank)
+        overlap = np.maximum if rates.profile.shared_expert_overlaps_dispatch else np.add
+        together = overlap(side.shared[index], dispatch)
         layers[index] = layers[index] + routed + together + combine
-        sums = sums.plus(routed_sums, count).plus(exchange_sums, count)
+        sums = sums.plus(routed_sums).plus(exchange_sums)
     return LayerTimes(tuple(layers), side.embedding, side.head, sums)
 
 
 def _routed(
-    model: ModelSpec, ffn: MoeFfn, rates: Rates, degrees: Degrees, phase: str, total: Levels
+    model: ModelSpec, ffn: MoeFfn, layers: int, rates: Rates, degrees: Degrees, phase: str, total: Levels
 ) -> tuple[Numeric, Sums]:
+    """Time of the routed experts of one layer, and the sums of all ``layers`` of its kind. [s]"""
     profile = rates.profile
     imbalance = profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance
 
     def experts(tp_ffn: Numeric, ep: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
         op = layer.routed_experts(model, ffn, rates.precision, ep=ep, tp_ffn=tp_ffn, tokens=tokens, imbalance=imbalance)
         cost = expert_cost(op, ep, tp_ffn, rates)
-        return cost.time, cost.sums
+        return cost.time, Sums().plus(cost.sums, layers)
 
     return tabulate(experts, (degrees.tp_ffn, degrees.ep), total)
 
 
 def _exchange(
-    model: ModelSpec, ffn: MoeFfn, rates: Rates, degrees: Degrees, phase: str, rank: Levels
+    model: ModelSpec, ffn: MoeFfn, layers: int, rates: Rates, degrees: Degrees, phase: str, rank: Levels
 ) -> tuple[Numeric, Numeric, Sums]:
+    """Times of dispatch and combine of one layer, and the sums of all ``layers`` of its kind. [s]"""
     if np.all(np.asarray(degrees.dp_attn) == 1):
         return 0.0, 0.0, Sums()
 
-    def exchange(tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric) -> tuple[Numeric, Numeric, Sums]:
+    def exchange(
+        tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric
+    ) -> tuple[Numeric, Numeric, Sums]:
         dispatch, combine = exchange_cost(
             tokens / tp, phase=phase, ep=ep, tp_ffn=tp_ffn, gpus=tp * dp, exchanges=np.where(dp > 1, 1.0, 0.0),
             hidden=model.hidden, top_k=ffn.top_k, rates=rates,
         )  # fmt: skip
-        return dispatch.time, combine.time, dispatch.sums.plus(combine.sums)
+        return dispatch.time, combine.time, Sums().plus(dispatch.sums, layers).plus(combine.sums, layers)
 
     return tabulate(exchange, (degrees.tp_attn, degrees.dp_attn, degrees.tp_ffn, degrees.ep), rank)
 
@@ -200,8 +202,9 @@ def decode_step(
     """One decode step of ``batch`` sequences (over all DP ranks) at mean length ``context``.
 
     ``TTL = max(m, p)*t_stage(B/m) + host + p*hop`` with m = min(pp, B) micro-batches; the fullest
-    rank holds ceil(ceil(B/m)/dp) sequences. Host work of one micro-batch hides behind the others. The mean context ISL + OSL/2 gives the mean TTL exactly where
-    t is affine in context. Source: physics page, section 7.
+    rank holds ceil(ceil(B/m)/dp) sequences. Host work of one micro-batch hides behind the others.
+    The mean context ISL + OSL/2 gives the mean TTL exactly where t is affine in context. Source:
+    physics page, section 7.
     """
     pp = degrees.pp
     microbatches = np.minimum(pp, batch)

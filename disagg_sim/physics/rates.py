@@ -111,7 +111,7 @@ class _Resolver:
         row = _best_match((row for row in rows if row.engine in self.order), self.order)
         if row is None:
             raise InputError(
-                f"system {self.system.name!r} has no fitted {what}; use profile 'ideal' or add it to its efficiency file"
+                f"system {self.system.name!r} has no fitted {what}: use profile 'ideal' or add the fit to its file"
             )
         self.used[what] = row
         return row
@@ -291,7 +291,7 @@ def resolve_rates(
         if rows:
             prepare = _alltoall_curve(rows, system.nvlink_bandwidth, None, nodes=False)
             per_token = float(np.mean([row.seconds_per_token or 0.0 for row in rows]))
-    rates = Rates(
+    return Rates(
         system=system,
         profile=profile,
         precision=precision,
@@ -309,8 +309,7 @@ def resolve_rates(
         prepare_per_token=per_token,
         inherited=any(fit.inherited_from for fit in resolver.used.values()),
         fits=tuple(
-            f"{what}: {fit.engine} {fit.version}" + (f", inherited from {fit.inherited_from}" if fit.inherited_from else "")
+            f"{what}: {fit.engine} {fit.version}{', inherited from ' * bool(fit.inherited_from)}{fit.inherited_from}"
             for what, fit in resolver.used.items()
         ),
     )
-    return rates

@@ -30,7 +30,18 @@ class Sums(NamedTuple):
 
     def plus(self, other: Sums, times: Numeric = 1.0) -> Sums:
         """These and ``times`` times the others."""
-        return Sums(*(mine + theirs * times for mine, theirs in zip(self, other, strict=True)))
+        return Sums(*(_add(mine, theirs, times) for mine, theirs in zip(self, other, strict=True)))
+
+
+def _add(mine: Numeric, theirs: Numeric, times: Numeric) -> Numeric:
+    """``mine + theirs * times`` without touching an array for a plain zero or one."""
+    if isinstance(theirs, float) and theirs == 0.0:
+        return mine
+    more = theirs if isinstance(times, float) and times == 1.0 else theirs * times
+    return more if isinstance(mine, float) and mine == 0.0 else mine + more
+
+
+NO_SUMS = Sums()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +49,7 @@ class Cost:
     """Time of an operator (compute and memory blended) and what it is made of. [s]"""
 
     time: Numeric = 0.0
-    sums: Sums = Sums()
+    sums: Sums = NO_SUMS
 
     def __add__(self, other: Cost) -> Cost:
         """Cost of both, one after the other."""

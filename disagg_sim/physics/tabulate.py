@@ -37,13 +37,23 @@ def tabulate(function: Callable[..., Result], degrees: tuple[Numeric, ...], leve
     if not levels.gathers:
         return function(*degrees, levels.tokens)
     rows = max(np.shape(d)[0] for d in degrees)
-    columns = np.stack([np.broadcast_to(d, (rows, 1))[:, 0] for d in degrees])
-    distinct, row = np.unique(columns, axis=1, return_inverse=True)
-    index = row.reshape(-1, 1) * levels.values.size + levels.position
-    shape = (distinct.shape[1], levels.values.size)
-    table = function(*(column[:, None] for column in distinct), levels.values[None, :])
+    columns = [np.broadcast_to(d, (rows, 1))[:, 0] for d in degrees]
+    first, row = _distinct_rows(columns)
+    index = row[:, None] * levels.values.size + levels.position
+    shape = (first.size, levels.values.size)
+    table = function(*(column[first, None] for column in columns), levels.values[None, :])
     result: Result = _spread(table, shape, index)
     return result
+
+
+def _distinct_rows(columns: list[Any]) -> tuple[Any, Any]:
+    """First position of every distinct row, and the number of the distinct row at each position."""
+    key = np.zeros(columns[0].size, dtype=np.int64)
+    for column in columns:
+        values, place = np.unique(column, return_inverse=True)
+        key = key * values.size + place
+    _, first, row = np.unique(key, return_index=True, return_inverse=True)
+    return first, row
 
 
 def _spread(table: Any, shape: tuple[int, int], index: Any) -> Any:

@@ -7,6 +7,8 @@ status and the bytes that it lacks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,19 +16,15 @@ from numpy.typing import NDArray
 from disagg_sim.domain import Instance, Mapping, Status
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.load import load_efficiency, load_model, load_profile, load_system, resolve_precision
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.precision import Precision
-from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.layer import MLA_FORMS
-from disagg_sim.physics.memory import Residents, instance_bytes, memory_limit, resident_tokens
 from disagg_sim.physics.phases import Degrees, PrefillPass, decode_step, prefill_pass
-from disagg_sim.physics.rates import Rates, resolve_rates
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.mappings import MappingTable, mapping_table
+from disagg_sim.search.setting import Setting, setting
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -85,7 +83,7 @@ class PhaseGrid:
     @property
     def feasible(self) -> NDArray[np.bool_]:
         """(rows, batches): which points may be used."""
-        return self.status == 0
+        return np.asarray(self.status == Status.OK)
 
     def mapping(self, row: int) -> Mapping:
         """The mapping of a row as a value object."""
@@ -101,42 +99,6 @@ class PhaseGrid:
             request_rate_per_s=float(self.request_rate[row, column]),
             memory_bytes=float(self.memory_bytes[row, column]),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A model on a system in one recipe and profile, with the rates that follow from them."""
-
-    model: ModelSpec
-    system: SystemSpec
-    precision: Precision
-    profile: ProfileSpec
-    rates: Rates
-    engine: str
-
-    @property
-    def memory_limit(self) -> float:
-        """What one GPU may hold. [B]"""
-        return memory_limit(self.system, self.profile)
-
-
-def setting(
-    model: ModelSpec | str, system: SystemSpec | str, precision: str, profile: str = "measured", engine: str | None = None
-) -> Setting:
-    """Load what names stand for, and resolve the rates.
-
-    Raises
-    ------
-    UnknownNameError, InputError
-        Unknown names; a recipe that the GPU cannot run; a fitted profile on a system without fits.
-    """
-    model_spec = load_model(model) if isinstance(model, str) else model
-    system_spec = load_system(system) if isinstance(system, str) else system
-    recipe = resolve_precision(precision, model_spec, system_spec)
-    profile_spec = load_profile(profile)
-    fits = load_efficiency(system_spec.name)
-    rates = resolve_rates(model_spec, system_spec, recipe, profile_spec, fits, engine or "")
-    return Setting(model_spec, system_spec, recipe, profile_spec, rates, engine or "")
 
 
 def batch_sizes(largest: int) -> Ints:
@@ -158,42 +120,6 @@ def _degrees(table: MappingTable) -> Degrees:
     return Degrees(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=tp_ffn, ep=ep, pp=pp)
 
 
-def decode_memory(at: Setting, degrees: Degrees, batch: Numeric, *, isl: int, osl: int) -> Numeric:
-    """Bytes on the fullest GPU of a decode instance at its steady batch. [B]"""
-    sequences = np.ceil(batch / degrees.dp_attn)
-    live = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
-    residents = Residents(
-        sequences=sequences,
-        tokens=resident_tokens(sequences, isl, osl, at.profile.resident_deviations),
-        live=live,
-        live_total=np.minimum(live * degrees.dp_attn, batch),
-        emitted=live,
-    )
-    return instance_bytes(at.model, at.precision, at.profile, degrees, residents, at.profile.decode_imbalance)
-
-
-def prefill_memory(
-    at: Setting, degrees: Degrees, batch: Numeric, *, isl: int, chunk_tokens: Numeric, cached: bool = False
-) -> Numeric:
-    """Bytes on the fullest GPU of a prefill instance: the caches of ``2*pp*b`` prompts, running and leaving. [B]
-
-    ``cached`` adds the up-projected MLA keys and values of the pass that is in a stage.
-    """
-    prompts = np.ceil(batch / degrees.dp_attn)
-    microbatch = np.ceil(prompts / np.minimum(degrees.pp, prompts))
-    live = np.where(chunk_tokens > 0, prompts * np.minimum(chunk_tokens, isl), microbatch * isl)
-    resident = 2.0 * degrees.pp * prompts
-    residents = Residents(
-        sequences=resident,
-        tokens=resident * isl,
-        live=live,
-        live_total=np.minimum(live * degrees.dp_attn, batch * isl),
-        emitted=np.where(chunk_tokens > 0, prompts, microbatch),
-        expanded=prompts * isl if cached else 0.0,
-    )
-    return instance_bytes(at.model, at.precision, at.profile, degrees, residents, at.profile.prefill_imbalance)
-
-
 def batch_axis(
     model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable, *, phase: str, isl: int, osl: int = 2,
     precision: str, profile: str = "measured", engine: str | None = None,
@@ -212,10 +138,10 @@ def _batch_axis(at: Setting, mappings: MappingTable, *, phase: str, isl: int, os
 
     def fits(batch: Numeric) -> Any:
         if phase == "decode":
-            memory = decode_memory(at, degrees, batch, isl=isl, osl=osl)
+            memory = at.decode_bytes(degrees, batch, isl=isl, osl=osl)
         else:
             chunk = np.where(degrees.pp > 1, min(CHUNK_TOKENS), 0)
-            memory = prefill_memory(at, degrees, batch, isl=isl, chunk_tokens=chunk)
+            memory = at.prefill_bytes(degrees, batch, isl=isl, chunk_tokens=chunk)
         return np.any(memory <= at.memory_limit, axis=0)
 
     if not len(mappings):
@@ -273,7 +199,7 @@ def decode_grid(
         ttl[rows] = step.ttl
         micro[rows] = step.microbatches
         bound[rows] = _bound(step.sums)
-        memory[rows] = decode_memory(at, degrees, axis, isl=isl, osl=osl)
+        memory[rows] = at.decode_bytes(degrees, axis, isl=isl, osl=osl)
     rate = axis / (ttl * (osl - 1))
     return _phase_grid(at, "decode", table, isl, osl, sizes, ttl, rate, memory, micro, bound)
 
@@ -308,7 +234,7 @@ def prefill_grid(
         else:
             scored = (
                 prefill_pass(at.model, at.rates, degrees, batch=axis, isl=isl, mla_form=mla_form),
-                prefill_memory(at, degrees, axis, isl=isl, chunk_tokens=chunk),
+                at.prefill_bytes(degrees, axis, isl=isl, chunk_tokens=chunk),
             )
             micro[rows] = np.minimum(degrees.pp, prompts)
         (ftl[rows], busy[rows], sums), memory[rows] = scored
@@ -326,7 +252,7 @@ def _score_chunked(
         scored = chunked_prefill_pass(
             at.model, at.rates, degrees, batch=axis, isl=isl, chunk_tokens=chunk, mla_form=each
         )
-        held = prefill_memory(at, degrees, axis, isl=isl, chunk_tokens=chunk, cached=each == "cached")
+        held = at.prefill_bytes(degrees, axis, isl=isl, chunk_tokens=chunk, cached=each == "cached")
         if best is None:
             best, memory = scored, held
             continue
@@ -342,7 +268,7 @@ def _with_chunks(table: MappingTable, isl: int, chunk_tokens: Any) -> tuple[Mapp
     """Rows of every (mapping, chunk size): all unchunked rows first, then the chunks of pipelines."""
     sizes = sorted({int(c) for c in np.atleast_1d(chunk_tokens) if c})
     if any(c < 1 for c in sizes):
-        raise InputError(f"chunk_tokens {min(sizes)} is out of range; allowed: 0 (unchunked) or a positive number of tokens")
+        raise InputError(f"chunk_tokens {min(sizes)} is out of range; allowed: 0 (unchunked) or more tokens")
     deep = np.flatnonzero(table.pp > 1)
     index, chunks = [np.arange(len(table))], [np.zeros(len(table), dtype=np.int64)]
     for size in sizes:
@@ -357,7 +283,7 @@ def _blocks(rows: int, columns: int, split: int | None = None) -> list[slice]:
     step = max(1, BLOCK_POINTS // max(columns, 1))
     edges = [0, rows] if split is None else [0, split, rows]
     return [
-        slice(i, min(i + step, end)) for start, end in zip(edges, edges[1:], strict=False) for i in range(start, end, step)
+        slice(i, min(i + step, end)) for start, end in pairwise(edges) for i in range(start, end, step)
     ]
 
 

@@ -49,10 +49,11 @@ class MappingTable:
     def __getitem__(self, rows: slice | NDArray[np.bool_] | Ints) -> MappingTable: ...
     def __getitem__(self, rows: int | slice | NDArray[np.bool_] | Ints) -> Mapping | MappingTable:
         """One mapping, or the table of some rows."""
-        columns = {name: getattr(self, name) for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")}
+        columns = (self.tp_attn, self.dp_attn, self.tp_ffn, self.ep, self.pp)
         if isinstance(rows, int):
-            return Mapping(**{name: int(column[rows]) for name, column in columns.items()})
-        return MappingTable(**{name: column[rows] for name, column in columns.items()})
+            tp_attn, dp_attn, tp_ffn, ep, pp = (int(column[rows]) for column in columns)
+            return Mapping(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=tp_ffn, ep=ep, pp=pp)
+        return MappingTable(*(column[rows] for column in columns))
 
     def __iter__(self) -> Iterator[Mapping]:
         """Each mapping as a value object."""
@@ -75,8 +76,12 @@ def mapping_table(mappings: MappingTable | Mapping | list[Mapping]) -> MappingTa
                 f"mapping tp_attn {m.tp_attn} x dp_attn {m.dp_attn} != tp_ffn {m.tp_ffn} x ep {m.ep}: "
                 "attention and FFN of a stage must use the same GPUs"
             )
-    names = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
-    return MappingTable(**{n: np.array([getattr(m, n) for m in rows], dtype=np.int64) for n in names})
+    return _table([(m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.pp) for m in rows])
+
+
+def _table(rows: list[tuple[int, int, int, int, int]], refused: tuple[tuple[str, int], ...] = ()) -> MappingTable:
+    tp_attn, dp_attn, tp_ffn, ep, pp = np.array(rows, dtype=np.int64).reshape(-1, 5).T
+    return MappingTable(tp_attn, dp_attn, tp_ffn, ep, pp, refused)
 
 
 def degrees(system: SystemSpec, limit: int) -> tuple[int, ...]:
@@ -117,15 +122,13 @@ def enumerate_mappings(model: ModelSpec, system: SystemSpec, *, max_gpus: int | 
                     if gpus % ep:
                         continue
                     row = (tp_attn, dp_attn, gpus // ep, ep, pp)
-                    reason = (
-                        f"more than {limit} GPUs in a stage at pp {pp}" if gpus > limit else _stage_refusal(model, system, row)
-                    )
+                    large = f"more than {limit} GPUs in a stage at pp {pp}" if gpus > limit else None
+                    reason = large or _stage_refusal(model, system, row)
                     if reason is None:
                         rows.append(row)
                     else:
                         refused[reason] += 1
-    table = np.array(sorted(rows), dtype=np.int64).reshape(-1, 5)
-    return MappingTable(*table.T, refused=tuple(sorted(refused.items())))
+    return _table(sorted(rows), tuple(sorted(refused.items())))
 
 
 def _pipeline_refusal(model: ModelSpec, pp: int) -> str | None:

@@ -1,0 +1,111 @@
+"""FLOP and bytes of a whole pass by operator, on one GPU that holds everything: to be checked by hand."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from disagg_sim.facts.load import load_model, load_precision
+from disagg_sim.facts.model import DenseFfn, LayerKind, ModelSpec
+from disagg_sim.facts.precision import Precision
+from disagg_sim.physics import layer
+from disagg_sim.physics.layer import Operator, Tokens
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorWork:
+    """One operator summed over the layers that have it."""
+
+    name: str
+    flops: float  # [FLOP]
+    hbm_bytes: float  # [B]
+
+
+@dataclass(frozen=True, slots=True)
+class PassWork:
+    """What one pass multiplies and moves, operator by operator, before any sharding."""
+
+    operators: tuple[OperatorWork, ...]
+
+    @property
+    def flops(self) -> float:
+        """All of the pass. [FLOP]"""
+        return sum(op.flops for op in self.operators)
+
+    @property
+    def hbm_bytes(self) -> float:
+        """All of the pass. [B]"""
+        return sum(op.hbm_bytes for op in self.operators)
+
+    def __getitem__(self, name: str) -> OperatorWork:
+        """The operator of that name."""
+        return next(op for op in self.operators if op.name == name)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A table with columns operator, flops [FLOP], hbm_bytes [B]."""
+        import pandas as pd
+
+        rows = [(op.name, op.flops, op.hbm_bytes) for op in self.operators]
+        return pd.DataFrame(rows, columns=["operator", "flops", "hbm_bytes"])
+
+
+def prefill_work(
+    model: ModelSpec | str, *, isl: int, batch: int = 1, precision: Precision | str = "bf16", mla_form: str = "auto"
+) -> PassWork:
+    """Work of prefilling ``batch`` prompts of ``isl`` tokens.
+
+    ``F = 2*S*P_lin + sum over layers of the attention FLOP + 2*d*V`` per prompt (physics page, section 2).
+
+    Examples
+    --------
+    >>> f"{prefill_work('deepseek_r1', isl=16384).flops:.3e}"
+    '1.840e+15'
+    """
+    return _pass_work(model, Tokens(prompts=batch, new=float(isl), emitted=batch), precision, mla_form)
+
+
+def decode_work(
+    model: ModelSpec | str, *, context: float, batch: int = 1, precision: Precision | str = "bf16",
+    mla_form: str = "auto",
+) -> PassWork:  # fmt: skip
+    """Work of one decode step of ``batch`` sequences of ``context`` cached tokens (MLA absorbed)."""
+    return _pass_work(model, Tokens(decodes=batch, context=context, emitted=batch), precision, mla_form)
+
+
+def _pass_work(model: ModelSpec | str, tokens: Tokens, precision: Precision | str, form: str) -> PassWork:
+    spec = load_model(model) if isinstance(model, str) else model
+    formats = load_precision(precision).resolve(spec) if isinstance(precision, str) else precision
+    flops: defaultdict[str, float] = defaultdict(float)
+    moved: defaultdict[str, float] = defaultdict(float)
+    ends = [(layer.embedding(spec, formats, tokens.linear), 1), (layer.head(spec, formats, 1.0, tokens.emitted), 1)]
+    layers = [
+        (op, count)
+        for kind, count in zip(spec.kinds, spec.kind_counts, strict=True)
+        for op in _layer_operators(spec, kind, formats, tokens, form)
+    ]
+    for op, count in [ends[0], *layers, ends[1]]:
+        if op.kind != "all_reduce":
+            flops[op.name] += float(op.work.flops) * count
+            moved[op.name] += float(op.work.hbm_bytes) * count
+    return PassWork(tuple(OperatorWork(name=name, flops=flops[name], hbm_bytes=moved[name]) for name in flops))
+
+
+def _layer_operators(
+    model: ModelSpec, kind: LayerKind, precision: Precision, tokens: Tokens, form: str
+) -> Iterator[Operator]:
+    linear = tokens.linear
+    yield from layer.projections(model, kind, precision, 1.0, linear)
+    attend = layer.prefill_attention if tokens.prompts else layer.decode_attention
+    yield from attend(kind, precision, 1.0, tokens, form)[0]
+    if isinstance(kind.ffn, DenseFfn):
+        yield from layer.dense_ffn(model, kind.ffn, precision, 1.0, linear)
+    else:
+        yield from layer.moe_local(model, kind.ffn, precision, 1.0, linear)
+        yield layer.routed_experts(model, kind.ffn, precision, ep=1.0, tp_ffn=1.0, tokens=linear, imbalance=1.0)
+        yield from layer.shared_experts(model, kind.ffn, precision, 1.0, linear)
+    yield layer.elementwise(model, kind, 1.0, linear)
