@@ -53,7 +53,8 @@ class MappingTable:
         if isinstance(rows, int):
             tp_attn, dp_attn, tp_ffn, ep, pp = (int(column[rows]) for column in columns)
             return Mapping(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=tp_ffn, ep=ep, pp=pp)
-        return MappingTable(*(column[rows] for column in columns))
+        parts = [column[rows] for column in columns]
+        return MappingTable(parts[0], parts[1], parts[2], parts[3], parts[4])
 
     def __iter__(self) -> Iterator[Mapping]:
         """Each mapping as a value object."""
