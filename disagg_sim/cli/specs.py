@@ -10,7 +10,7 @@ import typer
 
 from disagg_sim.cli.tables import print_table
 from disagg_sim.errors import SpecError, UnknownNameError, nearest
-from disagg_sim.facts.efficiency import EfficiencySpec
+from disagg_sim.facts.efficiency import SECTIONS, EfficiencySpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import (
     list_specs,
@@ -194,7 +194,6 @@ def _profile_value(key: str, value: Any) -> str:
     return str(value)
 
 
-_SECTIONS = ("gemm", "prefill_attention", "decode_attention", "moe", "collectives", "alltoall")
 _PROVENANCE = ("engine", "version", "points", "median_error", "p90_error", "inherited_from")
 
 
@@ -203,7 +202,7 @@ def _origin(row: Any, efficiency: EfficiencySpec) -> str:
 
 
 def _fit_summary(efficiency: EfficiencySpec) -> Iterator[Line]:
-    for section in _SECTIONS:
+    for section in SECTIONS:
         rows = getattr(efficiency, section)
         for origin in dict.fromkeys(_origin(row, efficiency) for row in rows):
             own = [row for row in rows if _origin(row, efficiency) == origin]
@@ -213,7 +212,7 @@ def _fit_summary(efficiency: EfficiencySpec) -> Iterator[Line]:
 
 
 def _fit_rows(efficiency: EfficiencySpec) -> Iterator[Line]:
-    for section in _SECTIONS:
+    for section in SECTIONS:
         for row in getattr(efficiency, section):
             terms = (_term(key, getattr(row, key)) for key in row.__dataclass_fields__ if key not in _PROVENANCE)
             errors = (f"{row.median_error:.1%}", f"{row.p90_error:.1%}")

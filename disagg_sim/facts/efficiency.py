@@ -98,6 +98,19 @@ class AllToAllFit(Fit):
     seconds_per_token: float | None  # "prepare" only [s]
 
 
+#: Operator group of an ``EfficiencySpec`` -> class of its rows.
+SECTIONS: dict[str, type[Fit]] = {
+    "gemm": GemmFit,
+    "prefill_attention": PrefillAttentionFit,
+    "decode_attention": DecodeAttentionFit,
+    "moe": MoeFit,
+    "collectives": CollectiveFit,
+    "alltoall": AllToAllFit,
+}
+#: Software whose kernels were measured.
+LIBRARIES = ("trtllm", "vllm", "sglang", "nccl")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EfficiencySpec:
     """All fitted rows of one system."""

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
@@ -41,17 +41,20 @@ def empiricals(draw):
 distributions = st.one_of(constants, log_normals, paretos, empiricals())
 
 
+@settings(deadline=None)
 @given(distributions)
 def test_the_second_moment_is_at_least_the_square_of_the_mean(length):
     assert length.second_moment >= length.mean**2 * (1 - 1e-9)
 
 
+@settings(deadline=None)
 @given(distributions, st.floats(0.001, 0.999), st.floats(0.001, 0.999))
 def test_quantiles_never_fall(length, p, q):
     low, high = sorted((p, q))
     assert length.quantile(low) <= length.quantile(high) * (1 + 1e-12)
 
 
+@settings(deadline=None)
 @given(distributions)
 def test_moments_are_integrals_of_the_quantile_function(length):
     """E[X^k] is the integral of quantile(p)^k over p; with p = 1 - u^4 a midpoint rule of 400 strips sees the tail."""
@@ -62,6 +65,7 @@ def test_moments_are_integrals_of_the_quantile_function(length):
     assert np.sum(weight * lengths**2) == pytest.approx(length.second_moment, rel=0.01)
 
 
+@settings(deadline=None)
 @given(distributions, st.integers(0, 2**32 - 1))
 def test_samples_are_whole_positive_and_reproducible(length, seed):
     first, second = (length.sample(np.random.default_rng(seed), 50) for _ in range(2))
@@ -82,6 +86,7 @@ def test_samples_of_shipped_traffic_meet_their_mean(name):
             assert abs(sample.mean() - length.mean) <= 4 * error + 0.5
 
 
+@settings(deadline=None)
 @given(medians, st.floats(0.0, 2.0))
 def test_log_normal_moments_have_their_closed_form(median, sigma):
     length, mu = LogNormal(median=median, sigma=sigma), math.log(median)
@@ -127,6 +132,7 @@ def test_empirical_moments_by_hand():
     assert length.quantile(0.75) == pytest.approx(20.0)
 
 
+@settings(deadline=None)
 @given(distributions)
 def test_a_probability_outside_0_and_1_is_refused(length):
     with pytest.raises(InputError, match=r"^probability 1\.5 is outside \[0, 1\]$"):

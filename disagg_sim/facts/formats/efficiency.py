@@ -7,15 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.facts.efficiency import (
-    AllToAllFit,
-    CollectiveFit,
-    DecodeAttentionFit,
-    EfficiencySpec,
-    GemmFit,
-    MoeFit,
-    PrefillAttentionFit,
-)
+from disagg_sim.facts.efficiency import LIBRARIES, SECTIONS, EfficiencySpec
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.facts.schema import (
     choice,
@@ -33,19 +25,7 @@ from disagg_sim.facts.schema import (
 )
 from disagg_sim.units import MS
 
-ENGINES = ("trtllm", "vllm", "sglang", "nccl")
-
-#: Section of a file -> class of its rows.
-SECTIONS: dict[str, type[Any]] = {
-    "gemm": GemmFit,
-    "prefill_attention": PrefillAttentionFit,
-    "decode_attention": DecodeAttentionFit,
-    "moe": MoeFit,
-    "collectives": CollectiveFit,
-    "alltoall": AllToAllFit,
-}
-
-_engine = choice(ENGINES)
+_engine = choice(LIBRARIES)
 _format = choice(FORMATS)
 _bf16_or_fp8 = choice(("bf16", "fp8"))
 _share = number(1e-6, 2.0)  # of the BF16 peak: fp8 arithmetic passes 1
@@ -89,7 +69,7 @@ _TYPES: dict[str, dict[str, Any]] = {
 }
 _Rows = {key: schema_of(SECTIONS[key], _origin | _TYPES[key], without=("inherited_from",)) for key in SECTIONS}
 _Transfer = table("Transfer", section=choice(SECTIONS), system=str, where=(mapping_of(str, str), {}), reason=str)
-_Header = {"system": str, "data": str, "date": str, "engine_order": texts(ENGINES)}
+_Header = {"system": str, "data": str, "date": str, "engine_order": texts(LIBRARIES)}
 _File = table(
     "Efficiency",
     **_Header,
