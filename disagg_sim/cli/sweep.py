@@ -23,18 +23,17 @@ def sweep(
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Write tables and summary only.")] = False,
 ) -> None:
     """Compute Pareto frontiers, mappings, rate matching and KV bandwidth of every case of a sweep."""
-    from disagg_sim.sweep.plan import plan_sweep
-    from disagg_sim.sweep.spec import load_sweep
-
-    plan = plan_sweep(load_sweep(name, profile=profile, engine=engine))
-    if dry_run:
-        typer.echo(_counts(plan))
-        return
-    if out is None:
+    if out is None and not dry_run:
         raise typer.BadParameter("needed, unless --dry-run is given", param_hint="'--out'")
-    workers = jobs or _cores()
     try:
-        _compute(plan, out, workers, figures=not no_figures)
+        from disagg_sim.sweep.plan import plan_sweep
+        from disagg_sim.sweep.spec import load_sweep
+
+        plan = plan_sweep(load_sweep(name, profile=profile, engine=engine))
+        if out is None or dry_run:
+            typer.echo(_counts(plan))
+        else:
+            _compute(plan, out, jobs or _cores(), figures=not no_figures)
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
         raise typer.Exit(130) from None

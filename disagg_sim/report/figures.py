@@ -146,7 +146,7 @@ def _pareto(task: CaseFigures) -> None:
         axes.plot(cloud[X], cloud[Y], ".", color=CLOUD, markersize=2.5, label="matched points", zorder=1)
         front = task.frontier
         axes.plot(front[X], front[Y], "-o", color=COLOURS[0], markersize=3.5, label="frontier", zorder=3)
-        axes.set_xlim(0, front[X].max() * 1.08)
+        axes.set_xlim(0, front[X].max() * 1.2)  # room for the last labels
         axes.set_ylim(0, front[Y].max() * 1.22)
         axes.legend(loc="upper right")
         place_labels(figure, axes, [(row[X], row[Y], _label(row)) for row in records(front)])

@@ -32,7 +32,7 @@ def place_labels(figure: Any, axes: Any, points: Sequence[tuple[float, float, st
     renderer = figure.canvas.get_renderer()
     figure.draw_without_rendering()
     curve = axes.transData.transform([(x, y) for x, y, _ in points])
-    outline = _dense(curve)
+    drawn = _dense(curve)
     frame = axes.get_window_extent(renderer)
     legend = axes.get_legend()
     taken = [legend.get_window_extent(renderer)] if legend is not None else []
@@ -49,8 +49,10 @@ def place_labels(figure: Any, axes: Any, points: Sequence[tuple[float, float, st
             note.update_positions(renderer)
             box = Text.get_window_extent(note, renderer)  # of the text alone, without its line
             inside = frame.x0 <= box.x0 and box.x1 <= figure.bbox.x1 - 4 and frame.y0 <= box.y0 and box.y1 <= frame.y1
-            clear = not any(box.overlaps(other) for other in taken) and not box.count_contains(outline)
-            if inside and clear:
+            leader = np.linspace(curve[index], (box.x0, box.y0), 30)
+            apart = not any(box.overlaps(other) or other.count_contains(leader) for other in taken)
+            if inside and apart and not box.count_contains(drawn):
+                drawn = np.concatenate([drawn, leader])
                 taken.append(box.padded(5))
                 placed += 1
                 break

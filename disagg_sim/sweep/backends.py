@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 Task = TypeVar("Task")
@@ -27,4 +30,19 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs
     from joblib import Parallel, delayed
 
     parallel = Parallel(n_jobs=min(jobs, len(tasks)), backend="loky", return_as="generator_unordered", batch_size=1)
-    yield from parallel(delayed(function)(task) for task in tasks)
+    with _interrupt_ignored():
+        results = parallel(delayed(function)(task) for task in tasks)
+    yield from results
+
+
+@contextmanager
+def _interrupt_ignored() -> Iterator[None]:
+    """Processes started meanwhile ignore Ctrl-C for good, so that only this one answers it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from disagg_sim.errors import InfeasibleError, StoreError
 from disagg_sim.facts import load
-from disagg_sim.search.grid import setting
+from disagg_sim.search.setting import setting
 from disagg_sim.serving.points import pareto_front
 from disagg_sim.sweep.compute import ABOVE_FTL, ABOVE_NIC, ABOVE_TTL, OUT_OF_MEMORY
 from disagg_sim.sweep.plan import Case, CasePlan, SweepPlan, code_digest, spec_digests

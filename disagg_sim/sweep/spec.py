@@ -288,23 +288,22 @@ def _cross_check(reader: _Reader, spec: SweepSpec, *, long_context: bool) -> Non
         system = load.load_system(name)
         checked = {str(error) for model in models if (error := _refusal(recipe, model, system)) is not None}
         reader.faults.extend(f"systems.{name}: {fault}" for fault in sorted(checked))
-        _check_fits(reader, spec, name)
+    _check_fits(reader, spec)
 
 
-def _check_fits(reader: _Reader, spec: SweepSpec, system: str) -> None:
-    """A fitted profile needs fits of the system, and an engine must be one that was measured on it."""
+def _check_fits(reader: _Reader, spec: SweepSpec) -> None:
+    """A fitted profile needs fits of each system, and an engine must be one that was measured."""
     if not load.load_profile(spec.profile).fitted:
         return
-    efficiency = load.load_efficiency(system)
-    if efficiency is None:
-        reader.faults.append(f"profile: {spec.profile!r} needs fitted efficiencies, which {system} lacks; use 'ideal'")
-    elif spec.engine:
-        engines = efficiency.engine_order
-        if spec.engine not in engines:
-            near = nearest(spec.engine, engines)
-            reader.faults.append(
-                f"engine: {spec.engine!r} was not measured on {system}{near}; measured: {', '.join(engines)}"
-            )
+    engines: set[str] = set()
+    for system in dict.fromkeys(name for name, _ in spec.systems):
+        efficiency = load.load_efficiency(system)
+        if efficiency is None:
+            reader.faults.append(f"profile: {spec.profile!r} needs fitted efficiencies, {system} has none; use 'ideal'")
+        else:
+            engines |= set(efficiency.engine_order)
+    if spec.engine and engines:
+        reader.choice("engine", spec.engine, sorted(engines))
 
 
 def _refusal(recipe: str, model: Any, system: Any) -> DisaggSimError | None:

@@ -1,0 +1,132 @@
+"""The command line: exit codes, one line for an error, nothing heavy loaded before it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from disagg_sim.cli.main import run
+
+SWEEP = """
+name: trial
+models: [llama_3_1_8b]
+systems: {h100_sxm: fp8}
+traffic: [{isl: 1024, osl: 128}]
+limits: {max_gpus: 2}
+"""
+
+HEAVY = ("matplotlib", "pandas", "pyarrow", "scipy", "pulp", "joblib", "rich", "pydantic")
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path) -> Path:
+    path = tmp_path / "trial.yaml"
+    path.write_text(SWEEP)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sweep", "demo", "--jobs", "-3", "--out", "x"], "--jobs"),
+        (["sweep", "demo", "--jobs", "0", "--out", "x"], "--jobs"),
+        (["sweep", "demo", "--jobs", "two", "--out", "x"], "--jobs"),
+        (["sweep", "demo"], "--out"),
+        (["sweep"], "FILE|NAME"),
+        (["sweep", "demo", "--dry-run", "--profile", "ideel"], "did you mean 'ideal'"),
+        (["sweep", "demo", "--dry-run", "--engine", "vlm"], "did you mean 'vllm'"),
+        (["sweep", "dmo", "--dry-run"], "did you mean 'demo'"),
+        (["sweep", "demo", "--dryrun"], "--dry"),
+        (["swep"], "swep"),
+        (["specs", "show", "model", "lama_3_1_70b"], "did you mean 'llama_3_1_70b'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert said in error
+    assert "Traceback" not in error
+    assert len(error.splitlines()) == 1
+
+
+def test_an_unwritable_directory_is_one_line(
+    sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    for out in (blocked, blocked / "below", Path("/proc/none")):
+        assert run(["sweep", str(sweep_file), "--out", str(out)]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1
+        assert "cannot write results there" in lines[0]
+
+
+def test_a_limit_that_nothing_meets_ends_with_2_and_the_best(
+    sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep_file.write_text(SWEEP.replace("max_gpus: 2", "max_gpus: 2, ftl_s: 1e-5"))
+    assert run(["sweep", str(sweep_file), "--out", str(tmp_path / "out"), "--jobs", "1"]) == 2
+    assert "the best FTL is" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_errors_of_a_process_have_no_traceback_and_no_box(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(b"\x00\xff\xfe\x01")
+    command = [sys.executable, "-c", "from disagg_sim.cli.main import main; main()", "sweep", str(path), "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert not set("╭│╰") & set(done.stderr)
+
+
+def test_a_sweep_writes_all_its_results(sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert run(["sweep", str(sweep_file), "--out", str(out), "--jobs", "1"]) == 0
+    said = capsys.readouterr()
+    assert "0 of 2 blocks already stored" in said.err
+    assert str(out / "summary.md") in said.out
+    case = next((out / "points").iterdir()).name
+    for name in ("frontier.csv", "infeasible.csv", "manifest.json", "summary.md"):
+        assert (out / name).stat().st_size > 0
+    for name in ("pareto", "kv_bandwidth", "ctx_gen_ratio"):
+        picture = out / "figures" / case / f"{name}.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert f"figures/{case}/{name}.png" in (out / "summary.md").read_text()
+
+
+def test_a_dry_run_counts_and_writes_nothing(
+    sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sweep", str(sweep_file), "--dry-run", "--out", str(tmp_path / "out")]) == 0
+    assert "design points in 2 blocks, 1 cases" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("disagg-sim ")
+    assert run(["sweep", "--help"]) == 0
+    assert "--dry-run" in capsys.readouterr().out
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    script = f"import sys, disagg_sim; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_importing_the_package_takes_less_than_half_a_second() -> None:
+    """The best of three, as other processes may hold the cores."""
+    script = "import time; t = time.perf_counter(); import disagg_sim; print(time.perf_counter() - t)"
+    times = [
+        float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(times) < 0.5

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from disagg_sim.cli.progress import Bar, Lines, listener
+
+
+def test_off_a_terminal_there_are_plain_lines() -> None:
+    assert isinstance(listener(), Lines)
+
+
+def test_lines_tell_how_far_how_fast_and_how_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([100.0, 101.0, 102.0, 104.0, 110.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    lines = Lines(interval=2.0)
+    lines.start(4_000)
+    for points in (1_000, 1_000, 1_000):
+        lines.advance(points)
+    lines.advance(1_000)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "2,000 of 4,000 design points (50%), 1,000/s, 2 s left",
+        "3,000 of 4,000 design points (75%), 750/s, 1 s left",
+        "4,000 of 4,000 design points (100%), 400/s, 0 s left",
+    ]
+
+
+def test_nothing_to_compute_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines()
+    lines.start(0)
+    lines.finish()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_bar_shows_notes_and_the_total(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = Bar()
+    bar.note("3 of 9 blocks already stored")
+    bar.start(500)
+    bar.advance(500)
+    bar.finish()
+    said = capsys.readouterr().err
+    assert "3 of 9 blocks already stored" in said
+    assert "500 design points computed" in said

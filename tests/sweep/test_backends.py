@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from disagg_sim.errors import InputError
+from disagg_sim.sweep.backends import run_tasks
+
+
+def refuse(number: int) -> int:
+    raise InputError(f"not {number}")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_task_is_done_once(jobs: int) -> None:
+    assert sorted(run_tasks(math.factorial, range(12), jobs=jobs)) == [math.factorial(n) for n in range(12)]
+
+
+def test_one_process_keeps_the_order() -> None:
+    assert list(run_tasks(abs, [3, -1, 2], jobs=1)) == [3, 1, 2]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_expected_failure_comes_through(jobs: int) -> None:
+    with pytest.raises(InputError, match="not 7"):
+        list(run_tasks(refuse, [7, 7], jobs=jobs))

@@ -1,0 +1,254 @@
+"""Whole runs of small sweeps: the same tables whoever computes them, and however often they are interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from disagg_sim.errors import InfeasibleError
+from disagg_sim.sweep.plan import SweepPlan, plan_sweep
+from disagg_sim.sweep.run import run_sweep
+from disagg_sim.sweep.spec import Limits, SweepSpec, load_sweep
+
+COLUMNS = """case, model, system, precision, profile, mode, isl, osl, tokens_per_s_per_user, tokens_per_s_per_gpu,
+ftl_s, ttl_s, prefill_tp_attn, prefill_dp_attn, prefill_tp_ffn, prefill_ep, prefill_pp, prefill_chunk_tokens,
+prefill_batch, prefill_instances, prefill_gpus, decode_tp_attn, decode_dp_attn, decode_tp_ffn, decode_ep, decode_pp,
+decode_microbatches, decode_batch, decode_instances, decode_gpus, total_gpus, ctx_gen_gpu_ratio, request_rate_per_s,
+kv_egress_bytes_per_s_per_gpu, kv_ingress_bytes_per_s_per_gpu, prefill_memory_bytes, decode_memory_bytes,
+decode_bound"""
+
+COMMAND = [sys.executable, "-c", "from disagg_sim.cli.main import main; main()", "sweep"]
+
+
+class Log:
+    """Keeps what a run tells."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+        self.planned = self.done = 0
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def start(self, points: int) -> None:
+        self.planned = points
+
+    def advance(self, points: int) -> None:
+        self.done += points
+
+    def finish(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def smoke() -> SweepPlan:
+    return plan_sweep(load_sweep("smoke"))
+
+
+@pytest.fixture(scope="module")
+def reference(smoke: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of one uninterrupted run in one process; not to be changed."""
+    root = tmp_path_factory.mktemp("reference")
+    run_sweep(smoke, root, jobs=1, listener=Log())
+    return root
+
+
+def small(spec: SweepSpec, **limits: float) -> SweepPlan:
+    """The first system of the smoke sweep, in few blocks, under other limits."""
+    return plan_sweep(
+        replace(spec, systems=spec.systems[:1], block_points=4096, limits=replace(Limits(max_gpus=8), **limits))
+    )
+
+
+def manifest(root: Path) -> dict:
+    return json.loads((root / "manifest.json").read_text())
+
+
+def test_the_frontier_has_the_promised_columns_in_order(reference: Path) -> None:
+    promised = [name.strip() for name in COLUMNS.replace("\n", " ").split(",")]
+    frontier = pd.read_csv(reference / "frontier.csv")
+    assert frontier.columns[: len(promised)].tolist() == promised
+    assert not frontier[promised].isna().any().any()
+
+
+def test_every_frontier_point_is_a_stored_point_and_none_beats_it(reference: Path) -> None:
+    frontier = pd.read_csv(reference / "frontier.csv")
+    points = pd.read_parquet(reference / "points")
+    assert set(frontier["case"]) == set(points["case"])
+    for case, front in frontier.groupby("case"):
+        cloud = points[points["case"] == case]
+        x, y = front["tokens_per_s_per_user"].to_numpy(), front["tokens_per_s_per_gpu"].to_numpy()
+        assert (x[1:] > x[:-1]).all()
+        assert (y[1:] < y[:-1]).all()
+        for row in cloud.itertuples():
+            better = (x >= row.tokens_per_s_per_user * (1 - 1e-9)) & (y >= row.tokens_per_s_per_gpu * (1 - 1e-9))
+            assert better.any()
+
+
+def test_the_dry_count_is_what_is_computed(smoke: SweepPlan, reference: Path) -> None:
+    counts = manifest(reference)["points"]
+    assert counts["enumerated"] == counts["computed"] == smoke.points == sum(case.points for case in smoke.cases)
+    assert 0 < counts["feasible"] <= counts["computed"]
+    assert len(smoke.blocks) >= 20
+
+
+def test_counts_close(reference: Path) -> None:
+    """Every design point is out of memory, beyond a limit, unmatched, or usable; every matched one is stored."""
+    removed = pd.read_csv(reference / "infeasible.csv")
+    for case in manifest(reference)["cases"]:
+        mine = removed[removed["case"] == case["case"]]
+        memory = mine[mine["reason"] == "out of memory"]["count"].sum()
+        assert case["points"]["feasible"] + memory == case["points"]["computed"]
+        stored = pd.read_parquet(reference / "points" / case["case"])
+        assert len(stored) == case["matched"]
+
+
+def test_two_jobs_give_the_same_bytes(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
+    log = Log()
+    run_sweep(smoke, tmp_path, jobs=2, listener=log)
+    for name in ("frontier.csv", "infeasible.csv"):
+        assert (tmp_path / name).read_bytes() == (reference / name).read_bytes()
+    assert log.done == log.planned == smoke.points
+
+
+def test_a_corrupt_block_is_computed_again_with_a_warning(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
+    run_sweep(smoke, tmp_path, jobs=1, listener=Log())
+    hurt = [tmp_path / smoke.blocks[index].key.relative for index in (0, -1)]
+    hurt[0].write_bytes(hurt[0].read_bytes()[:-10])
+    hurt[1].write_bytes(b"")
+    log = Log()
+    run_sweep(smoke, tmp_path, jobs=1, listener=log)
+    assert len(log.warnings) == 2
+    assert all("corrupt block, computing it again" in text for text in log.warnings)
+    assert f"{len(smoke.blocks) - 2} of {len(smoke.blocks)} blocks already stored" in log.notes
+    assert (tmp_path / "frontier.csv").read_bytes() == (reference / "frontier.csv").read_bytes()
+
+
+def test_changed_inputs_make_blocks_stale(smoke: SweepPlan, tmp_path: Path) -> None:
+    plan = small(smoke.spec)
+    run_sweep(plan, tmp_path, jobs=1, listener=Log())
+    log = Log()
+    recut = plan_sweep(replace(plan.spec, block_points=200))
+    run_sweep(recut, tmp_path, jobs=1, listener=log)
+    assert f"{len(plan.blocks)} stored blocks are stale (their inputs changed): computing them again" in log.notes
+    assert log.done == recut.points
+    other = small(smoke.spec, ftl_s=5.0)  # another case: the blocks of the first leave the table
+    log = Log()
+    run_sweep(other, tmp_path, jobs=1, listener=log)
+    assert any("not part of this sweep" in text for text in log.notes)
+    assert set(pd.read_parquet(tmp_path / "points")["case"]) == {other.cases[0].case.name}
+
+
+def test_a_changed_spec_changes_every_digest(
+    smoke: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(__file__).parents[2] / "hw_specs" / "h100_sxm.yaml"
+    text = re.sub(r"(?m)^hbm_bandwidth:.*$", "hbm_bandwidth: 3.0 TB/s", source.read_text())
+    assert text != source.read_text()
+    (tmp_path / "hw_specs").mkdir()
+    (tmp_path / "hw_specs" / source.name).write_text(text)
+    before = small(smoke.spec)
+    monkeypatch.setenv("DISAGG_SIM_PATH", str(tmp_path))
+    after = small(smoke.spec)
+    assert before.cases[0].case == after.cases[0].case
+    assert not {block.key.digest for block in before.blocks} & {block.key.digest for block in after.blocks}
+
+
+def test_killed_runs_go_on_where_they_stood(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
+    dice = random.Random(20)
+    blocks = len(smoke.blocks)
+    command = [*COMMAND, "smoke", "--out", str(tmp_path / "out"), "--no-figures", "--jobs"]
+    stored: dict[Path, int] = {}
+    for attempt in range(4):
+        log = tmp_path / f"log{attempt}"
+        last = attempt == 3
+        with log.open("w") as stream:
+            run = subprocess.Popen([*command, "2" if attempt == 1 else "1"], stdout=stream, stderr=stream)
+            wanted = len(stored) + dice.randint(2, blocks // 6)
+            while run.poll() is None and (last or len(_files(tmp_path)) < wanted):
+                time.sleep(0.001)
+            run.send_signal(signal.SIGKILL)
+            run.wait()
+        assert run.returncode == (0 if last else -signal.SIGKILL), log.read_text()
+        if stored or not attempt:
+            assert f"{len(stored)} of {blocks} blocks already stored" in log.read_text()
+        time.sleep(0.3 if attempt == 1 else 0.0)  # orphaned workers finish the block that they are at
+        now = _files(tmp_path)
+        assert {path: now[path] for path in stored} == stored, "a finished block was written again"
+        stored = now
+    assert len(stored) == blocks
+    assert (tmp_path / "out" / "frontier.csv").read_bytes() == (reference / "frontier.csv").read_bytes()
+
+
+def _files(root: Path) -> dict[Path, int]:
+    """Stored blocks and the moment each was written. [ns]"""
+    return {path: path.stat().st_mtime_ns for path in (root / "out").glob("*/*/[0-9]*.parquet")}
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [*COMMAND, "smoke", "--out", str(tmp_path / "out"), "--jobs", "2", "--no-figures"]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while run.poll() is None and len(_files(tmp_path)) < 2:
+        time.sleep(0.001)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "the same command goes on where this one stopped" in said
+    assert "Traceback" not in said
+
+
+def test_an_ftl_limit_that_nothing_meets_says_the_best_ftl(smoke: SweepPlan, tmp_path: Path) -> None:
+    with pytest.raises(InfeasibleError, match=r"FTL limit of 0\.0001 s; the best FTL is 0\.0\d+ s"):
+        run_sweep(small(smoke.spec, ftl_s=1e-4), tmp_path, jobs=1, listener=Log())
+    assert "above the FTL limit" in (tmp_path / "infeasible.csv").read_text()
+    assert not (tmp_path / "frontier.csv").exists()
+
+
+def test_a_ttl_limit_that_nothing_meets_says_the_best_ttl(smoke: SweepPlan, tmp_path: Path) -> None:
+    with pytest.raises(InfeasibleError, match=r"TTL limit of 1e-06 s; the best TTL is 0\.00\d+ s"):
+        run_sweep(small(smoke.spec, ttl_s=1e-6), tmp_path, jobs=1, listener=Log())
+
+
+def test_a_nic_limit_counts_what_it_removes(smoke: SweepPlan, tmp_path: Path) -> None:
+    result = run_sweep(small(smoke.spec, nic_limit=3e9), tmp_path, jobs=1, listener=Log())
+    removed = pd.read_csv(tmp_path / "infeasible.csv").query("reason == 'above the NIC limit'")
+    assert (removed["count"] > 0).all()
+    assert len(removed)
+    frontier = result.frontier
+    assert frontier["kv_egress_bytes_per_s_per_gpu"].max() <= 3e9
+    assert frontier["kv_ingress_bytes_per_s_per_gpu"].max() <= 3e9
+
+
+def test_a_model_that_fits_nowhere_says_by_how_much(smoke: SweepPlan, tmp_path: Path) -> None:
+    """405e9 parameters of 2 B on 8 GPUs of 80 GB: more than 20 GB too much on each."""
+    spec = replace(
+        smoke.spec, models=("llama_3_1_405b",), systems=(("a100_sxm_80gb", "bf16"),), limits=Limits(max_gpus=8)
+    )
+    with pytest.raises(InfeasibleError, match=r"fits on no allowed mapping .*lacks \d+\.\d GB") as caught:
+        run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Log())
+    lacking = float(re.search(r"lacks (\d+\.\d) GB", str(caught.value)).group(1))
+    assert 405e9 * 2 / 8 / 1e9 - 85 < lacking < 60
+
+
+def test_one_feasible_case_is_enough(smoke: SweepPlan, tmp_path: Path) -> None:
+    models, systems = ("llama_3_1_405b", "llama_3_1_8b"), (("a100_sxm_80gb", "bf16"),)
+    spec = replace(smoke.spec, models=models, systems=systems, block_points=8192)
+    result = run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Log())
+    assert [bool(case.verdict) for case in result.cases] == [True, False]
+    table = pd.read_csv(tmp_path / "infeasible.csv")
+    assert "fits on no allowed mapping" in table[table["reason"] == "no result"]["detail"].iloc[0]

@@ -1,0 +1,133 @@
+"""A sweep file: what it says, and one line for each of its faults."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from disagg_sim.errors import SpecError
+from disagg_sim.facts.yaml_files import spec_files
+from disagg_sim.sweep.spec import Limits, load_sweep
+
+GOOD = """
+name: trial
+models: [llama_3_1_8b]
+systems: {h100_sxm: fp8}
+traffic:
+  - {isl: 1024, osl: 128}
+limits: {ftl_s: 10.0}
+profile: measured
+"""
+
+#: (replaced text, new text, what the message must hold)
+FAULTS = {
+    "unknown model": ("llama_3_1_8b", "lama_3_1_8b", ["unknown model 'lama_3_1_8b'", "did you mean 'llama_3_1_8b'"]),
+    "unknown system": ("h100_sxm", "h100_smx", ["'h100_smx'", "did you mean 'h100_sxm'"]),
+    "unknown precision": ("fp8", "fp9", ["'fp9'", "fp8"]),
+    "unknown profile": ("measured", "mesured", ["profile", "'mesured'", "did you mean 'measured'"]),
+    "misspelt key": ("limits:", "limts:", ["unknown key 'limts'", "did you mean 'limits'"]),
+    "misspelt limit": ("ftl_s:", "ftl:", ["unknown key 'limits.ftl'", "did you mean 'ftl_s'"]),
+    "misspelt shape key": ("isl:", "ils:", ["unknown key 'traffic[0].ils'", "missing key 'isl'"]),
+    "missing key": ("name: trial", "", ["missing key 'name'"]),
+    "wrong unit": ("10.0", '"10 ms"', ["limits.ftl_s: '10 ms'", "write 0.01"]),
+    "unreadable unit": ("10.0", "ten", ["limits.ftl_s: 'ten'", "counts in s"]),
+    "negative FTL": ("10.0", "-1.0", ["limits.ftl_s: -1.0 is outside [1e-06, 1e+06] s"]),
+    "infinite FTL": ("10.0", ".inf", ["limits.ftl_s", "outside"]),
+    "not a number FTL": ("10.0", ".nan", ["limits.ftl_s", "outside"]),
+    "osl 0": ("128", "0", ["traffic[0].osl: 0", "2 or more"]),
+    "osl 1": ("128", "1", ["traffic[0].osl: 1", "prefill only"]),
+    "negative osl": ("128", "-5", ["traffic[0].osl: -5 is outside [2, "]),
+    "fractional isl": ("1024", "10.5", ["traffic[0].isl: 10.5 is not a whole number"]),
+    "isl 0": ("1024", "0", ["traffic[0].isl: 0 is outside [1, "]),
+    "beyond context": ("1024", "131072", ["beyond the context limit of llama_3_1_8b, 131072", "allow_long_context"]),
+    "recipe the GPU lacks": ("h100_sxm: fp8", "a100_sxm_80gb: fp8", ["systems.a100_sxm_80gb", "fp8", "bf16"]),
+    "duplicate model": ("[llama_3_1_8b]", "[llama_3_1_8b, llama-3.1-8b]", ["models: llama_3_1_8b", "2 times"]),
+    "duplicate shape": ("  - {isl", "  - {isl: 1024, osl: 128}\n  - {isl", ["traffic: 1024/128", "2 times"]),
+    "key twice": ("profile: measured", "profile: ideal\nprofile: measured", ["'profile' is given twice"]),
+    "unknown mode": ("profile:", "modes: [disagregated]\nprofile:", ["modes", "did you mean 'disaggregated'"]),
+    "unknown matching": ("profile:", "matching: exakt\nprofile:", ["matching", "did you mean 'exact'"]),
+    "unknown engine": ("profile:", "engine: vlm\nprofile:", ["engine", "did you mean 'vllm'"]),
+    "empty traffic": ("  - {isl: 1024, osl: 128}", "  []", ["traffic: the list is empty"]),
+    "unknown traffic": ("  - {isl: 1024, osl: 128}", "  - no_such_traffic", ["traffic[0]", "no_such_traffic"]),
+    "systems as a list": ("{h100_sxm: fp8}", "[h100_sxm]", ["systems", "mapping of system to precision"]),
+    "models as a number": ("[llama_3_1_8b]", "7", ["models: 7 is not a list of names"]),
+    "gpu_cap 1": ("ftl_s: 10.0", "gpu_cap: 1", ["limits.gpu_cap: 1 is outside [2, "]),
+    "gpu_cap true": ("ftl_s: 10.0", "gpu_cap: true", ["limits.gpu_cap: True is not a whole number"]),
+    "limits a list": ("{ftl_s: 10.0}", "[10]", ["limits: [10] is not a mapping"]),
+    "broken": ("[llama_3_1_8b]", "[llama_3_1_8b", ["broken YAML: line"]),
+}
+
+
+def write(tmp_path: Path, text: str | bytes) -> str:
+    path = tmp_path / "trial.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def test_a_good_file_is_read(tmp_path: Path) -> None:
+    spec = load_sweep(write(tmp_path, GOOD))
+    assert (spec.models, spec.systems, spec.shapes) == (("llama_3_1_8b",), (("h100_sxm", "fp8"),), ((1024, 128),))
+    assert spec.limits == Limits(ftl_s=10.0)
+    assert math.isinf(spec.limits.ttl_s)
+
+
+def test_the_command_line_overrides_profile_and_engine(tmp_path: Path) -> None:
+    spec = load_sweep(write(tmp_path, GOOD), profile="optimistic", engine="vllm")
+    assert (spec.profile, spec.engine) == ("optimistic", "vllm")
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_each_fault_is_one_line_with_file_and_remedy(tmp_path: Path, case: str) -> None:
+    old, new, parts = FAULTS[case]
+    assert old in GOOD
+    with pytest.raises(SpecError) as caught:
+        load_sweep(write(tmp_path, GOOD.replace(old, new, 1)))
+    message = str(caught.value)
+    assert "trial.yaml" in message
+    for part in parts:
+        assert part in message
+    assert len(message.splitlines()) == 1 or len(parts) > 1
+
+
+def test_all_faults_of_a_file_come_at_once(tmp_path: Path) -> None:
+    text = GOOD.replace("llama_3_1_8b", "lama").replace("128", "1").replace("10.0", "-2").replace("profile", "profil")
+    with pytest.raises(SpecError) as caught:
+        load_sweep(write(tmp_path, text))
+    for part in ("lama", "osl: 1", "ftl_s: -2", "'profil'"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("", "empty"), (b"\x89PNG\r\n\x1a\n\xff\xfe", "UTF-8"), (b"a\x00b: 1", "YAML"), ("- 1\n- 2\n", "list")],
+)
+def test_what_is_no_sweep_is_one_line(tmp_path: Path, content: str | bytes, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_sweep(write(tmp_path, content))
+    assert said in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_missing_file_names_the_shipped_ones(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no such file or shipped sweep"):
+        load_sweep(str(tmp_path / "none.yaml"))
+    with pytest.raises(SpecError, match="did you mean 'demo'"):
+        load_sweep("dmeo")
+    with pytest.raises(SpecError, match="is a directory"):
+        load_sweep(str(tmp_path))
+
+
+def test_a_longer_prompt_is_allowed_when_asked_for(tmp_path: Path) -> None:
+    text = GOOD.replace("1024", "131072") + "allow_long_context: true\n"
+    assert load_sweep(write(tmp_path, text)).shapes == ((131072, 128),)
+
+
+def test_seconds_in_exponent_form_are_a_number(tmp_path: Path) -> None:
+    assert load_sweep(write(tmp_path, GOOD.replace("10.0", "1e-1"))).limits.ftl_s == 0.1  # YAML 1.1 reads text
+
+
+@pytest.mark.parametrize("name", spec_files("sweep"))
+def test_shipped_sweeps_are_valid(name: str) -> None:
+    assert load_sweep(name).name == name
