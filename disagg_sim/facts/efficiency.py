@@ -109,6 +109,8 @@ SECTIONS: dict[str, type[Fit]] = {
 }
 #: Software whose kernels were measured.
 LIBRARIES = ("trtllm", "vllm", "sglang", "nccl")
+#: "Library" of a row that nobody measured; it joins the rows of every library.
+ASSUMED = "assumed"
 
 
 @dataclass(frozen=True, kw_only=True)

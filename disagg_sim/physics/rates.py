@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.errors import InputError, nearest
-from disagg_sim.facts.efficiency import AllToAllFit, CollectiveFit, EfficiencySpec, Fit, GemmFit, MoeFit
+from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, CollectiveFit, EfficiencySpec, Fit, GemmFit, MoeFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import FORMATS, Precision
@@ -184,7 +184,7 @@ class _Resolver:
         if first is None:
             raise InputError(f"system {self.system.name!r} has no fitted {what}; use profile 'ideal'")
         self.used[what] = first
-        mine = sorted((r for r in rows if r.engine in (first.engine, "assumed")), key=lambda row: row.gpus)
+        mine = sorted((r for r in rows if r.engine in (first.engine, ASSUMED)), key=lambda row: row.gpus)
         return _curve(mine, link, latency, self.profile.all_reduce_step_latency)
 
     def all_to_all(self, phase: str, direction: str, wire: str) -> AllToAllRate:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.facts.efficiency import LIBRARIES, SECTIONS, EfficiencySpec
+from disagg_sim.facts.efficiency import ASSUMED, LIBRARIES, SECTIONS, EfficiencySpec
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.facts.schema import (
     choice,
@@ -25,7 +25,7 @@ from disagg_sim.facts.schema import (
 )
 from disagg_sim.units import MS
 
-_engine = choice(LIBRARIES)
+_engine = choice((*LIBRARIES, ASSUMED))
 _format = choice(FORMATS)
 _bf16_or_fp8 = choice(("bf16", "fp8"))
 _share = number(1e-6, 2.0)  # of the BF16 peak: fp8 arithmetic passes 1
@@ -33,7 +33,7 @@ _time = quantity("s", 0.0, 1.0)
 _gpus = integer(2, 10_000)
 _origin = {
     "engine": _engine,
-    "points": integer(1, 10**9),
+    "points": integer(0, 10**9),
     "median_error": number(0.0, 10.0),
     "p90_error": number(0.0, 10.0),
 }
