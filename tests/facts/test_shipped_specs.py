@@ -168,7 +168,7 @@ def rows(system):
 
 @pytest.mark.parametrize(
     ("name", "parent", "count"),
-    [("h800_sxm", "h100_sxm", 104), ("mi300x", "h100_sxm", 104), ("gb300_nvl72", "gb200_nvl72", 185)],
+    [("h800_sxm", "h100_sxm", 104), ("mi300x", "h100_sxm", 104), ("gb300_nvl72", "gb200_nvl72", 186)],
 )
 def test_a_system_without_fits_inherits_every_row(name, parent, count):
     heir = load_efficiency(name)

@@ -68,6 +68,13 @@ FAULTS = [
     ("profile", "measured", "two_batch_overlap: false", "two_batch_overlap: 0", [
         "two_batch_overlap: 0 is not true or false",
     ]),
+    (
+        "profile",
+        "measured",
+        "two_batch_overlap: false",
+        "two_batch_overlap:",
+        ["two_batch_overlap: null is not true or false"],
+    ),
     # names out of a list
     ("precision", "fp8", "ffn: fp8", "ffn: fp9", [
         "ffn: 'fp9' is unknown, did you mean 'fp8'?; allowed: bf16, fp8, fp8_block, nvfp4",
@@ -169,6 +176,8 @@ BROKEN = [
     (b"title: a: b\n", r"broken YAML: line 1, column 9: mapping values are not allowed .*"),
     (b"\ttitle: x\n", r"broken YAML: line 1, column 1: .*"),
     (b"title: x\nhidden: 1\ntitle: y\n", r"broken YAML: line 3, column 1: key 'title' is given twice"),
+    (b"title: x\n7: y\n", "broken YAML: line 2, column 1: key 7 is not text"),
+    (b"layers: [{on: 1}]\n", "broken YAML: line 1, column 11: key True is not text"),
     (b"title: !!python/object:os.system {}\n", r"broken YAML: line 1, column 8: could not determine a constructor .*"),
 ]
 
