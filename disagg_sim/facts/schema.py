@@ -223,7 +223,13 @@ def _fault(item: Any, known: tuple[str, ...], data: Mapping[str, Any]) -> str:
     if kind == "too_short":
         return f"{where}: is empty"
     wanted = _WANTED.get(kind.partition("_")[0])
-    return f"{where}: {value!r} is not {wanted}" if wanted else f"{where}: {value!r}: {item['msg']}"
+    return f"{where}: {_said(value)} is not {wanted}" if wanted else f"{where}: {_said(value)}: {item['msg']}"
+
+
+def _said(value: object) -> str:
+    """A value as a file writes it, cut when long."""
+    text = {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _place(location: Sequence[str | int], data: object) -> str:

@@ -1,14 +1,13 @@
 """Where spec files lie, which one a name means, and how a YAML file becomes a plain mapping.
 
-Looked for in the directories of ``DISAGG_SIM_PATH``, then in the package's own data, then in the
-checkout above the package; the first file of a name wins.
+Looked for in the directories of ``DISAGG_SIM_PATH``, then in the package's own data or, in a
+checkout, in the directories beside the package; the first file of a name wins.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Hashable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -42,8 +41,9 @@ def canonical_name(text: str) -> str:
 def spec_roots() -> tuple[Path, ...]:
     """Directories that are searched, first match first."""
     user = [Path(part) for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
-    package = files("disagg_sim")
-    return (*user, Path(str(package.joinpath("_data"))), Path(str(package)).parent)
+    package = Path(str(files("disagg_sim")))
+    installed = package / "_data"
+    return (*user, installed if installed.is_dir() else package.parent)
 
 
 def spec_files(kind: str) -> dict[str, Path]:
@@ -141,16 +141,20 @@ def _parse(path: Path, text: str) -> object:
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc]
-        """Safe loader that refuses a key given twice and leaves dates as text."""
+        """Safe loader that refuses keys that are no text or given twice, and leaves dates as text."""
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-            seen: set[Hashable] = set()
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[str, Any]:
+            seen: set[str] = set()
             for key_node, _ in node.value:
+                if key_node.tag == "tag:yaml.org,2002:merge":
+                    continue
                 key = self.construct_object(key_node, deep=True)
-                if isinstance(key, Hashable) and key in seen:
+                if not isinstance(key, str):
+                    raise yaml.MarkedYAMLError(problem=f"key {key!r} is not text", problem_mark=key_node.start_mark)
+                if key in seen:
                     raise yaml.MarkedYAMLError(problem=f"key {key!r} is given twice", problem_mark=key_node.start_mark)
                 seen.add(key)
-            result: dict[Hashable, Any] = super().construct_mapping(node, deep)
+            result: dict[str, Any] = super().construct_mapping(node, deep)
             return result
 
     Loader.yaml_implicit_resolvers = {

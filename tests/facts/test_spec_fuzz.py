@@ -40,6 +40,14 @@ def spoil(data, rng):
     return data
 
 
+def refusal(path):
+    try:
+        check_file(path)
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize(("kind", "name"), FILES)
 def test_a_spoilt_file_is_refused_without_a_traceback(tmp_path, kind, name):
     original = yaml.safe_load(spec_files(kind)[name].read_text(encoding="utf-8"))
@@ -50,10 +58,9 @@ def test_a_spoilt_file_is_refused_without_a_traceback(tmp_path, kind, name):
         rng = random.Random(seed)
         data = spoil(original, rng)
         path.write_text(yaml.safe_dump(spoil(data, rng) if data else data), encoding="utf-8")
-        try:
-            check_file(path)
-        except SpecError as error:
-            lines = str(error).splitlines()
-            assert lines[0].startswith(f"{path}:")
-            assert all(line.startswith("  - ") for line in lines[1:])
-            assert "pydantic" not in str(error)
+        text = refusal(path)
+        if text:
+            first, *others = text.splitlines()
+            assert first.startswith(f"{path}:")
+            assert all(line.startswith("  - ") for line in others)
+            assert "pydantic" not in text

@@ -77,3 +77,15 @@ def test_an_unknown_kind_is_refused():
         "unknown kind 'modle', did you mean 'model'?; "
         "known: hardware, efficiency, precision, profile, model, traffic, sweep"
     )
+
+
+def test_anchors_and_merges_are_read(tmp_path):
+    path = tmp_path / "m.yaml"
+    text = spec_files("model")["gpt_oss_120b"].read_text(encoding="utf-8")
+    path.write_text(
+        text.replace("  sliding: {", "  sliding: &a {").replace(
+            text.split("  full: ")[1].split("\n")[0], "{<<: *a, window: 0}"
+        ),
+        encoding="utf-8",
+    )
+    assert load_model(path).layers == load_model("gpt_oss_120b").layers
