@@ -21,7 +21,7 @@ from disagg_sim.physics.roofline import NOTHING, Cost, Rate, Sums, blend, operat
 from disagg_sim.physics.work import Numeric
 
 #: Switches of Blackwell and Hopper NVLink domains can reduce (NVLS); A100's and point-to-point meshes cannot.
-IN_SWITCH_ARCHITECTURES = frozenset({"hopper", "blackwell"})
+IN_SWITCH_ARCHITECTURES = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
 
 
 def kernel_cost(op: Operator, rates: Rates) -> Cost:
