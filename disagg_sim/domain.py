@@ -13,6 +13,11 @@ class Status(IntEnum):
     OUT_OF_MEMORY = 1
 
 
+#: Largest instance without a pipeline, the same where it is one whole NVL72 domain, and with a pipeline. [1]
+MAX_INSTANCE_GPUS = 64
+MAX_DOMAIN_GPUS = 72
+MAX_PIPELINE_GPUS = 128
+
 #: What limits a pass, in the order of the integer codes of ``PhaseGrid.bound``.
 BOUNDS = ("compute", "memory", "communication", "latency")
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.domain import MAX_INSTANCE_GPUS
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, CollectiveFit, EfficiencySpec, Fit, GemmFit, MoeFit
 from disagg_sim.facts.hardware import SystemSpec
@@ -106,6 +107,7 @@ class _Resolver:
     def __init__(self, system: SystemSpec, spec: EfficiencySpec | None, profile: ProfileSpec, order: tuple[str, ...]):
         self.system, self.spec, self.profile, self.order = system, spec, profile, order
         self.used: dict[str, Fit] = {}
+        self.leaves_domain = system.nvlink_domain < MAX_INSTANCE_GPUS  # whether any stage can
 
     def take(self, what: str, rows: Iterable[F]) -> F:
         row = _best_match((row for row in rows if row.engine in self.order), self.order)
@@ -196,7 +198,7 @@ class _Resolver:
         backend = "deepep_normal" if phase == "prefill" else "deepep_ll"
         rows = [row for row in self.spec.alltoall if row.phase == direction and row.e_bandwidth is not None]
         inside = _pick_backend([row for row in rows if row.link == "nvlink"], ("NVLinkTwoSided", backend), wire)
-        across = _pick_backend([row for row in rows if row.link == "nic"], (backend,), wire)
+        across = _pick_backend([row for row in rows if row.link == "nic" and self.leaves_domain], (backend,), wire)
         floor = profile.all_to_all_latency
         if inside:
             self.used[f"{phase} {direction}"] = inside[0]

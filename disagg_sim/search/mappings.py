@@ -14,16 +14,13 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import DenseFfn, ModelSpec, MoeFfn
 
 Ints = NDArray[np.int64]
 
-#: GPUs of an instance without pipeline; an NVL72 domain may be used whole, a pipeline may be longer.
-MAX_INSTANCE_GPUS = 64
-MAX_PIPELINE_GPUS = 128
 #: Degrees other than powers of two that a 72-GPU domain invites.
 ODD_DEGREES = (3, 6, 12, 24, 36, 48, 72)
 
@@ -88,7 +85,7 @@ def _table(rows: list[tuple[int, int, int, int, int]], refused: tuple[tuple[str,
 def degrees(system: SystemSpec, limit: int) -> tuple[int, ...]:
     """Degrees worth trying up to ``limit``: powers of two, and 3*2^k, 36, 72 in a 72-GPU domain."""
     powers = [2**k for k in range(limit.bit_length()) if 2**k <= limit]
-    odd = [d for d in ODD_DEGREES if d <= limit] if system.nvlink_domain == 72 else []
+    odd = [d for d in ODD_DEGREES if d <= limit] if system.nvlink_domain == MAX_DOMAIN_GPUS else []
     return tuple(sorted({*powers, *odd}))
 
 
@@ -106,7 +103,8 @@ def enumerate_mappings(model: ModelSpec, system: SystemSpec, *, max_gpus: int | 
     """
     if max_gpus is not None and max_gpus < 1:
         raise InputError(f"max_gpus {max_gpus} is out of range; allowed: 1 or more")
-    flat_limit = min(max(MAX_INSTANCE_GPUS, 72 * (system.nvlink_domain == 72)), max_gpus or MAX_PIPELINE_GPUS)
+    whole_domain = system.nvlink_domain == MAX_DOMAIN_GPUS
+    flat_limit = min(MAX_DOMAIN_GPUS if whole_domain else MAX_INSTANCE_GPUS, max_gpus or MAX_PIPELINE_GPUS)
     deep_limit = min(MAX_PIPELINE_GPUS, max_gpus or MAX_PIPELINE_GPUS)
     refused: Counter[str] = Counter()
     rows: list[tuple[int, int, int, int, int]] = []
