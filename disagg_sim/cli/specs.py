@@ -10,7 +10,7 @@ import typer
 
 from disagg_sim.cli.tables import print_table
 from disagg_sim.errors import SpecError, UnknownNameError, nearest
-from disagg_sim.facts.efficiency import SECTIONS, EfficiencySpec
+from disagg_sim.facts.efficiency import ASSUMED, SECTIONS, EfficiencySpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import (
     list_specs,
@@ -83,7 +83,8 @@ def check(
             rows.append(("ok", kind, shown(path)))
         except SpecError as error:
             faulty.append(str(error))
-    print_table(rows)
+    if rows:
+        print_table(rows)
     if faulty:
         raise SpecError("\n".join(faulty))
 
@@ -198,6 +199,8 @@ _PROVENANCE = ("engine", "version", "points", "median_error", "p90_error", "inhe
 
 
 def _origin(row: Any, efficiency: EfficiencySpec) -> str:
+    if row.engine == ASSUMED:
+        return "nothing (assumption)"
     return f"{row.inherited_from} (inherited)" if row.inherited_from else efficiency.system
 
 
@@ -215,7 +218,7 @@ def _fit_rows(efficiency: EfficiencySpec) -> Iterator[Line]:
     for section in SECTIONS:
         for row in getattr(efficiency, section):
             terms = (_term(key, getattr(row, key)) for key in row.__dataclass_fields__ if key not in _PROVENANCE)
-            errors = (f"{row.median_error:.1%}", f"{row.p90_error:.1%}")
+            errors = (f"{row.median_error:.1%}", f"{row.p90_error:.1%}") if row.points else ("-", "-")
             yield section, f"{row.engine} {row.version}", " ".join(terms), *errors, _origin(row, efficiency)
 
 

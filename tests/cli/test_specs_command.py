@@ -47,6 +47,12 @@ def test_inherited_fits_are_marked(capsys):
     assert sum("h100_sxm (inherited)" in line for line in lines) == 12
 
 
+def test_assumed_rows_are_marked(capsys):
+    lines = output(capsys, "show", "hardware", "gb300_nvl72", "--fits").splitlines()
+    (line,) = (line for line in lines if "assumption" in line)
+    assert "op=all_reduce gpus=8 latency=6us" in line
+
+
 def test_a_model_is_shown_with_its_counts(capsys):
     text = output(capsys, "show", "model", "deepseek-r1")
     for figure in ("671,026,419,200", "37,552,297,472", "70,272 B", "35,136 B", "163,840 tokens", "58 layers"):
