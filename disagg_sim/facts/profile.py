@@ -39,5 +39,4 @@ class ProfileSpec:
     resident_deviations: float  # standard deviations of resident tokens to provision for [1]
     shared_expert_overlaps_dispatch: bool
     all_reduce_hidden_fraction: float  # of prefill all-reduce [1]
-    two_batch_overlap: bool
     sources: tuple[tuple[str, str], ...]  # (key, where the figure comes from)
