@@ -65,15 +65,15 @@ FAULTS = [
     ("profile", "measured", "host: 0.5 ms\n", "host: 0.5 GB\n", [
         "host: '0.5 GB' has unit 'GB'; allowed: s, ms, us, ns",
     ]),
-    ("profile", "measured", "two_batch_overlap: false", "two_batch_overlap: 0", [
-        "two_batch_overlap: 0 is not true or false",
+    ("profile", "measured", "shared_expert_overlaps_dispatch: true", "shared_expert_overlaps_dispatch: 0", [
+        "shared_expert_overlaps_dispatch: 0 is not true or false",
     ]),
     (
         "profile",
         "measured",
-        "two_batch_overlap: false",
-        "two_batch_overlap:",
-        ["two_batch_overlap: null is not true or false"],
+        "shared_expert_overlaps_dispatch: true",
+        "shared_expert_overlaps_dispatch:",
+        ["shared_expert_overlaps_dispatch: null is not true or false"],
     ),
     # names out of a list
     ("precision", "fp8", "ffn: fp8", "ffn: fp9", [
