@@ -154,17 +154,18 @@ def _batch_axis(at: Setting, mappings: MappingTable, *, phase: str, isl: int, os
     return sizes[: int(good[-1]) + 1]
 
 
-def _check(isl: int, osl: int) -> None:
+def _check(model: ModelSpec, isl: int, osl: int, *, allow_long_context: bool) -> None:
     for name, value, least in (("isl", isl, 1), ("osl", osl, 2)):
         if not float(value).is_integer() or value < least:
             why = ": one output token is prefill only" if name == "osl" and value == 1 else ""
             raise InputError(f"{name} {value} is out of range; allowed: a whole number of tokens from {least}{why}")
+    model.check_context(isl, osl, allow_long=allow_long_context)
 
 
 def decode_grid(
     model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable | Mapping | list[Mapping], *, isl: int,
     osl: int, precision: str, profile: str = "measured", engine: str | None = None, batch: Any = None,
-    mla_form: str = "auto",
+    mla_form: str = "auto", allow_long_context: bool = False,
 ) -> PhaseGrid:  # fmt: skip
     """Score every decode configuration of ``mappings`` at every batch size.
 
@@ -178,6 +179,8 @@ def decode_grid(
         Batch sizes; by default four a doubling up to the memory limit. [request]
     mla_form
         "auto" (absorbed in decode) or a forced form.
+    allow_long_context
+        Score requests beyond the model's context limit instead of refusing them.
 
     Raises
     ------
@@ -186,7 +189,7 @@ def decode_grid(
     """
     at = setting(model, system, precision, profile, engine)
     table = mapping_table(mappings)
-    _check(isl, osl)
+    _check(at.model, isl, osl, allow_long_context=allow_long_context)
     _check_form(mla_form)
     sizes = _batch_axis(at, table, phase="decode", isl=isl, osl=osl) if batch is None else _given_batch(batch)
     axis = sizes[None, :].astype(float)
@@ -207,7 +210,7 @@ def decode_grid(
 def prefill_grid(
     model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable | Mapping | list[Mapping], *, isl: int,
     osl: int = 2, precision: str, profile: str = "measured", engine: str | None = None, batch: Any = None,
-    chunk_tokens: Any = None, mla_form: str = "auto",
+    chunk_tokens: Any = None, mla_form: str = "auto", allow_long_context: bool = False,
 ) -> PhaseGrid:  # fmt: skip
     """Score every prefill configuration: each mapping unchunked and, with a pipeline, at every CPP chunk size.
 
@@ -217,7 +220,7 @@ def prefill_grid(
     """
     at = setting(model, system, precision, profile, engine)
     table = mapping_table(mappings)
-    _check(isl, osl)
+    _check(at.model, isl, osl, allow_long_context=allow_long_context)
     _check_form(mla_form)
     sizes = _batch_axis(at, table, phase="prefill", isl=isl, osl=osl) if batch is None else _given_batch(batch)
     table, chunks = _with_chunks(table, isl, CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
