@@ -1,0 +1,46 @@
+"""A pass taken apart: seconds of every operator over all layers of one GPU, without overlap."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from disagg_sim.facts.model import DenseFfn
+from disagg_sim.physics import layer
+from disagg_sim.physics.cost import exchange_cost, expert_cost, kernel_cost
+from disagg_sim.physics.layer import Tokens
+from disagg_sim.physics.phases import Degrees
+from disagg_sim.search.setting import Setting
+
+
+def seconds_by_operator(
+    at: Setting, degrees: Degrees, tokens: Tokens, *, phase: str, stage_tokens: float, imbalance: float = 1.0
+) -> dict[str, float]:
+    """Time of each operator times the layers that have it; dispatch and combine under those names. [s]"""
+    tp, precision, rates = degrees.tp_attn, at.precision, at.rates
+    found: defaultdict[str, float] = defaultdict(float)
+    attend = layer.prefill_attention if phase == "prefill" else layer.decode_attention
+    for kind, count in zip(at.model.kinds, at.model.kind_counts, strict=True):
+        operators = layer.projections(at.model, kind, precision, tp, tokens.linear)
+        operators += attend(kind, precision, tp, tokens, "auto")[0]
+        operators.append(layer.elementwise(at.model, kind, tp, tokens.linear))
+        if isinstance(kind.ffn, DenseFfn):
+            operators += layer.dense_ffn(at.model, kind.ffn, precision, tp, tokens.linear)
+        else:
+            operators += layer.moe_local(at.model, kind.ffn, precision, tp, tokens.linear)
+            operators += layer.shared_experts(at.model, kind.ffn, precision, tp, tokens.linear)
+            routed = layer.routed_experts(
+                at.model, kind.ffn, precision, ep=degrees.ep, tp_ffn=degrees.tp_ffn, tokens=stage_tokens,
+                imbalance=imbalance,
+            )  # fmt: skip
+            found["routed experts"] += count * float(expert_cost(routed, degrees.ep, degrees.tp_ffn, rates).time)
+            dispatch, combine = exchange_cost(
+                tokens.linear / tp, phase=phase, ep=degrees.ep, tp_ffn=degrees.tp_ffn, gpus=degrees.stage_gpus,
+                exchanges=1.0, hidden=at.model.hidden, top_k=kind.ffn.top_k, rates=rates,
+            )  # fmt: skip
+            found["dispatch"] += count * float(dispatch.time)
+            found["combine"] += count * float(combine.time)
+        for op in operators:
+            found[op.name] += count * float(kernel_cost(op, rates).time)
+    found["head"] = float(kernel_cost(layer.head(at.model, precision, tp, tokens.emitted), rates).time)
+    found["embedding"] = float(kernel_cost(layer.embedding(at.model, precision, tokens.linear), rates).time)
+    return dict(found)
