@@ -12,7 +12,9 @@ and, where the number of distinct configurations of a pool is limited, binaries 
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +24,8 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-#: Rates closer than this, relatively, count as equal: the solver's own feasibility tolerance. [1]
-RATE_TOLERANCE = 1e-9
+#: A required rate in the solver's unit: its feasibility tolerance of 1e-6 then is a relative 1e-9. [1]
+FINE = 1000.0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -101,9 +103,9 @@ def least_cost(
         np.minimum(np.ceil(required_rate / side.rate).astype(np.int64), exchange_limits(side, kinds))
         for side in (prefill, decode)
     )
-    program = _Program(prefill, decode, scale=required_rate, limits=limits, sense="min")
+    program = _Program(prefill, decode, scale=required_rate / FINE, limits=limits, sense="min")
     program.objective(program.gpu_terms(prices))
-    program.at_least_rate(1.0)
+    program.at_least_rate(FINE)
     if gpu_budget is not None:
         program.at_most_gpus(gpu_budget)
     program.at_most_kinds(kinds)
@@ -125,7 +127,8 @@ def exchange_limits(side: Choices, kinds: int | None) -> Ints:
     place = np.empty(side.gpus.size, dtype=np.int64)
     place[np.argsort(-side.rate / side.gpus, kind="stable")] = np.arange(side.gpus.size)
     most = side.gpus // np.gcd(side.gpus[:, None], side.gpus) - 1  # (other, better): G/gcd(G, H) - 1
-    return np.min(most, axis=1, where=place < place[:, None], initial=unlimited)
+    limits: Ints = np.where(place < place[:, None], most, unlimited).min(axis=1)
+    return limits
 
 
 class _Program:
@@ -179,36 +182,38 @@ class _Program:
             self._add([(flag, 1.0) for flag in used], "<=", kinds)
 
     def solve(self, time_limit: float, *, unit: float) -> Filling:
-        pulp, model = self.pulp, self.model
-        solver = _solver(pulp, time_limit)
-        model.solve(solver)
-        solved = model.sol_status in {pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible}
-        counts = [
-            np.array([round(count.varValue) if solved else 0 for count in side], dtype=np.int64) for side in self.counts
-        ]
+        """Every program posed here has a solution, so a solver that ends early without one failed: try the next."""
+        model, pulp = self.model, self.pulp
+        deadline = time.monotonic() + time_limit
+        for solver in _solvers(pulp, time_limit):
+            model.solve(solver)
+            solved = model.sol_status in {pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible}
+            if solved or time.monotonic() >= deadline:
+                break
+        optimal = solved and model.sol_status == pulp.LpSolutionOptimal
+        prefill, decode = (
+            np.array([round(count.varValue) if solved else 0 for count in counts], dtype=np.int64)
+            for counts in self.counts
+        )
         gap, bound = np.nan, np.nan
         if solver.name == "HiGHS":
-            info = model.solverModel.getInfo()
-            gap, bound = info.mip_gap, self.sign * info.mip_dual_bound * unit
-        elif model.sol_status == pulp.LpSolutionOptimal:
+            account = model.solverModel.getInfo()
+            gap, bound = account.mip_gap, self.sign * account.mip_dual_bound * unit
+        elif optimal:
             gap, bound = 0.0, pulp.value(model.objective) * unit
-        status = "unsolved" if not solved else "optimal" if model.sol_status == pulp.LpSolutionOptimal else "feasible"
-        return Filling(status, counts[0], counts[1], float(gap), float(bound))
+        status = "optimal" if optimal else "feasible" if solved else "unsolved"
+        return Filling(status, prefill, decode, float(gap), float(bound))
 
 
-def _solver(pulp: Any, time_limit: float) -> Any:
-    """HiGHS inside the process where ``highspy`` is installed, else the CBC that PuLP brings along."""
-    highs = pulp.HiGHS(
-        msg=False,
-        timeLimit=time_limit,
-        gapRel=0.0,
-        gapAbs=RATE_TOLERANCE / 10,
-        threads=1,
-        mip_feasibility_tolerance=RATE_TOLERANCE,
-        primal_feasibility_tolerance=RATE_TOLERANCE,
-    )
+def _solvers(pulp: Any, time_limit: float) -> Iterator[Any]:
+    """HiGHS inside the process where ``highspy`` is installed, then the CBC that PuLP brings along.
+
+    HiGHS keeps its own feasibility tolerances: at 1e-9 it calls wrong answers optimal (4 in 1,000 small pools).
+    """
+    highs = pulp.HiGHS(msg=False, timeLimit=time_limit, gapRel=0.0, gapAbs=0.0, threads=1)
     if highs.available():
-        return highs
+        yield highs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 4 will want CBC installed apart
-        return pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit, gapRel=0.0)
+        cbc = pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit, gapRel=0.0)
+    yield cbc

@@ -228,11 +228,11 @@ class _Search:
         )
 
     def _time_left(self) -> float:
-        return max(self.deadline - time.monotonic(), 1e-3)
+        return max(self.deadline - time.monotonic(), 0.0)
 
     def _plan(self, filling: Filling, *, goal: str) -> MatchPlan:
         if filling.status == "unsolved":
-            text = f"the time limit ended the search for the {goal} before any deployment was found"
+            text = f"no deployment was found within the time limit while searching for the {goal}"
             return MatchPlan(status="unsolved", message=text, gap=filling.gap, bound=filling.bound)
         prefill, decode = (side.pool(n) for side, n in zip(self.sides, (filling.prefill, filling.decode), strict=True))
         rate, total = min(prefill.request_rate_per_s, decode.request_rate_per_s), prefill.gpus + decode.gpus

@@ -53,6 +53,8 @@ def make_grid(phase, gpus, rate, *, latency=None, status=None, unique=None, tp=N
     batch = 2 ** np.arange(rate.shape[1], dtype=np.int64)
     if latency is None:  # decode: r = B/(TTL*(OSL-1)); prefill: p = B/FTL
         latency = batch / rate / (osl - 1 if phase == "decode" else 1)
+    latency = np.asarray(latency, dtype=np.float64)
+    latency = latency[:, None] if latency.ndim == 1 else latency
     return PhaseGrid(
         phase=phase,
         model=MODEL,
@@ -69,7 +71,7 @@ def make_grid(phase, gpus, rate, *, latency=None, status=None, unique=None, tp=N
         pp=ones,
         chunk_tokens=0 * ones,
         batch=batch,
-        latency=np.broadcast_to(np.asarray(latency, dtype=np.float64).reshape(gpus.size, -1), rate.shape),
+        latency=np.broadcast_to(latency, rate.shape),
         request_rate=rate,
         memory_bytes=np.full(rate.shape, 5e10),
         memory_limit=7e10,

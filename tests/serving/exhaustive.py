@@ -1,0 +1,37 @@
+"""Pools by exhaustive search: the second method that the integer program is held against."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+
+CLOSE = 1e-9  # rates closer than this, relatively, are equal
+
+
+def pool_rates(choices, budget):
+    """Highest rate of a pool of at most 0, 1, ..., ``budget`` GPUs, from (gpus, rate) pairs, mixed at will."""
+    best = np.zeros(budget + 1)
+    for g in range(1, budget + 1):
+        best[g] = max([best[g - 1], *(best[g - size] + rate for size, rate in choices if size <= g)])
+    return best
+
+
+def most_rate(prefill, decode, budget):
+    """Highest matched rate within the budget, and the fewest GPUs that reach it; (0, 0) where no pair fits."""
+    left, right = pool_rates(prefill, budget), pool_rates(decode, budget)
+    rates = np.array([np.minimum(left[: g + 1], right[g::-1]).max() for g in range(budget + 1)])
+    return rates[-1], int(np.argmax(rates >= rates[-1] * (1 - CLOSE)))
+
+
+def fewest_gpus(choices, rate, most=400):
+    """GPUs of the smallest pool that reaches a rate."""
+    return int(np.argmax(pool_rates(choices, most) >= rate * (1 - CLOSE)))
+
+
+def all_pools(choices, budget, kinds=None):
+    """Every multiset of instances within a budget as (gpus, rate), with at most ``kinds`` distinct ones."""
+    for counts in product(*(range(budget // size + 1) for size, _ in choices)):
+        gpus = sum(n * size for n, (size, _) in zip(counts, choices, strict=True))
+        if gpus <= budget and (kinds is None or sum(n > 0 for n in counts) <= kinds):
+            yield gpus, sum(n * rate for n, (_, rate) in zip(counts, choices, strict=True))

@@ -1,0 +1,237 @@
+"""The integer program against exhaustive search, hand-made cases and the limits that it must name."""
+
+import math
+
+import numpy as np
+import pytest
+from exhaustive import all_pools, fewest_gpus, most_rate, pool_rates
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import make_grid
+
+from disagg_sim.errors import InputError
+from disagg_sim.serving.disaggregated import disaggregated
+from disagg_sim.serving.rate_matching import match_rates
+
+sizes = st.integers(1, 9)
+rates = st.one_of(st.floats(0.05, 5), st.sampled_from([0.1, 0.2, 0.3, 1.0, 1.5, 2.0]))
+choices = st.lists(st.tuples(sizes, rates), min_size=1, max_size=5)
+
+
+def grids(prefill, decode, **common):
+    (gp, p), (gd, r) = zip(*prefill, strict=True), zip(*decode, strict=True)
+    return make_grid("prefill", gp, p, latency=1.0, **common), make_grid("decode", gd, r, **common)
+
+
+def assert_consistent(plan, osl=101):
+    """The numbers of a plan are those of its own deployment."""
+    pools = plan.deployment.prefill, plan.deployment.decode
+    assert plan.total_gpus == sum(pool.gpus for pool in pools)
+    assert plan.request_rate == min(pool.request_rate_per_s for pool in pools)
+    assert plan.tokens_per_s_per_gpu == pytest.approx(plan.request_rate * osl / plan.total_gpus)
+
+
+def assert_best(plan, prefill, decode, budget):
+    rate, gpus = most_rate(prefill, decode, budget)
+    if rate == 0:
+        assert (plan.status, plan.binds) == ("infeasible", "gpu_budget")
+        assert plan.nearest == min(g for g, _ in prefill) + min(g for g, _ in decode) > budget
+        return
+    assert plan.status == "optimal"
+    assert plan.request_rate == pytest.approx(rate, rel=1e-9)
+    assert plan.total_gpus == gpus
+    assert plan.bound == pytest.approx(rate, rel=1e-6)
+    assert plan.gap == pytest.approx(0, abs=1e-9)
+    assert_consistent(plan)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(sizes, rates), min_size=1, max_size=3), st.integers(1, 12))
+def test_recursion_over_gpus_equals_listing_every_multiset(pool, budget):
+    listed = max(rate for _, rate in all_pools(pool, budget))
+    assert pool_rates(pool, budget)[-1] == pytest.approx(listed, rel=1e-12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(choices, choices, st.integers(2, 60))
+def test_integer_program_equals_enumeration(prefill, decode, budget):
+    assert_best(match_rates(*grids(prefill, decode), gpu_budget=budget), prefill, decode, budget)
+
+
+def test_integer_program_equals_enumeration_on_thousands_of_small_pools():
+    rng = np.random.default_rng(20)
+    for _ in range(2000):
+        prefill, decode = (
+            list(zip(rng.integers(1, 9, n).tolist(), rng.uniform(0.05, 5, n).tolist(), strict=True))
+            for n in rng.integers(1, 6, 2)
+        )
+        budget = int(rng.integers(2, 40))
+        assert_best(match_rates(*grids(prefill, decode), gpu_budget=budget), prefill, decode, budget)
+
+
+@settings(max_examples=60, deadline=None)
+@given(choices, choices, st.floats(0.1, 8))
+def test_fewest_gpus_for_a_rate_equal_enumeration(prefill, decode, required):
+    plan = match_rates(*grids(prefill, decode), required_rate=required)
+    assert plan.status == "optimal"
+    assert plan.request_rate >= required * (1 - 2e-9)
+    expected = fewest_gpus(prefill, required, most=1500) + fewest_gpus(decode, required, most=1500)
+    assert plan.total_gpus == plan.bound == expected
+    assert_consistent(plan)
+    within = match_rates(*grids(prefill, decode), required_rate=required, gpu_budget=expected)
+    assert within.total_gpus == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(choices, choices, st.floats(0.1, 8), st.floats(0.5, 9), st.floats(0.5, 9))
+def test_lowest_cost_equals_enumeration(prefill, decode, required, prefill_price, decode_price):
+    prices = prefill_price, decode_price
+    plan = match_rates(*grids(prefill, decode), required_rate=required, usd_per_gpu_hour=prices)
+    expected = sum(
+        price * fewest_gpus(side, required, most=1500) for price, side in zip(prices, (prefill, decode), strict=True)
+    )
+    assert plan.cost == pytest.approx(expected, rel=1e-9)
+    assert plan.bound == pytest.approx(expected, rel=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(sizes, rates), min_size=1, max_size=3),
+    st.lists(st.tuples(sizes, rates), min_size=1, max_size=3),
+    st.integers(2, 16),
+    st.integers(1, 2),
+)
+def test_limit_on_distinct_configurations_equals_enumeration(prefill, decode, budget, kinds):
+    plan = match_rates(*grids(prefill, decode), gpu_budget=budget, max_configurations_per_pool=kinds)
+    left, right = (np.array(list(all_pools(side, budget, kinds))) for side in (prefill, decode))
+    fits = left[:, None, 0] + right[:, 0] <= budget
+    best = np.where(fits, np.minimum(left[:, None, 1], right[:, 1]), 0).max()
+    assert plan.request_rate == pytest.approx(best, rel=1e-9)
+    if plan.deployment:
+        assert max(len(plan.deployment.prefill.members), len(plan.deployment.decode.members)) <= kinds
+        free = match_rates(*grids(prefill, decode), gpu_budget=budget)
+        assert free.request_rate >= plan.request_rate * (1 - 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(choices, st.tuples(sizes, rates), st.integers(18, 80))
+def test_one_configuration_a_pool_on_the_frontiers_gpus_is_the_frontiers_match(prefill, decode, cap):
+    """On as many GPUs as the best pair takes, the highest rate is that pair's."""
+    prefill_grid, decode_grid = grids(prefill, [decode])
+    pair = disaggregated(prefill_grid, decode_grid, gpu_cap=cap).iloc[0]
+    budget = int(pair["total_gpus"])
+    plan = match_rates(prefill_grid, decode_grid, gpu_budget=budget, max_configurations_per_pool=1)
+    assert plan.request_rate == pytest.approx(pair["request_rate_per_s"], rel=1e-9)
+    assert plan.tokens_per_s_per_gpu == pytest.approx(pair["tokens_per_s_per_gpu"], rel=1e-9)
+
+
+def test_a_mixed_pool_beats_every_single_mapping():
+    """On 8 GPUs: prefill 5 + decode 3 GPUs. Prefill of 2 and 3 GPUs gives 1 + 1.6 = 2.6 requests/s; alone 2 or 1.6."""
+    both = grids([(2, 1.0), (3, 1.6)], [(3, 2.6)])
+    mixed = match_rates(*both, gpu_budget=8)
+    assert mixed.request_rate == pytest.approx(2.6)
+    assert mixed.tokens_per_s_per_gpu == pytest.approx(2.6 * 101 / 8)
+    assert [(i.mapping.gpus, n) for i, n in mixed.deployment.prefill.members] == [(2, 1), (3, 1)]
+    alone = match_rates(*both, gpu_budget=8, max_configurations_per_pool=1)
+    assert alone.request_rate == pytest.approx(2.0)  # two of 2 GPUs
+    assert alone.total_gpus == 7
+
+
+def test_equal_rate_takes_fewer_gpus():
+    """Decode caps the rate at 1 request/s: one prefill instance will do, though the budget holds three."""
+    plan = match_rates(*grids([(2, 1.0)], [(4, 1.0)]), gpu_budget=11)
+    assert (plan.request_rate, plan.total_gpus) == (1.0, 6)
+
+
+def test_latency_and_kv_link_limits_choose_the_configurations():
+    prefill = make_grid("prefill", [2, 2], [4.0, 1.0], latency=[8.0, 2.0], kv_bytes=1e9)  # egress 2, 0.5 GB/s
+    decode = make_grid("decode", [2, 2], [2.0, 1.0], latency=[0.05, 0.02], kv_bytes=1e9)  # ingress 1, 0.5 GB/s
+    free = match_rates(prefill, decode, gpu_budget=4)
+    assert free.request_rate == 2.0
+    assert match_rates(prefill, decode, gpu_budget=4, ftl_limit=2.0).request_rate == 1.0
+    tight = match_rates(prefill, decode, gpu_budget=4, ttl_limit=0.02)
+    assert tight.request_rate == 1.0
+    assert tight.deployment.decode.members[0][0].latency_s == 0.02
+    assert match_rates(prefill, decode, gpu_budget=4, kv_link_limit=0.7e9).request_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("limits", "binds", "nearest", "text"),
+    [
+        ({"ftl_limit": 1.0, "gpu_budget": 8}, "ftl", 2.0, "FTL limit of 1 s; the best FTL is 2 s"),
+        ({"ttl_limit": 0.01, "gpu_budget": 8}, "ttl", 0.02, "TTL limit of 0.01 s; the best TTL is 0.02 s"),
+        ({"kv_link_limit": 1e8, "gpu_budget": 8}, "kv_link", 5e8, "the least bandwidth needed is 5e+08 B/s"),
+        (
+            {"gpu_budget": 3},
+            "gpu_budget",
+            4,
+            "budget of 3 GPUs is too small; the smallest pair of instances needs 4 GPUs",
+        ),
+        ({"gpu_budget": 8, "required_rate": 9.0}, "required_rate", 4.0, "the most that fits is 4 requests/s"),
+    ],
+)
+def test_an_infeasible_problem_names_what_binds_and_by_how_much(limits, binds, nearest, text):
+    prefill = make_grid("prefill", [2, 2], [4.0, 1.0], latency=[8.0, 2.0], kv_bytes=1e9)
+    decode = make_grid("decode", [2, 2], [2.0, 1.0], latency=[0.05, 0.02], kv_bytes=1e9)
+    plan = match_rates(prefill, decode, **limits)
+    assert (plan.status, plan.binds, plan.deployment) == ("infeasible", binds, None)
+    assert plan.nearest == pytest.approx(nearest)
+    assert text in plan.message
+
+
+def test_memory_that_no_mapping_has_is_named():
+    full = make_grid("decode", [2], [1.0], status=[[1]])
+    plan = match_rates(make_grid("prefill", [2], [1.0]), full, gpu_budget=8)
+    assert (plan.status, plan.binds) == ("infeasible", "memory")
+    assert "no decode mapping fits in memory" in plan.message
+
+
+def test_a_budget_that_the_cheapest_plan_breaks_is_kept_at_a_higher_cost():
+    """Decode GPUs cost nothing here, so the cheapest plan takes none of the fast, large prefill... until the budget ends."""
+    prefill, decode = [(3, 1.0)], [(1, 0.25), (2, 1.0)]
+    both = grids(prefill, decode)
+    plan = match_rates(*both, required_rate=2.0, usd_per_gpu_hour=(2.0, 1.0), gpu_budget=10)
+    assert (plan.total_gpus, plan.cost) == (10, 16.0)
+    assert match_rates(*both, required_rate=2.0, usd_per_gpu_hour=(2.0, 1.0), gpu_budget=9).binds == "required_rate"
+
+
+def test_bundled_cbc_gives_the_same_answer_where_highspy_is_missing(monkeypatch):
+    import pulp
+
+    both = grids([(2, 1.0), (3, 1.6), (7, 4.1)], [(3, 2.6), (4, 3.7), (5, 4.4)])
+    highs = match_rates(*both, gpu_budget=40)
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
+    cbc = match_rates(*both, gpu_budget=40)
+    assert (cbc.status, cbc.request_rate, cbc.total_gpus) == ("optimal", highs.request_rate, highs.total_gpus)
+    assert (cbc.gap, cbc.bound) == (0.0, pytest.approx(highs.request_rate, rel=1e-6))
+
+
+def test_a_search_cut_short_says_so():
+    rng = np.random.default_rng(3)
+    prime = np.array([7, 11, 13, 17, 19, 23, 29, 31, 37, 41])
+    both = grids(
+        *(list(zip(prime.tolist(), (prime * rng.uniform(0.99, 1.01, 10)).tolist(), strict=True)) for _ in "pd")
+    )
+    plan = match_rates(*both, gpu_budget=500, time_limit=1e-9)
+    assert plan.status == "unsolved"
+    assert plan.deployment is None
+    assert "time limit" in plan.message
+
+
+def test_cost_is_unknown_without_prices_and_known_with_them():
+    both = grids([(2, 1.0)], [(4, 1.0)])
+    assert math.isnan(match_rates(*both, gpu_budget=8).cost)
+    assert match_rates(*both, gpu_budget=8, usd_per_gpu_hour=(3.0, 2.0)).cost == 3.0 * 2 + 2.0 * 4
+
+
+def test_arguments_out_of_range_are_refused():
+    prefill, decode = grids([(2, 1.0)], [(4, 1.0)])
+    with pytest.raises(InputError, match="give gpu_budget"):
+        match_rates(prefill, decode)
+    for faulty in ({"ftl_limit": 0.0}, {"required_rate": -1.0}, {"kv_link_limit": math.nan}, {"time_limit": 0.0}):
+        with pytest.raises(InputError, match=next(iter(faulty))):
+            match_rates(prefill, decode, **({"gpu_budget": 8} | faulty))
+    with pytest.raises(InputError, match="decode price must be above 0, got -2"):
+        match_rates(prefill, decode, gpu_budget=8, usd_per_gpu_hour=(1.0, -2.0))
+    with pytest.raises(InputError, match="expected a prefill grid"):
+        match_rates(decode, prefill, gpu_budget=8)
