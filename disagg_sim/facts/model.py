@@ -238,7 +238,7 @@ class ModelSpec:
         if isl + osl > self.max_context and not allow_long:
             raise InputError(
                 f"isl {isl:.0f} + osl {osl:.0f} = {isl + osl:.0f} tokens exceed the context limit of {self.name}, "
-                f"{self.max_context} tokens (allow_long overrides)"
+                f"{self.max_context} tokens (allow_long_context overrides)"
             )
 
     def _count(self, *, active: bool) -> int:
