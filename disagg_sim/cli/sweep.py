@@ -47,10 +47,11 @@ def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool) -> None:
 
     told = listener()
     result = run_sweep(plan, out, jobs=jobs, listener=told)
+    write_summary(result, out, figures=figures)
+    result.require()
     for case in result.cases:
         if case.verdict:
             told.warn(f"{case.plan.case.name}: {case.verdict}")
-    write_summary(result, out, figures=figures)
     if figures:
         pictures = draw_figures(result, out, jobs=jobs)
         told.note(f"{pictures} figures drawn")

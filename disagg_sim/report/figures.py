@@ -63,6 +63,8 @@ def draw_figures(result: SweepResult, root: Path, *, jobs: int) -> int:
     int
         Pictures drawn. [1]
     """
+    for old in (root / "figures").glob("**/*.png"):
+        old.unlink()
     store = Store(root)
     cases = [
         CaseFigures(

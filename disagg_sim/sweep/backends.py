@@ -5,8 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import TypeVar
+
+from disagg_sim.errors import DisaggSimError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -23,6 +26,11 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs
         Picklable arguments.
     jobs : int
         Processes; 1 runs here, in order. Above 1 the order is that of completion. [1]
+
+    Raises
+    ------
+    DisaggSimError
+        When a worker process was killed; the results so far have been given.
     """
     if jobs == 1 or len(tasks) < 2:
         yield from map(function, tasks)
@@ -32,7 +40,10 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs
     parallel = Parallel(n_jobs=min(jobs, len(tasks)), backend="loky", return_as="generator_unordered", batch_size=1)
     with _interrupt_ignored():
         results = parallel(delayed(function)(task) for task in tasks)
-    yield from results
+    try:
+        yield from results
+    except BrokenProcessPool:
+        raise DisaggSimError("a worker process was killed (out of memory?); go on with fewer --jobs") from None
 
 
 @contextmanager

@@ -74,7 +74,8 @@ class SweepResult:
         """The frontiers of all cases below one another."""
         import pandas as pd
 
-        return pd.concat([case.frontier for case in self.cases if len(case.frontier)], ignore_index=True)
+        fronts = [case.frontier for case in self.cases if len(case.frontier)]
+        return pd.concat(fronts, ignore_index=True) if fronts else pd.DataFrame()
 
     def require(self) -> None:
         """Raise ``InfeasibleError``, with the reason of each case, when no case has a result."""

@@ -53,8 +53,10 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener) -> 
     ------
     StoreError
         When the directory cannot be written, or another run is writing there.
-    InfeasibleError
-        When no case has a result; the tables that say why are written.
+
+    Notes
+    -----
+    A sweep without a single feasible case returns, too; ``SweepResult.require`` says what stands in the way.
     """
     begun = time.perf_counter()
     store = Store(root)
@@ -72,7 +74,6 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener) -> 
         listener.finish()
         result = collect(plan, store)
         write_tables(result, root, seconds=time.perf_counter() - begun)
-    result.require()
     return result
 
 

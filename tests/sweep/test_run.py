@@ -214,14 +214,14 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
 
 def test_an_ftl_limit_that_nothing_meets_says_the_best_ftl(smoke: SweepPlan, tmp_path: Path) -> None:
     with pytest.raises(InfeasibleError, match=r"FTL limit of 0\.0001 s; the best FTL is 0\.0\d+ s"):
-        run_sweep(small(smoke.spec, ftl_s=1e-4), tmp_path, jobs=1, listener=Log())
+        run_sweep(small(smoke.spec, ftl_s=1e-4), tmp_path, jobs=1, listener=Log()).require()
     assert "above the FTL limit" in (tmp_path / "infeasible.csv").read_text()
     assert not (tmp_path / "frontier.csv").exists()
 
 
 def test_a_ttl_limit_that_nothing_meets_says_the_best_ttl(smoke: SweepPlan, tmp_path: Path) -> None:
     with pytest.raises(InfeasibleError, match=r"TTL limit of 1e-06 s; the best TTL is 0\.00\d+ s"):
-        run_sweep(small(smoke.spec, ttl_s=1e-6), tmp_path, jobs=1, listener=Log())
+        run_sweep(small(smoke.spec, ttl_s=1e-6), tmp_path, jobs=1, listener=Log()).require()
 
 
 def test_a_nic_limit_counts_what_it_removes(smoke: SweepPlan, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_model_that_fits_nowhere_says_by_how_much(smoke: SweepPlan, tmp_path: 
         smoke.spec, models=("llama_3_1_405b",), systems=(("a100_sxm_80gb", "bf16"),), limits=Limits(max_gpus=8)
     )
     with pytest.raises(InfeasibleError, match=r"fits on no allowed mapping .*lacks \d+\.\d GB") as caught:
-        run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Log())
+        run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Log()).require()
     lacking = float(re.search(r"lacks (\d+\.\d) GB", str(caught.value)).group(1))
     assert 405e9 * 2 / 8 / 1e9 - 85 < lacking < 60
 
@@ -252,3 +252,20 @@ def test_one_feasible_case_is_enough(smoke: SweepPlan, tmp_path: Path) -> None:
     assert [bool(case.verdict) for case in result.cases] == [True, False]
     table = pd.read_csv(tmp_path / "infeasible.csv")
     assert "fits on no allowed mapping" in table[table["reason"] == "no result"]["detail"].iloc[0]
+
+
+def test_the_papers_matching_never_beats_the_exact_one(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
+    plan = plan_sweep(replace(smoke.spec, matching="paper", systems=smoke.spec.systems[:1], block_points=4096))
+    paper = run_sweep(plan, tmp_path, jobs=1, listener=Log()).frontier
+    exact = pd.read_csv(reference / "frontier.csv").query("system == @plan.spec.systems[0][0]")
+    for x, y in zip(paper["tokens_per_s_per_user"], paper["tokens_per_s_per_gpu"], strict=True):
+        best = exact[exact["tokens_per_s_per_user"] >= x * (1 - 1e-9)]["tokens_per_s_per_gpu"].max()
+        assert y <= best * (1 + 1e-9)
+    assert set(paper["matching"]) == {"paper"}
+
+
+def test_a_longer_prompt_runs_when_allowed(smoke: SweepPlan, tmp_path: Path) -> None:
+    spec = replace(smoke.spec, shapes=((140_000, 64),), systems=smoke.spec.systems[:1], block_points=8192)
+    result = run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Log())
+    assert (result.frontier["isl"] == 140_000).all()
+    assert len(result.frontier)

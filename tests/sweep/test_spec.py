@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from disagg_sim.errors import SpecError
-from disagg_sim.facts.yaml_files import spec_files
+from disagg_sim.facts.load import load_traffic
+from disagg_sim.facts.yaml_files import list_specs, spec_files
 from disagg_sim.sweep.spec import Limits, load_sweep
 
 GOOD = """
@@ -58,6 +59,7 @@ FAULTS = {
     "limits a list": ("{ftl_s: 10.0}", "[10]", ["limits: [10] is not a mapping"]),
     "broken": ("[llama_3_1_8b]", "[llama_3_1_8b", ["broken YAML: line"]),
 }
+LONG = "allow_long_context: true\n"
 
 
 def write(tmp_path: Path, text: str | bytes) -> str:
@@ -120,7 +122,7 @@ def test_a_missing_file_names_the_shipped_ones(tmp_path: Path) -> None:
 
 
 def test_a_longer_prompt_is_allowed_when_asked_for(tmp_path: Path) -> None:
-    text = GOOD.replace("1024", "131072") + "allow_long_context: true\n"
+    text = GOOD.replace("1024", "131072") + LONG
     assert load_sweep(write(tmp_path, text)).shapes == ((131072, 128),)
 
 
@@ -131,3 +133,11 @@ def test_seconds_in_exponent_form_are_a_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", spec_files("sweep"))
 def test_shipped_sweeps_are_valid(name: str) -> None:
     assert load_sweep(name).name == name
+
+
+def test_limits_and_shipped_traffic_are_read(tmp_path: Path) -> None:
+    text = GOOD.replace("{ftl_s: 10.0}", "{nic_gb_per_s: 50, ttl_s: 0.05, gpu_cap: 64, max_gpus: 16}")
+    name = next(name for name in list_specs("traffic") if load_traffic(name).shapes)
+    spec = load_sweep(write(tmp_path, text.replace("  - {isl: 1024, osl: 128}", f"  - {name}") + LONG))
+    assert spec.limits == Limits(nic_limit=50e9, ttl_s=0.05, gpu_cap=64, max_gpus=16)
+    assert spec.shapes == load_traffic(name).shapes
