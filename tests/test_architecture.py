@@ -1,0 +1,144 @@
+"""The map in docs/architecture.md, held over the syntax trees of all modules."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import disagg_sim
+
+ROOT = Path(disagg_sim.__file__).parent
+SHARED = {"units", "errors", "domain"}
+#: room -> rooms that it may import beside the shared ones and itself
+ALLOWED = {
+    "units": set(),
+    "errors": set(),
+    "domain": set(),
+    "facts": set(),
+    "workload": {"facts"},
+    "physics": {"facts"},
+    "search": {"facts", "physics"},
+    "serving": {"facts", "physics", "search", "workload"},
+    "sweep": {"facts", "physics", "search", "serving", "workload"},
+    "report": {"facts", "search", "serving", "sweep"},
+    "study": {"facts", "physics", "search", "serving", "sweep", "workload", "report"},
+    "cli": {"facts", "search", "serving", "sweep", "report", "study", "workload"},
+    "__init__": {"facts", "physics", "search", "serving", "workload"},
+}
+#: room -> third-party packages that it may use
+PACKAGES = {
+    "units": set(),
+    "errors": set(),
+    "domain": set(),
+    "facts": {"yaml", "pydantic", "pydantic_core", "annotated_types"},
+    "workload": {"numpy", "scipy"},
+    "physics": {"numpy", "pandas"},
+    "search": {"numpy", "pandas"},
+    "serving": {"numpy", "pandas", "pulp", "highspy"},
+    "sweep": {"numpy", "pandas", "pyarrow", "joblib", "yaml", "pydantic", "pydantic_core"},
+    "report": {"numpy", "pandas", "matplotlib"},
+    "study": {"numpy", "pandas", "yaml"},
+    "cli": {"typer", "click", "rich", "pandas"},
+    "__init__": set(),
+}
+MODULES = sorted(ROOT.rglob("*.py"))
+#: Files that may pass 400 lines, each with its reason.
+LONG_FILES: dict[str, str] = {}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def nodes(tree: ast.AST, *, at_import: bool) -> Iterator[ast.AST]:
+    """All nodes, or those that run when the module is imported: outside functions and TYPE_CHECKING."""
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        deferred = isinstance(child, ast.FunctionDef | ast.Lambda) or (
+            isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING"
+        )
+        if not (at_import and deferred):
+            yield from nodes(child, at_import=at_import)
+
+
+def imports_of(path: Path, *, at_import: bool = False) -> set[str]:
+    found = set()
+    for node in nodes(ast.parse(path.read_text()), at_import=at_import):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+            if node.module == "disagg_sim":
+                found |= {f"disagg_sim.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_up_only_and_packages_stay_in_their_rooms(path):
+    room = room_of(path)
+    for name in imports_of(path):
+        parts = name.split(".")
+        if parts[0] == "disagg_sim":
+            if len(parts) == 1:
+                assert room in {"cli", "sweep", "__init__"}, f"{path} imports the whole package"
+                continue
+            other = parts[1]
+            if (ROOT / f"{other}.py").exists() or (ROOT / other).is_dir():
+                assert other in SHARED | ALLOWED[room] | {room}, f"{room} may not import {name}"
+        elif parts[0] not in sys.stdlib_module_names:
+            assert parts[0] in PACKAGES[room], f"{room} may not use {parts[0]}"
+
+
+def test_no_import_cycle_between_modules():
+    """Depth first; colour 1 = on the path, 2 = done."""
+    names = {".".join(("disagg_sim", *p.relative_to(ROOT).with_suffix("").parts)): p for p in MODULES}
+    graph = {n: {i for i in imports_of(p, at_import=True) if i in names and i != n} for n, p in names.items()}
+    colour: dict[str, int] = {}
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert colour.get(name) != 1, " -> ".join((*path, name))
+        if colour.get(name) == 2:
+            return
+        colour[name] = 1
+        for other in graph[name]:
+            visit(other, (*path, name))
+        colour[name] = 2
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_a_file_can_be_read_in_a_sitting():
+    long = {str(p.relative_to(ROOT)): n for p in MODULES if (n := len(p.read_text().splitlines())) > 400}
+    assert long.keys() <= LONG_FILES.keys(), f"over 400 lines without a reason: {long}"
+
+
+def test_only_units_writes_powers_of_ten_and_two():
+    for path in MODULES:
+        if path.name == "units.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value is not True:
+                assert node.value not in (2**30, 2**40), f"{path.relative_to(ROOT)}:{node.lineno} writes {node.value}"
+
+
+def test_importing_the_package_stays_light():
+    heavy = "pandas matplotlib scipy pulp highspy joblib pyarrow yaml pydantic typer rich".split()
+    code = f"import sys, disagg_sim; print([m for m in {heavy!r} if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "[]"
+
+
+def test_the_notebook_api_is_pinned():
+    assert sorted(disagg_sim.__all__) == [
+        "Deployment", "DisaggSimError", "Instance", "Mapping", "MappingTable", "MatchPlan", "PhaseGrid", "Pool", "Slo",
+        "Status", "batch_axis", "decode_grid", "decode_work", "disaggregated", "enumerate_mappings", "list_specs",
+        "load_model", "load_precision", "load_profile", "load_system", "load_traffic", "match_rates", "pareto_front",
+        "prefill_grid", "prefill_work",
+    ]  # fmt: skip
+    for name in disagg_sim.__all__:
+        assert getattr(disagg_sim, name).__doc__, f"{name} has no docstring"
