@@ -81,8 +81,7 @@ def least_cost(
     decode: Choices,
     *,
     required_rate: float,
-    prices: tuple[float, float] = (1.0, 1.0),
-    gpu_budget: int | None,
+    prices: tuple[float, float],
     kinds: int | None,
     time_limit: float,
 ) -> Filling:
@@ -96,8 +95,6 @@ def least_cost(
         Rate that each pool must reach, to a relative 1e-9. [request/s]
     prices : pair of float
         Of a GPU of the prefill and of the decode pool; 1, 1 counts GPUs. [any]
-    gpu_budget : int, optional
-        Most GPUs of the two pools together. [1]
     """
     limits = tuple(
         np.minimum(np.ceil(required_rate / side.rate).astype(np.int64), exchange_limits(side, kinds))
@@ -106,8 +103,6 @@ def least_cost(
     program = _Program(prefill, decode, scale=required_rate / FINE, limits=limits, sense="min")
     program.objective(program.gpu_terms(prices))
     program.at_least_rate(FINE)
-    if gpu_budget is not None:
-        program.at_most_gpus(gpu_budget)
     program.at_most_kinds(kinds)
     return program.solve(time_limit, unit=1.0)
 

@@ -177,7 +177,7 @@ class _Search:
         plan = self._plan(first, goal="highest request rate")
         if plan.deployment is None:
             return plan
-        second = self._least_cost(plan.request_rate, GPUS, gpu_budget)
+        second = self._least_cost(plan.request_rate, GPUS)
         fewer = self._plan(second, goal="highest request rate, then fewest GPUs")
         if fewer.deployment is None or fewer.total_gpus > plan.total_gpus:
             return plan
@@ -185,7 +185,11 @@ class _Search:
         return replace(fewer, status="optimal" if proven else "feasible", gap=first.gap, bound=first.bound)
 
     def cheapest(self, required_rate: float) -> MatchPlan:
-        """Fewest GPUs, or lowest cost where there are prices, for a required rate."""
+        """Fewest GPUs, or lowest cost where there are prices, for a required rate.
+
+        Each pool must reach the rate by itself and all its GPUs cost the same, so the cheapest plan has the
+        fewest GPUs, too: where it breaks the budget, every plan does.
+        """
         refused = self._too_small()
         if refused is not None:
             return refused
@@ -194,13 +198,13 @@ class _Search:
         plan = self._plan(self._least_cost(required_rate, self.prices if priced else GPUS), goal=goal)
         if self.gpu_budget is None or plan.total_gpus <= self.gpu_budget:
             return plan
-        fewest = self._plan(self._least_cost(required_rate, GPUS), goal="fewest GPUs") if priced else plan
-        if fewest.status != "optimal" or fewest.total_gpus <= self.gpu_budget:
-            return self._plan(self._least_cost(required_rate, self.prices, self.gpu_budget), goal=goal)
+        if plan.status != "optimal":
+            text = f"no deployment within {self.gpu_budget} GPUs was found within the time limit"
+            return MatchPlan(status="unsolved", message=text, gap=plan.gap, bound=plan.bound)
         most = self._plan(self._most_rate(self.gpu_budget), goal="highest request rate")
         text = (
-            f"{self.gpu_budget} GPUs do not reach {required_rate:g} requests/s; "
-            f"the most that fits is {most.request_rate:.6g} requests/s"
+            f"{self.gpu_budget} GPUs do not reach {required_rate:g} requests/s; the most that fits is "
+            f"{most.request_rate:.6g} requests/s, and the rate needs {plan.total_gpus} GPUs"
         )
         return MatchPlan(status="infeasible", message=text, binds="required_rate", nearest=most.request_rate)
 
@@ -215,14 +219,13 @@ class _Search:
         prefill, decode = (side.choices for side in self.sides)
         return most_rate(prefill, decode, gpu_budget=gpu_budget, kinds=self.kinds, time_limit=self._time_left())
 
-    def _least_cost(self, required_rate: float, prices: tuple[float, float], gpu_budget: int | None = None) -> Filling:
+    def _least_cost(self, required_rate: float, prices: tuple[float, float]) -> Filling:
         prefill, decode = (side.choices for side in self.sides)
         return least_cost(
             prefill,
             decode,
             required_rate=required_rate,
             prices=prices,
-            gpu_budget=gpu_budget,
             kinds=self.kinds,
             time_limit=self._time_left(),
         )

@@ -186,13 +186,15 @@ def test_memory_that_no_mapping_has_is_named():
     assert "no decode mapping fits in memory" in plan.message
 
 
-def test_a_budget_that_the_cheapest_plan_breaks_is_kept_at_a_higher_cost():
-    """Decode GPUs cost nothing here, so the cheapest plan takes none of the fast, large prefill... until the budget ends."""
-    prefill, decode = [(3, 1.0)], [(1, 0.25), (2, 1.0)]
-    both = grids(prefill, decode)
-    plan = match_rates(*both, required_rate=2.0, usd_per_gpu_hour=(2.0, 1.0), gpu_budget=10)
+def test_a_required_rate_takes_a_budget_to_the_last_gpu():
+    """2 requests/s take 2 x 3 + 2 x 2 GPUs; with 9, decode is left 3 GPUs, 1 + 0.25 requests/s."""
+    both = grids([(3, 1.0)], [(1, 0.25), (2, 1.0)])
+    priced = {"required_rate": 2.0, "usd_per_gpu_hour": (2.0, 1.0)}
+    plan = match_rates(*both, **priced, gpu_budget=10)
     assert (plan.total_gpus, plan.cost) == (10, 16.0)
-    assert match_rates(*both, required_rate=2.0, usd_per_gpu_hour=(2.0, 1.0), gpu_budget=9).binds == "required_rate"
+    refused = match_rates(*both, **priced, gpu_budget=9)
+    assert refused.binds == "required_rate"
+    assert "the most that fits is 1.25 requests/s, and the rate needs 10 GPUs" in refused.message
 
 
 def test_bundled_cbc_gives_the_same_answer_where_highspy_is_missing(monkeypatch):
