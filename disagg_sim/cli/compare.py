@@ -1,0 +1,218 @@
+"""``disagg-sim check`` judges a frontier against its baseline; ``disagg-sim compare`` tells two frontiers apart."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from disagg_sim.errors import InputError
+
+if TYPE_CHECKING:
+    from disagg_sim.sweep.compare import Comparison, FrontChange, Move, PointChange
+
+REGRESSION = 1  # exit code of ``check``
+SHOWN = 10  # changed points printed of each front, unless all are asked for [1]
+
+_Results = Annotated[Path, typer.Argument(metavar="DIR", help="Results of a sweep, or a frontier.csv.")]
+_Rtol = Annotated[float, typer.Option(help="Largest relative change of a value that is none.")]
+_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write every change to a JSON file.")]
+_All = Annotated[bool, typer.Option("--all", help=f"Print all changed points, not the {SHOWN} largest of a case.")]
+
+
+def check(
+    results: _Results,
+    baseline: Annotated[Path, typer.Option(metavar="DIR", help="What to hold them against: the same.")],
+    rtol: _Rtol = 1e-6,
+    allow_better: Annotated[
+        bool, typer.Option("--allow-better", help="Fail only where the frontier lost ground.")
+    ] = False,
+    json_file: _Json = None,
+    everything: _All = False,
+) -> None:
+    """Exit with 1 when a frontier differs from its baseline: points lost, new or moved beyond the tolerance."""
+    from disagg_sim.sweep.compare import compare_frontiers, read_frontier, require_same_cases
+
+    old, new = read_frontier(baseline), read_frontier(results)
+    require_same_cases(old, new)
+    comparison = compare_frontiers(old, new, rtol=rtol)
+    failed = comparison.worse if allow_better else not comparison.same
+    _write_json(json_file, comparison, baseline=baseline, results=results, rtol=rtol)
+    _print(comparison, everything=everything)
+    typer.echo(f"{'FAILED' if failed else 'ok'}: {_verdict(comparison)} (baseline {baseline}, rtol {rtol:g})")
+    if failed:
+        raise typer.Exit(REGRESSION)
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="The one: results of a sweep, or a frontier.csv.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The other.")],
+    rtol: _Rtol = 1e-6,
+    json_file: _Json = None,
+    everything: _All = False,
+) -> None:
+    """Tell what is lost, new or moved from A to B, in the cases that both have."""
+    from disagg_sim.sweep.compare import compare_frontiers, read_frontier
+
+    old, new = read_frontier(a), read_frontier(b)
+    comparison = compare_frontiers(old, new, rtol=rtol)
+    _write_json(json_file, comparison, baseline=a, results=b, rtol=rtol)
+    _print(comparison, everything=everything)
+    for item, other in ((old, new), (new, old)):
+        for case in (case for case in item.cases if case not in other.cases):
+            typer.echo(f"only in {item.path}: {case}")
+    typer.echo(f"{_verdict(comparison)} (from {a} to {b}, rtol {rtol:g})")
+
+
+def _verdict(comparison: Comparison) -> str:
+    fronts = comparison.fronts
+    total = f"{len(fronts)} {'frontier' if len(fronts) == 1 else 'frontiers'}"
+    changed = sum(not front.same for front in fronts)
+    if not changed:
+        return f"{total} unchanged"
+    counts = [
+        f"{sum(len(points) for points in found)} {name}"
+        for name, found in (
+            ("lost", [front.lost for front in fronts]),
+            ("new", [front.new for front in fronts]),
+            ("moved", [front.moved for front in fronts]),
+        )
+    ]
+    ground = "some lost ground" if comparison.worse else "none lost ground"
+    return f"{changed} of {total} changed, {ground}; points {', '.join(counts)}"
+
+
+def _print(comparison: Comparison, *, everything: bool) -> None:
+    from disagg_sim.cli.tables import print_table
+
+    for front in comparison.fronts:
+        if front.same_points:
+            continue
+        ranked = sorted(_changes(front), key=lambda change: -_size(change[1]))
+        shown = ranked if everything else ranked[:SHOWN]
+        typer.echo(
+            f"{' '.join(front.group)}: {front.points[0]} -> {front.points[1]} points, "
+            f"area {_percent(front.area_change)}; "
+            f"{len(front.lost)} lost, {len(front.new)} new, {len(front.moved)} moved"
+        )
+        print_table(
+            [["", name, *_configuration(point), *_values(point)] for name, point in shown],
+            header=["", "", "decode", "prefill", "tokens/s/user", "tokens/s/GPU", "also moved"],
+        )
+        if len(ranked) > len(shown):
+            typer.echo(f"  and {len(ranked) - len(shown)} more (--all prints them)")
+        typer.echo("")
+
+
+def _changes(front: FrontChange) -> Iterator[tuple[str, PointChange]]:
+    for name, points in (("lost", front.lost), ("new", front.new)):
+        yield from ((f"{name}, curve kept" if point.reached else name, point) for point in points)
+    yield from (("moved", point) for point in front.moved)
+
+
+def _size(point: PointChange) -> float:
+    """How far the numbers of a point moved, the farthest counting; points that came or went stand first. [1]"""
+    if not point.moves:
+        return 0.0 if point.reached else math.inf
+    return max((abs(move.relative) for move in point.moves if not math.isnan(move.relative)), default=0.0)
+
+
+def _configuration(point: PointChange) -> list[str]:
+    from disagg_sim.report.words import mapping_text
+
+    key: dict[str, Any] = dict(point.key)
+    chunk = f" chunk {key['prefill_chunk_tokens']}" if key["prefill_chunk_tokens"] else ""
+    return [
+        f"{mapping_text(key, 'decode')} batch {key['decode_batch']}",
+        f"{mapping_text(key, 'prefill')}{chunk} batch {key['prefill_batch']}",
+    ]
+
+
+def _values(point: PointChange) -> list[str]:
+    """Both quantities of the frontier, and what else moved, the farthest first."""
+    from disagg_sim.sweep.compare import FRONTIER
+
+    pairs = [
+        (None if point.old is None else point.old[at], None if point.new is None else point.new[at]) for at in (0, 1)
+    ]
+    others = [move for move in point.moves if move.column not in (FRONTIER.x, FRONTIER.y)]
+    others.sort(key=lambda move: 0.0 if math.isnan(move.relative) else -abs(move.relative))
+    more = f", {len(others) - 2} more" if len(others) > 2 else ""
+    return [*(_pair(*pair) for pair in pairs), ", ".join(_move(move) for move in others[:2]) + more]
+
+
+def _pair(old: float | None, new: float | None) -> str:
+    if old is None or new is None:
+        return f"{old if new is None else new:.5g}"
+    if old == new:
+        return f"{old:.5g}"
+    return f"{old:.5g} -> {new:.5g} ({_percent(new / old - 1)})"
+
+
+def _move(move: Move) -> str:
+    if isinstance(move.old, str) or isinstance(move.new, str):
+        long = max(len(str(move.old)), len(str(move.new))) > 20
+        return f"{move.column} changed" if long else f"{move.column} {move.old or '-'} -> {move.new or '-'}"
+    return f"{move.column} {move.old:.5g} -> {move.new:.5g} ({_percent(move.relative)})"
+
+
+def _percent(relative: float) -> str:
+    """A relative change in percent, with as many digits as show it."""
+    return "unchanged" if relative == 0 else f"{100 * relative:+.3g} %"
+
+
+def _write_json(path: Path | None, comparison: Comparison, *, baseline: Path, results: Path, rtol: float) -> None:
+    if path is None:
+        return
+    document = {
+        "baseline": str(baseline),
+        "results": str(results),
+        "rtol": rtol,
+        "same": comparison.same,
+        "worse": comparison.worse,
+        "fronts": [_front_entry(front) for front in comparison.fronts],
+    }
+    try:
+        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot write: {error.strerror}") from None
+
+
+def _front_entry(front: FrontChange) -> dict[str, Any]:
+    return {
+        "case": front.group[0],
+        "mode": front.group[1],
+        "same": front.same,
+        "worse": front.worse,
+        "points": {"baseline": front.points[0], "results": front.points[1]},
+        "area": {
+            "baseline": front.areas[0], "results": front.areas[1], "relative_change": _finite(front.area_change)
+        },
+        "lost": [_point_entry(point) for point in front.lost],
+        "new": [_point_entry(point) for point in front.new],
+        "moved": [_point_entry(point) for point in front.moved],
+    }  # fmt: skip
+
+
+def _point_entry(point: PointChange) -> dict[str, Any]:
+    entry: dict[str, Any] = {"configuration": dict(point.key)}
+    for name, place in (("baseline", point.old), ("results", point.new)):
+        if place is not None:
+            entry[name] = {"tokens_per_s_per_user": place[0], "tokens_per_s_per_gpu": place[1]}
+    if point.moves:
+        entry["moves"] = [
+            {"column": m.column, "old": _finite(m.old), "new": _finite(m.new), "relative": _finite(m.relative)}
+            for m in point.moves
+        ]
+    else:
+        entry["curve_kept"] = point.reached
+    return entry
+
+
+def _finite(value: float | str) -> float | str | None:
+    """A value as JSON knows it: no infinity, no NaN."""
+    return value if isinstance(value, str) or math.isfinite(value) else None

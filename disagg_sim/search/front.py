@@ -1,0 +1,80 @@
+"""A set of points as a step function: the best ``y`` among points with at least this ``x``, and areas below it.
+
+Knows nothing of what ``x`` and ``y`` mean; both are wanted large. The points need not be a Pareto front:
+what another point beats changes nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+AXES = ("linear", "log")  # how the x axis is measured where an area is taken
+
+
+def best_from(x: ArrayLike, y: ArrayLike, at: ArrayLike) -> Floats:
+    """The largest ``y`` among points whose ``x`` is ``at`` or more; 0 where no point reaches so far.
+
+    Parameters
+    ----------
+    x, y : array_like, shape (n,)
+        The points, in any order; y > 0. [any]
+    at : array_like, any shape
+        Where to evaluate. [unit of x]
+
+    Returns
+    -------
+    ndarray, shape of ``at``
+        A function that never rises with ``at``. [unit of y]
+
+    Examples
+    --------
+    >>> best_from([10, 30], [8, 2], [5, 10, 20, 31]).tolist()
+    [8.0, 8.0, 2.0, 0.0]
+    """
+    xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    order = np.argsort(xs)
+    best = np.append(np.maximum.accumulate(ys[order][::-1])[::-1], 0.0)
+    return np.asarray(best[np.searchsorted(xs[order], np.asarray(at, dtype=float), side="left")])
+
+
+def area(x: ArrayLike, y: ArrayLike, *, low: float, high: float, axis: str) -> float:
+    """Area below the step function of the points from ``low`` to ``high``, exactly.
+
+    Parameters
+    ----------
+    x, y : array_like, shape (n,)
+        The points. [any]
+    low, high : float
+        Ends of the range, low <= high; low > 0 on a log axis. [unit of x]
+    axis : {"linear", "log"}
+        Whether the width of a step is a difference of x or of ln(x).
+
+    Returns
+    -------
+    float
+        [unit of y times unit of x], or [unit of y] on a log axis.
+
+    Examples
+    --------
+    >>> area([10, 30], [8, 2], low=0, high=30, axis="linear")
+    120.0
+    """
+    xs = np.asarray(x, dtype=float)
+    edges = np.unique(np.concatenate([[low, high], xs[(xs > low) & (xs < high)]]))
+    widths = np.diff(np.log(edges) if axis == "log" else edges)
+    return float(np.sum(best_from(x, y, edges[1:]) * widths))
+
+
+def hypervolume(x: ArrayLike, y: ArrayLike) -> float:
+    """Area of all that the points beat, down to the origin: the linear area from x = 0 to the largest x.
+
+    Examples
+    --------
+    >>> hypervolume([10, 30], [8, 2])
+    120.0
+    """
+    xs = np.asarray(x, dtype=float)
+    return area(xs, y, low=0.0, high=float(xs.max()), axis="linear") if xs.size else 0.0

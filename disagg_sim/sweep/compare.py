@@ -1,0 +1,333 @@
+"""Two tables of fronts, point by point: what was lost, what is new, what moved, and how the area changed.
+
+``compare_fronts`` knows no word of the domain: it is told which columns identify a point and which two are
+wanted large. ``read_frontier`` and ``FRONTIER`` say so for the frontiers of a sweep.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.errors import InputError, nearest
+from disagg_sim.search.front import Floats, best_from, hypervolume
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RTOL = 1e-6  # relative change of a value below which it has not moved [1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """What the columns of a table of fronts are; all others are values that belong to a point."""
+
+    group: tuple[str, ...]  # part the table into fronts
+    key: tuple[str, ...]  # identify a point inside its front
+    x: str  # both wanted large, above 0
+    y: str
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Columns that a table must have."""
+        return (*self.group, *self.key, self.x, self.y)
+
+
+#: The frontiers of a sweep. A configuration is its mappings, chunk and batches; how many instances of it
+#: are deployed follows from the match of rates and is a value.
+FRONTIER = Roles(
+    group=("case", "mode"),
+    key=(
+        *(f"prefill_{name}" for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "chunk_tokens", "batch")),
+        *(f"decode_{name}" for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "batch")),
+    ),
+    x=INTERACTIVITY,
+    y=THROUGHPUT,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A value of a point that changed."""
+
+    column: str
+    old: float | str
+    new: float | str
+
+    @property
+    def relative(self) -> float:
+        """``new/old - 1``; infinite from 0, NaN for text. [1]"""
+        if isinstance(self.old, str) or isinstance(self.new, str):
+            return math.nan
+        return self.new / self.old - 1 if self.old else math.copysign(math.inf, self.new)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointChange:
+    """A point that was lost, is new, or moved."""
+
+    key: tuple[tuple[str, Any], ...]  # (column, value), what identifies the point
+    old: tuple[float, float] | None  # (x, y) before; None = not on the old front
+    new: tuple[float, float] | None  # (x, y) now; None = not on the new front
+    moves: tuple[Move, ...] = ()  # values beyond the tolerance, in order of the columns
+    reached: bool = False  # lost or new: the other front has a point as good in x and y, within the tolerance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontChange:
+    """One front against its baseline."""
+
+    group: tuple[str, ...]  # values of the group columns
+    points: tuple[int, int]  # before, now [1]
+    areas: tuple[float, float]  # hypervolume from the origin, before and now [unit of x times unit of y]
+    lost: tuple[PointChange, ...]
+    new: tuple[PointChange, ...]
+    moved: tuple[PointChange, ...]
+    worse: bool  # some old point is out of reach of the new front, beyond the tolerance
+
+    @property
+    def area_change(self) -> float:
+        """Relative change of the area. [1]"""
+        return Move("area", *self.areas).relative if self.areas[0] != self.areas[1] else 0.0
+
+    @property
+    def same_points(self) -> bool:
+        """Nothing was lost, is new, or moved."""
+        return not (self.lost or self.new or self.moved)
+
+    @property
+    def same(self) -> bool:
+        """Nothing moved, and points that came or went left the curve where it was (one of two equals)."""
+        return not self.moved and all(point.reached for point in (*self.lost, *self.new))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All fronts of two tables."""
+
+    fronts: tuple[FrontChange, ...]
+
+    @property
+    def same(self) -> bool:
+        """No front changed beyond the tolerance."""
+        return all(front.same for front in self.fronts)
+
+    @property
+    def worse(self) -> bool:
+        """Some front lost ground beyond the tolerance."""
+        return any(front.worse for front in self.fronts)
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """A frontier table and the cases that it speaks of, those without any point included."""
+
+    path: Path
+    table: pd.DataFrame
+    cases: tuple[str, ...]
+
+
+def read_frontier(path: Path) -> Frontier:
+    """A sweep's frontier, from its directory of results or from a CSV file.
+
+    Raises
+    ------
+    InputError
+        One line: nothing there, no table, a missing column, a value that is no number.
+    """
+    import pandas as pd
+
+    file = path / "frontier.csv" if path.is_dir() else path
+    planned = _planned_cases(path)
+    if not file.is_file():
+        if planned:
+            return Frontier(path, pd.DataFrame(columns=list(FRONTIER.required)), planned)
+        what = "holds no frontier.csv: not the results of a finished sweep" if path.is_dir() else "no such file"
+        raise InputError(f"{path}: {what}")
+    try:
+        table = pd.read_csv(file)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
+    except (ValueError, pd.errors.ParserError) as error:
+        raise InputError(f"{file}: not a table: {' '.join(str(error).split())}") from None
+    _check_table(file, table)
+    return Frontier(path, table, tuple(dict.fromkeys([*planned, *table["case"]])))
+
+
+def _planned_cases(path: Path) -> tuple[str, ...]:
+    """Cases of the manifest beside the table; empty where there is none."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        return tuple(str(entry["case"]) for entry in manifest["cases"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def _check_table(file: Path, table: pd.DataFrame) -> None:
+    from pandas.api.types import is_numeric_dtype
+
+    for name in FRONTIER.required:
+        if name not in table:
+            near = nearest(name, [str(column) for column in table.columns])
+            raise InputError(f"{file}: missing column {name!r}{near}")
+        if name in FRONTIER.group:
+            continue
+        values = table[name]
+        if not is_numeric_dtype(values):
+            raise InputError(f"{file}: column {name!r} is not all numbers")
+        if not np.isfinite(values).all() or (name in (FRONTIER.x, FRONTIER.y) and not (values > 0).all()):
+            raise InputError(f"{file}: column {name!r} has a value that is empty, infinite or not above 0")
+
+
+def compare_frontiers(old: Frontier, new: Frontier, *, rtol: float = RTOL) -> Comparison:
+    """Compare the cases that both frontiers have.
+
+    Raises
+    ------
+    InputError
+        When the tables have different columns, or no case in common.
+    """
+    if len(old.table) and len(new.table):
+        only = [_own_columns(old, new), _own_columns(new, old)]
+        if any(only):
+            raise InputError(f"the tables have different columns: {'; '.join(filter(None, only))}")
+    shared = [case for case in old.cases if case in new.cases]
+    if not shared:
+        raise InputError(f"{old.path} and {new.path} have no case in common{_names(old.cases)}")
+    tables = [item.table[item.table["case"].isin(shared)] for item in (old, new)]
+    return compare_fronts(*tables, roles=FRONTIER, rtol=rtol)
+
+
+def _own_columns(item: Frontier, other: Frontier) -> str:
+    own = [str(name) for name in item.table if name not in other.table]
+    return f"{item.path} alone has {', '.join(own)}" if own else ""
+
+
+def require_same_cases(baseline: Frontier, current: Frontier) -> None:
+    """Raise ``InputError`` when one of the two has a case that the other lacks."""
+    for item, other, what in ((baseline, current, "not computed"), (current, baseline, "without a baseline")):
+        missing = [case for case in item.cases if case not in other.cases]
+        if missing:
+            raise InputError(f"{other.path}: {len(missing)} of {len(item.cases)} cases {what}{_names(missing)}")
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return f": {shown}" + (f" and {len(names) - 3} more" if len(names) > 3 else "") if shown else ""
+
+
+def compare_fronts(old: pd.DataFrame, new: pd.DataFrame, *, roles: Roles, rtol: float = RTOL) -> Comparison:
+    """Pair the points of two tables of fronts by key, front by front.
+
+    Points of one front with the same key (there should be none) are paired in order of x.
+
+    Parameters
+    ----------
+    old, new : DataFrame
+        Fronts below one another, same columns.
+    roles : Roles
+        What the columns mean.
+    rtol : float
+        Largest relative change of a number that is none. [1]
+
+    Returns
+    -------
+    Comparison
+        Fronts in order of first appearance, old ones first.
+    """
+    if not 0 <= rtol < 1:
+        raise InputError(f"rtol {rtol} is out of range; allowed: 0 to below 1")
+    groups = [_groups(table, roles) for table in (old, new)]
+    names = dict.fromkeys([*groups[0], *groups[1]])
+    empty = (old if len(old) else new).iloc[:0]
+    before, now = groups
+    return Comparison(
+        tuple(_compare_front(name, before.get(name, empty), now.get(name, empty), roles, rtol) for name in names)
+    )
+
+
+def _groups(table: pd.DataFrame, roles: Roles) -> dict[tuple[str, ...], pd.DataFrame]:
+    if not len(table):
+        return {}
+    parts = table.groupby(list(roles.group), sort=False, observed=True)
+    return {tuple(str(part) for part in name): group for name, group in parts}
+
+
+def _compare_front(
+    group: tuple[str, ...], old: pd.DataFrame, new: pd.DataFrame, roles: Roles, rtol: float
+) -> FrontChange:
+    was, now = _places(old, roles), _places(new, roles)
+    held, gained = _reached(was, now, rtol), _reached(now, was, rtol)
+    olds, news = _rows(old, roles), _rows(new, roles)
+    lost = [_point(key, roles, old=row, reached=bool(held[at])) for key, (at, row) in olds.items() if key not in news]
+    more = [_point(key, roles, new=row, reached=bool(gained[at])) for key, (at, row) in news.items() if key not in olds]
+    moved = []
+    for key, (_, row) in olds.items():
+        if key in news and (moves := _moves(row, news[key][1], roles, rtol)):
+            moved.append(_point(key, roles, old=row, new=news[key][1], moves=moves))
+    return FrontChange(
+        group=group,
+        points=(len(old), len(new)),
+        areas=(hypervolume(*was), hypervolume(*now)),
+        lost=tuple(lost),
+        new=tuple(more),
+        moved=tuple(moved),
+        worse=not held.all(),
+    )
+
+
+def _places(table: pd.DataFrame, roles: Roles) -> tuple[Floats, Floats]:
+    """x and y of the points, shape (n,) each."""
+    return table[roles.x].to_numpy(dtype=float), table[roles.y].to_numpy(dtype=float)
+
+
+def _reached(points: tuple[Floats, Floats], front: tuple[Floats, Floats], rtol: float) -> NDArray[np.bool_]:
+    """Which points the other front equals or beats in both quantities, within the tolerance; shape (n,)."""
+    x, y = points
+    return np.asarray(best_from(*front, at=x * (1 - rtol)) >= y * (1 - rtol))
+
+
+def _rows(table: pd.DataFrame, roles: Roles) -> dict[tuple[Any, ...], tuple[int, dict[str, Any]]]:
+    """Key, with its number among equals -> (place in the table, the row)."""
+    rows = [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+    found: dict[tuple[Any, ...], tuple[int, dict[str, Any]]] = {}
+    for at in sorted(range(len(rows)), key=lambda at: float(rows[at][roles.x])):
+        key, number = tuple(rows[at][name] for name in roles.key), 0
+        while (*key, number) in found:
+            number += 1
+        found[*key, number] = (at, rows[at])
+    return found
+
+
+def _point(
+    key: tuple[Any, ...], roles: Roles, *, old: dict[str, Any] | None = None, new: dict[str, Any] | None = None,
+    moves: Iterable[Move] = (), reached: bool = False,
+) -> PointChange:  # fmt: skip
+    places = [None if row is None else (float(row[roles.x]), float(row[roles.y])) for row in (old, new)]
+    named = tuple(zip(roles.key, key[:-1], strict=True))
+    return PointChange(key=named, old=places[0], new=places[1], moves=tuple(moves), reached=reached)
+
+
+def _moves(old: dict[str, Any], new: dict[str, Any], roles: Roles, rtol: float) -> list[Move]:
+    moves = []
+    for name in (name for name in old if name not in roles.group and name not in roles.key):
+        before, now = old[name], new[name]
+        if isinstance(before, str) or isinstance(now, str):
+            if _text(before) != _text(now):
+                moves.append(Move(name, _text(before), _text(now)))
+        elif not np.isclose(now, before, rtol=rtol, atol=0.0, equal_nan=True):
+            moves.append(Move(name, float(before), float(now)))
+    return moves
+
+
+def _text(cell: Any) -> str:
+    """A cell as text; an empty one, which a CSV file gives back as NaN, is the empty text."""
+    return cell if isinstance(cell, str) else "" if np.isnan(cell) else str(cell)
