@@ -23,8 +23,8 @@ def gains():
         decode = ds.decode_grid(model, system, mappings, isl=16384, osl=2048, precision=precision)
         for budget in BUDGETS:
             mixed, single = (
-                ds.match_rates(prefill, decode, ttl_limit=TTL_LIMIT, gpu_budget=budget, max_configurations_per_pool=most)
-                for most in (None, 1)
+                ds.match_rates(prefill, decode, ttl_limit=TTL_LIMIT, gpu_budget=budget, max_configurations_per_pool=n)
+                for n in (None, 1)
             )
             assert mixed.status == single.status
             if mixed.status == "optimal":
