@@ -28,12 +28,13 @@ RTOL = 1e-6  # relative change of a value below which it has not moved [1]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """What the columns of a table of fronts are; all others are values that belong to a point."""
+    """What the columns of a table of fronts are; all others are values that must stay."""
 
     group: tuple[str, ...]  # part the table into fronts
     key: tuple[str, ...]  # identify a point inside its front
     x: str  # both wanted large, above 0
     y: str
+    leaping: tuple[str, ...] = ()  # follow from the other values, in leaps however little those move: not compared
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -41,8 +42,9 @@ class Roles:
         return (*self.group, *self.key, self.x, self.y)
 
 
-#: The frontiers of a sweep. A configuration is its mappings, chunk and batches; how many instances of it
-#: are deployed follows from the match of rates and is a value.
+#: The frontiers of a sweep. A configuration is its mappings, chunk and batches. How many instances of it are
+#: deployed follows from the match of rates: of many counts with nearly the same throughput one wins by a hair,
+#: so a small move of a rate turns 5 : 4 into 19 : 15. The throughput tells whether that matters.
 FRONTIER = Roles(
     group=("case", "mode"),
     key=(
@@ -51,6 +53,7 @@ FRONTIER = Roles(
     ),
     x=INTERACTIVITY,
     y=THROUGHPUT,
+    leaping=("prefill_instances", "decode_instances", "total_gpus", "ctx_gen_gpu_ratio", "request_rate_per_s"),
 )
 
 
@@ -150,7 +153,7 @@ def read_frontier(path: Path) -> Frontier:
     if not file.is_file():
         if planned:
             return Frontier(path, pd.DataFrame(columns=list(FRONTIER.required)), planned)
-        what = "holds no frontier.csv: not the results of a finished sweep" if path.is_dir() else "no such file"
+        what = "holds no frontier.csv: not the results of a finished sweep" if path.is_dir() else "no such file or directory"
         raise InputError(f"{path}: {what}")
     try:
         table = pd.read_csv(file)
@@ -318,7 +321,8 @@ def _point(
 
 def _moves(old: dict[str, Any], new: dict[str, Any], roles: Roles, rtol: float) -> list[Move]:
     moves = []
-    for name in (name for name in old if name not in roles.group and name not in roles.key):
+    fixed = {*roles.group, *roles.key, *roles.leaping}
+    for name in (name for name in old if name not in fixed):
         before, now = old[name], new[name]
         if isinstance(before, str) or isinstance(now, str):
             if _text(before) != _text(now):
