@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import cache
 from typing import TypeVar
 
 from disagg_sim.errors import DisaggSimError
+
+#: How often a worker looks whether its parent lives. [s]
+WATCH_INTERVAL = 0.5
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -39,11 +45,29 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs
 
     parallel = Parallel(n_jobs=min(jobs, len(tasks)), backend="loky", return_as="generator_unordered", batch_size=1)
     with _interrupt_ignored():
-        results = parallel(delayed(function)(task) for task in tasks)
+        results = parallel(delayed(_work)(function, task, os.getpid()) for task in tasks)
     try:
         yield from results
     except BrokenProcessPool:
         raise DisaggSimError("a worker process was killed (out of memory?); go on with fewer --jobs") from None
+
+
+def _work(function: Callable[[Task], Result], task: Task, parent: int) -> Result:
+    """One task in a worker, which ends with its parent."""
+    _end_with(parent)
+    return function(task)
+
+
+@cache
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent is gone: killed, it could not tell its workers."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_INTERVAL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

@@ -185,18 +185,19 @@ def _closest(tally: Tally, phase: str, reason: str) -> float:
 def _infeasible_csv(result: SweepResult) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["case", "phase", "reason", "count", "closest_shortfall", "unit", "detail"])
+    writer.writerow(["case", "reason", "count", "closest_shortfall", "unit", "phase", "detail"])
     for case in result.cases:
         name, limits = case.plan.case.name, case.plan.case.limits
         if case.verdict:
-            writer.writerow([name, "", "no result", case.total.computed, "", "", case.verdict])
+            writer.writerow([name, "no result", case.total.computed, "", "", "", case.verdict])
         for item in (*case.prefill.removals, *case.decode.removals):
             known = math.isfinite(item.shortfall)
             shortfall = f"{item.shortfall:.10g}" if known else ""
             detail = _detail(item, limits.ftl_s, limits.ttl_s, limits.nic_limit) if known else ""
-            writer.writerow([name, item.phase, item.reason, item.count, shortfall, item.unit if known else "", detail])
+            unit = item.unit if known else ""
+            writer.writerow([name, item.reason, item.count, shortfall, unit, item.phase, detail])
         for reason, count in case.plan.refused:
-            writer.writerow([name, "mapping", reason, count, "", "", ""])
+            writer.writerow([name, reason, count, "", "", "mapping", ""])
     return text.getvalue()
 
 

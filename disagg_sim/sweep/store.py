@@ -7,6 +7,7 @@ computed again. Page checksums are written and verified.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _DIGEST = b"disagg_sim.digest"
 _NOTE = b"disagg_sim.note"
+_ATTRS = b"disagg_sim.attrs"
 
 
 class State(Enum):
@@ -83,12 +85,13 @@ class Store:
         return self.root / key.relative
 
     def write(self, key: Key, frame: pd.DataFrame, note: str) -> None:
-        """Write a block: a temporary file beside it, flushed to disk, then renamed over it."""
+        """Write a block, ``attrs`` included: a temporary file beside it, flushed to disk, then renamed over it."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         table = pa.Table.from_pandas(frame, preserve_index=False)
-        metadata = dict(table.schema.metadata or {}) | {_DIGEST: key.digest.encode(), _NOTE: note.encode()}
+        own = {_DIGEST: key.digest.encode(), _NOTE: note.encode(), _ATTRS: json.dumps(frame.attrs).encode()}
+        metadata = dict(table.schema.metadata or {}) | own
         path = self.path(key)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
@@ -121,7 +124,9 @@ class Store:
 
     def read(self, key: Key, columns: list[str] | None = None) -> pd.DataFrame:
         """The table of a stored block, or some columns of it."""
-        frame: pd.DataFrame = self._table(key, columns).to_pandas()
+        table = self._table(key, columns)
+        frame: pd.DataFrame = table.to_pandas()
+        frame.attrs = json.loads(table.schema.metadata[_ATTRS])
         return frame
 
     def note(self, key: Key) -> str:

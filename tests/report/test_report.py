@@ -1,0 +1,137 @@
+"""What people read: words for mappings, the summary, and labels that do not cover each other."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from disagg_sim.report.figures import draw_figures
+from disagg_sim.report.labels import MOST, place_labels
+from disagg_sim.report.summary import summary
+from disagg_sim.report.words import mapping_text, ratio_text
+from disagg_sim.sweep.plan import plan_sweep
+from disagg_sim.sweep.results import SweepResult
+from disagg_sim.sweep.run import Listener, run_sweep
+from disagg_sim.sweep.spec import Limits, SweepSpec
+
+
+class Silent:
+    def note(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+    def start(self, points: int) -> None: ...
+
+    def advance(self, points: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def point(tp_attn: int, dp_attn: int, tp_ffn: int, ep: int, pp: int) -> dict[str, int]:
+    names = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
+    return {f"decode_{name}": value for name, value in zip(names, (tp_attn, dp_attn, tp_ffn, ep, pp), strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("degrees", "text"),
+    [
+        ((1, 1, 1, 1, 1), "1 GPU"),
+        ((8, 1, 8, 1, 1), "TP8"),
+        ((8, 1, 1, 8, 1), "TP8 EP8"),
+        ((1, 32, 1, 32, 1), "DP32 EP32"),
+        ((2, 32, 4, 16, 2), "DP32 TP2 FFN-TP4 EP16 PP2"),
+        ((1, 8, 8, 1, 1), "DP8 FFN-TP8"),
+        ((1, 1, 1, 1, 4), "PP4"),
+    ],
+)
+def test_a_mapping_reads_as_engineers_write_it(degrees: tuple[int, ...], text: str) -> None:
+    assert mapping_text(point(*degrees), "decode") == text
+
+
+def test_a_ratio_shows_instances_and_their_size() -> None:
+    counts = {"prefill_instances": 3, "prefill_gpus": 8, "decode_instances": 2, "decode_gpus": 16}
+    assert ratio_text(counts) == "3×8 : 2×16"
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
+    listener: Listener = Silent()
+    spec = SweepSpec(
+        source="trial.yaml",
+        name="trial",
+        models=("llama_3_1_8b", "llama_3_1_405b"),
+        systems=(("h800_sxm", "fp8"),),
+        shapes=((1024, 128),),
+        limits=Limits(max_gpus=2),
+    )
+    return run_sweep(plan_sweep(spec), tmp_path_factory.mktemp("out"), jobs=1, listener=listener)
+
+
+def test_the_summary_tells_results_reasons_and_inherited_fits(result: SweepResult) -> None:
+    text = summary(result, figures=False)
+    best = result.frontier.iloc[0]
+    assert f"{best['tokens_per_s_per_gpu']:,.0f}" in text
+    assert "fits on no allowed mapping" in text
+    assert "h800_sxm \\*" in text
+    assert "Inherited fits:" in text
+    assert "inherited from h100_sxm" in text
+    assert ".png" not in text
+
+
+def test_the_summary_row_at_an_interactivity_keeps_it(result: SweepResult) -> None:
+    front = result.frontier
+    rows = [line for line in summary(result, figures=True).splitlines() if line.startswith("| ≥ 50")]
+    enough = front[front["tokens_per_s_per_user"] >= 50]
+    assert f"| {enough['tokens_per_s_per_gpu'].max():,.0f} |" in rows[0]
+
+
+def test_every_table_of_the_summary_is_rectangular(result: SweepResult) -> None:
+    blocks = summary(result, figures=True).split("\n\n")
+    for block in blocks:
+        if block.startswith("|"):
+            assert len({line.count("|") for line in block.splitlines()}) == 1
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 60), st.floats(0.2, 4.0), st.integers(0, 10**6))
+def test_labels_never_cover_each_other(count: int, bend: float, seed: int) -> None:
+    x = np.sort(np.random.default_rng(seed).uniform(5, 200, count))
+    y = 1000 * (1 - (x / 210) ** bend)
+    figure = Figure(figsize=(9, 5.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(x, y)
+    axes.set_xlim(0, 240)
+    axes.set_ylim(0, 1200)
+    labels = [f"decode DP{i} EP{i}, batch {i}\nprefill TP8, batch 4" for i in range(count)]
+    points = list(zip(x, y, labels, strict=True))
+    placed = place_labels(figure, axes, points)
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
+    boxes = [Text.get_window_extent(note, renderer) for note in axes.texts]
+    assert 1 <= placed == len(boxes) <= MOST
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def test_no_point_no_label() -> None:
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    assert place_labels(figure, figure.add_subplot(), []) == 0
+
+
+def test_figures_of_an_earlier_sweep_are_removed(tmp_path: Path, result: SweepResult) -> None:
+    run_sweep(result.plan, tmp_path, jobs=1, listener=Silent())
+    stale = tmp_path / "figures" / "gone" / "pareto.png"
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(b"")
+    assert draw_figures(result, tmp_path, jobs=1) == 3  # one case has results, one has none; no overview of one
+    assert not stale.exists()
+    assert len(list((tmp_path / "figures").glob("**/*.png"))) == 3
