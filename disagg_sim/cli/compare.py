@@ -141,8 +141,8 @@ def _values(point: PointChange) -> list[str]:
     ]
     others = [move for move in point.moves if move.column not in (FRONTIER.x, FRONTIER.y)]
     others.sort(key=lambda move: 0.0 if math.isnan(move.relative) else -abs(move.relative))
-    more = f", {len(others) - 2} more" if len(others) > 2 else ""
-    return [*(_pair(*pair) for pair in pairs), ", ".join(_move(move) for move in others[:2]) + more]
+    more = f", {len(others) - 1} more" if len(others) > 1 else ""
+    return [*(_pair(*pair) for pair in pairs), ", ".join(_move(move) for move in others[:1]) + more]
 
 
 def _pair(old: float | None, new: float | None) -> str:

@@ -34,7 +34,7 @@ class Roles:
     key: tuple[str, ...]  # identify a point inside its front
     x: str  # both wanted large, above 0
     y: str
-    leaping: tuple[str, ...] = ()  # follow from the other values, in leaps however little those move: not compared
+    derived: tuple[str, ...] = ()  # follow from x, y and the key, so a change of theirs is told once: not compared
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ class Roles:
 
 #: The frontiers of a sweep. A configuration is its mappings, chunk and batches. How many instances of it are
 #: deployed follows from the match of rates: of many counts with nearly the same throughput one wins by a hair,
-#: so a small move of a rate turns 5 : 4 into 19 : 15. The throughput tells whether that matters.
+#: so a small move of a rate turns 5 : 4 into 19 : 15, and the throughput tells whether that matters.
 FRONTIER = Roles(
     group=("case", "mode"),
     key=(
@@ -53,8 +53,10 @@ FRONTIER = Roles(
     ),
     x=INTERACTIVITY,
     y=THROUGHPUT,
-    leaping=("prefill_instances", "decode_instances", "total_gpus", "ctx_gen_gpu_ratio", "request_rate_per_s"),
-)
+    derived=(
+        "ttl_s", "prefill_instances", "decode_instances", "total_gpus", "ctx_gen_gpu_ratio", "request_rate_per_s"
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,9 @@ def read_frontier(path: Path) -> Frontier:
     if not file.is_file():
         if planned:
             return Frontier(path, pd.DataFrame(columns=list(FRONTIER.required)), planned)
-        what = "holds no frontier.csv: not the results of a finished sweep" if path.is_dir() else "no such file or directory"
-        raise InputError(f"{path}: {what}")
+        if not path.is_dir():
+            raise InputError(f"{path}: no such file or directory")
+        raise InputError(f"{path}: holds no frontier.csv: not the results of a finished sweep")
     try:
         table = pd.read_csv(file)
     except OSError as error:
@@ -321,7 +324,7 @@ def _point(
 
 def _moves(old: dict[str, Any], new: dict[str, Any], roles: Roles, rtol: float) -> list[Move]:
     moves = []
-    fixed = {*roles.group, *roles.key, *roles.leaping}
+    fixed = {*roles.group, *roles.key, *roles.derived}
     for name in (name for name in old if name not in fixed):
         before, now = old[name], new[name]
         if isinstance(before, str) or isinstance(now, str):
