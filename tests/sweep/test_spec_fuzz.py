@@ -1,0 +1,75 @@
+"""Whatever stands in a sweep file, the answer is a sweep or an expected error."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from disagg_sim.errors import DisaggSimError
+from disagg_sim.sweep.spec import load_sweep
+
+GOOD: dict[str, Any] = {
+    "name": "trial",
+    "models": ["llama_3_1_8b", "opt_30b"],
+    "systems": {"h100_sxm": ["fp8", "bf16"], "b200_sxm": "fp8"},
+    "traffic": [{"isl": 1024, "osl": 128}, {"isl": 512, "osl": 2}],
+    "modes": ["disaggregated"],
+    "limits": {"ftl_s": 10.0, "ttl_s": 0.1, "gpu_cap": 64, "max_gpus": 8, "nic_gb_per_s": 50},
+    "profile": "measured",
+    "engine": "vllm",
+    "matching": "exact",
+    "block_points": 100,
+    "allow_long_context": False,
+}
+
+ODD = (
+    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats() | st.text(max_size=6)
+    | st.sampled_from(["h100_sxm", "10 ms", "1e400", "../x", "x.yaml", [], {}, [[]], [{}], {"isl": None}, {1: 2}])
+)  # fmt: skip
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield from places(value, (*path, key))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.sampled_from(list(places(GOOD))), odd=ODD, drop=st.booleans())
+def test_a_spoilt_sweep_is_read_or_refused(place: tuple[Any, ...], odd: Any, drop: bool, tmp_path: Path) -> None:
+    document = copy.deepcopy(GOOD)
+    node: Any = document
+    for key in place[:-1]:
+        node = node[key]
+    if drop:
+        del node[place[-1]]
+    else:
+        node[place[-1]] = odd
+    path = tmp_path / "spoilt.yaml"
+    path.write_text(yaml.safe_dump(document))
+    with suppress(DisaggSimError):
+        load_sweep(str(path))
+
+
+def test_the_unspoilt_sweep_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "good.yaml"
+    path.write_text(yaml.safe_dump(GOOD))
+    assert len(load_sweep(str(path)).systems) == 3
+
+
+@pytest.mark.parametrize("text", ["name: a\n\tb: c", "&a [*a]", "? [1, 2]\n: 3", "!!python/object:os.system {}", "%"])
+def test_hostile_yaml_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "hostile.yaml"
+    path.write_text(text)
+    with pytest.raises(DisaggSimError):
+        load_sweep(str(path))
