@@ -70,7 +70,8 @@ def _section(item: CaseResult, *, figures: bool) -> str:
     points.append(("best interactivity", records(item.frontier.tail(1))[0]))
     head = [
         "", "tokens/s/user", "tokens/s/GPU", "decode mapping", "decode batch", "prefill mapping", "prefill batch",
-        "prefill : decode instances×GPUs", "GPU ratio", "FTL [s]", "TTL [ms]", "egress [GB/s]", "ingress [GB/s]", "bound",
+        "prefill : decode instances×GPUs", "GPU ratio", "FTL [s]", "TTL [ms]",
+        "egress [GB/s]", "ingress [GB/s]", "bound",
     ]  # fmt: skip
     parts.append(_table(head, [[name, *_cells(point)] for name, point in points], numbers=0))
     parts.append(f"{len(item.frontier)} points on the frontier, {item.decode.rows:,} matched.")
