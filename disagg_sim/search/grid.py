@@ -114,7 +114,8 @@ def batch_sizes(largest: int) -> Ints:
     return sizes[: int(np.searchsorted(sizes, largest)) + 1].astype(np.int64)
 
 
-def _degrees(table: MappingTable) -> Degrees:
+def degree_columns(table: MappingTable) -> Degrees:
+    """Degrees of every row as columns of shape (rows, 1), for grids. [1]"""
     columns = (table.tp_attn, table.dp_attn, table.tp_ffn, table.ep, table.pp)
     tp_attn, dp_attn, tp_ffn, ep, pp = (column[:, None].astype(float) for column in columns)
     return Degrees(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=tp_ffn, ep=ep, pp=pp)
@@ -129,12 +130,13 @@ def batch_axis(
     At least one batch, even when nothing fits, so that the shortfall can be told.
     """
     at = setting(model, system, precision, profile, engine)
-    return _batch_axis(at, mappings, phase=phase, isl=isl, osl=osl)
+    return batch_axis_at(at, mappings, phase=phase, isl=isl, osl=osl)
 
 
-def _batch_axis(at: Setting, mappings: MappingTable, *, phase: str, isl: int, osl: int) -> Ints:
+def batch_axis_at(at: Setting, mappings: MappingTable, *, phase: str, isl: int, osl: int) -> Ints:
+    """As ``batch_axis``, for a setting and a table. [request]"""
     doublings = 2.0 ** np.arange(MAX_BATCH.bit_length())[None, :]
-    degrees = _degrees(mappings)
+    degrees = degree_columns(mappings)
 
     def fits(batch: Numeric) -> Any:
         if phase == "decode":
@@ -154,7 +156,8 @@ def _batch_axis(at: Setting, mappings: MappingTable, *, phase: str, isl: int, os
     return sizes[: int(good[-1]) + 1]
 
 
-def _check(model: ModelSpec, isl: int, osl: int, *, allow_long_context: bool) -> None:
+def check_lengths(model: ModelSpec, isl: int, osl: int, *, allow_long_context: bool) -> None:
+    """``InputError`` unless both lengths are whole, large enough and within the model's context."""
     for name, value, least in (("isl", isl, 1), ("osl", osl, 2)):
         if not float(value).is_integer() or value < least:
             why = ": one output token is prefill only" if name == "osl" and value == 1 else ""
@@ -189,19 +192,19 @@ def decode_grid(
     """
     at = setting(model, system, precision, profile, engine)
     table = mapping_table(mappings)
-    _check(at.model, isl, osl, allow_long_context=allow_long_context)
-    _check_form(mla_form)
-    sizes = _batch_axis(at, table, phase="decode", isl=isl, osl=osl) if batch is None else _given_batch(batch)
+    check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
+    check_form(mla_form)
+    sizes = batch_axis_at(at, table, phase="decode", isl=isl, osl=osl) if batch is None else given_sizes(batch)
     axis = sizes[None, :].astype(float)
     shape = (len(table), sizes.size)
     ttl, memory = np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     for rows in _blocks(*shape):
-        degrees = _degrees(table[rows])
+        degrees = degree_columns(table[rows])
         step = decode_step(at.model, at.rates, degrees, batch=axis, context=isl + osl / 2, mla_form=mla_form)
         ttl[rows] = step.ttl
         micro[rows] = step.microbatches
-        bound[rows] = _bound(step.sums)
+        bound[rows] = bound_codes(step.sums)
         memory[rows] = at.decode_bytes(degrees, axis, isl=isl, osl=osl)
     rate = axis / (ttl * (osl - 1))
     return _phase_grid(at, "decode", table, isl, osl, sizes, ttl, rate, memory, micro, bound)
@@ -220,16 +223,16 @@ def prefill_grid(
     """
     at = setting(model, system, precision, profile, engine)
     table = mapping_table(mappings)
-    _check(at.model, isl, osl, allow_long_context=allow_long_context)
-    _check_form(mla_form)
-    sizes = _batch_axis(at, table, phase="prefill", isl=isl, osl=osl) if batch is None else _given_batch(batch)
+    check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
+    check_form(mla_form)
+    sizes = batch_axis_at(at, table, phase="prefill", isl=isl, osl=osl) if batch is None else given_sizes(batch)
     table, chunks = _with_chunks(table, isl, CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
     axis = sizes[None, :].astype(float)
     shape = (len(table), sizes.size)
     ftl, busy, memory = np.empty(shape), np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     for rows in _blocks(*shape, split=int(np.sum(chunks == 0))):
-        degrees, chunk = _degrees(table[rows]), chunks[rows, None].astype(float)
+        degrees, chunk = degree_columns(table[rows]), chunks[rows, None].astype(float)
         prompts = np.ceil(axis / degrees.dp_attn)
         if chunk[0, 0]:
             scored = _score_chunked(at, degrees, axis, isl, chunk, mla_form)
@@ -241,7 +244,7 @@ def prefill_grid(
             )
             micro[rows] = np.minimum(degrees.pp, prompts)
         (ftl[rows], busy[rows], sums), memory[rows] = scored
-        bound[rows] = _bound(sums)
+        bound[rows] = bound_codes(sums)
     return _phase_grid(at, "prefill", table, isl, osl, sizes, ftl, axis / busy, memory, micro, bound, chunks)
 
 
@@ -290,7 +293,7 @@ def _blocks(rows: int, columns: int, split: int | None = None) -> list[slice]:
     ]
 
 
-def _bound(sums: Sums) -> Any:
+def bound_codes(sums: Sums) -> Any:
     """Index of the largest of the four sums (order of ``BOUNDS``)."""
     parts = np.broadcast_arrays(*sums)
     best, value = np.zeros(parts[0].shape, dtype=np.int8), parts[0]
@@ -300,14 +303,16 @@ def _bound(sums: Sums) -> Any:
     return best
 
 
-def _given_batch(batch: Any) -> Ints:
+def given_sizes(batch: Any) -> Ints:
+    """Whole numbers from 1, sorted and distinct; ``InputError`` for anything else. [request]"""
     sizes = np.unique(np.atleast_1d(batch))
     if sizes.size == 0 or sizes[0] < 1 or np.any(sizes != np.floor(sizes)):
         raise InputError(f"batch {np.atleast_1d(batch).tolist()} is out of range; allowed: whole numbers from 1")
     return sizes.astype(np.int64)
 
 
-def _check_form(form: str) -> None:
+def check_form(form: str) -> None:
+    """``InputError`` unless ``form`` is one of ``MLA_FORMS``."""
     if form not in MLA_FORMS:
         raise InputError(f"mla_form {form!r} is unknown{nearest(form, MLA_FORMS)}; allowed: {', '.join(MLA_FORMS)}")
 
@@ -317,7 +322,7 @@ def _phase_grid(
     memory: Floats, micro: Ints, bound: Any, chunks: Ints | None = None,
 ) -> PhaseGrid:  # fmt: skip
     status = np.where(memory > at.memory_limit, Status.OUT_OF_MEMORY, Status.OK).astype(np.int8)
-    shards = np.broadcast_to(unique_gpus(at.model, _degrees(table)), (len(table), 1))[:, 0]
+    shards = np.broadcast_to(unique_gpus(at.model, degree_columns(table)), (len(table), 1))[:, 0]
     return PhaseGrid(
         phase=phase, model=at.model, system=at.system, precision=at.precision.name, profile=at.profile.name,
         engine=at.engine, isl=int(isl), osl=int(osl), tp_attn=table.tp_attn, dp_attn=table.dp_attn, tp_ffn=table.tp_ffn,
