@@ -28,7 +28,8 @@ def kernel_cost(op: Operator, rates: Rates) -> Cost:
     """Cost of one operator (collectives inside the attention group included)."""
     match op.kind:
         case "gemm":
-            return operator_cost(op.work, rates.gemm[op.format])
+            cost = operator_cost(op.work, rates.gemm[op.format])
+            return cost if np.ndim(op.runs) == 0 and op.runs == 1.0 else cost * op.runs
         case "prefill_attention":
             attention = rates.prefill_attention
             ramp = 1.0 + attention.s_half / op.keys

@@ -41,6 +41,7 @@ class Operator(NamedTuple):
     keys: Numeric = 0.0  # mean key length times two of a prefill attention [token]
     size: Numeric = 0.0  # full tensor of a collective [B]
     ranks: Numeric = 1.0  # of a collective [1]
+    runs: Numeric = 1.0  # 0 where a GEMM has nothing to multiply and is not launched [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,10 @@ def projections(
 def prefill_attention(
     kind: LayerKind, precision: Precision, tp: Numeric, tokens: Tokens, form: str
 ) -> tuple[list[Operator], ...]:
-    """Alternatives for the scores and values of the prompts; the fastest counts at each point."""
+    """Alternatives for the scores and values of the prompts; the fastest counts at each point.
+
+    With nothing cached MLA is up-projected unless ``absorbed`` is forced: there is no past to project again.
+    """
     attention, cache = kind.attention, precision.cache.bytes
     prompts, new, past = tokens.prompts, tokens.new, tokens.past
     if isinstance(attention, GqaAttention):
@@ -133,8 +137,10 @@ def prefill_attention(
     again = _gemm(
         "kv_b of the past", prompts * past, dims.heads * (dims.nope + dims.value), dims.kv_rank,
         precision.attention_projection,
-    )  # fmt: skip
+    )._replace(runs=np.where(np.asarray(past) > 0, 1.0, 0.0))  # fmt: skip
     latent = mla_work("absorbed", dims, sequences=prompts, new=new, past=past)
+    if form == "auto":
+        latent = Work(np.where(np.asarray(past) > 0, latent.flops, np.inf), latent.hbm_bytes)
     absorbed = [Operator("prefill attention", "decode_attention", latent)]
     return {"naive": ([*cached, again],), "absorbed": (absorbed,), "auto": ([*cached, again], absorbed)}[form]
 

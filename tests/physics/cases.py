@@ -1,0 +1,61 @@
+"""Settings and mappings that the property tests draw from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from hypothesis import strategies as st
+
+from disagg_sim.domain import Mapping
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.load import load_efficiency, load_model, load_profile, load_system, resolve_precision
+from disagg_sim.physics.phases import Degrees
+from disagg_sim.physics.rates import Rates, resolve_rates
+from disagg_sim.search.mappings import MappingTable, enumerate_mappings
+from disagg_sim.search.setting import Setting, setting
+
+PROFILES = ("ideal", "optimistic", "measured")
+RECIPES = {"gb200_nvl72": "nvfp4_fp8kv", "h100_sxm": "fp8", "a100_sxm_80gb": "bf16"}
+MODELS = ("llama_3_1_70b", "deepseek_r1", "gpt_oss_120b", "mixtral_8x7b", "opt_30b")
+
+
+@cache
+def cached_setting(model: str, system: str, profile: str) -> Setting:
+    return setting(model, system, RECIPES[system], profile)
+
+
+@cache
+def mappings_of(model: str, system: str, max_gpus: int = 64) -> MappingTable:
+    return enumerate_mappings(load_model(model), load_system(system), max_gpus=max_gpus)
+
+
+def degrees_of(mapping: Mapping) -> Degrees:
+    """Scalar degrees of one mapping."""
+    m = mapping
+    return Degrees(
+        tp_attn=float(m.tp_attn), dp_attn=float(m.dp_attn), tp_ffn=float(m.tp_ffn), ep=float(m.ep), pp=float(m.pp)
+    )
+
+
+@st.composite
+def cases(draw, models=MODELS, systems=tuple(RECIPES), profiles=PROFILES) -> tuple[Setting, Mapping]:
+    """A setting and one of its mappings."""
+    model, system = draw(st.sampled_from(models)), draw(st.sampled_from(systems))
+    table = mappings_of(model, system)
+    row = draw(st.integers(0, len(table) - 1))
+    return cached_setting(model, system, draw(st.sampled_from(profiles))), table[row]
+
+
+def rates_on(at: Setting, system: SystemSpec) -> Rates:
+    """The rates of a setting when its system is changed."""
+    fits = load_efficiency(at.system.name)
+    recipe = resolve_precision(at.precision.name, at.model, at.system)
+    return resolve_rates(at.model, system, recipe, load_profile(at.profile.name), fits, at.engine)
+
+
+def scaled(system: SystemSpec, what: str, factor: float) -> SystemSpec:
+    """A system with one quantity (or every peak) multiplied."""
+    if what == "peak_flops":
+        return replace(system, peak_flops={name: peak * factor for name, peak in system.peak_flops.items()})
+    return replace(system, **{what: getattr(system, what) * factor})

@@ -1,0 +1,176 @@
+"""Collectives by hand: bytes over one link, latency plus wire time, and which path counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from disagg_sim.physics.collective import (
+    Transfer,
+    all_reduce_bytes,
+    copies_per_pick,
+    copies_per_rank,
+    gather_bytes,
+    hierarchical_all_reduce,
+    in_switch_all_reduce_bytes,
+    one_shot_all_reduce_bytes,
+    pipeline_hop,
+    ring_all_reduce_bytes,
+)
+from disagg_sim.physics.cost import all_reduce_cost, all_to_all_cost, exchange_cost, hop_cost
+from disagg_sim.physics.rates import AllToAllRate, LinkCurve
+from disagg_sim.search.setting import setting
+
+MESSAGE = 8e6  # [B]
+
+
+@pytest.mark.parametrize(
+    ("n", "ring", "one_shot", "in_switch", "gather"),
+    [(2, 8e6, 8e6, 12e6, 4e6), (4, 12e6, 24e6, 10e6, 6e6), (8, 14e6, 56e6, 9e6, 7e6), (1, 0, 0, 0, 0)],
+)
+def test_bytes_over_one_link(n, ring, one_shot, in_switch, gather):
+    n = float(n)
+    assert ring_all_reduce_bytes(MESSAGE, n) == ring
+    assert one_shot_all_reduce_bytes(MESSAGE, n) == one_shot
+    assert in_switch_all_reduce_bytes(MESSAGE, n) == in_switch
+    assert gather_bytes(MESSAGE, n) == gather
+
+
+def test_best_algorithm_takes_the_least_volume():
+    n = np.array([1.0, 2.0, 4.0, 8.0])
+    assert all_reduce_bytes(MESSAGE, n, best=True, in_switch=True).tolist() == [0, 8e6, 10e6, 9e6]
+    assert all_reduce_bytes(MESSAGE, n, best=True, in_switch=False).tolist() == [0, 8e6, 12e6, 14e6]
+    assert all_reduce_bytes(MESSAGE, n, best=False, in_switch=True).tolist() == [0, 8e6, 12e6, 14e6]
+
+
+def test_only_switches_that_reduce_do():
+    """Ideal TP8: (1 + 1/8)*S on an NVSwitch of Hopper or Blackwell, the ring's 14/8*S on A100 and MI300X."""
+    for name, volume in (
+        ("gb200_nvl72", 9e6), ("gb300_nvl72", 9e6), ("b200_sxm", 9e6), ("h100_sxm", 9e6), ("h200_sxm", 9e6),
+        ("h800_sxm", 9e6), ("a100_sxm_80gb", 14e6), ("mi300x", 14e6),
+    ):  # fmt: skip
+        at = setting("llama_3_1_70b", name, "bf16", "ideal")
+        expected = volume / at.system.nvlink_bandwidth
+        assert float(all_reduce_cost(MESSAGE, 8.0, at.rates).time) == pytest.approx(expected, rel=1e-12)
+
+
+def test_hierarchical_all_reduce_by_hand():
+    """16 ranks over two domains of 8: inside 14e6/400e9 + 10 us; across 2*(1/2)*(8e6/8)/40e9 = 25 us, two hops."""
+    inside = Transfer(10e-6, 14e6 / 400e9)
+    done = hierarchical_all_reduce(MESSAGE, 16.0, 8.0, inside=inside, nic_bandwidth=40e9, nic_latency=7e-6)
+    assert done.wire == pytest.approx(35e-6 + 25e-6, rel=1e-12)
+    assert done.latency == pytest.approx(10e-6 + 2 * 7e-6, rel=1e-12)
+    four = hierarchical_all_reduce(MESSAGE, 32.0, 8.0, inside=inside, nic_bandwidth=40e9, nic_latency=7e-6)
+    assert four.wire == pytest.approx(35e-6 + 37.5e-6, rel=1e-12)  # 2*(3/4)*1e6/40e9
+    assert four.latency == pytest.approx(10e-6 + 4 * 7e-6, rel=1e-12)
+
+
+def test_hierarchical_all_reduce_inside_one_domain_adds_nothing():
+    inside = Transfer(10e-6, 35e-6)
+    assert hierarchical_all_reduce(MESSAGE, 8.0, 8.0, inside=inside, nic_bandwidth=40e9, nic_latency=7e-6) == inside
+
+
+def test_tp_over_the_nic_costs_more_than_inside():
+    at = setting("llama_3_1_70b", "h100_sxm", "fp8", "measured")
+    inside, across = (float(all_reduce_cost(MESSAGE, n, at.rates).time) for n in (8.0, 16.0))
+    nic = at.profile.nic_efficiency * at.system.nic_bandwidth
+    assert across - inside == pytest.approx(1e6 / nic + 2 * at.profile.nic_latency, rel=1e-9)
+
+
+@pytest.mark.parametrize(("n", "copies"), [(8, 4.59), (64, 7.46), (1, 0.0)])
+def test_copies_of_a_token_without_duplicates(n, copies):
+    """Expected distinct other ranks of 8 picks; drawn below as well."""
+    assert round(float(copies_per_rank(8, float(n))), 2) == copies
+
+
+def test_copies_without_duplicates_agree_with_drawing():
+    rng = np.random.default_rng(3)
+    picks = rng.integers(0, 8, size=(20_000, 8))
+    distinct = (picks[:, :, None] == np.arange(1, 8)).any(axis=1).sum(axis=1)  # this rank is number 0
+    assert abs(distinct.mean() - 4.59) < 4 * distinct.std() / np.sqrt(distinct.size) + 0.005
+
+
+def test_copies_per_pick():
+    assert float(copies_per_pick(8, 8.0)) == 7.0
+    assert float(copies_per_pick(8, 64.0)) == 7.875
+    assert float(copies_per_pick(8, 1.0)) == 0.0
+
+
+def curve(latency: float, bandwidth: float, *, per_rank: bool = True) -> LinkCurve:
+    return LinkCurve(np.array([1.0]), np.array([latency]), np.array([bandwidth]), per_rank_copies=per_rank)
+
+
+def test_all_to_all_inside_a_domain_by_hand():
+    """1000 tokens of 7168 bytes: 7168e3*4.5946 B at 400 GB/s after 10 us; one copy per pick instead: 7 of them."""
+    for per_rank, copies in ((True, 7 * (1 - (7 / 8) ** 8)), (False, 7.0)):
+        rate = AllToAllRate(curve(10e-6, 400e9, per_rank=per_rank), curve(30e-6, 40e9))
+        cost = all_to_all_cost(1000.0, 8.0, 1.0, hidden=7168, top_k=8, wire_bytes=1.0, rate=rate)
+        assert float(cost.time) == pytest.approx(10e-6 + 7_168_000 * copies / 400e9, rel=1e-12)
+        assert float(cost.sums.communication + cost.sums.latency) == pytest.approx(float(cost.time), rel=1e-12)
+
+
+def test_all_to_all_across_domains_takes_the_slower_path_and_the_latency_of_the_nic():
+    """64 ranks in 8 domains: 7*(1-(7/8)^8) = 4.59 copies over the NIC, 7.46 over NVLink."""
+    row, nic_copies, link_copies = 7_168_000, 7 * (1 - (7 / 8) ** 8), 63 * (1 - (63 / 64) ** 8)
+    slow_nic = AllToAllRate(curve(10e-6, 400e9), curve(30e-6, 40e9))
+    cost = all_to_all_cost(1000.0, 64.0, 8.0, hidden=7168, top_k=8, wire_bytes=1.0, rate=slow_nic)
+    assert float(cost.time) == pytest.approx(30e-6 + row * nic_copies / 40e9, rel=1e-12)
+    slow_link = AllToAllRate(curve(10e-6, 4e9), curve(30e-6, 40e9))
+    cost = all_to_all_cost(1000.0, 64.0, 8.0, hidden=7168, top_k=8, wire_bytes=1.0, rate=slow_link)
+    assert float(cost.time) == pytest.approx(30e-6 + row * link_copies / 4e9, rel=1e-12)
+
+
+def exchange(at, **degrees):
+    at_rest = {"phase": "decode", "exchanges": 1.0, "hidden": 7168, "top_k": 8, "rates": at.rates}
+    return [float(part.time) for part in exchange_cost(1000.0, **at_rest, **degrees)]
+
+
+def test_exchange_leaves_the_domain_only_where_the_stage_does():
+    """The ideal rates: dispatch 1.03 B and combine 2 B an element; 16 ranks on H100 stand in two domains of 8."""
+    at = setting("deepseek_r1", "h100_sxm", "fp8", "ideal")
+    inside = exchange(at, ep=8.0, tp_ffn=1.0, gpus=8.0)
+    copies = 7 * (1 - (7 / 8) ** 8)
+    assert inside == pytest.approx([b * 7_168_000 * copies / at.system.nvlink_bandwidth for b in (1.03, 2)], rel=1e-9)
+    across = exchange(at, ep=16.0, tp_ffn=1.0, gpus=16.0)
+    nic_copies = 1 - (1 / 2) ** 8
+    assert across == pytest.approx([b * 7_168_000 * nic_copies / at.system.nic_bandwidth for b in (1.03, 2)], rel=1e-9)
+
+
+def test_expert_tensor_parallelism_gathers_and_scatters_the_tokens():
+    """DP attention with expert TP over 8 GPUs: all-gather of 8*T tokens at 1.03 B, reduce-scatter at 2 B."""
+    at = setting("deepseek_r1", "h100_sxm", "fp8", "ideal")
+    done = exchange(at, ep=1.0, tp_ffn=8.0, gpus=8.0)
+    by_hand = [7 / 8 * 8 * 7_168_000 * size / at.system.nvlink_bandwidth for size in (1.03, 2)]
+    assert done == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_pipeline_hop():
+    assert pipeline_hop(1e6, latency=10e-6, bandwidth=100e9).time == pytest.approx(20e-6)
+    at = setting("llama_3_1_70b", "h100_sxm", "fp8", "measured")
+    near, far = (float(hop_cost(1000.0, 8192, n, at.rates).time) for n in (8.0, 16.0))
+    assert near == pytest.approx(10e-6 + 1000 * 8192 * 2 / 450e9, rel=1e-9)
+    assert far == pytest.approx(17.5e-6 + 1000 * 8192 * 2 / 50e9, rel=1e-9)
+
+
+def test_curves_go_straight_in_the_doublings_and_stay_flat_outside():
+    known = LinkCurve(np.array([2.0, 8.0]), np.array([4e-6, 8e-6]), np.array([100e9, 300e9]), step=1e-6)
+    latency, bandwidth = known.at(np.array([1.0, 2.0, 4.0, 8.0, 32.0]))
+    assert latency == pytest.approx([4e-6, 4e-6, 6e-6, 8e-6, 10e-6])
+    assert bandwidth == pytest.approx([100e9, 100e9, 200e9, 300e9, 300e9])
+
+
+def test_group_of_one_costs_nothing_at_any_rate():
+    for profile in ("ideal", "optimistic", "measured"):
+        at = setting("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", profile)
+        assert float(all_reduce_cost(MESSAGE, 1.0, at.rates).time) == 0.0
+        assert exchange(at, ep=1.0, tp_ffn=1.0, gpus=1.0) == [0.0, 0.0]
+
+
+def test_volume_counts_what_the_fit_counted():
+    """GB200's NVLink exchange was fitted with one copy per pick, DeepEP with one per distinct rank."""
+    at = setting("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "measured")
+    rate = at.rates.dispatch["decode"]
+    assert not rate.inside.per_rank_copies
+    latency, bandwidth = rate.inside.at(64.0)
+    cost = all_to_all_cost(1000.0, 64.0, 1.0, hidden=7168, top_k=8, wire_bytes=1.03, rate=rate)
+    assert float(cost.time) == pytest.approx(float(latency) + 7.875 * 7168e3 * 1.03 / float(bandwidth), rel=1e-9)

@@ -1,0 +1,253 @@
+"""What must hold at every point, whatever the model, system, profile and mapping."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from cases import cached_setting, cases, degrees_of, rates_on, scaled
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disagg_sim.domain import Mapping
+from disagg_sim.facts.load import load_efficiency
+from disagg_sim.physics.chunked import chunked_prefill_pass, mixed_step
+from disagg_sim.physics.cost import kernel_cost
+from disagg_sim.physics.layer import head
+from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.physics.rates import resolve_rates
+from disagg_sim.physics.roofline import blend
+from disagg_sim.search.setting import Setting
+
+quick = settings(max_examples=100, deadline=None)
+batches = st.integers(1, 3000)
+lengths = st.integers(1, 100_000)
+CLOSE = 1 + 1e-12  # rounding of sums taken in another order
+
+
+def ttl_of(at: Setting, mapping: Mapping, batch: float, context: float, rates=None) -> float:
+    rates = at.rates if rates is None else rates
+    return float(decode_step(at.model, rates, degrees_of(mapping), batch=float(batch), context=float(context)).ttl)
+
+
+def ftl_of(at: Setting, mapping: Mapping, batch: float, isl: float, chunk: int = 0, rates=None) -> float:
+    args = at.model, at.rates if rates is None else rates, degrees_of(mapping)
+    if chunk:
+        done = chunked_prefill_pass(*args, batch=float(batch), isl=float(isl), chunk_tokens=float(chunk))
+    else:
+        done = prefill_pass(*args, batch=float(batch), isl=float(isl))
+    return float(done.ftl)
+
+
+@quick
+@given(cases(), batches, batches, lengths, lengths)
+def test_ttl_never_falls_as_batch_or_context_grows(case, batch, more, context, longer):
+    at, mapping = case
+    base = ttl_of(at, mapping, batch, context)
+    assert base <= ttl_of(at, mapping, batch + more, context) * CLOSE
+    assert base <= ttl_of(at, mapping, batch, context + longer) * CLOSE
+
+
+@quick
+@given(cases(), st.integers(1, 64), st.integers(1, 64), lengths, lengths)
+def test_ftl_never_falls_as_batch_or_prompt_grows(case, batch, more, isl, longer):
+    at, mapping = case
+    base = ftl_of(at, mapping, batch, isl)
+    assert base <= ftl_of(at, mapping, batch + more, isl) * CLOSE
+    assert base <= ftl_of(at, mapping, batch, isl + longer) * CLOSE
+
+
+@quick
+@given(cases(), st.integers(1, 16), st.integers(1, 16), st.integers(1, 12_000), st.integers(1, 12_000),
+       st.sampled_from([512, 2048]))  # fmt: skip
+def test_ftl_in_chunks_never_falls_as_batch_or_prompt_grows(case, batch, more, isl, longer, chunk):
+    at, mapping = case
+    base = ftl_of(at, mapping, batch, isl, chunk)
+    assert base <= ftl_of(at, mapping, batch + more, isl, chunk) * CLOSE
+    assert base <= ftl_of(at, mapping, batch, isl + longer, chunk) * CLOSE
+
+
+@quick
+@given(cases(), batches, batches, st.integers(1, 50_000), st.integers(1, 50_000), st.integers(2, 8000))
+def test_memory_never_falls_as_batch_or_lengths_grow(case, batch, more, isl, longer, osl):
+    at, mapping = case
+    degrees = degrees_of(mapping)
+
+    def decode(batch, isl, osl):
+        return float(at.decode_bytes(degrees, float(batch), isl=isl, osl=osl))
+
+    def prefill(batch, isl, chunk=0.0, cached=False):
+        return float(at.prefill_bytes(degrees, float(batch), isl=isl, chunk_tokens=chunk, cached=cached))
+
+    assert decode(batch, isl, osl) <= decode(batch + more, isl, osl) * CLOSE
+    assert decode(batch, isl, osl) <= decode(batch, isl + longer, osl) * CLOSE
+    assert decode(batch, isl, osl) <= decode(batch, isl, osl + longer) * CLOSE
+    for chunk in (0.0, 512.0):
+        assert prefill(batch, isl, chunk) <= prefill(batch + more, isl, chunk) * CLOSE
+        assert prefill(batch, isl, chunk) <= prefill(batch, isl + longer, chunk) * CLOSE
+        assert prefill(batch, isl, chunk) <= prefill(batch, isl, chunk, cached=True)
+
+
+@quick
+@given(cases(), st.sampled_from(["hbm_bandwidth", "nvlink_bandwidth", "nic_bandwidth", "peak_flops"]),
+       st.floats(1.0, 10.0), batches, st.integers(1, 30_000))  # fmt: skip
+def test_faster_hardware_is_never_slower(case, what, factor, batch, length):
+    at, mapping = case
+    rates = rates_on(at, scaled(at.system, what, factor))
+    prompts = 1 + batch % 32
+    assert ttl_of(at, mapping, batch, length, rates) <= ttl_of(at, mapping, batch, length) * CLOSE
+    assert ftl_of(at, mapping, prompts, length, rates=rates) <= ftl_of(at, mapping, prompts, length) * CLOSE
+    in_chunks = [ftl_of(at, mapping, prompts, 4000, 512, r) for r in (rates, at.rates)]
+    assert in_chunks[0] <= in_chunks[1] * CLOSE
+
+
+@quick
+@given(cases(systems=("gb200_nvl72",)), batches, st.integers(1, 30_000))
+def test_a_larger_nvlink_domain_is_never_slower(case, batch, length):
+    at, mapping = case
+    if max(mapping.tp_attn, mapping.tp_ffn) > 8:
+        return
+    small = rates_on(at, replace(at.system, nvlink_domain=8))
+    prompts = 1 + batch % 32
+    assert ttl_of(at, mapping, batch, length) <= ttl_of(at, mapping, batch, length, small) * CLOSE
+    assert ftl_of(at, mapping, prompts, length) <= ftl_of(at, mapping, prompts, length, rates=small) * CLOSE
+
+
+@quick
+@given(cases(profiles=("measured",)), batches, st.integers(1, 30_000))
+def test_nothing_beats_the_speed_of_light(case, batch, length):
+    """``ideal`` is below the others at every point: no fitted efficiency passes 1 of the arithmetic it counts."""
+    at, mapping = case
+    prompts = 1 + batch % 32
+    for profile in ("optimistic", "measured"):
+        slow, fast = of_profile(at, profile), of_profile(at, "ideal")
+        assert ttl_of(fast, mapping, batch, length) <= ttl_of(slow, mapping, batch, length) * CLOSE
+        assert ftl_of(fast, mapping, prompts, length) <= ftl_of(slow, mapping, prompts, length) * CLOSE
+
+
+@quick
+@given(cases(profiles=("measured",), systems=("gb200_nvl72",)), batches, st.integers(1, 30_000))
+def test_optimistic_floors_are_never_above_measured(case, batch, length):
+    """On GB200, where no 2 or 4 ranks reduce: their fitted latency of 4-5 us is below the optimistic 5 us."""
+    at, mapping = case
+    if mapping.tp_attn in (2, 4):
+        return
+    prompts = 1 + batch % 32
+    fast = of_profile(at, "optimistic")
+    assert ttl_of(fast, mapping, batch, length) <= ttl_of(at, mapping, batch, length) * CLOSE
+    assert ftl_of(fast, mapping, prompts, length) <= ftl_of(at, mapping, prompts, length) * CLOSE
+
+
+def of_profile(at: Setting, profile: str) -> Setting:
+    return cached_setting(at.model.name, at.system.name, profile)
+
+
+@quick
+@given(cases(), batches, lengths)
+def test_one_gpu_does_not_communicate(case, batch, length):
+    at, _ = case
+    for sums in (
+        decode_step(at.model, at.rates, Degrees(), batch=float(batch), context=float(length)).sums,
+        prefill_pass(at.model, at.rates, Degrees(), batch=1.0, isl=float(length)).sums,
+        chunked_prefill_pass(at.model, at.rates, Degrees(), batch=1.0, isl=3000.0, chunk_tokens=512.0).sums,
+    ):
+        assert float(sums.communication) == 0.0
+
+
+@quick
+@given(cases(), st.integers(1, 2000), lengths)
+def test_pipelines_never_lower_ttl_below_the_unsharded_sum(case, batch, context):
+    at, mapping = case
+    flat = replace(mapping, pp=1)
+    micro = -(-batch // min(mapping.pp, batch))
+    assert ttl_of(at, mapping, batch, context) >= ttl_of(at, flat, micro, context) / CLOSE
+
+
+@quick
+@given(cases(), st.integers(1, 500), st.integers(2, 50_000))
+def test_mixed_step_without_a_chunk_is_the_decode_step(case, batch, context):
+    at, mapping = case
+    args = at.model, at.rates, degrees_of(mapping)
+    mixed = mixed_step(*args, batch=float(batch), context=float(context), chunk_tokens=0.0, past=0.0, isl=100.0)
+    plain = decode_step(*args, batch=float(batch), context=float(context))
+    assert float(mixed.time) == pytest.approx(float(plain.ttl), rel=1e-12)
+    assert [float(s) for s in mixed.sums] == pytest.approx([float(s) for s in plain.sums], rel=1e-12)
+
+
+@quick
+@given(cases(), st.integers(1, 20_000))
+def test_mixed_step_without_decodes_is_a_chunk(case, chunk):
+    at, mapping = case
+    tp = float(mapping.tp_attn)
+    degrees = Degrees(tp_attn=tp, tp_ffn=tp)
+    mixed = mixed_step(
+        at.model, at.rates, degrees, batch=0.0, context=1.0, chunk_tokens=float(chunk), past=0.0, isl=float(chunk)
+    )
+    alone = prefill_pass(at.model, at.rates, degrees, batch=1.0, isl=float(chunk))
+    assert float(mixed.time) == pytest.approx(float(alone.ftl), rel=1e-12)
+
+
+@quick
+@given(cases(), st.integers(1, 4000))
+def test_two_mixed_steps_without_decodes_are_a_prompt_in_two_chunks(case, chunk):
+    """The head runs once and host work is paid once in the chunked pass."""
+    at, _ = case
+    args, rest = (at.model, at.rates, Degrees()), {"batch": 0.0, "context": 1.0, "isl": 2.0 * chunk}
+    steps = [
+        float(mixed_step(*args, chunk_tokens=float(chunk), past=past, **rest).time) for past in (0.0, float(chunk))
+    ]
+    whole = chunked_prefill_pass(*args, batch=1.0, isl=2.0 * chunk, chunk_tokens=float(chunk))
+    assert sum(steps) - at.profile.host - head_time(at) == pytest.approx(float(whole.ftl), rel=1e-9)
+
+
+def head_time(at: Setting) -> float:
+    return float(kernel_cost(head(at.model, at.precision, 1.0, 1.0), at.rates).time)
+
+
+TIME_FIELDS = ("t0", "latency", "seconds_per_token")
+PROFILE_TIMES = (
+    "gemm_t0", "gemm_t0_cap_quantised", "attention_t0", "moe_t0", "all_reduce_latency", "all_to_all_latency",
+    "elementwise_latency", "host", "p2p_latency_inside", "p2p_latency_across", "nic_latency",
+    "all_reduce_step_latency",
+)  # fmt: skip
+
+
+def in_another_unit(row, c: float):
+    """A fit with its latencies divided by ``c``."""
+    changed = {name: getattr(row, name) / c for name in TIME_FIELDS if getattr(row, name, None) is not None}
+    return replace(row, **changed)
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(), st.sampled_from([1e-3, 60.0, 4.0]), st.integers(1, 500), st.integers(2, 30_000))
+def test_changing_the_unit_of_time_scales_every_time(case, c, batch, length):
+    """Rates times c and latencies over c: every time is divided by c, or a second has slipped into a formula."""
+    at, mapping = case
+    system = at.system
+    for what in ("peak_flops", "hbm_bandwidth", "nvlink_bandwidth", "nic_bandwidth"):
+        system = scaled(system, what, c)
+    profile = replace(
+        at.profile,
+        **{name: getattr(at.profile, name) / c for name in PROFILE_TIMES if getattr(at.profile, name) is not None},
+    )
+    fits = load_efficiency(at.system.name)
+    tables = {
+        field.name: tuple(in_another_unit(row, c) for row in value)
+        for field in fields(fits)
+        if isinstance(value := getattr(fits, field.name), tuple) and value and not isinstance(value[0], str)
+    }
+    rates = resolve_rates(at.model, system, at.precision, profile, replace(fits, **tables))
+    prompts = 1 + batch % 8
+    assert ttl_of(at, mapping, batch, length, rates) == pytest.approx(ttl_of(at, mapping, batch, length) / c, rel=1e-9)
+    for chunk in (0, 512):
+        there, here = (ftl_of(at, mapping, prompts, min(length, 9000), chunk, r) for r in (rates, at.rates))
+        assert there == pytest.approx(here / c, rel=1e-9)
+
+
+@pytest.mark.parametrize("q", [1.0, 2.0, 3.7, np.inf])
+def test_blend_lies_between_maximum_and_sum(q):
+    for compute, memory in ((1.0, 2.0), (0.0, 3.0), (5.0, 5.0)):
+        both = blend(compute, memory, q)
+        assert max(compute, memory) / CLOSE <= both <= (compute + memory) * CLOSE
+        assert float(blend(compute, memory, np.array([q]))[0]) == pytest.approx(float(both), rel=1e-12)
