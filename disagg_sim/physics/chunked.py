@@ -1,6 +1,6 @@
-"""Passes that cut a prompt: CPP (chunked pipelined prefill) and the mixed step of piggybacking.
+"""CPP, chunked pipelined prefill: a pass that cuts a prompt.
 
-Physics page, section 7 (CPP, Mixed). In CPP the micro-batches of the pipeline are the chunks of one
+Physics page, section 7 (CPP). In CPP the micro-batches of the pipeline are the chunks of one
 prompt, so stages work on different chunks of the same prompt at once.
 """
 
@@ -21,7 +21,6 @@ from disagg_sim.physics.phases import (
     attention_cost,
     attention_side,
     join_experts,
-    slowest_stage,
     with_ends,
 )
 from disagg_sim.physics.rates import Rates
@@ -152,43 +151,3 @@ def _busy_and_largest(
         busy = np.maximum(busy, whole)
         largest = np.maximum(largest, np.maximum(np.where(before > 0, ordinary, 0.0), closing))
     return busy, largest
-
-
-class MixedStep(NamedTuple):
-    """One step of B decodes and a chunk of prefill."""
-
-    time: Numeric  # [s]
-    sums: Sums
-
-
-def mixed_step(
-    model: ModelSpec, rates: Rates, degrees: Degrees, *, batch: Numeric, context: Numeric, chunk_tokens: Numeric,
-    past: Numeric, isl: float, mla_form: str = "auto",
-) -> MixedStep:  # fmt: skip
-    """ONE linear pass at T = B + c; prefill and decode attention one after the other.
-
-    ``chunk_tokens`` new tokens (over all DP ranks, zero everywhere or positive everywhere) after
-    ``past`` cached ones of their prompt; more than ``isl`` of them are several prompts. c = 0 is the
-    decode step, B = 0 a chunk. Source: physics page, section 7 (Mixed) and 8.
-    """
-    pp = degrees.pp
-    microbatches = np.minimum(pp, np.maximum(batch, 1.0))
-    micro = np.ceil(batch / microbatches)
-    decodes = np.ceil(micro / degrees.dp_attn)
-    share = chunk_tokens / microbatches / degrees.dp_attn
-    has_prefill = bool(np.any(np.asarray(chunk_tokens) > 0))
-    prompts = np.maximum(share / isl, 1.0) if has_prefill else 0.0
-    new = np.minimum(share, isl) if has_prefill else 0.0
-    tokens = Tokens(
-        prompts=prompts, new=new, past=past if has_prefill else 0.0, decodes=decodes, context=context,
-        emitted=decodes + prompts,
-    )  # fmt: skip
-    phase = "prefill" if has_prefill else "decode"
-    times = join_experts(
-        model, rates, degrees, attention_side(model, rates, degrees.tp_attn, tokens, mla_form, phase), phase=phase,
-        rank=Levels(tokens.linear), total=Levels(micro + chunk_tokens / microbatches),
-    )  # fmt: skip
-    stage = slowest_stage(model, pp, times)
-    hop = hop_cost(tokens.linear, model.hidden, degrees.gpus, rates) * np.where(np.asarray(pp) > 1, pp, 0.0)
-    time = np.maximum(microbatches, pp) * stage + rates.profile.host + hop.time
-    return MixedStep(time, with_ends(rates, times.sums, hop))

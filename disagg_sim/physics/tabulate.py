@@ -46,6 +46,26 @@ def tabulate(function: Callable[..., Result], degrees: tuple[Numeric, ...], leve
     return result
 
 
+def tabulate_pairs(
+    function: Callable[..., Result], degrees: tuple[Numeric, ...], first: Numeric, second: Numeric
+) -> Result:
+    """``function(*degrees, first, second)`` at every point, computed once per distinct (degrees, pair).
+
+    As ``tabulate`` for a function of two token counts, each a number or of shape (rows, batches).
+    """
+    if np.ndim(first) != 2 and np.ndim(second) != 2:
+        return function(*degrees, first, second)
+    left, right = (Levels(both) for both in np.broadcast_arrays(first, second))
+    pair = left.position * right.values.size + right.position
+    levels = Levels(pair)
+    column, row = np.divmod(levels.values, right.values.size)
+
+    def of_pair(*arguments: Numeric) -> Result:
+        return function(*arguments[:-1], left.values[None, column], right.values[None, row])
+
+    return tabulate(of_pair, degrees, levels)
+
+
 def _distinct_rows(columns: list[Any]) -> tuple[Any, Any]:
     """First position of every distinct row, and the number of the distinct row at each position."""
     key = np.zeros(columns[0].size, dtype=np.int64)

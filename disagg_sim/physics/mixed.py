@@ -1,0 +1,171 @@
+"""The mixed step of piggybacking: decodes and a chunk of prefill in one pass.
+
+Physics page, sections 7 (Mixed) and 8 (piggyback). A step of B decodes and c prefill tokens makes
+ONE linear pass at T = B + c; the scores and values of both run one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from disagg_sim.errors import InputError
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.physics.cost import hop_cost
+from disagg_sim.physics.layer import Tokens
+from disagg_sim.physics.phases import (
+    AttentionSide,
+    Degrees,
+    attention_cost,
+    attention_side,
+    join_experts,
+    slowest_stage,
+    with_ends,
+)
+from disagg_sim.physics.rates import Rates
+from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.tabulate import Levels, tabulate_pairs
+from disagg_sim.physics.work import Numeric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interference:
+    """What prefill and decode cost each other in one step, beyond the sum of their work. Neutral by default.
+
+    Both are assumptions of a study: no measurement of them is shipped. They act on steps that hold
+    both phases and can only slow them down.
+
+    Parameters
+    ----------
+    minority_efficiency : float
+        Efficiency e of the phase that would take less time alone: what it adds to the other phase's
+        own step takes 1/e as long, ``T = T_major + (T_mix - T_major)/e``. In (0, 1]. [1]
+    overlap_loss : float
+        Imperfect overlap k of the step's compute time c and memory time m: the roofline's
+        ``max(c, m)`` becomes ``max(c, m) + k*min(c, m)``. In [0, 1]. [1]
+    """
+
+    minority_efficiency: float = 1.0
+    overlap_loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if not 0 < self.minority_efficiency <= 1:
+            raise InputError(f"minority_efficiency {self.minority_efficiency:g} is out of range; allowed: (0, 1]")
+        if not 0 <= self.overlap_loss <= 1:
+            raise InputError(f"overlap_loss {self.overlap_loss:g} is out of range; allowed: [0, 1]")
+
+
+NO_INTERFERENCE = Interference()
+
+
+class MixedStep(NamedTuple):
+    """One step of B decodes and a chunk of prefill."""
+
+    time: Numeric  # [s]
+    sums: Sums  # of the whole pass; the largest names its bound [s]
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What every micro-batch of a step carries."""
+
+    microbatches: Numeric  # [1]
+    decodes: Numeric  # sequences in decode, over all DP ranks [1]
+    chunk: Numeric  # prefill tokens, over all DP ranks [token]
+
+
+def chunk_share(chunk_tokens: Numeric, microbatches: Numeric, dp: Numeric) -> Numeric:
+    """Prefill tokens of the fullest rank in one micro-batch: an even share, but no part of a token. [token]"""
+    share = chunk_tokens / microbatches / dp
+    return np.where(share > 0, np.maximum(share, 1.0), 0.0)
+
+
+def mixed_step(
+    model: ModelSpec, rates: Rates, degrees: Degrees, *, batch: Numeric, context: Numeric, chunk_tokens: Numeric,
+    isl: float, mla_form: str = "auto", interference: Interference = NO_INTERFERENCE,
+) -> MixedStep:  # fmt: skip
+    """One step of ``batch`` decodes at mean length ``context`` and ``chunk_tokens`` tokens of prefill.
+
+    Both counts are over all DP ranks, and each is zero everywhere or positive everywhere; no chunk
+    is the decode step, no decodes a chunk. Every rank takes an even share of the chunk from a prompt
+    of its own, the micro-batches of a pipeline successive pieces of it; a share above ``isl`` is
+    several prompts. Kernels and expert imbalance are those of the phase with more tokens.
+
+    The time is the mean over the chunks of a prompt: it is taken at their mean past, ``(ISL-S)/2``
+    for pieces of S tokens. Scores, cache traffic and re-projection are affine in the past, so this is
+    exact but for the larger of compute and memory time, and for the choice between kernels, which
+    is made once a prompt. ``mla_form`` is the form of the chunk (``naive`` re-projects the past,
+    ``absorbed`` works in latent space, ``cached`` kept the up-projected past); decodes are absorbed.
+    """
+    microbatches = np.minimum(degrees.pp, np.maximum(batch, 1.0))
+    both = _Load(microbatches, np.ceil(batch / microbatches), chunk_tokens / microbatches)
+    step = _step(model, rates, degrees, both, context, isl, mla_form)
+    if interference == NO_INTERFERENCE or not (_any(batch) and _any(chunk_tokens)):
+        return step
+    time = step.time + interference.overlap_loss * np.minimum(step.sums.compute, step.sums.memory)
+    if interference.minority_efficiency < 1:
+        alone = [
+            _step(model, rates, degrees, load, context, isl, mla_form).time
+            for load in (_Load(microbatches, both.decodes, 0.0), _Load(microbatches, 0.0, both.chunk))
+        ]
+        added = np.maximum(step.time - np.maximum(*alone), 0.0)
+        time = time + added * (1.0 / interference.minority_efficiency - 1.0)
+    return MixedStep(time, step.sums)
+
+
+def _any(count: Numeric) -> bool:
+    return bool(np.any(np.asarray(count) > 0))
+
+
+def _step(
+    model: ModelSpec, rates: Rates, degrees: Degrees, load: _Load, context: Numeric, isl: float, form: str
+) -> MixedStep:
+    """The step without interference, in the kernels of the phase with more tokens at each point."""
+    prefill_leads = np.asarray(load.chunk > load.decodes)
+    if np.all(prefill_leads):
+        return _step_as("prefill", model, rates, degrees, load, context, isl, form)
+    decode = _step_as("decode", model, rates, degrees, load, context, isl, form)
+    same_kernels = not model.is_moe and rates.profile.all_reduce_hidden_fraction == 0.0
+    if same_kernels or not np.any(prefill_leads):
+        return decode
+    prefill = _step_as("prefill", model, rates, degrees, load, context, isl, form)
+    sums = Sums(*(np.where(prefill_leads, p, d) for p, d in zip(prefill.sums, decode.sums, strict=True)))
+    return MixedStep(np.where(prefill_leads, prefill.time, decode.time), sums)
+
+
+def _step_as(
+    phase: str, model: ModelSpec, rates: Rates, degrees: Degrees, load: _Load, context: Numeric, isl: float, form: str
+) -> MixedStep:
+    """The step in the kernels of ``phase``: ``max(m, p)*t_stage + host + p*hop``, as a decode step."""
+    pp = degrees.pp
+    decodes = np.ceil(load.decodes / degrees.dp_attn)
+    share = chunk_share(load.chunk, 1.0, degrees.dp_attn)
+
+    def side(tp: Numeric, sequences: Numeric, new: Numeric) -> AttentionSide:
+        prompts, piece = np.maximum(new / isl, 1.0), np.minimum(new, isl)
+        if not _any(new):
+            prompts, piece = 0.0, 0.0
+        chunk = Tokens(prompts=prompts, new=piece, past=(isl - piece) / 2)
+        running = Tokens(decodes=sequences, context=context)
+        linear = Tokens(prompts=prompts, new=piece, decodes=sequences, emitted=sequences + prompts)
+        ends = attention_side(model, rates, tp, linear, form, phase, core=False)
+        layers, sums = list(ends.layers), ends.sums
+        for index, (kind, count) in enumerate(zip(model.kinds, model.kind_counts, strict=True)):
+            core = attention_cost(kind, rates, tp, chunk, form) + attention_cost(kind, rates, tp, running, "auto")
+            layers[index] = layers[index] + core.time
+            sums = sums.plus(core.sums, count)
+        return ends._replace(layers=tuple(layers), sums=sums)
+
+    rank = Levels(decodes + share)
+    times = join_experts(
+        model, rates, degrees, tabulate_pairs(side, (degrees.tp_attn,), decodes, share), phase=phase, rank=rank,
+        total=Levels(load.decodes + load.chunk),
+    )  # fmt: skip
+    stage = slowest_stage(model, pp, times)
+    hops = np.where(np.asarray(pp) > 1, pp, 0.0) if _any(load.decodes) else pp - 1  # decodes return to the first stage
+    hop = hop_cost(rank.tokens, model.hidden, degrees.gpus, rates) * hops
+    time = np.maximum(load.microbatches, pp) * stage + rates.profile.host + hop.time
+    return MixedStep(time, with_ends(rates, times.sums, hop))
