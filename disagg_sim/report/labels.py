@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 MOST = 7  # labels of one picture
-_OFFSETS = tuple((x, y) for y in (8, 24, 40, 60, 85) for x in (12, 30, 60, 100))  # [point]
+_OFFSETS = tuple((side * x, y) for side in (1, -1) for y in (8, 24, 40, 60, 85) for x in (12, 30, 60, 100))  # [point]
 
 
 def place_labels(figure: Any, axes: Any, points: Sequence[tuple[float, float, str]]) -> int:
@@ -42,6 +42,7 @@ def place_labels(figure: Any, axes: Any, points: Sequence[tuple[float, float, st
         for offset in _OFFSETS:
             note = axes.annotate(
                 text, (x, y), xytext=offset, textcoords="offset points", fontsize=8.5, color="#222222", zorder=4,
+                ha="left" if offset[0] > 0 else "right",
                 arrowprops={"arrowstyle": "-", "color": "#777777", "linewidth": 0.7, "shrinkA": 1, "shrinkB": 3},
                 bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
             )  # fmt: skip
@@ -49,7 +50,7 @@ def place_labels(figure: Any, axes: Any, points: Sequence[tuple[float, float, st
             note.update_positions(renderer)
             box = Text.get_window_extent(note, renderer)  # of the text alone, without its line
             inside = frame.x0 <= box.x0 and box.x1 <= figure.bbox.x1 - 4 and frame.y0 <= box.y0 and box.y1 <= frame.y1
-            leader = np.linspace(curve[index], (box.x0, box.y0), 30)
+            leader = np.linspace(curve[index], (box.x0 if offset[0] > 0 else box.x1, box.y0), 30)
             apart = not any(box.overlaps(other) or other.count_contains(leader) for other in taken)
             if inside and apart and not box.count_contains(drawn):
                 drawn = np.concatenate([drawn, leader])
