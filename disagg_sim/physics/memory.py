@@ -194,3 +194,30 @@ def prefill_bytes(
         expanded=prompts * isl if cached else 0.0,
     )
     return instance_bytes(model, precision, profile, degrees, residents, profile.prefill_imbalance)
+
+
+def colocated_bytes(
+    model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, batch: Numeric, *, isl: int,
+    osl: int, prompts: Numeric, new: Numeric, mixed: bool, cached: bool = False,
+) -> Numeric:  # fmt: skip
+    """Bytes on the fullest GPU of an instance that decodes ``batch`` requests and prefills beside them. [B]
+
+    To the residents of a decode instance come the ``prompts`` in prefill (over all DP ranks), each at
+    full ISL. ``new`` prefill tokens of the fullest rank are live in one forward pass: together with
+    the decodes in a ``mixed`` one, else in a pass of their own. ``cached`` adds the up-projected MLA
+    keys and values of the prompts. No prompts is ``decode_bytes`` at the imbalance of prefill.
+    """
+    sequences, own = np.ceil(batch / degrees.dp_attn), np.ceil(prompts / degrees.dp_attn)
+    decodes = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
+    together = np.add if mixed else np.maximum
+    residents = Residents(
+        sequences=sequences + own,
+        tokens=resident_tokens(sequences, isl, osl, profile.resident_deviations) + own * isl,
+        live=together(decodes, new),
+        live_total=together(
+            np.minimum(decodes * degrees.dp_attn, batch), np.minimum(new * degrees.dp_attn, prompts * isl)
+        ),
+        emitted=together(decodes, own),
+        expanded=own * isl if cached else 0.0,
+    )
+    return instance_bytes(model, precision, profile, degrees, residents, profile.prefill_imbalance)

@@ -12,7 +12,7 @@ from disagg_sim.errors import InputError, nearest
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, kv_rate_per_gpu, least, prefill_candidates
 from disagg_sim.serving.pairing import TIE, best_counts, paper_counts, rate_per_gpu
-from disagg_sim.serving.points import COLUMNS
+from disagg_sim.serving.points import slot_wait, table_of_points
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -196,12 +196,13 @@ def _table(
         "prefill_unique_gpus": prefill.unique_gpus[choice],
         "decode_unique_gpus": decode.unique_gpus[rows],
         "kv_bytes_per_request": decode.kv_bytes_per_request,
+        "ftl_with_slot_wait_s": prefill.latency[choice] + slot_wait(prefill.batch[choice], rate),
+        "ttl_mean_s": ttl,
+        "ttl_largest_gap_s": ttl,
+        "mixed_chunk_tokens": 0.0,
+        "mixed_step_share": 0.0,
     }
-    codes = np.zeros(rows.size, dtype=np.int8)
-    for name, value in values.items():
-        if isinstance(value, str):
-            values[name] = pd.Categorical.from_codes(codes, categories=pd.Index([value]))
-    return pd.DataFrame({c.name: values[c.name] for c in COLUMNS}, index=pd.RangeIndex(rows.size))
+    return table_of_points(values, rows.size)
 
 
 def _check(decode: PhaseGrid, *, ttl_limit: float | None, gpu_cap: int, matching: str) -> None:

@@ -1,10 +1,20 @@
-"""The one table of all serving modes: one row a point, SI units, the same columns in the same order."""
+"""The one table of all serving modes: one row a point, SI units, the same columns in the same order.
+
+In the co-located modes (``colocated``, ``piggyback``) ONE instance does both phases: the degrees of
+its mapping stand in the prefill and in the decode columns alike, and so do its GPUs and its memory.
+It is counted as a decode instance: ``decode_instances`` is 1, ``prefill_instances`` and
+``ctx_gen_gpu_ratio`` are 0, no cache is sent or taken in. ``prefill_batch`` is the prompts of a pass,
+or those that share a mixed step; the two full rates are those of the instance if it did nothing else
+(p: of passes, or of mixed steps only), and ``1/X = 1/p + 1/r`` without piggyback.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from disagg_sim.search import pareto
 
@@ -79,10 +89,46 @@ COLUMNS: tuple[Column, ...] = (
     Column("prefill_unique_gpus", "int64", "1", "GPUs of one prefill instance that hold distinct cache"),
     Column("decode_unique_gpus", "int64", "1", "GPUs of one decode instance that hold distinct cache"),
     Column("kv_bytes_per_request", "float64", "B", "cache of one prompt, each element once"),
+    Column("ftl_with_slot_wait_s", "float64", "s", "ftl_s and the mean wait for a slot, see slot_wait"),
+    Column("ttl_mean_s", "float64", "s", "mean token-to-token latency, stalls by prefill included"),
+    Column("ttl_largest_gap_s", "float64", "s", "longest time between two tokens"),
+    Column("mixed_chunk_tokens", "float64", "token", "prefill tokens of a mixed step, over all DP ranks; 0 = none"),
+    Column("mixed_step_share", "float64", "1", "share of the steps that are mixed"),
 )
 
 #: Columns that tell one study case from another where a table has no ``case`` column.
 CASE_COLUMNS = ("model", "system", "precision", "profile", "engine", "mode", "matching", "isl", "osl")
+
+
+def slot_wait(group: Any, request_rate: Any) -> Any:
+    """Mean wait for a place in prefill of a request that finds everything taken and nobody ahead of it. [s]
+
+    At the rate X of a full deployment prompts start in groups of b every b/X seconds: a prefill pool
+    starts passes of b prompts, a co-located instance waits until b of its residents have left. A
+    request that comes at a random moment meets half of such an interval, ``b/(2*X)``. A queue, which
+    any load near X brings, comes on top.
+
+    Parameters
+    ----------
+    group : array_like
+        Prompts that start together, b. [request]
+    request_rate : array_like
+        Rate X of the deployment. [request/s]
+    """
+    return group / (2.0 * request_rate)
+
+
+def table_of_points(values: dict[str, Any], rows: int) -> pd.DataFrame:
+    """The table of ``COLUMNS``: arrays of shape (rows,), numbers, or words, which become categories."""
+    import pandas as pd
+
+    codes = np.zeros(rows, dtype=np.int8)
+    words = {
+        name: pd.Categorical.from_codes(codes, categories=pd.Index([value]))
+        for name, value in values.items()
+        if isinstance(value, str)
+    }
+    return pd.DataFrame({c.name: words.get(c.name, values[c.name]) for c in COLUMNS}, index=pd.RangeIndex(rows))
 
 
 def pareto_front(points: pd.DataFrame, by: Sequence[str] | None = None) -> pd.DataFrame:
