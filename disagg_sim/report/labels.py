@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 MOST = 7  # labels of one picture
-_OFFSETS = tuple((side * x, y) for side in (1, -1) for y in (8, 24, 40, 60, 85) for x in (12, 30, 60, 100))  # [point]
+_RIGHT = tuple((x, y) for y in (8, 24, 40, 60, 85) for x in (12, 30, 60, 100))  # [point]
+_LEFT = tuple((-x, y) for x, y in _RIGHT)  # for the last point alone: left of the others lies the cloud
 
 
 def place_labels(figure: Any, axes: Any, points: Sequence[tuple[float, float, str]]) -> int:
@@ -39,7 +40,7 @@ def place_labels(figure: Any, axes: Any, points: Sequence[tuple[float, float, st
     placed = 0
     for index in _spread(curve, MOST):
         x, y, text = points[index]
-        for offset in _OFFSETS:
+        for offset in _RIGHT + (_LEFT if index == len(points) - 1 else ()):
             note = axes.annotate(
                 text, (x, y), xytext=offset, textcoords="offset points", fontsize=8.5, color="#222222", zorder=4,
                 ha="left" if offset[0] > 0 else "right",

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from disagg_sim.domain import BOUNDS
 from disagg_sim.facts import load
-from disagg_sim.facts.model import ModelSpec
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, prefill_candidates
 from disagg_sim.serving.disaggregated import disaggregated
@@ -56,12 +55,6 @@ def compute_block(task: BlockTask) -> Done:
     return Done(block.key, block.points)
 
 
-def case_model(case: Case) -> ModelSpec:
-    """The model of a case; its context limit gives way to the shape where the sweep allows that."""
-    model = load.load_model(case.model)
-    return replace(model, max_context=max(model.max_context, case.isl + case.osl))
-
-
 def _nic_limit(case: Case) -> float | None:
     return None if math.isinf(case.limits.nic_limit) else case.limits.nic_limit
 
@@ -69,7 +62,7 @@ def _nic_limit(case: Case) -> float | None:
 def _prefill(block: Block) -> tuple[pd.DataFrame, Tally]:
     case = block.case
     grid = prefill_grid(
-        case_model(case),
+        load.load_model(case.model),
         load.load_system(case.system),
         block.mappings,
         isl=case.isl,
@@ -78,6 +71,7 @@ def _prefill(block: Block) -> tuple[pd.DataFrame, Tally]:
         profile=case.profile,
         engine=case.engine or None,
         batch=block.batch,
+        allow_long_context=True,  # what the sweep did not allow was refused when it was read
     )
     kept = prefill_candidates(grid, ftl_limit=case.limits.ftl_s, nic_limit=_nic_limit(case))
     tally = Tally(
@@ -92,7 +86,7 @@ def _prefill(block: Block) -> tuple[pd.DataFrame, Tally]:
 def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
     case = block.case
     grid = decode_grid(
-        case_model(case),
+        load.load_model(case.model),
         load.load_system(case.system),
         block.mappings,
         isl=case.isl,
@@ -101,6 +95,7 @@ def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
         profile=case.profile,
         engine=case.engine or None,
         batch=block.batch,
+        allow_long_context=True,  # what the sweep did not allow was refused when it was read
     )
     removals = _limits(grid, ABOVE_TTL, case.limits.ttl_s, case.limits.nic_limit)
     candidates = _candidates(store, block.candidates)

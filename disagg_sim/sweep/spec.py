@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -279,15 +280,12 @@ def _cross_check(reader: _Reader, spec: SweepSpec, *, long_context: bool) -> Non
     models = [load.load_model(name) for name in spec.models]
     for model in models:
         for isl, osl in spec.shapes:
-            if isl + osl > model.max_context and not long_context:
-                reader.faults.append(
-                    f"traffic: {isl} + {osl} tokens are beyond the context limit of {model.name}, {model.max_context}"
-                    " ('allow_long_context: true' overrides)"
-                )
+            reader.attempt("traffic", partial(model.check_context, isl, osl, allow_long=long_context))
     for name, recipe in spec.systems:
         system = load.load_system(name)
-        checked = {str(error) for model in models if (error := _refusal(recipe, model, system)) is not None}
-        reader.faults.extend(f"systems.{name}: {fault}" for fault in sorted(checked))
+        for model in models:
+            reader.attempt(f"systems.{name}", load.resolve_precision, recipe, model, system)
+    reader.faults[:] = dict.fromkeys(reader.faults)  # a fault that several models share is said once
     _check_fits(reader, spec)
 
 
@@ -304,11 +302,3 @@ def _check_fits(reader: _Reader, spec: SweepSpec) -> None:
             engines |= set(efficiency.engine_order)
     if spec.engine and engines:
         reader.choice("engine", spec.engine, sorted(engines))
-
-
-def _refusal(recipe: str, model: Any, system: Any) -> DisaggSimError | None:
-    try:
-        load.resolve_precision(recipe, model, system)
-    except DisaggSimError as error:
-        return error
-    return None

@@ -42,7 +42,7 @@ FAULTS = {
     "negative osl": ("128", "-5", ["traffic[0].osl: -5 is outside [2, "]),
     "fractional isl": ("1024", "10.5", ["traffic[0].isl: 10.5 is not a whole number"]),
     "isl 0": ("1024", "0", ["traffic[0].isl: 0 is outside [1, "]),
-    "beyond context": ("1024", "131072", ["beyond the context limit of llama_3_1_8b, 131072", "allow_long_context"]),
+    "beyond context": ("1024", "131072", ["exceed the context limit of llama_3_1_8b, 131072", "allow_long_context"]),
     "recipe the GPU lacks": ("h100_sxm: fp8", "a100_sxm_80gb: fp8", ["systems.a100_sxm_80gb", "fp8", "bf16"]),
     "duplicate model": ("[llama_3_1_8b]", "[llama_3_1_8b, llama-3.1-8b]", ["models: llama_3_1_8b", "2 times"]),
     "duplicate shape": ("  - {isl", "  - {isl: 1024, osl: 128}\n  - {isl", ["traffic: 1024/128", "2 times"]),
