@@ -6,6 +6,7 @@ counts; KV heads above n_kv are duplicated and the MLA latent is whole on every 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,14 +76,28 @@ class Residents:
     expanded: Numeric = 0.0  # tokens whose up-projected MLA keys and values are kept [token]
 
 
-def resident_tokens(sequences: Numeric, isl: float, osl: float, deviations: float) -> Numeric:
-    """Cached tokens of ``sequences`` in steady continuous batching. [token]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedTokens:
+    """Law of the cached tokens of one resident request; those of several are independent."""
 
-    Mean ``b*(ISL+OSL/2)`` plus ``deviations`` times ``sqrt(b)*OSL/sqrt(12)`` (ages are uniform), at
-    most ``b*(ISL+OSL)``.
-    """
-    mean = sequences * (isl + osl / 2)
-    return np.minimum(mean + deviations * np.sqrt(sequences) * osl / np.sqrt(12.0), sequences * (isl + osl))
+    mean: float  # [token]
+    deviation: float  # standard deviation [token]
+    most: float  # [token]
+
+    def of(self, requests: Numeric, deviations: float) -> Numeric:
+        """What ``requests`` of them hold: mean of the sum plus ``deviations`` of its own, at most ``most`` each. [token]"""
+        held = requests * self.mean + deviations * np.sqrt(requests) * self.deviation
+        return np.minimum(held, requests * self.most)
+
+
+def decode_residents(isl: float, osl: float) -> CachedTokens:
+    """Cache of one sequence in steady decode: ages are uniform, so ``ISL + OSL/2`` with deviation ``OSL/sqrt(12)``."""
+    return CachedTokens(mean=isl + osl / 2, deviation=osl / math.sqrt(12.0), most=isl + osl)
+
+
+def prompt_residents(isl: float) -> CachedTokens:
+    """Cache of one prompt of ``isl`` tokens in prefill, counted whole from its start."""
+    return CachedTokens(mean=isl, deviation=0.0, most=isl)
 
 
 def activation_bytes(
@@ -157,15 +172,15 @@ def instance_bytes(
 
 
 def decode_bytes(
-    model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, batch: Numeric, *, isl: int,
-    osl: int,
+    model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, batch: Numeric, *,
+    cached: CachedTokens,
 ) -> Numeric:  # fmt: skip
-    """Bytes on the fullest GPU of a decode instance at its steady batch. [B]"""
+    """Bytes on the fullest GPU of a decode instance at its steady batch of sequences ``cached``. [B]"""
     sequences = np.ceil(batch / degrees.dp_attn)
     live = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
     residents = Residents(
         sequences=sequences,
-        tokens=resident_tokens(sequences, isl, osl, profile.resident_deviations),
+        tokens=cached.of(sequences, profile.resident_deviations),
         live=live,
         live_total=np.minimum(live * degrees.dp_attn, batch),
         emitted=live,
@@ -174,50 +189,26 @@ def decode_bytes(
 
 
 def prefill_bytes(
-    model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, batch: Numeric, *, isl: int,
-    chunk_tokens: Numeric, cached: bool = False,
+    model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, batch: Numeric, *,
+    prompt: CachedTokens, chunk_tokens: Numeric, expanded: bool = False,
 ) -> Numeric:  # fmt: skip
     """Bytes on the fullest GPU of a prefill instance: the caches of ``2*pp*b`` prompts, running and leaving. [B]
 
-    ``cached`` adds the up-projected MLA keys and values of the pass that is in a stage.
+    ``expanded`` adds the up-projected MLA keys and values of the pass that is in a stage.
     """
+    deviations = profile.resident_deviations
     prompts = np.ceil(batch / degrees.dp_attn)
     microbatch = np.ceil(prompts / np.minimum(degrees.pp, prompts))
-    live = np.where(chunk_tokens > 0, prompts * np.minimum(chunk_tokens, isl), microbatch * isl)
+    whole = prompt.of(prompts, deviations)
+    chunk = np.minimum(prompts * chunk_tokens, whole)
+    live = np.where(chunk_tokens > 0, chunk, prompt.of(microbatch, deviations))
     resident = 2.0 * degrees.pp * prompts
     residents = Residents(
         sequences=resident,
-        tokens=resident * isl,
+        tokens=prompt.of(resident, deviations),
         live=live,
-        live_total=np.minimum(live * degrees.dp_attn, batch * isl),
+        live_total=np.minimum(live * degrees.dp_attn, prompt.of(batch, deviations)),
         emitted=np.where(chunk_tokens > 0, prompts, microbatch),
-        expanded=prompts * isl if cached else 0.0,
-    )
-    return instance_bytes(model, precision, profile, degrees, residents, profile.prefill_imbalance)
-
-
-def colocated_bytes(
-    model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, batch: Numeric, *, isl: int,
-    osl: int, prompts: Numeric, new: Numeric, mixed: bool, cached: bool = False,
-) -> Numeric:  # fmt: skip
-    """Bytes on the fullest GPU of an instance that decodes ``batch`` requests and prefills beside them. [B]
-
-    To the residents of a decode instance come the ``prompts`` in prefill (over all DP ranks), each at
-    full ISL. ``new`` prefill tokens of the fullest rank are live in one forward pass: together with
-    the decodes in a ``mixed`` one, else in a pass of their own. ``cached`` adds the up-projected MLA
-    keys and values of the prompts. No prompts is ``decode_bytes`` at the imbalance of prefill.
-    """
-    sequences, own = np.ceil(batch / degrees.dp_attn), np.ceil(prompts / degrees.dp_attn)
-    decodes = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
-    together = np.add if mixed else np.maximum
-    residents = Residents(
-        sequences=sequences + own,
-        tokens=resident_tokens(sequences, isl, osl, profile.resident_deviations) + own * isl,
-        live=together(decodes, new),
-        live_total=together(
-            np.minimum(decodes * degrees.dp_attn, batch), np.minimum(new * degrees.dp_attn, prompts * isl)
-        ),
-        emitted=together(decodes, own),
-        expanded=own * isl if cached else 0.0,
+        expanded=whole if expanded else 0.0,
     )
     return instance_bytes(model, precision, profile, degrees, residents, profile.prefill_imbalance)

@@ -9,7 +9,14 @@ from disagg_sim.facts.load import load_efficiency, load_model, load_profile, loa
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.profile import ProfileSpec
-from disagg_sim.physics.memory import decode_bytes, memory_limit, prefill_bytes
+from disagg_sim.physics.memory import (
+    CachedTokens,
+    decode_bytes,
+    decode_residents,
+    memory_limit,
+    prefill_bytes,
+    prompt_residents,
+)
 from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.rates import Rates, resolve_rates
 from disagg_sim.physics.work import Numeric
@@ -33,15 +40,28 @@ class Setting:
 
     def decode_bytes(self, degrees: Degrees, batch: Numeric, *, isl: int, osl: int) -> Numeric:
         """Bytes on the fullest GPU of a decode instance; see ``physics.memory``. [B]"""
-        return decode_bytes(self.model, self.precision, self.profile, degrees, batch, isl=isl, osl=osl)
+        return self.decode_bytes_of(degrees, batch, decode_residents(isl, osl))
+
+    def decode_bytes_of(self, degrees: Degrees, batch: Numeric, cached: CachedTokens) -> Numeric:
+        """``decode_bytes`` where each sequence in flight holds ``cached`` tokens. [B]"""
+        return decode_bytes(self.model, self.precision, self.profile, degrees, batch, cached=cached)
 
     def prefill_bytes(
         self, degrees: Degrees, batch: Numeric, *, isl: int, chunk_tokens: Numeric, cached: bool = False
     ) -> Numeric:
         """Bytes on the fullest GPU of a prefill instance; see ``physics.memory``. [B]"""
-        return prefill_bytes(
-            self.model, self.precision, self.profile, degrees, batch, isl=isl, chunk_tokens=chunk_tokens, cached=cached
+        return self.prefill_bytes_of(
+            degrees, batch, prompt_residents(isl), chunk_tokens=chunk_tokens, expanded=cached
         )
+
+    def prefill_bytes_of(
+        self, degrees: Degrees, batch: Numeric, prompt: CachedTokens, *, chunk_tokens: Numeric, expanded: bool = False
+    ) -> Numeric:
+        """``prefill_bytes`` where each prompt has the length ``prompt``. [B]"""
+        return prefill_bytes(
+            self.model, self.precision, self.profile, degrees, batch, prompt=prompt, chunk_tokens=chunk_tokens,
+            expanded=expanded,
+        )  # fmt: skip
 
 
 def setting(
