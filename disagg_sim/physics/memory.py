@@ -85,7 +85,7 @@ class CachedTokens:
     most: float  # [token]
 
     def of(self, requests: Numeric, deviations: float) -> Numeric:
-        """What ``requests`` of them hold: mean of the sum plus ``deviations`` of its own, at most ``most`` each. [token]"""
+        """What ``requests`` hold: the mean of the sum plus ``deviations`` of its own, at most ``most`` each. [token]"""
         held = requests * self.mean + deviations * np.sqrt(requests) * self.deviation
         return np.minimum(held, requests * self.most)
 

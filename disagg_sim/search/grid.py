@@ -20,6 +20,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.layer import MLA_FORMS
+from disagg_sim.physics.memory import CachedTokens, decode_residents, prompt_residents
 from disagg_sim.physics.phases import Degrees, PrefillPass, decode_step, prefill_pass
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.work import Numeric
@@ -55,8 +56,8 @@ class PhaseGrid:
     precision: str
     profile: str
     engine: str  # "" = the profile's own choice
-    isl: int  # [token]
-    osl: int  # [token]
+    isl: float  # whole where lengths are constant, else the mean [token]
+    osl: float  # the same; output tokens of a request count as this many [token]
     tp_attn: Ints
     dp_attn: Ints
     tp_ffn: Ints
@@ -135,15 +136,21 @@ def batch_axis(
 
 def batch_axis_at(at: Setting, mappings: MappingTable, *, phase: str, isl: int, osl: int) -> Ints:
     """As ``batch_axis``, for a setting and a table. [request]"""
+    law = decode_residents(isl, osl) if phase == "decode" else prompt_residents(isl)
+    return batch_axis_of(at, mappings, law, phase=phase)
+
+
+def batch_axis_of(at: Setting, mappings: MappingTable, law: CachedTokens, *, phase: str) -> Ints:
+    """As ``batch_axis``, where a request holds ``law`` tokens of cache. [request]"""
     doublings = 2.0 ** np.arange(MAX_BATCH.bit_length())[None, :]
     degrees = degree_columns(mappings)
 
     def fits(batch: Numeric) -> Any:
         if phase == "decode":
-            memory = at.decode_bytes(degrees, batch, isl=isl, osl=osl)
+            memory = at.decode_bytes_of(degrees, batch, law)
         else:
             chunk = np.where(degrees.pp > 1, min(CHUNK_TOKENS), 0)
-            memory = at.prefill_bytes(degrees, batch, isl=isl, chunk_tokens=chunk)
+            memory = at.prefill_bytes_of(degrees, batch, law, chunk_tokens=chunk)
         return np.any(memory <= at.memory_limit, axis=0)
 
     if not len(mappings):
@@ -199,7 +206,7 @@ def decode_grid(
     shape = (len(table), sizes.size)
     ttl, memory = np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
-    for rows in _blocks(*shape):
+    for rows in row_blocks(*shape):
         degrees = degree_columns(table[rows])
         step = decode_step(at.model, at.rates, degrees, batch=axis, context=isl + osl / 2, mla_form=mla_form)
         ttl[rows] = step.ttl
@@ -207,7 +214,7 @@ def decode_grid(
         bound[rows] = bound_codes(step.sums)
         memory[rows] = at.decode_bytes(degrees, axis, isl=isl, osl=osl)
     rate = axis / (ttl * (osl - 1))
-    return _phase_grid(at, "decode", table, isl, osl, sizes, ttl, rate, memory, micro, bound)
+    return phase_grid(at, "decode", table, int(isl), int(osl), sizes, ttl, rate, memory, micro, bound)
 
 
 def prefill_grid(
@@ -226,12 +233,12 @@ def prefill_grid(
     check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
     check_form(mla_form)
     sizes = batch_axis_at(at, table, phase="prefill", isl=isl, osl=osl) if batch is None else given_sizes(batch)
-    table, chunks = _with_chunks(table, isl, CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
+    table, chunks = with_chunks(table, isl, CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
     axis = sizes[None, :].astype(float)
     shape = (len(table), sizes.size)
     ftl, busy, memory = np.empty(shape), np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
-    for rows in _blocks(*shape, split=int(np.sum(chunks == 0))):
+    for rows in row_blocks(*shape, split=int(np.sum(chunks == 0))):
         degrees, chunk = degree_columns(table[rows]), chunks[rows, None].astype(float)
         prompts = np.ceil(axis / degrees.dp_attn)
         if chunk[0, 0]:
@@ -245,7 +252,7 @@ def prefill_grid(
             micro[rows] = np.minimum(degrees.pp, prompts)
         (ftl[rows], busy[rows], sums), memory[rows] = scored
         bound[rows] = bound_codes(sums)
-    return _phase_grid(at, "prefill", table, isl, osl, sizes, ftl, axis / busy, memory, micro, bound, chunks)
+    return phase_grid(at, "prefill", table, int(isl), int(osl), sizes, ftl, axis / busy, memory, micro, bound, chunks)
 
 
 def _score_chunked(
@@ -270,7 +277,7 @@ def _score_chunked(
     return best, memory
 
 
-def _with_chunks(table: MappingTable, isl: int, chunk_tokens: Any) -> tuple[MappingTable, Ints]:
+def with_chunks(table: MappingTable, isl: float, chunk_tokens: Any) -> tuple[MappingTable, Ints]:
     """Rows of every (mapping, chunk size): all unchunked rows first, then the chunks of pipelines."""
     sizes = sorted({int(c) for c in np.atleast_1d(chunk_tokens) if c})
     if any(c < 1 for c in sizes):
@@ -284,7 +291,7 @@ def _with_chunks(table: MappingTable, isl: int, chunk_tokens: Any) -> tuple[Mapp
     return table[np.concatenate(index)], np.concatenate(chunks)
 
 
-def _blocks(rows: int, columns: int, split: int | None = None) -> list[slice]:
+def row_blocks(rows: int, columns: int, split: int | None = None) -> list[slice]:
     """Slices of rows of about ``BLOCK_POINTS`` points; none crosses ``split``."""
     step = max(1, BLOCK_POINTS // max(columns, 1))
     edges = [0, rows] if split is None else [0, split, rows]
@@ -317,15 +324,16 @@ def check_form(form: str) -> None:
         raise InputError(f"mla_form {form!r} is unknown{nearest(form, MLA_FORMS)}; allowed: {', '.join(MLA_FORMS)}")
 
 
-def _phase_grid(
-    at: Setting, phase: str, table: MappingTable, isl: int, osl: int, batch: Ints, latency: Floats, rate: Floats,
+def phase_grid(
+    at: Setting, phase: str, table: MappingTable, isl: float, osl: float, batch: Ints, latency: Floats, rate: Floats,
     memory: Floats, micro: Ints, bound: Any, chunks: Ints | None = None,
 ) -> PhaseGrid:  # fmt: skip
+    """A grid of scored points: adds status, KV bytes and distinct GPUs; arguments as the fields of ``PhaseGrid``."""
     status = np.where(memory > at.memory_limit, Status.OUT_OF_MEMORY, Status.OK).astype(np.int8)
     shards = np.broadcast_to(unique_gpus(at.model, degree_columns(table)), (len(table), 1))[:, 0]
     return PhaseGrid(
         phase=phase, model=at.model, system=at.system, precision=at.precision.name, profile=at.profile.name,
-        engine=at.engine, isl=int(isl), osl=int(osl), tp_attn=table.tp_attn, dp_attn=table.dp_attn, tp_ffn=table.tp_ffn,
+        engine=at.engine, isl=isl, osl=osl, tp_attn=table.tp_attn, dp_attn=table.dp_attn, tp_ffn=table.tp_ffn,
         ep=table.ep, pp=table.pp, chunk_tokens=np.zeros(len(table), dtype=np.int64) if chunks is None else chunks,
         batch=batch, latency=latency, request_rate=rate, memory_bytes=memory, memory_limit=at.memory_limit,
         microbatches=micro, status=status, bound=bound,
