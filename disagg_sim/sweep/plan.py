@@ -97,10 +97,11 @@ class SweepPlan:
 def plan_sweep(spec: SweepSpec) -> SweepPlan:
     """Every case of the sweep with its mappings enumerated, its batch axes fixed and its blocks cut."""
     cases = (
-        _case(spec, model, system, precision, shape)
+        _case(spec, model, system, precision, shape, mode)
         for model in spec.models
         for shape in spec.shapes
         for system, precision in spec.systems
+        for mode in spec.modes
     )
     return SweepPlan(spec=spec, cases=tuple(_plan_case(case, spec.block_points) for case in cases))
 
@@ -120,7 +121,7 @@ def code_digest() -> str:
     return _digest(sorted(texts))
 
 
-def _case(spec: SweepSpec, model: str, system: str, precision: str, shape: tuple[int, int]) -> Case:
+def _case(spec: SweepSpec, model: str, system: str, precision: str, shape: tuple[int, int], mode: str) -> Case:
     isl, osl = shape
     parts = [model, system, precision, spec.profile, spec.engine, str(isl), str(osl)]
     if (spec.limits, spec.matching) != (Limits(), "exact"):
@@ -132,7 +133,7 @@ def _case(spec: SweepSpec, model: str, system: str, precision: str, shape: tuple
         precision=precision,
         profile=spec.profile,
         engine=spec.engine,
-        mode=spec.modes[0],
+        mode=mode,
         matching=spec.matching,
         isl=isl,
         osl=osl,

@@ -193,9 +193,6 @@ def _read(reader: _Reader, document: Mapping[Any, Any], *, source: str) -> Sweep
     long_context = document.get("allow_long_context", False)
     if not isinstance(long_context, bool):
         reader.faults.append(f"allow_long_context: {long_context!r} is not true or false")
-    modes = document.get("modes", list(MODES))
-    for mode in modes if isinstance(modes, list) else [modes]:
-        reader.choice("modes", mode, MODES)
     profile = reader.choice("profile", document.get("profile", "measured"), load.list_specs("profile"))
     engine = document.get("engine", "")
     return SweepSpec(
@@ -204,12 +201,20 @@ def _read(reader: _Reader, document: Mapping[Any, Any], *, source: str) -> Sweep
         models=reader.names("models", document["models"], load.load_model) if "models" in document else (),
         systems=_systems(reader, document["systems"]) if "systems" in document else (),
         shapes=_shapes(reader, document["traffic"]) if "traffic" in document else (),
+        modes=_modes(reader, document.get("modes", list(MODES))),
         limits=_limits(reader, document.get("limits", {})),
         profile=profile,
         engine=str(engine),
         matching=reader.choice("matching", document.get("matching", "exact"), MATCHINGS),
         block_points=reader.whole("block_points", document.get("block_points", BLOCK_POINTS), low=1, high=10**7),
     )
+
+
+def _modes(reader: _Reader, value: object) -> tuple[str, ...]:
+    entries = value if isinstance(value, list) else [value]
+    if not entries:
+        reader.faults.append(f"modes: the list is empty; allowed: {', '.join(MODES)}")
+    return reader.distinct("modes", tuple(reader.choice("modes", entry, MODES) for entry in entries))
 
 
 def _systems(reader: _Reader, value: object) -> tuple[tuple[str, str], ...]:

@@ -48,6 +48,7 @@ FAULTS = {
     "duplicate shape": ("  - {isl", "  - {isl: 1024, osl: 128}\n  - {isl", ["traffic: 1024/128", "2 times"]),
     "key twice": ("profile: measured", "profile: ideal\nprofile: measured", ["'profile' is given twice"]),
     "unknown mode": ("profile:", "modes: [disagregated]\nprofile:", ["modes", "did you mean 'disaggregated'"]),
+    "empty modes": ("profile:", "modes: []\nprofile:", ["modes: the list is empty"]),
     "unknown matching": ("profile:", "matching: exakt\nprofile:", ["matching", "did you mean 'exact'"]),
     "unknown engine": ("profile:", "engine: vlm\nprofile:", ["engine", "did you mean 'vllm'"]),
     "empty traffic": ("  - {isl: 1024, osl: 128}", "  []", ["traffic: the list is empty"]),
