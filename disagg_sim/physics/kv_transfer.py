@@ -1,6 +1,6 @@
 """The cache that travels from prefill to decode: bytes, unique shards, bandwidth, exposed time.
 
-Paper page ("Beyond the Buzz", Eq. 1-2) with the pipelined rates of its section 2.
+Physics page, section 8: equations (1) and (2) of arXiv 2506.05508 ("Beyond the Buzz") with pipelined rates.
 """
 
 from __future__ import annotations
