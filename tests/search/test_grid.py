@@ -1,0 +1,200 @@
+"""Grids: the batch axis, points that do not fit, and what may only grow the feasible set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from disagg_sim.domain import BOUNDS, Mapping, Status
+from disagg_sim.errors import InputError, UnknownNameError
+from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.search import grid
+from disagg_sim.search.grid import batch_axis, batch_sizes, decode_grid, prefill_grid
+from disagg_sim.search.mappings import enumerate_mappings, mapping_table
+
+
+def llama_decode(mappings, batch):
+    return decode_grid(
+        "llama_3_1_70b", "gb200_nvl72", mappings, isl=4096, osl=512, precision="nvfp4_fp8kv", batch=batch
+    )
+
+
+def tensor_parallel(*degrees: int) -> list[Mapping]:
+    return [Mapping(tp_attn=n, tp_ffn=n) for n in degrees]
+
+
+def test_batches_are_four_a_doubling():
+    assert batch_sizes(64).tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64]
+    assert batch_sizes(1).tolist() == [1]
+    for start in (8, 128, 4096):
+        assert sum(start <= b < 2 * start for b in batch_sizes(10_000)) == 4
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_batch_axis_ends_at_the_memory_limit(phase):
+    """The last batch fits on some mapping, the next step of the axis on none."""
+    table = mapping_table([*tensor_parallel(1, 2, 4, 8), Mapping(pp=8)])
+    axis = batch_axis(
+        "llama_3_1_70b", "gb200_nvl72", table, phase=phase, isl=4096, osl=512, precision="nvfp4_fp8kv"
+    )
+    beyond = next(b for b in batch_sizes(4 * int(axis[-1])).tolist() if b > axis[-1])
+    score = decode_grid if phase == "decode" else prefill_grid
+    args = {"isl": 4096, "osl": 512, "precision": "nvfp4_fp8kv", "batch": [int(axis[-1]), beyond]}
+    done = score("llama_3_1_70b", "gb200_nvl72", table, **args)
+    assert done.feasible[:, 0].any()
+    assert not done.feasible[:, 1].any()
+
+
+def test_points_that_do_not_fit_keep_their_place():
+    """Llama-405B in bf16 on one A100: nothing fits, and the grid says by how much."""
+    done = decode_grid(
+        "llama_3_1_405b", "a100_sxm_80gb", tensor_parallel(1, 8), isl=1024, osl=128, precision="bf16", batch=[1, 4096]
+    )
+    assert done.latency.shape == done.status.shape == (2, 2)
+    assert done.status[0].tolist() == [Status.OUT_OF_MEMORY] * 2
+    assert np.all(np.isfinite(done.latency))
+    assert np.all(done.latency > 0)
+    assert done.memory_bytes[0, 0] > 2 * 400e9 > done.memory_limit
+    assert done.memory_bytes[1, 0] > done.memory_limit  # 811 GB over 8 GPUs of 80 GB
+
+
+def test_batch_axis_keeps_one_batch_when_nothing_fits():
+    table = mapping_table(tensor_parallel(1))
+    axis = batch_axis("llama_3_1_405b", "a100_sxm_80gb", table, phase="decode", isl=1024, osl=128, precision="bf16")
+    assert axis.tolist() == [1]
+
+
+@pytest.mark.parametrize("score", [decode_grid, prefill_grid])
+def test_more_memory_never_shrinks_the_feasible_set(score):
+    table = mapping_table([*tensor_parallel(1, 2, 8), Mapping(tp_attn=2, tp_ffn=2, pp=4)])
+    args = {"isl": 8192, "osl": 1024, "precision": "nvfp4_fp8kv", "batch": batch_sizes(4000)}
+    small = load_system("gb200_nvl72")
+    large = replace(small, hbm_reported=1.4 * small.hbm_reported)
+    before, after = (score("llama_3_1_70b", system, table, **args) for system in (small, large))
+    assert np.all(after.feasible[before.feasible])
+    assert after.feasible.sum() > before.feasible.sum()
+    assert np.array_equal(before.latency, after.latency)
+
+
+def test_a_larger_domain_never_shrinks_the_feasible_set_nor_slows_it():
+    large = load_system("gb200_nvl72")
+    small = replace(large, nvlink_domain=8)
+    table = enumerate_mappings(load_model("deepseek_r1"), small, max_gpus=64)
+    args = {"isl": 8192, "osl": 1024, "precision": "nvfp4_fp8kv", "batch": [1, 16, 256, 4096]}
+    before, after = (decode_grid("deepseek_r1", system, table, **args) for system in (small, large))
+    assert np.array_equal(before.feasible, after.feasible)
+    assert np.all(after.latency <= before.latency * (1 + 1e-12))
+
+
+def test_blocks_do_not_change_the_grid(monkeypatch):
+    table = enumerate_mappings(load_model("deepseek_r1"), load_system("gb200_nvl72"), max_gpus=16)
+    args = {"isl": 2048, "osl": 256, "precision": "nvfp4_fp8kv", "batch": [1, 8, 64]}
+    whole = [score("deepseek_r1", "gb200_nvl72", table, **args) for score in (decode_grid, prefill_grid)]
+    monkeypatch.setattr(grid, "BLOCK_POINTS", 7)
+    cut = [score("deepseek_r1", "gb200_nvl72", table, **args) for score in (decode_grid, prefill_grid)]
+    for a, b in zip(whole, cut, strict=True):
+        for name in ("latency", "request_rate", "memory_bytes"):  # the last digit hangs on the exponent's shape
+            np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=1e-14)
+        for name in ("status", "bound", "microbatches"):
+            assert np.array_equal(getattr(a, name), getattr(b, name)), name
+
+
+def test_rates_follow_from_latencies():
+    """Decode: B/(TTL*(OSL-1)). Prefill in one stage: b/FTL; in a pipeline more, since stages overlap."""
+    done = llama_decode(tensor_parallel(2, 4), batch=[1, 8, 32])
+    assert done.request_rate == pytest.approx(done.batch / (done.latency * 511), rel=1e-12)
+    prefill = prefill_grid(
+        "llama_3_1_70b", "gb200_nvl72", [Mapping(), Mapping(pp=4)], isl=4096, precision="nvfp4_fp8kv", batch=[1, 8]
+    )
+    flat, deep = prefill.pp == 1, prefill.pp == 4
+    assert prefill.request_rate[flat] == pytest.approx(prefill.batch / prefill.latency[flat], rel=1e-12)
+    assert np.all(prefill.request_rate[deep] > prefill.batch / prefill.latency[deep])
+
+
+def test_chunks_are_tried_on_pipelines_and_below_the_prompt_only():
+    done = prefill_grid(
+        "llama_3_1_70b", "gb200_nvl72", [Mapping(), Mapping(pp=4)], isl=4096, precision="nvfp4_fp8kv", batch=[1],
+        chunk_tokens=[512, 2048, 4096, 8192],
+    )  # fmt: skip
+    assert list(zip(done.pp.tolist(), done.chunk_tokens.tolist(), strict=True)) == [
+        (1, 0), (4, 0), (4, 512), (4, 2048),
+    ]  # fmt: skip
+    assert done.microbatches[:, 0].tolist() == [1, 1, 8, 2]
+    assert done.mapping(2) == Mapping(pp=4, chunk_tokens=512)
+
+
+def test_kept_keys_and_values_are_taken_only_where_they_fit_and_help():
+    """A free MLA form: faster or equal to every forced one that fits, memory as counted for the form taken."""
+    args = {"isl": 65_536, "precision": "nvfp4_fp8kv", "batch": [8, 64, 128], "chunk_tokens": [1024]}
+    mappings = [Mapping(dp_attn=8, ep=8, pp=4), Mapping(dp_attn=4, ep=4, pp=16)]
+    free, cached, naive = (
+        prefill_grid("deepseek_r1", "gb200_nvl72", mappings, mla_form=form, **args)
+        for form in ("auto", "cached", "naive")
+    )
+    chunked = free.chunk_tokens > 0
+    kept = chunked[:, None] & (free.memory_bytes == cached.memory_bytes)
+    assert kept.any()
+    assert not kept[chunked].all()
+    assert np.all(free.feasible[kept])
+    assert np.all(free.request_rate[naive.feasible] >= naive.request_rate[naive.feasible] * (1 - 1e-12))
+    both = cached.feasible & chunked[:, None]
+    assert np.all(free.request_rate[both] >= cached.request_rate[both] * (1 - 1e-12))
+
+
+def test_an_instance_is_a_point_as_a_value():
+    done = llama_decode(tensor_parallel(2, 4), batch=[4, 16])
+    one = done.instance(1, 0)
+    assert (one.phase, one.batch, one.mapping) == ("decode", 4, Mapping(tp_attn=4, tp_ffn=4))
+    assert one.latency_s == done.latency[1, 0]
+    assert done.gpus.tolist() == [2, 4]
+    assert done.unique_gpus.tolist() == [2, 4]
+    assert done.kv_bytes_per_request == 4096 * 163_840
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "precision", "profile", "mapping", "batch", "bound"),
+    [
+        ("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "ideal", Mapping(), 1, "memory"),  # reads its weights
+        ("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "measured", Mapping(tp_attn=64, tp_ffn=64), 1, "latency"),
+        # few tokens of context, many sequences: intensity 2*B*4/9 FLOP/B passes the ridge
+        ("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "ideal", Mapping(), 16_384, "compute"),
+        ("deepseek_r1", "h100_sxm", "fp8", "ideal", Mapping(dp_attn=64, ep=64), 65_536, "communication"),
+    ],
+)
+def test_bound_names_the_largest_sum(model, system, precision, profile, mapping, batch, bound):
+    done = decode_grid(model, system, mapping, isl=8, osl=2, precision=precision, profile=profile, batch=[batch])
+    assert BOUNDS[done.bound[0, 0]] == bound
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"isl": 0}, "isl 0 is out of range"),
+        ({"isl": 10.5}, "isl 10.5 is out of range; allowed: a whole number of tokens from 1"),
+        ({"osl": 1}, "osl 1 is out of range.*one output token is prefill only"),
+        ({"osl": 0}, "osl 0 is out of range"),
+        ({"batch": [0, 4]}, "batch .* is out of range; allowed: whole numbers from 1"),
+        ({"batch": []}, "batch .* is out of range"),
+        ({"batch": [1.5]}, "batch .* is out of range"),
+        ({"mla_form": "naiv"}, "mla_form 'naiv' is unknown.*naive"),
+        ({"engine": "trtlm"}, "engine 'trtlm' is unknown.*trtllm"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(change, message):
+    args = {"isl": 128, "osl": 16, "precision": "nvfp4_fp8kv", "batch": [1]} | change
+    with pytest.raises(InputError, match=message):
+        decode_grid("llama_3_1_70b", "gb200_nvl72", Mapping(), **args)
+
+
+def test_unknown_names_are_refused_with_the_nearest_one():
+    with pytest.raises(UnknownNameError, match="llama_3_1_70b"):
+        decode_grid("llama_3_1_70", "gb200_nvl72", Mapping(), isl=128, osl=16, precision="nvfp4_fp8kv")
+
+
+def test_a_negative_chunk_is_refused():
+    with pytest.raises(InputError, match="chunk_tokens -5 is out of range"):
+        prefill_grid(
+            "llama_3_1_70b", "gb200_nvl72", Mapping(pp=2), isl=128, precision="nvfp4_fp8kv", chunk_tokens=[-5]
+        )

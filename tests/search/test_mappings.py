@@ -1,0 +1,167 @@
+"""Mappings counted by hand, and the reasons of those refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.search.mappings import degrees, enumerate_mappings, mapping_table
+
+
+def rows(model: str, system: str, **limits) -> set[tuple[int, int, int, int, int]]:
+    table = enumerate_mappings(load_model(model), load_system(system), **limits)
+    assert len(table) == len(set(table))
+    return {(m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.pp) for m in table}
+
+
+def test_dense_models_have_tp_times_pp():
+    """Llama-70B on up to 8 GPUs: tp*pp in 1, 2, 4, 8: 1 + 2 + 3 + 4 mappings."""
+    found = rows("llama_3_1_70b", "h100_sxm", max_gpus=8)
+    by_hand = {(tp, 1, tp, 1, pp) for tp in (1, 2, 4, 8) for pp in (1, 2, 4, 8) if tp * pp <= 8}
+    assert len(by_hand) == 10
+    assert found == by_hand
+
+
+def test_every_product_of_a_moe_stage():
+    """R1 on up to 4 GPUs: a stage of n = 1, 2, 4 GPUs has log2(n)+1 ways (tp, dp) and as many (tp_ffn, ep).
+
+    1 + 4 + 9 = 14 flat ones, 5 with two stages of up to 2 GPUs, 1 with four stages: 20.
+    """
+    found = rows("deepseek_r1", "h100_sxm", max_gpus=4)
+    by_hand = set()
+    for pp, largest in ((1, 4), (2, 2), (4, 1)):
+        for n in (1, 2, 4):
+            if n <= largest:
+                powers = [p for p in (1, 2, 4) if n % p == 0]
+                by_hand |= {(tp, n // tp, n // ep, ep, pp) for tp in powers for ep in powers}
+    assert len(by_hand) == 20
+    assert found == by_hand
+
+
+def test_named_schemes_of_r1_on_eight_gpus():
+    found = rows("deepseek_r1", "h100_sxm", max_gpus=8)
+    assert (8, 1, 8, 1, 1) in found  # TP
+    assert (8, 1, 1, 8, 1) in found  # TEP
+    assert (1, 8, 1, 8, 1) in found  # DEP
+    assert (1, 8, 8, 1, 1) in found  # DP attention and expert TP
+    assert (2, 4, 4, 2, 1) in found  # a mixture
+
+
+@pytest.mark.parametrize("model", ["deepseek_r1", "glm_4_5", "gpt_oss_120b", "llama_3_1_405b"])
+@pytest.mark.parametrize("system", ["h100_sxm", "gb200_nvl72"])
+def test_rules_of_every_mapping(model, system):
+    spec, machine = load_model(model), load_system(system)
+    odd = {3 * 2**k for k in range(6)} | {36, 72}
+    for m in enumerate_mappings(spec, machine):
+        assert m.tp_attn * m.dp_attn == m.tp_ffn * m.ep
+        assert max(m.tp_attn, m.tp_ffn) <= machine.nvlink_domain
+        assert m.pp <= len(spec.layers)
+        whole = 72 if machine.nvlink_domain == 72 else 64
+        assert m.gpus <= (whole if m.pp == 1 else 128)
+        for degree in (m.tp_attn, m.dp_attn, m.ep, m.pp):
+            power = degree & (degree - 1) == 0
+            assert power or (machine.nvlink_domain == 72 and degree in odd)
+        for kind in spec.kinds:
+            assert kind.attention.q_heads % m.tp_attn == 0
+            if hasattr(kind.ffn, "experts"):
+                assert kind.ffn.experts % m.ep == 0
+                assert kind.ffn.width % m.tp_ffn == 0
+
+
+def test_odd_degrees_stand_only_where_they_divide_and_only_on_nvl72():
+    """GLM-4.5: 96 query heads, 160 experts of width 1536: TP 3-48 divide, EP 3 does not divide 160.
+
+    R1 (128 heads, 256 experts, width 2048, 61 layers) takes none at all.
+    """
+    found = rows("glm_4_5", "gb200_nvl72")
+    assert {tp for tp, *_ in found} >= {3, 6, 12, 24, 48}
+    assert not any(ep % 3 == 0 for _, _, _, ep, _ in found)
+    assert 72 not in {tp for tp, *_ in found}
+    assert not any(degree % 3 == 0 for row in rows("glm_4_5", "h100_sxm") for degree in row)
+    assert not any(degree % 3 == 0 for row in rows("deepseek_r1", "gb200_nvl72") for degree in row)
+
+
+def test_a_domain_of_72_may_be_used_whole():
+    """A model of 72 heads and 144 experts (width 2304) fills the domain: TP 72, EP 72 and 36 x 2."""
+    base = load_model("gpt_oss_120b")
+    kind = base.kinds[0]
+    layer = replace(
+        kind,
+        attention=replace(kind.attention, q_heads=72, kv_heads=8),
+        ffn=replace(kind.ffn, experts=144, width=2304),
+    )
+    model = replace(base, layers=(layer,) * 36)
+    table = enumerate_mappings(model, load_system("gb200_nvl72"))
+    flat = {(m.tp_attn, m.dp_attn, m.tp_ffn, m.ep) for m in table if m.pp == 1}
+    assert {(72, 1, 72, 1), (1, 72, 1, 72), (36, 2, 2, 36), (2, 36, 1, 72)} <= flat
+    assert max(m.gpus for m in table if m.pp == 1) == 72
+    assert max(m.gpus for m in table) == 128
+    small = enumerate_mappings(model, load_system("h100_sxm"))
+    assert max(m.gpus for m in small if m.pp == 1) == 64
+
+
+def test_tp_stays_inside_the_domain_and_the_rest_may_leave_it():
+    found = rows("deepseek_r1", "h100_sxm")
+    assert max(max(tp, tp_ffn) for tp, _, tp_ffn, _, _ in found) == 8
+    assert (1, 64, 1, 64, 1) in found
+    assert (8, 8, 1, 64, 1) in found
+    assert any(tp == 8 and pp == 16 for tp, _, _, _, pp in found)
+
+
+def test_a_larger_domain_loses_no_mapping():
+    for model in ("deepseek_r1", "llama_3_1_70b", "glm_4_5"):
+        spec, large = load_model(model), load_system("gb200_nvl72")
+        small = replace(large, nvlink_domain=8)
+        assert set(enumerate_mappings(spec, small)) <= set(enumerate_mappings(spec, large))
+
+
+def test_more_gpus_lose_no_mapping():
+    assert rows("deepseek_r1", "gb200_nvl72", max_gpus=16) < rows("deepseek_r1", "gb200_nvl72", max_gpus=32)
+
+
+def test_refusals_have_reasons():
+    refused = dict(enumerate_mappings(load_model("deepseek_r1"), load_system("gb200_nvl72")).refused)
+    assert refused["pp above 61 layers"] == 3  # 64, 72 and 128
+    assert refused["pp 3 does not divide 61 layers"] == 1
+    assert refused["ep does not divide 256 experts"] > 0
+    assert refused["tp_attn does not divide 128 query heads"] > 0
+    assert refused["more than 32 GPUs in a stage at pp 4"] > 0
+    on_h100 = dict(enumerate_mappings(load_model("deepseek_r1"), load_system("h100_sxm")).refused)
+    assert on_h100["TP leaves the NVLink domain of 8"] > 0
+
+
+def test_candidates_are_kept_or_refused_none_is_lost():
+    """Llama-70B on H100, up to 8 GPUs: 4 degrees of pp times 4 of tp are 16 candidates; 10 stand, 6 are too large."""
+    table = enumerate_mappings(load_model("llama_3_1_70b"), load_system("h100_sxm"), max_gpus=8)
+    assert len(table) + sum(count for _, count in table.refused) == 16
+    assert dict(table.refused) == {
+        "more than 4 GPUs in a stage at pp 2": 1,
+        "more than 2 GPUs in a stage at pp 4": 2,
+        "more than 1 GPUs in a stage at pp 8": 3,
+    }
+
+
+def test_degrees():
+    assert degrees(load_system("h100_sxm"), 72) == (1, 2, 4, 8, 16, 32, 64)
+    assert degrees(load_system("gb200_nvl72"), 72) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 36, 48, 64, 72)
+
+
+@pytest.mark.parametrize("limit", [0, -3])
+def test_no_gpus_are_refused(limit):
+    with pytest.raises(InputError, match=f"max_gpus {limit} is out of range; allowed: 1 or more"):
+        enumerate_mappings(load_model("llama_3_1_8b"), load_system("h100_sxm"), max_gpus=limit)
+
+
+def test_table_of_single_mappings():
+    one = Mapping(tp_attn=2, dp_attn=4, tp_ffn=1, ep=8, pp=2)
+    table = mapping_table([one, Mapping()])
+    assert list(table) == [one, Mapping()]
+    assert table.gpus.tolist() == [16, 1]
+    assert mapping_table(table) is table
+    assert list(mapping_table(one)) == [one]
+    with pytest.raises(InputError, match="attention and FFN of a stage must use the same GPUs"):
+        mapping_table(Mapping(tp_attn=4, ep=2))
