@@ -49,6 +49,7 @@ class Instance:
     latency_s: float  # FTL or TTL, no queue [s]
     request_rate_per_s: float  # at full rate [request/s]
     memory_bytes: float  # on the fullest GPU [B]
+    system: str = ""  # name of the system that it runs on; the pools of a deployment may differ
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class PhaseGrid:
     kv_bytes_per_request: float  # cache of one prompt of ``isl`` tokens, each element once [B]
     unique_gpus: Ints  # (rows,) GPUs of an instance that hold distinct cache [1]
     inherited: bool = False  # whether any fit was made on another system
+    cache_format: str = ""  # in which the KV cache is stored: "bf16", "fp8"
 
     @property
     def gpus(self) -> Ints:
@@ -99,6 +100,7 @@ class PhaseGrid:
             latency_s=float(self.latency[row, column]),
             request_rate_per_s=float(self.request_rate[row, column]),
             memory_bytes=float(self.memory_bytes[row, column]),
+            system=self.system.name,
         )
 
 
@@ -338,5 +340,5 @@ def phase_grid(
         batch=batch, latency=latency, request_rate=rate, memory_bytes=memory, memory_limit=at.memory_limit,
         microbatches=micro, status=status, bound=bound,
         kv_bytes_per_request=kv_bytes_per_request(at.model, at.precision, isl), unique_gpus=shards.astype(np.int64),
-        inherited=at.rates.inherited,
+        inherited=at.rates.inherited, cache_format=at.precision.cache.name,
     )  # fmt: skip

@@ -69,7 +69,8 @@ class PrefillCandidates:
     precision: str
     profile: str
     engine: str
-    isl: int  # [token]
+    isl: float  # whole where lengths are constant, else the mean [token]
+    cache_format: str  # of the KV cache
     kv_bytes_per_request: float  # [B]
     ftl_limit: float  # [s]
     nic_limit: float  # inf = none [B/s]
@@ -206,6 +207,7 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
         profile=prefill.profile,
         engine=prefill.engine,
         isl=prefill.isl,
+        cache_format=prefill.cache_format,
         kv_bytes_per_request=prefill.kv_bytes_per_request,
         ftl_limit=float(ftl_limit),
         nic_limit=limit,
@@ -227,11 +229,24 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
 
 
 def check_same_case(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid) -> None:
-    """Raise ``InputError`` unless both phases are of one model, system, precision and prompt length."""
-    for name in ("model", "system", "precision", "isl"):
-        left, right = (getattr(value, "name", value) for value in (getattr(prefill, name), getattr(decode, name)))
+    """Raise ``InputError`` unless decode can take over what prefill wrote.
+
+    Model, prompt length and cache format must agree; system, precision, profile and engine may differ.
+    """
+    for name in ("model", "isl"):
+        left, right = (_name(getattr(side, name)) for side in (prefill, decode))
         if left != right:
             raise InputError(f"prefill and decode differ in {name}: {left} and {right}")
+    if prefill.cache_format != decode.cache_format:
+        written, read = (f"{side.cache_format} (precision {side.precision})" for side in (prefill, decode))
+        raise InputError(
+            f"prefill writes its KV cache in {written} and decode reads {read}; "
+            "take precision recipes with the same cache format"
+        )
+
+
+def _name(value: object) -> object:
+    return getattr(value, "name", value)
 
 
 def least(values: NDArray[Any], mask: Mask) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from disagg_sim.domain import BOUNDS
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, kv_rate_per_gpu, least, prefill_candidates
-from disagg_sim.serving.pairing import TIE, best_counts, paper_counts, rate_per_gpu
+from disagg_sim.serving.costs import add_cost, check_per, costs_of_gpus
+from disagg_sim.serving.pairing import TIE, best_counts, paper_counts, rate_per_cost
 from disagg_sim.serving.points import slot_wait, table_of_points
 
 if TYPE_CHECKING:
@@ -32,8 +34,13 @@ def disaggregated(
     gpu_cap: int = 576,
     matching: str = "exact",
     nic_limit: float | None = None,
+    per: str = "gpu",
+    prices: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
     """Match every decode configuration with prefill instances at equal request rates.
+
+    Prefill and decode may run on different systems, and in different precisions, profiles and engines,
+    as long as they share the model, the prompt length and the format of the KV cache.
 
     Parameters
     ----------
@@ -44,19 +51,28 @@ def disaggregated(
     ftl_limit, ttl_limit : float
         Largest latencies of a configuration, inclusive. [s]
     gpu_cap : int
-        Most GPUs of a deployment. [1]
+        Most GPUs of a deployment, both pools together. [1]
     matching : {"exact", "paper"}
         "exact": over all prefill configurations, the integer counts of the highest throughput per
-        GPU; ties (relative 1e-12) to fewer GPUs, then to the lexicographic order of the mapping.
+        GPU (or per what ``per`` says); ties (relative 1e-12) to fewer GPUs, then to the lexicographic
+        order of the mapping.
         "paper": Algorithms 1 and 2 of arXiv 2506.05508: one prefill configuration, the best by
         requests/s/GPU, for all; the fewest GPUs that balance within 3 %.
     nic_limit : float, optional
         Largest KV egress and ingress of a GPU at full rate, inclusive. [B/s]
+    per : {"gpu", "usd", "watt"}
+        What throughput is maximised over: GPUs, their price, or their TDP (the rating of the GPUs, not
+        what they draw; hosts are left out). The choice differs from "gpu" only where the pools run on
+        different systems. "usd" adds the columns ``usd_per_hour`` and ``tokens_per_usd``, "watt" adds
+        ``tdp_watts`` and ``tokens_per_joule``. The paper's matching counts GPUs whatever ``per`` says.
+    prices : mapping, optional
+        Price of a GPU by system, in place of the middle of its ``usd_per_gpu_hour``. [USD/h]
 
     Returns
     -------
     DataFrame
-        One row per feasible decode point that has a match, in grid order, columns as ``points.COLUMNS``.
+        One row per feasible decode point that has a match, in grid order, columns as ``points.COLUMNS``
+        (``system`` and ``precision`` are those of decode, ``prefill_system`` ... those of prefill).
         ``attrs`` counts the decode points: ``decode_points``, ``decode_feasible``, ``above_ttl_limit``,
         ``removed_by_nic_limit``, ``unmatched`` (no pair within ``gpu_cap`` or within the tolerance), and
         holds ``best_ttl_s``.
@@ -67,17 +83,24 @@ def disaggregated(
         When no prefill configuration meets the limits; says the best that there is.
     """
     _check(decode, ttl_limit=ttl_limit, gpu_cap=gpu_cap, matching=matching)
+    check_per(per, prices)
+    systems = (prefill.system, decode.system)
     if isinstance(prefill, PhaseGrid):
         prefill = prefill_candidates(prefill, ftl_limit=ftl_limit, nic_limit=nic_limit)
     _check_candidates(prefill, decode, ftl_limit=ftl_limit, nic_limit=nic_limit)
     prefill.require()
+    costs = costs_of_gpus(systems, per, prices)
+    weight = costs[prefill.system] / costs[decode.system.name]
 
     feasible = decode.feasible
     in_time = feasible & (decode.latency <= (np.inf if ttl_limit is None else ttl_limit))
     usable = in_time & (kv_rate_per_gpu(decode) <= prefill.nic_limit)
     rows, columns = np.nonzero(usable)
-    counts = _exact if matching == "exact" else _paper
-    choice, n_p, n_d = counts(prefill, decode.request_rate[rows, columns], decode.gpus[rows], gpu_cap)
+    r, gpus_d = decode.request_rate[rows, columns], decode.gpus[rows]
+    if matching == "exact":
+        choice, n_p, n_d = _exact(prefill, r, gpus_d, gpu_cap, weight)
+    else:
+        choice, n_p, n_d = _paper(prefill, r, gpus_d, gpu_cap)
 
     matched = n_d > 0
     fits_without_nic = in_time & (decode.gpus[:, None] + prefill.smallest_gpus <= gpu_cap)
@@ -93,6 +116,7 @@ def disaggregated(
         n_d=n_d[matched],
         matching=matching,
     )
+    table = add_cost(table, per, costs)
     table.attrs = {
         "decode_points": int(feasible.size),
         "decode_feasible": int(feasible.sum()),
@@ -104,28 +128,32 @@ def disaggregated(
     return table
 
 
-def _exact(prefill: PrefillCandidates, r: Floats, gpus_d: Ints, gpu_cap: int) -> tuple[Ints, Ints, Ints]:
+def _exact(
+    prefill: PrefillCandidates, r: Floats, gpus_d: Ints, gpu_cap: int, weight: float
+) -> tuple[Ints, Ints, Ints]:
     """Best candidate and counts of every decode point, shape (n,) each; counts 0 where nothing fits.
 
-    Matched throughput is at most P*R/(P+R) requests/s/GPU, the limit of real-valued counts, which
-    rises with P for every R. So one order of candidates, by falling P, serves all decode points, and
-    a candidate is tried only where its bound still reaches the best found.
+    A prefill GPU costs as much as ``weight`` decode GPUs. With P = p/(G_p*weight) and R = r/G_d, matched
+    throughput over cost is at most P*R/(P+R), the limit of real-valued counts, which rises with P for
+    every R. So one order of candidates, by falling P, serves all decode points, and a candidate is tried
+    only where its bound still reaches the best found. Candidates are the fastest of each instance size of
+    one system, and equal sizes cost the same: the weight makes none of those left out useful.
     """
     n = r.size
     best, total = np.full(n, -1.0), np.full(n, np.inf)
     choice, n_p, n_d = np.zeros(n, dtype=np.int64), np.zeros(n), np.zeros(n)
     gpus, order = prefill.gpus, prefill.order
-    per_gpu = prefill.request_rate / gpus
-    decode_per_gpu = r / gpus_d
+    per_cost = prefill.request_rate / (gpus * weight)
+    decode_per_cost = r / gpus_d
     sizes = gpus_d.astype(np.float64)
-    for j in np.argsort(-per_gpu, kind="stable"):
-        bound = per_gpu[j] * decode_per_gpu / (per_gpu[j] + decode_per_gpu)
+    for j in np.argsort(-per_cost, kind="stable"):
+        bound = per_cost[j] * decode_per_cost / (per_cost[j] + decode_per_cost)
         at = np.flatnonzero((bound * (1 + TIE) >= best) & (gpus_d + gpus[j] <= gpu_cap))
         if at.size == 0:
             continue
         p, size = float(prefill.request_rate[j]), int(gpus[j])
-        trial_p, trial_d = best_counts(p, size, r[at], sizes[at], gpu_cap)
-        value = rate_per_gpu(trial_p, trial_d, p=p, gpus_p=size, r=r[at], gpus_d=sizes[at])
+        trial_p, trial_d = best_counts(p, size, r[at], sizes[at], gpu_cap, weight)
+        value = rate_per_cost(trial_p, trial_d, p=p, gpus_p=size, r=r[at], gpus_d=sizes[at], weight=weight)
         needed = trial_p * size + trial_d * sizes[at]
         lighter = (needed < total[at]) | ((needed == total[at]) & (order[j] < order[choice[at]]))
         better = (value > best[at] * (1 + TIE)) | ((value >= best[at] * (1 - TIE)) & lighter)
@@ -201,6 +229,7 @@ def _table(
         "ttl_largest_gap_s": ttl,
         "mixed_chunk_tokens": 0.0,
         "mixed_step_share": 0.0,
+        **{f"prefill_{name}": getattr(prefill, name) for name in ("system", "precision", "profile", "engine")},
     }
     return table_of_points(values, rows.size)
 

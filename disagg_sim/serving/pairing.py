@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-TIE = 1e-12  # two rates per GPU closer than this, relatively, are a tie [1]
+TIE = 1e-12  # two rates per cost closer than this, relatively, are a tie [1]
 PAPER_TOLERANCE = 0.03  # rounding of the rate ratio in Algorithm 2 of arXiv 2506.05508, appendix B [1]
 
 
-def rate_per_gpu(n_p: Floats, n_d: Floats, *, p: float, gpus_p: int, r: Floats, gpus_d: Floats) -> Floats:
-    """Requests per second and GPU of ``n_p`` prefill and ``n_d`` decode instances: the slower pool sets the pace."""
-    return np.minimum(n_p * p, n_d * r) / (n_p * gpus_p + n_d * gpus_d)
+def rate_per_cost(
+    n_p: Floats, n_d: Floats, *, p: float, gpus_p: int, r: Floats, gpus_d: Floats, weight: float = 1.0
+) -> Floats:
+    """Matched rate of ``n_p`` prefill and ``n_d`` decode instances over their cost in decode GPUs. [request/s]
+
+    The slower pool sets the pace; a prefill GPU costs as much as ``weight`` decode GPUs.
+    """
+    return np.minimum(n_p * p, n_d * r) / (n_p * (gpus_p * weight) + n_d * gpus_d)
 
 
-def best_counts(p: float, gpus_p: int, r: Floats, gpus_d: Floats, gpu_cap: int) -> tuple[Floats, Floats]:
-    r"""Instance counts of the highest rate per GPU within ``gpu_cap``, exactly, for many decode configurations.
+def best_counts(
+    p: float, gpus_p: int, r: Floats, gpus_d: Floats, gpu_cap: int, weight: float = 1.0
+) -> tuple[Floats, Floats]:
+    r"""Instance counts of the highest rate per cost within ``gpu_cap``, exactly, for many decode configurations.
 
-    Maximises :math:`\min(n_p p, n_d r)/(n_p G_p + n_d G_d)` over integers :math:`n_p, n_d \ge 1` with
-    :math:`n_p G_p + n_d G_d \le cap` (paper, appendix B, in its mended form). The rate per GPU depends on
-    the fraction :math:`n_p/n_d` alone: it rises up to :math:`\rho = r/p` and falls beyond. So only the
-    nearest fraction on either side of :math:`\rho` can win, in lowest terms. The walk down the
-    Stern-Brocot tree finds both: a fraction between two neighbours of the tree weighs (in GPUs) at least
-    as much as the two together, hence once their sum exceeds the cap nothing lies between. Runs of equal
-    turns are taken in one step, as in Euclid's algorithm: some 13 steps at most for a cap of 576.
+    Maximises :math:`\min(n_p p, n_d r)/(n_p G_p w + n_d G_d)` over integers :math:`n_p, n_d \ge 1` with
+    :math:`n_p G_p + n_d G_d \le cap` (paper, appendix B, in its mended form; there w = 1). Numerator and
+    cost are both proportional to the counts, so the objective depends on the fraction :math:`n_p/n_d` alone:
+    for any w > 0 it rises up to :math:`\rho = r/p` and falls beyond. So only the nearest fraction on either
+    side of :math:`\rho` can win, in lowest terms, and w matters only where the two are compared. The walk
+    down the Stern-Brocot tree finds both: a fraction between two neighbours of the tree weighs (in GPUs,
+    which the cap counts) at least as much as the two together, hence once their sum exceeds the cap nothing
+    lies between. Runs of equal turns are taken in one step, as in Euclid's algorithm: some 13 steps at most
+    for a cap of 576.
 
     Parameters
     ----------
@@ -35,6 +46,8 @@ def best_counts(p: float, gpus_p: int, r: Floats, gpus_d: Floats, gpu_cap: int) 
         Rate [request/s] and GPUs [1] of a decode instance; gpus_p + gpus_d <= gpu_cap.
     gpu_cap : int
         Most GPUs of the two pools together. [1]
+    weight : float
+        Cost of a prefill GPU in decode GPUs: 1 counts GPUs. [1]
 
     Returns
     -------
@@ -54,8 +67,9 @@ def best_counts(p: float, gpus_p: int, r: Floats, gpus_d: Floats, gpu_cap: int) 
         down = _turns(above, below, (gpu_cap - high_gpus) / low_gpus)
         high_p, high_d = high_p + down * low_p, high_d + down * low_d
         moved = bool(up.any() or down.any())
-    low = np.where(low_p > 0, rate_per_gpu(low_p, low_d, p=p, gpus_p=gpus_p, r=r, gpus_d=gpus_d), -1.0)
-    high = np.where(high_d > 0, rate_per_gpu(high_p, high_d, p=p, gpus_p=gpus_p, r=r, gpus_d=gpus_d), -1.0)
+    pair: dict[str, Any] = {"p": p, "gpus_p": gpus_p, "r": r, "gpus_d": gpus_d, "weight": weight}
+    low = np.where(low_p > 0, rate_per_cost(low_p, low_d, **pair), -1.0)
+    high = np.where(high_d > 0, rate_per_cost(high_p, high_d, **pair), -1.0)
     lighter = high_p * gpus_p + high_d * gpus_d < low_p * gpus_p + low_d * gpus_d
     take_high = (high > low * (1 + TIE)) | ((high >= low * (1 - TIE)) & lighter)
     return np.where(take_high, high_p, low_p), np.where(take_high, high_d, low_d)
@@ -73,7 +87,7 @@ def paper_counts(p: float, gpus_p: int, r: Floats, gpus_d: Floats, gpu_cap: int)
     The smallest :math:`n_d` that has an :math:`n_p` with :math:`|n_p p/(n_d r) - 1| \le 0.03` also has
     the smallest such :math:`n_p`, because the least admissible :math:`n_p` never falls as :math:`n_d` grows.
 
-    Parameters and result are those of ``best_counts``; 0, 0 where no pair within the cap balances.
+    Parameters and result are those of ``best_counts``, without weights; 0, 0 where no pair within the cap balances.
     """
     n_p, n_d = np.zeros_like(r), np.zeros_like(r)
     open_ = np.arange(r.size)

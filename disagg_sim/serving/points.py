@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from disagg_sim.errors import InputError, nearest
 from disagg_sim.search import pareto
 
 if TYPE_CHECKING:
@@ -60,9 +61,9 @@ def _instance_columns(phase: str) -> tuple[Column, ...]:
 #: Every column of a table of points, in order. ``case`` is put in front where tables of several cases meet.
 COLUMNS: tuple[Column, ...] = (
     Column("model", "category", "", "name of the model"),
-    Column("system", "category", "", "name of the system"),
-    Column("precision", "category", "", "name of the precision recipe"),
-    Column("profile", "category", "", "efficiency profile"),
+    Column("system", "category", "", "name of the system; that of decode where prefill runs on another"),
+    Column("precision", "category", "", "name of the precision recipe, of decode"),
+    Column("profile", "category", "", "efficiency profile, of decode"),
     Column("mode", "category", "", "serving mode"),
     Column("isl", "int64", "token", "prompt tokens"),
     Column("osl", "int64", "token", "output tokens"),
@@ -82,8 +83,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("prefill_memory_bytes", "float64", "B", "on the fullest prefill GPU"),
     Column("decode_memory_bytes", "float64", "B", "on the fullest decode GPU"),
     Column("decode_bound", "category", "", "what limits the decode step: compute, memory, communication or latency"),
-    Column("engine", "category", "", "engine whose fits were used; empty = the profile's own choice"),
+    Column("engine", "category", "", "engine whose fits were used, in decode; empty = the profile's own"),
     Column("matching", "category", "", "how instances were counted: exact or paper"),
+    Column("prefill_system", "category", "", "system of the prefill GPUs"),
+    Column("prefill_precision", "category", "", "precision recipe of prefill"),
+    Column("prefill_profile", "category", "", "efficiency profile of prefill"),
+    Column("prefill_engine", "category", "", "engine whose fits were used for prefill"),
     Column("prefill_request_rate_per_s", "float64", "request/s", "full rate p of ONE prefill instance"),
     Column("decode_request_rate_per_s", "float64", "request/s", "full rate r of ONE decode instance"),
     Column("prefill_unique_gpus", "int64", "1", "GPUs of one prefill instance that hold distinct cache"),
@@ -97,7 +102,23 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 #: Columns that tell one study case from another where a table has no ``case`` column.
-CASE_COLUMNS = ("model", "system", "precision", "profile", "engine", "mode", "matching", "isl", "osl")
+CASE_COLUMNS = (
+    *("model", "system", "precision", "profile", "engine", "mode", "matching", "isl", "osl"),
+    *("prefill_system", "prefill_precision", "prefill_profile", "prefill_engine"),
+)
+
+#: Columns that a table has beside ``COLUMNS`` where throughput per USD or per W was asked for.
+COST_COLUMNS: dict[str, tuple[Column, ...]] = {
+    "gpu": (),
+    "usd": (
+        Column("usd_per_hour", "float64", "USD/h", "price of all GPUs of the deployment"),
+        Column("tokens_per_usd", "float64", "token/USD", "output tokens over the price of ALL GPUs"),
+    ),
+    "watt": (
+        Column("tdp_watts", "float64", "W", "TDP of all GPUs of the deployment: neither hosts nor the actual draw"),
+        Column("tokens_per_joule", "float64", "token/J", "output tokens per second over the TDP of ALL GPUs"),
+    ),
+}
 
 
 def slot_wait(group: Any, request_rate: Any) -> Any:
@@ -119,9 +140,13 @@ def slot_wait(group: Any, request_rate: Any) -> Any:
 
 
 def table_of_points(values: dict[str, Any], rows: int) -> pd.DataFrame:
-    """The table of ``COLUMNS``: arrays of shape (rows,), numbers, or words, which become categories."""
+    """The table of ``COLUMNS``: arrays of shape (rows,), numbers, or words, which become categories.
+
+    Prefill's system, precision, profile and engine are those of decode where they are left out.
+    """
     import pandas as pd
 
+    values = {f"prefill_{name}": values[name] for name in ("system", "precision", "profile", "engine")} | values
     codes = np.zeros(rows, dtype=np.int8)
     words = {
         name: pd.Categorical.from_codes(codes, categories=pd.Index([value]))
@@ -131,8 +156,10 @@ def table_of_points(values: dict[str, Any], rows: int) -> pd.DataFrame:
     return pd.DataFrame({c.name: words.get(c.name, values[c.name]) for c in COLUMNS}, index=pd.RangeIndex(rows))
 
 
-def pareto_front(points: pd.DataFrame, by: Sequence[str] | None = None) -> pd.DataFrame:
-    """The points that no other beats in both interactivity (1/TTL) and throughput per GPU.
+def pareto_front(
+    points: pd.DataFrame, by: Sequence[str] | None = None, *, throughput: str = THROUGHPUT
+) -> pd.DataFrame:
+    """The points that no other beats in both interactivity (1/TTL) and throughput.
 
     Parameters
     ----------
@@ -140,7 +167,11 @@ def pareto_front(points: pd.DataFrame, by: Sequence[str] | None = None) -> pd.Da
         A table of points (``COLUMNS``), of one or of many cases.
     by : sequence of str, optional
         Columns that part the table into cases. By default ``case`` where present, else those of
-        ``CASE_COLUMNS`` that are present.
+        ``CASE_COLUMNS`` that are present. To let systems compete in one front, leave them out:
+        ``by=("model", "isl", "osl")``.
+    throughput : str
+        Column of the throughput: per GPU, or ``"tokens_per_usd"`` or ``"tokens_per_joule"`` where the
+        table has it (``serving.costs``).
 
     Returns
     -------
@@ -149,4 +180,6 @@ def pareto_front(points: pd.DataFrame, by: Sequence[str] | None = None) -> pd.Da
     """
     if by is None:
         by = ("case",) if "case" in points else tuple(name for name in CASE_COLUMNS if name in points)
-    return pareto.pareto_front(points, x=INTERACTIVITY, y=THROUGHPUT, by=by)
+    if throughput not in points:
+        raise InputError(f"the table has no throughput column {throughput!r}{nearest(throughput, map(str, points))}")
+    return pareto.pareto_front(points, x=INTERACTIVITY, y=throughput, by=by)
