@@ -54,9 +54,10 @@ FRONTIER = Roles(
     x=INTERACTIVITY,
     y=THROUGHPUT,
     derived=(
-        "ttl_s", "prefill_instances", "decode_instances", "total_gpus", "ctx_gen_gpu_ratio", "request_rate_per_s"
+        *("ttl_s", "prefill_instances", "decode_instances", "total_gpus", "ctx_gen_gpu_ratio", "request_rate_per_s"),
+        *("ftl_with_slot_wait_s", "usd_per_hour", "tdp_watts"),
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

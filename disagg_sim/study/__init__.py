@@ -1,0 +1,1 @@
+"""Questions asked of whole frontiers: how much one gains over another, and where."""

@@ -1,0 +1,224 @@
+r"""What one frontier gains over another, and where disaggregation pays.
+
+A frontier is a step function of interactivity: at ``x`` it delivers the best throughput among its points
+with interactivity ``x`` or more. Of a frontier a over a frontier b (the claims of arXiv 2506.05508):
+
+.. math:: G(x) = \frac{a(x)}{b(x)}, \qquad
+          A = \frac{\int_{low}^{high} a(x)\,d\mu}{\int_{low}^{high} b(x)\,d\mu}, \qquad
+          H = \frac{\int_0^\infty a(x)\,dx}{\int_0^\infty b(x)\,dx}
+
+:math:`\mu` is x on a linear axis and ln x on a log axis, where every doubling of interactivity counts the
+same. H also credits the interactivity that only one of the two reaches; A does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from disagg_sim.errors import InputError, nearest
+from disagg_sim.search.front import AXES, area, best_from, hypervolume
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DISAGGREGATED = "disaggregated"
+COLOCATED = ("colocated", "piggyback")  # the best of both is what disaggregation must beat
+#: What a comparison of the modes has in common, where a table has the column.
+SAME = ("model", "isl", "osl", "system", "precision", "profile", "engine")
+ROUNDING = 1e-12  # of a share that was added up from steps [1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """The points of a frontier; others may stand among them, they change nothing."""
+
+    x: NDArray[np.float64]  # (n,) interactivity [token/s]
+    y: NDArray[np.float64]  # (n,) throughput per GPU [token/s]
+
+    def at(self, x: ArrayLike) -> NDArray[np.float64]:
+        """Best throughput with at least this interactivity; 0 where the curve does not reach. [token/s]"""
+        return best_from(self.x, self.y, x)
+
+    @property
+    def reach(self) -> float:
+        """Largest interactivity. [token/s]"""
+        return float(self.x.max())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """One frontier over another, over a stated range of interactivity."""
+
+    axis: str  # "linear" or "log"
+    low: float  # ends of the range over which they were compared [token/s]
+    high: float
+    area_ratio: float  # A; NaN where the two share no range [1]
+    hypervolume_ratio: float  # H, over all interactivities, linear axis [1]
+    largest: float  # largest G(x) in the range [1]
+    largest_at: float  # the highest interactivity that has it [token/s]
+    share_above: float  # share of the range where G(x) is at least ``worth``, measured on the axis [1]
+
+
+def curve(points: pd.DataFrame) -> Curve:
+    """The curve of a table of points of one case (``serving.points.COLUMNS``).
+
+    Raises
+    ------
+    InputError
+        When there is no point.
+    """
+    if not len(points):
+        raise InputError("a curve needs at least one point")
+    return Curve(points[INTERACTIVITY].to_numpy(dtype=float), points[THROUGHPUT].to_numpy(dtype=float))
+
+
+def pointwise_gain(a: Curve, b: Curve, x: ArrayLike) -> NDArray[np.float64]:
+    """G(x): throughput of ``a`` over that of ``b`` at interactivity ``x``.
+
+    Parameters
+    ----------
+    x : array_like
+        Interactivities. [token/s]
+
+    Returns
+    -------
+    ndarray, shape of ``x``
+        Infinite where only ``a`` reaches, 0 where only ``b`` does, NaN where neither does. [1]
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(a.at(x) / b.at(x))
+
+
+def shared_range(a: Curve, b: Curve, *, low: float | None = None, high: float | None = None) -> tuple[float, float]:
+    """The range of interactivity in which both curves have points, inside ``low`` to ``high``. [token/s]
+
+    Both ends are NaN where there is none. Below its first point a curve goes on flat, so a stated ``low``
+    may lie there; without one the range begins where both have points.
+    """
+    first = max(float(a.x.min()), float(b.x.min())) if low is None else low
+    last = min(a.reach, b.reach, math.inf if high is None else high)
+    return (first, last) if first <= last else (math.nan, math.nan)
+
+
+def gain(
+    a: Curve, b: Curve, *, axis: str = "log", low: float | None = None, high: float | None = None, worth: float = 1.0
+) -> Gain:
+    """What ``a`` gains over ``b`` in the range of interactivity that both reach.
+
+    Parameters
+    ----------
+    axis : {"log", "linear"}
+        Measure of interactivity in the area ratio A.
+    low, high : float, optional
+        Narrow the range; the result states the one taken. [token/s]
+    worth : float
+        G from which on the gain counts in ``share_above``. [1]
+
+    Raises
+    ------
+    InputError
+        An unknown axis, or a range that is empty or not above 0.
+    """
+    if axis not in AXES:
+        raise InputError(f"axis {axis!r} is unknown{nearest(axis, AXES)}; allowed: {', '.join(AXES)}")
+    if not 0 < (1.0 if low is None else low) <= (math.inf if high is None else high):
+        raise InputError(f"range of interactivity {low} to {high}: allowed are 0 < low <= high tokens/s")
+    first, last = shared_range(a, b, low=low, high=high)
+    whole = hypervolume(a.x, a.y) / hypervolume(b.x, b.y)
+    if math.isnan(first):
+        nothing = dict.fromkeys(("area_ratio", "largest", "largest_at", "share_above"), math.nan)
+        return Gain(axis=axis, low=first, high=last, hypervolume_ratio=whole, **nothing)
+    steps = np.unique(np.concatenate([[first, last], *(c.x[(c.x > first) & (c.x < last)] for c in (a, b))]))
+    ratios = pointwise_gain(a, b, steps)  # G is constant from above one step up to the next
+    best = int(np.flatnonzero(ratios == ratios.max())[-1])
+    if first == last:
+        ratio, share = float(ratios[0]), float(ratios[0] >= worth)
+    else:
+        ratio = area(a.x, a.y, low=first, high=last, axis=axis) / area(b.x, b.y, low=first, high=last, axis=axis)
+        widths = np.diff(np.log(steps) if axis == "log" else steps)
+        share = float(widths[ratios[1:] >= worth].sum() / widths.sum())
+    return Gain(
+        axis=axis, low=first, high=last, area_ratio=ratio, hypervolume_ratio=whole,
+        largest=float(ratios[best]), largest_at=float(steps[best]), share_above=share,
+    )  # fmt: skip
+
+
+def where_it_pays(
+    frontier: pd.DataFrame,
+    *,
+    axis: str = "log",
+    low: float | None = None,
+    high: float | None = None,
+    worth: float = 1.05,
+    by: Sequence[str] = SAME,
+) -> pd.DataFrame:
+    """Where disaggregation pays: its frontier over the best of both co-located modes, for each setting.
+
+    Parameters
+    ----------
+    frontier : DataFrame
+        Frontiers (or all points) of several modes below one another, column ``mode`` as in ``COLOCATED``
+        and ``DISAGGREGATED``.
+    axis, low, high, worth
+        As in ``gain``.
+    by : sequence of str
+        Columns that must agree for two modes to be compared; those that the table lacks are left out.
+
+    Returns
+    -------
+    DataFrame
+        One row a setting, in order of first appearance: the columns ``by``, the fields of ``Gain``,
+        ``disaggregated_reach`` and ``colocated_reach`` [token/s], and ``pays``: "everywhere", "mostly"
+        (over at least half of the range), "partly", "nowhere" (G is at least ``worth``), or
+        "no common range", "disaggregated only", "colocated only".
+
+    Raises
+    ------
+    InputError
+        An unknown mode or a missing column.
+    """
+    import pandas as pd
+
+    known = (DISAGGREGATED, *COLOCATED)
+    for column in ("mode", INTERACTIVITY, THROUGHPUT):
+        if column not in frontier:
+            raise InputError(f"table of frontiers: missing column {column!r}")
+    for mode in frontier["mode"].astype(str).unique():
+        if mode not in known:
+            raise InputError(f"mode {mode!r} is unknown{nearest(mode, known)}; allowed: {', '.join(known)}")
+    names = [name for name in by if name in frontier]
+    rows = []
+    for _, points in frontier.groupby(names, sort=False, observed=True, dropna=False):
+        split = points["mode"] == DISAGGREGATED
+        setting = {name: points[name].iloc[0] for name in names}
+        rows.append(setting | _row(points[split], points[~split], axis=axis, low=low, high=high, worth=worth))
+    return pd.DataFrame(rows)
+
+
+def _row(
+    ours: pd.DataFrame, theirs: pd.DataFrame, *, axis: str, low: float | None, high: float | None, worth: float
+) -> dict[str, Any]:
+    reach = {
+        f"{name}_reach": float(points[INTERACTIVITY].max()) if len(points) else 0.0
+        for name, points in ((DISAGGREGATED, ours), (COLOCATED[0], theirs))
+    }
+    if not len(ours) or not len(theirs):
+        return reach | {"axis": axis, "pays": f"{DISAGGREGATED if len(ours) else COLOCATED[0]} only"}
+    found = gain(curve(ours), curve(theirs), axis=axis, low=low, high=high, worth=worth)
+    values = {name: getattr(found, name) for name in found.__slots__}
+    return values | reach | {"pays": _verdict(found.share_above)}
+
+
+def _verdict(share: float) -> str:
+    if math.isnan(share):
+        return "no common range"
+    if share >= 1 - ROUNDING:
+        return "everywhere"
+    return "mostly" if share >= 0.5 - ROUNDING else "partly" if share > 0 else "nowhere"

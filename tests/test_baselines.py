@@ -1,0 +1,237 @@
+"""Frontiers of small cases against text in git: whatever moves one of their points shows in a diff.
+
+``pytest tests/test_baselines.py --update-baselines`` is the only way to record them anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.facts.efficiency import SECTIONS
+from disagg_sim.facts.load import load_efficiency
+from disagg_sim.facts.profile import ProfileSpec
+from disagg_sim.search import setting
+from disagg_sim.serving.points import CASE_COLUMNS
+from disagg_sim.sweep.compare import FRONTIER, Comparison, FrontChange, PointChange, compare_fronts, read_frontier
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BASELINES = Path(__file__).parent / "baselines"
+PROFILES = ds.list_specs("profile")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    model: str
+    system: str
+    precision: str
+    isl: int
+    osl: int
+    max_gpus: int
+    profile: str = "measured"
+    engine: str | None = None
+    matching: str = "exact"
+    ftl_limit: float = 10.0
+    gpu_cap: int = 64
+    nic_limit: float | None = None
+
+
+CASES = {
+    # dense, grouped queries
+    "llama_8b_h100_fp8": Case(model="llama_3_1_8b", system="h100_sxm", precision="fp8", isl=2048, osl=256, max_gpus=4),
+    "llama_8b_h100_vllm": Case(
+        model="llama_3_1_8b", system="h100_sxm", precision="bf16", isl=2048, osl=256, max_gpus=4, engine="vllm"
+    ),
+    "llama_70b_h200_optimistic": Case(
+        model="llama_3_1_70b", system="h200_sxm", precision="fp8", isl=16384, osl=2048, max_gpus=8, profile="optimistic"
+    ),
+    "llama_405b_gb200": Case(
+        model="llama_3_1_405b", system="gb200_nvl72", precision="nvfp4_fp8kv", isl=4096, osl=256, max_gpus=16
+    ),
+    # inherited fits, long prompts in chunks through a pipeline
+    "llama_70b_h800_long": Case(
+        model="llama_3_1_70b", system="h800_sxm", precision="fp8_bf16kv", isl=65536, osl=512, max_gpus=16
+    ),
+    # a cache of every head, biases, learned positions
+    "opt_30b_a100": Case(model="opt_30b", system="a100_sxm_80gb", precision="bf16", isl=1024, osl=256, max_gpus=4),
+    # sliding window and full attention in turn, experts
+    "gpt_oss_b200": Case(
+        model="gpt_oss_120b", system="b200_sxm", precision="nvfp4_fp8kv", isl=8192, osl=1024, max_gpus=4, nic_limit=2e9
+    ),
+    # experts, grouped queries
+    "mixtral_a100_paper": Case(
+        model="mixtral_8x7b", system="a100_sxm_80gb", precision="bf16", isl=2048, osl=512, max_gpus=8, matching="paper"
+    ),
+    "qwen3_235b_h200": Case(
+        model="qwen3_235b_a22b", system="h200_sxm", precision="fp8", isl=8192, osl=1024, max_gpus=16
+    ),
+    "maverick_gb300_optimistic": Case(
+        model="llama_4_maverick", system="gb300_nvl72", precision="nvfp4_fp8kv", isl=8192, osl=1024, max_gpus=16,
+        profile="optimistic",
+    ),
+    # experts, latent attention
+    "kimi_k2_b200": Case(
+        model="kimi_k2", system="b200_sxm", precision="nvfp4_fp8kv", isl=4096, osl=1024, max_gpus=32, gpu_cap=128
+    ),
+    "deepseek_r1_h200": Case(
+        model="deepseek_r1", system="h200_sxm", precision="fp8", isl=4096, osl=512, max_gpus=32, ftl_limit=2.0
+    ),
+    "deepseek_r1_gb200": Case(
+        model="deepseek_r1", system="gb200_nvl72", precision="nvfp4_fp8kv", isl=16384, osl=2048, max_gpus=36,
+        gpu_cap=144,
+    ),
+    "deepseek_r1_b200_ideal": Case(
+        model="deepseek_r1", system="b200_sxm", precision="nvfp4_fp8kv", isl=4096, osl=1024, max_gpus=16,
+        profile="ideal",
+    ),
+}  # fmt: skip
+
+
+def front_of(name: str) -> pd.DataFrame:
+    """The frontier of a case, without the columns that the case itself states."""
+    case = CASES[name]
+    mappings = ds.enumerate_mappings(ds.load_model(case.model), ds.load_system(case.system), max_gpus=case.max_gpus)
+    prefill, decode = (
+        grid(
+            case.model, case.system, mappings, isl=case.isl, osl=case.osl, precision=case.precision,
+            profile=case.profile, engine=case.engine,
+        )
+        for grid in (ds.prefill_grid, ds.decode_grid)
+    )  # fmt: skip
+    points = ds.disaggregated(
+        prefill,
+        decode,
+        ftl_limit=case.ftl_limit,
+        gpu_cap=case.gpu_cap,
+        matching=case.matching,
+        nic_limit=case.nic_limit,
+    )
+    front = ds.pareto_front(points).drop(columns=[column for column in CASE_COLUMNS if column != "mode"])
+    front.insert(0, "case", name)
+    return front
+
+
+def compare_with_baseline(name: str) -> Comparison:
+    return compare_fronts(read_frontier(BASELINES / f"{name}.csv").table, front_of(name), roles=FRONTIER)
+
+
+def told(front: FrontChange) -> str:
+    """What a failing test says: every point that was lost, is new, or moved."""
+
+    def point(change: PointChange) -> str:
+        return "{" + ", ".join(f"{column} {value}" for column, value in change.key) + "}"
+
+    lines = [f"lost {point(change)}" for change in front.lost] + [f"new {point(change)}" for change in front.new]
+    lines += [
+        f"{move.column} {move.old} -> {move.new} ({move.relative:+.3%}) at {point(change)}"
+        for change in front.moved
+        for move in change.moves
+        if not isinstance(move.old, str)
+    ]
+    return "\n".join([f"the frontier of {front.group[0]} moved:", *lines])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_frontier_is_the_recorded_one(name: str, update_baselines: bool) -> None:
+    if update_baselines:
+        front_of(name).to_csv(BASELINES / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n")
+        pytest.skip(f"recorded {name}.csv: read the diff before committing it")
+    (front,) = compare_with_baseline(name).fronts
+    if not front.same_points:
+        pytest.fail(told(front), pytrace=False)
+
+
+def test_every_case_has_a_baseline_and_no_baseline_is_orphaned() -> None:
+    assert {path.name for path in BASELINES.iterdir()} == {f"{name}.csv" for name in CASES}
+
+
+def scaled(spec: Any, name: str, factor: float) -> Any:
+    """A frozen spec with the number ``name``, where it has one, times ``factor``."""
+    value = getattr(spec, name)
+    if isinstance(value, dict):
+        return replace(spec, **{name: {key: number * factor for key, number in value.items()}})
+    return replace(spec, **{name: value * factor}) if isinstance(value, float) else spec
+
+
+def scaled_rows(spec: Any, section: str, name: str, factor: float) -> Any:
+    """Fits of a system with the number ``name`` of every row of a section times ``factor``."""
+    return replace(spec, **{section: tuple(scaled(row, name, factor) for row in getattr(spec, section))})
+
+
+def some_baseline_moves() -> bool:
+    return any(not front.same_points for name in CASES for front in compare_with_baseline(name).fronts)
+
+
+#: Latency of an all-reduce that crosses NVLink domains: slow, hence on no frontier.
+OFF_THE_FRONTIERS = ("nic_latency",)
+#: Numbers of a fit that no time depends on: its residuals, and what stands behind the formula of a volume.
+WITHOUT_EFFECT = ("median_error", "p90_error", "bytes_per_element")
+FITTED = [
+    (section, field.name)
+    for section, row in SECTIONS.items()
+    for field in fields(row)
+    if "float" in str(field.type) and field.name not in WITHOUT_EFFECT
+]
+
+
+@pytest.mark.parametrize(("section", "name"), FITTED)
+def test_two_percent_on_a_fitted_number_moves_some_baseline(
+    section: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setting, "load_efficiency", lambda of: scaled_rows(load_efficiency(of), section, name, 1.02))
+    assert some_baseline_moves()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        field.name
+        for field in fields(ProfileSpec)
+        if "float" in str(field.type)
+        and field.name not in OFF_THE_FRONTIERS
+        and any(getattr(ds.load_profile(profile), field.name) for profile in PROFILES)
+    ],
+)
+def test_two_percent_on_an_assumption_of_the_profiles_moves_some_baseline(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setting, "load_profile", lambda of: scaled(ds.load_profile(of), name, 1.02))
+    assert some_baseline_moves()
+
+
+@pytest.mark.parametrize("name", ["peak_flops", "hbm_reported", "hbm_bandwidth", "nvlink_bandwidth", "nic_bandwidth"])
+def test_two_percent_on_a_vendors_number_moves_some_baseline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setting, "load_system", lambda of: scaled(ds.load_system(of), name, 1.02))
+    assert some_baseline_moves()
+
+
+def test_every_kind_of_layer_system_and_profile_has_a_baseline() -> None:
+    models = [ds.load_model(case.model) for case in CASES.values()]
+    kinds = [kind for model in models for kind in model.kinds]
+    assert {type(kind.attention).__name__ for kind in kinds} == {"GqaAttention", "MlaAttention"}
+    assert {type(kind.ffn).__name__ for kind in kinds} == {"DenseFfn", "MoeFfn"}
+    assert any(getattr(kind.attention, "window", None) for kind in kinds)
+    assert any(kind.attention.q_heads == getattr(kind.attention, "kv_heads", 0) for kind in kinds)
+    fitted_here = {name for name in ds.list_specs("efficiency") if not load_efficiency(name).inherited}
+    assert fitted_here <= {case.system for case in CASES.values()}
+    assert any(load_efficiency(case.system).inherited for case in CASES.values())
+    assert {case.profile for case in CASES.values()} == set(PROFILES)
+    assert {case.matching for case in CASES.values()} == {"exact", "paper"}
+    assert {case.precision for case in CASES.values()} == set(ds.list_specs("precision"))
+
+
+def test_a_failure_names_what_was_lost_is_new_and_moved() -> None:
+    front = front_of("llama_8b_h100_fp8")
+    changed = front.iloc[:-1].copy()
+    changed.loc[0, "tokens_per_s_per_gpu"] *= 1.02
+    (found,) = compare_fronts(front, changed, roles=FRONTIER).fronts
+    text = told(found)
+    assert f"lost {{prefill_tp_attn {front['prefill_tp_attn'].iloc[-1]}" in text
+    assert "tokens_per_s_per_gpu" in text
+    assert "(+2.000%)" in text
