@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disagg_sim.report.labels import place_labels
-from disagg_sim.report.words import case_title, mapping_text, records
+from disagg_sim.report.words import case_title, mapping_text, overview_name, records
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.plan import Case
 from disagg_sim.sweep.results import SweepResult
@@ -83,19 +83,20 @@ def draw_figures(result: SweepResult, root: Path, *, jobs: int) -> int:
 
 
 def _overviews(cases: Iterable[CaseFigures], root: Path) -> list[Overview]:
-    groups: dict[tuple[str, int, int], list[CaseFigures]] = {}
+    groups: dict[str, list[CaseFigures]] = {}
     for item in cases:
-        groups.setdefault((item.case.model, item.case.isl, item.case.osl), []).append(item)
+        groups.setdefault(overview_name(item.case), []).append(item)
     return [
         Overview(
-            path=root / "figures" / f"{model}-{isl}-{osl}.png",
-            title=f"{model}, {isl}/{osl} tokens ({items[0].case.profile})\ndisaggregated frontiers of all systems",
+            path=root / "figures" / name,
+            title=f"{items[0].case.model}, {items[0].case.isl}/{items[0].case.osl} tokens ({items[0].case.profile})\n"
+            "disaggregated frontiers of all systems",
             frontiers=tuple(
                 (f"{item.case.system}, {item.case.precision}{_marked(item.inherited)}", item.frontier)
                 for item in items
             ),
         )
-        for (model, isl, osl), items in groups.items()
+        for name, items in groups.items()
         if len(items) > 1
     ]
 

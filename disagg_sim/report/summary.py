@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.report.words import case_title, mapping_text, ratio_text, records
+from disagg_sim.report.words import case_title, mapping_text, overview_name, ratio_text, records
 from disagg_sim.sweep.results import CaseResult, SweepResult, write_text
 from disagg_sim.units import GB, MS
 
@@ -40,6 +41,9 @@ def summary(result: SweepResult, *, figures: bool) -> str:
     ]
     if any(case.inherited_fits for case in result.cases):
         parts.append("\\* some efficiencies are inherited from another system's fits; the case's section names them.")
+    if figures:
+        shown = Counter(overview_name(case.plan.case) for case in result.cases if not case.verdict)
+        parts += [f"![{name}](figures/{name})" for name, count in shown.items() if count > 1]
     parts += [_section(case, figures=figures) for case in result.cases]
     return "\n\n".join(parts) + "\n"
 

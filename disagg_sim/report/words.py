@@ -33,6 +33,11 @@ def case_title(case: Case) -> str:
     return f"{case.model} on {case.system}, {case.precision}, {case.isl}/{case.osl} tokens ({case.profile})"
 
 
+def overview_name(case: Case) -> str:
+    """File name of the picture that compares the systems of a model and shape."""
+    return f"{case.model}-{case.isl}-{case.osl}.png"
+
+
 def ratio_text(point: Mapping[str, Any]) -> str:
     """Prefill to decode: instances and GPUs, ``3x8 : 2x16``."""
     prefill = f"{int(point['prefill_instances'])}×{int(point['prefill_gpus'])}"
