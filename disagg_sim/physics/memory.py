@@ -212,3 +212,32 @@ def prefill_bytes(
         expanded=whole if expanded else 0.0,
     )
     return instance_bytes(model, precision, profile, degrees, residents, profile.prefill_imbalance)
+
+
+def colocated_bytes(
+    model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, batch: Numeric, *,
+    cached: CachedTokens, prompt: CachedTokens, prompts: Numeric, new: Numeric, mixed: bool, expanded: bool = False,
+) -> Numeric:  # fmt: skip
+    """Bytes on the fullest GPU of an instance that decodes ``batch`` requests and prefills beside them. [B]
+
+    To the residents of a decode instance come the ``prompts`` in prefill (over all DP ranks), each with
+    its whole cache. ``new`` prefill tokens of the fullest rank are live in one forward pass: together
+    with the decodes in a ``mixed`` one, else in a pass of their own. ``expanded`` adds the up-projected
+    MLA keys and values of the prompts. No prompts is ``decode_bytes`` at the imbalance of prefill.
+    """
+    deviations = profile.resident_deviations
+    sequences, own = np.ceil(batch / degrees.dp_attn), np.ceil(prompts / degrees.dp_attn)
+    decodes = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
+    together = np.add if mixed else np.maximum
+    decodes_total = np.minimum(decodes * degrees.dp_attn, batch)
+    new_total = np.minimum(new * degrees.dp_attn, prompt.of(prompts, deviations))
+    whole = prompt.of(own, deviations)
+    residents = Residents(
+        sequences=sequences + own,
+        tokens=cached.of(sequences, deviations) + whole,
+        live=together(decodes, new),
+        live_total=together(decodes_total, new_total),
+        emitted=together(decodes, own),
+        expanded=whole if expanded else 0.0,
+    )
+    return instance_bytes(model, precision, profile, degrees, residents, profile.prefill_imbalance)

@@ -77,9 +77,9 @@ class _Load:
     chunk: Numeric  # prefill tokens, over all DP ranks [token]
 
 
-def chunk_share(chunk_tokens: Numeric, microbatches: Numeric, dp: Numeric) -> Numeric:
-    """Prefill tokens of the fullest rank in one micro-batch: an even share, but no part of a token. [token]"""
-    share = chunk_tokens / microbatches / dp
+def chunk_share(chunk_tokens: Numeric, dp: Numeric) -> Numeric:
+    """Prefill tokens of the fullest DP rank in a micro-batch of ``chunk_tokens``: an even share, one at least. [token]"""
+    share = chunk_tokens / dp
     return np.where(share > 0, np.maximum(share, 1.0), 0.0)
 
 
@@ -142,7 +142,7 @@ def _step_as(
     """The step in the kernels of ``phase``: ``max(m, p)*t_stage + host + p*hop``, as a decode step."""
     pp = degrees.pp
     decodes = np.ceil(load.decodes / degrees.dp_attn)
-    share = chunk_share(load.chunk, 1.0, degrees.dp_attn)
+    share = chunk_share(load.chunk, degrees.dp_attn)
 
     def side(tp: Numeric, sequences: Numeric, new: Numeric) -> AttentionSide:
         prompts, piece = np.maximum(new / isl, 1.0), np.minimum(new, isl)
