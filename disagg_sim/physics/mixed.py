@@ -78,7 +78,7 @@ class _Load:
 
 
 def chunk_share(chunk_tokens: Numeric, dp: Numeric) -> Numeric:
-    """Prefill tokens of the fullest DP rank in a micro-batch of ``chunk_tokens``: an even share, one at least. [token]"""
+    """Prefill tokens of the fullest DP rank in a micro-batch: an even share of ``chunk_tokens``, at least 1. [token]"""
     share = chunk_tokens / dp
     return np.where(share > 0, np.maximum(share, 1.0), 0.0)
 
