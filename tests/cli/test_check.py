@@ -1,0 +1,147 @@
+"""``check`` and ``compare``: a planted change of two percent is caught and named, unchanged results pass."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from disagg_sim.cli.main import run
+from disagg_sim.facts.yaml_files import find_file
+
+SWEEP = """
+name: curves
+models: llama_3_1_8b
+systems: {h100_sxm: fp8}
+traffic: [{isl: 1024, osl: 128}]
+limits: {max_gpus: 2, gpu_cap: 32}
+"""
+FIT = r"(engine: trtllm, .*kind: gqa, cache: fp8, e_memory: )([0-9.]+)(, e_compute: null)"  # of decode attention
+
+
+def sweep(out: Path) -> Path:
+    (out.parent / "curves.yaml").write_text(SWEEP)
+    assert run(["sweep", str(out.parent / "curves.yaml"), "--out", str(out), "--jobs", "1", "--no-figures"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results to be held against baselines; not to be changed."""
+    return sweep(tmp_path_factory.mktemp("curves") / "results")
+
+
+def planted(root: Path, factor: float, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same sweep with one number of one fitted row times ``factor``."""
+    source = find_file("efficiency", "h100_sxm")
+    text, count = re.subn(FIT, lambda m: f"{m[1]}{float(m[2]) * factor:.6g}{m[3]}", source.read_text())
+    assert count == 1
+    directory = root / "specs" / "hw_specs" / "efficiency"
+    directory.mkdir(parents=True)
+    (directory / source.name).write_text(text)
+    monkeypatch.setenv("DISAGG_SIM_PATH", str(root / "specs"))
+    return sweep(root / "planted")
+
+
+def test_unchanged_results_pass(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    again = sweep(tmp_path / "again")
+    capsys.readouterr()
+    assert run(["check", str(again), "--baseline", str(results)]) == 0
+    assert capsys.readouterr().out.startswith("ok: 1 frontier unchanged")
+    assert run(["check", str(again), "--baseline", str(results / "frontier.csv")]) == 0
+
+
+@pytest.mark.parametrize(("factor", "ground"), [(0.98, "some lost ground"), (1.02, "none lost ground")])
+def test_two_percent_on_one_coefficient_fail_and_the_moved_points_are_named(
+    factor: float,
+    ground: str,
+    results: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = planted(tmp_path, factor, monkeypatch)
+    capsys.readouterr()
+    report = tmp_path / "report.json"
+    check = ["check", str(out), "--baseline", str(results)]
+    assert run([*check, "--all", "--json", str(report)]) == 1
+    said = capsys.readouterr().out
+    assert said.splitlines()[-1].startswith("FAILED: 1 of 1 frontier changed")
+    assert ground in said
+    old, new = (pd.read_csv(path / "frontier.csv") for path in (results, out))
+    (front,) = json.loads(report.read_text())["fronts"]
+    assert {p["configuration"]["decode_batch"] for p in front["moved"]} == set(old["decode_batch"]) & set(
+        new["decode_batch"]
+    )
+    assert len(front["moved"]) > 5
+    for point in front["moved"]:
+        at, now = point["baseline"]["tokens_per_s_per_user"], point["results"]["tokens_per_s_per_user"]
+        assert at in set(old["tokens_per_s_per_user"])
+        assert (now > at) == (factor > 1)
+        assert f"{at:.5g} -> {now:.5g}" in said
+        assert f"batch {point['configuration']['decode_batch']} " in said
+    assert run([*check, "--allow-better"]) == (1 if factor < 1 else 0)
+    assert run([*check, "--rtol", "0.05"]) == 0
+    assert run(["compare", str(results), str(out)]) == 0
+    assert len(capsys.readouterr().out) > 0
+
+
+def test_without_all_only_the_largest_changes_are_printed(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pd.read_csv(results / "frontier.csv")
+    table["tokens_per_s_per_gpu"] *= 0.9
+    table.to_csv(tmp_path / "frontier.csv", index=False)
+    assert len(table) > 10
+    assert run(["check", str(tmp_path), "--baseline", str(results)]) == 1
+    said = capsys.readouterr().out
+    assert said.count("  moved") == 10
+    assert f"and {len(table) - 10} more (--all prints them)" in said
+
+
+def test_lost_points_and_cases_of_one_side_are_told(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pd.read_csv(results / "frontier.csv")
+    pd.concat([table.iloc[1:], table.assign(case="other")]).to_csv(tmp_path / "frontier.csv", index=False)
+    assert run(["compare", str(results), str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "1 lost, 0 new, 0 moved" in said
+    assert f"only in {tmp_path}: other" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["check", "nowhere", "--baseline", "{results}"], "nowhere: no such file or directory"),
+        (["check", "{results}", "--baseline", "{empty}"], "holds no frontier.csv"),
+        (["check", "{results}"], "--baseline"),
+        (["check", "{results}", "--baseline", "{results}", "--rtol", "2"], "rtol 2.0 is out of range"),
+        (["check", "{results}", "--baseline", "{results}", "--rtol", "nan"], "rtol nan is out of range"),
+        (["check", "{results}", "--baseline", "{other}"], "cases not computed"),
+        (["check", "{narrow}", "--baseline", "{results}"], "missing column 'decode_batch'"),
+        (["check", "{results}", "--baseline", "{fewer}"], "alone has engine"),
+        (["check", "{results}", "--baseline", "{results}", "--json", "{empty}"], "cannot write"),
+        (["compare", "{results}"], "B"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str], said: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pd.read_csv(results / "frontier.csv")
+    places = {"results": results, "empty": tmp_path}
+    for name, changed in {
+        "other": table.assign(case="other"),
+        "narrow": table.drop(columns="decode_batch"),
+        "fewer": table.drop(columns="engine"),
+    }.items():
+        places[name] = tmp_path / f"{name}.csv"
+        changed.to_csv(places[name], index=False)
+    assert run([argument.format(**places) for argument in arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert said in lines[0]
