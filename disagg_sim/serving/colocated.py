@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.phases import decode_step, prefill_pass
-from disagg_sim.search.grid import CHUNK_TOKENS, bound_codes, given_sizes
+from disagg_sim.search.grid import CHUNK_TOKENS, bound_codes, degree_columns, given_sizes
 from disagg_sim.search.mappings import MappingTable
 from disagg_sim.serving.shared_instances import (
     Case,
@@ -67,7 +68,7 @@ def colocated(
     ttl_measure : {"mean", "p99"}
         What ``ttl_s`` is: the mean, or the largest gap.
     mla_form
-        Form of MLA in the chunks of CPP; "auto" takes the fastest that fits.
+        Form of MLA in prefill; "auto" takes the fastest that fits. Decodes are absorbed.
 
     Returns
     -------
@@ -80,6 +81,8 @@ def colocated(
     ------
     InfeasibleError
         When nothing fits in memory, or nothing meets the FTL limit.
+    InputError, UnknownNameError
+        Values out of range, unknown names.
     """
     case = checked_case(
         model, system, precision=precision, profile=profile, engine=engine, isl=isl, osl=osl, ftl_limit=ftl_limit,
@@ -91,6 +94,8 @@ def colocated(
         for part, seen in _search(case, group, sizes, mla_form):
             chosen.append(part)
             tally = tally.plus(seen)
+    if sizes is not None and not tally.design_points:
+        raise InputError(f"prefill_batch {sizes.tolist()} is above every batch; allowed: up to the requests of a batch")
     return points_table(case, "colocated", chosen, tally)
 
 
@@ -131,62 +136,75 @@ def _pass_sizes(group: Group, sizes: Ints | None) -> Ints:
 
 def _search(case: Case, group: Group, sizes: Ints | None, form: str) -> list[tuple[Chosen, Tally]]:
     """Score every (batch, cut, pass size) of the rows of a group, in blocks, and keep the best."""
-    at, degrees = case.at, group.degrees
-    prompts = _pass_sizes(group, sizes)
+    at, prompts = case.at, _pass_sizes(group, sizes)
     batch_index, step = np.nonzero(prompts)
     if not batch_index.size:
         return []
     passes, which = np.unique(prompts[batch_index, step], return_inverse=True)
-    cuts = _cuts(case, group, passes, form)
     decode = decode_step(
-        at.model, at.rates, degrees, batch=group.batch[None, :].astype(float), context=case.isl + case.osl / 2
+        at.model, at.rates, group.degrees, batch=group.batch[None, :].astype(float), context=case.isl + case.osl / 2
     )
     bound = np.broadcast_to(bound_codes(decode.sums), decode.ttl.shape)
-    residents = group.batch[batch_index].astype(float)[None, :]
-    together = passes[which].astype(float)[None, :]
-    found = []
-    for rows in group.blocks(batch_index.size * len(cuts)):
-        part = group.table[rows]
-        part_degrees = Group(table=part, batch=group.batch, dp=group.dp, deep=group.deep).degrees
-        own = np.ceil(together / group.dp)
-        times = np.concatenate([cut.time[rows][:, which] for cut in cuts], axis=1)
-        memory = np.concatenate(
-            [
-                case.memory_bytes(
-                    part_degrees, residents, prompts=together, mixed=False, expanded=cut.expanded,
-                    new=own * cut.chunk_tokens if cut.chunk_tokens
-                    else np.ceil(own / np.minimum(part_degrees.pp, own)) * case.isl,
-                )
-                for cut in cuts
-            ],
-            axis=1,
-        )  # fmt: skip
-        index, count = np.tile(batch_index, len(cuts)), np.tile(together[0], len(cuts))
-        step_time = decode.ttl[rows][:, index]
+    cuts = _cuts(case, group, passes, form)
+    scored = _Scored(case, group, cuts, batch_index, passes[which], which, decode.ttl, bound)
+    return [scored.block(rows) for rows in group.blocks(batch_index.size * len(cuts))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """Passes and decode steps of a group, scored apart; columns are (batch, prompts of a pass)."""
+
+    case: Case
+    group: Group
+    cuts: list[_Cut]
+    batch_index: Ints  # (columns,) place in the batch axis
+    together: Ints  # (columns,) prompts of a pass [request]
+    which: Ints  # (columns,) place of that number in the times of the cuts
+    decode_ttl: Floats  # (rows, batches) [s]
+    bound: NDArray[np.int8]  # (rows, batches) index into ``BOUNDS``
+
+    def block(self, rows: slice) -> tuple[Chosen, Tally]:
+        """Join passes and steps of some rows, the cuts one after the other, and choose."""
+        case, cuts, batch = self.case, self.cuts, self.group.batch
+        part = self.group.table[rows]
+        index, count = np.tile(self.batch_index, len(cuts)), np.tile(self.together, len(cuts))
+        step = self.decode_ttl[rows][:, index]
+        times = np.concatenate([cut.time[rows][:, self.which] for cut in cuts], axis=1)
+        memory = np.concatenate([self._memory(part, cut) for cut in cuts], axis=1)
         options = Options(
             batch_index=index,
-            ttl_mean=step_time + group.batch[index] * (times / count) / (case.osl - 1),
-            largest_gap=step_time + times,
+            ttl_mean=step + batch[index] * (times / count) / (case.osl - 1),
+            largest_gap=step + times,
             ftl=times,
             memory=memory,
         )
         row, column, tally = choose(case, options)
-        of_cut, b = column // batch_index.size, count[column]
+        batch_place, b, time = index[column], count[column], times[row, column]
         chosen = Chosen(
             mapping=part[row],
-            batch=group.batch[index[column]],
-            prefill_batch=b.astype(np.int64),
-            group=b,
-            chunk_tokens=np.array([cut.chunk_tokens for cut in cuts], dtype=np.int64)[of_cut],
+            batch=batch[batch_place],
+            prefill_batch=b,
+            group=b.astype(float),
+            chunk_tokens=np.array([cut.chunk_tokens for cut in cuts])[column // self.batch_index.size],
             mixed_chunk=np.zeros(row.size),
             mixed_share=np.zeros(row.size),
             ttl_mean=options.ttl_mean[row, column],
             largest_gap=options.largest_gap[row, column],
-            ftl=times[row, column],
+            ftl=time,
             memory=memory[row, column],
-            prefill_rate=b / times[row, column],
-            decode_rate=group.batch[index[column]] / (step_time[row, column] * (case.osl - 1)),
-            bound=bound[rows][row, index[column]],
+            prefill_rate=b / time,
+            decode_rate=batch[batch_place] / (step[row, column] * (case.osl - 1)),
+            bound=self.bound[rows][row, batch_place],
         )
-        found.append((chosen, tally))
-    return found
+        return chosen, tally
+
+    def _memory(self, part: MappingTable, cut: _Cut) -> Floats:
+        degrees, together = degree_columns(part), self.together.astype(float)[None, :]
+        own = np.ceil(together / self.group.dp)
+        whole = np.ceil(own / np.minimum(degrees.pp, own)) * self.case.isl
+        new = own * cut.chunk_tokens if cut.chunk_tokens else whole
+        batch = self.group.batch[self.batch_index].astype(float)[None, :]
+        held: Floats = self.case.memory_bytes(
+            degrees, batch, prompts=together, new=new, mixed=False, expanded=cut.expanded
+        )
+        return held

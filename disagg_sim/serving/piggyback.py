@@ -85,6 +85,8 @@ def piggyback(
     ------
     InfeasibleError
         When nothing fits in memory, or nothing meets the FTL limit.
+    InputError, UnknownNameError
+        Values out of range, unknown names.
     """
     case = checked_case(
         model, system, precision=precision, profile=profile, engine=engine, isl=isl, osl=osl, ftl_limit=ftl_limit,
