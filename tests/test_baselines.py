@@ -16,6 +16,8 @@ from disagg_sim.facts.efficiency import SECTIONS
 from disagg_sim.facts.load import load_efficiency
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.search import setting
+from disagg_sim.serving.colocated import colocated
+from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import CASE_COLUMNS
 from disagg_sim.sweep.compare import FRONTIER, Comparison, FrontChange, PointChange, compare_fronts, read_frontier
 
@@ -34,6 +36,7 @@ class Case:
     isl: int
     osl: int
     max_gpus: int
+    mode: str = "disaggregated"
     profile: str = "measured"
     engine: str | None = None
     matching: str = "exact"
@@ -90,6 +93,16 @@ CASES = {
         model="deepseek_r1", system="b200_sxm", precision="nvfp4_fp8kv", isl=4096, osl=1024, max_gpus=16,
         profile="ideal",
     ),
+    # one pool for both phases
+    "llama_70b_h200_colocated": Case(
+        model="llama_3_1_70b", system="h200_sxm", precision="fp8", isl=4096, osl=512, max_gpus=8, mode="colocated"
+    ),
+    "gpt_oss_h100_piggyback": Case(
+        model="gpt_oss_120b", system="h100_sxm", precision="bf16", isl=2048, osl=512, max_gpus=4, mode="piggyback"
+    ),
+    "deepseek_r1_h200_piggyback": Case(
+        model="deepseek_r1", system="h200_sxm", precision="fp8", isl=4096, osl=1024, max_gpus=16, mode="piggyback"
+    ),
 }  # fmt: skip
 
 
@@ -97,21 +110,22 @@ def front_of(name: str) -> pd.DataFrame:
     """The frontier of a case, without the columns that the case itself states."""
     case = CASES[name]
     mappings = ds.enumerate_mappings(ds.load_model(case.model), ds.load_system(case.system), max_gpus=case.max_gpus)
-    prefill, decode = (
-        grid(
-            case.model, case.system, mappings, isl=case.isl, osl=case.osl, precision=case.precision,
-            profile=case.profile, engine=case.engine,
+    shape = {"isl": case.isl, "osl": case.osl}
+    rates = {"precision": case.precision, "profile": case.profile, "engine": case.engine}
+    if case.mode == "disaggregated":
+        grids = (ds.prefill_grid, ds.decode_grid)
+        prefill, decode = (grid(case.model, case.system, mappings, **shape, **rates) for grid in grids)
+        points = ds.disaggregated(
+            prefill,
+            decode,
+            ftl_limit=case.ftl_limit,
+            gpu_cap=case.gpu_cap,
+            matching=case.matching,
+            nic_limit=case.nic_limit,
         )
-        for grid in (ds.prefill_grid, ds.decode_grid)
-    )  # fmt: skip
-    points = ds.disaggregated(
-        prefill,
-        decode,
-        ftl_limit=case.ftl_limit,
-        gpu_cap=case.gpu_cap,
-        matching=case.matching,
-        nic_limit=case.nic_limit,
-    )
+    else:
+        serve = {"colocated": colocated, "piggyback": piggyback}[case.mode]
+        points = serve(case.model, case.system, mappings, **shape, **rates, ftl_limit=case.ftl_limit)
     front = ds.pareto_front(points).drop(columns=[column for column in CASE_COLUMNS if column != "mode"])
     front.insert(0, "case", name)
     return front
@@ -223,6 +237,7 @@ def test_every_kind_of_layer_system_and_profile_has_a_baseline() -> None:
     assert any(load_efficiency(case.system).inherited for case in CASES.values())
     assert {case.profile for case in CASES.values()} == set(PROFILES)
     assert {case.matching for case in CASES.values()} == {"exact", "paper"}
+    assert {case.mode for case in CASES.values()} == {"disaggregated", "colocated", "piggyback"}
     assert {case.precision for case in CASES.values()} == set(ds.list_specs("precision"))
 
 

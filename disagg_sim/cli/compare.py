@@ -34,7 +34,10 @@ def check(
     json_file: _Json = None,
     everything: _All = False,
 ) -> None:
-    """Exit with 1 when a frontier differs from its baseline: points lost, new or moved beyond the tolerance."""
+    """Hold the frontiers of a sweep against a baseline: lost, new and moved points, change of area.
+
+    Exit code 0: nothing changed. 1: points were lost, are new, or moved beyond the tolerance. 2: nothing to compare.
+    """
     from disagg_sim.sweep.compare import compare_frontiers, read_frontier, require_same_cases
 
     old, new = read_frontier(baseline), read_frontier(results)
