@@ -24,7 +24,7 @@ class ProfileSpec:
     all_to_all_latency: float | None  # of dispatch and of combine, each [s]
     elementwise_efficiency: float  # share of HBM bandwidth [1]
     elementwise_latency: float  # all elementwise kernels of a layer [s]
-    host: float  # per forward pass of a stage [s]
+    host: float  # per pass; micro-batches and chunks in flight hide each other's [s]
     prefill_imbalance: float  # load of the fullest expert rank over the mean [1]
     decode_imbalance: float  # [1]
     p2p_latency_inside: float  # pipeline hand-over inside an NVLink domain [s]

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.cost import hop_cost
-from disagg_sim.physics.layer import Tokens
+from disagg_sim.physics.cost import hop_cost, total_cost
+from disagg_sim.physics.layer import Tokens, head
 from disagg_sim.physics.phases import (
     AttentionSide,
     Degrees,
@@ -105,7 +105,7 @@ def chunked_prefill_pass(
 
     def linear(size: Numeric) -> LayerTimes:
         def side(tp: Numeric, new: Numeric, sequences: Numeric) -> AttentionSide:
-            tokens = Tokens(prompts=sequences, new=new, emitted=sequences)
+            tokens = Tokens(prompts=sequences, new=new)  # the head runs once, below
             return attention_side(model, rates, tp, tokens, mla_form, "prefill", core=False)
 
         return join_experts(
@@ -116,8 +116,14 @@ def chunked_prefill_pass(
     def cores(tp: Numeric, size: Numeric, sequences: Numeric) -> _Cores:
         return _chunk_cores(model, rates, tp, size, sequences, isl, mla_form)
 
+    def last_token(tp: Numeric, sequences: Numeric) -> tuple[Numeric, Sums]:
+        cost = total_cost([head(model, rates.precision, tp, sequences)], rates)
+        return cost.time, cost.sums
+
     full = linear(plan.size)
     final = linear(plan.last) if np.any(plan.last != plan.size) else full
+    head_time, head_sums = tabulate(last_token, (degrees.tp_attn,), levels)
+    final = final._replace(head=head_time, sums=final.sums.plus(head_sums))
     attention = tabulate(cores, (degrees.tp_attn, chunk_tokens), levels)
     before = plan.chunks - 1
     busy, largest = _busy_and_largest(model, pp, before, full, final, attention)

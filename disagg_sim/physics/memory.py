@@ -18,7 +18,7 @@ from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.layer import kv_heads_per_gpu
 from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.stages import stage_table
-from disagg_sim.physics.work import ACTIVATION_BYTES, LOGIT_BYTES, Numeric
+from disagg_sim.physics.work import ACTIVATION_BYTES, LOGIT_BYTES, Numeric, fullest_rank
 
 #: Dispatch arrives in one byte per element, combine leaves in two (section 4, M_comm).
 ALL_TO_ALL_BUFFER_BYTES = 3.0
@@ -116,7 +116,7 @@ def activation_bytes(
         if isinstance(ffn, DenseFfn):
             widest = np.maximum(widest, live * (2 * ffn.width / tp))
         else:
-            picks = residents.live_total * (ffn.top_k * imbalance) / degrees.ep
+            picks = residents.live_total * (ffn.top_k * fullest_rank(imbalance, degrees.ep)) / degrees.ep
             widest = np.maximum(widest, picks * (2 * ffn.width / degrees.tp_ffn + model.hidden))
     logits = residents.emitted * (model.vocab * LOGIT_BYTES) / tp
     return ACTIVATION_BYTES * (live * (4 * model.hidden) + widest) + logits

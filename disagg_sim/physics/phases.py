@@ -95,14 +95,16 @@ def attention_cost(kind: LayerKind, rates: Rates, tp: Numeric, tokens: Tokens, f
 def attention_side(
     model: ModelSpec, rates: Rates, tp: Numeric, tokens: Tokens, form: str, phase: str, *, core: bool = True
 ) -> AttentionSide:
-    """Everything on the attention ranks; ``core = False`` leaves scores and values out (chunks add their own)."""
+    """Everything on the attention ranks; ``core = False`` leaves scores and values out (chunks add their own).
+
+    The head is timed for ``tokens.emitted`` sequences; it enters the sums only where ``emitted`` is not a plain 0.
+    """
     precision, linear = rates.precision, tokens.linear
     hidden = rates.profile.all_reduce_hidden_fraction if phase == "prefill" else 0.0
-    ends = [
-        total_cost([layer.embedding(model, precision, linear)], rates),
-        total_cost([layer.head(model, precision, tp, tokens.emitted)], rates),
-    ]
-    sums = ends[0].sums.plus(ends[1].sums)
+    emits = not (np.ndim(tokens.emitted) == 0 and tokens.emitted == 0)
+    start = total_cost([layer.embedding(model, precision, linear)], rates)
+    end = total_cost([layer.head(model, precision, tp, tokens.emitted)], rates) if emits else NOTHING
+    sums = start.sums.plus(end.sums)
     layers: list[Numeric] = []
     shared: list[Numeric] = []
     for kind, count in zip(model.kinds, model.kind_counts, strict=True):
@@ -121,7 +123,7 @@ def attention_side(
         layers.append(time)
         shared.append(apart.time)
         sums = sums.plus(own.sums, count).plus(apart.sums, count)
-    return AttentionSide(tuple(layers), tuple(shared), ends[0].time, ends[1].time, sums)
+    return AttentionSide(tuple(layers), tuple(shared), start.time, end.time, sums)
 
 
 def join_experts(

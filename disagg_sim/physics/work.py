@@ -53,10 +53,8 @@ def causal_pairs(new: Numeric, past: Numeric = 0.0, window: float = 0.0) -> Nume
 
     Examples
     --------
-    >>> causal_pairs(4)
-    10.0
-    >>> causal_pairs(4, 2, window=3)
-    12.0
+    >>> float(causal_pairs(4)), float(causal_pairs(4, 2, window=3))
+    (10.0, 12.0)
     """
     if not window:
         return new * past + new * (new + 1) / 2
@@ -155,7 +153,12 @@ def expert_work(
     Source: physics page, sections 2 and 6.
     """
     weights = expected_distinct_experts(tokens, experts, top_k) / ep * (3.0 * hidden * width * weight_bytes)
-    return Work(tokens * (6.0 * hidden * top_k * imbalance * width / ep), weights)
+    return Work(tokens * (6.0 * hidden * top_k * fullest_rank(imbalance, ep) * width / ep), weights)
+
+
+def fullest_rank(imbalance: float, ep: Numeric) -> Numeric:
+    """Load of the fullest expert rank over the mean: ``imbalance``, and 1 where one rank has all experts. [1]"""
+    return np.where(np.asarray(ep) > 1, imbalance, 1.0)
 
 
 def multinomial_imbalance(tokens: Numeric, top_k: int, ep: Numeric) -> Numeric:
