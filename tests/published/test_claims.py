@@ -237,7 +237,7 @@ def test_c20_ingress_falls_along_the_frontier(sweeps):
 
 
 def test_c21_the_latent_cache_needs_a_fraction_of_the_egress():
-    """Accepted: 2-6 times less. Best pools of each at 16k: 3.3 by FLOP and bytes, 4.2-4.4 with each one's efficiency."""
+    """Accepted: 2-6 times less. Best pools at 16k: 3.3 by FLOP and bytes, 4.2-4.4 with the efficiency of each."""
     ratio = best_prefill("llama_3_1_70b", 16_384) / best_prefill("deepseek_r1", 16_384)
     assert 2 <= ratio <= 6
     assert ratio == pytest.approx(4.3, rel=0.05)

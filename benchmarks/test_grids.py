@@ -1,0 +1,86 @@
+"""Design points scored per second on one core: all operators, memory and bound included.
+
+Run with ``pytest benchmarks -q``. Nothing is asserted of the time; the table at the end puts the bar beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.mappings import MappingTable, enumerate_mappings
+
+SYSTEM, RECIPE, ISL, OSL = "gb200_nvl72", "nvfp4_fp8kv", 16_384, 2048
+MODELS = ("deepseek_r1", "llama_3_1_70b")
+LEAST_POINTS = 100_000
+BARS = {"decode": 2e6, "prefill": 1e6, "chunked prefill": 2e5}  # [points/s]
+
+Row = tuple[str, str, int, float, float]  # kind, model, points, points/s of the best and of the median round
+
+
+@pytest.fixture(scope="module")
+def table(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
+    """Collects a row a benchmark and prints them when the module is done."""
+    rows: list[Row] = []
+    yield rows
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\n\n{'grid':<17}{'model':<15}{'points':>9}{'best/s':>12}{'median/s':>12}{'bar/s':>12}")
+        for kind, model, points, best, median in rows:
+            print(f"{kind:<17}{model:<15}{points:>9,}{best:>12,.0f}{median:>12,.0f}{BARS[kind]:>12,.0f}")
+
+
+def dense_batches(rows: int) -> np.ndarray:
+    """1, 2, 3, ... so many that ``rows`` mappings make a grid of at least ``LEAST_POINTS``. [request]"""
+    return np.arange(1, -(-LEAST_POINTS // rows) + 1)
+
+
+def mappings_of(model: str) -> MappingTable:
+    return enumerate_mappings(load_model(model), load_system(SYSTEM))
+
+
+def report(benchmark, table: list[Row], kind: str, model: str, points: int) -> None:
+    best, median = points / benchmark.stats.stats.min, points / benchmark.stats.stats.median
+    benchmark.extra_info.update(
+        points=points, best_points_per_s=round(best), median_points_per_s=round(median), bar_points_per_s=BARS[kind]
+    )
+    table.append((kind, model, points, best, median))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_decode(benchmark, table, model):
+    mappings = mappings_of(model)
+    batch = dense_batches(len(mappings))
+    grid = benchmark(decode_grid, model, SYSTEM, mappings, isl=ISL, osl=OSL, precision=RECIPE, batch=batch)
+    assert grid.latency.size >= LEAST_POINTS
+    report(benchmark, table, "decode", model, grid.latency.size)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_unchunked_prefill(benchmark, table, model):
+    mappings = mappings_of(model)
+    batch = dense_batches(len(mappings))
+    grid = benchmark(
+        prefill_grid, model, SYSTEM, mappings, isl=ISL, precision=RECIPE, batch=batch, chunk_tokens=[]
+    )
+    assert not grid.chunk_tokens.any()
+    report(benchmark, table, "prefill", model, grid.latency.size)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_chunked_prefill(benchmark, table, model):
+    """Chunks of 512 tokens and more; counts the chunked points only, though the unchunked rows are scored too."""
+    mappings = mappings_of(model)
+    deep = mappings[mappings.pp > 1]
+    sizes = (512, 1024, 2048, 4096, 8192)
+    batch = dense_batches(len(deep) * len(sizes))
+    grid = benchmark(
+        prefill_grid, model, SYSTEM, deep, isl=ISL, precision=RECIPE, batch=batch, chunk_tokens=sizes
+    )
+    chunked = int(np.sum(grid.chunk_tokens > 0)) * grid.batch.size
+    assert chunked >= LEAST_POINTS
+    report(benchmark, table, "chunked prefill", model, chunked)
