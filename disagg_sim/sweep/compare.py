@@ -166,6 +166,7 @@ def read_frontier(path: Path) -> Frontier:
     except (ValueError, pd.errors.ParserError) as error:
         raise InputError(f"{file}: not a table: {' '.join(str(error).split())}") from None
     _check_table(file, table)
+    table = table.astype(dict.fromkeys(FRONTIER.group, str))
     return Frontier(path, table, tuple(dict.fromkeys([*planned, *table["case"]])))
 
 
@@ -185,7 +186,7 @@ def _check_table(file: Path, table: pd.DataFrame) -> None:
         if name not in table:
             near = nearest(name, [str(column) for column in table.columns])
             raise InputError(f"{file}: missing column {name!r}{near}")
-        if name in FRONTIER.group:
+        if name in FRONTIER.group or not len(table):
             continue
         values = table[name]
         if not is_numeric_dtype(values):
