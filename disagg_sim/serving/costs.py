@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.load import load_system
+from disagg_sim.facts.load import list_specs, load_system
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT
 from disagg_sim.units import HOUR
 
@@ -34,32 +34,41 @@ def usd_per_gpu_hour(system: SystemSpec | str, prices: Mapping[str, float] | Non
     InputError
         When neither gives a price; names the key.
     """
-    spec = load_system(system) if isinstance(system, str) else system
-    given = prices or {}
-    if spec.name in given:
-        return float(given[spec.name])
-    if spec.usd_per_gpu_hour is None:
+    name, given = _name(system), prices or {}
+    if name in given:
+        return float(given[name])
+    spec = _spec(system)
+    low, high = spec.usd_per_gpu_hour or (0.0, 0.0)
+    if not high > 0:
         raise InputError(
             f"usd_per_gpu_hour of {spec.name} is not known; give a price in USD/h, as in prices={{{spec.name!r}: ...}}"
             f"{nearest(spec.name, given)}"
         )
-    low, high = spec.usd_per_gpu_hour
     return (low + high) / 2
 
 
 def costs_of_gpus(
     systems: Iterable[SystemSpec | str], per: str, prices: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """What one GPU of each system costs, by name: 1 ("gpu"), its price [USD/h] ("usd") or its TDP [W] ("watt")."""
-    costs: dict[str, float] = {}
-    for system in systems:
-        name = system if isinstance(system, str) else system.name
-        if per == "gpu":
-            costs[name] = 1.0
-        elif name not in costs:
-            spec = load_system(system) if isinstance(system, str) else system
-            costs[name] = spec.tdp if per == "watt" else usd_per_gpu_hour(spec, prices)
-    return costs
+    """What one GPU of each system costs, by name: 1 ("gpu"), its price [USD/h] ("usd") or its TDP [W] ("watt").
+
+    Raises
+    ------
+    InputError
+        When a price is unknown or out of range, or where one is left out and another is of no known system.
+    """
+    named = {_name(system): system for system in systems}
+    if per == "gpu":
+        return dict.fromkeys(named, 1.0)
+    known = {*named, *list_specs("hardware")} if prices and named.keys() - prices.keys() else None
+    for name, price in (prices or {}).items():
+        if known and name not in known:
+            raise InputError(f"prices: {name!r} is not a system{nearest(name, known)}")
+        if not (price > 0 and math.isfinite(price)):
+            raise InputError(f"prices: {name} must be above 0 USD/h, got {price:g}")
+    if per == "watt":
+        return {name: _spec(system).tdp for name, system in named.items()}
+    return {name: usd_per_gpu_hour(system, prices) for name, system in named.items()}
 
 
 def with_cost(points: pd.DataFrame, per: str, prices: Mapping[str, float] | None = None) -> pd.DataFrame:
@@ -96,11 +105,16 @@ def add_cost(points: pd.DataFrame, per: str, costs: Mapping[str, float]) -> pd.D
 
 
 def check_per(per: str, prices: Mapping[str, float] | None) -> None:
-    """Raise ``InputError`` for an unknown objective or a price that is out of range or of nothing."""
+    """Raise ``InputError`` for an unknown objective, or prices without use."""
     if per not in PER:
         raise InputError(f"per {per!r} is not one of {', '.join(PER)}{nearest(per, PER)}")
     if prices and per != "usd":
         raise InputError(f"prices act with per='usd' only, not with per={per!r}")
-    for name, price in (prices or {}).items():
-        if not (price > 0 and math.isfinite(price)):
-            raise InputError(f"prices: {name} must be above 0 USD/h, got {price:g}")
+
+
+def _name(system: SystemSpec | str) -> str:
+    return system if isinstance(system, str) else system.name
+
+
+def _spec(system: SystemSpec | str) -> SystemSpec:
+    return load_system(system) if isinstance(system, str) else system

@@ -57,7 +57,7 @@ def match_rates(
     Parameters
     ----------
     prefill, decode : PhaseGrid
-        Scored points of one case.
+        Scored points of one case; the two pools may run on different systems (``Instance.system``).
     ftl_limit, ttl_limit : float
         Largest latencies of a configuration, inclusive. [s]
     gpu_budget : int, optional
@@ -67,7 +67,7 @@ def match_rates(
     kv_link_limit : float, optional
         Largest KV egress and ingress of a GPU at full rate, inclusive. [B/s]
     usd_per_gpu_hour : pair of float, optional
-        Prices of a prefill and of a decode GPU. [USD/h]
+        Prices of a prefill and of a decode GPU; ``serving.costs.usd_per_gpu_hour`` knows the market's. [USD/h]
     max_configurations_per_pool : int, optional
         Most distinct configurations of a pool; 1 forbids mixing. [1]
     time_limit : float
@@ -188,7 +188,7 @@ class _Search:
         """Fewest GPUs, or lowest cost where there are prices, for a required rate.
 
         Each pool must reach the rate by itself and all its GPUs cost the same, so the cheapest plan has the
-        fewest GPUs, too: where it breaks the budget, every plan does.
+        fewest GPUs, too, whatever the two prices: where it breaks the budget, every plan does.
         """
         refused = self._too_small()
         if refused is not None:
@@ -239,10 +239,14 @@ class _Search:
             return MatchPlan(status="unsolved", message=text, gap=filling.gap, bound=filling.bound)
         prefill, decode = (side.pool(n) for side, n in zip(self.sides, (filling.prefill, filling.decode), strict=True))
         rate, total = min(prefill.request_rate_per_s, decode.request_rate_per_s), prefill.gpus + decode.gpus
+        where = [side.grid.system.name for side in self.sides]
+        split = f"{prefill.gpus} prefill and {decode.gpus} decode GPUs"
+        if where[0] != where[1]:
+            split = f"{prefill.gpus} prefill GPUs of {where[0]} and {decode.gpus} decode GPUs of {where[1]}"
         proof = "proven" if filling.status == "optimal" else "not proven, the time limit was reached"
         return MatchPlan(
             status=filling.status,
-            message=f"{goal}: {rate:.6g} requests/s on {prefill.gpus} prefill and {decode.gpus} decode GPUs ({proof})",
+            message=f"{goal}: {rate:.6g} requests/s on {split} ({proof})",
             deployment=Deployment(prefill, decode),
             request_rate=rate,
             tokens_per_s_per_gpu=rate * self.sides[1].grid.osl / total,

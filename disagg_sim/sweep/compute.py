@@ -154,6 +154,7 @@ def _typed(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
         "case": case.name, "model": case.model, "system": case.system, "precision": case.precision,
         "profile": case.profile, "engine": case.engine, "mode": case.mode, "matching": case.matching,
     }  # fmt: skip
+    constant |= {f"prefill_{name}": constant[name] for name in ("system", "precision", "profile", "engine")}
     words = {name: pd.Categorical([value] * len(frame), categories=[value]) for name, value in constant.items()}
     bound = frame["decode_bound"].astype(pd.CategoricalDtype(list(BOUNDS)))
     typed = frame.assign(**words, decode_bound=bound)[["case", *(column.name for column in COLUMNS)]]

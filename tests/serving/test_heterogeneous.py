@@ -1,0 +1,288 @@
+"""Pools on different systems, matched per GPU, per USD and per W: hand-made cases, exhaustive search, limits."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from exhaustive import fewest_gpus
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import SYSTEM, make_grid
+
+import disagg_sim as ds
+from disagg_sim.errors import InputError
+from disagg_sim.serving.candidates import prefill_candidates
+from disagg_sim.serving.costs import usd_per_gpu_hour, with_cost
+from disagg_sim.serving.disaggregated import disaggregated
+from disagg_sim.serving.points import COLUMNS, COST_COLUMNS, pareto_front
+from disagg_sim.serving.rate_matching import match_rates
+
+LEFT = replace(SYSTEM, name="left", tdp=300.0)
+RIGHT = replace(SYSTEM, name="right", tdp=1200.0)
+LOOSE = 1e9  # an FTL limit that nothing misses [s]
+
+sizes = st.sampled_from([1, 2, 3, 4, 6, 8, 16])
+rates = st.one_of(st.floats(0.02, 20), st.sampled_from([0.1, 0.2, 0.3, 1.0, 1.5, 2.0]))
+configurations = st.lists(st.tuples(sizes, rates), min_size=1, max_size=6)
+gpu_prices = st.one_of(st.floats(0.05, 20), st.sampled_from([0.5, 1.0, 2.0, 3.5]))
+
+
+def grids(prefill, decode, **common):
+    """Prefill on LEFT, decode on RIGHT; from (gpus, rate) pairs."""
+    (gp, p), (gd, r) = zip(*prefill, strict=True), zip(*decode, strict=True)
+    return (
+        replace(make_grid("prefill", gp, p, **common), system=LEFT),
+        replace(make_grid("decode", gd, r, **common), system=RIGHT),
+    )
+
+
+def prices_of(left, right):
+    return {"left": left, "right": right}
+
+
+def brute_force(prefill, gd, r, cap, left, right):
+    """Best requests/s per USD/h and the fewest GPUs that reach it, over every configuration and both counts."""
+    found = [
+        (min(n_p * p, n_d * r) / (n_p * gp * left + n_d * gd * right), n_p * gp + n_d * gd)
+        for gp, p in prefill
+        for n_p in range(1, cap // gp + 1)
+        for n_d in range(1, (cap - n_p * gp) // gd + 1)
+    ]
+    if not found:
+        return None
+    best = max(value for value, _ in found)
+    return best, min(total for value, total in found if value >= best * (1 - 1e-12))
+
+
+@settings(max_examples=200, deadline=None)
+@given(configurations, configurations, st.integers(2, 48), gpu_prices, gpu_prices)
+def test_matching_per_usd_equals_brute_force(prefill, decode, cap, left, right):
+    table = disaggregated(
+        *grids(prefill, decode), ftl_limit=LOOSE, gpu_cap=cap, per="usd", prices=prices_of(left, right)
+    )
+    expected = [brute_force(prefill, gd, r, cap, left, right) for gd, r in decode]
+    matched = [e for e in expected if e is not None]
+    assert len(table) == len(matched)
+    assert table.attrs["unmatched"] == len(expected) - len(matched)
+    if matched:
+        best, total = zip(*matched, strict=True)
+        np.testing.assert_allclose(table["request_rate_per_s"] / table["usd_per_hour"], best, rtol=1e-11)
+        np.testing.assert_allclose(table["tokens_per_usd"], np.array(best) * 101 * 3600, rtol=1e-11)
+        assert table["total_gpus"].tolist() == list(total)
+
+
+@settings(max_examples=15, deadline=None)
+@given(configurations, st.tuples(sizes, rates), st.floats(0.1, 10))
+def test_matching_per_usd_equals_brute_force_at_the_default_cap(prefill, decode, left):
+    prefill = prefill[:2]
+    table = disaggregated(*grids(prefill, [decode]), ftl_limit=LOOSE, per="usd", prices=prices_of(left, 1.0))
+    best, total = brute_force(prefill, *decode, 576, left, 1.0)
+    assert table["request_rate_per_s"][0] / table["usd_per_hour"][0] == pytest.approx(best, rel=1e-11)
+    assert table["total_gpus"][0] == total
+
+
+@settings(max_examples=60, deadline=None)
+@given(configurations, configurations, st.integers(2, 200), gpu_prices)
+def test_equal_prices_give_the_match_per_gpu(prefill, decode, cap, price):
+    both = grids(prefill, decode)
+    per_gpu = disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap)
+    per_usd = disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap, per="usd", prices=prices_of(price, price))
+    pd.testing.assert_frame_equal(per_usd[per_gpu.columns], per_gpu, check_exact=True)
+    np.testing.assert_allclose(per_usd["usd_per_hour"], price * per_gpu["total_gpus"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(configurations, configurations, gpu_prices, gpu_prices, st.sampled_from([0.25, 2.0, 1024.0]))
+def test_another_currency_changes_the_prices_alone(prefill, decode, left, right, rate):
+    both = grids(prefill, decode)
+    usd, other = (
+        disaggregated(*both, ftl_limit=LOOSE, per="usd", prices=prices_of(left * c, right * c)) for c in (1.0, rate)
+    )
+    names = [column.name for column in COLUMNS]
+    pd.testing.assert_frame_equal(usd[names], other[names], check_exact=True)
+    np.testing.assert_allclose(other["tokens_per_usd"] * rate, usd["tokens_per_usd"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(configurations, configurations, st.integers(2, 100), gpu_prices, gpu_prices)
+def test_each_objective_is_best_in_its_own_unit(prefill, decode, cap, left, right):
+    both, prices = grids(prefill, decode), prices_of(left, right)
+    per_gpu = with_cost(disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap), "usd", prices)
+    per_usd = disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap, per="usd", prices=prices)
+    assert (per_usd["tokens_per_usd"] >= per_gpu["tokens_per_usd"] * (1 - 1e-11)).all()
+    assert (per_usd["tokens_per_s_per_gpu"] <= per_gpu["tokens_per_s_per_gpu"] * (1 + 1e-11)).all()
+
+
+def test_decode_twice_as_dear_takes_fewer_decode_instances():
+    """p = 1, r = 0.65 on 3 GPUs. Per GPU 1/3 (1 + 2) beats 0.65/2 (1 + 1); at prices 1 and 2, 0.65/3 beats 1/5."""
+    both = grids([(1, 1.0)], [(1, 0.65)])
+    row = disaggregated(*both, gpu_cap=3, ftl_limit=LOOSE).iloc[0]
+    assert (row["prefill_instances"], row["decode_instances"]) == (1, 2)
+    row = disaggregated(*both, gpu_cap=3, ftl_limit=LOOSE, per="usd", prices=prices_of(1.0, 2.0)).iloc[0]
+    assert (row["prefill_instances"], row["decode_instances"], row["usd_per_hour"]) == (1, 1, 3.0)
+    assert row["tokens_per_usd"] == pytest.approx(0.65 * 101 * 3600 / 3)
+    assert row["tokens_per_s_per_gpu"] == pytest.approx(0.65 * 101 / 2)
+
+
+def test_the_prefill_size_depends_on_what_its_gpus_cost():
+    """Prefill of 2 GPUs at 1 request/s or of 3 at 1.4, decode of 2 at 1.4, 5 GPUs in all: one instance each.
+
+    1.4/(3w + 2) against 1/(2w + 2): equal where a prefill GPU costs w = 4 decode GPUs.
+    """
+    both = grids([(2, 1.0), (3, 1.4)], [(2, 1.4)])
+    for weight, size in ((1.0, 3), (3.9, 3), (4.1, 2), (100.0, 2)):
+        table = disaggregated(*both, gpu_cap=5, ftl_limit=LOOSE, per="usd", prices=prices_of(weight, 1.0))
+        assert table["prefill_gpus"].tolist() == [size]
+
+
+def test_power_is_the_tdp_of_all_gpus():
+    """2 GPUs of 300 W and 4 of 1200 W, one instance each at 1 request/s of 101 tokens."""
+    row = disaggregated(*grids([(2, 1.0)], [(4, 1.0)]), ftl_limit=LOOSE, per="watt").iloc[0]
+    assert row["tdp_watts"] == 5400.0
+    assert row["tokens_per_joule"] == pytest.approx(101 / 5400)
+
+
+def test_the_gpu_cap_counts_the_gpus_of_both_systems():
+    both = grids([(3, 1.0)], [(4, 1.0)])
+    assert disaggregated(*both, ftl_limit=LOOSE, gpu_cap=6).attrs["unmatched"] == 1
+    assert disaggregated(*both, ftl_limit=LOOSE, gpu_cap=7)["total_gpus"].tolist() == [7]
+
+
+def test_rows_name_both_sides():
+    prefill, decode = grids([(1, 1.0)], [(2, 1.0)])
+    prefill = replace(prefill, precision="fp8", profile="optimistic", engine="a", cache_format="fp8")
+    decode = replace(decode, precision="nvfp4_fp8kv", cache_format="fp8")
+    row = disaggregated(prefill, decode, ftl_limit=LOOSE).iloc[0]
+    own = ("system", "precision", "profile", "engine")
+    assert row[list(own)].tolist() == ["right", "nvfp4_fp8kv", "measured", ""]
+    assert row[[f"prefill_{name}" for name in own]].tolist() == ["left", "fp8", "optimistic", "a"]
+    same = disaggregated(make_grid("prefill", [1], [1.0]), make_grid("decode", [2], [1.0]), ftl_limit=LOOSE).iloc[0]
+    assert same[[f"prefill_{name}" for name in own]].tolist() == same[list(own)].tolist()
+
+
+def test_a_cache_in_another_format_is_refused_in_one_line():
+    prefill, decode = grids([(1, 1.0)], [(2, 1.0)])
+    prefill = replace(prefill, precision="fp8", cache_format="fp8")
+    decode = replace(decode, precision="fp8_bf16kv", cache_format="bf16")
+    text = r"cache in fp8 \(precision fp8\) and decode reads bf16 \(precision fp8_bf16kv\)"
+    with pytest.raises(InputError, match=text) as refused:
+        disaggregated(prefill, decode)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(InputError, match=text):
+        match_rates(prefill, decode, gpu_budget=8)
+
+
+def test_cost_columns_are_there_when_asked_for_and_never_empty():
+    both = grids([(1, 1.0)], [(2, 1.0), (4, 1.5)])
+    names = [column.name for column in COLUMNS]
+    for per, columns in COST_COLUMNS.items():
+        table = disaggregated(*both, ftl_limit=LOOSE, per=per, prices=prices_of(1.0, 2.0) if per == "usd" else None)
+        assert list(table.columns) == [*names, *(column.name for column in columns)]
+        assert not table.isna().any().any()
+        nothing = replace(both[1], status=np.ones_like(both[1].status))
+        empty = disaggregated(both[0], nothing, per=per, prices=prices_of(1.0, 2.0) if per == "usd" else None)
+        assert empty.dtypes.to_dict() == table.dtypes.to_dict()
+
+
+def test_an_unknown_price_names_its_key_and_the_way_out():
+    both = grids([(1, 1.0)], [(2, 1.0)])
+    with pytest.raises(InputError, match=r"usd_per_gpu_hour of right is not known; give .* prices=\{'right': \.\.\.\}"):
+        disaggregated(*both, per="usd", prices={"left": 1.0})
+    for faulty, text in (
+        ({"lefft": 1.0}, "'lefft' is not a system, did you mean 'left'"),
+        ({"h100": 1.0}, "'h100' is not a system, did you mean 'h100_sxm'"),
+        (prices_of(-1.0, 1.0), "left must be above 0 USD/h, got -1"),
+        (prices_of(1.0, float("nan")), "right must be above 0 USD/h, got nan"),
+    ):
+        with pytest.raises(InputError, match=text):
+            disaggregated(*both, per="usd", prices=faulty)
+    with pytest.raises(InputError, match="did you mean 'watt'"):
+        disaggregated(*both, per="wat")
+    with pytest.raises(InputError, match="prices act with per='usd' only"):
+        disaggregated(*both, prices=prices_of(1.0, 1.0))
+
+
+def test_the_price_is_the_middle_of_the_market_unless_given():
+    h100 = ds.load_system("h100_sxm")
+    low, high = h100.usd_per_gpu_hour
+    assert low < usd_per_gpu_hour("h100_sxm") == (low + high) / 2 < high
+    assert usd_per_gpu_hour(h100, {"h100_sxm": 2.5}) == 2.5
+    with pytest.raises(InputError, match="usd_per_gpu_hour of gb200_nvl72 is not known"):
+        usd_per_gpu_hour("gb200_nvl72")
+
+
+def test_fronts_per_gpu_and_per_usd_differ():
+    """Decode A: 1 GPU of 1 USD/h; decode B is as fast a user and twice the throughput, at four times the price."""
+    prefill = replace(make_grid("prefill", [1], [1.0]), system=LEFT)
+    cheap, dear = (
+        replace(make_grid("decode", [1], [rate], latency=[0.02]), system=system)
+        for rate, system in ((0.5, LEFT), (1.0, RIGHT))
+    )
+    points = pd.concat(
+        [disaggregated(prefill, d, ftl_limit=LOOSE, per="usd", prices=prices_of(1.0, 4.0)) for d in (cheap, dear)],
+        ignore_index=True,
+    )
+    assert len(pareto_front(points)) == 2  # a case each
+    case = ("model", "isl", "osl")
+    assert pareto_front(points, by=case)["system"].tolist() == ["right"]
+    assert pareto_front(points, by=case, throughput="tokens_per_usd")["system"].tolist() == ["left"]
+    with pytest.raises(InputError, match="no throughput column 'token_per_usd', did you mean 'tokens_per_usd'"):
+        pareto_front(points, throughput="token_per_usd")
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    """Llama-3.1-8B: prefill on H100 in fp8, decode on GB200 in nvfp4, both with an fp8 cache; few mappings."""
+    grid = {}
+    for phase, scored, system, precision in (
+        ("prefill", ds.prefill_grid, "h100_sxm", "fp8"),
+        ("decode", ds.decode_grid, "gb200_nvl72", "nvfp4_fp8kv"),
+        ("home", ds.decode_grid, "h100_sxm", "fp8"),
+    ):
+        mappings = ds.enumerate_mappings(ds.load_model("llama_3_1_8b"), ds.load_system(system), max_gpus=4)
+        grid[phase] = scored("llama_3_1_8b", system, mappings, isl=2048, osl=256, precision=precision)
+    return grid
+
+
+def test_h100_prefill_feeds_gb200_decode(shipped):
+    prices = {"gb200_nvl72": 9.0}
+    table = disaggregated(shipped["prefill"], shipped["decode"], per="usd", prices=prices)
+    assert (table["prefill_system"] == "h100_sxm").all()
+    assert (table["system"] == "gb200_nvl72").all()
+    prefill_gpus = table["prefill_instances"] * table["prefill_gpus"]
+    decode_gpus = table["decode_instances"] * table["decode_gpus"]
+    np.testing.assert_allclose(table["usd_per_hour"], prefill_gpus * (1.99 + 5.00) / 2 + decode_gpus * 9.0)
+    kept = prefill_candidates(shipped["prefill"], ftl_limit=10.0)
+    pd.testing.assert_frame_equal(disaggregated(kept, shipped["decode"], per="usd", prices=prices), table)
+    watts = with_cost(table, "watt")["tdp_watts"]
+    np.testing.assert_allclose(watts, 700.0 * prefill_gpus + 1200.0 * decode_gpus)
+
+
+def test_cost_of_one_system_can_be_added_afterwards(shipped):
+    plain = disaggregated(shipped["prefill"], shipped["home"])
+    for per in ("usd", "watt"):
+        asked = disaggregated(shipped["prefill"], shipped["home"], per=per)
+        pd.testing.assert_frame_equal(with_cost(plain, per), asked)
+    assert with_cost(plain, "gpu") is plain
+
+
+def test_a_plan_says_on_which_system_each_instance_runs(shipped):
+    plan = match_rates(shipped["prefill"], shipped["decode"], gpu_budget=24)
+    assert plan.status == "optimal"
+    assert plan.total_gpus == plan.deployment.prefill.gpus + plan.deployment.decode.gpus <= 24
+    for pool, system in ((plan.deployment.prefill, "h100_sxm"), (plan.deployment.decode, "gb200_nvl72")):
+        assert {instance.system for instance, _ in pool.members} == {system}
+        assert f"system='{system}'" in repr(pool)
+        assert f"{pool.gpus} {pool.members[0][0].phase} GPUs of {system}" in plan.message
+
+
+@settings(max_examples=30, deadline=None)
+@given(configurations, configurations, st.floats(0.1, 8), gpu_prices, gpu_prices)
+def test_lowest_cost_on_two_systems_equals_enumeration(prefill, decode, required, left, right):
+    plan = match_rates(
+        *grids(prefill, decode), ftl_limit=LOOSE, required_rate=required, usd_per_gpu_hour=(left, right)
+    )
+    n_p, n_d = (fewest_gpus(side, required, most=7000) for side in (prefill, decode))
+    assert plan.cost == pytest.approx(n_p * left + n_d * right, rel=1e-9)
+    assert plan.total_gpus == n_p + n_d
