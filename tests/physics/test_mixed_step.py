@@ -1,0 +1,146 @@
+"""The mixed step: its limits, its chunk penalty under MLA, and interference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cases import cached_setting, cases, degrees_of, mappings_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disagg_sim.errors import InputError
+from disagg_sim.physics.memory import colocated_bytes, decode_bytes, decode_residents, prompt_residents
+from disagg_sim.physics.mixed import Interference, mixed_step
+from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.search.grid import degree_columns
+
+quick = settings(max_examples=40, deadline=None)
+batches, chunks, contexts = st.integers(1, 2000), st.integers(1, 40_000), st.integers(2, 50_000)
+SIZES = np.array([1.0, 2, 3, 7, 64, 100, 1000])[None, :]
+
+
+def step_of(at, mapping, batch, chunk, context=5000, isl=4096, **more):
+    return mixed_step(
+        at.model, at.rates, degrees_of(mapping), batch=float(batch), context=float(context), chunk_tokens=float(chunk),
+        isl=float(isl), **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_70b"])
+def test_a_grid_of_steps_without_a_chunk_is_the_decode_grid_to_the_last_bit(model):
+    at, degrees = cached_setting(model, "gb200_nvl72", "measured"), degree_columns(mappings_of(model, "gb200_nvl72"))
+    mixed = mixed_step(at.model, at.rates, degrees, batch=SIZES, context=5000.0, chunk_tokens=0.0, isl=4096.0)
+    plain = decode_step(at.model, at.rates, degrees, batch=SIZES, context=5000.0)
+    assert np.array_equal(mixed.time, plain.ttl)
+
+
+@pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_70b"])
+def test_a_grid_of_steps_without_decodes_is_one_prompt_a_rank(model):
+    at, degrees = cached_setting(model, "gb200_nvl72", "measured"), degree_columns(mappings_of(model, "gb200_nvl72"))
+    chunk = 4096.0 * degrees.dp_attn
+    mixed = mixed_step(at.model, at.rates, degrees, batch=0.0, context=9.0, chunk_tokens=chunk, isl=4096.0)
+    alone = prefill_pass(at.model, at.rates, degrees, batch=degrees.dp_attn, isl=4096.0)
+    np.testing.assert_allclose(mixed.time, alone.ftl, rtol=1e-12)
+
+
+def test_a_grid_gives_what_single_calls_give():
+    at, table = cached_setting("deepseek_r1", "gb200_nvl72", "measured"), mappings_of("deepseek_r1", "gb200_nvl72")
+    chunk = SIZES * 8.0
+    kept = {"context": 5000.0, "isl": 4096.0, "mla_form": "naive"}
+    grid = mixed_step(at.model, at.rates, degree_columns(table), batch=SIZES, chunk_tokens=chunk, **kept)
+    for row in range(0, len(table), 29):
+        for column in range(SIZES.size):
+            one = step_of(at, table[row], SIZES[0, column], chunk[0, column], mla_form="naive")
+            assert float(grid.time[row, column]) == pytest.approx(float(one.time), rel=1e-12)
+
+
+@quick
+@given(cases(), batches, chunks, contexts)
+def test_a_chunk_never_makes_a_step_faster_than_decode_alone(case, batch, chunk, context):
+    at, mapping = case
+    plain = decode_step(at.model, at.rates, degrees_of(mapping), batch=float(batch), context=float(context)).ttl
+    assert step_of(at, mapping, batch, chunk, context).time >= plain * (1 - 1e-12)
+
+
+@quick
+@given(cases(), batches, chunks, st.floats(0.05, 1.0), st.floats(0.0, 1.0))
+def test_interference_only_slows_down_and_neutral_knobs_change_nothing(case, batch, chunk, efficiency, loss):
+    at, mapping = case
+    free = step_of(at, mapping, batch, chunk)
+    neutral = step_of(at, mapping, batch, chunk, interference=Interference(minority_efficiency=1.0, overlap_loss=0.0))
+    assert neutral.time == free.time
+    one = step_of(at, mapping, batch, chunk, interference=Interference(minority_efficiency=efficiency)).time
+    other = step_of(at, mapping, batch, chunk, interference=Interference(overlap_loss=loss)).time
+    both = Interference(minority_efficiency=efficiency, overlap_loss=loss)
+    assert min(one, other) >= free.time
+    slow = step_of(at, mapping, batch, chunk, interference=both).time
+    assert slow - free.time == pytest.approx(one + other - 2 * free.time, rel=1e-6, abs=1e-12)
+
+
+def test_overlap_loss_adds_its_share_of_the_smaller_of_compute_and_memory():
+    at = cached_setting("llama_3_1_70b", "h100_sxm", "ideal")
+    mapping = mappings_of("llama_3_1_70b", "h100_sxm")[3]
+    free = step_of(at, mapping, 64, 512)
+    slow = step_of(at, mapping, 64, 512, interference=Interference(overlap_loss=0.5))
+    assert slow.time - free.time == pytest.approx(0.5 * min(free.sums.compute, free.sums.memory), rel=1e-9)
+
+
+def test_half_the_efficiency_doubles_what_the_minority_adds():
+    """Few prefill tokens beside many decodes: the minority is the chunk, the majority the decode step."""
+    at, mapping = cached_setting("llama_3_1_70b", "h100_sxm", "measured"), mappings_of("llama_3_1_70b", "h100_sxm")[3]
+    free = step_of(at, mapping, 256, 32).time
+    plain = decode_step(at.model, at.rates, degrees_of(mapping), batch=256.0, context=5000.0).ttl
+    slow = step_of(at, mapping, 256, 32, interference=Interference(minority_efficiency=0.5)).time
+    assert slow - plain == pytest.approx(2 * (free - plain), rel=1e-9)
+
+
+@pytest.mark.parametrize("knobs", [{"minority_efficiency": 0.0}, {"minority_efficiency": 1.5}, {"overlap_loss": -0.1}])
+def test_knobs_out_of_range_are_refused_by_name(knobs):
+    with pytest.raises(InputError, match=f"^{next(iter(knobs))} .* is out of range"):
+        Interference(**knobs)
+
+
+def test_re_projection_of_the_past_is_the_hand_count_of_16k_in_chunks_of_2048():
+    """R1: 28 chunks' worth of 2,048 past tokens, 2*61*512*128*256 FLOP each: 1.17e14 (physics page, W6)."""
+    at = cached_setting("deepseek_r1", "gb200_nvl72", "ideal")
+    steps = {
+        form: mixed_step(
+            at.model, at.rates, Degrees(), batch=0.0, context=9.0, chunk_tokens=2048.0, isl=16384.0, mla_form=form
+        )
+        for form in ("naive", "cached", "absorbed", "auto")
+    }
+    extra = 8 * (steps["naive"].sums.compute - steps["cached"].sums.compute)
+    rate = at.rates.gemm[at.precision.attention_projection.name].flops
+    assert extra * rate == pytest.approx(1.1737e14, rel=1e-4)
+    assert steps["cached"].time < steps["naive"].time
+    assert steps["auto"].time == min(steps["naive"].time, steps["absorbed"].time)
+
+
+@pytest.mark.parametrize(("chunk", "faster"), [(16.0, "absorbed"), (4096.0, "naive")])
+def test_short_chunks_favour_the_absorbed_form_and_long_ones_the_naive(chunk, faster):
+    """Equal work at 171 tokens (physics page, section 2)."""
+    at = cached_setting("deepseek_r1", "gb200_nvl72", "ideal")
+    naive, absorbed = (
+        mixed_step(
+            at.model, at.rates, Degrees(), batch=1.0, context=9.0, chunk_tokens=chunk, isl=65536.0, mla_form=form
+        ).time
+        for form in ("naive", "absorbed")
+    )
+    assert (absorbed < naive) == (faster == "absorbed")
+
+
+@quick
+@given(cases(models=("llama_3_1_70b", "opt_30b")), batches, st.booleans())
+def test_memory_without_prompts_is_that_of_decode_and_prompts_come_on_top(case, batch, mixed):
+    at, mapping = case
+    cached, prompt = decode_residents(4096, 512), prompt_residents(4096)
+    head = (at.model, at.precision, at.profile, degrees_of(mapping), float(batch))
+    alone = decode_bytes(*head, cached=cached)
+    none, one, two = (
+        colocated_bytes(*head, cached=cached, prompt=prompt, prompts=p, new=min(p, 1.0) * 512.0, mixed=mixed)
+        for p in (0.0, 1.0, 2.0)
+    )
+    assert none == pytest.approx(float(alone), rel=1e-12)
+    kv = at.model.kv_elements(4096) * at.precision.cache.bytes / mapping.gpus
+    assert one - alone >= kv * (1 - 1e-9)
+    assert two - one >= kv * (1 - 1e-9)
