@@ -122,6 +122,15 @@ def test_points_with_the_same_key_are_paired_in_order_of_x() -> None:
     assert [(point.old, [move.column for move in point.moves]) for point in front.moved] == [((40, 2), ["depth"])]
 
 
+def test_fronts_are_compared_group_by_group() -> None:
+    """The valley's points would cover the hill's loss, were the two one front."""
+    valley = BASE.assign(farm="valley", **{"yield": BASE["yield"] * 2})
+    old, new = pd.concat([BASE, valley]), pd.concat([BASE.iloc[1:], valley])
+    hill, other = compare_fronts(old, new, roles=TOY).fronts
+    assert (hill.group, hill.worse, len(hill.lost)) == (("hill",), True, 1)
+    assert (other.group, other.same_points) == (("valley",), True)
+
+
 @given(
     st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=8),
     st.floats(0.5, 0.999),
