@@ -1,0 +1,169 @@
+"""Terms of the memory of a GPU, each by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cases import cached_setting
+
+from disagg_sim.facts.load import load_model, load_precision, load_profile
+from disagg_sim.physics.memory import (
+    Residents,
+    activation_bytes,
+    cache_elements_per_gpu,
+    communication_bytes,
+    decode_residents,
+    instance_bytes,
+    layer_weight_bytes,
+    memory_limit,
+    prompt_residents,
+)
+from disagg_sim.physics.phases import Degrees
+from disagg_sim.units import GB
+
+IDLE = Residents(sequences=0.0, tokens=0.0, live=0.0, live_total=0.0, emitted=0.0)
+FIXED = 3.9 * GB  # runtime and communication library
+
+
+def weights(name: str, recipe: str, **degrees: float) -> float:
+    """Bytes of an instance that serves nothing, without the fixed part. [B]"""
+    model = load_model(name)
+    precision, profile = load_precision(recipe).resolve(model), load_profile("ideal")
+    return float(instance_bytes(model, precision, profile, Degrees(**degrees), IDLE)) - FIXED
+
+
+@pytest.mark.parametrize("name", ["llama_3_1_70b", "deepseek_r1", "gpt_oss_120b", "opt_30b", "qwen3_32b", "glm_4_5"])
+def test_bf16_weights_on_one_gpu_are_two_bytes_a_parameter(name):
+    """All but the final norm and, in gpt-oss and DeepSeek, the corrections of the router: 1e-5."""
+    assert weights(name, "bf16") == pytest.approx(2 * load_model(name).total_params, rel=1e-5)
+
+
+def test_fp8_checkpoint_of_llama_keeps_embedding_and_head_in_bf16():
+    """68.45e9*1 + 2*1.0507e9*2 = 72.65e9 B."""
+    assert weights("llama_3_1_70b", "fp8") == pytest.approx(72.65e9, rel=1e-4)
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_tensor_parallelism_cuts_everything_but_norms(tp):
+    norms = 80 * 2 * 8192 * 2
+    whole, rank = weights("llama_3_1_70b", "fp8"), weights("llama_3_1_70b", "fp8", tp_attn=tp, tp_ffn=tp)
+    assert rank == pytest.approx((whole - norms) / tp + norms, rel=1e-12)
+
+
+def test_tensor_parallelism_above_the_kv_heads_repeats_their_projections():
+    model = load_model("llama_3_1_70b")
+    precision = load_precision("fp8").resolve(model)
+    at_8, at_16 = (layer_weight_bytes(model, model.kinds[0], precision, Degrees(tp_attn=n, tp_ffn=n)) for n in (8, 16))
+    norms, one_kv_head = 2 * 8192 * 2, 2 * 128 * 8192
+    assert at_16 == pytest.approx((at_8 - norms - one_kv_head) / 2 + one_kv_head + norms, rel=1e-12)
+
+
+def test_r1_under_dp_attention_and_ep64():
+    """Attention whole 11.4 GB (fp8), experts 5.75, shared and dense 2.1, head and embedding 3.7, routers 0.2."""
+    held = weights("deepseek_r1", "nvfp4_fp8kv", dp_attn=64.0, ep=64.0)
+    by_hand = (
+        61 * 187_105_280
+        + 0.5625 * (58 * 4 * 44_040_192 + 58 * 44_040_192 + 3 * 3 * 7168 * 18_432)
+        + 2 * (2 * 129_280 * 7168 + 58 * 7168 * 256 + 61 * (2 * 7168 + 2048))
+    )
+    assert held == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_expert_tensor_parallelism_cuts_experts_like_ep():
+    by_ep = weights("deepseek_r1", "fp8", dp_attn=8.0, ep=8.0)
+    by_tp = weights("deepseek_r1", "fp8", dp_attn=8.0, tp_ffn=8.0)
+    mixed = weights("deepseek_r1", "fp8", dp_attn=8.0, ep=4.0, tp_ffn=2.0)
+    assert by_ep == by_tp == mixed
+
+
+def test_the_fullest_stage_counts():
+    """80 layers in 4 stages of 20, embedding on the first and head on the last: a quarter of the layers and one end."""
+    norms_and_layers = weights("llama_3_1_70b", "fp8") - 2 * 2 * 8192 * 128_256
+    assert weights("llama_3_1_70b", "fp8", pp=4.0) == pytest.approx(norms_and_layers / 4 + 2 * 8192 * 128_256, rel=1e-9)
+
+
+def test_tied_embeddings_are_held_once_or_at_both_ends():
+    """OPT-30B ties head and embedding; a pipeline needs the table on its first and on its last stage."""
+    model = load_model("opt_30b")
+    layers = 2 * (model.total_params - model.embedding_params - 2050 * 7168)
+    table, positions = 2 * 50_272 * 7168, 2 * 2050 * 7168
+    assert weights("opt_30b", "bf16") == pytest.approx(layers + table + positions, rel=1e-5)
+    assert weights("opt_30b", "bf16", pp=2.0) == pytest.approx(layers / 2 + table + positions, rel=1e-5)
+
+
+def test_activations_of_an_8k_step_of_llama_at_tp4():
+    """8192*2*(4*8192 + 2*28,672/4) = 0.77 GB."""
+    live = Residents(sequences=1.0, tokens=0.0, live=8192.0, live_total=8192.0, emitted=0.0)
+    degrees = Degrees(tp_attn=4.0, tp_ffn=4.0)
+    assert float(activation_bytes(load_model("llama_3_1_70b"), degrees, live, 1.0)) == 8192 * 2 * (32_768 + 14_336)
+
+
+def test_logits_are_four_bytes_a_word():
+    some = Residents(sequences=0.0, tokens=0.0, live=0.0, live_total=0.0, emitted=16.0)
+    degrees = Degrees(tp_attn=8.0, tp_ffn=8.0)
+    assert float(activation_bytes(load_model("llama_3_1_70b"), degrees, some, 1.0)) == 16 * 128_256 * 4 / 8
+
+
+def test_routed_activations_of_r1():
+    """1024 tokens a rank on EP 8: 8192*8*1.2/8 picks of (2*2048 + 7168) elements on the fullest rank."""
+    live = Residents(sequences=1.0, tokens=0.0, live=1024.0, live_total=8192.0, emitted=0.0)
+    degrees = Degrees(dp_attn=8.0, ep=8.0)
+    by_hand = 2 * (1024 * 4 * 7168 + 8192 * 8 * 1.2 / 8 * (2 * 2048 + 7168))
+    assert float(activation_bytes(load_model("deepseek_r1"), degrees, live, 1.2)) == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_buffers_of_collectives():
+    """Two all-reduce messages under TP; under DP attention with EP k*d*3 bytes a token; none on one GPU."""
+    llama, r1 = load_model("llama_3_1_70b"), load_model("deepseek_r1")
+    assert float(communication_bytes(llama, Degrees(), 1000.0)) == 0
+    assert float(communication_bytes(llama, Degrees(tp_attn=8.0, tp_ffn=8.0), 1000.0)) == 1000 * 2 * 2 * 8192
+    assert float(communication_bytes(r1, Degrees(dp_attn=8.0, ep=8.0), 1000.0)) == 1000 * 8 * 7168 * 3
+    assert float(communication_bytes(r1, Degrees(tp_attn=8.0, ep=8.0), 1000.0)) == 1000 * 2 * 2 * 7168
+
+
+def test_tokens_of_steady_decode():
+    """64 sequences of 4096 + 512: 64*4352 + 2*8*512/sqrt(12) = 280,893; one sequence is capped at 4608."""
+    law = decode_residents(4096, 512)
+    assert float(law.of(64.0, 2.0)) == pytest.approx(280_893, abs=1)
+    assert float(law.of(1.0, 1.0)) == pytest.approx(4352 + 147.8, abs=0.1)
+    assert float(law.of(1.0, 2.0)) == 4608
+    assert float(law.of(64.0, 0.0)) == 64 * 4352
+    assert float(prompt_residents(4096).of(7.0, 2.0)) == 7 * 4096
+
+
+def test_uniform_ages_give_that_mean_and_deviation():
+    ages = np.random.default_rng(5).uniform(0, 512, size=(4000, 64)).sum(axis=1)
+    assert ages.mean() == pytest.approx(64 * 256, rel=0.005)
+    assert ages.std() == pytest.approx(8 * 512 / np.sqrt(12), rel=0.05)
+
+
+@pytest.mark.parametrize("tp", [1, 4, 16])
+def test_latent_cache_is_whole_on_every_tp_rank(tp):
+    assert float(cache_elements_per_gpu(load_model("deepseek_r1").kinds[1], tp)) == 576
+    assert float(cache_elements_per_gpu(load_model("llama_3_1_70b").kinds[0], tp)) == 2 * 128 * max(8 / tp, 1)
+
+
+def test_sliding_windows_hold_at_most_the_window():
+    """gpt-oss-120b in bf16: of one more sequence of 4096+2 tokens 18 layers hold 128, 18 hold all: 1024*2*18 B each."""
+    at = cached_setting("gpt_oss_120b", "a100_sxm_80gb", "ideal")
+    degrees = Degrees()
+    long, short = (float(at.decode_bytes(degrees, 1.0, isl=isl, osl=2)) for isl in (8192, 4096))
+    assert long - short == pytest.approx(1024 * 2 * 18 * 4096, rel=1e-6)
+
+
+def test_prefill_holds_two_passes_of_prompts_per_stage():
+    """Llama-70B: running and leaving prompts, 2*b at pp 1; in 4 stages 8*b of a quarter of the layers each."""
+    at = cached_setting("llama_3_1_70b", "gb200_nvl72", "ideal")
+    cache = 4096 * 163_840
+    for pp, prompts in ((1.0, 2), (4.0, 8)):
+        batch = 4.0
+        held = float(at.prefill_bytes(Degrees(pp=pp), batch, isl=4096, chunk_tokens=512.0))
+        base = weights("llama_3_1_70b", "nvfp4_fp8kv", pp=pp) + FIXED
+        live = batch * 512 * 2 * (4 * 8192 + 2 * 28_672) + batch * 128_256 * 4
+        assert held - base - live == pytest.approx(prompts * batch * cache / pp, rel=1e-9)
+
+
+def test_an_engine_fills_nine_tenths_of_the_reported_memory():
+    at = cached_setting("llama_3_1_70b", "h100_sxm", "measured")
+    assert memory_limit(at.system, at.profile) == pytest.approx(0.9 * at.system.hbm_reported)
+    assert at.memory_limit < at.system.hbm_capacity
