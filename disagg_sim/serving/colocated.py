@@ -49,9 +49,10 @@ def colocated(
     .. math:: cycle = (OSL-1)\,T_d(B) + B\,t_p,\quad \overline{TTL} = T_d + \frac{B\,t_p}{OSL-1},\quad
               y = \frac{B \cdot OSL}{G \cdot cycle}
 
-    The largest gap between two tokens is T_d and one pass; FTL is the pass, without a queue. Searched
-    are every mapping, its batches B, the prompts b of a pass and, with a pipeline, whether the pass is
-    cut into chunks (CPP) and of what size. Memory holds the residents and the prompts in prefill.
+    The largest gap between two tokens is T_d and one pass (more where B/b exceeds OSL-1, so that several
+    passes fall between two steps); FTL is the pass, without a queue. Searched are every mapping, its
+    batches B, the prompts b of a pass and, with a pipeline, whether the pass is cut into chunks (CPP)
+    and of what size. Memory holds the residents and the prompts in prefill.
 
     Parameters
     ----------
@@ -171,10 +172,11 @@ class _Scored:
         step = self.decode_ttl[rows][:, index]
         times = np.concatenate([cut.time[rows][:, self.which] for cut in cuts], axis=1)
         memory = np.concatenate([self._memory(part, cut) for cut in cuts], axis=1)
+        passes_per_step = batch[index] / (count * (case.osl - 1))
         options = Options(
             batch_index=index,
-            ttl_mean=step + batch[index] * (times / count) / (case.osl - 1),
-            largest_gap=step + times,
+            ttl_mean=step + passes_per_step * times,
+            largest_gap=step + np.ceil(passes_per_step) * times,
             ftl=times,
             memory=memory,
         )

@@ -1,0 +1,326 @@
+"""Co-located modes: their limits, one request by hand, published rows, the choice among options."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.physics.mixed import Interference, mixed_step
+from disagg_sim.physics.phases import Degrees, PrefillPass
+from disagg_sim.physics.roofline import Sums
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.search.setting import setting
+from disagg_sim.serving import colocated as colocated_module
+from disagg_sim.serving.colocated import colocated
+from disagg_sim.serving.disaggregated import disaggregated
+from disagg_sim.serving.piggyback import piggyback
+from disagg_sim.serving.points import COLUMNS, INTERACTIVITY, THROUGHPUT, pareto_front
+
+SYSTEM, RECIPE = "gb200_nvl72", "nvfp4_fp8kv"
+LLAMA, R1 = "llama_3_1_70b", "deepseek_r1"
+TP4 = Mapping(tp_attn=4, tp_ffn=4)
+DEP8 = Mapping(dp_attn=8, ep=8)
+MODES = {"colocated": colocated, "piggyback": piggyback}
+
+
+def mappings(model=LLAMA, max_gpus=16):
+    return enumerate_mappings(load_model(model), load_system(SYSTEM), max_gpus=max_gpus)
+
+
+def run(mode, model=LLAMA, table=TP4, *, isl=4096, osl=512, **more):
+    return MODES[mode](model, SYSTEM, table, isl=isl, osl=osl, precision=RECIPE, **more)
+
+
+def ttl_at(batch, model=LLAMA, table=TP4, isl=4096, osl=512):
+    """Of decode alone. [s]"""
+    return decode_grid(model, SYSTEM, table, isl=isl, osl=osl, precision=RECIPE, batch=batch).latency[0, 0]
+
+
+def only(table: pd.DataFrame) -> pd.Series:
+    assert len(table) == 1
+    return table.iloc[0]
+
+
+# One request at a time, by hand.
+
+
+def test_one_request_a_batch_by_hand():
+    t_d = ttl_at(1)
+    t_p = prefill_grid(LLAMA, SYSTEM, TP4, isl=4096, precision=RECIPE, batch=1).latency[0, 0]
+    row = only(run("colocated", batch=1))
+    assert row.ftl_s == pytest.approx(t_p)
+    assert row.ttl_s == row.ttl_mean_s == pytest.approx(t_d + t_p / 511)
+    assert row.ttl_largest_gap_s == pytest.approx(t_d + t_p)
+    cycle = 511 * t_d + t_p  # a prompt, then 511 steps
+    assert row.request_rate_per_s == pytest.approx(1 / cycle)
+    assert row.tokens_per_s_per_gpu == pytest.approx(512 / (4 * cycle))
+    assert row.ftl_with_slot_wait_s == pytest.approx(t_p + cycle / 2)
+
+
+def test_one_request_a_batch_piggybacked_by_hand():
+    """8 chunks of 512 tokens for every 511 steps."""
+    at = setting(LLAMA, SYSTEM, RECIPE)
+    t_mix = mixed_step(
+        at.model, at.rates, Degrees(tp_attn=4.0, tp_ffn=4.0), batch=1.0, context=4096 + 256.0, chunk_tokens=512.0,
+        isl=4096.0,
+    ).time  # fmt: skip
+    rows = run("piggyback", batch=1, rank_chunk_tokens=512, ttl_measure="p99")
+    row = only(rows[rows.mixed_chunk_tokens == 512])
+    assert row.mixed_step_share == pytest.approx(8 / 511)
+    assert row.ttl_s == row.ttl_largest_gap_s == pytest.approx(t_mix)
+    assert row.ttl_mean_s == pytest.approx((8 * t_mix + 503 * ttl_at(1)) / 511)
+    assert row.ftl_s == pytest.approx(8 * t_mix)
+    assert row.tokens_per_s_per_gpu == pytest.approx(512 / (4 * (8 * t_mix + 503 * ttl_at(1))))
+
+
+def test_passes_of_many_prompts_by_hand():
+    """64 residents, 16 prompts a pass: 4 passes while all are replaced; groups of 16 wait half a quarter cycle."""
+    t_d, grid = ttl_at(64), prefill_grid(LLAMA, SYSTEM, TP4, isl=4096, precision=RECIPE, batch=16)
+    t_pass = grid.latency[0, 0]
+    row = only(run("colocated", batch=64, prefill_batch=16))
+    cycle = 511 * t_d + 4 * t_pass
+    assert row.request_rate_per_s == pytest.approx(64 / cycle)
+    assert row.ttl_mean_s == pytest.approx(cycle / 511)
+    assert row.ftl_with_slot_wait_s == pytest.approx(t_pass + cycle / 8)
+
+
+def test_every_data_parallel_rank_prefills_a_prompt_of_its_own():
+    """256 requests on 8 ranks, every step mixed: 256*4096/511 tokens a step, an eighth of them each prompt."""
+    row = only(run("piggyback", R1, DEP8, batch=256, every_step_mixed=True, ftl_limit=100.0))
+    chunk = 256 * 4096 / 511
+    assert (row.mixed_step_share, row.mixed_chunk_tokens) == pytest.approx((1.0, chunk))
+    assert row.ttl_mean_s == row.ttl_largest_gap_s
+    assert row.ftl_s == pytest.approx(4096 / (chunk / 8) * row.ttl_s)
+    assert row.ftl_s == pytest.approx(511 / (256 / 8) * row.ttl_s)
+
+
+def test_several_passes_between_two_steps_are_one_gap():
+    """64 prompts one by one for 15 steps: 4.3 passes between two of them, so 5 at most."""
+    row = only(run("colocated", batch=64, prefill_batch=1, osl=16))
+    assert row.ttl_largest_gap_s == pytest.approx(ttl_at(64, osl=16) + 5 * row.ftl_s)
+    assert row.ttl_mean_s == pytest.approx(ttl_at(64, osl=16) + 64 / 15 * row.ftl_s)
+
+
+def test_chunks_above_a_prompt_take_several_prompts_at_once():
+    rows = run("piggyback", batch=64, isl=512, osl=64, rank_chunk_tokens=2048, ttl_measure="p99")
+    row = only(rows[rows.mixed_chunk_tokens == 2048])
+    assert row.prefill_batch == 4
+    assert row.ftl_s == pytest.approx(row.ttl_largest_gap_s)
+    assert row.ftl_with_slot_wait_s - row.ftl_s == pytest.approx(4 / (2 * row.request_rate_per_s))
+
+
+def test_a_balance_below_one_token_is_one_token_in_some_of_the_steps():
+    row = only(run("piggyback", batch=2, isl=16, osl=1025, every_step_mixed=True))
+    assert (row.mixed_chunk_tokens, row.mixed_step_share) == (1.0, pytest.approx(2 * 16 / 1024))
+
+
+# Measured rows: Llama-3.1-70B on H100, vLLM, fp8 weights, bf16 cache (InferenceX); physics page, W2. Lengths of the
+# requests are 0.9 of the columns in the mean; the error is what that page states for the composed model.
+W2 = [
+    # tp, isl, osl, in flight, T_d ms, t_p ms, measured mean ms, stated error
+    (2, 1024, 1024, 4, 16.94, 80.1, 17.41, 0.007),
+    (2, 1024, 1024, 64, 23.15, 80.1, 28.77, 0.002),
+    (2, 8192, 1024, 16, 23.96, 648.0, 34.63, 0.018),
+    (8, 8192, 1024, 4, 8.21, 264.0, 10.22, 0.085),
+    (8, 8192, 1024, 64, 16.08, 264.0, 34.48, 0.003),
+    (8, 1024, 1024, 64, 10.25, 36.0, 15.45, 0.175),
+]
+
+
+@pytest.mark.parametrize(("tp", "isl", "osl", "batch", "t_d", "t_p", "measured", "stated"), W2)
+def test_measured_rows_are_met_within_the_stated_error(tp, isl, osl, batch, t_d, t_p, measured, stated):
+    isl, osl = round(0.9 * isl), round(0.9 * osl)
+    row = only(
+        colocated(
+            LLAMA, "h100_sxm", Mapping(tp_attn=tp, tp_ffn=tp), isl=isl, osl=osl, precision="fp8_bf16kv", engine="vllm",
+            batch=batch, prefill_batch=1,
+        )
+    )  # fmt: skip
+    assert batch / (row.decode_request_rate_per_s * (osl - 1)) == pytest.approx(t_d * 1e-3, rel=2e-3)
+    assert row.ftl_s == pytest.approx(t_p * 1e-3, rel=2e-3)
+    assert row.ttl_s == pytest.approx(measured * 1e-3, rel=stated + 1e-3)  # and 0.1 % for the rounding of lengths
+
+
+# Limits.
+
+
+def test_infinitely_fast_prefill_leaves_decode_alone(monkeypatch):
+    def instant(model, rates, degrees, *, batch, isl, **more):
+        nothing = 0.0 * batch * degrees.gpus
+        return PrefillPass(nothing + 1e-300, nothing + 1e-300, Sums())
+
+    monkeypatch.setattr(colocated_module, "prefill_pass", instant)
+    table = mappings(R1, 32)
+    table = table[table.pp == 1]
+    rows = run("colocated", R1, table, prefill_batch=1)
+    grid = decode_grid(R1, SYSTEM, table, isl=4096, osl=512, precision=RECIPE)
+    plain = {
+        (*(int(getattr(grid, name)[i]) for name in ("tp_attn", "dp_attn", "tp_ffn", "ep")), int(b)): (
+            grid.latency[i, j], grid.request_rate[i, j] * 512 / grid.gpus[i]
+        )
+        for i in range(len(table)) for j, b in enumerate(grid.batch)
+    }  # fmt: skip
+    keys = zip(
+        *(rows[f"decode_{name}"] for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "batch")), strict=True
+    )
+    expected = np.array([plain[key] for key in keys])
+    np.testing.assert_allclose(rows[["ttl_s", THROUGHPUT]].to_numpy(), expected, rtol=1e-12)
+    assert (rows["ttl_largest_gap_s"] == rows["ttl_s"]).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_vanishing_share_of_prefill_leaves_decode_alone(mode):
+    row = only(run(mode, batch=2, isl=1, osl=65536))
+    assert row.ttl_mean_s == pytest.approx(ttl_at(2, isl=1, osl=65536), rel=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("model", [LLAMA, R1])
+@pytest.mark.parametrize("measure", ["mean", "p99"])
+def test_no_mode_beats_decode_alone(mode, model, measure):
+    rows = run(mode, model, mappings(model), ttl_measure=measure)
+    alone = rows.decode_request_rate_per_s * 512 / rows.total_gpus
+    assert (rows.tokens_per_s_per_gpu < alone).all()
+    assert (rows.ttl_mean_s >= rows.decode_batch / (rows.decode_request_rate_per_s * 511)).all()
+    assert (rows.ttl_largest_gap_s >= rows.ttl_mean_s * (1 - 1e-12)).all()
+
+
+def test_without_piggyback_the_seconds_of_a_request_add_up():
+    """1/X = 1/p + 1/r: the instance does one phase or the other."""
+    rows = run("colocated", R1, mappings(R1))
+    x, p, r = (rows[name] for name in ("request_rate_per_s", "prefill_request_rate_per_s", "decode_request_rate_per_s"))
+    np.testing.assert_allclose(1 / x, 1 / p + 1 / r, rtol=1e-9)
+
+
+@pytest.mark.parametrize("model", [LLAMA, R1])
+@pytest.mark.parametrize(("isl", "osl"), [(4096, 512), (16384, 2048), (1024, 8192)])
+def test_with_real_valued_counts_disaggregated_never_loses_to_colocated_without_piggyback(model, isl, osl):
+    """GPU seconds of a request are 1/P + 1/R in both, but the TTL is not shared with prefill (invariant 6)."""
+    table = mappings(model, 32)
+    prefill = prefill_grid(model, SYSTEM, table, isl=isl, precision=RECIPE)
+    decode = decode_grid(model, SYSTEM, table, isl=isl, osl=osl, precision=RECIPE)
+    usable = prefill.feasible & (prefill.latency <= 10.0)
+    best = np.max(prefill.request_rate / prefill.gpus[:, None], where=usable, initial=0.0)
+    rate = (decode.request_rate / decode.gpus[:, None])[decode.feasible]
+    order = np.argsort(decode.latency[decode.feasible])
+    ttl = decode.latency[decode.feasible][order]
+    bound = np.maximum.accumulate((osl * best * rate / (best + rate))[order])  # the most at each TTL or below
+    rows = run("colocated", model, table, isl=isl, osl=osl)
+    at = np.searchsorted(ttl, rows.ttl_s.to_numpy(), side="right") - 1
+    assert (at >= 0).all()
+    assert (rows.tokens_per_s_per_gpu.to_numpy() <= bound[at] * (1 + 1e-9)).all()
+
+
+# The choice among options.
+
+
+def frontier(rows: pd.DataFrame) -> np.ndarray:
+    return pareto_front(rows)[[INTERACTIVITY, THROUGHPUT]].to_numpy()
+
+
+@pytest.mark.parametrize("measure", ["mean", "p99"])
+@pytest.mark.parametrize(("mode", "axis", "sizes"), [
+    ("colocated", "prefill_batch", (8, 16, 64)), ("piggyback", "rank_chunk_tokens", (64, 256, 2048)),
+])  # fmt: skip
+def test_the_frontier_of_a_search_is_that_of_all_its_options_apart(mode, axis, sizes, measure):
+    """Batches from 64, so that every option exists at each; the balance of piggyback is in every part."""
+    table, common = mappings(R1, 8), {"batch": [64, 100, 512], "ttl_measure": measure, "mla_form": "auto"}
+    together = run(mode, R1, table, **{axis: sizes}, **common)
+    parts = pd.concat([run(mode, R1, table, **{axis: size}, **common) for size in sizes], ignore_index=True)
+    np.testing.assert_allclose(frontier(together), frontier(parts), rtol=1e-12)
+    key = ["decode_tp_attn", "decode_dp_attn", "decode_tp_ffn", "decode_ep", "decode_pp", "decode_batch"]
+    if measure == "mean":
+        assert not together.duplicated(key).any()
+        lowest = parts.groupby(key)["ttl_s"].min()
+        np.testing.assert_array_equal(together.set_index(key)["ttl_s"].sort_index(), lowest.sort_index())
+    for _, rows in together.groupby(key):
+        ordered = rows.sort_values("ttl_s")
+        assert (np.diff(ordered["tokens_per_s_per_gpu"]) > 0).all()
+
+
+def test_more_options_never_lower_the_frontier():
+    table = mappings(R1, 8)
+    every, free = (run("piggyback", R1, table, every_step_mixed=flag) for flag in (True, False))
+    key = ["decode_tp_attn", "decode_dp_attn", "decode_tp_ffn", "decode_ep", "decode_pp", "decode_batch"]
+    both = every[[*key, "ttl_s"]].merge(free[[*key, "ttl_s"]], on=key, how="left", suffixes=("", "_free"))
+    assert (both["ttl_s_free"] <= both["ttl_s"]).all()
+
+
+def test_naive_chunks_of_mla_cost_most_and_kept_keys_take_memory():
+    rows = {
+        form: only(run("piggyback", R1, DEP8, isl=16384, osl=2048, batch=64, every_step_mixed=True, ftl_limit=1e3,
+                       mla_form=form))
+        for form in ("naive", "absorbed", "cached", "auto")
+    }  # fmt: skip
+    assert rows["naive"].ttl_s > rows["absorbed"].ttl_s
+    assert rows["auto"].ttl_s == min(row.ttl_s for row in rows.values())
+    kept = 61 * 128 * 320 * 16384  # one prompt a rank: layers, heads, key and value elements of 1 B, tokens
+    assert rows["cached"].decode_memory_bytes - rows["naive"].decode_memory_bytes == pytest.approx(kept)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.floats(0.2, 1.0), st.floats(0.0, 1.0))
+def test_interference_never_raises_the_throughput(efficiency, loss):
+    knobs = Interference(minority_efficiency=efficiency, overlap_loss=loss)
+    free, slow = (run("piggyback", batch=[4, 64], every_step_mixed=True, interference=i, ftl_limit=100.0)
+                  for i in (Interference(), knobs))  # fmt: skip
+    assert (slow.tokens_per_s_per_gpu <= free.tokens_per_s_per_gpu).all()
+
+
+def test_limits_act_on_the_latencies_they_name():
+    free = run("colocated", table=mappings(), ftl_limit=100.0)
+    tight = run("colocated", table=mappings(), ftl_limit=0.2, ttl_limit=0.02, ttl_measure="p99")
+    assert (tight.ftl_s <= 0.2).all()
+    assert (tight.ttl_s <= 0.02).all()
+    assert (free.ftl_s > 0.2).any()
+    seen = tight.attrs
+    assert seen["feasible"] <= seen["design_points"]
+    assert 0 < seen["above_ftl_limit"] + seen["above_ttl_limit"] <= seen["feasible"]
+
+
+# The table.
+
+
+def test_all_modes_stand_in_one_table():
+    table = mappings()
+    prefill = prefill_grid(LLAMA, SYSTEM, table, isl=4096, precision=RECIPE)
+    decode = decode_grid(LLAMA, SYSTEM, table, isl=4096, osl=512, precision=RECIPE)
+    tables = [disaggregated(prefill, decode), run("colocated", table=table), run("piggyback", table=table)]
+    for each in tables:
+        assert [(c.name, c.dtype) for c in COLUMNS] == [(n, str(t)) for n, t in each.dtypes.items()]
+        assert not each.isna().any().any()
+        gpus = each.prefill_instances * each.prefill_gpus + each.decode_instances * each.decode_gpus
+        assert (each.total_gpus == gpus).all()
+        assert (each.ftl_with_slot_wait_s > each.ftl_s).all()
+    joined = pd.concat(tables, ignore_index=True)
+    assert set(pareto_front(joined)["mode"]) == {"disaggregated", "colocated", "piggyback"}
+    zero = ["prefill_instances", "ctx_gen_gpu_ratio", "kv_egress_bytes_per_s_per_gpu", "kv_ingress_bytes_per_s_per_gpu"]
+    assert (joined.loc[joined["mode"] != "disaggregated", zero] == 0).all().all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_faults_are_told_in_one_line(mode):
+    with pytest.raises(InfeasibleError, match="no co-located mapping fits in memory; the closest lacks"):
+        run(mode, "llama_3_1_405b", Mapping())
+    with pytest.raises(InfeasibleError, match="meets the FTL limit of 1e-06 s; the best FTL is"):
+        run(mode, ftl_limit=1e-6)
+    with pytest.raises(InputError, match="ttl_measure 'p9' is not one of mean, p99, did you mean 'p99'"):
+        run(mode, ttl_measure="p9")
+    with pytest.raises(InputError, match="osl 1 is out of range"):
+        run(mode, osl=1)
+    with pytest.raises(InputError, match="mappings is empty"):
+        run(mode, table=[])
+    with pytest.raises(InputError, match="ttl_limit must be above 0 s, got 0"):
+        run(mode, ttl_limit=0)
+
+
+def test_passes_above_every_batch_are_refused():
+    with pytest.raises(InputError, match=r"prefill_batch \[8\] is above every batch"):
+        run("colocated", batch=4, prefill_batch=8)
