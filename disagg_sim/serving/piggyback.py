@@ -42,7 +42,7 @@ def piggyback(
     osl: int, precision: str, profile: str = "measured", engine: str | None = None, batch: Any = None,
     rank_chunk_tokens: Any = None, every_step_mixed: bool = False, interference: Interference = NO_INTERFERENCE,
     ftl_limit: float = 10.0, ttl_limit: float | None = None, ttl_measure: str = "mean", mla_form: str = "auto",
-    allow_long_context: bool = False,
+    allow_long_context: bool = False, allow_empty: bool = False,
 ) -> pd.DataFrame:  # fmt: skip
     r"""In-flight batching in which steps carry a chunk of prefill beside the decodes.
 
@@ -56,12 +56,12 @@ def piggyback(
 
     The largest gap is T_mix. Every DP rank works on a prompt of its own at c/dp tokens a step, hence
     the FTL; more than ISL of them are several prompts in a step. T_mix is the mean over the chunks of a
-    prompt, taken at their mean past (``physics.mixed``). The search runs over every mapping, its
+    prompt, taken at their mean past (``physics.mixed``), in the largest gap too. The search runs over every mapping, its
     batches and its chunks. A balance below one token a step becomes one token in some of the steps.
 
     Parameters
     ----------
-    isl, osl, precision, profile, engine, batch, ftl_limit, ttl_limit, ttl_measure
+    isl, osl, precision, profile, engine, batch, ftl_limit, ttl_limit, ttl_measure, allow_long_context, allow_empty
         As in ``colocated``.
     rank_chunk_tokens
         Chunks of one DP rank, c/dp, to try beside the balance where they exceed it; by default the powers
@@ -100,7 +100,7 @@ def piggyback(
         for part, seen in _search(case, group, sizes, mla_form, interference):
             chosen.append(part)
             tally = tally.plus(seen)
-    return points_table(case, "piggyback", chosen, tally)
+    return points_table(case, "piggyback", chosen, tally, allow_empty=allow_empty)
 
 
 def _search(
