@@ -141,7 +141,8 @@ def test_a_system_without_fits_has_only_the_ideal_profile():
     recipe = resolve_precision("fp8", model, system)
     with pytest.raises(InputError, match="'new_gpu' has no fitted efficiencies: only profile 'ideal' can be used"):
         resolve_rates(model, system, recipe, load_profile("measured"), None)
-    assert resolve_rates(model, system, recipe, load_profile("ideal"), None).gemm["fp8"].flops == system.peak_flops["fp8"]
+    ideal = resolve_rates(model, system, recipe, load_profile("ideal"), None)
+    assert ideal.gemm["fp8"].flops == system.peak_flops["fp8"]
 
 
 def test_a_missing_fit_is_named():
