@@ -179,7 +179,8 @@ def pareto_front(
         One front per case, in order of first appearance; interactivity rises inside a case.
     """
     if by is None:
-        by = ("case",) if "case" in points else tuple(name for name in CASE_COLUMNS if name in points)
+        names = ("case",) if "case" in points else tuple(name for name in CASE_COLUMNS if name in points)
+        by = [name for name in names if len(points[name].unique()) > 1]
     if throughput not in points:
         raise InputError(f"the table has no throughput column {throughput!r}{nearest(throughput, map(str, points))}")
     return pareto.pareto_front(points, x=INTERACTIVITY, y=throughput, by=by)
