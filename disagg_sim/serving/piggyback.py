@@ -56,8 +56,9 @@ def piggyback(
 
     The largest gap is T_mix. Every DP rank works on a prompt of its own at c/dp tokens a step, hence
     the FTL; more than ISL of them are several prompts in a step. T_mix is the mean over the chunks of a
-    prompt, taken at their mean past (``physics.mixed``), in the largest gap too. The search runs over every mapping, its
-    batches and its chunks. A balance below one token a step becomes one token in some of the steps.
+    prompt, taken at their mean past (``physics.mixed``), in the largest gap too. The search runs over
+    every mapping, its batches and its chunks. A balance below one token a step becomes one token in
+    some of the steps.
 
     Parameters
     ----------
@@ -92,9 +93,7 @@ def piggyback(
         model, system, precision=precision, profile=profile, engine=engine, isl=isl, osl=osl, ftl_limit=ftl_limit,
         ttl_limit=ttl_limit, ttl_measure=ttl_measure, mla_form=mla_form, allow_long_context=allow_long_context,
     )  # fmt: skip
-    sizes = given_sizes(RANK_CHUNK_TOKENS if rank_chunk_tokens is None else rank_chunk_tokens)
-    if every_step_mixed:
-        sizes = sizes[:0]
+    sizes = _chunk_sizes(rank_chunk_tokens, every_step_mixed=every_step_mixed)
     tally, chosen = Tally(), []
     for group in groups(case, mappings, batch):
         for part, seen in _search(case, group, sizes, mla_form, interference):
@@ -103,11 +102,25 @@ def piggyback(
     return points_table(case, "piggyback", chosen, tally, allow_empty=allow_empty)
 
 
-def _search(
-    case: Case, group: Group, sizes: Ints, form: str, interference: Interference
-) -> list[tuple[Chosen, Tally]]:
-    """Score every (batch, chunk) of the rows of a group, in blocks, and keep the best."""
-    forms = case.forms(form)
+def count_piggyback(
+    case: Case, mappings: MappingTable, *, every_step_mixed: bool = False, mla_form: str = "auto"
+) -> int:
+    """Design points that ``piggyback`` scores by default: (mapping, batch, chunk, form of MLA). [1]"""
+    sizes = _chunk_sizes(None, every_step_mixed=every_step_mixed)
+    return sum(
+        len(group.table) * _chunks(case, group, sizes)[0].size * len(case.forms(mla_form))
+        for group in groups(case, mappings, None)
+    )
+
+
+def _chunk_sizes(rank_chunk_tokens: Any, *, every_step_mixed: bool) -> Ints:
+    """Chunks of one DP rank to try beside the balance. [token]"""
+    sizes = given_sizes(RANK_CHUNK_TOKENS if rank_chunk_tokens is None else rank_chunk_tokens)
+    return sizes[:0] if every_step_mixed else sizes
+
+
+def _chunks(case: Case, group: Group, sizes: Ints) -> tuple[Ints, Floats, Floats]:
+    """Place in the batch axis, chunk over all DP ranks [token] and share of mixed steps [1] of every column."""
     balance = group.batch * (case.isl / (case.osl - 1))  # tokens of prefill that a step needs on average
     chunks = np.concatenate(
         [np.maximum(balance, 1.0)[:, None], np.broadcast_to(group.dp * sizes, (balance.size, sizes.size))], axis=1
@@ -115,8 +128,17 @@ def _search(
     worth = np.concatenate([np.ones((balance.size, 1), dtype=bool), chunks[:, 1:] > chunks[:, :1]], axis=1)
     batch_index, size = np.nonzero(worth)
     chunk = chunks[batch_index, size]
+    return batch_index, chunk, balance[batch_index] / chunk
+
+
+def _search(
+    case: Case, group: Group, sizes: Ints, form: str, interference: Interference
+) -> list[tuple[Chosen, Tally]]:
+    """Score every (batch, chunk) of the rows of a group, in blocks, and keep the best."""
+    forms = case.forms(form)
+    batch_index, chunk, share = _chunks(case, group, sizes)
     return [
-        _block(case, group, rows, batch_index, chunk, balance[batch_index] / chunk, forms, interference)
+        _block(case, group, rows, batch_index, chunk, share, forms, interference)
         for rows in group.blocks(batch_index.size * len(forms))
     ]
 
