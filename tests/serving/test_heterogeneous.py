@@ -13,6 +13,7 @@ from synthetic import SYSTEM, make_grid
 import disagg_sim as ds
 from disagg_sim.errors import InputError
 from disagg_sim.serving.candidates import prefill_candidates
+from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.costs import usd_per_gpu_hour, with_cost
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.points import COLUMNS, COST_COLUMNS, pareto_front
@@ -265,6 +266,14 @@ def test_cost_of_one_system_can_be_added_afterwards(shipped):
         asked = disaggregated(shipped["prefill"], shipped["home"], per=per)
         pd.testing.assert_frame_equal(with_cost(plain, per), asked)
     assert with_cost(plain, "gpu") is plain
+
+
+def test_cost_of_co_located_points():
+    mappings = ds.enumerate_mappings(ds.load_model("llama_3_1_8b"), ds.load_system("h100_sxm"), max_gpus=2)
+    points = colocated("llama_3_1_8b", "h100_sxm", mappings, isl=1024, osl=64, precision="fp8", batch=[1, 8])
+    priced = with_cost(points, "usd", {"h100_sxm": 2.5})
+    np.testing.assert_allclose(priced["usd_per_hour"], 2.5 * points["total_gpus"])
+    np.testing.assert_allclose(priced["tokens_per_usd"], points["tokens_per_s_per_gpu"] * 3600 / 2.5)
 
 
 def test_a_plan_says_on_which_system_each_instance_runs(shipped):
