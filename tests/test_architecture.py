@@ -20,7 +20,7 @@ ALLOWED = {
     "facts": set(),
     "workload": {"facts"},
     "physics": {"facts"},
-    "search": {"facts", "physics"},
+    "search": {"facts", "physics", "workload"},
     "serving": {"facts", "physics", "search", "workload"},
     "sweep": {"facts", "physics", "search", "serving", "workload"},
     "report": {"facts", "search", "serving", "sweep"},

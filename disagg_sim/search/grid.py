@@ -6,6 +6,7 @@ status and the bytes that it lacks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -260,23 +261,29 @@ def prefill_grid(
 def _score_chunked(
     at: Setting, degrees: Degrees, axis: Any, isl: int, chunk: Any, form: str
 ) -> tuple[PrefillPass, Any]:
-    """CPP rows; a free MLA form becomes ``cached`` where that is faster and fits."""
-    forms = ("auto", "cached") if form == "auto" and at.model.is_mla else (form,)
-    best, memory = None, None
-    for each in forms:
+    """CPP rows."""
+
+    def score(each: str) -> tuple[PrefillPass, Any]:
         scored = chunked_prefill_pass(
             at.model, at.rates, degrees, batch=axis, isl=isl, chunk_tokens=chunk, mla_form=each
         )
-        held = at.prefill_bytes(degrees, axis, isl=isl, chunk_tokens=chunk, cached=each == "cached")
-        if best is None:
-            best, memory = scored, held
-            continue
-        take = (held <= at.memory_limit) & (scored.busy < best.busy)
-        sums = Sums(*(np.where(take, new, old) for new, old in zip(scored.sums, best.sums, strict=True)))
-        best = PrefillPass(np.where(take, scored.ftl, best.ftl), np.where(take, scored.busy, best.busy), sums)
-        memory = np.where(take, held, memory)
-    assert best is not None
-    return best, memory
+        return scored, at.prefill_bytes(degrees, axis, isl=isl, chunk_tokens=chunk, cached=each == "cached")
+
+    return best_form(at, form, score)
+
+
+def best_form(
+    at: Setting, form: str, score: Callable[[str], tuple[PrefillPass, Any]]
+) -> tuple[PrefillPass, Any]:
+    """Passes and bytes of CPP as ``score`` gives them; a free MLA form becomes ``cached`` where faster and it fits."""
+    best, memory = score(form)
+    if form != "auto" or not at.model.is_mla:
+        return best, memory
+    scored, held = score("cached")
+    take = (held <= at.memory_limit) & (scored.busy < best.busy)
+    sums = Sums(*(np.where(take, new, old) for new, old in zip(scored.sums, best.sums, strict=True)))
+    best = PrefillPass(np.where(take, scored.ftl, best.ftl), np.where(take, scored.busy, best.busy), sums)
+    return best, np.where(take, held, memory)
 
 
 def with_chunks(table: MappingTable, isl: float, chunk_tokens: Any) -> tuple[MappingTable, Ints]:
