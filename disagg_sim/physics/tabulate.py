@@ -24,8 +24,10 @@ class Levels:
         self.tokens = tokens
         self.gathers = np.ndim(tokens) == 2
         if self.gathers:
-            self.values = np.unique(tokens)
-            self.position = np.searchsorted(self.values, tokens)
+            first, same = _equal_rows(np.ascontiguousarray(tokens))
+            few = np.asarray(tokens)[first]
+            self.values = np.unique(few)
+            self.position = np.searchsorted(self.values, few)[same]
 
 
 def tabulate(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels) -> Result:
@@ -64,6 +66,16 @@ def tabulate_pairs(
         return function(*arguments[:-1], left.values[None, column], right.values[None, row])
 
     return tabulate(of_pair, degrees, levels)
+
+
+def _equal_rows(rows: Any) -> tuple[Any, Any]:
+    """First position of every distinct row of a matrix, and the number of the distinct row at each position.
+
+    Rows that share a degree have the same token counts, so there are few; whole rows compare as bytes.
+    """
+    keys = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
+    _, first, row = np.unique(keys, return_index=True, return_inverse=True)
+    return first, row
 
 
 def _distinct_rows(columns: list[Any]) -> tuple[Any, Any]:
