@@ -39,7 +39,7 @@ def colocated(
     model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable | Mapping | list[Mapping], *, isl: int,
     osl: int, precision: str, profile: str = "measured", engine: str | None = None, batch: Any = None,
     prefill_batch: Any = None, ftl_limit: float = 10.0, ttl_limit: float | None = None, ttl_measure: str = "mean",
-    mla_form: str = "auto", allow_long_context: bool = False,
+    mla_form: str = "auto", allow_long_context: bool = False, allow_empty: bool = False,
 ) -> pd.DataFrame:  # fmt: skip
     r"""In-flight batching without piggyback: whole prompts are prefilled b at a time, and decode waits.
 
@@ -70,6 +70,10 @@ def colocated(
         What ``ttl_s`` is: the mean, or the largest gap.
     mla_form
         Form of MLA in prefill; "auto" takes the fastest that fits. Decodes are absorbed.
+    allow_long_context
+        Score requests beyond the model's context limit instead of refusing them.
+    allow_empty
+        Where nothing fits or is fast enough, return an empty table whose ``attrs`` say why.
 
     Returns
     -------
@@ -97,7 +101,15 @@ def colocated(
             tally = tally.plus(seen)
     if sizes is not None and not tally.design_points:
         raise InputError(f"prefill_batch {sizes.tolist()} is above every batch; allowed: up to the requests of a batch")
-    return points_table(case, "colocated", chosen, tally)
+    return points_table(case, "colocated", chosen, tally, allow_empty=allow_empty)
+
+
+def count_colocated(case: Case, mappings: MappingTable, *, mla_form: str = "auto") -> int:
+    """Design points that ``colocated`` scores by default: (mapping, batch, prompts of a pass, cut). [1]"""
+    return sum(
+        len(group.table) * int(np.count_nonzero(_pass_sizes(group, None))) * len(_cut_sizes(case, group, mla_form))
+        for group in groups(case, mappings, None)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,18 +121,26 @@ class _Cut:
     time: Floats  # of a pass, (rows, passes) [s]
 
 
+def _cut_sizes(case: Case, group: Group, form: str) -> list[tuple[int, str]]:
+    """Chunk tokens (0 = whole prompts) and MLA form of every cut of a group."""
+    chunks = [size for size in CHUNK_TOKENS if group.deep and size < case.isl]
+    return [(0, form), *((size, each) for size in chunks for each in case.forms(form))]
+
+
 def _cuts(case: Case, group: Group, passes: Ints, form: str) -> list[_Cut]:
     at, degrees, prompts = case.at, group.degrees, passes[None, :].astype(float)
-    whole = prefill_pass(at.model, at.rates, degrees, batch=prompts, isl=case.isl, mla_form=form)
-    cuts = [_Cut(0, False, whole.ftl)]
-    for size in (s for s in CHUNK_TOKENS if group.deep and s < case.isl):
-        for each in case.forms(form):
-            chunked = chunked_prefill_pass(
-                at.model, at.rates, degrees, batch=prompts, isl=case.isl,
-                chunk_tokens=np.full((len(group.table), 1), float(size)), mla_form=each,
-            )  # fmt: skip
-            cuts.append(_Cut(size, each == "cached", chunked.ftl))
-    return cuts
+
+    def time(size: int, each: str) -> Any:
+        if not size:
+            return prefill_pass(at.model, at.rates, degrees, batch=prompts, isl=case.isl, mla_form=each).ftl
+        chunk = np.full((len(group.table), 1), float(size))
+        return chunked_prefill_pass(
+            at.model, at.rates, degrees, batch=prompts, isl=case.isl, chunk_tokens=chunk, mla_form=each
+        ).ftl
+
+    return [
+        _Cut(size, bool(size) and each == "cached", time(size, each)) for size, each in _cut_sizes(case, group, form)
+    ]
 
 
 def _pass_sizes(group: Group, sizes: Ints | None) -> Ints:

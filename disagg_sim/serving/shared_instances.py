@@ -230,7 +230,9 @@ class Chosen:
     bound: NDArray[np.int8]  # index into ``BOUNDS``
 
 
-def points_table(case: Case, mode: str, chosen: list[Chosen], tally: Tally) -> pd.DataFrame:
+def points_table(
+    case: Case, mode: str, chosen: list[Chosen], tally: Tally, *, allow_empty: bool
+) -> pd.DataFrame:
     """The table of points (``points.COLUMNS``) of a co-located mode, the tally in ``attrs``.
 
     ``throughput = B*OSL/(G*(OSL-1)*mean TTL)`` tokens/s/GPU in every co-located mode (physics page,
@@ -238,7 +240,8 @@ def points_table(case: Case, mode: str, chosen: list[Chosen], tally: Tally) -> p
     """
     import pandas as pd
 
-    _require(case, tally)
+    if not allow_empty:
+        _require(case, tally)
     columns: dict[str, Any] = {
         f.name: np.concatenate([getattr(c, f.name) for c in chosen]) for f in fields(Chosen) if f.name != "mapping"
     }
