@@ -129,18 +129,42 @@ def test_short_chunks_favour_the_absorbed_form_and_long_ones_the_naive(chunk, fa
     assert (absorbed < naive) == (faster == "absorbed")
 
 
+def colocated_memory(at, mapping, batch, prompts, *, mixed):
+    """Bytes with ``prompts`` in prefill, of which 512 tokens are live on a rank."""
+    return float(
+        colocated_bytes(
+            at.model, at.precision, at.profile, degrees_of(mapping), float(batch), cached=decode_residents(4096, 512),
+            prompt=prompt_residents(4096), prompts=prompts, new=min(prompts, 1.0) * 512.0, mixed=mixed,
+        )
+    )  # fmt: skip
+
+
 @quick
 @given(cases(models=("llama_3_1_70b", "opt_30b")), batches, st.booleans())
-def test_memory_without_prompts_is_that_of_decode_and_prompts_come_on_top(case, batch, mixed):
+def test_memory_without_prompts_is_that_of_decode(case, batch, mixed):
     at, mapping = case
-    cached, prompt = decode_residents(4096, 512), prompt_residents(4096)
-    head = (at.model, at.precision, at.profile, degrees_of(mapping), float(batch))
-    alone = decode_bytes(*head, cached=cached)
-    none, one, two = (
-        colocated_bytes(*head, cached=cached, prompt=prompt, prompts=p, new=min(p, 1.0) * 512.0, mixed=mixed)
-        for p in (0.0, 1.0, 2.0)
+    alone = decode_bytes(
+        at.model, at.precision, at.profile, degrees_of(mapping), float(batch), cached=decode_residents(4096, 512)
     )
-    assert none == pytest.approx(float(alone), rel=1e-12)
-    kv = at.model.kv_elements(4096) * at.precision.cache.bytes / mapping.gpus
-    assert one - alone >= kv * (1 - 1e-9)
-    assert two - one >= kv * (1 - 1e-9)
+    assert colocated_memory(at, mapping, batch, 0.0, mixed=mixed) == pytest.approx(float(alone), rel=1e-12)
+
+
+@quick
+@given(cases(), batches, st.booleans())
+def test_prompts_in_prefill_come_on_top_of_the_residents(case, batch, mixed):
+    """Sliding windows included: one more prompt a rank holds at least its even share of one cache."""
+    at, mapping = case
+    none, one, two = (
+        colocated_memory(at, mapping, batch, n * float(mapping.dp_attn), mixed=mixed) for n in (0.0, 1.0, 2.0)
+    )
+    share = at.model.kv_elements(4096) * at.precision.cache.bytes / (mapping.tp_attn * mapping.pp)
+    assert one - none >= share * (1 - 1e-9)
+    assert two - one >= share * (1 - 1e-9)
+
+
+@quick
+@given(cases(), batches)
+def test_a_mixed_step_holds_the_activations_of_both_phases(case, batch):
+    at, mapping = case
+    apart = colocated_memory(at, mapping, batch, 1.0, mixed=False)
+    assert colocated_memory(at, mapping, batch, 1.0, mixed=True) > apart

@@ -101,6 +101,23 @@ def test_every_data_parallel_rank_prefills_a_prompt_of_its_own():
     assert row.ftl_s == pytest.approx(511 / (256 / 8) * row.ttl_s)
 
 
+@pytest.mark.parametrize("isl", [512, 4096])
+def test_decode_waits_until_a_pass_has_left_the_last_stage(isl):
+    """Four stages; 512 tokens are not cut, 4096 are. The pass is the FTL of a prefill instance, not its busy time."""
+    table = Mapping(tp_attn=2, tp_ffn=2, pp=4)
+    row = only(run("colocated", table=table, batch=64, prefill_batch=4, isl=isl))
+    grid = prefill_grid(LLAMA, SYSTEM, table, isl=isl, precision=RECIPE, batch=4)
+    assert row.ftl_s == pytest.approx(grid.latency.min())
+    assert row.prefill_chunk_tokens == grid.chunk_tokens[grid.latency.argmin()]
+    assert (row.prefill_chunk_tokens > 0) == (isl == 4096)
+    assert row.ttl_mean_s == pytest.approx(ttl_at(64, table=table, isl=isl) + 16 * row.ftl_s / 511)
+
+
+def test_fewer_requests_than_ranks_are_prefilled_in_one_pass():
+    row = only(run("colocated", R1, DEP8, batch=3))
+    assert row.prefill_batch == 3
+
+
 def test_several_passes_between_two_steps_are_one_gap():
     """64 prompts one by one for 15 steps: 4.3 passes between two of them, so 5 at most."""
     row = only(run("colocated", batch=64, prefill_batch=1, osl=16))
