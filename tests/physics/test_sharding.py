@@ -235,6 +235,7 @@ def test_stages_hold_all_layers_and_the_long_ones_come_first():
     worst = stages_of(pattern, 2, 32)
     assert max(sum(stage.layers) for stage in worst) == 2
     assert any(stage.first for stage in worst)
+    assert [sum(stage.layers) for stage in worst if stage.last] == [1]  # the head stands on a short one
     assert all(sum(stage.layers) == 61 for stage in stages_of(pattern, 2, 1))
     assert {sum(stage.layers) for stage in stages_of((0,) * 80, 1, 4)} == {20}
 
