@@ -1,0 +1,351 @@
+"""Grids under a joint law of lengths: limits, convexity, quadrature, sampling, and the P50 approximation."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import DisaggSimError, InputError
+from disagg_sim.facts.load import load_model, load_system, load_traffic
+from disagg_sim.physics.chunked import chunked_prefill_pass
+from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.search.distribution import decode_grid_under, prefill_grid_under
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.search.setting import setting
+from disagg_sim.serving.disaggregated import disaggregated
+from disagg_sim.serving.points import pareto_front
+from disagg_sim.serving.rate_matching import match_rates
+from disagg_sim.workload.joint import independent_lengths, joint_lengths, observed_lengths
+from disagg_sim.workload.lengths import Constant, LogNormal, length_distribution, representative_shape
+
+SYSTEM, RECIPE, TRAFFIC = "gb200_nvl72", "nvfp4_fp8kv", "log_normal_4096_512"
+#: TP, a pipeline, and for an MoE model DP attention with EP.
+DENSE = [Mapping(tp_attn=4, tp_ffn=4), Mapping(tp_attn=2, tp_ffn=2, pp=4)]
+MOE = [Mapping(tp_attn=2, dp_attn=8, ep=16), Mapping(tp_attn=4, tp_ffn=4, pp=8)]
+BATCH = [1, 2, 8, 64]
+CHUNKS = [512, 2048]
+TWO_MODELS = pytest.mark.parametrize(("model", "mappings"), [("llama_3_1_70b", DENSE), ("deepseek_r1", MOE)])
+
+
+def narrow(isl, osl, sigma):
+    return independent_lengths(LogNormal(median=isl, sigma=sigma), LogNormal(median=osl, sigma=sigma))
+
+
+def gap(one, other):
+    """Largest relative difference of two arrays."""
+    return float(np.max(np.abs(one / other - 1)))
+
+
+# --- the law itself -------------------------------------------------------------------------------------
+
+
+def test_log_normal_law_has_the_moments_of_its_closed_form():
+    """E[X^k] = m^k exp(k^2 s^2/2): context E[I] + E[(O-1)O]/(2 E[O-1]), and so on for the second moment."""
+    m_i, s_i, m_o, s_o = 4096.0, 0.985, 512.0, 0.859
+    law = independent_lengths(LogNormal(median=m_i, sigma=s_i), LogNormal(median=m_o, sigma=s_o))
+    i1, i2 = m_i * math.exp(s_i**2 / 2), m_i**2 * math.exp(2 * s_i**2)
+    o1, o2, o3 = (m_o**k * math.exp(k**2 * s_o**2 / 2) for k in (1, 2, 3))
+    context = i1 + (o2 - o1) / (2 * (o1 - 1))
+    second = i2 + i1 * (o2 - o1) / (o1 - 1) + (o3 - o2) / (3 * (o1 - 1))
+    # the law ends at 6 standard deviations, where the third moment of OSL still has 3e-4 of its weight
+    assert law.mean_isl == pytest.approx(i1, rel=1e-5)
+    assert law.mean_osl == pytest.approx(o1, rel=1e-5)
+    assert law.context == pytest.approx(context, rel=1e-5)
+    assert law.context_deviation == pytest.approx(math.sqrt(second - context**2), rel=1e-3)
+    assert law.isl_deviation == pytest.approx(math.sqrt(i2 - i1**2), rel=1e-3)
+    assert law.isl_quantile(0.5) == pytest.approx(m_i, rel=1e-3)
+    assert law.isl_quantile(0.9) == pytest.approx(m_i * math.exp(s_i * 1.2815516), rel=1e-3)
+
+
+def test_two_requests_by_hand():
+    """(100, 3) and (200, 5): of 6 steps 2 belong to the first, at 100 + 1.5, and 4 to the second, at 200 + 2.5."""
+    law = observed_lengths(np.array([100, 200]), np.array([3, 5]))
+    assert (law.mean_isl, law.mean_osl, law.longest) == (150.0, 4.0, 205.0)
+    assert law.context == pytest.approx((2 * 101.5 + 4 * 202.5) / 6)
+    variance = (2 * (101.5 - law.context) ** 2 + 4 * (202.5 - law.context) ** 2) / 6 + (2 * 9 + 4 * 25) / 6 / 12
+    assert law.context_deviation == pytest.approx(math.sqrt(variance))
+
+
+def test_residents_of_a_simulated_queue_follow_the_length_biased_law():
+    """One slot, requests in a row (seeded): the caches seen step by step have the mean and deviation of the law."""
+    rng = np.random.default_rng(7)
+    isl, osl = rng.integers(50, 150, 4000), rng.integers(2, 400, 4000)
+    seen = np.concatenate([i + np.arange(1, o) for i, o in zip(isl.tolist(), osl.tolist(), strict=True)])
+    law = observed_lengths(isl, osl)
+    assert law.context == pytest.approx(seen.mean(), rel=1e-12)  # uniform on 1 ... O-1 has mean O/2
+    assert law.context_deviation == pytest.approx(seen.std(), rel=1e-2)  # its variance is O(O-2)/12, not O^2/12
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    isl=st.lists(st.integers(1, 10**5), min_size=1, max_size=20),
+    osl=st.lists(st.integers(2, 10**4), min_size=20, max_size=20),
+)
+def test_length_bias_never_shortens_the_output_part_of_the_context(isl, osl):
+    """E[O(O-1)]/E[O-1] >= E[O], so with one input length the context is at least the unbiased ISL + E[OSL]/2."""
+    outputs = np.array(osl)[: len(isl)]
+    law = observed_lengths(np.full(len(isl), isl[0]), outputs)
+    assert law.context >= isl[0] + outputs.mean() / 2 - 1e-6
+
+
+@settings(deadline=None, max_examples=50)
+@given(lengths=st.lists(st.integers(1, 10**6), min_size=1, max_size=40), step=st.sampled_from([64.0, 512.0, 8192.0]))
+def test_nodes_keep_total_and_mean_of_any_law(lengths, step):
+    law = observed_lengths(np.array(lengths), np.full(len(lengths), 2))
+    nodes, weight = law.isl_nodes()
+    assert weight.min() >= 0
+    assert weight.sum() == pytest.approx(1)
+    if len(set(lengths)) <= nodes.size:  # then the nodes are the law
+        assert weight @ nodes == pytest.approx(law.mean_isl, rel=1e-6)
+    share = law.stair_nodes(step)[1]
+    assert share.min() >= -1e-12
+    assert share.sum() == pytest.approx(1)
+
+
+def test_constant_lengths_need_one_node():
+    law = independent_lengths(Constant(tokens=4096), Constant(tokens=512))
+    for nodes, weight in (law.isl_nodes(), law.stair_nodes(512.0)):
+        assert nodes.tolist() == [pytest.approx(4096)]
+        assert weight.tolist() == [1.0]
+    assert law.context == pytest.approx(4096 + 256)
+    assert law.context_deviation == pytest.approx(512 / math.sqrt(12))
+
+
+@pytest.mark.parametrize("traffic", [TRAFFIC, "azure_2023_code", "azure_2023_conversation", "mooncake_long_prompts"])
+@pytest.mark.parametrize("model", ["llama_3_1_70b", "deepseek_r1"])
+def test_quadrature_is_within_half_a_percent_of_a_dense_sum(model, traffic):
+    """Mean FTL and busy time of unchunked and chunked passes against 250 lengths; measured: 0.43 % at worst."""
+    at, law = setting(model, SYSTEM, RECIPE), joint_lengths(traffic)
+    dense, share = law.isl[::8], law.isl_weight[::8] / law.isl_weight[::8].sum()
+    dense, share = dense[share > 1e-7], share[share > 1e-7]
+    for chunk, limit in ((0.0, 1e-3), (512.0, 5e-3), (2048.0, 5e-3), (32768.0, 5e-3)):
+        degrees = Degrees(tp_attn=4.0, tp_ffn=4.0, pp=8.0)
+
+        def passes(lengths, chunk=chunk, degrees=degrees):
+            if not chunk:
+                timed = [prefill_pass(at.model, at.rates, degrees, batch=1.0, isl=s) for s in lengths.tolist()]
+            else:
+                timed = [
+                    chunked_prefill_pass(at.model, at.rates, degrees, batch=1.0, isl=s, chunk_tokens=chunk)
+                    for s in lengths.tolist()
+                ]
+            return np.array([(float(t.ftl), float(t.busy)) for t in timed])
+
+        nodes, weight = law.stair_nodes(chunk) if chunk else law.isl_nodes()
+        assert gap(weight @ passes(nodes), share @ passes(dense)) < limit, (chunk, nodes.size)
+
+
+# --- grids ----------------------------------------------------------------------------------------------
+
+
+@TWO_MODELS
+def test_grids_become_those_of_constant_lengths_as_the_variance_goes_to_zero(model, mappings):
+    """At sigma = 0 to rounding; before, rates differ by O(sigma^2), memory, through its cap, by O(sigma).
+
+    So does the FTL of CPP where it bends: at 4000 tokens the last of two chunks becomes the largest.
+
+    ISL 4000 is 8 deviations from the next multiple of a chunk, where the count of chunks steps up.
+    """
+    shape = {"precision": RECIPE, "batch": BATCH}
+    prefill = prefill_grid(model, SYSTEM, mappings, isl=4000, osl=512, chunk_tokens=CHUNKS, **shape)
+    decode = decode_grid(model, SYSTEM, mappings, isl=4000, osl=512, **shape)
+    for sigma in (0.0, 1e-4, 1e-3, 3e-3):
+        law = narrow(4000, 512, sigma)
+        pairs = (
+            (prefill_grid_under(model, SYSTEM, mappings, lengths=law, chunk_tokens=CHUNKS, **shape), prefill),
+            (decode_grid_under(model, SYSTEM, mappings, lengths=law, **shape), decode),
+        )
+        for under, constant in pairs:
+            assert np.array_equal(under.chunk_tokens, constant.chunk_tokens)
+            assert np.array_equal(under.status, constant.status)
+            assert np.array_equal(under.bound, constant.bound)
+            for name, tolerance in (("latency", sigma / 5), ("request_rate", 4 * sigma**2), ("memory_bytes", sigma)):
+                assert gap(getattr(under, name), getattr(constant, name)) <= tolerance + 1e-9, (name, sigma)
+            assert under.kv_bytes_per_request == pytest.approx(constant.kv_bytes_per_request, rel=sigma**2 + 1e-9)
+            assert np.array_equal(under.unique_gpus, constant.unique_gpus)
+
+
+def throughput(front, interactivity):
+    """Best tokens/s/GPU at each interactivity or above."""
+    x, y = front["tokens_per_s_per_user"].to_numpy(), front["tokens_per_s_per_gpu"].to_numpy()
+    return np.array([y[x >= at].max() for at in interactivity])
+
+
+def test_front_becomes_that_of_constant_lengths_as_the_variance_goes_to_zero():
+    table = enumerate_mappings(load_model("llama_3_1_70b"), load_system(SYSTEM), max_gpus=16)
+    rest = {"precision": RECIPE, "chunk_tokens": 0}
+    x = np.geomspace(30, 100, 15)
+    constant = pareto_front(
+        disaggregated(
+            prefill_grid("llama_3_1_70b", SYSTEM, table, isl=4000, osl=512, **rest),
+            decode_grid("llama_3_1_70b", SYSTEM, table, isl=4000, osl=512, precision=RECIPE),
+        )
+    )
+    gaps = []
+    for sigma in (0.3, 0.1, 0.03, 0.0):
+        law = narrow(4000, 512, sigma)
+        prefill = prefill_grid_under("llama_3_1_70b", SYSTEM, table, lengths=law, **rest)
+        decode = decode_grid_under("llama_3_1_70b", SYSTEM, table, lengths=law, precision=RECIPE)
+        gaps.append(gap(throughput(pareto_front(disaggregated(prefill, decode)), x), throughput(constant, x)))
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[0] > 0.02
+    assert gaps[-1] < 1e-9
+
+
+@TWO_MODELS
+def test_convexity_costs_prefill_rate_and_memory_is_never_below_that_of_the_mean(model, mappings):
+    law = joint_lengths(TRAFFIC)
+    mean = independent_lengths(Constant(tokens=round(law.mean_isl)), Constant(tokens=round(law.mean_osl)))
+    rest = {"precision": RECIPE, "batch": BATCH}
+    spread = prefill_grid_under(model, SYSTEM, mappings, lengths=law, chunk_tokens=0, **rest)
+    flat = prefill_grid_under(model, SYSTEM, mappings, lengths=mean, chunk_tokens=0, **rest)
+    assert np.all(spread.request_rate < flat.request_rate)
+    assert np.all(spread.latency > flat.latency)
+    assert np.all(spread.memory_bytes > flat.memory_bytes)
+    spread, flat = (decode_grid_under(model, SYSTEM, mappings, lengths=each, **rest) for each in (law, mean))
+    assert np.all(spread.memory_bytes > flat.memory_bytes)
+    assert np.all(spread.latency >= flat.latency)  # length-biased context
+    assert spread.kv_bytes_per_request == pytest.approx(flat.kv_bytes_per_request, rel=1e-4)
+
+
+def test_sampled_and_integrated_answers_agree_within_the_sampling_error():
+    """4000 requests, seed 11; standard errors from the sample itself; z below 4 for rate, FTL, context and r."""
+    at, law = setting("llama_3_1_70b", SYSTEM, RECIPE), joint_lengths(TRAFFIC)
+    case, n = load_traffic(TRAFFIC).cases[0], 4000
+    rng = np.random.default_rng(11)
+    isl = length_distribution(case.isl).sample(rng, n).astype(float)
+    osl = length_distribution(case.osl).sample(rng, n).astype(float)
+    degrees = Degrees(tp_attn=4.0, tp_ffn=4.0)
+    rest = {"precision": RECIPE, "batch": [4]}
+
+    def z(sample, expected):
+        return abs(sample.mean() - expected) / (sample.std(ddof=1) / math.sqrt(sample.size))
+
+    lengths, count = np.unique(isl[:1500], return_counts=True)
+    each = [float(prefill_pass(at.model, at.rates, degrees, batch=4.0, isl=s).ftl) for s in lengths.tolist()]
+    times = np.repeat(each, count)
+    prefill = prefill_grid_under("llama_3_1_70b", SYSTEM, DENSE[:1], lengths=law, **rest)
+    assert z(times, prefill.latency[0, 0]) < 4
+    assert z(times, 4 / prefill.request_rate[0, 0]) < 4
+    high = prefill_grid_under("llama_3_1_70b", SYSTEM, DENSE[:1], lengths=law, ftl_quantile=0.9, **rest)
+    share = (times <= high.latency[0, 0]).astype(float)
+    assert z(share, 0.9) < 4
+    assert high.request_rate[0, 0] == prefill.request_rate[0, 0]
+
+    # a ratio of means, linearised: E[(O-1)(I+O/2)]/E[O-1]
+    residual = (osl - 1) * (isl + osl / 2 - law.context) / (law.mean_osl - 1)
+    assert z(residual, 0.0) < 4
+    assert z(osl, law.mean_osl) < 4
+    decode = decode_grid_under("llama_3_1_70b", SYSTEM, DENSE[:1], lengths=law, **rest)
+    step = decode_step(at.model, at.rates, degrees, batch=4.0, context=law.context)
+    rate = 4 / (float(step.ttl) * (osl.mean() - 1))
+    error = osl.std(ddof=1) / math.sqrt(n) / osl.mean()
+    assert abs(rate / decode.request_rate[0, 0] - 1) < 4 * error
+
+
+def test_a_trace_and_its_law_score_alike():
+    """Grids of 20000 drawn requests against those of the law: within 4 standard errors of 1.3 and 1.1 %."""
+    case, rng = load_traffic(TRAFFIC).cases[0], np.random.default_rng(5)
+    drawn = observed_lengths(*(length_distribution(spec).sample(rng, 20_000) for spec in (case.isl, case.osl)))
+    rest = {"precision": RECIPE, "batch": BATCH}
+    for grid in (prefill_grid_under, decode_grid_under):
+        one, other = (grid("llama_3_1_70b", SYSTEM, DENSE, lengths=law, **rest) for law in (drawn, TRAFFIC))
+        assert gap(one.request_rate, other.request_rate) < 0.05
+        assert gap(one.memory_bytes, other.memory_bytes) < 0.05
+
+
+def test_matching_and_the_integer_program_take_these_grids_as_they_are():
+    table = enumerate_mappings(load_model("llama_3_1_70b"), load_system(SYSTEM), max_gpus=8)
+    prefill = prefill_grid_under("llama_3_1_70b", SYSTEM, table, lengths=TRAFFIC, precision=RECIPE, chunk_tokens=0)
+    decode = decode_grid_under("llama_3_1_70b", SYSTEM, table, lengths=TRAFFIC, precision=RECIPE)
+    points = disaggregated(prefill, decode, ttl_limit=0.03)
+    assert set(points["isl"]) == {6653}
+    assert set(points["osl"]) == {740}
+    expected = points["request_rate_per_s"] * joint_lengths(TRAFFIC).mean_osl / points["total_gpus"]
+    np.testing.assert_allclose(points["tokens_per_s_per_gpu"], expected, rtol=1e-12)
+    plan = match_rates(prefill, decode, ftl_limit=10.0, ttl_limit=0.03, gpu_budget=32)
+    assert plan.deployment.prefill.gpus + plan.deployment.decode.gpus <= 32
+    with pytest.raises(InputError, match="isl"):
+        disaggregated(prefill_grid("llama_3_1_70b", SYSTEM, table, isl=6653, precision=RECIPE), decode)
+
+
+# --- claim C28 ------------------------------------------------------------------------------------------
+
+
+def p50_over(law, isl, osl):
+    """Throughput of the front at constant lengths over that of the law, at 25-100 tokens/s/user (Llama-3.1-70B)."""
+    model, system = load_model("llama_3_1_70b"), load_system(SYSTEM)
+    table = enumerate_mappings(model, system)
+    x = np.geomspace(25, 100, 41)
+    under = disaggregated(
+        prefill_grid_under(model, system, table, lengths=law, precision=RECIPE),
+        decode_grid_under(model, system, table, lengths=law, precision=RECIPE),
+    )
+    constant = disaggregated(
+        prefill_grid(model, system, table, isl=isl, osl=osl, precision=RECIPE),
+        decode_grid(model, system, table, isl=isl, osl=osl, precision=RECIPE),
+    )
+    ratio = throughput(pareto_front(constant), x) / throughput(pareto_front(under), x)
+    print(f"front at {isl}/{osl} over that of the law: {min(ratio):.3f}-{max(ratio):.3f}, mean {ratio.mean():.3f}")
+    return ratio
+
+
+@pytest.mark.parametrize("sigma", [0.5, 0.6, 0.7])
+def test_p50_approximation_tracks_the_distribution_front_at_a_moderate_spread_of_prompts(sigma):
+    """The paper's appendix C, figure 14: the front at 4096/512 lies close to that of the whole distribution.
+
+    Pointwise within 20 %, 10 % in the mean: holds where the input length has a sigma of about 0.4 to 0.7
+    (measured means 0.96, 1.01, 1.08 at 0.5, 0.6, 0.7). The paper does not publish the spread.
+    """
+    law = independent_lengths(LogNormal(median=4096, sigma=sigma), LogNormal(median=512, sigma=0.859))
+    ratio = p50_over(law, 4096, 512)
+    assert np.all(np.abs(ratio - 1) < 0.20)
+    assert np.abs(ratio - 1).mean() < 0.10
+
+
+def test_p50_approximation_has_the_shape_but_not_the_level_at_the_spread_of_the_azure_conversations():
+    """MISS of the same claim at sigma 0.985 and 0.859: the P50 front lies 36-50 % too high, 42 % in the mean.
+
+    Reason: the mean prompt is 1.62 and the mean output 1.45 times the median, so a token of output
+    carries 1.12 times the prompt tokens and a resident 1.71 times the cache; a mean pass takes 1.88 times
+    that of the median prompt, 1.14 times that of the mean prompt. The front at the MEAN lengths, which
+    lacks only convexity and length bias, is still 12 % too high. The shape of the front holds: the ratio
+    stays within 6 % of its mean, much of it the steps between points.
+    """
+    law = joint_lengths(TRAFFIC)
+    assert representative_shape(load_traffic(TRAFFIC).cases[0]) == (4096, 512)
+    ratio = p50_over(law, 4096, 512)
+    assert ratio.mean() == pytest.approx(1.42, abs=0.02)
+    assert ratio.min() > 1.34
+    assert ratio.max() < 1.53
+    assert np.all(np.abs(ratio / ratio.mean() - 1) < 0.07)
+    assert p50_over(law, round(law.mean_isl), round(law.mean_osl)).mean() == pytest.approx(1.12, abs=0.02)
+
+
+# --- bad input ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: joint_lengths("beyond_the_buzz"), "9 cases"),
+        (lambda: joint_lengths("log_normal"), "log_normal_4096_512"),
+        (lambda: observed_lengths(np.array([1, 2]), np.array([3])), "no list of requests"),
+        (lambda: observed_lengths(np.array([0, 2]), np.array([3, 3])), "0 tokens"),
+        (lambda: observed_lengths(np.array([5, 2]), np.array([1, 1])), "prefill only"),
+        (
+            lambda: prefill_grid_under(
+                "llama_3_1_70b", SYSTEM, DENSE, lengths=TRAFFIC, precision=RECIPE, ftl_quantile=1.0
+            ),
+            "quantile 1.0",
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(call, words):
+    with pytest.raises(DisaggSimError, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
