@@ -157,7 +157,7 @@ def joint_lengths(traffic: str | TrafficCase) -> JointLengths:
     --------
     >>> law = joint_lengths("log_normal_4096_512")
     >>> round(law.mean_isl), round(law.mean_osl), round(law.context)
-    (6654, 740, 7428)
+    (6653, 740, 7428)
     """
     if isinstance(traffic, str):
         cases = load_traffic(traffic).cases
