@@ -36,6 +36,14 @@ def test_a_grid_of_steps_without_a_chunk_is_the_decode_grid_to_the_last_bit(mode
     assert np.array_equal(mixed.time, plain.ttl)
 
 
+@pytest.mark.parametrize("form", ["naive", "absorbed", "cached"])
+def test_the_form_of_mla_is_that_of_the_chunk_and_decodes_stay_absorbed(form):
+    at, degrees = cached_setting("deepseek_r1", "gb200_nvl72", "measured"), Degrees(dp_attn=8.0, ep=8.0)
+    given = {"batch": 64.0, "context": 5000.0}
+    mixed = mixed_step(at.model, at.rates, degrees, chunk_tokens=0.0, isl=4096.0, mla_form=form, **given)
+    assert mixed.time == decode_step(at.model, at.rates, degrees, **given).ttl
+
+
 @pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_70b"])
 def test_a_grid_of_steps_without_decodes_is_one_prompt_a_rank(model):
     at, degrees = cached_setting(model, "gb200_nvl72", "measured"), degree_columns(mappings_of(model, "gb200_nvl72"))

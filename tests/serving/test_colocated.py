@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.physics.memory import Residents, instance_bytes
 from disagg_sim.physics.mixed import Interference, mixed_step
 from disagg_sim.physics.phases import Degrees, PrefillPass
 from disagg_sim.physics.roofline import Sums
@@ -136,6 +137,23 @@ def test_chunks_above_a_prompt_take_several_prompts_at_once():
 def test_a_balance_below_one_token_is_one_token_in_some_of_the_steps():
     row = only(run("piggyback", batch=2, isl=16, osl=1025, every_step_mixed=True))
     assert (row.mixed_chunk_tokens, row.mixed_step_share) == (1.0, pytest.approx(2 * 16 / 1024))
+
+
+@pytest.mark.parametrize(("mode", "live"), [("colocated", 4096), ("piggyback", 64 + 1024)])
+def test_memory_holds_the_live_tokens_of_the_largest_pass(mode, live):
+    """One prompt of 4096 tokens apart from 64 decodes, or 1024 tokens of it in their step."""
+    option = {"colocated": {"prefill_batch": 1}, "piggyback": {"rank_chunk_tokens": 1024}}
+    rows = run(mode, batch=64, **option[mode], ttl_measure="p99")
+    row = only(rows[rows.mixed_chunk_tokens == (1024 if mode == "piggyback" else 0)])
+    at = setting(LLAMA, SYSTEM, RECIPE)
+    residents = Residents(
+        sequences=65.0, tokens=64 * (4096 + 256) + 2 * 8 * 512 / 12**0.5 + 4096, live=float(live),
+        live_total=float(live), emitted=65.0 if mode == "piggyback" else 64.0,
+    )  # fmt: skip
+    held = instance_bytes(
+        at.model, at.precision, at.profile, Degrees(tp_attn=4.0, tp_ffn=4.0), residents, at.profile.prefill_imbalance
+    )
+    assert row.decode_memory_bytes == row.prefill_memory_bytes == pytest.approx(float(held), rel=1e-12)
 
 
 # Measured rows: Llama-3.1-70B on H100, vLLM, fp8 weights, bf16 cache (InferenceX); physics page, W2. Lengths of the
