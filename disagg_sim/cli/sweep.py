@@ -20,6 +20,10 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the design points; compute nothing.")] = False,
     profile: Annotated[str, typer.Option(help="ideal, optimistic or measured, in place of the file's.")] = "",
     engine: Annotated[str, typer.Option(help="Engine whose fits come first, in place of the file's.")] = "",
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SYSTEM=USD", help="Price of a GPU per hour, in place of the market's; may be repeated."),
+    ] = None,
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Write tables and summary only.")] = False,
 ) -> None:
     """Compute Pareto frontiers, mappings, rate matching and KV bandwidth of every case of a sweep."""
@@ -29,7 +33,7 @@ def sweep(
         from disagg_sim.sweep.plan import plan_sweep
         from disagg_sim.sweep.spec import load_sweep
 
-        plan = plan_sweep(load_sweep(name, profile=profile, engine=engine))
+        plan = plan_sweep(load_sweep(name, profile=profile, engine=engine, prices=_prices(price or [])))
         if out is None or dry_run:
             typer.echo(_counts(plan))
         else:
@@ -50,8 +54,8 @@ def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool) -> None:
     write_summary(result, out, figures=figures)
     result.require()
     for case in result.cases:
-        if case.verdict:
-            told.warn(f"{case.plan.case.name}: {case.verdict}")
+        for mode, verdict in case.verdicts:
+            told.warn(f"{case.plan.case.name}: {mode}{': ' if mode else ''}{verdict}")
     if figures:
         pictures = draw_figures(result, out, jobs=jobs)
         told.note(f"{pictures} figures drawn")
@@ -63,15 +67,29 @@ def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool) -> None:
 
 
 def _counts(plan: SweepPlan) -> str:
-    width = max(len(case.case.name) for case in plan.cases)
-    head = f"{'case':{width}}  {'mappings':>8}  {'prefill':>12}  {'decode':>12}  {'blocks':>6}"
-    rows = [
-        f"{case.case.name:{width}}  {case.mappings:>8,}  {sum(b.points for b in case.prefill):>12,}"
-        f"  {sum(b.points for b in case.decode):>12,}  {len(case.blocks):>6,}"
-        for case in plan.cases
-    ]
+    """Design points of every case, mode by mode."""
+    width, modes = max(len(case.case.name) for case in plan.cases), plan.spec.modes
+    head = f"{'case':{width}}" + "".join(f"  {mode:>13}" for mode in modes) + f"  {'blocks':>6}"
+    rows = []
+    for case in plan.cases:
+        points = {mode.mode: f"{sum(block.points for block in mode.blocks):,}" for mode in case.modes}
+        cells = "".join(f"  {points.get(mode, '-'):>13}" for mode in modes)
+        rows.append(f"{case.case.name:{width}}{cells}  {len(case.blocks):>6,}")
     total = f"{plan.points:,} design points in {len(plan.blocks):,} blocks, {len(plan.cases)} cases"
     return "\n".join([head, *rows, total])
+
+
+def _prices(given: list[str]) -> dict[str, float]:
+    """``SYSTEM=USD`` options by system. [USD/h]"""
+    prices = {}
+    for text in given:
+        system, _, price = text.partition("=")
+        try:
+            prices[system] = float(price)
+        except ValueError:
+            said = f"{text!r} is not SYSTEM=USD, such as b200_sxm=4.5"
+            raise typer.BadParameter(said, param_hint="'--price'") from None
+    return prices
 
 
 def _cores() -> int:

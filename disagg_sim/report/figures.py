@@ -1,4 +1,4 @@
-"""Pictures of a sweep: frontier, KV-transfer bandwidth and prefill:decode ratio of every case, and overviews."""
+"""Pictures of every case (frontiers of all modes, KV-transfer bandwidth, prefill:decode ratio), and overviews."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disagg_sim.report.labels import place_labels
-from disagg_sim.report.words import case_title, mapping_text, overview_name, records
+from disagg_sim.report.words import (
+    MODE_TEXT,
+    case_title,
+    mapping_text,
+    overview_name,
+    pools_text,
+    records,
+    tags_text,
+)
 from disagg_sim.sweep.backends import run_tasks
-from disagg_sim.sweep.plan import Case
-from disagg_sim.sweep.results import SweepResult
+from disagg_sim.sweep.cases import Case
+from disagg_sim.sweep.results import SweepResult, throughput_column
 from disagg_sim.sweep.store import Key, Store
 from disagg_sim.units import GB
 
@@ -22,11 +30,23 @@ if TYPE_CHECKING:
 #: Okabe and Ito's palette, which colour-blind readers tell apart; marks differ too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", ":", "-.")
 CLOUD = "#BBBBBB"
 CLOUD_POINTS = 6000  # drawn of a case's points off the frontier, evenly taken
-X, Y = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
+X = "tokens_per_s_per_user"
 X_LABEL = "interactivity [tokens/s/user]"
-Y_LABEL = "throughput [output tokens/s/GPU, both pools]"
+Y_LABELS = {
+    "gpu": "throughput [output tokens/s/GPU, all GPUs]",
+    "usd": "output tokens per USD, all GPUs",
+    "watt": "output tokens per joule, TDP of all GPUs",
+}
+#: Colour, mark and line of each mode, the same in every picture.
+MODE_STYLE = {
+    "disaggregated": (COLOURS[0], MARKS[0], "-"),
+    "colocated": (COLOURS[1], MARKS[1], "--"),
+    "piggyback": (COLOURS[2], MARKS[2], "-."),
+}
+DISAGGREGATED = "disaggregated"
 _STYLE: Any = {
     "figure.figsize": (9.0, 5.6), "figure.dpi": 110, "savefig.dpi": 110, "font.size": 11.0, "axes.titlesize": 11.5,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E6E6E6",
@@ -36,27 +56,34 @@ _STYLE: Any = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CaseFigures:
-    """All that the three pictures of a case need."""
+    """All that the pictures of a case need."""
 
     case: Case
     folder: Path
-    frontier: pd.DataFrame
+    fronts: tuple[tuple[str, pd.DataFrame], ...]  # (mode, frontier), those with points
     inherited: bool  # whether some fits were made on another system
     store: Store
-    blocks: tuple[Key, ...]  # of the case's points, for the cloud
+    blocks: tuple[Key, ...]  # of the points of the first of the modes, for the cloud
+
+    @property
+    def y(self) -> str:
+        """Column of the throughput."""
+        return throughput_column(self.case.per)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overview:
-    """The frontiers of one model and shape on all systems of a sweep."""
+    """The frontiers of one model and traffic in all cases of a sweep."""
 
     path: Path
     title: str
+    y: str  # column of the throughput
+    y_label: str
     frontiers: tuple[tuple[str, pd.DataFrame], ...]  # (label, frontier)
 
 
 def draw_figures(result: SweepResult, root: Path, *, jobs: int) -> int:
-    """Draw ``figures/<case>/*.png`` of every case with results, and ``figures/*.png`` comparing systems.
+    """Draw ``figures/<case>/*.png`` of every case with results, and ``figures/*.png`` comparing cases.
 
     Returns
     -------
@@ -70,13 +97,13 @@ def draw_figures(result: SweepResult, root: Path, *, jobs: int) -> int:
         CaseFigures(
             case=case.plan.case,
             folder=root / "figures" / case.plan.case.name,
-            frontier=case.frontier,
+            fronts=tuple((mode.mode, mode.frontier) for mode in case.found),
             inherited=bool(case.inherited_fits),
             store=store,
-            blocks=tuple(block.key for block in case.plan.decode),
+            blocks=tuple(block.key for block in case.found[0].plan.points),
         )
         for case in result.cases
-        if len(case.frontier)
+        if case.found
     ]
     tasks: list[CaseFigures | Overview] = [*cases, *_overviews(cases, root)]
     return sum(run_tasks(_draw, tasks, jobs=jobs))
@@ -89,16 +116,24 @@ def _overviews(cases: Iterable[CaseFigures], root: Path) -> list[Overview]:
     return [
         Overview(
             path=root / "figures" / name,
-            title=f"{items[0].case.model}, {items[0].case.isl}/{items[0].case.osl} tokens ({items[0].case.profile})\n"
-            "disaggregated frontiers of all systems",
-            frontiers=tuple(
-                (f"{item.case.system}, {item.case.precision}{_marked(item.inherited)}", item.frontier)
-                for item in items
-            ),
+            title=f"{items[0].case.model}, {items[0].case.traffic} tokens ({items[0].case.profile})\n"
+            f"{_modes_shown(items)} frontiers of all cases",
+            y=items[0].y,
+            y_label=Y_LABELS[items[0].case.per],
+            frontiers=tuple((_curve_label(item), item.fronts[0][1]) for item in items),
         )
         for name, items in groups.items()
         if len(items) > 1
     ]
+
+
+def _modes_shown(items: Iterable[CaseFigures]) -> str:
+    return " or ".join(dict.fromkeys(MODE_TEXT[item.fronts[0][0]] for item in items))
+
+
+def _curve_label(item: CaseFigures) -> str:
+    parts = [pools_text(item.case.pools), tags_text(item.case)]
+    return ", ".join(part for part in parts if part) + _marked(item.inherited)
 
 
 def _marked(inherited: bool) -> str:
@@ -111,9 +146,12 @@ def _draw(task: CaseFigures | Overview) -> int:
         return 1
     task.folder.mkdir(parents=True, exist_ok=True)
     _pareto(task)
-    _kv_bandwidth(task)
-    _ratio(task)
-    return 3
+    for mode, front in task.fronts:
+        if mode == DISAGGREGATED:
+            _kv_bandwidth(task, front)
+            _ratio(task, front)
+            return 3
+    return 1
 
 
 def _title(task: CaseFigures, subject: str) -> str:
@@ -140,23 +178,34 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def _pareto(task: CaseFigures) -> None:
+    """Frontiers of all modes, the first annotated with its mappings, over a cloud of its points."""
     import matplotlib as mpl
 
+    y = task.y
     with mpl.rc_context(_STYLE):
-        title = _title(task, "disaggregated frontier with its mappings")
-        figure, axes = _axes(title, X_LABEL, Y_LABEL)
+        first, front = task.fronts[0]
+        title = _title(task, f"frontier of each mode; mappings of the {MODE_TEXT[first]} one")
+        figure, axes = _axes(title, X_LABEL, Y_LABELS[task.case.per])
         cloud = _cloud(task)
-        axes.plot(cloud[X], cloud[Y], ".", color=CLOUD, markersize=2.5, label="matched points", zorder=1)
-        front = task.frontier
-        axes.plot(front[X], front[Y], "-o", color=COLOURS[0], markersize=3.5, label="frontier", zorder=3)
-        axes.set_xlim(0, front[X].max() * 1.2)  # room for the last labels
-        axes.set_ylim(0, front[Y].max() * 1.22)
+        axes.plot(cloud[X], cloud[y], ".", color=CLOUD, markersize=2.5, label=f"{MODE_TEXT[first]} points", zorder=1)
+        for mode, curve in task.fronts:
+            colour, mark, line = MODE_STYLE[mode]
+            hollow = mode == "colocated"  # so that the curve of a mode that contains it does not hide its marks
+            axes.plot(
+                curve[X], curve[y], line + mark, color=colour, markersize=6.0 if hollow else 3.5, zorder=3,
+                markerfacecolor="white" if hollow else colour, label=f"{MODE_TEXT[mode]} frontier",
+            )  # fmt: skip
+        axes.set_xlim(0, max(curve[X].max() for _, curve in task.fronts) * 1.2)  # room for the last labels
+        axes.set_ylim(0, max(curve[y].max() for _, curve in task.fronts) * 1.22)
         axes.legend(loc="upper right")
-        place_labels(figure, axes, [(row[X], row[Y], _label(row)) for row in records(front)])
+        others = [curve[[X, y]].to_numpy() for _, curve in task.fronts[1:]]
+        place_labels(figure, axes, [(row[X], row[y], _label(row, first)) for row in records(front)], others=others)
         _save(figure, task.folder / "pareto.png")
 
 
-def _label(point: Mapping[str, Any]) -> str:
+def _label(point: Mapping[str, Any], mode: str) -> str:
+    if mode != DISAGGREGATED:
+        return f"{mapping_text(point, 'decode')}, batch {int(point['decode_batch'])}"
     chunk = f" chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
     return (
         f"decode {mapping_text(point, 'decode')}, batch {int(point['decode_batch'])}\n"
@@ -164,13 +213,12 @@ def _label(point: Mapping[str, Any]) -> str:
     )
 
 
-def _kv_bandwidth(task: CaseFigures) -> None:
+def _kv_bandwidth(task: CaseFigures, front: pd.DataFrame) -> None:
     import matplotlib as mpl
 
     with mpl.rc_context(_STYLE):
         title = _title(task, "KV-cache transfer along the frontier")
         figure, axes = _axes(title, X_LABEL, "KV-cache bandwidth per GPU at full rate [GB/s]")
-        front = task.frontier
         pairs = (("egress", "out of each prefill GPU"), ("ingress", "into each decode GPU"))
         for number, (side, said) in enumerate(pairs):
             rate = front[f"kv_{side}_bytes_per_s_per_gpu"] / GB
@@ -181,14 +229,13 @@ def _kv_bandwidth(task: CaseFigures) -> None:
         _save(figure, task.folder / "kv_bandwidth.png")
 
 
-def _ratio(task: CaseFigures) -> None:
+def _ratio(task: CaseFigures, front: pd.DataFrame) -> None:
     import matplotlib as mpl
     from matplotlib.ticker import FuncFormatter
 
     with mpl.rc_context(_STYLE):
         title = _title(task, "prefill to decode GPUs along the frontier")
         figure, axes = _axes(title, X_LABEL, "prefill GPUs / decode GPUs (log scale)")
-        front = task.frontier
         axes.plot(front[X], front["ctx_gen_gpu_ratio"], "-o", color=COLOURS[0], markersize=4)
         axes.axhline(1.0, color="#666666", linewidth=1.0, linestyle="--")
         axes.annotate(
@@ -211,14 +258,15 @@ def _overview(task: Overview) -> None:
     from matplotlib.ticker import FuncFormatter
 
     with mpl.rc_context(_STYLE):
-        figure, axes = _axes(task.title, X_LABEL, Y_LABEL + ", log scale")
+        figure, axes = _axes(task.title, X_LABEL, task.y_label + ", log scale")
         for number, (label, front) in enumerate(task.frontiers):
             colour, mark = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
-            axes.plot(front[X], front[Y], "-" + mark, color=colour, markersize=4, label=label)
+            line = LINES[number // len(COLOURS) % len(LINES)]
+            axes.plot(front[X], front[task.y], line + mark, color=colour, markersize=4, label=label)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.set_xlim(left=0)
-        axes.legend(loc="best")
+        axes.legend(loc="best", fontsize=8.5 if len(task.frontiers) > len(COLOURS) else None)
         _save(figure, task.path)
 
 
@@ -229,6 +277,6 @@ def _cloud(task: CaseFigures) -> pd.DataFrame:
     share = max(1, CLOUD_POINTS // max(1, len(task.blocks)))
     parts = []
     for key in task.blocks:
-        points = task.store.read(key, columns=[X, Y])
+        points = task.store.read(key, columns=[X, task.y])
         parts.append(points.iloc[:: max(1, len(points) // share)])
     return pd.concat(parts, ignore_index=True)

@@ -13,13 +13,17 @@ _RIGHT = tuple((x, y) for y in (8, 24, 40, 60, 85) for x in (12, 30, 60, 100))  
 _LEFT = tuple((-x, y) for x, y in _RIGHT)  # for the last point alone: left of the others lies the cloud
 
 
-def place_labels(figure: Any, axes: Any, points: Sequence[tuple[float, float, str]]) -> int:
+def place_labels(
+    figure: Any, axes: Any, points: Sequence[tuple[float, float, str]], *, others: Sequence[np.ndarray[Any, Any]] = ()
+) -> int:
     """Annotate up to ``MOST`` of the points, evenly spread along the curve that they form.
 
     Parameters
     ----------
     points : sequence of (x, y, text)
         The curve, in order; equal texts in a row are one candidate.
+    others : sequence of arrays, shape (n, 2)
+        Other curves that no label may cover.
 
     Returns
     -------
@@ -33,7 +37,7 @@ def place_labels(figure: Any, axes: Any, points: Sequence[tuple[float, float, st
     renderer = figure.canvas.get_renderer()
     figure.draw_without_rendering()
     curve = axes.transData.transform([(x, y) for x, y, _ in points])
-    drawn = _dense(curve)
+    drawn = np.concatenate([_dense(curve), *(_dense(axes.transData.transform(other)) for other in others)])
     frame = axes.get_window_extent(renderer)
     legend = axes.get_legend()
     taken = [legend.get_window_extent(renderer)] if legend is not None else []

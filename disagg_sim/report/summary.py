@@ -8,12 +8,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.report.words import case_title, mapping_text, overview_name, ratio_text, records
-from disagg_sim.sweep.results import CaseResult, SweepResult, write_text
+from disagg_sim.report.words import (
+    MODE_TEXT,
+    case_title,
+    mapping_text,
+    overview_name,
+    pools_text,
+    ratio_text,
+    records,
+    tags_text,
+)
+from disagg_sim.sweep.results import CaseResult, ModeResult, SweepResult, throughput_column, write_text
+from disagg_sim.sweep.spec import Limits, SweepSpec
 from disagg_sim.units import GB, MS
 
 INTERACTIVITIES = (20.0, 50.0, 100.0)  # [token/s]
 X, Y = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
+DISAGGREGATED = "disaggregated"
+#: What a table of throughput counts in.
+UNITS = {"gpu": "tokens/s/GPU", "usd": "tokens/USD", "watt": "tokens/J"}
+POOL_COLUMNS = (
+    "decode mapping", "decode batch", "prefill mapping", "prefill batch", "prefill : decode instances×GPUs",
+    "GPU ratio", "FTL [s]", "TTL [ms]", "egress [GB/s]", "ingress [GB/s]", "bound",
+)  # fmt: skip
+SHARED_COLUMNS = (
+    "mapping", "batch", "prefill", "FTL [s]", "with slot wait [s]", "TTL [ms]", "largest gap [ms]", "bound",
+)  # fmt: skip
 
 
 def write_summary(result: SweepResult, root: Path, *, figures: bool) -> None:
@@ -33,9 +53,8 @@ def summary(result: SweepResult, *, figures: bool) -> str:
     parts = [
         f"# Sweep `{spec.name}`",
         f"{len(result.cases)} cases, {total.computed:,} design points computed, {total.feasible:,} fit in memory. "
-        f"Profile `{spec.profile}`, matching `{spec.matching}`; FTL at most {spec.limits.ftl_s:g} s, "
-        f"{_ttl(spec.limits.ttl_s)}at most {spec.limits.gpu_cap} GPUs a deployment.",
-        "Throughput is output tokens per second and GPU over both pools, without queues. A row at an interactivity "
+        f"Profile `{spec.profile}`, matching `{spec.matching}`; {_limits(spec)}.",
+        "Throughput is output tokens per second over all GPUs, without queues. A row at an interactivity "
         "shows the frontier point of highest throughput that gives every user at least that many tokens per second.",
         _overview(result),
     ]
@@ -48,19 +67,32 @@ def summary(result: SweepResult, *, figures: bool) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _ttl(limit: float) -> str:
-    return "" if math.isinf(limit) else f"TTL at most {limit / MS:g} ms, "
+def _limits(spec: SweepSpec) -> str:
+    if len(spec.limits) > 1:
+        return "limits as in the names of the cases"
+    return _limits_text(spec.limits[0])
+
+
+def _limits_text(limits: Limits) -> str:
+    ttl = "" if math.isinf(limits.ttl_s) else f"TTL at most {limits.ttl_s / MS:g} ms, "
+    return f"FTL at most {limits.ftl_s:g} s, {ttl}at most {limits.gpu_cap} GPUs a deployment"
 
 
 def _overview(result: SweepResult) -> str:
-    head = ["model", "system", "precision", "ISL/OSL", "best", *(f"at {x:g}" for x in INTERACTIVITIES)]
+    per = result.plan.spec.per
+    tagged = any(case.plan.case.tags for case in result.cases)
+    head = ["model", "systems and precision", "ISL/OSL", *["case"] * tagged, "mode", "best"]
+    head += [f"at {x:g}" for x in INTERACTIVITIES]
     rows = []
     for item in result.cases:
         case = item.plan.case
-        best = [_throughput(point) for point in (_best(item), *(_at(item, x) for x in INTERACTIVITIES))]
-        system = case.system + (" \\*" if item.inherited_fits else "")
-        rows.append([case.model, system, case.precision, f"{case.isl}/{case.osl}", *best])
-    return "Throughput [tokens/s/GPU], best and at 20, 50 and 100 tokens/s/user:\n\n" + _table(head, rows, numbers=4)
+        systems = pools_text(case.pools) + (" \\*" if item.inherited_fits else "")
+        first = [case.model, systems, str(case.traffic), *[tags_text(case)] * tagged]
+        for mode in item.modes:
+            best = (_best(mode), *(_at(mode, x) for x in INTERACTIVITIES))
+            rows.append([*first, MODE_TEXT[mode.mode], *(_throughput(point, per) for point in best)])
+    title = f"Throughput [{UNITS[per]}], best and at 20, 50 and 100 tokens/s/user:"
+    return f"{title}\n\n{_table(head, rows, numbers=4)}"
 
 
 def _section(item: CaseResult, *, figures: bool) -> str:
@@ -68,30 +100,52 @@ def _section(item: CaseResult, *, figures: bool) -> str:
     parts = [f"## {case_title(case)}"]
     if item.inherited_fits:
         parts.append("Inherited fits: " + "; ".join(item.inherited_fits) + ".")
-    if item.verdict:
-        return "\n\n".join([*parts, f"No result: {item.verdict}."])
-    points = [("best throughput", _best(item)), *((f"≥ {x:g} tokens/s/user", _at(item, x)) for x in INTERACTIVITIES)]
-    points.append(("best interactivity", records(item.frontier.tail(1))[0]))
-    head = [
-        "", "tokens/s/user", "tokens/s/GPU", "decode mapping", "decode batch", "prefill mapping", "prefill batch",
-        "prefill : decode instances×GPUs", "GPU ratio", "FTL [s]", "TTL [ms]",
-        "egress [GB/s]", "ingress [GB/s]", "bound",
-    ]  # fmt: skip
-    parts.append(_table(head, [[name, *_cells(point)] for name, point in points], numbers=0))
-    parts.append(f"{len(item.frontier)} points on the frontier, {item.decode.rows:,} matched.")
-    if figures:
-        names = ("pareto", "kv_bandwidth", "ctx_gen_ratio")
+    parts += [f"No result{f' {MODE_TEXT[mode]}' if mode else ''}: {verdict}." for mode, verdict in item.verdicts]
+    if gain := _gain(item):
+        parts.append(gain)
+    parts += [_mode_table(mode, case.per) for mode in item.found]
+    if figures and item.found:
+        names = ("pareto", *("kv_bandwidth", "ctx_gen_ratio") * (item.found[0].mode == DISAGGREGATED))
         parts.append("\n".join(f"![{name} of {case.name}](figures/{case.name}/{name}.png)" for name in names))
     return "\n\n".join(parts)
 
 
-def _cells(point: Mapping[str, Any] | None) -> list[str]:
-    if point is None:
-        return ["not reached", *[""] * 12]
+def _gain(item: CaseResult) -> str:
+    """Throughput of disaggregated serving over the best co-located one, at the interactivities that both reach."""
+    pools = [mode for mode in item.found if mode.mode == DISAGGREGATED]
+    shared = [mode for mode in item.found if mode.mode != DISAGGREGATED]
+    if not pools or not shared:
+        return ""
+    column, told = throughput_column(item.plan.case.per), []
+    for x in (0.0, *INTERACTIVITIES):
+        ours, others = _at(pools[0], x), [point for mode in shared if (point := _at(mode, x)) is not None]
+        if ours is not None and others:
+            gain = ours[column] / max(point[column] for point in others)
+            told.append(f"{f'at {x:g} tokens/s/user' if x else 'at best'} {gain:.2f}")
+    return f"Disaggregated over the best co-located throughput: {', '.join(told)}." if told else ""
+
+
+def _mode_table(item: ModeResult, per: str) -> str:
+    points = [("best throughput", _best(item)), *((f"≥ {x:g} tokens/s/user", _at(item, x)) for x in INTERACTIVITIES)]
+    points.append(("best interactivity", records(item.frontier.tail(1))[0]))
+    own, cells = (POOL_COLUMNS, _pool_cells) if item.mode == DISAGGREGATED else (SHARED_COLUMNS, _shared_cells)
+    rows = [
+        [name, "not reached", *[""] * (len(own) + 1)]
+        if point is None
+        else [name, f"{point[X]:.1f}", _throughput(point, per), *cells(point)]
+        for name, point in points
+    ]
+    counted = f"{len(item.frontier)} points on the frontier, {item.points.rows:,} matched"
+    if item.mode != DISAGGREGATED:
+        counted = f"{len(item.frontier)} points on the frontier, {item.points.rows:,} within the limits"
+    text = MODE_TEXT[item.mode]
+    table = _table([text, "tokens/s/user", UNITS[per], *own], rows, numbers=0)
+    return f"{table}\n\n{counted}."
+
+
+def _pool_cells(point: Mapping[str, Any]) -> list[str]:
     chunk = f", chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
     return [
-        f"{point[X]:.1f}",
-        _throughput(point),
         mapping_text(point, "decode"),
         f"{int(point['decode_batch'])}",
         mapping_text(point, "prefill") + chunk,
@@ -106,11 +160,32 @@ def _cells(point: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _best(item: CaseResult) -> dict[str, Any] | None:
+def _shared_cells(point: Mapping[str, Any]) -> list[str]:
+    return [
+        mapping_text(point, "decode"),
+        f"{int(point['decode_batch'])}",
+        prefill_text(point),
+        f"{point['ftl_s']:.2f}",
+        f"{point['ftl_with_slot_wait_s']:.2f}",
+        f"{point['ttl_s'] / MS:.1f}",
+        f"{point['ttl_largest_gap_s'] / MS:.1f}",
+        str(point["decode_bound"]),
+    ]
+
+
+def prefill_text(point: Mapping[str, Any]) -> str:
+    """How a co-located point prefills: ``pass of 4, chunk 2048``, ``512 tokens in 25 % of the steps``."""
+    if point["mixed_chunk_tokens"]:
+        return f"{point['mixed_chunk_tokens']:.0f} tokens in {point['mixed_step_share']:.0%} of the steps"
+    chunk = f", chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
+    return f"pass of {int(point['prefill_batch'])}{chunk}"
+
+
+def _best(item: ModeResult) -> dict[str, Any] | None:
     return _at(item, 0.0)
 
 
-def _at(item: CaseResult, interactivity: float) -> dict[str, Any] | None:
+def _at(item: ModeResult, interactivity: float) -> dict[str, Any] | None:
     """The frontier point of highest throughput with at least this interactivity [token/s]; None if none has."""
     if not len(item.frontier):
         return None
@@ -118,10 +193,10 @@ def _at(item: CaseResult, interactivity: float) -> dict[str, Any] | None:
     return records(front.head(1))[0] if len(front) else None
 
 
-def _throughput(point: Mapping[str, Any] | None) -> str:
+def _throughput(point: Mapping[str, Any] | None, per: str) -> str:
     if point is None:
         return "–"
-    value = float(point[Y])
+    value = float(point[throughput_column(per)])
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from disagg_sim.sweep.plan import Case
+from disagg_sim.sweep.cases import Case
+from disagg_sim.sweep.spec import Pools
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,14 +29,32 @@ def mapping_text(point: Mapping[str, Any], phase: str) -> str:
     return " ".join(parts) or "1 GPU"
 
 
+def pools_text(pools: Pools) -> str:
+    """Systems and recipes: ``h100_sxm, fp8``, or ``prefill a100_sxm_80gb, bf16; decode h100_sxm, bf16``."""
+    decode = f"{pools.system}, {pools.precision}"
+    if pools.alike:
+        return decode
+    return f"prefill {pools.prefill_system}, {pools.prefill_precision}; decode {decode}"
+
+
+def tags_text(case: Case) -> str:
+    """What tells the case from its neighbours in a sweep beside model, system and traffic: ``ftl1, cap16``."""
+    return ", ".join(tag.replace("_", " ") for tag in case.tags)
+
+
 def case_title(case: Case) -> str:
-    """Case as a heading: model, system, recipe, shape."""
-    return f"{case.model} on {case.system}, {case.precision}, {case.isl}/{case.osl} tokens ({case.profile})"
+    """Case as a heading: model, system, recipe, traffic, other axes."""
+    extra = f", {tags_text(case)}" if case.tags else ""
+    return f"{case.model} on {pools_text(case.pools)}, {case.traffic} tokens{extra} ({case.profile})"
 
 
 def overview_name(case: Case) -> str:
-    """File name of the picture that compares the systems of a model and shape."""
+    """File name of the picture that compares the cases of a model and traffic."""
     return f"{case.model}-{case.isl}-{case.osl}.png"
+
+
+#: What a mode is called where people read it.
+MODE_TEXT = {"disaggregated": "disaggregated", "colocated": "co-located", "piggyback": "piggybacked"}
 
 
 def ratio_text(point: Mapping[str, Any]) -> str:

@@ -1,26 +1,35 @@
-"""One block: score a slice of mappings, match it, write it. Runs in a worker; writes its own file."""
+"""One block: score a slice of mappings, match it where there are two pools, write it.
+
+Runs in a worker; writes its own file.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from typing import TYPE_CHECKING
 
 from disagg_sim.domain import BOUNDS
 from disagg_sim.facts import load
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, prefill_candidates
+from disagg_sim.serving.colocated import colocated
+from disagg_sim.serving.costs import with_cost
 from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.points import COLUMNS
-from disagg_sim.sweep.plan import PREFILL, Block, Case
+from disagg_sim.serving.piggyback import piggyback
+from disagg_sim.serving.points import COLUMNS, COST_COLUMNS, Column
+from disagg_sim.sweep.cases import Case
+from disagg_sim.sweep.plan import DISAGGREGATED, PREFILL, Block
 from disagg_sim.sweep.store import Key, Store
 from disagg_sim.sweep.tally import Removal, Tally, removal
 
 if TYPE_CHECKING:
     import pandas as pd
 
+SHARED = "prefill and decode"  # phase of the points of a co-located mode
 OUT_OF_MEMORY = "out of memory"
 ABOVE_FTL = "above the FTL limit"
 ABOVE_TTL = "above the TTL limit"
@@ -50,30 +59,36 @@ def compute_block(task: BlockTask) -> Done:
     """Compute one block and write it, with its tally, into the store."""
     begun = time.perf_counter()
     store, block = task.store, task.block
-    frame, tally = _prefill(block) if block.key.table == PREFILL else _decode(store, block)
+    if block.key.table == PREFILL:
+        frame, tally = _prefill(block)
+    elif block.mode == DISAGGREGATED:
+        frame, tally = _decode(store, block)
+    else:
+        frame, tally = _shared(block)
     store.write(block.key, frame, replace(tally, seconds=time.perf_counter() - begun).to_json())
     return Done(block.key, block.points)
 
 
-def _nic_limit(case: Case) -> float | None:
-    return None if math.isinf(case.limits.nic_limit) else case.limits.nic_limit
+def _finite(limit: float) -> float | None:
+    return None if math.isinf(limit) else limit
 
 
 def _prefill(block: Block) -> tuple[pd.DataFrame, Tally]:
     case = block.case
     grid = prefill_grid(
         load.load_model(case.model),
-        load.load_system(case.system),
+        case.prefill_system,
         block.mappings,
         isl=case.isl,
         osl=case.osl,
-        precision=case.precision,
+        precision=case.pools.prefill_precision,
         profile=case.profile,
         engine=case.engine or None,
         batch=block.batch,
+        mla_form=case.mla_form,
         allow_long_context=True,  # what the sweep did not allow was refused when it was read
     )
-    kept = prefill_candidates(grid, ftl_limit=case.limits.ftl_s, nic_limit=_nic_limit(case))
+    kept = prefill_candidates(grid, ftl_limit=case.limits.ftl_s, nic_limit=_finite(case.limits.nic_limit))
     tally = Tally(
         computed=grid.status.size,
         feasible=int(grid.feasible.sum()),
@@ -84,33 +99,35 @@ def _prefill(block: Block) -> tuple[pd.DataFrame, Tally]:
 
 
 def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
-    case = block.case
+    case, limits = block.case, block.case.limits
     grid = decode_grid(
         load.load_model(case.model),
-        load.load_system(case.system),
+        case.decode_system,
         block.mappings,
         isl=case.isl,
         osl=case.osl,
-        precision=case.precision,
+        precision=case.pools.precision,
         profile=case.profile,
         engine=case.engine or None,
         batch=block.batch,
         allow_long_context=True,  # what the sweep did not allow was refused when it was read
     )
-    removals = _limits(grid, ABOVE_TTL, case.limits.ttl_s, case.limits.nic_limit)
+    removals = _limits(grid, ABOVE_TTL, limits.ttl_s, limits.nic_limit)
     candidates = _candidates(store, block.candidates)
     left = int(grid.feasible.sum()) - sum(r.count for r in removals if r.reason != OUT_OF_MEMORY)
     if candidates.batch.size == 0:
-        frame, reason = _empty_points(), NO_PREFILL
+        frame, reason = _empty_points(case), NO_PREFILL
     else:
         frame = disaggregated(
             candidates,
             grid,
-            ftl_limit=case.limits.ftl_s,
-            ttl_limit=None if math.isinf(case.limits.ttl_s) else case.limits.ttl_s,
-            gpu_cap=case.limits.gpu_cap,
+            ftl_limit=limits.ftl_s,
+            ttl_limit=_finite(limits.ttl_s),
+            gpu_cap=limits.gpu_cap,
             matching=case.matching,
-            nic_limit=_nic_limit(case),
+            nic_limit=_finite(limits.nic_limit),
+            per=case.per,
+            prices=dict(case.prices),
         )
         reason = NO_MATCH if case.matching == "exact" else NO_BALANCE
     if left > len(frame):
@@ -119,7 +136,44 @@ def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
     tally = Tally(
         computed=grid.status.size, feasible=int(grid.feasible.sum()), rows=len(frame), removals=removals
     )
-    return _typed(frame, case), tally
+    return _typed(frame, block), tally
+
+
+def _shared(block: Block) -> tuple[pd.DataFrame, Tally]:
+    """Points of a co-located mode."""
+    case, limits, sharing = block.case, block.case.limits, block.case.sharing
+    mixed = partial(piggyback, every_step_mixed=sharing.every_step_mixed, interference=sharing.interference)
+    score: Callable[..., pd.DataFrame] = colocated if block.mode == "colocated" else mixed
+    frame = score(
+        load.load_model(case.model),
+        case.decode_system,
+        block.mappings,
+        isl=case.isl,
+        osl=case.osl,
+        precision=case.pools.precision,
+        profile=case.profile,
+        engine=case.engine or None,
+        ftl_limit=limits.ftl_s,
+        ttl_limit=_finite(limits.ttl_s),
+        ttl_measure=sharing.ttl_measure,
+        mla_form=case.mla_form,
+        allow_long_context=True,
+        allow_empty=True,
+    )
+    seen = frame.attrs
+    lost = (
+        (OUT_OF_MEMORY, seen["design_points"] - seen["feasible"], seen["least_shortfall"], "B"),
+        (ABOVE_FTL, seen["above_ftl_limit"], seen["best_ftl_s"] - limits.ftl_s, "s"),
+        (ABOVE_TTL, seen["above_ttl_limit"], seen["best_ttl_s"] - limits.ttl_s, "s"),
+    )
+    # The best of all is the closest miss where nothing passes; where something does, the miss is not known.
+    removals = tuple(
+        Removal(phase=SHARED, reason=reason, count=count, shortfall=miss if miss > 0 else math.inf, unit=unit)
+        for reason, count, miss, unit in lost
+        if count
+    )
+    tally = Tally(computed=seen["design_points"], feasible=seen["feasible"], rows=len(frame), removals=removals)
+    return _typed(with_cost(frame, case.per, dict(case.prices)), block), tally
 
 
 def _limits(grid: PhaseGrid, too_slow: str, latency_limit: float, nic_limit: float) -> tuple[Removal, ...]:
@@ -140,23 +194,30 @@ def _candidates(store: Store, keys: tuple[Key, ...]) -> PrefillCandidates:
     return reduce(PrefillCandidates.merge, (PrefillCandidates.from_frame(store.read(key)) for key in keys))
 
 
-def _empty_points() -> pd.DataFrame:
+def _columns(case: Case) -> list[Column]:
+    return [*COLUMNS, *COST_COLUMNS[case.per]]
+
+
+def _empty_points(case: Case) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.DataFrame({column.name: pd.Series(dtype=column.dtype) for column in COLUMNS})
+    return pd.DataFrame({column.name: pd.Series(dtype=column.dtype) for column in _columns(case)})
 
 
-def _typed(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
+def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
     """The table with ``case`` in front and the same column types in every block, empty ones too."""
     import pandas as pd
 
+    case, pools = block.case, block.case.pools
     constant = {
-        "case": case.name, "model": case.model, "system": case.system, "precision": case.precision,
-        "profile": case.profile, "engine": case.engine, "mode": case.mode, "matching": case.matching,
+        "case": case.name, "model": case.model, "system": pools.system, "precision": pools.precision,
+        "profile": case.profile, "engine": case.engine, "mode": block.mode,
+        "matching": case.matching if block.mode == DISAGGREGATED else "none",
+        "prefill_system": pools.prefill_system, "prefill_precision": pools.prefill_precision,
+        "prefill_profile": case.profile, "prefill_engine": case.engine,
     }  # fmt: skip
-    constant |= {f"prefill_{name}": constant[name] for name in ("system", "precision", "profile", "engine")}
     words = {name: pd.Categorical([value] * len(frame), categories=[value]) for name, value in constant.items()}
     bound = frame["decode_bound"].astype(pd.CategoricalDtype(list(BOUNDS)))
-    typed = frame.assign(**words, decode_bound=bound)[["case", *(column.name for column in COLUMNS)]]
+    typed = frame.assign(**words, decode_bound=bound)[["case", *(column.name for column in _columns(case))]]
     typed.attrs = {}
     return typed

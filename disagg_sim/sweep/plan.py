@@ -1,78 +1,83 @@
-"""A sweep to frozen cases, and each case to blocks, with a digest of everything that a result depends on.
+"""Each case of a sweep to blocks, with a digest of everything that a result depends on.
 
-A case has prefill blocks (slices of its mappings, scored and boiled down to the candidates that can win a
-match) and decode blocks (slices of its mappings, scored and matched with the case's candidates).
+Disaggregated serving has prefill blocks (slices of the mappings, scored and boiled down to the candidates
+that can win a match) and decode blocks (slices of the mappings, scored and matched with the case's
+candidates). A co-located mode has blocks of one kind, slices of the mappings, stored beside the decode blocks.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from fractions import Fraction
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
 from disagg_sim.facts import load
+from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.search.grid import CHUNK_TOKENS, Ints, batch_axis
 from disagg_sim.search.mappings import MappingTable, enumerate_mappings
-from disagg_sim.sweep.spec import BLOCK_POINTS, Limits, SweepSpec
+from disagg_sim.serving.colocated import count_colocated
+from disagg_sim.serving.piggyback import count_piggyback
+from disagg_sim.serving.shared_instances import checked_case
+from disagg_sim.sweep.cases import Case, cases_of, modes_of
+from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.sweep.store import Key
 
 PREFILL, POINTS = "prefill", "points"  # the two tables of a store
-_ROOMS = ("facts", "physics", "search", "serving", "sweep")  # whose code decides a result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One combination of model, system, precision, profile, shape and limits."""
-
-    name: str
-    model: str
-    system: str
-    precision: str
-    profile: str
-    engine: str
-    mode: str
-    matching: str
-    isl: int  # [token]
-    osl: int  # [token]
-    limits: Limits
+DISAGGREGATED = "disaggregated"
+_ROOMS = ("facts", "physics", "workload", "search", "serving", "sweep")  # whose code decides a result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Block:
-    """A slice of a case's mappings in one phase: what a worker computes and writes as one file."""
+    """A slice of a case's mappings in one mode and phase: what a worker computes and writes as one file."""
 
     key: Key
     case: Case
+    mode: str
     mappings: MappingTable
-    batch: Ints  # (batches,) shared by all blocks of the case and phase [request]
+    batch: Ints | None  # (batches,) shared by all blocks of the case and phase; None = the mode's own [request]
     points: int  # design points [1]
-    candidates: tuple[Key, ...]  # decode: the prefill blocks that it is matched with
+    candidates: tuple[Key, ...] = ()  # decode: the prefill blocks that it is matched with
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CasePlan:
-    """The blocks of one case, and the mappings that were refused before any point was computed."""
+class ModePlan:
+    """The blocks of a case in one mode, and the mappings that were refused before any point was computed."""
 
-    case: Case
-    digest: str
-    prefill: tuple[Block, ...]
-    decode: tuple[Block, ...]
-    mappings: int  # accepted [1]
+    mode: str
+    prefill: tuple[Block, ...]  # empty in the co-located modes
+    points: tuple[Block, ...]  # the points that the mode's frontier is taken from
+    mappings: int  # accepted, of decode or of co-located instances [1]
     refused: tuple[tuple[str, int], ...]  # (reason, mappings)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Prefill blocks, then decode blocks."""
-        return self.prefill + self.decode
+        """Prefill blocks, then the others."""
+        return self.prefill + self.points
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CasePlan:
+    """All modes of one case."""
+
+    case: Case
+    digest: str
+    modes: tuple[ModePlan, ...]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Blocks of all modes, in order."""
+        return tuple(block for mode in self.modes for block in mode.blocks)
 
     @property
     def points(self) -> int:
-        """Design points of both phases. [1]"""
+        """Design points of all modes. [1]"""
         return sum(block.points for block in self.blocks)
 
 
@@ -96,14 +101,7 @@ class SweepPlan:
 
 def plan_sweep(spec: SweepSpec) -> SweepPlan:
     """Every case of the sweep with its mappings enumerated, its batch axes fixed and its blocks cut."""
-    cases = (
-        _case(spec, model, system, precision, shape, mode)
-        for model in spec.models
-        for shape in spec.shapes
-        for system, precision in spec.systems
-        for mode in spec.modes
-    )
-    return SweepPlan(spec=spec, cases=tuple(_plan_case(case, spec.block_points) for case in cases))
+    return SweepPlan(spec=spec, cases=tuple(_plan_case(case, spec) for case in cases_of(spec)))
 
 
 def spec_digests(case: Case) -> dict[str, str]:
@@ -121,59 +119,89 @@ def code_digest() -> str:
     return _digest(sorted(texts))
 
 
-def _case(spec: SweepSpec, model: str, system: str, precision: str, shape: tuple[int, int], mode: str) -> Case:
-    isl, osl = shape
-    parts = [model, system, precision, spec.profile, spec.engine, str(isl), str(osl)]
-    if (spec.limits, spec.matching) != (Limits(), "exact"):
-        parts.append(_digest((spec.limits, spec.matching))[:8])
-    return Case(
-        name="-".join(part for part in parts if part),
-        model=model,
-        system=system,
-        precision=precision,
-        profile=spec.profile,
-        engine=spec.engine,
-        mode=mode,
-        matching=spec.matching,
-        isl=isl,
-        osl=osl,
-        limits=spec.limits,
-    )
-
-
-def _plan_case(case: Case, block_points: int) -> CasePlan:
-    model, system = load.load_model(case.model), load.load_system(case.system)
-    table = enumerate_mappings(model, system, max_gpus=case.limits.max_gpus)
+def _plan_case(case: Case, spec: SweepSpec) -> CasePlan:
     digest = _digest((case, _specs(case), version("disagg-sim"), code_digest()))
-    blocks: dict[str, tuple[Block, ...]] = {}
-    for kind in (PREFILL, POINTS):
-        phase = "prefill" if kind == PREFILL else "decode"
-        batch = batch_axis(
-            model, system, table, phase=phase, isl=case.isl, osl=case.osl,
-            precision=case.precision, profile=case.profile, engine=case.engine or None,
-        )  # fmt: skip
-        chunked = sum(size < case.isl for size in CHUNK_TOKENS) if kind == PREFILL else 0
-        points = [batch.size * (1 + chunked * (pp > 1)) for pp in table.pp.tolist()]
-        cuts = _cut(points, block_points)
-        candidates = tuple(block.key for block in blocks.get(PREFILL, ()))
-        blocks[kind] = tuple(
-            Block(
-                key=Key(kind, case.name, index, _digest((digest, kind, index, start, stop))),
-                case=case,
-                mappings=table[start:stop],
-                batch=batch,
-                points=sum(points[start:stop]),
-                candidates=candidates,
-            )
-            for index, (start, stop) in enumerate(cuts)
+    modes = (
+        _plan_pools(case, digest, spec.block_points)
+        if mode == DISAGGREGATED
+        else _plan_shared(case, mode, digest, spec.block_points)
+        for mode in modes_of(case, spec.modes)
+    )
+    return CasePlan(case=case, digest=digest, modes=tuple(modes))
+
+
+def _plan_pools(case: Case, digest: str, block_points: int) -> ModePlan:
+    """Prefill and decode blocks."""
+    prefill_table, table = _mappings(case, case.prefill_system), _mappings(case, case.decode_system)
+    prefill_batch = _batch(case, prefill_table, "prefill")
+    chunked = sum(size < case.isl for size in CHUNK_TOKENS)
+    prefill = _blocks(
+        case, DISAGGREGATED, prefill_table, prefill_batch, block_points, digest, table=PREFILL,
+        points=[prefill_batch.size * (1 + chunked * (pp > 1)) for pp in prefill_table.pp.tolist()],
+    )  # fmt: skip
+    batch = _batch(case, table, "decode")
+    decode = _blocks(
+        case, DISAGGREGATED, table, batch, block_points, digest, points=[batch.size] * len(table),
+        candidates=tuple(block.key for block in prefill),
+    )  # fmt: skip
+    return ModePlan(mode=DISAGGREGATED, prefill=prefill, points=decode, mappings=len(table), refused=table.refused)
+
+
+def _plan_shared(case: Case, mode: str, digest: str, block_points: int) -> ModePlan:
+    """Blocks of a co-located mode: one instance is the whole deployment, so the GPU cap binds it."""
+    table = _mappings(case, case.decode_system)
+    within = table.gpus <= case.limits.gpu_cap
+    refused = table.refused + ((("more GPUs than gpu_cap", int((~within).sum())),) if not within.all() else ())
+    table = table[within]
+    checked = checked_case(
+        load.load_model(case.model), case.decode_system, precision=case.pools.precision, profile=case.profile,
+        engine=case.engine or None, isl=case.isl, osl=case.osl, ftl_limit=case.limits.ftl_s, ttl_limit=None,
+        ttl_measure=case.sharing.ttl_measure, mla_form=case.mla_form, allow_long_context=True,
+    )  # fmt: skip
+
+    def count(part: MappingTable) -> int:
+        if mode == "colocated":
+            return count_colocated(checked, part, mla_form=case.mla_form)
+        return count_piggyback(
+            checked, part, every_step_mixed=case.sharing.every_step_mixed, mla_form=case.mla_form
         )
-    return CasePlan(
-        case=case,
-        digest=digest,
-        prefill=blocks[PREFILL],
-        decode=blocks[POINTS],
-        mappings=len(table),
-        refused=tuple(table.refused),
+
+    batches = _batch(case, table, "decode").size
+    blocks = _blocks(case, mode, table, None, block_points, digest, points=[batches] * len(table), count=count)
+    return ModePlan(mode=mode, prefill=(), points=blocks, mappings=len(table), refused=refused)
+
+
+def _mappings(case: Case, system: SystemSpec) -> MappingTable:
+    return enumerate_mappings(load.load_model(case.model), system, max_gpus=case.limits.max_gpus)
+
+
+def _batch(case: Case, table: MappingTable, phase: str) -> Ints:
+    pools = case.pools
+    precision = pools.precision if phase == "decode" else pools.prefill_precision
+    system = case.decode_system if phase == "decode" else case.prefill_system
+    return batch_axis(
+        load.load_model(case.model), system, table, phase=phase, isl=case.isl, osl=case.osl, precision=precision,
+        profile=case.profile, engine=case.engine or None,
+    )  # fmt: skip
+
+
+def _blocks(
+    case: Case, mode: str, mappings: MappingTable, batch: Ints | None, block_points: int, digest: str, *,
+    points: list[int], table: str = POINTS, candidates: tuple[Key, ...] = (),
+    count: Callable[[MappingTable], int] | None = None,
+) -> tuple[Block, ...]:  # fmt: skip
+    """Slices of the mappings; ``points`` weighs each row, ``count`` gives a slice's points where they differ."""
+    return tuple(
+        Block(
+            key=Key(table, case.name, f"{mode}-{index:04d}", _digest((digest, table, mode, index, start, stop))),
+            case=case,
+            mode=mode,
+            mappings=mappings[start:stop],
+            batch=batch,
+            points=sum(points[start:stop]) if count is None else count(mappings[start:stop]),
+            candidates=candidates,
+        )
+        for index, (start, stop) in enumerate(_cut(points, block_points))
     )
 
 
@@ -190,14 +218,13 @@ def _cut(points: list[int], block_points: int) -> list[tuple[int, int]]:
 
 
 def _specs(case: Case) -> dict[str, Any]:
-    model, system = load.load_model(case.model), load.load_system(case.system)
-    return {
-        f"model/{model.name}": model,
-        f"hardware/{system.name}": system,
-        f"efficiency/{system.name}": load.load_efficiency(case.system),
-        f"precision/{case.precision}": load.resolve_precision(case.precision, model, system),
-        f"profile/{case.profile}": load.load_profile(case.profile),
-    }
+    model, pools = load.load_model(case.model), case.pools
+    specs: dict[str, Any] = {f"model/{model.name}": model, f"profile/{case.profile}": load.load_profile(case.profile)}
+    for name, recipe in ((pools.prefill_system, pools.prefill_precision), (pools.system, pools.precision)):
+        specs[f"hardware/{name}"] = load.load_system(name)
+        specs[f"efficiency/{name}"] = load.load_efficiency(name)
+        specs[f"precision/{recipe}"] = load.resolve_precision(recipe, model, load.load_system(name))
+    return specs
 
 
 def _digest(value: Any) -> str:
@@ -214,7 +241,4 @@ def _plain(value: Any) -> Any:
         return sorted(_plain(item) for item in value)
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
-    return value
-
-
-__all__ = ["BLOCK_POINTS", "Block", "Case", "CasePlan", "SweepPlan", "code_digest", "plan_sweep", "spec_digests"]
+    return str(value) if isinstance(value, Fraction) else value

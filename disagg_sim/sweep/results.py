@@ -12,7 +12,7 @@ import json
 import math
 import os
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,41 +20,72 @@ from typing import TYPE_CHECKING, Any
 from disagg_sim.errors import InfeasibleError, StoreError
 from disagg_sim.facts import load
 from disagg_sim.search.setting import setting
-from disagg_sim.serving.points import pareto_front
-from disagg_sim.sweep.compute import ABOVE_FTL, ABOVE_NIC, ABOVE_TTL, OUT_OF_MEMORY
-from disagg_sim.sweep.plan import Case, CasePlan, SweepPlan, code_digest, spec_digests
+from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, pareto_front
+from disagg_sim.sweep.cases import Case, axis_columns
+from disagg_sim.sweep.plan import CasePlan, ModePlan, SweepPlan, code_digest, spec_digests
 from disagg_sim.sweep.store import Store
-from disagg_sim.sweep.tally import Removal, Tally, add_up
-from disagg_sim.units import GB
+from disagg_sim.sweep.tally import Tally, add_up
+from disagg_sim.sweep.verdicts import detail, is_partial, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class ModeResult:
+    """What the blocks of one case in one mode add up to."""
+
+    plan: ModePlan
+    frontier: pd.DataFrame  # columns of ``points/``, of ``cases.axis_columns`` and ``inherited_fits``
+    prefill: Tally  # empty in the co-located modes
+    points: Tally  # of decode, or of the co-located instances
+    verdict: str  # empty when there is a frontier; else what stands in the way, and by how much
+
+    @property
+    def mode(self) -> str:
+        """Name of the mode."""
+        return self.plan.mode
+
+    @property
+    def total(self) -> Tally:
+        """All blocks."""
+        return add_up((self.prefill, self.points))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class CaseResult:
-    """What the blocks of one case add up to."""
+    """All modes of one case."""
 
     plan: CasePlan
-    frontier: pd.DataFrame  # columns of ``points/`` and ``inherited_fits``
-    prefill: Tally
-    decode: Tally
+    modes: tuple[ModeResult, ...]
     fits: tuple[str, ...]  # provenance of every fit behind its times
 
     @property
     def total(self) -> Tally:
-        """Both phases."""
-        return add_up((self.prefill, self.decode))
+        """All blocks of all modes."""
+        return add_up(mode.total for mode in self.modes)
 
     @property
     def inherited_fits(self) -> tuple[str, ...]:
         """The fits that were made on another system than the case's."""
-        return tuple(fit for fit in self.fits if "inherited from" in fit)
+        return _inherited(self.fits)
+
+    @property
+    def found(self) -> tuple[ModeResult, ...]:
+        """The modes that have a frontier."""
+        return tuple(mode for mode in self.modes if len(mode.frontier))
+
+    @property
+    def verdicts(self) -> tuple[tuple[str, str], ...]:
+        """(mode, what stands in its way) of the modes without a frontier; one entry, mode "", where all agree."""
+        told = tuple((mode.mode, mode.verdict) for mode in self.modes if mode.verdict)
+        texts = dict.fromkeys(text for _, text in told)
+        return (("", next(iter(texts))),) if len(told) == len(self.modes) and len(texts) == 1 else told
 
     @property
     def verdict(self) -> str:
-        """Empty when the case has results; else what stands in the way, and by how much."""
-        return "" if len(self.frontier) else _verdict(self)
+        """Empty when a mode has results; else what stands in the way of all, and by how much."""
+        return "" if self.found else "; ".join(f"{mode}: {text}" if mode else text for mode, text in self.verdicts)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,7 +105,7 @@ class SweepResult:
         """The frontiers of all cases below one another."""
         import pandas as pd
 
-        fronts = [case.frontier for case in self.cases if len(case.frontier)]
+        fronts = [mode.frontier for case in self.cases for mode in case.found]
         return pd.concat(fronts, ignore_index=True) if fronts else pd.DataFrame()
 
     def require(self) -> None:
@@ -85,6 +116,11 @@ class SweepResult:
             raise InfeasibleError(head + sep + sep.join(verdicts))
 
 
+def throughput_column(per: str) -> str:
+    """The column that a frontier is taken in: output tokens per GPU and second, per USD or per joule."""
+    return COST_COLUMNS[per][-1].name if COST_COLUMNS[per] else THROUGHPUT
+
+
 def collect(plan: SweepPlan, store: Store) -> SweepResult:
     """Read every block of a finished sweep."""
     return SweepResult(plan=plan, cases=tuple(_collect_case(case, store) for case in plan.cases))
@@ -92,8 +128,13 @@ def collect(plan: SweepPlan, store: Store) -> SweepResult:
 
 def fits_used(case: Case) -> tuple[str, ...]:
     """Provenance of every fit behind the case's times; empty for a profile without fits."""
-    model = load.load_model(case.model)
-    return setting(model, case.system, case.precision, case.profile, case.engine or None).rates.fits
+    model, pools = load.load_model(case.model), case.pools
+    sides = ((case.prefill_system, pools.prefill_precision), (case.decode_system, pools.precision))
+    fits = [setting(model, *side, case.profile, case.engine or None).rates.fits for side in sides]
+    if pools.alike:
+        return fits[0]
+    names = (pools.prefill_system, pools.system)
+    return tuple(f"{name}, {fit}" for name, found in zip(names, fits, strict=True) for fit in found)
 
 
 def write_tables(result: SweepResult, root: Path, *, seconds: float) -> None:
@@ -104,7 +145,7 @@ def write_tables(result: SweepResult, root: Path, *, seconds: float) -> None:
     seconds : float
         Wall time of this run. [s]
     """
-    found = any(len(case.frontier) for case in result.cases)
+    found = any(case.found for case in result.cases)
     write_text(root / "infeasible.csv", _infeasible_csv(result))
     write_text(root / "manifest.json", json.dumps(_manifest(result, seconds), indent=1) + "\n")
     if found:
@@ -125,89 +166,58 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _collect_case(plan: CasePlan, store: Store) -> CaseResult:
+    fits = fits_used(plan.case)
+    own = {**axis_columns(plan.case), "inherited_fits": "; ".join(_inherited(fits))}
+    modes = tuple(_collect_mode(plan.case, mode, store, own) for mode in plan.modes)
+    return CaseResult(plan=plan, modes=modes, fits=fits)
+
+
+def _inherited(fits: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(fit for fit in fits if "inherited from" in fit)
+
+
+def _collect_mode(case: Case, plan: ModePlan, store: Store, own: dict[str, Any]) -> ModeResult:
     import pandas as pd
 
-    fronts: list[pd.DataFrame] = []
-    for block in plan.decode:
+    throughput = throughput_column(case.per)
+    front = pd.DataFrame()
+    for block in plan.points:
         points = store.read(block.key)
         if len(points):
-            fronts = [pareto_front(pd.concat([*fronts, pareto_front(points)], ignore_index=True))]
-    fits = fits_used(plan.case)
-    frontier = fronts[0] if fronts else pd.DataFrame()
-    result = CaseResult(
-        plan=plan,
-        frontier=frontier,
-        prefill=add_up(Tally.from_json(store.note(block.key)) for block in plan.prefill),
-        decode=add_up(Tally.from_json(store.note(block.key)) for block in plan.decode),
-        fits=fits,
+            best = pareto_front(points, throughput=throughput)
+            joint = pd.concat([front, best], ignore_index=True) if len(front) else best
+            front = pareto_front(joint, throughput=throughput)
+    prefill, points_tally = (
+        add_up(Tally.from_json(store.note(block.key)) for block in blocks) for blocks in (plan.prefill, plan.points)
     )
-    return replace(result, frontier=frontier.assign(inherited_fits="; ".join(result.inherited_fits)))
-
-
-def _verdict(result: CaseResult) -> str:
-    case = result.plan.case
-    if not result.plan.mappings:
-        reasons = ", ".join(f"{reason} ({count})" for reason, count in result.plan.refused)
-        return f"{case.model} has no allowed mapping on {case.system}: {reasons}"
-    for phase, tally in (("prefill", result.prefill), ("decode", result.decode)):
-        if not tally.feasible:
-            short = _closest(tally, phase, OUT_OF_MEMORY)
-            return (
-                f"{case.model} fits on no allowed mapping of {case.system} ({phase}): "
-                f"the closest lacks {short / GB:.1f} GB per GPU"
-            )
-    if not result.prefill.rows:
-        if (over := _closest(result.prefill, "prefill", ABOVE_FTL)) < math.inf and not _has(result.prefill, ABOVE_NIC):
-            limit = case.limits.ftl_s
-            return f"no prefill configuration meets the FTL limit of {limit:g} s; the best FTL is {limit + over:.4g} s"
-        over = _closest(result.prefill, "prefill", ABOVE_NIC) / GB
-        limit = case.limits.nic_limit / GB
-        return f"no prefill configuration stays below {limit:g} GB/s of KV egress; the least is {limit + over:.4g} GB/s"
-    if _has(result.decode, ABOVE_TTL) and not _has(result.decode, ABOVE_NIC) and result.decode.rows == 0:
-        left = result.decode.feasible - sum(r.count for r in result.decode.removals if r.reason == ABOVE_TTL)
-        if not left:
-            limit = case.limits.ttl_s
-            over = _closest(result.decode, "decode", ABOVE_TTL)
-            return f"no decode configuration meets the TTL limit of {limit:g} s; the best TTL is {limit + over:.4g} s"
-    reasons = ", ".join(f"{r.reason} ({r.count})" for r in result.decode.removals)
-    return f"no decode point has a match; decode points removed: {reasons}; gpu_cap is {case.limits.gpu_cap}"
-
-
-def _has(tally: Tally, reason: str) -> bool:
-    return any(item.reason == reason for item in tally.removals)
-
-
-def _closest(tally: Tally, phase: str, reason: str) -> float:
-    found = [item.shortfall for item in tally.removals if (item.phase, item.reason) == (phase, reason)]
-    return min(found, default=math.inf)
+    found = bool(len(front))
+    return ModeResult(
+        plan=plan,
+        frontier=front.assign(**own) if found else front,
+        prefill=prefill,
+        points=points_tally,
+        verdict="" if found else verdict(case, plan, prefill, points_tally),
+    )
 
 
 def _infeasible_csv(result: SweepResult) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["case", "reason", "count", "closest_shortfall", "unit", "phase", "detail"])
+    writer.writerow(["case", "reason", "count", "closest_shortfall", "unit", "phase", "detail", "mode"])
     for case in result.cases:
         name, limits = case.plan.case.name, case.plan.case.limits
-        if case.verdict:
-            writer.writerow([name, "no result", case.total.computed, "", "", "", case.verdict])
-        for item in (*case.prefill.removals, *case.decode.removals):
-            known = math.isfinite(item.shortfall)
-            shortfall = f"{item.shortfall:.10g}" if known else ""
-            detail = _detail(item, limits.ftl_s, limits.ttl_s, limits.nic_limit) if known else ""
-            unit = item.unit if known else ""
-            writer.writerow([name, item.reason, item.count, shortfall, unit, item.phase, detail])
-        for reason, count in case.plan.refused:
-            writer.writerow([name, reason, count, "", "", "mapping", ""])
+        for mode in case.modes:
+            if mode.verdict:
+                writer.writerow([name, "no result", mode.total.computed, "", "", "", mode.verdict, mode.mode])
+            for item in (*mode.prefill.removals, *mode.points.removals):
+                known = math.isfinite(item.shortfall) and (bool(mode.verdict) or not is_partial(item))
+                shortfall = f"{item.shortfall:.10g}" if known else ""
+                said = detail(item, limits) if known else ""
+                unit = item.unit if known else ""
+                writer.writerow([name, item.reason, item.count, shortfall, unit, item.phase, said, mode.mode])
+            for reason, count in mode.plan.refused:
+                writer.writerow([name, reason, count, "", "", "mapping", "", mode.mode])
     return text.getvalue()
-
-
-def _detail(item: Removal, ftl: float, ttl: float, nic: float) -> str:
-    if item.reason == OUT_OF_MEMORY:
-        return f"the closest lacks {item.shortfall / GB:.3g} GB per GPU"
-    if item.reason == ABOVE_NIC:
-        return f"the closest needs {(nic + item.shortfall) / GB:.4g} GB/s, limit {nic / GB:g} GB/s"
-    limit = ftl if item.reason == ABOVE_FTL else ttl
-    return f"the closest takes {limit + item.shortfall:.6g} s, limit {limit:g} s"
 
 
 def _manifest(result: SweepResult, seconds: float) -> dict[str, Any]:
@@ -236,12 +246,23 @@ def _case_entry(case: CaseResult) -> dict[str, Any]:
     return {
         "case": case.plan.case.name,
         "digest": case.plan.digest,
-        "mappings": case.plan.mappings,
         "points": {"enumerated": case.plan.points, "computed": total.computed, "feasible": total.feasible},
-        "matched": case.decode.rows,
-        "frontier": len(case.frontier),
+        "modes": {mode.mode: _mode_entry(mode) for mode in case.modes},
         "compute_seconds": round(total.seconds, 3),
         "points_per_compute_second": round(total.computed / total.seconds) if total.seconds else 0,
         "fits": case.fits,
         "verdict": case.verdict,
+    }
+
+
+def _mode_entry(mode: ModeResult) -> dict[str, Any]:
+    total = mode.total
+    return {
+        "mappings": mode.plan.mappings,
+        "computed": total.computed,
+        "feasible": total.feasible,
+        "rows": mode.points.rows,
+        "frontier": len(mode.frontier),
+        "compute_seconds": round(total.seconds, 3),
+        "verdict": mode.verdict,
     }

@@ -3,58 +3,124 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from disagg_sim.errors import DisaggSimError, SpecError, nearest
+from disagg_sim.errors import SpecError, nearest
 from disagg_sim.facts import load
-from disagg_sim.facts.yaml_files import PATH_VARIABLE, is_path, read_mapping, spec_error, spec_files
-from disagg_sim.units import GB, parse_quantity
+from disagg_sim.facts.yaml_files import read_mapping, spec_error, spec_files
+from disagg_sim.physics.layer import MLA_FORMS
+from disagg_sim.physics.mixed import Interference
+from disagg_sim.serving.costs import PER
+from disagg_sim.serving.disaggregated import MATCHINGS
+from disagg_sim.serving.shared_instances import TTL_MEASURES
+from disagg_sim.sweep.cross_check import cross_check
+from disagg_sim.sweep.reader import Reader
+from disagg_sim.units import GB
 
 KEYS = (
-    "name", "models", "systems", "traffic", "modes", "limits", "profile", "engine", "matching", "block_points",
+    "name", "models", "systems", "traffic", "modes", "limits", "profile", "engine", "matching", "ctx_gen_ratio",
+    "nvlink_domain", "mla_form", "ttl_measure", "every_step_mixed", "interference", "per", "prices", "block_points",
     "allow_long_context",
 )  # fmt: skip
 REQUIRED = ("name", "models", "systems", "traffic")
 LIMIT_KEYS = ("ftl_s", "ttl_s", "gpu_cap", "max_gpus", "nic_gb_per_s")
-MODES = ("disaggregated",)
-MATCHINGS = ("exact", "paper")
+INTERFERENCE_KEYS = ("minority_efficiency", "overlap_loss")
+#: The first has two pools; in the others every instance does both phases.
+MODES = ("disaggregated", "colocated", "piggyback")
 BLOCK_POINTS = 32_768
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a matched point must respect."""
+    """What a point must respect."""
 
-    ftl_s: float = 10.0  # first-token latency of a prefill configuration [s]
-    ttl_s: float = math.inf  # token-to-token latency of a decode configuration [s]
-    gpu_cap: int = 576  # GPUs of a matched pair of pools [1]
+    ftl_s: float = 10.0  # first-token latency, no queue [s]
+    ttl_s: float = math.inf  # token-to-token latency [s]
+    gpu_cap: int = 576  # GPUs of a matched pair of pools, or of a co-located instance [1]
     max_gpus: int | None = None  # GPUs of one instance; None = the system's own default [1]
-    nic_limit: float = math.inf  # egress and ingress per GPU [B/s]
+    nic_limit: float = math.inf  # KV egress and ingress per GPU; inf = none [B/s]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """How prefill and decode share an instance in the co-located modes."""
+
+    ttl_measure: str = "mean"  # what TTL is: the mean, or the largest gap ("p99")
+    every_step_mixed: bool = False  # piggyback: chunks of the balance alone, else the best mix
+    interference: Interference = field(default_factory=Interference)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """The systems that serve, and their precision recipes."""
+
+    system: str  # of decode, and of co-located instances
+    precision: str
+    prefill_system: str
+    prefill_precision: str
+
+    @property
+    def alike(self) -> bool:
+        """Whether both phases could run on one instance."""
+        return (self.system, self.precision) == (self.prefill_system, self.prefill_precision)
+
+    def __str__(self) -> str:
+        """``h100_sxm/fp8``, or ``a100_sxm_80gb/bf16 to h100_sxm/fp8_bf16kv``."""
+        decode = f"{self.system}/{self.precision}"
+        return decode if self.alike else f"{self.prefill_system}/{self.prefill_precision} to {decode}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Lengths of the requests."""
+
+    isl: int  # [token]
+    osl: int  # [token]
+
+    def __str__(self) -> str:
+        """``16384/2048``."""
+        return f"{self.isl}/{self.osl}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSpec:
-    """One sweep as written by a person; every combination of its lists is a case."""
+    """One sweep as written by a person; every combination of its tuples is a case, served in every mode."""
 
     source: str  # file that it was read from
     name: str
     models: tuple[str, ...]
-    systems: tuple[tuple[str, str], ...]  # (system, precision recipe)
-    shapes: tuple[tuple[int, int], ...]  # (isl, osl) [token]
-    modes: tuple[str, ...] = MODES
-    limits: Limits = field(default_factory=Limits)
+    pools: tuple[Pools, ...]
+    traffic: tuple[Traffic, ...]
+    modes: tuple[str, ...] = MODES[:1]
+    limits: tuple[Limits, ...] = (Limits(),)
+    ctx_gen_ratios: tuple[Fraction | None, ...] = (None,)  # prefill over decode GPUs; None = the best [1]
+    nvlink_domains: tuple[int | None, ...] = (None,)  # None = the system's own [1]
+    mla_forms: tuple[str, ...] = ("auto",)  # of prefill; decode works in latent space
+    sharing: Sharing = field(default_factory=Sharing)
     profile: str = "measured"
     engine: str = ""  # "" = the profile's own choice
     matching: str = "exact"
+    per: str = "gpu"  # what throughput is divided by, of ``serving.costs.PER``
+    prices: tuple[tuple[str, float], ...] = ()  # (system, price of a GPU) in place of the market's [USD/h]
     block_points: int = BLOCK_POINTS  # design points of one block, about [1]
 
 
-def load_sweep(name: str, *, profile: str = "", engine: str = "") -> SweepSpec:
+def same_system(system: str, precision: str) -> Pools:
+    """Pools of both phases on one system. [-]"""
+    return Pools(system=system, precision=precision, prefill_system=system, prefill_precision=precision)
+
+
+def load_sweep(
+    name: str, *, profile: str = "", engine: str = "", prices: Mapping[str, float] | None = None
+) -> SweepSpec:
     """Read a sweep from a file, or a shipped one by its name.
 
     Parameters
@@ -63,6 +129,8 @@ def load_sweep(name: str, *, profile: str = "", engine: str = "") -> SweepSpec:
         Path of a YAML file, or the name of a shipped sweep such as ``demo``.
     profile, engine : str
         Put in place of the file's own when given.
+    prices : mapping, optional
+        Price of a GPU by system, before those of the file. [USD/h]
 
     Raises
     ------
@@ -71,11 +139,14 @@ def load_sweep(name: str, *, profile: str = "", engine: str = "") -> SweepSpec:
     """
     path = _find(name)
     document = read_mapping(path)
-    overrides = {key: value for key, value in (("profile", profile), ("engine", engine)) if value}
-    reader = _Reader()
+    overrides: dict[str, Any] = {key: value for key, value in (("profile", profile), ("engine", engine)) if value}
+    if prices:
+        own = document.get("prices", {})
+        overrides["prices"] = {**own, **prices} if isinstance(own, Mapping) else own
+    reader = Reader()
     spec = _read(reader, {**document, **overrides}, source=str(path))
     if not reader.faults:
-        _cross_check(reader, spec, long_context=bool(document.get("allow_long_context", False)))
+        cross_check(reader, spec, long_context=bool(document.get("allow_long_context", False)))
     if reader.faults:
         raise spec_error(path, reader.faults)
     return spec
@@ -93,96 +164,7 @@ def _find(name: str) -> Path:
     raise SpecError(f"{name}: no such file or shipped sweep ({', '.join(shipped)}){nearest(path.stem, shipped)}")
 
 
-class _Reader:
-    """Takes values out of a parsed document and collects what is wrong with them."""
-
-    def __init__(self) -> None:
-        self.faults: list[str] = []
-
-    def keys(self, where: str, found: Iterable[object], allowed: tuple[str, ...]) -> None:
-        for key in found:
-            if key not in allowed:
-                near = nearest(str(key), allowed) or f"; allowed: {', '.join(allowed)}"
-                self.faults.append(f"unknown key {where + str(key)!r}{near}")
-
-    def choice(self, key: str, value: object, allowed: Iterable[str]) -> str:
-        names = tuple(allowed)
-        if value not in names:
-            near = nearest(str(value), names) or f"; allowed: {', '.join(names)}"
-            self.faults.append(f"{key}: {value!r} is unknown{near}")
-        return str(value)
-
-    def number(self, key: str, value: object, *, low: float, high: float, unit: str = "") -> float:
-        """A plain number in ``[low, high]``; ``unit`` is what the key counts in."""
-        value = _plain_number(value)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.faults.append(f"{key}: {value!r} is not a plain number{_converted(value, unit)}")
-        elif not low <= value <= high:
-            self.faults.append(f"{key}: {value!r} is outside [{low:g}, {high:g}]{' ' + unit if unit else ''}")
-        else:
-            return float(value)
-        return low
-
-    def whole(self, key: str, value: object, *, low: int, high: int) -> int:
-        """A whole number in ``[low, high]``."""
-        if isinstance(value, bool) or not isinstance(value, int):
-            self.faults.append(f"{key}: {value!r} is not a whole number")
-        elif not low <= value <= high:
-            self.faults.append(f"{key}: {value} is outside [{low}, {high}]")
-        else:
-            return value
-        return low
-
-    def attempt(self, where: str, call: Any, *args: Any) -> Any:
-        """``call(*args)``, its expected failure being a fault of the file."""
-        try:
-            return call(*args)
-        except DisaggSimError as error:
-            self.faults.append(f"{where}: {error}")
-            return None
-
-    def names(self, key: str, value: object, loader: Any) -> tuple[str, ...]:
-        """A list of spec names, each loaded once and given back in its canonical spelling."""
-        given = value if isinstance(value, list) else [value]
-        entries = [entry for entry in given if isinstance(entry, str)]
-        if not entries or len(entries) < len(given):
-            self.faults.append(f"{key}: {value!r} is not a list of names")
-            return ()
-        for entry in filter(is_path, entries):
-            self.faults.append(f"{key}: {entry!r} is a path; give the name, and its directory in {PATH_VARIABLE}")
-        specs = [self.attempt(key, loader, entry) for entry in entries if not is_path(entry)]
-        return self.distinct(key, tuple(spec.name for spec in specs if spec is not None))
-
-    def distinct(self, key: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        for value, count in Counter(values).items():
-            if count > 1:
-                said = value if isinstance(value, str) else "/".join(str(part) for part in value)
-                self.faults.append(f"{key}: {said} stands there {count} times")
-        return values
-
-
-def _plain_number(value: object) -> object:
-    """YAML 1.1 reads 1e-3 as text: a number all the same."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-def _converted(value: object, unit: str) -> str:
-    dimension, scale = {"s": ("s", 1.0), "GB/s": ("B/s", GB)}.get(unit, ("", 1.0))
-    if not dimension:
-        return ""
-    try:
-        plain = f"{parse_quantity(value, dimension) / scale:g}"
-    except ValueError:
-        return f"; the key counts in {unit}"
-    return f"; the key counts in {unit}: write {plain}"
-
-
-def _read(reader: _Reader, document: Mapping[Any, Any], *, source: str) -> SweepSpec:
+def _read(reader: Reader, document: Mapping[Any, Any], *, source: str) -> SweepSpec:
     reader.keys("", document, KEYS)
     for key in REQUIRED:
         if key not in document:
@@ -190,56 +172,129 @@ def _read(reader: _Reader, document: Mapping[Any, Any], *, source: str) -> Sweep
     name = document.get("name", "")
     if not isinstance(name, str) or not name.strip():
         reader.faults.append(f"name: {name!r} is not a name") if "name" in document else None
-    long_context = document.get("allow_long_context", False)
-    if not isinstance(long_context, bool):
-        reader.faults.append(f"allow_long_context: {long_context!r} is not true or false")
-    profile = reader.choice("profile", document.get("profile", "measured"), load.list_specs("profile"))
-    engine = document.get("engine", "")
+    reader.flag("allow_long_context", document.get("allow_long_context", False))
+
+    def choice(key: str, default: str, allowed: tuple[str, ...]) -> str:
+        return reader.choice(key, document.get(key, default), allowed)
+
+    def axis(key: str, default: Any, read: Callable[[str, object], T]) -> tuple[T, ...]:
+        return reader.several(key, document.get(key, default), read)
+
+    domain = _unless(reader, "own", partial(reader.whole, low=2, high=1024))
     return SweepSpec(
         source=source,
         name=str(name),
         models=reader.names("models", document["models"], load.load_model) if "models" in document else (),
-        systems=_systems(reader, document["systems"]) if "systems" in document else (),
-        shapes=_shapes(reader, document["traffic"]) if "traffic" in document else (),
-        modes=_modes(reader, document.get("modes", list(MODES))),
+        pools=_pools(reader, document["systems"]) if "systems" in document else (),
+        traffic=_traffic(reader, document["traffic"]) if "traffic" in document else (),
+        modes=axis("modes", MODES[0], partial(reader.choice, allowed=MODES)),
         limits=_limits(reader, document.get("limits", {})),
-        profile=profile,
-        engine=str(engine),
-        matching=reader.choice("matching", document.get("matching", "exact"), MATCHINGS),
+        ctx_gen_ratios=axis("ctx_gen_ratio", "optimal", _unless(reader, "optimal", partial(_ratio, reader))),
+        nvlink_domains=axis("nvlink_domain", "own", domain),
+        mla_forms=axis("mla_form", "auto", partial(reader.choice, allowed=MLA_FORMS)),
+        sharing=_sharing(reader, document),
+        profile=choice("profile", "measured", tuple(load.list_specs("profile"))),
+        engine=str(document.get("engine", "")),
+        matching=choice("matching", "exact", MATCHINGS),
+        per=choice("per", "gpu", PER),
+        prices=_prices(reader, document.get("prices", {})),
         block_points=reader.whole("block_points", document.get("block_points", BLOCK_POINTS), low=1, high=10**7),
     )
 
 
-def _modes(reader: _Reader, value: object) -> tuple[str, ...]:
+def _unless(reader: Reader, word: str, read: Callable[[str, object], T]) -> Callable[[str, object], T | None]:
+    """Reads ``word`` as None and anything else as ``read`` does; a text that is neither is told of the word."""
+
+    def either(key: str, value: object) -> T | None:
+        if value == word:
+            return None
+        known, taken = len(reader.faults), read(key, value)
+        if isinstance(value, str) and len(reader.faults) > known:
+            reader.faults[-1] += f"; allowed, too: {word}"
+        return taken
+
+    return either
+
+
+def _ratio(reader: Reader, key: str, value: object) -> Fraction:
+    """A ratio of whole numbers, such as 0.5, 3.5 or "1/3"."""
+    try:
+        ratio = Fraction(str(value)).limit_denominator(10**6) if not isinstance(value, bool) else None
+    except (ValueError, ZeroDivisionError, OverflowError):
+        ratio = None
+    if ratio is None:
+        reader.faults.append(f"{key}: {value!r} is not a ratio such as 0.5 or '1/3'")
+    elif not Fraction(1, 1000) <= ratio <= 1000:
+        reader.faults.append(f"{key}: {value!r} is outside [0.001, 1000]")
+    else:
+        return ratio
+    return Fraction(1)
+
+
+def _sharing(reader: Reader, document: Mapping[Any, Any]) -> Sharing:
+    given = reader.mapping("interference", document.get("interference", {}), INTERFERENCE_KEYS)
+    lows = {"minority_efficiency": 1e-3, "overlap_loss": 0.0}
+    knobs = {
+        name: reader.number(f"interference.{name}", value, low=lows[name], high=1.0) for name, value in given.items()
+    }
+    return Sharing(
+        ttl_measure=reader.choice("ttl_measure", document.get("ttl_measure", "mean"), TTL_MEASURES),
+        every_step_mixed=reader.flag("every_step_mixed", document.get("every_step_mixed", False)),
+        interference=Interference(**{"minority_efficiency": 1.0, "overlap_loss": 0.0, **knobs}),
+    )
+
+
+def _pools(reader: Reader, value: object) -> tuple[Pools, ...]:
+    """``{system: precision, ...}``, or a list of these and of ``{prefill: {...}, decode: {...}}``."""
     entries = value if isinstance(value, list) else [value]
+    pools: list[Pools] = []
+    for number, entry in enumerate(entries):
+        where = f"systems[{number}]" if isinstance(value, list) else "systems"
+        if isinstance(entry, Mapping) and {"prefill", "decode"} & {*entry}:
+            reader.keys(f"{where}.", entry, ("prefill", "decode"))
+            sides = []
+            for side in ("prefill", "decode"):
+                if side in entry:
+                    sides.append(_recipes(reader, f"{where}.{side}", entry[side]))
+                else:
+                    reader.faults.append(f"{where}: missing key {side!r}")
+            if len(sides) == 2:
+                pools += [
+                    Pools(system=system, precision=recipe, prefill_system=first[0], prefill_precision=first[1])
+                    for first, (system, recipe) in product(*sides)
+                ]
+        else:
+            pools += [same_system(*pair) for pair in _recipes(reader, where, entry)]
     if not entries:
-        reader.faults.append(f"modes: the list is empty; allowed: {', '.join(MODES)}")
-    return reader.distinct("modes", tuple(reader.choice("modes", entry, MODES) for entry in entries))
+        reader.faults.append("systems: the list is empty")
+    return reader.distinct("systems", tuple(pools))
 
 
-def _systems(reader: _Reader, value: object) -> tuple[tuple[str, str], ...]:
+def _recipes(reader: Reader, where: str, value: object) -> list[tuple[str, str]]:
+    """(system, precision) of a mapping of system to one recipe or several."""
     if not isinstance(value, Mapping) or not value:
-        reader.faults.append(f"systems: {value!r} is not a mapping of system to precision, such as 'h100_sxm: fp8'")
-        return ()
+        reader.faults.append(f"{where}: {value!r} is not a mapping of system to precision, such as 'h100_sxm: fp8'")
+        return []
     pairs = []
     for system, recipes in value.items():
-        name = reader.names("systems", system, load.load_system)
-        for recipe in reader.names(f"systems.{system}", recipes, load.load_precision):
+        name = reader.names(where, system, load.load_system)
+        for recipe in reader.names(f"{where}.{system}", recipes, load.load_precision):
             pairs += [(name[0], recipe)] if name else []
-    return reader.distinct("systems", tuple(pairs))
+    return pairs
 
 
-def _shapes(reader: _Reader, value: object) -> tuple[tuple[int, int], ...]:
+def _traffic(reader: Reader, value: object) -> tuple[Traffic, ...]:
     entries = value if isinstance(value, list) else [value]
-    shapes: list[tuple[int, int]] = []
+    found: list[Traffic] = []
     if not entries:
         reader.faults.append("traffic: the list is empty")
     for number, entry in enumerate(entries):
         where = f"traffic[{number}]"
         if isinstance(entry, str):
-            traffic = reader.attempt(where, load.load_traffic, entry)
-            shapes += traffic.shapes if traffic is not None else ()
-            if traffic is not None and not traffic.shapes:
+            spec = reader.attempt(where, load.load_traffic, entry)
+            shapes = spec.shapes if spec is not None else ()
+            found += [Traffic(isl=isl, osl=osl) for isl, osl in shapes]
+            if spec is not None and not shapes:
                 reader.faults.append(f"{where}: {entry!r} has no case of constant lengths, which a sweep needs")
         elif isinstance(entry, Mapping):
             reader.keys(f"{where}.", entry, ("isl", "osl"))
@@ -247,63 +302,49 @@ def _shapes(reader: _Reader, value: object) -> tuple[tuple[int, int], ...]:
             reader.faults.extend(f"{where}: missing key {key!r}" for key in missing)
             if not missing:
                 isl = reader.whole(f"{where}.isl", entry["isl"], low=1, high=10**9)
-                shapes.append((isl, _osl(reader, f"{where}.osl", entry["osl"])))
+                found.append(Traffic(isl=isl, osl=_osl(reader, f"{where}.osl", entry["osl"])))
         else:
             reader.faults.append(f"{where}: {entry!r} is neither {{isl: ..., osl: ...}} nor the name of a traffic file")
-    return reader.distinct("traffic", tuple(shapes))
+    return reader.distinct("traffic", tuple(found))
 
 
-def _osl(reader: _Reader, key: str, value: object) -> int:
+def _osl(reader: Reader, key: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value in (0, 1):
         reader.faults.append(f"{key}: {value} leaves nothing to decode; a frontier needs 2 or more (1 is prefill only)")
         return 2
     return reader.whole(key, value, low=2, high=10**9)
 
 
-def _limits(reader: _Reader, value: object) -> Limits:
+def _limits(reader: Reader, value: object) -> tuple[Limits, ...]:
+    """Every combination of the limits, each of which may be a list."""
+    given = reader.mapping("limits", value, LIMIT_KEYS)
+    seconds = partial(reader.number, low=1e-6, high=1e6, unit="s")
+    readers: dict[str, Callable[[str, object], Any]] = {
+        "ftl_s": seconds,
+        "ttl_s": _unless(reader, "none", seconds),
+        "gpu_cap": partial(reader.whole, low=2, high=10**6),
+        "max_gpus": _unless(reader, "own", partial(reader.whole, low=1, high=10**4)),
+        "nic_gb_per_s": _unless(reader, "none", partial(reader.number, low=1e-6, high=1e6, unit="GB/s")),
+    }
+    axes = {key: reader.several(f"limits.{key}", given[key], readers[key]) for key in LIMIT_KEYS if key in given}
+    return tuple(_limits_of(dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
+
+
+def _limits_of(values: dict[str, Any]) -> Limits:
+    if "ttl_s" in values:
+        values["ttl_s"] = math.inf if values["ttl_s"] is None else values["ttl_s"]
+    if "nic_gb_per_s" in values:
+        limit = values.pop("nic_gb_per_s")
+        values["nic_limit"] = math.inf if limit is None else limit * GB
+    return Limits(**values)
+
+
+def _prices(reader: Reader, value: object) -> tuple[tuple[str, float], ...]:
     if not isinstance(value, Mapping):
-        reader.faults.append(f"limits: {value!r} is not a mapping of keys such as {', '.join(LIMIT_KEYS)}")
-        return Limits()
-    reader.keys("limits.", value, LIMIT_KEYS)
-    given: dict[str, Any] = {}
-    for key in ("ftl_s", "ttl_s"):
-        if key in value:
-            given[key] = reader.number(f"limits.{key}", value[key], low=1e-6, high=1e6, unit="s")
-    if "nic_gb_per_s" in value:
-        given["nic_limit"] = GB * reader.number(
-            "limits.nic_gb_per_s", value["nic_gb_per_s"], low=1e-6, high=1e6, unit="GB/s"
-        )
-    if "gpu_cap" in value:
-        given["gpu_cap"] = reader.whole("limits.gpu_cap", value["gpu_cap"], low=2, high=10**6)
-    if "max_gpus" in value:
-        given["max_gpus"] = reader.whole("limits.max_gpus", value["max_gpus"], low=1, high=10**4)
-    return Limits(**given)
-
-
-def _cross_check(reader: _Reader, spec: SweepSpec, *, long_context: bool) -> None:
-    """Recipes that a GPU lacks, prompts beyond a model's context: what only the combination shows."""
-    models = [load.load_model(name) for name in spec.models]
-    for model in models:
-        for isl, osl in spec.shapes:
-            reader.attempt("traffic", partial(model.check_context, isl, osl, allow_long=long_context))
-    for name, recipe in spec.systems:
-        system = load.load_system(name)
-        for model in models:
-            reader.attempt(f"systems.{name}", load.resolve_precision, recipe, model, system)
-    reader.faults[:] = dict.fromkeys(reader.faults)  # a fault that several models share is said once
-    _check_fits(reader, spec)
-
-
-def _check_fits(reader: _Reader, spec: SweepSpec) -> None:
-    """A fitted profile needs fits of each system, and an engine must be one that was measured."""
-    if not load.load_profile(spec.profile).fitted:
-        return
-    engines: set[str] = set()
-    for system in dict.fromkeys(name for name, _ in spec.systems):
-        efficiency = load.load_efficiency(system)
-        if efficiency is None:
-            reader.faults.append(f"profile: {spec.profile!r} needs fitted efficiencies, {system} has none; use 'ideal'")
-        else:
-            engines |= set(efficiency.engine_order)
-    if spec.engine and engines:
-        reader.choice("engine", spec.engine, sorted(engines))
+        reader.faults.append(f"prices: {value!r} is not a mapping of system to USD/h, such as 'b200_sxm: 4.5'")
+        return ()
+    prices = []
+    for system, price in value.items():
+        amount = reader.number(f"prices.{system}", price, low=1e-3, high=1e4, unit="USD/h")
+        prices += [(name, amount) for name in reader.names("prices", system, load.load_system)]
+    return tuple(sorted(prices))

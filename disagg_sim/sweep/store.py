@@ -37,17 +37,17 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The place of a block, ``table/group/0000.parquet``, and the digest of all its inputs."""
+    """The place of a block, ``table/group/name.parquet``, and the digest of all its inputs."""
 
     table: str
     group: str
-    index: int
+    name: str
     digest: str
 
     @property
     def relative(self) -> Path:
         """Where the block lies below the root."""
-        return Path(self.table) / self.group / f"{self.index:04d}.parquet"
+        return Path(self.table) / self.group / f"{self.name}.parquet"
 
 
 @dataclass(frozen=True, slots=True)

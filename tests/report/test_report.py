@@ -20,7 +20,7 @@ from disagg_sim.report.words import mapping_text, ratio_text
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import Listener, run_sweep
-from disagg_sim.sweep.spec import Limits, SweepSpec
+from disagg_sim.sweep.spec import MODES, Limits, SweepSpec, Traffic, same_system
 
 
 class Silent:
@@ -68,29 +68,37 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
         source="trial.yaml",
         name="trial",
         models=("llama_3_1_8b", "llama_3_1_405b"),
-        systems=(("h800_sxm", "fp8"),),
-        shapes=((1024, 128),),
-        limits=Limits(max_gpus=2),
+        pools=(same_system("h800_sxm", "fp8"),),
+        traffic=(Traffic(isl=1024, osl=128),),
+        modes=MODES,
+        limits=(Limits(max_gpus=2),),
     )
     return run_sweep(plan_sweep(spec), tmp_path_factory.mktemp("out"), jobs=1, listener=listener)
 
 
 def test_the_summary_tells_results_reasons_and_inherited_fits(result: SweepResult) -> None:
     text = summary(result, figures=False)
-    best = result.frontier.iloc[0]
-    assert f"{best['tokens_per_s_per_gpu']:,.0f}" in text
+    for _, front in result.frontier.groupby("mode", observed=True):
+        assert f"| {front['tokens_per_s_per_gpu'].max():,.0f} |" in text
     assert "fits on no allowed mapping" in text
-    assert "h800_sxm \\*" in text
+    assert "h800_sxm, fp8 \\*" in text
     assert "Inherited fits:" in text
     assert "inherited from h100_sxm" in text
     assert ".png" not in text
 
 
 def test_the_summary_row_at_an_interactivity_keeps_it(result: SweepResult) -> None:
-    front = result.frontier
     rows = [line for line in summary(result, figures=True).splitlines() if line.startswith("| ≥ 50")]
-    enough = front[front["tokens_per_s_per_user"] >= 50]
-    assert f"| {enough['tokens_per_s_per_gpu'].max():,.0f} |" in rows[0]
+    fronts = [mode.frontier for case in result.cases for mode in case.found]
+    for row, front in zip(rows, fronts, strict=True):
+        enough = front[front["tokens_per_s_per_user"] >= 50]
+        assert f"| {enough['tokens_per_s_per_gpu'].max():,.0f} |" in row
+
+
+def test_the_summary_tells_the_gain_over_the_best_co_located_mode(result: SweepResult) -> None:
+    best = result.frontier.groupby("mode", observed=True)["tokens_per_s_per_gpu"].max()
+    gain = best["disaggregated"] / max(best["colocated"], best["piggyback"])
+    assert f"co-located throughput: at best {gain:.2f}, at 20 tokens/s/user " in summary(result, figures=False)
 
 
 def test_every_table_of_the_summary_is_rectangular(result: SweepResult) -> None:

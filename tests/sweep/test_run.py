@@ -19,7 +19,7 @@ import pytest
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
-from disagg_sim.sweep.spec import Limits, SweepSpec, load_sweep
+from disagg_sim.sweep.spec import Limits, SweepSpec, Traffic, load_sweep, same_system
 
 COLUMNS = """case, model, system, precision, profile, mode, isl, osl, tokens_per_s_per_user, tokens_per_s_per_gpu,
 ftl_s, ttl_s, prefill_tp_attn, prefill_dp_attn, prefill_tp_ffn, prefill_ep, prefill_pp, prefill_chunk_tokens,
@@ -71,7 +71,7 @@ def reference(smoke: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def small(spec: SweepSpec, **limits: float) -> SweepPlan:
     """The first system of the smoke sweep, in few blocks, under other limits."""
     return plan_sweep(
-        replace(spec, systems=spec.systems[:1], block_points=4096, limits=replace(Limits(max_gpus=8), **limits))
+        replace(spec, pools=spec.pools[:1], block_points=4096, limits=(replace(Limits(max_gpus=8), **limits),))
     )
 
 
@@ -90,8 +90,9 @@ def test_every_frontier_point_is_a_stored_point_and_none_beats_it(reference: Pat
     frontier = pd.read_csv(reference / "frontier.csv")
     points = pd.read_parquet(reference / "points")
     assert set(frontier["case"]) == set(points["case"])
-    for case, front in frontier.groupby("case"):
-        cloud = points[points["case"] == case]
+    assert set(frontier["mode"]) == {"disaggregated", "colocated", "piggyback"}
+    for (case, mode), front in frontier.groupby(["case", "mode"]):
+        cloud = points[(points["case"] == case) & (points["mode"] == mode)]
         x, y = front["tokens_per_s_per_user"].to_numpy(), front["tokens_per_s_per_gpu"].to_numpy()
         assert (x[1:] > x[:-1]).all()
         assert (y[1:] < y[:-1]).all()
@@ -115,7 +116,7 @@ def test_counts_close(reference: Path) -> None:
         memory = mine[mine["reason"] == "out of memory"]["count"].sum()
         assert case["points"]["feasible"] + memory == case["points"]["computed"]
         stored = pd.read_parquet(reference / "points" / case["case"])
-        assert len(stored) == case["matched"]
+        assert len(stored) == sum(mode["rows"] for mode in case["modes"].values())
 
 
 def test_two_jobs_give_the_same_bytes(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_killed_runs_go_on_where_they_stood(smoke: SweepPlan, reference: Path, t
 
 def _files(root: Path) -> dict[Path, int]:
     """Stored blocks and the moment each was written. [ns]"""
-    return {path: path.stat().st_mtime_ns for path in (root / "out").glob("*/*/[0-9]*.parquet")}
+    return {path: path.stat().st_mtime_ns for path in (root / "out").glob("*/*/[a-z]*.parquet")}
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
@@ -237,7 +238,11 @@ def test_a_nic_limit_counts_what_it_removes(smoke: SweepPlan, tmp_path: Path) ->
 def test_a_model_that_fits_nowhere_says_by_how_much(smoke: SweepPlan, tmp_path: Path) -> None:
     """405e9 parameters of 2 B on 8 GPUs of 80 GB: more than 20 GB too much on each."""
     spec = replace(
-        smoke.spec, models=("llama_3_1_405b",), systems=(("a100_sxm_80gb", "bf16"),), limits=Limits(max_gpus=8)
+        smoke.spec,
+        models=("llama_3_1_405b",),
+        pools=(same_system("a100_sxm_80gb", "bf16"),),
+        modes=("disaggregated",),
+        limits=(Limits(max_gpus=8),),
     )
     with pytest.raises(InfeasibleError, match=r"fits on no allowed mapping .*lacks \d+\.\d GB") as caught:
         run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Log()).require()
@@ -246,8 +251,8 @@ def test_a_model_that_fits_nowhere_says_by_how_much(smoke: SweepPlan, tmp_path: 
 
 
 def test_one_feasible_case_is_enough(smoke: SweepPlan, tmp_path: Path) -> None:
-    models, systems = ("llama_3_1_405b", "llama_3_1_8b"), (("a100_sxm_80gb", "bf16"),)
-    spec = replace(smoke.spec, models=models, systems=systems, block_points=8192)
+    models, pools = ("llama_3_1_405b", "llama_3_1_8b"), (same_system("a100_sxm_80gb", "bf16"),)
+    spec = replace(smoke.spec, models=models, pools=pools, block_points=8192)
     result = run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Log())
     assert [bool(case.verdict) for case in result.cases] == [True, False]
     table = pd.read_csv(tmp_path / "infeasible.csv")
@@ -255,9 +260,10 @@ def test_one_feasible_case_is_enough(smoke: SweepPlan, tmp_path: Path) -> None:
 
 
 def test_the_papers_matching_never_beats_the_exact_one(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
-    plan = plan_sweep(replace(smoke.spec, matching="paper", systems=smoke.spec.systems[:1], block_points=4096))
+    spec = replace(smoke.spec, modes=("disaggregated",), pools=smoke.spec.pools[:1], block_points=4096)
+    plan = plan_sweep(replace(spec, matching="paper"))
     paper = run_sweep(plan, tmp_path, jobs=1, listener=Log()).frontier
-    exact = pd.read_csv(reference / "frontier.csv").query("system == @plan.spec.systems[0][0]")
+    exact = pd.read_csv(reference / "frontier.csv").query("system == @plan.spec.pools[0].system")
     for x, y in zip(paper["tokens_per_s_per_user"], paper["tokens_per_s_per_gpu"], strict=True):
         best = exact[exact["tokens_per_s_per_user"] >= x * (1 - 1e-9)]["tokens_per_s_per_gpu"].max()
         assert y <= best * (1 + 1e-9)
@@ -265,7 +271,7 @@ def test_the_papers_matching_never_beats_the_exact_one(smoke: SweepPlan, referen
 
 
 def test_a_longer_prompt_runs_when_allowed(smoke: SweepPlan, tmp_path: Path) -> None:
-    spec = replace(smoke.spec, shapes=((140_000, 64),), systems=smoke.spec.systems[:1], block_points=8192)
+    spec = replace(smoke.spec, traffic=(Traffic(isl=140_000, osl=64),), pools=smoke.spec.pools[:1], block_points=8192)
     result = run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Log())
     assert (result.frontier["isl"] == 140_000).all()
     assert len(result.frontier)

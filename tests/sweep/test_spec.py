@@ -10,7 +10,7 @@ import pytest
 from disagg_sim.errors import SpecError
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.yaml_files import list_specs, spec_files
-from disagg_sim.sweep.spec import Limits, load_sweep
+from disagg_sim.sweep.spec import Limits, Traffic, load_sweep, same_system
 
 GOOD = """
 name: trial
@@ -71,9 +71,9 @@ def write(tmp_path: Path, text: str | bytes) -> str:
 
 def test_a_good_file_is_read(tmp_path: Path) -> None:
     spec = load_sweep(write(tmp_path, GOOD))
-    assert (spec.models, spec.systems, spec.shapes) == (("llama_3_1_8b",), (("h100_sxm", "fp8"),), ((1024, 128),))
-    assert spec.limits == Limits(ftl_s=10.0)
-    assert math.isinf(spec.limits.ttl_s)
+    assert (spec.models, spec.pools) == (("llama_3_1_8b",), (same_system("h100_sxm", "fp8"),))
+    assert (spec.traffic, spec.limits) == ((Traffic(isl=1024, osl=128),), (Limits(ftl_s=10.0),))
+    assert math.isinf(spec.limits[0].ttl_s)
 
 
 def test_the_command_line_overrides_profile_and_engine(tmp_path: Path) -> None:
@@ -124,11 +124,11 @@ def test_a_missing_file_names_the_shipped_ones(tmp_path: Path) -> None:
 
 def test_a_longer_prompt_is_allowed_when_asked_for(tmp_path: Path) -> None:
     text = GOOD.replace("1024", "131072") + LONG
-    assert load_sweep(write(tmp_path, text)).shapes == ((131072, 128),)
+    assert load_sweep(write(tmp_path, text)).traffic == (Traffic(isl=131072, osl=128),)
 
 
 def test_seconds_in_exponent_form_are_a_number(tmp_path: Path) -> None:
-    assert load_sweep(write(tmp_path, GOOD.replace("10.0", "1e-1"))).limits.ftl_s == 0.1  # YAML 1.1 reads text
+    assert load_sweep(write(tmp_path, GOOD.replace("10.0", "1e-1"))).limits[0].ftl_s == 0.1  # YAML 1.1 reads text
 
 
 @pytest.mark.parametrize("name", spec_files("sweep"))
@@ -140,5 +140,5 @@ def test_limits_and_shipped_traffic_are_read(tmp_path: Path) -> None:
     text = GOOD.replace("{ftl_s: 10.0}", "{nic_gb_per_s: 50, ttl_s: 0.05, gpu_cap: 64, max_gpus: 16}")
     name = next(name for name in list_specs("traffic") if load_traffic(name).shapes)
     spec = load_sweep(write(tmp_path, text.replace("  - {isl: 1024, osl: 128}", f"  - {name}") + LONG))
-    assert spec.limits == Limits(nic_limit=50e9, ttl_s=0.05, gpu_cap=64, max_gpus=16)
-    assert spec.shapes == load_traffic(name).shapes
+    assert spec.limits == (Limits(nic_limit=50e9, ttl_s=0.05, gpu_cap=64, max_gpus=16),)
+    assert tuple((traffic.isl, traffic.osl) for traffic in spec.traffic) == load_traffic(name).shapes

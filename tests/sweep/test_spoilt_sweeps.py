@@ -21,8 +21,16 @@ GOOD: dict[str, Any] = {
     "models": ["llama_3_1_8b", "opt_30b"],
     "systems": {"h100_sxm": ["fp8", "bf16"], "b200_sxm": "fp8"},
     "traffic": [{"isl": 1024, "osl": 128}, {"isl": 512, "osl": 2}],
-    "modes": ["disaggregated"],
-    "limits": {"ftl_s": 10.0, "ttl_s": 0.1, "gpu_cap": 64, "max_gpus": 8, "nic_gb_per_s": 50},
+    "modes": ["disaggregated", "colocated", "piggyback"],
+    "limits": {"ftl_s": [1.0, 10.0], "ttl_s": 0.1, "gpu_cap": 64, "max_gpus": 8, "nic_gb_per_s": ["none", 50]},
+    "ctx_gen_ratio": ["optimal", 0.5, "1/3"],
+    "nvlink_domain": ["own", 72],
+    "mla_form": ["auto", "naive"],
+    "ttl_measure": "p99",
+    "every_step_mixed": True,
+    "interference": {"minority_efficiency": 0.8, "overlap_loss": 0.2},
+    "per": "usd",
+    "prices": {"h100_sxm": 2.5, "b200_sxm": 5},
     "profile": "measured",
     "engine": "vllm",
     "matching": "exact",
@@ -64,7 +72,7 @@ def test_a_spoilt_sweep_is_read_or_refused(place: tuple[Any, ...], odd: Any, dro
 def test_the_unspoilt_sweep_is_read(tmp_path: Path) -> None:
     path = tmp_path / "good.yaml"
     path.write_text(yaml.safe_dump(GOOD))
-    assert len(load_sweep(str(path)).systems) == 3
+    assert len(load_sweep(str(path)).pools) == 3
 
 
 @pytest.mark.parametrize("text", ["name: a\n\tb: c", "&a [*a]", "? [1, 2]\n: 3", "!!python/object:os.system {}", "%"])

@@ -12,7 +12,7 @@ import pytest
 from disagg_sim.errors import StoreError
 from disagg_sim.sweep.store import Key, State, Store
 
-KEY = Key("points", "apples", 3, "digest-1")
+KEY = Key("points", "apples", "3", "digest-1")
 FRAME = pd.DataFrame({"weight": [0.1, 0.2, 1e300], "name": ["a", "b", "c"]})
 
 
@@ -36,8 +36,8 @@ def test_a_block_comes_back_with_its_note(store: Store) -> None:
 
 def test_another_digest_makes_a_block_stale(store: Store) -> None:
     store.write(KEY, FRAME, "{}")
-    assert store.state(Key("points", "apples", 3, "digest-2")) is State.STALE
-    assert store.state(Key("points", "apples", 4, "digest-1")) is State.MISSING
+    assert store.state(Key("points", "apples", "3", "digest-2")) is State.STALE
+    assert store.state(Key("points", "apples", "4", "digest-1")) is State.MISSING
 
 
 def test_every_truncation_is_seen(store: Store) -> None:
@@ -66,7 +66,7 @@ def test_a_foreign_file_in_the_place_of_a_block_is_corrupt(store: Store) -> None
 
 
 def test_clean_removes_halves_and_our_own_unplanned_blocks_only(store: Store) -> None:
-    other = Key("points", "pears", 0, "d")
+    other = Key("points", "pears", "0", "d")
     for key in (KEY, other):
         store.write(key, FRAME, "{}")
     half = store.path(KEY).with_name(".0003.parquet.99.tmp")

@@ -1,0 +1,161 @@
+"""The cases of a sweep: one combination of its axes each, with a name that tells it from the others.
+
+A name holds model, system, recipe, profile and traffic, and every other axis that varies in the sweep
+or is not at its default; ``axis_columns`` are the same values as columns of the frontier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+from disagg_sim.facts import load
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.sweep.spec import MODES, Limits, Pools, Sharing, SweepSpec, Traffic, same_system
+from disagg_sim.units import GB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One combination of model, systems, precisions, profile, traffic, limits and assumptions."""
+
+    tags: tuple[str, ...]  # ``ftl1``, ``cap16``: axes that vary in the sweep or are not at their default
+    model: str
+    pools: Pools
+    profile: str
+    engine: str
+    matching: str
+    traffic: Traffic
+    limits: Limits
+    ctx_gen_ratio: Fraction | None  # prefill over decode GPUs; None = the best [1]
+    nvlink_domain: int | None  # None = the system's own [1]
+    mla_form: str
+    sharing: Sharing
+    per: str
+    prices: tuple[tuple[str, float], ...]  # [USD/h]
+
+    @property
+    def name(self) -> str:
+        """Unique in a sweep; the same for the same values of the axes that it names."""
+        sides = [self.pools.system, self.pools.precision]
+        if not self.pools.alike:
+            sides = [self.pools.prefill_system, self.pools.prefill_precision, "to", *sides]
+        parts = [self.model, *sides, self.profile, self.engine, str(self.isl), str(self.osl), *self.tags]
+        return "-".join(part for part in parts if part)
+
+    @property
+    def system(self) -> str:
+        """Name of the system of decode."""
+        return self.pools.system
+
+    @property
+    def isl(self) -> int:
+        """Prompt length. [token]"""
+        return self.traffic.isl
+
+    @property
+    def osl(self) -> int:
+        """Output length. [token]"""
+        return self.traffic.osl
+
+    @property
+    def decode_system(self) -> SystemSpec:
+        """System of decode and of co-located instances, with the NVLink domain of the case."""
+        return self._system(self.pools.system)
+
+    @property
+    def prefill_system(self) -> SystemSpec:
+        """System of prefill, with the NVLink domain of the case."""
+        return self._system(self.pools.prefill_system)
+
+    def _system(self, name: str) -> SystemSpec:
+        spec = load.load_system(name)
+        return spec if self.nvlink_domain is None else replace(spec, nvlink_domain=self.nvlink_domain)
+
+
+def modes_of(case: Case, modes: Iterable[str]) -> tuple[str, ...]:
+    """The modes that can serve the case: pools that differ cannot share an instance."""
+    return tuple(mode for mode in modes if mode == MODES[0] or case.pools.alike)
+
+
+def cases_of(spec: SweepSpec) -> tuple[Case, ...]:
+    """Every combination of the axes, in the order of the file; MLA forms count for models with MLA alone."""
+    return tuple(case for model in spec.models for case in _cases_of_model(spec, model))
+
+
+def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
+    forms = spec.mla_forms if load.load_model(model).is_mla else ("auto",)
+    axes = (spec.traffic, spec.pools, spec.limits, spec.ctx_gen_ratios, spec.nvlink_domains, forms)
+    cases = [
+        Case(
+            tags=(), model=model, pools=pools, profile=spec.profile, engine=spec.engine, matching=spec.matching,
+            traffic=traffic, limits=limits, ctx_gen_ratio=ratio, nvlink_domain=domain, mla_form=form,
+            sharing=spec.sharing, per=spec.per, prices=spec.prices,
+        )
+        for traffic, pools, limits, ratio, domain, form in product(*axes)
+    ]  # fmt: skip
+    told, usual = [_axis_texts(case) for case in cases], _axis_texts(_DEFAULTS)
+    shown = [axis for axis in usual if {texts[axis] for texts in told} != {usual[axis]}]
+    return [replace(case, tags=tuple(texts[axis] for axis in shown)) for case, texts in zip(cases, told, strict=True)]
+
+
+def _axis_texts(case: Case) -> dict[str, str]:
+    """Text of every axis, by axis."""
+    limits, sharing = case.limits, case.sharing
+    return {
+        "ftl_s": f"ftl{_number(limits.ftl_s)}",
+        "ttl_s": f"ttl{_number(limits.ttl_s)}",
+        "gpu_cap": f"cap{limits.gpu_cap}",
+        "max_gpus": f"instance{limits.max_gpus or '_own'}",
+        "nic_gb_per_s": f"nic{_number(limits.nic_limit / GB)}",
+        "matching": case.matching,
+        "ctx_gen_ratio": f"ratio{'_' * (case.ctx_gen_ratio is None)}{ratio_text(case.ctx_gen_ratio)}",
+        "nvlink_domain": f"domain{case.nvlink_domain or '_own'}",
+        "mla_form": f"mla_{case.mla_form}",
+        "ttl_measure": f"ttl_{sharing.ttl_measure}",
+        "every_step_mixed": "every_step_mixed" if sharing.every_step_mixed else "best_mix",
+        "minority_efficiency": f"minority{_number(sharing.interference.minority_efficiency)}",
+        "overlap_loss": f"overlap{_number(sharing.interference.overlap_loss)}",
+        "per": f"per_{case.per}",
+    }
+
+
+def _number(value: float) -> str:
+    return "_none" if math.isinf(value) else f"{value:.12g}"
+
+
+def ratio_text(ratio: Fraction | None) -> str:
+    """``optimal``, ``3.5``, or ``1to3`` where no short decimal number is exact."""
+    if ratio is None:
+        return "optimal"
+    return f"{float(ratio):g}" if Fraction(f"{float(ratio):g}") == ratio else f"{ratio.numerator}to{ratio.denominator}"
+
+
+def axis_columns(case: Case) -> dict[str, Any]:
+    """Limits and assumptions of the case as columns of the frontier, SI units."""
+    limits, sharing = case.limits, case.sharing
+    return {
+        "ftl_limit_s": limits.ftl_s,
+        "ttl_limit_s": limits.ttl_s,
+        "gpu_cap": limits.gpu_cap,
+        "max_instance_gpus": math.nan if limits.max_gpus is None else limits.max_gpus,
+        "nic_limit_bytes_per_s": limits.nic_limit,
+        "ctx_gen_ratio": ratio_text(case.ctx_gen_ratio),
+        "nvlink_domain": case.decode_system.nvlink_domain,
+        "mla_form": case.mla_form,
+        "ttl_measure": sharing.ttl_measure,
+        "every_step_mixed": sharing.every_step_mixed,
+        "minority_efficiency": sharing.interference.minority_efficiency,
+        "overlap_loss": sharing.interference.overlap_loss,
+    }
+
+
+_DEFAULTS = Case(
+    tags=(), model="", pools=same_system("", ""), profile="", engine="", matching="exact",
+    traffic=Traffic(isl=1, osl=2), limits=Limits(), ctx_gen_ratio=None, nvlink_domain=None, mla_form="auto",
+    sharing=Sharing(), per="gpu", prices=(),
+)  # fmt: skip

@@ -1,0 +1,67 @@
+"""Faults of a sweep that only the combination of its keys shows."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from disagg_sim.facts import load
+from disagg_sim.serving.costs import costs_of_gpus
+from disagg_sim.sweep.reader import Reader
+
+if TYPE_CHECKING:
+    from disagg_sim.sweep.spec import Pools, SweepSpec
+
+
+def cross_check(reader: Reader, spec: SweepSpec, *, long_context: bool) -> None:
+    """Recipes that a GPU lacks, prompts beyond a model's context: what only the combination shows."""
+    _check_traffic(reader, spec, long_context=long_context)
+    for pools in spec.pools:
+        _check_pools(reader, spec, pools)
+    if spec.prices and spec.per != "usd":
+        reader.faults.append(f"prices: act with 'per: usd' only, and per is {spec.per!r}")
+    if spec.matching != "exact" and spec.ctx_gen_ratios != (None,):
+        reader.faults.append(f"ctx_gen_ratio: a fixed ratio needs 'matching: exact', and matching is {spec.matching!r}")
+    reader.faults[:] = dict.fromkeys(reader.faults)  # a fault that several models share is said once
+    _check_fits(reader, spec)
+
+
+def _check_traffic(reader: Reader, spec: SweepSpec, *, long_context: bool) -> None:
+    for model in (load.load_model(name) for name in spec.models):
+        for traffic in spec.traffic:
+            reader.attempt("traffic", partial(model.check_context, traffic.isl, traffic.osl, allow_long=long_context))
+
+
+def _check_pools(reader: Reader, spec: SweepSpec, pools: Pools) -> None:
+    """Whether both sides run their recipes, hand over the cache, suit the modes and have a price."""
+    where = f"systems.{pools.system}" if pools.alike else "systems"
+    for model in (load.load_model(name) for name in spec.models):
+        sides = ((pools.system, pools.precision), (pools.prefill_system, pools.prefill_precision))
+        read, written = (
+            reader.attempt(where, load.resolve_precision, recipe, model, load.load_system(system))
+            for system, recipe in sides
+        )
+        if read is not None and written is not None and read.cache.name != written.cache.name:
+            reader.faults.append(
+                f"systems: {pools} cannot hand over the KV cache: prefill writes {written.cache.name}, "
+                f"decode reads {read.cache.name}; take recipes with the same cache format"
+            )
+    if not pools.alike and "disaggregated" not in spec.modes:
+        reader.faults.append(f"systems: {pools} serves disaggregated only; modes has {', '.join(spec.modes)}")
+    names = (pools.system, pools.prefill_system)
+    reader.attempt("prices", costs_of_gpus, names, spec.per, dict(spec.prices))
+
+
+def _check_fits(reader: Reader, spec: SweepSpec) -> None:
+    """A fitted profile needs fits of each system, and an engine must be one that was measured."""
+    if not load.load_profile(spec.profile).fitted:
+        return
+    engines: set[str] = set()
+    for system in dict.fromkeys(name for pools in spec.pools for name in (pools.system, pools.prefill_system)):
+        efficiency = load.load_efficiency(system)
+        if efficiency is None:
+            reader.faults.append(f"profile: {spec.profile!r} needs fitted efficiencies, {system} has none; use 'ideal'")
+        else:
+            engines |= set(efficiency.engine_order)
+    if spec.engine and engines:
+        reader.choice("engine", spec.engine, sorted(engines))

@@ -1,0 +1,94 @@
+"""Why a case has no frontier in a mode, and by how much the closest point misses."""
+
+from __future__ import annotations
+
+import math
+
+from disagg_sim.sweep.cases import Case
+from disagg_sim.sweep.compute import ABOVE_FTL, ABOVE_NIC, ABOVE_TTL, OUT_OF_MEMORY, SHARED
+from disagg_sim.sweep.plan import DISAGGREGATED, ModePlan
+from disagg_sim.sweep.spec import Limits
+from disagg_sim.sweep.tally import Removal, Tally
+from disagg_sim.units import GB
+
+
+def verdict(case: Case, plan: ModePlan, prefill: Tally, points: Tally) -> str:
+    """One clause that names what binds, for a mode of a case whose frontier is empty.
+
+    Parameters
+    ----------
+    prefill, points : Tally
+        What prefill removed, and what decode (or the co-located instances) removed.
+    """
+    if plan.mode != DISAGGREGATED:
+        return _of_instances(case, plan, points)
+    for name, phase, tally in ((case.prefill_system.name, "prefill", prefill), (case.system, "decode", points)):
+        if not tally.computed:
+            return _no_mapping(case, name, plan)
+        if not tally.feasible:
+            return _fits_nowhere(case, name, phase, tally)
+    if not prefill.rows:
+        return _no_prefill(case, prefill)
+    if _has(points, ABOVE_TTL) and not _has(points, ABOVE_NIC) and points.rows == 0:
+        left = points.feasible - sum(r.count for r in points.removals if r.reason == ABOVE_TTL)
+        if not left:
+            return _too_slow("decode configuration", "TTL", case.limits.ttl_s, _closest(points, ABOVE_TTL))
+    reasons = ", ".join(f"{r.reason} ({r.count})" for r in points.removals)
+    return f"no decode point has a match; decode points removed: {reasons}; gpu_cap is {case.limits.gpu_cap}"
+
+
+def detail(item: Removal, limits: Limits) -> str:
+    """By how much the closest of the removed points misses; its shortfall is finite."""
+    if item.reason == OUT_OF_MEMORY:
+        return f"the closest lacks {item.shortfall / GB:.3g} GB per GPU"
+    if item.reason == ABOVE_NIC:
+        nic = limits.nic_limit
+        return f"the closest needs {(nic + item.shortfall) / GB:.4g} GB/s, limit {nic / GB:g} GB/s"
+    limit = limits.ftl_s if item.reason == ABOVE_FTL else limits.ttl_s
+    return f"the closest takes {limit + item.shortfall:.6g} s, limit {limit:g} s"
+
+
+def is_partial(item: Removal) -> bool:
+    """Whether the shortfall is of the blocks alone in which nothing passes, so not always that of the closest point."""
+    return item.phase == SHARED and item.reason != OUT_OF_MEMORY
+
+
+def _of_instances(case: Case, plan: ModePlan, points: Tally) -> str:
+    """What binds co-located instances."""
+    if not points.computed:
+        return _no_mapping(case, case.system, plan)
+    if not points.feasible:
+        return _fits_nowhere(case, case.system, plan.mode, points)
+    if points.feasible == sum(r.count for r in points.removals if r.reason == ABOVE_FTL):
+        return _too_slow(f"{plan.mode} configuration", "FTL", case.limits.ftl_s, _closest(points, ABOVE_FTL))
+    over = _closest(points, ABOVE_TTL)
+    return _too_slow(f"{plan.mode} configuration within the FTL limit", "TTL", case.limits.ttl_s, over)
+
+
+def _no_mapping(case: Case, system: str, plan: ModePlan) -> str:
+    reasons = ", ".join(f"{reason} ({count})" for reason, count in plan.refused)
+    return f"{case.model} has no allowed mapping on {system}: {reasons}"
+
+
+def _fits_nowhere(case: Case, system: str, phase: str, tally: Tally) -> str:
+    short = _closest(tally, OUT_OF_MEMORY) / GB
+    return f"{case.model} fits on no allowed mapping of {system} ({phase}): the closest lacks {short:.1f} GB per GPU"
+
+
+def _no_prefill(case: Case, prefill: Tally) -> str:
+    if (over := _closest(prefill, ABOVE_FTL)) < math.inf and not _has(prefill, ABOVE_NIC):
+        return _too_slow("prefill configuration", "FTL", case.limits.ftl_s, over)
+    over, limit = _closest(prefill, ABOVE_NIC) / GB, case.limits.nic_limit / GB
+    return f"no prefill configuration stays below {limit:g} GB/s of KV egress; the least is {limit + over:.4g} GB/s"
+
+
+def _too_slow(what: str, latency: str, limit: float, over: float) -> str:
+    return f"no {what} meets the {latency} limit of {limit:g} s; the best {latency} is {limit + over:.4g} s"
+
+
+def _has(tally: Tally, reason: str) -> bool:
+    return any(item.reason == reason for item in tally.removals)
+
+
+def _closest(tally: Tally, reason: str) -> float:
+    return min((item.shortfall for item in tally.removals if item.reason == reason), default=math.inf)
