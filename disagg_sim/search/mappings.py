@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.model import DenseFfn, ModelSpec, MoeFfn
+from disagg_sim.facts.model import DenseFfn, GqaAttention, ModelSpec, MoeFfn
 
 Ints = NDArray[np.int64]
 
@@ -147,6 +147,8 @@ def _stage_refusal(model: ModelSpec, system: SystemSpec, row: tuple[int, int, in
         attention, ffn = kind.attention, kind.ffn
         if attention.q_heads % tp_attn:
             return f"tp_attn does not divide {attention.q_heads} query heads"
+        if isinstance(attention, GqaAttention) and tp_attn % attention.kv_heads and attention.kv_heads % tp_attn:
+            return f"tp_attn neither divides {attention.kv_heads} KV heads nor is a multiple of them"
         if isinstance(ffn, DenseFfn):
             if ffn.width % tp_attn:
                 return f"tp_attn does not divide the FFN width {ffn.width}"
