@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from disagg_sim.errors import InputError, nearest
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, kv_rate_per_gpu, least, prefill_candidates
 from disagg_sim.serving.costs import add_cost, check_per, costs_of_gpus
-from disagg_sim.serving.pairing import TIE, best_counts, paper_counts, rate_per_cost
+from disagg_sim.serving.pairing import TIE, best_counts, counts_at_ratio, paper_counts, rate_per_cost
 from disagg_sim.serving.points import slot_wait, table_of_points
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def disaggregated(
     ttl_limit: float | None = None,
     gpu_cap: int = 576,
     matching: str = "exact",
+    ctx_gen_ratio: Fraction | float | None = None,
     nic_limit: float | None = None,
     per: str = "gpu",
     prices: Mapping[str, float] | None = None,
@@ -58,6 +60,9 @@ def disaggregated(
         order of the mapping.
         "paper": Algorithms 1 and 2 of arXiv 2506.05508: one prefill configuration, the best by
         requests/s/GPU, for all; the fewest GPUs that balance within 3 %.
+    ctx_gen_ratio : Fraction or float, optional
+        Hold prefill GPUs over decode GPUs at this ratio, exactly, in place of the best; a number stands
+        for the nearest fraction of a denominator up to 1000. Never above "exact" without it. [1]
     nic_limit : float, optional
         Largest KV egress and ingress of a GPU at full rate, inclusive. [B/s]
     per : {"gpu", "usd", "watt"}
@@ -83,6 +88,7 @@ def disaggregated(
         When no prefill configuration meets the limits; says the best that there is.
     """
     _check(decode, ttl_limit=ttl_limit, gpu_cap=gpu_cap, matching=matching)
+    ratio = _fraction(ctx_gen_ratio, matching)
     check_per(per, prices)
     systems = (prefill.system, decode.system)
     if isinstance(prefill, PhaseGrid):
@@ -98,7 +104,7 @@ def disaggregated(
     rows, columns = np.nonzero(usable)
     r, gpus_d = decode.request_rate[rows, columns], decode.gpus[rows]
     if matching == "exact":
-        choice, n_p, n_d = _exact(prefill, r, gpus_d, gpu_cap, weight)
+        choice, n_p, n_d = _exact(prefill, r, gpus_d, gpu_cap, weight, ratio)
     else:
         choice, n_p, n_d = _paper(prefill, r, gpus_d, gpu_cap)
 
@@ -129,7 +135,7 @@ def disaggregated(
 
 
 def _exact(
-    prefill: PrefillCandidates, r: Floats, gpus_d: Ints, gpu_cap: int, weight: float
+    prefill: PrefillCandidates, r: Floats, gpus_d: Ints, gpu_cap: int, weight: float, ratio: Fraction | None
 ) -> tuple[Ints, Ints, Ints]:
     """Best candidate and counts of every decode point, shape (n,) each; counts 0 where nothing fits.
 
@@ -137,7 +143,8 @@ def _exact(
     throughput over cost is at most P*R/(P+R), the limit of real-valued counts, which rises with P for
     every R. So one order of candidates, by falling P, serves all decode points, and a candidate is tried
     only where its bound still reaches the best found. Candidates are the fastest of each instance size of
-    one system, and equal sizes cost the same: the weight makes none of those left out useful.
+    one system, and equal sizes cost the same: the weight makes none of those left out useful. A fixed
+    ``ratio`` of the pools' GPUs only takes counts away, so the same bound holds.
     """
     n = r.size
     best, total = np.full(n, -1.0), np.full(n, np.inf)
@@ -152,7 +159,11 @@ def _exact(
         if at.size == 0:
             continue
         p, size = float(prefill.request_rate[j]), int(gpus[j])
-        trial_p, trial_d = best_counts(p, size, r[at], sizes[at], gpu_cap, weight)
+        if ratio is None:
+            trial_p, trial_d = best_counts(p, size, r[at], sizes[at], gpu_cap, weight)
+        else:
+            trial_p, trial_d = counts_at_ratio(size, sizes[at], gpu_cap, ratio)
+            at, trial_p, trial_d = at[trial_d > 0], trial_p[trial_d > 0], trial_d[trial_d > 0]
         value = rate_per_cost(trial_p, trial_d, p=p, gpus_p=size, r=r[at], gpus_d=sizes[at], weight=weight)
         needed = trial_p * size + trial_d * sizes[at]
         lighter = (needed < total[at]) | ((needed == total[at]) & (order[j] < order[choice[at]]))
@@ -232,6 +243,16 @@ def _table(
         **{f"prefill_{name}": getattr(prefill, name) for name in ("system", "precision", "profile", "engine")},
     }
     return table_of_points(values, rows.size)
+
+
+def _fraction(ratio: Fraction | float | None, matching: str) -> Fraction | None:
+    if ratio is None:
+        return None
+    if not 0 < ratio < np.inf:
+        raise InputError(f"ctx_gen_ratio must be above 0, got {float(ratio):g}")
+    if matching != "exact":
+        raise InputError(f"ctx_gen_ratio needs matching 'exact', got {matching!r}")
+    return ratio if isinstance(ratio, Fraction) else Fraction(ratio).limit_denominator(1000)
 
 
 def _check(decode: PhaseGrid, *, ttl_limit: float | None, gpu_cap: int, matching: str) -> None:

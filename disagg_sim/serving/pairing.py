@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,26 @@ def best_counts(
     lighter = high_p * gpus_p + high_d * gpus_d < low_p * gpus_p + low_d * gpus_d
     take_high = (high > low * (1 + TIE)) | ((high >= low * (1 - TIE)) & lighter)
     return np.where(take_high, high_p, low_p), np.where(take_high, high_d, low_d)
+
+
+def counts_at_ratio(gpus_p: int, gpus_d: Floats, gpu_cap: int, ratio: Fraction) -> tuple[Floats, Floats]:
+    r"""The fewest instances with :math:`n_p G_p = q\,n_d G_d` exactly, q = a/b; 0, 0 where they exceed the cap.
+
+    :math:`n_p G_p b = n_d G_d a` has the solutions :math:`k\,(a G_d, b G_p)/\gcd(a G_d, b G_p)`. Throughput
+    per GPU is the same for every whole k, so the smallest, k = 1, is the best that any cap allows.
+
+    Parameters
+    ----------
+    gpus_p, gpus_d, gpu_cap
+        As in ``best_counts``. [1]
+    ratio : Fraction
+        Prefill GPUs over decode GPUs, q. [1]
+    """
+    left, right = ratio.numerator * gpus_d, np.full_like(gpus_d, ratio.denominator * gpus_p)
+    common = np.gcd(left.astype(np.int64), right.astype(np.int64))
+    n_p, n_d = left / common, right / common
+    fits = n_p * gpus_p + n_d * gpus_d <= gpu_cap
+    return np.where(fits, n_p, 0.0), np.where(fits, n_d, 0.0)
 
 
 def _turns(gap: Floats, step: Floats, room: Floats) -> Floats:

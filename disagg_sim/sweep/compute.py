@@ -36,6 +36,7 @@ ABOVE_TTL = "above the TTL limit"
 ABOVE_NIC = "above the NIC limit"
 NO_MATCH = "no match within gpu_cap"
 NO_BALANCE = "no match within gpu_cap and tolerance"
+NO_RATIO = "no match at the fixed ratio within gpu_cap"
 NO_PREFILL = "no prefill configuration within the limits to match with"
 
 
@@ -125,11 +126,13 @@ def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
             ttl_limit=_finite(limits.ttl_s),
             gpu_cap=limits.gpu_cap,
             matching=case.matching,
+            ctx_gen_ratio=case.ctx_gen_ratio,
             nic_limit=_finite(limits.nic_limit),
             per=case.per,
             prices=dict(case.prices),
         )
         reason = NO_MATCH if case.matching == "exact" else NO_BALANCE
+        reason = reason if case.ctx_gen_ratio is None else NO_RATIO
     if left > len(frame):
         unmatched = Removal(phase="decode", reason=reason, count=left - len(frame), shortfall=math.inf, unit="")
         removals = (*removals, unmatched)
