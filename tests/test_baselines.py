@@ -93,6 +93,10 @@ CASES = {
         model="deepseek_r1", system="b200_sxm", precision="nvfp4_fp8kv", isl=4096, osl=1024, max_gpus=16,
         profile="ideal",
     ),
+    "deepseek_r1_gb200_bf16_attention": Case(
+        model="deepseek_r1", system="gb200_nvl72", precision="nvfp4_fp8kv_bf16_attention", isl=4096, osl=1024,
+        max_gpus=8,
+    ),
     # one pool for both phases
     "llama_70b_h200_colocated": Case(
         model="llama_3_1_70b", system="h200_sxm", precision="fp8", isl=4096, osl=512, max_gpus=8, mode="colocated"

@@ -134,14 +134,20 @@ class _Resolver:
             both = AttentionRate(self.system.peak_flops[precision.attention], bandwidth, 0.0, NO_RAMP)
             return both, both
         cache = "bf16" if precision.cache.arithmetic == "bf16" else "fp8"
-        wanted = [row for row in self.spec.prefill_attention if row.kind == kind and row.cache == cache]
+        mine = [row for row in self.spec.prefill_attention if row.kind == kind]
+        wanted = [row for row in mine if row.cache == cache]
         exact = [row for row in wanted if row.compute == precision.attention]
-        prefill = self.take(f"{cache}-cache {kind.upper()} prefill attention", exact or wanted)
-        rows = (row for row in self.spec.decode_attention if row.kind == kind and row.cache == cache)
-        decode = self.take(f"{cache}-cache {kind.upper()} decode attention", rows)
+        alike = [row for row in mine if row.compute == precision.attention]  # arithmetic binds, not the cache
+        prefill = self.take(f"{cache}-cache {kind.upper()} prefill attention", exact or alike or wanted)
+        served = [row for row in self.spec.decode_attention if row.kind == kind]
+        decode = self.take(f"{cache}-cache {kind.upper()} decode attention", (r for r in served if r.cache == cache))
+        multiplied = decode  # kernels multiply in the format of their cache
+        if kind == "mla" and precision.attention != cache:
+            what = f"{precision.attention} MLA decode arithmetic"
+            multiplied = self.take(what, (r for r in served if r.cache == precision.attention))
         floor = self.profile.attention_t0
         reach = decode.e_memory * bandwidth
-        compute = bf16 if decode.e_compute is None else decode.e_compute * bf16
+        compute = bf16 if multiplied.e_compute is None else multiplied.e_compute * bf16
         return (
             AttentionRate(prefill.e_compute * bf16, reach, prefill.t0 if floor is None else floor, prefill.s_half),
             AttentionRate(compute, reach, decode.t0 if floor is None else floor, NO_RAMP),

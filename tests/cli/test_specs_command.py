@@ -23,7 +23,9 @@ def test_list_names_everything(capsys):
 
 def test_list_of_one_kind(capsys):
     lines = output(capsys, "list", "precision").splitlines()
-    assert [line.split()[1] for line in lines[1:]] == ["bf16", "fp8", "fp8_bf16kv", "nvfp4_fp8kv"]
+    assert [line.split()[1] for line in lines[1:]] == [
+        "bf16", "fp8", "fp8_bf16kv", "nvfp4_fp8kv", "nvfp4_fp8kv_bf16_attention",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in list_specs(kind)])
@@ -93,7 +95,7 @@ def test_check_names_the_faults_of_every_file(capsys, tmp_path):
     [
         (["list", "modle"], "unknown kind 'modle', did you mean 'model'?; known: " + ", ".join(KINDS)),
         (["show", "precision", "fp9"], "unknown precision recipe 'fp9', did you mean 'fp8'?; known: "
-         "bf16, fp8, fp8_bf16kv, nvfp4_fp8kv"),
+         "bf16, fp8, fp8_bf16kv, nvfp4_fp8kv, nvfp4_fp8kv_bf16_attention"),
         (["show", "profile", "xyz"], "unknown profile 'xyz'; known: ideal, measured, optimistic"),
         (["show", "model", "none.yaml"], "none.yaml: no such file"),
     ],

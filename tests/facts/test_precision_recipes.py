@@ -16,6 +16,7 @@ TABLE = {
     ("nvfp4_fp8kv", "llama_3_1_70b"): ("nvfp4", "nvfp4", "nvfp4", "fp8", "fp8"),
     ("nvfp4_fp8kv", "qwen3_235b_a22b"): ("nvfp4", "nvfp4", "nvfp4", "fp8", "fp8"),
     ("nvfp4_fp8kv", "deepseek_r1"): ("fp8_block", "nvfp4", "nvfp4", "fp8", "fp8"),
+    ("nvfp4_fp8kv_bf16_attention", "deepseek_r1"): ("fp8_block", "nvfp4", "nvfp4", "bf16", "fp8"),
 }
 
 
@@ -51,7 +52,7 @@ def test_a_recipe_that_the_gpu_cannot_run_is_refused_in_one_line(recipe, system,
 
 @pytest.mark.parametrize("system", ["b200_sxm", "gb200_nvl72", "gb300_nvl72"])
 def test_blackwell_runs_every_recipe(system):
-    for recipe in ("bf16", "fp8", "fp8_bf16kv", "nvfp4_fp8kv"):
+    for recipe in ("bf16", "fp8", "fp8_bf16kv", "nvfp4_fp8kv", "nvfp4_fp8kv_bf16_attention"):
         assert resolve_precision(recipe, load_model("deepseek_r1"), load_system(system)).name == recipe
 
 
@@ -59,5 +60,6 @@ def test_an_unknown_recipe_names_the_nearest():
     with pytest.raises(UnknownNameError) as refusal:
         resolve_precision("nvfp4", load_model("deepseek_r1"), load_system("b200_sxm"))
     assert str(refusal.value) == (
-        "unknown precision recipe 'nvfp4', did you mean 'nvfp4_fp8kv'?; known: bf16, fp8, fp8_bf16kv, nvfp4_fp8kv"
+        "unknown precision recipe 'nvfp4', did you mean 'nvfp4_fp8kv'?; known: bf16, fp8, fp8_bf16kv, nvfp4_fp8kv, "
+        "nvfp4_fp8kv_bf16_attention"
     )

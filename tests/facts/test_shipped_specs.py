@@ -37,7 +37,7 @@ def test_every_shipped_file_loads_and_is_recognised(kind, name):
 def test_the_shipped_names():
     assert list(list_specs("hardware")) == SYSTEMS
     assert list(list_specs("efficiency")) == SYSTEMS
-    assert list_specs("precision") == ("bf16", "fp8", "fp8_bf16kv", "nvfp4_fp8kv")
+    assert list_specs("precision") == ("bf16", "fp8", "fp8_bf16kv", "nvfp4_fp8kv", "nvfp4_fp8kv_bf16_attention")
     assert list_specs("profile") == ("ideal", "measured", "optimistic")
     assert set(list_specs("model")) == {row["name"] for row in COUNTS}
     assert len(COUNTS) == 18

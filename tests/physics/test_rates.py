@@ -161,3 +161,12 @@ def test_hidden_all_reduce_is_an_option_of_prefill():
     assert serial.ftl - hidden.ftl == pytest.approx(0.3 * serial.sums.communication, rel=1e-9)
     steps = [decode_step(at.model, r, degrees, batch=8.0, context=100.0).ttl for r in (at.rates, split)]
     assert steps[0] == steps[1]
+
+
+def test_bf16_attention_over_an_fp8_cache_keeps_the_memory_side_and_takes_the_arithmetic_of_bf16():
+    """GB200, MLA, from its table of fits: decode 0.52 and prefill 0.584 of the bf16 peak, 0.658 of HBM."""
+    rates = rates_of("deepseek_r1", system=("gb200_nvl72", "nvfp4_fp8kv_bf16_attention"))
+    peak = rates.system.peak_flops["bf16"]
+    assert rates.decode_attention.flops == pytest.approx(0.52 * peak)
+    assert rates.decode_attention.bandwidth == pytest.approx(0.658 * rates.system.hbm_bandwidth)
+    assert rates.prefill_attention.flops == pytest.approx(0.584 * peak)
