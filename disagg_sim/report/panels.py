@@ -1,0 +1,190 @@
+"""Pictures made of panels: curves side by side, and a table of ratios as coloured cells."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from disagg_sim.report.figures import COLOURS, LINES, MARKS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_STYLE: Any = {
+    "figure.dpi": 110, "savefig.dpi": 110, "font.size": 10.0, "axes.titlesize": 10.5, "axes.spines.right": False,
+    "axes.grid": True, "grid.color": "#E6E6E6", "axes.axisbelow": True, "legend.frameon": False,
+    "lines.linewidth": 1.7, "lines.markersize": 3.6,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """What the panels of a picture have in common."""
+
+    x_label: str
+    y_label: str
+    x_scale: str = "linear"  # "linear", "log" or "log2"
+    y_scale: str = "linear"
+    top_label: str = ""  # x in its own unit, drawn above the panel; "" = no such axis
+    band: tuple[float, float] | None = None  # shaded, in the unit of the top axis
+    hold: bool = False  # what a curve reaches at its first x it also delivers below: a thin line shows it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Picture:
+    """A picture of curves.
+
+    ``table`` has the columns ``panel``, ``curve``, ``x``, ``y`` and ``x_unit``, what 1 on the axis of x is in its
+    own unit; panels and curves come in order of first appearance, a curve looks the same in all panels. Columns
+    ``y_label`` and ``y_scale``, where there are any, stand in place of those of ``axes``.
+    """
+
+    title: str
+    axes: Axes
+    table: pd.DataFrame
+
+
+def draw_picture(picture: Picture, path: Path) -> None:
+    """Write a picture of curves as PNG."""
+    import matplotlib as mpl
+
+    table, axes = picture.table, picture.axes
+    panels = list(dict.fromkeys(table["panel"]))
+    curves = list(dict.fromkeys(table["curve"]))
+    columns = math.ceil(len(panels) / 2) if len(panels) > 3 else max(len(panels), 1)
+    rows = math.ceil(len(panels) / columns)
+    with mpl.rc_context(_STYLE):
+        size = (6.4 if len(panels) == 1 else 4.7) * columns + 0.3, 4.1 * rows + 1.1
+        figure = _figure(size)
+        figure.suptitle(picture.title, x=0.01, ha="left", fontsize=11.0)
+        drawn: dict[str, Any] = {}
+        for number, name in enumerate(panels):
+            panel = figure.add_subplot(rows, columns, number + 1)
+            _panel(panel, table[table["panel"] == name], axes, curves, drawn)
+            panel.set_title(name, loc="left")
+        figure.legend(
+            drawn.values(), drawn.keys(), loc="outside lower center", ncols=min(len(drawn), 2 if columns == 1 else 4 if len(drawn) == 4 else 3)
+        )
+        _save(figure, path)
+
+
+def _panel(panel: Any, table: pd.DataFrame, axes: Axes, curves: list[str], drawn: dict[str, Any]) -> None:
+    for number, curve in enumerate(curves):
+        points = table[table["curve"] == curve]
+        if not len(points):
+            continue
+        (drawn[curve],) = panel.plot(
+            points["x"], points["y"], color=COLOURS[number % len(COLOURS)], marker=MARKS[number % len(MARKS)],
+            linestyle=LINES[number % len(LINES)],
+        )  # fmt: skip
+        first = points.iloc[0]
+        if axes.hold and first["x"] > table["x"].min():
+            ends = [table["x"].min(), first["x"]]
+            panel.plot(ends, [first["y"]] * 2, color=COLOURS[number % len(COLOURS)], linewidth=0.8, alpha=0.7)
+    panel.set_xlabel(axes.x_label)
+    panel.set_ylabel(table["y_label"].iloc[0] if "y_label" in table else axes.y_label)
+    y_scale = table["y_scale"].iloc[0] if "y_scale" in table else axes.y_scale
+    _scale(panel.xaxis, axes.x_scale, table["x"])
+    _scale(panel.yaxis, y_scale, table["y"])
+    if axes.x_scale == "linear":
+        panel.set_xlim(left=0)
+    if y_scale == "linear":
+        panel.set_ylim(0, 1.06 * table["y"].max())
+    unit = float(table["x_unit"].iloc[0])
+    if axes.band is not None:
+        low, high = (end / unit for end in axes.band)
+        name = f"{axes.band[0]:g} to {axes.band[1]:g} {axes.top_label}"
+        right = panel.get_xlim()[1]
+        drawn[name] = panel.axvspan(min(low, right), min(high, right), color="#000000", alpha=0.06, linewidth=0)
+    if axes.top_label:
+        top = panel.secondary_xaxis("top", functions=(lambda x: x * unit, lambda x: x / unit))
+        top.set_xlabel(axes.top_label, fontsize="small", color="#555555")
+        top.tick_params(labelsize="small", colors="#555555")
+    else:
+        panel.spines["top"].set_visible(False)
+
+
+def _scale(axis: Any, scale: str, values: Any) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    if scale == "linear":
+        return
+    base = 2 if scale == "log2" else 10
+    axis._set_axes_scale("log", base=base)
+    low, high = float(values.min()), float(values.max())
+    steps = (1,) if base == 2 else (1, 2, 5)
+    powers = range(math.floor(math.log(low, base)) - 1, math.ceil(math.log(high, base)) + 1)
+    ticks = [step * float(base) ** power for power in powers for step in steps]
+    margin = (high / low) ** 0.04 * 1.02
+    axis.axes.set(**{f"{axis.axis_name}lim": (low / margin, high * margin)})
+    axis.set_ticks([tick for tick in ticks if low / margin <= tick <= high * margin])
+    axis.minorticks_off()
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """A table of ratios: above 1 one way, below 1 the other."""
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]  # by row and column; NaN = no ratio [1]
+    texts: tuple[tuple[str, ...], ...]
+    legend: str
+    limit: float  # ratio, and its inverse, at which the colour is full [1]
+
+
+def draw_cells(cells: Cells, path: Path) -> None:
+    """Write a table of ratios as PNG, purple above 1 and orange below, each with its text."""
+    import matplotlib as mpl
+    import numpy as np
+    from matplotlib.colors import TwoSlopeNorm
+
+    with mpl.rc_context({**_STYLE, "axes.grid": False}):
+        figure = _figure((2.6 + 1.75 * len(cells.columns), 1.7 + 0.46 * len(cells.rows)))
+        panel = figure.add_subplot()
+        panel.set_title(cells.title, loc="left")
+        end = math.log(cells.limit)
+        shade = np.log(np.array(cells.values, dtype=float))
+        colours = mpl.colormaps["PuOr"].copy()
+        colours.set_bad("#F0F0F0")
+        image = panel.imshow(np.clip(shade, -end, end), cmap=colours, norm=TwoSlopeNorm(0, -end, end), aspect="auto")
+        panel.set_xticks(range(len(cells.columns)), cells.columns)
+        panel.set_yticks(range(len(cells.rows)), cells.rows)
+        panel.tick_params(length=0)
+        for spine in panel.spines.values():
+            spine.set_visible(False)
+        for row, texts in enumerate(cells.texts):
+            for column, text in enumerate(texts):
+                strong = abs(np.nan_to_num(shade[row, column])) > 0.7 * end
+                colour = "white" if strong else "#222222"
+                panel.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
+        bar = figure.colorbar(image, ax=panel, shrink=0.8, label=cells.legend)
+        ticks = _ratio_ticks(cells.limit)
+        bar.set_ticks([math.log(tick) for tick in ticks], labels=[f"{tick:g}" for tick in ticks])
+        _save(figure, path)
+
+
+def _ratio_ticks(limit: float) -> Sequence[float]:
+    return [tick for tick in (0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0) if 1 / limit <= tick <= limit]
+
+
+def _figure(size: tuple[float, float]) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained", figsize=size)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    figure.savefig(temporary, format="png", metadata={"Software": None})
+    temporary.replace(path)
