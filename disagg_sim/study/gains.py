@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 DISAGGREGATED = "disaggregated"
 COLOCATED = ("colocated", "piggyback")  # the best of both is what disaggregation must beat
 #: What a comparison of the modes has in common, where a table has the column.
-SAME = ("model", "isl", "osl", "system", "precision", "profile", "engine")
+SAME = ("case", "model", "isl", "osl", "system", "precision", "profile", "engine")
 ROUNDING = 1e-12  # of a share that was added up from steps [1]
 
 

@@ -130,6 +130,12 @@ def test_settings_are_told_apart_and_lonely_modes_said() -> None:
     assert where_it_pays(frontier[frontier["system"] == "one"], low=60)["pays"].tolist() == ["no common range"]
 
 
+def test_cases_of_one_setting_under_other_limits_are_told_apart() -> None:
+    pair = pd.concat([table("disaggregated", A), table("colocated", B)]).assign(model="m")
+    found = where_it_pays(pd.concat([pair.assign(case="tight"), pair.assign(case="loose")]))
+    assert found["case"].tolist() == ["tight", "loose"]
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
