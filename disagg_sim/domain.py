@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from disagg_sim.shown import Shown
+
 
 class Status(IntEnum):
     """Why a design point may be used, or not; an infeasible point keeps its place in the grid."""
@@ -13,7 +15,7 @@ class Status(IntEnum):
     OUT_OF_MEMORY = 1
 
 
-#: Largest instance without a pipeline, the same where it is one whole NVL72 domain, and with a pipeline. [1]
+#: Largest instance without a pipeline, least NVLink domain that one may fill instead, largest with a pipeline. [1]
 MAX_INSTANCE_GPUS = 64
 MAX_DOMAIN_GPUS = 72
 MAX_PIPELINE_GPUS = 128
@@ -23,7 +25,7 @@ BOUNDS = ("compute", "memory", "communication", "latency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mapping:
+class Mapping(Shown):
     """How one instance is cut over GPUs: tp_attn * dp_attn = tp_ffn * ep inside each of pp stages. [1]"""
 
     tp_attn: int = 1
@@ -53,7 +55,7 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(Shown):
     """A multiset of instances: (instance, count) pairs, mostly one pair."""
 
     members: tuple[tuple[Instance, int], ...]
@@ -70,7 +72,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class Deployment(Shown):
     """A prefill pool and a decode pool."""
 
     prefill: Pool

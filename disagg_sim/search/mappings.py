@@ -18,15 +18,17 @@ from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_G
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import DenseFfn, GqaAttention, ModelSpec, MoeFfn
+from disagg_sim.shown import Shown
 
 Ints = NDArray[np.int64]
 
-#: Degrees other than powers of two that a 72-GPU domain invites.
-ODD_DEGREES = (3, 6, 12, 24, 36, 48, 72)
+#: Degrees other than powers of two, 3*2^k and 36*2^k, that a domain of a multiple of 36 GPUs invites.
+ODD_DEGREES = (3, 6, 12, 24, 36, 48, 72, 96, 144, 192, 288, 384, 576)
+ODD_DOMAIN = 36
 
 
 @dataclass(frozen=True, eq=False)
-class MappingTable:
+class MappingTable(Shown):
     """Mappings as columns, one row each, all of shape (rows,)."""
 
     tp_attn: Ints
@@ -83,9 +85,10 @@ def _table(rows: list[tuple[int, int, int, int, int]], refused: tuple[tuple[str,
 
 
 def degrees(system: SystemSpec, limit: int) -> tuple[int, ...]:
-    """Degrees worth trying up to ``limit``: powers of two, and 3*2^k, 36, 72 in a 72-GPU domain."""
+    """Degrees worth trying up to ``limit``: powers of two; 3*2^k and 36*2^k, too, in a domain of a multiple of 36."""
     powers = [2**k for k in range(limit.bit_length()) if 2**k <= limit]
-    odd = [d for d in ODD_DEGREES if d <= limit] if system.nvlink_domain == MAX_DOMAIN_GPUS else []
+    domain = system.nvlink_domain
+    odd = [d for d in ODD_DEGREES if d <= min(limit, domain)] if domain % ODD_DOMAIN == 0 else []
     return tuple(sorted({*powers, *odd}))
 
 
@@ -93,8 +96,9 @@ def enumerate_mappings(model: ModelSpec, system: SystemSpec, *, max_gpus: int | 
     """All mappings of one instance of ``model`` on ``system``.
 
     TP stays inside the NVLink domain; EP, DP attention and PP may leave it. At most 64 GPUs an
-    instance, 72 where that is one NVLink domain, 128 with PP; ``max_gpus`` lowers all three.
-    Candidates that are refused are counted by reason in ``refused``.
+    instance, one whole NVLink domain where that has 72 or more, 128 with PP; ``max_gpus`` lowers all
+    three. So the mappings of a domain of 8, 16 or 36 GPUs are among those of one of 72, and these among
+    those of 144 and 576. Candidates that are refused are counted by reason in ``refused``.
 
     Raises
     ------
@@ -103,8 +107,9 @@ def enumerate_mappings(model: ModelSpec, system: SystemSpec, *, max_gpus: int | 
     """
     if max_gpus is not None and max_gpus < 1:
         raise InputError(f"max_gpus {max_gpus} is out of range; allowed: 1 or more")
-    whole_domain = system.nvlink_domain == MAX_DOMAIN_GPUS
-    flat_limit = min(MAX_DOMAIN_GPUS if whole_domain else MAX_INSTANCE_GPUS, max_gpus or MAX_PIPELINE_GPUS)
+    whole_domain = system.nvlink_domain >= MAX_DOMAIN_GPUS
+    flat_limit = system.nvlink_domain if whole_domain else MAX_INSTANCE_GPUS
+    flat_limit = min(flat_limit, max_gpus or flat_limit)
     deep_limit = min(MAX_PIPELINE_GPUS, max_gpus or MAX_PIPELINE_GPUS)
     refused: Counter[str] = Counter()
     rows: list[tuple[int, int, int, int, int]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -104,6 +105,17 @@ def test_a_domain_of_72_may_be_used_whole():
     assert max(m.gpus for m in table) == 128
     small = enumerate_mappings(model, load_system("h100_sxm"))
     assert max(m.gpus for m in small if m.pp == 1) == 64
+
+
+@pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_405b", "gpt_oss_120b"])
+def test_mappings_of_a_smaller_domain_are_among_those_of_a_larger_one(model):
+    spec, machine = load_model(model), load_system("gb200_nvl72")
+    tables = [enumerate_mappings(spec, replace(machine, nvlink_domain=domain)) for domain in (8, 16, 36, 72, 144, 576)]
+    for smaller, larger in pairwise(tables):
+        assert set(smaller) <= set(larger)
+    assert [max(m.gpus for m in table if m.pp == 1) <= 64 for table in tables[:3]] == [True] * 3
+    assert max(m.gpus for m in tables[-1] if m.pp == 1) > 128 or not spec.is_moe
+    assert len(tables[-1]) < 1500
 
 
 def test_tp_stays_inside_the_domain_and_the_rest_may_leave_it():
