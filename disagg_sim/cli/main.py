@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from disagg_sim.cli.compare import check, compare
+from disagg_sim.cli.reproduce import reproduce
 from disagg_sim.cli.specs import app as specs_app
 from disagg_sim.cli.sweep import sweep
 from disagg_sim.errors import DisaggSimError
@@ -29,6 +30,7 @@ app.add_typer(specs_app, name="specs")
 app.command("sweep")(sweep)
 app.command("check")(check)
 app.command("compare")(compare)
+app.command("reproduce")(reproduce)
 
 
 def _print_version(asked: bool) -> None:

@@ -37,7 +37,7 @@ def sweep(
         if out is None or dry_run:
             typer.echo(_counts(plan))
         else:
-            _compute(plan, out, jobs or _cores(), figures=not no_figures)
+            _compute(plan, out, jobs or cores(), figures=not no_figures)
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -92,7 +92,7 @@ def _prices(given: list[str]) -> dict[str, float]:
     return prices
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use. [1]"""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -66,9 +66,8 @@ def draw_picture(picture: Picture, path: Path) -> None:
             panel = figure.add_subplot(rows, columns, number + 1)
             _panel(panel, table[table["panel"] == name], axes, curves, drawn)
             panel.set_title(name, loc="left")
-        figure.legend(
-            drawn.values(), drawn.keys(), loc="outside lower center", ncols=min(len(drawn), 2 if columns == 1 else 4 if len(drawn) == 4 else 3)
-        )
+        across = 2 if columns == 1 else 4 if len(drawn) == 4 else 3
+        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=min(len(drawn), across))
         _save(figure, path)
 
 

@@ -152,7 +152,9 @@ def _pipelining(table: pd.DataFrame, profile: str) -> Picture:
     for form, points in table.groupby("mla_form", sort=False):
         reference = points.loc[points["pp"] == points["pp"].min(), "tokens_per_s_per_gpu"].iloc[0]
         relative = points["tokens_per_s_per_gpu"] / reference
-        shown = points.assign(curve=f"MLA {form}", x=points["pp"], x_unit=1.0)
+        over = ", ".join(str(pp) for pp in points.loc[~points["fits"], "pp"])
+        name = f"MLA {form}" + (f" (PP {over}: beyond the memory)" if over else "")
+        shown = points.assign(curve=name, x=points["pp"], x_unit=1.0)
         latency = {"panel": "first-token latency", "y_label": "FTL [s]", "y_scale": "log2"}
         throughput = {"panel": "throughput", "y_label": "prompt tokens/s/GPU relative to PP 1", "y_scale": "linear"}
         rows += [shown.assign(y=points["ftl_s"], **latency), shown.assign(y=relative, **throughput)]
