@@ -160,7 +160,7 @@ def draw_cells(cells: Cells, path: Path) -> None:
             spine.set_visible(False)
         for row, texts in enumerate(cells.texts):
             for column, text in enumerate(texts):
-                strong = abs(np.nan_to_num(shade[row, column])) > 0.7 * end
+                strong = abs(np.nan_to_num(shade[row, column])) > 0.55 * end
                 colour = "white" if strong else "#222222"
                 panel.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
         bar = figure.colorbar(image, ax=panel, shrink=0.8, label=cells.legend)

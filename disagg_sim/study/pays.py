@@ -42,10 +42,11 @@ def pays_cells(table: pd.DataFrame) -> Cells:
     found = {
         (row["model"], row["system"], row["isl"], row["osl"]): row for row in table.to_dict("records")
     }
+    profile = table["profile"].iloc[0]
     cells = [[found[(*row, *column)] for column in columns] for row in rows]
     return Cells(
         title="Where disaggregation pays: area under its frontier over that of the best co-located one\n"
-        f"log axis, range that both reach, profile {table['profile'].iloc[0]}",
+        f"(log axis, range that both reach; in words: where it is at least 5 % above; profile {profile})",
         rows=tuple(f"{NAMES[model]}, {system}" for model, system in rows),
         columns=tuple(f"{isl:.0f}/{osl:.0f}" for isl, osl in columns),
         values=tuple(tuple(float(cell["area_ratio"]) for cell in row) for row in cells),
