@@ -18,18 +18,42 @@ from disagg_sim.domain import Deployment, Instance, Mapping, Pool, Slo, Status
 from disagg_sim.errors import DisaggSimError
 from disagg_sim.facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
 from disagg_sim.physics.counts import decode_work, prefill_work
+from disagg_sim.physics.mixed import Interference
+from disagg_sim.report.tables import readable
+from disagg_sim.search.distribution import decode_grid_under, prefill_grid_under
 from disagg_sim.search.grid import PhaseGrid, batch_axis, decode_grid, prefill_grid
 from disagg_sim.search.mappings import MappingTable, enumerate_mappings
+from disagg_sim.serving.colocated import colocated
+from disagg_sim.serving.costs import with_cost
 from disagg_sim.serving.disaggregated import disaggregated
+from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import pareto_front
 from disagg_sim.serving.rate_matching import MatchPlan, match_rates
+from disagg_sim.shown import show_with as _show_with
+from disagg_sim.study.gains import Curve, Gain, curve, gain, pointwise_gain, where_it_pays
+from disagg_sim.workload.joint import JointLengths, joint_lengths, observed_lengths
+from disagg_sim.workload.lengths import representative_shape
 
 __version__ = _version("disagg-sim")
 
+
+def _html(value: object) -> str:
+    """HTML of a value for notebooks; what that takes is loaded at the first use."""
+    from disagg_sim.report.html import html_of
+
+    return html_of(value)
+
+
+_show_with(_html)
+
 __all__ = [
+    "Curve",
     "Deployment",
     "DisaggSimError",
+    "Gain",
     "Instance",
+    "Interference",
+    "JointLengths",
     "Mapping",
     "MappingTable",
     "MatchPlan",
@@ -38,10 +62,15 @@ __all__ = [
     "Slo",
     "Status",
     "batch_axis",
+    "colocated",
+    "curve",
     "decode_grid",
+    "decode_grid_under",
     "decode_work",
     "disaggregated",
     "enumerate_mappings",
+    "gain",
+    "joint_lengths",
     "list_specs",
     "load_model",
     "load_precision",
@@ -49,7 +78,15 @@ __all__ = [
     "load_system",
     "load_traffic",
     "match_rates",
+    "observed_lengths",
     "pareto_front",
+    "piggyback",
+    "pointwise_gain",
     "prefill_grid",
+    "prefill_grid_under",
     "prefill_work",
+    "readable",
+    "representative_shape",
+    "where_it_pays",
+    "with_cost",
 ]

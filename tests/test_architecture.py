@@ -11,11 +11,12 @@ import pytest
 import disagg_sim
 
 ROOT = Path(disagg_sim.__file__).parent
-SHARED = {"units", "errors", "domain"}
+SHARED = {"units", "errors", "shown", "domain"}
 #: room -> rooms that it may import beside the shared ones and itself
 ALLOWED = {
     "units": set(),
     "errors": set(),
+    "shown": set(),
     "domain": set(),
     "facts": set(),
     "workload": {"facts"},
@@ -23,15 +24,16 @@ ALLOWED = {
     "search": {"facts", "physics", "workload"},
     "serving": {"facts", "physics", "search", "workload"},
     "sweep": {"facts", "physics", "search", "serving", "workload"},
-    "report": {"facts", "search", "serving", "sweep"},
+    "report": {"facts", "search", "serving", "sweep", "workload"},
     "study": {"facts", "physics", "search", "serving", "sweep", "workload", "report"},
     "cli": {"facts", "search", "serving", "sweep", "report", "study", "workload"},
-    "__init__": {"facts", "physics", "search", "serving", "workload"},
+    "__init__": {"facts", "physics", "search", "serving", "workload", "report", "study"},
 }
 #: room -> third-party packages that it may use
 PACKAGES = {
     "units": set(),
     "errors": set(),
+    "shown": set(),
     "domain": set(),
     "facts": {"yaml", "pydantic", "pydantic_core", "annotated_types"},
     "workload": {"numpy", "scipy"},
@@ -135,10 +137,13 @@ def test_importing_the_package_stays_light():
 
 def test_the_notebook_api_is_pinned():
     assert sorted(disagg_sim.__all__) == [
-        "Deployment", "DisaggSimError", "Instance", "Mapping", "MappingTable", "MatchPlan", "PhaseGrid", "Pool", "Slo",
-        "Status", "batch_axis", "decode_grid", "decode_work", "disaggregated", "enumerate_mappings", "list_specs",
-        "load_model", "load_precision", "load_profile", "load_system", "load_traffic", "match_rates", "pareto_front",
-        "prefill_grid", "prefill_work",
+        "Curve", "Deployment", "DisaggSimError", "Gain", "Instance", "Interference", "JointLengths", "Mapping",
+        "MappingTable", "MatchPlan", "PhaseGrid", "Pool", "Slo", "Status", "batch_axis", "colocated", "curve",
+        "decode_grid", "decode_grid_under", "decode_work", "disaggregated", "enumerate_mappings", "gain",
+        "joint_lengths", "list_specs", "load_model", "load_precision", "load_profile", "load_system",
+        "load_traffic", "match_rates", "observed_lengths", "pareto_front", "piggyback", "pointwise_gain",
+        "prefill_grid", "prefill_grid_under", "prefill_work", "readable", "representative_shape", "where_it_pays",
+        "with_cost",
     ]  # fmt: skip
     for name in disagg_sim.__all__:
         assert getattr(disagg_sim, name).__doc__, f"{name} has no docstring"

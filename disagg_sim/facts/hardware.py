@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from disagg_sim.shown import Shown
+
 
 @dataclass(frozen=True, kw_only=True)
-class SystemSpec:
+class SystemSpec(Shown):
     """One GPU and the links around it. Peaks are dense; links are one way, per GPU."""
 
     name: str

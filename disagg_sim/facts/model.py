@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from disagg_sim.errors import InputError
+from disagg_sim.shown import Shown
 
 if TYPE_CHECKING:
     from disagg_sim.facts.precision import Precision
@@ -132,7 +133,7 @@ class LayerKind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSpec:
+class ModelSpec(Shown):
     """A decoder-only model as a pattern of layers.
 
     ``layers`` holds one ``LayerKind`` per layer, in order; equal layers are equal objects, so the

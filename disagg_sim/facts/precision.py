@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from disagg_sim.shown import Shown
+
 if TYPE_CHECKING:
     from disagg_sim.facts.model import ModelSpec
 
@@ -26,7 +28,7 @@ FORMATS = {f.name: f for f in (BF16, FP8, FP8_BLOCK, NVFP4)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
+class Precision(Shown):
     """A recipe resolved for one model: the format of every operator group.
 
     ``attention`` names the arithmetic of scores and values ("bf16" or "fp8"; it picks the fitted
@@ -63,7 +65,7 @@ class GroupFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrecisionRecipe:
+class PrecisionRecipe(Shown):
     """A recipe as ``hw_specs/precision/`` writes it, before it meets a model.
 
     ``"fp8"`` weights mean per tensor scales, or 128x128 blocks where the model's checkpoints have them.

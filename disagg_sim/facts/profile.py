@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from disagg_sim.shown import Shown
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileSpec:
+class ProfileSpec(Shown):
     """Assumptions of one profile. ``None`` for a floor means "as fitted".
 
     ``fitted`` says whether the efficiencies of the system are used (else every e = 1, q = infinity).

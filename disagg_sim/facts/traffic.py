@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from disagg_sim.shown import Shown
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantLength:
@@ -52,7 +54,7 @@ class TrafficCase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficSpec:
+class TrafficSpec(Shown):
     """A family of traffic cases."""
 
     name: str

@@ -14,6 +14,7 @@ from disagg_sim.report.words import (
     mapping_text,
     overview_name,
     pools_text,
+    prefill_text,
     ratio_text,
     records,
     tags_text,
@@ -171,14 +172,6 @@ def _shared_cells(point: Mapping[str, Any]) -> list[str]:
         f"{point['ttl_largest_gap_s'] / MS:.1f}",
         str(point["decode_bound"]),
     ]
-
-
-def prefill_text(point: Mapping[str, Any]) -> str:
-    """How a co-located point prefills: ``pass of 4, chunk 2048``, ``512 tokens in 25 % of the steps``."""
-    if point["mixed_chunk_tokens"]:
-        return f"{point['mixed_chunk_tokens']:.0f} tokens in {point['mixed_step_share']:.0%} of the steps"
-    chunk = f", chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
-    return f"pass of {int(point['prefill_batch'])}{chunk}"
 
 
 def _best(item: ModeResult) -> dict[str, Any] | None:

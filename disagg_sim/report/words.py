@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from disagg_sim.sweep.cases import Case
-from disagg_sim.sweep.spec import Pools
-
 if TYPE_CHECKING:
     import pandas as pd
 
+    from disagg_sim.sweep.cases import Case
+    from disagg_sim.sweep.spec import Pools
+
 
 def mapping_text(point: Mapping[str, Any], phase: str) -> str:
-    """Mapping of one phase of a point: ``TP8``, ``DP32 EP32``, ``TP4 EP4 PP2``.
+    """Mapping of one phase of a point, as ``degrees_text``."""
+    names = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
+    return degrees_text(*(int(point[f"{phase}_{name}"]) for name in names))
+
+
+def degrees_text(tp: int, dp: int, tp_ffn: int, ep: int, pp: int) -> str:
+    """A mapping in short: ``TP8``, ``DP32 EP32``, ``TP4 EP4 PP2``.
 
     One degree stands for both halves of a layer where they agree: ``TP8`` is attention and FFN,
     ``TP8 EP8`` attention over 8 and experts over the same 8. ``attn``/``ffn`` tell apart what differs.
     """
-    tp, dp = int(point[f"{phase}_tp_attn"]), int(point[f"{phase}_dp_attn"])
-    tp_ffn, ep, pp = (int(point[f"{phase}_{name}"]) for name in ("tp_ffn", "ep", "pp"))
     parts = [f"DP{dp}"] * (dp > 1)
     if tp == tp_ffn:
         parts += [f"TP{tp}"] * (tp > 1)
@@ -61,6 +65,14 @@ def ratio_text(point: Mapping[str, Any]) -> str:
     """Prefill to decode: instances and GPUs, ``3x8 : 2x16``."""
     prefill = f"{int(point['prefill_instances'])}×{int(point['prefill_gpus'])}"
     return f"{prefill} : {int(point['decode_instances'])}×{int(point['decode_gpus'])}"
+
+
+def prefill_text(point: Mapping[str, Any]) -> str:
+    """How a co-located point prefills: ``pass of 4, chunk 2048``, ``512 tokens in 25 % of the steps``."""
+    if point["mixed_chunk_tokens"]:
+        return f"{point['mixed_chunk_tokens']:.0f} tokens in {point['mixed_step_share']:.0%} of the steps"
+    chunk = f", chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
+    return f"pass of {int(point['prefill_batch'])}{chunk}"
 
 
 def records(points: pd.DataFrame) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.mappings import MappingTable, mapping_table
 from disagg_sim.search.setting import Setting, setting
+from disagg_sim.shown import Shown
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -44,7 +45,7 @@ MAPPING_COLUMNS = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "chunk_tokens")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PhaseGrid:
+class PhaseGrid(Shown):
     """Every design point of one phase: rows x batch sizes, feasible or not.
 
     One-dimensional arrays have one entry per row (a mapping and its chunk size); two-dimensional

@@ -13,6 +13,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import best_per_size, check_same_case, kv_rate_per_gpu, least, mapping_order
 from disagg_sim.serving.pool_program import Choices, Filling, least_cost, most_rate
+from disagg_sim.shown import Shown
 
 Ints = NDArray[np.int64]
 NAN = float("nan")
@@ -20,7 +21,7 @@ GPUS = (1.0, 1.0)  # prices that count GPUs [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatchPlan:
+class MatchPlan(Shown):
     """A deployment with the solver's account of it, or the limit that forbids one."""
 
     status: str  # "optimal", "feasible" (time limit reached), "unsolved" (time limit, no answer) or "infeasible"

@@ -1,0 +1,200 @@
+"""HTML of specs, mappings, grids and plans for notebooks: ``html_of`` stands behind every ``_repr_html_``.
+
+Plain tables without colours, so that they follow the notebook's own theme, light or dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import singledispatch
+from html import escape
+
+import numpy as np
+
+from disagg_sim.domain import BOUNDS, Deployment, Instance, Mapping, Pool
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.precision import Precision, PrecisionRecipe
+from disagg_sim.facts.profile import ProfileSpec
+from disagg_sim.facts.traffic import TrafficSpec
+from disagg_sim.report.specs import (
+    Line,
+    model_lines,
+    precision_lines,
+    profile_lines,
+    resolved_lines,
+    system_lines,
+    traffic_lines,
+)
+from disagg_sim.report.words import degrees_text
+from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.mappings import MappingTable
+from disagg_sim.serving.rate_matching import MatchPlan
+from disagg_sim.units import GB, MS
+
+LEFT = ' style="text-align:left"'
+POOL_HEAD = ("pool", "instances", "mapping", "GPUs each", "batch", "latency", "requests/s each", "memory", "system")
+LATENCY = {"prefill": "FTL", "decode": "TTL"}
+
+
+@singledispatch
+def html_of(value: object) -> str:
+    """A value as an HTML table; text from files is escaped. What has no table of its own shows its ``repr``."""
+    return f"<pre>{escape(repr(value))}</pre>"
+
+
+@html_of.register
+def _(spec: SystemSpec) -> str:
+    return _lines(spec.title, system_lines(spec))
+
+
+@html_of.register
+def _(spec: ModelSpec) -> str:
+    return _lines(spec.title, model_lines(spec))
+
+
+@html_of.register
+def _(spec: TrafficSpec) -> str:
+    return _lines(spec.title, traffic_lines(spec))
+
+
+@html_of.register
+def _(spec: PrecisionRecipe) -> str:
+    return _lines(spec.title, precision_lines(spec))
+
+
+@html_of.register
+def _(spec: Precision) -> str:
+    return _lines(f"{spec.name}, as one model uses it", resolved_lines(spec))
+
+
+@html_of.register
+def _(spec: ProfileSpec) -> str:
+    return _lines(spec.title, profile_lines(spec))
+
+
+@html_of.register
+def _(mapping: Mapping) -> str:
+    lines = [
+        ("attention", f"tensor parallel over {mapping.tp_attn}, data parallel over {mapping.dp_attn}"),
+        ("feed-forward part", f"tensor parallel over {mapping.tp_ffn}, expert parallel over {mapping.ep}"),
+        ("pipeline", f"{mapping.pp} stages" if mapping.pp > 1 else "none"),
+        ("prefill", f"chunks of {mapping.chunk_tokens:,} tokens" if mapping.chunk_tokens else "whole prompts"),
+    ]
+    return _lines(f"{_mapping_text(mapping)}: {_counted(mapping.gpus, 'GPU')}", lines)
+
+
+@html_of.register
+def _(table: MappingTable) -> str:
+    sizes, counts = np.unique(table.gpus, return_counts=True)
+    head = ("GPUs of an instance", *(f"{size}" for size in sizes))
+    shown = _table(f"{_counted(len(table), 'mapping')}", head, [("mappings", *(f"{count}" for count in counts))])
+    refused = "; ".join(f"{reason}: {count:,}" for reason, count in table.refused)
+    return shown + (f"<p>Refused: {escape(refused)}</p>" if refused else "")
+
+
+@html_of.register
+def _(pool: Pool) -> str:
+    return _table(_pool_text(pool), POOL_HEAD, _pool_rows(pool))
+
+
+@html_of.register
+def _(deployment: Deployment) -> str:
+    pools = (deployment.prefill, deployment.decode)
+    caption = "; ".join(_pool_text(pool) for pool in pools)
+    return _table(caption, POOL_HEAD, [row for pool in pools for row in _pool_rows(pool)])
+
+
+@html_of.register
+def _(plan: MatchPlan) -> str:
+    lines: list[Line] = [("status", plan.status), ("", plan.message)]
+    if plan.deployment is None:
+        return _lines("No deployment", lines)
+    lines += [
+        ("output", f"{plan.tokens_per_s_per_gpu:,.4g} tokens/s/GPU over {_counted(plan.total_gpus, 'GPU')}"),
+        ("requests", f"{plan.request_rate:.4g} per second"),
+    ]
+    if not np.isnan(plan.cost):
+        lines.append(("cost", f"{plan.cost:,.4g} USD/h"))
+    return _lines("Deployment", lines) + html_of(plan.deployment)
+
+
+@html_of.register
+def _(grid: PhaseGrid) -> str:
+    ok, name = grid.feasible, LATENCY[grid.phase]
+    fits = np.count_nonzero(ok)
+    lines = [
+        ("lengths", f"{grid.isl:,.0f} tokens in, {grid.osl:,.0f} out"),
+        ("mappings and chunk sizes", f"{len(grid.tp_attn):,}"),
+        ("batches", f"{grid.batch.size:,}, up to {grid.batch[-1]:,}"),
+        ("design points", f"{ok.size:,}, of which {fits:,} ({fits / max(ok.size, 1):.0%}) fit in memory"),
+        ("a GPU may hold", f"{grid.memory_limit / GB:.1f} GB"),
+        ("cache of a prompt", f"{grid.kv_bytes_per_request / GB:.3g} GB in {grid.cache_format}"),
+    ]
+    if fits:
+        per_gpu = grid.request_rate / grid.gpus[:, None]
+        fastest = _place(np.where(ok, grid.latency, np.inf).argmin(), grid)
+        busiest = _place(np.where(ok, per_gpu, -np.inf).argmax(), grid)
+        lines += [
+            (f"lowest {name}", f"{grid.latency[fastest] / MS:.4g} ms: {_point_text(grid, fastest)}"),
+            ("highest rate", f"{per_gpu[busiest]:.4g} requests/s/GPU: {_point_text(grid, busiest)}"),
+        ]
+    elif ok.size:
+        lines.append(("closest", f"lacks {(grid.memory_bytes.min() - grid.memory_limit) / GB:.3g} GB on a GPU"))
+    if grid.inherited:
+        lines.append(("fits", "some are inherited from another system's measurements"))
+    where = f"{grid.model.title} on {grid.system.title}, {grid.precision} ({grid.profile})"
+    return _lines(f"{grid.phase.capitalize()} grid: {where}", lines)
+
+
+def _place(flat: np.intp, grid: PhaseGrid) -> tuple[int, int]:
+    row, column = np.unravel_index(flat, grid.latency.shape)
+    return int(row), int(column)
+
+
+def _point_text(grid: PhaseGrid, place: tuple[int, int]) -> str:
+    mapping = _mapping_text(grid.mapping(place[0]))
+    return f"{mapping}, batch {grid.batch[place[1]]:,}, limited by {BOUNDS[grid.bound[place]]}"
+
+
+def _mapping_text(mapping: Mapping) -> str:
+    text = degrees_text(mapping.tp_attn, mapping.dp_attn, mapping.tp_ffn, mapping.ep, mapping.pp)
+    return f"{text}, chunk {mapping.chunk_tokens:,}" if mapping.chunk_tokens else text
+
+
+def _pool_text(pool: Pool) -> str:
+    phases = dict.fromkeys(instance.phase for instance, _ in pool.members)
+    return f"{' and '.join(phases)}: {_counted(pool.gpus, 'GPU')}, {pool.request_rate_per_s:.4g} requests/s"
+
+
+def _pool_rows(pool: Pool) -> list[Line]:
+    return [_instance_row(instance, count) for instance, count in pool.members]
+
+
+def _instance_row(instance: Instance, count: int) -> Line:
+    return (
+        instance.phase,
+        f"{count:,}",
+        _mapping_text(instance.mapping),
+        f"{instance.mapping.gpus:,}",
+        f"{instance.batch:,}",
+        f"{LATENCY[instance.phase]} {instance.latency_s / MS:,.4g} ms",
+        f"{instance.request_rate_per_s:.4g}",
+        f"{instance.memory_bytes / GB:.1f} GB/GPU",
+        instance.system,
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _lines(caption: str, lines: Iterable[Line]) -> str:
+    return _table(caption, (), lines)
+
+
+def _table(caption: str, head: Sequence[str], rows: Iterable[Line]) -> str:
+    body = "".join(f"<tr>{''.join(f'<td{LEFT}>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    top = "".join(f"<th{LEFT}>{escape(cell)}</th>" for cell in head)
+    top = f"<thead><tr>{top}</tr></thead>" if head else ""
+    return f"<table><caption{LEFT}>{escape(caption)}</caption>{top}<tbody>{body}</tbody></table>"

@@ -1,0 +1,134 @@
+"""What a spec says, line by line: key, value in engineers' units and, where it has one, its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.precision import Precision, PrecisionRecipe
+from disagg_sim.facts.profile import ProfileSpec
+from disagg_sim.facts.traffic import ConstantLength, LengthSpec, TrafficSpec
+from disagg_sim.units import GB, MB, TB, TERA, US
+from disagg_sim.workload.lengths import length_distribution, representative_shape
+
+Line = tuple[str, ...]
+
+
+def system_lines(spec: SystemSpec) -> Iterator[Line]:
+    """A system in engineers' units, each figure with its source."""
+    yield from (
+        ("name", spec.name),
+        ("title", spec.title),
+        ("vendor", spec.vendor),
+        ("architecture", spec.architecture),
+    )
+    for arithmetic, peak in spec.peak_flops.items():
+        yield f"peak {arithmetic}, dense", f"{peak / TERA:g} TFLOPS", spec.sources["peak_flops"]
+    figures = {
+        "hbm_capacity": f"{spec.hbm_capacity / GB:g} GB",
+        "hbm_reported": f"{spec.hbm_reported / GB:.4g} GB",
+        "hbm_bandwidth": f"{spec.hbm_bandwidth / TB:g} TB/s",
+        "l2_capacity": f"{spec.l2_capacity / MB:g} MB",
+        "sm_count": f"{spec.sm_count}",
+        "nvlink_bandwidth": f"{spec.nvlink_bandwidth / GB:g} GB/s one way",
+        "nvlink_domain": f"{spec.nvlink_domain} GPUs",
+        "nic_bandwidth": f"{spec.nic_bandwidth / GB:g} GB/s one way",
+        "pcie_bandwidth": f"{spec.pcie_bandwidth / GB:g} GB/s one way",
+        "tdp": f"{spec.tdp:g} W",
+    }
+    if spec.usd_per_gpu_hour is not None:
+        low, high = spec.usd_per_gpu_hour
+        figures["usd_per_gpu_hour"] = f"{low:g}-{high:g} USD/h"
+    for key, text in figures.items():
+        yield key, text, spec.sources[key]
+    yield "confidence", spec.confidence
+
+
+def model_lines(spec: ModelSpec) -> Iterator[Line]:
+    """A model: parameters, cache, context limit and its kinds of layers."""
+    yield from (("name", spec.name), ("title", spec.title))
+    yield "parameters", f"{spec.total_params:,}"
+    yield "active parameters", f"{spec.active_params:,}"
+    yield "matmul weights of the layers per token", f"{spec.linear_params_per_token:,}"
+    for name in ("bf16", "fp8"):
+        yield f"cache per token, {name}", f"{spec.kv_bytes_per_token(name):,.0f} B"
+    sure = "" if spec.max_context_sure else " (unsure)"
+    yield "context limit", f"{spec.max_context:,} tokens{sure}"
+    yield "hidden, vocabulary", f"{spec.hidden:,}, {spec.vocab:,}"
+    for kind, count in zip(spec.kinds, spec.kind_counts, strict=True):
+        yield f"{count} layers", _described(kind.attention), _described(kind.ffn)
+    yield "fp8 checkpoints", "128x128 block scales" if spec.block_scaled_fp8 else "per tensor scales"
+    yield "source", spec.source
+
+
+def _described(part: Any) -> str:
+    fields = {key: getattr(part, key) for key in part.__dataclass_fields__}
+    said = (key if value is True else f"{key} {value}" for key, value in fields.items() if value)
+    return f"{type(part).__name__}: {', '.join(said)}"
+
+
+def traffic_lines(spec: TrafficSpec) -> Iterator[Line]:
+    """The lengths of every case of a traffic."""
+    yield from (("name", spec.name), ("title", spec.title))
+    for number, case in enumerate(spec.cases, 1):
+        yield f"case {number}", f"input: {_length(case.isl)}", f"output: {_length(case.osl)}"
+        if not (isinstance(case.isl, ConstantLength) and isinstance(case.osl, ConstantLength)):
+            isl, osl = representative_shape(case)
+            yield "  nearest constant shape", f"{isl}/{osl} tokens"
+    yield "source", spec.source
+
+
+def _length(length: LengthSpec) -> str:
+    if isinstance(length, ConstantLength):
+        return f"{length.tokens} tokens"
+    it = length_distribution(length)
+    return (
+        f"{type(it).__name__}, median {it.quantile(0.5):.0f}, mean {it.mean:.0f}, 99 % {it.quantile(0.99):.0f} tokens"
+    )
+
+
+def precision_lines(spec: PrecisionRecipe) -> Iterator[Line]:
+    """The format of every operator group of a recipe."""
+    yield from (("name", spec.name), ("title", spec.title))
+    for key in ("attention_projection", "ffn", "expert"):
+        group = getattr(spec, key)
+        yield key, group.gqa if group.gqa == group.mla else f"{group.gqa} (MLA models: {group.mla})"
+    for key in ("attention", "cache", "embedding", "head", "router"):
+        yield key, getattr(spec, key)
+    yield "on the wire: dispatch", f"{spec.dispatch_bytes:g} B"
+    yield "on the wire: combine, all-reduce", f"{spec.combine_bytes:g} B"
+    yield "source", spec.source
+
+
+def resolved_lines(spec: Precision) -> Iterator[Line]:
+    """The format of every operator group of a recipe that has met its model."""
+    for key in ("attention_projection", "ffn", "expert", "cache", "embedding", "head", "router"):
+        form = getattr(spec, key)
+        yield key, f"{form.name}, {form.bytes:g} B an element"
+    yield "attention", spec.attention
+    yield "on the wire: dispatch", f"{spec.dispatch_bytes:g} B"
+    yield "on the wire: combine, all-reduce", f"{spec.combine_bytes:g} B"
+    yield "source", spec.source
+
+
+def profile_lines(spec: ProfileSpec) -> Iterator[Line]:
+    """Every assumption of a profile with its source."""
+    sources = dict(spec.sources)
+    for key in ProfileSpec.__dataclass_fields__:
+        if key != "sources":
+            yield key, _profile_value(key, getattr(spec, key)), sources.get(key, "")
+
+
+_TIMES = ("_t0", "_latency", "_quantised", "_inside", "_across", "host")
+
+
+def _profile_value(key: str, value: Any) -> str:
+    if value is None:
+        return "none" if key.endswith("_quantised") else "as fitted"
+    if key.endswith(_TIMES):
+        return f"{value / US:g} us"
+    if key.endswith("_bytes"):
+        return f"{value / GB:g} GB"
+    return str(value)

@@ -1,0 +1,25 @@
+"""How values show themselves in a notebook, although they know neither HTML nor units of display.
+
+A low room may not import ``report``. So its classes derive from ``Shown``, whose ``_repr_html_`` asks a
+renderer that the package sets when it is imported, and which loads ``report.html`` at the first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_renderer: list[Callable[[object], str]] = []
+
+
+def show_with(renderer: Callable[[object], str]) -> None:
+    """Let ``renderer`` turn every ``Shown`` value into HTML; it takes the place of the one before."""
+    _renderer[:] = [renderer]
+
+
+class Shown:
+    """Base of frozen values that a notebook shows as a table; adds no field and no state."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return _renderer[0](self)
