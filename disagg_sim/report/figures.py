@@ -116,11 +116,11 @@ def _overviews(cases: Iterable[CaseFigures], root: Path) -> list[Overview]:
     return [
         Overview(
             path=root / "figures" / name,
-            title=f"{items[0].case.model}, {items[0].case.traffic} tokens ({items[0].case.profile})\n"
+            title=f"{items[0].case.model}, {_traffic_shown(items)} tokens ({items[0].case.profile})\n"
             f"{_modes_shown(items)} frontiers of all cases",
             y=items[0].y,
             y_label=Y_LABELS[items[0].case.per],
-            frontiers=tuple((_curve_label(item), item.fronts[0][1]) for item in items),
+            frontiers=tuple((_curve_label(item, items), item.fronts[0][1]) for item in items),
         )
         for name, items in groups.items()
         if len(items) > 1
@@ -131,8 +131,13 @@ def _modes_shown(items: Iterable[CaseFigures]) -> str:
     return " or ".join(dict.fromkeys(MODE_TEXT[item.fronts[0][0]] for item in items))
 
 
-def _curve_label(item: CaseFigures) -> str:
-    parts = [pools_text(item.case.pools), tags_text(item.case)]
+def _traffic_shown(items: Iterable[CaseFigures]) -> str:
+    return " and ".join(dict.fromkeys(str(item.case.traffic) for item in items))
+
+
+def _curve_label(item: CaseFigures, among: Iterable[CaseFigures]) -> str:
+    alike = len({other.case.traffic for other in among}) == 1
+    parts = ["" if alike else str(item.case.traffic), pools_text(item.case.pools), tags_text(item.case)]
     return ", ".join(part for part in parts if part) + _marked(item.inherited)
 
 

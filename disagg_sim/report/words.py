@@ -54,7 +54,8 @@ def case_title(case: Case) -> str:
 
 def overview_name(case: Case) -> str:
     """File name of the picture that compares the cases of a model and traffic."""
-    return f"{case.model}-{case.isl}-{case.osl}.png"
+    isl, osl = case.traffic.shape
+    return f"{case.model}-{isl}-{osl}.png"
 
 
 #: What a mode is called where people read it.

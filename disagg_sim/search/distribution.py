@@ -44,6 +44,7 @@ from disagg_sim.physics.roofline import Sums
 from disagg_sim.search.grid import (
     CHUNK_TOKENS,
     Floats,
+    Ints,
     PhaseGrid,
     batch_axis_of,
     best_form,
@@ -72,7 +73,7 @@ def decode_grid_under(
     at, table, law = setting(model, system, precision, profile, engine), mapping_table(mappings), _law(lengths)
     at.model.check_context(law.mean_isl, law.mean_osl, allow_long=allow_long_context)
     check_form(mla_form)
-    cached = CachedTokens(mean=law.context, deviation=law.context_deviation, most=law.longest)
+    cached = _cached(law, "decode")
     sizes = batch_axis_of(at, table, cached, phase="decode") if batch is None else given_sizes(batch)
     axis = sizes[None, :].astype(float)
     shape = (len(table), sizes.size)
@@ -107,10 +108,9 @@ def prefill_grid_under(
     at, table, law = setting(model, system, precision, profile, engine), mapping_table(mappings), _law(lengths)
     at.model.check_context(law.mean_isl, law.mean_osl, allow_long=allow_long_context)
     check_form(mla_form)
-    prompt = CachedTokens(mean=law.mean_isl, deviation=law.isl_deviation, most=float(law.isl[-1]))
+    prompt = _cached(law, "prefill")
     sizes = batch_axis_of(at, table, prompt, phase="prefill") if batch is None else given_sizes(batch)
-    longest = float(law.isl_nodes()[0][-1])
-    table, chunks = with_chunks(table, longest, CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
+    table, chunks = with_chunks(table, longest_timed(law), CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
     ftl_isl = 0.0 if ftl_quantile is None else law.isl_quantile(ftl_quantile)
     axis = sizes[None, :].astype(float)
     shape = (len(table), sizes.size)
@@ -130,6 +130,27 @@ def prefill_grid_under(
         at, "prefill", table, law.mean_isl, law.mean_osl, sizes, ftl, axis / busy, memory, micro, bound, chunks
     )
     return replace(grid, kv_bytes_per_request=_kv_bytes(at, law))
+
+
+def batch_axis_under(
+    model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable, *, phase: str,
+    lengths: JointLengths | str, precision: str, profile: str = "measured", engine: str | None = None,
+) -> Ints:  # fmt: skip
+    """As ``search.grid.batch_axis``, where requests have ``lengths``. [request]"""
+    at = setting(model, system, precision, profile, engine)
+    return batch_axis_of(at, mappings, _cached(_law(lengths), phase), phase=phase)
+
+
+def longest_timed(lengths: JointLengths | str) -> float:
+    """Longest prompt whose passes are timed: chunks below it are tried. [token]"""
+    return float(_law(lengths).isl_nodes()[0][-1])
+
+
+def _cached(law: JointLengths, phase: str) -> CachedTokens:
+    """Cache of a request in decode, or of a prompt in prefill. [token]"""
+    if phase == "decode":
+        return CachedTokens(mean=law.context, deviation=law.context_deviation, most=law.longest)
+    return CachedTokens(mean=law.mean_isl, deviation=law.isl_deviation, most=float(law.isl[-1]))
 
 
 class _Timed(NamedTuple):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -17,6 +18,7 @@ from disagg_sim.facts import load
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.sweep.spec import MODES, Limits, Pools, Sharing, SweepSpec, Traffic, same_system
 from disagg_sim.units import GB
+from disagg_sim.workload.joint import JointLengths, joint_lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class Case:
         sides = [self.pools.system, self.pools.precision]
         if not self.pools.alike:
             sides = [self.pools.prefill_system, self.pools.prefill_precision, "to", *sides]
-        parts = [self.model, *sides, self.profile, self.engine, str(self.isl), str(self.osl), *self.tags]
+        parts = [self.model, *sides, self.profile, self.engine, *str(self.traffic).split("/"), *self.tags]
         return "-".join(part for part in parts if part)
 
     @property
@@ -54,13 +56,18 @@ class Case:
 
     @property
     def isl(self) -> int:
-        """Prompt length. [token]"""
+        """Prompt length, the mean where it varies. [token]"""
         return self.traffic.isl
 
     @property
     def osl(self) -> int:
-        """Output length. [token]"""
+        """Output length, the mean where it varies. [token]"""
         return self.traffic.osl
+
+    @property
+    def law(self) -> JointLengths | None:
+        """Law of the lengths; None where they are constant."""
+        return _law(self.traffic.law, self.traffic.part) if self.traffic.law else None
 
     @property
     def decode_system(self) -> SystemSpec:
@@ -77,9 +84,18 @@ class Case:
         return spec if self.nvlink_domain is None else replace(spec, nvlink_domain=self.nvlink_domain)
 
 
+@lru_cache
+def _law(name: str, part: int) -> JointLengths:
+    return joint_lengths(load.load_traffic(name).cases[part])
+
+
 def modes_of(case: Case, modes: Iterable[str]) -> tuple[str, ...]:
-    """The modes that can serve the case: pools that differ cannot share an instance."""
-    return tuple(mode for mode in modes if mode == MODES[0] or case.pools.alike)
+    """The modes that can serve the case.
+
+    Pools that differ cannot share an instance, and co-located modes are modelled at constant lengths.
+    """
+    shared = case.pools.alike and not case.traffic.law
+    return tuple(mode for mode in modes if mode == MODES[0] or shared)
 
 
 def cases_of(spec: SweepSpec) -> tuple[Case, ...]:
@@ -139,6 +155,7 @@ def axis_columns(case: Case) -> dict[str, Any]:
     """Limits and assumptions of the case as columns of the frontier, SI units."""
     limits, sharing = case.limits, case.sharing
     return {
+        "traffic": str(case.traffic),
         "ftl_limit_s": limits.ftl_s,
         "ttl_limit_s": limits.ttl_s,
         "gpu_cap": limits.gpu_cap,

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from disagg_sim.domain import BOUNDS
 from disagg_sim.facts import load
+from disagg_sim.search.distribution import decode_grid_under, prefill_grid_under
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, prefill_candidates
 from disagg_sim.serving.colocated import colocated
@@ -74,21 +75,26 @@ def _finite(limit: float) -> float | None:
     return None if math.isinf(limit) else limit
 
 
+def _lengths(case: Case) -> dict[str, Any]:
+    """What tells a grid the lengths; those that the sweep did not allow were refused when it was read."""
+    lengths = {"isl": case.isl, "osl": case.osl} if case.law is None else {"lengths": case.law}
+    return {**lengths, "allow_long_context": True}
+
+
 def _prefill(block: Block) -> tuple[pd.DataFrame, Tally]:
     case = block.case
-    grid = prefill_grid(
+    score = partial(
+        prefill_grid if case.law is None else prefill_grid_under,
         load.load_model(case.model),
         case.prefill_system,
         block.mappings,
-        isl=case.isl,
-        osl=case.osl,
         precision=case.pools.prefill_precision,
         profile=case.profile,
         engine=case.engine or None,
         batch=block.batch,
         mla_form=case.mla_form,
-        allow_long_context=True,  # what the sweep did not allow was refused when it was read
     )
+    grid = score(**_lengths(case))
     kept = prefill_candidates(grid, ftl_limit=case.limits.ftl_s, nic_limit=_finite(case.limits.nic_limit))
     tally = Tally(
         computed=grid.status.size,
@@ -101,18 +107,17 @@ def _prefill(block: Block) -> tuple[pd.DataFrame, Tally]:
 
 def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
     case, limits = block.case, block.case.limits
-    grid = decode_grid(
+    score = partial(
+        decode_grid if case.law is None else decode_grid_under,
         load.load_model(case.model),
         case.decode_system,
         block.mappings,
-        isl=case.isl,
-        osl=case.osl,
         precision=case.pools.precision,
         profile=case.profile,
         engine=case.engine or None,
         batch=block.batch,
-        allow_long_context=True,  # what the sweep did not allow was refused when it was read
     )
+    grid = score(**_lengths(case))
     removals = _limits(grid, ABOVE_TTL, limits.ttl_s, limits.nic_limit)
     candidates = _candidates(store, block.candidates)
     left = int(grid.feasible.sum()) - sum(r.count for r in removals if r.reason != OUT_OF_MEMORY)

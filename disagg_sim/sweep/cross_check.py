@@ -30,6 +30,12 @@ def _check_traffic(reader: Reader, spec: SweepSpec, *, long_context: bool) -> No
     for model in (load.load_model(name) for name in spec.models):
         for traffic in spec.traffic:
             reader.attempt("traffic", partial(model.check_context, traffic.isl, traffic.osl, allow_long=long_context))
+    for traffic in spec.traffic:
+        if traffic.law and "disaggregated" not in spec.modes:
+            reader.faults.append(
+                f"traffic: {traffic} has lengths that vary, which only the mode disaggregated serves; "
+                f"modes has {', '.join(spec.modes)}"
+            )
 
 
 def _check_pools(reader: Reader, spec: SweepSpec, pools: Pools) -> None:

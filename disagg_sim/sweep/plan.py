@@ -12,13 +12,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.search.distribution import batch_axis_under, longest_timed
 from disagg_sim.search.grid import CHUNK_TOKENS, Ints, batch_axis
 from disagg_sim.search.mappings import MappingTable, enumerate_mappings
 from disagg_sim.serving.colocated import count_colocated
@@ -134,7 +135,8 @@ def _plan_pools(case: Case, digest: str, block_points: int) -> ModePlan:
     """Prefill and decode blocks."""
     prefill_table, table = _mappings(case, case.prefill_system), _mappings(case, case.decode_system)
     prefill_batch = _batch(case, prefill_table, "prefill")
-    chunked = sum(size < case.isl for size in CHUNK_TOKENS)
+    longest = case.isl if case.law is None else longest_timed(case.law)
+    chunked = sum(size < longest for size in CHUNK_TOKENS)
     prefill = _blocks(
         case, DISAGGREGATED, prefill_table, prefill_batch, block_points, digest, table=PREFILL,
         points=[prefill_batch.size * (1 + chunked * (pp > 1)) for pp in prefill_table.pp.tolist()],
@@ -179,10 +181,11 @@ def _batch(case: Case, table: MappingTable, phase: str) -> Ints:
     pools = case.pools
     precision = pools.precision if phase == "decode" else pools.prefill_precision
     system = case.decode_system if phase == "decode" else case.prefill_system
-    return batch_axis(
-        load.load_model(case.model), system, table, phase=phase, isl=case.isl, osl=case.osl, precision=precision,
-        profile=case.profile, engine=case.engine or None,
+    axis = partial(
+        batch_axis if case.law is None else batch_axis_under, load.load_model(case.model), system, table, phase=phase,
+        precision=precision, profile=case.profile, engine=case.engine or None,
     )  # fmt: skip
+    return axis(isl=case.isl, osl=case.osl) if case.law is None else axis(lengths=case.law)
 
 
 def _blocks(
@@ -220,6 +223,8 @@ def _cut(points: list[int], block_points: int) -> list[tuple[int, int]]:
 def _specs(case: Case) -> dict[str, Any]:
     model, pools = load.load_model(case.model), case.pools
     specs: dict[str, Any] = {f"model/{model.name}": model, f"profile/{case.profile}": load.load_profile(case.profile)}
+    if case.traffic.law:
+        specs[f"traffic/{case.traffic.law}"] = load.load_traffic(case.traffic.law)
     for name, recipe in ((pools.prefill_system, pools.prefill_precision), (pools.system, pools.precision)):
         specs[f"hardware/{name}"] = load.load_system(name)
         specs[f"efficiency/{name}"] = load.load_efficiency(name)

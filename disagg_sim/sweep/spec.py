@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from disagg_sim.errors import SpecError, nearest
 from disagg_sim.facts import load
+from disagg_sim.facts.traffic import ConstantLength, TrafficCase
 from disagg_sim.facts.yaml_files import read_mapping, spec_error, spec_files
 from disagg_sim.physics.layer import MLA_FORMS
 from disagg_sim.physics.mixed import Interference
@@ -22,6 +23,8 @@ from disagg_sim.serving.shared_instances import TTL_MEASURES
 from disagg_sim.sweep.cross_check import cross_check
 from disagg_sim.sweep.reader import Reader
 from disagg_sim.units import GB
+from disagg_sim.workload.joint import joint_lengths
+from disagg_sim.workload.lengths import representative_shape
 
 KEYS = (
     "name", "models", "systems", "traffic", "modes", "limits", "profile", "engine", "matching", "ctx_gen_ratio",
@@ -80,14 +83,24 @@ class Pools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Lengths of the requests."""
+    """Lengths of the requests: constant, or drawn from the law of a shipped traffic."""
 
-    isl: int  # [token]
-    osl: int  # [token]
+    isl: int  # constant, or the mean of the law [token]
+    osl: int  # the same [token]
+    law: str = ""  # name of a shipped traffic; "" = constant lengths
+    part: int = 0  # number of the case in that traffic's file
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Constant (ISL, OSL): its own, or the powers of two nearest the medians of its law. [token]"""
+        if not self.law:
+            return self.isl, self.osl
+        isl, osl = representative_shape(load.load_traffic(self.law).cases[self.part])
+        return isl, max(osl, 2)
 
     def __str__(self) -> str:
-        """``16384/2048``."""
-        return f"{self.isl}/{self.osl}"
+        """``16384/2048``, or the name of the law."""
+        return f"{self.law}{f'_{self.part}' if self.part else ''}" if self.law else f"{self.isl}/{self.osl}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,27 +298,39 @@ def _recipes(reader: Reader, where: str, value: object) -> list[tuple[str, str]]
 
 def _traffic(reader: Reader, value: object) -> tuple[Traffic, ...]:
     entries = value if isinstance(value, list) else [value]
-    found: list[Traffic] = []
+    given: list[Traffic] = []  # what stands in the file
+    found: list[Traffic] = []  # and beside each law the constant lengths that stand for it
     if not entries:
         reader.faults.append("traffic: the list is empty")
     for number, entry in enumerate(entries):
-        where = f"traffic[{number}]"
+        where, known = f"traffic[{number}]", len(given)
         if isinstance(entry, str):
             spec = reader.attempt(where, load.load_traffic, entry)
-            shapes = spec.shapes if spec is not None else ()
-            found += [Traffic(isl=isl, osl=osl) for isl, osl in shapes]
-            if spec is not None and not shapes:
-                reader.faults.append(f"{where}: {entry!r} has no case of constant lengths, which a sweep needs")
+            for part, case in enumerate(spec.cases if spec is not None else ()):
+                traffic = reader.attempt(where, traffic_of, spec.name, part, case)
+                given += [traffic] if traffic is not None else []
+                if traffic is not None and traffic.law:
+                    found.append(Traffic(isl=traffic.shape[0], osl=traffic.shape[1]))
         elif isinstance(entry, Mapping):
             reader.keys(f"{where}.", entry, ("isl", "osl"))
             missing = [key for key in ("isl", "osl") if key not in entry]
             reader.faults.extend(f"{where}: missing key {key!r}" for key in missing)
             if not missing:
                 isl = reader.whole(f"{where}.isl", entry["isl"], low=1, high=10**9)
-                found.append(Traffic(isl=isl, osl=_osl(reader, f"{where}.osl", entry["osl"])))
+                given.append(Traffic(isl=isl, osl=_osl(reader, f"{where}.osl", entry["osl"])))
         else:
             reader.faults.append(f"{where}: {entry!r} is neither {{isl: ..., osl: ...}} nor the name of a traffic file")
-    return reader.distinct("traffic", tuple(found))
+        found += given[known:]
+    reader.distinct("traffic", tuple(given))
+    return tuple(dict.fromkeys(found))
+
+
+def traffic_of(name: str, part: int, case: TrafficCase) -> Traffic:
+    """A case of a shipped traffic: constant lengths, or the law with its means."""
+    if isinstance(case.isl, ConstantLength) and isinstance(case.osl, ConstantLength):
+        return Traffic(isl=case.isl.tokens, osl=case.osl.tokens)
+    law = joint_lengths(case)
+    return Traffic(isl=round(law.mean_isl), osl=round(law.mean_osl), law=name, part=part)
 
 
 def _osl(reader: Reader, key: str, value: object) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from disagg_sim.errors import SpecError
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.yaml_files import list_specs, spec_files
-from disagg_sim.sweep.spec import Limits, Traffic, load_sweep, same_system
+from disagg_sim.physics.mixed import Interference
+from disagg_sim.sweep.spec import Limits, Sharing, Traffic, load_sweep, same_system
 
 GOOD = """
 name: trial
@@ -58,6 +60,48 @@ FAULTS = {
     "gpu_cap 1": ("ftl_s: 10.0", "gpu_cap: 1", ["limits.gpu_cap: 1 is outside [2, "]),
     "gpu_cap true": ("ftl_s: 10.0", "gpu_cap: true", ["limits.gpu_cap: True is not a whole number"]),
     "limits a list": ("{ftl_s: 10.0}", "[10]", ["limits: [10] is not a mapping"]),
+    "fixed ratio as a word": ("profile:", "ctx_gen_ratio: half\nprofile:", ["ctx_gen_ratio: 'half'", "too: optimal"]),
+    "fixed ratio 0": ("profile:", "ctx_gen_ratio: [optimal, 0]\nprofile:", ["ctx_gen_ratio: 0 is outside"]),
+    "fixed ratio of the paper's matching": (
+        "profile:", "ctx_gen_ratio: 0.5\nmatching: paper\nprofile:", ["ctx_gen_ratio", "needs 'matching: exact'"],
+    ),
+    "domain 1": ("profile:", "nvlink_domain: [1, 8]\nprofile:", ["nvlink_domain: 1 is outside [2, 1024]"]),
+    "domain as a word": ("profile:", "nvlink_domain: wide\nprofile:", ["nvlink_domain: 'wide'", "allowed, too: own"]),
+    "value twice": ("10.0", "[1, 1.0]", ["limits.ftl_s: 1.0 stands there 2 times"]),
+    "empty axis": ("10.0", "[]", ["limits.ftl_s: the list is empty"]),
+    "one bad value of an axis": ("10.0", "[1, -2]", ["limits.ftl_s: -2 is outside"]),
+    "NIC limit in GB": ("ftl_s: 10.0", "nic_gb_per_s: 5 GB", ["nic_gb_per_s: '5 GB'", "GB/s", "too: none"]),
+    "unknown MLA form": ("profile:", "mla_form: [naif]\nprofile:", ["mla_form", "did you mean 'naive'"]),
+    "unknown measure": ("profile:", "ttl_measure: p90\nprofile:", ["ttl_measure", "did you mean 'p99'"]),
+    "mixed as a number": ("profile:", "every_step_mixed: 1\nprofile:", ["every_step_mixed: 1 is not true or false"]),
+    "efficiency above 1": (
+        "profile:", "interference: {minority_efficiency: 1.5}\nprofile:", ["minority_efficiency: 1.5 is outside"],
+    ),
+    "misspelt knob": (
+        "profile:", "interference: {overlap_los: 0}\nprofile:", ["did you mean 'overlap_loss'"],
+    ),
+    "unknown objective": ("profile:", "per: wat\nprofile:", ["per", "did you mean 'watt'"]),
+    "prices without use": ("profile:", "prices: {h100_sxm: 2}\nprofile:", ["prices: act with 'per: usd' only"]),
+    "price of an unknown system": (
+        "profile:", "per: usd\nprices: {h100_smx: 2}\nprofile:", ["prices", "did you mean 'h100_sxm'"],
+    ),
+    "price 0": ("profile:", "per: usd\nprices: {h100_sxm: 0}\nprofile:", ["prices.h100_sxm: 0 is outside"]),
+    "one pool": ("{h100_sxm: fp8}", "[{prefill: {h100_sxm: fp8}}]", ["systems[0]: missing key 'decode'"]),
+    "misspelt pool": (
+        "{h100_sxm: fp8}", "[{prefil: {h100_sxm: fp8}, decode: {h100_sxm: fp8}}]", ["systems[0].prefil", "'prefill'"],
+    ),
+    "caches that differ": (
+        "{h100_sxm: fp8}", "[{prefill: {a100_sxm_80gb: bf16}, decode: {h100_sxm: fp8}}]",
+        ["cannot hand over the KV cache", "writes bf16", "reads fp8"],
+    ),
+    "pools that differ in one instance": (
+        "systems: {h100_sxm: fp8}",
+        "modes: [colocated]\nsystems: [{prefill: {a100_sxm_80gb: bf16}, decode: {h100_sxm: bf16}}]",
+        ["serves disaggregated only; modes has colocated"],
+    ),
+    "lengths that vary in one instance": (
+        "  - {isl: 1024, osl: 128}", "  - log_normal_4096_512\nmodes: [piggyback]", ["only the mode disaggregated"],
+    ),
     "broken": ("[llama_3_1_8b]", "[llama_3_1_8b", ["broken YAML: line"]),
 }
 LONG = "allow_long_context: true\n"
@@ -134,6 +178,40 @@ def test_seconds_in_exponent_form_are_a_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", spec_files("sweep"))
 def test_shipped_sweeps_are_valid(name: str) -> None:
     assert load_sweep(name).name == name
+
+
+def test_axes_are_lists_or_single_values(tmp_path: Path) -> None:
+    text = GOOD.replace("{ftl_s: 10.0}", "{ftl_s: [1, 10], gpu_cap: 16, nic_gb_per_s: [none, 50]}") + (
+        "ctx_gen_ratio: [optimal, 0.5, 1/3]\nnvlink_domain: [own, 72]\nmla_form: naive\nmodes: [piggyback, colocated]\n"
+        "interference: {overlap_loss: 0.1}\nttl_measure: p99\nevery_step_mixed: true\n"
+    )
+    spec = load_sweep(write(tmp_path, text))
+    assert spec.limits == tuple(
+        Limits(ftl_s=ftl, gpu_cap=16, nic_limit=nic) for ftl in (1.0, 10.0) for nic in (math.inf, 50e9)
+    )
+    assert spec.ctx_gen_ratios == (None, Fraction(1, 2), Fraction(1, 3))
+    assert (spec.nvlink_domains, spec.mla_forms, spec.modes) == ((None, 72), ("naive",), ("piggyback", "colocated"))
+    knobs = Interference(minority_efficiency=1.0, overlap_loss=0.1)
+    assert spec.sharing == Sharing(ttl_measure="p99", every_step_mixed=True, interference=knobs)
+
+
+def test_a_law_of_lengths_brings_the_constant_lengths_that_stand_for_it(tmp_path: Path) -> None:
+    """Medians 4096 and 512, which stand there already; means 4096*exp(0.985^2/2) and 512*exp(0.859^2/2)."""
+    text = GOOD.replace("  - {isl: 1024, osl: 128}", "  - {isl: 4096, osl: 512}\n  - log_normal_4096_512")
+    constant, law = load_sweep(write(tmp_path, text)).traffic
+    assert (constant, law.shape, law.law) == (Traffic(isl=4096, osl=512), (4096, 512), "log_normal_4096_512")
+    assert law.isl == pytest.approx(4096 * math.exp(0.985**2 / 2), rel=1e-3)
+    assert law.osl == pytest.approx(512 * math.exp(0.859**2 / 2), rel=1e-3)
+    alone = load_sweep(write(tmp_path, text.replace("  - {isl: 4096, osl: 512}\n", ""))).traffic
+    assert alone == (constant, law)
+
+
+def test_pools_may_differ(tmp_path: Path) -> None:
+    mixed_entry = "{prefill: {a100_sxm_80gb: bf16}, decode: {h100_sxm: bf16}}"
+    text = GOOD.replace("{h100_sxm: fp8}", f"[{{h100_sxm: bf16}}, {mixed_entry}]")
+    same, mixed = load_sweep(write(tmp_path, text + "per: usd\n"), prices={"h100_sxm": 3.0}).pools
+    assert same == same_system("h100_sxm", "bf16")
+    assert (mixed.prefill_system, mixed.system, mixed.alike) == ("a100_sxm_80gb", "h100_sxm", False)
 
 
 def test_limits_and_shipped_traffic_are_read(tmp_path: Path) -> None:

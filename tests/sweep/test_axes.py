@@ -1,0 +1,213 @@
+"""Axes of a sweep: what each does to a case, and that names tell the cases apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.physics.mixed import Interference
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.serving.points import pareto_front
+from disagg_sim.sweep.cases import cases_of
+from disagg_sim.sweep.plan import plan_sweep
+from disagg_sim.sweep.results import SweepResult
+from disagg_sim.sweep.run import Listener, run_sweep
+from disagg_sim.sweep.spec import MODES, Limits, Pools, Sharing, SweepSpec, Traffic, same_system
+
+X, Y = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
+SMALL = SweepSpec(
+    source="trial.yaml",
+    name="trial",
+    models=("llama_3_1_8b",),
+    pools=(same_system("h100_sxm", "bf16"),),
+    traffic=(Traffic(isl=2048, osl=256),),
+    limits=(Limits(max_gpus=8),),
+)
+
+
+class Silent:
+    def note(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+    def start(self, points: int) -> None: ...
+
+    def advance(self, points: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def run(spec: SweepSpec, root: Path) -> SweepResult:
+    listener: Listener = Silent()
+    return run_sweep(plan_sweep(spec), root, jobs=1, listener=listener)
+
+
+def fronts(result: SweepResult) -> list[pd.DataFrame]:
+    """Frontier of each case and mode, in order."""
+    return [mode.frontier for case in result.cases for mode in case.modes]
+
+
+def reaches(front: pd.DataFrame, other: pd.DataFrame, *, y: str = Y) -> bool:
+    """Whether ``front`` is nowhere below ``other``."""
+    return all(
+        front[front[X] >= x * (1 - 1e-9)][y].max() >= value * (1 - 1e-9)
+        for x, value in zip(other[X], other[y], strict=True)
+    )
+
+
+def test_names_tell_every_case_apart_and_show_what_varies() -> None:
+    spec = replace(
+        SMALL,
+        models=("llama_3_1_8b", "deepseek_r1"),
+        traffic=(Traffic(isl=2048, osl=256), Traffic(isl=6654, osl=740, law="log_normal_4096_512")),
+        limits=tuple(Limits(ftl_s=ftl, nic_limit=nic) for ftl in (1.0, 10.0) for nic in (inf, 50e9)),
+        ctx_gen_ratios=(None, Fraction(1, 2), Fraction(1, 3)),
+        nvlink_domains=(None, 72),
+        mla_forms=("auto", "naive"),
+        sharing=Sharing(ttl_measure="p99", interference=Interference(overlap_loss=0.25)),
+    )
+    names = [case.name for case in cases_of(spec)]
+    assert len(names) == len(set(names)) == 2 * 4 * 3 * 2 * (1 + 2)
+    assert names[0] == (
+        "llama_3_1_8b-h100_sxm-bf16-measured-2048-256-ftl1-nic_none-ratio_optimal-domain_own-ttl_p99-overlap0.25"
+    )
+    assert names[-1] == (
+        "deepseek_r1-h100_sxm-bf16-measured-log_normal_4096_512-ftl10-nic50-ratio1to3-domain72-mla_naive"
+        "-ttl_p99-overlap0.25"
+    )
+    assert [case.name for case in cases_of(replace(SMALL, limits=(Limits(),)))] == [
+        "llama_3_1_8b-h100_sxm-bf16-measured-2048-256"
+    ]
+
+
+def test_limits_never_help_and_stand_in_the_frontier(tmp_path: Path) -> None:
+    """A cap of 4 GPUs, a tight first token: fronts of every mode lie below the free ones, somewhere strictly."""
+    limits = tuple(Limits(max_gpus=8, ftl_s=ftl, gpu_cap=cap) for ftl in (0.1, 10.0) for cap in (4, 64))
+    result = run(replace(SMALL, modes=MODES, limits=limits), tmp_path)
+    table = pd.read_csv(tmp_path / "frontier.csv")
+    for mode in MODES:
+        mine = table[table["mode"] == mode]
+        free = mine[(mine["ftl_limit_s"] == 10.0) & (mine["gpu_cap"] == 64)]
+        for (ftl, cap), front in mine.groupby(["ftl_limit_s", "gpu_cap"]):
+            assert reaches(free, front)
+            assert (front["total_gpus"] <= cap).all()
+            assert (front["ftl_s"] <= ftl).all()
+        assert len(mine.groupby("case")) == 4
+        assert not reaches(mine[(mine["ftl_limit_s"] == 0.1) & (mine["gpu_cap"] == 4)], free)
+    refused = pd.read_csv(tmp_path / "infeasible.csv").query("reason == 'more GPUs than gpu_cap'")
+    assert set(refused["mode"]) == {"colocated", "piggyback"}
+    assert len(result.cases) == 4
+
+
+def test_a_fixed_ratio_is_held_and_never_better(tmp_path: Path) -> None:
+    spec = replace(SMALL, ctx_gen_ratios=(None, Fraction(1, 2), Fraction(7, 2)))
+    best, half, more = fronts(run(spec, tmp_path))
+    assert set(half["ctx_gen_gpu_ratio"]) == {0.5}
+    assert set(more["ctx_gen_gpu_ratio"]) == {3.5}
+    assert set(more["ctx_gen_ratio"]) == {"3.5"}
+    for fixed in (half, more):
+        assert reaches(best, fixed)
+        assert not reaches(fixed, best)
+
+
+@pytest.mark.parametrize(("system", "recipe"), [("gb200_nvl72", "nvfp4_fp8kv"), ("h100_sxm", "fp8")])
+@pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_70b"])
+def test_mappings_inside_eight_gpus_keep_their_times_in_a_larger_domain(model: str, system: str, recipe: str) -> None:
+    """And those that span several domains of 8 never get slower in one of 72."""
+    machine = load_system(system)
+    small, large = (replace(machine, nvlink_domain=domain) for domain in (8, 72))
+    table = enumerate_mappings(load_model(model), small)
+    for grid in (prefill_grid, decode_grid):
+        narrow, wide = (
+            grid(model, each, table, isl=4096, osl=256, precision=recipe, batch=[1, 8, 64, 512])
+            for each in (small, large)
+        )
+        inside = narrow.gpus <= 8
+        np.testing.assert_array_equal(narrow.latency[inside], wide.latency[inside])
+        np.testing.assert_array_equal(narrow.request_rate[inside], wide.request_rate[inside])
+        assert (wide.latency <= narrow.latency * (1 + 1e-9)).all()
+        assert (wide.latency < narrow.latency * 0.99).any()
+
+
+def test_a_larger_domain_is_never_worse(tmp_path: Path) -> None:
+    spec = replace(SMALL, nvlink_domains=(2, None), limits=(Limits(max_gpus=8),))
+    narrow, own = fronts(run(spec, tmp_path))
+    assert (set(narrow["nvlink_domain"]), set(own["nvlink_domain"])) == ({2}, {8})
+    assert narrow["decode_tp_attn"].max() <= 2
+    assert reaches(own, narrow)
+    assert not reaches(narrow, own)
+
+
+def test_the_mla_form_is_a_case_of_models_that_have_one(tmp_path: Path) -> None:
+    spec = replace(
+        SMALL, models=("llama_3_1_8b", "deepseek_r1"), pools=(same_system("b200_sxm", "nvfp4_fp8kv"),),
+        traffic=(Traffic(isl=16384, osl=256),), mla_forms=("auto", "naive"), modes=("piggyback",),
+        sharing=Sharing(every_step_mixed=True),
+    )  # fmt: skip
+    one, free, naive = fronts(run(spec, tmp_path))
+    assert (set(one["mla_form"]), set(free["mla_form"]), set(naive["mla_form"])) == ({"auto"}, {"auto"}, {"naive"})
+    assert set(one["mixed_step_share"]) == {1.0}
+    assert reaches(free, naive)
+    assert not reaches(naive, free)
+
+
+def test_interference_and_the_measure_of_ttl_cost_throughput(tmp_path: Path) -> None:
+    spec = replace(SMALL, modes=("piggyback",))
+    free, hurt, strict = (
+        fronts(run(replace(spec, sharing=sharing), tmp_path / str(number)))[0]
+        for number, sharing in enumerate(
+            (
+                Sharing(),
+                Sharing(interference=Interference(minority_efficiency=0.5, overlap_loss=0.5)),
+                Sharing(ttl_measure="p99"),
+            )
+        )
+    )
+    for worse in (hurt, strict):
+        assert reaches(free, worse)
+        assert not reaches(worse, free)
+    assert (strict["ttl_s"] == strict["ttl_largest_gap_s"]).all()
+    assert set(hurt["minority_efficiency"]) == {0.5}
+
+
+def test_a_law_of_lengths_stands_beside_its_constant_lengths(tmp_path: Path) -> None:
+    """A law with longer means than medians costs throughput; co-located modes have constant lengths alone."""
+    law = Traffic(isl=6654, osl=740, law="log_normal_4096_512")
+    spec = replace(SMALL, traffic=(law, Traffic(isl=4096, osl=512)), modes=("disaggregated", "colocated"))
+    under, constant = run(spec, tmp_path).cases
+    assert [mode.mode for mode in under.modes] == ["disaggregated"]
+    assert [mode.mode for mode in constant.modes] == ["disaggregated", "colocated"]
+    assert under.total.computed == under.plan.points
+    assert set(under.modes[0].frontier["traffic"]) == {"log_normal_4096_512"}
+    assert reaches(constant.modes[0].frontier, under.modes[0].frontier)
+
+
+def test_pools_on_different_systems_per_usd(tmp_path: Path) -> None:
+    mixed = Pools(system="h100_sxm", precision="bf16", prefill_system="a100_sxm_80gb", prefill_precision="bf16")
+    spec = replace(
+        SMALL, pools=(*SMALL.pools, mixed), modes=MODES, per="usd", prices=(("a100_sxm_80gb", 0.1), ("h100_sxm", 3.0))
+    )
+    same, both = run(spec, tmp_path).cases
+    assert [mode.mode for mode in same.modes] == list(MODES)
+    assert [mode.mode for mode in both.modes] == ["disaggregated"]
+    front = both.modes[0].frontier
+    assert both.plan.case.name == (
+        "llama_3_1_8b-a100_sxm_80gb-bf16-to-h100_sxm-bf16-measured-2048-256-instance8-per_usd"
+    )
+    assert (set(front["prefill_system"]), set(front["system"])) == ({"a100_sxm_80gb"}, {"h100_sxm"})
+    prefill = front["prefill_instances"] * front["prefill_gpus"]
+    cost = prefill * 0.1 + (front["total_gpus"] - prefill) * 3.0
+    np.testing.assert_allclose(front["usd_per_hour"], cost, rtol=1e-12)
+    tokens_per_usd = front[Y] * front["total_gpus"] * 3600 / cost
+    np.testing.assert_allclose(front["tokens_per_usd"], tokens_per_usd, rtol=1e-12)
+    assert len(pareto_front(front, throughput="tokens_per_usd")) == len(front)
+    assert reaches(front, same.modes[0].frontier, y="tokens_per_usd")  # prefill at a thirtieth of the price
+
