@@ -1,0 +1,163 @@
+"""What a notebook shows: tables of HTML with units, escaped; readable tables of points."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.errors import InputError
+
+SHAPE = {"isl": 2048, "osl": 512}
+
+
+@pytest.fixture(scope="module")
+def grids():
+    model, system = ds.load_model("llama_3_1_70b"), ds.load_system("h200_sxm")
+    mappings = ds.enumerate_mappings(model, system, max_gpus=8)
+    shape = {**SHAPE, "precision": "fp8"}
+    return ds.prefill_grid(model, system, mappings, **shape), ds.decode_grid(model, system, mappings, **shape)
+
+
+class Balanced(HTMLParser):
+    """Fails where tags do not nest; keeps the text of every cell."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.cells: list[str] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        if tag in ("td", "th", "caption"):
+            self.cells.append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1] in ("td", "th", "caption"):
+            self.cells[-1] += data
+
+
+def shown(value) -> list[str]:
+    return Balanced(value._repr_html_()).cells
+
+
+@pytest.mark.parametrize("kind", ["hardware", "model", "traffic", "precision", "profile"])
+def test_every_shipped_spec_shows_itself(kind):
+    load = {
+        "hardware": ds.load_system, "model": ds.load_model, "traffic": ds.load_traffic,
+        "precision": ds.load_precision, "profile": ds.load_profile,
+    }[kind]  # fmt: skip
+    for name in ds.list_specs(kind):
+        assert load(name).title in shown(load(name))
+
+
+def test_a_system_shows_engineers_units():
+    cells = shown(ds.load_system("h200_sxm"))
+    assert {"141 GB", "4.8 TB/s", "450 GB/s one way", "700 W", "8 GPUs"} <= {*cells}
+
+
+def test_a_resolved_recipe_shows_the_format_of_every_group():
+    cells = shown(ds.load_precision("nvfp4_fp8kv").resolve(ds.load_model("llama_3_1_70b")))
+    assert {"nvfp4, 0.5625 B an element", "fp8, 1 B an element"} <= {*cells}
+
+
+def test_a_mapping_is_told_in_words():
+    cells = shown(ds.Mapping(tp_attn=2, dp_attn=4, ep=8, pp=3, chunk_tokens=4096))
+    assert cells[0] == "DP4 TP2 EP8 PP3, chunk 4,096: 24 GPUs"
+    assert "tensor parallel over 2, data parallel over 4" in cells
+    assert "chunks of 4,096 tokens" in cells
+
+
+def test_a_table_of_mappings_counts_them_by_size_and_says_what_was_refused():
+    system = ds.load_system("h100_sxm")
+    html = ds.enumerate_mappings(ds.load_model("llama_3_1_8b"), system, max_gpus=2)._repr_html_()
+    assert Balanced(html).cells == ["3 mappings", "GPUs of an instance", "1", "2", "mappings", "1", "2"]
+    assert "Refused:" in html
+
+
+def test_text_of_a_file_is_escaped():
+    system = replace(ds.load_system("h100_sxm"), title="<script>alert(1)</script> & Co")
+    assert "<script" not in system._repr_html_()
+    assert shown(system)[0] == "<script>alert(1)</script> & Co"
+
+
+def test_a_grid_shows_counts_memory_and_its_best_points(grids):
+    _, decode = grids
+    cells = shown(decode)
+    assert cells[0].startswith("Decode grid: Llama")
+    assert "2,048 tokens in, 512 out" in cells
+    fits = int((decode.memory_bytes <= decode.memory_limit).sum())
+    assert any(cell.startswith(f"{decode.latency.size:,}, of which {fits:,} (") for cell in cells)
+    lowest = cells[cells.index("lowest TTL") + 1]
+    best = decode.latency[decode.feasible].min()
+    assert float(lowest.split(" ms: ")[0]) == pytest.approx(best * 1e3, rel=1e-3)
+    # 80 layers x 8 heads x 128 x (K and V) x 1 B x 2048 tokens
+    assert cells[cells.index("cache of a prompt") + 1] == "0.336 GB in fp8"
+
+
+def test_a_grid_without_room_says_how_much_it_lacks(grids):
+    _, decode = grids
+    full = replace(decode, status=np.full_like(decode.status, ds.Status.OUT_OF_MEMORY), memory_limit=10e9)
+    lacking = (decode.memory_bytes.min() - 10e9) / 1e9
+    cells = shown(full)
+    assert cells[cells.index("closest") + 1] == f"lacks {lacking:.3g} GB on a GPU"
+    assert "lowest TTL" not in cells
+
+
+def test_a_plan_shows_its_pools_with_units(grids):
+    plan = ds.match_rates(*grids, ttl_limit=0.03, gpu_budget=24)
+    cells = shown(plan)
+    instance = plan.deployment.decode.members[0][0]
+    assert f"TTL {instance.latency_s * 1e3:.4g} ms" in cells
+    assert f"{instance.memory_bytes / 1e9:.1f} GB/GPU" in cells
+    assert any(re.fullmatch(r"[\d,.]+ tokens/s/GPU over \d+ GPUs", cell) for cell in cells)
+    assert "cost" not in cells
+    assert {*shown(plan.deployment)[1:]} <= {*cells}
+    assert shown(plan.deployment.prefill)[0].startswith("prefill: ")
+
+
+def test_a_priced_plan_shows_its_cost_and_a_refused_one_its_reason(grids):
+    priced = ds.match_rates(*grids, required_rate=5.0, usd_per_gpu_hour=(2.0, 3.0))
+    cells = shown(priced)
+    assert cells[cells.index("cost") + 1] == f"{priced.cost:,.4g} USD/h"
+    refused = ds.match_rates(*grids, ftl_limit=1e-6, gpu_budget=24)
+    assert refused.message in shown(refused)
+
+
+def test_points_are_readable_in_every_mode(grids):
+    prefill, decode = grids
+    front = ds.pareto_front(ds.disaggregated(prefill, decode))
+    mixed = ds.pareto_front(ds.piggyback(decode.model, decode.system, ds.Mapping(tp_attn=8, tp_ffn=8), **SHAPE,
+                                         precision="fp8"))  # fmt: skip
+    table = ds.readable(ds.with_cost(pd.concat([front, mixed]), "usd"))
+    assert len(table) == len(front) + len(mixed)
+    first, last = table.iloc[0], table.iloc[-1]
+    assert (first["mode"], last["mode"]) == ("disaggregated", "piggybacked")
+    assert first["TTL [ms]"] == pytest.approx(front.iloc[0]["ttl_s"] * 1e3, rel=5e-3)
+    assert first["KV out [GB/s/GPU]"] == pytest.approx(front.iloc[0]["kv_egress_bytes_per_s_per_gpu"] / 1e9, rel=5e-3)
+    assert last["decode"] == "TP8"
+    assert last["prefill"].endswith("of the steps")
+    assert (table["tokens/USD"] > 0).all()
+
+
+def test_readable_keeps_the_best_point_at_stated_interactivities(grids):
+    front = ds.pareto_front(ds.disaggregated(*grids))
+    table = ds.readable(front, at=[20, 1e6])
+    assert len(table) == 1
+    best = front[front["tokens_per_s_per_user"] >= 20]["tokens_per_s_per_gpu"].max()
+    assert table["tokens/s/GPU"][0] == pytest.approx(best, rel=5e-3)
+
+
+def test_readable_refuses_what_is_no_table_of_points():
+    with pytest.raises(InputError, match="missing column 'tokens_per_s_per_user'"):
+        ds.readable(pd.DataFrame({"a": [1]}))
