@@ -95,16 +95,28 @@ def _panel(panel: Any, table: pd.DataFrame, axes: Axes, curves: list[str], drawn
         panel.set_ylim(0, 1.06 * table["y"].max())
     unit = float(table["x_unit"].iloc[0])
     if axes.band is not None:
-        low, high = (end / unit for end in axes.band)
+        left, right = panel.get_xlim()
+        low, high = (min(max(end / unit, left), right) for end in axes.band)
         name = f"{axes.band[0]:g} to {axes.band[1]:g} {axes.top_label}"
-        right = panel.get_xlim()[1]
-        drawn[name] = panel.axvspan(min(low, right), min(high, right), color="#000000", alpha=0.06, linewidth=0)
+        drawn[name] = panel.axvspan(low, high, color="#000000", alpha=0.06, linewidth=0)
     if axes.top_label:
-        top = panel.secondary_xaxis("top", functions=(lambda x: x * unit, lambda x: x / unit))
-        top.set_xlabel(axes.top_label, fontsize="small", color="#555555")
-        top.tick_params(labelsize="small", colors="#555555")
+        _top_axis(panel, axes, unit)
     else:
         panel.spines["top"].set_visible(False)
+
+
+def _top_axis(panel: Any, axes: Axes, unit: float) -> None:
+    """x in its own unit above the panel."""
+    from matplotlib.ticker import FuncFormatter
+
+    top = panel.secondary_xaxis("top", functions=(lambda x: x * unit, lambda x: x / unit))
+    top.set_xlabel(axes.top_label, fontsize="small", color="#555555")
+    if axes.x_scale == "log":
+        low, high = (end * unit for end in panel.get_xlim())
+        top.set_xticks(_log_ticks(low, high, 10))
+        top.minorticks_off()
+        top.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    top.tick_params(labelsize="small", colors="#555555")
 
 
 def _scale(axis: Any, scale: str, values: Any) -> None:
@@ -115,14 +127,19 @@ def _scale(axis: Any, scale: str, values: Any) -> None:
     base = 2 if scale == "log2" else 10
     axis._set_axes_scale("log", base=base)
     low, high = float(values.min()), float(values.max())
-    steps = (1,) if base == 2 else (1, 2, 5)
-    powers = range(math.floor(math.log(low, base)) - 1, math.ceil(math.log(high, base)) + 1)
-    ticks = [step * float(base) ** power for power in powers for step in steps]
     margin = (high / low) ** 0.04 * 1.02
-    axis.axes.set(**{f"{axis.axis_name}lim": (low / margin, high * margin)})
-    axis.set_ticks([tick for tick in ticks if low / margin <= tick <= high * margin])
+    low, high = low / margin, high * margin
+    axis.axes.set(**{f"{axis.axis_name}lim": (low, high)})
+    axis.set_ticks(_log_ticks(low, high, base))
     axis.minorticks_off()
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _log_ticks(low: float, high: float, base: int) -> list[float]:
+    """Powers of two, or 1, 2 and 5 times powers of ten."""
+    steps = (1,) if base == 2 else (1, 2, 5)
+    powers = range(math.floor(math.log(low, base)), math.ceil(math.log(high, base)) + 1)
+    return [tick for power in powers for step in steps if low <= (tick := step * float(base) ** power) <= high]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

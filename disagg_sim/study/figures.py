@@ -8,7 +8,7 @@ hold both, and beside each point the configuration behind it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,9 @@ NORMALISED = Axes(
     band=RANGE,
     hold=True,
 )
+
+#: Where interactivity spans more than this factor its axis is logarithmic; the paper's is linear. [1]
+LINEAR_SPAN = 50.0
 
 #: A curve: its name and the points that it shows.
 Curves = list[tuple[str, "pd.DataFrame"]]
@@ -124,6 +127,17 @@ def _ordered(table: pd.DataFrame) -> pd.DataFrame:
     return table[first + [name for name in table if name not in first]]
 
 
+def _axes(axes: Axes, table: pd.DataFrame) -> Axes:
+    """The axes with a scale of x that keeps all points of a picture apart."""
+    return replace(axes, x_scale="log") if table["x"].max() > LINEAR_SPAN * table["x"].min() else axes
+
+
+def _picture(title: str, panels: list[tuple[str, Curves]]) -> Picture:
+    """A picture with the paper's normalisation."""
+    table = _panels(panels)
+    return Picture(title=title, axes=_axes(NORMALISED, table), table=table)
+
+
 def _title(number: int, subject: str, points: pd.DataFrame, profile: str) -> str:
     system, precision = points["system"].iloc[0], points["precision"].iloc[0]
     return f"Figure {number}: {subject}\n{system}, {precision}, profile {profile}"
@@ -141,7 +155,7 @@ def _gains(
         (f"{NAMES[case['model'].iloc[0]]}, {_lengths(case)}", _modes(case, mixed=mixed))
         for _, case in points.groupby(by, sort=False, observed=True)
     ]
-    return Picture(title=_title(number, subject, points, profile), axes=NORMALISED, table=_panels(panels))
+    return _picture(_title(number, subject, points, profile), panels)
 
 
 def _pipelining(table: pd.DataFrame, profile: str) -> Picture:
@@ -183,7 +197,7 @@ def _fixed_ratios(points: pd.DataFrame, profile: str) -> Picture:
     ]
     panel = (f"{NAMES[points['model'].iloc[0]]}, {_lengths(points)}", [*curves, (BEST, best_colocated(points))])
     title = _title(10, "fixed ratios of context to generation GPUs", points, profile)
-    return Picture(title=title, axes=NORMALISED, table=_panels([panel]))
+    return _picture(title, [panel])
 
 
 def _domains(points: pd.DataFrame, profile: str) -> Picture:
@@ -195,7 +209,7 @@ def _domains(points: pd.DataFrame, profile: str) -> Picture:
         )
         for model, case in points.groupby("model", sort=False, observed=True)
     ]
-    return Picture(title=_title(11, "NVLink domain", points, profile), axes=NORMALISED, table=_panels(panels))
+    return _picture(_title(11, "NVLink domain", points, profile), panels)
 
 
 def _transfer(points: pd.DataFrame, profile: str) -> Picture:
@@ -208,14 +222,18 @@ def _transfer(points: pd.DataFrame, profile: str) -> Picture:
     ]
     title = _title(12, f"KV-cache transfer, {NAMES[points['model'].iloc[0]]}", points, profile)
     axes = Axes(x_label=f"interactivity [{USER}]", y_label="max(egress, ingress) per distinct GPU [GB/s]")
-    return Picture(title=title, axes=axes, table=_panels([("", curves)], y="kv_gb_per_s", normalised=False))
+    table = _panels([("", curves)], y="kv_gb_per_s", normalised=False)
+    return Picture(title=title, axes=_axes(axes, table), table=table)
 
 
 def _distribution(points: pd.DataFrame, profile: str) -> Picture:
-    """Figure 14: a distribution of lengths against its medians."""
-    curves = [(str(lengths), case) for lengths, case in points.groupby("traffic", sort=False)]
-    title = _title(14, "whole length distribution and its medians", points, profile)
-    return Picture(title=title, axes=NORMALISED, table=_panels([(NAMES[points["model"].iloc[0]], curves)]))
+    """Figure 14: a distribution of lengths against constant lengths."""
+    curves = [
+        (f"constant {traffic}" if "/" in str(traffic) else str(traffic), case)
+        for traffic, case in points.groupby("traffic", sort=False)
+    ]
+    title = _title(14, "a distribution of lengths and constant lengths", points, profile)
+    return _picture(title, [(NAMES[points["model"].iloc[0]], curves)])
 
 
 _SHAPE = ["isl", "osl"]
