@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from disagg_sim.report.labels import place_labels
@@ -16,7 +17,7 @@ from disagg_sim.report.words import (
     overview_name,
     pools_text,
     records,
-    tags_text,
+    tag_text,
 )
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.cases import Case
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", ":", "-.")
+TITLE_WIDTH = 92  # characters of a line
+LONG_LABEL = 48  # characters from which a legend stands below the picture
 CLOUD = "#BBBBBB"
 CLOUD_POINTS = 6000  # drawn of a case's points off the frontier, evenly taken
 X = "tokens_per_s_per_user"
@@ -136,8 +139,12 @@ def _traffic_shown(items: Iterable[CaseFigures]) -> str:
 
 
 def _curve_label(item: CaseFigures, among: Iterable[CaseFigures]) -> str:
-    alike = len({other.case.traffic for other in among}) == 1
-    parts = ["" if alike else str(item.case.traffic), pools_text(item.case.pools), tags_text(item.case)]
+    """What tells the curve from the others: traffic and axes that differ, and the systems."""
+    others = [other.case for other in among]
+    alike = len({other.traffic for other in others}) == 1
+    shared = {tag for tag in item.case.tags if all(tag in other.tags for other in others)}
+    tags = ", ".join(tag_text(tag) for tag in item.case.tags if tag not in shared)
+    parts = ["" if alike else str(item.case.traffic), pools_text(item.case.pools), tags]
     return ", ".join(part for part in parts if part) + _marked(item.inherited)
 
 
@@ -160,7 +167,7 @@ def _draw(task: CaseFigures | Overview) -> int:
 
 
 def _title(task: CaseFigures, subject: str) -> str:
-    return f"{case_title(task.case)}{_marked(task.inherited)}\n{subject}"
+    return f"{fill(f'{case_title(task.case)}{_marked(task.inherited)}', TITLE_WIDTH)}\n{subject}"
 
 
 def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
@@ -269,9 +276,14 @@ def _overview(task: Overview) -> None:
             line = LINES[number // len(COLOURS) % len(LINES)]
             axes.plot(front[X], front[task.y], line + mark, color=colour, markersize=4, label=label)
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if f"{value:e}"[0] in "25" else ""))
         axes.set_xlim(left=0)
-        axes.legend(loc="best", fontsize=8.5 if len(task.frontiers) > len(COLOURS) else None)
+        if len(task.frontiers) > len(COLOURS) or max(len(label) for label, _ in task.frontiers) > LONG_LABEL:
+            figure.set_figheight(figure.get_figheight() + 0.2 * len(task.frontiers))
+            figure.legend(loc="outside lower left", fontsize=9.0)
+        else:
+            axes.legend(loc="best")
         _save(figure, task.path)
 
 

@@ -43,7 +43,12 @@ def pools_text(pools: Pools) -> str:
 
 def tags_text(case: Case) -> str:
     """What tells the case from its neighbours in a sweep beside model, system and traffic: ``ftl1, cap16``."""
-    return ", ".join(tag.replace("_", " ") for tag in case.tags)
+    return ", ".join(tag_text(tag) for tag in case.tags)
+
+
+def tag_text(tag: str) -> str:
+    """One axis of a case where people read it: ``domain8`` stays, ``every_step_mixed`` loses its underscores."""
+    return tag.replace("_", " ")
 
 
 def case_title(case: Case) -> str:

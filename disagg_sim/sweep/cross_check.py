@@ -55,7 +55,8 @@ def _check_pools(reader: Reader, spec: SweepSpec, pools: Pools) -> None:
     if not pools.alike and "disaggregated" not in spec.modes:
         reader.faults.append(f"systems: {pools} serves disaggregated only; modes has {', '.join(spec.modes)}")
     names = (pools.system, pools.prefill_system)
-    reader.attempt("prices", costs_of_gpus, names, spec.per, dict(spec.prices))
+    if reader.attempt("prices", costs_of_gpus, names, spec.per, dict(spec.prices)) is None:
+        reader.faults[-1] += "; on the command line: --price SYSTEM=USD"
 
 
 def _check_fits(reader: Reader, spec: SweepSpec) -> None:
