@@ -89,7 +89,7 @@ def _(table: MappingTable) -> str:
     sizes, counts = np.unique(table.gpus, return_counts=True)
     head = ("GPUs of an instance", *(f"{size}" for size in sizes))
     shown = _table(f"{_counted(len(table), 'mapping')}", head, [("mappings", *(f"{count}" for count in counts))])
-    refused = "; ".join(f"{reason}: {count:,}" for reason, count in table.refused)
+    refused = "; ".join(f"{reason}: {count:,}" for reason, count in sorted(table.refused, key=lambda r: -r[1]))
     return shown + (f"<p>Refused: {escape(refused)}</p>" if refused else "")
 
 
@@ -136,7 +136,7 @@ def _(grid: PhaseGrid) -> str:
         fastest = _place(np.where(ok, grid.latency, np.inf).argmin(), grid)
         busiest = _place(np.where(ok, per_gpu, -np.inf).argmax(), grid)
         lines += [
-            (f"lowest {name}", f"{grid.latency[fastest] / MS:.4g} ms: {_point_text(grid, fastest)}"),
+            (f"lowest {name}", f"{_time_text(grid.latency[fastest])}: {_point_text(grid, fastest)}"),
             ("highest rate", f"{per_gpu[busiest]:.4g} requests/s/GPU: {_point_text(grid, busiest)}"),
         ]
     elif ok.size:
@@ -178,11 +178,15 @@ def _instance_row(instance: Instance, count: int) -> Line:
         _mapping_text(instance.mapping),
         f"{instance.mapping.gpus:,}",
         f"{instance.batch:,}",
-        f"{LATENCY[instance.phase]} {instance.latency_s / MS:,.4g} ms",
+        f"{LATENCY[instance.phase]} {_time_text(instance.latency_s)}",
         f"{instance.request_rate_per_s:.4g}",
         f"{instance.memory_bytes / GB:.1f} GB/GPU",
         instance.system,
     )
+
+
+def _time_text(seconds: float) -> str:
+    return f"{seconds:,.3g} s" if seconds >= 1 else f"{seconds / MS:.4g} ms"
 
 
 def _counted(count: int, noun: str) -> str:
