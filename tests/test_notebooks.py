@@ -1,0 +1,107 @@
+"""The notebooks run from the first cell to the last, on the public names alone, and show what they promise."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import disagg_sim
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+FIRST, MODES = (FOLDER / name for name in ("01_first_frontier.ipynb", "02_colocated_or_disaggregated.ipynb"))
+LIMIT = 60  # of a cell [s]
+
+
+class Run:
+    """A notebook after its run: what it printed, the HTML and the pictures that it showed."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        notebook = nbformat.read(path, as_version=4)
+        client = NotebookClient(notebook, timeout=LIMIT, resources={"metadata": {"path": str(folder)}})
+        client.execute()  # raises where a cell does
+        outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+        self.printed = "".join(output.text for output in outputs if output.get("name") == "stdout")
+        self.warned = "".join(output.text for output in outputs if output.get("name") == "stderr")
+        data = [output.data for output in outputs if "data" in output]
+        self.html = [each["text/html"] for each in data if "text/html" in each]
+        self.pictures = sum("image/png" in each for each in data)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    return Run(FIRST, tmp_path_factory.mktemp("first"))
+
+
+@pytest.fixture(scope="module")
+def modes(tmp_path_factory):
+    return Run(MODES, tmp_path_factory.mktemp("modes"))
+
+
+def number(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    assert found, f"no {pattern!r} in {text!r}"
+    return float(found[1].replace(",", ""))
+
+
+def test_every_notebook_is_run_here():
+    assert NOTEBOOKS == [FIRST, MODES]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_kept_without_outputs(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        assert not cell.get("outputs"), f"clear the outputs of {path.name}"
+        assert cell.get("execution_count") is None
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_use_public_names_only(path):
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    for node in (node for source in cells for node in ast.walk(ast.parse(source))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ds":
+            assert node.attr in disagg_sim.__all__
+        if isinstance(node, ast.Import):
+            assert {alias.name for alias in node.names} <= {"disagg_sim", "matplotlib.pyplot", "numpy", "pandas"}
+        assert not isinstance(node, ast.ImportFrom)
+
+
+def test_the_first_frontier_is_shown_with_its_bandwidth(first):
+    assert number(r"([\d,]+) matched configurations", first.printed) > 1000
+    assert number(r"configurations, (\d+) of them on the frontier", first.printed) > 10
+    # 61 layers x (512 + 64) x 1 B x 16384 tokens
+    assert number(r"one prompt leaves ([\d.]+) GB", first.printed) == pytest.approx(0.58)
+    assert first.pictures == 3
+    assert not first.warned
+
+
+def test_the_first_notebook_plans_a_mixed_pool(first):
+    mixed = number(r"mixed pools: +([\d.]+) requests/s", first.printed)
+    single = number(r"one configuration per pool: +([\d.]+) requests/s", first.printed)
+    assert mixed >= single > 0
+    assert "the best TTL is" in first.printed
+    (plan,) = (html for html in first.html if "Deployment" in html)
+    assert "tokens/s/GPU over 72 GPUs" in plan
+    assert any("Decode grid: DeepSeek-R1 on NVIDIA GB200 NVL72" in html for html in first.html)
+
+
+def test_the_modes_are_compared_for_two_traffics(modes):
+    assert modes.pictures == 4
+    (verdict,) = (html for html in modes.html if "share_above" in html)
+    assert verdict.count("<tr>") == 2
+    assert all(mode in "".join(modes.html) for mode in ("disaggregated", "co-located", "piggybacked"))
+    assert number(r"mean context in decode: ([\d,]+) tokens", modes.printed) > number(
+        r"at constant means: ([\d,]+)", modes.printed
+    )
+    assert not modes.warned
+
+
+def test_an_unknown_price_is_named(modes):
+    assert "usd_per_gpu_hour of gb200_nvl72 is not known" in modes.printed
