@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -133,6 +134,19 @@ def test_no_point_no_label() -> None:
     figure = Figure()
     FigureCanvasAgg(figure)
     assert place_labels(figure, figure.add_subplot(), []) == 0
+
+
+def test_pictures_of_an_axis_compare_its_values(tmp_path: Path, result: SweepResult) -> None:
+    """Two cases: one picture each of the co-located modes alone, and one that compares them."""
+    limits = (Limits(max_gpus=2), Limits(max_gpus=2, ftl_s=0.5))
+    spec = replace(result.plan.spec, models=("llama_3_1_8b",), modes=MODES[1:], limits=limits)
+    both = run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Silent())
+    assert draw_figures(both, tmp_path, jobs=1) == 3
+    names = {path.relative_to(tmp_path / "figures").as_posix() for path in (tmp_path / "figures").glob("**/*.png")}
+    cases = [case.plan.case.name for case in both.cases]
+    assert names == {"llama_3_1_8b-1024-128.png", *(f"{name}/pareto.png" for name in cases)}
+    assert cases[1].endswith("-ftl0.5-instance2")
+    assert "| ftl0.5, instance2 | piggybacked |" in summary(both, figures=True)
 
 
 def test_figures_of_an_earlier_sweep_are_removed(tmp_path: Path, result: SweepResult) -> None:

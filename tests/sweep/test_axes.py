@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.mixed import Interference
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -86,6 +87,36 @@ def test_names_tell_every_case_apart_and_show_what_varies() -> None:
     assert [case.name for case in cases_of(replace(SMALL, limits=(Limits(),)))] == [
         "llama_3_1_8b-h100_sxm-bf16-measured-2048-256"
     ]
+
+
+def test_each_mode_says_what_stands_in_its_way(tmp_path: Path) -> None:
+    spec = replace(SMALL, modes=MODES, limits=(Limits(max_gpus=8, ftl_s=1e-4), Limits(max_gpus=8, ttl_s=1e-6)))
+    slow_first, slow_steps = run(spec, tmp_path).cases
+    for case, latency in ((slow_first, "FTL"), (slow_steps, "TTL")):
+        told = dict(case.verdicts)
+        assert list(told) == list(MODES)
+        for text in told.values():
+            assert f"meets the {latency} limit of" in text
+            assert f"; the best {latency} is 0.0" in text
+        assert not len(case.found)
+    with pytest.raises(InfeasibleError, match="no case has a result"):
+        run(spec, tmp_path).require()
+    table = pd.read_csv(tmp_path / "infeasible.csv").query("reason == 'no result'")
+    assert table["mode"].tolist() == [*MODES, *MODES]
+    nowhere = run(replace(SMALL, models=("llama_3_1_405b",), modes=MODES[1:]), tmp_path / "large").cases[0]
+    for mode in MODES[1:]:
+        assert f"({mode}): the closest lacks" in dict(nowhere.verdicts)[mode]
+
+
+def test_another_mode_leaves_the_stored_blocks_of_a_case_alone(tmp_path: Path) -> None:
+    run(SMALL, tmp_path)
+    stored = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*.parquet")}
+    before = pd.read_csv(tmp_path / "frontier.csv")
+    run(replace(SMALL, modes=MODES), tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in stored} == stored
+    after = pd.read_csv(tmp_path / "frontier.csv")
+    pd.testing.assert_frame_equal(after[after["mode"] == "disaggregated"], before, check_dtype=False)
+    assert set(after["case"]) == set(before["case"])
 
 
 def test_limits_never_help_and_stand_in_the_frontier(tmp_path: Path) -> None:
