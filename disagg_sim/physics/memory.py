@@ -173,17 +173,22 @@ def instance_bytes(
 
 def decode_bytes(
     model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, batch: Numeric, *,
-    cached: CachedTokens,
+    cached: CachedTokens, expanded: bool = False,
 ) -> Numeric:  # fmt: skip
-    """Bytes on the fullest GPU of a decode instance at its steady batch of sequences ``cached``. [B]"""
+    """Bytes on the fullest GPU of a decode instance at its steady batch of sequences ``cached``. [B]
+
+    ``expanded`` keeps the up-projected MLA keys and values of every sequence (form ``cached``).
+    """
     sequences = np.ceil(batch / degrees.dp_attn)
+    tokens = cached.of(sequences, profile.resident_deviations)
     live = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
     residents = Residents(
         sequences=sequences,
-        tokens=cached.of(sequences, profile.resident_deviations),
+        tokens=tokens,
         live=live,
         live_total=np.minimum(live * degrees.dp_attn, batch),
         emitted=live,
+        expanded=tokens if expanded else 0.0,
     )
     return instance_bytes(model, precision, profile, degrees, residents, profile.decode_imbalance)
 

@@ -83,7 +83,7 @@ def decode_grid_under(
         degrees = degree_columns(table[rows])
         step = decode_step(at.model, at.rates, degrees, batch=axis, context=law.context, mla_form=mla_form)
         ttl[rows], micro[rows], bound[rows] = step.ttl, step.microbatches, bound_codes(step.sums)
-        memory[rows] = at.decode_bytes_of(degrees, axis, cached)
+        memory[rows] = at.decode_bytes_of(degrees, axis, cached, mla_form=mla_form)
     rate = axis / (ttl * (law.mean_osl - 1))
     grid = phase_grid(at, "decode", table, law.mean_isl, law.mean_osl, sizes, ttl, rate, memory, micro, bound)
     return replace(grid, kv_bytes_per_request=_kv_bytes(at, law))

@@ -216,7 +216,7 @@ def decode_grid(
         ttl[rows] = step.ttl
         micro[rows] = step.microbatches
         bound[rows] = bound_codes(step.sums)
-        memory[rows] = at.decode_bytes(degrees, axis, isl=isl, osl=osl)
+        memory[rows] = at.decode_bytes(degrees, axis, isl=isl, osl=osl, mla_form=mla_form)
     rate = axis / (ttl * (osl - 1))
     return phase_grid(at, "decode", table, int(isl), int(osl), sizes, ttl, rate, memory, micro, bound)
 

@@ -38,13 +38,17 @@ class Setting:
         """What one GPU may hold. [B]"""
         return memory_limit(self.system, self.profile)
 
-    def decode_bytes(self, degrees: Degrees, batch: Numeric, *, isl: int, osl: int) -> Numeric:
+    def decode_bytes(self, degrees: Degrees, batch: Numeric, *, isl: int, osl: int, mla_form: str = "auto") -> Numeric:
         """Bytes on the fullest GPU of a decode instance; see ``physics.memory``. [B]"""
-        return self.decode_bytes_of(degrees, batch, decode_residents(isl, osl))
+        return self.decode_bytes_of(degrees, batch, decode_residents(isl, osl), mla_form=mla_form)
 
-    def decode_bytes_of(self, degrees: Degrees, batch: Numeric, cached: CachedTokens) -> Numeric:
+    def decode_bytes_of(
+        self, degrees: Degrees, batch: Numeric, cached: CachedTokens, *, mla_form: str = "auto"
+    ) -> Numeric:
         """``decode_bytes`` where each sequence in flight holds ``cached`` tokens. [B]"""
-        return decode_bytes(self.model, self.precision, self.profile, degrees, batch, cached=cached)
+        return decode_bytes(
+            self.model, self.precision, self.profile, degrees, batch, cached=cached, expanded=mla_form == "cached"
+        )
 
     def prefill_bytes(
         self, degrees: Degrees, batch: Numeric, *, isl: int, chunk_tokens: Numeric, cached: bool = False
