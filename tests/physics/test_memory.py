@@ -170,8 +170,8 @@ def test_an_engine_fills_nine_tenths_of_the_reported_memory():
 
 
 def test_keeping_expanded_keys_and_values_in_decode_costs_their_memory():
-    """R1, fp8 cache: 128 heads x 320 B a token and layer beside the latent's 576 B; one sequence of 1,000 + 2 tokens."""
-    at = cached_setting("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+    """R1, fp8 cache: 128 heads x 320 B a token and layer beside the latent; one sequence of 1,000 + 2 tokens."""
+    at = cached_setting("deepseek_r1", "gb200_nvl72", "measured")
     one = Degrees(dp_attn=64.0, ep=64.0)
     latent, expanded = (at.decode_bytes(one, 64.0, isl=1000, osl=2, mla_form=form) for form in ("auto", "cached"))
     tokens = 1000 + 1 + 2 * 2 / 12**0.5  # mean and two standard deviations, at most 1002
