@@ -6,7 +6,7 @@ A figure is one YAML file, ``fig06.yaml``, and where it needs a second sweep, fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +15,11 @@ from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.yaml_files import read_mapping, spec_roots
 from disagg_sim.study.pipelining import KIND, load_pipelining, pipelined_prefill
+from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.plan import POINTS, plan_sweep
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import Listener, run_sweep
-from disagg_sim.sweep.spec import load_sweep
+from disagg_sim.sweep.spec import SweepSpec, load_sweep
 from disagg_sim.sweep.store import Store
 
 if TYPE_CHECKING:
@@ -148,26 +149,56 @@ class Frontiers:
             if block.key.table == POINTS:
                 yield store.read(block.key)
 
+    def prepare(self, figures: Iterable[str], profiles: Iterable[str]) -> None:
+        """Compute all sweeps of these figures under these profiles, several at once."""
+        names = dict.fromkeys(part for figure in figures for part in parts_of(figure, self.names))
+        wanted = [(name, profile) for profile in profiles for name in names if not self._is_pipelining(name)]
+        tasks = [self._task(*key) for key in wanted if key not in self._results]
+        for name, profile, result in run_tasks(_run, tasks, jobs=self.jobs):
+            self.listener.note(f"{profile}, {name}: {result.total.computed:,} design points")
+            self._results[name, profile] = result
+
     def _directory(self, sweep: str, profile: str) -> Path:
         return self.root / profile / "sweeps" / sweep
 
+    def _is_pipelining(self, name: str) -> bool:
+        return read_mapping(study_files(self.study)[name]).get("kind") == KIND
+
     def _table(self, name: str, profile: str) -> pd.DataFrame:
-        path = study_files(self.study)[name]
-        if read_mapping(path).get("kind") != KIND:
+        if not self._is_pipelining(name):
             return self._result(name, profile).frontier
         if (name, profile) not in self._tables:
-            self._tables[name, profile] = pipelined_prefill(load_pipelining(path), profile=_known(profile))
+            study = load_pipelining(study_files(self.study)[name])
+            self._tables[name, profile] = pipelined_prefill(study, profile=_known(profile))
         return self._tables[name, profile]
 
     def _result(self, name: str, profile: str) -> SweepResult:
         if (name, profile) not in self._results:
-            files = study_files(self.study)
-            parts_of(name, tuple(files))
+            parts_of(name, self.names)
             self.listener.note(f"{profile}, {name}")
-            plan = plan_sweep(load_sweep(str(files[name]), profile=_known(profile)))
-            directory = self._directory(name, profile)
-            self._results[name, profile] = run_sweep(plan, directory, jobs=self.jobs, listener=self.listener)
+            task = self._task(name, profile)
+            self._results[name, profile] = run_sweep(
+                plan_sweep(task.spec), task.directory, jobs=self.jobs, listener=self.listener
+            )
         return self._results[name, profile]
+
+    def _task(self, name: str, profile: str) -> _Task:
+        spec = load_sweep(str(study_files(self.study)[name]), profile=_known(profile))
+        return _Task(name, profile, spec, self._directory(name, profile))
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    name: str
+    profile: str
+    spec: SweepSpec
+    directory: Path
+
+
+def _run(task: _Task) -> tuple[str, str, SweepResult]:
+    """A whole sweep in this process."""
+    result = run_sweep(plan_sweep(task.spec), task.directory, jobs=1, listener=Silent())
+    return task.name, task.profile, result
 
 
 def _known(profile: str) -> str:

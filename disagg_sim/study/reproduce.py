@@ -57,6 +57,7 @@ def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequ
     for item in items:
         if item not in known:
             raise UnknownNameError(f"unknown figure {item!r}{nearest(item, known)}; known: {', '.join(known)}")
+    frontiers.prepare(items or known, profiles)
     drawings: list[_Drawing] = []
     for profile in profiles:
         for item in items or known:
