@@ -1,4 +1,4 @@
-"""``disagg-sim reproduce``: the figures of a published study."""
+"""``disagg-sim reproduce``: the figures and claims of a published study."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def reproduce(
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; all cores by default.")] = None,
 ) -> None:
-    """Write every figure of a published study with its data."""
+    """Write every figure of a published study with its data, and whether its claims hold."""
     from disagg_sim.cli.progress import listener
-    from disagg_sim.facts.load import list_specs
+    from disagg_sim.study.claims import PROFILES, holding
     from disagg_sim.study.frontiers import Frontiers
     from disagg_sim.study.reproduce import reproduce as write
 
@@ -36,8 +36,13 @@ def reproduce(
     try:
         frontiers = Frontiers(out, jobs=jobs or cores(), listener=listener())
         items = [f"fig{int(name):02d}" if name.isdecimal() else name for name in figure or []]
-        done = write(frontiers, items=items, profiles=profile or list_specs("profile"))
+        done = write(frontiers, items=items, profiles=profile or PROFILES)
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
         raise typer.Exit(130) from None
+    if done.claims is not None:
+        for line in holding(done.claims).to_dict("records"):
+            misses = f"; not: {line['misses']}" if line["misses"] else ""
+            typer.echo(f"{line['profile']}: {line['holds']} of {line['of']} claims hold{misses}")
+        typer.echo(f"read {out / 'claims.csv'}")
     typer.echo(f"{done.design_points:,} design points, {len(done.pictures)} pictures with their data in {out}")

@@ -14,6 +14,7 @@ from disagg_sim.report.figures import COLOURS, LINES, MARKS
 if TYPE_CHECKING:
     import pandas as pd
 
+FEW_DECADES = 1000.0  # span up to which an axis has ticks between the powers of ten [1]
 _STYLE: Any = {
     "figure.dpi": 110, "savefig.dpi": 110, "font.size": 10.0, "axes.titlesize": 10.5, "axes.spines.right": False,
     "axes.grid": True, "grid.color": "#E6E6E6", "axes.axisbelow": True, "legend.frameon": False,
@@ -136,8 +137,8 @@ def _scale(axis: Any, scale: str, values: Any) -> None:
 
 
 def _log_ticks(low: float, high: float, base: int) -> list[float]:
-    """Powers of two, or 1, 2 and 5 times powers of ten."""
-    steps = (1,) if base == 2 else (1, 2, 5)
+    """Powers of two, or 1, 2 and 5 times powers of ten, or these alone where there are many."""
+    steps = (1, 2, 5) if base == 10 and high < FEW_DECADES * low else (1,)
     powers = range(math.floor(math.log(low, base)), math.ceil(math.log(high, base)) + 1)
     return [tick for power in powers for step in steps if low <= (tick := step * float(base) ** power) <= high]
 

@@ -1,4 +1,4 @@
-"""A published study as a whole: its figures under some profiles, and where disaggregation pays."""
+"""A published study as a whole: its figures under some profiles, where disaggregation pays, and its claims."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.report.panels import Cells, Picture, draw_cells, draw_picture
+from disagg_sim.study.claims import evaluate
 from disagg_sim.study.figures import figure_data, figure_names
 from disagg_sim.study.frontiers import Frontiers
 from disagg_sim.study.pays import PAYS, pays_cells, pays_table
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.results import write_text
+from disagg_sim.sweep.store import Store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,6 +26,7 @@ class Reproduction:
     """What was written."""
 
     pictures: tuple[Path, ...]  # each with its data beside it, ``.csv``
+    claims: pd.DataFrame | None  # ``claims.csv``; None where only some figures were asked for
     design_points: int  # whose time and memory were computed, or are stored [1]
 
 
@@ -33,7 +36,7 @@ def item_names() -> tuple[str, ...]:
 
 
 def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequence[str]) -> Reproduction:
-    """Write figures with their data below ``frontiers.root``.
+    """Write figures with their data, and the claims, below ``frontiers.root``.
 
     ``<profile>/fig01.png`` and ``.csv`` hold a figure, ``<profile>/sweeps/`` what it was made of.
 
@@ -42,7 +45,7 @@ def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequ
     frontiers : Frontiers
         The sweeps of the study.
     items : sequence of str
-        Of ``item_names``; without any, all of them.
+        Of ``item_names``; without any, all of them and ``claims.csv``.
     profiles : sequence of str
         Efficiency profiles.
 
@@ -57,16 +60,21 @@ def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequ
     for item in items:
         if item not in known:
             raise UnknownNameError(f"unknown figure {item!r}{nearest(item, known)}; known: {', '.join(known)}")
-    frontiers.prepare(items or known, profiles)
+    frontiers.prepare(items or frontiers.names, profiles)
     drawings: list[_Drawing] = []
     for profile in profiles:
+        Store(frontiers.root / profile).prepare()
         for item in items or known:
             picture, table = _item(frontiers, item, profile)
             path = frontiers.root / profile / f"{item}.png"
             write_text(path.with_suffix(".csv"), _csv(table))
             drawings.append(_Drawing(picture, path))
+    claims = None
+    if not items:
+        claims = evaluate(frontiers, profiles)
+        write_text(frontiers.root / "claims.csv", _csv(claims))
     pictures = tuple(run_tasks(_draw, drawings, jobs=frontiers.jobs))
-    return Reproduction(tuple(sorted(pictures)), frontiers.design_points)
+    return Reproduction(tuple(sorted(pictures)), claims, frontiers.design_points)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -187,6 +187,23 @@ def test_figures_are_written_with_their_data(out: Path) -> None:
         assert len(data) > 3
 
 
+def test_everything_is_the_figures_and_the_claims(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = root / "sweeps" / "tiny"
+    folder.mkdir()
+    (folder / "fig05.yaml").write_text(PIPELINE)
+    claims = pd.DataFrame({"id": ["C1", "C2"], "profile": "ideal", "holds": [True, False], "value": [1.5, 2.0]})
+    monkeypatch.setattr("disagg_sim.study.reproduce.item_names", lambda: ("fig05",))
+    monkeypatch.setattr("disagg_sim.study.reproduce.evaluate", lambda *_: claims)
+    done = reproduce(Frontiers(tmp_path, study="tiny"), profiles=["ideal"])
+    assert [path.name for path in done.pictures] == ["fig05.png"]
+    assert (tmp_path / "claims.csv").read_text() == "id,profile,holds,value\nC1,ideal,True,1.5\nC2,ideal,False,2\n"
+    monkeypatch.setattr(Frontiers, "names", ("fig05",))
+    assert run(["reproduce", "beyond-the-buzz", "--profile", "ideal", "--out", str(tmp_path), "--jobs", "1"]) == 0
+    assert "ideal: 1 of 2 claims hold; not: C2" in capsys.readouterr().out
+
+
 def test_the_command_writes_a_figure_and_counts_design_points(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--figure", "9", "--profile", "ideal", "--out", str(out), "--jobs", "1"]
     assert run(["reproduce", "beyond-the-buzz", *arguments]) == 0
