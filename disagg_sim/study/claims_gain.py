@@ -90,12 +90,14 @@ def c4_medium_latency(evidence: Evidence) -> Finding:
         values.append(f"{model} {best.largest:.3g} at {best.largest_at:.0f}, ends {loose:.3g} and {tight:.3g}")
         whole = gain_of(fronts, own=True)
         ends = [_mean_gain(fronts, *each) for each in _tenths(whole.low, whole.high)]
-        relaxed, share = float(fronts[1].x[0]), prefill_share(evidence, "fig06", low, model=model)
+        widest = (float(min(front.x[0] for front in fronts)), float(min(front.x[-1] for front in fronts)))
+        widest_ends = [_mean_gain(fronts, *each) for each in _tenths(*widest)]
+        share = prefill_share(evidence, "fig06", low, model=model)
         notes.append(
             f"{model} over its own {whole.low:.0f}-{whole.high:.0f}: {whole.largest:.3g} at {whole.largest_at:.0f}, "
             f"ends {ends[0]:.3g} and {ends[1]:.3g}; prefill takes {share:.2f} of a "
-            f"co-located cycle at {low:.0f}; at {relaxed:.1f}, where the co-located curve begins, G is "
-            f"{float(pointwise_gain(fronts[0].curve, fronts[1].curve, relaxed)):.2f}"
+            f"co-located cycle at {low:.0f}; from {widest[0]:.1f}, where the first of the two curves begins, to "
+            f"{widest[1]:.0f} the ends are {widest_ends[0]:.2f} and {widest_ends[1]:.2f}"
         )
     return Finding("; ".join(values), holds, f"near 1 read as {LITTLE[0]}-{LITTLE[1]}; " + "; ".join(notes))
 

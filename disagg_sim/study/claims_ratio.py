@@ -59,7 +59,9 @@ def c12_spread(evidence: Evidence) -> Finding:
     note = (
         f"from {LOW:.0f} to {HIGH:.0f} tokens/s/user; whole frontiers, down to one request an instance: {listed(own)}; "
         + "; ".join(f"{name}: {listed(values)}" for name, values in switches.items())
-        + f". At {HIGH:.0f} tokens/s/user the TTL is {1e3 / HIGH:.0f} ms, and the spread says how near that comes to "
+        + f". From {LOW:.0f} to the same share of each model's own reach as {HIGH:.0f} is of R1's: "
+        f"{listed(_spread_by_reach(evidence))}. At {HIGH:.0f} tokens/s/user the TTL is {1e3 / HIGH:.0f} ms, and the "
+        f"spread says how near that comes to "
           f"the "
         f"TTL of one request: {listed(_share_of_floor(evidence))} of it"
     )
@@ -167,6 +169,13 @@ def _loose(front: Front) -> float:
 def _spread(front: Front) -> float:
     low, high = shared(front)
     return float(front.at(RATIO, low) / front.at(RATIO, high))
+
+
+def _spread_by_reach(evidence: Evidence) -> dict[str, float]:
+    """Spread up to the share of each model's largest interactivity that ``HIGH`` is of R1's. [1]"""
+    fronts = {model: evidence.front("fig09", model=model) for model in MODELS}
+    share = HIGH / fronts[R1].x[-1]
+    return {model: float(f.at(RATIO, LOW) / f.at(RATIO, share * f.x[-1])) for model, f in fronts.items()}
 
 
 def _own_spread(front: Front) -> float:
