@@ -50,7 +50,8 @@ MODE_STYLE = {
     "piggyback": (COLOURS[2], MARKS[2], "-."),
 }
 DISAGGREGATED = "disaggregated"
-_STYLE: Any = {
+#: Of all pictures.
+STYLE: Any = {
     "figure.figsize": (9.0, 5.6), "figure.dpi": 110, "savefig.dpi": 110, "font.size": 11.0, "axes.titlesize": 11.5,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E6E6E6",
     "axes.axisbelow": True, "legend.frameon": False, "lines.linewidth": 1.8, "lines.markersize": 5.0,
@@ -170,12 +171,18 @@ def _title(task: CaseFigures, subject: str) -> str:
     return f"{fill(f'{case_title(task.case)}{_marked(task.inherited)}', TITLE_WIDTH)}\n{subject}"
 
 
-def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
+def blank_figure(size: tuple[float, float] | None = None) -> Any:
+    """An empty picture that needs no display; ``size`` in inches, else that of the style in use."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(layout="constrained")
+    figure = Figure(layout="constrained", figsize=size)
     FigureCanvasAgg(figure)
+    return figure
+
+
+def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
+    figure = blank_figure()
     axes = figure.add_subplot()
     axes.set_title(title, loc="left")
     axes.set_xlabel(x_label)
@@ -183,7 +190,8 @@ def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_png(figure: Any, path: Path) -> None:
+    """Write a picture so that it is there whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     figure.savefig(temporary, format="png", metadata={"Software": None})
     temporary.replace(path)
@@ -194,7 +202,7 @@ def _pareto(task: CaseFigures) -> None:
     import matplotlib as mpl
 
     y = task.y
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         first, front = task.fronts[0]
         title = _title(task, f"frontier of each mode; mappings of the {MODE_TEXT[first]} one")
         figure, axes = _axes(title, X_LABEL, Y_LABELS[task.case.per])
@@ -212,7 +220,7 @@ def _pareto(task: CaseFigures) -> None:
         axes.legend(loc="upper right")
         others = [curve[[X, y]].to_numpy() for _, curve in task.fronts[1:]]
         place_labels(figure, axes, [(row[X], row[y], _label(row, first)) for row in records(front)], others=others)
-        _save(figure, task.folder / "pareto.png")
+        save_png(figure, task.folder / "pareto.png")
 
 
 def _label(point: Mapping[str, Any], mode: str) -> str:
@@ -228,7 +236,7 @@ def _label(point: Mapping[str, Any], mode: str) -> str:
 def _kv_bandwidth(task: CaseFigures, front: pd.DataFrame) -> None:
     import matplotlib as mpl
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         title = _title(task, "KV-cache transfer along the frontier")
         figure, axes = _axes(title, X_LABEL, "KV-cache bandwidth per GPU at full rate [GB/s]")
         pairs = (("egress", "out of each prefill GPU"), ("ingress", "into each decode GPU"))
@@ -238,14 +246,14 @@ def _kv_bandwidth(task: CaseFigures, front: pd.DataFrame) -> None:
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.legend(loc="best")
-        _save(figure, task.folder / "kv_bandwidth.png")
+        save_png(figure, task.folder / "kv_bandwidth.png")
 
 
 def _ratio(task: CaseFigures, front: pd.DataFrame) -> None:
     import matplotlib as mpl
     from matplotlib.ticker import FuncFormatter
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         title = _title(task, "prefill to decode GPUs along the frontier")
         figure, axes = _axes(title, X_LABEL, "prefill GPUs / decode GPUs (log scale)")
         axes.plot(front[X], front["ctx_gen_gpu_ratio"], "-o", color=COLOURS[0], markersize=4)
@@ -262,14 +270,14 @@ def _ratio(task: CaseFigures, front: pd.DataFrame) -> None:
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.set_xlim(left=0)
-        _save(figure, task.folder / "ctx_gen_ratio.png")
+        save_png(figure, task.folder / "ctx_gen_ratio.png")
 
 
 def _overview(task: Overview) -> None:
     import matplotlib as mpl
     from matplotlib.ticker import FuncFormatter
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure, axes = _axes(task.title, X_LABEL, task.y_label + ", log scale")
         for number, (label, front) in enumerate(task.frontiers):
             colour, mark = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
@@ -284,7 +292,7 @@ def _overview(task: Overview) -> None:
             figure.legend(loc="outside lower left", fontsize=9.0)
         else:
             axes.legend(loc="best")
-        _save(figure, task.path)
+        save_png(figure, task.path)
 
 
 def _cloud(task: CaseFigures) -> pd.DataFrame:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from disagg_sim.report.figures import COLOURS, LINES, MARKS
+from disagg_sim.report.figures import COLOURS, LINES, MARKS, STYLE, blank_figure, save_png
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FEW_DECADES = 1000.0  # span up to which an axis has ticks between the powers of ten [1]
+#: Small: several panels share a picture.
 _STYLE: Any = {
-    "figure.dpi": 110, "savefig.dpi": 110, "font.size": 10.0, "axes.titlesize": 10.5, "axes.spines.right": False,
-    "axes.grid": True, "grid.color": "#E6E6E6", "axes.axisbelow": True, "legend.frameon": False,
-    "lines.linewidth": 1.7, "lines.markersize": 3.6,
+    **STYLE, "font.size": 10.0, "axes.titlesize": 10.5, "axes.spines.top": True, "lines.linewidth": 1.7,
+    "lines.markersize": 3.6,
 }  # fmt: skip
 
 
@@ -60,7 +59,7 @@ def draw_picture(picture: Picture, path: Path) -> None:
     rows = math.ceil(len(panels) / columns)
     with mpl.rc_context(_STYLE):
         size = (6.4 if len(panels) == 1 else 4.7) * columns + 0.3, 4.1 * rows + 1.1
-        figure = _figure(size)
+        figure = blank_figure(size)
         figure.suptitle(picture.title, x=0.01, ha="left", fontsize=11.0)
         drawn: dict[str, Any] = {}
         for number, name in enumerate(panels):
@@ -69,7 +68,7 @@ def draw_picture(picture: Picture, path: Path) -> None:
             panel.set_title(name, loc="left")
         across = 2 if columns == 1 else 4 if len(drawn) == 4 else 3
         figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=min(len(drawn), across))
-        _save(figure, path)
+        save_png(figure, path)
 
 
 def _panel(panel: Any, table: pd.DataFrame, axes: Axes, curves: list[str], drawn: dict[str, Any]) -> None:
@@ -163,7 +162,7 @@ def draw_cells(cells: Cells, path: Path) -> None:
     from matplotlib.colors import TwoSlopeNorm
 
     with mpl.rc_context({**_STYLE, "axes.grid": False}):
-        figure = _figure((2.6 + 1.75 * len(cells.columns), 1.7 + 0.46 * len(cells.rows)))
+        figure = blank_figure((2.6 + 1.75 * len(cells.columns), 1.7 + 0.46 * len(cells.rows)))
         panel = figure.add_subplot()
         panel.set_title(cells.title, loc="left")
         end = math.log(cells.limit)
@@ -183,24 +182,8 @@ def draw_cells(cells: Cells, path: Path) -> None:
         bar = figure.colorbar(image, ax=panel, shrink=0.8, label=cells.legend)
         ticks = _ratio_ticks(cells.limit)
         bar.set_ticks([math.log(tick) for tick in ticks], labels=[f"{tick:g}" for tick in ticks])
-        _save(figure, path)
+        save_png(figure, path)
 
 
 def _ratio_ticks(limit: float) -> Sequence[float]:
     return [tick for tick in (0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0) if 1 / limit <= tick <= limit]
-
-
-def _figure(size: tuple[float, float]) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(layout="constrained", figsize=size)
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    figure.savefig(temporary, format="png", metadata={"Software": None})
-    temporary.replace(path)
