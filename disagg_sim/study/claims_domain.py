@@ -50,12 +50,9 @@ def c17_where(evidence: Evidence) -> Finding:
         reach = [front.x[-1] for front in _domains(evidence, model)]
         notes.append(
             f"{model} gains {found.largest:.3g} at {found.largest_at:.0f} of {found.low:.0f}-{found.high:.0f} "
-            f"tokens/s/user "
-            f"(bf16 attention {switched.largest:.3g} at {switched.largest_at:.0f}, place {_place(switched):.2f}; "
-            f"within "
-            f"{LOW:.0f}-{HIGH:.0f}: {near.largest:.3g} at {near.largest_at:.0f}) and reaches {reach[0]:.0f} in place "
-            f"of "
-            f"{reach[1]:.0f}"
+            f"tokens/s/user (bf16 attention {switched.largest:.3g} at {switched.largest_at:.0f}, place "
+            f"{_place(switched):.2f}; within {LOW:.0f}-{HIGH:.0f}: {near.largest:.3g} at {near.largest_at:.0f}) and "
+            f"reaches {reach[0]:.0f} in place of {reach[1]:.0f}"
         )
     holds = 0.25 <= places[R1] <= 0.75 and places[MIDDLE] >= 0.5
     value = "; ".join(f"{model} {place:.2f}" for model, place in places.items())

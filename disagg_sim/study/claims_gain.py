@@ -71,9 +71,8 @@ def c3_little_gain(evidence: Evidence) -> Finding:
     loose, tight = (prefill_share(evidence, "fig07", x, model=SMALL) for x in (LOW, own.high))
     note = (
         f"own ranges: {SMALL} {own.area_ratio:.3g} over {own.low:.0f}-{own.high:.0f} (4096 prompt tokens for 256 "
-        f"output tokens: prefill takes {loose:.2f} of a co-located cycle at the loose "
-        f"end and {tight:.2f} at the tight end), {R1} {heavy_own.area_ratio:.3g} over {heavy_own.low:.0f}-"
-        f"{heavy_own.high:.0f}"
+        f"output tokens: prefill takes {loose:.2f} of a co-located cycle at the loose end and {tight:.2f} at the tight "
+        f"end), {R1} {heavy_own.area_ratio:.3g} over {heavy_own.low:.0f}-{heavy_own.high:.0f}"
     )
     return Finding(listed(areas), all(LITTLE[0] <= area <= LITTLE[1] for area in areas.values()), note)
 
@@ -95,9 +94,9 @@ def c4_medium_latency(evidence: Evidence) -> Finding:
         share = prefill_share(evidence, "fig06", low, model=model)
         notes.append(
             f"{model} over its own {whole.low:.0f}-{whole.high:.0f}: {whole.largest:.3g} at {whole.largest_at:.0f}, "
-            f"ends {ends[0]:.3g} and {ends[1]:.3g}; prefill takes {share:.2f} of a "
-            f"co-located cycle at {low:.0f}; from {widest[0]:.1f}, where the first of the two curves begins, to "
-            f"{widest[1]:.0f} the ends are {widest_ends[0]:.2f} and {widest_ends[1]:.2f}"
+            f"ends {ends[0]:.3g} and {ends[1]:.3g}; prefill takes {share:.2f} of a co-located cycle at {low:.0f}; from "
+            f"{widest[0]:.1f}, where the first of the two curves begins, to {widest[1]:.0f} the ends are "
+            f"{widest_ends[0]:.2f} and {widest_ends[1]:.2f}"
         )
     return Finding("; ".join(values), holds, f"near 1 read as {LITTLE[0]}-{LITTLE[1]}; " + "; ".join(notes))
 

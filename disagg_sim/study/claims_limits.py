@@ -58,7 +58,7 @@ def c10_pipelined_prefill(evidence: Evidence) -> Finding:
     plain, plain_rate = (_ends(switched, "cached", column) for column in ("ftl_s", "request_rate_per_s"))
     note = (
         f"rate over PP1: {by_depth}; too large for memory: PP {large}. 61 layers on 32 stages leave the slowest one 2 "
-        f"where 61/32 would be even (x 0.953), and every chunk reads the experts again: chunks of 1024 give "
+        "where 61/32 would be even (x 0.953), and every chunk reads the experts again: chunks of 1024 give "
         f"{coarse[1]:.3f} at a factor of {coarse[0]:.1f}. Form naive: factor {naive[0] / naive[1]:.1f}, rate "
         f"{naive_rate[1] / naive_rate[0]:.2f}. bf16 attention: factor {plain[0] / plain[1]:.1f}, rate "
         f"{plain_rate[1] / plain_rate[0]:.3f}, {plain[0]:.0f} s at PP1"
@@ -83,15 +83,12 @@ def c28_representative_lengths(evidence: Evidence) -> Finding:
     x = np.geomspace(*shared(narrow, constant), 200)
     halved = np.abs(throughput(constant, x) / throughput(narrow, x) - 1)
     note = (
-        f"constant over distribution at {LOW:.0f} and {HIGH:.0f} tokens/s/user: {ends[0]:.2f} and {ends[1]:.2f}; "
-        f"over the "
-        f"shared range of the whole curves: largest {errors['own'].max():.2f}, mean {errors['own'].mean():.2f}. "
-        f"Spread of the "
-        f"Azure conversation trace (sigma 0.985 and 0.859), as the paper's is not published: mean prompt "
+        f"constant over distribution at {LOW:.0f} and {HIGH:.0f} tokens/s/user: {ends[0]:.2f} and {ends[1]:.2f}; over "
+        f"the shared range of the whole curves: largest {errors['own'].max():.2f}, mean {errors['own'].mean():.2f}. "
+        "Spread of the Azure conversation trace (sigma 0.985 and 0.859), as the paper's is not published: mean prompt "
         f"{law.mean_isl:.0f} tokens against 4096, mean answer {law.mean_osl:.0f} against 512, mean context of a "
-        f"sequence in "
-        f"flight {law.context:.0f} against {4096 + 256}. With half the sigmas: largest {halved.max():.2f}, mean "
-        f"{halved.mean():.2f}"
+        f"sequence in flight {law.context:.0f} against {4096 + 256}. With half the sigmas: largest {halved.max():.2f}, "
+        f"mean {halved.mean():.2f}"
     )
     value = f"largest {error.max():.3f}, mean {error.mean():.3f}"
     return Finding(value, bool(error.max() <= 0.20 and error.mean() <= 0.10), note)
@@ -118,9 +115,8 @@ def c32_active_parameters(evidence: Evidence) -> Finding:
     cache = large.kv_bytes_per_token("fp8") / small.kv_bytes_per_token("fp8")
     flops = prefill_work(large, isl=4096).flops / prefill_work(small, isl=4096).flops
     note = (
-        f"FLOP {flops:.2f}; FTL in two stages {piped:.2f}, at TP 8 {tensor:.2f}: elementwise bytes and all-reduces "
-        f"go with "
-        "layers and hidden size (3.15), not with parameters, and TP leaves more of them"
+        f"FLOP {flops:.2f}; FTL in two stages {piped:.2f}, at TP 8 {tensor:.2f}: elementwise bytes and all-reduces go "
+        "with layers and hidden size (3.15), not with parameters, and TP leaves more of them"
     )
     holds = all(abs(ratio / 5.8 - 1) <= 0.15 for ratio in (plain, piped)) and abs(cache / 1.575 - 1) <= 1e-9
     return Finding(f"FTL {plain:.2f} without TP, cache {cache:.3f}", holds, note)

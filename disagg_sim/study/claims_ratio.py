@@ -60,10 +60,8 @@ def c12_spread(evidence: Evidence) -> Finding:
         f"from {LOW:.0f} to {HIGH:.0f} tokens/s/user; whole frontiers, down to one request an instance: {listed(own)}; "
         + "; ".join(f"{name}: {listed(values)}" for name, values in switches.items())
         + f". From {LOW:.0f} to the same share of each model's own reach as {HIGH:.0f} is of R1's: "
-        f"{listed(_spread_by_reach(evidence))}. At {HIGH:.0f} tokens/s/user the TTL is {1e3 / HIGH:.0f} ms, and the "
-        f"spread says how near that comes to "
-          f"the "
-        f"TTL of one request: {listed(_share_of_floor(evidence))} of it"
+        + f"{listed(_spread_by_reach(evidence))}; {HIGH:.0f} tokens/s/user as a share of each reach: "
+        + listed(_share_of_reach(evidence))
     )
     return Finding(listed(spread), _falling(spread) and first >= 10 and last <= 2, note)
 
@@ -126,10 +124,8 @@ def c15_closed_form(evidence: Evidence) -> Finding:
     largest, everywhere = float(max(e.max() for e in errors)), np.concatenate(whole)
     note = (
         f"{sum(e.size for e in errors)} points within {LOW:.0f}-{HIGH:.0f} tokens/s/user, R/P of the matched pair of "
-        f"each; "
-        f"over the whole curves: median {np.median(everywhere):.3f}, largest {everywhere.max():.3f}. The form speaks "
-        f"of "
-        "one pair of configurations; the search may take another pair that suits a fixed ratio better"
+        f"each; over the whole curves: median {np.median(everywhere):.3f}, largest {everywhere.max():.3f}. The form "
+        "speaks of one pair of configurations; the search may take another pair that suits a fixed ratio better"
     )
     return Finding(f"largest error {largest:.3f}", largest <= 0.05, note)
 
@@ -183,7 +179,7 @@ def _own_spread(front: Front) -> float:
     return float(ratio.max() / ratio.min())
 
 
-def _share_of_floor(evidence: Evidence) -> dict[str, float]:
+def _share_of_reach(evidence: Evidence) -> dict[str, float]:
     """Interactivity ``HIGH`` over the largest of each model. [1]"""
     return {model: HIGH / float(evidence.front("fig09", model=model).column(INTERACTIVITY)[-1]) for model in MODELS}
 

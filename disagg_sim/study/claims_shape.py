@@ -82,8 +82,8 @@ def c7_expert_parallel(evidence: Evidence) -> Finding:
         f"tokens/s/user; 256 requests on 32 GPUs: TTL {tensor:.2f} ms with expert TP, {expert:.2f} ms with EP 32, "
         "whose dispatch and combine have the higher floors where these are counted; no instance leaves the domain "
         f"({stage.max():.0f} GPUs a stage at most). Without cutting experts the frontier reaches {only.x[-1]:.0f} in "
-        f"place of {front.x[-1]:.0f} tokens/s/user and lies {loss.mean():.0%} lower on average over {LOW:.0f}-{HIGH:.0f}, "
-        f"at most {loss.max():.0%}"
+        f"place of {front.x[-1]:.0f} tokens/s/user and lies {loss.mean():.0%} lower on average over "
+        f"{LOW:.0f}-{HIGH:.0f}, at most {loss.max():.0%}"
     )
     return Finding(f"{parallel.mean():.2f} of {parallel.size} points", bool(parallel.mean() >= 0.9), note)
 

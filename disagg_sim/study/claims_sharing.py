@@ -57,11 +57,9 @@ def c25_piggyback(evidence: Evidence) -> Finding:
     note = (
         f"chunks of the balance, past projected again: {share:.2f} of R1's attention FLOP in the middle; both on "
         f"{LOW:.0f}-{high:.0f} tokens/s/user, {MIDDLE} {end}, down to {tight.min():.2f} in the tight third, where a "
-        f"prompt token "
-        f"costs {cost[0]:.0f} GPU-us in place of {cost[1]:.0f} in the best mix; reach in tokens/s/user: "
+        f"prompt token costs {cost[0]:.0f} GPU-us in place of {cost[1]:.0f} in the best mix; reach in tokens/s/user: "
         f"{R1} {latent.x[-1]:.0f} against {base.x[-1]:.0f}, {MIDDLE} {grouped.x[-1]:.0f} against {other.x[-1]:.0f}. "
-        f"With "
-        f"the best mix in place of every step: {R1} {free.min():.2f} and more"
+        f"With the best mix in place of every step: {R1} {free.min():.2f} and more"
     )
     value = f"{R1} down to {middle.min():.2f} in the middle third, {MIDDLE} down to {loose.min():.2f} in the loose two"
     return Finding(value, bool(middle.min() < 0.9 and loose.min() > 0.9), note)
@@ -84,14 +82,11 @@ def c26_cached(evidence: Evidence) -> Finding:
     note = (
         f"the past is projected once: recomputed FLOP 0 in place of {_projected_again(naive, middle):.2f} of the "
         f"attention; mean over the middle third of {LOW:.0f}-{HIGH:.0f}: {before.mean():.2f} naive, {after.mean():.2f} "
-        f"cached; memory filled to {filled.min():.2f}-{filled.max():.2f} of the limit. At {middle:.0f} tokens/s/user "
-        f"a rank "
-        f"takes {chunk:.0f} prompt tokens a step and reads the {_dims().up_projected:.0f} expanded values of each "
-        f"earlier token again: "
-        f"{traffic * 1e3:.1f} ms at the peak of HBM, of a TTL of {1e3 / middle:.1f} ms. A prompt token costs "
-        f"{_token_cost(cached, middle) * 1e6:.0f} GPU-us, and {_token_cost(best, middle) * 1e6:.0f} in the best mix, "
-        f"whose "
-        f"chunks are {_rank_chunk(best, middle):.0f}; mean with bf16 attention: {plain}"
+        f"cached; memory filled to {filled.min():.2f}-{filled.max():.2f} of the limit. At {middle:.0f} tokens/s/user a "
+        f"rank takes {chunk:.0f} prompt tokens a step and reads the {_dims().up_projected:.0f} expanded values of each "
+        f"earlier token again: {traffic * 1e3:.1f} ms at the peak of HBM, of a TTL of {1e3 / middle:.1f} ms. A prompt "
+        f"token costs {_token_cost(cached, middle) * 1e6:.0f} GPU-us, and {_token_cost(best, middle) * 1e6:.0f} in the "
+        f"best mix, whose chunks are {_rank_chunk(best, middle):.0f}; mean with bf16 attention: {plain}"
     )
     holds = bool(np.all(filled[short] >= 0.95))
     value = f"naive {before.min():.2f}-{before.max():.2f}, cached {after.min():.2f}-{after.max():.2f}"
@@ -114,8 +109,7 @@ def c27_decode_heavy(evidence: Evidence) -> Finding:
     along = "; ".join(f"{name} {', '.join(f'{value:.2f}' for value in parts)}" for name, parts in falls.items())
     note = (
         f"area ratios on a log axis over {LOW:.0f}-{HIGH:.0f} tokens/s/user; means of its three thirds, loose to "
-        f"tight: "
-        f"{along}; with the best mix, which contains the plain mode up to its chunks: {listed(mixes)}"
+        f"tight: {along}; with the best mix, which contains the plain mode up to its chunks: {listed(mixes)}"
     )
     return Finding(listed(areas), decode > prefill and falling, note)
 

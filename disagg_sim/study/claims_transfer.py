@@ -60,9 +60,8 @@ def c19_ingress_of_long_prompts(evidence: Evidence) -> Finding:
         fixed = [float((kv_rate_per_gpu(g) * g.latency * (g.osl - 1))[0, 0]) for g in grids]
         law = max(law, max(fixed) / min(fixed) - 1)
     note = (
-        f"largest deviation from 1/(OSL-1) at fixed TTL and batch: {law:.1e}; the batch halves as the prompt "
-        f"doubles, so the "
-        "cache that a step reads stays and a weight-bound remainder makes the change"
+        f"largest deviation from 1/(OSL-1) at fixed TTL and batch: {law:.1e}; the batch halves as the prompt doubles, "
+        "so the cache that a step reads stays and a weight-bound remainder makes the change"
     )
     return Finding(listed(change, ".1%"), max(change.values()) < 0.25 and law < 1e-9, note)
 
@@ -75,8 +74,7 @@ def c20_ingress_falls(evidence: Evidence) -> Finding:
     rise = float((ingress / np.minimum.accumulate(ingress)).max() - 1)
     note = (
         f"largest rise above an earlier point: {rise:.1%}; per distinct GPU it falls to "
-        f"{distinct[-1] / distinct[0]:.2g} "
-        "of the loose end, as TP copies the latent cache"
+        f"{distinct[-1] / distinct[0]:.2g} of the loose end, as TP copies the latent cache"
     )
     value = f"{ingress[0] / GB:.3g} to {ingress[-1] / GB:.3g} GB/s per decode GPU"
     return Finding(value, rise <= 0, note)
@@ -91,8 +89,7 @@ def c21_latent_cache(evidence: Evidence) -> Finding:
     plain = _best_egress(evidence, MIDDLE, isl, BF16_ATTENTION) / _best_egress(evidence, R1, isl, BF16_ATTENTION)
     note = (
         f"{found[MIDDLE] / GB:.3g} and {found[R1] / GB:.3g} GB/s; the caches differ by "
-        f"{cache[MIDDLE] / cache[R1]:.2f}, the "
-        f"prefill rates by the rest; bf16 attention: {plain:.2f}"
+        f"{cache[MIDDLE] / cache[R1]:.2f}, the prefill rates by the rest; bf16 attention: {plain:.2f}"
     )
     return Finding(f"{ratio:.2f}", 2 <= ratio <= 6, note)
 
@@ -118,9 +115,8 @@ def c22_bandwidth(evidence: Evidence) -> Finding:
     highest = max(float(_larger(front).max()) for front in fronts.values())
     note = (
         f"per distinct GPU, loose to tight end {_ends(fronts[LONG_PROMPTS[0]])} and {_ends(fronts[MILLION])}; the "
-        f"second "
-        f"without a limit on the first token (up to {fronts[MILLION].column('ftl_s').max():.0f} s); a NIC of 50 GB/s "
-        f"is "
+        f"second without a limit on the first token (up to {fronts[MILLION].column('ftl_s').max():.0f} s); a NIC of 50 "
+        "GB/s is "
         f"{NIC / highest:.0f} times the largest; " + "; ".join(switched)
     )
     return Finding("; ".join(values), inside, note)
@@ -163,8 +159,8 @@ def c24_conservation(evidence: Evidence) -> Finding:
     scaled = float(np.max(np.abs((sent * x / p) / (taken * x / r) - 1)))
     note = (
         f"real-valued counts at pp 1 and 4: {worst:.1e}; {len(p)} integer pairs scaled to the matched rate: "
-        f"{scaled:.1e}; "
-        f"unscaled against n_p*p/(n_d*r): {unscaled:.1e}, which itself is up to {np.max(np.abs(p / r - 1)):.2f} from 1"
+        f"{scaled:.1e}; unscaled against n_p*p/(n_d*r): {unscaled:.1e}, which itself is up to "
+        f"{np.max(np.abs(p / r - 1)):.2f} from 1"
     )
     largest = max(worst, scaled, unscaled)
     return Finding(f"largest deviation {largest:.1e}", largest <= 1e-9, note)
