@@ -316,6 +316,24 @@ def test_c22_allows_three_times_the_bands(monkeypatch, factor, holds):
     assert claims_transfer.c22_bandwidth(evidence(**sweeps)).holds == holds
 
 
+@pytest.mark.parametrize(("latent", "grouped", "holds"), [(0.8, 0.95, True), (0.95, 0.95, False), (0.8, 0.85, False)])
+def test_c25_compares_every_step_mixed_with_the_best_shared_mode(latent, grouped, holds):
+    step = {
+        "mixed_chunk_tokens": 1024.0, "decode_dp_attn": 8, "decode_batch": 64, "decode_gpus": 8,
+        "decode_request_rate_per_s": 2.0, "ttl_largest_gap_s": 0.03,
+    }  # fmt: skip
+    shared = [points(1000 / X, mode=mode, model=m, **step) for mode in ("colocated", "piggyback") for m in (R1, MIDDLE)]
+    mixed = [
+        points(1000 / X * level, mode="piggyback", model=m, mla_form=form, **step)
+        for m, form, level in ((R1, "naive", latent), (MIDDLE, "auto", grouped))
+    ]
+    found = claims_sharing.c25_piggyback(evidence(fig06=below(*shared), fig06_every_step_mixed=below(*mixed)))
+    assert found.holds == holds
+    assert found.value == (
+        f"deepseek_r1 down to {latent:.2f} in the middle third, llama_3_1_70b down to {grouped:.2f} in the loose two"
+    )
+
+
 @pytest.mark.parametrize(("decode", "prefill", "holds"), [(1.1, 0.9, True), (0.9, 1.1, False)])
 def test_c27_compares_traffic_and_wants_the_ratio_to_fall(decode, prefill, holds):
     fall = np.linspace(1.0, 0.6, 9)
