@@ -17,6 +17,7 @@ from disagg_sim.errors import DisaggSimError
 EXPECTED, INTERRUPTED = 2, 130  # exit codes
 
 UsageError: Any = typer.BadParameter.__bases__[0]  # click's, which typer may bring along under a name of its own
+NoArguments: Any = getattr(sys.modules[UsageError.__module__], "NoArgsIsHelpError", ())  # older ones show help and end
 
 app = typer.Typer(
     name="disagg-sim",
@@ -58,6 +59,9 @@ def run(arguments: Sequence[str]) -> int:
     except DisaggSimError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXPECTED
+    except NoArguments as error:  # a usage error that holds the help
+        print(error.format_message())
+        return 0
     except UsageError as error:
         text = str(error.format_message())
         print(f"error: {text or 'no command given'} ('disagg-sim --help' shows what there is)", file=sys.stderr)

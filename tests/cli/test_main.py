@@ -116,6 +116,15 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--dry-run" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("arguments", "said"), [([], "compare"), (["specs"], "show")])
+def test_a_bare_command_shows_its_help(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert shown.out.startswith("Usage: disagg-sim")
+    assert said in shown.out
+
+
 def test_importing_the_package_loads_nothing_heavy() -> None:
     script = f"import sys, disagg_sim; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
