@@ -91,12 +91,13 @@ def chunked_prefill_pass(
     model: ModelSpec, rates: Rates, degrees: Degrees, *, batch: Numeric, isl: float, chunk_tokens: Numeric,
     mla_form: str = "auto",
 ) -> PrefillPass:  # fmt: skip
-    """CPP: ``FTL = host + sum(t_i) + (p-1)*(max(t_i) + hop)``; busy is host + sum(t_i) of the slowest stage.
+    """CPP: FTL is host + critical path + (p-1)*hop, with equal stages ``sum(t_i) + (p-1)*max(t_i)``.
 
     A chunk takes ``chunk_tokens`` of each of the prompts of a rank. Attention re-reads what came
     before; MLA re-projects it (``naive``), works in latent space (``absorbed``) or kept it
     (``cached``). The head runs once, after the last chunk, and host work hides behind the chunks in
-    flight. The steady stream leaves no bubble, so an instance takes a new pass every ``busy`` seconds.
+    flight. The steady stream leaves no bubble: an instance takes a new pass every ``busy`` seconds, host
+    and ``sum(t_i)`` of the slowest stage.
     """
     pp = degrees.pp
     prompts = np.ceil(batch / degrees.dp_attn)
@@ -126,34 +127,41 @@ def chunked_prefill_pass(
     final = final._replace(head=head_time, sums=final.sums.plus(head_sums))
     attention = tabulate(cores, (degrees.tp_attn, chunk_tokens), levels)
     before = plan.chunks - 1
-    busy, largest = _busy_and_largest(model, pp, before, full, final, attention)
-    busy = busy + rates.profile.host
+    busy, path = _busy_and_path(model, pp, before, full, final, attention)
+    host = rates.profile.host
     hop = hop_cost(prompts * plan.size, model.hidden, degrees.gpus, rates) * (pp - 1)
     sums = full.sums.plus(full.sums, before - 1).plus(final.sums).plus(attention.sums)
-    return PrefillPass(busy + (pp - 1) * largest + hop.time, busy, with_ends(rates, sums, hop))
+    return PrefillPass(path + host + hop.time, busy + host, with_ends(rates, sums, hop))
 
 
-def _busy_and_largest(
+def _busy_and_path(
     model: ModelSpec, pp: Numeric, before: Numeric, full: LayerTimes, final: LayerTimes, attention: _Cores
 ) -> tuple[Numeric, Numeric]:
-    """``sum(t_i)`` and ``max(t_i)`` over the chunks of a pass in the slowest stage. [s]"""
+    """``sum(t_i)`` of the slowest stage, and the critical path of the pass. [s]
+
+    The path takes all chunks through one stage and one chunk, of full size or the last, through all
+    the others: ``max_s(sum_i t_si + max_i sum_{r != s} t_ri)``. With equal stages that is
+    ``sum(t_i) + (p-1)*max(t_i)``.
+    """
     table = stage_table(model, pp)
-    per_layer = [
-        before * full.layers[i] + final.layers[i] + attention.whole[i] for i in range(len(model.kinds))
-    ]
-    one_full = [full.layers[i] + attention.full[i] for i in range(len(model.kinds))]
-    one_last = [final.layers[i] + attention.last[i] for i in range(len(model.kinds))]
+    kinds = range(len(model.kinds))
+    summed = [before * full.layers[i] + final.layers[i] + attention.whole[i] for i in kinds]
+    one_full = [full.layers[i] + attention.full[i] for i in kinds]
+    one_last = [final.layers[i] + attention.last[i] for i in kinds]
+    counts_of_all = model.kind_counts
+    every_full = full.embedding + sum(one_full[i] * counts_of_all[i] for i in kinds)
+    every_last = final.embedding + final.head + sum(one_last[i] * counts_of_all[i] for i in kinds)
     busy: Numeric = 0.0
-    largest: Numeric = 0.0
+    path: Numeric = 0.0
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
-        whole = first * (before * full.embedding + final.embedding) + last * final.head
-        ordinary = first * full.embedding
-        closing = first * final.embedding + last * final.head
-        for index in range(len(model.kinds)):
-            count = counts[..., index]
-            whole = whole + count * per_layer[index]
-            ordinary = ordinary + count * one_full[index]
-            closing = closing + count * one_last[index]
-        busy = np.maximum(busy, whole)
-        largest = np.maximum(largest, np.maximum(np.where(before > 0, ordinary, 0.0), closing))
-    return busy, largest
+        here = first * (before * full.embedding + final.embedding) + last * final.head
+        here_full = first * full.embedding
+        here_last = first * final.embedding + last * final.head
+        for i in kinds:
+            here = here + counts[..., i] * summed[i]
+            here_full = here_full + counts[..., i] * one_full[i]
+            here_last = here_last + counts[..., i] * one_last[i]
+        elsewhere = np.maximum(np.where(before > 0, every_full - here_full, 0.0), every_last - here_last)
+        busy = np.maximum(busy, here)
+        path = np.maximum(path, here + elsewhere)
+    return busy, path

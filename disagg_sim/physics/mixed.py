@@ -18,6 +18,7 @@ from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.phases import (
     AttentionSide,
     Degrees,
+    all_stages,
     attention_cost,
     attention_side,
     join_experts,
@@ -139,7 +140,7 @@ def _step(
 def _step_as(
     phase: str, model: ModelSpec, rates: Rates, degrees: Degrees, load: _Load, context: Numeric, isl: float, form: str
 ) -> MixedStep:
-    """The step in the kernels of ``phase``: ``max(m, p)*t_stage + host + p*hop``, as a decode step."""
+    """The step in the kernels of ``phase``: ``max(m*max_s t_s, sum_s t_s) + host + p*hop``, as a decode step."""
     pp = degrees.pp
     decodes = np.ceil(load.decodes / degrees.dp_attn)
     share = chunk_share(load.chunk, degrees.dp_attn)
@@ -167,5 +168,5 @@ def _step_as(
     stage = slowest_stage(model, pp, times)
     hops = np.where(np.asarray(pp) > 1, pp, 0.0) if _any(load.decodes) else pp - 1  # decodes return to the first stage
     hop = hop_cost(rank.tokens, model.hidden, degrees.gpus, rates) * hops
-    time = np.maximum(load.microbatches, pp) * stage + rates.profile.host + hop.time
+    time = np.maximum(load.microbatches * stage, all_stages(model, times)) + rates.profile.host + hop.time
     return MixedStep(time, with_ends(rates, times.sums, hop))

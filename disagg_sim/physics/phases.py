@@ -193,6 +193,14 @@ def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
     return slowest
 
 
+def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
+    """Time of one micro-batch through every stage in turn, without host and hops. [s]"""
+    total = times.embedding + times.head
+    for one, count in zip(times.layers, model.kind_counts, strict=True):
+        total = total + one * count
+    return total
+
+
 def with_ends(rates: Rates, sums: Sums, hop: Cost) -> Sums:
     """Add host and hops of a pass to the sums of its layers."""
     return sums.plus(hop.sums).plus(Sums(latency=rates.profile.host))
@@ -203,10 +211,11 @@ def decode_step(
 ) -> DecodeStep:
     """One decode step of ``batch`` sequences (over all DP ranks) at mean length ``context``.
 
-    ``TTL = max(m, p)*t_stage(B/m) + host + p*hop`` with m = min(pp, B) micro-batches; the fullest
-    rank holds ceil(ceil(B/m)/dp) sequences. Host work of one micro-batch hides behind the others.
-    The mean context ISL + OSL/2 gives the mean TTL exactly where t is affine in context. Source:
-    physics page, section 7.
+    ``TTL = max(m*max_s t_s, sum_s t_s) + host + p*hop`` over the stages s of m = min(pp, B)
+    micro-batches: either the slowest stage is always busy, or a token has to walk through all of them.
+    The fullest rank holds ceil(ceil(B/m)/dp) sequences. Host work of one micro-batch hides behind the
+    others. The mean context ISL + OSL/2 gives the mean TTL exactly where t is affine in context.
+    Source: physics page, section 7.
     """
     pp = degrees.pp
     microbatches = np.minimum(pp, batch)
@@ -222,7 +231,7 @@ def decode_step(
     )
     stage = slowest_stage(model, pp, times)
     hop = hop_cost(rank.tokens, model.hidden, degrees.gpus, rates) * np.where(np.asarray(pp) > 1, pp, 0.0)
-    ttl = np.maximum(microbatches, pp) * stage + rates.profile.host + hop.time
+    ttl = np.maximum(microbatches * stage, all_stages(model, times)) + rates.profile.host + hop.time
     return DecodeStep(ttl, microbatches, with_ends(rates, times.sums, hop))
 
 
@@ -232,7 +241,8 @@ def prefill_pass(
     """Prefill of ``batch`` prompts of ``isl`` tokens, unchunked.
 
     With pp stages the prompts of a rank go through in m = min(pp, prompts) micro-batches:
-    ``FTL = host + m*t + (p-1)*(t + hop)``; at pp = 1 it is the pass time. Source: physics page, section 7.
+    ``FTL = host + sum_s t_s + (m-1)*max_s t_s + (p-1)*hop``, the makespan of m equal jobs in a flow
+    shop; at pp = 1 it is the pass time. Source: physics page, section 7.
     """
     pp = degrees.pp
     per_rank = np.ceil(batch / degrees.dp_attn)
@@ -250,4 +260,5 @@ def prefill_pass(
     stage = slowest_stage(model, pp, times)
     hop = hop_cost(prompts * isl, model.hidden, degrees.gpus, rates) * (pp - 1)
     busy = microbatches * stage + rates.profile.host
-    return PrefillPass(busy + (pp - 1) * stage + hop.time, busy, with_ends(rates, times.sums, hop))
+    ftl = busy + (all_stages(model, times) - stage) + hop.time
+    return PrefillPass(ftl, busy, with_ends(rates, times.sums, hop))

@@ -63,16 +63,10 @@ def test_ftl_never_falls_as_batch_or_prompt_grows(case, batch, more, isl, longer
 @given(cases(), st.integers(1, 16), st.integers(1, 16), st.integers(1, 12_000), st.integers(1, 12_000),
        st.sampled_from([512, 2048]))  # fmt: skip
 def test_ftl_in_chunks_never_falls_as_batch_or_prompt_grows(case, batch, more, isl, longer, chunk):
-    """All p stages are taken as the slowest one. Where the last chunk is the largest that one may hold the head, and
-    where a short chunk follows it does not: a prompt just beyond a chunk may gain the head of p - 1 stages.
-    """
     at, mapping = case
     base = ftl_of(at, mapping, batch, isl, chunk)
     assert base <= ftl_of(at, mapping, batch + more, isl, chunk) * CLOSE
-    heads = (mapping.pp - 1) * head_time(at, float(mapping.tp_attn), -(-batch // mapping.dp_attn))
-    assert base <= (ftl_of(at, mapping, batch, isl + longer, chunk) + heads) * CLOSE
-    whole = chunk * -(-isl // chunk)
-    assert ftl_of(at, mapping, batch, whole, chunk) <= ftl_of(at, mapping, batch, whole + chunk, chunk) * CLOSE
+    assert base <= ftl_of(at, mapping, batch, isl + longer, chunk) * CLOSE
 
 
 @quick

@@ -94,9 +94,12 @@ def test_r1_256k_unchunked_takes_91_5_s(r1):
 
 
 def test_r1_256k_cached_in_32_stages_is_27_times_faster(r1):
-    """3.35 s and a factor of 27 by hand (two digits); 64 slots for 61 layers cost 5 % of the throughput."""
+    """3.35 s and a factor of 27 by hand (two digits); 64 slots for 61 layers cost 5 % of the throughput.
+
+    By hand all 32 stages are as slow as those of two layers; the last chunk in fact meets 61 layers, 0.6 % sooner.
+    """
     whole, piped = r1_pass(r1, 1, "cached"), r1_pass(r1, 32, "cached", 512)
-    assert piped.ftl == pytest.approx(3.35, rel=0.005)
+    assert piped.ftl == pytest.approx(3.35, rel=0.007)
     assert whole.ftl / piped.ftl == pytest.approx(27, rel=0.02)
     # 64 GPUs take 64 prompts a pass unpiped, and 2 prompts a pass with two ranks of 32 stages.
     throughput = (2 / piped.busy) / (64 / whole.busy)

@@ -60,9 +60,9 @@ def pipelines(profile: str, form: str, chunk: int = 512) -> dict[int, tuple[floa
     return found
 
 
-@pytest.mark.parametrize(("profile", "factor"), [("measured", 25.8), ("optimistic", 26.0)])
+@pytest.mark.parametrize(("profile", "factor"), [("measured", 26.0), ("optimistic", 26.15)])
 def test_c10_pipelined_chunks_cut_ftl_20_to_32_times(profile, factor):
-    """Accepted: a factor of 20-32, FTL 60-140 s at PP 1 and 2-5 s at PP 32. Ours: 103.6 s to 4.02 s, 25.8 times."""
+    """Accepted: a factor of 20-32, FTL 60-140 s at PP 1 and 2-5 s at PP 32. Ours: 103.6 s to 3.99 s, 26 times."""
     found = pipelines(profile, "cached")
     assert 20 <= found[1][0] / found[32][0] <= 32
     assert 60 <= found[1][0] <= 140
@@ -89,7 +89,7 @@ def test_c10_throughput_misses_ten_percent_by_one_point():
     assert optimistic[32][1] / optimistic[1][1] == pytest.approx(0.8995, abs=0.001)
     coarser = pipelines("measured", "cached", chunk=1024)
     assert coarser[32][1] / coarser[1][1] == pytest.approx(0.981, abs=0.002)
-    assert coarser[1][0] / coarser[32][0] == pytest.approx(25.7, rel=0.005)
+    assert coarser[1][0] / coarser[32][0] == pytest.approx(25.96, rel=0.005)
 
 
 def test_c10_the_missing_throughput_is_experts_read_again():
@@ -114,7 +114,7 @@ def test_c10_the_missing_throughput_is_experts_read_again():
 def test_c10_naive_chunks_beside_it():
     """Reported without a bar: re-projection leaves 16 times and 0.57 of the throughput (by hand 16 and 0.55-0.58)."""
     found = pipelines("measured", "naive")
-    assert found[1][0] / found[32][0] == pytest.approx(16.3, rel=0.005)
+    assert found[1][0] / found[32][0] == pytest.approx(16.4, rel=0.005)
     assert found[32][1] / found[1][1] == pytest.approx(0.567, abs=0.002)
 
 
