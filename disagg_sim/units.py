@@ -32,11 +32,6 @@ _UNITS: dict[str, dict[str, float]] = {
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z/]*)\s*")
 
 
-def units_of(dimension: str) -> tuple[str, ...]:
-    """Spellings that ``parse_quantity`` takes for a dimension ("B", "B/s", "FLOP/s", "s", "W")."""
-    return tuple(_UNITS[dimension])
-
-
 def parse_quantity(text: object, dimension: str) -> float:
     """Read ``"3.35 TB/s"`` as 3.35e12 when ``dimension`` is ``"B/s"``.
 

@@ -1,4 +1,4 @@
-"""The cache that travels from prefill to decode: bytes, unique shards, bandwidth, exposed time.
+"""The cache that travels from prefill to decode: bytes, unique shards, bandwidth.
 
 Physics page, section 8: equations (1) and (2) of arXiv 2506.05508 ("Beyond the Buzz") with pipelined rates.
 """
@@ -34,13 +34,3 @@ def bandwidth_per_gpu(request_rate: Numeric, kv_bytes: Numeric, unique: Numeric)
     With rate = b/busy this is Eq. (1) for any pipeline, with rate = B/(TTL*(OSL-1)) Eq. (2).
     """
     return request_rate * kv_bytes / unique
-
-
-def exposed_transfer_time(
-    kv_bytes: Numeric, unique: Numeric, *, layers: int, bandwidth: Numeric, latency: Numeric, layered: bool = True
-) -> Numeric:
-    """Transfer time that prefill does not hide. [s]
-
-    Layer by layer only the last layer's share is exposed; unlayered everything is (section 8).
-    """
-    return kv_bytes / unique / (layers if layered else 1) / bandwidth + latency

@@ -159,11 +159,3 @@ def expert_work(
 def fullest_rank(imbalance: float, ep: Numeric) -> Numeric:
     """Load of the fullest expert rank over the mean: ``imbalance``, and 1 where one rank has all experts. [1]"""
     return np.where(np.asarray(ep) > 1, imbalance, 1.0)
-
-
-def multinomial_imbalance(tokens: Numeric, top_k: int, ep: Numeric) -> Numeric:
-    """Load of the fullest of ``ep`` ranks over the mean when routing is random. [1]
-
-    ``1 + sqrt(2*ln(ep)/mu)`` with mu = T*k/ep picks a rank (physics page, section 6).
-    """
-    return 1.0 + np.sqrt(2.0 * np.log(ep) / (tokens * top_k / ep))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.grid import MAPPING_COLUMNS, PhaseGrid
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ def mapping_order(grid: PhaseGrid) -> Ints:
 def kv_rate_per_gpu(grid: PhaseGrid) -> Floats:
     """Cache that each distinct GPU sends (prefill) or receives (decode) at full rate; (rows, batches) [B/s].
 
-    ``request_rate * kv_bytes_per_request / unique_gpus``: equations (1) and (2) of arXiv 2506.05508,
-    with the rate of a pipelined prefill instance in place of batch/FTL.
+    Equations (1) and (2) of arXiv 2506.05508: ``physics.kv_transfer.bandwidth_per_gpu``.
     """
-    return grid.request_rate * grid.kv_bytes_per_request / grid.unique_gpus[:, None]
+    rate: Floats = bandwidth_per_gpu(grid.request_rate, grid.kv_bytes_per_request, grid.unique_gpus[:, None])
+    return rate
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -102,7 +103,8 @@ class PrefillCandidates:
     @property
     def egress(self) -> Floats:
         """KV egress of each distinct GPU at full rate. [B/s]"""
-        return self.request_rate * self.kv_bytes_per_request / self.unique_gpus
+        rate: Floats = bandwidth_per_gpu(self.request_rate, self.kv_bytes_per_request, self.unique_gpus)
+        return rate
 
     @property
     def order(self) -> Ints:

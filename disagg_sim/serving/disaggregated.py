@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.domain import BOUNDS
 from disagg_sim.errors import InputError, nearest
+from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, kv_rate_per_gpu, least, prefill_candidates
 from disagg_sim.serving.costs import add_cost, check_per, costs_of_gpus
@@ -226,7 +227,7 @@ def _table(
         "ctx_gen_gpu_ratio": n_p * gpus_p / (n_d * gpus_d),
         "request_rate_per_s": rate,
         "kv_egress_bytes_per_s_per_gpu": prefill.egress[choice],
-        "kv_ingress_bytes_per_s_per_gpu": r * decode.kv_bytes_per_request / decode.unique_gpus[rows],
+        "kv_ingress_bytes_per_s_per_gpu": bandwidth_per_gpu(r, decode.kv_bytes_per_request, decode.unique_gpus[rows]),
         "prefill_memory_bytes": prefill.memory_bytes[choice],
         "decode_memory_bytes": decode.memory_bytes[rows, columns],
         "decode_bound": pd.Categorical.from_codes(decode.bound[rows, columns], categories=pd.Index(BOUNDS)),

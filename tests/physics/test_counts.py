@@ -11,7 +11,7 @@ import pytest
 from disagg_sim.facts.load import load_model
 from disagg_sim.facts.model import DenseFfn, MlaAttention, ModelSpec, MoeFfn
 from disagg_sim.physics.counts import decode_work, prefill_work
-from disagg_sim.physics.work import causal_pairs, expected_distinct_experts, multinomial_imbalance
+from disagg_sim.physics.work import causal_pairs, expected_distinct_experts
 
 COUNTS = Path(__file__).parents[1] / "facts" / "model_counts.csv"
 MODELS = {row["name"]: row for row in csv.DictReader(COUNTS.open(encoding="utf-8"))}
@@ -203,12 +203,6 @@ def test_expected_distinct_experts_agree_with_random_routing():
 
 def test_a_model_of_one_expert_always_reads_it():
     assert float(expected_distinct_experts(1, 1, 1)) == 1.0
-
-
-def test_imbalance_of_random_routing():
-    """64 ranks, 512 picks each: 1 + sqrt(2*ln(64)/512) = 1.127; one rank is balanced."""
-    assert float(multinomial_imbalance(4096, 8, 64)) == pytest.approx(1.1275, abs=1e-4)
-    assert float(multinomial_imbalance(4096, 8, 1)) == 1.0
 
 
 @pytest.mark.parametrize(("form", "extra"), [("naive", 2 * 512 * 128 * 256 * 2000 * 61), ("cached", 0)])
