@@ -60,15 +60,9 @@ def _check_pools(reader: Reader, spec: SweepSpec, pools: Pools) -> None:
 
 
 def _check_fits(reader: Reader, spec: SweepSpec) -> None:
-    """A fitted profile needs fits of each system, and an engine must be one that was measured."""
+    """A fitted profile needs fits of each system."""
     if not load.load_profile(spec.profile).fitted:
         return
-    engines: set[str] = set()
     for system in dict.fromkeys(name for pools in spec.pools for name in (pools.system, pools.prefill_system)):
-        efficiency = load.load_efficiency(system)
-        if efficiency is None:
+        if load.load_efficiency(system) is None:
             reader.faults.append(f"profile: {spec.profile!r} needs fitted efficiencies, {system} has none; use 'ideal'")
-        else:
-            engines |= set(efficiency.engine_order)
-    if spec.engine and engines:
-        reader.choice("engine", spec.engine, sorted(engines))

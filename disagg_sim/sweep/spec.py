@@ -17,6 +17,7 @@ from disagg_sim.facts.traffic import ConstantLength, TrafficCase
 from disagg_sim.facts.yaml_files import read_mapping, spec_error, spec_files
 from disagg_sim.physics.layer import MLA_FORMS
 from disagg_sim.physics.mixed import Interference
+from disagg_sim.physics.rates import ENGINES
 from disagg_sim.serving.costs import PER
 from disagg_sim.serving.disaggregated import MATCHINGS
 from disagg_sim.serving.shared_instances import TTL_MEASURES
@@ -148,21 +149,37 @@ def load_sweep(
     Raises
     ------
     SpecError
-        With every fault of the file: key, value, what is allowed, the nearest valid name.
+        With every fault of the file: key, value, what is allowed, the nearest valid name. A fault of what
+        was put in its place names the option of the command line, not the file.
     """
     path = _find(name)
     document = read_mapping(path)
     overrides: dict[str, Any] = {key: value for key, value in (("profile", profile), ("engine", engine)) if value}
+    options = {key: f"--{key}" for key in overrides}
     if prices:
         own = document.get("prices", {})
         overrides["prices"] = {**own, **prices} if isinstance(own, Mapping) else own
+        options |= {f"prices.{system}": f"--price {system}" for system in prices}
+        options |= {} if own else {"prices": "--price"}
     reader = Reader()
     spec = _read(reader, {**document, **overrides}, source=str(path))
     if not reader.faults:
         cross_check(reader, spec, long_context=bool(document.get("allow_long_context", False)))
     if reader.faults:
-        raise spec_error(path, reader.faults)
+        raise _error(path, reader.faults, options)
     return spec
+
+
+def _error(path: Path, faults: list[str], options: Mapping[str, str]) -> SpecError:
+    """One error for all faults; those whose key came from an option name it, the others the file."""
+    given, own = [], []
+    for fault in faults:
+        key, _, said = fault.partition(":")
+        if key in options:
+            given.append(f"{options[key]}:{said}")
+        else:
+            own.append(fault)
+    return SpecError("\n".join([*given, *([str(spec_error(path, own))] if own else [])]))
 
 
 def _find(name: str) -> Path:
@@ -207,7 +224,7 @@ def _read(reader: Reader, document: Mapping[Any, Any], *, source: str) -> SweepS
         mla_forms=axis("mla_form", "auto", partial(reader.choice, allowed=MLA_FORMS)),
         sharing=_sharing(reader, document),
         profile=choice("profile", "measured", tuple(load.list_specs("profile"))),
-        engine=str(document.get("engine", "")),
+        engine=reader.choice("engine", document["engine"], ENGINES) if "engine" in document else "",
         matching=choice("matching", "exact", MATCHINGS),
         per=choice("per", "gpu", PER),
         prices=_prices(reader, document.get("prices", {})),
@@ -371,5 +388,5 @@ def _prices(reader: Reader, value: object) -> tuple[tuple[str, float], ...]:
     prices = []
     for system, price in value.items():
         amount = reader.number(f"prices.{system}", price, low=1e-3, high=1e4, unit="USD/h")
-        prices += [(name, amount) for name in reader.names("prices", system, load.load_system)]
+        prices += [(name, amount) for name in reader.names(f"prices.{system}", system, load.load_system)]
     return tuple(sorted(prices))

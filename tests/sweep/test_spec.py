@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,6 +124,36 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
 def test_the_command_line_overrides_profile_and_engine(tmp_path: Path) -> None:
     spec = load_sweep(write(tmp_path, GOOD), profile="optimistic", engine="vllm")
     assert (spec.profile, spec.engine) == ("optimistic", "vllm")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engine": "foo"}, "--engine: 'foo' is unknown; allowed: trtllm, vllm, sglang"),
+        ({"engine": "nccl"}, "--engine: 'nccl' is unknown; allowed: trtllm, vllm, sglang"),
+        ({"profile": "ideal", "engine": "foo"}, "--engine: 'foo' is unknown; allowed: trtllm, vllm, sglang"),
+        ({"profile": "mesured"}, "--profile: 'mesured' is unknown, did you mean 'measured'?"),
+        ({"prices": {"h100_sxm": 2.0}}, "--price: act with 'per: usd' only, and per is 'gpu'"),
+        ({"prices": {"h100_sxm": 0.0}}, "--price h100_sxm: 0.0 is outside [0.001, 10000] USD/h"),
+    ],
+)
+def test_a_fault_of_an_option_names_the_option_and_no_file(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_sweep(write(tmp_path, GOOD), **options)
+    assert str(caught.value) == said
+
+
+def test_faults_of_options_and_file_stand_apart(tmp_path: Path) -> None:
+    text = GOOD.replace("10.0", "-2") + "per: usd\nprices: {h100_smx: 2}\n"
+    with pytest.raises(SpecError) as caught:
+        load_sweep(write(tmp_path, text), engine="foo", prices={"b200": 3.0})
+    option, price, file, *own = str(caught.value).splitlines()
+    assert option.startswith("--engine: 'foo' is unknown")
+    assert price.startswith("--price b200: unknown system 'b200', did you mean 'b200_sxm'")
+    assert file.endswith("trial.yaml:")
+    assert [line.split(":")[0] for line in own] == ["  - limits.ftl_s", "  - prices.h100_smx"]
 
 
 @pytest.mark.parametrize("case", FAULTS)
