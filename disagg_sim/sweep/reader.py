@@ -78,11 +78,11 @@ class Reader:
         return self.distinct(key, values) if len(self.faults) == known else values
 
     def attempt(self, where: str, call: Any, *args: Any) -> Any:
-        """``call(*args)``, its expected failure being a fault of the file."""
+        """``call(*args)``, its expected failure being one fault of the file, further lines of it indented."""
         try:
             return call(*args)
         except DisaggSimError as error:
-            self.faults.append(f"{where}: {error}")
+            self.faults.append(f"{where}: {error}".replace("\n", "\n  "))
             return None
 
     def names(self, key: str, value: object, loader: Any) -> tuple[str, ...]:

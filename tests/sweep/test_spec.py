@@ -11,7 +11,7 @@ import pytest
 
 from disagg_sim.errors import SpecError
 from disagg_sim.facts.load import load_traffic
-from disagg_sim.facts.yaml_files import list_specs, spec_files
+from disagg_sim.facts.yaml_files import PATH_VARIABLE, list_specs, spec_files
 from disagg_sim.physics.mixed import Interference
 from disagg_sim.sweep.spec import Limits, Sharing, Traffic, load_sweep, same_system
 
@@ -143,6 +143,24 @@ def test_a_fault_of_an_option_names_the_option_and_no_file(
     with pytest.raises(SpecError) as caught:
         load_sweep(write(tmp_path, GOOD), **options)
     assert str(caught.value) == said
+
+
+def test_faults_of_a_file_that_a_sweep_names_stand_below_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "mine.yaml").write_text("nonsense: 1\nhiden: 2\n")
+    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path))
+    text = GOOD.replace("[llama_3_1_8b]", "[mine]").replace("10.0", "-2")
+    with pytest.raises(SpecError) as caught:
+        load_sweep(write(tmp_path, text))
+    lines = str(caught.value).splitlines()
+    own = [line for line in lines if line.startswith("  - ")]
+    assert [line.split(":")[0] for line in own] == ["  - models", "  - limits.ftl_s"]
+    assert own[0].endswith("mine.yaml:")
+    below = [line for line in lines if line.startswith("    - ")]
+    assert any("'nonsense'" in line for line in below)
+    assert len(lines) == 1 + len(own) + len(below)
 
 
 def test_faults_of_options_and_file_stand_apart(tmp_path: Path) -> None:
