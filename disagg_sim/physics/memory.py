@@ -45,7 +45,8 @@ def layer_weight_bytes(model: ModelSpec, kind: LayerKind, precision: Precision, 
     experts = ffn.experts / (degrees.ep * degrees.tp_ffn)
     total = total + experts * ffn.expert_params(d) * precision.expert.bytes
     total = total + experts * ffn.expert_other_params(d) * ACTIVATION_BYTES
-    return total + ffn.shared_params(d) / tp * precision.expert.bytes + ffn.router_params(d) * precision.router.bytes
+    router = ffn.router_params(d) * precision.router.bytes + ffn.router_bias * ffn.experts * ACTIVATION_BYTES
+    return total + ffn.shared_params(d) / tp * precision.expert.bytes + router
 
 
 def cache_elements_per_gpu(kind: LayerKind, tp: Numeric) -> Numeric:
@@ -141,12 +142,12 @@ def instance_bytes(
     tp, d = degrees.tp_attn, model.hidden
     table = stage_table(model, degrees.pp)
     weights = [layer_weight_bytes(model, kind, precision, degrees) for kind in model.kinds]
-    ends = model.vocab * d / tp
+    ends, final_norm = model.vocab * d / tp, (2 if model.layer_norm else 1) * d * ACTIVATION_BYTES
     tied_here = 1.0 - np.where(np.asarray(degrees.pp) == 1, float(model.tied_embeddings), 0.0)
     fullest: Numeric = 0.0
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
         held = first * (ends + model.learned_positions * d) * precision.embedding.bytes
-        held = held + last * tied_here * ends * precision.head.bytes
+        held = held + last * (tied_here * ends * precision.head.bytes + final_norm)
         per_token: Numeric = 0.0
         for index, kind in enumerate(model.kinds):
             count = counts[..., index]

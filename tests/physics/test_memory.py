@@ -34,8 +34,15 @@ def weights(name: str, recipe: str, **degrees: float) -> float:
 
 @pytest.mark.parametrize("name", ["llama_3_1_70b", "deepseek_r1", "gpt_oss_120b", "opt_30b", "qwen3_32b", "glm_4_5"])
 def test_bf16_weights_on_one_gpu_are_two_bytes_a_parameter(name):
-    """All but the final norm and, in gpt-oss and DeepSeek, the corrections of the router: 1e-5."""
-    assert weights(name, "bf16") == pytest.approx(2 * load_model(name).total_params, rel=1e-5)
+    """To the last one: the norm before the head and the biases of routers, too."""
+    assert weights(name, "bf16") == pytest.approx(2 * load_model(name).total_params, rel=1e-12)
+
+
+def test_the_last_stage_holds_the_final_norm():
+    """Llama-70B over 80 stages: 8,192 bf16 weights beside one layer and the head, as at the first beside the table."""
+    model = load_model("llama_3_1_70b")
+    layer = (2 * 8192 * 64 * 128 + 2 * 8192 * 8 * 128 + 3 * 8192 * 28_672 + 2 * 8192) * 2
+    assert weights("llama_3_1_70b", "bf16", pp=80.0) == layer + 2 * model.vocab * 8192 + 2 * 8192
 
 
 def test_fp8_checkpoint_of_llama_keeps_embedding_and_head_in_bf16():
@@ -45,7 +52,7 @@ def test_fp8_checkpoint_of_llama_keeps_embedding_and_head_in_bf16():
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_tensor_parallelism_cuts_everything_but_norms(tp):
-    norms = 80 * 2 * 8192 * 2
+    norms = (80 * 2 + 1) * 8192 * 2
     whole, rank = weights("llama_3_1_70b", "fp8"), weights("llama_3_1_70b", "fp8", tp_attn=tp, tp_ffn=tp)
     assert rank == pytest.approx((whole - norms) / tp + norms, rel=1e-12)
 
@@ -64,7 +71,7 @@ def test_r1_under_dp_attention_and_ep64():
     by_hand = (
         61 * 187_105_280
         + 0.5625 * (58 * 4 * 44_040_192 + 58 * 44_040_192 + 3 * 3 * 7168 * 18_432)
-        + 2 * (2 * 129_280 * 7168 + 58 * 7168 * 256 + 61 * (2 * 7168 + 2048))
+        + 2 * (2 * 129_280 * 7168 + 58 * (7168 + 1) * 256 + 61 * (2 * 7168 + 2048) + 7168)
     )
     assert held == pytest.approx(by_hand, rel=1e-12)
 
@@ -78,8 +85,9 @@ def test_expert_tensor_parallelism_cuts_experts_like_ep():
 
 def test_the_fullest_stage_counts():
     """80 layers in 4 stages of 20, embedding on the first and head on the last: a quarter of the layers and one end."""
-    norms_and_layers = weights("llama_3_1_70b", "fp8") - 2 * 2 * 8192 * 128_256
-    assert weights("llama_3_1_70b", "fp8", pp=4.0) == pytest.approx(norms_and_layers / 4 + 2 * 8192 * 128_256, rel=1e-9)
+    table, head = 2 * 8192 * 128_256, 2 * 8192 * (128_256 + 1)  # with the final norm
+    layers = weights("llama_3_1_70b", "fp8") - table - head
+    assert weights("llama_3_1_70b", "fp8", pp=4.0) == pytest.approx(layers / 4 + head, rel=1e-12)
 
 
 def test_tied_embeddings_are_held_once_or_at_both_ends():
