@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
+from disagg_sim.domain import MAX_PIPELINE_GPUS
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.sweep.spec import MODES, Limits, Pools, Sharing, SweepSpec, Traffic, same_system
@@ -152,14 +153,20 @@ def ratio_text(ratio: Fraction | None) -> str:
 
 
 def axis_columns(case: Case) -> dict[str, Any]:
-    """Limits and assumptions of the case as columns of the frontier, SI units."""
+    """Limits and assumptions of the case as columns of the frontier, SI units.
+
+    No cell is empty, so a table reads back as it was written. ``ttl_limit_s`` and ``nic_limit_bytes_per_s``
+    are ``inf`` where there is no such limit: a number that compares as it should, in a column that stays one
+    of numbers. ``max_instance_gpus`` is the limit in force, the system's own where the sweep sets none.
+    """
     limits, sharing = case.limits, case.sharing
+    largest = max(MAX_PIPELINE_GPUS, case.decode_system.nvlink_domain)  # with pipeline stages, or one large domain
     return {
         "traffic": str(case.traffic),
         "ftl_limit_s": limits.ftl_s,
         "ttl_limit_s": limits.ttl_s,
         "gpu_cap": limits.gpu_cap,
-        "max_instance_gpus": math.nan if limits.max_gpus is None else limits.max_gpus,
+        "max_instance_gpus": min(largest, limits.max_gpus or largest),
         "nic_limit_bytes_per_s": limits.nic_limit,
         "ctx_gen_ratio": ratio_text(case.ctx_gen_ratio),
         "nvlink_domain": case.decode_system.nvlink_domain,

@@ -39,6 +39,7 @@ NO_MATCH = "no match within gpu_cap"
 NO_BALANCE = "no match within gpu_cap and tolerance"
 NO_RATIO = "no match at the fixed ratio within gpu_cap"
 NO_PREFILL = "no prefill configuration within the limits to match with"
+OWN_ENGINE = "default"  # in the engine columns: the profile's own choice; no word that reads back as empty
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,12 +218,13 @@ def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
     import pandas as pd
 
     case, pools = block.case, block.case.pools
+    engine = case.engine or OWN_ENGINE
     constant = {
         "case": case.name, "model": case.model, "system": pools.system, "precision": pools.precision,
-        "profile": case.profile, "engine": case.engine, "mode": block.mode,
+        "profile": case.profile, "engine": engine, "mode": block.mode,
         "matching": case.matching if block.mode == DISAGGREGATED else "none",
         "prefill_system": pools.prefill_system, "prefill_precision": pools.prefill_precision,
-        "prefill_profile": case.profile, "prefill_engine": case.engine,
+        "prefill_profile": case.profile, "prefill_engine": engine,
     }  # fmt: skip
     words = {name: pd.Categorical([value] * len(frame), categories=[value]) for name, value in constant.items()}
     bound = frame["decode_bound"].astype(pd.CategoricalDtype(list(BOUNDS)))

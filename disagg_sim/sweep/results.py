@@ -31,12 +31,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+NOTHING = "-"  # in a column of texts: there is none; no word that reads back as empty
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModeResult:
     """What the blocks of one case in one mode add up to."""
 
     plan: ModePlan
-    frontier: pd.DataFrame  # columns of ``points/``, of ``cases.axis_columns`` and ``inherited_fits``
+    frontier: pd.DataFrame  # columns of ``points/``, of ``cases.axis_columns``, and ``inherited_fits`` or "-"
     prefill: Tally  # empty in the co-located modes
     points: Tally  # of decode, or of the co-located instances
     verdict: str  # empty when there is a frontier; else what stands in the way, and by how much
@@ -167,7 +170,7 @@ def write_text(path: Path, text: str) -> None:
 
 def _collect_case(plan: CasePlan, store: Store) -> CaseResult:
     fits = fits_used(plan.case)
-    own = {**axis_columns(plan.case), "inherited_fits": "; ".join(_inherited(fits))}
+    own = {**axis_columns(plan.case), "inherited_fits": "; ".join(_inherited(fits)) or NOTHING}
     modes = tuple(_collect_mode(plan.case, mode, store, own) for mode in plan.modes)
     return CaseResult(plan=plan, modes=modes, fits=fits)
 
@@ -201,6 +204,11 @@ def _collect_mode(case: Case, plan: ModePlan, store: Store, own: dict[str, Any])
 
 
 def _infeasible_csv(result: SweepResult) -> str:
+    """Reasons by case and mode, and by how much the closest point misses each.
+
+    ``closest_shortfall`` is ``inf`` where there is no such number (a mapping that does not exist, several limits
+    at once), so that the column stays one of numbers; the columns of texts then hold ``-``.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["case", "reason", "count", "closest_shortfall", "unit", "phase", "detail", "mode"])
@@ -208,15 +216,15 @@ def _infeasible_csv(result: SweepResult) -> str:
         name, limits = case.plan.case.name, case.plan.case.limits
         for mode in case.modes:
             if mode.verdict:
-                writer.writerow([name, "no result", mode.total.computed, "", "", "", mode.verdict, mode.mode])
+                row = [name, "no result", mode.total.computed, math.inf, NOTHING, NOTHING, mode.verdict, mode.mode]
+                writer.writerow(row)
             for item in (*mode.prefill.removals, *mode.points.removals):
                 known = math.isfinite(item.shortfall) and (bool(mode.verdict) or not is_partial(item))
-                shortfall = f"{item.shortfall:.10g}" if known else ""
-                said = detail(item, limits) if known else ""
-                unit = item.unit if known else ""
+                shortfall = f"{item.shortfall:.10g}" if known else math.inf
+                said, unit = (detail(item, limits), item.unit) if known else (NOTHING, NOTHING)
                 writer.writerow([name, item.reason, item.count, shortfall, unit, item.phase, said, mode.mode])
             for reason, count in mode.plan.refused:
-                writer.writerow([name, reason, count, "", "", "mapping", "", mode.mode])
+                writer.writerow([name, reason, count, math.inf, NOTHING, "mapping", NOTHING, mode.mode])
     return text.getvalue()
 
 

@@ -17,6 +17,9 @@ import pandas as pd
 import pytest
 
 from disagg_sim.errors import InfeasibleError
+from disagg_sim.facts.load import load_model
+from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.sweep.cases import axis_columns, cases_of
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import Limits, SweepSpec, Traffic, load_sweep, same_system
@@ -84,6 +87,38 @@ def test_the_frontier_has_the_promised_columns_in_order(reference: Path) -> None
     frontier = pd.read_csv(reference / "frontier.csv")
     assert frontier.columns[: len(promised)].tolist() == promised
     assert not frontier[promised].isna().any().any()
+
+
+def test_no_cell_of_a_table_reads_back_as_empty(reference: Path) -> None:
+    frontier, removed = (pd.read_csv(reference / name) for name in ("frontier.csv", "infeasible.csv"))
+    for table in (frontier, removed):
+        assert not table.isna().any().any()
+    assert set(frontier["engine"]) == set(frontier["prefill_engine"]) == {"default"}
+    assert set(frontier["inherited_fits"]) == {"-"}
+    assert (frontier[["ttl_limit_s", "nic_limit_bytes_per_s"]] == float("inf")).all().all()
+    refused = removed["phase"] == "mapping"
+    assert (removed["closest_shortfall"] == float("inf"))[refused].all()
+    assert set(removed[refused]["unit"]) == set(removed[refused]["detail"]) == {"-"}
+    memory = removed[removed["reason"] == "out of memory"]
+    assert memory["closest_shortfall"].between(0, 1e13).all()
+    assert set(memory["unit"]) == {"B"}
+
+
+@pytest.mark.parametrize(
+    ("system", "domain", "max_gpus", "limit"),
+    [("h100_sxm", None, None, 128), ("h100_sxm", None, 16, 16), ("h100_sxm", 576, None, 576), ("h100_sxm", 8, 900, 128)],
+)
+def test_the_limit_of_an_instance_is_the_one_in_force(
+    smoke: SweepPlan, system: str, domain: int | None, max_gpus: int | None, limit: int
+) -> None:
+    spec = replace(
+        smoke.spec, models=("deepseek_r1",), pools=(same_system(system, "fp8"),), nvlink_domains=(domain,),
+        limits=(Limits(max_gpus=max_gpus),),
+    )  # fmt: skip
+    case = cases_of(spec)[0]
+    mappings = enumerate_mappings(load_model("deepseek_r1"), case.decode_system, max_gpus=max_gpus)
+    assert axis_columns(case)["max_instance_gpus"] == limit
+    assert limit / 2 <= mappings.gpus.max() <= limit  # 256 experts do not part over 576 GPUs
 
 
 def test_every_frontier_point_is_a_stored_point_and_none_beats_it(reference: Path) -> None:
