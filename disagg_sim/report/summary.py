@@ -19,6 +19,7 @@ from disagg_sim.report.words import (
     records,
     tags_text,
 )
+from disagg_sim.sweep.compute import ABOVE_NIC
 from disagg_sim.sweep.results import CaseResult, ModeResult, SweepResult, throughput_column, write_text
 from disagg_sim.sweep.spec import Limits, SweepSpec
 from disagg_sim.units import GB, MS
@@ -76,7 +77,8 @@ def _limits(spec: SweepSpec) -> str:
 
 def _limits_text(limits: Limits) -> str:
     ttl = "" if math.isinf(limits.ttl_s) else f"TTL at most {limits.ttl_s / MS:g} ms, "
-    return f"FTL at most {limits.ftl_s:g} s, {ttl}at most {limits.gpu_cap} GPUs a deployment"
+    nic = "" if math.isinf(limits.nic_limit) else f"KV transfer at most {limits.nic_limit / GB:g} GB/s per GPU, "
+    return f"FTL at most {limits.ftl_s:g} s, {ttl}{nic}at most {limits.gpu_cap} GPUs a deployment"
 
 
 def _overview(result: SweepResult) -> str:
@@ -102,6 +104,8 @@ def _section(item: CaseResult, *, figures: bool) -> str:
     if item.inherited_fits:
         parts.append("Inherited fits: " + "; ".join(item.inherited_fits) + ".")
     parts += [f"No result{f' {MODE_TEXT[mode]}' if mode else ''}: {verdict}." for mode, verdict in item.verdicts]
+    if math.isfinite(case.limits.nic_limit):
+        parts += [_removed_by_nic(mode, case.limits) for mode in item.modes if mode.mode == DISAGGREGATED]
     if gain := _gain(item):
         parts.append(gain)
     parts += [_mode_table(mode, case.per) for mode in item.found]
@@ -109,6 +113,14 @@ def _section(item: CaseResult, *, figures: bool) -> str:
         names = ("pareto", *("kv_bandwidth", "ctx_gen_ratio") * (item.found[0].mode == DISAGGREGATED))
         parts.append("\n".join(f"![{name} of {case.name}](figures/{case.name}/{name}.png)" for name in names))
     return "\n\n".join(parts)
+
+
+def _removed_by_nic(item: ModeResult, limits: Limits) -> str:
+    prefill, decode = (item.removed.get(phase, {}).get(ABOVE_NIC, 0) for phase in ("prefill", "decode"))
+    return (
+        f"The NIC limit of {limits.nic_limit / GB:g} GB/s per GPU removed {prefill:,} prefill and {decode:,} decode "
+        "design points that fit in memory and meet the latency limits."
+    )
 
 
 def _gain(item: CaseResult) -> str:

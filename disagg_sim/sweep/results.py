@@ -54,6 +54,14 @@ class ModeResult:
         """All blocks."""
         return add_up((self.prefill, self.points))
 
+    @property
+    def removed(self) -> dict[str, dict[str, int]]:
+        """Design points that each reason removed, by phase and reason. [1]"""
+        counts: dict[str, dict[str, int]] = {}
+        for item in self.total.removals:
+            counts.setdefault(item.phase, {})[item.reason] = item.count
+        return counts
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CaseResult:
@@ -269,6 +277,7 @@ def _mode_entry(mode: ModeResult) -> dict[str, Any]:
         "mappings": mode.plan.mappings,
         "computed": total.computed,
         "feasible": total.feasible,
+        "removed": mode.removed,
         "rows": mode.points.rows,
         "frontier": len(mode.frontier),
         "compute_seconds": round(total.seconds, 3),

@@ -42,10 +42,11 @@ def detail(item: Removal, limits: Limits) -> str:
     if item.reason == OUT_OF_MEMORY:
         return f"the closest lacks {item.shortfall / GB:.3g} GB per GPU"
     if item.reason == ABOVE_NIC:
-        nic = limits.nic_limit
-        return f"the closest needs {(nic + item.shortfall) / GB:.4g} GB/s, limit {nic / GB:g} GB/s"
+        needed, allowed = _told_apart((limits.nic_limit + item.shortfall) / GB, limits.nic_limit / GB)
+        return f"the closest needs {needed} GB/s, limit {allowed} GB/s"
     limit = limits.ftl_s if item.reason == ABOVE_FTL else limits.ttl_s
-    return f"the closest takes {limit + item.shortfall:.6g} s, limit {limit:g} s"
+    taken, allowed = _told_apart(limit + item.shortfall, limit)
+    return f"the closest takes {taken} s, limit {allowed} s"
 
 
 def is_partial(item: Removal) -> bool:
@@ -78,12 +79,19 @@ def _fits_nowhere(case: Case, system: str, phase: str, tally: Tally) -> str:
 def _no_prefill(case: Case, prefill: Tally) -> str:
     if (over := _closest(prefill, ABOVE_FTL)) < math.inf and not _has(prefill, ABOVE_NIC):
         return _too_slow("prefill configuration", "FTL", case.limits.ftl_s, over)
-    over, limit = _closest(prefill, ABOVE_NIC) / GB, case.limits.nic_limit / GB
-    return f"no prefill configuration stays below {limit:g} GB/s of KV egress; the least is {limit + over:.4g} GB/s"
+    least, limit = _told_apart((case.limits.nic_limit + _closest(prefill, ABOVE_NIC)) / GB, case.limits.nic_limit / GB)
+    return f"no prefill configuration stays below {limit} GB/s of KV egress; the least is {least} GB/s"
 
 
 def _too_slow(what: str, latency: str, limit: float, over: float) -> str:
-    return f"no {what} meets the {latency} limit of {limit:g} s; the best {latency} is {limit + over:.4g} s"
+    best, allowed = _told_apart(limit + over, limit)
+    return f"no {what} meets the {latency} limit of {allowed} s; the best {latency} is {best} s"
+
+
+def _told_apart(value: float, limit: float) -> tuple[str, str]:
+    """A value above its limit, and the limit, as texts: 4 and 6 digits, more where these hide which is larger."""
+    texts = [(f"{value:.{digits}g}", f"{limit:.{max(digits, 6)}g}") for digits in range(4, 18)]
+    return next((pair for pair in texts if float(pair[0]) > float(pair[1])), texts[0])
 
 
 def _has(tally: Tally, reason: str) -> bool:

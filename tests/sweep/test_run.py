@@ -18,11 +18,15 @@ import pytest
 
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts.load import load_model
+from disagg_sim.report.summary import summary
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.sweep.cases import axis_columns, cases_of
+from disagg_sim.sweep.compute import ABOVE_FTL, ABOVE_NIC
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import Limits, SweepSpec, Traffic, load_sweep, same_system
+from disagg_sim.sweep.tally import Removal
+from disagg_sim.sweep.verdicts import detail
 
 COLUMNS = """case, model, system, precision, profile, mode, isl, osl, tokens_per_s_per_user, tokens_per_s_per_gpu,
 ftl_s, ttl_s, prefill_tp_attn, prefill_dp_attn, prefill_tp_ffn, prefill_ep, prefill_pp, prefill_chunk_tokens,
@@ -106,7 +110,12 @@ def test_no_cell_of_a_table_reads_back_as_empty(reference: Path) -> None:
 
 @pytest.mark.parametrize(
     ("system", "domain", "max_gpus", "limit"),
-    [("h100_sxm", None, None, 128), ("h100_sxm", None, 16, 16), ("h100_sxm", 576, None, 576), ("h100_sxm", 8, 900, 128)],
+    [
+        ("h100_sxm", None, None, 128),
+        ("h100_sxm", None, 16, 16),
+        ("h100_sxm", 576, None, 576),
+        ("h100_sxm", 8, 900, 128),
+    ],
 )
 def test_the_limit_of_an_instance_is_the_one_in_force(
     smoke: SweepPlan, system: str, domain: int | None, max_gpus: int | None, limit: int
@@ -265,9 +274,30 @@ def test_a_nic_limit_counts_what_it_removes(smoke: SweepPlan, tmp_path: Path) ->
     removed = pd.read_csv(tmp_path / "infeasible.csv").query("reason == 'above the NIC limit'")
     assert (removed["count"] > 0).all()
     assert len(removed)
+    counts = {phase: int(removed[removed["phase"] == phase]["count"].sum()) for phase in ("prefill", "decode")}
+    told = manifest(tmp_path)["cases"][0]["modes"]["disaggregated"]["removed"]
+    assert {phase: told[phase].get("above the NIC limit", 0) for phase in counts} == counts
+    text = summary(result, figures=False)
+    assert "KV transfer at most 3 GB/s per GPU" in text
+    assert f"limit of 3 GB/s per GPU removed {counts['prefill']:,} prefill and {counts['decode']:,} decode" in text
     frontier = result.frontier
     assert frontier["kv_egress_bytes_per_s_per_gpu"].max() <= 3e9
     assert frontier["kv_ingress_bytes_per_s_per_gpu"].max() <= 3e9
+
+
+@pytest.mark.parametrize(
+    ("excess", "said"),
+    [
+        (2e9, "needs 5.3 GB/s, limit 3.3 GB/s"),
+        (1e5, "needs 3.3001 GB/s, limit 3.3 GB/s"),
+        (1.0, "needs 3.300000001 GB/s, limit 3.3 GB/s"),
+        (0.0, "needs 3.3 GB/s, limit 3.3 GB/s"),
+    ],
+)
+def test_a_miss_is_told_with_the_digits_that_show_it(excess: float, said: str) -> None:
+    item, late = Removal(phase="decode", reason=ABOVE_NIC, count=1, shortfall=excess, unit="B/s"), Limits(ftl_s=9.9994)
+    assert said in detail(item, Limits(nic_limit=3.3e9))
+    assert "takes 9.99946 s, limit 9.9994 s" in detail(replace(item, reason=ABOVE_FTL, shortfall=6e-5), late)
 
 
 def test_a_model_that_fits_nowhere_says_by_how_much(smoke: SweepPlan, tmp_path: Path) -> None:
