@@ -24,6 +24,9 @@ def sweep(
         list[str] | None,
         typer.Option(metavar="SYSTEM=USD", help="Price of a GPU per hour, in place of the market's; may be repeated."),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Remove the results of another sweep in the directory.")
+    ] = False,
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Write tables and summary only.")] = False,
 ) -> None:
     """Compute Pareto frontiers, mappings, rate matching and KV bandwidth of every case of a sweep."""
@@ -37,20 +40,20 @@ def sweep(
         if out is None or dry_run:
             typer.echo(_counts(plan))
         else:
-            _compute(plan, out, jobs or cores(), figures=not no_figures)
+            _compute(plan, out, jobs or cores(), figures=not no_figures, overwrite=overwrite)
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
-def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool) -> None:
+def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool, overwrite: bool) -> None:
     from disagg_sim.cli.progress import listener
     from disagg_sim.report.figures import draw_figures
     from disagg_sim.report.summary import write_summary
     from disagg_sim.sweep.run import run_sweep
 
     told = listener()
-    result = run_sweep(plan, out, jobs=jobs, listener=told)
+    result = run_sweep(plan, out, jobs=jobs, listener=told, overwrite=overwrite)
     write_summary(result, out, figures=figures)
     result.require()
     for case in result.cases:

@@ -6,7 +6,6 @@ wanted large. ``read_frontier`` and ``FRONTIER`` say so for the frontiers of a s
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.search.front import Floats, best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.sweep.results import held_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +152,7 @@ def read_frontier(path: Path) -> Frontier:
     import pandas as pd
 
     file = path / "frontier.csv" if path.is_dir() else path
-    planned = _planned_cases(path)
+    _, planned = held_sweep(path)
     if not file.is_file():
         if planned:
             return Frontier(path, pd.DataFrame(columns=list(FRONTIER.required)), planned)
@@ -168,15 +168,6 @@ def read_frontier(path: Path) -> Frontier:
     _check_table(file, table)
     table = table.astype(dict.fromkeys(FRONTIER.group, str))
     return Frontier(path, table, tuple(dict.fromkeys([*planned, *table["case"]])))
-
-
-def _planned_cases(path: Path) -> tuple[str, ...]:
-    """Cases of the manifest beside the table; empty where there is none."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        return tuple(str(entry["case"]) for entry in manifest["cases"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ()
 
 
 def _check_table(file: Path, table: pd.DataFrame) -> None:

@@ -166,6 +166,15 @@ def write_tables(result: SweepResult, root: Path, *, seconds: float) -> None:
         (root / "frontier.csv").unlink(missing_ok=True)
 
 
+def held_sweep(root: Path) -> tuple[str, tuple[str, ...]]:
+    """Name and cases of the sweep that was finished in a directory; both empty where there is none."""
+    try:
+        manifest = json.loads((root / "manifest.json").read_text(encoding="utf-8"))
+        return str(manifest.get("name", "")), tuple(str(entry["case"]) for entry in manifest["cases"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "", ()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file so that it is there whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from disagg_sim.errors import StoreError
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.compute import BlockTask, compute_block
 from disagg_sim.sweep.plan import POINTS, PREFILL, Block, SweepPlan
-from disagg_sim.sweep.results import SweepResult, collect, write_tables
+from disagg_sim.sweep.results import SweepResult, collect, held_sweep, write_tables
 from disagg_sim.sweep.store import State, Store
 
 
@@ -34,7 +35,7 @@ class Listener(Protocol):
         """All of them are stored."""
 
 
-def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener) -> SweepResult:
+def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener, overwrite: bool = False) -> SweepResult:
     """Compute every block that ``root`` does not hold, then write the tables.
 
     Parameters
@@ -48,11 +49,14 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener) -> 
         Worker processes. The tables do not depend on it. [1]
     listener : Listener
         Told what happens.
+    overwrite : bool
+        Whether the results of another sweep in ``root`` may be removed.
 
     Raises
     ------
     StoreError
-        When the directory cannot be written, or another run is writing there.
+        When the directory cannot be written, another run is writing there, or it holds the results of
+        another sweep: one of another name, or without a case in common.
 
     Notes
     -----
@@ -62,6 +66,8 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener) -> 
     store = Store(root)
     store.prepare()
     with store.lock():
+        if not overwrite:
+            _require_own(plan, store)
         removed = store.clean((PREFILL, POINTS), {block.key.relative for block in plan.blocks})
         if removed:
             listener.note(f"{removed} stored blocks are not part of this sweep: removed")
@@ -75,6 +81,20 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener) -> 
         result = collect(plan, store)
         write_tables(result, root, seconds=time.perf_counter() - begun)
     return result
+
+
+def _require_own(plan: SweepPlan, store: Store) -> None:
+    """Raise ``StoreError`` when the directory holds another sweep."""
+    name, finished = held_sweep(store.root)
+    cases = dict.fromkeys([*finished, *sorted(store.groups((PREFILL, POINTS)))])
+    shared = any(case.case.name in cases for case in plan.cases)
+    if cases and (not shared or name not in ("", plan.spec.name)):
+        found = f"the sweep {name!r}" if name else "an unfinished sweep"
+        common = "" if shared else f", which has no case in common with {plan.spec.name!r}"
+        raise StoreError(
+            f"{store.root}: holds {found} ({len(cases)} cases, the first {next(iter(cases))}){common}; "
+            "give another --out, or --overwrite to remove its results"
+        )
 
 
 def _missing(blocks: Sequence[Block], store: Store, listener: Listener) -> list[Block]:

@@ -136,6 +136,11 @@ class Store:
         metadata: dict[bytes, bytes] = pq.read_schema(self.path(key)).metadata
         return metadata[_NOTE].decode()
 
+    def groups(self, tables: tuple[str, ...]) -> set[str]:
+        """Groups that hold a block of ours."""
+        folders = [path for table in tables for path in (self.root / table).glob("*")]
+        return {path.name for path in folders if any(_is_ours(block) for block in path.glob("[!.]*.parquet"))}
+
     def clean(self, tables: tuple[str, ...], planned: set[Path]) -> int:
         """Remove halves of interrupted writes, and blocks of ours that are not planned; returns how many of these."""
         removed = 0

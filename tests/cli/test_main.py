@@ -101,6 +101,35 @@ def test_a_sweep_writes_all_its_results(sweep_file: Path, tmp_path: Path, capsys
         assert f"figures/{case}/{name}.png" in (out / "summary.md").read_text()
 
 
+def test_results_of_another_sweep_are_kept_unless_told_otherwise(
+    sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["sweep", str(sweep_file), "--out", str(out), "--jobs", "1", "--no-figures"]
+    assert run(command) == 0
+    held = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    shape = "{isl: 1024, osl: 128}"
+    elsewhere, renamed = SWEEP.replace(shape, "{isl: 512, osl: 64}"), SWEEP.replace("trial", "attempt")
+    extended = SWEEP.replace(shape, f"{shape}, {{isl: 512, osl: 64}}")
+    for text in (elsewhere, renamed):
+        sweep_file.write_text(text)
+        capsys.readouterr()
+        assert run(command) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "holds the sweep 'trial' (1 cases, the first llama_3_1_8b-h100_sxm-fp8-measured-1024-128" in line
+        assert "--overwrite" in line
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == held
+    sweep_file.write_text(extended)
+    assert run(command) == 0
+    assert "2 of 4 blocks already stored" in capsys.readouterr().err
+    (out / "manifest.json").unlink()  # as after a run that was killed before its end
+    sweep_file.write_text(SWEEP.replace(shape, "{isl: 256, osl: 32}"))
+    assert run(command) == 2
+    assert "holds an unfinished sweep (2 cases" in capsys.readouterr().err
+    assert run([*command, "--overwrite"]) == 0
+    assert len(list((out / "points").iterdir())) == 1
+
+
 def test_a_dry_run_counts_and_writes_nothing(
     sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
