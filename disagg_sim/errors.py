@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Real
 
 
 class DisaggSimError(Exception):
@@ -30,7 +31,23 @@ class StoreError(DisaggSimError):
     """The results directory cannot be read or written."""
 
 
-def nearest(name: str, allowed: Iterable[str]) -> str:
+def nearest(name: object, allowed: Iterable[str]) -> str:
     """`` , did you mean 'x'?`` for the closest allowed name, or an empty string."""
-    close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""
+
+
+def whole_number(name: str, value: object, least: int = 1, note: str = "") -> int:
+    """The argument ``name`` as an int; ``InputError`` unless it is a whole number from ``least`` up."""
+    number = float(value) if isinstance(value, Real) else float("nan")
+    if not number.is_integer() or number < least:
+        raise InputError(f"{name} {value} is out of range; allowed: whole numbers from {least}{note}")
+    return int(number)
+
+
+def above_zero(name: str, value: object, unit: str = "") -> float:
+    """The argument ``name`` as a float; ``InputError`` unless it is a number above 0, infinity included."""
+    number = float(value) if isinstance(value, Real) else float("nan")
+    if not number > 0:
+        raise InputError(f"{name} must be above 0{unit and f' {unit}'}, got {value}")
+    return number

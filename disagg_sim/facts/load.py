@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.facts.yaml_files import (
+    NOUNS,
     canonical_name,
     find_file,
     is_path,
@@ -100,6 +101,8 @@ def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) ->
 
 
 def _load(kind: str, name: str | Path) -> Any:
+    if not isinstance(name, str | Path):
+        raise InputError(f"{NOUNS.get(kind, kind)} {name!r} is neither a name nor the path of a file")
     path = find_file(kind, name)
     try:
         stamp = path.stat().st_mtime_ns

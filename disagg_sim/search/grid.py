@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Instance, Mapping, Status
-from disagg_sim.errors import InputError, nearest
+from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
@@ -169,10 +169,8 @@ def batch_axis_of(at: Setting, mappings: MappingTable, law: CachedTokens, *, pha
 
 def check_lengths(model: ModelSpec, isl: int, osl: int, *, allow_long_context: bool) -> None:
     """``InputError`` unless both lengths are whole, large enough and within the model's context."""
-    for name, value, least in (("isl", isl, 1), ("osl", osl, 2)):
-        if not float(value).is_integer() or value < least:
-            why = ": one output token is prefill only" if name == "osl" and value == 1 else ""
-            raise InputError(f"{name} {value} is out of range; allowed: a whole number of tokens from {least}{why}")
+    whole_number("isl", isl)
+    whole_number("osl", osl, 2, ": one output token is prefill only")
     model.check_context(isl, osl, allow_long=allow_long_context)
 
 
@@ -205,7 +203,7 @@ def decode_grid(
     table = mapping_table(mappings)
     check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
     check_form(mla_form)
-    sizes = batch_axis_at(at, table, phase="decode", isl=isl, osl=osl) if batch is None else given_sizes(batch)
+    sizes = batch_axis_at(at, table, phase="decode", isl=isl, osl=osl) if batch is None else given_sizes("batch", batch)
     axis = sizes[None, :].astype(float)
     shape = (len(table), sizes.size)
     ttl, memory = np.empty(shape), np.empty(shape)
@@ -236,7 +234,8 @@ def prefill_grid(
     table = mapping_table(mappings)
     check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
     check_form(mla_form)
-    sizes = batch_axis_at(at, table, phase="prefill", isl=isl, osl=osl) if batch is None else given_sizes(batch)
+    law = prompt_residents(isl)
+    sizes = batch_axis_of(at, table, law, phase="prefill") if batch is None else given_sizes("batch", batch)
     table, chunks = with_chunks(table, isl, CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
     axis = sizes[None, :].astype(float)
     shape = (len(table), sizes.size)
@@ -289,13 +288,11 @@ def best_form(
 
 def with_chunks(table: MappingTable, isl: float, chunk_tokens: Any) -> tuple[MappingTable, Ints]:
     """Rows of every (mapping, chunk size): all unchunked rows first, then the chunks of pipelines."""
-    sizes = sorted({int(c) for c in np.atleast_1d(chunk_tokens) if c})
-    if any(c < 1 for c in sizes):
-        raise InputError(f"chunk_tokens {min(sizes)} is out of range; allowed: 0 (unchunked) or more tokens")
+    sizes = given_sizes("chunk_tokens", chunk_tokens, least=0) if np.size(chunk_tokens) else np.empty(0, dtype=np.int64)
     deep = np.flatnonzero(table.pp > 1)
     index, chunks = [np.arange(len(table))], [np.zeros(len(table), dtype=np.int64)]
     for size in sizes:
-        if size < isl:
+        if 0 < size < isl:
             index.append(deep)
             chunks.append(np.full(deep.size, size, dtype=np.int64))
     return table[np.concatenate(index)], np.concatenate(chunks)
@@ -320,12 +317,12 @@ def bound_codes(sums: Sums) -> Any:
     return best
 
 
-def given_sizes(batch: Any) -> Ints:
-    """Whole numbers from 1, sorted and distinct; ``InputError`` for anything else. [request]"""
-    sizes = np.unique(np.atleast_1d(batch))
-    if sizes.size == 0 or sizes[0] < 1 or np.any(sizes != np.floor(sizes)):
-        raise InputError(f"batch {np.atleast_1d(batch).tolist()} is out of range; allowed: whole numbers from 1")
-    return sizes.astype(np.int64)
+def given_sizes(name: str, values: Any, least: int = 1) -> Ints:
+    """Distinct numbers of the argument ``name``, rising; ``InputError`` unless all are whole and from ``least`` up."""
+    given = np.asarray(values, dtype=object).ravel().tolist()
+    if not given:
+        raise InputError(f"{name} is empty; allowed: one whole number or more")
+    return np.array(sorted({whole_number(name, value, least) for value in given}), dtype=np.int64)
 
 
 def check_form(form: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, Mapping
-from disagg_sim.errors import InputError
+from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import DenseFfn, GqaAttention, ModelSpec, MoeFfn
 from disagg_sim.shown import Shown
@@ -105,8 +105,8 @@ def enumerate_mappings(model: ModelSpec, system: SystemSpec, *, max_gpus: int | 
     InputError
         ``max_gpus`` below 1.
     """
-    if max_gpus is not None and max_gpus < 1:
-        raise InputError(f"max_gpus {max_gpus} is out of range; allowed: 1 or more")
+    if max_gpus is not None:
+        max_gpus = whole_number("max_gpus", max_gpus)
     whole_domain = system.nvlink_domain >= MAX_DOMAIN_GPUS
     flat_limit = system.nvlink_domain if whole_domain else MAX_INSTANCE_GPUS
     flat_limit = min(flat_limit, max_gpus or flat_limit)

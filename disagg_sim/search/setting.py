@@ -79,8 +79,8 @@ def setting(
     UnknownNameError, InputError
         Unknown names; a recipe that the GPU cannot run; a fitted profile on a system without fits.
     """
-    model_spec = load_model(model) if isinstance(model, str) else model
-    system_spec = load_system(system) if isinstance(system, str) else system
+    model_spec = model if isinstance(model, ModelSpec) else load_model(model)
+    system_spec = system if isinstance(system, SystemSpec) else load_system(system)
     recipe = resolve_precision(precision, model_spec, system_spec)
     profile_spec = load_profile(profile)
     fits = load_efficiency(system_spec.name)

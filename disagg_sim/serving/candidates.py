@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.errors import InfeasibleError, InputError, above_zero
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.grid import MAPPING_COLUMNS, PhaseGrid
 
@@ -189,11 +189,8 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
     """
     if prefill.phase != "prefill":
         raise InputError(f"expected a prefill grid, got a {prefill.phase} grid")
-    if not ftl_limit > 0:
-        raise InputError(f"ftl_limit must be above 0 s, got {ftl_limit}")
-    if nic_limit is not None and not nic_limit > 0:
-        raise InputError(f"nic_limit must be above 0 B/s, got {nic_limit}")
-    limit = np.inf if nic_limit is None else float(nic_limit)
+    ftl_limit = above_zero("ftl_limit", ftl_limit, "s")
+    limit = np.inf if nic_limit is None else above_zero("nic_limit", nic_limit, "B/s")
     feasible = prefill.feasible
     fast = feasible & (prefill.latency <= ftl_limit)
     egress = kv_rate_per_gpu(prefill)
@@ -211,7 +208,7 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
         isl=prefill.isl,
         cache_format=prefill.cache_format,
         kv_bytes_per_request=prefill.kv_bytes_per_request,
-        ftl_limit=float(ftl_limit),
+        ftl_limit=ftl_limit,
         nic_limit=limit,
         **{name: getattr(prefill, name)[rows] for name in MAPPING_COLUMNS},
         batch=prefill.batch[columns],

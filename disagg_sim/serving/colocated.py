@@ -93,7 +93,7 @@ def colocated(
         model, system, precision=precision, profile=profile, engine=engine, isl=isl, osl=osl, ftl_limit=ftl_limit,
         ttl_limit=ttl_limit, ttl_measure=ttl_measure, mla_form=mla_form, allow_long_context=allow_long_context,
     )  # fmt: skip
-    sizes = None if prefill_batch is None else given_sizes(prefill_batch)
+    sizes = None if prefill_batch is None else given_sizes("prefill_batch", prefill_batch)
     tally, chosen = Tally(), []
     for group in groups(case, mappings, batch):
         for part, seen in _search(case, group, sizes, mla_form):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import BOUNDS
-from disagg_sim.errors import InputError, nearest
+from disagg_sim.errors import InputError, above_zero, nearest, whole_number
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, kv_rate_per_gpu, least, prefill_candidates
@@ -249,8 +249,8 @@ def _table(
 def _fraction(ratio: Fraction | float | None, matching: str) -> Fraction | None:
     if ratio is None:
         return None
-    if not 0 < ratio < np.inf:
-        raise InputError(f"ctx_gen_ratio must be above 0, got {float(ratio):g}")
+    if above_zero("ctx_gen_ratio", ratio) == np.inf:
+        raise InputError("ctx_gen_ratio must be above 0 and finite, got inf")
     if matching != "exact":
         raise InputError(f"ctx_gen_ratio needs matching 'exact', got {matching!r}")
     return ratio if isinstance(ratio, Fraction) else Fraction(ratio).limit_denominator(1000)
@@ -259,10 +259,9 @@ def _fraction(ratio: Fraction | float | None, matching: str) -> Fraction | None:
 def _check(decode: PhaseGrid, *, ttl_limit: float | None, gpu_cap: int, matching: str) -> None:
     if decode.phase != "decode":
         raise InputError(f"expected a decode grid, got a {decode.phase} grid")
-    if ttl_limit is not None and not ttl_limit > 0:
-        raise InputError(f"ttl_limit must be above 0 s, got {ttl_limit}")
-    if gpu_cap < 2:
-        raise InputError(f"gpu_cap must be at least 2 (one GPU a pool), got {gpu_cap}")
+    if ttl_limit is not None:
+        above_zero("ttl_limit", ttl_limit, "s")
+    whole_number("gpu_cap", gpu_cap, 2, ": one GPU a pool")
     if matching not in MATCHINGS:
         raise InputError(f"matching {matching!r} is not one of {', '.join(MATCHINGS)}{nearest(matching, MATCHINGS)}")
 

@@ -115,7 +115,7 @@ def count_piggyback(
 
 def _chunk_sizes(rank_chunk_tokens: Any, *, every_step_mixed: bool) -> Ints:
     """Chunks of one DP rank to try beside the balance. [token]"""
-    sizes = given_sizes(RANK_CHUNK_TOKENS if rank_chunk_tokens is None else rank_chunk_tokens)
+    sizes = given_sizes("rank_chunk_tokens", RANK_CHUNK_TOKENS if rank_chunk_tokens is None else rank_chunk_tokens)
     return sizes[:0] if every_step_mixed else sizes
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Deployment, Pool
-from disagg_sim.errors import InputError
+from disagg_sim.errors import InputError, above_zero, whole_number
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import best_per_size, check_same_case, kv_rate_per_gpu, least, mapping_order
 from disagg_sim.serving.pool_program import Choices, Filling, least_cost, most_rate
@@ -81,16 +81,16 @@ def match_rates(
     """
     _check(prefill, decode)
     prices = usd_per_gpu_hour or (NAN, NAN)
-    _check_positive(
-        ftl_limit=ftl_limit,
-        ttl_limit=ttl_limit,
-        gpu_budget=gpu_budget,
-        required_rate=required_rate,
-        kv_link_limit=kv_link_limit,
-        max_configurations_per_pool=max_configurations_per_pool,
-        time_limit=time_limit,
-        **dict(zip(("prefill price", "decode price"), usd_per_gpu_hour or (), strict=False)),
-    )
+    above_zero("ftl_limit", ftl_limit, "s")
+    above_zero("time_limit", time_limit, "s")
+    numbers = {"ttl_limit": ttl_limit, "required_rate": required_rate, "kv_link_limit": kv_link_limit}
+    numbers |= zip(("prefill price", "decode price"), usd_per_gpu_hour or (), strict=False)
+    for name, number in numbers.items():
+        if number is not None:
+            above_zero(name, number)
+    for name, count in (("gpu_budget", gpu_budget), ("max_configurations_per_pool", max_configurations_per_pool)):
+        if count is not None:
+            whole_number(name, count)
     sides = (_Side(prefill, ftl_limit, kv_link_limit), _Side(decode, ttl_limit, kv_link_limit))
     for side in sides:
         if side.rows.size == 0:
@@ -263,9 +263,3 @@ def _check(prefill: PhaseGrid, decode: PhaseGrid) -> None:
         if grid.phase != phase:
             raise InputError(f"expected a {phase} grid, got a {grid.phase} grid")
     check_same_case(prefill, decode)
-
-
-def _check_positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise InputError(f"{name} must be above 0, got {value:g}")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import BOUNDS, Mapping
-from disagg_sim.errors import InfeasibleError, InputError, nearest
+from disagg_sim.errors import InfeasibleError, InputError, above_zero, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
@@ -76,15 +76,13 @@ def checked_case(
     at = setting(model, system, precision, profile, engine)
     check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
     check_form(mla_form)
-    for name, value in (("ftl_limit", ftl_limit), ("ttl_limit", ttl_limit)):
-        if value is not None and not value > 0:
-            raise InputError(f"{name} must be above 0 s, got {value}")
+    ftl = above_zero("ftl_limit", ftl_limit, "s")
+    ttl = np.inf if ttl_limit is None else above_zero("ttl_limit", ttl_limit, "s")
     if ttl_measure not in TTL_MEASURES:
         raise InputError(
             f"ttl_measure {ttl_measure!r} is not one of {', '.join(TTL_MEASURES)}{nearest(ttl_measure, TTL_MEASURES)}"
         )
-    ttl = np.inf if ttl_limit is None else float(ttl_limit)
-    return Case(at=at, isl=isl, osl=osl, ftl_limit=float(ftl_limit), ttl_limit=ttl, ttl_measure=ttl_measure)
+    return Case(at=at, isl=isl, osl=osl, ftl_limit=ftl, ttl_limit=ttl, ttl_measure=ttl_measure)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -120,7 +118,7 @@ def groups(case: Case, mappings: MappingTable | Mapping | list[Mapping], batch: 
             if batch is None:
                 sizes = batch_axis_at(case.at, part, phase="decode", isl=case.isl, osl=case.osl)
             else:
-                sizes = given_sizes(batch)
+                sizes = given_sizes("batch", batch)
             yield Group(table=part, batch=sizes, dp=int(dp), deep=deep)
 
 

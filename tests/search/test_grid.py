@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -172,20 +173,25 @@ def test_bound_names_the_largest_sum(model, system, precision, profile, mapping,
     ("change", "message"),
     [
         ({"isl": 0}, "isl 0 is out of range"),
-        ({"isl": 10.5}, "isl 10.5 is out of range; allowed: a whole number of tokens from 1"),
+        ({"isl": 10.5}, "isl 10.5 is out of range; allowed: whole numbers from 1"),
         ({"osl": 1}, "osl 1 is out of range.*one output token is prefill only"),
         ({"osl": 0}, "osl 0 is out of range"),
         ({"batch": [0, 4]}, "batch .* is out of range; allowed: whole numbers from 1"),
-        ({"batch": []}, "batch .* is out of range"),
         ({"batch": [1.5]}, "batch .* is out of range"),
+        ({"isl": "2k"}, "isl 2k is out of range; allowed: whole numbers from 1"),
+        ({"batch": "x"}, "batch x is out of range"),
+        ({"batch": [1, math.inf]}, "batch inf is out of range"),
+        ({"batch": []}, "batch is empty"),
+        ({"mla_form": 3}, "mla_form 3 is unknown"),
+        ({"model": 3}, "model 3 is neither a name nor the path of a file"),
         ({"mla_form": "naiv"}, "mla_form 'naiv' is unknown.*naive"),
         ({"engine": "trtlm"}, "engine 'trtlm' is unknown.*trtllm"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(change, message):
-    args = {"isl": 128, "osl": 16, "precision": "nvfp4_fp8kv", "batch": [1]} | change
+    args = {"model": "llama_3_1_70b", "isl": 128, "osl": 16, "precision": "nvfp4_fp8kv", "batch": [1]} | change
     with pytest.raises(InputError, match=message):
-        decode_grid("llama_3_1_70b", "gb200_nvl72", Mapping(), **args)
+        decode_grid(system="gb200_nvl72", mappings=Mapping(), **args)
 
 
 def test_unknown_names_are_refused_with_the_nearest_one():
@@ -193,8 +199,9 @@ def test_unknown_names_are_refused_with_the_nearest_one():
         decode_grid("llama_3_1_70", "gb200_nvl72", Mapping(), isl=128, osl=16, precision="nvfp4_fp8kv")
 
 
-def test_a_negative_chunk_is_refused():
-    with pytest.raises(InputError, match="chunk_tokens -5 is out of range"):
+@pytest.mark.parametrize("chunk", [-5, "big", math.nan, 512.7])
+def test_chunks_are_whole(chunk):
+    with pytest.raises(InputError, match=f"chunk_tokens {chunk} is out of range; allowed: whole numbers from 0"):
         prefill_grid(
-            "llama_3_1_70b", "gb200_nvl72", Mapping(pp=2), isl=128, precision="nvfp4_fp8kv", chunk_tokens=[-5]
+            "llama_3_1_70b", "gb200_nvl72", Mapping(pp=2), isl=128, precision="nvfp4_fp8kv", chunk_tokens=[64, chunk]
         )

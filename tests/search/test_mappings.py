@@ -164,9 +164,9 @@ def test_degrees():
     assert degrees(load_system("gb200_nvl72"), 72) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 36, 48, 64, 72)
 
 
-@pytest.mark.parametrize("limit", [0, -3])
+@pytest.mark.parametrize("limit", [0, -3, 2.5, "all"])
 def test_no_gpus_are_refused(limit):
-    with pytest.raises(InputError, match=f"max_gpus {limit} is out of range; allowed: 1 or more"):
+    with pytest.raises(InputError, match=f"max_gpus {limit} is out of range; allowed: whole numbers from 1"):
         enumerate_mappings(load_model("llama_3_1_8b"), load_system("h100_sxm"), max_gpus=limit)
 
 

@@ -354,6 +354,11 @@ def test_faults_are_told_in_one_line(mode):
         run(mode, table=[])
     with pytest.raises(InputError, match="ttl_limit must be above 0 s, got 0"):
         run(mode, ttl_limit=0)
+    with pytest.raises(InputError, match="ftl_limit must be above 0 s, got 10 s"):
+        run(mode, ftl_limit="10 s")
+    sizes = {"colocated": "prefill_batch", "piggyback": "rank_chunk_tokens"}[mode]
+    with pytest.raises(InputError, match=rf"{sizes} 1\.5 is out of range; allowed: whole numbers from 1"):
+        run(mode, **{sizes: [1.5]})
 
 
 def test_passes_above_every_batch_are_refused():
