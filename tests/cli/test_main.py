@@ -161,8 +161,8 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_importing_the_package_takes_less_than_half_a_second() -> None:
-    """The best of three, as other processes may hold the cores."""
-    script = "import time; t = time.perf_counter(); import disagg_sim; print(time.perf_counter() - t)"
+    """CPU seconds, the best of three, as other processes may hold the cores."""
+    script = "import time; t = time.process_time(); import disagg_sim; print(time.process_time() - t)"
     times = [
         float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
         for _ in range(3)
