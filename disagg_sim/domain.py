@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from disagg_sim.errors import whole_number
 from disagg_sim.shown import Shown
 
 
@@ -34,6 +35,11 @@ class Mapping(Shown):
     ep: int = 1
     pp: int = 1
     chunk_tokens: int = 0  # CPP: tokens of a prompt in a chunk; 0 = whole prompt [token]
+
+    def __post_init__(self) -> None:
+        """``InputError`` unless the degrees are whole numbers from 1."""
+        for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp"):
+            whole_number(name, getattr(self, name))
 
     @property
     def gpus(self) -> int:

@@ -56,7 +56,7 @@ from disagg_sim.search.grid import (
     row_blocks,
     with_chunks,
 )
-from disagg_sim.search.mappings import MappingTable, mapping_table
+from disagg_sim.search.mappings import MappingTable, mappings_for
 from disagg_sim.search.setting import Setting, setting
 from disagg_sim.workload.joint import JointLengths, joint_lengths
 
@@ -70,7 +70,8 @@ def decode_grid_under(
 
     Parameters as in ``decode_grid``; ``lengths`` is a law or the name of a shipped traffic of one case.
     """
-    at, table, law = setting(model, system, precision, profile, engine), mapping_table(mappings), _law(lengths)
+    at, law = setting(model, system, precision, profile, engine), _law(lengths)
+    table = mappings_for(at.model, at.system, mappings)
     at.model.check_context(law.mean_isl, law.mean_osl, allow_long=allow_long_context)
     check_form(mla_form)
     cached = _cached(law, "decode")
@@ -105,7 +106,8 @@ def prefill_grid_under(
         Make the FTL that of the prompt which a share of this size does not exceed; by default the
         mean over requests.
     """
-    at, table, law = setting(model, system, precision, profile, engine), mapping_table(mappings), _law(lengths)
+    at, law = setting(model, system, precision, profile, engine), _law(lengths)
+    table = mappings_for(at.model, at.system, mappings)
     at.model.check_context(law.mean_isl, law.mean_osl, allow_long=allow_long_context)
     check_form(mla_form)
     prompt = _cached(law, "prefill")

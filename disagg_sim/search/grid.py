@@ -25,7 +25,7 @@ from disagg_sim.physics.memory import CachedTokens, decode_residents, prompt_res
 from disagg_sim.physics.phases import Degrees, PrefillPass, decode_step, prefill_pass
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.work import Numeric
-from disagg_sim.search.mappings import MappingTable, mapping_table
+from disagg_sim.search.mappings import MappingTable, mappings_for
 from disagg_sim.search.setting import Setting, setting
 from disagg_sim.shown import Shown
 
@@ -200,7 +200,7 @@ def decode_grid(
         Values out of range, unknown names.
     """
     at = setting(model, system, precision, profile, engine)
-    table = mapping_table(mappings)
+    table = mappings_for(at.model, at.system, mappings)
     check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
     check_form(mla_form)
     sizes = batch_axis_at(at, table, phase="decode", isl=isl, osl=osl) if batch is None else given_sizes("batch", batch)
@@ -231,7 +231,7 @@ def prefill_grid(
     is faster and fits. Chunks apply to mappings with pp > 1.
     """
     at = setting(model, system, precision, profile, engine)
-    table = mapping_table(mappings)
+    table = mappings_for(at.model, at.system, mappings)
     check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
     check_form(mla_form)
     law = prompt_residents(isl)

@@ -79,6 +79,32 @@ def mapping_table(mappings: MappingTable | Mapping | list[Mapping]) -> MappingTa
     return _table([(m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.pp) for m in rows])
 
 
+def mappings_for(
+    model: ModelSpec, system: SystemSpec, mappings: MappingTable | Mapping | list[Mapping]
+) -> MappingTable:
+    """``mapping_table`` of single mappings that ``model`` can take on ``system``; a table is taken as it is.
+
+    Pipelines may be of any depth up to the layers: one that does not divide them has stages of two lengths.
+
+    Raises
+    ------
+    InputError
+        A mapping that cannot be; says why.
+    """
+    table = mapping_table(mappings)
+    if table is mappings:
+        return table
+    for m in table:
+        row = (m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.pp)
+        reason = _pipeline_refusal(model, m.pp, even=False) or _stage_refusal(model, system, row)
+        if not model.is_moe and max(m.dp_attn, m.ep) > 1:
+            reason = "a dense model has neither dp_attn nor ep above 1"
+        if reason is not None:
+            degrees = "tp_attn {}, dp_attn {}, tp_ffn {}, ep {}, pp {}".format(*row)
+            raise InputError(f"mapping {degrees} is impossible for {model.name} on {system.name}: {reason}")
+    return table
+
+
 def _table(rows: list[tuple[int, int, int, int, int]], refused: tuple[tuple[str, int], ...] = ()) -> MappingTable:
     tp_attn, dp_attn, tp_ffn, ep, pp = np.array(rows, dtype=np.int64).reshape(-1, 5).T
     return MappingTable(tp_attn, dp_attn, tp_ffn, ep, pp, refused)
@@ -115,7 +141,7 @@ def enumerate_mappings(model: ModelSpec, system: SystemSpec, *, max_gpus: int | 
     rows: list[tuple[int, int, int, int, int]] = []
     tried = degrees(system, flat_limit)
     for pp in degrees(system, deep_limit):
-        if (reason := _pipeline_refusal(model, pp)) is not None:
+        if (reason := _pipeline_refusal(model, pp, even=True)) is not None:
             refused[reason] += 1
             continue
         limit = flat_limit if pp == 1 else deep_limit // pp
@@ -135,11 +161,11 @@ def enumerate_mappings(model: ModelSpec, system: SystemSpec, *, max_gpus: int | 
     return _table(sorted(rows), tuple(sorted(refused.items())))
 
 
-def _pipeline_refusal(model: ModelSpec, pp: int) -> str | None:
+def _pipeline_refusal(model: ModelSpec, pp: int, *, even: bool) -> str | None:
     layers = len(model.layers)
     if pp > layers:
         return f"pp above {layers} layers"
-    if pp & (pp - 1) and layers % pp:
+    if even and pp & (pp - 1) and layers % pp:
         return f"pp {pp} does not divide {layers} layers"
     return None
 

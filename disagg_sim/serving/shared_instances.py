@@ -29,7 +29,7 @@ from disagg_sim.search.grid import (
     degree_columns,
     given_sizes,
 )
-from disagg_sim.search.mappings import MappingTable, mapping_table
+from disagg_sim.search.mappings import MappingTable, mappings_for
 from disagg_sim.search.setting import Setting, setting
 from disagg_sim.serving.candidates import least
 from disagg_sim.serving.points import slot_wait, table_of_points
@@ -107,7 +107,7 @@ class Group:
 
 def groups(case: Case, mappings: MappingTable | Mapping | list[Mapping], batch: Any) -> Iterator[Group]:
     """Mappings by DP degree and pipeline; batches up to the memory limit of each group unless given. [request]"""
-    table = mapping_table(mappings)
+    table = mappings_for(case.at.model, case.at.system, mappings)
     if not len(table):
         raise InputError("mappings is empty; allowed: one mapping or more")
     for dp in np.unique(table.dp_attn):

@@ -7,10 +7,11 @@ from itertools import pairwise
 
 import pytest
 
+import disagg_sim as ds
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_model, load_system
-from disagg_sim.search.mappings import degrees, enumerate_mappings, mapping_table
+from disagg_sim.search.mappings import degrees, enumerate_mappings, mapping_table, mappings_for
 
 
 def rows(model: str, system: str, **limits) -> set[tuple[int, int, int, int, int]]:
@@ -179,3 +180,45 @@ def test_table_of_single_mappings():
     assert list(mapping_table(one)) == [one]
     with pytest.raises(InputError, match="attention and FFN of a stage must use the same GPUs"):
         mapping_table(Mapping(tp_attn=4, ep=2))
+
+
+@pytest.mark.parametrize("degree", [0, -1, 2.5, float("nan"), "4"])
+def test_degrees_are_whole_numbers_from_one(degree):
+    with pytest.raises(InputError, match=f"tp_attn {degree} is out of range; allowed: whole numbers from 1"):
+        Mapping(tp_attn=degree)
+
+
+IMPOSSIBLE = [
+    ("llama_3_1_70b", Mapping(tp_attn=3, tp_ffn=3), "tp_attn does not divide 64 query heads"),
+    ("llama_3_1_70b", Mapping(tp_attn=256, tp_ffn=256), "TP leaves the NVLink domain of 72"),
+    ("llama_3_1_70b", Mapping(dp_attn=4, ep=4), "a dense model has neither dp_attn nor ep above 1"),
+    ("llama_3_1_70b", Mapping(dp_attn=4, tp_ffn=4), "a dense model has neither dp_attn nor ep above 1"),
+    ("llama_3_1_70b", Mapping(pp=100), "pp above 80 layers"),
+    ("deepseek_r1", Mapping(dp_attn=3, ep=3), "ep does not divide 256 experts"),
+]
+
+
+@pytest.mark.parametrize(("model", "mapping", "reason"), IMPOSSIBLE)
+@pytest.mark.parametrize("score", [ds.prefill_grid, ds.decode_grid, ds.colocated, ds.piggyback])
+def test_impossible_mappings_are_refused_with_the_reason(score, model, mapping, reason):
+    with pytest.raises(InputError, match=f"is impossible for {model} on gb200_nvl72: {reason}"):
+        score(model, "gb200_nvl72", [Mapping(), mapping], isl=128, osl=16, precision="nvfp4_fp8kv")
+
+
+@pytest.mark.parametrize("score", [ds.prefill_grid_under, ds.decode_grid_under])
+def test_impossible_mappings_are_refused_under_laws_of_lengths(score):
+    with pytest.raises(InputError, match="pp above 80 layers"):
+        score("llama_3_1_70b", "gb200_nvl72", Mapping(pp=100), lengths="log_normal_4096_512", precision="nvfp4_fp8kv")
+
+
+def test_pipelines_made_by_hand_may_be_uneven():
+    """61 layers in 3 stages: 21, 20 and 20."""
+    model, system = load_model("deepseek_r1"), load_system("gb200_nvl72")
+    assert list(mappings_for(model, system, Mapping(pp=3))) == [Mapping(pp=3)]
+
+
+def test_enumerated_mappings_pass_the_check_of_those_made_by_hand():
+    for name in ("llama_3_1_70b", "deepseek_r1", "gpt_oss_120b"):
+        model, system = load_model(name), load_system("gb200_nvl72")
+        table = enumerate_mappings(model, system)
+        assert len(mappings_for(model, system, list(table))) == len(table)
