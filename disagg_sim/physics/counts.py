@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from disagg_sim.errors import UnknownNameError, above_zero, nearest, whole_number
 from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.facts.model import DenseFfn, LayerKind, ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics import layer
-from disagg_sim.physics.layer import Operator, Tokens
+from disagg_sim.physics.layer import Operator, Tokens, check_form
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,8 +44,12 @@ class PassWork:
         return sum(op.hbm_bytes for op in self.operators)
 
     def __getitem__(self, name: str) -> OperatorWork:
-        """The operator of that name."""
-        return next(op for op in self.operators if op.name == name)
+        """The operator of that name; ``UnknownNameError`` if the model has none."""
+        for op in self.operators:
+            if op.name == name:
+                return op
+        names = [op.name for op in self.operators]
+        raise UnknownNameError(f"unknown operator {name!r}{nearest(name, names)}; known: {', '.join(names)}")
 
     def to_frame(self) -> pd.DataFrame:
         """A table with columns operator, flops [FLOP], hbm_bytes [B]."""
@@ -57,29 +62,65 @@ class PassWork:
 def prefill_work(
     model: ModelSpec | str, *, isl: int, batch: int = 1, precision: Precision | str = "bf16", mla_form: str = "auto"
 ) -> PassWork:
-    """Work of prefilling ``batch`` prompts of ``isl`` tokens.
+    """FLOP and bytes of prefilling some prompts, operator by operator.
 
     ``F = 2*S*P_lin + sum over layers of the attention FLOP + 2*d*V`` per prompt (physics page, section 2).
+
+    Parameters
+    ----------
+    model
+        A model, its name, or the path of its file.
+    isl
+        Length of each prompt. [token]
+    batch
+        Prompts of the pass. [request]
+    precision
+        Formats, or the name of a recipe.
+    mla_form
+        "auto" (up-projected keys and values) or a forced form; without effect where the model has no MLA.
+
+    Raises
+    ------
+    InputError, UnknownNameError
+        Values out of range, unknown names.
 
     Examples
     --------
     >>> f"{prefill_work('deepseek_r1', isl=16384).flops:.3e}"
     '1.840e+15'
     """
-    return _pass_work(model, Tokens(prompts=batch, new=float(isl), emitted=batch), precision, mla_form)
+    prompts, new = whole_number("batch", batch), whole_number("isl", isl)
+    return _pass_work(model, Tokens(prompts=prompts, new=float(new), emitted=prompts), precision, mla_form)
 
 
 def decode_work(
     model: ModelSpec | str, *, context: float, batch: int = 1, precision: Precision | str = "bf16",
     mla_form: str = "auto",
 ) -> PassWork:  # fmt: skip
-    """Work of one decode step of ``batch`` sequences of ``context`` cached tokens (MLA absorbed)."""
-    return _pass_work(model, Tokens(decodes=batch, context=context, emitted=batch), precision, mla_form)
+    """FLOP and bytes of one decode step, a token for each sequence, operator by operator (physics page, section 2).
+
+    Parameters
+    ----------
+    context
+        Cached tokens of each sequence, mean. [token]
+    batch
+        Sequences of the step. [request]
+    model, precision, mla_form
+        As in ``prefill_work``; "auto" is absorbed in decode.
+
+    Raises
+    ------
+    InputError, UnknownNameError
+        Values out of range, unknown names.
+    """
+    decodes, cached = whole_number("batch", batch), above_zero("context", context, "tokens")
+    return _pass_work(model, Tokens(decodes=decodes, context=cached, emitted=decodes), precision, mla_form)
 
 
 def _pass_work(model: ModelSpec | str, tokens: Tokens, precision: Precision | str, form: str) -> PassWork:
-    spec = load_model(model) if isinstance(model, str) else model
-    formats = load_precision(precision).resolve(spec) if isinstance(precision, str) else precision
+    check_form(form)
+    spec = model if isinstance(model, ModelSpec) else load_model(model)
+    formats = precision if isinstance(precision, Precision) else load_precision(precision).resolve(spec)
     flops: defaultdict[str, float] = defaultdict(float)
     moved: defaultdict[str, float] = defaultdict(float)
     ends = [(layer.embedding(spec, formats, tokens.linear), 1), (layer.head(spec, formats, 1.0, tokens.emitted), 1)]

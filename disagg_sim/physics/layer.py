@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, MlaAttention, ModelSpec, MoeFfn
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.work import (
@@ -29,6 +30,12 @@ from disagg_sim.physics.work import (
 
 #: MLA forms: "auto" takes the cheaper of naive and absorbed at every point.
 MLA_FORMS = ("auto", "naive", "absorbed", "cached")
+
+
+def check_form(form: str) -> None:
+    """``InputError`` unless ``form`` is one of ``MLA_FORMS``."""
+    if form not in MLA_FORMS:
+        raise InputError(f"mla_form {form!r} is unknown{nearest(form, MLA_FORMS)}; allowed: {', '.join(MLA_FORMS)}")
 
 
 class Operator(NamedTuple):

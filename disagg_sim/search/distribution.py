@@ -38,6 +38,7 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
+from disagg_sim.physics.layer import check_form
 from disagg_sim.physics.memory import CachedTokens
 from disagg_sim.physics.phases import Degrees, PrefillPass, decode_step, prefill_pass
 from disagg_sim.physics.roofline import Sums
@@ -49,7 +50,6 @@ from disagg_sim.search.grid import (
     batch_axis_of,
     best_form,
     bound_codes,
-    check_form,
     degree_columns,
     given_sizes,
     phase_grid,

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Instance, Mapping, Status
-from disagg_sim.errors import InputError, nearest, whole_number
+from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
-from disagg_sim.physics.layer import MLA_FORMS
+from disagg_sim.physics.layer import check_form
 from disagg_sim.physics.memory import CachedTokens, decode_residents, prompt_residents
 from disagg_sim.physics.phases import Degrees, PrefillPass, decode_step, prefill_pass
 from disagg_sim.physics.roofline import Sums
@@ -323,12 +323,6 @@ def given_sizes(name: str, values: Any, least: int = 1) -> Ints:
     if not given:
         raise InputError(f"{name} is empty; allowed: one whole number or more")
     return np.array(sorted({whole_number(name, value, least) for value in given}), dtype=np.int64)
-
-
-def check_form(form: str) -> None:
-    """``InputError`` unless ``form`` is one of ``MLA_FORMS``."""
-    if form not in MLA_FORMS:
-        raise InputError(f"mla_form {form!r} is unknown{nearest(form, MLA_FORMS)}; allowed: {', '.join(MLA_FORMS)}")
 
 
 def phase_grid(

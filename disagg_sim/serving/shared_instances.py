@@ -19,16 +19,10 @@ from disagg_sim.errors import InfeasibleError, InputError, above_zero, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
+from disagg_sim.physics.layer import check_form
 from disagg_sim.physics.memory import colocated_bytes, decode_residents, prompt_residents
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.search.grid import (
-    BLOCK_POINTS,
-    batch_axis_at,
-    check_form,
-    check_lengths,
-    degree_columns,
-    given_sizes,
-)
+from disagg_sim.search.grid import BLOCK_POINTS, batch_axis_at, check_lengths, degree_columns, given_sizes
 from disagg_sim.search.mappings import MappingTable, mappings_for
 from disagg_sim.search.setting import Setting, setting
 from disagg_sim.serving.candidates import least
