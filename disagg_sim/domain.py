@@ -29,11 +29,11 @@ BOUNDS = ("compute", "memory", "communication", "latency")
 class Mapping(Shown):
     """How one instance is cut over GPUs: tp_attn * dp_attn = tp_ffn * ep inside each of pp stages. [1]"""
 
-    tp_attn: int = 1
-    dp_attn: int = 1
-    tp_ffn: int = 1
-    ep: int = 1
-    pp: int = 1
+    tp_attn: int = 1  # tensor parallel degree of attention, dense and shared feed-forward parts [1]
+    dp_attn: int = 1  # data parallel degree of attention [1]
+    tp_ffn: int = 1  # tensor parallel degree of routed experts; of a dense model, as tp_attn [1]
+    ep: int = 1  # expert parallel degree [1]
+    pp: int = 1  # pipeline stages [1]
     chunk_tokens: int = 0  # CPP: tokens of a prompt in a chunk; 0 = whole prompt [token]
 
     def __post_init__(self) -> None:

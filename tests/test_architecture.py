@@ -1,6 +1,8 @@
 """The map in docs/architecture.md, held over the syntax trees of all modules."""
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,5 +147,13 @@ def test_the_notebook_api_is_pinned():
         "prefill_grid", "prefill_grid_under", "prefill_work", "readable", "representative_shape", "where_it_pays",
         "with_cost",
     ]  # fmt: skip
+
+
+def test_public_docstrings_name_every_parameter():
     for name in disagg_sim.__all__:
-        assert getattr(disagg_sim, name).__doc__, f"{name} has no docstring"
+        public = getattr(disagg_sim, name)
+        text = inspect.getdoc(public)
+        assert text, f"{name} has no docstring"
+        parameters = inspect.signature(public).parameters if inspect.isfunction(public) else ()
+        missing = [each for each in parameters if not re.search(rf"\b{each}\b", text)]
+        assert not missing, f"the docstring of {name} is silent on {missing}"

@@ -43,31 +43,76 @@ __all__ = [
 
 
 def load_system(name: str | Path) -> SystemSpec:
-    """A GPU system (``hw_specs/``) by name or path."""
+    """A GPU system (``hw_specs/``) by name or path, in SI.
+
+    Arithmetic [FLOP/s], bandwidths [B/s], memory [B], latencies [s], domain sizes [1], power [W].
+    The file says the source of every value.
+
+    Raises
+    ------
+    UnknownNameError, InputError, SpecError
+        An unknown name, what is neither name nor path, a fault of the file.
+    """
     spec: SystemSpec = _load("hardware", name)
     return spec
 
 
 def load_model(name: str | Path) -> ModelSpec:
-    """A model (``models/``) by name or path."""
+    """A model (``models/``) by name or path, in SI.
+
+    Layers, widths and parameters [1], context limit [token].
+    The file says the source of every value.
+
+    Raises
+    ------
+    UnknownNameError, InputError, SpecError
+        An unknown name, what is neither name nor path, a fault of the file.
+    """
     spec: ModelSpec = _load("model", name)
     return spec
 
 
 def load_precision(name: str | Path) -> PrecisionRecipe:
-    """A precision recipe (``hw_specs/precision/``) by name or path."""
+    """A precision recipe (``hw_specs/precision/``) by name or path, in SI.
+
+    Formats by operator; ``resolve(model)`` gives their sizes [B].
+    The file says the source of every value.
+
+    Raises
+    ------
+    UnknownNameError, InputError, SpecError
+        An unknown name, what is neither name nor path, a fault of the file.
+    """
     spec: PrecisionRecipe = _load("precision", name)
     return spec
 
 
 def load_profile(name: str | Path) -> ProfileSpec:
-    """A profile of assumptions (``hw_specs/profiles/``) by name or path."""
+    """A profile of assumptions (``hw_specs/profiles/``) by name or path, in SI.
+
+    What the physics takes for granted: utilisation and imbalance [1], fixed memory [B].
+    The file says the source of every value.
+
+    Raises
+    ------
+    UnknownNameError, InputError, SpecError
+        An unknown name, what is neither name nor path, a fault of the file.
+    """
     spec: ProfileSpec = _load("profile", name)
     return spec
 
 
 def load_traffic(name: str | Path) -> TrafficSpec:
-    """A family of traffic cases (``traffic/``) by name or path."""
+    """A family of traffic cases (``traffic/``) by name or path, in SI.
+
+    Cases with input and output lengths [token].
+    The file says the source of every value.
+
+    Raises
+    ------
+    UnknownNameError, InputError, SpecError
+        An unknown name, what is neither name nor path, a fault of the file.
+    """
     spec: TrafficSpec = _load("traffic", name)
     return spec
 

@@ -68,7 +68,22 @@ def decode_grid_under(
 ) -> PhaseGrid:  # fmt: skip
     """Score every decode configuration where requests have ``lengths``; costs no more than ``decode_grid``.
 
-    Parameters as in ``decode_grid``; ``lengths`` is a law or the name of a shipped traffic of one case.
+    Parameters
+    ----------
+    lengths
+        A law of input and output length [token], or the name of a shipped traffic of one case.
+    model, system, mappings, precision, profile, engine, batch, mla_form, allow_long_context
+        As in ``decode_grid``.
+
+    Returns
+    -------
+    PhaseGrid
+        Latency is the mean TTL [s]; arrays of shape (mappings, batches). Source: physics page, section 8.
+
+    Raises
+    ------
+    InputError, UnknownNameError
+        Values out of range, mappings that the model cannot take, unknown names.
     """
     at, law = setting(model, system, precision, profile, engine), _law(lengths)
     table = mappings_for(at.model, at.system, mappings)
@@ -98,13 +113,25 @@ def prefill_grid_under(
 ) -> PhaseGrid:  # fmt: skip
     """Score every prefill configuration where requests have ``lengths``; about 10 times the work of ``prefill_grid``.
 
-    Parameters as in ``prefill_grid``, and
-
+    Parameters
+    ----------
     lengths
-        A law, or the name of a shipped traffic of one case.
+        A law of input and output length [token], or the name of a shipped traffic of one case.
     ftl_quantile
-        Make the FTL that of the prompt which a share of this size does not exceed; by default the
-        mean over requests.
+        Make the FTL that of the prompt which a share of this size, above 0 and below 1, does not exceed;
+        by default the mean over requests. [1]
+    model, system, mappings, precision, profile, engine, batch, chunk_tokens, mla_form, allow_long_context
+        As in ``prefill_grid``.
+
+    Returns
+    -------
+    PhaseGrid
+        Latency is the FTL [s]; arrays of shape (rows, batches). Source: physics page, sections 4 and 8.
+
+    Raises
+    ------
+    InputError, UnknownNameError
+        Values out of range, mappings that the model cannot take, unknown names.
     """
     at, law = setting(model, system, precision, profile, engine), _law(lengths)
     table = mappings_for(at.model, at.system, mappings)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Instance, Mapping, Status
-from disagg_sim.errors import InputError, whole_number
+from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
@@ -41,6 +41,7 @@ BATCHES_PER_DOUBLING = 4
 #: No instance serves more sequences than this.
 MAX_BATCH = 2**20
 
+PHASES = ("prefill", "decode")
 MAPPING_COLUMNS = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "chunk_tokens")
 
 
@@ -127,15 +128,34 @@ def degree_columns(table: MappingTable) -> Degrees:
 
 
 def batch_axis(
-    model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable, *, phase: str, isl: int, osl: int = 2,
-    precision: str, profile: str = "measured", engine: str | None = None,
+    model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable | Mapping | list[Mapping], *, phase: str,
+    isl: int, osl: int = 2, precision: str, profile: str = "measured", engine: str | None = None,
 ) -> Ints:  # fmt: skip
-    """Batch sizes from 1 to the memory limit of the most spacious mapping. [request]
+    """Batch sizes from 1 to the memory limit of the most spacious mapping (physics page, section 4).
 
-    At least one batch, even when nothing fits, so that the shortfall can be told.
+    Parameters
+    ----------
+    phase : {"prefill", "decode"}
+        Whose memory counts.
+    model, system, mappings, isl, osl, precision, profile, engine
+        As in ``decode_grid``; ``osl`` without effect in prefill.
+
+    Returns
+    -------
+    ndarray, shape (batches,)
+        Rising, four a doubling. At least one batch, even when nothing fits, so that the shortfall can be
+        told. [request]
+
+    Raises
+    ------
+    InputError, UnknownNameError
+        Values out of range, unknown names.
     """
     at = setting(model, system, precision, profile, engine)
-    return batch_axis_at(at, mappings, phase=phase, isl=isl, osl=osl)
+    if phase not in PHASES:
+        raise InputError(f"phase {phase!r} is not one of {', '.join(PHASES)}{nearest(phase, PHASES)}")
+    check_lengths(at.model, isl, osl, allow_long_context=True)
+    return batch_axis_at(at, mappings_for(at.model, at.system, mappings), phase=phase, isl=isl, osl=osl)
 
 
 def batch_axis_at(at: Setting, mappings: MappingTable, *, phase: str, isl: int, osl: int) -> Ints:
@@ -179,25 +199,34 @@ def decode_grid(
     osl: int, precision: str, profile: str = "measured", engine: str | None = None, batch: Any = None,
     mla_form: str = "auto", allow_long_context: bool = False,
 ) -> PhaseGrid:  # fmt: skip
-    """Score every decode configuration of ``mappings`` at every batch size.
+    """Score every decode configuration of ``mappings`` at every batch size (physics page, sections 2-8).
 
     Parameters
     ----------
+    model, system
+        A model and a system, their names, or the paths of their files.
+    mappings
+        From ``enumerate_mappings``, or made by hand.
     isl, osl
-        Input and output length. [token]
+        Input and output length, from 1 and from 2. [token]
     precision, profile, engine
         Names of a recipe, a profile and, optionally, the engine whose fits come first.
     batch
-        Batch sizes; by default four a doubling up to the memory limit. [request]
+        Batch sizes of an instance; by default four a doubling up to the memory limit. [request]
     mla_form
         "auto" (absorbed in decode) or a forced form.
     allow_long_context
         Score requests beyond the model's context limit instead of refusing them.
 
+    Returns
+    -------
+    PhaseGrid
+        Latency is the TTL [s]; arrays of shape (mappings, batches).
+
     Raises
     ------
     InputError, UnknownNameError
-        Values out of range, unknown names.
+        Values out of range, mappings that the model cannot take, unknown names.
     """
     at = setting(model, system, precision, profile, engine)
     table = mappings_for(at.model, at.system, mappings)
@@ -226,9 +255,30 @@ def prefill_grid(
 ) -> PhaseGrid:  # fmt: skip
     """Score every prefill configuration: each mapping unchunked and, with a pipeline, at every CPP chunk size.
 
-    Parameters as in ``decode_grid``; ``chunk_tokens`` lists chunk sizes to try beside 0 (unchunked).
     Where MLA's form is free, chunked rows keep up-projected keys and values (``cached``) wherever that
-    is faster and fits. Chunks apply to mappings with pp > 1.
+    is faster and fits. Source: physics page, sections 2-8.
+
+    Parameters
+    ----------
+    isl, osl
+        Input and output length; ``osl`` counts towards the context limit only. [token]
+    batch
+        Prompts of a pass of an instance; by default four a doubling up to the memory limit. [request]
+    chunk_tokens
+        Chunk sizes of CPP to try beside 0 (unchunked), where pp > 1 and below ``isl``; by default
+        ``CHUNK_TOKENS``. [token]
+    model, system, mappings, precision, profile, engine, mla_form, allow_long_context
+        As in ``decode_grid``; "auto" takes the fastest form of MLA that fits.
+
+    Returns
+    -------
+    PhaseGrid
+        Latency is the FTL [s]; arrays of shape (rows, batches), first all mappings unchunked.
+
+    Raises
+    ------
+    InputError, UnknownNameError
+        Values out of range, mappings that the model cannot take, unknown names.
     """
     at = setting(model, system, precision, profile, engine)
     table = mappings_for(at.model, at.system, mappings)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, Mapping
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.facts.model import DenseFfn, GqaAttention, ModelSpec, MoeFfn
 from disagg_sim.shown import Shown
 
@@ -29,7 +30,7 @@ ODD_DOMAIN = 36
 
 @dataclass(frozen=True, eq=False)
 class MappingTable(Shown):
-    """Mappings as columns, one row each, all of shape (rows,)."""
+    """Mappings as columns, one row each, all of shape (rows,); degrees as in ``Mapping``. [1]"""
 
     tp_attn: Ints
     dp_attn: Ints
@@ -118,19 +119,34 @@ def degrees(system: SystemSpec, limit: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, *odd}))
 
 
-def enumerate_mappings(model: ModelSpec, system: SystemSpec, *, max_gpus: int | None = None) -> MappingTable:
-    """All mappings of one instance of ``model`` on ``system``.
+def enumerate_mappings(
+    model: ModelSpec | str, system: SystemSpec | str, *, max_gpus: int | None = None
+) -> MappingTable:
+    """All mappings of one instance of ``model`` on ``system`` (physics page, section 3).
 
     TP stays inside the NVLink domain; EP, DP attention and PP may leave it. At most 64 GPUs an
-    instance, one whole NVLink domain where that has 72 or more, 128 with PP; ``max_gpus`` lowers all
-    three. So the mappings of a domain of 8, 16 or 36 GPUs are among those of one of 72, and these among
-    those of 144 and 576. Candidates that are refused are counted by reason in ``refused``.
+    instance, one whole NVLink domain where that has 72 or more, 128 with PP. So the mappings of a domain
+    of 8, 16 or 36 GPUs are among those of one of 72, and these among those of 144 and 576.
+
+    Parameters
+    ----------
+    model, system
+        A model and a system, their names, or the paths of their files.
+    max_gpus
+        Most GPUs of an instance, with and without PP, where that is below the limits above. [1]
+
+    Returns
+    -------
+    MappingTable
+        Columns of shape (rows,), in lexicographic order; ``refused`` counts the other candidates by reason.
 
     Raises
     ------
-    InputError
-        ``max_gpus`` below 1.
+    InputError, UnknownNameError
+        ``max_gpus`` that is no whole number from 1, unknown names.
     """
+    model = model if isinstance(model, ModelSpec) else load_model(model)
+    system = system if isinstance(system, SystemSpec) else load_system(system)
     if max_gpus is not None:
         max_gpus = whole_number("max_gpus", max_gpus)
     whole_domain = system.nvlink_domain >= MAX_DOMAIN_GPUS

@@ -56,6 +56,8 @@ def colocated(
 
     Parameters
     ----------
+    model, system, mappings
+        As in ``decode_grid``.
     isl, osl
         Input and output length. [token]
     precision, profile, engine

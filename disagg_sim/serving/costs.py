@@ -83,6 +83,11 @@ def with_cost(points: pd.DataFrame, per: str, prices: Mapping[str, float] | None
         ``tokens_per_joule`` (at the TDP of the GPUs), "gpu" adds nothing.
     prices : mapping, optional
         Price of a GPU by system, in place of the middle of its ``usd_per_gpu_hour``. [USD/h]
+
+    Raises
+    ------
+    InputError
+        An unknown ``per``; a price that is unknown, out of range or without use.
     """
     check_per(per, prices)
     names = {str(name) for column in ("prefill_system", "system") for name in points[column].unique()}

@@ -87,6 +87,8 @@ def disaggregated(
     ------
     InfeasibleError
         When no prefill configuration meets the limits; says the best that there is.
+    InputError
+        Values out of range, grids that do not belong together.
     """
     _check(decode, ttl_limit=ttl_limit, gpu_cap=gpu_cap, matching=matching)
     ratio = _fraction(ctx_gen_ratio, matching)

@@ -62,7 +62,9 @@ def piggyback(
 
     Parameters
     ----------
-    isl, osl, precision, profile, engine, batch, ftl_limit, ttl_limit, ttl_measure, allow_long_context, allow_empty
+    model, system, mappings, isl, osl, precision, profile, engine, batch
+        As in ``colocated``.
+    ftl_limit, ttl_limit, ttl_measure, allow_long_context, allow_empty
         As in ``colocated``.
     rank_chunk_tokens
         Chunks of one DP rank, c/dp, to try beside the balance where they exceed it; by default the powers

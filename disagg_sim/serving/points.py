@@ -176,11 +176,18 @@ def pareto_front(
     Returns
     -------
     DataFrame
-        One front per case, in order of first appearance; interactivity rises inside a case.
+        One front per case, in order of first appearance; interactivity [token/s/user] rises inside a case,
+        throughput [token/s/GPU, token/USD or token/J] falls.
+
+    Raises
+    ------
+    InputError
+        A column that the table lacks.
     """
     if by is None:
         names = ("case",) if "case" in points else tuple(name for name in CASE_COLUMNS if name in points)
         by = [name for name in names if len(points[name].unique()) > 1]
-    if throughput not in points:
-        raise InputError(f"the table has no throughput column {throughput!r}{nearest(throughput, map(str, points))}")
+    for name in (INTERACTIVITY, throughput, *by):
+        if name not in points:
+            raise InputError(f"the table has no column {name!r}{nearest(name, map(str, points))}")
     return pareto.pareto_front(points, x=INTERACTIVITY, y=throughput, by=by)

@@ -78,6 +78,11 @@ def match_rates(
     -------
     MatchPlan
         Infeasible limits are an answer (``status``, ``binds``, ``nearest``), not an error.
+
+    Raises
+    ------
+    InputError
+        Values out of range, grids of different cases, neither a budget nor a rate.
     """
     _check(prefill, decode)
     prices = usd_per_gpu_hour or (NAN, NAN)

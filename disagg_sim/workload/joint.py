@@ -132,6 +132,11 @@ def observed_lengths(isl: NDArray[np.int64] | Floats, osl: NDArray[np.int64] | F
     ----------
     isl, osl : arrays, shape (requests,)
         Input and output length of every request, at least 1. [token]
+
+    Raises
+    ------
+    InputError
+        Arrays of other shapes, lengths below 1, or a mean output below 2 tokens.
     """
     inputs, outputs = np.asarray(isl, dtype=np.float64), np.asarray(osl, dtype=np.float64)
     if inputs.ndim != 1 or inputs.shape != outputs.shape or not inputs.size:
@@ -151,7 +156,17 @@ def observed_lengths(isl: NDArray[np.int64] | Floats, osl: NDArray[np.int64] | F
 
 
 def joint_lengths(traffic: str | TrafficCase) -> JointLengths:
-    """The law of a traffic case, or of a shipped traffic by its name where that has one case.
+    """The law of a traffic case, or of a shipped traffic by its name where that has one case; lengths in [token].
+
+    Parameters
+    ----------
+    traffic
+        A case of ``load_traffic(name).cases``, or the name.
+
+    Raises
+    ------
+    InputError, UnknownNameError
+        A traffic of several cases, a mean output below 2 tokens, an unknown name.
 
     Examples
     --------

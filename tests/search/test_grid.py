@@ -205,3 +205,14 @@ def test_chunks_are_whole(chunk):
         prefill_grid(
             "llama_3_1_70b", "gb200_nvl72", Mapping(pp=2), isl=128, precision="nvfp4_fp8kv", chunk_tokens=[64, chunk]
         )
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"phase": "decod"}, "phase 'decod' is not one of prefill, decode, did you mean 'decode'"),
+    ({"isl": "2k"}, "isl 2k is out of range"),
+    ({"mappings": Mapping(pp=100)}, "pp above 80 layers"),
+])  # fmt: skip
+def test_bad_arguments_of_a_batch_axis_are_refused(change, message):
+    args = {"mappings": [Mapping(tp_attn=4, tp_ffn=4)], "phase": "decode", "isl": 128, "osl": 16} | change
+    with pytest.raises(InputError, match=message):
+        batch_axis("llama_3_1_70b", "gb200_nvl72", precision="nvfp4_fp8kv", **args)

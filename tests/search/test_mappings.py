@@ -222,3 +222,8 @@ def test_enumerated_mappings_pass_the_check_of_those_made_by_hand():
         model, system = load_model(name), load_system("gb200_nvl72")
         table = enumerate_mappings(model, system)
         assert len(mappings_for(model, system, list(table))) == len(table)
+
+
+def test_names_stand_for_their_specs():
+    specs = load_model("llama_3_1_8b"), load_system("h100_sxm")
+    assert list(enumerate_mappings("llama_3_1_8b", "h100_sxm")) == list(enumerate_mappings(*specs))
