@@ -230,8 +230,8 @@ def test_fronts_per_gpu_and_per_usd_differ():
     assert pareto_front(points, by=case, throughput="tokens_per_usd")["system"].tolist() == ["left"]
     with pytest.raises(InputError, match="no column 'token_per_usd', did you mean 'tokens_per_usd'"):
         pareto_front(points, throughput="token_per_usd")
-    with pytest.raises(InputError, match="no column 'modle', did you mean 'model'"):
-        pareto_front(points, by=("modle",))
+    with pytest.raises(InputError, match="no column 'systm', did you mean 'system'"):
+        pareto_front(points, by=("systm",))
 
 
 @pytest.fixture(scope="module")
