@@ -70,8 +70,10 @@ def mapping_table(mappings: MappingTable | Mapping | list[Mapping]) -> MappingTa
     """A table of single mappings; ``tp_attn*dp_attn`` must equal ``tp_ffn*ep``."""
     if isinstance(mappings, MappingTable):
         return mappings
-    rows = [mappings] if isinstance(mappings, Mapping) else list(mappings)
+    rows = mappings if isinstance(mappings, list | tuple) else [mappings]
     for m in rows:
+        if not isinstance(m, Mapping):
+            raise InputError(f"{m!r} is no mapping; allowed: a MappingTable, a Mapping or a list of them")
         if m.tp_attn * m.dp_attn != m.tp_ffn * m.ep:
             raise InputError(
                 f"mapping tp_attn {m.tp_attn} x dp_attn {m.dp_attn} != tp_ffn {m.tp_ffn} x ep {m.ep}: "

@@ -227,3 +227,9 @@ def test_enumerated_mappings_pass_the_check_of_those_made_by_hand():
 def test_names_stand_for_their_specs():
     specs = load_model("llama_3_1_8b"), load_system("h100_sxm")
     assert list(enumerate_mappings("llama_3_1_8b", "h100_sxm")) == list(enumerate_mappings(*specs))
+
+
+@pytest.mark.parametrize("mappings", [3, "tp4", [Mapping(), None]])
+def test_what_is_no_mapping_is_refused(mappings):
+    with pytest.raises(InputError, match="is no mapping; allowed: a MappingTable, a Mapping or a list of them"):
+        mapping_table(mappings)
