@@ -91,12 +91,15 @@ def _law(name: str, part: int) -> JointLengths:
 
 
 def modes_of(case: Case, modes: Iterable[str]) -> tuple[str, ...]:
-    """The modes that can serve the case.
+    """The modes that can serve the case."""
+    return tuple(mode for mode in modes if mode == MODES[0] or not why_not_shared(case))
 
-    Pools that differ cannot share an instance, and co-located modes are modelled at constant lengths.
-    """
-    shared = case.pools.alike and not case.traffic.law
-    return tuple(mode for mode in modes if mode == MODES[0] or shared)
+
+def why_not_shared(case: Case) -> str:
+    """Why no instance can do both phases of the case; empty where one can."""
+    if case.traffic.law:
+        return "not modelled under a law of lengths"
+    return "" if case.pools.alike else "pools that differ share no instance"
 
 
 def cases_of(spec: SweepSpec) -> tuple[Case, ...]:

@@ -25,7 +25,7 @@ from disagg_sim.search.mappings import MappingTable, enumerate_mappings
 from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.serving.shared_instances import checked_case
-from disagg_sim.sweep.cases import Case, cases_of, modes_of
+from disagg_sim.sweep.cases import Case, cases_of, modes_of, why_not_shared
 from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.sweep.store import Key
 
@@ -70,6 +70,7 @@ class CasePlan:
     case: Case
     digest: str
     modes: tuple[ModePlan, ...]
+    left_out: tuple[tuple[str, str], ...] = ()  # (mode, why): asked for, and not to be had in this case
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -122,13 +123,15 @@ def code_digest() -> str:
 
 def _plan_case(case: Case, spec: SweepSpec) -> CasePlan:
     digest = _digest((case, _specs(case), version("disagg-sim"), code_digest()))
+    served = modes_of(case, spec.modes)
     modes = (
         _plan_pools(case, digest, spec.block_points)
         if mode == DISAGGREGATED
         else _plan_shared(case, mode, digest, spec.block_points)
-        for mode in modes_of(case, spec.modes)
+        for mode in served
     )
-    return CasePlan(case=case, digest=digest, modes=tuple(modes))
+    left_out = tuple((mode, why_not_shared(case)) for mode in spec.modes if mode not in served)
+    return CasePlan(case=case, digest=digest, modes=tuple(modes), left_out=left_out)
 
 
 def _plan_pools(case: Case, digest: str, block_points: int) -> ModePlan:

@@ -242,6 +242,8 @@ def _infeasible_csv(result: SweepResult) -> str:
                 writer.writerow([name, item.reason, item.count, shortfall, unit, item.phase, said, mode.mode])
             for reason, count in mode.plan.refused:
                 writer.writerow([name, reason, count, math.inf, NOTHING, "mapping", NOTHING, mode.mode])
+        for left, why in case.plan.left_out:
+            writer.writerow([name, why, 0, math.inf, NOTHING, NOTHING, NOTHING, left])
     return text.getvalue()
 
 

@@ -71,6 +71,10 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener, ove
         removed = store.clean((PREFILL, POINTS), {block.key.relative for block in plan.blocks})
         if removed:
             listener.note(f"{removed} stored blocks are not part of this sweep: removed")
+        for case in plan.cases:
+            if case.left_out:
+                modes, reasons = zip(*case.left_out, strict=True)
+                listener.note(f"{case.case.name}: without {' and '.join(modes)}: {reasons[0]}")
         missing = _missing(plan.blocks, store, listener)
         listener.start(sum(block.points for block in missing))
         for table in (PREFILL, POINTS):  # a case's decode blocks are matched with all its prefill blocks

@@ -34,8 +34,14 @@ SMALL = SweepSpec(
 )
 
 
-class Silent:
-    def note(self, text: str) -> None: ...
+class Noted:
+    """Keeps the notes of a run."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def warn(self, text: str) -> None: ...
 
@@ -46,9 +52,20 @@ class Silent:
     def finish(self) -> None: ...
 
 
-def run(spec: SweepSpec, root: Path) -> SweepResult:
-    listener: Listener = Silent()
-    return run_sweep(plan_sweep(spec), root, jobs=1, listener=listener)
+def run(spec: SweepSpec, root: Path, listener: Listener | None = None) -> SweepResult:
+    return run_sweep(plan_sweep(spec), root, jobs=1, listener=listener or Noted())
+
+
+def without(noted: Noted) -> list[str]:
+    """The notes of cases that some modes cannot serve."""
+    return [note for note in noted.notes if "without" in note]
+
+
+def left_out(root: Path, reason: str) -> list[tuple[str, str]]:
+    """(case, mode) of the rows of ``infeasible.csv`` with this reason."""
+    table = pd.read_csv(root / "infeasible.csv").query("reason == @reason")
+    assert not table.isna().any().any()
+    return list(zip(table["case"], table["mode"], strict=True))
 
 
 def fronts(result: SweepResult) -> list[pd.DataFrame]:
@@ -213,7 +230,10 @@ def test_a_law_of_lengths_stands_beside_its_constant_lengths(tmp_path: Path) -> 
     """A law with longer means than medians costs throughput; co-located modes have constant lengths alone."""
     law = Traffic(isl=6654, osl=740, law="log_normal_4096_512")
     spec = replace(SMALL, traffic=(law, Traffic(isl=4096, osl=512)), modes=("disaggregated", "colocated"))
-    under, constant = run(spec, tmp_path).cases
+    noted, reason = Noted(), "not modelled under a law of lengths"
+    under, constant = run(spec, tmp_path, noted).cases
+    assert without(noted) == [f"{under.plan.case.name}: without colocated: {reason}"]
+    assert left_out(tmp_path, reason) == [(under.plan.case.name, "colocated")]
     assert [mode.mode for mode in under.modes] == ["disaggregated"]
     assert [mode.mode for mode in constant.modes] == ["disaggregated", "colocated"]
     assert under.total.computed == under.plan.points
@@ -226,7 +246,10 @@ def test_pools_on_different_systems_per_usd(tmp_path: Path) -> None:
     spec = replace(
         SMALL, pools=(*SMALL.pools, mixed), modes=MODES, per="usd", prices=(("a100_sxm_80gb", 0.1), ("h100_sxm", 3.0))
     )
-    same, both = run(spec, tmp_path).cases
+    noted, reason = Noted(), "pools that differ share no instance"
+    same, both = run(spec, tmp_path, noted).cases
+    assert without(noted) == [f"{both.plan.case.name}: without colocated and piggyback: {reason}"]
+    assert left_out(tmp_path, reason) == [(both.plan.case.name, mode) for mode in MODES[1:]]
     assert [mode.mode for mode in same.modes] == list(MODES)
     assert [mode.mode for mode in both.modes] == ["disaggregated"]
     front = both.modes[0].frontier
