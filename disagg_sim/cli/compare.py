@@ -19,7 +19,7 @@ REGRESSION = 1  # exit code of ``check``
 SHOWN = 10  # changed points printed of each front, unless all are asked for [1]
 
 _Results = Annotated[Path, typer.Argument(metavar="DIR", help="Results of a sweep, or a frontier.csv.")]
-_Rtol = Annotated[float, typer.Option(help="Largest relative change of a value that is none.")]
+_Rtol = Annotated[float, typer.Option(help="Largest relative change that is none; above 1e-6 words may change, too.")]
 _Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write every change to a JSON file.")]
 _All = Annotated[bool, typer.Option("--all", help=f"Print all changed points, not the {SHOWN} largest of a case.")]
 
@@ -76,7 +76,9 @@ def _verdict(comparison: Comparison) -> str:
     total = f"{len(fronts)} {'frontier' if len(fronts) == 1 else 'frontiers'}"
     changed = sum(not front.same for front in fronts)
     if not changed:
-        return f"{total} unchanged"
+        words = sum(len(front.moved) for front in fronts)
+        told = f", but words of {words} {'point' if words == 1 else 'points'}" if words else ""
+        return f"{total} unchanged{told}"
     counts = [
         f"{sum(len(points) for points in found)} {name}"
         for name, found in (
@@ -114,7 +116,7 @@ def _print(comparison: Comparison, *, everything: bool) -> None:
 def _changes(front: FrontChange) -> Iterator[tuple[str, PointChange]]:
     for name, points in (("lost", front.lost), ("new", front.new)):
         yield from ((f"{name}, curve kept" if point.reached else name, point) for point in points)
-    yield from (("moved", point) for point in front.moved)
+    yield from (("moved, words alone" if point.words_alone else "moved", point) for point in front.moved)
 
 
 def _size(point: PointChange) -> float:

@@ -86,6 +86,11 @@ class PointChange:
     moves: tuple[Move, ...] = ()  # values beyond the tolerance, in order of the columns
     reached: bool = False  # lost or new: the other front has a point as good in x and y, within the tolerance
 
+    @property
+    def words_alone(self) -> bool:
+        """Texts moved, and no number beyond the tolerance."""
+        return bool(self.moves) and all(isinstance(move.old, str) or isinstance(move.new, str) for move in self.moves)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontChange:
@@ -98,6 +103,7 @@ class FrontChange:
     new: tuple[PointChange, ...]
     moved: tuple[PointChange, ...]
     worse: bool  # some old point is out of reach of the new front, beyond the tolerance
+    words_decide: bool = True  # whether a point of which words alone moved makes the front another
 
     @property
     def area_change(self) -> float:
@@ -111,8 +117,9 @@ class FrontChange:
 
     @property
     def same(self) -> bool:
-        """Nothing moved, and points that came or went left the curve where it was (one of two equals)."""
-        return not self.moved and all(point.reached for point in (*self.lost, *self.new))
+        """Nothing moved that decides, and points that came or went left the curve where it was (one of two equals)."""
+        moved = any(self.words_decide or not point.words_alone for point in self.moved)
+        return not moved and all(point.reached for point in (*self.lost, *self.new))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +242,8 @@ def compare_fronts(old: pd.DataFrame, new: pd.DataFrame, *, roles: Roles, rtol: 
     roles : Roles
         What the columns mean.
     rtol : float
-        Largest relative change of a number that is none. [1]
+        Largest relative change of a number that is none. Above ``RTOL`` a word that moved is told and does not
+        decide: where two numbers nearly tie, such as the times that say what binds, a small change swaps it. [1]
 
     Returns
     -------
@@ -280,6 +288,7 @@ def _compare_front(
         new=tuple(more),
         moved=tuple(moved),
         worse=not held.all(),
+        words_decide=rtol <= RTOL,
     )
 
 

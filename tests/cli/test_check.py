@@ -89,6 +89,22 @@ def test_two_percent_on_one_coefficient_fail_and_the_moved_points_are_named(
     assert len(capsys.readouterr().out) > 0
 
 
+def test_a_changed_word_passes_a_wide_tolerance_and_is_told(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pd.read_csv(results / "frontier.csv")
+    table["tokens_per_s_per_gpu"] *= 0.995
+    table.loc[0, "decode_bound"] = "luck"
+    table.to_csv(tmp_path / "frontier.csv", index=False)
+    check = ["check", str(tmp_path), "--baseline", str(results)]
+    assert run([*check, "--rtol", "0.05"]) == 0
+    said = capsys.readouterr().out
+    assert "moved, words alone" in said
+    assert "-> luck" in said
+    assert said.splitlines()[-1].startswith("ok: 1 frontier unchanged, but words of 1 point (")
+    assert run(check) == 1
+
+
 def test_without_all_only_the_largest_changes_are_printed(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -225,3 +225,21 @@ def test_files_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         require_same_cases(old, both)
     with pytest.raises(InputError, match="rtol 1"):
         compare_frontiers(old, old, rtol=1.0)
+
+
+@pytest.mark.parametrize(("rtol", "same"), [(0.0, False), (1e-6, False), (0.05, True)])
+def test_a_word_that_swaps_at_a_tie_decides_at_the_default_tolerance_alone(rtol: float, same: bool) -> None:
+    table = changed(0, "soil", "sand")
+    table.loc[0, "yield"] = 8.0 * (1 if rtol <= 1e-6 else 0.995)
+    front = compared(table, rtol=rtol)
+    (moved,) = front.moved  # told in any case
+    assert [move.column for move in moved.moves] == ["soil"]
+    assert (front.same, front.same_points, moved.words_alone) == (same, False, True)
+
+
+@pytest.mark.parametrize("at", [0, 1])  # the second has no depth yet
+def test_a_number_that_moves_beside_a_word_decides_at_any_tolerance(at: int) -> None:
+    table = changed(at, "soil", "sand")
+    table.loc[at, "depth"] = 0.6
+    front = compared(table, rtol=0.05)
+    assert (front.same, front.moved[0].words_alone) == (False, False)
