@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def cross_check(reader: Reader, spec: SweepSpec, *, long_context: bool) -> None:
     """Recipes that a GPU lacks, prompts beyond a model's context: what only the combination shows."""
     _check_traffic(reader, spec, long_context=long_context)
+    _check_domains(reader, spec)
     for pools in spec.pools:
         _check_pools(reader, spec, pools)
     if spec.prices and spec.per != "usd":
@@ -36,6 +37,17 @@ def _check_traffic(reader: Reader, spec: SweepSpec, *, long_context: bool) -> No
                 f"traffic: {traffic} has lengths that vary, which only the mode disaggregated serves; "
                 f"modes has {', '.join(spec.modes)}"
             )
+
+
+def _check_domains(reader: Reader, spec: SweepSpec) -> None:
+    """``own`` beside the very number that it stands for would be one case twice."""
+    if None not in spec.nvlink_domains:
+        return
+    for pools in spec.pools:
+        own = {load.load_system(name).nvlink_domain for name in (pools.prefill_system, pools.system)}
+        twice = own.pop()
+        if not own and twice in spec.nvlink_domains:
+            reader.faults.append(f"nvlink_domain: {twice} is what 'own' stands for on {pools.system}: a case twice")
 
 
 def _check_pools(reader: Reader, spec: SweepSpec, pools: Pools) -> None:

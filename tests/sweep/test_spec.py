@@ -68,6 +68,9 @@ FAULTS = {
     ),
     "domain 1": ("profile:", "nvlink_domain: [1, 8]\nprofile:", ["nvlink_domain: 1 is outside [2, 1024]"]),
     "domain as a word": ("profile:", "nvlink_domain: wide\nprofile:", ["nvlink_domain: 'wide'", "allowed, too: own"]),
+    "own domain twice": (
+        "profile:", "nvlink_domain: [own, 8, 72]\nprofile:", ["nvlink_domain: 8 is what 'own' stands for on h100_sxm"],
+    ),
     "value twice": ("10.0", "[1, 1.0]", ["limits.ftl_s: 1.0 stands there 2 times"]),
     "empty axis": ("10.0", "[]", ["limits.ftl_s: the list is empty"]),
     "one bad value of an axis": ("10.0", "[1, -2]", ["limits.ftl_s: -2 is outside"]),
