@@ -17,6 +17,7 @@ def cross_check(reader: Reader, spec: SweepSpec, *, long_context: bool) -> None:
     """Recipes that a GPU lacks, prompts beyond a model's context: what only the combination shows."""
     _check_traffic(reader, spec, long_context=long_context)
     _check_domains(reader, spec)
+    _check_idle(reader, spec)
     for pools in spec.pools:
         _check_pools(reader, spec, pools)
     if spec.prices and spec.per != "usd":
@@ -48,6 +49,20 @@ def _check_domains(reader: Reader, spec: SweepSpec) -> None:
         twice = own.pop()
         if not own and twice in spec.nvlink_domains:
             reader.faults.append(f"nvlink_domain: {twice} is what 'own' stands for on {pools.system}: a case twice")
+
+
+def _check_idle(reader: Reader, spec: SweepSpec) -> None:
+    """Keys that act in no mode of the sweep."""
+    sharing, neutral = spec.sharing, type(spec.sharing)()
+    uses = (
+        ("ctx_gen_ratio", spec.ctx_gen_ratios != (None,), ("disaggregated",)),
+        ("ttl_measure", sharing.ttl_measure != neutral.ttl_measure, ("colocated", "piggyback")),
+        ("every_step_mixed", sharing.every_step_mixed, ("piggyback",)),
+        ("interference", sharing.interference != neutral.interference, ("piggyback",)),
+    )
+    for key, given, modes in uses:
+        if given and not {*modes} & {*spec.modes}:
+            reader.faults.append(f"{key}: acts in {' and '.join(modes)} only; modes has {', '.join(spec.modes)}")
 
 
 def _check_pools(reader: Reader, spec: SweepSpec, pools: Pools) -> None:

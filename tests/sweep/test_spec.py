@@ -106,6 +106,22 @@ FAULTS = {
     "lengths that vary in one instance": (
         "  - {isl: 1024, osl: 128}", "  - log_normal_4096_512\nmodes: [piggyback]", ["only the mode disaggregated"],
     ),
+    "ratio without pools": (
+        "profile:", "modes: [colocated]\nctx_gen_ratio: [0.5]\nprofile:",
+        ["ctx_gen_ratio: acts in disaggregated only; modes has colocated"],
+    ),
+    "measure of no shared instance": (
+        "profile:", "ttl_measure: p99\nprofile:",
+        ["ttl_measure: acts in colocated and piggyback only; modes has disaggregated"],
+    ),
+    "mixing without mixed steps": (
+        "profile:", "modes: [disaggregated, colocated]\nevery_step_mixed: true\nprofile:",
+        ["every_step_mixed: acts in piggyback only; modes has disaggregated, colocated"],
+    ),
+    "interference without mixed steps": (
+        "profile:", "modes: [colocated]\ninterference: {overlap_loss: 0.2}\nprofile:",
+        ["interference: acts in piggyback only; modes has colocated"],
+    ),
     "broken": ("[llama_3_1_8b]", "[llama_3_1_8b", ["broken YAML: line"]),
 }
 LONG = "allow_long_context: true\n"
@@ -234,15 +250,15 @@ def test_shipped_sweeps_are_valid(name: str) -> None:
 
 def test_axes_are_lists_or_single_values(tmp_path: Path) -> None:
     text = GOOD.replace("{ftl_s: 10.0}", "{ftl_s: [1, 10], gpu_cap: 16, nic_gb_per_s: [none, 50]}") + (
-        "ctx_gen_ratio: [optimal, 0.5, 1/3]\nnvlink_domain: [own, 72]\nmla_form: naive\nmodes: [piggyback, colocated]\n"
-        "interference: {overlap_loss: 0.1}\nttl_measure: p99\nevery_step_mixed: true\n"
+        "ctx_gen_ratio: [optimal, 0.5, 1/3]\nnvlink_domain: [own, 72]\nmla_form: naive\n"
+        "modes: [piggyback, disaggregated]\ninterference: {overlap_loss: 0.1}\nttl_measure: p99\nevery_step_mixed: true\n"
     )
     spec = load_sweep(write(tmp_path, text))
     assert spec.limits == tuple(
         Limits(ftl_s=ftl, gpu_cap=16, nic_limit=nic) for ftl in (1.0, 10.0) for nic in (math.inf, 50e9)
     )
     assert spec.ctx_gen_ratios == (None, Fraction(1, 2), Fraction(1, 3))
-    assert (spec.nvlink_domains, spec.mla_forms, spec.modes) == ((None, 72), ("naive",), ("piggyback", "colocated"))
+    assert (spec.nvlink_domains, spec.mla_forms, spec.modes) == ((None, 72), ("naive",), ("piggyback", "disaggregated"))
     knobs = Interference(minority_efficiency=1.0, overlap_loss=0.1)
     assert spec.sharing == Sharing(ttl_measure="p99", every_step_mixed=True, interference=knobs)
 
