@@ -251,7 +251,8 @@ def test_shipped_sweeps_are_valid(name: str) -> None:
 def test_axes_are_lists_or_single_values(tmp_path: Path) -> None:
     text = GOOD.replace("{ftl_s: 10.0}", "{ftl_s: [1, 10], gpu_cap: 16, nic_gb_per_s: [none, 50]}") + (
         "ctx_gen_ratio: [optimal, 0.5, 1/3]\nnvlink_domain: [own, 72]\nmla_form: naive\n"
-        "modes: [piggyback, disaggregated]\ninterference: {overlap_loss: 0.1}\nttl_measure: p99\nevery_step_mixed: true\n"
+        "modes: [piggyback, disaggregated]\ninterference: {overlap_loss: 0.1}\n"
+        "ttl_measure: p99\nevery_step_mixed: true\n"
     )
     spec = load_sweep(write(tmp_path, text))
     assert spec.limits == tuple(
