@@ -103,5 +103,11 @@ def test_the_modes_are_compared_for_two_traffics(modes):
     assert not modes.warned
 
 
+def test_what_mixing_costs_moves_the_verdict_as_the_text_says(modes):
+    (table,) = (html for html in modes.html if "colocated_reach" in html and "as above" in html)
+    ratio = {row: number(rf"{row}.*?</th>\s*<td>([\d.]+)</td>", table) for row in ("as above", "fifth", "half")}
+    assert ratio == {"as above": 1.56, "fifth": 1.77, "half": 1.92}
+
+
 def test_an_unknown_price_is_named(modes):
     assert "usd_per_gpu_hour of gb200_nvl72 is not known" in modes.printed
