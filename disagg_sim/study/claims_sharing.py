@@ -41,13 +41,13 @@ def c25_piggyback(evidence: Evidence) -> Finding:
     """Figure 6: every step mixed, over the best co-located mode."""
     latent, base = evidence.front(MIXED, modes=("piggyback",), model=R1, mla_form="naive"), _base(evidence, R1)
     grouped, other = evidence.front(MIXED, modes=("piggyback",), model=MIDDLE), _base(evidence, MIDDLE)
-    low, high = shared(latent, base)
-    middle = _ratio(latent, base, third(low, high, 1))
+    latent_range = shared(latent, base)
+    middle = _ratio(latent, base, third(*latent_range, 1))
     low, high = shared(grouped, other)
     loose = np.concatenate([_ratio(grouped, other, third(low, high, part)) for part in (0, 1)])
     tight = _ratio(grouped, other, third(low, high, 2))
-    share = _projected_again(latent, float(np.sqrt(low * high)))
-    free = _ratio(evidence.front("fig06", modes=("piggyback",), model=R1), base, third(low, high, 1))
+    share = _projected_again(latent, float(np.sqrt(np.prod(latent_range))))
+    free = _ratio(evidence.front("fig06", modes=("piggyback",), model=R1), base, third(*latent_range, 1))
     x = np.geomspace(low, high, 300)
     below = x[_ratio(grouped, other, x) <= 0.9]
     end = f"below 0.9 from {below[0]:.0f} on" if below.size else "nowhere below 0.9"
@@ -55,8 +55,9 @@ def c25_piggyback(evidence: Evidence) -> Finding:
         1e6 * _token_cost(evidence.front(sweep, modes=("piggyback",), model=MIDDLE), high) for sweep in (MIXED, "fig06")
     ]
     note = (
-        f"chunks of the balance, past projected again: {share:.2f} of R1's attention FLOP in the middle; both on "
-        f"{LOW:.0f}-{high:.0f} tokens/s/user, {MIDDLE} {end}, down to {tight.min():.2f} in the tight third, where a "
+        f"chunks of the balance, past projected again: {share:.2f} of R1's attention FLOP in the middle; {R1} on "
+        f"{latent_range[0]:.0f}-{latent_range[1]:.0f}, {MIDDLE} on {low:.0f}-{high:.0f} tokens/s/user; {MIDDLE} {end}, "
+        f"down to {tight.min():.2f} in the tight third, where a "
         f"prompt token costs {cost[0]:.0f} GPU-us in place of {cost[1]:.0f} in the best mix; reach in tokens/s/user: "
         f"{R1} {latent.x[-1]:.0f} against {base.x[-1]:.0f}, {MIDDLE} {grouped.x[-1]:.0f} against {other.x[-1]:.0f}. "
         f"With the best mix in place of every step: {R1} {free.min():.2f} and more"
@@ -80,11 +81,11 @@ def c26_cached(evidence: Evidence) -> Finding:
     plain = _mixed_with_bf16(evidence, x)
     traffic, chunk = _read_again(cached, middle)
     note = (
-        f"the past is projected once: recomputed FLOP 0 in place of {_projected_again(naive, middle):.2f} of the "
-        f"attention; mean over the middle third of {LOW:.0f}-{HIGH:.0f}: {before.mean():.2f} naive, {after.mean():.2f} "
-        f"cached; memory filled to {filled.min():.2f}-{filled.max():.2f} of the limit. At {middle:.0f} tokens/s/user a "
-        f"rank takes {chunk:.0f} prompt tokens a step and reads the {_dims().up_projected:.0f} expanded values of each "
-        f"earlier token again: {traffic * 1e3:.1f} ms at the peak of HBM, of a TTL of {1e3 / middle:.1f} ms. A prompt "
+        f"the past is projected once, where projecting it again was {_projected_again(naive, middle):.2f} of the "
+        f"FLOP of attention; mean over the middle third of {LOW:.0f}-{HIGH:.0f}: {before.mean():.2f} naive, "
+        f"{after.mean():.2f} cached; memory filled to {filled.min():.2f}-{filled.max():.2f} of the limit. At "
+        f"{middle:.0f} tokens/s/user a rank takes {chunk:.0f} prompt tokens a step and reads the "
+        f"{_dims().up_projected:.0f} expanded values of each earlier token again: {traffic * 1e3:.1f} ms at the peak of HBM, of a TTL of {1e3 / middle:.1f} ms. A prompt "
         f"token costs {_token_cost(cached, middle) * 1e6:.0f} GPU-us, and {_token_cost(best, middle) * 1e6:.0f} in the "
         f"best mix, whose chunks are {_rank_chunk(best, middle):.0f}; mean with bf16 attention: {plain}"
     )
@@ -95,19 +96,22 @@ def c26_cached(evidence: Evidence) -> Finding:
 
 def c27_decode_heavy(evidence: Evidence) -> Finding:
     """Figure 8: every step mixed over no piggyback, by traffic and along the curve."""
-    areas, falls, mixes = {}, {}, {}
+    areas, falls, mixes, largest = {}, {}, {}, {}
     for isl, osl in FIGURE_8:
         plain = evidence.front("fig08", modes=("colocated",), isl=isl, osl=osl)
         mixed = evidence.front("fig08_every_step_mixed", modes=("piggyback",), isl=isl, osl=osl)
         best = evidence.front("fig08", modes=("piggyback",), isl=isl, osl=osl)
-        areas[f"{isl}/{osl}"] = gain(mixed.curve, plain.curve, low=LOW, high=HIGH).area_ratio
+        every = gain(mixed.curve, plain.curve, low=LOW, high=HIGH)
+        areas[f"{isl}/{osl}"], largest[f"{isl}/{osl}"] = every.area_ratio, every.largest
         mixes[f"{isl}/{osl}"] = gain(best.curve, plain.curve, low=LOW, high=HIGH).area_ratio
         low, high = shared(plain)
         falls[f"{isl}/{osl}"] = tuple(float(_ratio(mixed, plain, third(low, high, part)).mean()) for part in range(3))
     prefill, decode = areas.values()
     falling = all(loose >= middle >= tight for loose, middle, tight in falls.values())
     along = "; ".join(f"{name} {', '.join(f'{value:.2f}' for value in parts)}" for name, parts in falls.items())
+    pays = "pays somewhere" if max(largest.values()) > 1 else "pays nowhere, below 1 everywhere"
     note = (
+        f"every step mixed {pays}: largest G {listed(largest, '.3f')}; "
         f"area ratios on a log axis over {LOW:.0f}-{HIGH:.0f} tokens/s/user; means of its three thirds, loose to "
         f"tight: {along}; with the best mix, which contains the plain mode up to its chunks: {listed(mixes)}"
     )
