@@ -85,7 +85,8 @@ def c26_cached(evidence: Evidence) -> Finding:
         f"FLOP of attention; mean over the middle third of {LOW:.0f}-{HIGH:.0f}: {before.mean():.2f} naive, "
         f"{after.mean():.2f} cached; memory filled to {filled.min():.2f}-{filled.max():.2f} of the limit. At "
         f"{middle:.0f} tokens/s/user a rank takes {chunk:.0f} prompt tokens a step and reads the "
-        f"{_dims().up_projected:.0f} expanded values of each earlier token again: {traffic * 1e3:.1f} ms at the peak of HBM, of a TTL of {1e3 / middle:.1f} ms. A prompt "
+        f"{_dims().up_projected:.0f} expanded values of each earlier token again: {traffic * 1e3:.1f} "
+        f"ms at the peak of HBM, of a TTL of {1e3 / middle:.1f} ms. A prompt "
         f"token costs {_token_cost(cached, middle) * 1e6:.0f} GPU-us, and {_token_cost(best, middle) * 1e6:.0f} in the "
         f"best mix, whose chunks are {_rank_chunk(best, middle):.0f}; mean with bf16 attention: {plain}"
     )
