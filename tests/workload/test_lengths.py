@@ -57,12 +57,16 @@ def test_quantiles_never_fall(length, p, q):
 @settings(deadline=None)
 @given(distributions)
 def test_moments_are_integrals_of_the_quantile_function(length):
-    """E[X^k] is the integral of quantile(p)^k over p; with p = 1 - u^4 a midpoint rule of 400 strips sees the tail."""
+    """E[X^k] is the integral of quantile(p)^k over p; with p = 1 - u^4 a midpoint rule of 400 strips sees the tail.
+
+    A quantile that jumps inside a strip is missed by at most the strip's weight times the jump: half to each side.
+    """
     u = (np.arange(400) + 0.5) / 400
     weight = 4 * u**3 / 400
     lengths = np.array([length.quantile(1 - each**4) for each in u])
-    assert np.sum(weight * lengths) == pytest.approx(length.mean, rel=0.01)
-    assert np.sum(weight * lengths**2) == pytest.approx(length.second_moment, rel=0.01)
+    for values, moment in ((lengths, length.mean), (lengths**2, length.second_moment)):
+        jump = np.max(np.maximum(weight[1:], weight[:-1]) * np.abs(np.diff(values)))
+        assert np.sum(weight * values) == pytest.approx(moment, rel=0.01, abs=0.01 * moment + jump)
 
 
 @settings(deadline=None)
