@@ -25,11 +25,13 @@ ALLOWED = {
     "physics": {"facts"},
     "search": {"facts", "physics", "workload"},
     "serving": {"facts", "physics", "search", "workload"},
-    "sweep": {"facts", "physics", "search", "serving", "workload"},
-    "report": {"facts", "search", "serving", "sweep", "workload"},
-    "study": {"facts", "physics", "search", "serving", "sweep", "workload", "report"},
-    "cli": {"facts", "search", "serving", "sweep", "report", "study", "workload"},
-    "__init__": {"facts", "physics", "search", "serving", "workload", "report", "study"},
+    "simulation": {"facts", "physics", "search", "workload"},
+    "calibration": {"facts", "physics", "search", "serving", "workload"},
+    "sweep": {"facts", "physics", "search", "serving", "simulation", "calibration", "workload"},
+    "report": {"facts", "search", "serving", "simulation", "calibration", "sweep", "workload"},
+    "study": {"facts", "physics", "search", "serving", "simulation", "calibration", "sweep", "workload", "report"},
+    "cli": {"facts", "search", "serving", "simulation", "calibration", "sweep", "report", "study", "workload"},
+    "__init__": {"facts", "physics", "search", "serving", "simulation", "calibration", "sweep", "workload", "report", "study"},
 }
 #: room -> third-party packages that it may use
 PACKAGES = {
@@ -38,10 +40,12 @@ PACKAGES = {
     "shown": set(),
     "domain": set(),
     "facts": {"yaml", "pydantic", "pydantic_core", "annotated_types"},
-    "workload": {"numpy", "scipy"},
+    "workload": {"numpy", "scipy", "pandas"},
     "physics": {"numpy", "pandas"},
     "search": {"numpy", "pandas"},
     "serving": {"numpy", "pandas", "pulp", "highspy"},
+    "simulation": {"numpy", "numba", "pandas", "statsmodels"},
+    "calibration": {"numpy", "scipy", "pandas", "yaml", "torch"},
     "sweep": {"numpy", "pandas", "pyarrow", "joblib", "yaml", "pydantic", "pydantic_core"},
     "report": {"numpy", "pandas", "matplotlib"},
     "study": {"numpy", "pandas", "yaml"},
@@ -132,6 +136,7 @@ def test_only_units_writes_powers_of_ten_and_two():
 
 def test_importing_the_package_stays_light():
     heavy = ("pandas", "matplotlib", "scipy", "pulp", "highspy", "joblib", "pyarrow", "yaml", "pydantic", "typer")
+    heavy += ("numba", "statsmodels", "torch")
     code = f"import sys, disagg_sim; print([m for m in {heavy!r} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"

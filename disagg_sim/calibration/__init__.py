@@ -1,0 +1,1 @@
+"""Measured kernels and served runs: fits, residuals, validation, uncertainty."""

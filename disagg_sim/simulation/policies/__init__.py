@@ -1,0 +1,1 @@
+"""Serving policies: one file a system."""
