@@ -15,12 +15,18 @@ from dataclasses import dataclass
 class Fit:
     """Where a fitted row comes from and how well it holds."""
 
-    engine: str  # "trtllm", "vllm", "sglang" or "nccl"
+    engine: str  # one of LIBRARIES, or ASSUMED
     version: str
-    points: int
-    median_error: float  # median absolute relative error [1]
+    points: int  # rows fitted [1]
+    median_error: float  # median absolute relative error on them [1]
     p90_error: float  # 90 % quantile of it [1]
     inherited_from: str = ""  # system that was measured, when it is another one
+    parameters: int = 0  # numbers that the fit set freely [1]
+    held_out_points: int = 0  # rows of shapes that the fit did not see [1]
+    held_out_median_error: float = 0.0  # on them [1]
+    held_out_p90_error: float = 0.0  # on them [1]
+    sigma_log: float = 0.0  # robust standard deviation of log(measured/fitted) on them; 0 = not known [1]
+    valid: tuple[tuple[str, float, float], ...] = ()  # (size, least, largest) as fitted; nothing = not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +114,7 @@ SECTIONS: dict[str, type[Fit]] = {
     "alltoall": AllToAllFit,
 }
 #: Software whose kernels were measured.
-LIBRARIES = ("trtllm", "vllm", "sglang", "nccl")
+LIBRARIES = ("trtllm", "vllm", "sglang", "nccl", "torch")
 #: "Library" of a row that nobody measured; it joins the rows of every library.
 ASSUMED = "assumed"
 

@@ -10,6 +10,7 @@ from typing import Any
 from disagg_sim.facts.efficiency import ASSUMED, LIBRARIES, SECTIONS, EfficiencySpec
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.facts.schema import (
+    checked,
     choice,
     integer,
     list_of,
@@ -18,6 +19,7 @@ from disagg_sim.facts.schema import (
     optional,
     quantity,
     schema_of,
+    span,
     table,
     texts,
     validate,
@@ -31,11 +33,20 @@ _bf16_or_fp8 = choice(("bf16", "fp8"))
 _share = number(1e-6, 2.0)  # of the BF16 peak: fp8 arithmetic passes 1
 _time = quantity("s", 0.0, 1.0)
 _gpus = integer(2, 10_000)
+_ranges = checked(
+    mapping_of(str, span(0.0, 1e18)), lambda lines: tuple((size, *ends) for size, ends in lines.items())
+)
 _origin = {
     "engine": _engine,
     "points": integer(0, 10**9),
     "median_error": number(0.0, 10.0),
     "p90_error": number(0.0, 10.0),
+    "parameters": integer(0, 100),
+    "held_out_points": integer(0, 10**9),
+    "held_out_median_error": number(0.0, 10.0),
+    "held_out_p90_error": number(0.0, 10.0),
+    "sigma_log": number(0.0, 10.0),
+    "valid": _ranges,
 }
 _curve = {"format": _format, "e_compute": _share, "e_memory": _share, "t0": _time, "blend_q": number(1.0, 20.0)}
 _attention = {"kind": choice(("gqa", "mla")), "cache": _bf16_or_fp8, "t0": _time}

@@ -1,0 +1,101 @@
+"""The forms of kernel tables: which columns a CSV of each operator has, and what they mean.
+
+Every form shares ``system, framework, version, kernel_source`` (words) and ``latency_us``, the time of one call on one
+GPU in microseconds (collectives: the wall time that a rank sees). Sizes are whole numbers on ONE GPU, after sharding.
+
+=====================  ==============================================================================================
+form                   columns of its own
+=====================  ==============================================================================================
+gemm                   dtype, m, n, k: ``C[m,n] = A[m,k] @ B[k,n]``
+context_attention      compute_dtype, kv_dtype, batch, seq_len, q_heads, kv_heads, head_dim: causal, no past
+generation_attention   compute_dtype, kv_dtype, batch, kv_len, q_heads, kv_heads, head_dim: one token a sequence
+mla_context            compute_dtype, kv_dtype, batch, seq_len, heads: latent attention of a prompt
+mla_generation         compute_dtype, kv_dtype, batch, kv_len, heads: the same, absorbed, one token a sequence
+mla_module             phase, compute_dtype, kv_dtype, gemm_dtype, batch, q_len, past_len, heads: projections included
+mla_bmm                op, dtype, num_tokens, heads: the absorbed batched products around decode MLA
+moe                    dtype, distribution, hidden, inter, topk, num_experts, tp, ep, num_tokens: routed experts
+moe_ep_compute         op, dtype, distribution, hidden, inter, topk, num_experts, num_slots, tp, ep, num_tokens,
+                       rank0_num_tokens: the same on rank 0 of a large expert group
+collectives            op, dtype, num_gpus, message_bytes (of the full tensor; alltoall: of one rank's send buffer)
+moe_alltoall           comm_backend, phase, dtype, ep_size, node_num, hidden, topk, num_experts, num_tokens (of a
+                       rank), sms (multiprocessors given to it, 0 = own choice): MoE dispatch, combine, prepare
+quantize_ops           op, dtype, m, k: scale computation or scaling of ``m*k`` activations
+=====================  ==============================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+#: Words of every form.
+IDENTITY = ("system", "framework", "version", "kernel_source")
+#: Column of the measurement. [us]
+LATENCY = "latency_us"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Columns of one kind of table."""
+
+    name: str
+    words: tuple[str, ...]  # columns of text beside IDENTITY
+    sizes: tuple[str, ...]  # whole numbers
+    key: tuple[str, ...]  # columns of the shape by which rows are held out
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns."""
+        return (*IDENTITY, *self.words, *self.sizes, LATENCY)
+
+
+_ATTENTION_WORDS = ("compute_dtype", "kv_dtype")
+_EXPERTS = ("hidden", "inter", "topk", "num_experts", "tp", "ep", "num_tokens")
+_EXCHANGE = ("node_num", "ep_size", "hidden", "topk", "num_experts", "num_tokens")
+
+
+def _attention(name: str, length: str, heads: tuple[str, ...]) -> Form:
+    sizes = ("batch", length, *heads)
+    return Form(name, _ATTENTION_WORDS, sizes, sizes)
+
+
+_ALL = (
+    Form("gemm", ("dtype",), ("m", "n", "k"), ("n", "k")),
+    _attention("context_attention", "seq_len", ("q_heads", "kv_heads", "head_dim")),
+    _attention("generation_attention", "kv_len", ("q_heads", "kv_heads", "head_dim")),
+    _attention("mla_context", "seq_len", ("heads",)),
+    _attention("mla_generation", "kv_len", ("heads",)),
+    Form(
+        "mla_module",
+        ("phase", *_ATTENTION_WORDS, "gemm_dtype"),
+        ("batch", "q_len", "past_len", "heads"),
+        ("phase", "batch", "q_len", "past_len", "heads"),
+    ),
+    Form("mla_bmm", ("op", "dtype"), ("num_tokens", "heads"), ("op", "num_tokens", "heads")),
+    Form("moe", ("dtype", "distribution"), _EXPERTS, _EXPERTS),
+    Form(
+        "moe_ep_compute",
+        ("op", "dtype", "distribution"),
+        (*_EXPERTS[:4], "num_slots", *_EXPERTS[4:], "rank0_num_tokens"),
+        (*_EXPERTS[:4], "num_slots", *_EXPERTS[4:]),
+    ),
+    Form("collectives", ("op", "dtype"), ("num_gpus", "message_bytes"), ("op", "num_gpus", "message_bytes")),
+    Form("moe_alltoall", ("comm_backend", "phase", "dtype"), (*_EXCHANGE, "sms"), ("phase", *_EXCHANGE)),
+    Form("quantize_ops", ("op", "dtype"), ("m", "k"), ("op", "m", "k")),
+)
+#: Name -> form.
+FORMS = {form.name: form for form in _ALL}
+#: Sizes that may be zero; all others start at 1.
+MAY_BE_ZERO = frozenset({"sms", "past_len", "rank0_num_tokens"})
+
+
+def form_of(columns: Iterable[str]) -> Form | None:
+    """The form that shares most columns with a table; None when it has less than half of every form's own."""
+    present = set(columns) - {*IDENTITY, LATENCY}
+
+    def likeness(form: Form) -> float:
+        own = {*form.words, *form.sizes}
+        return len(own & present) / len(own | present)
+
+    best = max(_ALL, key=likeness)
+    return best if likeness(best) >= 0.5 else None

@@ -1,0 +1,222 @@
+"""Kernel tables: CSV to checked rows, the mask of known bad rows, and the split into fitted and held-out shapes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from disagg_sim.calibration.forms import FORMS, IDENTITY, LATENCY, MAY_BE_ZERO, Form, form_of
+from disagg_sim.errors import DisaggSimError, nearest
+from disagg_sim.facts.efficiency import LIBRARIES
+from disagg_sim.facts.load import list_specs
+from disagg_sim.facts.yaml_files import canonical_name, shown
+from disagg_sim.units import US
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Names of systems in measurement tables -> names of specs; all others are spelt alike.
+SYSTEM_ALIASES = {"a100_sxm": "a100_sxm_80gb", "gb200": "gb200_nvl72"}
+#: Share of the shape keys that no fit may see.
+HELD_OUT_SHARE = 0.3
+#: Faults of a file that are listed one by one; more are counted.
+LISTED_FAULTS = 20
+_EXCLUDE_COLUMNS = ("file", "system", "framework", "condition", "reason")
+
+
+class TableError(DisaggSimError):
+    """A table of measurements is wrong: file, row or column, value, what is allowed."""
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """Rows of one CSV.
+
+    ``rows`` has the columns of the form (``system`` spelt as in ``hw_specs/``, words and sizes as written) and
+
+    * ``row``: line of the file, the header being line 1;
+    * ``latency``: the measurement [s], NaN where the file has none that can be used;
+    * ``fault``: what is wrong with the row, "" where nothing is (always "" from a strict reader);
+    * ``masked``: reason of the mask, "" where none applies;
+    * ``held_out``: whether the row's shape is kept from the fits.
+    """
+
+    form: Form
+    path: Path
+    sha256: str
+    rows: pd.DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A line of the file of known bad rows: rows of ``form`` that fulfil ``condition`` (a pandas query)."""
+
+    form: str
+    condition: str
+    reason: str
+
+
+def read_table(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: bool = True) -> KernelTable:
+    """A CSV of kernel measurements.
+
+    Parameters
+    ----------
+    path
+        File in one of the forms of ``calibration.forms``, which its columns tell.
+    exclusions
+        Mask of known bad rows.
+    strict
+        Whether a bad row is an error; else it stays, with its ``fault``.
+
+    Raises
+    ------
+    TableError
+        Unreadable file, unknown or missing columns; bad rows when ``strict``. One line each.
+    """
+    import pandas as pd
+
+    data = _read_bytes(path)
+    try:
+        raw = pd.read_csv(_stream(data), dtype=str, keep_default_na=False)
+    except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
+        raise TableError(f"{shown(path)}: not a CSV file: {' '.join(str(error).split())}") from None
+    form = _form(path, list(raw.columns))
+    rows, faults = _checked(raw, form)
+    rows["masked"] = _mask(rows, form, exclusions)
+    rows["system"] = rows["system"].map(spec_name)
+    rows["held_out"] = held_out(form, rows)
+    rows.loc[rows["fault"] != "", "latency"] = np.nan
+    if strict and faults:
+        more = [f"and {len(faults) - LISTED_FAULTS} more"] if len(faults) > LISTED_FAULTS else []
+        raise TableError("\n".join([*(f"{shown(path)}: {f}" for f in faults[:LISTED_FAULTS]), *more]))
+    return KernelTable(form, path, hashlib.sha256(data).hexdigest(), rows)
+
+
+def read_exclusions(path: Path) -> tuple[Exclusion, ...]:
+    """The mask: CSV with the columns file, system, framework (both for the reader), condition, reason.
+
+    Raises
+    ------
+    TableError
+        Unreadable file, wrong columns, or a file name that is no form.
+    """
+    import pandas as pd
+
+    try:
+        lines = pd.read_csv(_stream(_read_bytes(path)), dtype=str, keep_default_na=False)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise TableError(f"{shown(path)}: not a CSV file: {' '.join(str(error).split())}") from None
+    if tuple(lines.columns) != _EXCLUDE_COLUMNS:
+        raise TableError(f"{shown(path)}: columns must be {', '.join(_EXCLUDE_COLUMNS)}, not {', '.join(map(str, lines.columns))}")
+    masks = []
+    for number, line in enumerate(lines.itertuples(index=False), start=2):
+        name = str(line.file).removesuffix(".csv")
+        if name not in FORMS:
+            raise TableError(f"{shown(path)}: line {number}: no table {name!r}{nearest(name, FORMS)}")
+        masks.append(Exclusion(name, str(line.condition), str(line.reason)))
+    return tuple(masks)
+
+
+def spec_name(system: str) -> str:
+    """Name of a system's spec from its name in a table: ``"gb200"`` -> ``"gb200_nvl72"``."""
+    return SYSTEM_ALIASES.get(system, canonical_name(system))
+
+
+def held_out(form: Form, rows: pd.DataFrame) -> Any:
+    """Whether each row's shape is kept from the fits: a share of the keys, by the SHA-256 of ``form|key values``.
+
+    A shape falls on the same side for every system, framework and format, in every file and every run.
+    """
+    keys = rows[list(form.key)].astype(str).agg("|".join, axis=1) if len(rows) else rows[form.key[0]].astype(str)
+    side = {key: _fraction(f"{form.name}|{key}") < HELD_OUT_SHARE for key in keys.unique()}
+    return keys.map(side).astype(bool)
+
+
+def _fraction(text: str) -> float:
+    """A stable number in [0, 1) from a text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2.0**64
+
+
+def _stream(data: bytes) -> Any:
+    from io import BytesIO
+
+    return BytesIO(data)
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise TableError(f"{shown(path)}: no such file") from None
+    except OSError as error:
+        raise TableError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+
+
+def _form(path: Path, columns: list[str]) -> Form:
+    form = form_of(columns)
+    if form is None:
+        raise TableError(f"{shown(path)}: columns of no known table; known tables: {', '.join(FORMS)}")
+    missing = [column for column in form.columns if column not in columns]
+    unknown = [column for column in columns if column not in form.columns]
+    faults = [f"unknown column {column!r}{nearest(column, missing or form.columns)}" for column in unknown]
+    faults += [f"missing column {column!r} of a {form.name} table" for column in missing]
+    if faults:
+        raise TableError("\n".join(f"{shown(path)}: {fault}" for fault in faults))
+    return form
+
+
+def _checked(raw: pd.DataFrame, form: Form) -> tuple[pd.DataFrame, list[str]]:
+    """Typed rows with their faults, and the faults as lines."""
+    import pandas as pd
+
+    rows = raw[list(form.columns)].copy()
+    rows["row"] = np.arange(2, len(rows) + 2)
+    rows["fault"] = ""
+    known = (*SYSTEM_ALIASES, *list_specs("hardware"))
+    systems = {name: spec_name(name) in known for name in rows["system"].unique()}
+    _note(rows, ~rows["system"].map(systems).astype(bool), "system", "is unknown", known)
+    _note(rows, ~rows["framework"].isin(LIBRARIES), "framework", "is unknown", LIBRARIES)
+    for column in (*IDENTITY, *form.words):
+        _note(rows, rows[column] == "", column, "is empty")
+    for column in form.sizes:
+        least = 0 if column in MAY_BE_ZERO else 1
+        number = pd.to_numeric(rows[column], errors="coerce")
+        whole = number.notna() & np.isfinite(number) & (number == np.floor(number)) & (number >= least)
+        _note(rows, ~whole, column, f"is not a whole number from {least}")
+        rows[column] = number.where(whole, 0).astype(np.int64)
+    number = pd.to_numeric(rows[LATENCY], errors="coerce").astype(float)
+    _note(rows, ~(np.isfinite(number) & (number > 0)), LATENCY, "is not a time above 0")
+    rows[LATENCY] = number
+    rows["latency"] = number * US
+    bad = rows[rows["fault"] != ""]
+    return rows, [f"line {line}: {fault}" for line, fault in zip(bad["row"], bad["fault"], strict=True)]
+
+
+def _note(rows: pd.DataFrame, bad: Any, column: str, said: str, known: Sequence[str] = ()) -> None:
+    """Write the fault of a column beside the rows that have it; the first fault of a row stands."""
+    for index in rows.index[bad & (rows["fault"] == "")]:
+        value = rows.loc[index, column]
+        allowed = f"{nearest(value, known)}; allowed: {', '.join(known)}" if known else ""
+        rows.loc[index, "fault"] = f"{column} {str(value)!r} {said}{allowed}"
+
+
+def _mask(rows: pd.DataFrame, form: Form, exclusions: Sequence[Exclusion]) -> Any:
+    """Reason of the first exclusion that a row falls under, "" where there is none."""
+    import pandas as pd
+
+    reasons = pd.Series("", index=rows.index, dtype=object)
+    for exclusion in exclusions:
+        if exclusion.form != form.name:
+            continue
+        try:
+            found = rows.query(exclusion.condition, engine="python").index
+        except (ValueError, TypeError, KeyError, SyntaxError, NameError, AttributeError) as error:
+            fault = " ".join(str(error).split())
+            raise TableError(f"exclusion {exclusion.condition!r} of {form.name}: {fault}") from None
+        reasons.loc[found] = reasons.loc[found].where(reasons.loc[found] != "", exclusion.reason)
+    return reasons
