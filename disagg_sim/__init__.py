@@ -33,6 +33,8 @@ from disagg_sim.shown import show_with as _show_with
 from disagg_sim.study.gains import Curve, Gain, curve, gain, pointwise_gain, where_it_pays
 from disagg_sim.workload.joint import JointLengths, joint_lengths, observed_lengths
 from disagg_sim.workload.lengths import representative_shape
+from disagg_sim.workload.readers import load_trace
+from disagg_sim.workload.trace import Trace
 
 __version__ = _version("disagg-sim")
 
@@ -61,6 +63,7 @@ __all__ = [
     "Pool",
     "Slo",
     "Status",
+    "Trace",
     "batch_axis",
     "colocated",
     "curve",
@@ -76,6 +79,7 @@ __all__ = [
     "load_precision",
     "load_profile",
     "load_system",
+    "load_trace",
     "load_traffic",
     "match_rates",
     "observed_lengths",

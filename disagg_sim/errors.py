@@ -15,6 +15,10 @@ class SpecError(DisaggSimError):
     """A fact or sweep file is wrong: file, key, value, what is allowed, nearest valid name."""
 
 
+class TraceError(DisaggSimError):
+    """A trace file is wrong: file, line, value, what is allowed."""
+
+
 class UnknownNameError(DisaggSimError):
     """A model, system, traffic, recipe, profile or engine of that name does not exist."""
 

@@ -1,0 +1,251 @@
+"""A request trace: when requests arrive, how long they are, and which prefix blocks they share.
+
+>>> trace = Trace(arrival=[0.0, 1.5, 3.0], input_tokens=[512, 64, 900], output_tokens=[10, 20, 30])
+>>> trace.scaled(2.0).arrival.tolist()
+[0.0, 0.75, 1.5]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from disagg_sim.errors import InputError, above_zero, whole_number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+Tokens = NDArray[np.int64]
+
+#: A trace without a name is called so.
+UNNAMED = "trace"
+
+
+def _read_only(values: ArrayLike, dtype: type[Any]) -> NDArray[Any]:
+    array = np.ascontiguousarray(values, dtype=dtype).view()
+    array.flags.writeable = False
+    return array
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PrefixBlocks:
+    """Ids of the blocks of every prompt; prompts with equal leading ids share that prefix.
+
+    Request ``i`` has ``ids[offsets[i]:offsets[i + 1]]``, its prompt cut into pieces of ``block_tokens``, of which
+    the last may be short. No ids means that nothing is known of the prompt: it shares nothing.
+    """
+
+    offsets: Tokens  # (requests + 1,) from 0, ascending [1]
+    ids: Tokens  # (blocks of all requests,) [1]
+    block_tokens: int  # [token]
+
+    def __post_init__(self) -> None:
+        """``InputError`` unless the offsets cut the ids into one piece a request."""
+        object.__setattr__(self, "offsets", _read_only(self.offsets, np.int64))
+        object.__setattr__(self, "ids", _read_only(self.ids, np.int64))
+        whole_number("block_tokens", self.block_tokens)
+        ends = self.offsets[[0, -1]].tolist() if self.offsets.ndim == 1 and self.offsets.size else []
+        if ends != [0, self.ids.size] or np.any(np.diff(self.offsets) < 0):
+            raise InputError(f"offsets of prefix blocks must ascend from 0 to {self.ids.size}, the number of ids")
+
+    def take(self, rows: NDArray[np.intp]) -> PrefixBlocks:
+        """The blocks of some requests, in the order of ``rows``."""
+        lengths = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        place = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths)
+        return replace(self, offsets=offsets, ids=self.ids[place])
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Trace:
+    """Requests in the order of their arrival; at least one, and none without a token to read or to write."""
+
+    arrival: Floats  # (requests,) ascending, from 0 on [s]
+    input_tokens: Tokens  # (requests,) at least 1 [token]
+    output_tokens: Tokens  # (requests,) at least 1, the first token included [token]
+    prefix: PrefixBlocks | None = None  # of every request, where the trace has them
+    name: str = UNNAMED
+    notes: tuple[str, ...] = ()  # what a reader dropped, sorted or assumed
+    dropped: int = 0  # requests without input or output tokens that a reader left out [request]
+
+    def __post_init__(self) -> None:
+        """``InputError`` unless the arrays are a sorted list of requests."""
+        for name, dtype in (("arrival", np.float64), ("input_tokens", np.int64), ("output_tokens", np.int64)):
+            object.__setattr__(self, name, _read_only(getattr(self, name), dtype))
+        shapes = {self.arrival.shape, self.input_tokens.shape, self.output_tokens.shape}
+        if len(shapes) > 1 or self.arrival.ndim != 1:
+            raise InputError(f"trace {self.name}: arrays of shapes {sorted(shapes)} are no list of requests")
+        if not self.arrival.size:
+            raise InputError(f"trace {self.name} has no request; allowed: one or more")
+        if not (self.arrival[0] >= 0 and np.all(np.diff(self.arrival) >= 0) and math.isfinite(self.arrival[-1])):
+            raise InputError(f"trace {self.name}: arrivals must be finite and ascend from 0 s or later")
+        if min(self.input_tokens.min(), self.output_tokens.min()) < 1:
+            raise InputError(f"trace {self.name}: lengths below 1 token; allowed: from 1")
+        if self.prefix is not None and self.prefix.offsets.size != self.arrival.size + 1:
+            raise InputError(f"trace {self.name}: prefix blocks of {self.prefix.offsets.size - 1} requests")
+
+    def __len__(self) -> int:
+        """Number of requests. [request]"""
+        return int(self.arrival.size)
+
+    def __repr__(self) -> str:
+        """Name, requests and duration."""
+        return f"Trace({self.name}: {len(self)} requests in {self.duration:g} s)"
+
+    @property
+    def duration(self) -> float:
+        """Time from the first arrival to the last. [s]"""
+        return float(self.arrival[-1] - self.arrival[0])
+
+    @property
+    def period(self) -> float:
+        """Duration and one mean gap: the time after which the trace could start anew; inf without a gap. [s]"""
+        return self.duration * len(self) / (len(self) - 1) if len(self) > 1 else math.inf
+
+    @property
+    def rate(self) -> float:
+        """Requests over ``period``; inf where all arrive at once, 0 for a single request. [request/s]"""
+        return len(self) / self.period if self.period > 0 else math.inf
+
+    def scaled(self, rate: float) -> Trace:
+        """The same requests at ``rate`` times the request rate: time stamps are divided by it. [1]"""
+        factor = above_zero("rate", rate)
+        if not math.isfinite(factor):
+            raise InputError(f"rate must be finite, got {rate}")
+        return replace(self, arrival=self.arrival / factor)
+
+    def head(self, n: int) -> Trace:
+        """The first ``n`` requests, or all where there are fewer. [request]"""
+        return self.take(np.arange(min(whole_number("n", n), len(self))))
+
+    def between(self, t0: float, t1: float) -> Trace:
+        """Requests that arrive from ``t0`` on and before ``t1``; ``t0`` becomes 0. [s]"""
+        first, end = np.searchsorted(self.arrival, [t0, t1]).tolist()
+        if first >= end:
+            raise InputError(
+                f"trace {self.name} has no request from {t0:g} to {t1:g} s; it runs from {self.arrival[0]:g} "
+                f"to {self.arrival[-1]:g} s"
+            )
+        part = self.take(np.arange(first, end))
+        return replace(part, arrival=part.arrival - t0)
+
+    def take(self, rows: NDArray[np.intp]) -> Trace:
+        """Some requests, by ascending row numbers; their times stay."""
+        return replace(
+            self, arrival=self.arrival[rows], input_tokens=self.input_tokens[rows],
+            output_tokens=self.output_tokens[rows], prefix=self.prefix.take(rows) if self.prefix else None,
+        )  # fmt: skip
+
+    def with_lengths(self, input_tokens: ArrayLike, output_tokens: ArrayLike) -> Trace:
+        """The same arrivals, other lengths: numbers or arrays of shape (requests,); prefix blocks are lost. [token]"""
+        return replace(
+            self, input_tokens=np.broadcast_to(np.asarray(input_tokens), self.arrival.shape),
+            output_tokens=np.broadcast_to(np.asarray(output_tokens), self.arrival.shape), prefix=None,
+        )  # fmt: skip
+
+    def repeated(self, n: int) -> Trace:
+        """``n`` copies one after another, one mean gap apart; a copy shares no prefix block with another."""
+        return concatenate([self] * whole_number("n", n))
+
+    def frame(self) -> pd.DataFrame:
+        """A row a request: ``arrival_s``, ``input_tokens``, ``output_tokens``, as the plain CSV form has them."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {"arrival_s": self.arrival, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        )
+
+
+def concatenate(traces: Sequence[Trace]) -> Trace:
+    """One trace after another, each from its first arrival on, with the mean gap of a trace behind its last arrival.
+
+    Prefix blocks of different traces are different, even where the ids are equal. ``InputError`` where a trace that
+    others follow has a single request, and so no gap.
+    """
+    if not traces:
+        raise InputError("nothing to concatenate; allowed: one trace or more")
+    periods = [trace.period for trace in traces[:-1]]
+    if not all(map(math.isfinite, periods)):
+        raise InputError(
+            "nothing can follow a trace of a single request, which has no gap; allowed: 2 or more requests"
+        )
+    starts = np.concatenate([[0.0], np.cumsum(periods)])
+    arrivals = [trace.arrival - trace.arrival[0] + start for trace, start in zip(traces, starts, strict=True)]
+    arrivals[0] = arrivals[0] + traces[0].arrival[0]
+    arrivals[1:] = [each + traces[0].arrival[0] for each in arrivals[1:]]
+    return _joined(traces, np.concatenate(arrivals))
+
+
+def mix(traces: Sequence[Trace], shares: Sequence[float], rng: np.random.Generator) -> Trace:
+    r"""Traces that run at the same time, thinned so that each gives its share of the requests.
+
+    Over the common duration T trace i has n_i requests. Each is kept with probability
+
+    .. math:: p_i = \frac{s_i / n_i}{\max_j s_j / n_j}
+
+    independently, so that E[kept_i] is proportional to the share s_i, bursts stay where they are, and as many
+    requests are kept as the shares allow.
+
+    Parameters
+    ----------
+    traces
+        Two or more; each is taken from its first arrival on.
+    shares
+        One a trace, above 0; only their ratios count. [1]
+    rng
+        Draws one number a request.
+    """
+    if len(traces) != len(shares) or not traces:
+        raise InputError(f"{len(traces)} traces and {len(shares)} shares; allowed: one share a trace")
+    weights = np.array([above_zero("share", share) for share in shares])
+    common = min(trace.duration for trace in traces)
+    parts = [trace.between(trace.arrival[0], np.nextafter(trace.arrival[0] + common, np.inf)) for trace in traces]
+    density = weights / [len(part) for part in parts]
+    kept = [
+        part.take(np.flatnonzero(rng.random(len(part)) < p))
+        for part, p in zip(parts, density / density.max(), strict=True)
+    ]
+    return _joined(kept, np.concatenate([part.arrival for part in kept]))
+
+
+def _joined(traces: Sequence[Trace], arrival: Floats) -> Trace:
+    """All requests of some traces at the given times, sorted by them."""
+    order = np.argsort(arrival, kind="stable")
+    prefix = _joined_prefix(traces)
+    return Trace(
+        arrival=arrival[order],
+        input_tokens=np.concatenate([trace.input_tokens for trace in traces])[order],
+        output_tokens=np.concatenate([trace.output_tokens for trace in traces])[order],
+        prefix=prefix.take(order) if prefix else None,
+        name=" + ".join(dict.fromkeys(trace.name for trace in traces)),
+        notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+        dropped=sum(trace.dropped for trace in traces),
+    )
+
+
+def _joined_prefix(traces: Iterable[Trace]) -> PrefixBlocks | None:
+    """Blocks of all traces, ids of each moved past those of the ones before."""
+    sizes = {trace.prefix.block_tokens for trace in traces if trace.prefix}
+    if not sizes:
+        return None
+    if len(sizes) > 1:
+        raise InputError(f"prefix blocks of {sorted(sizes)} tokens do not join; allowed: one size")
+    lengths, ids, base = [], [], 0
+    for trace in traces:
+        if trace.prefix is None:
+            lengths.append(np.zeros(len(trace), dtype=np.int64))
+            continue
+        lengths.append(np.diff(trace.prefix.offsets))
+        if trace.prefix.ids.size:
+            low, high = int(trace.prefix.ids.min()), int(trace.prefix.ids.max())
+            ids.append(trace.prefix.ids + (base - low))
+            base += high - low + 1
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    flat = np.concatenate(ids) if ids else np.zeros(0, dtype=np.int64)
+    return PrefixBlocks(offsets=offsets, ids=flat, block_tokens=sizes.pop())
