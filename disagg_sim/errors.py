@@ -35,6 +35,22 @@ class StoreError(DisaggSimError):
     """The results directory cannot be read or written."""
 
 
+class PolicyError(DisaggSimError):
+    """A serving policy wished what cannot be; the text names policy, wish and reason.
+
+    Parameters
+    ----------
+    text : str
+        The line.
+    so_far : object
+        The ``RunResult`` of what had happened until then; None where no run had begun.
+    """
+
+    def __init__(self, text: str, so_far: object = None) -> None:
+        super().__init__(text)
+        self.so_far = so_far
+
+
 def nearest(name: object, allowed: Iterable[str]) -> str:
     """`` , did you mean 'x'?`` for the closest allowed name, or an empty string."""
     close = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.5)

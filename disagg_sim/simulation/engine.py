@@ -1,0 +1,136 @@
+"""A discrete-event engine: one clock, one heap, named random streams. It knows no word of what it simulates.
+
+Three kinds of things move the clock:
+
+* *events*, put on a heap by ``at`` and ordered by (time, priority, serial);
+* *feeds*, sorted arrays of times known in advance: the same order, without an entry on the heap for each;
+* one *source*, which advances by itself up to the next event and stops early when it has something to tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import Any, Protocol
+
+import numpy as np
+
+from disagg_sim.errors import InputError
+
+#: What happens at one time happens in this order; a smaller number comes first. [1]
+FIRST, NORMAL, LAST = 0, 1, 2
+
+Fed = Callable[[int], None]
+
+
+class Source(Protocol):
+    """A part of the model that keeps its own events."""
+
+    def advance(self, until: float) -> float:
+        """Process everything up to and including ``until``. [s]
+
+        Returns the time at which it stopped because it has something to tell, at most ``until``;
+        infinity when it has nothing to tell and has reached ``until``.
+        """
+        ...
+
+    def deliver(self) -> None:
+        """Tell what the last ``advance`` stopped for; may use the engine."""
+        ...
+
+
+class Engine:
+    """Clock and order of events.
+
+    Parameters
+    ----------
+    seed : int
+        All random streams derive from it.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.now = 0.0  # [s]
+        self.seed = seed
+        self._heap: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._serial = 0
+        self._source: Source | None = None
+        self._streams: dict[str, np.random.Generator] = {}
+        self._stopped = False
+
+    def rng(self, name: str) -> np.random.Generator:
+        """The random stream of that name: its draws depend on the seed and the name, on nothing else."""
+        if name not in self._streams:
+            key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+            self._streams[name] = np.random.default_rng(np.random.SeedSequence([self.seed, key]))
+        return self._streams[name]
+
+    def at(self, time: float, priority: int, callback: Callable[..., None], *args: Any) -> None:
+        """Call ``callback(*args)`` at ``time`` [s]; equal times go by priority, then in the order of the calls.
+
+        Raises
+        ------
+        InputError
+            A time in the past, or not a number.
+        """
+        if not time >= self.now:
+            raise InputError(f"event at {time} s is out of range; allowed: from the present, {self.now} s")
+        self._serial += 1
+        heappush(self._heap, (time, priority, self._serial, callback, args))
+
+    def feed(self, times: Sequence[float], priority: int, callback: Fed) -> None:
+        """Call ``callback(k)`` at ``times[k]`` [s] for every k; the times must not fall.
+
+        One entry stands on the heap at a time, with the serial number of this call, so that two feeds
+        keep their order at equal times.
+        """
+        if not len(times):
+            return
+        self._serial += 1
+        self._await(times, 0, priority, self._serial, callback)
+
+    def _await(self, times: Sequence[float], index: int, priority: int, serial: int, callback: Fed) -> None:
+        arguments = (times, index, priority, serial, callback)
+        heappush(self._heap, (times[index], priority, serial, self._fed, arguments))
+
+    def _fed(self, times: Sequence[float], index: int, priority: int, serial: int, callback: Fed) -> None:
+        following = index + 1
+        if following < len(times):
+            if times[following] < times[index]:
+                raise InputError(f"time {following} of a feed is {times[following]} s, before {times[index]} s")
+            self._await(times, following, priority, serial, callback)
+        callback(index)
+
+    def attach(self, source: Source) -> None:
+        """Let ``source`` advance between events; an engine has one at most."""
+        self._source = source
+
+    def stop(self) -> None:
+        """Return from ``run`` after the event in progress."""
+        self._stopped = True
+
+    def run(self, until: float = math.inf) -> float:
+        """Process events in order until none is left, ``until`` [s] is reached, or ``stop`` is called.
+
+        Events at ``until`` itself still happen. Returns the time reached [s]: that of the last event, or
+        ``until`` where it cut the run short.
+        """
+        heap, source = self._heap, self._source
+        self._stopped = False
+        while not self._stopped:
+            due = min(heap[0][0], until) if heap else until
+            if source is not None:
+                told = source.advance(due)
+                if told <= due and told != math.inf:
+                    self.now = told
+                    source.deliver()
+                    continue
+            if not heap:
+                break
+            if heap[0][0] > until:
+                self.now = max(self.now, until)
+                break
+            self.now, _, _, callback, args = heappop(heap)
+            callback(*args)
+        return self.now

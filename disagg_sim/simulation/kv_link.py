@@ -1,0 +1,179 @@
+"""The network between instances: transfers that share bandwidth, queue, and start before their data is whole.
+
+Physics page, section 8: a cache leaves over the GPUs that hold distinct parts of it, each with a link of
+its own, and arrives over those of the receiver.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from disagg_sim.errors import InputError, nearest
+from disagg_sim.physics.kv_transfer import unique_gpus
+from disagg_sim.physics.phases import Degrees
+from disagg_sim.search.setting import Setting
+from disagg_sim.simulation.engine import FIRST, Engine
+
+#: How concurrent transfers share a link: equally, or one after the other.
+SHARING = ("fair", "fifo")
+#: When a cache whose next instance is known leaves: after its segment, chunk by chunk, or layer by layer.
+PUSHES = ("whole", "chunk", "layer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSpec:
+    """The network as a user states it."""
+
+    bandwidth: float | None = None  # one way, per GPU; None: NVLink within a domain, else the NIC [B/s]
+    latency_s: float | None = None  # before the first byte; None: a point-to-point message of the profile [s]
+    sharing: str = "fair"  # of ``SHARING``
+    push: str = "chunk"  # of ``PUSHES``
+    chunk_tokens: int = 2048  # of a push chunk by chunk [token]
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        for name, value, allowed in (("sharing", self.sharing, SHARING), ("push", self.push, PUSHES)):
+            if value not in allowed:
+                raise InputError(
+                    f"link {name} {value!r} is unknown{nearest(value, allowed)}; allowed: {', '.join(allowed)}"
+                )
+        if self.bandwidth is not None and not self.bandwidth > 0:
+            raise InputError(f"link bandwidth must be above 0 B/s, got {self.bandwidth}")
+        if self.latency_s is not None and not 0 <= self.latency_s < math.inf:
+            raise InputError(f"link latency_s {self.latency_s} is out of range; allowed: from 0 s")
+        if self.chunk_tokens < 1:
+            raise InputError(f"link chunk_tokens {self.chunk_tokens} is out of range; allowed: whole numbers from 1")
+
+    def wire(self, setting: Setting, gpus: int) -> tuple[float, float]:
+        """Bandwidth of one GPU, one way [B/s], and latency [s] in a deployment of ``gpus``."""
+        system, profile = setting.system, setting.profile
+        if gpus <= system.nvlink_domain:
+            bandwidth, latency = system.nvlink_bandwidth, profile.p2p_latency_inside
+        else:
+            bandwidth, latency = system.nic_bandwidth, profile.p2p_latency_across
+        bandwidth *= profile.p2p_efficiency
+        return (
+            bandwidth if self.bandwidth is None else self.bandwidth,
+            latency if self.latency_s is None else self.latency_s,
+        )
+
+    def pieces(self, tokens: int, layers: int) -> int:
+        """Pieces in which the cache of ``tokens`` leaves when its receiver is known from the start. [1]"""
+        if self.push == "whole":
+            return 1
+        return max(1, -(-tokens // self.chunk_tokens)) * (layers if self.push == "layer" else 1)
+
+
+def instance_bandwidth(setting: Setting, degrees: Degrees, per_gpu: float) -> float:
+    """One way into or out of an instance: that of its GPUs with distinct parts of the cache. [B/s]"""
+    return float(unique_gpus(setting.model, degrees)) * per_gpu
+
+
+class _Transfer:
+    __slots__ = ("args", "done", "left", "rate", "receiver", "sender", "serial", "since", "started")
+
+    def __init__(self, sender: int, receiver: int, left: float, now: float, done: Callable[..., None], args: Any):
+        self.sender, self.receiver = sender, receiver
+        self.left = left  # [B]
+        self.rate = 0.0  # [B/s]
+        self.since = self.started = now  # ``left`` was true then [s]
+        self.serial = 0  # of the end that stands; others are stale
+        self.done, self.args = done, args
+
+
+class KvLink:
+    """Transfers in flight between instances.
+
+    Each runs at ``min(egress / transfers out of its sender, ingress / transfers into its receiver)``; a
+    transfer that shares with nobody costs one event.
+    """
+
+    def __init__(self, engine: Engine, *, sharing: str, latency_s: float) -> None:
+        self.engine, self.sharing, self.latency_s = engine, sharing, latency_s
+        self.bandwidth: list[float] = []  # of instances, one way [B/s]
+        self.in_flight = 0  # transfers [1]
+        self._out: list[list[_Transfer]] = []
+        self._in: list[list[_Transfer]] = []
+        self._out_free: list[float] = []
+        self._in_free: list[float] = []
+
+    def join(self, bandwidth: float) -> None:
+        """Add the next instance. [B/s]"""
+        self.bandwidth.append(bandwidth)
+        self._out.append([])
+        self._in.append([])
+        self._out_free.append(0.0)
+        self._in_free.append(0.0)
+
+    def hidden_bytes(self, sender: int, receiver: int, total: float, pieces: int, window_s: float) -> float:
+        """Bytes of a push in ``pieces`` that have arrived when the last piece becomes ready. [B]
+
+        Pieces become ready evenly over ``window_s``, the time from the start to the end of the segment that
+        makes them, and leave at the rate that the link would give one more transfer now.
+        """
+        if pieces <= 1:
+            return 0.0
+        before = (pieces - 1) / pieces
+        rate = min(
+            self.bandwidth[sender] / (len(self._out[sender]) + 1),
+            self.bandwidth[receiver] / (len(self._in[receiver]) + 1),
+        )
+        return min(before * total, rate * before * window_s)
+
+    def send(self, sender: int, receiver: int, size: float, done: Callable[..., None], *args: Any) -> None:
+        """Move ``size`` [B] and call ``done(*args)`` when the last byte has arrived."""
+        now = self.engine.now + self.latency_s
+        self.in_flight += 1
+        if self.sharing == "fifo":
+            begin = max(now, self._out_free[sender], self._in_free[receiver])
+            end = begin + size / min(self.bandwidth[sender], self.bandwidth[receiver])
+            self._out_free[sender] = self._in_free[receiver] = end
+            self.engine.at(end, FIRST, self._arrived, done, args)
+            return
+        transfer = _Transfer(sender, receiver, size, now, done, args)
+        outgoing, incoming = self._out[sender], self._in[receiver]
+        outgoing.append(transfer)
+        incoming.append(transfer)
+        if len(outgoing) == 1 and len(incoming) == 1:
+            self._pace(transfer, now)
+        else:
+            self._share(sender, receiver, self.engine.now)
+
+    def _share(self, sender: int, receiver: int, now: float) -> None:
+        """Bring the transfers of both ends to their new rates."""
+        for transfer in self._out[sender]:
+            self._pace(transfer, now)
+        for transfer in self._in[receiver]:
+            if transfer.sender != sender:
+                self._pace(transfer, now)
+
+    def _pace(self, transfer: _Transfer, now: float) -> None:
+        sender, receiver = transfer.sender, transfer.receiver
+        rate = min(
+            self.bandwidth[sender] / len(self._out[sender]), self.bandwidth[receiver] / len(self._in[receiver])
+        )
+        if rate == transfer.rate:
+            return
+        if now > transfer.since:
+            transfer.left = max(0.0, transfer.left - transfer.rate * (now - transfer.since))
+            transfer.since = now
+        transfer.rate = rate
+        transfer.serial += 1
+        self.engine.at(transfer.since + transfer.left / rate, FIRST, self._ended, transfer, transfer.serial)
+
+    def _ended(self, transfer: _Transfer, serial: int) -> None:
+        if serial != transfer.serial:
+            return
+        sender, receiver = transfer.sender, transfer.receiver
+        self._out[sender].remove(transfer)
+        self._in[receiver].remove(transfer)
+        if self._out[sender] or self._in[receiver]:
+            self._share(sender, receiver, self.engine.now)
+        self._arrived(transfer.done, transfer.args)
+
+    def _arrived(self, done: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self.in_flight -= 1
+        done(*args)

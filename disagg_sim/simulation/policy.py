@@ -1,0 +1,247 @@
+"""What a serving system decides, as small protocols: a read-only view in, a wish with a reason out.
+
+A policy looks and does not touch. The cluster checks each wish, delays it by start-up or flip times,
+applies it and writes it into the decision log; an impossible one stops the run with ``PolicyError``.
+
+A *system* is a frozen dataclass of options, registered by name; ``build`` makes its parts anew for every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from disagg_sim.domain import Mapping, Slo
+from disagg_sim.errors import InputError, UnknownNameError, nearest
+from disagg_sim.search.setting import Setting
+from disagg_sim.simulation.deployment import ServedDeployment
+from disagg_sim.simulation.kv_link import LinkSpec
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.fleet import Limits
+    from disagg_sim.simulation.step_times import StepTable
+    from disagg_sim.simulation.view import ClusterView
+
+#: ``Leg.until`` of a leg that runs to the end of its request: the cluster clips it to the true length. [token]
+END = 2**62
+#: ``Leg.then`` of a leg whose successor is not known yet.
+LATER = -1
+
+
+class Role(IntEnum):
+    """What an instance is there for; routing keeps to it, the instance itself can run any segment."""
+
+    PREFILL = 0
+    DECODE = 1
+    BOTH = 2
+
+
+class Leg(NamedTuple):
+    """One segment of a request as a policy wishes it."""
+
+    instance: int
+    #: Tokens of the request, prompt and output, that exist when the leg ends: ``END``, or the prompt plus
+    #: one for plain disaggregation (prefill emits the first token). [token]
+    until: int = END
+    #: Instance of the rest, where it is known already: its cache is pushed chunk by chunk.
+    then: int = LATER
+    #: Other wishes that this decision makes, applied before the leg starts.
+    wishes: tuple[Wish, ...] = ()
+
+
+class Flip(NamedTuple):
+    """Give an instance another role; it finishes what it has."""
+
+    instance: int
+    role: Role
+    reason: str
+
+
+class Start(NamedTuple):
+    """Start an instance; it serves after the start-up time."""
+
+    mapping: Mapping
+    role: Role
+    reason: str
+
+
+class Stop(NamedTuple):
+    """Stop an instance: it takes nothing new and leaves when it is empty, or at once and its requests fail."""
+
+    instance: int
+    reason: str
+    drain: bool = True
+
+
+class SetLimits(NamedTuple):
+    """Change how an instance forms its steps."""
+
+    instance: int
+    limits: Limits
+    reason: str
+
+
+Wish = Flip | Start | Stop | SetLimits
+
+
+class Batch(NamedTuple):
+    """A prefill batch to run now, or none and the time at which to ask again."""
+
+    requests: tuple[int, ...]
+    wake_s: float = np.inf  # where nothing runs: ask again at this time, arrivals ask anyway [s]
+
+
+class Routing(Protocol):
+    """Chooses the instance of every segment."""
+
+    def place(self, view: ClusterView, request: int) -> Leg:
+        """First leg of a request that has just arrived."""
+        ...
+
+    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:
+        """Next leg of a request whose leg on ``origin`` has ended; on ``origin`` itself nothing is transferred."""
+        ...
+
+
+class Admission(Protocol):
+    """Turns requests away at the door."""
+
+    def admit(self, view: ClusterView, request: int) -> bool:
+        """Whether to serve it; a request that fits no instance's memory is refused without asking."""
+        ...
+
+
+class BatchForming(Protocol):
+    """Prefill scheduling: forms the prefill batches of instances whose limits say ``MANUAL``."""
+
+    def form(self, view: ClusterView, instance: int, waiting: Sequence[int]) -> Batch:
+        """Asked when the instance is free and prompts wait, oldest first, and at ``wake_s``."""
+        ...
+
+
+class StepLimits(Protocol):
+    """Decode scheduling: how the instances of a role fill their steps."""
+
+    def limits(self, mapping: Mapping, role: Role) -> Limits:
+        """Rules and bounds of an instance, when it starts or takes the role."""
+        ...
+
+
+class Roles(Protocol):
+    """Changes what instances are for."""
+
+    period_s: float
+
+    def flips(self, view: ClusterView) -> Sequence[Wish]:
+        """Asked every ``period_s`` [s]; flips, and changed limits."""
+        ...
+
+
+class Autoscaler(Protocol):
+    """Sizes the pools."""
+
+    period_s: float
+
+    def resize(self, view: ClusterView) -> Sequence[Wish]:
+        """Asked every ``period_s`` [s]; starts and stops."""
+        ...
+
+
+class Listener(Protocol):
+    """Hears of finished requests, for policies that keep accounts of their own."""
+
+    def finished(self, view: ClusterView, request: int, instance: int) -> None:
+        """A request has emitted its last token on ``instance``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A system, ready for one run: its first instances, and the protocols that it fills."""
+
+    start: tuple[tuple[Mapping, Role], ...]  # instances that serve from time 0; their number is their index
+    routing: Routing
+    steps: StepLimits
+    admission: Admission | None = None
+    forming: BatchForming | None = None
+    roles: Roles | None = None
+    scaling: Autoscaler | None = None
+    listener: Listener | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What a system may know before its run."""
+
+    setting: Setting
+    deployment: ServedDeployment
+    slo: Slo
+    link: LinkSpec
+    table: Callable[[Mapping], StepTable]  # step times and KV capacity of an instance
+    rng: Callable[[str], np.random.Generator]  # random stream of that name
+    start_up_s: float  # from the wish to the first token served [s]
+    flip_s: float  # a change of role takes the instance out of service that long [s]
+
+    def instances(self, *parts: tuple[str, Role]) -> tuple[tuple[Mapping, Role], ...]:
+        """Instances of parts of the deployment, one entry each: ``site.instances(("prefill", Role.PREFILL))``."""
+        return tuple(
+            (replicas.mapping, role)
+            for part, role in parts
+            for replicas in self.deployment.part(part)
+            for _ in range(replicas.instances)
+        )
+
+
+class System(Protocol):
+    """A serving system: a frozen dataclass of its options."""
+
+    #: Parts of a deployment that it takes; see ``deployment.PARTS``.
+    needs: ClassVar[tuple[str, ...]]
+
+    def build(self, site: Site) -> Parts:
+        """Its parts for one run, with fresh state."""
+        ...
+
+
+#: Systems by name; ``disagg_sim.simulation.policies`` fills it.
+SYSTEMS: dict[str, type[System]] = {}
+
+Registered = TypeVar("Registered", bound=type[System])
+
+
+def register(name: str) -> Callable[[Registered], Registered]:
+    """Class decorator: make a system known under ``name``; ``InputError`` when another has it."""
+
+    def add(system: Registered) -> Registered:
+        if name in SYSTEMS:
+            raise InputError(f"system {name!r} is registered twice: {SYSTEMS[name].__name__} and {system.__name__}")
+        SYSTEMS[name] = system
+        return system
+
+    return add
+
+
+def system_named(name: str, **options: Any) -> System:
+    """The registered system of that name with some of its options changed.
+
+    Raises
+    ------
+    UnknownNameError
+        No such system, or no such option of it; the text names the nearest.
+    """
+    import disagg_sim.simulation.policies  # noqa: F401  fills the registry
+
+    if name not in SYSTEMS:
+        raise UnknownNameError(f"unknown system {name!r}{nearest(name, SYSTEMS)}; known: {', '.join(sorted(SYSTEMS))}")
+    known = [field.name for field in fields(SYSTEMS[name])]  # type: ignore[arg-type]
+    for option in options:
+        if option not in known:
+            raise UnknownNameError(
+                f"system {name!r} has no option {option!r}{nearest(option, known)}; "
+                f"it has {', '.join(known) or 'none'}"
+            )
+    return SYSTEMS[name](**options)

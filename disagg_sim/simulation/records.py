@@ -1,0 +1,127 @@
+"""What a run leaves behind: columns of requests, samples in time, instances, decisions. Values, no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Outcome(IntEnum):
+    """How a request ended; each does so exactly once."""
+
+    COMPLETED = 0
+    REJECTED = 1  # refused at arrival: too large for every instance, or by the policy
+    FAILED = 2  # its instance was stopped without draining
+    UNFINISHED = 3  # the run was cut short
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """One row a request, in order of the trace; times that did not happen are NaN, instances -1."""
+
+    request: Ints  # index in the trace [1]
+    arrival_s: Floats  # [s]
+    input_tokens: Ints  # [token]
+    output_tokens: Ints  # [token]
+    status: Ints  # ``Outcome`` [1]
+    prefill_instance: Ints  # of the segment that emitted the first token [1]
+    decode_instance: Ints  # of the last segment [1]
+    prefill_start_s: Floats  # first step that worked on it [s]
+    first_token_s: Floats  # [s]
+    transfer_s: Floats  # of its cache between instances, in all [s]
+    exposed_transfer_s: Floats  # part of it that the request waited for [s]
+    decode_start_s: Floats  # first step on the last instance; of a single segment the first token [s]
+    finish_s: Floats  # last token [s]
+    preemptions: Ints  # [1]
+    cached_tokens: Ints  # of the prompt, found in the prefix cache [token]
+    segments: Ints  # instances' turns that it took [1]
+    transferred_tokens: Ints  # cached tokens that crossed between instances [token]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The state at times a fixed period apart; shape (samples,) each."""
+
+    time_s: Floats  # [s]
+    arrivals: Ints  # so far [request]
+    finished: Ints  # so far [request]
+    queued: Ints  # requests that wait for their prefill [request]
+    running: Ints  # requests that decode [request]
+    kv_use: Floats  # used over all KV blocks of instances in service [1]
+    gpus: Ints  # held by instances, starting and draining ones included [1]
+    prefill_gpus: Ints  # of them with the role of prefill [1]
+    decode_gpus: Ints  # of them with the role of decode, or of both [1]
+    transfers: Ints  # in flight [1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instances:
+    """One row an instance that ever held GPUs."""
+
+    role: Ints  # at the end; ``policy.Role`` [1]
+    gpus: Ints  # [1]
+    start_s: Floats  # when it took its GPUs [s]
+    stop_s: Floats  # when it gave them back, or the end of the run [s]
+    busy_s: Floats  # in steps [s]
+    decode_steps: Ints  # steps that held a decode [1]
+    decode_s: Floats  # time of those steps [s]
+    prefill_tokens: Ints  # prompt tokens computed, recomputation included [token]
+    decode_tokens: Ints  # output tokens of decode steps [token]
+    flops: Floats  # useful work [FLOP]
+    flips: Ints  # changes of role [1]
+    kv_blocks: Ints  # [block]
+
+    @property
+    def gpu_s(self) -> Floats:
+        """GPU-seconds held. [s]"""
+        return self.gpus * (self.stop_s - self.start_s)
+
+
+class Decision(NamedTuple):
+    """One line of the decision log."""
+
+    time_s: float  # [s]
+    kind: str  # "flip", "start", "stop", "limits"
+    instance: int  # that it changed, or started
+    wish: str  # in words
+    reason: str  # the policy's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult(Shown):
+    """All that a run left behind; metrics are computed from it alone."""
+
+    system: str  # name of the serving system
+    deployment: str
+    trace: str
+    seed: int
+    requests: Requests
+    itl_edges: Floats  # of the gaps between tokens, shape (bins + 1,); the last bin is open above [s]
+    itl_counts: Ints  # gaps, one a token after the first, shape (bins,) [token]
+    samples: Samples
+    instances: Instances
+    decisions: tuple[Decision, ...]
+    duration_s: float  # from 0 to the last event [s]
+    peak_flops: float  # dense peak of one GPU in the arithmetic of the recipe's matrices [FLOP/s]
+    wall_s: float  # of the simulation itself [s]
+    cpu_s: float  # [s]
+
+    def frame(self) -> pd.DataFrame:
+        """The requests as a table; ``status`` in words."""
+        import pandas as pd
+
+        columns = {field.name: getattr(self.requests, field.name) for field in fields(self.requests)}
+        words = np.array([outcome.name.lower() for outcome in Outcome])
+        return pd.DataFrame(columns | {"status": words[self.requests.status]})
