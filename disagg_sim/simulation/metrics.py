@@ -1,0 +1,230 @@
+"""From the records of a run to the numbers that a user asks for: latencies, attainment, goodput, use of the GPUs.
+
+Everything is computed from a ``RunResult`` alone.
+
+* TTFT: arrival to first token. TPOT: mean gap of a request's tokens after the first, 0 for a single token. ITL: each
+  gap of each request, so that a long answer counts as often as it has gaps.
+* A request attains the SLO when it was completed with TTFT and TPOT both inside; rejected, failed and
+  unfinished ones count among the requests, and so against the attainment.
+* Goodput counts what attains over the time from the first arrival to the last finish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.domain import Slo
+from disagg_sim.simulation.records import Outcome, RunResult
+from disagg_sim.units import HOUR
+
+Floats = NDArray[np.float64]
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latencies:
+    """TTFT and TPOT of every completed request, and what they add up to. Arrays of shape (completed,)."""
+
+    ttft: Floats  # arrival to first token [s]
+    tpot: Floats  # mean gap after the first token; 0 for a single token [s]
+    output_tokens: NDArray[np.int64]  # [token]
+
+    def inside(self, slo: Slo) -> NDArray[np.bool_]:
+        """Which requests meet both limits, inclusive."""
+        return np.asarray((self.ttft <= slo.ttft) & (self.tpot <= slo.tpot))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One row of ``summary.csv``; NaN where nothing was completed."""
+
+    system: str
+    deployment: str
+    trace: str
+    rate_scale: float  # of the trace's own request rate [1]
+    requests: int  # that arrived [request]
+    completed: int  # [request]
+    rejected: int  # larger than any instance's memory, or refused by the system [request]
+    slo_attainment: float  # completed inside both limits, over all that arrived [1]
+    goodput_requests_per_s: float  # completed inside both limits [request/s]
+    goodput_tokens_per_s: float  # output tokens of these [token/s]
+    ttft_p50_s: float
+    ttft_p90_s: float
+    ttft_p99_s: float
+    tpot_p50_s: float
+    tpot_p90_s: float
+    tpot_p99_s: float
+    itl_p99_s: float  # of all gaps of all requests
+    gpu_hours: float  # held by instances, starting and draining ones included [GPU h]
+    utilisation: float  # GPU time in passes over GPU time held [1]
+    wall_s: float  # measured
+    requests_per_cpu_s: float  # simulated; measured [request/s]
+    failed: int = 0  # their instance was stopped [request]
+    unfinished: int = 0  # the run was cut short [request]
+    duration_s: float = NAN  # first arrival to last finish
+    throughput_requests_per_s: float = NAN  # completed, inside the SLO or not [request/s]
+    throughput_tokens_per_s: float = NAN  # their output tokens [token/s]
+    itl_p50_s: float = NAN
+    itl_p90_s: float = NAN
+    mfu: float = NAN  # FLOP done over what the GPUs held could do at their dense peak [1]
+    kv_use_mean: float = NAN  # of the KV blocks of live instances, over time [1]
+    kv_use_max: float = NAN
+    queued_mean: float = NAN  # requests waiting, over time [request]
+    queued_max: float = NAN
+    preemptions: int = 0  # [1]
+    flips: int = 0  # changes of role [1]
+    transfers: int = 0  # of KV caches between instances [1]
+    transfer_mean_s: float = NAN  # of those requests that were transferred
+    exposed_transfer_mean_s: float = NAN  # of that, what delayed the request
+    slo_ttft_s: float = NAN
+    slo_tpot_s: float = NAN
+    seed: int = 0
+
+
+#: Columns of ``summary.csv``, in its order.
+COLUMNS = tuple(field.name for field in fields(Summary))
+#: Those that measure the machine: two runs of the same seed differ in them alone.
+MEASURED = ("wall_s", "requests_per_cpu_s")
+
+
+def latencies(result: RunResult) -> Latencies:
+    """TTFT and TPOT of the completed requests of a run."""
+    records = result.requests
+    done = records.status == Outcome.COMPLETED
+    first, finish = records.first_token_s[done], records.finish_s[done]
+    output = records.output_tokens[done]
+    return Latencies(
+        ttft=first - records.arrival_s[done],
+        tpot=(finish - first) / np.maximum(output - 1, 1),
+        output_tokens=output,
+    )
+
+
+def percentile(values: Floats, share: float) -> float:
+    """The value below which ``share`` [1] of ``values`` lies, in proportion between two ranks; NaN of no values."""
+    return float(np.quantile(values, share)) if len(values) else NAN
+
+
+def histogram_percentile(edges: Floats, counts: NDArray[np.int64], share: float) -> float:
+    """A percentile of values that were counted in bins: in proportion inside the bin that holds it.
+
+    Parameters
+    ----------
+    edges : (bins + 1,) array
+        Ascending; a bin holds values from its edge up to the next. [unit of the result]
+    counts : (bins,) array
+        Values in each bin. [1]
+    share : float
+        Which part of the values lies below, in [0, 1]. [1]
+
+    Returns
+    -------
+    float
+        At most one bin's width off; NaN of no values. In a bin that is open above: its lower edge.
+    """
+    total = int(np.sum(counts))
+    if not total:
+        return NAN
+    below = np.cumsum(counts)
+    rank = share * total
+    index = int(np.searchsorted(below, rank, side="left"))
+    index = min(index, len(counts) - 1)
+    while counts[index] == 0:  # share 0 before the first value
+        index += 1
+    if not np.isfinite(edges[index + 1]):
+        return float(edges[index])
+    inside = (rank - (below[index] - counts[index])) / counts[index]
+    return float(edges[index] + inside * (edges[index + 1] - edges[index]))
+
+
+def slo_attainment(result: RunResult, slo: Slo) -> float:
+    """Share of all requests that were completed inside both limits; NaN of no requests. [1]"""
+    total = len(result.requests.status)
+    return int(latencies(result).inside(slo).sum()) / total if total else NAN
+
+
+def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0) -> Summary:
+    """All numbers of a run.
+
+    Parameters
+    ----------
+    result : RunResult
+        The records.
+    slo : Slo
+        Limits of TTFT and TPOT, inclusive. [s]
+    rate_scale : float
+        By what the request rate of the trace was multiplied. [1]
+    """
+    records, found = result.requests, latencies(result)
+    inside = found.inside(slo)
+    ended = np.bincount(records.status, minlength=len(Outcome))
+    total, completed = len(records.status), int(ended[Outcome.COMPLETED])
+    duration = _duration(result)
+    held = float(np.sum(result.instances.gpu_s))
+    moved = records.transferred_tokens > 0
+    return Summary(
+        system=result.system,
+        deployment=result.deployment,
+        trace=result.trace,
+        rate_scale=rate_scale,
+        requests=total,
+        completed=completed,
+        rejected=int(ended[Outcome.REJECTED]),
+        slo_attainment=int(inside.sum()) / total if total else NAN,
+        goodput_requests_per_s=_ratio(float(inside.sum()), duration),
+        goodput_tokens_per_s=_ratio(float(found.output_tokens[inside].sum()), duration),
+        ttft_p50_s=percentile(found.ttft, 0.5),
+        ttft_p90_s=percentile(found.ttft, 0.9),
+        ttft_p99_s=percentile(found.ttft, 0.99),
+        tpot_p50_s=percentile(found.tpot, 0.5),
+        tpot_p90_s=percentile(found.tpot, 0.9),
+        tpot_p99_s=percentile(found.tpot, 0.99),
+        itl_p99_s=histogram_percentile(result.itl_edges, result.itl_counts, 0.99),
+        gpu_hours=held / HOUR,
+        utilisation=_ratio(float(np.sum(result.instances.busy_s * result.instances.gpus)), held),
+        wall_s=result.wall_s,
+        requests_per_cpu_s=_ratio(total, result.cpu_s),
+        failed=int(ended[Outcome.FAILED]),
+        unfinished=int(ended[Outcome.UNFINISHED]),
+        duration_s=duration,
+        throughput_requests_per_s=_ratio(completed, duration),
+        throughput_tokens_per_s=_ratio(float(found.output_tokens.sum()), duration),
+        itl_p50_s=histogram_percentile(result.itl_edges, result.itl_counts, 0.5),
+        itl_p90_s=histogram_percentile(result.itl_edges, result.itl_counts, 0.9),
+        mfu=_ratio(float(np.sum(result.instances.flops)), held * result.peak_flops),
+        kv_use_mean=_mean(result.samples.kv_use),
+        kv_use_max=_most(result.samples.kv_use),
+        queued_mean=_mean(result.samples.queued),
+        queued_max=_most(result.samples.queued),
+        preemptions=int(np.sum(records.preemptions)),
+        flips=int(np.sum(result.instances.flips)),
+        transfers=int(moved.sum()),
+        transfer_mean_s=_mean(records.transfer_s[moved]),
+        exposed_transfer_mean_s=_mean(records.exposed_transfer_s[moved]),
+        slo_ttft_s=slo.ttft,
+        slo_tpot_s=slo.tpot,
+        seed=result.seed,
+    )
+
+
+def _duration(result: RunResult) -> float:
+    """First arrival to last finish; NaN when nothing finished. [s]"""
+    finish = result.requests.finish_s[result.requests.status == Outcome.COMPLETED]
+    return float(finish.max() - result.requests.arrival_s.min()) if len(finish) else NAN
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else NAN
+
+
+def _mean(values: Any) -> float:
+    return float(np.mean(values)) if len(values) else NAN
+
+
+def _most(values: Any) -> float:
+    return float(np.max(values)) if len(values) else NAN
