@@ -57,7 +57,7 @@ class ServedDeployment:
         """Raise ``InputError`` when it lacks a part that a system needs, or these parts exceed its GPUs."""
         lacking = [part for part in parts if not self.part(part)]
         if lacking:
-            has = [part for part in PARTS if self.part(part)]
+            has = [part for part in PARTS if getattr(self, part)]
             raise InputError(
                 f"deployment {self.name!r} has no {' and no '.join(lacking)} instances, which system {system!r} "
                 f"needs; it has {' and '.join(has) or 'none at all'}"

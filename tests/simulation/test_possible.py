@@ -1,0 +1,80 @@
+"""What is refused before anything runs: parts, GPUs, memory, and limits that nothing can meet."""
+
+from __future__ import annotations
+
+import pytest
+
+from disagg_sim.domain import Deployment, Instance, Mapping, Pool, Slo
+from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.setting import setting
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
+from disagg_sim.simulation.possible import least_latencies, require_fit, require_possible
+from disagg_sim.workload.trace import Trace
+
+WHAT = setting("llama_3_1_8b", "h100_sxm", "fp8")
+TRACE = Trace(arrival=[0.0, 1.0], input_tokens=[512, 2048], output_tokens=[2, 100], name="two")
+
+
+def of(tp: int, instances: int) -> tuple[Replicas, ...]:
+    return (Replicas(mapping=Mapping(tp_attn=tp, tp_ffn=tp), instances=instances),)
+
+
+EIGHT = ServedDeployment(name="eight", gpus=8, prefill=of(2, 2), colocated=of(1, 9))
+
+
+def test_a_part_that_is_missing_is_named():
+    with pytest.raises(InputError, match="'eight' has no decode instances, which system 'dopd' needs; it has prefill"):
+        EIGHT.require("dopd", ("prefill", "decode"))
+
+
+def test_gpus_beyond_the_budget_are_counted():
+    with pytest.raises(InputError, match=r"take 9 GPUs \(colocated 9 x 1\), 1 more than its 8"):
+        EIGHT.require("vllm", ("colocated",))
+
+
+def test_colocated_instances_pair_up_where_no_pairs_are_given():
+    assert EIGHT.part("pairs") == EIGHT.colocated
+    assert EIGHT.gpus_of("prefill") == 4
+
+
+def test_a_model_that_does_not_fit_says_by_how_much():
+    large = setting("llama_3_1_405b", "h100_sxm", "fp8")
+    with pytest.raises(InfeasibleError, match=r"eight.prefill: llama_3_1_405b .* [\d.]+ GB too few"):
+        require_fit(large, EIGHT)
+    require_fit(WHAT, EIGHT)
+
+
+def test_a_mapping_that_cannot_be_says_why():
+    odd = ServedDeployment(name="odd", gpus=3, colocated=of(3, 1))
+    with pytest.raises(InputError, match="tp_attn does not divide 32 query heads"):
+        require_fit(WHAT, odd)
+
+
+def test_the_least_latencies_are_those_of_the_grids_at_batch_one():
+    least = least_latencies(WHAT, of(2, 1), TRACE)
+    mapping = of(2, 1)[0].mapping
+    grids = {"model": WHAT.model, "system": WHAT.system, "mappings": mapping, "precision": "fp8", "batch": [1]}
+    assert least.ttft == pytest.approx(prefill_grid(isl=512, **grids).latency.min(), rel=1e-12)
+    # the grid's step is at the mean context ISL + OSL/2
+    assert least.tpot == pytest.approx(decode_grid(isl=511, osl=2, **grids).latency.min(), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("slo", "said"),
+    [(Slo(ttft=1e-4, tpot=1.0), "ttft_s 0.0001; the least TTFT"), (Slo(ttft=9.0, tpot=1e-4), "the least TPOT on")],
+)
+def test_limits_that_nothing_can_meet_name_the_least(slo, said):
+    with pytest.raises(InfeasibleError, match=said):
+        require_possible(WHAT, EIGHT, ("colocated",), TRACE, slo)
+
+
+def test_a_planned_deployment_keeps_its_mappings_and_counts():
+    instance = Instance(
+        phase="prefill", mapping=Mapping(tp_attn=2, tp_ffn=2), batch=1, latency_s=1.0, request_rate_per_s=1.0,
+        memory_bytes=1.0,
+    )  # fmt: skip
+    found = served(Deployment(Pool(((instance, 3),)), Pool(((instance, 1), (instance, 2)))))
+    assert found.gpus == 12
+    assert found.prefill == of(2, 3)
+    assert [replicas.instances for replicas in found.decode] == [1, 2]
