@@ -112,7 +112,8 @@ def read_exclusions(path: Path) -> tuple[Exclusion, ...]:
     except (ValueError, UnicodeDecodeError) as error:
         raise TableError(f"{shown(path)}: not a CSV file: {' '.join(str(error).split())}") from None
     if tuple(lines.columns) != _EXCLUDE_COLUMNS:
-        raise TableError(f"{shown(path)}: columns must be {', '.join(_EXCLUDE_COLUMNS)}, not {', '.join(map(str, lines.columns))}")
+        found = ", ".join(map(str, lines.columns))
+        raise TableError(f"{shown(path)}: columns must be {', '.join(_EXCLUDE_COLUMNS)}, not {found}")
     masks = []
     for number, line in enumerate(lines.itertuples(index=False), start=2):
         name = str(line.file).removesuffix(".csv")

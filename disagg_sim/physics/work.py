@@ -128,7 +128,7 @@ def mla_work(form: str, dims: MlaDims, *, sequences: Numeric, new: Numeric, past
     raise ValueError(f"no MLA form {form!r}")
 
 
-def expected_distinct_experts(tokens: Numeric, experts: int, top_k: int) -> Numeric:
+def expected_distinct_experts(tokens: Numeric, experts: Numeric, top_k: Numeric) -> Numeric:
     """Experts that at least one of ``tokens`` tokens picks, each token choosing k of E at random. [1]
 
     ``E_act = E*(1-(1-k/E)^T)`` (physics page, section 6; R1 at T = 8, 64, 256: 57.4, 222.4, 255.9).

@@ -1,0 +1,175 @@
+"""What no kernel can beat: the least time of a measured call by the vendor's peaks.
+
+Only what must be multiplied or moved counts, so that a row below this time is wrong (its shape, its format, its clock)
+and not merely fast: bytes that the L2 cache can hold may stay there, a token is sent once to each rank, experts that
+a skewed routing may leave out are not read. Counts: physics page, sections 2, 3 and 5.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.physics.collective import copies_per_rank, gather_bytes
+from disagg_sim.physics.work import (
+    ACTIVATION_BYTES,
+    causal_pairs,
+    expected_distinct_experts,
+    gqa_decode_work,
+    gqa_prefill_work,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Type words of the tables -> (bytes of an element, arithmetic). Words that are absent name no type.
+TYPES = {
+    "bfloat16": (2.0, "bf16"),
+    "half": (2.0, "bf16"),
+    "fp8": (1.0, "fp8"),
+    "fp8_block": (1.0, "fp8"),
+    "nvfp4": (0.5625, "nvfp4"),
+    "fp4": (0.5625, "nvfp4"),
+    "int8_sq": (1.0, "int8"),
+    "int8": (1.0, "int8"),
+}
+#: An exchange whose type is not told sends at least this. [B]
+LEAST_WIRE_BYTES = 0.5
+#: Elements of a cached token of latent attention, and of its rotated part, in the one size that was measured.
+MLA_RANK, MLA_ROPE, MLA_NOPE, MLA_VALUE = 512, 64, 128, 128
+
+
+def least_time(form: str, rows: pd.DataFrame, system: SystemSpec) -> NDArray[np.float64]:
+    """Time that each row of a table needs at the system's peaks; 0 where nothing can be said. [s]"""
+    if form == "collectives":
+        size, n = _column(rows, "message_bytes"), _column(rows, "num_gpus")
+        moved = np.where(rows["op"] == "all_reduce", size, gather_bytes(size, n))
+        return np.asarray(moved / system.nvlink_bandwidth)
+    if form == "moe_alltoall":
+        return _exchange(rows, system)
+    flops, moved, arithmetic = _COUNTS[form](rows)
+    peak = np.array([_peak(system, name) for name in arithmetic])
+    seconds = np.maximum(flops / peak, np.maximum(moved - system.l2_capacity, 0.0) / system.hbm_bandwidth)
+    return np.asarray(seconds)
+
+
+def _peak(system: SystemSpec, arithmetic: str) -> float:
+    """Peak of an arithmetic, or the largest where the system lacks it: such a kernel computes in another. [FLOP/s]"""
+    return system.peak_flops.get(arithmetic, max(system.peak_flops.values()))
+
+
+def _column(rows: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    return rows[name].to_numpy(dtype=float)
+
+
+def _types(rows: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[str]]:
+    known = [TYPES.get(word, (LEAST_WIRE_BYTES, "nvfp4")) for word in rows[column]]
+    return np.array([size for size, _ in known]), [arithmetic for _, arithmetic in known]
+
+
+def _exchange(rows: pd.DataFrame, system: SystemSpec) -> NDArray[np.float64]:
+    n, nodes = _column(rows, "ep_size"), _column(rows, "node_num")
+    element = np.where(rows["phase"] == "dispatch", _types(rows, "dtype")[0], LEAST_WIRE_BYTES)
+    token = _column(rows, "num_tokens") * _column(rows, "hidden") * element
+    top_k = _column(rows, "topk")
+    inside = n <= system.nvlink_domain
+    link = np.where(inside, system.nvlink_bandwidth, system.nic_bandwidth)
+    copies = np.array([copies_per_rank(k, g) for k, g in zip(top_k, np.where(inside, n, nodes), strict=True)])
+    return np.where(rows["phase"] == "prepare", 0.0, token * copies / link)
+
+
+def _gemm(rows: pd.DataFrame) -> Any:
+    m, n, k = (_column(rows, name) for name in ("m", "n", "k"))
+    size, arithmetic = _types(rows, "dtype")
+    return 2.0 * m * n * k, (n * k + m * k) * size + m * n * ACTIVATION_BYTES, arithmetic
+
+
+def _attention_types(rows: pd.DataFrame) -> tuple[NDArray[np.float64], list[str]]:
+    """Bytes of a cached element, and the faster arithmetic of the two named: fp8 caches are multiplied in fp8."""
+    cache, stored = _types(rows, "kv_dtype")
+    _, labelled = _types(rows, "compute_dtype")
+    return cache, ["fp8" if "fp8" in pair else "bf16" for pair in zip(stored, labelled, strict=True)]
+
+
+def _heads(rows: pd.DataFrame) -> dict[str, Any]:
+    heads = {name: _column(rows, name) for name in ("q_heads", "kv_heads")}
+    return heads | {"sequences": _column(rows, "batch"), "head_dim": _column(rows, "head_dim"), "window": 0.0}
+
+
+def _context_attention(rows: pd.DataFrame) -> Any:
+    _, arithmetic = _attention_types(rows)
+    return *gqa_prefill_work(new=_column(rows, "seq_len"), past=0.0, cache_bytes=1.0, **_heads(rows)), arithmetic
+
+
+def _generation_attention(rows: pd.DataFrame) -> Any:
+    size, arithmetic = _attention_types(rows)
+    work = gqa_decode_work(context=_column(rows, "kv_len"), cache_bytes=1.0, **_heads(rows))
+    return work.flops, work.hbm_bytes * size, arithmetic
+
+
+def _mla_context(rows: pd.DataFrame) -> Any:
+    pairs = _column(rows, "batch") * causal_pairs(_column(rows, "seq_len"))
+    _, arithmetic = _attention_types(rows)
+    return 2.0 * (MLA_NOPE + MLA_ROPE + MLA_VALUE) * _column(rows, "heads") * pairs, 0.0 * pairs, arithmetic
+
+
+def _mla_generation(rows: pd.DataFrame) -> Any:
+    size, arithmetic = _attention_types(rows)
+    tokens = _column(rows, "batch") * _column(rows, "kv_len")
+    flops = 2.0 * (2 * MLA_RANK + MLA_ROPE) * _column(rows, "heads") * tokens
+    return flops, tokens * size * (MLA_RANK + MLA_ROPE), arithmetic
+
+
+def _mla_module(rows: pd.DataFrame) -> Any:
+    """The cache alone, and in a prompt its arithmetic: how the projections are stored is one of many choices."""
+    size, arithmetic = _attention_types(rows)
+    new, past, batch = _column(rows, "q_len"), _column(rows, "past_len"), _column(rows, "batch")
+    flops = 2.0 * (MLA_NOPE + MLA_ROPE + MLA_VALUE) * _column(rows, "heads") * batch * causal_pairs(new, past)
+    return flops, batch * past * size * (MLA_RANK + MLA_ROPE), arithmetic
+
+
+def _mla_bmm(rows: pd.DataFrame) -> Any:
+    _, arithmetic = _types(rows, "dtype")
+    flops = 2.0 * MLA_RANK * MLA_NOPE * _column(rows, "num_tokens") * _column(rows, "heads")
+    return flops, 0.0 * flops, arithmetic
+
+
+def _moe(rows: pd.DataFrame) -> Any:
+    """All picks of the tokens spread over the ranks; every expert of the rank where routing is balanced."""
+    size, arithmetic = _types(rows, "dtype")
+    top_k, experts, ep = (_column(rows, name) for name in ("topk", "num_experts", "ep"))
+    tokens, hidden = _column(rows, "num_tokens"), _column(rows, "hidden")
+    expert = 3.0 * hidden * _column(rows, "inter") / _column(rows, "tp")
+    touched = expected_distinct_experts(tokens, experts, top_k) / ep
+    moved = np.where(rows["distribution"] == "balanced", touched * expert * size, 0.0)
+    return 2.0 * expert * tokens * top_k / ep, moved, arithmetic
+
+
+def _moe_ep_compute(rows: pd.DataFrame) -> Any:
+    """Only what the skew cannot take away from rank 0: nothing but its time above 0."""
+    _, arithmetic = _types(rows, "dtype")
+    nothing = np.zeros(len(rows))
+    return nothing, nothing, arithmetic
+
+
+def _quantize_ops(rows: pd.DataFrame) -> Any:
+    elements = _column(rows, "m") * _column(rows, "k")
+    written = np.where(rows["op"] == "scale_matrix", 1.0, 0.0)
+    return 0.0 * elements, elements * (ACTIVATION_BYTES + written), ["bf16"] * len(rows)
+
+
+_COUNTS = {
+    "gemm": _gemm,
+    "context_attention": _context_attention,
+    "generation_attention": _generation_attention,
+    "mla_context": _mla_context,
+    "mla_generation": _mla_generation,
+    "mla_module": _mla_module,
+    "mla_bmm": _mla_bmm,
+    "moe": _moe,
+    "moe_ep_compute": _moe_ep_compute,
+    "quantize_ops": _quantize_ops,
+}
