@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Format:
     """A storage format and the arithmetic that multiplies it."""
 
-    name: str  # "bf16", "fp8" (per tensor), "fp8_block" (128x128 scales), "nvfp4"
+    name: str  # "bf16", "fp8" (per tensor), "fp8_block" (128x128 scales), "nvfp4", "int8"
     bytes: float  # per element, scales included [B]
     arithmetic: str  # key of ``SystemSpec.peak_flops``
 
@@ -24,7 +24,8 @@ BF16 = Format(name="bf16", bytes=2.0, arithmetic="bf16")
 FP8 = Format(name="fp8", bytes=1.0, arithmetic="fp8")
 FP8_BLOCK = Format(name="fp8_block", bytes=1.0, arithmetic="fp8")
 NVFP4 = Format(name="nvfp4", bytes=0.5625, arithmetic="nvfp4")  # 4 bit + one fp8 scale per 16 values
-FORMATS = {f.name: f for f in (BF16, FP8, FP8_BLOCK, NVFP4)}
+INT8 = Format(name="int8", bytes=1.0, arithmetic="int8")  # weights and activations ("smooth quant")
+FORMATS = {f.name: f for f in (BF16, FP8, FP8_BLOCK, NVFP4, INT8)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

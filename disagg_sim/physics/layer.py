@@ -49,6 +49,7 @@ class Operator(NamedTuple):
     size: Numeric = 0.0  # full tensor of a collective [B]
     ranks: Numeric = 1.0  # of a collective [1]
     runs: Numeric = 1.0  # 0 where a GEMM has nothing to multiply and is not launched [1]
+    shape: tuple[Numeric, Numeric, Numeric] = (0.0, 0.0, 0.0)  # m, n, k of a GEMM on this GPU [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ class Tokens:
 
 
 def _gemm(name: str, m: Numeric, n: Numeric, k: Numeric, fmt: Format) -> Operator:
-    return Operator(name, "gemm", gemm_work(m, n, k, weight_bytes=fmt.bytes), fmt.name)
+    return Operator(name, "gemm", gemm_work(m, n, k, weight_bytes=fmt.bytes), fmt.name, shape=(m, n, k))
 
 
 def _all_reduce(name: str, tokens: Numeric, hidden: int, wire_bytes: float, tp: Numeric) -> Operator:

@@ -14,6 +14,7 @@ import pytest
 from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, ModelSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.counts import prefill_work
+from disagg_sim.physics.gemm import GemmRate
 from disagg_sim.physics.phases import Degrees, prefill_pass
 from disagg_sim.physics.rates import AllToAllRate, AttentionRate, LinkCurve, Rates
 from disagg_sim.physics.roofline import Rate
@@ -30,7 +31,7 @@ def flat_rates(rates: Rates, flops: float) -> Rates:
     return replace(
         rates,
         system=replace(rates.system, nvlink_bandwidth=np.inf, nic_bandwidth=np.inf),
-        gemm=dict.fromkeys(rates.gemm, rate),
+        gemm=dict.fromkeys(rates.gemm, GemmRate(flops, np.inf, 0.0, np.inf)),
         prefill_attention=attention,
         decode_attention=attention,
         moe=dict.fromkeys(rates.moe, (rate,)),

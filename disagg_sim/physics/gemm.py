@@ -1,0 +1,72 @@
+"""Time of a dense matrix multiply: tiles, waves, split-K and what is read twice.
+
+The roofline of section 7 says what a GEMM needs; this form adds why kernels miss it (physics page, section 9): M and N
+are padded to tiles, tiles run in waves over the multiprocessors, a tile walks along K no faster than its loop allows,
+K is split where multiprocessors would idle, operands that outgrow L2 are read again, and quantised formats quantise A.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from disagg_sim.physics.roofline import Cost, Rate, Sums, operator_cost
+from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, Work
+
+#: Tiles that pad M and N: the smallest that the libraries' kernels fall back to (chosen once, over all fits). [1]
+TILE_M, TILE_N = 64, 32
+
+
+@dataclass(frozen=True, slots=True)
+class GemmRate(Rate):
+    """What a dense GEMM reaches in one weight format. Without multiprocessors it is the plain roofline of ``Rate``."""
+
+    multiprocessors: int = 0  # that tiles are dealt out to; 0 = no tiles [1]
+    step: float = 0.0  # time of one element of K in the loop of a tile [s]
+    split: float = 0.0  # time to add up one more part of a split K [s]
+    reuse: float = np.inf  # elements for which one read of an operand beyond L2 serves [1]
+    cache: float = np.inf  # capacity of L2 [B]
+    quantise: float = np.inf  # bandwidth of quantising A [B/s]
+    least_row: float = 0.0  # a row of A is quantised no faster than one of so many elements [1]
+    element: float = ACTIVATION_BYTES  # of A and W [B]
+
+
+def gemm_cost(m: Numeric, n: Numeric, k: Numeric, work: Work, rate: GemmRate) -> Cost:
+    r"""Cost of ``C[m,n] = A[m,k] @ W[k,n]``.
+
+    With :math:`T = \lceil m/64 \rceil \lceil n/32 \rceil` tiles on S multiprocessors, K is split into
+    :math:`s = \sqrt{k \tau / \rho}` parts, which is where the loop :math:`k \tau / s` and the sum of the parts
+    :math:`(s-1)\rho` together are shortest, but never into more than S/T or less than one, and
+
+    .. math:: t = t_0 + t_{quantise} + (t_c^q + t_m^q + t_k^q)^{1/q}
+
+    * :math:`t_c = 2 \cdot 64 \cdot 32\, k \lceil T/S \rceil S / (s\, e_c \Pi)`: the waves of padded tiles;
+    * :math:`t_m = (B + B')/(e_m W)`: the three matrices once, and
+      :math:`B' = m n k\, b / r \cdot x/(x + L2)`, the operands read again for every r rows or columns as the
+      smaller one, x bytes, outgrows the cache;
+    * :math:`t_k = k\tau/s + (s-1)\rho`: the loop along K of one tile;
+    * :math:`t_{quantise} = m \max(k, k_0)(2 + b)/W_{quantise}`: A read in bf16 and written in the format.
+
+    Parameters
+    ----------
+    m, n, k
+        Sizes on one GPU; m may be a mean. [1]
+    work
+        Their FLOP and bytes (``work.gemm_work``).
+    """
+    if not rate.multiprocessors:
+        return operator_cost(work, rate)
+    sms = rate.multiprocessors
+    tiles = np.maximum(np.ceil(m / TILE_M) * np.ceil(n / TILE_N), 1.0)
+    parts = np.maximum(np.minimum(np.sqrt(k * (rate.step / rate.split)), sms / tiles), 1.0)
+    waves = np.ceil(tiles / sms)
+    compute = waves * (k / parts) * (2.0 * TILE_M * TILE_N * sms / rate.flops)
+    loop = k * rate.step / parts + (parts - 1.0) * rate.split
+    smaller = np.minimum(m, n) * k * rate.element
+    again = m * n * k * (rate.element / rate.reuse) * (smaller / (smaller + rate.cache))
+    memory = (work.hbm_bytes + again) / rate.bandwidth
+    q = rate.blend
+    quantise = m * np.maximum(k, rate.least_row) * ((ACTIVATION_BYTES + rate.element) / rate.quantise)
+    time = rate.t0 + quantise + (compute**q + memory**q + loop**q) ** (1.0 / q)
+    return Cost(time, Sums(compute, memory + quantise, 0.0, rate.t0 + loop))
