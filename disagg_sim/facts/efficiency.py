@@ -31,13 +31,19 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmFit(Fit):
-    """Dense matrix multiply in one weight format."""
+    """Dense matrix multiply in one weight format; the form is ``physics.gemm``, the plain roofline if not ``tiled``."""
 
     format: str
     e_compute: float
     e_memory: float
     t0: float  # [s]
     blend_q: float
+    tiled: bool = False  # whether tiles, waves and the fields below are part of the form
+    k_step: float = 0.0  # time of one element of K in the loop of a tile [s]
+    k_split: float = 0.0  # time to add up one more part of a split K [s]
+    reuse: float | None = None  # elements for which one read of an operand beyond L2 serves; None = read once [1]
+    e_quantise: float | None = None  # share of the HBM bandwidth at which A is quantised; None = not in the rows [1]
+    least_row: float = 0.0  # a row of A is quantised no faster than one of so many elements [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,29 +85,45 @@ class MoeFit(Fit):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveFit(Fit):
-    """A collective of one library on ``gpus`` ranks of one node."""
+    """A collective of one library inside one domain.
+
+    Without ``algorithm``: on ``gpus`` ranks, ``latency + V/(e_bandwidth*link)``, V of the ring. With one, for any
+    number of ranks n: ``latency + hop*(n-1) + w + 2*sqrt(ramp*w)``, ``w = V/(e_bandwidth*link)`` with the volume V of
+    that algorithm; the fastest algorithm counts. ``EAGER`` rows tell what a call outside a CUDA graph takes:
+    ``max(latency, t + 2*S/(e_bandwidth*HBM))``, t being the time inside one.
+    """
 
     op: str  # "all_reduce", "all_gather", "reduce_scatter", "alltoall"
-    gpus: int
+    gpus: int  # 0 = any number
     latency: float  # [s]
     e_bandwidth: float
+    algorithm: str = ""  # "ring", "ring_ll" (its low-latency protocol), "one_shot", "two_shot", EAGER, or none
+    hop: float = 0.0  # latency added by each rank beyond the first [s]
+    ramp: float = 0.0  # hand-over of a pipelined message [s]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllToAllFit(Fit):
-    """MoE dispatch, combine or prepare of one backend on ``ranks`` ranks over ``nodes`` nodes."""
+    """MoE dispatch, combine or prepare of one backend on ``ranks`` ranks over ``nodes`` nodes.
+
+    ``latency + step*log2(ranks; nodes over a NIC) + V/(e_bandwidth*link)``; "prepare":
+    ``latency + step*log2(ranks) + T*seconds_per_token``. Across nodes the sending kernel may bind instead of the NIC:
+    ``T*d*b/token_bandwidth``.
+    """
 
     backend: str
     phase: str  # "dispatch", "combine", "combine_low_precision", "prepare"
-    format: str  # what is sent: "bf16", "fp8", "nvfp4", "unlabelled", ...
-    ranks: int
-    nodes: int
+    format: str  # what is sent: "bf16", "fp8", "nvfp4", "unlabelled", ...; "default" = any, by its bytes
+    ranks: int  # 0 = any number
+    nodes: int  # 0 = any number
     volume: str  # formula of the volume V of the fit
-    bytes_per_element: float | None  # b in that formula; None for "prepare" [B]
+    bytes_per_element: float | None  # b in that formula; None = that of the format sent [B]
     link: str  # "nvlink" or "nic"
     latency: float  # [s]
     e_bandwidth: float | None
     seconds_per_token: float | None  # "prepare" only [s]
+    step: float = 0.0  # latency added per doubling of the group [s]
+    token_bandwidth: float | None = None  # across nodes, at the number of multiprocessors that engines give it [B/s]
 
 
 #: Operator group of an ``EfficiencySpec`` -> class of its rows.
@@ -115,6 +137,10 @@ SECTIONS: dict[str, type[Fit]] = {
 }
 #: Software whose kernels were measured.
 LIBRARIES = ("trtllm", "vllm", "sglang", "nccl", "torch")
+#: Library that engines hand large messages to.
+LARGE_MESSAGES = "nccl"
+#: "Algorithm" of a call outside a CUDA graph.
+EAGER = "eager"
 #: "Library" of a row that nobody measured; it joins the rows of every library.
 ASSUMED = "assumed"
 

@@ -6,6 +6,7 @@ times the efficiency reached. A group of one rank costs nothing. Source: physics
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +58,30 @@ def all_reduce_bytes(size: Numeric, n: Numeric, *, best: bool, in_switch: bool) 
     return np.minimum(least, in_switch_all_reduce_bytes(size, n)) if in_switch else least
 
 
+def pipelined_transfer(wire: Numeric, n: Numeric, *, latency: float, hop: float, ramp: float) -> Transfer:
+    r"""A message of ``wire`` seconds handed on in pieces over ``n`` ranks.
+
+    .. math:: t = a + h (n - 1) + w + 2\sqrt{r w}
+
+    ``a`` starts the call, ``h`` is what each further rank adds. With pieces of the best size the pipeline takes
+    :math:`(\sqrt r + \sqrt w)^2`, where ``r`` [s] is the hand-over of a piece times the stages; its constant part is in
+    ``a``. So the rate rises with the message and reaches half of its plateau at w = 4r.
+
+    References: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
+    IJHPCA 19(1), 2005, :doi:`10.1177/1094342005051521`.
+    """
+    return Transfer(latency + hop * (n - 1.0), wire + 2.0 * np.sqrt(ramp * wire) if ramp else wire)
+
+
+def fastest(transfers: Sequence[Transfer]) -> Transfer:
+    """At each point the transfer that takes least time."""
+    best, *others = transfers
+    for other in others:
+        sooner = other.time < best.time
+        best = Transfer(np.where(sooner, other.latency, best.latency), np.where(sooner, other.wire, best.wire))
+    return best
+
+
 def hierarchical_all_reduce(
     size: Numeric, n: Numeric, domain: Numeric, *, inside: Transfer, nic_bandwidth: Numeric, nic_latency: float
 ) -> Transfer:
@@ -71,12 +96,12 @@ def hierarchical_all_reduce(
     return Transfer(inside.latency + 2.0 * nic_latency * np.ceil(np.log2(domains)), inside.wire + across)
 
 
-def copies_per_pick(top_k: int, n: Numeric) -> Numeric:
+def copies_per_pick(top_k: Numeric, n: Numeric) -> Numeric:
     """Copies of a token that leave its rank, one per pick: ``k*(1-1/n)``. [1]"""
     return top_k * (1.0 - 1.0 / n)
 
 
-def copies_per_rank(top_k: int, n: Numeric) -> Numeric:
+def copies_per_rank(top_k: Numeric, n: Numeric) -> Numeric:
     """Copies of a token that leave its rank, one per distinct rank: ``(n-1)*(1-(1-1/n)^k)``. [1]
 
     Examples
@@ -85,6 +110,23 @@ def copies_per_rank(top_k: int, n: Numeric) -> Numeric:
     (7.46, 4.59)
     """
     return (n - 1.0) * (1.0 - (1.0 - 1.0 / n) ** top_k)
+
+
+def copies_with_own(top_k: Numeric, n: Numeric) -> Numeric:
+    """Copies of a token, one per distinct rank, its own counted: ``n*(1-(1-1/n)^k)``. [1]"""
+    return n * (1.0 - (1.0 - 1.0 / n) ** top_k)
+
+
+#: Copies of a token against picks and ranks (or nodes).
+Copies = Callable[[Numeric, Numeric], Numeric]
+#: Volume of an exchange, as its fit names it -> the copies of a token that it counts.
+COPIES: dict[str, Copies] = {
+    "T*k*d*b*(1-1/n)": copies_per_pick,
+    "T*k*d*b*(1-1/nodes)": copies_per_pick,
+    "T*d*b*(n-1)*(1-(1-1/n)^k)": copies_per_rank,
+    "T*d*b*(nodes-1)*(1-(1-1/nodes)^k)": copies_per_rank,
+    "T*d*b*n*(1-(1-1/n)^k)": copies_with_own,
+}
 
 
 def pipeline_hop(size: Numeric, *, latency: Numeric, bandwidth: Numeric) -> Transfer:

@@ -9,14 +9,14 @@ import numpy as np
 from disagg_sim.physics.collective import (
     Transfer,
     all_reduce_bytes,
-    copies_per_pick,
-    copies_per_rank,
     gather_bytes,
     hierarchical_all_reduce,
     pipeline_hop,
 )
+from disagg_sim.physics.gemm import gemm_cost
 from disagg_sim.physics.layer import Operator
-from disagg_sim.physics.rates import AllToAllRate, LinkCurve, Rates
+from disagg_sim.physics.links import AllToAllRate, LinkCurve
+from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.roofline import NOTHING, Cost, Rate, Sums, blend, operator_cost
 from disagg_sim.physics.work import Numeric
 
@@ -28,7 +28,7 @@ def kernel_cost(op: Operator, rates: Rates) -> Cost:
     """Cost of one operator (collectives inside the attention group included)."""
     match op.kind:
         case "gemm":
-            cost = operator_cost(op.work, rates.gemm[op.format])
+            cost = gemm_cost(*op.shape, op.work, rates.gemm[op.format])
             return cost if np.ndim(op.runs) == 0 and op.runs == 1.0 else cost * op.runs
         case "prefill_attention":
             attention = rates.prefill_attention
@@ -75,8 +75,8 @@ def all_reduce_cost(size: Numeric, n: Numeric, rates: Rates) -> Cost:
     system, profile = rates.system, rates.profile
     inner = np.minimum(n, system.nvlink_domain)
     in_switch = system.architecture in IN_SWITCH_ARCHITECTURES
-    latency, bandwidth = rates.all_reduce.at(inner)
-    wire = all_reduce_bytes(size, inner, best=profile.best_algorithm, in_switch=in_switch) / bandwidth
+    volume = all_reduce_bytes(size, inner, best=profile.best_algorithm, in_switch=in_switch)
+    latency, wire = rates.all_reduce.transfer(size, inner, volume)
     inside = Transfer(np.where(inner > 1, latency, 0.0), wire)
     if np.all(np.asarray(n) <= system.nvlink_domain):
         return _wire_cost(inside)
@@ -89,8 +89,8 @@ def all_reduce_cost(size: Numeric, n: Numeric, rates: Rates) -> Cost:
 
 
 def _gather_cost(size: Numeric, n: Numeric, curve: LinkCurve) -> Cost:
-    latency, bandwidth = curve.at(n)
-    return _wire_cost(Transfer(np.where(n > 1, latency, 0.0), gather_bytes(size, n) / bandwidth))
+    latency, wire = curve.transfer(size, n, gather_bytes(size, n))
+    return _wire_cost(Transfer(np.where(n > 1, latency, 0.0), wire))
 
 
 def expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, rates: Rates) -> Cost:
@@ -116,6 +116,15 @@ def expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, rates: Rates) -> Cos
     return cheapest(costs)
 
 
+def _exchange(row: Numeric, groups: Numeric, top_k: int, curve: LinkCurve) -> Transfer:
+    """``row`` bytes of tokens, each sent as often as the curve counts.
+
+    Where NCCL's plain all-to-all stands in for a backend, its send buffer holds n/(n-1) of what leaves the rank.
+    """
+    volume = row * curve.copies(top_k, groups)
+    return curve.transfer(volume * (groups / np.maximum(groups - 1.0, 1.0)), groups, volume)
+
+
 def all_to_all_cost(
     tokens: Numeric, n: Numeric, domains: Numeric, *, hidden: int, top_k: int, wire_bytes: float, rate: AllToAllRate
 ) -> Cost:
@@ -126,13 +135,10 @@ def all_to_all_cost(
     slower path counts, with the latency of the NIC path. Source: physics page, section 5.
     """
     row = tokens * (hidden * wire_bytes)
-    copies = copies_per_rank if rate.inside.per_rank_copies else copies_per_pick
-    latency, bandwidth = rate.inside.at(n)
-    wire = row * copies(top_k, n) / bandwidth
+    latency, wire = _exchange(row, n, top_k, rate.inside)
     if np.any(np.asarray(domains) > 1):
-        copies = copies_per_rank if rate.across.per_rank_copies else copies_per_pick
-        nic_latency, nic_bandwidth = rate.across.at(domains)
-        nic_wire = row * copies(top_k, domains) / nic_bandwidth
+        nic_latency, nic_wire = _exchange(row, domains, top_k, rate.across)
+        nic_wire = np.maximum(nic_wire, row / rate.across.token_bandwidth)
         wire = np.where(domains > 1, np.maximum(wire, nic_wire), wire)
         latency = np.where(domains > 1, nic_latency, latency)
     return _wire_cost(Transfer(np.where(n > 1, latency, 0.0), np.where(n > 1, wire, 0.0)))

@@ -7,21 +7,29 @@ This is the one place where peaks meet efficiencies. ``ideal`` (speed of light),
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from disagg_sim.domain import MAX_INSTANCE_GPUS
 from disagg_sim.errors import InputError, nearest
-from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, CollectiveFit, EfficiencySpec, Fit, GemmFit, MoeFit
+from disagg_sim.facts.efficiency import ASSUMED, LARGE_MESSAGES, EfficiencySpec, Fit, GemmFit, MoeFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import FORMATS, Precision
 from disagg_sim.facts.profile import ProfileSpec
+from disagg_sim.physics.collective import copies_per_pick
+from disagg_sim.physics.gemm import GemmRate
+from disagg_sim.physics.links import (
+    AllToAllRate,
+    LinkCurve,
+    collective_curve,
+    exchange_curve,
+    flat_curve,
+    pick_backend,
+)
 from disagg_sim.physics.roofline import Rate
-from disagg_sim.physics.work import Numeric
 
 ENGINES = ("trtllm", "vllm", "sglang")
 #: Parallel regimes of the grouped MoE GEMM fits, and where to look when one was not measured.
@@ -47,31 +55,6 @@ class AttentionRate:
     s_half: float  # key length at which half of the plateau is reached [token]
 
 
-@dataclass(frozen=True, slots=True)
-class LinkCurve:
-    """Latency and bandwidth of a collective against the number of ranks (or nodes), log2-interpolated."""
-
-    ranks: NDArray[np.float64]
-    latency: NDArray[np.float64]  # [s]
-    bandwidth: NDArray[np.float64]  # [B/s]
-    step: float = 0.0  # latency added per doubling beyond the last entry [s]
-    per_rank_copies: bool = True  # all-to-all volume: one copy per distinct rank, else per pick
-
-    def at(self, ranks: Numeric) -> tuple[Numeric, Numeric]:
-        """Latency [s] and bandwidth [B/s] for a group of ``ranks``."""
-        x, known = np.log2(ranks), np.log2(self.ranks)
-        beyond = np.maximum(x - known[-1], 0.0) * self.step
-        return np.interp(x, known, self.latency) + beyond, np.interp(x, known, self.bandwidth)
-
-
-@dataclass(frozen=True, slots=True)
-class AllToAllRate:
-    """One direction of the MoE exchange: inside an NVLink domain and across domains."""
-
-    inside: LinkCurve
-    across: LinkCurve  # against the number of domains
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rates:
     """Everything that turns the counts of one model on one system into seconds."""
@@ -79,7 +62,7 @@ class Rates:
     system: SystemSpec
     profile: ProfileSpec
     precision: Precision
-    gemm: Mapping[str, Rate]  # by format name
+    gemm: Mapping[str, GemmRate]  # by format name
     prefill_attention: AttentionRate
     decode_attention: AttentionRate
     moe: Mapping[str, tuple[Rate, ...]]  # by regime; the fastest kernel counts at each point
@@ -93,6 +76,28 @@ class Rates:
     prepare_per_token: float  # [s]
     inherited: bool  # whether any fit was made on another system
     fits: tuple[str, ...] = field(default=())  # provenance of every fit taken
+
+
+def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:
+    """What a fitted GEMM reaches on a system, quantising of A included where the fit's rows hold it."""
+    form = FORMATS[fit.format]
+    flops, bandwidth = fit.e_compute * system.peak_flops[form.arithmetic], fit.e_memory * system.hbm_bandwidth
+    if not fit.tiled:
+        return GemmRate(flops, bandwidth, fit.t0, fit.blend_q)
+    return GemmRate(
+        flops,
+        bandwidth,
+        fit.t0,
+        fit.blend_q,
+        multiprocessors=system.sm_count,
+        step=fit.k_step,
+        split=fit.k_split,
+        reuse=np.inf if fit.reuse is None else fit.reuse,
+        cache=system.l2_capacity,
+        quantise=np.inf if fit.e_quantise is None else fit.e_quantise * system.hbm_bandwidth,
+        least_row=fit.least_row,
+        element=form.bytes,
+    )
 
 
 def _best_match(rows: Iterable[F], order: tuple[str, ...]) -> F | None:
@@ -121,12 +126,14 @@ class _Resolver:
     def gemm(self, name: str) -> Rate:
         peak, bandwidth = self.system.peak_flops[FORMATS[name].arithmetic], self.system.hbm_bandwidth
         if self.spec is None:
-            return Rate(peak, bandwidth, 0.0, np.inf)
+            return GemmRate(peak, bandwidth, 0.0, np.inf)
         fit: GemmFit = self.take(f"{name} GEMM", (row for row in self.spec.gemm if row.format == name))
         t0 = fit.t0 if self.profile.gemm_t0 is None else self.profile.gemm_t0
-        if self.profile.gemm_t0_cap_quantised is not None and FORMATS[name].arithmetic != "bf16":
-            t0 = min(t0, self.profile.gemm_t0_cap_quantised)
-        return Rate(fit.e_compute * peak, fit.e_memory * bandwidth, t0, fit.blend_q)
+        cap = self.profile.gemm_t0_cap_quantised
+        if cap is None or FORMATS[name].arithmetic == "bf16":
+            return replace(gemm_rate(fit, self.system), t0=t0)
+        # Engines fuse what the cap takes off: A is quantised by the operator before, whose bytes are elementwise.
+        return replace(gemm_rate(fit, self.system), t0=min(t0, cap), quantise=np.inf)
 
     def attention(self, kind: str, precision: Precision) -> tuple[AttentionRate, AttentionRate]:
         bf16, bandwidth = self.system.peak_flops["bf16"], self.system.hbm_bandwidth
@@ -185,76 +192,40 @@ class _Resolver:
         link = self.system.nvlink_bandwidth
         latency = self.profile.all_reduce_latency
         if self.spec is None:
-            return _flat(link, latency or 0.0)
+            return flat_curve(link, latency or 0.0)
         rows = [row for row in self.spec.collectives if row.op == op]
         order = self.order if any(row.engine in self.order for row in rows) else ("nccl",)
         first = _best_match((row for row in rows if row.engine in order), order)
         if first is None:
             raise InputError(f"system {self.system.name!r} has no fitted {what}; use profile 'ideal'")
         self.used[what] = first
-        mine = sorted((r for r in rows if r.engine in (first.engine, ASSUMED)), key=lambda row: row.gpus)
-        return _curve(mine, link, latency, self.profile.all_reduce_step_latency)
+        mine = [row for row in rows if row.engine in (first.engine, ASSUMED)]
+        if first.algorithm and first.engine != LARGE_MESSAGES:  # an engine hands its large messages on
+            mine += [row for row in rows if row.engine == LARGE_MESSAGES]
+        return collective_curve(mine, link, latency=latency, step=self.profile.all_reduce_step_latency)
 
     def all_to_all(self, phase: str, direction: str, wire: str) -> AllToAllRate:
         link, nic = self.system.nvlink_bandwidth, self.system.nic_bandwidth
         profile = self.profile
         if self.spec is None:
             ideal = profile.all_to_all_latency or 0.0
-            return AllToAllRate(_flat(link, ideal), _flat(nic * profile.nic_efficiency, ideal))
+            return AllToAllRate(flat_curve(link, ideal), flat_curve(nic * profile.nic_efficiency, ideal))
         backend = "deepep_normal" if phase == "prefill" else "deepep_ll"
         rows = [row for row in self.spec.alltoall if row.phase == direction and row.e_bandwidth is not None]
-        inside = _pick_backend([row for row in rows if row.link == "nvlink"], ("NVLinkTwoSided", backend), wire)
-        across = _pick_backend([row for row in rows if row.link == "nic" and self.leaves_domain], (backend,), wire)
+        inside = pick_backend([row for row in rows if row.link == "nvlink"], ("NVLinkTwoSided", backend), wire)
+        across = pick_backend([row for row in rows if row.link == "nic" and self.leaves_domain], (backend,), wire)
         floor = profile.all_to_all_latency
         if inside:
             self.used[f"{phase} {direction}"] = inside[0]
-            near = _alltoall_curve(inside, link, floor, nodes=False)
+            near = exchange_curve(inside, link, floor, nodes=False)
         else:
             near = self.collective("alltoall", f"{phase} {direction}")
-            near = LinkCurve(near.ranks, near.latency, near.bandwidth, near.step, per_rank_copies=False)
+            near = replace(near, copies=copies_per_pick)
         if across:
             self.used[f"{phase} {direction} across domains"] = across[0]
-            return AllToAllRate(near, _alltoall_curve(across, nic, floor, nodes=True))
+            return AllToAllRate(near, exchange_curve(across, nic, floor, nodes=True))
         latency = profile.nic_latency if floor is None else floor
-        return AllToAllRate(near, _flat(nic * profile.nic_efficiency, latency))
-
-
-def _flat(bandwidth: float, latency: float) -> LinkCurve:
-    return LinkCurve(np.array([1.0]), np.array([latency]), np.array([bandwidth]))
-
-
-def _curve(rows: list[CollectiveFit], link: float, latency: float | None, step: float) -> LinkCurve:
-    delays = [row.latency if latency is None else latency for row in rows]
-    return LinkCurve(
-        np.array([float(row.gpus) for row in rows]),
-        np.array(delays),
-        np.array([row.e_bandwidth * link for row in rows]),
-        step if latency is None else 0.0,
-    )
-
-
-def _pick_backend(rows: list[AllToAllFit], backends: tuple[str, ...], wire: str) -> list[AllToAllFit]:
-    """Rows of the first backend present, in the format sent (or all, where it does not say), one per group size."""
-    for backend in backends:
-        mine = [row for row in rows if row.backend == backend]
-        if mine:
-            same = [row for row in mine if row.format == wire] or mine
-            largest: dict[tuple[int, int], AllToAllFit] = {}
-            for row in same:
-                key = (row.ranks, row.nodes)
-                if key not in largest or row.points > largest[key].points:
-                    largest[key] = row
-            return [largest[key] for key in sorted(largest)]
-    return []
-
-
-def _alltoall_curve(rows: list[AllToAllFit], link: float, floor: float | None, *, nodes: bool) -> LinkCurve:
-    return LinkCurve(
-        np.array([float(row.nodes if nodes else row.ranks) for row in rows]),
-        np.array([row.latency if floor is None else floor for row in rows]),
-        np.array([(row.e_bandwidth or 1.0) * link for row in rows]),
-        per_rank_copies="T*k*" not in rows[0].volume,
-    )
+        return AllToAllRate(near, flat_curve(nic * profile.nic_efficiency, latency))
 
 
 def resolve_rates(
@@ -295,9 +266,9 @@ def resolve_rates(
     prepare = None
     per_token = 0.0
     if spec is not None and model.is_moe and profile.all_to_all_latency is None:
-        rows = _pick_backend([r for r in spec.alltoall if r.phase == "prepare"], ("NVLinkTwoSided",), wire)
+        rows = pick_backend([r for r in spec.alltoall if r.phase == "prepare"], ("NVLinkTwoSided",), wire)
         if rows:
-            prepare = _alltoall_curve(rows, system.nvlink_bandwidth, None, nodes=False)
+            prepare = exchange_curve(rows, system.nvlink_bandwidth, None, nodes=False)
             per_token = float(np.mean([row.seconds_per_token or 0.0 for row in rows]))
     return Rates(
         system=system,

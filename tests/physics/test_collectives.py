@@ -18,7 +18,7 @@ from disagg_sim.physics.collective import (
     ring_all_reduce_bytes,
 )
 from disagg_sim.physics.cost import all_reduce_cost, all_to_all_cost, exchange_cost, hop_cost
-from disagg_sim.physics.rates import AllToAllRate, LinkCurve
+from disagg_sim.physics.links import AllToAllRate, LinkCurve
 from disagg_sim.search.setting import setting
 
 MESSAGE = 8e6  # [B]
@@ -97,7 +97,7 @@ def test_copies_per_pick():
 
 
 def curve(latency: float, bandwidth: float, *, per_rank: bool = True) -> LinkCurve:
-    return LinkCurve(np.array([1.0]), np.array([latency]), np.array([bandwidth]), per_rank_copies=per_rank)
+    return LinkCurve(np.array([1.0]), np.array([latency]), np.array([bandwidth]), copies=copies_per_rank if per_rank else copies_per_pick)
 
 
 def test_all_to_all_inside_a_domain_by_hand():
@@ -170,7 +170,7 @@ def test_volume_counts_what_the_fit_counted():
     """GB200's NVLink exchange was fitted with one copy per pick, DeepEP with one per distinct rank."""
     at = setting("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "measured")
     rate = at.rates.dispatch["decode"]
-    assert not rate.inside.per_rank_copies
+    assert rate.inside.copies is copies_per_pick
     latency, bandwidth = rate.inside.at(64.0)
     cost = all_to_all_cost(1000.0, 64.0, 1.0, hidden=7168, top_k=8, wire_bytes=1.03, rate=rate)
     assert float(cost.time) == pytest.approx(float(latency) + 7.875 * 7168e3 * 1.03 / float(bandwidth), rel=1e-9)

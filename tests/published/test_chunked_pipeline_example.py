@@ -16,7 +16,8 @@ from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.gemm import GemmRate
 from disagg_sim.physics.phases import Degrees, prefill_pass
-from disagg_sim.physics.rates import AllToAllRate, AttentionRate, LinkCurve, Rates
+from disagg_sim.physics.links import AllToAllRate, LinkCurve
+from disagg_sim.physics.rates import AttentionRate, Rates
 from disagg_sim.physics.roofline import Rate
 from disagg_sim.search.setting import setting
 from disagg_sim.units import GB, MS

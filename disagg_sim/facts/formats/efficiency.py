@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.facts.efficiency import ASSUMED, LIBRARIES, SECTIONS, EfficiencySpec
+from disagg_sim.facts.efficiency import ASSUMED, EAGER, LIBRARIES, SECTIONS, EfficiencySpec
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.facts.schema import (
     checked,
@@ -25,14 +25,13 @@ from disagg_sim.facts.schema import (
     validate,
     values,
 )
-from disagg_sim.units import MS
+from disagg_sim.units import GB, MB, MS
 
 _engine = choice((*LIBRARIES, ASSUMED))
 _format = choice(FORMATS)
 _bf16_or_fp8 = choice(("bf16", "fp8"))
 _share = number(1e-6, 2.0)  # of the BF16 peak: fp8 arithmetic passes 1
 _time = quantity("s", 0.0, 1.0)
-_gpus = integer(2, 10_000)
 _ranges = checked(
     mapping_of(str, span(0.0, 1e18)), lambda lines: tuple((size, *ends) for size, ends in lines.items())
 )
@@ -51,7 +50,14 @@ _origin = {
 _curve = {"format": _format, "e_compute": _share, "e_memory": _share, "t0": _time, "blend_q": number(1.0, 20.0)}
 _attention = {"kind": choice(("gqa", "mla")), "cache": _bf16_or_fp8, "t0": _time}
 _TYPES: dict[str, dict[str, Any]] = {
-    "gemm": _curve,
+    "gemm": _curve
+    | {
+        "k_step": _time,
+        "k_split": _time,
+        "reuse": optional(number(1.0, 1e9)),
+        "e_quantise": optional(_share),
+        "least_row": number(0.0, 1e6),
+    },
     "prefill_attention": _attention | {"compute": _bf16_or_fp8, "e_compute": _share, "s_half": number(0.0, 1e6)},
     "decode_attention": _attention | {"e_memory": _share, "e_compute": optional(_share)},
     "moe": _curve
@@ -62,20 +68,25 @@ _TYPES: dict[str, dict[str, Any]] = {
     },
     "collectives": {
         "op": choice(("all_reduce", "all_gather", "reduce_scatter", "alltoall")),
-        "gpus": _gpus,
+        "gpus": integer(0, 10_000),
         "latency": _time,
         "e_bandwidth": _share,
+        "algorithm": choice(("", "ring", "ring_ll", "one_shot", "two_shot", EAGER)),
+        "hop": _time,
+        "ramp": _time,
     },
     "alltoall": {
         "phase": choice(("dispatch", "combine", "combine_low_precision", "prepare")),
         "format": choice((*FORMATS, "unlabelled", "default")),
-        "ranks": _gpus,
-        "nodes": integer(1, 10_000),
+        "ranks": integer(0, 10_000),
+        "nodes": integer(0, 10_000),
         "bytes_per_element": optional(number(0.1, 8.0)),
         "link": choice(("nvlink", "nic")),
         "latency": _time,
         "e_bandwidth": optional(_share),
         "seconds_per_token": optional(quantity("s", 0.0, MS)),
+        "step": _time,
+        "token_bandwidth": optional(quantity("B/s", MB, MB * GB)),
     },
 }
 _Rows = {key: schema_of(SECTIONS[key], _origin | _TYPES[key], without=("inherited_from",)) for key in SECTIONS}

@@ -1,0 +1,195 @@
+"""Fitted rows of collectives and of the MoE exchange to curves: what a message of a size costs a group of a size.
+
+Source: physics page, sections 5 and 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.errors import InputError, nearest
+from disagg_sim.facts.efficiency import EAGER, AllToAllFit, CollectiveFit
+from disagg_sim.physics.collective import (
+    COPIES,
+    Copies,
+    Transfer,
+    copies_per_rank,
+    fastest,
+    gather_bytes,
+    one_shot_all_reduce_bytes,
+    pipelined_transfer,
+    ring_all_reduce_bytes,
+)
+from disagg_sim.physics.work import Numeric
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One way to do a collective inside a domain."""
+
+    name: str  # a key of VOLUMES
+    latency: float  # of two ranks less one hop [s]
+    hop: float  # latency that each rank beyond the first adds [s]
+    bandwidth: float  # [B/s]
+    ramp: float  # hand-over of a pipelined message [s]
+
+    def transfer(self, size: Numeric, n: Numeric) -> Transfer:
+        """Latency and wire time of a tensor of ``size`` bytes over ``n`` ranks."""
+        wire = VOLUMES[self.name](size, n) / self.bandwidth
+        return pipelined_transfer(wire, n, latency=self.latency, hop=self.hop, ramp=self.ramp)
+
+
+#: Algorithm -> bytes over one rank's link; "gather" stands for all-gather, reduce-scatter and all-to-all.
+VOLUMES = {
+    "ring": ring_all_reduce_bytes,
+    "two_shot": ring_all_reduce_bytes,
+    "one_shot": one_shot_all_reduce_bytes,
+    "gather": gather_bytes,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCurve:
+    """Latency and bandwidth of a collective against the number of ranks (or nodes), log2-interpolated.
+
+    Where ``algorithms`` are known, the fastest of them counts instead for groups of up to ``algorithm_ranks``; the
+    curve then holds their latency at small and their bandwidth at large messages, and what is assumed of larger groups.
+    """
+
+    ranks: NDArray[np.float64]
+    latency: NDArray[np.float64]  # [s]
+    bandwidth: NDArray[np.float64]  # [B/s]
+    step: float = 0.0  # latency added per doubling beyond the last entry [s]
+    copies: Copies = copies_per_rank  # all-to-all: copies of a token that are sent
+    token_bandwidth: float = np.inf  # all-to-all across nodes: what the sending kernel itself reaches [B/s]
+    algorithms: tuple[Algorithm, ...] = ()
+    algorithm_ranks: float = 0.0
+
+    def at(self, ranks: Numeric) -> tuple[Numeric, Numeric]:
+        """Latency [s] and bandwidth [B/s] for a group of ``ranks``."""
+        x, known = np.log2(ranks), np.log2(self.ranks)
+        beyond = np.maximum(x - known[-1], 0.0) * self.step
+        return np.interp(x, known, self.latency) + beyond, np.interp(x, known, self.bandwidth)
+
+    def transfer(self, size: Numeric, n: Numeric, volume: Numeric) -> Transfer:
+        """Latency and wire time of a tensor of ``size`` bytes, ``volume`` of them over each link of the curve."""
+        latency, bandwidth = self.at(n)
+        flat = Transfer(latency, volume / bandwidth)
+        if not self.algorithms:
+            return flat
+        best = fastest([algorithm.transfer(size, n) for algorithm in self.algorithms])
+        inside = np.asarray(n) <= self.algorithm_ranks
+        return Transfer(np.where(inside, best.latency, flat.latency), np.where(inside, best.wire, flat.wire))
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAllRate:
+    """One direction of the MoE exchange: inside an NVLink domain and across domains."""
+
+    inside: LinkCurve
+    across: LinkCurve  # against the number of domains
+
+
+def flat_curve(bandwidth: float, latency: float) -> LinkCurve:
+    """The same latency and bandwidth for every group."""
+    return LinkCurve(np.array([1.0]), np.array([latency]), np.array([bandwidth]))
+
+
+def algorithm_of(fit: CollectiveFit, link: float) -> Algorithm:
+    """The algorithm that a fitted row describes, on links of ``link`` B/s."""
+    name = "gather" if fit.op != "all_reduce" else fit.algorithm.removesuffix("_ll")
+    if name not in VOLUMES:
+        raise InputError(f"no algorithm {fit.algorithm!r} of {fit.op}{nearest(name, VOLUMES)}")
+    return Algorithm(name, fit.latency, fit.hop, fit.e_bandwidth * link, fit.ramp)
+
+
+def collective_curve(
+    rows: Sequence[CollectiveFit], link: float, *, latency: float | None, step: float
+) -> LinkCurve:
+    """Fits of one collective, rank count by rank count or by algorithm, to a curve.
+
+    Parameters
+    ----------
+    rows
+        Fits of one engine, and what is assumed of larger groups.
+    link
+        NVLink of the system. [B/s]
+    latency
+        Latency that a profile sets for all groups and sizes; None = as fitted. [s]
+    step
+        Latency that each doubling beyond the largest group adds. [s]
+    """
+    counted = [row for row in rows if not row.algorithm]
+    laws = [row for row in rows if row.algorithm and row.algorithm != EAGER]
+    points = {float(row.gpus): (row.latency, row.e_bandwidth * link) for row in counted}
+    algorithms = tuple(algorithm_of(row, link) for row in laws)
+    largest = min((dict(_spans(row)).get("num_gpus", (2.0, np.inf))[1] for row in laws), default=0.0)
+    for n in _powers_of_two(largest) if laws else ():
+        points[n] = min(a.latency + a.hop * (n - 1.0) for a in algorithms), max(a.bandwidth for a in algorithms)
+    ranks = sorted(points)
+    return LinkCurve(
+        np.array(ranks),
+        np.array([points[n][0] if latency is None else latency for n in ranks]),
+        np.array([points[n][1] for n in ranks]),
+        step if latency is None else 0.0,
+        algorithms=algorithms if latency is None else (),
+        algorithm_ranks=largest,
+    )
+
+
+def _spans(row: CollectiveFit | AllToAllFit) -> list[tuple[str, tuple[float, float]]]:
+    return [(size, (low, high)) for size, low, high in row.valid]
+
+
+def _powers_of_two(largest: float) -> list[float]:
+    return [2.0**i for i in range(1, int(np.log2(min(largest, 1024.0))) + 1)]
+
+
+def pick_backend(rows: Sequence[AllToAllFit], backends: tuple[str, ...], wire: str) -> list[AllToAllFit]:
+    """Rows of the first backend present, in the format sent (or all, where it does not say), one per group size."""
+    for backend in backends:
+        mine = [row for row in rows if row.backend == backend]
+        if mine:
+            same = [row for row in mine if row.format == wire] or mine
+            largest: dict[tuple[int, int], AllToAllFit] = {}
+            for row in same:
+                key = (row.ranks, row.nodes)
+                if key not in largest or row.points > largest[key].points:
+                    largest[key] = row
+            return [largest[key] for key in sorted(largest)]
+    return []
+
+
+def exchange_curve(rows: Sequence[AllToAllFit], link: float, floor: float | None, *, nodes: bool) -> LinkCurve:
+    """Fits of one direction of the exchange, group size by group size or one law for all, to a curve.
+
+    Parameters
+    ----------
+    rows
+        Fits of one backend and phase.
+    link
+        NVLink, or the NIC across nodes. [B/s]
+    floor
+        Latency that a profile sets; None = as fitted. [s]
+    nodes
+        Whether the curve runs over nodes rather than ranks.
+    """
+    points: dict[float, tuple[float, float]] = {}
+    for row in rows:
+        bandwidth = (row.e_bandwidth or 1.0) * link
+        group = row.nodes if nodes else row.ranks
+        low, high = dict(_spans(row)).get("node_num" if nodes else "ep_size", (2.0, 2.0))
+        for n in (float(group),) if group else (low, high):
+            points[n] = row.latency + row.step * np.log2(n), bandwidth
+    ranks = sorted(points)
+    return LinkCurve(
+        np.array(ranks),
+        np.array([points[n][0] if floor is None else floor for n in ranks]),
+        np.array([points[n][1] for n in ranks]),
+        copies=COPIES.get(rows[0].volume, copies_per_rank),
+        token_bandwidth=rows[0].token_bandwidth or np.inf,
+    )
