@@ -7,14 +7,10 @@ candidates). A co-located mode has blocks of one kind, slices of the mappings, s
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from fractions import Fraction
-from functools import cache, partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
-from importlib.resources import files
 from typing import Any
 
 from disagg_sim.facts import load
@@ -26,12 +22,13 @@ from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.serving.shared_instances import checked_case
 from disagg_sim.sweep.cases import Case, cases_of, modes_of, why_not_shared
+from disagg_sim.sweep.digest import code_digest, digest_of
 from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.sweep.store import Key
 
 PREFILL, POINTS = "prefill", "points"  # the two tables of a store
 DISAGGREGATED = "disaggregated"
-_ROOMS = ("facts", "physics", "workload", "search", "serving", "sweep")  # whose code decides a result
+ROOMS = ("facts", "physics", "workload", "search", "serving", "sweep")  # whose code decides a result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,21 +105,11 @@ def plan_sweep(spec: SweepSpec) -> SweepPlan:
 
 def spec_digests(case: Case) -> dict[str, str]:
     """Digest of each spec that the case depends on, by ``kind/name``."""
-    return {name: _digest(spec) for name, spec in _specs(case).items()}
-
-
-@cache
-def code_digest() -> str:
-    """Digest of the sources that decide a result."""
-    root = files("disagg_sim")
-    texts = [(f"{room}/{item.name}", item.read_text()) for room in _ROOMS for item in (root / room).iterdir()
-             if item.name.endswith(".py")]  # fmt: skip
-    texts += [(name, (root / name).read_text()) for name in ("domain.py", "units.py")]
-    return _digest(sorted(texts))
+    return {name: digest_of(spec) for name, spec in _specs(case).items()}
 
 
 def _plan_case(case: Case, spec: SweepSpec) -> CasePlan:
-    digest = _digest((case, _specs(case), version("disagg-sim"), code_digest()))
+    digest = digest_of((case, _specs(case), version("disagg-sim"), code_digest(ROOMS)))
     served = modes_of(case, spec.modes)
     modes = (
         _plan_pools(case, digest, spec.block_points)
@@ -199,7 +186,7 @@ def _blocks(
     """Slices of the mappings; ``points`` weighs each row, ``count`` gives a slice's points where they differ."""
     return tuple(
         Block(
-            key=Key(table, case.name, f"{mode}-{index:04d}", _digest((digest, table, mode, index, start, stop))),
+            key=Key(table, case.name, f"{mode}-{index:04d}", digest_of((digest, table, mode, index, start, stop))),
             case=case,
             mode=mode,
             mappings=mappings[start:stop],
@@ -233,20 +220,3 @@ def _specs(case: Case) -> dict[str, Any]:
         specs[f"efficiency/{name}"] = load.load_efficiency(name)
         specs[f"precision/{recipe}"] = load.resolve_precision(recipe, model, load.load_system(name))
     return specs
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(_plain(value), sort_keys=True).encode()).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    """Nested lists and sorted mappings of plain values, the same in every process."""
-    if is_dataclass(value):
-        return [type(value).__name__, {f.name: _plain(getattr(value, f.name)) for f in fields(value)}]
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, frozenset | set):
-        return sorted(_plain(item) for item in value)
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Fraction) else value

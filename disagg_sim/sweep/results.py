@@ -22,7 +22,8 @@ from disagg_sim.facts import load
 from disagg_sim.search.setting import setting
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, pareto_front
 from disagg_sim.sweep.cases import Case, axis_columns
-from disagg_sim.sweep.plan import CasePlan, ModePlan, SweepPlan, code_digest, spec_digests
+from disagg_sim.sweep.digest import code_digest
+from disagg_sim.sweep.plan import ROOMS, CasePlan, ModePlan, SweepPlan, spec_digests
 from disagg_sim.sweep.store import Store
 from disagg_sim.sweep.tally import Tally, add_up
 from disagg_sim.sweep.verdicts import detail, is_partial, verdict
@@ -257,7 +258,7 @@ def _manifest(result: SweepResult, seconds: float) -> dict[str, Any]:
         "name": spec.name,
         "source": Path(spec.source).name,
         "versions": {"python": platform.python_version(), **versions},
-        "code": code_digest(),
+        "code": code_digest(ROOMS),
         "specs": dict(sorted(specs.items())),
         "points": {"enumerated": result.plan.points, "computed": total.computed, "feasible": total.feasible},
         "blocks": len(result.plan.blocks),
