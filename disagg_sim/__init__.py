@@ -34,6 +34,7 @@ from disagg_sim.study.gains import Curve, Gain, curve, gain, pointwise_gain, whe
 from disagg_sim.workload.joint import JointLengths, joint_lengths, observed_lengths
 from disagg_sim.workload.lengths import representative_shape
 from disagg_sim.workload.readers import load_trace
+from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
 
 __version__ = _version("disagg-sim")
@@ -91,6 +92,7 @@ __all__ = [
     "prefill_work",
     "readable",
     "representative_shape",
+    "synthetic_trace",
     "where_it_pays",
     "with_cost",
 ]

@@ -150,8 +150,8 @@ def test_the_notebook_api_is_pinned():
         "decode_grid", "decode_grid_under", "decode_work", "disaggregated", "enumerate_mappings", "gain",
         "joint_lengths", "list_specs", "load_model", "load_precision", "load_profile", "load_system",
         "load_trace", "load_traffic", "match_rates", "observed_lengths", "pareto_front", "piggyback", "pointwise_gain",
-        "prefill_grid", "prefill_grid_under", "prefill_work", "readable", "representative_shape", "where_it_pays",
-        "with_cost",
+        "prefill_grid", "prefill_grid_under", "prefill_work", "readable", "representative_shape", "synthetic_trace",
+        "where_it_pays", "with_cost",
     ]  # fmt: skip
 
 

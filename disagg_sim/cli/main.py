@@ -12,6 +12,7 @@ from disagg_sim.cli.compare import check, compare
 from disagg_sim.cli.reproduce import reproduce
 from disagg_sim.cli.specs import app as specs_app
 from disagg_sim.cli.sweep import sweep
+from disagg_sim.cli.trace import app as trace_app
 from disagg_sim.errors import DisaggSimError
 
 EXPECTED, INTERRUPTED = 2, 130  # exit codes
@@ -28,6 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(specs_app, name="specs")
+app.add_typer(trace_app, name="trace")
 app.command("sweep")(sweep)
 app.command("check")(check)
 app.command("compare")(compare)

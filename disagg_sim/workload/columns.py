@@ -6,7 +6,7 @@ import gzip
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from disagg_sim.errors import TraceError, nearest
 if TYPE_CHECKING:
     import pandas as pd
 
+#: A longer prompt or answer than this is a mistake in the file. [token]
+MOST_TOKENS = 10**9
 #: First bytes of a gzip file.
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -93,23 +95,3 @@ class Table:
             value = str(self.text(name).iloc[row])
             said = f"{name} {value!r} {reason}" if value else f"no value of {name!r}"
             raise TraceError(f"{self.path}:{self.lines[row]}: {said}")
-
-
-#: A longer prompt or answer than this is a mistake in the file. [token]
-MOST_TOKENS = 10**9
-
-
-def check_line(path: Path, line: int, record: Any, name: str, *, whole: bool) -> float:
-    """Field ``name`` of a JSON record as a number from 0; ``TraceError`` names the line otherwise."""
-    if not isinstance(record, dict):
-        raise TraceError(f"{path}:{line}: malformed: not a JSON object")
-    if name not in record:
-        raise TraceError(f"{path}:{line}: no key {name!r}{nearest(name, record)}")
-    value = record[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-        raise TraceError(f"{path}:{line}: {name} {value!r} is not a number")
-    if value < 0:
-        raise TraceError(f"{path}:{line}: {name} {value} is negative; allowed: 0 or more")
-    if whole and (value != int(value) or value > MOST_TOKENS):
-        raise TraceError(f"{path}:{line}: {name} {value} is not a whole number of tokens up to {MOST_TOKENS}")
-    return float(value)

@@ -8,43 +8,111 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.errors import TraceError, UnknownNameError, nearest
+from disagg_sim.errors import TraceError, UnknownNameError, above_zero, nearest
+from disagg_sim.workload.arrivals import Poisson, arrivals, named_rng
 from disagg_sim.workload.columns import Table, read_bytes
+from disagg_sim.workload.mooncake import read_lines, spread_batches
+from disagg_sim.workload.servegen import draw_pool, is_pool
+from disagg_sim.workload.synthetic import LengthTable
 from disagg_sim.workload.trace import Floats, PrefixBlocks, Tokens, Trace
 
-#: Kind of a table -> columns by which it is known.
+#: Kind of a table with a header -> arrival, input and output column. The last has no arrivals.
 COLUMNS = {
     "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
     "csv": ("arrival_s", "input_tokens", "output_tokens"),
+    "lengths": ("", "num_prefill_tokens", "num_decode_tokens"),
 }
+KINDS = (*COLUMNS, "mooncake", "servegen", "auto")
+#: What stands in the time column of an Azure-like table that has no times.
+NO_TIME = "XXX"
 
 
-def load_trace(path: str | Path, kind: str = "auto") -> Trace:
-    """A trace from a file.
+def load_trace(
+    path: str | Path, kind: str = "auto", *, spread: bool = True, rate: float | None = None, seed: int = 0
+) -> Trace:
+    """A trace from a file; see ``docs/traces.md`` for the forms.
 
     Parameters
     ----------
     path
-        The file, gzipped or not.
+        The file, gzipped or not; of ServeGen a folder or a tar archive.
     kind
-        ``"azure"``, ``"burstgpt"`` or ``"csv"`` (arrival_s, input_tokens, output_tokens); ``"auto"`` tells them by
-        the header.
+        ``"azure"``, ``"burstgpt"``, ``"mooncake"``, ``"servegen"``, ``"csv"`` (arrival_s, input_tokens,
+        output_tokens) or ``"lengths"`` (a table without arrivals); ``"auto"`` tells them by the first line.
+    spread
+        Of Mooncake, whose requests come in batches: spread each evenly up to the next one, or leave all of it at one
+        instant.
+    rate
+        Of a table without arrivals: mean rate of the Poisson arrivals that it is given. [request/s]
+    seed
+        Of what is drawn: a ServeGen pool, and Poisson arrivals.
 
     Raises
     ------
     TraceError, UnknownNameError
         A faulty file, with its line; an unknown kind.
     """
-    if kind not in (*COLUMNS, "auto"):
-        known = (*COLUMNS, "auto")
-        raise UnknownNameError(f"unknown kind of trace {kind!r}{nearest(kind, known)}; known: {', '.join(known)}")
+    if kind not in KINDS:
+        raise UnknownNameError(f"unknown kind of trace {kind!r}{nearest(kind, KINDS)}; known: {', '.join(KINDS)}")
     path = Path(path)
-    table = Table(path, read_bytes(path))
-    if kind == "auto":
-        kind = max(COLUMNS, key=lambda each: sum(name in table.header for name in COLUMNS[each]))
+    if kind == "servegen" or (kind == "auto" and is_pool(path)):
+        note = f"drawn from a pool of clients with seed {seed}; inputs and outputs are independent"
+        return assemble(path, *draw_pool(path, seed), notes=(note,))
+    content = read_bytes(path)
+    if kind == "mooncake" or (kind == "auto" and content.lstrip()[:1] == b"{"):
+        return _mooncake(path, content, spread)
+    table = Table(path, content)
+    kind = _kind_of(table) if kind == "auto" else kind
+    if kind == "lengths":
+        return _without_arrivals(table, rate, seed)
     table.require(COLUMNS[kind])
     return _READERS[kind](table)
+
+
+def load_lengths(path: str | Path) -> LengthTable:
+    """Input and output lengths of a table, with or without arrivals, in the order of the file; zeros are left out."""
+    path = Path(path)
+    inputs, outputs = _length_columns(Table(path, read_bytes(path)))
+    rows = (inputs > 0) & (outputs > 0)
+    if not rows.any():
+        raise TraceError(f"{path}: all {rows.size} rows have zero tokens; allowed: one row or more")
+    return LengthTable(inputs[rows], outputs[rows])
+
+
+def _kind_of(table: Table) -> str:
+    """The kind most of whose columns the header has, ``csv`` where it has none."""
+    order = ("csv", *COLUMNS)
+    kind = max(order, key=lambda each: sum(name in table.header for name in COLUMNS[each] if name))
+    if kind == "azure" and COLUMNS["azure"][0] in table.header and table.text(COLUMNS["azure"][0]).iloc[0] == NO_TIME:
+        return "lengths"
+    return kind
+
+
+def _length_columns(table: Table) -> tuple[Tokens, Tokens]:
+    """Input and output lengths of a table of any kind, zeros included."""
+    kind = max(("lengths", *COLUMNS), key=lambda each: sum(name in table.header for name in COLUMNS[each][1:]))
+    table.require(COLUMNS[kind][1:])
+    return table.tokens(COLUMNS[kind][1]), table.tokens(COLUMNS[kind][2])
+
+
+def _without_arrivals(table: Table, rate: float | None, seed: int) -> Trace:
+    """The rows in their order with Poisson arrivals."""
+    if rate is None:
+        raise TraceError(f"{table.path}: no arrival times in the file; give a rate (--rate) and Poisson arrivals are drawn")
+    inputs, outputs = _length_columns(table)
+    times = arrivals(Poisson(), named_rng(seed, "arrivals"), above_zero("rate", rate), requests=inputs.size)
+    note = f"no arrival times in the file: Poisson arrivals at {rate:g} requests/s with seed {seed}"
+    return assemble(table.path, times, inputs, outputs, notes=(note,))
+
+
+def _mooncake(path: Path, content: bytes, spread: bool) -> Trace:
+    arrival, inputs, outputs, prefix = read_lines(path, content)
+    notes: tuple[str, ...] = ()
+    if spread:
+        arrival, instants = spread_batches(arrival)
+        notes = (f"{arrival.size} requests at {instants} instants, spread evenly up to the next instant",)
+    return assemble(path, arrival, inputs, outputs, prefix, notes)
 
 
 def _azure(table: Table) -> Trace:

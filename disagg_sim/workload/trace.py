@@ -27,7 +27,8 @@ Tokens = NDArray[np.int64]
 UNNAMED = "trace"
 
 
-def _read_only(values: ArrayLike, dtype: type[Any]) -> NDArray[Any]:
+def read_only(values: ArrayLike, dtype: type[Any]) -> NDArray[Any]:
+    """The values as a contiguous array that refuses writing."""
     array = np.ascontiguousarray(values, dtype=dtype).view()
     array.flags.writeable = False
     return array
@@ -47,8 +48,8 @@ class PrefixBlocks:
 
     def __post_init__(self) -> None:
         """``InputError`` unless the offsets cut the ids into one piece a request."""
-        object.__setattr__(self, "offsets", _read_only(self.offsets, np.int64))
-        object.__setattr__(self, "ids", _read_only(self.ids, np.int64))
+        object.__setattr__(self, "offsets", read_only(self.offsets, np.int64))
+        object.__setattr__(self, "ids", read_only(self.ids, np.int64))
         whole_number("block_tokens", self.block_tokens)
         ends = self.offsets[[0, -1]].tolist() if self.offsets.ndim == 1 and self.offsets.size else []
         if ends != [0, self.ids.size] or np.any(np.diff(self.offsets) < 0):
@@ -77,7 +78,7 @@ class Trace:
     def __post_init__(self) -> None:
         """``InputError`` unless the arrays are a sorted list of requests."""
         for name, dtype in (("arrival", np.float64), ("input_tokens", np.int64), ("output_tokens", np.int64)):
-            object.__setattr__(self, name, _read_only(getattr(self, name), dtype))
+            object.__setattr__(self, name, read_only(getattr(self, name), dtype))
         shapes = {self.arrival.shape, self.input_tokens.shape, self.output_tokens.shape}
         if len(shapes) > 1 or self.arrival.ndim != 1:
             raise InputError(f"trace {self.name}: arrays of shapes {sorted(shapes)} are no list of requests")

@@ -1,0 +1,91 @@
+"""``disagg-sim trace stats``: what a request trace is like."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from disagg_sim.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from disagg_sim.workload.statistics import LengthStatistics, MinuteStatistics, TraceStatistics
+
+app = typer.Typer(help="Request traces.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _group() -> None:
+    """Request traces."""
+
+
+@app.command()
+def stats(
+    file: Annotated[Path, typer.Argument(help="a trace; of ServeGen a folder or a tar archive")],
+    kind: Annotated[
+        str, typer.Option("--kind", help="azure, burstgpt, mooncake, servegen, csv or lengths; auto: by the first line")
+    ] = "auto",
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="of a table without arrivals: Poisson arrivals [requests/s]")
+    ] = None,
+    as_is: Annotated[bool, typer.Option("--as-is", help="Mooncake: leave batches of requests at one instant")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="of what is drawn: a client pool, Poisson arrivals")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Requests, rate, burstiness, lengths and prefix reuse of a trace."""
+    from disagg_sim.workload.readers import load_trace
+    from disagg_sim.workload.statistics import trace_statistics
+
+    found = trace_statistics(load_trace(file, kind, spread=not as_is, rate=rate, seed=seed))
+    if as_json:
+        typer.echo(json.dumps(_without_nan(asdict(found)), indent=2))
+    else:
+        print_table(_lines(found))
+
+
+def _lines(found: TraceStatistics) -> Iterator[tuple[str, str]]:
+    yield "requests", str(found.requests)
+    yield "rows with zero tokens, dropped", str(found.dropped)
+    yield "first arrival to last", _shown(found.duration_s, " s")
+    yield "mean rate", _shown(found.rate_per_s, " requests/s")
+    yield "fullest minute", f"{found.peak_minute} requests"
+    yield "c_v of gaps", _shown(found.gap_cv)
+    yield f"every minute ({found.every_minute.minutes})", _minutes(found.every_minute)
+    yield f"minutes with requests ({found.busy_minutes.minutes})", _minutes(found.busy_minutes)
+    yield "input", _lengths(found.input_tokens)
+    yield "output", _lengths(found.output_tokens)
+    yield "correlation input-output of a request", _shown(found.length_correlation)
+    if found.prefix_hit_rate is not None:
+        yield "prefix blocks found in an infinite cache", f"{found.prefix_hit_rate:.1%}"
+    for note in found.notes:
+        yield "note", note
+
+
+def _minutes(found: MinuteStatistics) -> str:
+    return (
+        f"c_v of requests {_shown(found.requests_cv)}, input {_shown(found.input_cv)}, output "
+        f"{_shown(found.output_cv)}; correlation input-output {_shown(found.correlation)}"
+    )
+
+
+def _lengths(found: LengthStatistics) -> str:
+    return (
+        f"mean {found.mean:.0f}, c_v {_shown(found.cv)}, p50 {found.p50:.0f}, p90 {found.p90:.0f}, "
+        f"p99 {found.p99:.0f}, largest {found.maximum} tokens"
+    )
+
+
+def _shown(value: float, unit: str = "") -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}{unit}"
+
+
+def _without_nan(value: Any) -> Any:
+    """``None`` for every nan, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

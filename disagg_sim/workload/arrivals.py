@@ -1,0 +1,211 @@
+r"""Arrival processes: when requests come, at a mean rate, from named random streams.
+
+All are stationary: the first gap is a residual one, so that the expected number of requests in a time T is exactly
+rate*T, however bursty the process. For a renewal process whose gaps have density f and mean m, the residual has the
+density (1 - F)/m; it is a uniform share of a gap drawn with the length-biased density x f(x)/m.
+
+Moments of the two-state Markov-modulated Poisson process (MMPP): a share p of the time is a burst, of mean length
+tau; the rate is lambda (1 + (1 - p) d) in a burst and lambda (1 - p d) outside, so that its mean is lambda and d is
+the contrast of the two. The autocovariance of the rate is p (1 - p) d^2 lambda^2 exp(-s t) with
+s = 1/(tau (1 - p)), and the requests N of a window T have
+
+.. math::
+    E[N] = \lambda T, \qquad
+    \frac{Var[N]}{E[N]^2} = \frac{1}{\lambda T} + p (1 - p) d^2 g(sT), \qquad
+    g(x) = \frac{2 (x - 1 + e^{-x})}{x^2}.
+
+With independent lengths of coefficient of variation c_L, the tokens of a window have
+
+.. math:: c^2 = \frac{1 + c_L^2}{\lambda T} + p (1 - p) d^2 g(sT).
+
+Source: W. Fischer and K. Meier-Hellstern, "The Markov-modulated Poisson process (MMPP) cookbook", Performance
+Evaluation 18 (1993); the last line is the law of total variance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from disagg_sim.errors import InputError, above_zero
+from disagg_sim.workload.trace import Floats, Trace
+
+#: Least requests, or changes of state, that are drawn at once. [1]
+LEAST_BLOCK = 16
+
+
+def named_rng(seed: int, name: str) -> np.random.Generator:
+    """The random stream of that name: its draws depend on the seed and the name, on nothing else."""
+    key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    return np.random.default_rng(np.random.SeedSequence([seed, key]))
+
+
+class ArrivalProcess(Protocol):
+    """A stationary process of arrivals."""
+
+    def blocks(self, rng: np.random.Generator, rate: float, size: int) -> Iterator[Floats]:
+        """Ascending arrival times from 0 on at a mean ``rate`` [request/s], without end, about ``size`` at once. [s]"""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Independent arrivals: exponential gaps."""
+
+    def blocks(self, rng: np.random.Generator, rate: float, size: int) -> Iterator[Floats]:
+        """Ascending arrival times, without end. [s]"""
+        last = 0.0
+        while True:
+            times = last + np.cumsum(rng.standard_exponential(size)) / rate
+            last = float(times[-1])
+            yield times
+
+
+@dataclass(frozen=True, slots=True)
+class Gamma:
+    """Gamma gaps: a renewal process, from evenly spaced (cv 0) over Poisson (cv 1) to bursty."""
+
+    cv: float  # standard deviation over mean of the gaps [1]
+
+    def __post_init__(self) -> None:
+        """``InputError`` unless the cv is a finite number from 0."""
+        if not 0 <= self.cv < math.inf:
+            raise InputError(f"cv of gaps {self.cv} is out of range; allowed: 0 and above, finite")
+
+    def blocks(self, rng: np.random.Generator, rate: float, size: int) -> Iterator[Floats]:
+        """Ascending arrival times, without end. [s]"""
+        shape = 1 / self.cv**2 if self.cv else math.inf
+        last = rng.random() * (rng.standard_gamma(shape + 1) / shape if self.cv else 1.0) / rate
+        yield np.array([last])
+        while True:
+            gaps = rng.standard_gamma(shape, size) / shape if self.cv else np.ones(size)
+            times = last + np.cumsum(gaps) / rate
+            last = float(times[-1])
+            yield times
+
+
+@dataclass(frozen=True, slots=True)
+class Weibull:
+    """Weibull gaps: a renewal process with a tail that stretches as the shape falls below 1."""
+
+    shape: float  # [1]
+
+    def __post_init__(self) -> None:
+        """``InputError`` unless the shape is above 0."""
+        above_zero("shape of Weibull gaps", self.shape)
+
+    def blocks(self, rng: np.random.Generator, rate: float, size: int) -> Iterator[Floats]:
+        """Ascending arrival times, without end. [s]"""
+        scale = 1 / (rate * math.gamma(1 + 1 / self.shape))
+        last = rng.random() * scale * rng.standard_gamma(1 + 1 / self.shape) ** (1 / self.shape)
+        yield np.array([last])
+        while True:
+            times = last + np.cumsum(scale * rng.weibull(self.shape, size))
+            last = float(times[-1])
+            yield times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mmpp:
+    """Two-state Markov-modulated Poisson process: bursts and what is between them, each of exponential length."""
+
+    contrast: float  # rate in a burst less rate outside, over the mean rate: d of the moments [1]
+    burst_share: float  # share of the time that is burst: p [1]
+    burst_s: float  # mean length of a burst: tau [s]
+
+    def __post_init__(self) -> None:
+        """``InputError`` unless both rates are 0 or more."""
+        above_zero("burst_s", self.burst_s, "s")
+        if not 0 < self.burst_share < 1:
+            raise InputError(f"burst_share {self.burst_share} is out of range; allowed: above 0 and below 1")
+        if not 0 <= self.contrast * self.burst_share <= 1:
+            raise InputError(f"contrast {self.contrast} is out of range; allowed: 0 to {1 / self.burst_share:g}")
+
+    def blocks(self, rng: np.random.Generator, rate: float, size: int) -> Iterator[Floats]:
+        """Ascending arrival times, without end. [s]"""
+        p, gap_s = self.burst_share, self.burst_s * (1 - self.burst_share) / self.burst_share
+        states = np.arange(LEAST_BLOCK + 2 * round(size / (rate * (self.burst_s + gap_s)))) % 2
+        if rng.random() >= p:
+            states = 1 - states
+        lengths = np.where(states == 0, self.burst_s, gap_s)
+        rates = np.where(states == 0, rate * (1 + (1 - p) * self.contrast), rate * max(1 - p * self.contrast, 0.0))
+        start = 0.0
+        while True:
+            spans = lengths * rng.standard_exponential(states.size)
+            ends = start + np.cumsum(spans)
+            counts = rng.poisson(rates * spans)
+            yield np.sort(np.repeat(ends - spans, counts) + np.repeat(spans, counts) * rng.random(counts.sum()))
+            start = float(ends[-1])
+
+    def window_cv(self, *, rate: float, length_cv: float, window_s: float) -> float:
+        """Coefficient of variation of the tokens that arrive in a window, by the module's last equation. [1]"""
+        p = self.burst_share
+        variance = p * (1 - p) * self.contrast**2 * _window_share(window_s / (self.burst_s * (1 - p)))
+        return math.sqrt((1 + length_cv**2) / (rate * window_s) + variance)
+
+
+def arrivals(
+    process: ArrivalProcess, rng: np.random.Generator, rate: float, *, requests: int = 0, duration: float = 0.0
+) -> Floats:
+    """The first ``requests`` arrivals or, where that is 0, those before ``duration`` [s], at ``rate`` a second. [s]"""
+    expected = requests or rate * duration
+    found: list[Floats] = []
+    count = 0
+    for times in process.blocks(rng, rate, LEAST_BLOCK + math.ceil(1.1 * expected)):
+        found.append(times)
+        count += times.size
+        if (count >= requests) if requests else (times.size > 0 and times[-1] >= duration):
+            break
+    times = np.concatenate(found)
+    return times[:requests] if requests else times[: np.searchsorted(times, duration)]
+
+
+def fit_gamma(trace: Trace) -> Gamma:
+    """Gamma arrivals with the coefficient of variation of a trace's gaps (method of moments)."""
+    gaps = np.diff(trace.arrival)
+    if not (gaps.size and trace.duration > 0):
+        raise InputError(f"trace {trace.name} has no gaps to fit; allowed: two requests or more at different times")
+    return Gamma(float(gaps.std() / gaps.mean()))
+
+
+def fit_mmpp(
+    cv: float, *, rate: float, length_cv: float, window_s: float = 60.0, burst_share: float, burst_s: float
+) -> Mmpp:
+    """The MMPP whose tokens of a window vary with ``cv``; the module's equations solved for the contrast.
+
+    Parameters
+    ----------
+    cv
+        Coefficient of variation of the tokens that arrive in a window. [1]
+    rate
+        Mean rate. [request/s]
+    length_cv
+        Coefficient of variation of the length of a request. [1]
+    window_s
+        Length of a window. [s]
+    burst_share, burst_s
+        Share of the time that is burst [1], and mean length of a burst [s]: one number does not fix all three.
+
+    Raises
+    ------
+    InputError
+        A cv below that of Poisson arrivals, or above that of bursts with nothing between them.
+    """
+    poisson = Mmpp(contrast=0.0, burst_share=burst_share, burst_s=burst_s)
+    per_contrast = burst_share * (1 - burst_share) * _window_share(window_s / (burst_s * (1 - burst_share)))
+    least = poisson.window_cv(rate=above_zero("rate", rate), length_cv=length_cv, window_s=window_s)
+    most = math.sqrt(least**2 + per_contrast / burst_share**2)
+    if not least <= cv <= most:
+        raise InputError(f"cv {cv:g} of a window is out of range; allowed with these bursts: {least:.3g} to {most:.3g}")
+    contrast = math.sqrt((cv**2 - least**2) / per_contrast)
+    return Mmpp(contrast=min(contrast, 1 / burst_share), burst_share=burst_share, burst_s=burst_s)
+
+
+def _window_share(x: float) -> float:
+    """Variance of the mean over a window of x correlation times, over the variance at an instant: g of the module."""
+    return 1 - x / 3 if x < 1e-4 else 2 * (x + math.expm1(-x)) / x**2

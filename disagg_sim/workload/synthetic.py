@@ -1,0 +1,110 @@
+"""Synthetic traces: an arrival process at a rate, with lengths from laws or from tables.
+
+>>> trace = synthetic_trace(rate=2.0, requests=1000, lengths=(512, 64), seed=1)
+>>> len(trace), int(trace.input_tokens[0]), trace.notes
+(1000, 512, ())
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from disagg_sim.errors import InputError, above_zero, whole_number
+from disagg_sim.workload.arrivals import ArrivalProcess, Poisson, arrivals, named_rng
+from disagg_sim.workload.lengths import Constant, LengthDistribution, LogNormal
+from disagg_sim.workload.trace import Tokens, Trace, read_only
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LengthTable:
+    """Observed (input, output) pairs; drawn with replacement, so that their correlation is kept."""
+
+    input_tokens: Tokens  # (rows,) [token]
+    output_tokens: Tokens  # (rows,) [token]
+
+    def __post_init__(self) -> None:
+        """``InputError`` unless the columns pair up and hold lengths from 1."""
+        object.__setattr__(self, "input_tokens", read_only(self.input_tokens, np.int64))
+        object.__setattr__(self, "output_tokens", read_only(self.output_tokens, np.int64))
+        if self.input_tokens.ndim != 1 or self.input_tokens.shape != self.output_tokens.shape:
+            raise InputError(f"lengths of shapes {self.input_tokens.shape} and {self.output_tokens.shape} are no pairs")
+        if not self.input_tokens.size or min(self.input_tokens.min(), self.output_tokens.min()) < 1:
+            raise InputError("a table of lengths needs rows, each of 1 token or more")
+
+
+Lengths = LengthTable | Trace | tuple[int | LengthDistribution, int | LengthDistribution]
+
+
+def log_normal(mean: float, cv: float) -> LogNormal:
+    r"""The log-normal law of a mean [token] and a coefficient of variation [1]: sigma^2 = ln(1 + c_v^2).
+
+    >>> round(log_normal(219, 1.0).mean, 6)
+    219.0
+    """
+    spread = 1 + float(cv) ** 2
+    if not (cv >= 0 and math.isfinite(spread)):
+        raise InputError(f"cv of lengths {cv} is out of range; allowed: 0 and above, finite")
+    return LogNormal(median=above_zero("mean length", mean) / math.sqrt(spread), sigma=math.sqrt(math.log(spread)))
+
+
+def synthetic_trace(
+    *,
+    rate: float,
+    lengths: Lengths,
+    requests: int | None = None,
+    duration: float | None = None,
+    arrivals_as: ArrivalProcess = Poisson(),  # noqa: B008 - frozen, no state
+    seed: int = 0,
+    name: str = "synthetic",
+) -> Trace:
+    """A trace of a stationary arrival process with independent lengths.
+
+    Parameters
+    ----------
+    rate
+        Mean rate. [request/s]
+    lengths
+        ``(input, output)``, each a number or a distribution of ``workload.lengths``; or a ``LengthTable`` or
+        ``Trace`` whose pairs are drawn with replacement. [token]
+    requests, duration
+        One of them: how many requests [1], or up to which time [s].
+    arrivals_as
+        ``Poisson()``, ``Gamma(cv)``, ``Weibull(shape)`` or ``Mmpp(...)`` of ``workload.arrivals``.
+    seed
+        Arrivals, inputs and outputs are three streams of it: another law of lengths moves no arrival.
+    name
+        Name of the trace.
+
+    Raises
+    ------
+    InputError
+        Not exactly one of requests and duration, a value out of range, or a duration without a request.
+    """
+    if (requests is None) == (duration is None):
+        raise InputError("a synthetic trace needs requests or duration, one of them")
+    rate = above_zero("rate", rate, "requests/s")
+    if requests is not None:
+        times = arrivals(arrivals_as, named_rng(seed, "arrivals"), rate, requests=whole_number("requests", requests))
+    else:
+        times = arrivals(arrivals_as, named_rng(seed, "arrivals"), rate, duration=above_zero("duration", duration, "s"))
+        if not times.size:
+            raise InputError(f"no request arrives in {duration:g} s at {rate:g} requests/s with seed {seed}")
+    inputs, outputs = _draw(lengths, seed, times.size)
+    return Trace(arrival=times, input_tokens=inputs, output_tokens=outputs, name=name)
+
+
+def _draw(lengths: Lengths, seed: int, count: int) -> tuple[Tokens, Tokens]:
+    if isinstance(lengths, LengthTable | Trace):
+        rows = named_rng(seed, "lengths").integers(lengths.input_tokens.size, size=count)
+        return lengths.input_tokens[rows], lengths.output_tokens[rows]
+    first, second = (_law(each, kind) for each, kind in zip(lengths, ("input", "output"), strict=True))
+    return first.sample(named_rng(seed, "input_tokens"), count), second.sample(named_rng(seed, "output_tokens"), count)
+
+
+def _law(length: int | LengthDistribution, kind: str) -> LengthDistribution:
+    if isinstance(length, int | float):
+        return Constant(tokens=whole_number(f"{kind} length", length))
+    return length
