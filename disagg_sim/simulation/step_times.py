@@ -1,0 +1,293 @@
+"""Step times of one instance as a table, built once from the physics and interpolated by the kernel.
+
+A step of n decodes at mean context c and of p tokens of prefill after q cached ones is a sum of three parts:
+
+* everything linear in tokens, and the host: a function of n and of the tokens n + p of the fullest rank;
+* scores and values of the decodes: a function of n and c;
+* scores and values of the prefill: a function of p, q and the number of pieces, stored a token.
+
+For one pipeline stage the sum is what ``physics.mixed`` adds up. Steps without prefill are taken from
+``physics.phases.decode_step`` at every n, linear in c between knots. Interpolation stays within 1 % of the physics
+(tests sample it). Kernels' times jump where a tile of rows is full, so the token axis is exact up to 512 and holds
+both ends of every tile of 64 above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.errors import InfeasibleError
+from disagg_sim.physics.counts import prefill_work
+from disagg_sim.physics.memory import Residents, instance_bytes
+from disagg_sim.physics.phases import Degrees
+from disagg_sim.search.setting import Setting
+from disagg_sim.simulation import kernel_times as k
+from disagg_sim.simulation.state import BLOCK_TOKENS
+from disagg_sim.simulation.step_physics import Linear, StepPhysics
+from disagg_sim.units import GIB
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+#: Prompts of a step at which prefill attention is tabulated. [1]
+PROMPT_AXIS = 2.0 ** np.arange(7)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """FLOP of a model's passes: linear in tokens, in query-key pairs and in emitted tokens. [FLOP]"""
+
+    per_token: float
+    per_pair: float
+    per_emitted: float
+
+
+@dataclass(frozen=True, eq=False)
+class StepTable:
+    """Step times of one instance; ``build`` takes them from the physics, ``affine`` from a formula.
+
+    Parameters
+    ----------
+    head
+        Sizes and places, see ``kernel_times``.
+    values
+        The numbers themselves, end to end. [s]
+    work
+        FLOP of the whole instance.
+    """
+
+    head: Ints
+    values: Floats
+    work: Work
+
+    @classmethod
+    def build(
+        cls, setting: Setting, degrees: Degrees, *, max_sequences: int = 256, max_context: int = 131_072,
+        max_tokens: int = 32_768, chunk_tokens: int = 0, mla_form: str = "auto",
+    ) -> StepTable:  # fmt: skip
+        """Tabulate the physics of ``setting`` on an instance of ``degrees``; takes some tens of milliseconds.
+
+        Parameters
+        ----------
+        setting, degrees
+            Model, system, recipe and profile; sharding of the instance.
+        max_sequences
+            Largest number of decodes of a step. [1]
+        max_context
+            Longest context and past; beyond it times go on along their last cell. [token]
+        max_tokens
+            Most tokens of a step over all DP ranks, likewise. [token]
+        chunk_tokens
+            CPP: chunks into which a pipeline cuts the prompts of a pass; 0 = whole prompts. [token]
+        mla_form
+            Form of MLA in prefill, as in ``physics.phases``.
+        """
+        physics = StepPhysics(setting, degrees, mla_form)
+        knots = _knots(max_context, physics.windows)
+        pasts = np.concatenate([[0.0], 2.0 ** np.arange(4, np.ceil(np.log2(max_context)) + 1)])
+        lengths = 2.0 ** (0.5 * np.arange(int(2 * np.ceil(np.log2(max_tokens))) + 1))
+        decodes = np.arange(1.0, max_sequences + 1)
+        whole = physics.decode(decodes, knots)
+        scores = whole - physics.linear("decode", decodes, np.zeros_like(decodes))[:, None]
+        tokens = _token_axis(max_tokens)
+        return _packed(
+            whole=whole, scores=scores, knots=knots, rows=_rows(max_sequences, physics.stages, physics.ranks),
+            tokens=tokens, linear=physics.linear, attention=physics.attention(lengths, pasts, PROMPT_AXIS),
+            pasts=pasts, stage=physics.stage(tokens) if physics.stages > 1 else None, stages=physics.stages, ranks=physics.ranks, chunk=chunk_tokens,
+            host=setting.rates.profile.host, work=_work(setting),
+        )  # fmt: skip
+
+    @classmethod
+    def affine(
+        cls, *, step: float = 0.0, per_sequence: float = 0.0, per_context: float = 0.0, per_token: float = 0.0,
+        max_sequences: int = 256, max_context: int = 131_072,
+    ) -> StepTable:  # fmt: skip
+        """A table that is exactly ``step + per_sequence*n + per_context*n*c + per_token*p``. [s]
+
+        Parameters
+        ----------
+        step
+            Of every step. [s]
+        per_sequence, per_context, per_token
+            For each decode, each cached token that decodes read, each token of prefill. [s]
+        max_sequences, max_context
+            Range of the table; the formula holds beyond ``max_context``.
+        """
+        decodes, knots = np.arange(1.0, max_sequences + 1), np.array([1.0, float(max_context)])
+        scores = per_context * decodes[:, None] * knots
+        pasts, lengths = np.array([0.0, float(max_context)]), np.array([1.0, 2.0**0.5, 2.0])
+
+        def linear(_phase: str, n: Floats, p: Floats) -> Floats:
+            return step + per_sequence * n + per_token * p
+
+        return _packed(
+            whole=scores + linear("", decodes, np.zeros_like(decodes))[:, None], scores=scores, knots=knots,
+            rows=np.array([0.0, 1.0, float(max_sequences)]), tokens=_token_axis(2 * k.FINE_END), linear=linear,
+            attention=np.zeros((1, PROMPT_AXIS.size, lengths.size, pasts.size)), pasts=pasts, stage=None, stages=1,
+            ranks=1, chunk=0, host=0.0, work=Work(0.0, 0.0, 0.0),
+        )  # fmt: skip
+
+    @property
+    def max_sequences(self) -> int:
+        """Largest number of decodes of a step. [1]"""
+        return int(self.head[k.SEQUENCES])
+
+    def step_time(self, decodes: int, context: float, prefill: int = 0, past: float = 0.0, pieces: int = 1) -> float:
+        """A step of ``decodes`` at mean ``context`` and ``pieces`` equal pieces of ``prefill`` tokens in all. [s]"""
+        longest = -(-prefill // pieces)
+        pairs = prefill * (past + 0.5 * prefill / pieces)
+        time: float = k.step_time(self.head, self.values, decodes, float(context), pieces, prefill, longest, pairs)
+        return time
+
+    def pass_time(self, prompt: int, past: int = 0) -> tuple[float, float]:
+        """Latency of one prompt alone, and how long it keeps the instance from starting the next: [s], [s]."""
+        if self.head[k.PIPELINE] == 1:
+            time = self.step_time(0, 0.0, prompt, float(past))
+            return time, time
+        slowest, others = k.pass_part(self.head, self.values, prompt, past)
+        busy = float(slowest + self.values[self.head[k.HOST_AT]])
+        return busy + float(others), busy
+
+    def largest_prefill(self, decodes: int, context: float, past: int, limit_s: float, most: int = 32_768) -> int:
+        """Most tokens of prefill that keep a step within ``limit_s``, at least one. [token]"""
+        found: int = k.largest_prefill(self.head, self.values, decodes, float(context), past, limit_s, most)
+        return found
+
+
+def pack_tables(tables: Sequence[StepTable]) -> tuple[Ints, Floats]:
+    """Headers (tables, columns) and values of several tables end to end."""
+    heads = np.stack([table.head for table in tables])
+    starts = np.cumsum([0, *(table.values.size for table in tables)])[:-1]
+    heads[:, list(PLACES)] += starts[:, None]
+    return heads, np.concatenate([table.values for table in tables])
+
+
+#: Columns of a header that are places in ``values``.
+PLACES = (k.KNOTS_AT, k.DECODE_AT, k.SCORES_AT, k.ROW_AT, k.LINEAR_AT, k.PASTS_AT, k.ATTENTION_AT, k.STAGE_AT, k.HOST_AT)
+
+
+def _packed(
+    *, whole: Floats, scores: Floats, knots: Floats, rows: Floats, tokens: Floats, linear: Linear, attention: Floats,
+    pasts: Floats, stage: Floats | None, stages: int, ranks: int, chunk: int, host: float, work: Work,
+) -> StepTable:  # fmt: skip
+    """Lay the parts end to end; ``rows`` are the numbers of decodes of the linear part, ``tokens`` its columns."""
+    none = np.zeros((1, knots.size))
+    sequences = whole.shape[0]
+    parts = {
+        k.KNOTS_AT: knots,
+        k.DECODE_AT: np.concatenate([none, whole]),
+        k.SCORES_AT: np.concatenate([none, scores]),
+        k.ROW_AT: np.interp(np.arange(sequences + 1.0), rows, np.arange(float(rows.size))),
+        k.LINEAR_AT: np.stack([_linear_sheet(phase, rows, tokens, linear) for phase in ("prefill", "decode")]),
+        k.PASTS_AT: pasts,
+        k.ATTENTION_AT: attention,
+        k.STAGE_AT: np.zeros(0) if stage is None else stage,
+        k.HOST_AT: np.array([host]),
+    }
+    head = np.zeros(k.HEADER, dtype=np.int64)
+    start = 0
+    for column, part in parts.items():
+        head[column] = start
+        start += part.size
+    sizes = {
+        k.SEQUENCES: sequences, k.KNOTS: knots.size, k.TOKENS: tokens.size, k.ROWS: rows.size, k.PASTS: pasts.size,
+        k.PROMPTS: attention.shape[1], k.LENGTHS: attention.shape[2], k.PIPELINE: stages, k.RANKS: ranks,
+        k.CHUNK: chunk,
+    }  # fmt: skip
+    for column, size in sizes.items():
+        head[column] = size
+    return StepTable(head, np.concatenate([part.ravel() for part in parts.values()]), work)
+
+
+def _linear_sheet(phase: str, rows: Floats, tokens: Floats, linear: Linear) -> Floats:
+    """The linear part in the kernels of one phase, shape (rows, tokens). [s]
+
+    Row n needs a value at n tokens and below, where no prefill is left: there it runs parallel to the row before.
+    """
+    sheet = np.empty((rows.size, tokens.size))
+    sheet[0] = linear("prefill", np.zeros_like(tokens), tokens)
+    n, t = np.meshgrid(rows[1:], tokens, indexing="ij")
+    real = t > n
+    sheet[1:][real] = linear(phase, n[real], (t - n)[real])
+    for row in range(1, rows.size):
+        first = int(np.argmax(tokens > rows[row]))
+        sheet[row, :first] = sheet[row - 1, :first] + (sheet[row, first] - sheet[row - 1, first])
+    return sheet
+
+
+def _token_axis(most: int) -> Floats:
+    """Every number up to ``EXACT``, then the first and last number of every tile. [token]"""
+    fine = np.arange(k.EXACT, k.FINE_END, k.FINE_TILE)
+    coarse = np.arange(k.FINE_END, max(most, k.FINE_END + k.COARSE_TILE), k.COARSE_TILE)
+    tiles = [np.stack([start + 1, start + width], axis=1).ravel() for start, width in
+             ((fine, k.FINE_TILE), (coarse, k.COARSE_TILE))]  # fmt: skip
+    return np.concatenate([np.arange(1.0, k.EXACT + 1), *tiles])
+
+
+def _knots(most: int, windows: tuple[int, ...]) -> Floats:
+    """Contexts of the decode axis: half powers of two, and the windows of the model. [token]"""
+    powers = 2.0 ** (0.5 * np.arange(8, int(2 * np.ceil(np.log2(most))) + 1))
+    return np.unique(np.concatenate([[1.0], powers, np.array(windows, dtype=float)]))
+
+
+def _rows(most: int, stages: int, ranks: int) -> Floats:
+    """Numbers of decodes at which the linear part is tabulated: all below a full pipeline, then half doublings. [1]"""
+    steps = stages * ranks * np.round(2.0 ** (0.5 * np.arange(24)))
+    return np.unique(np.concatenate([np.arange(min(stages, most) + 1.0), steps[steps < most], [float(most)]]))
+
+
+def _work(setting: Setting) -> Work:
+    """Solve ``a*S + b*S*(S+1)/2 + h`` for the FLOP of three prompts, short enough to lie inside any window."""
+    lengths = np.array([32.0, 64.0, 96.0])
+    flops = [prefill_work(setting.model, isl=int(each), precision=setting.precision).flops for each in lengths]
+    columns = np.stack([lengths, lengths * (lengths + 1) / 2, np.ones(3)], axis=1)
+    return Work(*(float(x) for x in np.linalg.solve(columns, np.array(flops))))
+
+
+def kv_blocks(
+    setting: Setting, degrees: Degrees, *, max_sequences: int = 256, max_tokens: int = 2048, mla_form: str = "auto"
+) -> int:
+    """KV blocks of an instance: what its GPUs hold beside weights and the activations of a full step. [block]
+
+    The blocks of all DP ranks form one pool, as if requests were spread evenly over them. Layers with a sliding
+    window count as if they kept every token.
+
+    Parameters
+    ----------
+    setting, degrees
+        Model, system, recipe and profile; sharding of the instance.
+    max_sequences, max_tokens
+        Largest step over all DP ranks: its sequences and its tokens. [1], [token]
+    mla_form
+        "cached" keeps the up-projected keys and values of MLA too.
+
+    Raises
+    ------
+    InfeasibleError
+        When the weights and activations leave no room for a single block.
+    """
+    ranks = float(np.max(degrees.dp_attn))
+
+    def held(tokens: float) -> float:
+        residents = Residents(
+            sequences=tokens, tokens=tokens, live=max_tokens / ranks, live_total=float(max_tokens),
+            emitted=np.ceil(max_sequences / ranks), expanded=tokens if mla_form == "cached" else 0.0,
+        )  # fmt: skip
+        return float(
+            np.max(instance_bytes(setting.model, setting.precision, setting.profile, degrees, residents,
+                                  setting.profile.prefill_imbalance))
+        )  # fmt: skip
+
+    empty = held(0.0)
+    spare = setting.memory_limit - empty
+    blocks = int(ranks) * int(spare / (held(float(BLOCK_TOKENS)) - empty))
+    if blocks < 1:
+        raise InfeasibleError(
+            f"{setting.model.name} on {setting.system.name} leaves no memory for a KV cache: an instance of "
+            f"{degrees.gpus:g} GPUs lacks {max(-spare, 0.0) / GIB:.1f} GiB a GPU; allowed: more GPUs an instance"
+        )
+    return blocks
