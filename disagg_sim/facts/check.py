@@ -8,6 +8,7 @@ from typing import Any
 
 from disagg_sim.facts.load import (
     load_efficiency,
+    load_engine,
     load_model,
     load_precision,
     load_profile,
@@ -21,10 +22,12 @@ MARKS = {
     "hardware": {"peak_flops", "hbm_capacity", "hbm_bandwidth", "nvlink_domain", "nic_bandwidth"},
     "efficiency": {"system", "inherits", "gemm", "decode_attention", "collectives", "alltoall"},
     "precision": {"attention_projection", "cache", "dispatch_bytes", "combine_bytes"},
-    "profile": {"fitted", "gemm_t0", "host", "elementwise_efficiency", "memory_utilisation"},
+    "profile": {"fitted", "gemm_t0", "host", "elementwise_efficiency"},
+    "engine": {"step_host", "request_host", "chunk_tokens", "mixed_steps"},
     "model": {"hidden", "vocab", "layers", "max_context"},
     "traffic": {"cases"},
     "sweep": {"models", "systems", "limits", "modes"},
+    "scenario": {"deployments", "slo", "trace"},
 }
 
 _LOADERS: dict[str, Callable[[Path], Any]] = {
@@ -32,6 +35,7 @@ _LOADERS: dict[str, Callable[[Path], Any]] = {
     "efficiency": load_efficiency,
     "precision": load_precision,
     "profile": load_profile,
+    "engine": load_engine,
     "model": load_model,
     "traffic": load_traffic,
 }
@@ -57,7 +61,7 @@ def kind_of(path: Path) -> str:
 
 
 def check_file(path: Path) -> str:
-    """Load a file of facts and return its kind; a sweep, whose form another room knows, is not loaded.
+    """Load a file of facts and return its kind; sweeps and scenarios, whose forms another room knows, are not loaded.
 
     Raises
     ------

@@ -24,6 +24,7 @@ from disagg_sim.facts.yaml_files import (
 
 if TYPE_CHECKING:
     from disagg_sim.facts.efficiency import EfficiencySpec
+    from disagg_sim.facts.engine import EngineSpec
     from disagg_sim.facts.hardware import SystemSpec
     from disagg_sim.facts.model import ModelSpec
     from disagg_sim.facts.precision import Precision, PrecisionRecipe
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "list_specs",
     "load_efficiency",
+    "load_engine",
     "load_model",
     "load_precision",
     "load_profile",
@@ -102,6 +104,21 @@ def load_profile(name: str | Path) -> ProfileSpec:
     return spec
 
 
+def load_engine(name: str | Path) -> EngineSpec:
+    """A serving engine (``hw_specs/engines/``) by name or path, in SI.
+
+    Host times [s], token budget of a step [token], share of memory [1].
+    The file says the source of every value.
+
+    Raises
+    ------
+    UnknownNameError, InputError, SpecError
+        An unknown name, what is neither name nor path, a fault of the file.
+    """
+    spec: EngineSpec = _load("engine", name)
+    return spec
+
+
 def load_traffic(name: str | Path) -> TrafficSpec:
     """A family of traffic cases (``traffic/``) by name or path, in SI.
 
@@ -158,7 +175,7 @@ def _load(kind: str, name: str | Path) -> Any:
 
 @lru_cache(maxsize=256)
 def _load_file(kind: str, path: Path, stamp: int) -> Any:  # noqa: ARG001 - a new version of the file is another entry
-    from disagg_sim.facts.formats import efficiency, model, recipe, system, traffic
+    from disagg_sim.facts.formats import efficiency, engine, model, recipe, system, traffic
 
     data, name = read_mapping(path), canonical_name(path.stem)
     if kind == "efficiency":
@@ -168,6 +185,7 @@ def _load_file(kind: str, path: Path, stamp: int) -> Any:  # noqa: ARG001 - a ne
         "model": model.model_of,
         "precision": recipe.recipe_of,
         "profile": recipe.profile_of,
+        "engine": engine.engine_of,
         "traffic": traffic.traffic_of,
     }
     return build[kind](path, data, name)

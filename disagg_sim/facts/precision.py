@@ -25,7 +25,9 @@ FP8 = Format(name="fp8", bytes=1.0, arithmetic="fp8")
 FP8_BLOCK = Format(name="fp8_block", bytes=1.0, arithmetic="fp8")
 NVFP4 = Format(name="nvfp4", bytes=0.5625, arithmetic="nvfp4")  # 4 bit + one fp8 scale per 16 values
 INT8 = Format(name="int8", bytes=1.0, arithmetic="int8")  # weights and activations ("smooth quant")
-FORMATS = {f.name: f for f in (BF16, FP8, FP8_BLOCK, NVFP4, INT8)}
+#: 4 bit + one 8-bit scale per 32 values; multiplied by the bf16 kernels, whose name it bears.
+MXFP4 = Format(name="bf16", bytes=0.53125, arithmetic="bf16")
+FORMATS = {f.name: f for f in (BF16, FP8, FP8_BLOCK, NVFP4, INT8)} | {"mxfp4": MXFP4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

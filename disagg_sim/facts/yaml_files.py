@@ -23,9 +23,11 @@ DIRECTORIES = {
     "efficiency": "hw_specs/efficiency",
     "precision": "hw_specs/precision",
     "profile": "hw_specs/profiles",
+    "engine": "hw_specs/engines",
     "model": "models",
     "traffic": "traffic",
     "sweep": "sweeps",
+    "scenario": "scenarios",
 }
 #: What a person calls them.
 NOUNS = {"hardware": "system", "efficiency": "efficiency file", "precision": "precision recipe"}

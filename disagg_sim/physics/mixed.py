@@ -6,7 +6,7 @@ ONE linear pass at T = B + c; the scores and values of both run one after the ot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +76,7 @@ class _Load:
     microbatches: Numeric  # [1]
     decodes: Numeric  # sequences in decode, over all DP ranks [1]
     chunk: Numeric  # prefill tokens, over all DP ranks [token]
+    chunk_ranks: Numeric  # DP ranks that share them [1]
 
 
 def chunk_share(chunk_tokens: Numeric, dp: Numeric) -> Numeric:
@@ -86,13 +87,13 @@ def chunk_share(chunk_tokens: Numeric, dp: Numeric) -> Numeric:
 
 def mixed_step(
     model: ModelSpec, rates: Rates, degrees: Degrees, *, batch: Numeric, context: Numeric, chunk_tokens: Numeric,
-    isl: float, mla_form: str = "auto", interference: Interference = NO_INTERFERENCE,
+    isl: Numeric, mla_form: str = "auto", interference: Interference = NO_INTERFERENCE, chunk_ranks: Numeric | None = None,
 ) -> MixedStep:  # fmt: skip
     """One step of ``batch`` decodes at mean length ``context`` and ``chunk_tokens`` tokens of prefill.
 
     Both counts are over all DP ranks, and each is zero everywhere or positive everywhere; no chunk
-    is the decode step, no decodes a chunk. Every rank takes an even share of the chunk from a prompt
-    of its own, the micro-batches of a pipeline successive pieces of it; a share above ``isl`` is
+    is the decode step, no decodes a chunk. Each of ``chunk_ranks`` DP ranks, by default all of them, takes
+    an even share of the chunk from a prompt of its own, the micro-batches of a pipeline successive pieces of it; a share above ``isl`` is
     several prompts. Kernels and expert imbalance are those of the phase with more tokens.
 
     The time is the mean over the chunks of a prompt: it is taken at their mean past, ``(ISL-S)/2``
@@ -102,7 +103,8 @@ def mixed_step(
     ``absorbed`` works in latent space, ``cached`` kept the up-projected past); decodes are absorbed.
     """
     microbatches = np.minimum(degrees.pp, np.maximum(batch, 1.0))
-    both = _Load(microbatches, np.ceil(batch / microbatches), chunk_tokens / microbatches)
+    ranks = degrees.dp_attn if chunk_ranks is None else chunk_ranks
+    both = _Load(microbatches, np.ceil(batch / microbatches), chunk_tokens / microbatches, ranks)
     step = _step(model, rates, degrees, both, context, isl, mla_form)
     if interference == NO_INTERFERENCE or not (_any(batch) and _any(chunk_tokens)):
         return step
@@ -110,7 +112,7 @@ def mixed_step(
     if interference.minority_efficiency < 1:
         alone = [
             _step(model, rates, degrees, load, context, isl, mla_form).time
-            for load in (_Load(microbatches, both.decodes, 0.0), _Load(microbatches, 0.0, both.chunk))
+            for load in (replace(both, chunk=0.0), replace(both, decodes=0.0))
         ]
         added = np.maximum(step.time - np.maximum(*alone), 0.0)
         time = time + added * (1.0 / interference.minority_efficiency - 1.0)
@@ -122,7 +124,7 @@ def _any(count: Numeric) -> bool:
 
 
 def _step(
-    model: ModelSpec, rates: Rates, degrees: Degrees, load: _Load, context: Numeric, isl: float, form: str
+    model: ModelSpec, rates: Rates, degrees: Degrees, load: _Load, context: Numeric, isl: Numeric, form: str
 ) -> MixedStep:
     """The step without interference, in the kernels of the phase with more tokens at each point."""
     prefill_leads = np.asarray(load.chunk > load.decodes)
@@ -138,12 +140,12 @@ def _step(
 
 
 def _step_as(
-    phase: str, model: ModelSpec, rates: Rates, degrees: Degrees, load: _Load, context: Numeric, isl: float, form: str
+    phase: str, model: ModelSpec, rates: Rates, degrees: Degrees, load: _Load, context: Numeric, isl: Numeric, form: str
 ) -> MixedStep:
     """The step in the kernels of ``phase``: ``max(m*max_s t_s, sum_s t_s) + host + p*hop``, as a decode step."""
     pp = degrees.pp
     decodes = np.ceil(load.decodes / degrees.dp_attn)
-    share = chunk_share(load.chunk, degrees.dp_attn)
+    share = chunk_share(load.chunk, load.chunk_ranks)
 
     def side(tp: Numeric, sequences: Numeric, new: Numeric) -> AttentionSide:
         prompts, piece = np.maximum(new / isl, 1.0), np.minimum(new, isl)

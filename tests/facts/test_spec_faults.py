@@ -77,7 +77,7 @@ FAULTS = [
     ),
     # names out of a list
     ("precision", "fp8", "ffn: fp8", "ffn: fp9", [
-        "ffn: 'fp9' is unknown, did you mean 'fp8'?; allowed: bf16, fp8, fp8_block, nvfp4",
+        "ffn: 'fp9' is unknown, did you mean 'fp8'?; allowed: bf16, fp8, fp8_block, nvfp4, int8, mxfp4",
     ]),
     ("precision", "fp8", "cache: fp8", "cache: int4", ["cache: 'int4' is unknown; allowed: bf16, fp8"]),
     # models
@@ -117,8 +117,8 @@ FAULTS = [
     ("traffic", "log_normal_4096_512", "sigma: 0.985", "sigma: -1", ["cases[0].isl.sigma: -1 is outside [0, 10]"]),
     # inheritance
     ("efficiency", "h800_sxm", "inherits: h100_sxm", "inherits: h100", [
-        "unknown efficiency file 'h100', did you mean 'h100_sxm'?; known: a100_sxm_80gb, b200_sxm, gb200_nvl72, "
-        "gb300_nvl72, h100_sxm, h200_sxm, h800_sxm, mi300x",
+        "unknown efficiency file 'h100', did you mean 'h100_sxm'?; known: a100_sxm_80gb, b200_sxm, b300_sxm, "
+        "gb200_nvl72, gb300_nvl72, gh200, h100_sxm, h200_sxm, h20_sxm, h800_sxm, mi300x",
     ]),
     ("efficiency", "h800_sxm", "inherits: h100_sxm", "inherits: h800_sxm", [
         "'h800_sxm' cannot inherit from itself",
@@ -224,7 +224,7 @@ def test_a_file_of_no_known_kind(tmp_path):
         check_file(path)
     assert str(refusal.value) == (
         f"{path}: keys of no known kind of file; "
-        "known kinds: hardware, efficiency, precision, profile, model, traffic, sweep"
+        "known kinds: hardware, efficiency, precision, profile, engine, model, traffic, sweep"
     )
 
 
@@ -239,6 +239,6 @@ def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(UnknownNameError) as refusal:
         load_system("h100")
     assert str(refusal.value) == (
-        "unknown system 'h100', did you mean 'h100_sxm'?; known: a100_sxm_80gb, b200_sxm, gb200_nvl72, gb300_nvl72, "
-        "h100_sxm, h200_sxm, h800_sxm, mi300x"
+        "unknown system 'h100', did you mean 'h100_sxm'?; known: a100_sxm_80gb, b200_sxm, b300_sxm, gb200_nvl72, "
+        "gb300_nvl72, gh200, h100_sxm, h200_sxm, h20_sxm, h800_sxm, mi300x"
     )
