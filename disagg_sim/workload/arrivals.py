@@ -37,6 +37,8 @@ from disagg_sim.workload.trace import Floats, Trace
 
 #: Least requests, or changes of state, that are drawn at once. [1]
 LEAST_BLOCK = 16
+#: Least shape of Weibull gaps; theirs is a coefficient of variation of 10^29. [1]
+LEAST_SHAPE = 0.01
 
 
 def named_rng(seed: int, name: str) -> np.random.Generator:
@@ -96,8 +98,9 @@ class Weibull:
     shape: float  # [1]
 
     def __post_init__(self) -> None:
-        """``InputError`` unless the shape is above 0."""
-        above_zero("shape of Weibull gaps", self.shape)
+        """``InputError`` unless the shape is in range; below it the mean gap is beyond floating point."""
+        if not LEAST_SHAPE <= self.shape < math.inf:
+            raise InputError(f"shape of gaps {self.shape} is out of range; allowed: {LEAST_SHAPE} and above, finite")
 
     def blocks(self, rng: np.random.Generator, rate: float, size: int) -> Iterator[Floats]:
         """Ascending arrival times, without end. [s]"""
@@ -154,6 +157,8 @@ def arrivals(
 ) -> Floats:
     """The first ``requests`` arrivals or, where that is 0, those before ``duration`` [s], at ``rate`` a second. [s]"""
     expected = requests or rate * duration
+    if not 0 < expected < math.inf:
+        raise InputError(f"{expected:g} requests are expected; allowed: above 0, finite")
     found: list[Floats] = []
     count = 0
     for times in process.blocks(rng, rate, LEAST_BLOCK + math.ceil(1.1 * expected)):

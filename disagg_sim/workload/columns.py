@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +30,7 @@ def read_bytes(path: Path) -> bytes:
         content = path.read_bytes()
         if content.startswith(GZIP_MAGIC):
             content = gzip.decompress(content)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not content.strip():
         raise TraceError(f"{path}: the file is empty; allowed: one request or more")
@@ -48,9 +50,10 @@ class Table:
                 io.BytesIO(content), header=None, dtype=str, keep_default_na=False, skip_blank_lines=False,
                 encoding="utf-8-sig",
             )  # fmt: skip
-        except (pd.errors.ParserError, UnicodeDecodeError) as error:
-            said = str(error).removeprefix("Error tokenizing data. C error: ").strip()
-            raise TraceError(f"{path}: malformed: {said}") from None
+        except UnicodeDecodeError as error:
+            raise TraceError(f"{path}: not a text file: {error}") from None
+        except pd.errors.ParserError as error:
+            raise TraceError(_malformed(path, str(error))) from None
         self.header = tuple(str(name).strip() for name in rows.iloc[0])
         places = np.flatnonzero((rows != "").any(axis=1))
         places = places[places > 0]
@@ -95,3 +98,13 @@ class Table:
             value = str(self.text(name).iloc[row])
             said = f"{name} {value!r} {reason}" if value else f"no value of {name!r}"
             raise TraceError(f"{self.path}:{self.lines[row]}: {said}")
+
+
+def _malformed(path: Path, said: str) -> str:
+    """One line for what the CSV parser said."""
+    if match := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", said):
+        header, line, fields = match.groups()
+        return f"{path}:{line}: malformed: {fields} fields; allowed: {header}, as in the header"
+    if match := re.search(r"EOF inside string starting at row (\d+)", said):
+        return f"{path}:{int(match[1]) + 1}: malformed: a quotation mark is not closed"
+    return f"{path}: malformed: {said.strip()}"

@@ -99,7 +99,9 @@ def _length_columns(table: Table) -> tuple[Tokens, Tokens]:
 def _without_arrivals(table: Table, rate: float | None, seed: int) -> Trace:
     """The rows in their order with Poisson arrivals."""
     if rate is None:
-        raise TraceError(f"{table.path}: no arrival times in the file; give a rate (--rate) and Poisson arrivals are drawn")
+        raise TraceError(
+            f"{table.path}: no arrival times in the file; give a rate (--rate) and Poisson arrivals are drawn"
+        )
     inputs, outputs = _length_columns(table)
     times = arrivals(Poisson(), named_rng(seed, "arrivals"), above_zero("rate", rate), requests=inputs.size)
     note = f"no arrival times in the file: Poisson arrivals at {rate:g} requests/s with seed {seed}"

@@ -19,6 +19,7 @@ import json
 import math
 import re
 import tarfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ def draw_pool(path: Path, seed: int) -> tuple[Floats, Tokens, Tokens]:
             if (client, form) not in files:
                 raise TraceError(f"{path}: no chunk-{client}-{form} beside the other file of client {client}")
         (where, text), (data_at, data) = files[client, "trace.csv"], files[client, "dataset.json"]
-        windows, lengths = _windows(where, text.decode()), _lengths(data_at, data)
+        windows, lengths = _windows(where, text.decode(errors="replace")), _lengths(data_at, data)
         drawn.append(_draw_client(data_at, windows, lengths, named_rng(seed, f"servegen/{client}")))
     times, inputs, outputs = (np.concatenate(column) for column in zip(*drawn, strict=True))
     if not times.size:
@@ -88,7 +89,7 @@ def _members(path: Path) -> dict[tuple[int, str], tuple[str, bytes]]:
                     content = archive.extractfile(member) if member.isfile() else None
                     if content and (match := _FILE.fullmatch(member.name)):
                         found[int(match[1]), match[2]] = (f"{path}:{member.name}", content.read())
-    except (OSError, EOFError, tarfile.TarError) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise TraceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not found:
         raise TraceError(f"{path}: no chunk-N-trace.csv in it, as a client pool has")

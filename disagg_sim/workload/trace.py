@@ -208,10 +208,8 @@ def mix(traces: Sequence[Trace], shares: Sequence[float], rng: np.random.Generat
     common = min(trace.duration for trace in traces)
     parts = [trace.between(trace.arrival[0], np.nextafter(trace.arrival[0] + common, np.inf)) for trace in traces]
     density = weights / [len(part) for part in parts]
-    kept = [
-        part.take(np.flatnonzero(rng.random(len(part)) < p))
-        for part, p in zip(parts, density / density.max(), strict=True)
-    ]
+    rows = [np.flatnonzero(rng.random(len(part)) < p) for part, p in zip(parts, density / density.max(), strict=True)]
+    kept = [part.take(some) for part, some in zip(parts, rows, strict=True) if some.size]
     return _joined(kept, np.concatenate([part.arrival for part in kept]))
 
 

@@ -1,0 +1,264 @@
+"""Readers: forms of the files, and one line with file and line number for a faulty one."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from disagg_sim import load_trace
+from disagg_sim.errors import TraceError, UnknownNameError
+from disagg_sim.workload.mooncake import spread_batches
+from disagg_sim.workload.readers import load_lengths
+
+CSV = "arrival_s,input_tokens,output_tokens\n"
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+BURST_3 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+
+
+def write(tmp_path: Path, text: str | bytes, name: str = "requests.csv") -> Path:
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def rows(trace):
+    return list(zip(trace.arrival.tolist(), trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
+
+
+def test_plain_csv_keeps_its_times(tmp_path):
+    trace = load_trace(write(tmp_path, "output_tokens, input_tokens,x,arrival_s\n7,5,a,1.5\n8,6,b,2e0\n\n"))
+    assert rows(trace) == [(1.5, 5, 7), (2.0, 6, 8)]
+    assert (trace.name, trace.notes, trace.dropped) == ("requests", (), 0)
+
+
+def test_a_frame_written_as_csv_reads_back(tmp_path):
+    trace = load_trace(write(tmp_path, CSV + "0,5,7\n1.25,6,8\n"))
+    trace.frame().to_csv(tmp_path / "again.csv", index=False)
+    assert rows(load_trace(tmp_path / "again.csv")) == rows(trace)
+
+
+def test_azure_counts_from_the_first_stamp(tmp_path):
+    text = AZURE + "2023-11-16 23:59:59.9000000,374,44\r\n2023-11-17 00:00:01.1500001,396,109"
+    for path in (write(tmp_path, text), write(tmp_path, gzip.compress(text.encode()), "a.csv.gz")):
+        trace = load_trace(path)
+        assert rows(trace) == [(0.0, 374, 44), (pytest.approx(1.2500001, abs=1e-9), 396, 109)]
+
+
+def test_burstgpt_in_both_forms_drops_failures(tmp_path):
+    first = load_trace(write(tmp_path, BURST + "5,ChatGPT,472,18,490,API log\n45,GPT-4,30,0,30,API log\n"))
+    third = load_trace(write(tmp_path, BURST_3 + "5,,1,ChatGPT,472,18,490,API log\n45,a,2,GPT-4,0,0,0,API log\n"))
+    for trace in (first, third):
+        assert rows(trace) == [(5.0, 472, 18)]
+        assert trace.dropped == 1
+        assert trace.notes == ("dropped 1 of 2 rows with zero input or output tokens",)
+
+
+def test_a_first_arrival_at_0_and_a_single_request_work(tmp_path):
+    assert rows(load_trace(write(tmp_path, CSV + "0,1,1"))) == [(0.0, 1, 1)]
+
+
+def test_unsorted_arrivals_are_sorted_with_a_warning(tmp_path):
+    trace = load_trace(write(tmp_path, CSV + "0,1,1\n3,2,2\n2,3,3\n3,4,4\n"))
+    assert trace.input_tokens.tolist() == [1, 3, 2, 4]
+    assert trace.notes == ("warning: arrivals were not sorted (first at request 3); sorted",)
+
+
+def test_a_table_without_arrivals_gets_poisson_ones(tmp_path):
+    path = write(
+        tmp_path, "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n5,6,11,0.8\n7,0,7,inf\n9,1,10,9\n"
+    )
+    with pytest.raises(TraceError, match="give a rate"):
+        load_trace(path)
+    trace = load_trace(path, rate=2.0, seed=3)
+    assert trace.input_tokens.tolist() == [5, 9]
+    assert trace.dropped == 1
+    assert "Poisson arrivals at 2 requests/s with seed 3" in trace.notes[0]
+    assert trace.arrival.tolist() != load_trace(path, rate=2.0, seed=4).arrival.tolist()
+    assert load_lengths(path).input_tokens.tolist() == [5, 9]
+
+
+def test_an_azure_table_whose_times_are_crossed_out_has_none(tmp_path):
+    path = write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\nXXX,107,15\nXXX,396,513\n")
+    assert load_trace(path, rate=1.0).output_tokens.tolist() == [15, 513]
+    assert load_lengths(path).output_tokens.tolist() == [15, 513]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (CSV + "0,1,1\n1,2\n", ":3: no value of 'output_tokens'"),
+        (CSV + "0,1,1\n\n1,2,3,4\n", ":4: malformed: 4 fields; allowed: 3"),
+        (CSV + '0,1,1\n1,"2,3\n', ":3: malformed: a quotation mark"),
+        (CSV + "0,1,1\n1,x,3\n", ":3: input_tokens 'x' is not a number"),
+        (CSV + "0,1,1\n\n1,-2,3\n", ":4: input_tokens '-2' is negative"),
+        (CSV + "0,1,-1\n", ":2: output_tokens '-1' is negative"),
+        (CSV + "0,1,NaN\n", ":2: output_tokens 'NaN' is not a number"),
+        (CSV + "inf,1,1\n", ":2: arrival_s 'inf' is not a number"),
+        (CSV + "-0.5,1,1\n", ":2: arrival_s '-0.5' is negative"),
+        (CSV + "0,1.5,1\n", ":2: input_tokens '1.5' is not a whole number"),
+        (CSV + "0,1e12,1\n", ":2: input_tokens '1e12' is out of range"),
+        (CSV + "0,0,1\n1,1,0\n", "all 2 rows have zero tokens"),
+        (CSV, "no line below the header"),
+        ("", "the file is empty"),
+        (" \n\n", "the file is empty"),
+        ("arrival_s,input_token,output_tokens\n0,1,1\n", ":1: no column 'input_tokens', did you mean 'input_token'?"),
+        ("a,b\n0,1\n", ":1: no column 'arrival_s'; the header has 'a', 'b'"),
+        (AZURE + "2023-11-16 18:17:03.97,1,1\r\nyesterday,1,1\r\n", ":3: TIMESTAMP 'yesterday' is not a date"),
+        (BURST + "5,ChatGPT,472,-1,490,API log\n", ":2: Response tokens '-1' is negative"),
+        (b"\xff\xfe\x00\x01", "not a text file"),
+        (gzip.compress(CSV.encode() * 99)[:-9], "cannot be read"),
+    ],
+)
+def test_a_faulty_table_is_one_line_with_its_number(tmp_path, text, said):
+    path = write(tmp_path, text)
+    with pytest.raises(TraceError) as error:
+        load_trace(path)
+    assert str(error.value).startswith(str(path))
+    assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_an_unknown_kind_names_the_nearest(tmp_path):
+    with pytest.raises(UnknownNameError, match="unknown kind of trace 'azur', did you mean 'azure'"):
+        load_trace(tmp_path, kind="azur")
+
+
+def test_a_named_kind_names_its_missing_column(tmp_path):
+    with pytest.raises(TraceError, match="no column 'TIMESTAMP'"):
+        load_trace(write(tmp_path, CSV + "0,1,1\n"), kind="azure")
+
+
+def test_a_missing_file_is_one_line(tmp_path):
+    for name in ("none.csv", "none.tar.gz"):
+        with pytest.raises(TraceError, match="cannot be read: No such file"):
+            load_trace(tmp_path / name)
+
+
+def mooncake(*records: object) -> str:
+    return "\n".join(json.dumps(each) for each in records)
+
+
+def record(at: float, inputs: int = 600, outputs: int = 4, **more: object) -> dict[str, object]:
+    return {"timestamp": at, "input_length": inputs, "output_length": outputs, **more}
+
+
+def test_mooncake_spreads_batches_or_leaves_them(tmp_path):
+    lines = [record(at, hash_ids=[0, place + 1]) for place, at in enumerate((0, 0, 0, 3000, 3000, 6000))]
+    path = write(tmp_path, mooncake(*lines), "m.jsonl")
+    assert load_trace(path).arrival.tolist() == [0.0, 1.0, 2.0, 3.0, 4.5, 6.0]
+    as_is = load_trace(path, spread=False)
+    assert as_is.arrival.tolist() == [0.0, 0.0, 0.0, 3.0, 3.0, 6.0]
+    assert as_is.prefix.ids.tolist() == [0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6]
+    assert as_is.prefix.block_tokens == 512
+
+
+def test_a_pause_does_not_stretch_the_batch_before_it():
+    times, instants = spread_batches(np.array([0.0, 3.0, 6.0, 6.0, 66.0, 66.0]))
+    assert times.tolist() == [0.0, 3.0, 6.0, 7.5, 66.0, 67.5]  # the median interval is 3 s
+    assert instants == 4
+
+
+def test_blocks_of_dropped_and_sorted_rows_stay_with_their_requests(tmp_path):
+    lines = [record(3000, hash_ids=[1, 2]), record(0, hash_ids=[3, 4]), record(1000, outputs=0, hash_ids=[5, 6])]
+    trace = load_trace(write(tmp_path, mooncake(*lines), "m.jsonl"))
+    assert trace.prefix.ids.tolist() == [3, 4, 1, 2]
+    assert trace.dropped == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", ":2: malformed JSON"),
+        ("[1]", ":2: malformed: a JSON object"),
+        (
+            json.dumps({"timestamp": 1, "input_lenght": 3, "output_length": 2}),
+            ":2: no key 'input_length', did you mean",
+        ),
+        (json.dumps(record(0, -5)), ":2: input_length -5 is negative"),
+        (json.dumps(record(0, outputs=True)), ":2: output_length True is not a number"),
+        ('{"timestamp": NaN, "input_length": 3, "output_length": 2}', ":2: timestamp nan is not a number"),
+        (json.dumps(record(0, 2.5)), ":2: input_length 2.5 is not a whole number"),
+        (json.dumps(record(0, hash_ids=["a"])), ":2: hash_ids must be a list"),
+        (json.dumps(record(0, hash_ids=[1, 2, 3])), ":2: 3 hash_ids for an input_length of 600"),
+    ],
+)
+def test_a_faulty_json_line_is_one_line_with_its_number(tmp_path, line, said):
+    path = write(tmp_path, mooncake(record(0)) + "\n" + line, "m.jsonl")
+    with pytest.raises(TraceError) as error:
+        load_trace(path)
+    assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def pool(tmp_path: Path, windows: str, dataset: str, name: str = "pool.tar.gz") -> Path:
+    path = tmp_path / name
+    with tarfile.open(path, "w:gz") as archive:
+        for form, text in (("trace.csv", windows), ("dataset.json", dataset)):
+            member = tarfile.TarInfo(f"reason/chunk-0-{form}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+LENGTHS = json.dumps(
+    {
+        "0": {"input_tokens": "{10: 0.25, 20: 0.75}", "output_tokens": "{5: 1.0}"},
+        "1200": {"input_tokens": "{30: 1.0}", "output_tokens": "{}"},
+    }
+)
+WINDOWS = "0,2.0,1.0,Gamma,1.0,9.0\n600,0.5,2.0,Weibull,0.6,1.0\n1200,0,0,,0,0\n"
+
+
+def test_a_client_pool_has_the_rates_and_histograms_of_its_windows(tmp_path):
+    path = pool(tmp_path, WINDOWS, LENGTHS)
+    trace = load_trace(path, seed=5)
+    counts = np.bincount((trace.arrival // 600).astype(int))
+    assert abs(counts[0] - 1200) < 4 * np.sqrt(1200)  # Poisson
+    assert abs(counts[1] - 300) < 4 * np.sqrt(300 * 3.1)  # Weibull of shape 0.6 has a squared c_v of 3.1
+    assert len(counts) == 2
+    assert set(trace.output_tokens.tolist()) == {5}
+    assert np.mean(trace.input_tokens == 20) == pytest.approx(0.75, abs=0.05)
+    assert rows(load_trace(path, seed=5)) == rows(trace)
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path / "folder", filter="data")
+    assert rows(load_trace(tmp_path / "folder", seed=5)) == rows(trace)
+
+
+@pytest.mark.parametrize(
+    ("windows", "dataset", "said"),
+    [
+        ("0,2,1,Gama,1,9\n600,0,0,,0,0\n", LENGTHS, "chunk-0-trace.csv:1: gaps 'Gama'"),
+        ("0,2,1,Weibull,0,9\n600,0,0,,0,0\n", LENGTHS, "chunk-0-trace.csv:1: gaps 'Weibull' of shape 0"),
+        ("0,-2,1,Gamma,1,9\n", LENGTHS, "chunk-0-trace.csv:1: column 2 is '-2'"),
+        ("0,2,1,Gamma,1,9\n", LENGTHS, "a single window has no length"),
+        ("600,2,1,Gamma,1,9\n0,2,1,Gamma,1,9\n", LENGTHS, "windows must ascend"),
+        ("0,0,1,Gamma,1,9\n600,0,0,,0,0\n", LENGTHS, "no client of the pool sends a request"),
+        (
+            "1200,2,1,Gamma,1,9\n1800,0,0,,0,0\n",
+            LENGTHS,
+            "chunk-0-dataset.json: no lengths for the requests from 1200 s",
+        ),
+        (WINDOWS, "{", "chunk-0-dataset.json: malformed"),
+        (WINDOWS, '{"0": {"input_tokens": "__import__(\'os\')", "output_tokens": "{}"}}', "malformed: ValueError"),
+        (WINDOWS, '{"0": {"input_tokens": "{-1: 1.0}", "output_tokens": "{}"}}', "malformed: ValueError"),
+    ],
+)
+def test_a_faulty_pool_names_the_file(tmp_path, windows, dataset, said):
+    with pytest.raises(TraceError) as error:
+        load_trace(pool(tmp_path, windows, dataset))
+    assert said in str(error.value)
+
+
+def test_a_folder_without_clients_and_a_client_without_lengths_are_named(tmp_path):
+    with pytest.raises(TraceError, match=r"no chunk-N-trace\.csv"):
+        load_trace(tmp_path)
+    write(tmp_path, WINDOWS, "chunk-7-trace.csv")
+    with pytest.raises(TraceError, match=r"no chunk-7-dataset\.json"):
+        load_trace(tmp_path)

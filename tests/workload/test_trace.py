@@ -1,0 +1,157 @@
+"""The trace type: its invariants, its cuts, and traces joined and mixed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disagg_sim.errors import InputError
+from disagg_sim.workload.trace import PrefixBlocks, Trace, concatenate, mix
+
+MICROSECONDS = st.integers(0, 10**8).map(lambda count: count * 1e-6)
+GAPS = st.lists(MICROSECONDS, min_size=1, max_size=30)
+
+
+def trace_of(gaps: list[float], name: str = "t") -> Trace:
+    """Arrivals at the running sum of gaps; request i has i + 1 input tokens."""
+    n = len(gaps)
+    return Trace(arrival=np.cumsum(gaps), input_tokens=np.arange(1, n + 1), output_tokens=np.full(n, 3), name=name)
+
+
+def with_blocks(arrival: list[float], blocks: list[list[int]], name: str = "t") -> Trace:
+    offsets = np.cumsum([0] + [len(each) for each in blocks])
+    prefix = PrefixBlocks(offsets=offsets, ids=np.array([i for each in blocks for i in each]), block_tokens=512)
+    ones = [1] * len(blocks)
+    return Trace(arrival=arrival, input_tokens=ones, output_tokens=ones, prefix=prefix, name=name)
+
+
+def blocks_of(trace: Trace) -> list[list[int]]:
+    assert trace.prefix is not None
+    return [each.tolist() for each in np.split(trace.prefix.ids, trace.prefix.offsets[1:-1])]
+
+
+def test_arrays_refuse_writing():
+    trace = trace_of([0.0, 1.0])
+    for array in (trace.arrival, trace.input_tokens, trace.output_tokens):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+@pytest.mark.parametrize(
+    ("arrival", "inputs", "outputs", "said"),
+    [
+        ([], [], [], "has no request"),
+        ([0.0, 1.0], [1], [1], "no list of requests"),
+        ([1.0, 0.5], [1, 1], [1, 1], "ascend"),
+        ([-1.0, 0.5], [1, 1], [1, 1], "ascend"),
+        ([0.0, float("nan")], [1, 1], [1, 1], "ascend"),
+        ([0.0, float("inf")], [1, 1], [1, 1], "finite"),
+        ([0.0], [0], [1], "below 1 token"),
+        ([0.0], [1], [0], "below 1 token"),
+    ],
+)
+def test_what_is_no_trace_is_refused(arrival, inputs, outputs, said):
+    with pytest.raises(InputError, match=said):
+        Trace(arrival=arrival, input_tokens=inputs, output_tokens=outputs)
+
+
+@given(GAPS, st.floats(0.01, 100))
+def test_scaling_divides_times_and_leaves_lengths(gaps, factor):
+    trace = trace_of(gaps)
+    scaled = trace.scaled(factor)
+    np.testing.assert_allclose(scaled.arrival * factor, trace.arrival, rtol=1e-12)
+    assert scaled.input_tokens.tolist() == trace.input_tokens.tolist()
+    if 0 < trace.duration < np.inf:
+        assert scaled.rate == pytest.approx(trace.rate * factor)
+
+
+@given(GAPS, st.floats(0, 1500), st.floats(0, 1500))
+def test_cutting_at_a_time_loses_no_request(gaps, cut, end):
+    trace = trace_of(gaps)
+    parts = []
+    for t0, t1 in ((0.0, cut), (cut, cut + end), (cut + end, np.inf)):
+        inside = [t for t in trace.arrival.tolist() if t0 <= t < t1]
+        if inside:
+            part = trace.between(t0, t1)
+            assert part.arrival.tolist() == pytest.approx([t - t0 for t in inside])
+            parts += part.input_tokens.tolist()
+        else:
+            with pytest.raises(InputError, match="no request from"):
+                trace.between(t0, t1)
+    assert parts == trace.input_tokens.tolist()
+
+
+def test_head_takes_what_there_is():
+    trace = trace_of([0.0, 1.0, 1.0])
+    assert [len(trace.head(n)) for n in (1, 3, 10)] == [1, 3, 3]
+    with pytest.raises(InputError):
+        trace.head(0)
+
+
+@given(st.lists(st.lists(st.integers(0, 5), max_size=4), min_size=2, max_size=8), st.data())
+def test_blocks_follow_their_requests(blocks, data):
+    trace = with_blocks(list(range(len(blocks))), blocks)
+    rows = sorted(data.draw(st.sets(st.integers(0, len(blocks) - 1), min_size=1)))
+    assert blocks_of(trace.take(np.array(rows))) == [blocks[row] for row in rows]
+
+
+@given(st.lists(MICROSECONDS.map(lambda gap: gap + 0.01), min_size=2, max_size=20), st.integers(1, 5))
+def test_repeating_keeps_the_rate_and_every_gap(gaps, n):
+    trace = trace_of(gaps)
+    repeated = trace.repeated(n)
+    assert len(repeated) == n * len(trace)
+    assert repeated.rate == pytest.approx(trace.rate)
+    for copy in range(n):
+        part = repeated.arrival[copy * len(trace) : (copy + 1) * len(trace)]
+        np.testing.assert_allclose(np.diff(part), np.diff(trace.arrival), atol=1e-9)
+
+
+def test_copies_of_a_trace_share_no_block():
+    trace = with_blocks([0.0, 2.0], [[7, 8], [7, 9]])
+    assert blocks_of(trace.repeated(2)) == [[0, 1], [0, 2], [3, 4], [3, 5]]
+
+
+def test_nothing_follows_a_single_request():
+    single = trace_of([1.0])
+    assert single.rate == 0
+    with pytest.raises(InputError, match="single request"):
+        single.repeated(2)
+    assert concatenate([trace_of([0.0, 1.0]), single]).arrival.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_other_lengths_leave_arrivals_and_drop_blocks():
+    changed = with_blocks([0.0, 2.0], [[7, 8], [7, 9]]).with_lengths(100, [5, 6])
+    assert (changed.arrival.tolist(), changed.input_tokens.tolist()) == ([0.0, 2.0], [100, 100])
+    assert changed.output_tokens.tolist() == [5, 6]
+    assert changed.prefix is None
+
+
+def test_a_mix_has_the_shares_and_keeps_the_times_of_what_it_keeps():
+    fast = trace_of([0.01] * 40_000, "fast")
+    slow = trace_of([0.1] * 4_000, "slow").with_lengths(99_999, 1)
+    both = mix([fast, slow], [1, 1], np.random.default_rng(1))
+    from_slow = both.input_tokens == 99_999
+    assert from_slow.sum() == 4_000  # the rarer one is kept whole
+    assert abs((~from_slow).sum() - 4_000) < 4 * np.sqrt(4_000)  # the other is thinned: binomial
+    np.testing.assert_allclose(both.arrival[from_slow], slow.arrival - slow.arrival[0])
+    assert np.isin(both.arrival[~from_slow], fast.arrival - fast.arrival[0]).all()
+    assert both.name == "fast + slow"
+
+
+def test_a_mix_lasts_as_long_as_the_shortest_trace():
+    both = mix([trace_of([1.0] * 10), trace_of([1.0] * 100)], [1, 1], np.random.default_rng(1))
+    assert both.arrival.tolist() == sorted([*map(float, range(10))] * 2)
+
+
+def test_blocks_of_mixed_traces_stay_apart():
+    left, right = with_blocks([0.0, 2.0], [[0], [0, 1]]), with_blocks([0.0, 2.0], [[0], [0, 1]])
+    assert blocks_of(mix([left, right], [1, 1], np.random.default_rng(0))) == [[0], [2], [0, 1], [2, 3]]
+    bare = mix([left, trace_of([0.0, 2.0])], [1, 1], np.random.default_rng(0))
+    assert blocks_of(bare) == [[0], [], [0, 1], []]
+
+
+def test_a_share_for_every_trace():
+    with pytest.raises(InputError, match="one share a trace"):
+        mix([trace_of([1.0])], [1, 2], np.random.default_rng(0))
