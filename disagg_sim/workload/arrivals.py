@@ -157,8 +157,8 @@ def arrivals(
 ) -> Floats:
     """The first ``requests`` arrivals or, where that is 0, those before ``duration`` [s], at ``rate`` a second. [s]"""
     expected = requests or rate * duration
-    if not 0 < expected < math.inf:
-        raise InputError(f"{expected:g} requests are expected; allowed: above 0, finite")
+    if not (0 < rate < math.inf and 0 < expected < math.inf):
+        raise InputError(f"{expected:g} requests at {rate:g} a second; allowed: both above 0 and finite")
     found: list[Floats] = []
     count = 0
     for times in process.blocks(rng, rate, LEAST_BLOCK + math.ceil(1.1 * expected)):

@@ -1,0 +1,174 @@
+"""Synthetic traces: moments of the arrival processes, fits that return what they were drawn from, named streams."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disagg_sim import synthetic_trace
+from disagg_sim.errors import InputError
+from disagg_sim.workload.arrivals import Gamma, Mmpp, Poisson, Weibull, arrivals, fit_gamma, fit_mmpp, named_rng
+from disagg_sim.workload.lengths import Pareto
+from disagg_sim.workload.standins import burstgpt_process, burstgpt_standin, mini_reasoning_standin
+from disagg_sim.workload.statistics import trace_statistics
+from disagg_sim.workload.synthetic import LengthTable, log_normal
+
+BURSTS = Mmpp(contrast=4.0, burst_share=0.25, burst_s=30.0)  # all requests come in bursts
+PROCESSES = [Poisson(), Gamma(0.0), Gamma(0.3), Gamma(3.0), Weibull(0.5), BURSTS]
+
+
+@pytest.mark.parametrize("process", PROCESSES, ids=repr)
+@pytest.mark.parametrize("rate", [0.05, 40.0])
+def test_arrivals_ascend_and_a_count_and_a_duration_agree(process, rate):
+    times = arrivals(process, named_rng(1, "a"), rate, requests=500)
+    assert times.size == 500
+    assert times[0] >= 0
+    assert np.all(np.diff(times) >= 0)
+    part = arrivals(process, named_rng(1, "a"), rate, duration=2 / rate)
+    assert np.all(part < 2 / rate)
+
+
+@pytest.mark.parametrize("process", PROCESSES, ids=repr)
+def test_the_mean_rate_holds_from_the_first_second(process):
+    """A process that began with a whole gap, or always in a burst, would miss it."""
+    runs = 3000
+    counts = [arrivals(process, named_rng(seed, "a"), 0.1, duration=50.0).size for seed in range(runs)]
+    assert abs(np.mean(counts) - 5.0) < 4 * max(np.std(counts), 0.1) / math.sqrt(runs)
+
+
+@pytest.mark.parametrize(
+    ("process", "cv"),
+    [(Poisson(), 1.0), (Gamma(0.0), 0.0), (Gamma(0.5), 0.5), (Gamma(2.0), 2.0), (Weibull(0.5), math.sqrt(5.0))],
+    ids=repr,
+)
+def test_gaps_have_their_coefficient_of_variation(process, cv):
+    trace = synthetic_trace(rate=3.0, requests=200_000, lengths=(1, 1), arrivals_as=process)
+    assert fit_gamma(trace).cv == pytest.approx(cv, rel=0.03, abs=1e-9)
+    assert trace.rate == pytest.approx(3.0, rel=0.02)
+
+
+def test_mmpp_by_hand():
+    """p = 1/4, d = 4: rate 4 in a burst, 0 outside; windows much shorter than a burst see the rate's own variance 3."""
+    assert BURSTS.window_cv(rate=1e9, length_cv=0.0, window_s=1e-3) == pytest.approx(math.sqrt(3.0), rel=1e-3)
+    # sT = T/(30*0.75) = 2: g = 2(2 - 1 + e^-2)/4 = 0.567668; squared c_v = (1 + 4)/(10*45) + 3*g
+    assert BURSTS.window_cv(rate=10.0, length_cv=2.0, window_s=45.0) ** 2 == pytest.approx(
+        5 / 450 + 3 * 0.567668, rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(("cv", "length_cv", "burst_s"), [(1.11, 1.0, 300.0), (0.6, 0.5, 20.0), (1.5, 2.0, 90.0)])
+def test_a_long_run_of_a_fitted_mmpp_has_the_variation_it_was_fitted_to(cv, length_cv, burst_s):
+    process = fit_mmpp(cv, rate=1.5, length_cv=length_cv, burst_share=0.2, burst_s=burst_s)
+    lengths = (log_normal(500, length_cv), 1)
+    trace = synthetic_trace(rate=1.5, duration=60.0 * 25_000, lengths=lengths, arrivals_as=process, seed=2)
+    found = trace_statistics(trace)
+    assert found.every_minute.input_cv == pytest.approx(cv, rel=0.04)
+    assert found.rate_per_s == pytest.approx(1.5, rel=0.03)
+
+
+@given(st.floats(0.05, 0.9), st.floats(1, 1e4), st.floats(0, 3), st.floats(0, 1))
+def test_the_mmpp_fit_inverts_its_equation(share, burst_s, length_cv, place):
+    none = Mmpp(contrast=0.0, burst_share=share, burst_s=burst_s).window_cv(rate=2, length_cv=length_cv, window_s=60)
+    full = Mmpp(contrast=1 / share, burst_share=share, burst_s=burst_s).window_cv(
+        rate=2, length_cv=length_cv, window_s=60
+    )
+    cv = none + place * (full - none) * 0.999
+    fit = fit_mmpp(cv, rate=2, length_cv=length_cv, burst_share=share, burst_s=burst_s)
+    assert fit.window_cv(rate=2, length_cv=length_cv, window_s=60) == pytest.approx(cv, rel=1e-9)
+
+
+def test_a_variation_that_no_mmpp_has_is_refused_with_the_range():
+    for cv in (0.01, 9.0):
+        with pytest.raises(InputError, match=r"out of range; allowed with these bursts: 0\.\d+ to 1\.\d+"):
+            fit_mmpp(cv, rate=1.0, length_cv=1.0, burst_share=0.3, burst_s=100.0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Gamma(-1.0),
+        lambda: Gamma(math.inf),
+        lambda: Weibull(0.0),
+        lambda: Mmpp(contrast=5.0, burst_share=0.25, burst_s=1.0),
+        lambda: Mmpp(contrast=1.0, burst_share=1.0, burst_s=1.0),
+        lambda: Mmpp(contrast=1.0, burst_share=0.5, burst_s=0.0),
+        lambda: log_normal(0.0, 1.0),
+        lambda: log_normal(10.0, -1.0),
+        lambda: LengthTable([1], [1, 2]),
+        lambda: LengthTable([], []),
+        lambda: synthetic_trace(rate=1.0, lengths=(1, 1)),
+        lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=1, duration=1.0),
+        lambda: synthetic_trace(rate=0.0, lengths=(1, 1), requests=1),
+        lambda: synthetic_trace(rate=1.0, lengths=(0, 1), requests=1),
+        lambda: synthetic_trace(rate=1.0, lengths=(1, 1), duration=math.inf),
+        lambda: synthetic_trace(rate=1e-9, lengths=(1, 1), duration=1.0),
+        lambda: synthetic_trace(rate=math.inf, lengths=(1, 1), requests=3),
+    ],
+)
+def test_out_of_range_is_refused(make):
+    with pytest.raises(InputError):
+        make()
+
+
+def test_other_lengths_move_no_arrival_and_another_seed_moves_all():
+    kept = [
+        synthetic_trace(rate=1.0, requests=50, lengths=lengths, seed=7) for lengths in ((9, 9), (log_normal(50, 1), 3))
+    ]
+    assert kept[0].arrival.tolist() == kept[1].arrival.tolist()
+    other = synthetic_trace(rate=1.0, requests=50, lengths=(9, 9), seed=8)
+    assert not np.any(np.isclose(other.arrival, kept[0].arrival))
+
+
+def test_streams_depend_on_seed_and_name_alone():
+    first = [named_rng(seed, name).random() for seed in (0, 1) for name in ("a", "b")]
+    assert len(set(first)) == 4
+    assert named_rng(1, "b").random() == first[3]
+
+
+def test_pairs_of_a_table_stay_together():
+    table = LengthTable(np.arange(1, 100), np.arange(1, 100) * 2)
+    trace = synthetic_trace(rate=1.0, requests=5000, lengths=table)
+    assert np.all(trace.output_tokens == 2 * trace.input_tokens)
+    assert trace.input_tokens.mean() == pytest.approx(50, rel=0.03)
+    again = synthetic_trace(rate=1.0, requests=5000, lengths=trace)
+    assert np.all(again.output_tokens == 2 * again.input_tokens)
+
+
+def test_lengths_follow_their_laws():
+    heavy = Pareto(minimum=10, maximum=10_000, alpha=1.2)
+    trace = synthetic_trace(rate=1.0, requests=100_000, lengths=(log_normal(800, 0.5), heavy))
+    assert trace.input_tokens.mean() == pytest.approx(800, rel=0.01)
+    assert trace.input_tokens.std() / trace.input_tokens.mean() == pytest.approx(0.5, rel=0.02)
+    assert trace.output_tokens.mean() == pytest.approx(heavy.mean, rel=0.05)
+    assert abs(np.corrcoef(trace.input_tokens, trace.output_tokens)[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_burstgpt_standin_has_the_published_numbers(seed):
+    found = trace_statistics(burstgpt_standin(seed))
+    assert found.requests == 6009
+    assert found.every_minute.minutes == 60
+    assert found.every_minute.input_cv == pytest.approx(1.11, abs=0.03)
+    assert found.input_tokens.mean + found.output_tokens.mean == pytest.approx(733.9, rel=0.05)
+    assert found.notes[0].startswith("stand-in")
+
+
+def test_the_process_behind_it_spends_its_time_between_bursts():
+    process = burstgpt_process()
+    assert 0 < process.contrast < 1 / process.burst_share
+
+
+def test_the_mini_reasoning_standin_has_the_published_means():
+    trace = mini_reasoning_standin(rate=2.0, requests=50_000)
+    assert trace.input_tokens.mean() == pytest.approx(219, rel=0.02)
+    assert trace.output_tokens.mean() == pytest.approx(1467, rel=0.02)
+
+
+def test_a_million_requests_fit_in_memory_and_time():
+    trace = synthetic_trace(rate=64.0, requests=1_000_000, lengths=(512, 64), arrivals_as=BURSTS)
+    assert len(trace) == 1_000_000
+    assert trace.rate == pytest.approx(64.0, rel=0.1)
