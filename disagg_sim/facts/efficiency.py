@@ -8,6 +8,7 @@ A ``None`` efficiency means that the fit could not identify that term.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -48,25 +49,39 @@ class GemmFit(Fit):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillAttentionFit(Fit):
-    """Causal attention of many new tokens; ``kind`` is "gqa" or "mla" (naive form)."""
+    """Causal attention of many new tokens; ``kind`` is "gqa" or "mla" (naive form).
+
+    The form is ``physics.attention``: tiled where ``e_io`` is given, else the smooth one of ``s_half``.
+    """
 
     kind: str
     compute: str  # "bf16" or "fp8" arithmetic
     cache: str  # "bf16" or "fp8"
     e_compute: float  # share of the BF16 peak [1]
-    s_half: float  # tokens at which half of the plateau is reached [token]
+    s_half: float = 0.0  # smooth form: tokens at which half of the plateau is reached [token]
     t0: float  # [s]
+    e_io: float | None = None  # share of the HBM bandwidth at which queries, outputs, new keys and values move [1]
+    tail: float = 0.0  # share of the longest thread block that stays visible [1]
+    kernel: str = ""  # where a library has several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeAttentionFit(Fit):
-    """One new token per sequence against the cache; ``kind`` is "gqa" or "mla" (absorbed)."""
+    """One new token per sequence against the cache; ``kind`` is "gqa" or "mla" (absorbed).
+
+    The form is ``physics.attention``: with thread blocks where ``block_time`` is given, else the plain roofline.
+    """
 
     kind: str
     cache: str
     e_memory: float
-    e_compute: float | None  # MLA: share of the BF16 peak, above 1 where the arithmetic is fp8 [1]
+    e_compute: float | None = None  # MLA: share of the BF16 peak, above 1 where the arithmetic is fp8 [1]
     t0: float  # [s]
+    block_time: float | None = None  # of a thread block on its multiprocessor [s]
+    serial_time: float = 0.0  # of 1024 keys of one sequence [s]
+    serial_power: float = 1.0  # growth of it with the key length; 1 = the keys are not split over blocks [1]
+    ramp: float = 0.0  # cost of streaming a large cache, beside its bytes [s]
+    kernel: str = ""  # where a library has several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +141,15 @@ class AllToAllFit(Fit):
     token_bandwidth: float | None = None  # across nodes, at the number of multiprocessors that engines give it [B/s]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementwiseFit(Fit):
+    """A kernel that reads and writes activations: ``t0 + bytes/(e_memory*HBM)``."""
+
+    op: str  # "scale_matrix" (16 bit to 8 bit), "compute_scale" (read alone)
+    e_memory: float
+    t0: float  # [s]
+
+
 #: Operator group of an ``EfficiencySpec`` -> class of its rows.
 SECTIONS: dict[str, type[Fit]] = {
     "gemm": GemmFit,
@@ -134,6 +158,7 @@ SECTIONS: dict[str, type[Fit]] = {
     "moe": MoeFit,
     "collectives": CollectiveFit,
     "alltoall": AllToAllFit,
+    "elementwise": ElementwiseFit,
 }
 #: Software whose kernels were measured.
 LIBRARIES = ("trtllm", "vllm", "sglang", "nccl", "torch")
@@ -145,6 +170,18 @@ EAGER = "eager"
 ASSUMED = "assumed"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """A table of measurements that fits were made from."""
+
+    name: str
+    sha256: str
+    rows: int  # of the system [1]
+    fitted: int  # [1]
+    held_out: int  # of shapes that no fit saw [1]
+    dropped: Mapping[str, int]  # reason -> rows left out of both [1]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EfficiencySpec:
     """All fitted rows of one system."""
@@ -152,7 +189,7 @@ class EfficiencySpec:
     system: str  # the system that uses them
     measured_on: str  # the system that was measured
     data: str  # data set
-    date: str  # of extraction
+    date: str  # of the data
     engine_order: tuple[str, ...]  # whose fit is taken first, per operator
     gemm: tuple[GemmFit, ...]
     prefill_attention: tuple[PrefillAttentionFit, ...]
@@ -160,6 +197,8 @@ class EfficiencySpec:
     moe: tuple[MoeFit, ...]
     collectives: tuple[CollectiveFit, ...]
     alltoall: tuple[AllToAllFit, ...]
+    elementwise: tuple[ElementwiseFit, ...] = ()
+    files: tuple[DataFile, ...] = ()  # tables that the fits were made from, where the file says so
 
     @property
     def inherited(self) -> bool:

@@ -35,6 +35,21 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unit:
+    """Mark of a type whose numbers are written with a unit."""
+
+    dimension: str
+
+
+def unit_of(annotation: Any) -> str:
+    """Dimension of a ``quantity``, or of an optional one: "s", "B/s", ...; "" for every other type."""
+    for part in getattr(annotation, "__metadata__", ()):
+        if isinstance(part, Unit):
+            return part.dimension
+    return next((unit for item in getattr(annotation, "__args__", ()) if (unit := unit_of(item))), "")
+
+
 def quantity(dimension: str, low: float, high: float) -> Any:
     """Type of a number with a unit, e.g. ``quantity("B/s", 1 * GB, 100 * TB)`` for ``3.35 TB/s``; both ends allowed."""
 
@@ -44,7 +59,7 @@ def quantity(dimension: str, low: float, high: float) -> Any:
             raise ValueError(f"{value!r} = {number:g} {dimension} is outside [{low:g}, {high:g}] {dimension}")
         return number
 
-    return Annotated[float, BeforeValidator(read)]
+    return Annotated[float, BeforeValidator(read), Unit(dimension)]
 
 
 def number(low: float, high: float) -> Any:
@@ -142,7 +157,7 @@ def tagged(*items: Any) -> Any:
     return _Annotated[_Union[items], Field(discriminator="kind")]
 
 
-def table(name: str, **fields: Any) -> type[Strict]:
+def table(name: str, /, **fields: Any) -> type[Strict]:
     """Schema of ``key: value`` lines; a field is a type, or (type, default)."""
     pairs: Any = {key: field if isinstance(field, tuple) else (field, ...) for key, field in fields.items()}
     model: type[Strict] = create_model(name, __base__=Strict, **pairs)

@@ -97,7 +97,8 @@ def test_copies_per_pick():
 
 
 def curve(latency: float, bandwidth: float, *, per_rank: bool = True) -> LinkCurve:
-    return LinkCurve(np.array([1.0]), np.array([latency]), np.array([bandwidth]), copies=copies_per_rank if per_rank else copies_per_pick)
+    copies = copies_per_rank if per_rank else copies_per_pick
+    return LinkCurve(np.array([1.0]), np.array([latency]), np.array([bandwidth]), copies=copies)
 
 
 def test_all_to_all_inside_a_domain_by_hand():

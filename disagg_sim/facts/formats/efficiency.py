@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.facts.efficiency import ASSUMED, EAGER, LIBRARIES, SECTIONS, EfficiencySpec
+from disagg_sim.facts.efficiency import ASSUMED, EAGER, LIBRARIES, SECTIONS, DataFile, EfficiencySpec, Fit
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.facts.schema import (
     checked,
@@ -22,6 +22,7 @@ from disagg_sim.facts.schema import (
     span,
     table,
     texts,
+    unit_of,
     validate,
     values,
 )
@@ -58,8 +59,17 @@ _TYPES: dict[str, dict[str, Any]] = {
         "e_quantise": optional(_share),
         "least_row": number(0.0, 1e6),
     },
-    "prefill_attention": _attention | {"compute": _bf16_or_fp8, "e_compute": _share, "s_half": number(0.0, 1e6)},
-    "decode_attention": _attention | {"e_memory": _share, "e_compute": optional(_share)},
+    "prefill_attention": _attention | {"compute": _bf16_or_fp8, "e_compute": _share, "s_half": number(0.0, 1e6)}
+    | {"e_io": optional(_share), "tail": number(0.0, 1.0)},
+    "decode_attention": _attention
+    | {
+        "e_memory": _share,
+        "e_compute": optional(_share),
+        "block_time": optional(_time),
+        "serial_time": _time,
+        "serial_power": number(0.0, 2.0),
+        "ramp": _time,
+    },
     "moe": _curve
     | {
         "regime": choice(("single", "tp", "ep2_8", "ep16_256")),
@@ -89,14 +99,23 @@ _TYPES: dict[str, dict[str, Any]] = {
         "token_bandwidth": optional(quantity("B/s", MB, MB * GB)),
     },
 }
+_TYPES["elementwise"] = {"op": choice(("scale_matrix", "compute_scale")), "e_memory": _share, "t0": _time}
 _Rows = {key: schema_of(SECTIONS[key], _origin | _TYPES[key], without=("inherited_from",)) for key in SECTIONS}
 _Transfer = table("Transfer", section=choice(SECTIONS), system=str, where=(mapping_of(str, str), {}), reason=str)
+_DataFile = schema_of(DataFile, {"dropped": mapping_of(str, integer(0, 10**9))})
+_Assumptions = table(
+    "Assumptions",
+    engine_order=texts(LIBRARIES),
+    **{key: (list_of(_Rows[key]), []) for key in SECTIONS},
+    inherits_rows=(list_of(_Transfer), []),
+)
 _Header = {"system": str, "data": str, "date": str, "engine_order": texts(LIBRARIES)}
 _File = table(
     "Efficiency",
     **_Header,
-    **{key: list_of(_Rows[key]) for key in SECTIONS},
+    **{key: (list_of(_Rows[key]), []) if key == "elementwise" else list_of(_Rows[key]) for key in SECTIONS},
     inherits_rows=(list_of(_Transfer), []),
+    files=(list_of(_DataFile), []),
 )
 _Heir = table("Heir", system=str, inherits=str, reason=str)
 
@@ -119,7 +138,32 @@ def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], Eff
             if all(str(getattr(row, key, None)) == value for key, value in transfer.where.items())
         )
     header = {key: getattr(file, key) for key in _Header}
-    return EfficiencySpec(measured_on=file.system, **header, **rows)
+    files = tuple(DataFile(**values(each)) for each in file.files)
+    return EfficiencySpec(measured_on=file.system, files=files, **header, **rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """What no table of a system measures: order of its engines, assumed rows, rows taken over from other systems."""
+
+    engine_order: tuple[str, ...]
+    rows: Mapping[str, tuple[Fit, ...]]  # by section
+    inherits_rows: tuple[Mapping[str, Any], ...]
+
+
+def assumptions_of(path: Path, data: Mapping[str, Any]) -> Assumptions:
+    """The assumptions of a file of ``hw_specs/efficiency/assumptions/``."""
+    file: Any = validate(_Assumptions, data, path)
+    return Assumptions(
+        engine_order=file.engine_order,
+        rows={key: tuple(SECTIONS[key](**values(row)) for row in getattr(file, key)) for key in SECTIONS},
+        inherits_rows=tuple(values(row) for row in file.inherits_rows),
+    )
+
+
+def unit_of_field(section: str, field: str) -> str:
+    """Dimension in which a field of a row is written, "" for a pure number or a word."""
+    return unit_of((_origin | _TYPES[section]).get(field))
 
 
 def _taken_over(row: Any, origin: str) -> Any:

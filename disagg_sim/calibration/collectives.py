@@ -1,0 +1,140 @@
+"""Fits of collectives inside one domain: NCCL's ring in two protocols, the engines' all-reduce, calls outside graphs.
+
+NCCL, each operation: ``latency + hop*(n-1)`` and the faster of its low-latency protocol (a plain bandwidth) and its
+pipelined one (``ramp``): five numbers. An engine: a one-shot and, where it ever wins, a two-shot all-reduce, three
+numbers each; beyond them it hands its message to NCCL. Two more for calls outside a CUDA graph: the floor of the host,
+and a copy of the tensor into a registered buffer. The number of ranks enters by these forms alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.calibration.robust import Parameter, fit_logarithm
+from disagg_sim.facts.efficiency import EAGER, LARGE_MESSAGES, CollectiveFit
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.physics.collective import fastest
+from disagg_sim.physics.links import algorithm_of
+from disagg_sim.units import US
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Fields of a fit -> where their fit starts and ends.
+_LATENCY = Parameter("latency", 6 * US, 0.5 * US, 100 * US)
+_HOP = Parameter("hop", 0.5 * US, 0.001 * US, 20 * US)
+_SHARE = Parameter("e_bandwidth", 0.7, 0.02, 1.0)
+_SLOW_SHARE = Parameter("e_bandwidth", 0.2, 0.005, 1.0)
+_RAMP = Parameter("ramp", 5 * US, 0.01 * US, 1000 * US)
+_FLOOR = Parameter("latency", 25 * US, US, 1000 * US)
+#: Type of the rows that are fitted where there are several: activations are reduced in 16 bit.
+_FITTED_TYPES = ("half", "bfloat16")
+
+Build = Callable[[NDArray[np.float64]], list[CollectiveFit]]
+
+
+def fit_collectives(rows: pd.DataFrame, system: SystemSpec) -> list[CollectiveFit]:
+    """Fits of all libraries and operations among ``rows`` (a collectives table, ``latency`` in s), NCCL's first."""
+    fits: list[CollectiveFit] = []
+    order = sorted(rows["framework"].unique(), key=lambda name: (name != LARGE_MESSAGES, name))
+    for framework in order:
+        mine = rows[rows["framework"] == framework]
+        for op in sorted(mine["op"].unique()):
+            table = mine[mine["op"] == op]
+            if framework == LARGE_MESSAGES or op != "all_reduce":
+                fits += _fit_ring(table, system)
+            else:
+                fits += _fit_engine(table, system, [fit for fit in fits if fit.op == op])
+    return fits
+
+
+def predict_collectives(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[CollectiveFit]) -> NDArray[np.float64]:
+    """Time of each row of a collectives table by the fits of its library and operation; NaN where there is none. [s]"""
+    result = np.full(len(rows), np.nan)
+    eager = _eager(rows)
+    for engine, op in dict.fromkeys((fit.engine, fit.op) for fit in fits):
+        mine = [fit for fit in fits if fit.engine == engine and fit.op == op]
+        laws = [fit for fit in mine if fit.algorithm != EAGER]
+        if not laws:
+            continue
+        here = ((rows["framework"] == engine) & (rows["op"] == op)).to_numpy()
+        if engine != LARGE_MESSAGES:
+            laws += [fit for fit in fits if fit.engine == LARGE_MESSAGES and fit.op == op]
+        size, n = (rows.loc[here, column].to_numpy(dtype=float) for column in ("message_bytes", "num_gpus"))
+        inside = fastest([algorithm_of(fit, system.nvlink_bandwidth).transfer(size, n) for fit in laws]).time
+        outside = np.full(len(size), np.nan)
+        for fit in mine:
+            if fit.algorithm == EAGER:
+                copied = inside + 2.0 * size / (fit.e_bandwidth * system.hbm_bandwidth)
+                outside = np.maximum(fit.latency, copied)
+        result[here] = np.where(eager[here], outside, inside)
+    return result
+
+
+def unit_of(fit: CollectiveFit) -> tuple[str, str, bool]:
+    """Fits that predict together."""
+    return fit.engine, fit.op, fit.algorithm == EAGER
+
+
+def _eager(rows: pd.DataFrame) -> NDArray[np.bool_]:
+    return np.asarray(rows["kernel_source"].str.endswith("eager"), dtype=bool)
+
+
+def _fit_ring(table: pd.DataFrame, system: SystemSpec) -> list[CollectiveFit]:
+    sixteen_bit = table[table["dtype"].isin(_FITTED_TYPES)]
+    table = sixteen_bit if len(sixteen_bit) else table
+
+    def build(values: NDArray[np.float64]) -> list[CollectiveFit]:
+        latency, hop, slow, fast, ramp = values.tolist()
+        pipelined = _fit(table, "ring", (latency, hop, fast, ramp), parameters=4)
+        return [pipelined, _fit(table, "ring_ll", (latency, hop, slow, 0.0), parameters=1)]
+
+    return _solve(table, system, (_LATENCY, _HOP, _SLOW_SHARE, _SHARE, _RAMP), build)
+
+
+def _fit_engine(table: pd.DataFrame, system: SystemSpec, ring: Sequence[CollectiveFit]) -> list[CollectiveFit]:
+    eager = bool(_eager(table).any())
+    parameters = (_LATENCY, _HOP, _SHARE, _LATENCY, _HOP, _SHARE, *((_FLOOR, _SHARE) if eager else ()))
+
+    def build(values: NDArray[np.float64]) -> list[CollectiveFit]:
+        numbers = values.tolist()
+        fits = [
+            _fit(table, "one_shot", (*numbers[:3], 0.0), parameters=3),
+            _fit(table, "two_shot", (*numbers[3:6], 0.0), parameters=3),
+        ]
+        return [*fits, _fit(table, EAGER, (numbers[6], 0.0, numbers[7], 0.0), parameters=2)] if eager else fits
+
+    fits = _solve(table, system, parameters, build, others=[fit for fit in ring if fit.engine == LARGE_MESSAGES])
+    size, n = (table[column].to_numpy(dtype=float) for column in ("message_bytes", "num_gpus"))
+    one, two = (algorithm_of(fit, system.nvlink_bandwidth).transfer(size, n).time for fit in fits[:2])
+    as_ring = table.assign(framework=LARGE_MESSAGES, kernel_source="")
+    by_ring = predict_collectives(as_ring, system, [fit for fit in ring if fit.engine == LARGE_MESSAGES])
+    wins = bool(np.any(two < np.fmin(one, by_ring)))
+    return fits if wins else [fits[0], *fits[2:]]
+
+
+def _fit(
+    table: pd.DataFrame, algorithm: str, values: tuple[float, float, float, float], *, parameters: int
+) -> CollectiveFit:
+    latency, hop, share, ramp = values
+    first = table.iloc[0]
+    return CollectiveFit(
+        engine=first["framework"], version=first["version"], points=len(table), median_error=0.0, p90_error=0.0,
+        op=first["op"], gpus=0, latency=latency, e_bandwidth=share, algorithm=algorithm, hop=hop, ramp=ramp,
+        parameters=parameters,
+        valid=tuple((s, float(table[s].min()), float(table[s].max())) for s in ("num_gpus", "message_bytes")),
+    )  # fmt: skip
+
+
+def _solve(
+    table: pd.DataFrame, system: SystemSpec, parameters: Sequence[Parameter], build: Build,
+    others: Sequence[CollectiveFit] = (),
+) -> list[CollectiveFit]:  # fmt: skip
+    def times(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return predict_collectives(table, system, [*build(values), *others])
+
+    return build(fit_logarithm(times, table["latency"].to_numpy(dtype=float), parameters))
