@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from disagg_sim.domain import Deployment, Mapping, Pool
 from disagg_sim.errors import InputError, whole_number
+from disagg_sim.physics.phases import Degrees
 
 #: Parts of a deployment: pools of one phase, instances that do both, and instances that work in pairs.
 PARTS = ("prefill", "decode", "colocated", "pairs")
@@ -73,6 +74,13 @@ class ServedDeployment:
                 f"deployment {self.name!r}: the instances of system {system!r} take {used} GPUs ({each}), "
                 f"{used - self.gpus} more than its {self.gpus}"
             )
+
+
+def degrees_of(mapping: Mapping) -> Degrees:
+    """Sharding degrees of an instance as the physics takes them."""
+    return Degrees(
+        tp_attn=mapping.tp_attn, dp_attn=mapping.dp_attn, tp_ffn=mapping.tp_ffn, ep=mapping.ep, pp=mapping.pp
+    )
 
 
 def served(deployment: Deployment, *, name: str = "planned") -> ServedDeployment:

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.physics.kv_transfer import unique_gpus
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.search.setting import Setting
+from disagg_sim.simulation.deployment import degrees_of
 from disagg_sim.simulation.engine import FIRST, Engine
 
 #: How concurrent transfers share a link: equally, or one after the other.
@@ -67,9 +68,9 @@ class LinkSpec:
         return max(1, -(-tokens // self.chunk_tokens)) * (layers if self.push == "layer" else 1)
 
 
-def instance_bandwidth(setting: Setting, degrees: Degrees, per_gpu: float) -> float:
+def instance_bandwidth(setting: Setting, mapping: Mapping, per_gpu: float) -> float:
     """One way into or out of an instance: that of its GPUs with distinct parts of the cache. [B/s]"""
-    return float(unique_gpus(setting.model, degrees)) * per_gpu
+    return float(unique_gpus(setting.model, degrees_of(mapping))) * per_gpu
 
 
 class _Transfer:

@@ -17,15 +17,18 @@ import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, UnknownNameError, nearest
+from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.search.setting import Setting
 from disagg_sim.simulation.deployment import ServedDeployment
-from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.kv_link import LinkSpec, instance_bandwidth
+from disagg_sim.simulation.state import Mode
 
 if TYPE_CHECKING:
-    from disagg_sim.simulation.fleet import Limits
     from disagg_sim.simulation.step_times import StepTable
     from disagg_sim.simulation.view import ClusterView
 
+#: Most sequences of an instance unless a system says otherwise; vLLM's default. [1]
+MAX_SEQUENCES = 256
 #: ``Leg.until`` of a leg that runs to the end of its request: the cluster clips it to the true length. [token]
 END = 2**62
 #: ``Leg.then`` of a leg whose successor is not known yet.
@@ -40,6 +43,27 @@ class Role(IntEnum):
     BOTH = 2
 
 
+class State(IntEnum):
+    """Where an instance is in its life."""
+
+    STARTING = 0  # holds its GPUs, does not serve yet
+    READY = 1
+    DRAINING = 2  # finishes what it has, then stops
+    FLIPPING = 3  # finishes what it has, then reloads for the new role
+    STOPPED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How an instance forms its steps; see ``state.Mode``."""
+
+    mode: Mode = Mode.CHUNKED
+    token_budget: int = 2048  # decodes and prefill of one step; of a pass in PREFILL_FIRST [token]
+    max_sequences: int = MAX_SEQUENCES  # running and in prefill together [1]
+    max_prompts: int = 2**31  # prompts of one pass [1]
+    step_limit_s: float = np.inf  # of a SLO_AWARE step [s]
+
+
 class Leg(NamedTuple):
     """One segment of a request as a policy wishes it."""
 
@@ -51,6 +75,8 @@ class Leg(NamedTuple):
     then: int = LATER
     #: Other wishes that this decision makes, applied before the leg starts.
     wishes: tuple[Wish, ...] = ()
+    #: What the decision itself takes: the leg, or its transfer, starts that much later. [s]
+    delay_s: float = 0.0
 
 
 class Flip(NamedTuple):
@@ -181,10 +207,30 @@ class Site:
     deployment: ServedDeployment
     slo: Slo
     link: LinkSpec
-    table: Callable[[Mapping], StepTable]  # step times and KV capacity of an instance
+    link_bandwidth: float  # of one GPU, one way [B/s]
+    link_latency_s: float  # [s]
+    tables: Callable[[Mapping, int], StepTable]  # step times of an instance and its most sequences
+    blocks: Callable[[Mapping, Limits], int]  # KV blocks that it holds [block]
     rng: Callable[[str], np.random.Generator]  # random stream of that name
     start_up_s: float  # from the wish to the first token served [s]
     flip_s: float  # a change of role takes the instance out of service that long [s]
+
+    def table(self, mapping: Mapping, max_sequences: int = MAX_SEQUENCES) -> StepTable:
+        """Step times of an instance that decodes up to ``max_sequences`` [1]."""
+        return self.tables(mapping, max_sequences)
+
+    def instance_bandwidth(self, mapping: Mapping) -> float:
+        """Into or out of an instance, one way. [B/s]"""
+        return instance_bandwidth(self.setting, mapping, self.link_bandwidth)
+
+    def kv_bytes(self, tokens: int) -> float:
+        """Cache of ``tokens`` of one request, each element once. [B]"""
+        return kv_bytes_per_request(self.setting.model, self.setting.precision, tokens)
+
+    def transfer_s(self, tokens: int, sender: Mapping, receiver: Mapping) -> float:
+        """Time to move the cache of ``tokens`` between two instances that share their links with nobody. [s]"""
+        bandwidth = min(self.instance_bandwidth(sender), self.instance_bandwidth(receiver))
+        return self.link_latency_s + self.kv_bytes(tokens) / bandwidth
 
     def instances(self, *parts: tuple[str, Role]) -> tuple[tuple[Mapping, Role], ...]:
         """Instances of parts of the deployment, one entry each: ``site.instances(("prefill", Role.PREFILL))``."""
@@ -225,6 +271,13 @@ def register(name: str) -> Callable[[Registered], Registered]:
     return add
 
 
+def systems() -> dict[str, type[System]]:
+    """All registered systems by name, the built-in ones first."""
+    import disagg_sim.simulation.policies  # noqa: F401  fills the registry
+
+    return SYSTEMS
+
+
 def system_named(name: str, **options: Any) -> System:
     """The registered system of that name with some of its options changed.
 
@@ -233,9 +286,7 @@ def system_named(name: str, **options: Any) -> System:
     UnknownNameError
         No such system, or no such option of it; the text names the nearest.
     """
-    import disagg_sim.simulation.policies  # noqa: F401  fills the registry
-
-    if name not in SYSTEMS:
+    if name not in systems():
         raise UnknownNameError(f"unknown system {name!r}{nearest(name, SYSTEMS)}; known: {', '.join(sorted(SYSTEMS))}")
     known = [field.name for field in fields(SYSTEMS[name])]  # type: ignore[arg-type]
     for option in options:

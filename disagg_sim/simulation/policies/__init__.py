@@ -1,1 +1,7 @@
-"""Serving policies: one file a system."""
+"""Serving systems, one file each; importing this package registers them all."""
+
+from disagg_sim.simulation.policies.disaggregated import Disaggregated
+from disagg_sim.simulation.policies.least_load import InTurn, LeastLoad
+from disagg_sim.simulation.policies.vllm import Vllm
+
+__all__ = ["Disaggregated", "InTurn", "LeastLoad", "Vllm"]

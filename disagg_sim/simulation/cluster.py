@@ -1,0 +1,297 @@
+"""The life of a request: arrival, segments on instances, transfers between them, end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from disagg_sim.simulation.batches import Batches
+from disagg_sim.simulation.engine import LAST, NORMAL, Engine
+from disagg_sim.simulation.fleet import Fleet
+from disagg_sim.simulation.kv_link import KvLink
+from disagg_sim.simulation.policy import LATER, Leg, Parts, State, Wish
+from disagg_sim.simulation.roster import Roster
+from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
+from disagg_sim.simulation.view import ClusterView
+
+NAN = math.nan
+
+
+class Going(NamedTuple):
+    """A segment whose end the cluster waits for."""
+
+    request: int
+    instance: int
+    until: int  # tokens of the request that exist when it ends [token]
+    then: int  # instance of the rest, or ``LATER``
+
+
+class Moved(NamedTuple):
+    """A transfer that has ended."""
+
+    request: int
+    exposed_s: float  # that the request waited for [s]
+    whole_s: float  # from its first byte to its last [s]
+    tokens: int  # [token]
+
+
+class Cluster:
+    """Requests, policy and kernel at work; the source of the engine.
+
+    Parameters
+    ----------
+    parts : Parts
+        The system.
+    engine, fleet, link, roster, view
+        Clock, kernel, network, instances, and what policies look at.
+    concurrency : int
+        Closed loop: so many requests are always there, the next comes when one ends; 0 = as the trace says.
+    """
+
+    def __init__(
+        self, parts: Parts, *, engine: Engine, fleet: Fleet, link: KvLink, roster: Roster, view: ClusterView,
+        concurrency: int = 0,
+    ) -> None:  # fmt: skip
+        self.parts, self.engine, self.fleet, self.link = parts, engine, fleet, link
+        self.roster, self.view, self.site = roster, view, view.site
+        self.prompts, self.outputs = view.input_tokens, view.output_tokens
+        self.requests = len(self.prompts)
+        self.refused: list[int] = []  # requests
+        self.lost: list[int] = []
+        self.moved: list[Moved] = []
+        self.batches = Batches(
+            parts.forming, view=view, engine=engine, submit=self._submit_batch, refuse=roster.refuse
+        )
+        self._going: dict[int, Going] = {}
+        self._told = -1
+        self._closed = concurrency > 0
+        self._notify_all = self._closed or parts.listener is not None
+        self._place, self._proceed = parts.routing.place, parts.routing.proceed
+        roster.joined, roster.serves = self._instances_changed, self.batches.ask
+        roster.died = self._instance_died
+        self._instances_changed()
+        engine.attach(self)
+        if self._closed:
+            for _ in range(concurrency):
+                self._next()
+        else:
+            engine.feed(view.arrival_s, NORMAL, self._arrive)
+        if parts.roles is not None:
+            self._every(parts.roles.period_s, parts.roles.flips)
+        if parts.scaling is not None:
+            self._every(parts.scaling.period_s, parts.scaling.resize)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether anything can still happen to a request."""
+        return (
+            self.view.arrived < self.requests
+            or self.link.in_flight > 0
+            or self.fleet.next_time() < math.inf
+            or any(self.roster.coming)
+        )
+
+    # --- source of the engine -----------------------------------------------------------------------------------
+
+    def advance(self, until: float) -> float:
+        """Let the instances work; see ``engine.Source``."""
+        segment, time = self.fleet.run_until(until)
+        if segment == -1:
+            return math.inf
+        self._told = segment
+        return time
+
+    def deliver(self) -> None:
+        """A segment has ended, or a draining instance is empty."""
+        segment = self._told
+        if segment < 0:
+            self.roster.emptied(-2 - segment)
+            return
+        going = self._going.pop(segment)
+        request, instance, until, then = going
+        if self.batches.forming is not None:
+            self.batches.ended(instance)
+        if until >= self.prompts[request] + self.outputs[request]:
+            if self.parts.listener is not None:
+                self.parts.listener.finished(self.view, request, instance)
+            self._next()
+            return
+        if then != LATER and self.roster.state[then] == State.READY:
+            leg, pushed = Leg(then), True
+        else:
+            leg, pushed = self._proceed(self.view, request, instance), False
+            if leg.wishes:
+                self.roster.apply(leg.wishes)
+            if leg.instance != instance:
+                self._check(leg, request, until)
+        if leg.delay_s > 0:
+            self.engine.at(self.engine.now + leg.delay_s, NORMAL, self._continue, segment, going, leg, pushed)
+        else:
+            self._continue(segment, going, leg, pushed)
+
+    # --- arrival and end ----------------------------------------------------------------------------------------
+
+    def _arrive(self, request: int) -> None:
+        view = self.view
+        view.arrived = request + 1
+        if self.prompts[request] + self.outputs[request] > self._largest:
+            self._refuse(request)
+            return
+        admission = self.parts.admission
+        if admission is not None and not admission.admit(view, request):
+            self._refuse(request)
+            return
+        leg = self._place(view, request)
+        if leg.wishes:
+            self.roster.apply(leg.wishes)
+        self._check(leg, request, 0)
+        if leg.delay_s > 0:
+            self.roster.coming[leg.instance] += 1
+            self.engine.at(self.engine.now + leg.delay_s, NORMAL, self._late, request, leg)
+        else:
+            self._submit(request, leg, 0, NAN)
+
+    def _late(self, request: int, leg: Leg) -> None:
+        if self.roster.state[leg.instance] == State.STOPPED:
+            self._lose(request)
+            return
+        self._submit(request, leg, 0, NAN)
+        self.roster.came(leg.instance)
+
+    def _refuse(self, request: int) -> None:
+        self.refused.append(request)
+        self._next()
+
+    def _lose(self, request: int) -> None:
+        self.lost.append(request)
+        self._next()
+
+    def _next(self) -> None:
+        """In a closed loop, the next request comes now."""
+        if self._closed and self.view.arrived < self.requests:
+            request = self.view.arrived
+            self.view.arrived += 1
+            self.view.came(request)
+            self.engine.at(self.engine.now, NORMAL, self._arrive, request)
+
+    # --- segments -----------------------------------------------------------------------------------------------
+
+    def _submit(self, request: int, leg: Leg, have: int, last_token_s: float) -> None:
+        """Give an instance the part of a request from ``have`` existing tokens on."""
+        instance, until, then, _, _ = leg
+        prompt = self.prompts[request]
+        total = prompt + self.outputs[request]
+        if until >= total:
+            until = total
+        elif until == prompt:  # the pass that completes a prompt emits a token
+            until += 1
+        if have < prompt:
+            context, new, generate = have, min(until, prompt) - have, max(0, until - prompt)
+        else:  # the token emitted last is not in the cache yet
+            context, new, generate = have - 1, 0, until - have
+        if context + new + generate > self._tokens[instance]:
+            self._refuse(request)
+            return
+        if new and self.roster.mode[instance] == Mode.MANUAL:
+            self.roster.coming[instance] += 1
+            self.batches.wait(instance, request, (context, new, generate, until, then, last_token_s))
+            return
+        more = until < total
+        notify = more or self._notify_all
+        segment = self.fleet.submit(
+            instance, request, context, new, generate, self.engine.now, notify, more, last_token_s
+        )
+        if notify:
+            self._going[segment] = Going(request, instance, until, then)
+
+    def _submit_batch(self, instance: int, batch: Sequence[tuple[int, tuple[int, int, int, int, int, float]]]) -> None:
+        now, left = self.engine.now, len(batch)
+        for request, (context, new, generate, until, then, last_token_s) in batch:
+            left -= 1
+            more = until < self.prompts[request] + self.outputs[request]
+            segment = self.fleet.submit(
+                instance, request, context, new, generate, now, True, more, last_token_s, left == 0
+            )
+            self._going[segment] = Going(request, instance, until, then)
+        for _ in batch:
+            self.roster.came(instance)
+
+    def _continue(self, segment: int, going: Going, leg: Leg, pushed: bool) -> None:
+        """Go on where the leg says: here, or elsewhere after a transfer."""
+        request, origin, until, _ = going
+        if leg.instance == origin:
+            self.fleet.release(segment, self.engine.now)
+            self._submit(request, leg, until, self._last_token_s(segment))
+            return
+        now, target = self.engine.now, leg.instance
+        tokens = until - 1 if until > self.prompts[request] else until
+        size = self.site.kv_bytes(tokens)
+        hidden = 0.0
+        if pushed:
+            pieces = self.site.link.pieces(tokens, len(self.site.setting.model.layers))
+            window = now - float(self.fleet.segments.start_s[segment])
+            hidden = self.link.hidden_bytes(origin, target, size, pieces, window)
+        self.roster.coming[target] += 1
+        self.view.coming_tokens[target] += tokens
+        self.link.send(origin, target, size - hidden, self._landed, segment, going, leg, now, tokens, hidden)
+
+    def _landed(self, segment: int, going: Going, leg: Leg, since: float, tokens: int, hidden: float) -> None:
+        """A cache has arrived: its sender's blocks are free, its receiver may go on."""
+        request, origin, until, _ = going
+        target, now = leg.instance, self.engine.now
+        self.view.coming_tokens[target] -= tokens
+        exposed = now - since
+        rate = min(self.link.bandwidth[origin], self.link.bandwidth[target])
+        self.moved.append(Moved(request, exposed, exposed + hidden / rate, tokens))
+        if State.STOPPED in (self.roster.state[origin], self.roster.state[target]):
+            self._lose(request)
+            self.roster.coming[target] -= 1
+            if self.roster.state[origin] != State.STOPPED:
+                self.fleet.release(segment, now)
+            return
+        self.fleet.release(segment, now)
+        self._submit(request, leg, until, self._last_token_s(segment))
+        self.roster.came(target)
+
+    def _last_token_s(self, segment: int) -> float:
+        """When the request of a finished segment last emitted a token; NaN: never. [s]"""
+        segments = self.fleet.segments
+        return float(segments.finish_s[segment]) if segments.generate[segment] else NAN
+
+    def _check(self, leg: Leg, request: int, have: int) -> None:
+        """Refuse a leg that cannot be."""
+        roster, instance = self.roster, leg.instance
+        if 0 <= instance < len(roster.state) and roster.state[instance] == State.READY and leg.until > have:
+            return
+        wish = f"request {request} on instance {instance}"
+        if not 0 <= instance < len(roster.state):
+            roster.refuse(wish, f"there is no such instance; known: 0 to {len(roster.state) - 1}")
+        if roster.state[instance] != State.READY:
+            roster.refuse(wish, f"the instance is {roster.state[instance].name.lower()}, not ready")
+        roster.refuse(wish, f"it would end at token {leg.until}, and {have} tokens exist already")
+
+    # --- instances and ticks ------------------------------------------------------------------------------------
+
+    def _instances_changed(self) -> None:
+        self.view.rebind()
+        self._tokens = (self.fleet.total_blocks * BLOCK_TOKENS).tolist()
+        self._largest = max(self._tokens)
+
+    def _instance_died(self, instance: int) -> None:
+        """An instance stopped without draining: what it had is lost."""
+        for segment in [segment for segment, going in self._going.items() if going.instance == instance]:
+            self._lose(self._going.pop(segment).request)
+        for request in self.batches.abandon(instance):
+            self.roster.coming[instance] -= 1
+            self._lose(request)
+
+    def _every(self, period: float, decide: Callable[[ClusterView], Sequence[Wish]]) -> None:
+        self.engine.at(self.engine.now + period, LAST, self._tick, period, decide)
+
+    def _tick(self, period: float, decide: Callable[[ClusterView], Sequence[Wish]]) -> None:
+        if self.at_work:
+            self.view.refresh()
+            self.view.snapshot()
+            self.roster.apply(decide(self.view))
+            self._every(period, decide)

@@ -1,0 +1,129 @@
+"""From the arrays of a run to its records, column by column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.simulation.cluster import Cluster
+from disagg_sim.simulation.engine import LAST
+from disagg_sim.simulation.fleet import Segments
+from disagg_sim.simulation.policy import Role, State
+from disagg_sim.simulation.records import Floats, Instances, Ints, Outcome, Requests, Samples
+from disagg_sim.simulation.state import SegmentStatus
+
+
+class Sampler:
+    """Looks at a cluster every ``period`` [s], after all that happens at that time."""
+
+    def __init__(self, cluster: Cluster, period: float) -> None:
+        self._cluster, self._period = cluster, period
+        self._rows: list[tuple[float, ...]] = []
+        cluster.engine.at(0.0, LAST + 1, self._look)
+
+    def _look(self) -> None:
+        cluster, roster = self._cluster, self._cluster.roster
+        cluster.view.refresh()
+        view = cluster.view
+        stopped = np.array([state == State.STOPPED for state in roster.state])
+        gpus = np.where(stopped, 0, roster.gpus)
+        prefill = np.array([role == Role.PREFILL for role in roster.role])
+        blocks = view.total_blocks[~stopped].sum()
+        self._rows.append((
+            cluster.engine.now, view.arrived, view.queued_requests.sum() + cluster.batches.waiting,
+            view.running_requests.sum(), 1.0 - view.free_blocks[~stopped].sum() / blocks, gpus.sum(),
+            gpus[prefill].sum(), gpus[~prefill].sum(), cluster.link.in_flight,
+        ))  # fmt: skip
+        if cluster.at_work:
+            cluster.engine.at(cluster.engine.now + self._period, LAST + 1, self._look)
+
+    def samples(self, finish_s: Floats) -> Samples:
+        """All samples; ``finish_s`` of the requests that have finished. [s]"""
+        table = np.array(self._rows, dtype=float).T
+        whole = table.astype(np.int64)
+        finished = np.searchsorted(np.sort(finish_s), table[0], side="right")
+        return Samples(
+            time_s=table[0], arrivals=whole[1], finished=finished, queued=whole[2], running=whole[3], kv_use=table[4],
+            gpus=whole[5], prefill_gpus=whole[6], decode_gpus=whole[7], transfers=whole[8],
+        )  # fmt: skip
+
+
+def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: Ints) -> Requests:
+    """One row a request, from the segments that the kernel kept and the transfers that the cluster kept."""
+    segments, n = cluster.fleet.segments, inputs.size
+    request = segments.request
+    every = np.arange(request.size)
+    first, last = np.full(n, -1), np.full(n, -1)
+    first[request[::-1]], last[request] = every[::-1], every  # of several the last assignment counts
+    emitted = every[(segments.prompt > 0) & ~np.isnan(segments.first_token_s)][::-1]
+    begun = first.copy()
+    begun[request[emitted]] = emitted
+    exist = segments.context + segments.prompt + segments.generate + (segments.prompt == 0)
+    whole = (last >= 0) & (exist[last] == inputs + outputs)
+    finish = np.where(whole, _taken(segments.finish_s, last), np.nan)
+    status = np.where(np.isnan(finish), Outcome.UNFINISHED, Outcome.COMPLETED)
+    lost = request[segments.status == SegmentStatus.LOST]
+    status[lost[np.isnan(finish[lost])]] = Outcome.FAILED
+    status[cluster.lost] = Outcome.FAILED
+    status[cluster.refused] = Outcome.REJECTED
+    count = np.bincount(request, minlength=n)
+    first_token = _taken(segments.first_token_s, begun)
+    moved = np.array(cluster.moved, dtype=float).reshape(-1, 4)
+    who = moved[:, 0].astype(np.int64)
+    exposed, transfer, tokens = (np.bincount(who, moved[:, column], minlength=n).astype(float) for column in (1, 2, 3))
+    return Requests(
+        request=np.arange(n),
+        arrival_s=arrival,
+        input_tokens=inputs,
+        output_tokens=outputs,
+        status=status.astype(np.int64),
+        prefill_instance=_taken(segments.instance, begun, -1),
+        decode_instance=_taken(segments.instance, last, -1),
+        prefill_start_s=_taken(segments.start_s, first),
+        first_token_s=first_token,
+        transfer_s=transfer,
+        exposed_transfer_s=exposed,
+        decode_start_s=np.where(count > 1, _taken(segments.start_s, last), first_token),
+        finish_s=finish,
+        preemptions=np.bincount(request, segments.preemptions, minlength=n).astype(np.int64),
+        cached_tokens=np.bincount(request, segments.cached, minlength=n).astype(np.int64),
+        segments=count,
+        transferred_tokens=tokens.astype(np.int64),
+    )
+
+
+def instance_records(cluster: Cluster, end: float) -> Instances:
+    """One row an instance, up to ``end`` [s]."""
+    fleet, roster = cluster.fleet, cluster.roster
+    fleet.refresh(end)
+    n = len(roster.role)
+    stop = np.array(roster.stop_s)
+    return Instances(
+        role=np.array(roster.role, dtype=np.int64),
+        gpus=np.array(roster.gpus, dtype=np.int64),
+        start_s=np.minimum(roster.start_s, end),
+        stop_s=np.where(np.isnan(stop), end, np.minimum(stop, end)),
+        busy_s=fleet.busy_time[:n].copy(),
+        decode_steps=fleet.decode_steps[:n].copy(),
+        decode_s=fleet.decode_time[:n].copy(),
+        prefill_tokens=fleet.prefill_tokens[:n].copy(),
+        decode_tokens=fleet.decode_tokens[:n].copy(),
+        flops=fleet.flops()[:n].copy(),
+        flips=np.array(roster.flips, dtype=np.int64),
+        kv_blocks=fleet.total_blocks[:n].copy(),
+    )
+
+
+def last_moment(segments: Segments, arrived: float) -> float:
+    """When the last request arrived or finished. [s]"""
+    finish = segments.finish_s[~np.isnan(segments.finish_s)]
+    return float(max(arrived, finish.max(initial=0.0)))
+
+
+def _taken(column: NDArray[Any], rows: Ints, missing: float = np.nan) -> NDArray[Any]:
+    """Values of ``column`` at ``rows``; ``missing`` where a row is -1."""
+    if not column.size:
+        return np.full(rows.size, missing, dtype=column.dtype)
+    return np.where(rows >= 0, column[rows], np.asarray(missing, dtype=column.dtype))

@@ -1,0 +1,47 @@
+"""Static disaggregation: prefill instances and decode instances, for good.
+
+Y. Zhong et al., "DistServe: Disaggregating Prefill and Decoding for Goodput-optimized Large Language Model Serving",
+OSDI 2024; vLLM's disaggregated prefill differs in that its prefill instances work in chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from disagg_sim.errors import whole_number
+from disagg_sim.simulation.policies.loads import ByRole, Handover, fewest_requests, least_decode, one_of
+from disagg_sim.simulation.policy import Limits, Parts, Role, Site, register
+from disagg_sim.simulation.state import Mode
+
+#: How prefill instances work: chunks of the budget over several prompts, or whole prompts up to the budget.
+PREFILLS = {"chunked": Mode.CHUNKED, "whole": Mode.PREFILL_FIRST}
+
+
+@register("disaggregated")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disaggregated:
+    """Shortest queue for prefill, fewest tokens for decode; the cache moves in between."""
+
+    needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
+    token_budget: int = 2048  # of a prefill step [token]
+    max_sequences: int = 256  # of a decode instance [1]
+    prefill: str = "chunked"  # of ``PREFILLS``
+    early_push: bool = False  # decode instance chosen at arrival, the cache pushed piece by piece
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        whole_number("token_budget", self.token_budget)
+        whole_number("max_sequences", self.max_sequences)
+        one_of("prefill", self.prefill, tuple(PREFILLS))
+
+    def build(self, site: Site) -> Parts:
+        """See ``System``."""
+        return Parts(
+            start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
+            routing=Handover(fewest_requests, least_decode, early=self.early_push),
+            steps=ByRole(
+                prefill=Limits(mode=PREFILLS[self.prefill], token_budget=self.token_budget),
+                decode=Limits(token_budget=self.token_budget, max_sequences=self.max_sequences),
+            ),
+        )

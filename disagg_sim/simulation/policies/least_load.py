@@ -1,0 +1,51 @@
+"""Static roles with token-wise load balance, and without any: the ablations of Arrow.
+
+Both differ from Arrow in the routing alone: its instances, one prompt after the other, and no flips.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from disagg_sim.errors import whole_number
+from disagg_sim.simulation.policies.loads import ByRole, Choice, Handover, RoundRobin, least_decode, least_prefill
+from disagg_sim.simulation.policy import Limits, Parts, Role, Site, register
+
+
+@register("least_load")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastLoad:
+    """Fewest queued prompt tokens for prefill, fewest tokens in decode for decode."""
+
+    needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
+    token_budget: int = 2048  # of a step [token]
+    max_sequences: int = 256  # of an instance [1]
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        whole_number("token_budget", self.token_budget)
+        whole_number("max_sequences", self.max_sequences)
+
+    def choices(self) -> tuple[Choice, Choice]:
+        """Of the prefill instance and of the decode instance."""
+        return least_prefill, least_decode
+
+    def build(self, site: Site) -> Parts:
+        """See ``System``."""
+        limits = Limits(token_budget=self.token_budget, max_sequences=self.max_sequences)
+        return Parts(
+            start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
+            routing=Handover(*self.choices()),
+            steps=ByRole(prefill=limits, decode=limits),
+        )
+
+
+@register("round_robin")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InTurn(LeastLoad):
+    """One instance after the other."""
+
+    def choices(self) -> tuple[Choice, Choice]:
+        """See ``LeastLoad``."""
+        return RoundRobin(), RoundRobin()

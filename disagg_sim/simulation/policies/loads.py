@@ -1,0 +1,113 @@
+"""Measures of load, and choices by them, that several systems share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError, nearest
+from disagg_sim.simulation.policy import Leg, Limits, Role
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.roster import Index
+    from disagg_sim.simulation.view import ClusterView
+
+Ints = NDArray[np.int64]
+
+
+class Choice(Protocol):
+    """Picks one of some instances."""
+
+    def __call__(self, view: ClusterView, among: Index) -> int:
+        """An instance of ``among``, which is not empty."""
+        ...
+
+
+def fewest_requests(view: ClusterView, among: Index) -> int:
+    """The one with the fewest requests, waiting or running; the first of several."""
+    return int(among[(view.queued_requests[among] + view.running_requests[among]).argmin()])
+
+
+def least_prefill(view: ClusterView, among: Index) -> int:
+    """The one with the fewest prompt tokens still to prefill; the first of several."""
+    return int(among[view.queued_prompt_tokens[among].argmin()])
+
+
+def least_decode(view: ClusterView, among: Index) -> int:
+    """The one with the fewest tokens in decode, on their way and in wait included; the first of several."""
+    load = view.running_tokens[among] + view.coming_tokens[among] + view.queued_context_tokens[among]
+    return int(among[load.argmin()])
+
+
+class RoundRobin:
+    """One after the other."""
+
+    def __init__(self) -> None:
+        self._turn = -1
+
+    def __call__(self, view: ClusterView, among: Index) -> int:  # noqa: ARG002  looks at nothing
+        """See ``Choice``."""
+        self._turn += 1
+        return int(among[self._turn % among.size])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByRole:
+    """Step limits by role; an instance of both roles steps as decode instances do."""
+
+    prefill: Limits
+    decode: Limits
+
+    def limits(self, mapping: Mapping, role: Role) -> Limits:  # noqa: ARG002  one rule for all sizes
+        """See ``StepLimits``."""
+        return self.prefill if role == Role.PREFILL else self.decode
+
+
+class Whole:
+    """Routing of co-located systems: a request stays where it was placed."""
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice = choice
+
+    def place(self, view: ClusterView, request: int) -> Leg:  # noqa: ARG002  all requests alike
+        """See ``Routing``."""
+        return Leg(self._choice(view, view.prefill))
+
+    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  never asked
+        """See ``Routing``; a whole request has no second leg."""
+        return Leg(origin)
+
+
+class Handover:
+    """Routing of plain disaggregation: prefill here, then decode there.
+
+    Parameters
+    ----------
+    prefill, decode : Choice
+        Of the two instances.
+    early : bool
+        Choose the decode instance at arrival, so that the cache is pushed while the prompt is computed.
+    """
+
+    def __init__(self, prefill: Choice, decode: Choice, *, early: bool = False) -> None:
+        self._prefill, self._decode, self._early = prefill, decode, early
+
+    def place(self, view: ClusterView, request: int) -> Leg:
+        """See ``Routing``; the prefill instance emits the first token."""
+        first = view.input_tokens[request] + 1
+        instance = self._prefill(view, view.prefill)
+        return Leg(instance, first, self._decode(view, view.decode)) if self._early else Leg(instance, first)
+
+    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  all requests alike
+        """See ``Routing``."""
+        return Leg(self._decode(view, view.decode))
+
+
+def one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    """``InputError`` unless the option of a system has an allowed value."""
+    if value not in allowed:
+        raise InputError(f"{option} {value!r} is unknown{nearest(value, allowed)}; allowed: {', '.join(allowed)}")

@@ -1,0 +1,41 @@
+"""Co-located instances as vLLM runs them: continuous batches with chunked prefill, one of several replicas a request.
+
+W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023; chunked
+prefill after A. Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from disagg_sim.errors import whole_number
+from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
+from disagg_sim.simulation.policy import Limits, Parts, Role, Site, register
+from disagg_sim.simulation.state import Mode
+
+
+@register("vllm")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vllm:
+    """Replicas that prefill beside their decodes; a request goes to the one with the fewest."""
+
+    needs: ClassVar[tuple[str, ...]] = ("colocated",)
+    token_budget: int = 2048  # decodes and prefill of one step: the size of a chunk [token]
+    max_sequences: int = 256  # of an instance [1]
+    chunked: bool = True  # else whole prompts in passes of their own, while decodes wait
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        whole_number("token_budget", self.token_budget)
+        whole_number("max_sequences", self.max_sequences)
+
+    def build(self, site: Site) -> Parts:
+        """See ``System``."""
+        mode = Mode.CHUNKED if self.chunked else Mode.PREFILL_FIRST
+        limits = Limits(mode=mode, token_budget=self.token_budget, max_sequences=self.max_sequences)
+        return Parts(
+            start=site.instances(("colocated", Role.BOTH)),
+            routing=Whole(fewest_requests),
+            steps=ByRole(prefill=limits, decode=limits),
+        )

@@ -1,0 +1,188 @@
+"""One run: a trace through a deployment under a serving system."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from disagg_sim.domain import Mapping, Slo
+from disagg_sim.errors import InputError, PolicyError, above_zero, whole_number
+from disagg_sim.facts.model import DenseFfn
+from disagg_sim.search.setting import Setting
+from disagg_sim.simulation.cluster import Cluster
+from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
+from disagg_sim.simulation.deployment import ServedDeployment, degrees_of
+from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.fleet import Fleet
+from disagg_sim.simulation.kv_link import KvLink, LinkSpec
+from disagg_sim.simulation.policy import Limits, Parts, Site, System, system_named, systems
+from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.roster import Roster, spec_of
+from disagg_sim.simulation.step_times import StepTable, kv_blocks
+from disagg_sim.simulation.view import ClusterView
+from disagg_sim.workload.trace import Trace
+
+Tables = Callable[[Mapping, int], StepTable]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What a run assumes beside deployment and system."""
+
+    concurrency: int = 0  # closed loop: so many requests are always there; 0 = arrivals of the trace [request]
+    start_up_s: float = 30.0  # from the wish for an instance until it serves; weights are cached [s]
+    flip_s: float = 0.0  # a change of role takes the drained instance out of service that long [s]
+    link: LinkSpec = field(default_factory=LinkSpec)
+    sample_s: float = 10.0  # between two samples of the state [s]
+    until_s: float = math.inf  # the run is cut there [s]
+    step_by_step: bool = False  # every decode step by itself, for comparison with the closed form
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        whole_number("concurrency", self.concurrency, 0)
+        above_zero("sample_s", self.sample_s, "s")
+        above_zero("until_s", self.until_s, "s")
+        for name, value in (("start_up_s", self.start_up_s), ("flip_s", self.flip_s)):
+            if not 0 <= value < math.inf:
+                raise InputError(f"{name} {value} is out of range; allowed: from 0 s")
+
+
+def run(
+    trace: Trace,
+    deployment: ServedDeployment,
+    system: System | str,
+    *,
+    setting: Setting,
+    slo: Slo,
+    seed: int = 0,
+    options: RunOptions = RunOptions(),
+) -> RunResult:
+    """Serve a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+        Requests; in a closed loop (``options.concurrency``) their lengths alone count.
+    deployment : ServedDeployment
+        The system takes the parts that it needs.
+    system : System or str
+        A registered name, or ``system_named(name, option=...)``.
+    setting : Setting
+        Model, hardware, recipe and profile.
+    slo : Slo
+        What SLO-aware systems steer by.
+    seed : int
+        Of all random streams.
+    options : RunOptions
+        Start-up, network, samples.
+
+    Raises
+    ------
+    PolicyError
+        The system wished the impossible; ``so_far`` is the result until then.
+    InputError
+        The deployment lacks a part that the system needs, or has too few GPUs for it.
+    """
+    if isinstance(system, str):
+        system = system_named(system)
+    name = next((name for name, kind in systems().items() if kind is type(system)), type(system).__name__)
+    deployment.require(name, system.needs)
+    engine = Engine(seed)
+    bandwidth, latency = options.link.wire(setting, deployment.gpus)
+    site = Site(
+        setting=setting, deployment=deployment, slo=slo, link=options.link, link_bandwidth=bandwidth,
+        link_latency_s=latency, tables=_tables_of(setting, trace),
+        blocks=lambda mapping, limits: _blocks(setting, mapping, limits), rng=engine.rng,
+        start_up_s=options.start_up_s, flip_s=options.flip_s,
+    )  # fmt: skip
+    parts = system.build(site)
+    cluster = _cluster(name, site, parts, engine, trace, options)
+    sampler = Sampler(cluster, options.sample_s)
+    wall, cpu = time.perf_counter(), time.process_time()
+    failure: PolicyError | None = None
+    try:
+        engine.run(options.until_s)
+    except PolicyError as error:
+        failure = error
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    arrival = cluster.view.arrivals()
+    requests = request_records(cluster, arrival, trace.input_tokens, trace.output_tokens)
+    here = arrival[: cluster.view.arrived]
+    end = min(last_moment(cluster.fleet.segments, float(here[-1]) if here.size else 0.0), options.until_s)
+    result = RunResult(
+        system=name, deployment=deployment.name, trace=trace.name, seed=seed, requests=requests,
+        itl_edges=cluster.fleet.itl_edges, itl_counts=cluster.fleet.itl_counts.copy(),
+        samples=sampler.samples(requests.finish_s[~np.isnan(requests.finish_s)]),
+        instances=instance_records(cluster, end), decisions=tuple(cluster.roster.decisions), duration_s=end,
+        peak_flops=_peak_flops(setting), wall_s=wall, cpu_s=cpu,
+    )  # fmt: skip
+    if failure is not None:
+        raise PolicyError(str(failure), result) from failure
+    return result
+
+
+def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, options: RunOptions) -> Cluster:
+    """Everything that takes part in a run, wired up."""
+    specs = [spec_of(site, mapping, parts.steps.limits(mapping, role)) for mapping, role in parts.start]
+    fleet = Fleet(specs, step_by_step=options.step_by_step)
+    link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s)
+    roster = Roster(name, site, parts, engine, fleet, link)
+    arrival = trace.arrival
+    if options.concurrency:
+        arrival = np.full(len(trace), np.nan)
+    view = ClusterView(site, engine, fleet, roster, arrival, trace.input_tokens, trace.output_tokens)
+    return Cluster(
+        parts, engine=engine, fleet=fleet, link=link, roster=roster, view=view, concurrency=options.concurrency
+    )
+
+
+#: Step tables of the last settings used; a setting is told apart by identity, and kept so that it stays so.
+_KEPT: list[tuple[Setting, dict[Any, StepTable]]] = []
+_KEEP = 4
+#: Least range of step tables, so that most traces share them. [token]
+_CONTEXT, _TOKENS = 131_072, 32_768
+
+
+def _tables_of(setting: Setting, trace: Trace) -> Tables:
+    """Step tables of a setting by mapping and sequences, each built once."""
+    known = next((tables for kept, tables in _KEPT if kept is setting), None)
+    if known is None:
+        known = {}
+        _KEPT.append((setting, known))
+        del _KEPT[:-_KEEP]
+    tables = known
+    longest = _power_of_two(int((trace.input_tokens + trace.output_tokens).max()), _CONTEXT)
+    most = _power_of_two(int(trace.input_tokens.max()), _TOKENS)
+
+    def table(mapping: Mapping, max_sequences: int) -> StepTable:
+        key = (replace(mapping), max_sequences, longest, most)
+        if key not in tables:
+            tables[key] = StepTable.build(
+                setting, degrees_of(mapping), max_sequences=max_sequences, max_context=longest, max_tokens=most,
+                chunk_tokens=mapping.chunk_tokens,
+            )  # fmt: skip
+        return tables[key]
+
+    return table
+
+
+def _power_of_two(number: int, least: int) -> int:
+    return max(least, 1 << (number - 1).bit_length())
+
+
+def _blocks(setting: Setting, mapping: Mapping, limits: Limits) -> int:
+    return kv_blocks(
+        setting, degrees_of(mapping), max_sequences=limits.max_sequences, max_tokens=limits.token_budget
+    )
+
+
+def _peak_flops(setting: Setting) -> float:
+    """Dense peak of one GPU in the arithmetic of the model's feed-forward matrices. [FLOP/s]"""
+    dense = isinstance(setting.model.layers[-1].ffn, DenseFfn)
+    form = setting.precision.ffn if dense else setting.precision.expert
+    return setting.system.peak_flops[form.arithmetic]

@@ -1,0 +1,113 @@
+"""The network between instances: sharing, queueing, pushing."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.search.setting import setting
+from disagg_sim.simulation.engine import NORMAL, Engine
+from disagg_sim.simulation.kv_link import KvLink, LinkSpec, instance_bandwidth
+
+
+def finished(sends, bandwidths, sharing="fair", latency_s=0.0):
+    """Times at which transfers (time, sender, receiver, size) end, by their index."""
+    engine = Engine()
+    link, ends = KvLink(engine, sharing=sharing, latency_s=latency_s), {}
+    for bandwidth in bandwidths:
+        link.join(bandwidth)
+    for index, (time, sender, receiver, size) in enumerate(sends):
+        engine.at(time, NORMAL, link.send, sender, receiver, size, lambda i: ends.update({i: engine.now}), index)
+    engine.run()
+    assert link.in_flight == 0
+    return [ends[index] for index in range(len(sends))]
+
+
+def test_a_transfer_alone_takes_its_size_over_the_narrower_end():
+    assert finished([(1.0, 0, 1, 60.0)], [10.0, 5.0], latency_s=0.5) == [13.5]
+
+
+def test_two_transfers_out_of_one_sender_share_it():
+    """Both at 5 B/s from t = 2; the first has 20 of 40 B left then and ends at 6; the second has 20 of 40 left."""
+    assert finished([(0.0, 0, 1, 40.0), (2.0, 0, 2, 40.0)], [10.0, 10.0, 10.0]) == pytest.approx([6.0, 8.0])
+
+
+def test_two_transfers_into_one_receiver_share_it():
+    assert finished([(0.0, 0, 2, 40.0), (0.0, 1, 2, 40.0)], [10.0, 10.0, 10.0]) == pytest.approx([8.0, 8.0])
+
+
+def test_transfers_between_other_instances_do_not_meet():
+    assert finished([(0.0, 0, 1, 40.0), (0.0, 2, 3, 40.0)], [10.0] * 4) == [4.0, 4.0]
+
+
+def test_a_queue_serves_one_after_the_other():
+    assert finished([(0.0, 0, 1, 40.0), (1.0, 0, 2, 40.0)], [10.0] * 3, sharing="fifo") == [4.0, 8.0]
+
+
+SENDS = st.lists(
+    st.tuples(st.floats(0, 5), st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 0)]), st.floats(1, 100)), max_size=8
+)
+
+
+@given(SENDS, st.sampled_from(["fair", "fifo"]))
+def test_every_transfer_ends_once_and_none_beats_an_empty_link(wanted, sharing):
+    sends = [(time, sender, receiver, size) for time, (sender, receiver), size in wanted]
+    for (time, _, _, size), end in zip(sends, finished(sends, [10.0] * 3, sharing), strict=True):
+        assert end >= time + size / 10.0 - 1e-9
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(1, 100)), min_size=1, max_size=8))
+def test_sharing_keeps_a_link_as_busy_as_a_queue_does(wanted):
+    """Between one pair of instances the last byte arrives at the same time, whatever the order."""
+    sends = [(time, 0, 1, size) for time, size in wanted]
+    fair, fifo = finished(sends, [10.0] * 2), finished(sends, [10.0] * 2, "fifo")
+    assert max(fair) == pytest.approx(max(fifo), rel=1e-9)
+
+
+def test_a_push_in_pieces_exposes_its_last_piece_on_a_fast_link():
+    link = KvLink(Engine(), sharing="fair", latency_s=0.0)
+    link.join(10.0)
+    link.join(10.0)
+    assert link.hidden_bytes(0, 1, 80.0, pieces=4, window_s=100.0) == 60.0
+    assert link.hidden_bytes(0, 1, 80.0, pieces=1, window_s=100.0) == 0.0
+    slow = link.hidden_bytes(0, 1, 80.0, pieces=4, window_s=4.0)
+    assert slow == pytest.approx(30.0)  # 10 B/s over the 3 s after the first piece
+
+
+def test_pieces_are_chunks_and_layers():
+    assert LinkSpec(push="whole").pieces(5000, 80) == 1
+    assert LinkSpec(push="chunk", chunk_tokens=2048).pieces(5000, 80) == 3
+    assert LinkSpec(push="layer", chunk_tokens=2048).pieces(5000, 80) == 240
+
+
+def test_bandwidth_counts_gpus_with_distinct_cache():
+    """Llama-3.1-8B has 8 KV heads: TP 4 has 4 distinct parts, TP 16 still 8."""
+    small = setting("llama_3_1_8b", "h100_sxm", "fp8")
+    assert instance_bandwidth(small, Mapping(tp_attn=4, tp_ffn=4), 7.0) == 28.0
+    assert instance_bandwidth(small, Mapping(tp_attn=16, tp_ffn=16), 7.0) == 56.0
+
+
+def test_the_wire_is_nvlink_inside_a_domain_and_the_nic_beyond():
+    small = setting("llama_3_1_8b", "h100_sxm", "fp8", "ideal")
+    inside, _ = LinkSpec().wire(small, 8)
+    across, _ = LinkSpec().wire(small, 9)
+    ratio = small.system.nvlink_bandwidth / small.system.nic_bandwidth
+    assert np.isclose(inside / across, ratio)
+    assert LinkSpec(bandwidth=3.0, latency_s=0.25).wire(small, 8) == (3.0, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"sharing": "fiar"}, "did you mean 'fair'"),
+        ({"push": "layers"}, "did you mean 'layer'"),
+        ({"bandwidth": 0.0}, "above 0 B/s"),
+        ({"latency_s": -1.0}, "from 0 s"),
+        ({"chunk_tokens": 0}, "from 1"),
+    ],
+)
+def test_bad_links_are_refused(options, text):
+    with pytest.raises(InputError, match=text):
+        LinkSpec(**options)
