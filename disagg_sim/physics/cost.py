@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from disagg_sim.physics.attention import decode_attention_cost, prefill_attention_cost
 from disagg_sim.physics.collective import (
     Transfer,
     all_reduce_bytes,
@@ -17,7 +18,7 @@ from disagg_sim.physics.gemm import gemm_cost
 from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.links import AllToAllRate, LinkCurve
 from disagg_sim.physics.rates import Rates
-from disagg_sim.physics.roofline import NOTHING, Cost, Rate, Sums, blend, operator_cost
+from disagg_sim.physics.roofline import NOTHING, Cost, Sums, blend
 from disagg_sim.physics.work import Numeric
 
 #: Switches of Blackwell and Hopper NVLink domains can reduce (NVLS); A100's and point-to-point meshes cannot.
@@ -31,14 +32,9 @@ def kernel_cost(op: Operator, rates: Rates) -> Cost:
             cost = gemm_cost(*op.shape, op.work, rates.gemm[op.format])
             return cost if np.ndim(op.runs) == 0 and op.runs == 1.0 else cost * op.runs
         case "prefill_attention":
-            attention = rates.prefill_attention
-            ramp = 1.0 + attention.s_half / op.keys
-            compute = op.work.flops / attention.flops * ramp
-            memory = op.work.hbm_bytes / attention.bandwidth
-            return Cost(attention.t0 + np.maximum(compute, memory), Sums(compute, memory, 0.0, attention.t0))
+            return prefill_attention_cost(op.work, op.attention, op.keys, rates.prefill_attention)
         case "decode_attention":
-            attention = rates.decode_attention
-            return operator_cost(op.work, Rate(attention.flops, attention.bandwidth, attention.t0, np.inf))
+            return decode_attention_cost(op.work, op.attention, rates.decode_attention)
         case "elementwise" | "copy":
             memory = op.work.hbm_bytes / rates.elementwise_bandwidth
             floor = rates.profile.elementwise_latency if op.kind == "elementwise" else 0.0

@@ -17,6 +17,7 @@ from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, MlaAttenti
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.work import (
     ACTIVATION_BYTES,
+    AttentionShape,
     MlaDims,
     Numeric,
     Work,
@@ -38,6 +39,10 @@ def check_form(form: str) -> None:
         raise InputError(f"mla_form {form!r} is unknown{nearest(form, MLA_FORMS)}; allowed: {', '.join(MLA_FORMS)}")
 
 
+#: Sizes of an operator that is no attention.
+NO_ATTENTION = AttentionShape(0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+
+
 class Operator(NamedTuple):
     """One kernel, or one collective, of a layer on one GPU."""
 
@@ -50,6 +55,7 @@ class Operator(NamedTuple):
     ranks: Numeric = 1.0  # of a collective [1]
     runs: Numeric = 1.0  # 0 where a GEMM has nothing to multiply and is not launched [1]
     shape: tuple[Numeric, Numeric, Numeric] = (0.0, 0.0, 0.0)  # m, n, k of a GEMM on this GPU [1]
+    attention: AttentionShape = NO_ATTENTION  # its sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +100,18 @@ def mla_dims(attention: MlaAttention, tp: Numeric, cache_bytes: float) -> MlaDim
     )
 
 
+def expanded_shape(dims: MlaDims, sequences: Numeric, new: Numeric, past: Numeric) -> AttentionShape:
+    """Latent attention with up-projected keys and values: every query head has its own."""
+    size = (dims.nope + dims.rope + dims.value) / 2.0
+    held = sequences * past * (dims.up_projected * dims.cache_bytes)
+    return AttentionShape(sequences, new, past, dims.heads, dims.heads, size, held)
+
+
+def absorbed_shape(dims: MlaDims, sequences: Numeric, new: Numeric, past: Numeric) -> AttentionShape:
+    """Latent attention in latent space: all query heads share one key, whose front is the value."""
+    return AttentionShape(sequences, new, past, dims.heads, 1.0, (dims.latent + dims.kv_rank) / 2.0)
+
+
 def projections(
     model: ModelSpec, kind: LayerKind, precision: Precision, tp: Numeric, tokens: Numeric
 ) -> list[Operator]:
@@ -129,17 +147,23 @@ def prefill_attention(
     attention, cache = kind.attention, precision.cache.bytes
     prompts, new, past = tokens.prompts, tokens.new, tokens.past
     if isinstance(attention, GqaAttention):
+        q_heads, kv_heads, window = attention.q_heads / tp, kv_heads_per_gpu(attention, tp), attention.window
         work = gqa_prefill_work(
-            sequences=prompts, new=new, past=past, q_heads=attention.q_heads / tp,
-            kv_heads=kv_heads_per_gpu(attention, tp), head_dim=attention.head_dim, window=attention.window,
-            cache_bytes=cache,
+            sequences=prompts, new=new, past=past, q_heads=q_heads, kv_heads=kv_heads, head_dim=attention.head_dim,
+            window=window, cache_bytes=cache,
         )  # fmt: skip
-        keys = 2.0 * causal_pairs(new, past, attention.window) / new
-        return ([Operator("prefill attention", "prefill_attention", work, keys=keys)],)
+        keys = 2.0 * causal_pairs(new, past, window) / new
+        held = gqa_decode_work(
+            sequences=prompts, context=past, q_heads=q_heads, kv_heads=kv_heads, head_dim=attention.head_dim,
+            window=window, cache_bytes=cache,
+        ).hbm_bytes  # fmt: skip
+        shape = AttentionShape(prompts, new, past, q_heads, kv_heads, attention.head_dim, held, window)
+        return ([Operator("prefill attention", "prefill_attention", work, keys=keys, attention=shape)],)
     dims = mla_dims(attention, tp, cache)
     keys = 2.0 * past + new
     expanded = mla_work("cached", dims, sequences=prompts, new=new, past=past)
-    cached = [Operator("prefill attention", "prefill_attention", expanded, keys=keys)]
+    shape = expanded_shape(dims, prompts, new, past)
+    cached = [Operator("prefill attention", "prefill_attention", expanded, keys=keys, attention=shape)]
     if form == "cached" or (np.ndim(past) == 0 and past == 0.0 and form != "absorbed"):
         return (cached,)
     again = _gemm(
@@ -149,7 +173,8 @@ def prefill_attention(
     latent = mla_work("absorbed", dims, sequences=prompts, new=new, past=past)
     if form == "auto":
         latent = Work(np.where(np.asarray(past) > 0, latent.flops, np.inf), latent.hbm_bytes)
-    absorbed = [Operator("prefill attention", "decode_attention", latent)]
+    shape = absorbed_shape(dims, prompts, new, past)
+    absorbed = [Operator("prefill attention", "decode_attention", latent, attention=shape)]
     return {"naive": ([*cached, again],), "absorbed": (absorbed,), "auto": ([*cached, again], absorbed)}[form]
 
 
@@ -159,19 +184,23 @@ def decode_attention(
     """Scores and values of the sequences in decode. MLA is absorbed unless another form is forced."""
     attention, cache = kind.attention, precision.cache.bytes
     if isinstance(attention, GqaAttention):
+        q_heads, kv_heads, window = attention.q_heads / tp, kv_heads_per_gpu(attention, tp), attention.window
         work = gqa_decode_work(
-            sequences=tokens.decodes, context=tokens.context, q_heads=attention.q_heads / tp,
-            kv_heads=kv_heads_per_gpu(attention, tp), head_dim=attention.head_dim, window=attention.window,
-            cache_bytes=cache,
+            sequences=tokens.decodes, context=tokens.context, q_heads=q_heads, kv_heads=kv_heads,
+            head_dim=attention.head_dim, window=window, cache_bytes=cache,
         )  # fmt: skip
-        return ([Operator("decode attention", "decode_attention", work)],)
+        past = tokens.context - 1.0
+        shape = AttentionShape(tokens.decodes, 1.0, past, q_heads, kv_heads, attention.head_dim, window=window)
+        return ([Operator("decode attention", "decode_attention", work, attention=shape)],)
     dims = mla_dims(attention, tp, cache)
     # One new token over ctx cached ones: ctx pairs, hence a past of ctx - 1 (causal_pairs adds the token itself).
     chosen = "absorbed" if form in ("auto", "absorbed") else "cached"
     work = mla_work(chosen, dims, sequences=tokens.decodes, new=1.0, past=tokens.context - 1.0)
     if chosen == "absorbed":  # read the latent of every cached position once
         work = Work(work.flops, tokens.decodes * tokens.context * (dims.latent * cache))
-    operators = [Operator("decode attention", "decode_attention", work)]
+    shaped = absorbed_shape if chosen == "absorbed" else expanded_shape
+    shape = shaped(dims, tokens.decodes, 1.0, tokens.context - 1.0)
+    operators = [Operator("decode attention", "decode_attention", work, attention=shape)]
     if form == "naive":
         columns = dims.heads * (dims.nope + dims.value)
         again = tokens.decodes * tokens.context

@@ -14,11 +14,21 @@ import numpy as np
 
 from disagg_sim.domain import MAX_INSTANCE_GPUS
 from disagg_sim.errors import InputError, nearest
-from disagg_sim.facts.efficiency import ASSUMED, LARGE_MESSAGES, EfficiencySpec, Fit, GemmFit, MoeFit
+from disagg_sim.facts.efficiency import (
+    ASSUMED,
+    LARGE_MESSAGES,
+    DecodeAttentionFit,
+    EfficiencySpec,
+    Fit,
+    GemmFit,
+    MoeFit,
+    PrefillAttentionFit,
+)
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import FORMATS, Precision
 from disagg_sim.facts.profile import ProfileSpec
+from disagg_sim.physics.attention import AttentionRate, tile_rows
 from disagg_sim.physics.collective import copies_per_pick
 from disagg_sim.physics.gemm import GemmRate
 from disagg_sim.physics.links import (
@@ -39,20 +49,8 @@ REGIME_FALLBACK = {
     "ep2_8": ("ep16_256", "tp"),
     "ep16_256": ("ep2_8", "tp"),
 }
-#: Attention kernels saturate as t = F/(e*Pi)*(1 + S_half/S); 0 = no ramp.
-NO_RAMP = 0.0
 
 F = TypeVar("F", bound=Fit)
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionRate:
-    """Rates of an attention kernel."""
-
-    flops: float  # [FLOP/s]
-    bandwidth: float  # [B/s]
-    t0: float  # [s]
-    s_half: float  # key length at which half of the plateau is reached [token]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +98,34 @@ def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:
     )
 
 
+def prefill_attention_rate(fit: PrefillAttentionFit, system: SystemSpec, *, reads_past_at: float) -> AttentionRate:
+    """What a fitted prefill attention reaches on a system; the cached past is read at ``reads_past_at`` [B/s]."""
+    flops = fit.e_compute * system.peak_flops["bf16"]
+    if fit.e_io is None:
+        return AttentionRate(flops, reads_past_at, fit.t0, fit.s_half)
+    return AttentionRate(
+        flops, reads_past_at, fit.t0, tile_rows(system.architecture), multiprocessors=system.sm_count,
+        io_bandwidth=fit.e_io * system.hbm_bandwidth, tail=fit.tail,
+    )  # fmt: skip
+
+
+def decode_attention_rate(fit: DecodeAttentionFit, system: SystemSpec, *, resident: float = 0.0) -> AttentionRate:
+    """What a fitted decode attention reaches on a system, ``resident`` bytes of the cache being in L2 [B]."""
+    flops, bandwidth = _decode_flops(fit, system), fit.e_memory * system.hbm_bandwidth
+    if fit.block_time is None:
+        return AttentionRate(flops, bandwidth, fit.t0)
+    return AttentionRate(
+        flops, bandwidth, fit.t0, multiprocessors=system.sm_count, block_time=fit.block_time,
+        serial_time=fit.serial_time, serial_power=fit.serial_power, ramp=fit.ramp, resident=resident,
+    )  # fmt: skip
+
+
+def _decode_flops(fit: DecodeAttentionFit, system: SystemSpec) -> float:
+    """Rate of multiplying: the peak where the fit could not tell, memory being the limit. [FLOP/s]"""
+    peak = system.peak_flops["bf16"]
+    return peak if fit.e_compute is None else fit.e_compute * peak
+
+
 def _best_match(rows: Iterable[F], order: tuple[str, ...]) -> F | None:
     """The row of the first engine in ``order``; among several the one fitted on most points."""
     found = sorted(rows, key=lambda row: (order.index(row.engine), -row.points))
@@ -136,9 +162,9 @@ class _Resolver:
         return replace(gemm_rate(fit, self.system), t0=min(t0, cap), quantise=np.inf)
 
     def attention(self, kind: str, precision: Precision) -> tuple[AttentionRate, AttentionRate]:
-        bf16, bandwidth = self.system.peak_flops["bf16"], self.system.hbm_bandwidth
+        bandwidth = self.system.hbm_bandwidth
         if self.spec is None:
-            both = AttentionRate(self.system.peak_flops[precision.attention], bandwidth, 0.0, NO_RAMP)
+            both = AttentionRate(self.system.peak_flops[precision.attention], bandwidth, 0.0)
             return both, both
         cache = "bf16" if precision.cache.arithmetic == "bf16" else "fp8"
         mine = [row for row in self.spec.prefill_attention if row.kind == kind]
@@ -153,12 +179,11 @@ class _Resolver:
             what = f"{precision.attention} MLA decode arithmetic"
             multiplied = self.take(what, (r for r in served if r.cache == precision.attention))
         floor = self.profile.attention_t0
-        reach = decode.e_memory * bandwidth
-        compute = bf16 if multiplied.e_compute is None else multiplied.e_compute * bf16
-        return (
-            AttentionRate(prefill.e_compute * bf16, reach, prefill.t0 if floor is None else floor, prefill.s_half),
-            AttentionRate(compute, reach, decode.t0 if floor is None else floor, NO_RAMP),
-        )
+        fast = prefill_attention_rate(prefill, self.system, reads_past_at=decode.e_memory * bandwidth)
+        slow = replace(decode_attention_rate(decode, self.system), flops=_decode_flops(multiplied, self.system))
+        if floor is None:
+            return fast, slow
+        return replace(fast, t0=floor), replace(slow, t0=floor)
 
     def moe(self, name: str) -> dict[str, tuple[Rate, ...]]:
         peak, bandwidth = self.system.peak_flops[FORMATS[name].arithmetic], self.system.hbm_bandwidth

@@ -62,6 +62,25 @@ def causal_pairs(new: Numeric, past: Numeric = 0.0, window: float = 0.0) -> Nume
     return growing * past + growing * (growing + 1) / 2 + (new - growing) * window
 
 
+class AttentionShape(NamedTuple):
+    """Sizes of one attention call on one GPU."""
+
+    sequences: Numeric
+    new: Numeric  # query tokens of each sequence [token]
+    past: Numeric  # cached tokens before them [token]
+    q_heads: Numeric
+    kv_heads: Numeric  # 1 for absorbed MLA: one latent serves all heads
+    head_dim: float  # mean of key and value size of a head: a query-key pair costs 4*q_heads*head_dim FLOP
+    past_bytes: Numeric = 0.0  # of the cached past, all sequences [B]
+    window: float = 0.0  # of sliding attention; 0 = none [token]
+
+    @property
+    def longest(self) -> Numeric:
+        """Keys that the last query sees. [token]"""
+        seen = self.past + self.new
+        return np.minimum(seen, self.window) if self.window else seen
+
+
 def gqa_prefill_work(
     *, sequences: Numeric, new: Numeric, past: Numeric, q_heads: Numeric, kv_heads: Numeric, head_dim: int,
     window: float, cache_bytes: float,

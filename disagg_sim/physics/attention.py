@@ -1,0 +1,122 @@
+r"""Time of attention kernels: prefill in tiles of query rows, decode with split KV, absorbed MLA.
+
+With the neutral defaults of ``AttentionRate`` both are the plain roofline of physics page, section 7:
+:math:`t_0 + \max(F/e_c\Pi\cdot(1 + S_{1/2}/S), B/e_m W)`. The fitted forms see more of a kernel.
+
+**Prefill** (T query rows of one head in a thread block, m multiprocessors):
+:math:`t = t_0 + \max(c + x + \theta s, s)` with
+
+* c, all blocks together, tiles on the diagonal multiplied whole: :math:`F/e_c\Pi\cdot(1 + T/S)`; reading the cached
+  past overlaps with it;
+* x, queries, outputs and the new keys and values, which pass through rotary embedding, quantisation and the cache
+  before and after the kernel proper: :math:`B_x/e_x W`;
+* s, the longest block alone, T rows against all keys of a prompt: :math:`4Th(C+S)/(e_c\Pi/m)`; a share
+  :math:`\theta` of it stays visible at the end of a grid of many blocks, none under a persistent kernel that balances
+  them.
+
+**Decode**: :math:`t = t_0 + r\frac{B}{B+B_{1/2}} + \sqrt{\max(c, m)^2 + b^2 + s^2}` with
+
+* m, cache, queries and outputs at the memory's rate; what the L2 cache still holds from the call before comes faster;
+* c, multiply-adds of heads filled up to a tile of 16;
+* b, thread blocks, one per sequence, KV head and 64 query rows, at a fixed cost each;
+* s, the keys of one sequence, which the blocks that split it still walk through: grows with a power of the length;
+* r, what streaming from HBM costs to get going.
+
+References: T. Dao, "FlashAttention-2", :arxiv:`2307.08691`; J. Shah et al., "FlashAttention-3", :arxiv:`2407.08608`
+(persistent kernels); T. Dao et al., "Flash-Decoding for long-context inference", 2023 (split KV). The constants below
+are either tile sizes of these kernels or were fitted once over the kernel tables of aiconfigurator-core 0.12.0 (NVIDIA,
+Apache-2.0), all systems and engines together; they are the same for every system.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from disagg_sim.physics.roofline import Cost, Rate, Sums, operator_cost
+from disagg_sim.physics.work import ACTIVATION_BYTES, AttentionShape, Numeric, Work
+
+#: Query rows of one thread block in prefill: two tiles of a warp group of 64 rows; on Blackwell two of 128. [token]
+TILE_ROWS = {"Blackwell": 256.0, "Blackwell Ultra": 256.0}
+TILE_ROWS_ELSEWHERE = 128.0
+#: Share of a tile of query rows that is moved at least. [1]
+LEAST_ROWS = 0.5
+#: Query rows that one thread block of a decode kernel takes. [1]
+BLOCK_ROWS = 64.0
+#: Query rows to which a matrix instruction of a decode kernel is filled up. [1]
+ROW_TILE = 16.0
+#: Key length to which the serial time of decode is referred. [token]
+SERIAL_KEYS = 1024.0
+#: Growth of the serial time with the key length under split KV (fitted; 1 = not split). [1]
+SPLIT_POWER = 0.45
+#: Cache bytes at which half of the ramp is paid (fitted). [B]
+RAMP_BYTES = 40e6
+#: Share of L2 in which a repeated call finds its cache again (fitted). [1]
+RESIDENT_SHARE = 0.7
+#: Rate of L2 over that of HBM (fitted). [1]
+L2_SPEED = 4.0
+#: Steepness of the passage from a cache inside L2 to one outside (fitted). [1]
+L2_STEEPNESS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRate:
+    """Rates of an attention kernel; what has a default is off in the plain roofline."""
+
+    flops: float  # [FLOP/s]
+    bandwidth: float  # [B/s]
+    t0: float  # [s]
+    s_half: float = 0.0  # key length at which half of the plateau is reached; T in the tiled form [token]
+    multiprocessors: float = 0.0  # 0 = plain roofline
+    io_bandwidth: float = np.inf  # prefill: of queries, outputs and new keys and values [B/s]
+    tail: float = 0.0  # prefill: share of the longest block that stays visible [1]
+    block_time: float = 0.0  # decode: of a thread block on its multiprocessor [s]
+    serial_time: float = 0.0  # decode: of ``SERIAL_KEYS`` keys of one sequence [s]
+    serial_power: float = SPLIT_POWER  # decode: growth of it with the length [1]
+    ramp: float = 0.0  # decode: cost of streaming a large cache, beside its bytes [s]
+    resident: float = 0.0  # decode: bytes that L2 holds from the call before; 0 = between other layers [B]
+
+
+def tile_rows(architecture: str) -> float:
+    """Query rows of one thread block of a prefill kernel. [token]"""
+    return TILE_ROWS.get(architecture, TILE_ROWS_ELSEWHERE)
+
+
+def prefill_attention_cost(work: Work, shape: AttentionShape, keys: Numeric, rate: AttentionRate) -> Cost:
+    """Scores and values of many new tokens; ``keys`` is twice the mean key length of a query. [s]"""
+    compute = work.flops / rate.flops * (1.0 + rate.s_half / keys)
+    if not rate.multiprocessors:
+        memory = work.hbm_bytes / rate.bandwidth
+        return Cost(rate.t0 + np.maximum(compute, memory), Sums(compute, memory, 0.0, rate.t0))
+    rows = shape.q_heads * np.maximum(shape.new, LEAST_ROWS * rate.s_half) + shape.kv_heads * shape.new
+    past = shape.past_bytes / rate.bandwidth
+    exchange = shape.sequences * rows * (2 * ACTIVATION_BYTES * shape.head_dim) / rate.io_bandwidth
+    one_block = 4.0 * shape.head_dim * rate.s_half * rate.multiprocessors / rate.flops
+    longest = np.where(work.flops > 0, shape.longest, 0.0) * one_block
+    streamed = np.maximum(compute, past) + exchange
+    time = rate.t0 + np.maximum(streamed + rate.tail * longest, longest)
+    return Cost(time, Sums(compute, past + exchange, 0.0, time - streamed))
+
+
+def decode_attention_cost(work: Work, shape: AttentionShape, rate: AttentionRate) -> Cost:
+    """Scores and values of few new tokens against a cache of ``work.hbm_bytes`` bytes. [s]"""
+    if not rate.multiprocessors:
+        return operator_cost(work, Rate(rate.flops, rate.bandwidth, rate.t0, np.inf))
+    cache, group = work.hbm_bytes, shape.q_heads * shape.new / shape.kv_heads
+    rows = shape.sequences * shape.q_heads * shape.new * (2 * ACTIVATION_BYTES * shape.head_dim)
+    memory = (_from_hbm(cache, rate.resident) + rows) / rate.bandwidth
+    compute = work.flops * (np.ceil(group / ROW_TILE) * ROW_TILE / group) / rate.flops
+    blocks = shape.sequences * shape.kv_heads * np.ceil(group / BLOCK_ROWS) * (rate.block_time / rate.multiprocessors)
+    serial = rate.serial_time * (shape.longest / SERIAL_KEYS) ** rate.serial_power
+    streamed = np.maximum(compute, memory)
+    time = rate.t0 + rate.ramp * (cache / (cache + RAMP_BYTES)) + np.sqrt(streamed**2 + blocks**2 + serial**2)
+    return Cost(time, Sums(compute, memory, 0.0, time - streamed))
+
+
+def _from_hbm(cache: Numeric, resident: float) -> Numeric:
+    """Bytes of a cache as HBM would have to deliver them: those that L2 still holds count less. [B]"""
+    if not resident:
+        return cache
+    far = 1.0 / (1.0 + (resident / cache) ** L2_STEEPNESS)
+    return cache * (far + (1.0 - far) / L2_SPEED)
