@@ -10,6 +10,7 @@ import typer
 
 from disagg_sim.cli.compare import check, compare
 from disagg_sim.cli.reproduce import reproduce
+from disagg_sim.cli.simulate import simulate
 from disagg_sim.cli.specs import app as specs_app
 from disagg_sim.cli.sweep import sweep
 from disagg_sim.cli.trace import app as trace_app
@@ -34,6 +35,7 @@ app.command("sweep")(sweep)
 app.command("check")(check)
 app.command("compare")(compare)
 app.command("reproduce")(reproduce)
+app.command("simulate")(simulate)
 
 
 def _print_version(asked: bool) -> None:

@@ -11,15 +11,18 @@ from disagg_sim.sweep.run import Listener
 PLAIN_INTERVAL = 5.0  # [s]
 
 
-def listener() -> Listener:
-    """The bar on a terminal, plain lines elsewhere."""
-    return Bar() if sys.stderr.isatty() else Lines()
+def listener(noun: str = "design points", done: str = "computed") -> Listener:
+    """The bar on a terminal, plain lines elsewhere; ``noun`` is what is counted, ``done`` what is done with it."""
+    return Bar(noun, done) if sys.stderr.isatty() else Lines(noun, done)
 
 
 class Lines:
     """A line every few seconds."""
 
-    def __init__(self, interval: float = PLAIN_INTERVAL) -> None:
+    def __init__(
+        self, noun: str = "design points", done: str = "computed", interval: float = PLAIN_INTERVAL
+    ) -> None:
+        self._noun, self._did = noun, done
         self._interval = interval  # [s]
         self._total = self._done = 0
         self._begun = self._told = 0.0
@@ -45,26 +48,26 @@ class Lines:
             self._told = now
             rate = self._done / (now - self._begun)
             left = (self._total - self._done) / rate
-            said = f"{self._done:,} of {self._total:,} design points ({self._done / self._total:.0%})"
+            said = f"{self._done:,} of {self._total:,} {self._noun} ({self._done / self._total:.0%})"
             self.note(f"{said}, {rate:,.0f}/s, {left:.0f} s left")
 
     def finish(self) -> None:
         """Print the total."""
         if self._total:
             took = max(time.monotonic() - self._begun, 1e-9)
-            self.note(f"{self._done:,} design points computed in {took:.1f} s, {self._done / took:,.0f}/s")
+            self.note(f"{self._done:,} {self._noun} {self._did} in {took:.1f} s, {self._done / took:,.0f}/s")
 
 
 class Bar:
     """A progress bar."""
 
-    def __init__(self) -> None:
+    def __init__(self, noun: str = "design points", done: str = "computed") -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
         self._console = Console(stderr=True, highlight=False, markup=False)
         self._progress: Any = Progress(
-            TextColumn("design points"),
+            TextColumn(noun),
             BarColumn(),
             TaskProgressColumn(),
             TextColumn("{task.fields[rate]}/s"),
@@ -72,6 +75,7 @@ class Bar:
             console=self._console,
             transient=True,
         )
+        self._noun, self._did = noun, done
         self._task: Any = None
         self._begun = 0.0
 
@@ -101,4 +105,4 @@ class Bar:
         done = self._progress.tasks[0].completed
         if done:
             took = max(time.monotonic() - self._begun, 1e-9)
-            self.note(f"{done:,.0f} design points computed in {took:.1f} s, {done / took:,.0f}/s")
+            self.note(f"{done:,.0f} {self._noun} {self._did} in {took:.1f} s, {done / took:,.0f}/s")

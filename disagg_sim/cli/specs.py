@@ -67,14 +67,16 @@ def check(
 ) -> None:
     """Check spec files and name every fault."""
     from disagg_sim.facts.check import check_file
+    from disagg_sim.sweep.scenario import load_scenario
     from disagg_sim.sweep.spec import load_sweep
 
+    forms: dict[str, Callable[[str], object]] = {"sweep": load_sweep, "scenario": load_scenario}
     rows, faulty = [], []
     for path in files or [path for kind in DIRECTORIES for path in spec_files(kind).values()]:
         try:
             kind = check_file(path)
-            if kind == "sweep":
-                load_sweep(str(path))
+            if kind in forms:
+                forms[kind](str(path))
             rows.append(("ok", kind, shown(path)))
         except SpecError as error:
             faulty.append(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ from disagg_sim.facts.yaml_files import PATH_VARIABLE, is_path
 from disagg_sim.units import GB, parse_quantity
 
 T = TypeVar("T")
+#: A name that may be part of a file's name.
+PLAIN_NAME = re.compile(r"\w[\w.-]*")
 
 
 class Reader:
@@ -96,6 +99,12 @@ class Reader:
             self.faults.append(f"{key}: {entry!r} is a path; give the name, and its directory in {PATH_VARIABLE}")
         specs = [self.attempt(key, loader, entry) for entry in entries if not is_path(entry)]
         return self.distinct(key, tuple(spec.name for spec in specs if spec is not None))
+
+    def plain_name(self, key: str, value: object) -> str:
+        """A name that may be part of a file's name."""
+        if not isinstance(value, str) or not PLAIN_NAME.fullmatch(value):
+            self.faults.append(f"{key}: {value!r} is no plain name; allowed: letters, digits, '_', '.' and '-'")
+        return str(value)
 
     def distinct(self, key: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values, each of which may stand there once."""

@@ -1,0 +1,80 @@
+"""``disagg-sim simulate``: replay request traces through serving systems, into a directory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from disagg_sim.cli.sweep import cores
+
+if TYPE_CHECKING:
+    from disagg_sim.sweep.scenario_plan import ScenarioPlan
+    from disagg_sim.sweep.scenario_run import ScenarioResult
+
+
+def simulate(
+    name: Annotated[
+        str, typer.Argument(metavar="FILE|NAME", help="YAML file of a scenario, or a shipped one's name.")
+    ],
+    out: Annotated[Path, typer.Option(help="Directory of the results; a stopped run goes on there.")],
+    trace: Annotated[str, typer.Option(metavar="FILE", help="Trace file in place of the scenario's traces.")] = "",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; all cores by default.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed in place of the scenario's.")] = None,
+    perfetto: Annotated[
+        bool, typer.Option("--perfetto", help="Write a trace of every run for Perfetto or Chrome, too.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Remove the runs of another scenario in the directory.")
+    ] = False,
+    no_figures: Annotated[bool, typer.Option("--no-figures", help="Write tables only.")] = False,
+) -> None:
+    """Simulate every system, deployment, trace and rate of a scenario: latencies, attainment, goodput, GPU-hours."""
+    try:
+        from disagg_sim.sweep.scenario import load_scenario
+        from disagg_sim.sweep.scenario_plan import plan_scenario
+
+        plan = plan_scenario(load_scenario(name, trace=trace, seed=seed))
+        _simulate(plan, out, jobs or cores(), figures=not no_figures, overwrite=overwrite, perfetto=perfetto)
+    except KeyboardInterrupt:
+        print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _simulate(
+    plan: ScenarioPlan, out: Path, jobs: int, *, figures: bool, overwrite: bool, perfetto: bool
+) -> None:
+    from disagg_sim.cli.progress import listener
+    from disagg_sim.report.perfetto import write_perfetto
+    from disagg_sim.report.simulation import draw_simulation
+    from disagg_sim.sweep.scenario_run import require_no_faults, run_scenario
+
+    told = listener("requests", "simulated")
+    result = run_scenario(plan, out, jobs=jobs, listener=told, overwrite=overwrite)
+    if perfetto:
+        told.note(f"{write_perfetto(result, out)} Perfetto traces written into {out / 'perfetto'}")
+    if figures:
+        told.note(f"{draw_simulation(result, out, jobs=jobs)} figures drawn")
+    _print_summary(result)
+    require_no_faults(result)
+    typer.echo(f"{plan.scenario.name}: {len(result.summary)} runs; read {out / 'summary.csv'}")
+
+
+def _print_summary(result: ScenarioResult) -> None:
+    from disagg_sim.cli.tables import print_table
+
+    header = ("system", "deployment", "trace", "rate", "attainment", "goodput", "TTFT p90", "TPOT p90", "GPU-hours")
+    rows = [
+        (
+            row["system"], row["deployment"], row["trace"], f"x{row['rate_scale']:g}", f"{row['slo_attainment']:.1%}",
+            f"{row['goodput_requests_per_s']:.3g}/s", f"{row['ttft_p90_s']:.3g} s", f"{row['tpot_p90_s']:.3g} s",
+            f"{row['gpu_hours']:.3g}",
+        )
+        for row in result.summary.to_dict("records")
+    ]  # fmt: skip
+    if rows:
+        print_table(rows, header=header, numeric=range(3, len(header)))
+    for row in result.capacity.to_dict("records"):
+        typer.echo(f"capacity of {row['system']} on {row['deployment']} under {row['trace']}: {row['note']}")

@@ -1,0 +1,288 @@
+"""A scenario's YAML to a frozen ``Scenario``: systems x deployments x traces x rates; all faults at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from disagg_sim import domain
+from disagg_sim.domain import Slo
+from disagg_sim.errors import DisaggSimError, SpecError, nearest
+from disagg_sim.facts import load
+from disagg_sim.facts.yaml_files import read_mapping, spec_error, spec_files
+from disagg_sim.physics.rates import ENGINES
+from disagg_sim.search.setting import Setting, setting
+from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
+from disagg_sim.simulation.policy import System, system_named
+from disagg_sim.simulation.possible import require_fit
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.sweep.reader import Reader
+from disagg_sim.sweep.scenario_trace import TraceSource, read_traces
+
+KEYS = (
+    "name", "model", "system", "precision", "profile", "engine", "trace", "slo", "deployments", "systems", "seed",
+    "capacity", "run",
+)  # fmt: skip
+REQUIRED = ("name", "model", "system", "precision", "trace", "slo", "deployments", "systems")
+DEGREES = ("tp", "dp", "ep", "pp")
+#: What a capacity is the largest rate of: a share of the requests inside the SLO, or their 99th percentiles.
+CRITERIA = ("attainment", "p99")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemChoice:
+    """A serving system with its options."""
+
+    kind: str  # name in the registry
+    label: str  # what results call it
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def system(self) -> System:
+        """The system itself."""
+        return system_named(self.kind, **dict(self.options))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Parts of a deployment that it takes."""
+        return self.system.needs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityAim:
+    """What the search for the serving capacity asks of a rate."""
+
+    criterion: str = "attainment"  # of ``CRITERIA``
+    share: float = 0.9  # of requests inside the SLO, for "attainment" [1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One scenario as written by a person; every combination of its tuples is a run."""
+
+    source: str  # file that it was read from
+    name: str
+    model: str
+    system: str
+    precision: str
+    profile: str
+    engine: str  # "" = the profile's own choice
+    traces: tuple[TraceSource, ...]
+    slo: Slo
+    deployments: tuple[ServedDeployment, ...]
+    systems: tuple[SystemChoice, ...]
+    seed: int = 0
+    capacity: CapacityAim | None = None  # None = not searched for
+    run: RunOptions = field(default_factory=RunOptions)
+
+    @property
+    def setting(self) -> Setting:
+        """Model, system, recipe and profile with their rates; the same object each time."""
+        return _setting(self.model, self.system, self.precision, self.profile, self.engine)
+
+
+@lru_cache(maxsize=8)
+def _setting(model: str, system: str, precision: str, profile: str, engine: str) -> Setting:
+    return setting(model, system, precision, profile, engine or None)
+
+
+def load_scenario(name: str, *, trace: str = "", seed: int | None = None) -> Scenario:
+    """Read a scenario from a file, or a shipped one by its name.
+
+    Parameters
+    ----------
+    name : str
+        Path of a YAML file, or the name of a shipped scenario such as ``azure_conv_on_h100``.
+    trace : str
+        Trace file, relative to the working directory, in place of the file's traces; their rates are kept.
+    seed : int, optional
+        In place of the file's own.
+
+    Raises
+    ------
+    SpecError
+        With every fault of the file: key, value, what is allowed, the nearest valid name.
+    """
+    path = _find(name)
+    reader = Reader()
+    scenario = _read(reader, read_mapping(path), path, trace)
+    if not reader.faults:
+        _cross_check(reader, scenario)
+    if reader.faults:
+        raise spec_error(path, reader.faults)
+    return scenario if seed is None else replace(scenario, seed=seed)
+
+
+def _find(name: str) -> Path:
+    path = Path(name)
+    if path.is_file():
+        return path
+    shipped = spec_files("scenario")
+    if name in shipped:
+        return shipped[name]
+    if path.is_dir():
+        raise SpecError(f"{name}: is a directory, not a scenario file")
+    raise SpecError(f"{name}: no such file or shipped scenario ({', '.join(shipped)}){nearest(path.stem, shipped)}")
+
+
+def _read(reader: Reader, document: Mapping[Any, Any], path: Path, trace: str) -> Scenario:
+    reader.keys("", document, KEYS)
+    reader.faults += [f"missing key {key!r}" for key in REQUIRED if key not in document]
+    name = document.get("name", "-")
+    if not isinstance(name, str) or not name.strip():
+        reader.faults.append(f"name: {name!r} is not a name")
+    return Scenario(
+        source=str(path),
+        name=str(name),
+        model=_one(reader, document, "model", load.load_model),
+        system=_one(reader, document, "system", load.load_system),
+        precision=_one(reader, document, "precision", load.load_precision),
+        profile=reader.choice("profile", document.get("profile", "measured"), load.list_specs("profile")),
+        engine=reader.choice("engine", document["engine"], ENGINES) if "engine" in document else "",
+        traces=read_traces(reader, document["trace"], path.parent, trace) if "trace" in document else (),
+        slo=_slo(reader, document.get("slo")) if "slo" in document else Slo(ttft=1.0, tpot=1.0),
+        deployments=_deployments(reader, document["deployments"]) if "deployments" in document else (),
+        systems=_systems(reader, document["systems"]) if "systems" in document else (),
+        seed=reader.whole("seed", document.get("seed", 0), low=0, high=2**31),
+        capacity=_capacity(reader, document["capacity"]) if "capacity" in document else None,
+        run=_run_options(reader, document.get("run", {})),
+    )
+
+
+def _one(reader: Reader, document: Mapping[Any, Any], key: str, loader: Any) -> str:
+    """The canonical spelling of one spec's name."""
+    if key not in document:
+        return ""
+    if not isinstance(document[key], str):
+        reader.faults.append(f"{key}: {document[key]!r} is not one name")
+        return ""
+    return next(iter(reader.names(key, document[key], loader)), "")
+
+
+def _slo(reader: Reader, value: object) -> Slo:
+    given = reader.mapping("slo", value, ("ttft_s", "tpot_s"))
+    limits = {}
+    for key in ("ttft_s", "tpot_s"):
+        if key not in given and isinstance(value, Mapping):
+            reader.faults.append(f"slo: missing key {key!r}")
+        limits[key] = reader.number(f"slo.{key}", given.get(key, 1.0), low=1e-6, high=1e6, unit="s")
+    return Slo(ttft=limits["ttft_s"], tpot=limits["tpot_s"])
+
+
+def _deployments(reader: Reader, value: object) -> tuple[ServedDeployment, ...]:
+    if not isinstance(value, Mapping) or not value:
+        reader.faults.append(f"deployments: {value!r} is not a mapping of a name to its instances")
+        return ()
+    found = []
+    for name, entry in value.items():
+        where = f"deployments.{name}"
+        given = reader.mapping(where, entry, ("gpus", *PARTS))
+        parts: dict[str, Any] = {part: _part(reader, f"{where}.{part}", given[part]) for part in PARTS if part in given}
+        if isinstance(entry, Mapping) and not parts:
+            reader.faults.append(f"{where}: has no instances; allowed: {', '.join(PARTS)}")
+        most = max((_gpus(parts, *names) for names in (("prefill", "decode"), ("colocated",), ("pairs",))), default=1)
+        gpus = reader.whole(f"{where}.gpus", given.get("gpus", max(most, 1)), low=1, high=10**6)
+        found.append(ServedDeployment(name=reader.plain_name("deployments", name), gpus=gpus, **parts))
+    return tuple(found)
+
+
+def _gpus(parts: Mapping[str, tuple[Replicas, ...]], *names: str) -> int:
+    return sum(replicas.gpus for name in names for replicas in parts.get(name, ()))
+
+
+def _part(reader: Reader, where: str, value: object) -> tuple[Replicas, ...]:
+    """``{tp: 2, instances: 2}``, or a list of these."""
+    entries = value if isinstance(value, list) else [value]
+    if not entries:
+        reader.faults.append(f"{where}: the list is empty")
+    return tuple(
+        _replicas(reader, f"{where}[{number}]" if isinstance(value, list) else where, entry)
+        for number, entry in enumerate(entries)
+    )
+
+
+def _replicas(reader: Reader, where: str, value: object) -> Replicas:
+    given = reader.mapping(where, value, ("instances", *DEGREES))
+    known = len(reader.faults)
+    tp, dp, ep, pp = (reader.whole(f"{where}.{key}", given.get(key, 1), low=1, high=1024) for key in DEGREES)
+    instances = reader.whole(f"{where}.instances", given.get("instances", 1), low=1, high=10**5)
+    if tp * dp % ep:
+        reader.faults.append(f"{where}: ep {ep} does not divide the {tp * dp} GPUs of a stage (tp x dp)")
+    if len(reader.faults) > known:
+        return Replicas(mapping=domain.Mapping(), instances=1)
+    mapping = domain.Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp * dp // ep, ep=ep, pp=pp)
+    return Replicas(mapping=mapping, instances=instances)
+
+
+def _systems(reader: Reader, value: object) -> tuple[SystemChoice, ...]:
+    """Names, or ``{kind: dopd, label: dopd_slow, ...}`` with options of the system."""
+    entries = value if isinstance(value, list) else [value]
+    if not entries:
+        reader.faults.append("systems: the list is empty")
+    found = []
+    for number, entry in enumerate(entries):
+        where = f"systems[{number}]" if isinstance(value, list) else "systems"
+        given = {"kind": entry} if isinstance(entry, str) else entry
+        if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
+            reader.faults.append(f"{where}: {entry!r} is neither a name nor {{kind: NAME, ...}}")
+            continue
+        kind, wished = given["kind"], {key: each for key, each in given.items() if key not in ("kind", "label")}
+        if (system := reader.attempt(where, lambda kind=kind: system_named(kind))) is not None:
+            known, options = len(reader.faults), _options(reader, where, type(system), wished)
+            if len(reader.faults) == known:
+                reader.attempt(where, lambda kind=kind, options=options: system_named(kind, **options))
+            label = reader.plain_name(f"{where}.label", given.get("label", kind))
+            found.append(SystemChoice(kind=kind, label=label, options=tuple(options.items())))
+    reader.distinct("systems", tuple(choice.label for choice in found))
+    return tuple(found)
+
+
+def _options(reader: Reader, where: str, target: type[Any], given: Mapping[Any, Any]) -> dict[str, Any]:
+    """Fields of a dataclass of plain values, each of the kind of its default."""
+    defaults = {each.name: each.default for each in fields(target) if each.default is not MISSING}
+    plain = {name: default for name, default in defaults.items() if isinstance(default, bool | int | float | str)}
+    reader.keys(f"{where}.", given, tuple(plain))
+    found: dict[str, Any] = {}
+    for name in (name for name in plain if name in given):
+        key, value = f"{where}.{name}", given[name]
+        if isinstance(plain[name], bool):
+            found[name] = reader.flag(key, value)
+        elif isinstance(plain[name], int):
+            found[name] = reader.whole(key, value, low=0, high=10**9)
+        elif isinstance(plain[name], float):
+            found[name] = reader.number(key, value, low=0.0, high=1e12)
+        else:
+            found[name] = str(value)
+    return found
+
+
+def _run_options(reader: Reader, value: object) -> RunOptions:
+    if not isinstance(value, Mapping):
+        reader.faults.append(f"run: {value!r} is not a mapping of keys such as sample_s, start_up_s")
+        return RunOptions()
+    given = _options(reader, "run", RunOptions, value)
+    found = reader.attempt("run", lambda: RunOptions(**given))
+    return found if isinstance(found, RunOptions) else RunOptions()
+
+
+def _capacity(reader: Reader, value: object) -> CapacityAim:
+    given = reader.mapping("capacity", value, ("criterion", "share"))
+    criterion = reader.choice("capacity.criterion", given.get("criterion", CRITERIA[0]), CRITERIA)
+    share = reader.number("capacity.share", given.get("share", CapacityAim().share), low=0.01, high=1.0)
+    return CapacityAim(criterion=criterion, share=share)
+
+
+def _cross_check(reader: Reader, scenario: Scenario) -> None:
+    """What only shows when the values stand together: recipe on system, parts of systems, memory."""
+    try:
+        what = scenario.setting
+    except DisaggSimError as error:
+        reader.faults.append(str(error))
+        return
+    for deployment in scenario.deployments:
+        for choice in scenario.systems:
+            reader.attempt("deployments", deployment.require, choice.label, choice.parts)
+        reader.attempt("deployments", require_fit, what, deployment)

@@ -1,0 +1,162 @@
+"""The form of a scenario: what it crosses, and every fault of a file at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InfeasibleError, SpecError
+from disagg_sim.sweep.scenario import load_scenario
+from disagg_sim.sweep.scenario_plan import plan_scenario
+
+TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(f"{i},{100 + i},{10 + i}\n" for i in range(20))
+SCENARIO = """
+name: trial
+model: llama_3_1_8b
+system: h100_sxm
+precision: fp8
+trace: {path: short.csv, rate_scale: [1.0, 2.0]}
+slo: {ttft_s: 2.0, tpot_s: 0.15}
+deployments:
+  four: {gpus: 4, prefill: {instances: 2}, decode: {tp: 2, instances: 1}, colocated: {instances: 4}}
+systems: [vllm, disaggregated]
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a scenario with some keys changed, beside its trace."""
+    (tmp_path / "short.csv").write_text(TRACE)
+
+    def write(**changes) -> str:
+        document = {**yaml.safe_load(SCENARIO), **changes}
+        path = tmp_path / "trial.yaml"
+        path.write_text(yaml.safe_dump({key: value for key, value in document.items() if value is not None}))
+        return str(path)
+
+    return write
+
+
+def faults(path: str, **options) -> str:
+    with pytest.raises(SpecError) as caught:
+        load_scenario(path, **options)
+    return str(caught.value)
+
+
+def test_a_scenario_crosses_its_axes(written):
+    scenario = load_scenario(written())
+    (deployment,) = scenario.deployments
+    assert deployment.decode[0].mapping == Mapping(tp_attn=2, tp_ffn=2)
+    plan = plan_scenario(scenario)
+    assert [run.name for run in plan.runs] == [
+        "four/vllm-short-x1", "four/disaggregated-short-x1", "four/vllm-short-x2", "four/disaggregated-short-x2",
+    ]  # fmt: skip
+    assert not plan.searches
+    assert len({run.digest for run in plan.runs}) == 4
+
+
+def test_a_path_is_relative_to_the_file_and_an_option_to_the_working_directory(written, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "other.csv").write_text(TRACE.replace("\n1,", "\n0.5,"))
+    monkeypatch.chdir(elsewhere)
+    assert load_scenario(written()).traces[0].name == "short"
+    replaced = load_scenario(written(), trace="other.csv")
+    assert [(source.name, source.rate_scales) for source in replaced.traces] == [("other", (1.0, 2.0))]
+    assert len(replaced.traces[0].load(0)) == 20
+
+
+def test_a_replaced_trace_need_not_be_there(written, tmp_path):
+    path = written(trace={"path": "nowhere.csv"})
+    assert "nowhere.csv" in faults(path)
+    assert load_scenario(path, trace=str(tmp_path / "short.csv")).traces[0].name == "short"
+
+
+def test_a_digest_follows_the_trace_and_the_options_and_no_path(written, tmp_path):
+    before = plan_scenario(load_scenario(written())).runs[0].digest
+    (tmp_path / "moved.csv").write_text(TRACE)
+    moved = {"path": "moved.csv", "name": "short", "rate_scale": [1.0, 2.0]}
+    assert plan_scenario(load_scenario(written(trace=moved))).runs[0].digest == before
+    assert plan_scenario(load_scenario(written(), seed=1)).runs[0].digest != before
+    assert plan_scenario(load_scenario(written(slo={"ttft_s": 1.0, "tpot_s": 0.15}))).runs[0].digest != before
+    options = [{"kind": "vllm", "token_budget": 512}]
+    assert plan_scenario(load_scenario(written(systems=options))).runs[0].digest != before
+    (tmp_path / "moved.csv").write_text(TRACE.replace("19,119", "19,120"))
+    assert plan_scenario(load_scenario(written(trace=moved))).runs[0].digest != before
+
+
+def test_a_synthetic_trace_is_drawn_from_the_seed(written):
+    trace = {"kind": "synthetic", "lengths": "azure_2023_conversation", "rate_per_s": 5.0, "requests": 50, "cv": 2.0}
+    source = load_scenario(written(trace=trace)).traces[0]
+    assert len(source.load(1)) == 50
+    assert source.load(1).input_tokens.tolist() == source.load(1).input_tokens.tolist()
+    assert source.load(1).input_tokens.tolist() != source.load(2).input_tokens.tolist()
+
+
+def test_all_faults_are_told_at_once(written):
+    said = faults(written(
+        modell="x", system="h100_smx", precision=None, slo={"ttft_s": "2 s"}, systems=["vlm", "vllm", "vllm"],
+        trace={"path": "gone.csv", "rate_scal": 1.0},
+        deployments={"four": {"gpus": 4, "prefil": {"tp": 2}, "decode": {"tp": 0}}}, seed=-1,
+    ))  # fmt: skip
+    for part in (
+        "unknown key 'modell', did you mean 'model'?", "unknown system 'h100_smx', did you mean 'h100_sxm'?",
+        "missing key 'precision'", "slo.ttft_s: '2 s' is not a plain number; the key counts in s: write 2",
+        "slo: missing key 'tpot_s'", "unknown system 'vlm', did you mean 'vllm'?", "systems: vllm stands there 2 times",
+        "unknown key 'trace.rate_scal', did you mean 'rate_scale'?",
+        "unknown key 'deployments.four.prefil', did you mean 'prefill'?", "deployments.four.decode.tp: 0 is outside",
+        "seed: -1 is outside",
+    ):  # fmt: skip
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"deployments": {"one": {"gpus": 4, "colocated": {"instances": 4}}}},
+            "'one' has no prefill and no decode instances, which system 'disaggregated' needs; it has colocated",
+        ),
+        (
+            {"deployments": {"one": {"gpus": 3, "colocated": {"instances": 4}}}, "systems": ["vllm"]},
+            "the instances of system 'vllm' take 4 GPUs (colocated 4 x 1), 1 more than its 3",
+        ),
+        ({"model": "llama_3_1_405b"}, "llama_3_1_405b in fp8 does not fit on 1 x h100_sxm"),
+        ({"systems": [{"kind": "vllm", "token_budgt": 512}]}, "did you mean 'token_budget'"),
+        ({"systems": [{"kind": "vllm", "token_budget": 0.5}]}, "systems[0].token_budget: 0.5 is not a whole number"),
+        ({"capacity": {"criterion": "p95"}}, "capacity.criterion: 'p95' is unknown, did you mean 'p99'?"),
+        ({"run": {"sample": 1.0}}, "unknown key 'run.sample', did you mean 'sample_s'?"),
+        ({"trace": {"path": "short.csv", "kind": "azur"}}, "did you mean 'azure'?"),
+        ({"trace": {"kind": "synthetic", "lengths": "azure_2023_cod", "rate_per_s": 1, "requests": 5}}, "did you mean"),
+        (
+            {"trace": {"kind": "synthetic", "lengths": {"isl": 5, "osl": 5}, "rate_per_s": 1}},
+            "a synthetic trace has either 'requests' or 'duration_s'",
+        ),
+        ({"deployments": {"a/b": {"colocated": {}}}, "systems": ["vllm"]}, "'a/b' is no plain name"),
+    ],
+)
+def test_a_fault_is_one_line_that_names_it(written, changes, said):
+    text = faults(written(**changes))
+    assert said in text
+    assert len(text.splitlines()) == 1
+
+
+def test_a_faulty_line_of_a_trace_is_named(written, tmp_path):
+    (tmp_path / "short.csv").write_text(TRACE.replace("7,107,17", "7,many,17"))
+    assert "short.csv, line 9" in faults(written()).replace(":9", ", line 9")
+
+
+def test_limits_that_nothing_can_meet_name_the_least(written):
+    scenario = load_scenario(written(slo={"ttft_s": 1e-4, "tpot_s": 1.0}))
+    with pytest.raises(InfeasibleError, match=r"no request of short can meet ttft_s 0.0001; the least TTFT on .* is"):
+        plan_scenario(scenario)
+
+
+def test_shipped_scenarios_are_sound():
+    for path in (Path(__file__).parents[2] / "scenarios").glob("*.yaml"):
+        scenario = load_scenario(path.stem)
+        assert scenario.name == path.stem
+        assert plan_scenario(scenario).runs
