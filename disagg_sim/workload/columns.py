@@ -58,7 +58,8 @@ class Table:
         places = np.flatnonzero((rows != "").any(axis=1))
         places = places[places > 0]
         self.lines = places + 1  # in the file, from 1
-        self.rows: pd.DataFrame = rows.iloc[places]
+        blank = len(rows) - 1 - places.size  # a million rows are not copied for nothing
+        self.rows: pd.DataFrame = rows.iloc[places] if blank else rows.iloc[1:]
         if not self.lines.size:
             raise TraceError(f"{path}: no line below the header; allowed: one request or more")
 

@@ -176,10 +176,8 @@ def concatenate(traces: Sequence[Trace]) -> Trace:
         raise InputError(
             "nothing can follow a trace of a single request, which has no gap; allowed: 2 or more requests"
         )
-    starts = np.concatenate([[0.0], np.cumsum(periods)])
+    starts = traces[0].arrival[0] + np.concatenate([[0.0], np.cumsum(periods)])
     arrivals = [trace.arrival - trace.arrival[0] + start for trace, start in zip(traces, starts, strict=True)]
-    arrivals[0] = arrivals[0] + traces[0].arrival[0]
-    arrivals[1:] = [each + traces[0].arrival[0] for each in arrivals[1:]]
     return _joined(traces, np.concatenate(arrivals))
 
 
@@ -216,12 +214,13 @@ def mix(traces: Sequence[Trace], shares: Sequence[float], rng: np.random.Generat
 def _joined(traces: Sequence[Trace], arrival: Floats) -> Trace:
     """All requests of some traces at the given times, sorted by them."""
     order = np.argsort(arrival, kind="stable")
+    ordered = np.array_equal(order, np.arange(order.size))  # then the blocks, which may be many, need no copy
     prefix = _joined_prefix(traces)
     return Trace(
         arrival=arrival[order],
         input_tokens=np.concatenate([trace.input_tokens for trace in traces])[order],
         output_tokens=np.concatenate([trace.output_tokens for trace in traces])[order],
-        prefix=prefix.take(order) if prefix else None,
+        prefix=prefix if prefix is None or ordered else prefix.take(order),
         name=" + ".join(dict.fromkeys(trace.name for trace in traces)),
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
         dropped=sum(trace.dropped for trace in traces),
