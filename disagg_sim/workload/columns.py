@@ -52,6 +52,8 @@ class Table:
             )  # fmt: skip
         except UnicodeDecodeError as error:
             raise TraceError(f"{path}: not a text file: {error}") from None
+        except pd.errors.EmptyDataError:
+            raise TraceError(f"{path}:1: the line is blank; allowed: the names of the columns") from None
         except pd.errors.ParserError as error:
             raise TraceError(_malformed(path, str(error))) from None
         self.header = tuple(str(name).strip() for name in rows.iloc[0])

@@ -55,8 +55,10 @@ def spread_batches(arrival: Floats) -> tuple[Floats, int]:
 def _record(path: Path, line: int, text: bytes) -> tuple[list[float], Sequence[int]]:
     try:
         record = json.loads(text)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}:{line}: malformed JSON: {error}") from None
+    except json.JSONDecodeError as error:
+        raise TraceError(f"{path}:{line}: malformed JSON at column {error.colno}: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}:{line}: not a text file: {error}") from None
     if not isinstance(record, dict):
         raise TraceError(f"{path}:{line}: malformed: a JSON object is wanted")
     row = [_number(path, line, record, name) for name in FIELDS]

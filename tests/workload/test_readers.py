@@ -112,6 +112,7 @@ def test_an_azure_table_whose_times_are_crossed_out_has_none(tmp_path):
         ("a,b\n0,1\n", ":1: no column 'arrival_s'; the header has 'a', 'b'"),
         (AZURE + "2023-11-16 18:17:03.97,1,1\r\nyesterday,1,1\r\n", ":3: TIMESTAMP 'yesterday' is not a date"),
         (BURST + "5,ChatGPT,472,-1,490,API log\n", ":2: Response tokens '-1' is negative"),
+        ("\n" + CSV + "0,1,1\n", ":1: the line is blank"),
         (b"\xff\xfe\x00\x01", "not a text file"),
         (gzip.compress(CSV.encode() * 99)[:-9], "cannot be read"),
     ],
@@ -175,7 +176,7 @@ def test_blocks_of_dropped_and_sorted_rows_stay_with_their_requests(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", ":2: malformed JSON"),
+        ("{", ":2: malformed JSON at column 2"),
         ("[1]", ":2: malformed: a JSON object"),
         (
             json.dumps({"timestamp": 1, "input_lenght": 3, "output_length": 2}),
