@@ -25,6 +25,8 @@ class EngineSpec(Shown):
     chunk_tokens: int  # most new tokens of an attention rank in a step [token]
     mixed_steps: bool  # chunks of prefill ride along with decodes; else a pass of prefill stops decode
     max_running: int  # most sequences of an attention rank in a step [request]
+    ranks_wait: bool  # ranks of attention DP gather a prompt each before they prefill
     memory_utilisation: float  # share of the reported memory that weights, cache and activations may fill [1]
+    cache_share: float  # share that the cache may fill of what weights and activations leave of it [1]
     cache_of_quantised: str  # KV cache of a quantised checkpoint where nothing is said: "bf16" or "fp8"
     sources: Mapping[str, str]  # key -> where its value comes from

@@ -1,9 +1,9 @@
-r"""Steady state of a real engine under a closed loop: so many requests are always in flight.
+r"""Steady state of a real engine under load: a closed loop, a Poisson stream, or everything queued.
 
-A new request starts as soon as one ends. Of the A requests that an instance admits (no more than its
-memory holds), a share x of the time of each is decode and the rest is its prefill with the wait for
-it. Every request sees the others (the arrival theorem of closed networks), hence with
-:math:`B = 1 + (A-1)\,x` sequences in a decode step and m pieces of at most one token budget a prompt
+In a closed loop a new request starts as soon as one ends. Of the A requests that an instance admits (no more
+than its memory holds), a share x of the time of each is decode and the rest is its prefill with the wait for
+it. A request sees the others (the arrival theorem of closed networks), hence with :math:`B = 1 + (A-1)\,x`
+sequences in a decode step, and m pieces of at most one token budget a prompt,
 
 .. math:: \varphi = \frac{(A-1)\,x\,m}{OSL-1},\quad
           T = (1-f)\,T_d(B) + f\,T_{mix}(B, k\,s)\ \text{(mixed)}\quad\text{or}\quad T_d(B) + f\,T_p(k\,s),\quad
@@ -24,6 +24,7 @@ import numpy as np
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import colocated_bytes, decode_residents, prompt_residents
 from disagg_sim.physics.mixed import mixed_step
 from disagg_sim.physics.phases import Degrees, decode_step
@@ -48,18 +49,30 @@ class Lengths(NamedTuple):
     isl: Numeric
     osl: Numeric
 
+    @property
+    def gaps(self) -> Numeric:
+        """Tokens after the first. [token]"""
+        return np.maximum(self.osl - 1.0, 1e-9)
+
 
 class SteadyState(NamedTuple):
-    """What requests see while so many are in flight; arrays of the shape of the input."""
+    """What requests see; arrays of the shape of the input."""
 
     tpot: Numeric  # mean time of an output token after the first [s]
     ttft: Numeric  # mean, wait included [s]
     request_rate: Numeric  # of the deployment [request/s]
-    capacity: Numeric  # requests that fit: memory of an instance (of all decode workers) [request]
+    capacity: Numeric  # requests that fit into the memory where they decode [request]
 
     def latency(self, lengths: Lengths) -> Numeric:
         """Mean time of a request from its start to its last token. [s]"""
         return self.ttft + (lengths.osl - 1) * self.tpot
+
+
+class Pool(NamedTuple):
+    """``count`` equal workers of the given degrees."""
+
+    degrees: Degrees
+    count: Numeric  # [1]
 
 
 def served(
@@ -73,9 +86,7 @@ def served(
         As ``search.setting.setting``.
     """
     at = setting(model, system, precision, profile, engine.name)
-    own = replace(
-        at.profile, host=0.0, memory_utilisation=engine.memory_utilisation, resident_deviations=0.0
-    )
+    own = replace(at.profile, host=0.0, memory_utilisation=engine.memory_utilisation, resident_deviations=0.0)
     return Served(replace(at, profile=own, rates=replace(at.rates, profile=own)), engine)
 
 
@@ -86,7 +97,7 @@ def host_time(engine: EngineSpec, degrees: Degrees, sequences: Numeric) -> Numer
 
 
 def decode_time(run: Served, degrees: Degrees, batch: Numeric, lengths: Lengths) -> Numeric:
-    """A decode step of ``batch`` sequences at their mean length. [s]"""
+    """A decode step of ``batch`` sequences of an instance at their mean length. [s]"""
     context = lengths.isl + lengths.osl / 2
     step = decode_step(run.at.model, run.at.rates, degrees, batch=batch, context=context)
     return step.ttl + host_time(run.engine, degrees, batch)
@@ -111,42 +122,48 @@ def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric]:
 
 
 def capacity(run: Served, degrees: Degrees, lengths: Lengths) -> Numeric:
-    """Requests that an instance can hold at their mean length, 0 where not even one a rank fits. [request]"""
+    """Requests that an instance can hold at their mean length, 0 where not even one a rank fits. [request]
+
+    The cache of n sequences may fill ``cache_share`` of what is left when nothing is resident.
+    """
     at, engine = run.at, run.engine
     cached, prompt = decode_residents(lengths.isl, lengths.osl), prompt_residents(lengths.isl)
     new = np.minimum(lengths.isl, engine.chunk_tokens)
 
-    def fits(sequences: Numeric) -> Numeric:
-        held = colocated_bytes(
+    def held(sequences: Numeric) -> Numeric:
+        return colocated_bytes(
             at.model, at.precision, at.profile, degrees, sequences * degrees.dp_attn, cached=cached, prompt=prompt,
             prompts=0.0, new=new, mixed=engine.mixed_steps,
         )  # fmt: skip
-        return held <= at.memory_limit
 
-    low, high = np.zeros(np.shape(new)), np.full(np.shape(new), float(engine.max_running))
-    whole = fits(high)
+    empty = 2.0 * held(1.0) - held(2.0)
+    limit = empty + engine.cache_share * (at.memory_limit - empty)
+    shape = np.shape(lengths.isl + degrees.gpus)
+    low, high = np.zeros(shape), np.full(shape, float(engine.max_running))
+    whole = held(high) <= limit
     for _ in range(HALVINGS):
         middle = np.maximum((low + high) / 2, 1.0)
-        holds = fits(np.floor(middle))
+        holds = held(np.floor(middle)) <= limit
         low, high = np.where(holds, middle, low), np.where(holds, high, middle)
     return np.where(whole, float(engine.max_running), np.floor(low)) * degrees.dp_attn
 
 
 class _Loop(NamedTuple):
-    """Token time, first-token time and prefill load of the requests that an instance admits."""
+    """Token time and first-token time of the requests that an instance admits."""
 
     tpot: Numeric  # [s]
     ttft: Numeric  # [s]
 
 
 def _loop(run: Served, degrees: Degrees, lengths: Lengths, others: Numeric, share: Numeric) -> _Loop:
-    """Times where each of ``others + 1`` requests spends ``share`` of its life in decode."""
+    """Times where a request sees ``others``, each of which spends ``share`` of its life in decode."""
     engine, dp = run.engine, degrees.dp_attn
     pieces, size = pieces_of(engine, lengths.isl)
     running = 1.0 + others * share
-    due = np.maximum(others * share * pieces / np.maximum(lengths.osl - 1, 1.0), 1e-9)
+    due = np.maximum(others * share * pieces / lengths.gaps, 1e-9)
     fit = np.maximum(np.floor(engine.chunk_tokens / size), 1.0) * dp  # pieces that one pass can take
-    together = np.clip(due, 1.0, fit)
+    gathered = np.minimum(dp, others + 1.0) if engine.ranks_wait else 1.0
+    together = np.clip(due, gathered, fit)
     ranks = np.minimum(together, dp)
     plain = decode_time(run, degrees, running, lengths)
     decodes = running if engine.mixed_steps else 0.0
@@ -158,10 +175,11 @@ def _loop(run: Served, degrees: Degrees, lengths: Lengths, others: Numeric, shar
     else:
         tpot = plain + often * loaded
         used = often * loaded / tpot
-    own = pieces * prefill_time(run, degrees, size, 1.0, lengths, decodes=decodes)
+    own = pieces * np.where(gathered > 1, loaded, prefill_time(run, degrees, size, 1.0, lengths, decodes=decodes))
+    gathering = np.minimum((gathered - 1) / (2 * due), lengths.gaps) * tpot
     queue = used**fit * own / (2 * fit * np.maximum(1 - used, 1e-6))
     residual = np.where(others > 0, plain / 2, 0.0)
-    return _Loop(tpot, engine.request_host + own + residual + np.minimum(queue, others * own))
+    return _Loop(tpot, engine.request_host + own + residual + np.minimum(queue, others * own) + gathering)
 
 
 def colocated(run: Served, degrees: Degrees, lengths: Lengths, concurrency: Numeric) -> SteadyState:
@@ -176,10 +194,10 @@ def colocated(run: Served, degrees: Degrees, lengths: Lengths, concurrency: Nume
     Returns
     -------
     SteadyState
-        ``nan`` where not one request fits.
+        Where not one request fits, of a single request, with capacity 0.
     """
     room = capacity(run, degrees, lengths)
-    admitted = np.where(room > 0, np.minimum(concurrency, np.maximum(room, 1.0)), np.nan)
+    admitted = np.minimum(concurrency, np.maximum(room, 1.0))
     others = admitted - 1
     low, high = np.zeros(np.shape(others)), np.ones(np.shape(others))
     for _ in range(HALVINGS):
@@ -190,6 +208,89 @@ def colocated(run: Served, degrees: Degrees, lengths: Lengths, concurrency: Nume
         low, high = np.where(more, share, low), np.where(more, high, share)
     loop = _loop(run, degrees, lengths, others, (low + high) / 2)
     rate = admitted / (loop.ttft + (lengths.osl - 1) * loop.tpot)
-    waiting = np.where(np.isfinite(concurrency), (concurrency - admitted) / rate, np.inf)
-    ttft = np.where(concurrency > admitted, loop.ttft + waiting, loop.ttft)
-    return SteadyState(loop.tpot, ttft, rate, room)
+    waiting = np.where(concurrency > admitted, (concurrency - admitted) / rate, 0.0)
+    return SteadyState(loop.tpot, loop.ttft + waiting, rate, room)
+
+
+def at_rate(run: Served, degrees: Degrees, lengths: Lengths, request_rate: Numeric) -> SteadyState:
+    """One co-located instance under a stream of ``request_rate`` requests a second, none lost.
+
+    The sequences in decode follow from Little's law, ``B = rate*(OSL-1)*T(B)``; where the memory holds fewer,
+    times are those of a full instance, and ``request_rate`` of the result what it can serve.
+    """
+    room = capacity(run, degrees, lengths)
+    low, high = np.zeros(np.shape(room)), np.maximum(room, 1.0)
+    for _ in range(HALVINGS):
+        running = (low + high) / 2
+        loop = _loop(run, degrees, lengths, running, 1.0)
+        less = running < request_rate * (lengths.osl - 1) * loop.tpot
+        low, high = np.where(less, running, low), np.where(less, high, running)
+    loop = _loop(run, degrees, lengths, high, 1.0)
+    served_rate = np.minimum(request_rate, high / ((lengths.osl - 1) * loop.tpot))
+    return SteadyState(loop.tpot, loop.ttft, served_rate, room)
+
+
+def prefill_limit(run: Served, degrees: Degrees, lengths: Lengths) -> Numeric:
+    """Prompts that a prefill worker finishes in a second when its queue never empties. [request/s]"""
+    pieces, size = pieces_of(run.engine, lengths.isl)
+    fit = np.maximum(np.floor(run.engine.chunk_tokens / size), 1.0) * degrees.dp_attn
+    return fit / (pieces * prefill_time(run, degrees, fit * size, degrees.dp_attn, lengths))
+
+
+def _transfer_time(run: Served, prefill: Pool, decode: Pool, lengths: Lengths) -> Numeric:
+    """Cache of a prompt from the distinct GPUs of its prefill rank, over NVLink inside one domain, else the NIC. [s]"""
+    at = run.at
+    gpus = prefill.count * prefill.degrees.gpus + decode.count * decode.degrees.gpus
+    link = np.where(gpus <= at.system.nvlink_domain, at.system.nvlink_bandwidth, at.system.nic_bandwidth)
+    senders = unique_gpus(at.model, prefill.degrees) / prefill.degrees.dp_attn
+    sent = at.model.kv_elements_per_token() * at.precision.cache.bytes * lengths.isl
+    return sent / (senders * at.profile.nic_efficiency * link)
+
+
+def disaggregated(run: Served, prefill: Pool, decode: Pool, lengths: Lengths, concurrency: Numeric) -> SteadyState:
+    r"""Prefill and decode workers with ``concurrency`` requests in flight in the whole deployment.
+
+    With Y of them in decode on n workers, :math:`T = T_d(\max(Y/n, 1))` and the rate is
+    :math:`\lambda = Y/((OSL-1)\,T)`; the others are in prefill or wait for it, and Y is where
+    :math:`Y + \lambda\,TTFT(\lambda)` is the concurrency. A prompt waits in front of c prefill workers at utilisation u
+    for :math:`S\,u^{\sqrt{2(c+1)}-1}/(2c\,(1-u))`, the common approximation of M/D/c.
+    """
+    engine = run.engine
+    pieces, size = pieces_of(engine, lengths.isl)
+    fit = np.maximum(np.floor(engine.chunk_tokens / size), 1.0) * prefill.degrees.dp_attn
+    most = prefill.count * prefill_limit(run, prefill.degrees, lengths)
+    room = decode.count * capacity(run, decode.degrees, lengths)
+    transfer = _transfer_time(run, prefill, decode, lengths)
+
+    def rate_and_first(decoding: Numeric) -> tuple[Numeric, Numeric, Numeric]:
+        step = decode_time(run, decode.degrees, np.maximum(decoding / decode.count, 1.0), lengths)
+        rate = decoding / (lengths.gaps * step)
+        used = np.minimum(rate / most, 1.0)
+        together = 1.0 + (fit - 1.0) * used
+        if engine.ranks_wait:
+            waiting = np.maximum(concurrency / prefill.count, 1.0)
+            together = np.maximum(together, np.minimum(prefill.degrees.dp_attn, waiting))
+        ranks = np.minimum(together, prefill.degrees.dp_attn)
+        own = pieces * prefill_time(run, prefill.degrees, together * size, ranks, lengths)
+        crowd = used ** (np.sqrt(2 * (prefill.count + 1)) - 1)
+        queue = own * crowd / (2 * prefill.count * np.maximum(1 - used, 1e-6))
+        return step, rate, engine.request_host + own + transfer + np.minimum(queue, concurrency * own)
+
+    low, high = np.zeros(np.shape(most)), np.minimum(concurrency, np.maximum(room, 1.0))
+    for _ in range(HALVINGS):
+        decoding = (low + high) / 2
+        _, rate, first = rate_and_first(decoding)
+        more = (decoding + rate * first < concurrency) & (rate < most)
+        low, high = np.where(more, decoding, low), np.where(more, high, decoding)
+    step, rate, first = rate_and_first(low)
+    return SteadyState(step, np.maximum(first, (concurrency - low) / rate), rate, room)
+
+
+def static_batch(run: Served, degrees: Degrees, lengths: Lengths, batch: Numeric) -> SteadyState:
+    """A fixed batch from start to end: all prompts in one go, then decode; what does not fit goes after it."""
+    room = capacity(run, degrees, lengths)
+    inside = np.minimum(batch, np.maximum(room, 1.0))
+    first = prefill_time(run, degrees, inside * lengths.isl, np.minimum(inside, degrees.dp_attn), lengths)
+    step = decode_time(run, degrees, inside, lengths)
+    whole = (first + (lengths.osl - 1) * step) * batch / inside
+    return SteadyState(step, first, batch / whole, room)

@@ -18,6 +18,7 @@ _Engine = schema_of(
     | dict.fromkeys(("chunk_tokens", "max_running"), integer(1, 10**7))
     | {
         "memory_utilisation": number(1e-6, 1.0),
+        "cache_share": number(1e-6, 1.0),
         "cache_of_quantised": choice(("bf16", "fp8")),
         "sources": mapping_of(str, str),
     },
