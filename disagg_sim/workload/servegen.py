@@ -18,7 +18,6 @@ import csv
 import json
 import math
 import re
-import tarfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,6 +76,8 @@ def draw_pool(path: Path, seed: int) -> tuple[Floats, Tokens, Tokens]:
 
 def _members(path: Path) -> dict[tuple[int, str], tuple[str, bytes]]:
     """(client, form) -> name for messages and content of a file."""
+    import tarfile
+
     found: dict[tuple[int, str], tuple[str, bytes]] = {}
     try:
         if path.is_dir():
