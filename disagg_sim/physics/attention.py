@@ -40,8 +40,10 @@ from disagg_sim.physics.work import ACTIVATION_BYTES, AttentionShape, Numeric, W
 #: Query rows of one thread block in prefill: two tiles of a warp group of 64 rows; on Blackwell two of 128. [token]
 TILE_ROWS = {"Blackwell": 256.0, "Blackwell Ultra": 256.0}
 TILE_ROWS_ELSEWHERE = 128.0
-#: Share of a tile of query rows that is moved at least. [1]
-LEAST_ROWS = 0.5
+#: Share of a tile of query rows that is moved at least (fitted). [1]
+LEAST_ROWS = 0.4
+#: Share of the longest block that stays visible when a grid of blocks is handed out in order (fitted). [1]
+GRID_TAIL = 0.4
 #: Query rows that one thread block of a decode kernel takes. [1]
 BLOCK_ROWS = 64.0
 #: Query rows to which a matrix instruction of a decode kernel is filled up. [1]
