@@ -86,16 +86,20 @@ class DecodeAttentionFit(Fit):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeFit(Fit):
-    """Grouped GEMM of the routed experts in one parallel regime."""
+    """Grouped GEMM of the routed experts; the form is ``physics.moe``, with the defaults the plain roofline."""
 
     kernel: str
     format: str
-    regime: str  # "single", "tp", "ep2_8", "ep16_256"
+    regime: str  # "single", "tp", "ep2_8", "ep16_256", or ANY_REGIME
     picks: str  # "T*k/ep" or "T*k": which count of picks a rank multiplies
     e_compute: float | None
     e_memory: float
     t0: float  # [s]
     blend_q: float
+    least_rows: float = 0.0  # rows that an expert with fewer is padded to [1]
+    per_expert: float = 0.0  # set-up of one expert of the rank [s]
+    e_handling: float | None = None  # share of the HBM bandwidth at which rows are gathered and summed; None = free [1]
+    stray: float = 0.0  # share of other ranks' picks that the rank measured multiplied as well; not so in serving [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +154,8 @@ class ElementwiseFit(Fit):
     t0: float  # [s]
 
 
+#: Regime of a fit that holds for any expert and tensor parallelism.
+ANY_REGIME = "any"
 #: Operator group of an ``EfficiencySpec`` -> class of its rows.
 SECTIONS: dict[str, type[Fit]] = {
     "gemm": GemmFit,

@@ -17,8 +17,9 @@ from disagg_sim.physics.collective import (
 from disagg_sim.physics.gemm import gemm_cost
 from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.links import AllToAllRate, LinkCurve
+from disagg_sim.physics.moe import MoeRate, moe_cost
 from disagg_sim.physics.rates import Rates
-from disagg_sim.physics.roofline import NOTHING, Cost, Sums, blend
+from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.work import Numeric
 
 #: Switches of Blackwell and Hopper NVLink domains can reduce (NVLS); A100's and point-to-point meshes cannot.
@@ -90,7 +91,10 @@ def _gather_cost(size: Numeric, n: Numeric, curve: LinkCurve) -> Cost:
 
 
 def expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, rates: Rates) -> Cost:
-    """Grouped GEMM at the fastest kernel of the regime that (ep, tp_ffn) falls into."""
+    """Grouped GEMM at the fastest kernel, of the regime that (ep, tp_ffn) falls into where fits differ by regime."""
+    anywhere, *others = rates.moe.values()
+    if all(kernels is anywhere for kernels in others):
+        return cheapest(moe_cost(op.experts, op.work, rate) for rate in anywhere)
     regimes = {
         "single": (ep == 1) & (tp_ffn == 1),
         "tp": (ep == 1) & (tp_ffn > 1),
@@ -101,14 +105,14 @@ def expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, rates: Rates) -> Cos
     costs = []
     for index in range(kernels):
         chosen = [rates.moe[name][min(index, len(rates.moe[name]) - 1)] for name in regimes]
-        flops, bandwidth, t0, q = (
-            np.select(list(regimes.values()), [getattr(rate, name) for rate in chosen])
-            for name in ("flops", "bandwidth", "t0", "blend")
-        )
-        compute, memory = op.work.flops / flops, op.work.hbm_bytes / bandwidth
+        here = {
+            name: np.select(list(regimes.values()), [getattr(rate, name) for rate in chosen])
+            for name in ("flops", "bandwidth", "t0", "blend", "least_rows", "per_expert", "handling")
+        }
+        q = here["blend"]
         if np.all(q == q.flat[0]):
-            q = float(q.flat[0])
-        costs.append(Cost(t0 + blend(compute, memory, q), Sums(compute, memory, 0.0, t0)))
+            here["blend"] = float(q.flat[0])
+        costs.append(moe_cost(op.experts, op.work, MoeRate(**here, element=chosen[0].element)))
     return cheapest(costs)
 
 

@@ -18,10 +18,12 @@ from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.work import (
     ACTIVATION_BYTES,
     AttentionShape,
+    ExpertRows,
     MlaDims,
     Numeric,
     Work,
     causal_pairs,
+    expert_rows,
     expert_work,
     gemm_work,
     gqa_decode_work,
@@ -41,6 +43,8 @@ def check_form(form: str) -> None:
 
 #: Sizes of an operator that is no attention.
 NO_ATTENTION = AttentionShape(0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+#: Rows of an operator that is no expert GEMM.
+NO_EXPERTS = ExpertRows(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Operator(NamedTuple):
@@ -55,6 +59,7 @@ class Operator(NamedTuple):
     ranks: Numeric = 1.0  # of a collective [1]
     runs: Numeric = 1.0  # 0 where a GEMM has nothing to multiply and is not launched [1]
     shape: tuple[Numeric, Numeric, Numeric] = (0.0, 0.0, 0.0)  # m, n, k of a GEMM on this GPU [1]
+    experts: ExpertRows = NO_EXPERTS  # of a grouped GEMM
     attention: AttentionShape = NO_ATTENTION  # its sizes
 
 
@@ -246,11 +251,12 @@ def routed_experts(
     imbalance: float,
 ) -> Operator:  # fmt: skip
     """Grouped GEMMs of the routed experts; ``tokens`` counts all ranks of the stage."""
-    work = expert_work(
+    rows = expert_rows(
         tokens=tokens, experts=ffn.experts, top_k=ffn.top_k, hidden=model.hidden, width=ffn.width / tp_ffn, ep=ep,
-        weight_bytes=precision.expert.bytes, imbalance=imbalance,
+        imbalance=imbalance,
     )  # fmt: skip
-    return Operator("routed experts", "experts", work, precision.expert.name)
+    work = expert_work(rows, weight_bytes=precision.expert.bytes)
+    return Operator("routed experts", "experts", work, precision.expert.name, experts=rows)
 
 
 def elementwise(model: ModelSpec, kind: LayerKind, tp: Numeric, tokens: Numeric) -> Operator:

@@ -15,6 +15,7 @@ import numpy as np
 from disagg_sim.domain import MAX_INSTANCE_GPUS
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.efficiency import (
+    ANY_REGIME,
     ASSUMED,
     LARGE_MESSAGES,
     DecodeAttentionFit,
@@ -39,7 +40,7 @@ from disagg_sim.physics.links import (
     flat_curve,
     pick_backend,
 )
-from disagg_sim.physics.roofline import Rate
+from disagg_sim.physics.moe import MoeRate
 
 ENGINES = ("trtllm", "vllm", "sglang")
 #: Parallel regimes of the grouped MoE GEMM fits, and where to look when one was not measured.
@@ -63,7 +64,7 @@ class Rates:
     gemm: Mapping[str, GemmRate]  # by format name
     prefill_attention: AttentionRate
     decode_attention: AttentionRate
-    moe: Mapping[str, tuple[Rate, ...]]  # by regime; the fastest kernel counts at each point
+    moe: Mapping[str, tuple[MoeRate, ...]]  # by regime; the fastest kernel counts at each point
     elementwise_bandwidth: float  # [B/s]
     all_reduce: LinkCurve
     all_gather: LinkCurve
@@ -126,6 +127,22 @@ def _decode_flops(fit: DecodeAttentionFit, system: SystemSpec) -> float:
     return peak if fit.e_compute is None else fit.e_compute * peak
 
 
+def moe_rate(fit: MoeFit, system: SystemSpec) -> MoeRate:
+    """What a fitted grouped GEMM reaches on a system; a fit without ``e_compute`` has no limit of arithmetic."""
+    form = FORMATS[fit.format]
+    flops = np.inf if fit.e_compute is None else fit.e_compute * system.peak_flops[form.arithmetic]
+    return MoeRate(
+        flops,
+        fit.e_memory * system.hbm_bandwidth,
+        fit.t0,
+        fit.blend_q,
+        least_rows=fit.least_rows,
+        per_expert=fit.per_expert,
+        handling=np.inf if fit.e_handling is None else fit.e_handling * system.hbm_bandwidth,
+        element=form.bytes,
+    )
+
+
 def _best_match(rows: Iterable[F], order: tuple[str, ...]) -> F | None:
     """The row of the first engine in ``order``; among several the one fitted on most points."""
     found = sorted(rows, key=lambda row: (order.index(row.engine), -row.points))
@@ -149,7 +166,7 @@ class _Resolver:
         self.used[what] = row
         return row
 
-    def gemm(self, name: str) -> Rate:
+    def gemm(self, name: str) -> GemmRate:
         peak, bandwidth = self.system.peak_flops[FORMATS[name].arithmetic], self.system.hbm_bandwidth
         if self.spec is None:
             return GemmRate(peak, bandwidth, 0.0, np.inf)
@@ -185,17 +202,18 @@ class _Resolver:
             return fast, slow
         return replace(fast, t0=floor), replace(slow, t0=floor)
 
-    def moe(self, name: str) -> dict[str, tuple[Rate, ...]]:
+    def moe(self, name: str) -> dict[str, tuple[MoeRate, ...]]:
         peak, bandwidth = self.system.peak_flops[FORMATS[name].arithmetic], self.system.hbm_bandwidth
         if self.spec is None:
-            return dict.fromkeys(REGIME_FALLBACK, (Rate(peak, bandwidth, 0.0, np.inf),))
+            return dict.fromkeys(REGIME_FALLBACK, (MoeRate(peak, bandwidth, 0.0, np.inf),))
         mine = [row for row in self.spec.moe if row.format == name]
-        return {regime: self._moe_regime(name, regime, mine, peak, bandwidth) for regime in REGIME_FALLBACK}
+        first = _best_match((row for row in mine if row.engine in self.order), self.order)
+        if first is not None and first.regime == ANY_REGIME:
+            return dict.fromkeys(REGIME_FALLBACK, self._moe_regime(name, ANY_REGIME, mine))
+        return {regime: self._moe_regime(name, regime, mine) for regime in REGIME_FALLBACK}
 
-    def _moe_regime(
-        self, name: str, regime: str, rows: list[MoeFit], peak: float, bandwidth: float
-    ) -> tuple[Rate, ...]:
-        for candidate in (regime, *REGIME_FALLBACK[regime]):
+    def _moe_regime(self, name: str, regime: str, rows: list[MoeFit]) -> tuple[MoeRate, ...]:
+        for candidate in (regime, *REGIME_FALLBACK.get(regime, ())):
             here = [row for row in rows if row.regime == candidate]
             if here and any(row.engine in self.order for row in here):
                 break
@@ -208,9 +226,8 @@ class _Resolver:
         rates = []
         for row in kernels:
             e_compute = row.e_compute if row.e_compute is not None else siblings[0].e_compute
-            assert e_compute is not None
-            t0 = row.t0 if floor is None else floor
-            rates.append(Rate(e_compute * peak, row.e_memory * bandwidth, t0, row.blend_q))
+            rate = moe_rate(replace(row, e_compute=e_compute), self.system)
+            rates.append(rate if floor is None else replace(rate, t0=floor, per_expert=0.0))
         return tuple(rates)
 
     def collective(self, op: str, what: str) -> LinkCurve:

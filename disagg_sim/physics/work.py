@@ -161,18 +161,32 @@ def expected_distinct_experts(tokens: Numeric, experts: Numeric, top_k: Numeric)
         return experts * -np.expm1(tokens * np.log1p(-top_k / experts))
 
 
-def expert_work(
-    *, tokens: Numeric, experts: int, top_k: int, hidden: int, width: Numeric, ep: Numeric, weight_bytes: float,
-    imbalance: float,
-) -> Work:  # fmt: skip
-    """Routed experts on the fullest of ``ep`` ranks.
+class ExpertRows(NamedTuple):
+    """What the routed experts of one rank are given."""
 
-    ``F = 6*d*d_e*picks`` with picks = T*k/ep*imbalance; the weights of the expected distinct
-    experts of the rank cross HBM once. ``tokens`` counts all ranks; ``width`` is after expert TP.
-    Source: physics page, sections 2 and 6.
+    picks: Numeric  # rows over all experts of the rank [1]
+    distinct: Numeric  # experts with at least one row [1]
+    experts: Numeric  # experts of the rank [1]
+    hidden: Numeric  # [1]
+    width: Numeric  # of an expert, after expert TP [1]
+
+
+def expert_rows(
+    *, tokens: Numeric, experts: int, top_k: int, hidden: int, width: Numeric, ep: Numeric, imbalance: float
+) -> ExpertRows:
+    """Rows of the fullest of ``ep`` ranks: T*k/ep*imbalance picks on the expected distinct experts of a rank.
+
+    ``tokens`` counts all ranks; ``width`` is after expert TP. Source: physics page, sections 2 and 6.
     """
-    weights = expected_distinct_experts(tokens, experts, top_k) / ep * (3.0 * hidden * width * weight_bytes)
-    return Work(tokens * (6.0 * hidden * top_k * fullest_rank(imbalance, ep) * width / ep), weights)
+    picks = tokens * (top_k * fullest_rank(imbalance, ep) / ep)
+    distinct = expected_distinct_experts(tokens, experts, top_k) / ep
+    return ExpertRows(picks, distinct, experts / ep, hidden, width)
+
+
+def expert_work(rows: ExpertRows, *, weight_bytes: float) -> Work:
+    """Three matrices: ``F = 6*d*d_e*picks``; the weights of the distinct experts cross HBM once (section 2)."""
+    matrix = rows.hidden * rows.width
+    return Work(rows.picks * (6.0 * matrix), rows.distinct * (3.0 * weight_bytes * matrix))
 
 
 def fullest_rank(imbalance: float, ep: Numeric) -> Numeric:

@@ -15,10 +15,10 @@ from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, ModelSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.gemm import GemmRate
-from disagg_sim.physics.phases import Degrees, prefill_pass
 from disagg_sim.physics.links import AllToAllRate, LinkCurve
+from disagg_sim.physics.moe import MoeRate
+from disagg_sim.physics.phases import Degrees, prefill_pass
 from disagg_sim.physics.rates import AttentionRate, Rates
-from disagg_sim.physics.roofline import Rate
 from disagg_sim.search.setting import setting
 from disagg_sim.units import GB, MS
 
@@ -27,7 +27,7 @@ FREE_LINK = LinkCurve(np.array([1.0]), np.array([0.0]), np.array([np.inf]))
 
 def flat_rates(rates: Rates, flops: float) -> Rates:
     """Every FLOP at the same rate; bytes and messages cost nothing."""
-    rate, attention = Rate(flops, np.inf, 0.0, np.inf), AttentionRate(flops, np.inf, 0.0, 0.0)
+    attention = AttentionRate(flops, np.inf, 0.0, 0.0)
     exchange = dict.fromkeys(("prefill", "decode"), AllToAllRate(FREE_LINK, FREE_LINK))
     return replace(
         rates,
@@ -35,7 +35,7 @@ def flat_rates(rates: Rates, flops: float) -> Rates:
         gemm=dict.fromkeys(rates.gemm, GemmRate(flops, np.inf, 0.0, np.inf)),
         prefill_attention=attention,
         decode_attention=attention,
-        moe=dict.fromkeys(rates.moe, (rate,)),
+        moe=dict.fromkeys(rates.moe, (MoeRate(flops, np.inf, 0.0, np.inf),)),
         elementwise_bandwidth=np.inf,
         all_reduce=FREE_LINK,
         all_gather=FREE_LINK,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.facts.efficiency import ASSUMED, EAGER, LIBRARIES, SECTIONS, DataFile, EfficiencySpec, Fit
+from disagg_sim.facts.efficiency import ANY_REGIME, ASSUMED, EAGER, LIBRARIES, SECTIONS, DataFile, EfficiencySpec, Fit
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.facts.schema import (
     checked,
@@ -72,9 +72,13 @@ _TYPES: dict[str, dict[str, Any]] = {
     },
     "moe": _curve
     | {
-        "regime": choice(("single", "tp", "ep2_8", "ep16_256")),
+        "regime": choice(("single", "tp", "ep2_8", "ep16_256", ANY_REGIME)),
         "picks": choice(("T*k/ep", "T*k")),
         "e_compute": optional(_share),
+        "least_rows": number(0.0, 1e4),
+        "per_expert": _time,
+        "e_handling": optional(_share),
+        "stray": number(0.0, 1.0),
     },
     "collectives": {
         "op": choice(("all_reduce", "all_gather", "reduce_scatter", "alltoall")),

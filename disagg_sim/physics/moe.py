@@ -1,0 +1,60 @@
+"""Time of the grouped GEMMs of routed experts on one rank.
+
+The roofline says what the experts need: the picks' FLOP and the weights of the experts that are picked at all. The
+form here adds what grouped kernels pay beside it (physics page, section 9): an expert with few rows is padded to a
+tile, every expert of the rank costs set-up time whether picked or not, and rows are gathered, activated and summed
+through memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from disagg_sim.physics.roofline import Cost, Rate, Sums, blend, operator_cost
+from disagg_sim.physics.work import ACTIVATION_BYTES, ExpertRows, Numeric, Work
+
+
+@dataclass(frozen=True, slots=True)
+class MoeRate(Rate):
+    """What a grouped GEMM of experts reaches in one weight format; the defaults are the plain roofline of ``Rate``."""
+
+    least_rows: Numeric = 0.0  # rows that an expert with fewer is padded to [1]
+    per_expert: Numeric = 0.0  # set-up of one expert of the rank [s]
+    handling: Numeric = np.inf  # bandwidth of gathering, activating and summing the rows [B/s]
+    element: float = ACTIVATION_BYTES  # of a weight, and of a quantised activation [B]
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is added to the roofline."""
+        return not np.any(self.least_rows) and not np.any(self.per_expert) and bool(np.all(np.isinf(self.handling)))
+
+
+def moe_cost(rows: ExpertRows, work: Work, rate: MoeRate) -> Cost:
+    r"""Cost of the routed experts of one rank.
+
+    .. math:: t = t_0 + E \epsilon + \frac{P\,(d\,(2b + 4) + d_e (2b + 8))}{W_h}
+        + \left(\left(\frac{F}{e_c\Pi} \max(1, r_0 D/P)\right)^q + \left(\frac{B}{e_m W}\right)^q\right)^{1/q}
+
+    with P picks, D distinct experts among the E of the rank, :math:`r_0` the rows that an expert is padded to. A row is
+    written and read in the format (b bytes) at both GEMMs, and in bf16 before the activation (two halves) and where it
+    is summed.
+
+    Parameters
+    ----------
+    rows
+        What the rank multiplies.
+    work
+        Its FLOP, and the bytes of the weights that are read (``work.expert_work``).
+    """
+    if rate.plain:
+        return operator_cost(work, rate)
+    padding = np.maximum(1.0, rate.least_rows * rows.distinct / np.maximum(rows.picks, 1e-9))
+    compute = work.flops / rate.flops * padding
+    memory = work.hbm_bytes / rate.bandwidth
+    format_bytes, plain_bytes = 2.0 * rate.element, 2.0 * ACTIVATION_BYTES
+    row = rows.hidden * (format_bytes + plain_bytes) + rows.width * (format_bytes + 2.0 * plain_bytes)
+    handling = rows.picks * row / rate.handling
+    floor = rate.t0 + rows.experts * rate.per_expert
+    return Cost(floor + handling + blend(compute, memory, rate.blend), Sums(compute, memory + handling, 0.0, floor))
