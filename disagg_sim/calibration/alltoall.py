@@ -58,6 +58,9 @@ def predict_alltoall(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AllT
     units = _units(rows, system)
     for fit in fits:
         mine = (units == (fit.engine, fit.backend, fit.phase, fit.link)).to_numpy()
+        if fit.ranks:  # made on one group size and format
+            same = (rows["ep_size"] == fit.ranks) & (rows["node_num"] == fit.nodes)
+            mine = mine & (same & (rows["dtype"].replace("bfloat16", "bf16") == fit.format)).to_numpy()
         if mine.any():
             result[mine] = _times(rows[mine], fit, system)
     return result
@@ -115,11 +118,12 @@ def _times(table: pd.DataFrame, fit: AllToAllFit, system: SystemSpec) -> NDArray
         table[name].to_numpy(dtype=float)
         for name in ("num_tokens", "hidden", "topk", "node_num" if across else "ep_size", "sms")
     )
-    latency = fit.latency + fit.step * np.log2(group)
+    latency = fit.latency + fit.step * np.log2(group)  # shape (rows,)
     if fit.seconds_per_token is not None:
         return np.asarray(latency + tokens * fit.seconds_per_token)
-    assert fit.e_bandwidth is not None
-    element = table["dtype"].map(_BYTES).to_numpy(dtype=float) if fit.phase == "dispatch" else _COMBINE_BYTES[fit.phase]
+    if fit.e_bandwidth is None:
+        return np.asarray(latency)
+    element = _element_bytes(table, fit)
     copies = COPIES[fit.volume](top_k, group)
     if fit.volume == PER_NODE:
         copies = np.minimum(copies, _NODE_LIMIT * (1.0 - 1.0 / group))
@@ -129,3 +133,10 @@ def _times(table: pd.DataFrame, fit: AllToAllFit, system: SystemSpec) -> NDArray
     if fit.token_bandwidth is not None:
         wire = np.maximum(wire, sent / (fit.token_bandwidth * sms / TUNED_SMS))
     return np.asarray(latency + wire)
+
+
+def _element_bytes(table: pd.DataFrame, fit: AllToAllFit) -> Any:
+    """Bytes of an element that each row sends. [B]"""
+    if fit.bytes_per_element is not None:
+        return fit.bytes_per_element
+    return table["dtype"].map(_BYTES).to_numpy(dtype=float) if fit.phase == "dispatch" else _COMBINE_BYTES[fit.phase]

@@ -9,6 +9,7 @@ and a copy of the tensor into a registered buffer. The number of ranks enters by
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,7 +59,10 @@ def predict_collectives(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[C
     eager = _eager(rows)
     for engine, op in dict.fromkeys((fit.engine, fit.op) for fit in fits):
         mine = [fit for fit in fits if fit.engine == engine and fit.op == op]
-        laws = [fit for fit in mine if fit.algorithm != EAGER]
+        laws = [fit for fit in mine if fit.algorithm and fit.algorithm != EAGER]
+        for fit in mine:
+            if not fit.algorithm:
+                _predict_counted(rows, system, fit, result)
         if not laws:
             continue
         here = ((rows["framework"] == engine) & (rows["op"] == op)).to_numpy()
@@ -75,9 +79,18 @@ def predict_collectives(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[C
     return result
 
 
-def unit_of(fit: CollectiveFit) -> tuple[str, str, bool]:
+def _predict_counted(
+    rows: pd.DataFrame, system: SystemSpec, fit: CollectiveFit, result: NDArray[np.float64]
+) -> None:
+    """Times of the rows on just as many GPUs as a fit was made on, into ``result``."""
+    here = ((rows["framework"] == fit.engine) & (rows["op"] == fit.op) & (rows["num_gpus"] == fit.gpus)).to_numpy()
+    law = algorithm_of(replace(fit, algorithm="ring"), system.nvlink_bandwidth)
+    result[here] = law.transfer(rows.loc[here, "message_bytes"].to_numpy(dtype=float), float(fit.gpus)).time
+
+
+def unit_of(fit: CollectiveFit) -> tuple[str, str, bool, int]:
     """Fits that predict together."""
-    return fit.engine, fit.op, fit.algorithm == EAGER
+    return fit.engine, fit.op, fit.algorithm == EAGER, fit.gpus
 
 
 def _eager(rows: pd.DataFrame) -> NDArray[np.bool_]:

@@ -8,12 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from disagg_sim.cli.calibrate import app as calibrate_app
 from disagg_sim.cli.compare import check, compare
+from disagg_sim.cli.measure import measure
 from disagg_sim.cli.reproduce import reproduce
 from disagg_sim.cli.simulate import simulate
 from disagg_sim.cli.specs import app as specs_app
 from disagg_sim.cli.sweep import sweep
 from disagg_sim.cli.trace import app as trace_app
+from disagg_sim.cli.validate import app as validate_app
 from disagg_sim.errors import DisaggSimError
 
 EXPECTED, INTERRUPTED = 2, 130  # exit codes
@@ -30,7 +33,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(specs_app, name="specs")
+app.add_typer(calibrate_app, name="calibrate")
+app.add_typer(validate_app, name="validate")
 app.add_typer(trace_app, name="trace")
+app.command("measure")(measure)
 app.command("sweep")(sweep)
 app.command("check")(check)
 app.command("compare")(compare)

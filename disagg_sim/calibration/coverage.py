@@ -1,0 +1,59 @@
+"""Which fit speaks of which row of a table, and whether the row lies where that fit was made."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.calibration.registry import Operator
+from disagg_sim.facts.efficiency import Fit
+from disagg_sim.facts.hardware import SystemSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Part of the range by which a size may pass its end and still count as inside: rounding. [1]
+_ROUNDING = 1e-9
+
+
+def units_of(operator: Operator, fits: Sequence[Fit]) -> dict[Hashable, list[Fit]]:
+    """Fits that predict together, in order of first appearance."""
+    units: dict[Hashable, list[Fit]] = {}
+    for fit in fits:
+        units.setdefault(operator.unit(fit), []).append(fit)
+    return units
+
+
+def assign(
+    operator: Operator, rows: pd.DataFrame, system: SystemSpec, fits: Sequence[Fit], predicted: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Number of the unit (of ``units_of``) that each row needs, -1 where it has no prediction.
+
+    A row needs a unit when it has a prediction with all fits and none without that unit; among several the one that
+    fewest rows need.
+    """
+    chosen = np.full(len(rows), -1)
+    fewest = np.full(len(rows), len(rows) + 1)
+    for number, (_, members) in enumerate(units_of(operator, fits).items()):
+        mine = {id(fit) for fit in members}
+        others = [fit for fit in fits if id(fit) not in mine]
+        needs = np.isfinite(predicted) & ~np.isfinite(operator.predict(rows, system, others))
+        better = needs & (needs.sum() < fewest)
+        chosen[better], fewest[better] = number, needs.sum()
+    return chosen
+
+
+def inside(rows: pd.DataFrame, fits: Sequence[Fit]) -> NDArray[np.bool_]:
+    """Whether each row lies in the range of at least one of ``fits``; sizes that are no column are left out."""
+    result = np.zeros(len(rows), dtype=bool)
+    for fit in fits:
+        here = np.ones(len(rows), dtype=bool)
+        for size, low, high in fit.valid:
+            if size in rows.columns:
+                value = rows[size].to_numpy(dtype=float)
+                here &= (value >= low * (1.0 - _ROUNDING)) & (value <= high * (1.0 + _ROUNDING))
+        result |= here
+    return result

@@ -1,0 +1,68 @@
+"""Errors of predicted against measured times, by operator, engine, system, part and size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from disagg_sim.units import MS, US
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Kernels shorter than this are told apart: their time is launch and floor more than work. [s]
+SHORT = 20 * US
+#: Size classes by measured time, each up to its end. [s]
+CLASSES = (("below 20 us", SHORT), ("20-200 us", 200 * US), ("0.2-2 ms", 2 * MS), ("above 2 ms", np.inf))
+#: Columns of an error table beside its keys.
+FIGURES = ("rows", "median", "p90", "bias")
+
+
+def error_table(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Errors of each group of ``keys`` and of its size classes.
+
+    Parameters
+    ----------
+    rows
+        Columns ``measured`` and ``predicted`` [s], no NaN, and the keys.
+
+    Returns
+    -------
+    DataFrame
+        The keys, ``size`` ("all" or a name of ``CLASSES``), and ``FIGURES``: number of rows, median and 90 % quantile
+        of the absolute relative error, median relative error [1].
+    """
+    import pandas as pd
+
+    error = rows["predicted"] / rows["measured"] - 1.0
+    ends = np.array([end for _, end in CLASSES])
+    names = np.array([name for name, _ in CLASSES])
+    size = names[np.searchsorted(ends, rows["measured"].to_numpy(), side="right")]
+    table = rows[list(keys)].assign(size=size, error=error)
+    both = pd.concat([table.assign(size="all"), table])
+    order = ["all", *(name for name, _ in CLASSES)]
+    lines = [
+        {
+            **dict(zip(keys, key, strict=False)), "size": key[-1], "rows": len(group),
+            "median": group["error"].abs().median(), "p90": group["error"].abs().quantile(0.9),
+            "bias": group["error"].median(),
+        }
+        for key, group in both.groupby([*keys, "size"], sort=True)
+    ]  # fmt: skip
+    result = pd.DataFrame(lines, columns=[*keys, "size", *FIGURES])
+    rank = {name: number for number, name in enumerate(order)}
+    return result.sort_values([*keys, "size"], key=lambda c: c.map(rank) if c.name == "size" else c, ignore_index=True)
+
+
+def part_of(held_out: bool) -> str:
+    """Word for rows that the fit saw, or did not."""
+    return "held out" if held_out else "fitted"
+
+
+def lines_of(table: pd.DataFrame) -> Iterator[tuple[str, ...]]:
+    """An error table as words for the terminal."""
+    for row in table.itertuples(index=False):
+        *keys, rows, median, p90, bias = row
+        yield *(str(key) for key in keys), str(rows), f"{median:.1%}", f"{p90:.1%}", f"{bias:+.1%}"

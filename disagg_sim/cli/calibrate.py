@@ -1,0 +1,56 @@
+"""``disagg-sim calibrate kernels``: kernel measurements to the fitted efficiencies of a system."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from disagg_sim.cli.tables import print_table
+
+app = typer.Typer(
+    help="Fit what kernels reach of a system's peaks to measurements.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Fit what kernels reach of a system's peaks to measurements."""
+
+
+@app.command()
+def kernels(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Kernel tables (CSV; docs/calibration.md).")],
+    system: Annotated[str, typer.Option(help="System that was measured: a name, or its YAML file.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Efficiency file to write.")],
+    exclude: Annotated[Path | None, typer.Option(metavar="FILE", help="Mask of known bad rows (CSV).")] = None,
+    framework: Annotated[str, typer.Option(help="Fit this library alone (and NCCL).")] = "",
+    split: Annotated[
+        bool, typer.Option("--split/--no-split", help="Hold 30 % of the shapes out of the fits, or fit all rows.")
+    ] = True,
+    assumptions: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What is not measured; else the shipped file of the system.")
+    ] = None,
+    data: Annotated[str, typer.Option(help="Name of the data set, for the file.")] = "own kernel measurements",
+    date: Annotated[str, typer.Option(help="Date of the data, for the file.")] = "not stated",
+) -> None:
+    """Fit kernel measurements; print residuals, write the efficiency file.
+
+    The same data give the same file: the clock does not enter, the date is what --date says.
+    """
+    from disagg_sim.calibration.calibrate import calibrate_kernels
+    from disagg_sim.calibration.efficiency_yaml import efficiency_text, find_assumptions, write_efficiency
+    from disagg_sim.calibration.residuals import error_table, lines_of, part_of
+
+    done = calibrate_kernels(files, system, exclude=exclude, framework=framework, split=split)
+    beside = assumptions or find_assumptions(done.system.name)
+    spec = write_efficiency(out, efficiency_text(done, data=data, date=date, assumptions=beside, split=split))
+    rows = done.residuals[(done.residuals["masked"] == "") & done.residuals["predicted"].notna()]
+    keys = ("operator", "framework", "part")
+    table = error_table(rows.assign(part=rows["held_out"].map(part_of)), keys)
+    print_table(lines_of(table), header=(*keys, "size", "rows", "median", "p90", "bias"), numeric=(4, 5, 6, 7))
+    fitted, unseen = (sum(getattr(file, key) for file in spec.files) for key in ("fitted", "held_out"))
+    dropped = sum(sum(file.dropped.values()) for file in spec.files)
+    typer.echo(f"{out}: {sum(map(len, done.fits.values()))} fits, {fitted} rows fitted, {unseen} held out, "
+               f"{dropped} dropped")  # fmt: skip

@@ -1,0 +1,67 @@
+"""``disagg-sim validate kernels``: predictions beside measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from disagg_sim.cli.tables import print_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+app = typer.Typer(
+    help="Hold predictions against measurements: every row, the errors by group, and pictures.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Hold predictions against measurements: every row, the errors by group, and pictures."""
+
+
+@app.command()
+def kernels(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Kernel tables (CSV; docs/calibration.md).")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for rows.csv, summary.csv and the plots.")],
+    exclude: Annotated[Path | None, typer.Option(metavar="FILE", help="Mask of known bad rows (CSV).")] = None,
+    efficiency: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Efficiency files to judge; else the shipped ones.")
+    ] = None,
+) -> None:
+    """Predict every row of kernel tables with the fitted efficiencies, and tell the errors.
+
+    DIR receives rows.csv (each row with measured, predicted, relative error, or the reason why it was not evaluated),
+    summary.csv (median, 90 % quantile and bias by operator, library, system, part and size), and a scatter plot of each
+    operator.
+    """
+    from disagg_sim.calibration.judge import POOLED, judge_kernels, summarise
+    from disagg_sim.calibration.residuals import lines_of
+    from disagg_sim.report.fidelity import write_tables
+
+    verdicts = judge_kernels(files, exclude=exclude, efficiency=efficiency)
+    summary = summarise(verdicts)
+    write_tables(out, {"rows": verdicts, "summary": summary})
+    _draw(verdicts, out)
+    pooled = summary[(summary["system"] == POOLED) & summary["size"].isin(["all", "below 20 us"])]
+    shown = pooled.drop(columns="system")
+    print_table(lines_of(shown), header=tuple(shown.columns), numeric=(4, 5, 6, 7))
+    left = verdicts.loc[~verdicts["evaluated"], "reason"].value_counts()
+    print_table(((count, reason) for reason, count in left.items()), header=("not evaluated", "reason"), numeric=(0,))
+    typer.echo(f"{out}: {int(verdicts['evaluated'].sum())} of {len(verdicts)} rows evaluated, "
+               f"{int((verdicts['masked'] != '').sum())} masked")  # fmt: skip
+
+
+def _draw(verdicts: pd.DataFrame, out: Path) -> None:
+    from disagg_sim.report.fidelity import draw_scatter
+
+    good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "")]
+    for operator, rows in good.groupby("operator"):
+        table = rows.assign(
+            panel=rows["framework"], curve=rows["system"], measured=rows["measured_us"], predicted=rows["predicted_us"]
+        )
+        draw_scatter(table, out / f"{operator}.png", title=f"{operator}: predicted against measured", unit="us")
