@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.calibration import alltoall, collectives, elementwise, gemm
+from disagg_sim.calibration import alltoall, attention, collectives, elementwise, gemm, moe
 from disagg_sim.facts.efficiency import EfficiencySpec, Fit
 from disagg_sim.facts.hardware import SystemSpec
 
@@ -48,6 +48,21 @@ class Operator:
 
 _ALL = (
     Operator("gemm", ("gemm",), gemm.predict_gemm, gemm.fit_gemm, bar=0.07),
+    Operator(
+        "context_attention", ("prefill_attention",), attention.predict_context_attention,
+        attention.fit_context_attention, bar=0.08,
+    ),
+    Operator(
+        "generation_attention", ("decode_attention",), attention.predict_generation_attention,
+        attention.fit_generation_attention, bar=0.08,
+    ),
+    Operator("mla_context", ("prefill_attention",), attention.predict_mla_context, attention.fit_mla_context, bar=0.12),
+    Operator(
+        "mla_generation", ("decode_attention",), attention.predict_mla_generation, attention.fit_mla_generation,
+        bar=0.12,
+    ),
+    Operator("moe", ("moe",), moe.predict_moe, moe.fit_moe, bar=0.15),
+    Operator("moe_ep_compute", ("moe",), moe.predict_moe, moe.fit_moe, bar=0.15),
     Operator(
         "collectives", ("collectives",), collectives.predict_collectives, collectives.fit_collectives,
         by_library=False, unit=collectives.unit_of, bar=0.12,
