@@ -1,0 +1,142 @@
+"""Attention kernels: cases derived by hand, limits, and what may never happen."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disagg_sim.physics.attention import (
+    RESIDENT_SHARE,
+    AttentionRate,
+    decode_attention_cost,
+    prefill_attention_cost,
+    tile_rows,
+)
+from disagg_sim.physics.layer import absorbed_shape, expanded_shape
+from disagg_sim.physics.work import AttentionShape, MlaDims, Work, gqa_decode_work, gqa_prefill_work, mla_work
+from disagg_sim.units import US
+
+PREFILL = AttentionRate(
+    1e15, 2e12, 10 * US, s_half=128.0, multiprocessors=100, io_bandwidth=1e12, tail=0.4
+)  # fmt: skip
+DECODE = AttentionRate(
+    1e15, 2e12, 10 * US, multiprocessors=100, block_time=2 * US, serial_time=3 * US, serial_power=0.5, ramp=4 * US
+)  # fmt: skip
+
+
+def prefill(rate=PREFILL, *, sequences=1.0, new=1024.0, past=0.0, q_heads=8.0, kv_heads=2.0, window=0.0):
+    sizes = {"sequences": sequences, "new": new, "past": past, "q_heads": q_heads, "kv_heads": kv_heads}
+    work = gqa_prefill_work(**sizes, head_dim=128, window=window, cache_bytes=2)
+    held = gqa_decode_work(
+        sequences=sequences, context=past, q_heads=q_heads, kv_heads=kv_heads, head_dim=128, window=window,
+        cache_bytes=2,
+    ).hbm_bytes  # fmt: skip
+    shape = AttentionShape(sequences, new, past, q_heads, kv_heads, 128, held, window)
+    return prefill_attention_cost(work, shape, work.flops / (sequences * q_heads * 256 * new), rate).time
+
+
+def decode(rate=DECODE, *, sequences=8.0, context=4096.0, q_heads=32.0, kv_heads=8.0, cache_bytes=2):
+    work = gqa_decode_work(
+        sequences=sequences, context=context, q_heads=q_heads, kv_heads=kv_heads, head_dim=128, window=0.0,
+        cache_bytes=cache_bytes,
+    )  # fmt: skip
+    return decode_attention_cost(work, AttentionShape(sequences, 1.0, context - 1, q_heads, kv_heads, 128), rate).time
+
+
+def test_a_prefill_by_hand():
+    """2.1496 GFLOP at 1 PFLOP/s and 1 + 128/1025: 2.418 us; 10240 rows of 512 B at 1 TB/s: 5.243 us.
+
+    The longest block multiplies 128 rows with 1024 keys, 67.1 MFLOP at 10 TFLOP/s: 6.711 us, 0.4 of which shows.
+    """
+    assert prefill() == pytest.approx(20.345 * US, rel=1e-4)
+
+
+def test_a_lone_long_prompt_of_few_heads_takes_as_long_as_its_longest_block():
+    balanced = dataclasses.replace(PREFILL, tail=0.0)
+    longest = 128 * 512 * 8192 / 1e13
+    assert prefill(balanced, new=8192.0, q_heads=1.0, kv_heads=1.0) == pytest.approx(10 * US + longest, rel=1e-12)
+
+
+def test_a_decode_by_hand():
+    """134.2 MB of cache and 0.13 MB of queries and outputs at 2 TB/s: 67.17 us; 64 blocks of 2 us on 100: 1.28 us.
+
+    4096 keys: 3 us * 4**0.5 = 6 us; the ramp 4 us * 134.2/174.2 = 3.082 us. Multiplying 16 rows for 4: 2.1 us, hidden.
+    """
+    assert decode() == pytest.approx((10 + 3.0816 + np.sqrt(67.1744**2 + 1.28**2 + 6.0**2)) * US, rel=1e-5)
+
+
+def test_without_tiles_and_blocks_both_are_the_plain_roofline():
+    plain = AttentionRate(1e15, 2e12, 10 * US, s_half=500.0)
+    flops = 4 * 128 * 8 * 1024 * 1025 / 2
+    assert prefill(plain) == pytest.approx(10 * US + flops / 1e15 * (1 + 500 / 1025), rel=1e-12)
+    assert decode(plain) == pytest.approx(10 * US + 134217728 / 2e12, rel=1e-12)
+
+
+def test_long_prompts_reach_the_plateau_and_large_caches_the_bandwidth():
+    flops = 64 * 4 * 128 * 64 * 65536 * 65537 / 2
+    assert prefill(sequences=64.0, new=65536.0, q_heads=64.0) == pytest.approx(flops / 1e15, rel=0.05)
+    assert decode(sequences=512.0, context=65536.0) == pytest.approx(512 * 65536 * 4096 / 2e12, rel=0.01)
+
+
+def test_a_window_bounds_the_longest_block_and_the_serial_time():
+    wide, narrow = (AttentionShape(1.0, 512.0, 7680.0, 8.0, 8.0, 128, 0.0, window) for window in (0.0, 1024.0))
+    assert (wide.longest, narrow.longest) == (8192.0, 1024.0)
+
+
+def test_reading_the_past_overlaps_with_multiplying_it():
+    slow_memory = dataclasses.replace(PREFILL, bandwidth=1e9)
+    assert prefill(slow_memory) == prefill()
+    assert prefill(slow_memory, past=65536.0) > 65536 * 1024 / 1e9 > prefill(past=65536.0)
+
+
+def test_no_tokens_take_the_launch_alone():
+    nothing = AttentionShape(0.0, 512.0, 0.0, 8.0, 2.0, 128)
+    assert prefill_attention_cost(Work(0.0, 0.0), nothing, 513.0, PREFILL).time == PREFILL.t0
+
+
+@pytest.mark.parametrize("call", [prefill, decode])
+def test_changing_the_unit_of_time_scales_every_time(call):
+    rate = PREFILL if call is prefill else DECODE
+    rates, times = ("flops", "bandwidth", "io_bandwidth"), ("t0", "block_time", "serial_time", "ramp")
+    slower = dataclasses.replace(
+        rate, **{f: getattr(rate, f) / 3 for f in rates}, **{f: getattr(rate, f) * 3 for f in times}
+    )
+    assert call(slower) == pytest.approx(3 * call(rate), rel=1e-12)
+
+
+@given(
+    size=st.sampled_from(["sequences", "new", "past", "q_heads", "kv_heads"]),
+    start=st.integers(1, 5000),
+    more=st.integers(1, 5000),
+)
+def test_prefill_never_gets_faster_with_more_of_anything(size, start, more):
+    assert prefill(**{size: float(start + more)}) >= prefill(**{size: float(start)}) * (1 - 1e-12)
+
+
+@given(size=st.sampled_from(["sequences", "context", "q_heads"]), start=st.integers(1, 5000), more=st.integers(1, 5000))
+def test_decode_never_gets_faster_with_more_of_anything(size, start, more):
+    assert decode(**{size: float(start + more)}) >= decode(**{size: float(start)}) * (1 - 1e-12)
+
+
+@given(st.integers(1, 100_000), st.integers(1, 1024))
+def test_a_cache_in_l2_is_never_slower_and_a_large_one_gains_nothing(context, sequences):
+    warm = dataclasses.replace(DECODE, resident=RESIDENT_SHARE * 50e6)
+    here, cold = (decode(rate, context=float(context), sequences=float(sequences)) for rate in (warm, DECODE))
+    assert here <= cold * (1 + 1e-12)
+    if context * sequences * 4096 > 200e6:
+        assert here == pytest.approx(cold, rel=1e-3)
+
+
+@pytest.mark.parametrize("heads", [8.0, 128.0])
+@pytest.mark.parametrize(("form", "shape_of"), [("cached", expanded_shape), ("absorbed", absorbed_shape)])
+def test_a_query_key_pair_of_latent_attention_costs_four_flop_an_element(form, shape_of, heads):
+    dims = MlaDims(heads, 512, 128, 64, 128, 1.0)
+    shape = shape_of(dims, 4.0, 300.0, 0.0)
+    flops = mla_work(form, dims, sequences=4.0, new=300.0, past=0.0).flops
+    assert 4 * shape.q_heads * shape.head_dim * 4 * 300 * 301 / 2 == pytest.approx(flops, rel=1e-12)
+
+
+def test_blackwell_blocks_take_two_tiles_of_128_rows():
+    assert [tile_rows(name) for name in ("Ampere", "Hopper", "Blackwell")] == [128.0, 128.0, 256.0]
