@@ -98,7 +98,7 @@ def prefill_attention_cost(work: Work, shape: AttentionShape, keys: Numeric, rat
     longest = np.where(work.flops > 0, shape.longest, 0.0) * one_block
     streamed = np.maximum(compute, past) + exchange
     time = rate.t0 + np.maximum(streamed + rate.tail * longest, longest)
-    return Cost(time, Sums(compute, past + exchange, 0.0, time - streamed))
+    return Cost(time, Sums(compute, past + exchange, 0.0, rate.t0 + longest))
 
 
 def decode_attention_cost(work: Work, shape: AttentionShape, rate: AttentionRate) -> Cost:
@@ -111,9 +111,10 @@ def decode_attention_cost(work: Work, shape: AttentionShape, rate: AttentionRate
     compute = work.flops * (np.ceil(group / ROW_TILE) * ROW_TILE / group) / rate.flops
     blocks = shape.sequences * shape.kv_heads * np.ceil(group / BLOCK_ROWS) * (rate.block_time / rate.multiprocessors)
     serial = rate.serial_time * (shape.longest / SERIAL_KEYS) ** rate.serial_power
-    streamed = np.maximum(compute, memory)
-    time = rate.t0 + rate.ramp * (cache / (cache + RAMP_BYTES)) + np.sqrt(streamed**2 + blocks**2 + serial**2)
-    return Cost(time, Sums(compute, memory, 0.0, time - streamed))
+    floor = rate.t0 + rate.ramp * (cache / (cache + RAMP_BYTES))
+    waiting = blocks**2 + serial**2
+    time = floor + np.sqrt(np.maximum(compute, memory) ** 2 + waiting)
+    return Cost(time, Sums(compute, memory, 0.0, floor + np.sqrt(waiting)))
 
 
 def _from_hbm(cache: Numeric, resident: float) -> Numeric:

@@ -96,6 +96,13 @@ def test_no_tokens_take_the_launch_alone():
     assert prefill_attention_cost(Work(0.0, 0.0), nothing, 513.0, PREFILL).time == PREFILL.t0
 
 
+def test_a_form_that_is_ruled_out_takes_forever_and_leaves_its_sums_without_nan():
+    """The absorbed form of a prompt without a past multiplies for ever, so that the naive one is the cheaper."""
+    cost = decode_attention_cost(Work(np.inf, 1e6), AttentionShape(1.0, 512.0, 0.0, 16.0, 1.0, 544), DECODE)
+    assert np.isinf(cost.time)
+    assert not np.isnan(cost.sums).any()
+
+
 @pytest.mark.parametrize("call", [prefill, decode])
 def test_changing_the_unit_of_time_scales_every_time(call):
     rate = PREFILL if call is prefill else DECODE
