@@ -48,6 +48,18 @@ class Mapping(Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What a configuration was scored for, by the names that specs are loaded by."""
+
+    model: str
+    precision: str
+    profile: str
+    engine: str  # "" = the profile's own choice
+    isl: float  # mean input length [token]
+    osl: float  # mean output length [token]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """One configuration of a replica, as a grid scored it."""
 
@@ -58,6 +70,7 @@ class Instance:
     request_rate_per_s: float  # at full rate [request/s]
     memory_bytes: float  # on the fullest GPU [B]
     system: str = ""  # name of the system that it runs on; the pools of a deployment may differ
+    conditions: Conditions | None = None  # None of an instance that no grid scored
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import Instance, Mapping, Status
+from disagg_sim.domain import Conditions, Instance, Mapping, Status
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
@@ -104,7 +104,11 @@ class PhaseGrid(Shown):
             request_rate_per_s=float(self.request_rate[row, column]),
             memory_bytes=float(self.memory_bytes[row, column]),
             system=self.system.name,
-        )
+            conditions=Conditions(
+                model=self.model.name, precision=self.precision, profile=self.profile, engine=self.engine,
+                isl=self.isl, osl=self.osl,
+            ),
+        )  # fmt: skip
 
 
 def batch_sizes(largest: int) -> Ints:
