@@ -95,7 +95,7 @@ def calibrate_kernels(
             fits[section] = fits.get(section, ()) + _judged(operator, raw, usable, spec, split=split)
     if not any(fits.values()):
         raise InputError(f"no row of {spec.name} that can be fitted in {', '.join(shown(path) for path in paths)}")
-    files = tuple(_data_file(table, spec, wanted, split=split) for table in tables)
+    files = tuple(_data_file(table, spec, wanted, fits, split=split) for table in tables)
     return Calibration(spec, {key: fits.get(key, ()) for key in SECTIONS}, files, _residuals(forms, fits, spec, split))
 
 
@@ -191,16 +191,25 @@ def _errors(
     return int(mine.sum()), median, p90, round(spread, DIGITS)
 
 
-def _data_file(table: KernelTable, system: SystemSpec, wanted: Sequence[str], *, split: bool) -> DataFile:
+def _data_file(
+    table: KernelTable, system: SystemSpec, wanted: Sequence[str], fits: Mapping[str, tuple[Fit, ...]], *, split: bool
+) -> DataFile:
+    """What became of the rows of a table."""
     rows = table.rows[table.rows["system"] == system.name]
-    known = rows["framework"].isin(wanted)
-    dropped = Counter(rows["masked"][(rows["masked"] != "") & known])
-    dropped["of another framework"] = int((~known).sum())
-    usable = rows[(rows["masked"] == "") & known]
-    unseen = int(usable["held_out"].sum()) if split else 0
+    fate = np.where(rows["held_out"].to_numpy(dtype=bool) & split, "held out", "fitted").astype(object)
+    operator = OPERATORS.get(table.form.name)
+    if operator is None or operator.fit is None:
+        fate[:] = "no fit is made of this table"
+    else:
+        known = [fit for section in operator.sections for fit in fits.get(section, ())]
+        fate[~np.isfinite(operator.predict(rows, system, known))] = "no form for this kind of row"
+    fate[~rows["framework"].isin(wanted).to_numpy()] = "another framework"
+    masked = rows["masked"].to_numpy(dtype=object)
+    fate = np.where(masked != "", masked, fate)
+    counts = Counter(fate.tolist())
     return DataFile(
-        name=table.path.name, sha256=table.sha256, rows=len(rows), fitted=len(usable) - unseen, held_out=unseen,
-        dropped={reason: count for reason, count in sorted(dropped.items()) if count},
+        name=table.path.name, sha256=table.sha256, rows=len(rows), fitted=counts.pop("fitted", 0),
+        held_out=counts.pop("held out", 0), dropped=dict(sorted(counts.items())),
     )  # fmt: skip
 
 

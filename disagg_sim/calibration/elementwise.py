@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _PARAMETERS = (Parameter("t0", 2 * US, 0.1 * US, 100 * US), Parameter("e_memory", 0.7, 0.01, 1.0))
-#: Bytes that an operation writes for each element that it reads. [B]
-_WRITTEN = {"scale_matrix": 1.0, "compute_scale": 0.0}
+#: Bytes that an operation writes for each element that it reads; "launch_*" are empty kernels of one element. [B]
+_WRITTEN = {"scale_matrix": 1.0, "compute_scale": 0.0, "copy": 2.0, "launch_graph": 2.0, "launch_eager": 2.0}
 
 
 def fit_elementwise(rows: pd.DataFrame, system: SystemSpec) -> list[ElementwiseFit]:

@@ -19,8 +19,12 @@ moe_ep_compute         op, dtype, distribution, hidden, inter, topk, num_experts
 collectives            op, dtype, num_gpus, message_bytes (of the full tensor; alltoall: of one rank's send buffer)
 moe_alltoall           comm_backend, phase, dtype, ep_size, node_num, hidden, topk, num_experts, num_tokens (of a
                        rank), sms (multiprocessors given to it, 0 = own choice): MoE dispatch, combine, prepare
-quantize_ops           op, dtype, m, k: scale computation or scaling of ``m*k`` activations
+quantize_ops           op, dtype, m, k: scale computation, scaling or copy of ``m*k`` activations; launch_graph and
+                       launch_eager: a kernel of one element inside a graph, or launched by the host
 =====================  ==============================================================================================
+
+A file with a column ``form`` holds tables of several forms, one below the other; cells of columns that a row's form
+lacks are empty.
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ from dataclasses import dataclass
 IDENTITY = ("system", "framework", "version", "kernel_source")
 #: Column of the measurement. [us]
 LATENCY = "latency_us"
+#: Column that names the form of each row where a file holds several.
+FORM = "form"
 
 
 @dataclass(frozen=True, slots=True)

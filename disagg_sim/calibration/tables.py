@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from disagg_sim.calibration.forms import FORMS, IDENTITY, LATENCY, MAY_BE_ZERO, Form, form_of
+from disagg_sim.calibration.forms import FORM, FORMS, IDENTITY, LATENCY, MAY_BE_ZERO, Form, form_of
 from disagg_sim.errors import DisaggSimError, nearest
 from disagg_sim.facts.efficiency import LIBRARIES
 from disagg_sim.facts.load import list_specs
@@ -61,13 +61,13 @@ class Exclusion:
     reason: str
 
 
-def read_table(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: bool = True) -> KernelTable:
-    """A CSV of kernel measurements.
+def read_tables(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: bool = True) -> tuple[KernelTable, ...]:
+    """The tables of a CSV of kernel measurements: one, or one a form where a column ``form`` names it.
 
     Parameters
     ----------
     path
-        File in one of the forms of ``calibration.forms``, which its columns tell.
+        File in one of the forms of ``calibration.forms``, which its columns tell, or of several.
     exclusions
         Mask of known bad rows.
     strict
@@ -85,7 +85,29 @@ def read_table(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: bool
         raw = pd.read_csv(_stream(data), dtype=str, keep_default_na=False)
     except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
         raise TableError(f"{shown(path)}: not a CSV file: {' '.join(str(error).split())}") from None
-    form = _form(path, list(raw.columns))
+    sha256 = hashlib.sha256(data).hexdigest()
+    raw.index = pd.RangeIndex(2, len(raw) + 2)  # line numbers
+    if FORM not in raw.columns:
+        return (_table(path, sha256, raw, _form(path, list(raw.columns)), exclusions, strict),)
+    unknown = sorted(set(raw[FORM]) - set(FORMS))
+    if unknown:
+        raise TableError(
+            f"{shown(path)}: no form {unknown[0]!r}{nearest(unknown[0], FORMS)}; known: {', '.join(FORMS)}"
+        )
+    tables = []
+    for name, rows in raw.groupby(FORM, sort=False):
+        form = FORMS[str(name)]
+        missing = [column for column in form.columns if column not in raw.columns]
+        if missing:
+            raise TableError(f"{shown(path)}: missing column {missing[0]!r} of a {form.name} table")
+        tables.append(_table(path, sha256, rows, form, exclusions, strict))
+    return tuple(tables)
+
+
+def _table(
+    path: Path, sha256: str, raw: pd.DataFrame, form: Form, exclusions: Sequence[Exclusion], strict: bool
+) -> KernelTable:
+    """Rows of one form, indexed by their line, checked."""
     rows, faults = _checked(raw, form)
     rows["masked"] = _mask(rows, form, exclusions)
     rows["system"] = rows["system"].map(spec_name)
@@ -94,7 +116,21 @@ def read_table(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: bool
     if strict and faults:
         more = [f"and {len(faults) - LISTED_FAULTS} more"] if len(faults) > LISTED_FAULTS else []
         raise TableError("\n".join([*(f"{shown(path)}: {f}" for f in faults[:LISTED_FAULTS]), *more]))
-    return KernelTable(form, path, hashlib.sha256(data).hexdigest(), rows)
+    return KernelTable(form, path, sha256, rows)
+
+
+def write_measured(path: Path, rows: pd.DataFrame) -> None:
+    """Write rows of several forms as one CSV.
+
+    Raises
+    ------
+    TableError
+        When the file cannot be written.
+    """
+    try:
+        rows.to_csv(path, index=False)
+    except OSError as error:
+        raise TableError(f"{shown(path)}: cannot be written: {error.strerror}") from None
 
 
 def read_exclusions(path: Path) -> tuple[Exclusion, ...]:
@@ -164,8 +200,13 @@ def _form(path: Path, columns: list[str]) -> Form:
         raise TableError(f"{shown(path)}: columns of no known table; known tables: {', '.join(FORMS)}")
     missing = [column for column in form.columns if column not in columns]
     unknown = [column for column in columns if column not in form.columns]
-    faults = [f"unknown column {column!r}{nearest(column, missing or form.columns)}" for column in unknown]
-    faults += [f"missing column {column!r} of a {form.name} table" for column in missing]
+    told = [nearest(column, missing or form.columns) for column in unknown]
+    faults = [f"unknown column {column!r}{meant}" for column, meant in zip(unknown, told, strict=True)]
+    faults += [
+        f"missing column {column!r} of a {form.name} table"
+        for column in missing
+        if not any(repr(column) in meant for meant in told)
+    ]
     if faults:
         raise TableError("\n".join(f"{shown(path)}: {fault}" for fault in faults))
     return form
@@ -176,7 +217,8 @@ def _checked(raw: pd.DataFrame, form: Form) -> tuple[pd.DataFrame, list[str]]:
     import pandas as pd
 
     rows = raw[list(form.columns)].copy()
-    rows["row"] = np.arange(2, len(rows) + 2)
+    rows["row"] = rows.index
+    rows = rows.reset_index(drop=True)
     rows["fault"] = ""
     known = (*SYSTEM_ALIASES, *list_specs("hardware"))
     systems = {name: spec_name(name) in known for name in rows["system"].unique()}
