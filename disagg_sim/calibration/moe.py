@@ -204,10 +204,11 @@ def _by_kernel(rows: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]
 
 def _fit(table: pd.DataFrame, key: tuple[str, str], values: dict[str, Any]) -> MoeFit:
     sizes = ("num_tokens", "hidden", "inter", "num_experts", "tp", "ep")
-    first = table.iloc[0]
+    first, width = table.iloc[0], table["inter"] / table["tp"]
+    ranges = {size: table[size] for size in sizes} | {"width": width}  # columns of an expert on a rank
     return MoeFit(
         engine=first["framework"], version=first["version"], points=len(table), median_error=0.0, p90_error=0.0,
-        valid=tuple((size, float(table[size].min()), float(table[size].max())) for size in sizes),
+        valid=tuple((size, float(values.min()), float(values.max())) for size, values in ranges.items()),
         format=key[0], kernel=key[1], regime=ANY_REGIME, picks="T*k/ep", blend_q=BLEND_Q, least_rows=LEAST_ROWS,
         **values,
     )  # fmt: skip

@@ -20,14 +20,25 @@ from disagg_sim.physics.links import AllToAllRate, LinkCurve
 from disagg_sim.physics.moe import MoeRate, moe_cost
 from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, Work
 
+#: Of a transfer.
+NOTHING_DONE = Work(0.0, 0.0)
 #: Switches of Blackwell and Hopper NVLink domains can reduce (NVLS); A100's and point-to-point meshes cannot.
 IN_SWITCH_ARCHITECTURES = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
 
 
 def kernel_cost(op: Operator, rates: Rates) -> Cost:
     """Cost of one operator (collectives inside the attention group included)."""
+    return adjusted(op, _kernel_cost(op, rates), rates)
+
+
+def adjusted(op: Operator, cost: Cost, rates: Rates) -> Cost:
+    """The cost times the factor that ``rates.adjust`` sets for the operator."""
+    return cost if rates.adjust is None else cost * rates.adjust(op)
+
+
+def _kernel_cost(op: Operator, rates: Rates) -> Cost:
     match op.kind:
         case "gemm":
             cost = gemm_cost(*op.shape, op.work, rates.gemm[op.format])
@@ -92,6 +103,10 @@ def _gather_cost(size: Numeric, n: Numeric, curve: LinkCurve) -> Cost:
 
 def expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, rates: Rates) -> Cost:
     """Grouped GEMM at the fastest kernel, of the regime that (ep, tp_ffn) falls into where fits differ by regime."""
+    return adjusted(op, _expert_cost(op, ep, tp_ffn, rates), rates)
+
+
+def _expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, rates: Rates) -> Cost:
     anywhere, *others = rates.moe.values()
     if all(kernels is anywhere for kernels in others):
         return cheapest(moe_cost(op.experts, op.work, rate) for rate in anywhere)
@@ -168,11 +183,16 @@ def exchange_cost(
     if rates.prepare is not None:
         delay = np.where(ep > 1, rates.prepare.at(ep)[0] + rates.prepare_per_token * tokens, 0.0)
         dispatch = dispatch + Cost(delay, Sums(latency=delay))
+    sent = Operator(f"{phase} dispatch", "all_to_all", NOTHING_DONE, size=tokens, ranks=ep, domains=spread)
+    dispatch = adjusted(sent, dispatch, rates)
+    combine = adjusted(sent._replace(name=f"{phase} combine"), combine, rates)
     if np.any(np.asarray(tp_ffn) > 1):
         group = tokens * gpus * (1.0 - (1.0 - 1.0 / ep) ** top_k)
         size = group * hidden
-        dispatch = dispatch + _gather_cost(size * precision.dispatch_bytes, tp_ffn, rates.all_gather)
-        combine = combine + _gather_cost(size * precision.combine_bytes, tp_ffn, rates.reduce_scatter)
+        for_all = Operator("all-gather", "gather", NOTHING_DONE, size=size * precision.dispatch_bytes, ranks=tp_ffn)
+        back = Operator("reduce-scatter", "gather", NOTHING_DONE, size=size * precision.combine_bytes, ranks=tp_ffn)
+        dispatch = dispatch + adjusted(for_all, _gather_cost(for_all.size, tp_ffn, rates.all_gather), rates)
+        combine = combine + adjusted(back, _gather_cost(back.size, tp_ffn, rates.reduce_scatter), rates)
     return dispatch * exchanges, combine * exchanges
 
 
@@ -182,4 +202,5 @@ def hop_cost(tokens: Numeric, hidden: int, instance_gpus: Numeric, rates: Rates)
     across = np.asarray(instance_gpus) > system.nvlink_domain
     latency = np.where(across, profile.p2p_latency_across, profile.p2p_latency_inside)
     link = np.where(across, system.nic_bandwidth, system.nvlink_bandwidth) * profile.p2p_efficiency
-    return _wire_cost(pipeline_hop(tokens * (hidden * rates.precision.combine_bytes), latency=latency, bandwidth=link))
+    op = Operator("hop", "hop", NOTHING_DONE, size=tokens * (hidden * rates.precision.combine_bytes))
+    return adjusted(op, _wire_cost(pipeline_hop(op.size, latency=latency, bandwidth=link)), rates)

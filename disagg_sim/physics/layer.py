@@ -47,16 +47,24 @@ NO_ATTENTION = AttentionShape(0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 NO_EXPERTS = ExpertRows(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
+#: Kinds of operators: kernels, then transfers.
+KINDS = (
+    "gemm", "prefill_attention", "decode_attention", "experts", "elementwise", "copy", "all_reduce", "gather",
+    "all_to_all", "hop",
+)  # fmt: skip
+
+
 class Operator(NamedTuple):
     """One kernel, or one collective, of a layer on one GPU."""
 
     name: str
-    kind: str  # "gemm", "prefill_attention", "decode_attention", "experts", "elementwise", "copy", "all_reduce"
+    kind: str  # one of KINDS
     work: Work
     format: str = ""  # of a GEMM
     keys: Numeric = 0.0  # mean key length times two of a prefill attention [token]
-    size: Numeric = 0.0  # full tensor of a collective [B]
-    ranks: Numeric = 1.0  # of a collective [1]
+    size: Numeric = 0.0  # full tensor of a collective [B]; tokens of experts, or of a rank in an all-to-all [token]
+    ranks: Numeric = 1.0  # of a collective, or over which experts are spread [1]
+    domains: Numeric = 1.0  # NVLink domains over which an all-to-all is spread [1]
     runs: Numeric = 1.0  # 0 where a GEMM has nothing to multiply and is not launched [1]
     shape: tuple[Numeric, Numeric, Numeric] = (0.0, 0.0, 0.0)  # m, n, k of a GEMM on this GPU [1]
     experts: ExpertRows = NO_EXPERTS  # of a grouped GEMM
@@ -256,7 +264,7 @@ def routed_experts(
         imbalance=imbalance,
     )  # fmt: skip
     work = expert_work(rows, weight_bytes=precision.expert.bytes)
-    return Operator("routed experts", "experts", work, precision.expert.name, experts=rows)
+    return Operator("routed experts", "experts", work, precision.expert.name, size=tokens, ranks=ep, experts=rows)
 
 
 def elementwise(model: ModelSpec, kind: LayerKind, tp: Numeric, tokens: Numeric) -> Operator:

@@ -6,7 +6,7 @@ This is the one place where peaks meet efficiencies. ``ideal`` (speed of light),
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.attention import AttentionRate, tile_rows
 from disagg_sim.physics.collective import copies_per_pick
 from disagg_sim.physics.gemm import GemmRate
+from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.links import (
     AllToAllRate,
     LinkCurve,
@@ -41,6 +42,7 @@ from disagg_sim.physics.links import (
     pick_backend,
 )
 from disagg_sim.physics.moe import MoeRate
+from disagg_sim.physics.work import Numeric
 
 ENGINES = ("trtllm", "vllm", "sglang")
 #: Parallel regimes of the grouped MoE GEMM fits, and where to look when one was not measured.
@@ -75,6 +77,8 @@ class Rates:
     prepare_per_token: float  # [s]
     inherited: bool  # whether any fit was made on another system
     fits: tuple[str, ...] = field(default=())  # provenance of every fit taken
+    used: Mapping[str, Fit] = field(default_factory=dict)  # every fit taken, by what it was taken for
+    adjust: Callable[[Operator], Numeric] | None = None  # factor on the time of an operator; None = as fitted [1]
 
 
 def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:
@@ -333,4 +337,5 @@ def resolve_rates(
             f"{what}: {fit.engine} {fit.version}{', inherited from ' * bool(fit.inherited_from)}{fit.inherited_from}"
             for what, fit in resolver.used.items()
         ),
+        used=dict(resolver.used),
     )
