@@ -31,6 +31,8 @@ class SegmentStatus(IntEnum):
     HELD = 3  # finished; its KV blocks wait for ``release``
     DONE = 4  # finished, and its blocks are free
     WITHDRAWN = 5  # taken back before it started
+    RESERVED = 6  # its blocks are taken; its context is on the way, until ``ready``
+    LOST = 7  # its instance was aborted
 
 
 # --- inst_int: int64, one row an instance -----------------------------------------------------------------------
@@ -51,26 +53,30 @@ QUEUED_TOKENS = 13  # prompt tokens of theirs that are not yet in the cache [tok
 ADMITTED = 14  # first segments of the queue that already hold blocks [1]
 HEAD = 15  # first segment of the queue, -1 = none
 TAIL = 16
-LAST_ADMITTED = 17
+LAST_ADMITTED = 17  # last of them
 COUNTER = 18  # decode steps since the start, the clock of the running set
-RUN_KIND = 19  # see RunKind
+RUN_KIND = 19  # what the instance does, see IDLE to PASS
 RUN_STEPS = 20  # decode steps of the current run that are not yet counted
 PIECES = 21  # first segments of the queue that are in the current step
-LEAVE_HEAD = 22
-LEAVE_TAIL = 23
-DECODE_STEPS = 24  # steps with at least one decode [1]
-PASSES = 25  # steps with prefill [1]
-PREFILL_TOKENS = 26  # computed, recomputation included [token]
-DECODE_TOKENS = 27  # emitted by decode steps [token]
-PREEMPTIONS = 28
-FIRST_TOKENS = 29  # emitted by prefill [token]
-GROUPS = 30  # groups of running segments by the time of their last token
-SERIAL = 31  # admissions so far
-CLOSED = 32  # batches of the queue that a policy has closed (manual mode)
-RESIDUE = 33  # 16 columns: running segments by (cached tokens - counter) mod 16
+COMING_HEAD = 22  # segments without prompt, or not yet ready, that wait for blocks
+COMING_TAIL = 23
+LEAVE_HEAD = 24
+LEAVE_TAIL = 25
+DECODE_STEPS = 26  # steps with at least one decode [1]
+PASSES = 27  # steps with prefill [1]
+PREFILL_TOKENS = 28  # computed, recomputation included [token]
+DECODE_TOKENS = 29  # emitted by decode steps [token]
+PREEMPTIONS = 30
+FIRST_TOKENS = 31  # emitted by prefill [token]
+GROUPS = 32  # segments that joined the running set since its last step: row 1 of ``sets``
+CLOSED = 33  # batches of the queue that a policy has closed (manual mode)
+RESIDUE = 34  # 16 columns: running segments by (cached tokens - counter) mod 16
 INST_INTS = RESIDUE + BLOCK_TOKENS
 
-# --- inst_float: float64, one row an instance -------------------------------------------------------------------
+#: Kinds of a run.
+IDLE, DECODING, MIXED, PASS = range(4)
+
+# --- inst_float: float64, one row an instance, and a last row for the clock in its first column ------------------
 NEXT_S = 0  # next event: end of the run, or a pass that leaves its pipeline; inf = none [s]
 RUN_START_S = 1  # start of the part of the run that is not yet counted [s]
 RUN_END_S = 2  # end of the run; inf = idle [s]
@@ -80,10 +86,9 @@ BUSY_S = 5  # [s]
 DECODE_S = 6  # time of the steps with at least one decode [s]
 PREFILL_PAIRS = 7  # query-key pairs of all prefill [1]
 DECODE_CONTEXT = 8  # keys read by all decodes: sum of contexts [token]
-BLOCK_SECONDS = 9  # blocks in use, integrated up to BLOCKS_AT_S [block s]
-BLOCKS_AT_S = 10
-PASS_LATENCY_S = 11  # of the pass in progress: its tokens come this long after its start [s]
-INST_FLOATS = 12
+LAST_STEP_S = 9  # end of the last step with decodes [s]
+LATENCY_S = 10  # of the pass in progress: its tokens come this long after its start [s]
+INST_FLOATS = 11
 
 # --- seg_int: int64, one row a segment --------------------------------------------------------------------------
 REQUEST = 0
@@ -98,20 +103,31 @@ STATUS = 8
 LEFT = 9  # prompt tokens still to prefill [token]
 CACHED = 10  # tokens in the cache when it joined the running set, or so far in prefill [token]
 EMITTED = 11  # tokens emitted when it joined the running set [token]
-FINISH = 12  # counter of its instance at which it is complete
-BLOCKS = 13  # held before it joined the running set
-JOINED = 14  # counter of its instance when it joined
-NEXT = 15  # in the queue, -1 = last
-PREEMPTED = 16  # how often
-HIT = 17  # prompt tokens found in the prefix cache [token]
-PIECE = 18  # tokens of it in the current step [token]
-RANK = 19  # admission number at its instance
-SEG_INTS = 20
+JOINED = 12  # counter of its instance when it joined
+BLOCKS = 13  # held; while it runs, those that it held when it joined
+NEXT = 14  # in its queue, -1 = last
+PREEMPTED = 15  # how often
+HIT = 16  # prompt tokens found in the prefix cache [token]
+PIECE = 17  # tokens of it in the current step [token]
+READY = 18  # 0 = its context is still on the way
+SEG_INTS = 19
 
 # --- seg_float: float64, one row a segment ----------------------------------------------------------------------
 SUBMIT_S = 0
 START_S = 1  # start of the first step or pass that worked on it; nan = never [s]
-FIRST_S = 2  # its first token; nan = none [s]
+FIRST_S = 2  # its first token here; nan = none [s]
 FINISH_S = 3  # its last token; nan = not finished [s]
 LAST_S = 4  # last token before it joined the running set, maybe on another instance; nan = none [s]
 SEG_FLOATS = 5
+
+# --- world: int64, of the whole fleet ---------------------------------------------------------------------------
+PENDING_HEAD = 0  # segments to report, linked by NEXT
+PENDING_TAIL = 1
+DRAINED = 2  # instances to report: DRAINING is 2
+STEP_BY_STEP = 3  # 1 = every decode step is an event of its own
+WORLD = 4
+
+#: Bins of the histogram of gaps between tokens: 64 an octave (1.1 % wide) from 10 us to 1,000 s.
+ITL_LEAST_S = 1e-5
+ITL_PER_OCTAVE = 64
+ITL_BINS = 1704
