@@ -19,6 +19,7 @@ from disagg_sim.physics.phases import Degrees
 from disagg_sim.serving.closed_loop import (
     Lengths,
     Pool,
+    Run,
     Served,
     SteadyState,
     at_rate,
@@ -79,11 +80,12 @@ def predict(run: Served, rows: Sequence[ServingRow]) -> Prediction:
     batch = np.array([r.batch for r in rows])
     if load in ("prefill", "decode", "static"):
         return _isolated(run, load, pool, lengths, batch)
+    pattern = Run(rows[0].waves or np.inf, rows[0].spread)
     if mode == "disaggregated":
         prefill = degrees_of(r.prefill for r in rows if r.prefill)
         inside = np.where(np.isfinite(concurrency), concurrency, np.inf) if load == "closed_loop" else np.full(len(rows), np.inf)
         inside = np.minimum(inside, pool.count * run.engine.max_running * pool.degrees.dp_attn * 4)
-        state = disaggregated(run, prefill, pool, lengths, inside)
+        state = disaggregated(run, prefill, pool, lengths, inside, pattern)
         return _finished(rows, state, state.request_rate, state.capacity, inside, lengths)
     if load == "server":
         rate = np.array([r.rate for r in rows])
@@ -92,7 +94,7 @@ def predict(run: Served, rows: Sequence[ServingRow]) -> Prediction:
     else:
         stated = np.where(np.isfinite(batch), batch * pool.degrees.dp_attn * pool.count, np.inf)
         demand = concurrency if load == "closed_loop" else stated
-        state = colocated(run, pool.degrees, lengths, np.maximum(demand / pool.count, 1.0))
+        state = colocated(run, pool.degrees, lengths, np.maximum(demand / pool.count, 1.0), pattern)
     return _finished(rows, state, state.request_rate * pool.count, state.capacity * pool.count, demand, lengths)
 
 
@@ -101,7 +103,7 @@ def _finished(
 ) -> Prediction:
     """The steady state as a run of so many waves shows it."""
     waves = rows[0].waves
-    drained = rate / drain_factors(np.minimum(demand, capacity), waves) if waves else rate
+    drained = rate / drain_factors(np.minimum(demand, capacity), waves, rows[0].spread) if waves else rate
     shape = np.shape(lengths.isl)
     both = (np.broadcast_to(value, shape) for value in (state.tpot, state.ttft, state.latency(lengths)))
     return Prediction(*both, np.broadcast_to(drained, shape), np.broadcast_to(capacity, shape), demand)
@@ -168,7 +170,7 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
 
     def key(index: int) -> tuple[Any, ...]:
         row = checked[index]
-        return (row.model, row.system, row.recipe, row.engine, row.chunk_tokens, row.load, row.mode, row.waves)
+        return (row.model, row.system, row.recipe, row.engine, row.chunk_tokens, row.load, row.mode, row.waves, row.spread)
 
     usable = sorted((i for i, row in enumerate(checked) if not row.reason), key=key)
     for _, found in groupby(usable, key=key):

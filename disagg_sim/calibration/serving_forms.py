@@ -23,7 +23,10 @@ from disagg_sim.facts.load import load_engine
 from disagg_sim.units import MS
 
 #: InferenceX draws lengths from 0.8 to 1.0 of the stated ones and sends 10 prompts per concurrency slot.
-INFERENCEX_MEAN_LENGTH, INFERENCEX_WAVES = 0.9, 10.0
+INFERENCEX_MEAN_LENGTH, INFERENCEX_WAVES, INFERENCEX_SPREAD = 0.9, 10.0, 0.1 / 0.9
+#: Prompts per concurrency slot of the gap runs: not stated, as InferenceX. Runs with lengths in powers of two line up
+#: (their TTFT is half of the prefill of all requests in flight), those with lengths in thousands do not.
+GAP_WAVES, GAP_SPREAD = 10.0, 0.1
 #: Mean input length of the MLPerf data sets [token]: MLCommons posts on Llama 3.1 405B (April 2025), Llama 3.1 8B and
 #: DeepSeek-R1 (September 2025); for OpenOrca (Llama 2) and the summaries of gpt-oss an assumption, the order of
 #: the output length.
@@ -67,13 +70,11 @@ def times(line: Any, *pairs: tuple[str, str, str]) -> tuple[Quantity, ...]:
     return tuple(Quantity(name=n, statistic=s, measured=v * MS) for n, s, v in found if v == v)
 
 
-def instance(gpus: int, *, ep: int = 1, dp: bool = False, pp: int = 1) -> Mapping:
-    """An instance of ``gpus`` GPUs: attention tensor-parallel, or data-parallel with ``dp``; experts over ``ep``."""
+def instance(gpus: int, *, ep: int = 1, dp: int = 1, pp: int = 1) -> Mapping:
+    """An instance of ``gpus`` GPUs: attention over ``dp`` groups (0 = every GPU its own), experts over ``ep``."""
     stage = max(gpus // max(pp, 1), 1)
-    spread = max(math.gcd(ep, stage), 1)
-    return Mapping(
-        tp_attn=1 if dp else stage, dp_attn=stage if dp else 1, tp_ffn=stage // spread, ep=spread, pp=max(pp, 1)
-    )
+    spread, groups = max(math.gcd(ep, stage), 1), math.gcd(dp or stage, stage)
+    return Mapping(tp_attn=stage // groups, dp_attn=groups, tp_ffn=stage // spread, ep=spread, pp=max(pp, 1))
 
 
 def _cache(engine: str, weights: str, stated: str = "", cut: bool = True) -> str:
@@ -110,7 +111,7 @@ def inferencex_r1(line: Any) -> ServingRow:
         recipe=recipe_of(weights, _cache(engine, weights), model), load="closed_loop",
         mode="disaggregated" if split else "aggregated", workers=workers, prefill=prefill,
         isl=INFERENCEX_MEAN_LENGTH * value(line, "isl"), osl=INFERENCEX_MEAN_LENGTH * value(line, "osl"),
-        concurrency=value(line, "concurrency"), waves=INFERENCEX_WAVES,
+        concurrency=value(line, "concurrency"), waves=INFERENCEX_WAVES, spread=INFERENCEX_SPREAD,
         speculative=text(line, "spec_decode") not in ("", "none"), qa_flag=text(line, "qa_flag"),
         hardware=text(line, "hardware"), framework=text(line, "framework"), reason=reason,
     )  # fmt: skip
@@ -119,7 +120,7 @@ def inferencex_r1(line: Any) -> ServingRow:
 def _r1_workers(line: Any, split: bool) -> tuple[Workers | None, Workers | None]:
     if not split:
         gpus = count(line, "gpus_total") or count(line, "tp")
-        return Workers(mapping=instance(gpus, ep=count(line, "ep"), dp=yes(line, "dp_attention"))), None
+        return Workers(mapping=instance(gpus, ep=count(line, "ep"), dp=0 if yes(line, "dp_attention") else 1)), None
     sides = []
     for side in ("decode", "prefill"):
         number, gpus = count(line, f"{side}_workers"), count(line, f"{side}_gpus")
@@ -128,7 +129,7 @@ def _r1_workers(line: Any, split: bool) -> tuple[Workers | None, Workers | None]
         own, spread, dp = gpus // number, count(line, f"{side}_ep"), yes(line, f"{side}_dp_attention")
         if dp and count(line, f"{side}_tp") != own:  # stored tp = 1: degrees of one rank, not of the worker
             spread = own
-        sides.append(Workers(count=number, mapping=instance(own, ep=spread, dp=dp)))
+        sides.append(Workers(count=number, mapping=instance(own, ep=spread, dp=0 if dp else 1)))
     return sides[0], sides[1]
 
 
@@ -144,9 +145,9 @@ def inferencex_dense(line: Any) -> ServingRow:
     return ServingRow(
         file="", row=text(line, "row_id"), form="", quantities=quantities, model=model, system=system, engine=engine,
         recipe=recipe_of(weights, _cache(engine, weights), model), load="closed_loop", mode="aggregated",
-        workers=Workers(mapping=instance(gpus, ep=count(line, "ep"), dp=yes(line, "dp_attention"))),
+        workers=Workers(mapping=instance(gpus, ep=count(line, "ep"), dp=0 if yes(line, "dp_attention") else 1)),
         isl=INFERENCEX_MEAN_LENGTH * value(line, "isl"), osl=INFERENCEX_MEAN_LENGTH * value(line, "osl"),
-        concurrency=value(line, "concurrency"), waves=INFERENCEX_WAVES,
+        concurrency=value(line, "concurrency"), waves=INFERENCEX_WAVES, spread=INFERENCEX_SPREAD,
         speculative="mtp" in text(line, "spec_decode") or "eagle" in text(line, "spec_decode"),
         qa_flag=text(line, "qa_flag"), hardware=text(line, "hardware"), framework=text(line, "framework"), reason=reason,
     )  # fmt: skip
@@ -157,8 +158,11 @@ def nvidia_gap(line: Any) -> ServingRow:
     model, engine = model_named(text(line, "model")), engine_named(text(line, "framework"))
     weights = text(line, "gemm_quant") or text(line, "precision")
     system, reason = system_named(text(line, "gpu_family"), text(line, "hardware"))
-    gpus = count(line, "tp") * max(count(line, "pp"), 1)
-    dp = yes(line, "attention_dp")
+    tp, pp, experts = max(count(line, "tp"), 1), max(count(line, "pp"), 1), count(line, "moe_tp") * count(line, "moe_ep")
+    sparse = experts > tp and experts % tp == 0  # the GPUs hold the experts; attention is data-parallel over groups
+    gpus, dp = (experts if sparse else tp) * pp, experts // tp if sparse else 1
+    if yes(line, "attention_dp"):
+        dp = gpus // pp
     concurrency = value(line, "concurrency")
     if not concurrency > 0:
         reason = reason or "the concurrency is not stated"
@@ -167,10 +171,14 @@ def nvidia_gap(line: Any) -> ServingRow:
         quantities=times(line, ("tpot", "mean", "tpot_mean_ms"), ("ttft", "mean", "ttft_mean_ms")),
         model=model, system=system, engine=engine, recipe=recipe_of(weights, _cache(engine, weights), model),
         load="closed_loop", mode="aggregated",
-        workers=Workers(mapping=instance(gpus, ep=count(line, "moe_ep"), dp=dp, pp=count(line, "pp"))),
-        isl=value(line, "isl"), osl=value(line, "osl"), concurrency=concurrency, hardware=text(line, "hardware"),
+        workers=Workers(mapping=instance(gpus, ep=count(line, "moe_ep"), dp=dp, pp=pp)),
+        isl=value(line, "isl"), osl=value(line, "osl"), concurrency=concurrency, waves=GAP_WAVES, spread=_gap_spread(value(line, "isl")), hardware=text(line, "hardware"),
         framework=text(line, "framework"), reason=reason,
     )  # fmt: skip
+
+
+def _gap_spread(isl: float) -> float:
+    return 0.0 if isl > 0 and math.log2(isl).is_integer() else GAP_SPREAD
 
 
 def trtllm_docs(line: Any) -> ServingRow:
@@ -190,7 +198,7 @@ def trtllm_docs(line: Any) -> ServingRow:
     return ServingRow(
         file="", row=text(line, "row_id"), form="", quantities=(quantity,), model=model, system=system,
         engine="trtllm", recipe=recipe_of(weights, _cache("trtllm", weights, text(line, "precision_kv")), model),
-        load=load, mode="aggregated", workers=Workers(mapping=instance(gpus, ep=count(line, "ep"), dp=yes(line, "dp_attention"))),
+        load=load, mode="aggregated", workers=Workers(mapping=instance(gpus, ep=count(line, "ep"), dp=0 if yes(line, "dp_attention") else 1)),
         isl=value(line, "isl"), osl=osl if osl == osl else 1.0, batch=batch, hardware=text(line, "hardware"),
         framework=text(line, "framework"), reason=reason,
     )  # fmt: skip
@@ -223,7 +231,7 @@ def mlperf(line: Any) -> ServingRow:
         file="", row=text(line, "row_id"), form="", quantities=quantities, model=model, system=system, engine=engine,
         recipe=recipe_of(weights, _cache(engine, weights, text(line, "precision_kv")), model),
         load="offline" if offline else "server", mode="aggregated",
-        workers=Workers(count=max(gpus // own, 1), mapping=instance(own, ep=count(line, "ep"), dp=dp, pp=pp)),
+        workers=Workers(count=max(gpus // own, 1), mapping=instance(own, ep=count(line, "ep"), dp=0 if dp else 1, pp=pp)),
         isl=MLPERF_INPUT.get(model, math.nan), osl=osl, rate=samples, batch=value(line, "batch"),
         hardware=text(line, "hardware"), framework=text(line, "framework"), reason=reason,
     )  # fmt: skip

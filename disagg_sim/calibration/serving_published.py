@@ -126,7 +126,7 @@ def _quantity(line: Any, metric: str, source: str) -> tuple[Quantity, str, str]:
 
 def _layout(line: Any, source: str) -> tuple[Workers | None, Workers | None, str]:
     """Workers of a line: a disaggregated pair, or one instance over the GPUs that it names."""
-    dp = yes(line, "dp_attention")
+    dp = 0 if yes(line, "dp_attention") else 1
     prefill, decode = count(line, "prefill_gpus"), count(line, "decode_gpus")
     if source == "paper_dynaserve" and text(line, "mode") == "aggregated":
         return Workers(count=2, mapping=instance(1)), None, ""
@@ -142,4 +142,4 @@ def _layout(line: Any, source: str) -> tuple[Workers | None, Workers | None, str
         return None, None, "the split of GPUs into prefill and decode is not stated"
     if not gpus:
         return None, None, "the number of GPUs is not stated"
-    return Workers(mapping=instance(gpus, ep=ep or (gpus if dp else 1), dp=dp)), None, ""
+    return Workers(mapping=instance(gpus, ep=ep or (1 if dp else gpus), dp=dp)), None, ""

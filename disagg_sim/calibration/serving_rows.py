@@ -81,6 +81,7 @@ class ServingRow:
     rate: float = float("nan")  # of a Poisson stream [request/s]
     batch: float = float("nan")  # sequences of a static batch or a step, of the whole deployment [request]
     waves: float = 0.0  # prompts of a run per concurrency slot; 0 = endless [1]
+    spread: float = 0.1  # half width of the service times over their mean [1]
     chunk_tokens: int = 0  # token budget of a step where the source states it; 0 = the engine's [token]
     speculative: bool = False
     qa_flag: str = ""

@@ -18,9 +18,12 @@ class EngineSpec(Shown):
 
     name: str
     title: str
+    kernels: str  # whose fitted kernels are taken first: "vllm", "sglang" or "trtllm"
     step_host: float  # host time of a step that the GPU waits for [s]
     sequence_host: float  # the same, for each sequence of the step: scheduling, sampling, detokenising [s]
     rank_host: float  # the same, for each doubling of the GPUs of an instance: synchronising its processes [s]
+    kernel_launch: float  # host time to launch one kernel outside a CUDA graph; a step cannot be faster [s]
+    decode_graphs: bool  # steps of decodes alone run as CUDA graphs; steps with prefill never do
     request_host: float  # of a request before its prefill: HTTP, tokenising, scheduling [s]
     chunk_tokens: int  # most new tokens of an attention rank in a step [token]
     mixed_steps: bool  # chunks of prefill ride along with decodes; else a pass of prefill stops decode

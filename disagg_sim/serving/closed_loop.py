@@ -23,7 +23,7 @@ import numpy as np
 
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.model import DenseFfn, MlaAttention, ModelSpec
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import colocated_bytes, decode_residents, prompt_residents
 from disagg_sim.physics.mixed import mixed_step
@@ -31,8 +31,10 @@ from disagg_sim.physics.phases import Degrees, decode_step
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.setting import Setting, setting
 
-#: Halvings of the bisections: the last interval is a millionth of the first.
-HALVINGS = 20
+#: Kernels of a layer, norms, quantisation, cache write and collectives included: GQA, MLA; dense FFN, MoE. [1]
+GQA_KERNELS, MLA_KERNELS, DENSE_KERNELS, MOE_KERNELS = 9, 20, 7, 16
+#: Halvings of the bisections: the last interval is 1.5e-5 of the first.
+HALVINGS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def served(
     UnknownNameError, InputError
         As ``search.setting.setting``.
     """
-    at = setting(model, system, precision, profile, engine.name)
+    at = setting(model, system, precision, profile, engine.kernels)
     own = replace(at.profile, host=0.0, memory_utilisation=engine.memory_utilisation, resident_deviations=0.0)
     return Served(replace(at, profile=own, rates=replace(at.rates, profile=own)), engine)
 
@@ -96,11 +98,21 @@ def host_time(engine: EngineSpec, degrees: Degrees, sequences: Numeric) -> Numer
     return engine.step_host + engine.rank_host * ranks + engine.sequence_host * sequences / degrees.dp_attn
 
 
+def launch_time(run: Served, degrees: Degrees) -> Numeric:
+    """Host time to launch the kernels of a step one by one, on the ranks of a pipeline stage in parallel. [s]"""
+    kernels = 0
+    for kind, count in zip(run.at.model.kinds, run.at.model.kind_counts, strict=True):
+        attention = MLA_KERNELS if isinstance(kind.attention, MlaAttention) else GQA_KERNELS
+        kernels += count * (attention + (DENSE_KERNELS if isinstance(kind.ffn, DenseFfn) else MOE_KERNELS))
+    return run.engine.kernel_launch * kernels / degrees.pp
+
+
 def decode_time(run: Served, degrees: Degrees, batch: Numeric, lengths: Lengths) -> Numeric:
     """A decode step of ``batch`` sequences of an instance at their mean length. [s]"""
     context = lengths.isl + lengths.osl / 2
     step = decode_step(run.at.model, run.at.rates, degrees, batch=batch, context=context)
-    return step.ttl + host_time(run.engine, degrees, batch)
+    busy = step.ttl if run.engine.decode_graphs else np.maximum(step.ttl, launch_time(run, degrees))
+    return busy + host_time(run.engine, degrees, batch)
 
 
 def prefill_time(
@@ -112,7 +124,7 @@ def prefill_time(
         run.at.model, run.at.rates, degrees, batch=decodes, context=context, chunk_tokens=tokens, isl=lengths.isl,
         chunk_ranks=ranks,
     )  # fmt: skip
-    return step.time + host_time(run.engine, degrees, decodes)
+    return np.maximum(step.time, launch_time(run, degrees)) + host_time(run.engine, degrees, decodes)
 
 
 def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric]:
@@ -148,6 +160,19 @@ def capacity(run: Served, degrees: Degrees, lengths: Lengths) -> Numeric:
     return np.where(whole, float(engine.max_running), np.floor(low)) * degrees.dp_attn
 
 
+class Run(NamedTuple):
+    """How a closed loop starts and goes on: all slots at once, ``waves`` requests a slot one after the other.
+
+    Service times are uniform in ``1 +- spread``; with none, requests that started together stay together.
+    """
+
+    waves: float = np.inf  # [1]
+    spread: float = 0.1  # [1]
+
+
+ENDLESS = Run()
+
+
 class _Loop(NamedTuple):
     """Token time and first-token time of the requests that an instance admits."""
 
@@ -155,34 +180,62 @@ class _Loop(NamedTuple):
     ttft: Numeric  # [s]
 
 
-def _loop(run: Served, degrees: Degrees, lengths: Lengths, others: Numeric, share: Numeric) -> _Loop:
+def _bunching(run: Run, work: Numeric, life: Numeric, *, drains: bool) -> Numeric:
+    """Mean wait behind prompts of the same wave: ``max(0, work - window)/2``, the mean over the waves. [s]
+
+    ``work`` is the prefill time of all requests in flight, ``window`` the time over which a wave arrives: 0
+    for the first, ``2*spread*sqrt(k)*life`` after k more (independent lengths). An engine that prefills beside
+    decodes hands the spacing of the first wave on to all others, so that only the first one waits; one that
+    ``drains`` its prompts before it decodes lines them up again.
+    """
+    if not drains:
+        return work / 2 / run.waves
+    if run.spread == 0 or not np.isfinite(run.waves):
+        return work / 2 * (run.spread == 0)
+    later = [np.maximum(work - 2 * run.spread * np.sqrt(k) * life, 0.0) for k in range(int(run.waves))]
+    return sum(later) / 2 / run.waves
+
+
+def _loop(
+    run: Served, degrees: Degrees, lengths: Lengths, others: Numeric, share: Numeric, pattern: Run = ENDLESS
+) -> _Loop:
     """Times where a request sees ``others``, each of which spends ``share`` of its life in decode."""
     engine, dp = run.engine, degrees.dp_attn
     pieces, size = pieces_of(engine, lengths.isl)
-    running = 1.0 + others * share
-    due = np.maximum(others * share * pieces / lengths.gaps, 1e-9)
+    running = 1.0 + others * (share if engine.mixed_steps else 1.0)
     fit = np.maximum(np.floor(engine.chunk_tokens / size), 1.0) * dp  # pieces that one pass can take
+    due = np.maximum(others * share * pieces / lengths.gaps, 1e-9)
     gathered = np.minimum(dp, others + 1.0) if engine.ranks_wait else 1.0
+    if pattern.spread == 0 and not engine.mixed_steps:
+        gathered = np.minimum(fit, (others + 1.0) * pieces)
     together = np.clip(due, gathered, fit)
     ranks = np.minimum(together, dp)
     plain = decode_time(run, degrees, running, lengths)
     decodes = running if engine.mixed_steps else 0.0
     loaded = prefill_time(run, degrees, together * size, ranks, lengths, decodes=decodes)
-    often = due / together
+    passes = (others + 1.0) * pieces / together  # in the life of a request
+    own = np.maximum(pieces / together, 1.0) * loaded
     if engine.mixed_steps:
+        own = np.where(gathered > 1, own, pieces * prefill_time(run, degrees, size, 1.0, lengths, decodes=decodes))
+    steps = lengths.gaps * plain + passes * loaded
+    waited = _bunching(pattern, np.maximum(passes * loaded - own, 0.0), steps, drains=not engine.mixed_steps)
+    seen = np.clip(passes - (waited + own) / loaded, 0.0, None)
+    if engine.mixed_steps:
+        often = seen / lengths.gaps
         tpot = np.where(often < 1, (1 - often) * plain + often * loaded, loaded * often)
         used = np.minimum(due / fit, 1.0)
     else:
-        tpot = plain + often * loaded
-        used = often * loaded / tpot
-    own = pieces * np.where(gathered > 1, loaded, prefill_time(run, degrees, size, 1.0, lengths, decodes=decodes))
-    gathering = np.minimum((gathered - 1) / (2 * due), lengths.gaps) * tpot
+        tpot = plain + seen * loaded / lengths.gaps
+        used = np.minimum(passes * loaded / steps, 1.0)
+    gathering = np.where(dp > 1, np.minimum((gathered - 1) / (2 * due), lengths.gaps) * tpot, 0.0)
     queue = used**fit * own / (2 * fit * np.maximum(1 - used, 1e-6))
     residual = np.where(others > 0, plain / 2, 0.0)
-    return _Loop(tpot, engine.request_host + own + residual + np.minimum(queue, others * own) + gathering)
+    return _Loop(tpot, engine.request_host + own + residual + np.minimum(queue, others * own) + gathering + waited)
 
 
-def colocated(run: Served, degrees: Degrees, lengths: Lengths, concurrency: Numeric) -> SteadyState:
+def colocated(
+    run: Served, degrees: Degrees, lengths: Lengths, concurrency: Numeric, pattern: Run = ENDLESS
+) -> SteadyState:
     """One co-located instance with ``concurrency`` requests in flight, those that do not fit waiting.
 
     Parameters
@@ -190,6 +243,8 @@ def colocated(run: Served, degrees: Degrees, lengths: Lengths, concurrency: Nume
     degrees, lengths, concurrency
         Of shape (rows,) or numbers; ``concurrency`` counts the requests of the instance, infinity for
         "everything queued". [request]
+    pattern
+        Start and variation of the loop; by default it never ends and its requests are well mixed.
 
     Returns
     -------
@@ -202,11 +257,11 @@ def colocated(run: Served, degrees: Degrees, lengths: Lengths, concurrency: Nume
     low, high = np.zeros(np.shape(others)), np.ones(np.shape(others))
     for _ in range(HALVINGS):
         share = (low + high) / 2
-        loop = _loop(run, degrees, lengths, others, share)
+        loop = _loop(run, degrees, lengths, others, share, pattern)
         decoding = (lengths.osl - 1) * loop.tpot
         more = decoding / (decoding + loop.ttft) > share
         low, high = np.where(more, share, low), np.where(more, high, share)
-    loop = _loop(run, degrees, lengths, others, (low + high) / 2)
+    loop = _loop(run, degrees, lengths, others, (low + high) / 2, pattern)
     rate = admitted / (loop.ttft + (lengths.osl - 1) * loop.tpot)
     waiting = np.where(concurrency > admitted, (concurrency - admitted) / rate, 0.0)
     return SteadyState(loop.tpot, loop.ttft + waiting, rate, room)
@@ -247,7 +302,9 @@ def _transfer_time(run: Served, prefill: Pool, decode: Pool, lengths: Lengths) -
     return sent / (senders * at.profile.nic_efficiency * link)
 
 
-def disaggregated(run: Served, prefill: Pool, decode: Pool, lengths: Lengths, concurrency: Numeric) -> SteadyState:
+def disaggregated(
+    run: Served, prefill: Pool, decode: Pool, lengths: Lengths, concurrency: Numeric, pattern: Run = ENDLESS
+) -> SteadyState:
     r"""Prefill and decode workers with ``concurrency`` requests in flight in the whole deployment.
 
     With Y of them in decode on n workers, :math:`T = T_d(\max(Y/n, 1))` and the rate is
@@ -274,7 +331,9 @@ def disaggregated(run: Served, prefill: Pool, decode: Pool, lengths: Lengths, co
         own = pieces * prefill_time(run, prefill.degrees, together * size, ranks, lengths)
         crowd = used ** (np.sqrt(2 * (prefill.count + 1)) - 1)
         queue = own * crowd / (2 * prefill.count * np.maximum(1 - used, 1e-6))
-        return step, rate, engine.request_host + own + transfer + np.minimum(queue, concurrency * own)
+        start = _bunching(pattern, np.maximum(concurrency / most - own, 0.0), 0.0, drains=False)
+        first = engine.request_host + own + transfer + start + np.minimum(queue, concurrency * own)
+        return step, rate, first
 
     low, high = np.zeros(np.shape(most)), np.minimum(concurrency, np.maximum(room, 1.0))
     for _ in range(HALVINGS):

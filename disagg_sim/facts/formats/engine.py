@@ -14,9 +14,10 @@ from disagg_sim.facts.yaml_files import spec_error
 _time = quantity("s", 0.0, 1.0)
 _Engine = schema_of(
     EngineSpec,
-    dict.fromkeys(("step_host", "sequence_host", "rank_host", "request_host"), _time)
+    dict.fromkeys(("step_host", "sequence_host", "rank_host", "kernel_launch", "request_host"), _time)
     | dict.fromkeys(("chunk_tokens", "max_running"), integer(1, 10**7))
     | {
+        "kernels": choice(("vllm", "sglang", "trtllm")),
         "memory_utilisation": number(1e-6, 1.0),
         "cache_share": number(1e-6, 1.0),
         "cache_of_quantised": choice(("bf16", "fp8")),

@@ -1,0 +1,89 @@
+"""Fit of the few host times of an engine profile to served runs: the only numbers fitted end to end.
+
+Kernels are fitted elsewhere, on kernels; what remains is what the host adds to a step and to a request. The
+fit sees the rows of the fitted part alone, one of each operating point, below saturation: the logarithm of
+predicted over measured TPOT, and of TTFT where an instance has few requests, under a robust loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.calibration.serving import evaluate
+from disagg_sim.calibration.serving_report import SERVED_FORMS, TTFT_CONCURRENCY
+from disagg_sim.calibration.serving_rows import ServingRow
+from disagg_sim.errors import InputError
+from disagg_sim.facts.engine import EngineSpec
+from disagg_sim.facts.load import load_engine
+from disagg_sim.units import MS, US
+
+Floats = NDArray[np.float64]
+
+#: Fitted parameters -> (start, largest) [s].
+HOST_TIMES = {
+    "step_host": (0.5 * MS, 5 * MS),
+    "sequence_host": (2 * US, 100 * US),
+    "rank_host": (0.2 * MS, 3 * MS),
+    "kernel_launch": (15 * US, 60 * US),
+    "request_host": (30 * MS, 300 * MS),
+}
+#: Error beyond which a residual counts less than quadratically. [1]
+SOFT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFit:
+    """A fitted profile and what it was fitted on."""
+
+    engine: EngineSpec
+    lines: int  # measured numbers that the fit saw [1]
+    median_error: float  # of these [1]
+
+
+def fit_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
+    """Rows that may inform a profile: one of each operating point of the fitted part, without flag or speculation."""
+    kept: dict[tuple[str, float], ServingRow] = {}
+    for row in rows:
+        usable = not (row.reason or row.speculative or row.qa_flag or row.held_out)
+        if usable and row.engine == engine and row.form in SERVED_FORMS and row.mode == "aggregated":
+            kept[row.configuration, row.concurrency] = row
+    return list(kept.values())
+
+
+def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
+    """Host times of engine ``name`` from served rows; everything else of its shipped profile stays.
+
+    Raises
+    ------
+    InputError
+        When no row of the fitted part is of this engine.
+    """
+    from scipy.optimize import least_squares
+
+    start, used = load_engine(name), fit_rows(rows, name)
+    if not used:
+        raise InputError(f"no served rows of engine {name!r} in the fitted part")
+    names = list(HOST_TIMES)
+    scale = np.array([HOST_TIMES[key][0] for key in names])
+    most = np.array([HOST_TIMES[key][1] for key in names]) / scale
+
+    def spec(x: Floats) -> EngineSpec:
+        return replace(start, **dict(zip(names, (x * scale).tolist(), strict=True)))
+
+    def errors(x: Floats) -> Floats:
+        table = evaluate(used, {name: spec(x)})
+        few = (table["quantity"] == "ttft") & (table["concurrency"] <= TTFT_CONCURRENCY)
+        kept = table["evaluated"] & ~table["saturated"] & ((table["quantity"] == "tpot") | few)
+        error: Floats = np.log(np.where(kept, table["predicted"] / table["measured"], 1.0))
+        return error
+
+    found = least_squares(
+        errors, np.ones(len(names)), bounds=(0.0, most), loss="soft_l1", f_scale=SOFT, diff_step=0.05, max_nfev=12
+    )
+    last = errors(found.x)
+    seen = last != 0.0
+    return EngineFit(spec(found.x), int(seen.sum()), float(np.median(np.abs(np.expm1(last[seen])))))
