@@ -5,7 +5,8 @@ the kernels and not to a format is shared by all variants of a library and fitte
 made by trying both: whether the longest block stays visible in prefill (grid of blocks) or not (persistent kernel),
 and whether latent decode splits the keys of a sequence over blocks or walks through them.
 
-The kernels of a table run again and again on the same data, so the fit sees a cache that L2 partly holds; the rates of
+Half of the rows of the tables are kernels that do little but start; those that do more count twice, since serving
+lives there. The kernels of a table run again and again on the same data, so the fit sees a cache that L2 partly holds; the rates of
 a model have none of it, as every layer between two calls passes through L2 too.
 """
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from disagg_sim.calibration import attention_calls
 from disagg_sim.calibration.attention_calls import Calls
 from disagg_sim.calibration.limits import TYPES
+from disagg_sim.calibration.residuals import SHORT
 from disagg_sim.calibration.robust import SOFT, Parameter, error_quantiles, fit_logarithm
 from disagg_sim.facts.efficiency import DecodeAttentionFit, PrefillAttentionFit
 from disagg_sim.facts.hardware import SystemSpec
@@ -177,6 +179,7 @@ def _fit(table: _Table[AttentionFit], rows: pd.DataFrame, system: SystemSpec) ->
     calls = {variant: table.calls(part) for variant, part in parts.items()}
     measured = {variant: part["latency"].to_numpy(dtype=float) for variant, part in parts.items()}
     target = np.concatenate(list(measured.values()))
+    weighed = np.concatenate([np.arange(target.size), np.flatnonzero(target >= SHORT)])  # long kernels count twice
     count = len(table.own) * len(parts)
 
     def fits(option: float, numbers: Array) -> list[AttentionFit]:
@@ -189,11 +192,11 @@ def _fit(table: _Table[AttentionFit], rows: pd.DataFrame, system: SystemSpec) ->
 
     def times(option: float, numbers: Array) -> Array:
         both = zip(parts, fits(option, numbers), strict=True)
-        return np.concatenate([table.times(calls[variant], fit, system) for variant, fit in both])
+        return np.concatenate([table.times(calls[variant], fit, system) for variant, fit in both])[weighed]
 
     free = [*table.own] * len(parts) + [*table.shared]
-    tried = [(option, fit_logarithm(partial(times, option), target, free)) for option in table.options]
-    best = fits(*min(tried, key=lambda pair: _loss(times(*pair), target)))
+    tried = [(option, fit_logarithm(partial(times, option), target[weighed], free)) for option in table.options]
+    best = fits(*min(tried, key=lambda pair: _loss(times(*pair), target[weighed])))
     shared = [len(table.shared)] + [0] * (len(best) - 1)
     told = []
     for fit, (variant, part), more in zip(best, parts.items(), shared, strict=True):
