@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.view import ClusterView
 
 NAN = math.nan
+#: Later than anything that happens. [s]
+FOREVER = sys.float_info.max
 
 
 class Going(NamedTuple):
@@ -96,7 +99,7 @@ class Cluster:
 
     def advance(self, until: float) -> float:
         """Let the instances work; see ``engine.Source``."""
-        segment, time = self.fleet.run_until(until)
+        segment, time = self.fleet.run_until(min(until, FOREVER))
         if segment == -1:
             return math.inf
         self._told = segment
@@ -126,9 +129,11 @@ class Cluster:
             if leg.instance != instance:
                 self._check(leg, request, until)
         if leg.delay_s > 0:
-            self.engine.at(self.engine.now + leg.delay_s, NORMAL, self._continue, segment, going, leg, pushed)
+            now = self.engine.now
+            self.roster.coming[leg.instance] += 1
+            self.engine.at(now + leg.delay_s, NORMAL, self._continue_late, segment, going, leg, pushed, now)
         else:
-            self._continue(segment, going, leg, pushed)
+            self._continue(segment, going, leg, pushed, self.engine.now)
 
     # --- arrival and end ----------------------------------------------------------------------------------------
 
@@ -217,12 +222,16 @@ class Cluster:
         for _ in batch:
             self.roster.came(instance)
 
-    def _continue(self, segment: int, going: Going, leg: Leg, pushed: bool) -> None:
-        """Go on where the leg says: here, or elsewhere after a transfer."""
+    def _continue_late(self, segment: int, going: Going, leg: Leg, pushed: bool, ended: float) -> None:
+        self._continue(segment, going, leg, pushed, ended)
+        self.roster.came(leg.instance)
+
+    def _continue(self, segment: int, going: Going, leg: Leg, pushed: bool, ended: float) -> None:
+        """Go on where the leg says: here, or elsewhere after a transfer; the segment has ``ended`` then. [s]"""
         request, origin, until, _ = going
         if leg.instance == origin:
             self.fleet.release(segment, self.engine.now)
-            self._submit(request, leg, until, self._last_token_s(segment))
+            self._submit(request, leg, until, ended if until > self.prompts[request] else NAN)
             return
         now, target = self.engine.now, leg.instance
         tokens = until - 1 if until > self.prompts[request] else until
@@ -234,14 +243,14 @@ class Cluster:
             hidden = self.link.hidden_bytes(origin, target, size, pieces, window)
         self.roster.coming[target] += 1
         self.view.coming_tokens[target] += tokens
-        self.link.send(origin, target, size - hidden, self._landed, segment, going, leg, now, tokens, hidden)
+        self.link.send(origin, target, size - hidden, self._landed, segment, going, leg, ended, tokens, hidden)
 
-    def _landed(self, segment: int, going: Going, leg: Leg, since: float, tokens: int, hidden: float) -> None:
+    def _landed(self, segment: int, going: Going, leg: Leg, ended: float, tokens: int, hidden: float) -> None:
         """A cache has arrived: its sender's blocks are free, its receiver may go on."""
         request, origin, until, _ = going
         target, now = leg.instance, self.engine.now
         self.view.coming_tokens[target] -= tokens
-        exposed = now - since
+        exposed = now - ended
         rate = min(self.link.bandwidth[origin], self.link.bandwidth[target])
         self.moved.append(Moved(request, exposed, exposed + hidden / rate, tokens))
         if State.STOPPED in (self.roster.state[origin], self.roster.state[target]):
@@ -251,13 +260,8 @@ class Cluster:
                 self.fleet.release(segment, now)
             return
         self.fleet.release(segment, now)
-        self._submit(request, leg, until, self._last_token_s(segment))
+        self._submit(request, leg, until, ended if until > self.prompts[request] else NAN)
         self.roster.came(target)
-
-    def _last_token_s(self, segment: int) -> float:
-        """When the request of a finished segment last emitted a token; NaN: never. [s]"""
-        segments = self.fleet.segments
-        return float(segments.finish_s[segment]) if segments.generate[segment] else NAN
 
     def _check(self, leg: Leg, request: int, have: int) -> None:
         """Refuse a leg that cannot be."""
@@ -275,7 +279,7 @@ class Cluster:
 
     def _instances_changed(self) -> None:
         self.view.rebind()
-        self._tokens = (self.fleet.total_blocks * BLOCK_TOKENS).tolist()
+        self._tokens = (self.fleet.views.total_blocks * BLOCK_TOKENS).tolist()
         self._largest = max(self._tokens)
 
     def _instance_died(self, instance: int) -> None:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.engine import LAST
-from disagg_sim.simulation.fleet import Segments
 from disagg_sim.simulation.policy import Role, State
 from disagg_sim.simulation.records import Floats, Instances, Ints, Outcome, Requests, Samples
 from disagg_sim.simulation.state import SegmentStatus
@@ -41,7 +40,7 @@ class Sampler:
 
     def samples(self, finish_s: Floats) -> Samples:
         """All samples; ``finish_s`` of the requests that have finished. [s]"""
-        table = np.array(self._rows, dtype=float).T
+        table = np.array(self._rows, dtype=float).reshape(-1, 9).T
         whole = table.astype(np.int64)
         finished = np.searchsorted(np.sort(finish_s), table[0], side="right")
         return Samples(
@@ -61,7 +60,7 @@ def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: In
     begun = first.copy()
     begun[request[emitted]] = emitted
     exist = segments.context + segments.prompt + segments.generate + (segments.prompt == 0)
-    whole = (last >= 0) & (exist[last] == inputs + outputs)
+    whole = _taken(exist, last, 0) == inputs + outputs
     finish = np.where(whole, _taken(segments.finish_s, last), np.nan)
     status = np.where(np.isnan(finish), Outcome.UNFINISHED, Outcome.COMPLETED)
     lost = request[segments.status == SegmentStatus.LOST]
@@ -98,28 +97,31 @@ def instance_records(cluster: Cluster, end: float) -> Instances:
     """One row an instance, up to ``end`` [s]."""
     fleet, roster = cluster.fleet, cluster.roster
     fleet.refresh(end)
-    n = len(roster.role)
+    views = fleet.views
     stop = np.array(roster.stop_s)
     return Instances(
         role=np.array(roster.role, dtype=np.int64),
         gpus=np.array(roster.gpus, dtype=np.int64),
         start_s=np.minimum(roster.start_s, end),
         stop_s=np.where(np.isnan(stop), end, np.minimum(stop, end)),
-        busy_s=fleet.busy_time[:n].copy(),
-        decode_steps=fleet.decode_steps[:n].copy(),
-        decode_s=fleet.decode_time[:n].copy(),
-        prefill_tokens=fleet.prefill_tokens[:n].copy(),
-        decode_tokens=fleet.decode_tokens[:n].copy(),
-        flops=fleet.flops()[:n].copy(),
+        busy_s=views.busy_time.copy(),
+        decode_steps=views.decode_steps.copy(),
+        decode_s=views.decode_time.copy(),
+        prefill_tokens=views.prefill_tokens.copy(),
+        decode_tokens=views.decode_tokens.copy(),
+        flops=fleet.flops(),
         flips=np.array(roster.flips, dtype=np.int64),
-        kv_blocks=fleet.total_blocks[:n].copy(),
+        kv_blocks=views.total_blocks.copy(),
     )
 
 
-def last_moment(segments: Segments, arrived: float) -> float:
-    """When the last request arrived or finished. [s]"""
-    finish = segments.finish_s[~np.isnan(segments.finish_s)]
-    return float(max(arrived, finish.max(initial=0.0)))
+def last_moment(cluster: Cluster) -> float:
+    """The present of a run cut short; else when the last request came or went, or the last wish was met. [s]"""
+    if cluster.at_work:
+        return cluster.engine.now
+    arrival, finish = cluster.view.arrivals()[: cluster.view.arrived], cluster.fleet.segments.finish_s
+    decided = cluster.roster.decisions[-1].time_s if cluster.roster.decisions else 0.0
+    return float(max(arrival.max(initial=0.0), finish[~np.isnan(finish)].max(initial=0.0), decided))
 
 
 def _taken(column: NDArray[Any], rows: Ints, missing: float = np.nan) -> NDArray[Any]:

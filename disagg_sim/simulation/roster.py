@@ -22,13 +22,11 @@ Index = NDArray[np.intp]
 PHASES = {"prefill": (Role.PREFILL, Role.BOTH), "decode": (Role.DECODE, Role.BOTH)}
 
 
-def spec_of(site: Site, mapping: Mapping, limits: Limits) -> InstanceSpec:
-    """One instance as the fleet wants it."""
-    table, blocks = site.table(mapping, limits.max_sequences), site.blocks(mapping, limits)
-    return InstanceSpec(
-        table=table, blocks=blocks, mode=limits.mode, token_budget=limits.token_budget,
-        max_sequences=limits.max_sequences, max_prompts=limits.max_prompts, step_limit_s=limits.step_limit_s,
-    )  # fmt: skip
+def spec_of(site: Site, parts: Parts, mapping: Mapping, role: Role) -> InstanceSpec:
+    """One instance as the fleet wants it; it has room for the most sequences that any role of it may run."""
+    limits = parts.steps.limits(mapping, role)
+    most = max(parts.steps.limits(mapping, each).max_sequences for each in Role)
+    return InstanceSpec(table=site.table(mapping, most), blocks=site.blocks(mapping, limits), max_sequences=most)
 
 
 class Roster:
@@ -158,20 +156,20 @@ class Roster:
     # --- carried out --------------------------------------------------------------------------------------------
 
     def _add(self, mapping: Mapping, role: Role, state: State) -> int:
-        spec = spec_of(self.site, mapping, self.parts.steps.limits(mapping, role))
         instance = len(self.role)
-        if instance >= len(self.parts.start):
-            self.fleet.add(spec, self.engine.now)
+        if instance == len(self.fleet):
+            self.fleet.add(spec_of(self.site, self.parts, mapping, role), self.engine.now)
         self.link.join(self.site.instance_bandwidth(mapping))
         self.mapping.append(mapping)
         self.role.append(role)
-        self.mode.append(spec.mode)
+        self.mode.append(Mode.CHUNKED)
         self.state.append(state)
         self.gpus.append(mapping.gpus)
         self.start_s.append(self.engine.now)
         self.stop_s.append(np.nan)
         self.flips.append(0)
         self.coming.append(0)
+        self._set(instance, self.parts.steps.limits(mapping, role))
         return instance
 
     def _serve(self, instance: int) -> None:

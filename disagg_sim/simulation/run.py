@@ -88,10 +88,6 @@ def run(
     InputError
         The deployment lacks a part that the system needs, or has too few GPUs for it.
     """
-    if isinstance(system, str):
-        system = system_named(system)
-    name = next((name for name, kind in systems().items() if kind is type(system)), type(system).__name__)
-    deployment.require(name, system.needs)
     engine = Engine(seed)
     bandwidth, latency = options.link.wire(setting, deployment.gpus)
     site = Site(
@@ -100,8 +96,16 @@ def run(
         blocks=lambda mapping, limits: _blocks(setting, mapping, limits), rng=engine.rng,
         start_up_s=options.start_up_s, flip_s=options.flip_s,
     )  # fmt: skip
-    parts = system.build(site)
-    cluster = _cluster(name, site, parts, engine, trace, options)
+    return serve(trace, system, site, engine, options)
+
+
+def serve(trace: Trace, system: System | str, site: Site, engine: Engine, options: RunOptions) -> RunResult:
+    """A run at a site that is there already; ``run`` makes one from the physics."""
+    if isinstance(system, str):
+        system = system_named(system)
+    name = next((name for name, kind in systems().items() if kind is type(system)), type(system).__name__)
+    site.deployment.require(name, system.needs)
+    cluster = _cluster(name, site, system.build(site), engine, trace, options)
     sampler = Sampler(cluster, options.sample_s)
     wall, cpu = time.perf_counter(), time.process_time()
     failure: PolicyError | None = None
@@ -112,14 +116,13 @@ def run(
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     arrival = cluster.view.arrivals()
     requests = request_records(cluster, arrival, trace.input_tokens, trace.output_tokens)
-    here = arrival[: cluster.view.arrived]
-    end = min(last_moment(cluster.fleet.segments, float(here[-1]) if here.size else 0.0), options.until_s)
+    end = last_moment(cluster)
     result = RunResult(
-        system=name, deployment=deployment.name, trace=trace.name, seed=seed, requests=requests,
+        system=name, deployment=site.deployment.name, trace=trace.name, seed=engine.seed, requests=requests,
         itl_edges=cluster.fleet.itl_edges, itl_counts=cluster.fleet.itl_counts.copy(),
         samples=sampler.samples(requests.finish_s[~np.isnan(requests.finish_s)]),
         instances=instance_records(cluster, end), decisions=tuple(cluster.roster.decisions), duration_s=end,
-        peak_flops=_peak_flops(setting), wall_s=wall, cpu_s=cpu,
+        peak_flops=_peak_flops(site.setting), wall_s=wall, cpu_s=cpu,
     )  # fmt: skip
     if failure is not None:
         raise PolicyError(str(failure), result) from failure
@@ -128,8 +131,7 @@ def run(
 
 def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, options: RunOptions) -> Cluster:
     """Everything that takes part in a run, wired up."""
-    specs = [spec_of(site, mapping, parts.steps.limits(mapping, role)) for mapping, role in parts.start]
-    fleet = Fleet(specs, step_by_step=options.step_by_step)
+    fleet = Fleet([spec_of(site, parts, *each) for each in parts.start], step_by_step=options.step_by_step)
     link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s)
     roster = Roster(name, site, parts, engine, fleet, link)
     arrival = trace.arrival

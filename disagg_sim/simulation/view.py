@@ -40,7 +40,7 @@ class ClusterView:
     """State of the cluster, to be read only.
 
     Columns over instances (arrays; index them with ``prefill`` or ``decode``): ``queued_requests``,
-    ``queued_prompt_tokens``, ``queued_context_tokens``, ``running_requests``, ``running_tokens``,
+    ``queued_prompt_tokens``, ``running_requests``, ``running_tokens``,
     ``coming_tokens``, ``free_blocks``, ``total_blocks``, ``decode_steps``, ``decode_time``, ``busy_time``,
     ``prefill_tokens``, ``decode_tokens``. They are those at each instance's last event;
     ``refresh`` brings them to the present, which ticks do by themselves.
@@ -68,7 +68,7 @@ class ClusterView:
 
     def rebind(self) -> None:
         """Take the columns of the fleet anew, after instances came."""
-        fleet = self._fleet
+        fleet = self._fleet.views
         self.queued_requests: Ints = fleet.queued_requests
         self.queued_prompt_tokens: Ints = fleet.queued_prompt_tokens
         self.running_requests: Ints = fleet.running_requests
@@ -80,7 +80,6 @@ class ClusterView:
         self.busy_time: Floats = fleet.busy_time
         self.prefill_tokens: Ints = fleet.prefill_tokens
         self.decode_tokens: Ints = fleet.decode_tokens
-        self.queued_context_tokens: Ints = fleet.queued_context_tokens
         self.coming_tokens = np.append(self.coming_tokens, [0] * (fleet.total_blocks.size - self.coming_tokens.size))
 
     @property

@@ -38,9 +38,8 @@ def least_prefill(view: ClusterView, among: Index) -> int:
 
 
 def least_decode(view: ClusterView, among: Index) -> int:
-    """The one with the fewest tokens in decode, on their way and in wait included; the first of several."""
-    load = view.running_tokens[among] + view.coming_tokens[among] + view.queued_context_tokens[among]
-    return int(among[load.argmin()])
+    """The one with the fewest tokens in decode, those in transfer included; the first of several."""
+    return int(among[(view.running_tokens[among] + view.coming_tokens[among]).argmin()])
 
 
 class RoundRobin:

@@ -1,0 +1,56 @@
+"""Small sites and traces for tests, with step times that can be worked out by hand."""
+
+import functools
+
+import numpy as np
+
+from disagg_sim.domain import Mapping, Slo
+from disagg_sim.search.setting import setting
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.policy import Site
+from disagg_sim.simulation.run import RunOptions, serve
+from disagg_sim.simulation.step_times import StepTable
+from disagg_sim.workload.trace import Trace
+
+ONE = Mapping()
+PLAIN = RunOptions()
+
+
+@functools.lru_cache
+def small_setting():
+    """Llama-3.1-8B: 131,072 B of cache a token in bf16."""
+    return setting("llama_3_1_8b", "h100_sxm", "bf16", "ideal")
+
+
+def deployment(**instances):
+    """One GPU an instance; as many GPUs as the largest choice of parts may need."""
+    parts = {name: (Replicas(mapping=ONE, instances=count),) for name, count in instances.items()}
+    return ServedDeployment(name="small", gpus=sum(instances.values()), **parts)
+
+
+def trace(requests):
+    """Of (arrival, input, output)."""
+    arrival, inputs, outputs = zip(*requests, strict=True)
+    return Trace(arrival=np.array(arrival, float), input_tokens=np.array(inputs), output_tokens=np.array(outputs))
+
+
+def site(engine, served, *, table, blocks=1000, slo=None, options=PLAIN, link_bandwidth=131_072e3):
+    """Every instance has this table and so many blocks; the link moves 1,000 tokens/s by default."""
+    return Site(
+        setting=small_setting(), deployment=served, slo=slo or Slo(ttft=2.0, tpot=0.1), link=options.link,
+        link_bandwidth=link_bandwidth, link_latency_s=options.link.latency_s or 0.0,
+        tables=lambda mapping, sequences: table, blocks=lambda mapping, limits: blocks, rng=engine.rng,
+        start_up_s=options.start_up_s, flip_s=options.flip_s,
+    )  # fmt: skip
+
+
+def served(requests, system, served_by, *, table, seed=0, options=PLAIN, **more):
+    """The result of a run at such a site."""
+    engine = Engine(seed)
+    here = site(engine, served_by, table=table, options=options, **more)
+    return serve(trace(requests), system, here, engine, options)
+
+
+#: 10 ms of every step, 1 ms a sequence that decodes, 0.1 ms a prompt token.
+SIMPLE = StepTable.affine(step=0.010, per_sequence=0.001, per_token=0.0001)

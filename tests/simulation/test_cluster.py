@@ -1,0 +1,254 @@
+"""The life of a request, worked out by hand at affine step times."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from sites import SIMPLE, deployment, served
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError, PolicyError, UnknownNameError
+from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.policies.loads import ByRole, Handover, fewest_requests, least_decode
+from disagg_sim.simulation.policy import (
+    Batch,
+    Flip,
+    Leg,
+    Limits,
+    Parts,
+    Role,
+    Start,
+    Stop,
+    register,
+    system_named,
+    systems,
+)  # fmt: skip
+from disagg_sim.simulation.records import Outcome
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.state import Mode
+
+BY_ROLE = ByRole(prefill=Limits(), decode=Limits())
+SPLIT = deployment(prefill=1, decode=1)
+PAIR = deployment(prefill=2, decode=2)
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Plain disaggregation, and wishes at given ticks."""
+
+    needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
+    wishes: tuple = ()
+    period_s: float = 0.1
+    routing: object = None
+    forming: object = None
+    steps: object = BY_ROLE
+
+    def build(self, site):
+        script = list(self.wishes)
+
+        class Roles:
+            period_s = self.period_s
+
+            def flips(self, view):
+                return script.pop(0) if script else ()
+
+        return Parts(
+            start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
+            routing=self.routing or Handover(fewest_requests, least_decode),
+            steps=self.steps,
+            roles=Roles() if self.wishes else None,
+            forming=self.forming,
+        )
+
+
+def test_a_colocated_request_by_hand():
+    """Arrives at 1; prefill of 100 tokens takes 20 ms, each of 4 decode steps 11 ms."""
+    result = served([(1.0, 100, 5)], "vllm", deployment(colocated=1), table=SIMPLE)
+    r = result.requests
+    assert r.status.tolist() == [Outcome.COMPLETED]
+    assert r.prefill_start_s[0] == 1.0
+    assert r.first_token_s[0] == pytest.approx(1.020)
+    assert r.finish_s[0] == pytest.approx(1.064)
+    assert r.decode_start_s[0] == r.first_token_s[0]
+    assert (r.transfer_s[0], r.exposed_transfer_s[0], r.segments[0]) == (0.0, 0.0, 1)
+    assert result.itl_counts.sum() == 4
+    assert result.duration_s == pytest.approx(1.064)
+
+
+def test_a_disaggregated_request_by_hand():
+    """The first token comes from prefill at 20 ms; 100 tokens of cache cross at 1,000 tokens/s in 100 ms."""
+    r = served([(0.0, 100, 5)], "disaggregated", SPLIT, table=SIMPLE).requests
+    assert r.first_token_s[0] == pytest.approx(0.020)
+    assert r.exposed_transfer_s[0] == pytest.approx(0.100)
+    assert r.decode_start_s[0] == pytest.approx(0.120)
+    assert r.finish_s[0] == pytest.approx(0.120 + 4 * 0.011)
+    assert (r.prefill_instance[0], r.decode_instance[0], r.segments[0]) == (0, 1, 2)
+    assert r.transferred_tokens[0] == 100
+
+
+def test_a_single_token_never_leaves_prefill():
+    r = served([(0.0, 100, 1)], "disaggregated", SPLIT, table=SIMPLE).requests
+    assert (r.segments[0], r.decode_instance[0], r.transfer_s[0]) == (1, 0, 0.0)
+    assert r.finish_s[0] == r.first_token_s[0] == pytest.approx(0.020)
+
+
+def test_an_early_push_exposes_its_last_chunk():
+    """A pass of 100 tokens, pushed in 4 pieces of 25 while it runs: 0.015 s hide 15 of 100 tokens."""
+    system = system_named("disaggregated", early_push=True)
+    options = RunOptions(link=LinkSpec(push="chunk", chunk_tokens=25))
+    r = served([(0.0, 100, 5)], system, SPLIT, table=SIMPLE, options=options).requests
+    assert r.exposed_transfer_s[0] == pytest.approx(0.085)
+    assert r.transfer_s[0] == pytest.approx(0.100)
+
+
+def test_a_request_too_large_for_every_instance_is_rejected_and_counted():
+    """100 blocks are 1,600 tokens."""
+    requests = [(0.0, 100, 5), (0.0, 1590, 20), (0.5, 100, 5)]
+    for system, served_by in (("vllm", deployment(colocated=2)), ("disaggregated", PAIR)):
+        status = served(requests, system, served_by, table=SIMPLE, blocks=100).requests.status
+        assert status.tolist() == [Outcome.COMPLETED, Outcome.REJECTED, Outcome.COMPLETED]
+
+
+def test_a_first_arrival_at_zero_and_equal_arrivals_work():
+    result = served([(0.0, 100, 5)] * 3, "vllm", deployment(colocated=1), table=SIMPLE)
+    assert result.requests.status.tolist() == [Outcome.COMPLETED] * 3
+
+
+def test_a_closed_loop_keeps_so_many_requests_there():
+    """Two at a time; the third arrives when the first ends."""
+    requests = [(9.0, 100, 5)] * 4
+    r = served(requests, "vllm", deployment(colocated=2), table=SIMPLE, options=RunOptions(concurrency=2)).requests
+    assert r.arrival_s.tolist()[:2] == [0.0, 0.0]
+    assert sorted(r.arrival_s[2:]) == pytest.approx([0.064, 0.064])
+    assert r.finish_s.max() == pytest.approx(0.128)
+
+
+def test_a_run_that_is_cut_leaves_requests_unfinished():
+    options = RunOptions(until_s=0.05)
+    result = served([(0.0, 100, 5), (1.0, 100, 5)], "vllm", deployment(colocated=1), table=SIMPLE, options=options)
+    assert result.requests.status.tolist() == [Outcome.UNFINISHED] * 2
+    assert result.duration_s == 0.05
+
+
+def test_a_flip_moves_work_and_is_logged():
+    """Instance 0 becomes a decode instance at 0.1 s: later prompts go to instance 1 alone."""
+    system = Scripted(wishes=((Flip(0, Role.DECODE, "try it"),),))
+    result = served([(0.0, 100, 5), (0.2, 100, 5), (0.2, 100, 5)], system, PAIR, table=SIMPLE)
+    assert result.requests.prefill_instance.tolist() == [0, 1, 1]
+    assert [(each.kind, each.instance, each.reason) for each in result.decisions] == [("flip", 0, "try it")]
+    assert result.decisions[0].time_s == pytest.approx(0.1)
+    assert result.instances.flips.tolist() == [1, 0, 0, 0]
+
+
+def test_a_flip_that_takes_time_leaves_the_instance_out_of_service():
+    system = Scripted(wishes=((Flip(0, Role.DECODE, "slow"),), (), (), ()))
+    requests = [(0.05, 100, 50), (0.2, 100, 5), (1.5, 100, 5)]
+    options = RunOptions(flip_s=1.0)
+    r = served(requests, system, PAIR, table=SIMPLE, options=options).requests
+    assert r.prefill_instance.tolist() == [0, 1, 1]
+    assert r.decode_instance[1] != 0
+    assert r.decode_instance[2] == 0  # idle since 1.1 s; the lowest number of equals
+
+
+def test_a_started_instance_serves_after_its_start_up_time():
+    wishes = ((Stop(1, "spare"),), (), (Start(Mapping(), Role.PREFILL, "burst"),))
+    requests = [(0.0, 100, 2)] + [(0.31 + 0.2 * k, 100, 2) for k in range(6)]
+    result = served(requests, Scripted(wishes=wishes), PAIR, table=SIMPLE, options=RunOptions(start_up_s=0.5))
+    assert set(result.requests.prefill_instance.tolist()) == {0}
+    assert [each.kind for each in result.decisions] == ["stop", "start"]
+    instances = result.instances
+    assert instances.gpus.tolist() == [1] * 5
+    assert instances.stop_s[1] == pytest.approx(0.1)
+    assert instances.start_s[4] == pytest.approx(0.3)
+    assert np.all(instances.gpu_s >= 0)
+
+
+def test_a_drained_instance_finishes_what_it_has():
+    system = Scripted(wishes=((Stop(2, "scale down"),),))
+    result = served([(0.0, 100, 50)], system, PAIR, table=SIMPLE)
+    assert result.requests.status.tolist() == [Outcome.COMPLETED]
+    assert result.requests.decode_instance.tolist() == [2]
+    assert result.instances.stop_s[2] == pytest.approx(result.requests.finish_s[0])
+
+
+def test_without_draining_its_requests_fail():
+    system = Scripted(wishes=((), (Stop(2, "scale down", drain=False),),))
+    result = served([(0.0, 100, 50), (0.01, 100, 3)], system, PAIR, table=SIMPLE)
+    assert result.requests.status.tolist() == [Outcome.FAILED, Outcome.COMPLETED]
+    assert result.instances.stop_s[2] == pytest.approx(0.2)
+
+
+IMPOSSIBLE = {
+    "unknown instance": (Flip(9, Role.DECODE, "why not"), r"flip of instance 9 to decode .* there is no instance 9"),
+    "same role": (Flip(0, Role.PREFILL, "why not"), "has that role"),
+    "last of a phase": (Stop(1, "why not"), "the last that serves decode"),
+    "flip of the last": (Flip(0, Role.DECODE, "why not"), "the last that serves prefill"),
+    "too many GPUs": (Start(Mapping(tp_attn=4, tp_ffn=4), Role.DECODE, "why not"), "takes 4 GPUs, and 0 of 2 are free"),
+    "no wish": (42, "42, which is no Flip"),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_an_impossible_wish_stops_the_run_with_the_state_so_far(case):
+    wish, text = IMPOSSIBLE[case]
+    with pytest.raises(PolicyError, match=text) as caught:
+        served([(0.0, 100, 5), (9.0, 100, 5)], Scripted(wishes=((), (), (wish,))), SPLIT, table=SIMPLE)
+    assert "Scripted" in str(caught.value)
+    so_far = caught.value.so_far
+    assert so_far.requests.status.tolist() == [Outcome.COMPLETED, Outcome.UNFINISHED]
+
+
+class Astray:
+    def __init__(self, leg):
+        self.leg = leg
+
+    def place(self, view, request):
+        return self.leg
+
+    proceed = None
+
+
+@pytest.mark.parametrize(
+    ("leg", "text"),
+    [(Leg(7), "no such instance; known: 0 to 1"), (Leg(-1), "no such instance"), (Leg(0, 0), "end at token 0")],
+)
+def test_an_impossible_leg_is_named(leg, text):
+    with pytest.raises(PolicyError, match=text):
+        served([(0.0, 100, 5)], Scripted(routing=Astray(leg)), SPLIT, table=SIMPLE)
+
+
+class Pairwise:
+    """Batches of two prompts, or of what is there after a second."""
+
+    def __init__(self):
+        self.since = {}
+
+    def form(self, view, instance, waiting):
+        since = self.since.setdefault(instance, view.now)
+        if len(waiting) >= 2 or view.now >= since + 1.0:
+            del self.since[instance]
+            return Batch(tuple(waiting[:2]))
+        return Batch((), since + 1.0)
+
+
+def test_a_policy_forms_batches_and_waits_for_its_timeout():
+    """Two prompts of 100 tokens in one pass: 30 ms. The third waits a second for a companion."""
+    manual = ByRole(prefill=Limits(mode=Mode.MANUAL), decode=Limits())
+    system = Scripted(forming=Pairwise(), steps=manual)
+    r = served([(0.0, 100, 1), (0.5, 100, 1), (0.51, 100, 1)], system, SPLIT, table=SIMPLE).requests
+    assert r.first_token_s == pytest.approx([0.53, 0.53, 0.53 + 1.0 + 0.02])
+
+
+def test_systems_are_known_by_name_and_options_are_checked():
+    assert {"vllm", "disaggregated", "least_load", "round_robin"} <= set(systems())
+    with pytest.raises(UnknownNameError, match="did you mean 'vllm'"):
+        system_named("vlm")
+    with pytest.raises(UnknownNameError, match=r"no option 'token_budgets', did you mean 'token_budget'"):
+        system_named("vllm", token_budgets=1)
+    with pytest.raises(InputError, match="allowed: chunked, whole"):
+        system_named("disaggregated", prefill="half")
+    with pytest.raises(InputError, match="registered twice"):
+        register("vllm")(Scripted)
+    with pytest.raises(InputError, match="no decode instances"):
+        served([(0.0, 1, 1)], "disaggregated", deployment(prefill=1), table=SIMPLE)
