@@ -1,0 +1,35 @@
+"""``disagg-sim measure``: micro-benchmarks of the GPU at hand, as a kernel table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def measure(
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="Kernel table to write (CSV); 'calibrate kernels' reads it.")
+    ],
+    system: Annotated[str, typer.Option(help="Name of the system's spec, as it will stand in every row.")],
+    device: Annotated[str, typer.Option(help="cuda, or cpu to try the command out.")] = "cuda",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="About a minute: is the device what its data sheet says?")
+    ] = False,
+) -> None:
+    """Time GEMM, attention, copies, launches and (with several GPUs) collectives of this machine. Needs PyTorch."""
+    from disagg_sim.calibration.measure import QUICK, TRIAL, Plan
+    from disagg_sim.calibration.measure import measure as run
+    from disagg_sim.calibration.tables import read_tables, write_measured
+    from disagg_sim.calibration.torch_bench import torch_bench
+    from disagg_sim.cli.progress import listener
+    from disagg_sim.facts.load import load_system
+
+    spec = load_system(system)
+    bench = torch_bench(device)
+    plan = TRIAL if device == "cpu" else QUICK if quick else Plan()
+    rows = run(bench, spec.name, plan, listener("kernels", "measured"))
+    write_measured(out, rows)
+    forms = ", ".join(f"{len(table.rows)} {table.form.name}" for table in read_tables(out, strict=False))
+    typer.echo(f"{out}: measured on {bench.name}: {forms}")
