@@ -77,7 +77,7 @@ class Rates:
     prepare_per_token: float  # [s]
     inherited: bool  # whether any fit was made on another system
     fits: tuple[str, ...] = field(default=())  # provenance of every fit taken
-    used: Mapping[str, Fit] = field(default_factory=dict)  # every fit taken, by what it was taken for
+    used: Mapping[str, tuple[Fit, ...]] = field(default_factory=dict)  # every fit taken, by what it was taken for
     adjust: Callable[[Operator], Numeric] | None = None  # factor on the time of an operator; None = as fitted [1]
 
 
@@ -159,6 +159,7 @@ class _Resolver:
     def __init__(self, system: SystemSpec, spec: EfficiencySpec | None, profile: ProfileSpec, order: tuple[str, ...]):
         self.system, self.spec, self.profile, self.order = system, spec, profile, order
         self.used: dict[str, Fit] = {}
+        self.joined: dict[str, tuple[Fit, ...]] = {}  # where several fits speak together
         self.leaves_domain = system.nvlink_domain < MAX_INSTANCE_GPUS  # whether any stage can
 
     def take(self, what: str, rows: Iterable[F]) -> F:
@@ -223,6 +224,7 @@ class _Resolver:
                 break
         chosen = self.take(f"{name} MoE GEMM ({regime})", here)
         kernels = [row for row in here if row.engine == chosen.engine]
+        self.joined[f"{name} MoE GEMM ({regime})"] = tuple(kernels)
         # A fit that could not identify its compute term borrows that of its sibling kernel.
         known = [row for row in rows if row.engine == chosen.engine and row.e_compute is not None]
         siblings = [row for row in known if row.regime == candidate] or known
@@ -248,6 +250,7 @@ class _Resolver:
         mine = [row for row in rows if row.engine in (first.engine, ASSUMED)]
         if first.algorithm and first.engine != LARGE_MESSAGES:  # an engine hands its large messages on
             mine += [row for row in rows if row.engine == LARGE_MESSAGES]
+        self.joined[what] = tuple(mine)
         return collective_curve(mine, link, latency=latency, step=self.profile.all_reduce_step_latency)
 
     def all_to_all(self, phase: str, direction: str, wire: str) -> AllToAllRate:
@@ -263,12 +266,14 @@ class _Resolver:
         floor = profile.all_to_all_latency
         if inside:
             self.used[f"{phase} {direction}"] = inside[0]
+            self.joined[f"{phase} {direction}"] = tuple(inside)
             near = exchange_curve(inside, link, floor, nodes=False)
         else:
             near = self.collective("alltoall", f"{phase} {direction}")
             near = replace(near, copies=copies_per_pick)
         if across:
             self.used[f"{phase} {direction} across domains"] = across[0]
+            self.joined[f"{phase} {direction} across domains"] = tuple(across)
             return AllToAllRate(near, exchange_curve(across, nic, floor, nodes=True))
         latency = profile.nic_latency if floor is None else floor
         return AllToAllRate(near, flat_curve(nic * profile.nic_efficiency, latency))
@@ -337,5 +342,5 @@ def resolve_rates(
             f"{what}: {fit.engine} {fit.version}{', inherited from ' * bool(fit.inherited_from)}{fit.inherited_from}"
             for what, fit in resolver.used.items()
         ),
-        used=dict(resolver.used),
+        used={what: resolver.joined.get(what, (fit,)) for what, fit in resolver.used.items()},
     )

@@ -23,7 +23,7 @@ from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference, mixed_step
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
 from disagg_sim.physics.rates import ENGINES
 from disagg_sim.search.setting import Setting, setting
-from disagg_sim.serving.points import CASE_COLUMNS
+from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,8 +33,10 @@ Floats = NDArray[np.float64]
 
 MODES = ("disaggregated", "colocated", "piggyback")
 _DEGREES = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
+#: Relative difference up to which two times are the same: tables are written with ten digits. [1]
+SAME = 1e-7
 #: Columns of a row that stay the same in every row of ``Designs``.
-_SAME = tuple(name for name in CASE_COLUMNS if name != "matching")
+_SHARED = tuple(name for name in CASE_COLUMNS if name != "matching")
 
 
 class Times(NamedTuple):
@@ -55,7 +57,7 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Designs:
-    """Rows of a table that share mode, settings and lengths; arrays have shape (rows,)."""
+    """Rows of a table that share mode, settings, lengths and kind of prefill; arrays have shape (rows,)."""
 
     mode: str
     isl: float  # [token]
@@ -68,14 +70,14 @@ class Designs:
     prefill_degrees: Degrees
     batch: Floats  # of a decode instance [request]
     prefill_batch: Floats  # prompts of a pass [request]
-    chunk_tokens: Floats  # CPP; 0 = whole prompts [token]
+    chunk_tokens: Floats  # CPP, in all rows or in none; 0 = whole prompts [token]
     instances: Floats  # of decode [1]
     prefill_instances: Floats  # [1]
     total_gpus: Floats  # [1]
     mixed_chunk: Floats  # prefill tokens of a mixed step, over all DP ranks [token]
     mixed_share: Floats  # [1]
     by_gap: NDArray[np.bool_]  # whether the row's TTL is the largest gap, else the mean
-    forms: NDArray[np.str_]  # form of MLA in prefill
+    form: str  # of MLA in prefill
 
     @property
     def shared(self) -> bool:
@@ -113,7 +115,7 @@ def rescore(
     Raises
     ------
     InputError, UnknownNameError
-        A column that the table lacks, an unknown mode or name.
+        A column that the table lacks, an unknown mode or name, rows that their settings do not give.
     """
     import pandas as pd
 
@@ -135,13 +137,14 @@ def designs_of(
     points: pd.DataFrame, *, systems: Mapping[str, SystemSpec] | None = None,
     interference: Interference = NO_INTERFERENCE,
 ) -> Iterator[Designs]:  # fmt: skip
-    """The designs of a table, those that share mode, settings and lengths together; arguments as in ``rescore``."""
-    missing = next((name for name in (*_SAME, "ttl_mean_s", "mixed_step_share") if name not in points), None)
+    """The designs of a table, those that are timed in one go together; arguments and errors as in ``rescore``."""
+    missing = next((name for name in (*_SHARED, "ttl_mean_s", "mixed_step_share") if name not in points), None)
     if missing is not None:
         raise InputError(f"the table has no column {missing!r}{nearest(missing, map(str, points))}")
     given, place = systems or {}, np.arange(len(points))
-    for key, rows in points.assign(_place=place).groupby(list(_SAME), sort=False, observed=True):
-        words = dict(zip(_SAME, key, strict=True))
+    marked = points.assign(_place=place, _cut=points["prefill_chunk_tokens"] > 0)
+    for key, rows in marked.groupby([*_SHARED, "_cut"], sort=False, observed=True):
+        words = dict(zip(_SHARED, key, strict=False))
         mode = str(words["mode"])
         if mode not in MODES:
             raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}{nearest(mode, MODES)}")
@@ -152,7 +155,9 @@ def designs_of(
             )
             for side in ("", "prefill_")
         ]  # fmt: skip
-        yield _read(rows, words, sides, interference)
+        for designs in _by_form(_read(rows, words, sides, interference), rows["ftl_s"].to_numpy(dtype=float)):
+            _check(designs, points)
+            yield designs
 
 
 def _engine(word: str) -> str | None:
@@ -165,56 +170,32 @@ def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setting], inter
         return rows[name].to_numpy(dtype=float)
 
     decode, prefill = (Degrees(**{d: column(f"{side}_{d}") for d in _DEGREES}) for side in ("decode", "prefill"))
-    designs = Designs(
+    return Designs(
         mode=str(words["mode"]), isl=float(words["isl"]), osl=float(words["osl"]), at=sides[0], prefill_at=sides[1],
         interference=interference, rows=rows["_place"].to_numpy(), degrees=decode, prefill_degrees=prefill,
         batch=column("decode_batch"), prefill_batch=column("prefill_batch"),
         chunk_tokens=column("prefill_chunk_tokens"), instances=column("decode_instances"),
         prefill_instances=column("prefill_instances"), total_gpus=column("total_gpus"),
         mixed_chunk=column("mixed_chunk_tokens"), mixed_share=column("mixed_step_share"),
-        by_gap=column("ttl_s") != column("ttl_mean_s"), forms=np.full(len(rows), "auto"),
+        by_gap=column("ttl_s") != column("ttl_mean_s"), form="auto",
     )  # fmt: skip
-    return _with_forms(designs, column("ftl_s"))
 
 
-def _with_forms(designs: Designs, ftl: Floats) -> Designs:
-    """The designs with the form of MLA that gives each row its FTL: a table does not name it."""
+def _by_form(designs: Designs, ftl: Floats) -> Iterator[Designs]:
+    """The designs by the form of MLA that gives each row its FTL: a table does not name it."""
     if not designs.at.model.is_mla:
-        return designs
-    best, forms = np.full(ftl.size, np.inf), designs.forms
+        yield designs
+        return
+    best, forms = np.full(ftl.size, np.inf), np.full(ftl.size, "auto", dtype=object)
     for form in MLA_FORMS:
-        trial = replace(designs, forms=np.full(ftl.size, form))
+        trial = replace(designs, form=form)
         off = np.abs(scores_of(trial, times_of(trial, step=False)).ftl / ftl - 1.0)
-        forms = np.where(off < best * (1.0 - 1e-6) - 1e-12, form, forms)
+        forms = np.where(off < best * (1.0 - SAME) - SAME, form, forms)
         best = np.minimum(best, off)
-    return replace(designs, forms=forms)
-
-
-def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times:
-    """Time every pass of the designs under their settings; without ``step`` or ``fill`` those stay zero."""
-    zero = np.zeros(designs.rows.size)
-    decode = zero
-    if step:
-        at = designs.at
-        decode = decode_step(
-            at.model, at.rates, designs.degrees, batch=designs.batch, context=designs.isl + designs.osl / 2
-        ).ttl
-    if not fill:
-        return Times(decode, zero, zero)
-    first, busy = np.empty(zero.size), np.empty(zero.size)
-    for some, form in _parts(designs):
-        first[some], busy[some] = _fill(_picked(designs, some), form)
-    return Times(decode, first, busy)
-
-
-def _parts(designs: Designs) -> Iterator[tuple[Ints, str]]:
-    """Rows that are timed in one go: one form of MLA, all of them cut into chunks or none."""
-    cut = designs.chunk_tokens > 0
-    for form in np.unique(designs.forms).tolist():
-        for whole in (True, False):
-            some = np.flatnonzero((designs.forms == form) & (cut != whole))
-            if some.size:
-                yield some, str(form)
+    for form in MLA_FORMS:
+        some = np.flatnonzero(forms == form)
+        if some.size:
+            yield replace(_picked(designs, some), form=form)
 
 
 def _picked(designs: Designs, some: Ints) -> Designs:
@@ -229,9 +210,35 @@ def _picked(designs: Designs, some: Ints) -> Designs:
     return replace(designs, **arrays, **degrees)
 
 
-def _fill(designs: Designs, form: str) -> tuple[Any, Any]:
+def _check(designs: Designs, points: pd.DataFrame) -> None:
+    """``InputError`` unless the rows are what their settings give."""
+    found = scores_of(designs, times_of(designs))
+    for name, values in (("ftl_s", found.ftl), ("ttl_s", found.ttl), (THROUGHPUT, found.throughput)):
+        own = points[name].to_numpy(dtype=float)[designs.rows]
+        wrong = np.flatnonzero(~(np.abs(values / own - 1.0) <= SAME))
+        if wrong.size:
+            row = wrong[0]
+            raise InputError(
+                f"row {points.index[designs.rows[row]]} of the table: its settings give {name} {values[row]:.6g}, the "
+                f"table says {own[row]:.6g}: made under other specs or fits, an interference, or a law of lengths"
+            )
+
+
+def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times:
+    """Time every pass of the designs under their settings; without ``step`` or ``fill`` those stay zero."""
+    zero = np.zeros(designs.rows.size)
+    decode, first, busy = zero, zero, zero
+    if step:
+        at, context = designs.at, designs.isl + designs.osl / 2
+        decode = decode_step(at.model, at.rates, designs.degrees, batch=designs.batch, context=context).ttl
+    if fill:
+        first, busy = _fill(designs)
+    return Times(decode, first, busy)
+
+
+def _fill(designs: Designs) -> tuple[Any, Any]:
     """Time of a pass of prefill, or of a mixed step, and how often an instance starts one. [s]"""
-    at, isl = designs.prefill_at, designs.isl
+    at, isl, form = designs.prefill_at, designs.isl, designs.form
     if designs.mode == "piggyback":
         step = mixed_step(
             at.model, at.rates, designs.degrees, batch=designs.batch, context=isl + designs.osl / 2,
