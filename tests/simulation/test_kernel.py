@@ -1,0 +1,312 @@
+"""The compiled kernel: closed decode runs equal single steps; tokens, blocks and segments are conserved."""
+
+import heapq
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disagg_sim.errors import InputError
+from disagg_sim.simulation.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.state import BLOCK_TOKENS, Mode, SegmentStatus
+from disagg_sim.simulation.step_times import StepTable
+
+TABLE = StepTable.affine(step=1e-3, per_sequence=1e-5, per_context=1e-7, per_token=1e-6, max_sequences=16)
+LENGTH = st.one_of(st.integers(1, 40), st.integers(1, 400))
+
+
+@st.composite
+def instances(draw):
+    return InstanceSpec(
+        table=TABLE,
+        blocks=draw(st.integers(60, 120)),
+        mode=draw(st.sampled_from(Mode)),
+        token_budget=draw(st.sampled_from([8, 64, 512])),
+        max_sequences=draw(st.sampled_from([1, 4, 16])),
+        max_prompts=draw(st.sampled_from([1, 3, 100])),
+        step_limit_s=draw(st.sampled_from([1.2e-3, 5e-3, math.inf])),
+    )
+
+
+@st.composite
+def arrivals(draw):
+    """Time, instance, (context, prompt, generate), hold, ready, change of the token budget."""
+    gap = st.one_of(st.just(0.0), st.floats(0.0, 0.02), st.floats(0.0, 0.5))
+    kind = draw(st.sampled_from(["whole", "prefill", "decode", "rest"]))
+    context, prompt, generate = draw(LENGTH), draw(LENGTH), draw(LENGTH)
+    lengths = {
+        "whole": (0, prompt, generate), "prefill": (0, prompt, 1), "decode": (context, 0, generate),
+        "rest": (context, prompt, generate),
+    }[kind]  # fmt: skip
+    return draw(gap), draw(st.integers(0, 1)), lengths, draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 9))
+
+
+WORK = st.tuples(st.lists(instances(), min_size=2, max_size=2), st.lists(arrivals(), min_size=1, max_size=25))
+
+
+def play(specs, work, *, step_by_step, look=lambda fleet, now: None):
+    """Submit the work, release held blocks 0.03 s later and let contexts come after 0.02 s; the fleet at the end."""
+    fleet = Fleet(specs, step_by_step=step_by_step, capacity=4)
+    serial, agenda, now = 0, [], 0.0
+    for index, (gap, *rest) in enumerate(work):
+        now += gap
+        heapq.heappush(agenda, (now, index, "submit", rest))
+    serial = len(work)
+    while True:
+        limit = agenda[0][0] if agenda else math.inf
+        segment, now = fleet.run_until(limit)
+        look(fleet, now)
+        if segment >= 0:
+            after = "ready" if fleet.status_of(segment) == SegmentStatus.RESERVED else "release"
+            if after == "ready" or fleet.status_of(segment) == SegmentStatus.HELD:
+                heapq.heappush(agenda, (now + (0.02 if after == "ready" else 0.03), serial, after, segment))
+                serial += 1
+        elif not agenda:
+            return fleet
+        else:
+            now, _, what, about = heapq.heappop(agenda)
+            if what == "submit":
+                instance, (context, prompt, generate), hold, ready, budget = about
+                fleet.submit(
+                    instance, 0, context, prompt, generate, now, True, hold, now - 0.01 if context else math.nan,
+                    True, ready or context == 0,
+                )  # fmt: skip
+                if budget == 0:
+                    fleet.set_limits(instance, now, token_budget=17)
+            elif what == "ready":
+                fleet.ready(about, now)
+            else:
+                fleet.release(about, now)
+
+
+@settings(max_examples=150, deadline=None)
+@given(WORK)
+def test_closed_runs_equal_single_steps(given_work):
+    specs, work = given_work
+    fast, slow = (play(specs, work, step_by_step=slowly) for slowly in (False, True))
+    for name in ("status", "preemptions", "instance", "cached"):
+        np.testing.assert_array_equal(getattr(fast.segments, name), getattr(slow.segments, name))
+    for name in ("start_s", "first_token_s", "finish_s"):
+        np.testing.assert_allclose(getattr(fast.segments, name), getattr(slow.segments, name), rtol=1e-9, atol=1e-12)
+    for name in fast.views.__slots__:
+        np.testing.assert_allclose(getattr(fast.views, name), getattr(slow.views, name), rtol=1e-9)
+    np.testing.assert_array_equal(fast.itl_counts, slow.itl_counts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(WORK, st.booleans())
+def test_tokens_blocks_and_segments_are_conserved(given_work, step_by_step):
+    specs, work = given_work
+    clock = [0.0]
+
+    def look(fleet, now):
+        assert (fleet.views.free_blocks >= 0).all()
+        assert (fleet.views.free_blocks <= fleet.views.total_blocks).all()
+        held = np.zeros(2, dtype=int)
+        segments = fleet.segments
+        ready = np.isin(segments.status, (SegmentStatus.RUNNING, SegmentStatus.HELD))
+        np.add.at(held, segments.instance[ready], -(-segments.context[ready] // BLOCK_TOKENS))
+        assert (held <= fleet.views.total_blocks - fleet.views.free_blocks).all()
+        assert (fleet.views.next_event >= clock[0]).all()
+        clock[0] = float(np.nanmax([clock[0], *segments.finish_s]))
+
+    fleet = play(specs, work, step_by_step=step_by_step, look=look)
+    segments, views = fleet.segments, fleet.views
+    assert (segments.status == SegmentStatus.DONE).all()
+    assert (views.free_blocks == views.total_blocks).all()
+    for name in ("queued_requests", "queued_prompt_tokens", "running_requests", "running_tokens"):
+        assert (getattr(views, name) == 0).all(), name
+    for instance in range(2):
+        mine = segments.instance == instance
+        emitted = views.decode_tokens[instance] + views.first_tokens[instance]
+        assert emitted == segments.generate[mine].sum()
+        assert views.prefill_tokens[instance] >= segments.prompt[mine].sum()
+        if not views.preemptions[instance]:
+            assert views.prefill_tokens[instance] == segments.prompt[mine].sum()
+    begun_elsewhere = segments.context > 0
+    assert fleet.itl_counts.sum() == segments.generate.sum() - np.count_nonzero(~begun_elsewhere)
+    assert (segments.start_s >= segments.submit_s).all()
+    assert (segments.first_token_s > segments.start_s).all()
+    assert (segments.finish_s >= segments.first_token_s).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(WORK)
+def test_looking_changes_nothing(given_work):
+    specs, work = given_work
+    def look(fleet, now):
+        fleet.refresh(now)
+        for instance in range(2):
+            assert fleet.step_end(instance, now) >= now
+
+    plain = play(specs, work, step_by_step=False)
+    watched = play(specs, work, step_by_step=False, look=look)
+    np.testing.assert_allclose(watched.segments.finish_s, plain.segments.finish_s, rtol=1e-9)
+    np.testing.assert_array_equal(watched.itl_counts, plain.itl_counts)
+    np.testing.assert_allclose(watched.views.busy_time, plain.views.busy_time, rtol=1e-9)
+
+
+def one(mode=Mode.CHUNKED, **limits):
+    given_limits = {"blocks": 1000, "max_sequences": 16, **limits}
+    table = StepTable.affine(step=1.0, per_token=0.01, max_sequences=16)
+    return Fleet([InstanceSpec(table=table, mode=mode, **given_limits)])
+
+
+def test_a_chunked_prompt_by_hand():
+    """Budget 100: the prompt of 150 takes steps of 1 + 1 s and 1 + 0.5 s, then two decode steps of 1 s."""
+    fleet = one(token_budget=100)
+    fleet.submit(0, 0, 0, 150, 3, 0.0)
+    fleet.run_until(math.inf)
+    assert fleet.segments.first_token_s[0] == pytest.approx(3.5)
+    assert fleet.segments.finish_s[0] == pytest.approx(5.5)
+    assert fleet.itl_counts.sum() == 2
+
+
+def test_an_arrival_joins_after_the_step_in_progress():
+    """Decode steps end at 2, 3, 4 ...; what arrives at 3.5 is prefilled from 4 to 5.1, beside a decode."""
+    fleet = one()
+    fleet.submit(0, 0, 0, 100, 8, 0.0)
+    assert fleet.run_until(3.5) == (-1, 3.5)
+    fleet.submit(0, 1, 0, 10, 1, 3.5)
+    fleet.run_until(math.inf)
+    assert fleet.segments.start_s[1] == pytest.approx(4.0)
+    assert fleet.segments.finish_s[1] == pytest.approx(5.1)
+    assert fleet.segments.finish_s[0] == pytest.approx(2.0 + 7 * 1.0 + 0.1)
+
+
+def test_a_pass_of_whole_prompts_stops_decode():
+    """The pass of the second prompt, 2 s, lies between two decode steps of the first."""
+    fleet = one(Mode.PREFILL_FIRST)
+    fleet.submit(0, 0, 0, 100, 4, 0.0)
+    fleet.run_until(2.5)
+    fleet.submit(0, 1, 0, 100, 1, 2.5)
+    fleet.run_until(math.inf)
+    assert fleet.segments.first_token_s[1] == pytest.approx(5.0)
+    assert fleet.segments.finish_s[0] == pytest.approx(2.0 + 3 * 1.0 + 2.0)
+    gaps = fleet.itl_edges[np.repeat(np.arange(fleet.itl_counts.size), fleet.itl_counts)]
+    np.testing.assert_allclose(gaps, [1.0, 1.0, 3.0], rtol=0.011)
+
+
+def test_a_manual_batch_starts_when_it_is_closed():
+    fleet = one(Mode.MANUAL)
+    fleet.submit(0, 0, 0, 100, 1, 0.0, closes=False)
+    fleet.run_until(7.0)
+    fleet.submit(0, 1, 0, 100, 1, 7.0)
+    fleet.submit(0, 2, 0, 100, 1, 7.0)
+    fleet.run_until(math.inf)
+    np.testing.assert_allclose(fleet.segments.finish_s, [10.0, 10.0, 12.0])
+
+
+def test_the_step_limit_bounds_prefill():
+    """1 s + 0.01 s a token within 1.5 s: 50 tokens a step; within 0.5 s: one token a step."""
+    fleet = one(Mode.SLO_AWARE, step_limit_s=1.5)
+    fleet.submit(0, 0, 0, 100, 1, 0.0)
+    fleet.run_until(math.inf)
+    assert fleet.views.passes[0] == 2
+    fleet.set_limits(0, 10.0, step_limit_s=0.5)
+    fleet.submit(0, 0, 0, 10, 1, 10.0)
+    fleet.run_until(math.inf)
+    assert fleet.views.passes[0] == 12
+
+
+def test_the_newest_is_preempted_and_computed_again():
+    """10 blocks of 16: two prompts of 64 take 8; at 64 + 16 tokens each the 10 are full and the second one goes.
+
+    Both emit at 0 + step; the second has emitted 17 tokens when its next block is missing and prefills 64 + 17.
+    """
+    fleet = one(blocks=10)
+    for request in range(2):
+        fleet.submit(0, request, 0, 64, 30, 0.0)
+    fleet.run_until(math.inf)
+    assert fleet.segments.preemptions.tolist() == [0, 1]
+    assert fleet.views.prefill_tokens[0] == 2 * 64 + 64 + 17
+    assert fleet.itl_counts.sum() == 2 * 29
+    assert fleet.segments.finish_s[1] > fleet.segments.finish_s[0]
+
+
+def test_blocks_are_held_until_the_transfer_ends():
+    fleet = one(blocks=10)
+    fleet.submit(0, 0, 0, 100, 1, 0.0, notify=True, hold=True)
+    fleet.submit(0, 1, 0, 100, 1, 0.0, notify=True)
+    assert fleet.run_until(math.inf) == (0, 2.0)
+    assert fleet.run_until(5.0) == (-1, 5.0)
+    assert fleet.status_of(0) == SegmentStatus.HELD
+    fleet.release(0, 5.0)
+    assert fleet.run_until(math.inf) == (1, 7.0)
+
+
+def test_a_draining_instance_reports_when_it_is_empty():
+    fleet = one()
+    fleet.submit(0, 0, 0, 100, 1, 0.0)
+    fleet.run_until(0.5)
+    fleet.drain(0, 0.5)
+    assert fleet.run_until(math.inf) == (-2, 2.0)
+    assert fleet.views.active[0] == 0
+    fleet.submit(0, 1, 0, 100, 1, 9.0)
+    assert fleet.run_until(10.0) == (-1, 10.0)
+    fleet.start(0, 10.0)
+    fleet.run_until(math.inf)
+    assert fleet.segments.finish_s[1] == pytest.approx(12.0)
+
+
+def test_an_aborted_instance_loses_its_segments_and_can_start_again():
+    fleet = one()
+    for request in range(3):
+        fleet.submit(0, request, 0, 100, 50, 0.0)
+    fleet.run_until(10.0)
+    assert fleet.abort(0, 10.0).tolist() == [0, 1, 2]
+    assert fleet.run_until(math.inf)[0] == -1
+    fleet.start(0, 20.0)
+    fleet.submit(0, 3, 0, 100, 1, 20.0)
+    fleet.run_until(math.inf)
+    assert fleet.segments.finish_s[3] == pytest.approx(22.0)
+    assert (fleet.views.free_blocks == fleet.views.total_blocks).all()
+
+
+def test_an_added_instance_works_beside_the_others():
+    fleet = one()
+    fleet.submit(0, 0, 0, 100, 30, 0.0)
+    fleet.run_until(3.0)
+    other = fleet.add(InstanceSpec(table=TABLE, blocks=50, max_sequences=8), 3.0)
+    fleet.submit(other, 1, 0, 100, 2, 3.0)
+    fleet.run_until(math.inf)
+    assert other == 1
+    assert fleet.segments.finish_s[0] == pytest.approx(31.0)
+    assert 3.0 < fleet.segments.finish_s[1] < 3.1
+
+
+def test_waiting_segments_can_be_withdrawn():
+    fleet = one(max_sequences=1)
+    for request in range(3):
+        fleet.submit(0, request, 0, 100, 1, 0.0)
+    fleet.run_until(1.0)
+    assert not fleet.withdraw(0, 1.0)
+    assert fleet.withdraw(1, 1.0)
+    fleet.run_until(math.inf)
+    np.testing.assert_allclose(fleet.segments.finish_s, [2.0, math.nan, 4.0])
+
+
+@pytest.mark.parametrize("lengths", [(0, 0, 0), (0, 160, 2), (-1, 5, 1), (5, 0, 0), (160, 0, 1)])
+def test_impossible_segments_are_refused(lengths):
+    fleet = one(blocks=10)
+    with pytest.raises(InputError, match="at most 160 tokens"):
+        fleet.submit(0, 0, *lengths, 0.0)
+
+
+def test_time_does_not_run_backwards():
+    fleet = one()
+    fleet.submit(0, 0, 0, 10, 1, 0.0)
+    with pytest.raises(InputError, match="run_until first"):
+        fleet.submit(0, 1, 0, 10, 1, 5.0)
+
+
+def test_limits_out_of_range_are_refused():
+    with pytest.raises(InputError, match="up to 16"):
+        one(max_sequences=17)
+    with pytest.raises(InputError, match="token_budget 0"):
+        one().set_limits(0, 0.0, token_budget=0)
+    with pytest.raises(InputError, match="which is queued"):
+        fleet = one()
+        fleet.release(fleet.submit(0, 0, 0, 10, 1, 0.0), 0.0)
