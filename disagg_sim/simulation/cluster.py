@@ -17,6 +17,7 @@ from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.view import ClusterView
 
 NAN = math.nan
+READY, STOPPED, MANUAL = State.READY, State.STOPPED, Mode.MANUAL  # an enum's members are slow to look up
 #: Later than anything that happens. [s]
 FOREVER = sys.float_info.max
 
@@ -120,7 +121,7 @@ class Cluster:
                 self.parts.listener.finished(self.view, request, instance)
             self._next()
             return
-        if then != LATER and self.roster.state[then] == State.READY:
+        if then != LATER and self.roster.state[then] == READY:
             leg, pushed = Leg(then), True
         else:
             leg, pushed = self._proceed(self.view, request, instance), False
@@ -158,7 +159,7 @@ class Cluster:
             self._submit(request, leg, 0, NAN)
 
     def _late(self, request: int, leg: Leg) -> None:
-        if self.roster.state[leg.instance] == State.STOPPED:
+        if self.roster.state[leg.instance] == STOPPED:
             self._lose(request)
             return
         self._submit(request, leg, 0, NAN)
@@ -198,7 +199,7 @@ class Cluster:
         if context + new + generate > self._tokens[instance]:
             self._refuse(request)
             return
-        if new and self.roster.mode[instance] == Mode.MANUAL:
+        if new and self.roster.mode[instance] == MANUAL:
             self.roster.coming[instance] += 1
             self.batches.wait(instance, request, (context, new, generate, until, then, last_token_s))
             return
@@ -253,10 +254,10 @@ class Cluster:
         exposed = now - ended
         rate = min(self.link.bandwidth[origin], self.link.bandwidth[target])
         self.moved.append(Moved(request, exposed, exposed + hidden / rate, tokens))
-        if State.STOPPED in (self.roster.state[origin], self.roster.state[target]):
+        if STOPPED in (self.roster.state[origin], self.roster.state[target]):
             self._lose(request)
             self.roster.coming[target] -= 1
-            if self.roster.state[origin] != State.STOPPED:
+            if self.roster.state[origin] != STOPPED:
                 self.fleet.release(segment, now)
             return
         self.fleet.release(segment, now)
@@ -266,12 +267,12 @@ class Cluster:
     def _check(self, leg: Leg, request: int, have: int) -> None:
         """Refuse a leg that cannot be."""
         roster, instance = self.roster, leg.instance
-        if 0 <= instance < len(roster.state) and roster.state[instance] == State.READY and leg.until > have:
+        if 0 <= instance < len(roster.state) and roster.state[instance] == READY and leg.until > have:
             return
         wish = f"request {request} on instance {instance}"
         if not 0 <= instance < len(roster.state):
             roster.refuse(wish, f"there is no such instance; known: 0 to {len(roster.state) - 1}")
-        if roster.state[instance] != State.READY:
+        if roster.state[instance] != READY:
             roster.refuse(wish, f"the instance is {roster.state[instance].name.lower()}, not ready")
         roster.refuse(wish, f"it would end at token {leg.until}, and {have} tokens exist already")
 

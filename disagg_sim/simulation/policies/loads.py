@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+import numba
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
@@ -16,7 +15,15 @@ if TYPE_CHECKING:
     from disagg_sim.simulation.roster import Index
     from disagg_sim.simulation.view import ClusterView
 
-Ints = NDArray[np.int64]
+
+@numba.njit(cache=True)  # numpy takes four times as long for so few numbers
+def least(among: Any, first: Any, second: Any) -> int:
+    """The instance of ``among`` where the sum of two columns is least; the first of several."""
+    best = among[0]
+    for each in among:
+        if first[each] + second[each] < first[best] + second[best]:
+            best = each
+    return best
 
 
 class Choice(Protocol):
@@ -29,17 +36,20 @@ class Choice(Protocol):
 
 def fewest_requests(view: ClusterView, among: Index) -> int:
     """The one with the fewest requests, waiting or running; the first of several."""
-    return int(among[(view.queued_requests[among] + view.running_requests[among]).argmin()])
+    instance: int = least(among, view.queued_requests, view.running_requests)
+    return instance
 
 
 def least_prefill(view: ClusterView, among: Index) -> int:
-    """The one with the fewest prompt tokens still to prefill; the first of several."""
-    return int(among[view.queued_prompt_tokens[among].argmin()])
+    """The one with the fewest prompt tokens still to prefill, cache in transfer included; the first of several."""
+    instance: int = least(among, view.queued_prompt_tokens, view.coming_tokens)
+    return instance
 
 
 def least_decode(view: ClusterView, among: Index) -> int:
     """The one with the fewest tokens in decode, those in transfer included; the first of several."""
-    return int(among[(view.running_tokens[among] + view.coming_tokens[among]).argmin()])
+    instance: int = least(among, view.running_tokens, view.coming_tokens)
+    return instance
 
 
 class RoundRobin:
