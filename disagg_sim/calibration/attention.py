@@ -6,8 +6,8 @@ made by trying both: whether the longest block stays visible in prefill (grid of
 and whether latent decode splits the keys of a sequence over blocks or walks through them.
 
 Half of the rows of the tables are kernels that do little but start; those that do more count twice, since serving
-lives there. The kernels of a table run again and again on the same data, so the fit sees a cache that L2 partly holds; the rates of
-a model have none of it, as every layer between two calls passes through L2 too.
+lives there. The kernels of a table run again and again on the same data, so the fit sees a cache that L2 partly holds;
+the rates of a model have none of it, as every layer between two calls passes through L2 too.
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ def _fit(table: _Table[AttentionFit], rows: pd.DataFrame, system: SystemSpec) ->
 
     def times(option: float, numbers: Array) -> Array:
         both = zip(parts, fits(option, numbers), strict=True)
-        return np.concatenate([table.times(calls[variant], fit, system) for variant, fit in both])[weighed]
+        together: Array = np.concatenate([table.times(calls[variant], fit, system) for variant, fit in both])
+        return together[weighed]
 
     free = [*table.own] * len(parts) + [*table.shared]
     tried = [(option, fit_logarithm(partial(times, option), target[weighed], free)) for option in table.options]

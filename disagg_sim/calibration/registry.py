@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.calibration import alltoall, attention, collectives, elementwise, gemm, moe
+from disagg_sim.calibration import alltoall, attention, collectives, elementwise, gemm, mla_module, moe
 from disagg_sim.facts.efficiency import EfficiencySpec, Fit
 from disagg_sim.facts.hardware import SystemSpec
 
@@ -61,6 +61,8 @@ _ALL = (
         "mla_generation", ("decode_attention",), attention.predict_mla_generation, attention.fit_mla_generation,
         bar=0.12,
     ),
+    Operator("mla_module", ("gemm", "prefill_attention", "decode_attention"), mla_module.predict_mla_module),
+    Operator("mla_bmm", ("gemm",), mla_module.predict_mla_bmm),
     Operator("moe", ("moe",), moe.predict_moe, moe.fit_moe, bar=0.15),
     Operator("moe_ep_compute", ("moe",), moe.predict_moe, moe.fit_moe, bar=0.15),
     Operator(
