@@ -1,9 +1,10 @@
 """Fits of collectives inside one domain: NCCL's ring in two protocols, the engines' all-reduce, calls outside graphs.
 
 NCCL, each operation: ``latency + hop*(n-1)`` and the faster of its low-latency protocol (a plain bandwidth) and its
-pipelined one (``ramp``): five numbers. An engine: a one-shot and, where it ever wins, a two-shot all-reduce, three
-numbers each; beyond them it hands its message to NCCL. Two more for calls outside a CUDA graph: the floor of the host,
-and a copy of the tensor into a registered buffer. The number of ranks enters by these forms alone.
+pipelined one (``ramp``): five numbers; one more for an all-reduce of 16 bit in a switch that can reduce. An engine: a
+one-shot and, where it ever wins, a two-shot all-reduce, three numbers each; beyond them it hands its message to NCCL.
+Two more for calls outside a CUDA graph: the floor of the host, and a copy of the tensor into a registered buffer. The
+number of ranks enters by these forms alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from disagg_sim.calibration.robust import Parameter, fit_logarithm
 from disagg_sim.facts.efficiency import EAGER, LARGE_MESSAGES, CollectiveFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.collective import fastest
+from disagg_sim.physics.cost import IN_SWITCH_ARCHITECTURES
 from disagg_sim.physics.links import algorithm_of
 from disagg_sim.units import US
 
@@ -32,6 +34,8 @@ _SHARE = Parameter("e_bandwidth", 0.7, 0.02, 1.0)
 _SLOW_SHARE = Parameter("e_bandwidth", 0.2, 0.005, 1.0)
 _RAMP = Parameter("ramp", 5 * US, 0.01 * US, 1000 * US)
 _FLOOR = Parameter("latency", 25 * US, US, 1000 * US)
+#: Type that no switch reduces.
+_NOT_IN_SWITCH = "int8"
 #: Type of the rows that are fitted where there are several: activations are reduced in 16 bit.
 _FITTED_TYPES = ("half", "bfloat16")
 
@@ -69,7 +73,10 @@ def predict_collectives(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[C
         if engine != LARGE_MESSAGES:
             laws += [fit for fit in fits if fit.engine == LARGE_MESSAGES and fit.op == op]
         size, n = (rows.loc[here, column].to_numpy(dtype=float) for column in ("message_bytes", "num_gpus"))
-        inside = fastest([algorithm_of(fit, system.nvlink_bandwidth).transfer(size, n) for fit in laws]).time
+        inside = _fastest(laws, system, size, n)
+        if any(fit.algorithm == "in_switch" for fit in laws):
+            unswitched = _fastest([fit for fit in laws if fit.algorithm != "in_switch"], system, size, n)
+            inside = np.where(rows.loc[here, "dtype"] == _NOT_IN_SWITCH, unswitched, inside)
         outside = np.full(len(size), np.nan)
         for fit in mine:
             if fit.algorithm == EAGER:
@@ -77,6 +84,13 @@ def predict_collectives(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[C
                 outside = np.maximum(fit.latency, copied)
         result[here] = np.where(eager[here], outside, inside)
     return result
+
+
+def _fastest(
+    laws: Sequence[CollectiveFit], system: SystemSpec, size: NDArray[np.float64], n: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    link = system.nvlink_bandwidth
+    return np.asarray(fastest([algorithm_of(fit, link).transfer(size, n) for fit in laws]).time)
 
 
 def _predict_counted(
@@ -101,12 +115,18 @@ def _fit_ring(table: pd.DataFrame, system: SystemSpec) -> list[CollectiveFit]:
     sixteen_bit = table[table["dtype"].isin(_FITTED_TYPES)]
     table = sixteen_bit if len(sixteen_bit) else table
 
-    def build(values: NDArray[np.float64]) -> list[CollectiveFit]:
-        latency, hop, slow, fast, ramp = values.tolist()
-        pipelined = _fit(table, "ring", (latency, hop, fast, ramp), parameters=4)
-        return [pipelined, _fit(table, "ring_ll", (latency, hop, slow, 0.0), parameters=1)]
+    reduces = table["op"].iloc[0] == "all_reduce" and system.architecture in IN_SWITCH_ARCHITECTURES
+    parameters = (_LATENCY, _HOP, _SLOW_SHARE, _SHARE, _RAMP, *((_SHARE,) if reduces else ()))
 
-    return _solve(table, system, (_LATENCY, _HOP, _SLOW_SHARE, _SHARE, _RAMP), build)
+    def build(values: NDArray[np.float64]) -> list[CollectiveFit]:
+        latency, hop, slow, fast, ramp, *switched = values.tolist()
+        return [
+            _fit(table, "ring", (latency, hop, fast, ramp), parameters=4),
+            _fit(table, "ring_ll", (latency, hop, slow, 0.0), parameters=1),
+            *(_fit(table, "in_switch", (latency, hop, share, ramp), parameters=1) for share in switched),
+        ]
+
+    return _solve(table, system, parameters, build)
 
 
 def _fit_engine(table: pd.DataFrame, system: SystemSpec, ring: Sequence[CollectiveFit]) -> list[CollectiveFit]:

@@ -116,7 +116,7 @@ class CollectiveFit(Fit):
     gpus: int  # 0 = any number
     latency: float  # [s]
     e_bandwidth: float
-    algorithm: str = ""  # "ring", "ring_ll" (its low-latency protocol), "one_shot", "two_shot", EAGER, or none
+    algorithm: str = ""  # "ring", "ring_ll" (low-latency protocol), "one_shot", "two_shot", "in_switch", EAGER, or none
     hop: float = 0.0  # latency added by each rank beyond the first [s]
     ramp: float = 0.0  # hand-over of a pipelined message [s]
 

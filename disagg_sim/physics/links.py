@@ -20,6 +20,7 @@ from disagg_sim.physics.collective import (
     copies_per_rank,
     fastest,
     gather_bytes,
+    in_switch_all_reduce_bytes,
     one_shot_all_reduce_bytes,
     pipelined_transfer,
     ring_all_reduce_bytes,
@@ -48,6 +49,7 @@ VOLUMES = {
     "ring": ring_all_reduce_bytes,
     "two_shot": ring_all_reduce_bytes,
     "one_shot": one_shot_all_reduce_bytes,
+    "in_switch": in_switch_all_reduce_bytes,
     "gather": gather_bytes,
 }
 

@@ -62,14 +62,19 @@ def draw_scatter(table: pd.DataFrame, path: Path, *, title: str, unit: str) -> N
                 points = mine[mine["curve"] == curve]
                 if len(points):
                     drawn[curve] = panel.plot(
-                        points["measured"], points["predicted"], ".", markersize=3.0, alpha=0.45, markeredgewidth=0.0,
+                        points["measured"], points["predicted"], ".", markersize=_size(len(mine)), alpha=0.5, mew=0.0,
                         color=COLOURS[place % len(COLOURS)], rasterized=True,
                     )[0]  # fmt: skip
             panel.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=f"{name} ({len(mine)})")
             panel.set_xlabel(f"measured [{unit}]")
             if number == 0:
                 panel.set_ylabel(f"predicted [{unit}]")
-        figure.legend(
-            drawn.values(), drawn.keys(), loc="outside lower center", ncols=max(len(drawn), 1), markerscale=4.0
-        )
+        legend = figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=max(len(drawn), 1))
+        for handle in legend.legend_handles:
+            handle.set(markersize=9.0, alpha=1.0)
         save_png(figure, path)
+
+
+def _size(points: int) -> float:
+    """Marks of a cloud of so many points: large enough to be seen, small enough to be told apart. [pt]"""
+    return float(min(max(160.0 / max(points, 1) ** 0.5, 2.5), 7.0))

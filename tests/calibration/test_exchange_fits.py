@@ -27,7 +27,8 @@ def law(algorithm: str, latency: float, hop: float, share: float, ramp: float = 
     )  # fmt: skip
 
 
-NCCL = [law("ring", 5.0, 1.5, 0.85, 4.0), law("ring_ll", 5.0, 1.5, 0.3)]
+RING = [law("ring", 5.0, 1.5, 0.85, 4.0), law("ring_ll", 5.0, 1.5, 0.3)]
+NCCL = [*RING, law("in_switch", 5.0, 1.5, 0.7, 4.0)]
 ENGINE = [law("one_shot", 2.5, 0.2, 0.65, engine="vllm"), law("two_shot", 6.0, 0.2, 0.6, engine="vllm")]
 EAGER = law("eager", 22.0, 0.0, 0.7, engine="vllm")
 
@@ -46,9 +47,10 @@ def test_numbers_of_nccl_and_of_an_engine_come_back():
     rows["latency"] = predict_collectives(rows, H100, [*NCCL, *ENGINE, EAGER])
     fits = fit_collectives(rows, H100)
     assert [(fit.engine, fit.algorithm) for fit in fits] == [
-        ("nccl", "ring"), ("nccl", "ring_ll"), ("vllm", "one_shot"), ("vllm", "two_shot"), ("vllm", "eager"),
+        ("nccl", "ring"), ("nccl", "ring_ll"), ("nccl", "in_switch"),
+        ("vllm", "one_shot"), ("vllm", "two_shot"), ("vllm", "eager"),
     ]  # fmt: skip
-    assert sum(fit.parameters for fit in fits) == 5 + 6 + 2
+    assert sum(fit.parameters for fit in fits) == 6 + 6 + 2
     again = predict_collectives(rows, H100, fits)
     assert np.median(np.abs(again / rows["latency"] - 1)) < 0.01
     ring, *_, eager = fits
@@ -59,14 +61,23 @@ def test_numbers_of_nccl_and_of_an_engine_come_back():
 
 
 def test_a_small_message_takes_one_shot_and_a_large_one_the_ring_of_nccl():
-    """8 ranks on H100, by hand: 1 kB 2.5 + 7*0.2 us + 7*1024 B/292.5 GB/s; 1 GiB as NCCL."""
+    """8 ranks on H100, by hand: 512 B 2.5 + 7*0.2 us + 7*512 B/292.5 GB/s; 512 MiB as NCCL, 14/8 of it over a link."""
     rows = messages("custom_graph", "vllm")
-    found = predict_collectives(rows, H100, [*NCCL, *ENGINE])
+    found = predict_collectives(rows, H100, [*RING, *ENGINE])
     small = (rows["message_bytes"] == 2**9) & (rows["num_gpus"] == 8)
     assert found[small] == pytest.approx([3.9 * US + 7 * 512 / (0.65 * 450 * GB)], rel=1e-9)
     large = (rows["message_bytes"] == 2**29) & (rows["num_gpus"] == 8)
     wire = 1.75 * 2**29 / (0.85 * 450 * GB)
     assert found[large] == pytest.approx([5 * US + 7 * 1.5 * US + wire + 2 * np.sqrt(4 * US * wire)], rel=1e-9)
+
+
+def test_a_switch_that_reduces_moves_nine_eighths_of_the_message_unless_it_is_int8():
+    rows = messages("NCCL", "nccl")
+    large = (rows["message_bytes"] == 2**29) & (rows["num_gpus"] == 8)
+    wire = [volume * 2**29 / (share * 450 * GB) for volume, share in ((9 / 8, 0.7), (14 / 8, 0.85))]
+    by_hand = [(5 + 7 * 1.5) * US + each + 2 * np.sqrt(4 * US * each) for each in wire]
+    assert predict_collectives(rows[large], H100, NCCL) == pytest.approx(by_hand[:1], rel=1e-9)
+    assert predict_collectives(rows[large].assign(dtype="int8"), H100, NCCL) == pytest.approx(by_hand[1:], rel=1e-9)
 
 
 def test_no_prediction_without_a_fit_of_the_library():

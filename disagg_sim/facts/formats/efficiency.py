@@ -85,7 +85,7 @@ _TYPES: dict[str, dict[str, Any]] = {
         "gpus": integer(0, 10_000),
         "latency": _time,
         "e_bandwidth": _share,
-        "algorithm": choice(("", "ring", "ring_ll", "one_shot", "two_shot", EAGER)),
+        "algorithm": choice(("", "ring", "ring_ll", "one_shot", "two_shot", "in_switch", EAGER)),
         "hop": _time,
         "ramp": _time,
     },
