@@ -1,7 +1,7 @@
 """Fits of dense matrix multiplies: the form of ``physics.gemm`` to rows of one library and version.
 
-Every format has six numbers of its own (``_OWN``; quantising of A only where the format has any), and all formats of a
-library share three (``_SHARED``): what overlaps how, and what is read again, is a matter of its kernels' build.
+Every format has five numbers of its own (``_OWN``; quantising of A only where the format has any), and all formats of a
+library share four (``_SHARED``): how kernels walk, overlap and read again is a matter of their build.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _OWN = (
     Parameter("e_compute", 0.7, 0.02, 1.0),
     Parameter("e_memory", 0.8, 0.1, 1.0),
     Parameter("t0", 4 * US, 0.5 * US, 100 * US),
-    Parameter("k_step", 5e-4 * US, 2e-5 * US, 1e-2 * US),
     Parameter("k_split", 3 * US, 0.02 * US, 50 * US),
     Parameter("e_quantise", 0.5, 0.02, 2.0),
 )
 _SHARED = (
+    Parameter("k_step", 5e-4 * US, 2e-5 * US, 1e-2 * US),
     Parameter("blend_q", 2.0, 1.0, 10.0),
     Parameter("reuse", 500.0, 100.0, 1e5),
     Parameter("least_row", 2000.0, 256.0, 8192.0),

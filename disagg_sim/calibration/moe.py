@@ -9,6 +9,8 @@ not picks, so that how tokens fall on the measured rank is part of reading them:
 * kernels that route by themselves, limited to 4 of 8 groups as DeepSeek does, meet ties in balanced scores and take the
   lowest numbers: half of the picks go to the first k/2 experts, the others to the first half of all experts;
 * where they route without groups, a rank multiplies a share of the picks of other ranks as well (fitted, ``stray``).
+
+Tables of large expert groups (``moe_ep_compute``) are not fitted: the fits of the same kernel predict them.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ Array = NDArray[np.float64]
 
 _OWN = (
     Parameter("e_compute", 0.5, 0.02, 1.0),
+    Parameter("e_memory", 0.85, 0.05, 1.0),
     Parameter("t0", 30 * US, 1 * US, 300 * US),
     Parameter("e_handling", 0.5, 0.02, 2.0),
-    Parameter("per_expert", 0.05 * US, 1e-4 * US, 1 * US),
 )
-_SHARED = (Parameter("e_memory", 0.85, 0.1, 1.0),)
+_SHARED = (Parameter("per_expert", 0.05 * US, 1e-4 * US, 1 * US),)
 _STRAY = Parameter("stray", 0.1, 1e-3, 1.0)
 #: Exponent of the blend, and rows of the smallest tile: the data do not tell, so neither is fitted. [1]
 BLEND_Q, LEAST_ROWS = 2.0, 16.0
@@ -48,6 +50,8 @@ BLEND_Q, LEAST_ROWS = 2.0, 16.0
 GROUP_LIMITED_EXPERTS = 256
 #: Kernels of TensorRT-LLM that route by themselves; its others are handed picks. All of vLLM and SGLang route.
 SELF_ROUTING = "min_latency"
+#: Kernels that multiply as another one does, fed with other picks; they are predicted by its fit.
+SAME_KERNEL = {"wideep_compute_cutlass": "moe_torch_flow_cutlass"}
 #: Largest load of an expert in a power-law row, in tokens: the tables draw between 1 and this share of all. [1]
 LARGEST_DRAW = 0.8
 
@@ -102,8 +106,9 @@ def predict_moe(rows: pd.DataFrame, system: SystemSpec, fits: list[MoeFit]) -> A
     """
     result = np.full(len(rows), np.nan)
     formats = rows["dtype"].map(FORMAT_OF)
+    kernels = rows["kernel_source"].replace(SAME_KERNEL)
     for fit in fits:
-        kernel = (rows["kernel_source"] == fit.kernel) & (rows["framework"] == fit.engine)
+        kernel = (kernels == fit.kernel) & (rows["framework"] == fit.engine)
         mine = (kernel & (formats == fit.format)).to_numpy()
         if mine.any():
             result[mine] = _times(_Given(rows[mine]), fit, system)

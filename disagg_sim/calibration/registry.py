@@ -64,7 +64,7 @@ _ALL = (
     Operator("mla_module", ("gemm", "prefill_attention", "decode_attention"), mla_module.predict_mla_module),
     Operator("mla_bmm", ("gemm",), mla_module.predict_mla_bmm),
     Operator("moe", ("moe",), moe.predict_moe, moe.fit_moe, bar=0.15),
-    Operator("moe_ep_compute", ("moe",), moe.predict_moe, moe.fit_moe, bar=0.15),
+    Operator("moe_ep_compute", ("moe",), moe.predict_moe, bar=0.15),
     Operator(
         "collectives", ("collectives",), collectives.predict_collectives, collectives.fit_collectives,
         by_library=False, unit=collectives.unit_of, bar=0.12,
