@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from disagg_sim.facts.precision import Precision, PrecisionRecipe
     from disagg_sim.facts.profile import ProfileSpec
     from disagg_sim.facts.traffic import TrafficSpec
+    from disagg_sim.facts.uncertainty import UncertaintySpec
 
 __all__ = [
     "list_specs",
@@ -40,6 +41,7 @@ __all__ = [
     "load_profile",
     "load_system",
     "load_traffic",
+    "load_uncertainty",
     "resolve_precision",
 ]
 
@@ -134,6 +136,21 @@ def load_traffic(name: str | Path) -> TrafficSpec:
     return spec
 
 
+def load_uncertainty(name: str | Path) -> UncertaintySpec:
+    """Spreads of calibrated times (``hw_specs/uncertainty/``) by name or path.
+
+    Standard deviations of logarithms and shares of variances [1].
+    The file says the source of every value.
+
+    Raises
+    ------
+    UnknownNameError, InputError, SpecError
+        An unknown name, what is neither name nor path, a fault of the file.
+    """
+    spec: UncertaintySpec = _load("uncertainty", name)
+    return spec
+
+
 def load_efficiency(system: str | Path) -> EfficiencySpec | None:
     """Fitted efficiencies of a system (``hw_specs/efficiency/``); None when it has no such file."""
     if not is_path(system) and canonical_name(str(system)) not in spec_files("efficiency"):
@@ -175,7 +192,7 @@ def _load(kind: str, name: str | Path) -> Any:
 
 @lru_cache(maxsize=256)
 def _load_file(kind: str, path: Path, stamp: int) -> Any:  # noqa: ARG001 - a new version of the file is another entry
-    from disagg_sim.facts.formats import efficiency, engine, model, recipe, system, traffic
+    from disagg_sim.facts.formats import efficiency, engine, model, recipe, system, traffic, uncertainty
 
     data, name = read_mapping(path), canonical_name(path.stem)
     if kind == "efficiency":
@@ -187,6 +204,7 @@ def _load_file(kind: str, path: Path, stamp: int) -> Any:  # noqa: ARG001 - a ne
         "profile": recipe.profile_of,
         "engine": engine.engine_of,
         "traffic": traffic.traffic_of,
+        "uncertainty": uncertainty.uncertainty_of,
     }
     return build[kind](path, data, name)
 

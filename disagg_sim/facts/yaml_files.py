@@ -24,6 +24,7 @@ DIRECTORIES = {
     "precision": "hw_specs/precision",
     "profile": "hw_specs/profiles",
     "engine": "hw_specs/engines",
+    "uncertainty": "hw_specs/uncertainty",
     "model": "models",
     "traffic": "traffic",
     "sweep": "sweeps",

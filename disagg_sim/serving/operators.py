@@ -46,6 +46,11 @@ class Use:
     fits: tuple[Fit, ...]  # behind its time; none = an assumption of the profile
 
     @property
+    def rows(self) -> int:
+        """Designs. [1]"""
+        return int(np.size(self.seconds.step))
+
+    @property
     def label(self) -> str:
         """Kind as people read it."""
         return LABELS[self.kind]

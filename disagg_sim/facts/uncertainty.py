@@ -1,0 +1,62 @@
+"""How far calibrated times may be off: spreads estimated from residuals, apart from the fits themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from disagg_sim.facts.efficiency import ASSUMED, Fit
+from disagg_sim.shown import Shown
+
+#: Quantiles of the absolute value of a normal variable: 50 %, 80 % and 90 % lie within so many deviations. [1]
+HALF, EIGHTY, NINETY = 0.67449, 1.28155, 1.64485
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindSpread:
+    """Errors of the fits of one operator kind (a section of the efficiency files)."""
+
+    shared: float  # share of the variance of a fit's errors that whole groups of shapes have in common [1]
+    transfer: float  # s.d. of the logarithm that comes on top where the fit is of another system [1]
+    rows: int  # measurements behind both [1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpread:
+    """What served runs of an engine show beyond their kernels: s.d. of log(measured/predicted)."""
+
+    decode: float  # of the time of an output token [1]
+    prefill: float  # of the time to the first token [1]
+    throughput: float  # [1]
+    shared: float  # share of these variances that all configurations of a case have in common [1]
+    rows: int  # served rows of the fitted part [1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UncertaintySpec(Shown):
+    """Spreads that error bars are made from. Source: ``calibration.uncertainty`` over the data named."""
+
+    name: str
+    title: str
+    data: str
+    date: str
+    assumed: float  # s.d. of log time of an operator that no fit speaks of [1]
+    per_doubling: float  # s.d. added for each doubling by which a size lies outside the range of its fit [1]
+    kinds: Mapping[str, KindSpread]  # by section of the efficiency files
+    engines: Mapping[str, EngineSpread]
+    sources: Mapping[str, str]  # key -> where its value comes from
+
+
+def spread_of(fit: Fit, spec: UncertaintySpec) -> float:
+    """S.d. of log(measured/fitted) of a kernel that the fit did not see, of the system measured. [1]
+
+    From the median m and the 90 % quantile p of the relative errors on the rows FITTED, which leaves the rows held out
+    to check it: errors grow with the quantile z of a normal law as :math:`m (z/z_{50})^b`, b from m and p, so that 80 %
+    of them lie within 1.28 of these deviations, whatever the tails. Where nobody measured, ``assumed``.
+    """
+    if fit.engine == ASSUMED or not fit.p90_error > 0.0:
+        return spec.assumed
+    median = max(fit.median_error, 1e-3 * fit.p90_error)
+    power = math.log(fit.p90_error / median) / math.log(NINETY / HALF)
+    return median * (EIGHTY / HALF) ** power / EIGHTY
