@@ -30,6 +30,9 @@ from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import pareto_front
 from disagg_sim.serving.rate_matching import MatchPlan, match_rates
 from disagg_sim.shown import show_with as _show_with
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.metrics import Summary
+from disagg_sim.simulation.replay import SimulationResult, simulate
 from disagg_sim.study.gains import Curve, Gain, curve, gain, pointwise_gain, where_it_pays
 from disagg_sim.workload.joint import JointLengths, joint_lengths, observed_lengths
 from disagg_sim.workload.lengths import representative_shape
@@ -62,8 +65,12 @@ __all__ = [
     "MatchPlan",
     "PhaseGrid",
     "Pool",
+    "Replicas",
+    "ServedDeployment",
+    "SimulationResult",
     "Slo",
     "Status",
+    "Summary",
     "Trace",
     "batch_axis",
     "colocated",
@@ -92,6 +99,7 @@ __all__ = [
     "prefill_work",
     "readable",
     "representative_shape",
+    "simulate",
     "synthetic_trace",
     "where_it_pays",
     "with_cost",

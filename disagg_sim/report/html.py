@@ -17,6 +17,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision, PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.traffic import TrafficSpec
+from disagg_sim.report.simulated import capacity_lines, deployment_rows, summary_lines
 from disagg_sim.report.specs import (
     Line,
     model_lines,
@@ -30,6 +31,11 @@ from disagg_sim.report.words import degrees_text
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.search.mappings import MappingTable
 from disagg_sim.serving.rate_matching import MatchPlan
+from disagg_sim.simulation.capacity import Capacity
+from disagg_sim.simulation.deployment import ServedDeployment
+from disagg_sim.simulation.metrics import Summary
+from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.replay import SimulationResult
 from disagg_sim.units import GB, MS
 
 LEFT = ' style="text-align:left"'
@@ -117,6 +123,34 @@ def _(plan: MatchPlan) -> str:
     if not np.isnan(plan.cost):
         lines.append(("cost", f"{plan.cost:,.4g} USD/h"))
     return _lines("Deployment", lines) + html_of(plan.deployment)
+
+
+@html_of.register
+def _(deployment: ServedDeployment) -> str:
+    head = ("part", "instances", "mapping", "GPUs each")
+    return _table(f"{deployment.name}: {_counted(deployment.gpus, 'GPU')}", head, deployment_rows(deployment))
+
+
+@html_of.register
+def _(row: Summary) -> str:
+    return _lines(f"{row.system} on {row.deployment} under {row.trace} x {row.rate_scale:g}", summary_lines(row))
+
+
+@html_of.register
+def _(result: SimulationResult) -> str:
+    return html_of(result.summary())
+
+
+@html_of.register
+def _(result: RunResult) -> str:
+    caption = f"{result.system} on {result.deployment} under {result.trace}: {result.duration_s:,.4g} s"
+    ended = result.frame()["status"].value_counts()
+    return _lines(caption, [(str(status), _counted(count, "request")) for status, count in ended.items()])
+
+
+@html_of.register
+def _(capacity: Capacity) -> str:
+    return _lines(f"Capacity: {capacity.message}", capacity_lines(capacity))
 
 
 @html_of.register

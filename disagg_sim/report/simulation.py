@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 BINS = 90  # of the time axis [1]
+WIDE = 8.0  # span from which an axis of rates is logarithmic [1]
 LIMIT = {"color": "#444444", "linewidth": 1.0, "linestyle": (0, (4, 3))}  # line of an SLO
 #: Small: several panels share a picture.
 PANELS: Any = {**STYLE, "font.size": 10.0, "axes.titlesize": 10.5, "lines.linewidth": 1.5, "lines.markersize": 4.0}
@@ -129,7 +130,7 @@ def _over_time(task: OverTime) -> Any:
         load.stairs(count / np.diff(edges), edges, color=COLOURS[number], label=name, linewidth=1.5)
     load.set_ylabel("requests/s")
     for name, column, number in (("prefill", "prefill_gpus", 0), ("decode, or both", "decode_gpus", 1)):
-        gpus.step(time, samples[column], where="post", color=COLOURS[number], label=name)
+        gpus.step(time, samples[column], where="post", color=COLOURS[number], linestyle=LINES[number], label=name)
     gpus.step(time, samples["gpus"], where="post", color="#000000", linewidth=1.0, linestyle=":", label="held")
     gpus.set_ylabel("GPUs")
     queue.plot(time, samples["queued"], color=COLOURS[0], label="wait for prefill")
@@ -148,7 +149,7 @@ def _over_time(task: OverTime) -> Any:
     ):  # fmt: skip
         _percentiles(panel, edges, arrival, values / scale)
         panel.axhline(limit / scale, **LIMIT, label="SLO")
-        panel.set_yscale("log")
+        _log(panel.yaxis)
         panel.set_ylabel(label)
     gap.set_xlabel("time [s]; latencies by arrival")
     for panel in (load, gpus, first, gap):
@@ -205,7 +206,7 @@ def _spread(task: Spread) -> Any:
     for panel, limit, label in zip(panels, (slo.ttft, slo.tpot / MS), ("TTFT [s]", "TPOT [ms]"), strict=True):
         panel.axvline(limit, **LIMIT)
         panel.set_xlabel(f"{label}, log scale; SLO dashed")
-        panel.set_xscale("log")
+        _log(panel.xaxis)
         panel.set_ylim(0, 101)
     panels[0].set_ylabel("share of all requests [%]")
     _outside(figure, panels[0])
@@ -231,10 +232,20 @@ def _over_rate(task: OverRate) -> Any:
     scales = task.rows["rate_scale"]
     for panel in (attainment, goodput):
         panel.set_xlabel("request rate over that of the trace")
-        if scales.max() > 8 * scales.min():
-            panel.set_xscale("log")
+        if scales.max() > WIDE * scales.min():
+            _log(panel.xaxis)
     _outside(figure, attainment)
     return figure
+
+
+def _log(axis: Any) -> None:
+    """A logarithmic axis with ticks at 1, 2 and 5 times powers of ten, as plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis._set_axes_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _outside(figure: Any, panel: Any) -> None:

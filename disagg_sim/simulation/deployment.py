@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from disagg_sim.domain import Deployment, Mapping, Pool
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.physics.phases import Degrees
+from disagg_sim.shown import Shown
 
 #: Parts of a deployment: pools of one phase, instances that do both, and instances that work in pairs.
 PARTS = ("prefill", "decode", "colocated", "pairs")
@@ -30,7 +31,7 @@ class Replicas:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedDeployment:
+class ServedDeployment(Shown):
     """Parts that systems choose from; each system has all GPUs for its own parts."""
 
     name: str

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Slo
+from disagg_sim.shown import Shown
 from disagg_sim.simulation.records import Outcome, RunResult
 from disagg_sim.units import HOUR
 
@@ -40,7 +41,7 @@ class Latencies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class Summary(Shown):
     """One row of ``summary.csv``; NaN where nothing was completed."""
 
     system: str

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Slo
 from disagg_sim.errors import InfeasibleError
-from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.search.setting import Setting
-from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
+from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment, degrees_of
 from disagg_sim.units import GB
 from disagg_sim.workload.trace import Trace
 
@@ -39,7 +39,7 @@ def require_fit(what: Setting, deployment: ServedDeployment) -> None:
     for part in PARTS:
         for replicas in getattr(deployment, part):
             mappings_for(what.model, what.system, replicas.mapping)
-            need = float(np.max(what.decode_bytes(_degrees(replicas.mapping), 1, isl=1, osl=0)))
+            need = float(np.max(what.decode_bytes(degrees_of(replicas.mapping), 1, isl=1, osl=0)))
             if need > what.memory_limit:
                 raise InfeasibleError(
                     f"{deployment.name}.{part}: {what.model.name} in {what.precision.name} does not fit on "
@@ -63,7 +63,7 @@ def least_latencies(what: Setting, replicas: Iterable[Replicas], trace: Trace) -
     """
     prompt = int(trace.input_tokens.min())
     computed = 1 if trace.prefix is not None else prompt
-    mappings = [_degrees(each.mapping) for each in replicas]
+    mappings = [degrees_of(each.mapping) for each in replicas]
     first = [prefill_pass(what.model, what.rates, degrees, batch=1, isl=computed).ftl for degrees in mappings]
     steps = [decode_step(what.model, what.rates, degrees, batch=1, context=prompt).ttl for degrees in mappings]
     single = int(trace.output_tokens.min()) == 1
@@ -86,9 +86,3 @@ def require_possible(
             f"slo: no request of {trace.name} can meet tpot_s {slo.tpot:g}; the least TPOT {beside} is "
             f"{least.tpot:.4g} s, behind a prompt of {least.prompt} tokens"
         )
-
-
-def _degrees(mapping: Mapping) -> Degrees:
-    return Degrees(
-        tp_attn=mapping.tp_attn, dp_attn=mapping.dp_attn, tp_ffn=mapping.tp_ffn, ep=mapping.ep, pp=mapping.pp
-    )

@@ -16,11 +16,11 @@ after two and before the last generation of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from disagg_sim.domain import Conditions, Deployment, Instance, Mapping, Slo
+from disagg_sim.domain import Conditions, Deployment, Mapping, Slo
 from disagg_sim.errors import InputError, above_zero
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from disagg_sim.simulation.policy import Limits, Parts, Role, Site, System
     from disagg_sim.simulation.run import RunOptions
 
-T = TypeVar("T")
 #: Limits where none are given: TTFT as ``match_rates`` allows by default, ten tokens per second to every reader. [s]
 DEFAULT_SLO = Slo(ttft=10.0, tpot=0.1)
 #: Generations of a closed loop: all, those before the rate is taken, and those after it. [1]
@@ -84,7 +83,7 @@ class PlannedBatches:
 
 @dataclass(frozen=True, slots=True)
 class _PlannedSteps:
-    """Step limits by configuration; of two batches of one mapping the larger."""
+    """Step limits by configuration: of two batches of one mapping the larger, of a role that nobody planned 1."""
 
     plan: Plan
 
@@ -94,8 +93,8 @@ class _PlannedSteps:
         from disagg_sim.simulation.state import Mode
 
         pool = self.plan.deployment.prefill if role == Role.PREFILL else self.plan.deployment.decode
-        batch = max(each.batch for each, _ in pool.members if each.mapping == mapping)
-        if role == Role.DECODE:
+        batch = max((each.batch for each, _ in pool.members if each.mapping == mapping), default=1)
+        if role != Role.PREFILL:
             return Limits(token_budget=batch, max_sequences=batch)
         tokens = int(np.ceil(batch * self.plan.conditions.isl))
         return Limits(mode=Mode.PREFILL_FIRST, token_budget=tokens, max_prompts=batch, max_sequences=4 * batch)
@@ -206,9 +205,9 @@ class SimulationResult(Shown):
         done = np.flatnonzero(result.requests.status == Outcome.COMPLETED)
         order = done[np.argsort(result.requests.finish_s[done], kind="stable")]
         part = order[BEFORE * held : (GENERATIONS - AFTER) * held]
-        finish = result.requests.finish_s[part]
-        tokens = result.requests.output_tokens[part[1:]].sum()
-        return float(tokens / (finish[-1] - finish[0]) / self.deployment.gpus)
+        tokens = np.cumsum(result.requests.output_tokens[part])
+        slope, _ = np.polyfit(result.requests.finish_s[part], tokens, 1)  # whole batches finish together
+        return float(slope) / self.deployment.gpus
 
 
 def simulate(
@@ -275,10 +274,14 @@ def simulate(
     where = _system_of(deployment) if isinstance(deployment, Deployment) else None
     served_model: ModelSpec | str | None = model or (said.model if said else None)
     served_on: SystemSpec | str | None = system or where
+    recipe = precision or (said.precision if said else None)
+    if served_model is None or served_on is None or recipe is None:
+        lacking = {"model": served_model, "system": served_on, "precision": recipe}
+        names = [f"{key}=..." for key, value in lacking.items() if value is None]
+        raise InputError(f"the deployment does not say what it serves: give {', '.join(names)}")
     what = setting(
-        _given("model", served_model), _given("system", served_on),
-        _given("precision", precision or (said.precision if said else None)),
-        profile or (said.profile if said else "measured"), engine or (said.engine if said else None) or None,
+        served_model, served_on, recipe, profile or (said.profile if said else "measured"),
+        engine or (said.engine if said else None) or None,
     )  # fmt: skip
     serving = system_named(policy) if isinstance(policy, str) else policy
     name = policy if isinstance(policy, str) else None
@@ -297,25 +300,16 @@ def simulate(
     )  # fmt: skip
 
 
-def _members(deployment: Deployment) -> list[Instance]:
-    return [instance for pool in (deployment.prefill, deployment.decode) for instance, _ in pool.members]
-
-
 def _plan_of(deployment: Deployment) -> Plan | None:
-    """What a deployment was matched for; None when no grid scored its instances."""
-    known = dict.fromkeys(instance.conditions for instance in _members(deployment))
+    """What a deployment was matched for; None when no grid scored its decode instances."""
+    known = dict.fromkeys(instance.conditions for instance, _ in deployment.decode.members)
     conditions = next(iter(known), None)
-    return Plan(conditions=conditions, deployment=deployment) if len(known) == 1 and conditions is not None else None
+    return Plan(conditions=conditions, deployment=deployment) if conditions is not None else None
 
 
 def _system_of(deployment: Deployment) -> str | None:
-    names = tuple(dict.fromkeys(instance.system for instance in _members(deployment)))
+    pools = (deployment.prefill, deployment.decode)
+    names = tuple(dict.fromkeys(instance.system for pool in pools for instance, _ in pool.members))
     if len(names) > 1:
         raise InputError(f"pools on {' and '.join(names)}: simulation serves both on one system")
     return next(iter(names), None) or None
-
-
-def _given(name: str, value: T | None) -> T:
-    if value is None:
-        raise InputError(f"the deployment does not say its {name}: give {name}=...")
-    return value

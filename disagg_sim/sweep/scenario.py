@@ -77,6 +77,7 @@ class Scenario:
     seed: int = 0
     capacity: CapacityAim | None = None  # None = not searched for
     run: RunOptions = field(default_factory=RunOptions)
+    sampled: bool = False  # whether the file says how often to sample; else a run has 200 samples
 
     @property
     def setting(self) -> Setting:
@@ -149,6 +150,7 @@ def _read(reader: Reader, document: Mapping[Any, Any], path: Path, trace: str) -
         seed=reader.whole("seed", document.get("seed", 0), low=0, high=2**31),
         capacity=_capacity(reader, document["capacity"]) if "capacity" in document else None,
         run=_run_options(reader, document.get("run", {})),
+        sampled=isinstance(document.get("run"), Mapping) and "sample_s" in document["run"],
     )
 
 

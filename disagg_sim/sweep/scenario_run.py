@@ -25,6 +25,8 @@ from disagg_sim.workload.trace import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
+#: Samples of a run whose scenario does not say how often [1], at least so far apart [s].
+SAMPLED, LEAST_SAMPLE_S = 200, 0.1
 #: What tells the runs of a scenario apart, in every table.
 NAMES = ("system", "deployment", "trace", "rate_scale")
 DECISION_COLUMNS = ("tick_s", "kind", "instance", "wish", "reason")
@@ -152,10 +154,13 @@ def require_no_faults(result: ScenarioResult) -> None:
 
 
 def _simulated(run: Run, trace: Trace, scale: float) -> RunResult:
-    scenario = run.scenario
+    scenario, replayed = run.scenario, trace.scaled(scale)
+    options = scenario.run
+    if not scenario.sampled:
+        options = replace(options, sample_s=max(replayed.duration / SAMPLED, LEAST_SAMPLE_S))
     result = simulate(
-        trace.scaled(scale), run.deployment, run.choice.system, setting=scenario.setting, slo=scenario.slo,
-        seed=scenario.seed, options=scenario.run,
+        replayed, run.deployment, run.choice.system, setting=scenario.setting, slo=scenario.slo, seed=scenario.seed,
+        options=options,
     )  # fmt: skip
     return _named(result, run)
 
