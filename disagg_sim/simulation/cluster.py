@@ -70,6 +70,7 @@ class Cluster:
         self._going: dict[int, Going] = {}
         self._told = -1
         self._closed = concurrency > 0
+        self._called = 0  # requests of a closed loop, so far
         self._notify_all = self._closed or parts.listener is not None
         self._place, self._proceed = parts.routing.place, parts.routing.proceed
         roster.joined, roster.serves = self._instances_changed, self.batches.ask
@@ -175,11 +176,13 @@ class Cluster:
 
     def _next(self) -> None:
         """In a closed loop, the next request comes now."""
-        if self._closed and self.view.arrived < self.requests:
-            request = self.view.arrived
-            self.view.arrived += 1
-            self.view.came(request)
-            self.engine.at(self.engine.now, NORMAL, self._arrive, request)
+        if self._closed and self._called < self.requests:
+            self._called += 1
+            self.engine.at(self.engine.now, NORMAL, self._come, self._called - 1)
+
+    def _come(self, request: int) -> None:
+        self.view.came(request)
+        self._arrive(request)
 
     # --- segments -----------------------------------------------------------------------------------------------
 

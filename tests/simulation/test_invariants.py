@@ -1,0 +1,140 @@
+"""What holds for every registered system under any workload."""
+
+from dataclasses import fields, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sites import deployment, served
+
+from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.policy import system_named, systems
+from disagg_sim.simulation.records import Outcome
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.step_times import StepTable
+
+BLOCKS = 60  # of an instance: 960 tokens, so that requests preempt each other and some never fit [block]
+TABLE = StepTable.affine(step=0.010, per_sequence=0.001, per_context=1e-6, per_token=0.0001)
+EVERYTHING = deployment(prefill=2, decode=2, colocated=4, pairs=4)
+REQUESTS = st.lists(
+    st.tuples(st.floats(0, 3), st.integers(1, 500) | st.integers(900, 1000), st.integers(1, 200)),
+    min_size=1, max_size=40,
+).map(sorted)  # fmt: skip
+OPTIONS = st.builds(
+    RunOptions,
+    concurrency=st.sampled_from([0, 0, 3]),
+    flip_s=st.sampled_from([0.0, 0.3]),
+    start_up_s=st.sampled_from([0.0, 0.5]),
+    sample_s=st.just(0.5),
+    link=st.builds(LinkSpec, sharing=st.sampled_from(["fair", "fifo"]), push=st.sampled_from(["whole", "chunk"])),
+)
+EVERY_SYSTEM = pytest.mark.parametrize("name", sorted(systems()))
+
+
+class Watched:
+    """A system whose every placement is watched."""
+
+    def __init__(self, name):
+        self.inner = system_named(name)
+        self.needs = self.inner.needs
+        self.now = 0.0
+
+    def build(self, site):
+        self.site = site
+        parts = self.inner.build(site)
+        self.routing = parts.routing
+        return replace(parts, routing=self)
+
+    def place(self, view, request):
+        self.look(view)
+        return self.routing.place(view, request)
+
+    def proceed(self, view, request, origin):
+        self.look(view)
+        return self.routing.proceed(view, request, origin)
+
+    def look(self, view):
+        self.view = view
+        assert view.now >= self.now, "time ran backwards"
+        self.now = view.now
+        assert (view.free_blocks >= 0).all(), "an instance exceeds its memory"
+        assert (view.free_blocks <= view.total_blocks).all()
+        assert view.prefill.size, "nobody prefills"
+        assert view.decode.size, "nobody decodes"
+
+
+def run(name, requests, options, seed=0):
+    system = Watched(name)
+    result = served(requests, system, EVERYTHING, table=TABLE, blocks=BLOCKS, seed=seed, options=options)
+    return system, result
+
+
+@EVERY_SYSTEM
+@settings(max_examples=15, deadline=None)
+@given(requests=REQUESTS, options=OPTIONS)
+def test_every_request_ends_once_and_nothing_is_lost(name, requests, options):
+    system, result = run(name, requests, options)
+    r = result.requests
+    inputs, outputs = r.input_tokens, r.output_tokens
+    too_large = inputs + outputs > 16 * BLOCKS
+    assert np.array_equal(r.status, np.where(too_large, Outcome.REJECTED, Outcome.COMPLETED))
+    done = ~too_large
+    assert np.isnan(r.finish_s[too_large]).all()
+    times = [r.arrival_s, r.prefill_start_s, r.first_token_s, r.decode_start_s, r.finish_s]
+    for earlier, later in pairwise(times):
+        assert (later[done] >= earlier[done] - 1e-9).all()
+    assert ((r.finish_s > r.first_token_s) == (outputs > 1))[done].all()
+    assert result.itl_counts.sum() == (outputs - 1)[done].sum()
+    computed, prompts = result.instances.prefill_tokens.sum(), inputs[done].sum()
+    assert computed >= prompts
+    if r.preemptions.sum() == 0:
+        assert computed == prompts
+    assert ((result.samples.kv_use >= 0) & (result.samples.kv_use <= 1)).all()
+    if done.any():
+        view = system.view
+        view.refresh()
+        assert np.array_equal(view.free_blocks, view.total_blocks), "blocks are lost"
+        assert view.queued_requests.sum() + view.running_requests.sum() + view.queued_prompt_tokens.sum() == 0
+        assert not any(view.coming)
+        assert not view.coming_tokens.any()
+
+
+@EVERY_SYSTEM
+@settings(max_examples=5, deadline=None)
+@given(requests=REQUESTS, options=OPTIONS)
+def test_the_same_seed_gives_identical_records(name, requests, options):
+    (_, one), (_, two) = run(name, requests, options, seed=3), run(name, requests, options, seed=3)
+    for part in ("requests", "instances", "samples"):
+        for field in fields(getattr(one, part)):
+            a, b = (getattr(getattr(result, part), field.name) for result in (one, two))
+            assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), f"{part}.{field.name}"
+    assert one.decisions == two.decisions
+    assert np.array_equal(one.itl_counts, two.itl_counts)
+
+
+@settings(max_examples=5, deadline=None)
+@given(requests=REQUESTS, seed=st.integers(0, 9))
+def test_another_policy_shifts_nobody_elses_draws(requests, seed):
+    draws = {run(name, requests, RunOptions(), seed)[0].site.rng("workload").random() for name in systems()}
+    assert len(draws) == 1
+
+
+@EVERY_SYSTEM
+def test_littles_law_holds(name):
+    """Samples of the requests there, integrated, against the time that each was there.
+
+    A sample every 5 ms of steps of 10 ms and more; at any time between sees a request in a queue, in decode
+    or in transfer. The two differ by what a sum over samples misses of each request: a period at most.
+    """
+    rng = np.random.default_rng(1)
+    arrival = np.cumsum(rng.exponential(0.04, 200))
+    requests = list(zip(arrival, rng.integers(1, 400, 200), rng.integers(2, 80, 200), strict=True))
+    _, result = run(name, requests, RunOptions(sample_s=0.005))
+    s, r = result.samples, result.requests
+    there = (s.queued + s.running + s.transfers).sum() * 0.005
+    sojourn = (r.finish_s - r.arrival_s).sum()
+    assert (r.status == Outcome.COMPLETED).all()
+    assert there == pytest.approx(sojourn, rel=0.02)
+    assert np.array_equal(s.arrivals - s.finished >= 0, np.ones(s.time_s.size, bool))
