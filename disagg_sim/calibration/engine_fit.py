@@ -2,7 +2,8 @@
 
 Kernels are fitted elsewhere, on kernels; what remains is what the host adds to a step and to a request. The
 fit sees the rows of the fitted part alone, one of each operating point, below saturation: the logarithm of
-predicted over measured TPOT, and of TTFT where an instance has few requests, under a robust loss.
+predicted over measured TPOT (latency of a static batch), and of TTFT where an instance has few requests, under a
+robust loss.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.calibration.serving import evaluate
-from disagg_sim.calibration.serving_report import SERVED_FORMS, TTFT_CONCURRENCY
+from disagg_sim.calibration.serving_report import TTFT_CONCURRENCY
 from disagg_sim.calibration.serving_rows import ServingRow
 from disagg_sim.errors import InputError
 from disagg_sim.facts.engine import EngineSpec
@@ -25,11 +26,11 @@ Floats = NDArray[np.float64]
 
 #: Fitted parameters -> (start, largest) [s].
 HOST_TIMES = {
-    "step_host": (0.5 * MS, 5 * MS),
-    "sequence_host": (2 * US, 100 * US),
-    "rank_host": (0.2 * MS, 3 * MS),
-    "kernel_launch": (15 * US, 60 * US),
-    "request_host": (30 * MS, 300 * MS),
+    "step_host": (0.5 * MS, 20 * MS),
+    "sequence_host": (2 * US, 1000 * US),
+    "rank_host": (0.2 * MS, 10 * MS),
+    "kernel_launch": (30 * US, 60 * US),
+    "request_host": (20 * MS, 300 * MS),
 }
 #: Error beyond which a residual counts less than quadratically. [1]
 SOFT = 0.1
@@ -46,11 +47,11 @@ class EngineFit:
 
 def fit_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
     """Rows that may inform a profile: one of each operating point of the fitted part, without flag or speculation."""
-    kept: dict[tuple[str, float], ServingRow] = {}
+    kept: dict[tuple[str, float, float], ServingRow] = {}
     for row in rows:
         usable = not (row.reason or row.speculative or row.qa_flag or row.held_out)
-        if usable and row.engine == engine and row.form in SERVED_FORMS and row.mode == "aggregated":
-            kept[row.configuration, row.concurrency] = row
+        if usable and row.engine == engine and row.load in ("closed_loop", "static") and row.mode == "aggregated":
+            kept[row.configuration, row.concurrency, row.batch] = row
     return list(kept.values())
 
 
@@ -76,8 +77,8 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
 
     def errors(x: Floats) -> Floats:
         table = evaluate(used, {name: spec(x)})
-        few = (table["quantity"] == "ttft") & (table["concurrency"] <= TTFT_CONCURRENCY)
-        kept = table["evaluated"] & ~table["saturated"] & ((table["quantity"] == "tpot") | few)
+        few = (table["quantity"] == "ttft") & ~(table["concurrency"] > TTFT_CONCURRENCY)
+        kept = table["evaluated"] & ~table["saturated"] & (table["quantity"].isin(["tpot", "latency"]) | few)
         error: Floats = np.log(np.where(kept, table["predicted"] / table["measured"], 1.0))
         return error
 

@@ -94,7 +94,8 @@ def predict(run: Served, rows: Sequence[ServingRow]) -> Prediction:
     else:
         stated = np.where(np.isfinite(batch), batch * pool.degrees.dp_attn * pool.count, np.inf)
         demand = concurrency if load == "closed_loop" else stated
-        state = colocated(run, pool.degrees, lengths, np.maximum(demand / pool.count, 1.0), pattern)
+        most = run.engine.max_running * pool.degrees.dp_attn
+        state = colocated(run, pool.degrees, lengths, np.clip(demand / pool.count, 1.0, np.fmax(most, concurrency)), pattern)
     return _finished(rows, state, state.request_rate * pool.count, state.capacity * pool.count, demand, lengths)
 
 
@@ -190,13 +191,21 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
 
+def _mostly_waits(row: ServingRow) -> bool:
+    """Whether the measured TTFT is longer than the rest of the request: the stated concurrency did not run."""
+    told = {quantity.name: quantity.measured for quantity in row.quantities}
+    if row.load != "closed_loop" or not {"ttft", "tpot"} <= told.keys():
+        return False
+    return told["ttft"] > (row.osl - 1) * told["tpot"]
+
+
 def _lines(row: ServingRow, answer: tuple[Prediction, int, bool] | None) -> list[tuple[Any, ...]]:
     """The lines of one row; a row without a quantity has one."""
-    lines = []
+    lines, waited = [], _mostly_waits(row)
     for quantity in row.quantities or (Quantity(name="", measured=float("nan"), statistic=""),):
         reason = row.reason or quantity.reason
         predicted = error = capacity = float("nan")
-        saturated, calibrated = bool(row.qa_flag == "check"), False
+        saturated, calibrated = waited or row.qa_flag == "check", False
         if answer is not None:
             prediction, index, calibrated = answer
             capacity = float(prediction.capacity[index])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from disagg_sim.calibration.serving_rows import (
@@ -15,6 +16,7 @@ from disagg_sim.calibration.serving_rows import (
     Workers,
     engine_named,
     model_named,
+    old_engine,
     recipe_of,
     system_named,
 )
@@ -37,6 +39,11 @@ MLPERF_INPUT = {
     "llama_2_70b": 294.0,
     "gpt_oss_120b": 1300.0,
 }
+#: Share by which a whole run of the Splitwise profile may differ from its own prompt and token times. [1]
+SPLITWISE_APART = 0.15
+#: The A100 nodes of the study are those of Polaris, with 40 GB: 70B models in 16 bit on four GPUs slow down there at
+#: batches that 80 GB would hold, and steps take the longer by the ratio of the bandwidths.
+ARGONNE_SYSTEMS = {"a100_sxm_80gb": "a100_sxm_40gb"}
 
 
 def text(line: Any, name: str) -> str:
@@ -197,7 +204,8 @@ def trtllm_docs(line: Any) -> ServingRow:
     osl = value(line, "osl")
     return ServingRow(
         file="", row=text(line, "row_id"), form="", quantities=(quantity,), model=model, system=system,
-        engine="trtllm", recipe=recipe_of(weights, _cache("trtllm", weights, text(line, "precision_kv")), model),
+        engine=old_engine("trtllm") if "static" in text(line, "framework") else "trtllm",
+        recipe=recipe_of(weights, _cache("trtllm", weights, text(line, "precision_kv")), model),
         load=load, mode="aggregated", workers=Workers(mapping=instance(gpus, ep=count(line, "ep"), dp=0 if yes(line, "dp_attention") else 1)),
         isl=value(line, "isl"), osl=osl if osl == osl else 1.0, batch=batch, hardware=text(line, "hardware"),
         framework=text(line, "framework"), reason=reason,
@@ -252,6 +260,7 @@ def argonne(line: Any) -> ServingRow:
     """A fixed batch on one node; several GPUs are tensor parallel unless the row says otherwise."""
     model, engine = model_named(text(line, "model")), engine_named(text(line, "framework"))
     system, reason = system_named(text(line, "gpu_family"), text(line, "hardware"))
+    system = ARGONNE_SYSTEMS.get(system, system)
     said = text(line, "precision_weights")
     cache = "fp8" if "KV Cache = fp8" in said else "bf16"
     gpus = count(line, "gpus_total")
@@ -262,10 +271,10 @@ def argonne(line: Any) -> ServingRow:
     throughput = value(line, "throughput_total_tok_s")
     if throughput == throughput:
         quantities += (Quantity(name="throughput", measured=throughput, basis="total"),)
-    if first == first:
-        quantities += (Quantity(name="ttft", measured=first),)
+    if first == first:  # a run of one token; the other columns repeat a longer run
+        quantities = (Quantity(name="ttft", measured=first),)
     return ServingRow(
-        file="", row=text(line, "row_id"), form="", quantities=quantities, model=model, system=system, engine=engine,
+        file="", row=text(line, "row_id"), form="", quantities=quantities, model=model, system=system, engine=old_engine(engine),
         recipe=recipe_of("bf16", cache, model), load="static", mode="aggregated",
         workers=Workers(mapping=instance(gpus, pp=pp)), isl=value(line, "isl"), osl=osl, batch=value(line, "batch"),
         hardware=text(line, "hardware"), framework=text(line, "framework"), reason=reason,
@@ -276,12 +285,14 @@ def splitwise(line: Any) -> ServingRow:
     """A profiled batch: time of the prompts, mean time of a token."""
     model = model_named(text(line, "model"))
     system, reason = system_named(text(line, "gpu_family"))
+    (latency,) = times(line, ("latency", "mean", "e2e_time_ms"))
+    stated = (value(line, "prompt_time_ms") + (value(line, "osl") - 1) * value(line, "token_time_ms")) * MS
+    apart = abs(latency.measured / stated - 1) > SPLITWISE_APART
+    whole = (replace(latency, reason="the run made another number of tokens than stated" if apart else ""),)
     return ServingRow(
         file="", row=text(line, "row_id"), form="",
-        quantities=times(
-            line, ("tpot", "mean", "token_time_ms"), ("ttft", "mean", "prompt_time_ms"), ("latency", "mean", "e2e_time_ms")
-        ),
-        model=model, system=system, engine="vllm", recipe="bf16", load="static", mode="aggregated",
+        quantities=times(line, ("tpot", "mean", "token_time_ms"), ("ttft", "mean", "prompt_time_ms")) + whole,
+        model=model, system=system, engine="vllm_eager", recipe="bf16", load="static", mode="aggregated",
         workers=Workers(mapping=instance(count(line, "tp"))), isl=value(line, "isl"), osl=value(line, "osl"),
         batch=value(line, "batch"), hardware=text(line, "hardware"), framework="vllm", reason=reason,
     )  # fmt: skip

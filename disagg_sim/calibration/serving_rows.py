@@ -198,6 +198,11 @@ def engine_named(text: str) -> str:
     return _first(text, ENGINE_NAMES)
 
 
+def old_engine(engine: str) -> str:
+    """Profile of an engine as it was before 2025: vLLM V0, TensorRT-LLM with built engines."""
+    return {"vllm": "vllm_v0", "trtllm": "trtllm_engine"}.get(engine, engine)
+
+
 def system_named(family: str, hardware: str = "") -> tuple[str, str]:
     """Name of our spec of a GPU family and, for boards that are not that part, why they are not evaluated."""
     name = SYSTEM_NAMES.get(family, "")

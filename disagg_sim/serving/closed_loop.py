@@ -219,18 +219,18 @@ def _loop(
         own = np.where(gathered > 1, own, pieces * prefill_time(run, degrees, size, 1.0, lengths, decodes=decodes))
     steps = lengths.gaps * plain + passes * loaded
     waited = _bunching(pattern, np.maximum(passes * loaded - own, 0.0), steps, drains=not engine.mixed_steps)
-    seen = np.clip(passes - (waited + own) / loaded, 0.0, None)
-    if engine.mixed_steps:
-        often = seen / lengths.gaps
-        tpot = np.where(often < 1, (1 - often) * plain + often * loaded, loaded * often)
-        used = np.minimum(due / fit, 1.0)
-    else:
-        tpot = plain + seen * loaded / lengths.gaps
-        used = np.minimum(passes * loaded / steps, 1.0)
-    gathering = np.where(dp > 1, np.minimum((gathered - 1) / (2 * due), lengths.gaps) * tpot, 0.0)
+    used = np.minimum(due / fit if engine.mixed_steps else passes * loaded / steps, 1.0)
     queue = used**fit * own / (2 * fit * np.maximum(1 - used, 1e-6))
+    waited = waited + np.minimum(queue, others * own)
+    seen = np.clip(passes - (waited + own) / loaded, 0.0, None)
+    often = seen / lengths.gaps
+    if engine.mixed_steps:
+        tpot = np.where(often < 1, (1 - often) * plain + often * loaded, loaded * often)
+    else:
+        tpot = plain + often * loaded
+    gathering = np.where(dp > 1, np.minimum((gathered - 1) / (2 * due), lengths.gaps) * tpot, 0.0)
     residual = np.where(others > 0, plain / 2, 0.0)
-    return _Loop(tpot, engine.request_host + own + residual + np.minimum(queue, others * own) + gathering + waited)
+    return _Loop(tpot, engine.request_host + own + residual + gathering + waited)
 
 
 def colocated(
@@ -249,10 +249,10 @@ def colocated(
     Returns
     -------
     SteadyState
-        Where not one request fits, of a single request, with capacity 0.
+        Where the weights leave no room by our count, capacity is 0 and all but endless requests are admitted.
     """
     room = capacity(run, degrees, lengths)
-    admitted = np.minimum(concurrency, np.maximum(room, 1.0))
+    admitted = np.minimum(concurrency, _holds(room))
     others = admitted - 1
     low, high = np.zeros(np.shape(others)), np.ones(np.shape(others))
     for _ in range(HALVINGS):
@@ -267,6 +267,11 @@ def colocated(
     return SteadyState(loop.tpot, loop.ttft + waiting, rate, room)
 
 
+def _holds(room: Numeric) -> Numeric:
+    """Requests that an instance admits: what fits, no limit where nothing would although the engine ran. [request]"""
+    return np.where(room > 0, room, np.inf)
+
+
 def at_rate(run: Served, degrees: Degrees, lengths: Lengths, request_rate: Numeric) -> SteadyState:
     """One co-located instance under a stream of ``request_rate`` requests a second, none lost.
 
@@ -274,7 +279,7 @@ def at_rate(run: Served, degrees: Degrees, lengths: Lengths, request_rate: Numer
     times are those of a full instance, and ``request_rate`` of the result what it can serve.
     """
     room = capacity(run, degrees, lengths)
-    low, high = np.zeros(np.shape(room)), np.maximum(room, 1.0)
+    low, high = np.zeros(np.shape(room)), np.minimum(_holds(room), run.engine.max_running * degrees.dp_attn)
     for _ in range(HALVINGS):
         running = (low + high) / 2
         loop = _loop(run, degrees, lengths, running, 1.0)
@@ -335,7 +340,7 @@ def disaggregated(
         first = engine.request_host + own + transfer + start + np.minimum(queue, concurrency * own)
         return step, rate, first
 
-    low, high = np.zeros(np.shape(most)), np.minimum(concurrency, np.maximum(room, 1.0))
+    low, high = np.zeros(np.shape(most)), np.minimum(concurrency, _holds(room))
     for _ in range(HALVINGS):
         decoding = (low + high) / 2
         _, rate, first = rate_and_first(decoding)
@@ -348,7 +353,7 @@ def disaggregated(
 def static_batch(run: Served, degrees: Degrees, lengths: Lengths, batch: Numeric) -> SteadyState:
     """A fixed batch from start to end: all prompts in one go, then decode; what does not fit goes after it."""
     room = capacity(run, degrees, lengths)
-    inside = np.minimum(batch, np.maximum(room, 1.0))
+    inside = np.minimum(batch, _holds(room))
     first = prefill_time(run, degrees, inside * lengths.isl, np.minimum(inside, degrees.dp_attn), lengths)
     step = decode_time(run, degrees, inside, lengths)
     whole = (first + (lengths.osl - 1) * step) * batch / inside
