@@ -192,8 +192,8 @@ def _fit(table: _Table[AttentionFit], rows: pd.DataFrame, system: SystemSpec) ->
 
     def times(option: float, numbers: Array) -> Array:
         both = zip(parts, fits(option, numbers), strict=True)
-        together: Array = np.concatenate([table.times(calls[variant], fit, system) for variant, fit in both])
-        return together[weighed]
+        together = np.concatenate([table.times(calls[variant], fit, system) for variant, fit in both])
+        return np.asarray(together[weighed])
 
     free = [*table.own] * len(parts) + [*table.shared]
     tried = [(option, fit_logarithm(partial(times, option), target[weighed], free)) for option in table.options]
