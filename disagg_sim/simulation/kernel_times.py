@@ -22,21 +22,24 @@ LINEAR_AT = 7  # (2, rows, TOKENS) everything but scores and values, in the kern
 ROWS = 8
 PASTS = 9  # past tokens of prefill attention, and where they start
 PASTS_AT = 10
-PROMPTS = 11  # prompts of a step: 1, 2, 4, ...
-LENGTHS = 12  # tokens of each: half powers of two from 1
-ATTENTION_AT = 13  # (stages + 1, PROMPTS, LENGTHS, PASTS) scores and values of a token of prefill [s/token]
-STAGE_AT = 14  # (TOKENS) slowest pipeline stage of a prompt, without scores and values [s]
-PIPELINE = 15  # stages
-RANKS = 16  # DP ranks of attention
-CHUNK = 17  # tokens of a chunk of CPP, 0 = whole prompts
-HOST_AT = 18  # host time of a pass [s]
-HEADER = 19
+PROMPTS = 11  # prompts of a step: half powers of two from 1
+LENGTHS = 12  # tokens of each, OCTAVE of them a doubling from 1, and where they start
+LENGTHS_AT = 13
+OCTAVE = 14
+ATTENTION_AT = 15  # (stages + 1, PROMPTS, LENGTHS, PASTS) scores and values of a token of prefill [s/token]
+STAGE_AT = 16  # (TOKENS) slowest pipeline stage of a prompt, without scores and values [s]
+PIPELINE = 17  # stages
+RANKS = 18  # DP ranks of attention
+CHUNK = 19  # tokens of a chunk of CPP, 0 = whole prompts
+HOST_AT = 20  # host time of a pass [s]
+HEADER = 21
 
 # --- the token axis: every number up to EXACT, then both ends of every tile ------------------------------------
 EXACT = 512
 FINE_TILE = 64
 FINE_END = 8192
 COARSE_TILE = 512
+HALF_POWER = 2.0**0.5 - 1.0  # step of an axis of half powers of two, over its left end
 FINE_POINTS = EXACT + 2 * (FINE_END - EXACT) // FINE_TILE
 
 
@@ -94,10 +97,9 @@ def decode_time(head: Any, values: Any, decodes: int, context: float) -> float:
 def attention_time(head: Any, values: Any, row: int, prompts: float, length: float, past: float) -> float:
     """Scores and values of ``prompts`` equal pieces of ``length`` tokens after ``past`` cached ones. [s]"""
     k_count, p_count, q_count = head[PROMPTS], head[LENGTHS], head[PASTS]
-    x = max(2.0 * math.log2(max(length, 1.0)), 0.0)
-    i = min(int(x), p_count - 2)
-    left = 2.0 ** (0.5 * i)
-    u = (length - left) / (left * 0.41421356237309515)
+    i = min(int(head[OCTAVE] * math.log2(max(length, 1.0))), p_count - 2)
+    lengths = head[LENGTHS_AT] + i
+    u = (length - values[lengths]) / (values[lengths + 1] - values[lengths])
     low, high = 0, q_count - 1
     pasts = head[PASTS_AT]
     while high - low > 1:
@@ -107,8 +109,9 @@ def attention_time(head: Any, values: Any, row: int, prompts: float, length: flo
         else:
             high = middle
     v = (past - values[pasts + low]) / (values[pasts + low + 1] - values[pasts + low])
-    k = min(int(math.log2(max(prompts, 1.0))), k_count - 2)
-    w = min((prompts - 2.0**k) / 2.0**k, 1.0) if prompts > 1.0 else 0.0
+    k = min(int(2.0 * math.log2(max(prompts, 1.0))), k_count - 2)
+    left = 2.0 ** (0.5 * k)
+    w = min((prompts - left) / (left * HALF_POWER), 1.0)
     at = head[ATTENTION_AT] + ((row * k_count + k) * p_count + i) * q_count + low
     total = 0.0
     for one in range(2):
@@ -160,7 +163,8 @@ def step_time(
     length = fullest / prompts
     past = max(pairs / prefill - 0.5 * length, 0.0)
     time = linear_time(head, values, decodes, decodes + fullest * ranks, prefill)
-    time += attention_time(head, values, micro - 1, prompts, length / micro, past + 0.5 * (length - length / micro))
+    part = max(length / micro, 1.0)  # of a micro-batch
+    time += attention_time(head, values, micro - 1, prompts, part, past + 0.5 * (length - part))
     if decodes > 0:
         left, value, slope = decode_line(head, values, head[SCORES_AT], decodes, knot_of(head, values, context))
         time += value + (context - left) * slope

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.facts.model import MlaAttention
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.phases import (
@@ -38,6 +39,11 @@ class StepPhysics:
     def windows(self) -> tuple[int, ...]:
         """Window sizes of the model's attention: kinks of its step time. [token]"""
         return tuple({getattr(kind.attention, "window", 0) for kind in self._model.kinds} - {0})
+
+    @property
+    def latent(self) -> bool:
+        """Whether any layer has latent attention (MLA)."""
+        return any(isinstance(kind.attention, MlaAttention) for kind in self._model.kinds)
 
     def decode(self, decodes: Floats, contexts: Floats) -> Floats:
         """Decode steps, shape (decodes, contexts). [s]"""

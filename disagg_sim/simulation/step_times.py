@@ -34,7 +34,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 #: Prompts of a step at which prefill attention is tabulated. [1]
-PROMPT_AXIS = 2.0 ** np.arange(7)
+PROMPT_AXIS = 2.0 ** (0.5 * np.arange(13))
+#: Lengths a doubling at which it is tabulated; finer for MLA, whose fastest form changes at some length. [1]
+OCTAVE, LATENT_OCTAVE = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +90,19 @@ class StepTable:
         """
         physics = StepPhysics(setting, degrees, mla_form)
         knots = _knots(max_context, physics.windows)
-        pasts = np.concatenate([[0.0], 2.0 ** np.arange(4, np.ceil(np.log2(max_context)) + 1)])
-        lengths = 2.0 ** (0.5 * np.arange(int(2 * np.ceil(np.log2(max_tokens))) + 1))
+        pasts = np.concatenate([[0.0], 2.0 ** (0.5 * np.arange(8, 2 * np.ceil(np.log2(max_context)) + 1))])
+        octave = LATENT_OCTAVE if physics.latent else OCTAVE
+        lengths = 2.0 ** (np.arange(int(octave * np.ceil(np.log2(max_tokens))) + 1) / octave)
         decodes = np.arange(1.0, max_sequences + 1)
         whole = physics.decode(decodes, knots)
         scores = whole - physics.linear("decode", decodes, np.zeros_like(decodes))[:, None]
         tokens = _token_axis(max_tokens)
         return _packed(
             whole=whole, scores=scores, knots=knots, rows=_rows(max_sequences, physics.stages, physics.ranks),
-            tokens=tokens, linear=physics.linear, attention=physics.attention(lengths, pasts, PROMPT_AXIS),
-            pasts=pasts, stage=physics.stage(tokens) if physics.stages > 1 else None, stages=physics.stages, ranks=physics.ranks, chunk=chunk_tokens,
+            tokens=tokens, linear=physics.linear, lengths=lengths, octave=octave,
+            attention=physics.attention(lengths, pasts, PROMPT_AXIS),
+            pasts=pasts,
+            stage=physics.stage(tokens) if physics.stages > 1 else None, stages=physics.stages, ranks=physics.ranks, chunk=chunk_tokens,
             host=setting.rates.profile.host, work=_work(setting),
         )  # fmt: skip
 
@@ -127,7 +132,7 @@ class StepTable:
         return _packed(
             whole=scores + linear("", decodes, np.zeros_like(decodes))[:, None], scores=scores, knots=knots,
             rows=np.array([0.0, 1.0, float(max_sequences)]), tokens=_token_axis(2 * k.FINE_END), linear=linear,
-            attention=np.zeros((1, PROMPT_AXIS.size, lengths.size, pasts.size)), pasts=pasts, stage=None, stages=1,
+            lengths=lengths, octave=2, attention=np.zeros((1, PROMPT_AXIS.size, lengths.size, pasts.size)), pasts=pasts, stage=None, stages=1,
             ranks=1, chunk=0, host=0.0, work=Work(0.0, 0.0, 0.0),
         )  # fmt: skip
 
@@ -167,12 +172,15 @@ def pack_tables(tables: Sequence[StepTable]) -> tuple[Ints, Floats]:
 
 
 #: Columns of a header that are places in ``values``.
-PLACES = (k.KNOTS_AT, k.DECODE_AT, k.SCORES_AT, k.ROW_AT, k.LINEAR_AT, k.PASTS_AT, k.ATTENTION_AT, k.STAGE_AT, k.HOST_AT)
+PLACES = (
+    k.KNOTS_AT, k.DECODE_AT, k.SCORES_AT, k.ROW_AT, k.LINEAR_AT, k.PASTS_AT, k.LENGTHS_AT, k.ATTENTION_AT, k.STAGE_AT,
+    k.HOST_AT,
+)  # fmt: skip
 
 
 def _packed(
-    *, whole: Floats, scores: Floats, knots: Floats, rows: Floats, tokens: Floats, linear: Linear, attention: Floats,
-    pasts: Floats, stage: Floats | None, stages: int, ranks: int, chunk: int, host: float, work: Work,
+    *, whole: Floats, scores: Floats, knots: Floats, rows: Floats, tokens: Floats, linear: Linear, lengths: Floats,
+    octave: int, attention: Floats, pasts: Floats, stage: Floats | None, stages: int, ranks: int, chunk: int, host: float, work: Work,
 ) -> StepTable:  # fmt: skip
     """Lay the parts end to end; ``rows`` are the numbers of decodes of the linear part, ``tokens`` its columns."""
     none = np.zeros((1, knots.size))
@@ -184,6 +192,7 @@ def _packed(
         k.ROW_AT: np.interp(np.arange(sequences + 1.0), rows, np.arange(float(rows.size))),
         k.LINEAR_AT: np.stack([_linear_sheet(phase, rows, tokens, linear) for phase in ("prefill", "decode")]),
         k.PASTS_AT: pasts,
+        k.LENGTHS_AT: lengths,
         k.ATTENTION_AT: attention,
         k.STAGE_AT: np.zeros(0) if stage is None else stage,
         k.HOST_AT: np.array([host]),
@@ -195,7 +204,7 @@ def _packed(
         start += part.size
     sizes = {
         k.SEQUENCES: sequences, k.KNOTS: knots.size, k.TOKENS: tokens.size, k.ROWS: rows.size, k.PASTS: pasts.size,
-        k.PROMPTS: attention.shape[1], k.LENGTHS: attention.shape[2], k.PIPELINE: stages, k.RANKS: ranks,
+        k.PROMPTS: attention.shape[1], k.LENGTHS: lengths.size, k.OCTAVE: octave, k.PIPELINE: stages, k.RANKS: ranks,
         k.CHUNK: chunk,
     }  # fmt: skip
     for column, size in sizes.items():
@@ -235,8 +244,8 @@ def _knots(most: int, windows: tuple[int, ...]) -> Floats:
 
 
 def _rows(most: int, stages: int, ranks: int) -> Floats:
-    """Numbers of decodes at which the linear part is tabulated: all below a full pipeline, then half doublings. [1]"""
-    steps = stages * ranks * np.round(2.0 ** (0.5 * np.arange(24)))
+    """Numbers of decodes at which the linear part is tabulated: all below a full pipeline, then steps of a fifth. [1]"""
+    steps = stages * ranks * np.round(1.2 ** np.arange(64))
     return np.unique(np.concatenate([np.arange(min(stages, most) + 1.0), steps[steps < most], [float(most)]]))
 
 

@@ -1,0 +1,143 @@
+"""Interpolated step times stay within 1 % of the physics, and memory gives the blocks."""
+
+import time
+
+import numpy as np
+import pytest
+
+from disagg_sim.errors import InfeasibleError
+from disagg_sim.physics.chunked import chunked_prefill_pass
+from disagg_sim.physics.mixed import mixed_step
+from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.search.setting import setting
+from disagg_sim.simulation.state import BLOCK_TOKENS
+from disagg_sim.simulation.step_times import StepTable, kv_blocks
+
+BOUND = 0.01
+CASES = {
+    "llama_tp4": ("llama_3_1_70b", "h100_sxm", "fp8", Degrees(tp_attn=4.0, tp_ffn=4.0)),
+    "llama_tp2_pp2": ("llama_3_1_70b", "h100_sxm", "fp8", Degrees(tp_attn=2.0, tp_ffn=2.0, pp=2.0)),
+    "windows_ep4": ("gpt_oss_120b", "h100_sxm", "bf16", Degrees(tp_attn=4.0, ep=4.0)),
+    "mla_tep8": ("deepseek_r1", "h200_sxm", "fp8", Degrees(tp_attn=8.0, ep=8.0)),
+    "mla_dep16": ("deepseek_r1", "h200_sxm", "fp8", Degrees(dp_attn=16.0, ep=16.0)),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    model, system, precision, degrees = CASES[request.param]
+    at = setting(model, system, precision)
+    return at, degrees, StepTable.build(at, degrees), np.random.default_rng(7)
+
+
+def geometric(rng, low, high):
+    return int(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
+def test_decode_steps(case):
+    at, degrees, table, rng = case
+    for _ in range(150):
+        batch, context = geometric(rng, 1, 257), geometric(rng, 16, 131_072)
+        exact = float(decode_step(at.model, at.rates, degrees, batch=float(batch), context=float(context)).ttl)
+        assert table.step_time(batch, context) == pytest.approx(exact, rel=BOUND), (batch, context)
+
+
+def test_mixed_steps_of_one_piece_a_rank(case):
+    at, degrees, table, rng = case
+    ranks = int(degrees.dp_attn)
+    for _ in range(150):
+        batch, context = int(rng.integers(0, 257)), geometric(rng, 16, 32_768)
+        piece, past = geometric(rng, 1, 16_384 / ranks), int(rng.choice([0, geometric(rng, 16, 65_536)]))
+        step = mixed_step(
+            at.model, at.rates, degrees, batch=float(batch), context=float(context), chunk_tokens=float(piece * ranks),
+            isl=float(piece + 2 * past),
+        )  # fmt: skip
+        found = table.step_time(batch, context, piece * ranks, past, ranks)
+        assert found == pytest.approx(float(step.time), rel=BOUND), (batch, context, piece, past)
+
+
+def test_mixed_steps_of_several_prompts(case):
+    at, degrees, table, rng = case
+    ranks = int(degrees.dp_attn)
+    for _ in range(100):
+        batch, context = int(rng.integers(0, 257)), geometric(rng, 16, 32_768)
+        prompts, isl = int(rng.integers(1, 17)), geometric(rng, 16, 1024)
+        tokens = prompts * isl * ranks
+        step = mixed_step(
+            at.model, at.rates, degrees, batch=float(batch), context=float(context), chunk_tokens=float(tokens),
+            isl=float(isl),
+        )  # fmt: skip
+        found = table.step_time(batch, context, tokens, 0.0, prompts * ranks)
+        assert found == pytest.approx(float(step.time), rel=BOUND), (batch, context, prompts, isl)
+
+
+def test_passes_of_whole_prompts(case):
+    at, degrees, table, rng = case
+    ranks = int(degrees.dp_attn)
+    for _ in range(60):
+        isl = geometric(rng, 16, 32_768 / ranks)
+        exact = prefill_pass(at.model, at.rates, degrees, batch=float(ranks), isl=isl)
+        if degrees.pp == 1:
+            found = (table.step_time(0, 0.0, isl * ranks, 0.0, ranks),) * 2
+        else:
+            found = table.pass_time(isl)
+        assert found == pytest.approx((float(exact.ftl), float(exact.busy)), rel=BOUND), isl
+
+
+def test_passes_cut_into_chunks():
+    model, system, precision, degrees = CASES["llama_tp2_pp2"]
+    at = setting(model, system, precision)
+    table = StepTable.build(at, degrees, chunk_tokens=1024)
+    for isl in (500, 1024, 3000, 16_384, 50_000):
+        exact = chunked_prefill_pass(at.model, at.rates, degrees, batch=1.0, isl=isl, chunk_tokens=np.array(1024.0))
+        assert table.pass_time(isl) == pytest.approx((float(exact.ftl), float(exact.busy)), rel=BOUND), isl
+
+
+def test_the_largest_prefill_keeps_the_limit_and_one_more_does_not(case):
+    _, degrees, table, rng = case
+    for _ in range(50):
+        batch, context, past = int(rng.integers(0, 200)), geometric(rng, 16, 8192), geometric(rng, 16, 8192)
+        limit = table.step_time(batch, context, geometric(rng, 64, 8192), past) * 1.0001
+        most = table.largest_prefill(batch, context, past, limit, most=32_768)
+        assert table.step_time(batch, context, most, past) <= limit
+        if most < 32_768:
+            assert table.step_time(batch, context, most + 1, past) > limit * 0.999
+
+
+def test_a_table_is_built_in_a_fifth_of_a_second(case):
+    at, degrees, *_ = case
+    start = time.process_time()
+    StepTable.build(at, degrees)
+    assert time.process_time() - start < 0.2
+
+
+def test_an_affine_table_is_its_formula():
+    table = StepTable.affine(step=0.5, per_sequence=0.25, per_context=1e-3, per_token=2e-3, max_sequences=64)
+    for decodes, context, prefill in ((0, 0, 7), (3, 100, 0), (64, 5000, 5000), (10, 200_000, 40_000), (17, 33, 600)):
+        exact = 0.5 + 0.25 * decodes + 1e-3 * decodes * context + 2e-3 * prefill
+        assert table.step_time(decodes, context, prefill) == pytest.approx(exact, rel=1e-12)
+
+
+def test_work_of_a_prompt_is_two_flop_a_weight_and_token():
+    """70.6e9 weights, 1.05e9 of them the embedding, 1.05e9 the head; 4*8192*80 FLOP a query-key pair."""
+    work = StepTable.build(setting("llama_3_1_70b", "h100_sxm", "fp8"), CASES["llama_tp4"][3]).work
+    assert work.per_token == pytest.approx(2 * (70.55e9 - 2 * 1.05e9), rel=0.005)
+    assert work.per_pair == pytest.approx(4 * 8192 * 80, rel=1e-6)
+    assert work.per_emitted == pytest.approx(2 * 8192 * 128_256, rel=1e-6)
+
+
+def test_blocks_are_what_memory_holds_beside_the_weights():
+    """80 layers x 2 x 8 heads x 128 values in fp8 are 163,840 B a token, a quarter of them on each of 4 GPUs."""
+    at = setting("llama_3_1_70b", "h100_sxm", "fp8")
+    degrees = Degrees(tp_attn=4.0, tp_ffn=4.0)
+    blocks = kv_blocks(at, degrees)
+    cache = blocks * BLOCK_TOKENS * 163_840 / 4
+    weights = 70.55e9 / 4
+    assert weights + cache < at.memory_limit < weights + cache + 5e9
+    assert kv_blocks(at, degrees, max_tokens=16_384) < blocks
+    assert kv_blocks(at, Degrees(tp_attn=4.0, dp_attn=2.0, tp_ffn=8.0)) > 1.9 * blocks
+
+
+def test_a_model_that_leaves_no_memory_is_refused():
+    with pytest.raises(InfeasibleError, match="leaves no memory for a KV cache"):
+        kv_blocks(setting("llama_3_1_70b", "h100_sxm", "fp8"), Degrees())
