@@ -6,7 +6,7 @@ Source: physics page, sections 5 and 9.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +86,14 @@ class LinkCurve:
         best = fastest([algorithm.transfer(size, n) for algorithm in self.algorithms])
         inside = np.asarray(n) <= self.algorithm_ranks
         return Transfer(np.where(inside, best.latency, flat.latency), np.where(inside, best.wire, flat.wire))
+
+    def with_latency(self, factor: float) -> LinkCurve:
+        """The same links with every latency times ``factor``. [1]"""
+        algorithms = tuple(
+            replace(each, latency=each.latency * factor, hop=each.hop * factor, ramp=each.ramp * factor)
+            for each in self.algorithms
+        )
+        return replace(self, latency=self.latency * factor, step=self.step * factor, algorithms=algorithms)
 
 
 @dataclass(frozen=True, slots=True)

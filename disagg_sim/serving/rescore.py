@@ -76,6 +76,7 @@ class Designs:
     total_gpus: Floats  # [1]
     mixed_chunk: Floats  # prefill tokens of a mixed step, over all DP ranks [token]
     mixed_share: Floats  # [1]
+    rounding: Floats  # matched rate over that of real-valued counts, 1 where one instance does both phases [1]
     by_gap: NDArray[np.bool_]  # whether the row's TTL is the largest gap, else the mean
     form: str  # of MLA in prefill
 
@@ -177,8 +178,15 @@ def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setting], inter
         chunk_tokens=column("prefill_chunk_tokens"), instances=column("decode_instances"),
         prefill_instances=column("prefill_instances"), total_gpus=column("total_gpus"),
         mixed_chunk=column("mixed_chunk_tokens"), mixed_share=column("mixed_step_share"),
+        rounding=_rounding(rows) if words["mode"] == MODES[0] else np.ones(len(rows)),
         by_gap=column("ttl_s") != column("ttl_mean_s"), form="auto",
     )  # fmt: skip
+
+
+def _rounding(rows: pd.DataFrame) -> Floats:
+    """What whole instances leave of the rate P*R/(P+R) of real-valued counts, P and R being rates per GPU. [1]"""
+    needed = sum(rows[f"{side}_gpus"] / rows[f"{side}_request_rate_per_s"] for side in ("prefill", "decode"))
+    return (rows["request_rate_per_s"] / rows["total_gpus"] * needed).to_numpy(dtype=float)
 
 
 def _by_form(designs: Designs, ftl: Floats) -> Iterator[Designs]:
@@ -255,16 +263,27 @@ def _fill(designs: Designs) -> tuple[Any, Any]:
     return done.ftl, done.busy
 
 
-def scores_of(designs: Designs, times: Times) -> Scores:
+def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Scores:
     """Latencies and throughput from the times of the passes, as each mode puts them together.
 
+    Parameters
+    ----------
+    rematch
+        Whether the counts of prefill and decode instances follow the times, losing as much by rounding as before; else
+        they stay, and the slower pool counts.
+
+    Notes
+    -----
     Source: physics page, section 8; ``serving.disaggregated``, ``serving.colocated``, ``serving.piggyback``.
     """
     gaps = designs.osl - 1.0
     with np.errstate(divide="ignore", invalid="ignore"):  # times that were left out
         if not designs.shared:
-            prefill = designs.prefill_instances * designs.prefill_batch / times.busy
-            rate = np.minimum(prefill, designs.instances * designs.batch / (times.step * gaps))
+            prefill, decode = designs.prefill_batch / times.busy, designs.batch / (times.step * gaps)
+            if rematch:
+                needed = designs.prefill_degrees.gpus / prefill + designs.degrees.gpus / decode
+                return Scores(times.fill, times.step, designs.rounding * designs.osl / needed)
+            rate = np.minimum(designs.prefill_instances * prefill, designs.instances * decode)
             return Scores(times.fill, times.step, rate * designs.osl / designs.total_gpus)
         if designs.mode == "colocated":
             passes = designs.batch / (designs.prefill_batch * gaps)

@@ -20,8 +20,8 @@ table twice, see the same factors.
 
 **Propagation.** A pass is linear in the times of its operators where no overlap and no pipeline stage changes hands, so
 its derivatives (``operators.uses_of``) times the factors give its time in every sample; latencies and throughput follow
-as the mode puts them together, the slower pool of a pair changing hands or not. Designs stay as they were chosen: limits
-on latency act on the nominal values.
+as the mode puts them together. Designs stay as they were chosen (limits on latency act on the nominal values), but for
+the counts of instances, which follow unless ``rematch`` is off.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class Uncertainty:
 
 
 def uncertainty(
-    points: pd.DataFrame, *, samples: int = 1000, seed: int = 0, spreads: UncertaintySpec | str = "measured",
-    systems: Mapping[str, SystemSpec] | None = None, interference: Interference = NO_INTERFERENCE,
+    points: pd.DataFrame, *, samples: int = 1000, seed: int = 0, rematch: bool = True,
+    spreads: UncertaintySpec | str = "measured", systems: Mapping[str, SystemSpec] | None = None, interference: Interference = NO_INTERFERENCE,
 ) -> Uncertainty:  # fmt: skip
     """Error bars of designs: bands of latencies and throughput, of the frontier, and of what disaggregation gains.
 
@@ -184,6 +184,9 @@ def uncertainty(
         Draws of the factors. [1]
     seed : int
         Of the draws; the same seed gives the same bands.
+    rematch : bool
+        Whether the counts of prefill and decode instances are adapted to what the pools turn out to do; else the pair
+        stays as it was matched, and is out of balance wherever the two are off by different factors.
     spreads : UncertaintySpec or str
         How far operators and engines may be off: shipped ones by name, or a file's path.
     systems, interference
@@ -208,7 +211,7 @@ def uncertainty(
     words = np.full(len(kept), "", dtype=object)
     draws = _Draws(samples, seed)
     for designs in designs_of(kept, systems=systems, interference=interference):
-        found, told = _sampled(designs, spec, draws)
+        found, told = _sampled(designs, spec, draws, rematch=rematch)
         words[designs.rows] = told
         for name, values in arrays.items():
             values[designs.rows] = getattr(found, name)
@@ -262,7 +265,9 @@ class _Draws:
         return np.sqrt(share) * self.of(common) + np.sqrt(1.0 - share) * apart
 
 
-def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws) -> tuple[Scores, list[str]]:
+def _sampled(
+    designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch: bool
+) -> tuple[Scores, list[str]]:
     """Scores of designs in every sample, arrays of shape (rows, samples), and what they rest on."""
     if not (designs.at.profile.fitted and designs.prefill_at.profile.fitted):
         raise InputError(f"profile {designs.at.profile.name!r} has no fits, so that nothing says how far it may be off")
@@ -286,7 +291,7 @@ def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws) -> tuple[Sc
         for whole in passes:
             whole *= factor
     turned = Times(*(part.T for part in sampled))
-    scores = scores_of(designs, turned)
+    scores = scores_of(designs, turned, rematch=rematch)
     return Scores(*(np.asarray(value).T for value in scores)), words_of(uses, nominal)
 
 
