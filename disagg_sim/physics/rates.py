@@ -178,10 +178,11 @@ class _Resolver:
         fit: GemmFit = self.take(f"{name} GEMM", (row for row in self.spec.gemm if row.format == name))
         t0 = fit.t0 if self.profile.gemm_t0 is None else self.profile.gemm_t0
         cap = self.profile.gemm_t0_cap_quantised
-        if cap is None or FORMATS[name].arithmetic == "bf16":
-            return replace(gemm_rate(fit, self.system), t0=t0)
-        # Engines fuse what the cap takes off: A is quantised by the operator before, whose bytes are elementwise.
-        return replace(gemm_rate(fit, self.system), t0=min(t0, cap), quantise=np.inf)
+        rate = gemm_rate(fit, self.system)
+        if FORMATS[name].arithmetic == "bf16" or (cap is None and self.profile.gemm_t0 is None):
+            return replace(rate, t0=t0)
+        # Engines fuse what such a floor takes off: A is quantised by the operator before, whose bytes are elementwise.
+        return replace(rate, t0=t0 if cap is None else min(t0, cap), quantise=np.inf)
 
     def attention(self, kind: str, precision: Precision) -> tuple[AttentionRate, AttentionRate]:
         bandwidth = self.system.hbm_bandwidth

@@ -1,0 +1,202 @@
+"""Dense and grouped GEMM: cases derived by hand, limits, and what may never happen."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disagg_sim.facts.efficiency import ANY_REGIME, GemmFit, MoeFit
+from disagg_sim.facts.load import load_efficiency, load_model, load_profile, load_system, resolve_precision
+from disagg_sim.physics.cost import expert_cost
+from disagg_sim.physics.gemm import GemmRate, gemm_cost
+from disagg_sim.physics.layer import routed_experts
+from disagg_sim.physics.moe import MoeRate, moe_cost
+from disagg_sim.physics.rates import gemm_rate, moe_rate, resolve_rates
+from disagg_sim.physics.roofline import Rate, operator_cost
+from disagg_sim.physics.work import ExpertRows, expert_rows, expert_work, gemm_work
+from disagg_sim.units import US
+
+H100 = load_system("h100_sxm")
+ORIGIN = {"engine": "trtllm", "version": "1", "points": 1, "median_error": 0.0, "p90_error": 0.0}
+#: 100 multiprocessors of 10 TFLOP/s each; no memory, no loop, unless a test adds them.
+ARITHMETIC = GemmRate(1e15, np.inf, 0.0, 1.0, multiprocessors=100, split=1.0)
+FULL = replace(ARITHMETIC, bandwidth=2e12, t0=4 * US, blend=2.0, step=0.5e-9, split=1 * US, reuse=400.0, cache=5e7)
+SIZES = st.integers(1, 40_000)
+
+
+def seconds(rate, m, n, k, *, element=2.0):
+    return float(gemm_cost(m, n, k, gemm_work(m, n, k, weight_bytes=element), rate).time)
+
+
+def test_without_multiprocessors_it_is_the_plain_roofline():
+    plain = GemmRate(1e15, 2e12, 4 * US, 3.0)
+    m, n, k = np.array([1.0, 100.0, 8192.0]), 4096, 8192
+    work = gemm_work(m, n, k, weight_bytes=2)
+    wanted = operator_cost(work, Rate(1e15, 2e12, 4 * US, 3.0))
+    assert np.array_equal(gemm_cost(m, n, k, work, plain).time, wanted.time)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "waves"), [(64, 3200, 1), (1, 3200, 1), (64, 3201, 2), (65, 3200, 2), (640, 3200, 10), (1, 32, 1)]
+)
+def test_tiles_of_64_by_32_run_in_waves(m, n, waves):
+    """A multiprocessor needs 2*64*32*1000 FLOP / 10 TFLOP/s = 0.4096 us for a tile of K = 1000; it splits no K here."""
+    assert seconds(ARITHMETIC, m, n, 1000) == pytest.approx(waves * 0.4096 * US, rel=1e-12)
+
+
+def test_k_is_split_where_multiprocessors_would_idle():
+    """K = 10000 at 1 ns a step and 0.1 us a part: sqrt(10 us/0.1 us) = 10 parts, a loop of 1 + 0.9 us.
+
+    Ten tiles leave room for the ten parts, 50 for two (5 + 0.1 us), 100 for one (10 us).
+    """
+    rate = replace(ARITHMETIC, flops=np.inf, step=1e-9, split=0.1 * US)
+    loops = [seconds(rate, 1, 32 * tiles, 10_000) / US for tiles in (1, 10, 50, 100, 5000)]
+    assert loops == pytest.approx([1.9, 1.9, 5.1, 10.0, 10.0], rel=1e-9)
+
+
+def test_operands_beyond_the_cache_are_read_again():
+    """A square of 10000 in bf16 on 2 TB/s: 3*200 MB once, and 1e12*2 B/400*(200/250) = 4 GB again; 2.3 ms."""
+    rate = replace(FULL, flops=np.inf, t0=0.0, step=0.0)
+    assert seconds(rate, 10_000, 10_000, 10_000) == pytest.approx(4.6e9 / 2e12, rel=1e-9)
+    assert seconds(replace(rate, reuse=np.inf), 10_000, 10_000, 10_000) == pytest.approx(0.6e9 / 2e12, rel=1e-9)
+
+
+def test_quantising_a_reads_bf16_and_writes_the_format_but_no_short_rows():
+    """3 bytes an element at 1 TB/s: 1000 rows of 4000 in 12 us, of 1000 as long as of 2000: 6 us."""
+    rate = replace(ARITHMETIC, flops=np.inf, quantise=1e12, least_row=2000.0, element=1.0)
+    assert seconds(rate, 1000, 32, 4000, element=1.0) == pytest.approx(12 * US, rel=1e-9)
+    assert seconds(rate, 1000, 32, 1000, element=1.0) == pytest.approx(6 * US, rel=1e-9)
+
+
+@given(m=SIZES, n=SIZES, k=SIZES, more=st.sampled_from(["m", "n", "k"]), factor=st.floats(1.0, 4.0))
+def test_a_larger_multiply_never_takes_less_time(m, n, k, more, factor):
+    larger = {"m": m, "n": n, "k": k}
+    larger[more] = larger[more] * factor
+    assert seconds(FULL, **larger) >= seconds(FULL, m, n, k) * (1 - 1e-9)
+
+
+@given(m=SIZES, n=SIZES, k=SIZES)
+def test_no_multiply_beats_its_roofline_or_its_floor(m, n, k):
+    work = gemm_work(m, n, k, weight_bytes=2)
+    assert seconds(FULL, m, n, k) >= 4 * US + max(work.flops / 1e15, work.hbm_bytes / 2e12) * (1 - 1e-9)
+
+
+def gemm_fit(**values):
+    given = {"format": "fp8", "e_compute": 0.7, "e_memory": 0.8, "t0": 12 * US, "blend_q": 2.0}
+    return GemmFit(**ORIGIN | given | values)
+
+
+def test_a_fit_without_tiles_is_the_form_of_old():
+    assert gemm_rate(gemm_fit(), H100) == GemmRate(0.7 * 1978.9e12, 0.8 * 3.35e12, 12 * US, 2.0)
+    tiled = gemm_rate(gemm_fit(tiled=True, k_step=1e-9, k_split=US, e_quantise=0.5), H100)
+    assert (tiled.multiprocessors, tiled.element, tiled.quantise) == (132, 1.0, 0.5 * 3.35e12)
+    assert np.isinf(tiled.reuse)
+
+
+def rates_with(profile="measured", **fits):
+    """Rates with the fits of one or two operators instead of the shipped ones."""
+    model = load_model("qwen3_235b_a22b")
+    recipe = resolve_precision("fp8", model, H100)
+    return resolve_rates(model, H100, recipe, load_profile(profile), replace(load_efficiency("h100_sxm"), **fits))
+
+
+def test_engines_fuse_quantising_where_a_profile_sets_the_floor():
+    fit = gemm_fit(tiled=True, k_step=1e-9, k_split=US, e_quantise=0.5)
+    fits = (fit, replace(fit, format="bf16", e_quantise=None))
+    measured, hopeful = (rates_with(profile, gemm=fits).gemm for profile in ("measured", "optimistic"))
+    assert (measured["fp8"].t0, measured["fp8"].quantise) == (4 * US, np.inf)
+    assert (hopeful["fp8"].t0, hopeful["fp8"].quantise) == (2 * US, np.inf)
+    assert (measured["bf16"].t0, hopeful["bf16"].t0) == (12 * US, 2 * US)
+
+
+EXPERTS = MoeRate(1e15, 2e12, 10 * US, 1.0, least_rows=16.0, per_expert=0.1 * US, handling=1e12, element=1.0)
+
+
+def grouped(rate, picks, distinct, experts, hidden=4000.0, width=1000.0):
+    rows = ExpertRows(picks, distinct, experts, hidden, width)
+    return moe_cost(rows, expert_work(rows, weight_bytes=rate.element), rate)
+
+
+def test_routed_experts_by_hand():
+    """100 rows on 50 of 200 experts of 4000 x 1000 in fp8, each padded from 2 rows to 16.
+
+    Floor 10 + 20 us; weights 50*12 MB/2 TB/s = 300 us; 50*16 rows * 24 MFLOP = 19.2 us; a row moves
+    4000*(2+4) + 1000*(2+8) = 34 kB: 3.4 us.
+    """
+    cost = grouped(EXPERTS, 100.0, 50.0, 200.0)
+    assert float(cost.time) == pytest.approx((30 + 300 + 19.2 + 3.4) * US, rel=1e-9)
+    assert float(cost.sums.compute) == pytest.approx(19.2 * US, rel=1e-9)
+    assert float(cost.sums.memory) == pytest.approx(303.4 * US, rel=1e-9)
+    assert float(cost.sums.latency) == pytest.approx(30 * US, rel=1e-9)
+
+
+def test_full_experts_are_not_padded_and_idle_ranks_pay_the_floor():
+    full, double = (float(grouped(EXPERTS, picks, 50.0, 50.0).sums.compute) for picks in (8000.0, 16000.0))
+    assert (full, double) == pytest.approx((192 * US, 384 * US))
+    assert float(grouped(EXPERTS, 0.0, 0.0, 8.0).time) == pytest.approx(10.8 * US)
+
+
+def test_without_its_own_terms_it_is_the_plain_roofline():
+    rate = MoeRate(1e15, 2e12, 10 * US, 2.5)
+    rows = expert_rows(
+        tokens=np.array([1.0, 99.0]), experts=64, top_k=4, hidden=4096, width=512.0, ep=4.0, imbalance=1.2
+    )
+    work = expert_work(rows, weight_bytes=2)
+    assert np.array_equal(moe_cost(rows, work, rate).time, operator_cost(work, Rate(1e15, 2e12, 10 * US, 2.5)).time)
+
+
+def test_rows_of_the_fullest_rank():
+    """128 tokens of 8 picks on 16 ranks with an imbalance of 1.5: 96 rows; all of 256 experts but e^-4 are hit."""
+    rows = expert_rows(tokens=128.0, experts=256, top_k=8, hidden=7168, width=2048, ep=16.0, imbalance=1.5)
+    assert float(rows.picks) == 96.0
+    assert float(rows.experts) == 16.0
+    assert float(rows.distinct) == pytest.approx(16 * (1 - np.exp(-4.0)), rel=0.01)
+    alone = expert_rows(tokens=128.0, experts=256, top_k=8, hidden=7168, width=2048, ep=1.0, imbalance=1.5)
+    assert float(alone.picks) == 1024.0
+
+
+@given(tokens=st.floats(1, 1e5), more=st.floats(1.0, 4.0), ep=st.sampled_from([1.0, 8.0, 128.0]))
+def test_more_tokens_never_take_less_time(tokens, more, ep):
+    def time(count):
+        rows = expert_rows(tokens=count, experts=128, top_k=8, hidden=4096, width=1536, ep=ep, imbalance=1.2)
+        return float(moe_cost(rows, expert_work(rows, weight_bytes=1), EXPERTS).time)
+
+    assert time(tokens * more) >= time(tokens) * (1 - 1e-9)
+
+
+def moe_fit(kernel, **values):
+    given = {
+        "format": "fp8",
+        "regime": ANY_REGIME,
+        "picks": "T*k/ep",
+        "e_compute": 0.5,
+        "e_memory": 0.8,
+        "blend_q": 2.0,
+    }
+    return MoeFit(kernel=kernel, **ORIGIN | given | values)
+
+
+def test_one_fit_serves_every_regime_and_the_faster_kernel_counts():
+    """A kernel with a low floor and slow memory, one with a high floor and fast memory; a floor of a profile is all."""
+    fits = (
+        moe_fit("early", t0=10 * US, e_memory=0.2, per_expert=0.1 * US),
+        moe_fit("late", t0=90 * US, e_handling=0.5, least_rows=16.0),
+    )
+    rates = rates_with(moe=fits)
+    assert len({id(kernels) for kernels in rates.moe.values()}) == 1
+    kernels = rates.moe["tp"]
+    assert kernels == (moe_rate(fits[0], H100), moe_rate(fits[1], H100))
+    model = load_model("qwen3_235b_a22b")
+    op = routed_experts(
+        model, model.layers[-1].ffn, rates.precision, ep=8.0, tp_ffn=1.0, tokens=np.array([1.0, 4.0, 4096.0]),
+        imbalance=1.0,
+    )  # fmt: skip
+    times = [moe_cost(op.experts, op.work, kernel).time for kernel in kernels]
+    together = expert_cost(op, np.float64(8.0), np.float64(1.0), rates).time
+    assert np.array_equal(together, np.minimum(*times))
+    assert times[0][0] < times[1][0]
+    assert times[0][-1] > times[1][-1]
+    floors = {(kernel.t0, kernel.per_expert) for kernel in rates_with("optimistic", moe=fits).moe["single"]}
+    assert floors == {(15 * US, 0.0)}
