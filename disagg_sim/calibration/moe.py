@@ -72,9 +72,9 @@ def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
     tables = {key: table for key, table in _by_kernel(rows) if FORMATS[key[0]].arithmetic in system.peak_flops}
     if not tables:
         return []
-    given = {key: _Given(table) for key, table in tables.items()}
+    given = {key: RankLoad(table) for key, table in tables.items()}
     tables = {key: table[given[key].known] for key, table in tables.items()}
-    given = {key: _Given(table) for key, table in tables.items()}
+    given = {key: RankLoad(table) for key, table in tables.items()}
     shared = (*_SHARED, _STRAY) if any(g.routes_itself for g in given.values()) else _SHARED
     parameters = [parameter for _ in tables for parameter in _OWN] + list(shared)
     measured = np.concatenate([table["latency"].to_numpy(dtype=float) for table in tables.values()])
@@ -111,7 +111,7 @@ def predict_moe(rows: pd.DataFrame, system: SystemSpec, fits: list[MoeFit]) -> A
         kernel = (kernels == fit.kernel) & (rows["framework"] == fit.engine)
         mine = (kernel & (formats == fit.format)).to_numpy()
         if mine.any():
-            result[mine] = _times(_Given(rows[mine]), fit, system)
+            result[mine] = _times(RankLoad(rows[mine]), fit, system)
     return result
 
 
@@ -135,8 +135,8 @@ def _power_integral(power: float, end: Array) -> Array:
     return np.log(end) if power == -1.0 else (end ** (power + 1.0) - 1.0) / (power + 1.0)
 
 
-class _Given:
-    """What the measured rank of each row was given, but for stray picks."""
+class RankLoad:
+    """What the measured rank of each row of a table was given: rows of one framework and kernel."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
         tokens, top_k, experts, tp, ep = (
@@ -165,7 +165,7 @@ class _Given:
             self.strays = self.strays & ~grouped
 
     def rows(self, stray: float) -> ExpertRows:
-        """With a share of the picks of other ranks."""
+        """Picks and experts of the rank, a share ``stray`` of the picks of other ranks included."""
         more = np.minimum(self.picks + stray * (self.all_picks - self.picks), self.most)
         picks = np.where(self.strays, more, self.picks)
         distinct = np.where(self.strays, np.minimum(picks, self.local), self.distinct)
@@ -219,7 +219,7 @@ def _fit(table: pd.DataFrame, key: tuple[str, str], values: dict[str, Any]) -> M
     )  # fmt: skip
 
 
-def _times(given: _Given, fit: MoeFit, system: SystemSpec) -> Array:
+def _times(given: RankLoad, fit: MoeFit, system: SystemSpec) -> Array:
     rows = given.rows(fit.stray)
     work = expert_work(rows, weight_bytes=FORMATS[fit.format].bytes)
     return np.asarray(moe_cost(rows, work, moe_rate(fit, system)).time)
