@@ -23,12 +23,16 @@ from disagg_sim.report.tables import readable
 from disagg_sim.search.distribution import decode_grid_under, prefill_grid_under
 from disagg_sim.search.grid import PhaseGrid, batch_axis, decode_grid, prefill_grid
 from disagg_sim.search.mappings import MappingTable, enumerate_mappings
+from disagg_sim.serving.calibrated import outside_calibration
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.costs import with_cost
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import pareto_front
 from disagg_sim.serving.rate_matching import MatchPlan, match_rates
+from disagg_sim.serving.rescore import rescore
+from disagg_sim.serving.sensitivity import sensitivity
+from disagg_sim.serving.uncertainty import Uncertainty, uncertainty
 from disagg_sim.shown import show_with as _show_with
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.metrics import Summary
@@ -72,6 +76,7 @@ __all__ = [
     "Status",
     "Summary",
     "Trace",
+    "Uncertainty",
     "batch_axis",
     "colocated",
     "curve",
@@ -91,6 +96,7 @@ __all__ = [
     "load_traffic",
     "match_rates",
     "observed_lengths",
+    "outside_calibration",
     "pareto_front",
     "piggyback",
     "pointwise_gain",
@@ -99,8 +105,11 @@ __all__ = [
     "prefill_work",
     "readable",
     "representative_shape",
+    "rescore",
+    "sensitivity",
     "simulate",
     "synthetic_trace",
+    "uncertainty",
     "where_it_pays",
     "with_cost",
 ]

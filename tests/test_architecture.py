@@ -147,12 +147,12 @@ def test_the_notebook_api_is_pinned():
     assert sorted(disagg_sim.__all__) == [
         "Curve", "Deployment", "DisaggSimError", "Gain", "Instance", "Interference", "JointLengths", "Mapping",
         "MappingTable", "MatchPlan", "PhaseGrid", "Pool", "Replicas", "ServedDeployment", "SimulationResult", "Slo",
-        "Status", "Summary", "Trace", "batch_axis", "colocated", "curve", "decode_grid", "decode_grid_under",
-        "decode_work", "disaggregated", "enumerate_mappings", "gain", "joint_lengths", "list_specs", "load_model",
-        "load_precision", "load_profile", "load_system", "load_trace", "load_traffic", "match_rates",
-        "observed_lengths", "pareto_front", "piggyback", "pointwise_gain", "prefill_grid", "prefill_grid_under",
-        "prefill_work", "readable", "representative_shape", "simulate", "synthetic_trace", "where_it_pays",
-        "with_cost",
+        "Status", "Summary", "Trace", "Uncertainty", "batch_axis", "colocated", "curve", "decode_grid",
+        "decode_grid_under", "decode_work", "disaggregated", "enumerate_mappings", "gain", "joint_lengths",
+        "list_specs", "load_model", "load_precision", "load_profile", "load_system", "load_trace", "load_traffic",
+        "match_rates", "observed_lengths", "outside_calibration", "pareto_front", "piggyback", "pointwise_gain",
+        "prefill_grid", "prefill_grid_under", "prefill_work", "readable", "representative_shape", "rescore",
+        "sensitivity", "simulate", "synthetic_trace", "uncertainty", "where_it_pays", "with_cost",
     ]  # fmt: skip
 
 

@@ -59,4 +59,4 @@ def spread_of(fit: Fit, spec: UncertaintySpec) -> float:
         return spec.assumed
     median = max(fit.median_error, 1e-3 * fit.p90_error)
     power = math.log(fit.p90_error / median) / math.log(NINETY / HALF)
-    return median * (EIGHTY / HALF) ** power / EIGHTY
+    return float(median * (EIGHTY / HALF) ** power / EIGHTY)

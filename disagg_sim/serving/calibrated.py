@@ -1,4 +1,4 @@
-"""Which operators of a design rest on something else than a measurement: outside the range of a fit, or on another system.
+"""Which operators of a design rest on no measurement of theirs: outside the range of a fit, or on another system.
 
 Kernels that no table holds (elementwise kernels, pipeline hops) are assumptions of the profile in every design; they
 are not repeated here.
@@ -75,7 +75,7 @@ def breaches(use: Use) -> list[Breach]:
 
 
 def outside_calibration(points: pd.DataFrame, *, systems: Mapping[str, SystemSpec] | None = None) -> pd.Series:
-    """What every design of a table rests on beside measurements, in words; "" where nothing leaves the calibrated range.
+    """What every design of a table rests on beside measurements, in words; "" where nothing leaves its range.
 
     Such as ``experts: expert width 32 below 64; all-reduce: ranks 16 above 8; inherited from gb200_nvl72: GEMM``.
 
@@ -122,7 +122,7 @@ def words_of(uses: Sequence[Use], times: Times) -> list[str]:
             kinds[use.label] = kinds.get(use.label, np.zeros(rows, dtype=bool)) | matters
     told: list[list[str]] = [[] for _ in range(rows)]
     for (label, size, above, end), values in passed.items():
-        for row in np.flatnonzero(np.isfinite(values)):
+        for row in np.flatnonzero(np.isfinite(values)).tolist():
             told[row].append(f"{label}: {size} {values[row]:.4g} {'above' if above else 'below'} {end:.4g}")
     for system, kinds in inherited.items():
         for row in range(rows):
@@ -169,8 +169,8 @@ def _ranges(fits: Sequence[Fit]) -> Iterator[tuple[Fit, dict[str, tuple[float, f
     for link in ("nvlink", "nic"):
         sent = [fit for fit in fits if isinstance(fit, AllToAllFit) and not fit.valid and fit.link == link]
         if sent:
-            size, groups = ("node_num", [f.nodes for f in sent]) if link == "nic" else ("ep_size", [f.ranks for f in sent])
-            yield sent[0], {size: (min(groups), max(groups))}
+            groups = [fit.nodes if link == "nic" else fit.ranks for fit in sent]
+            yield sent[0], {"node_num" if link == "nic" else "ep_size": (min(groups), max(groups))}
     if not counted:
         for fit in fits:
             if not fit.valid and not isinstance(fit, CollectiveFit | AllToAllFit):

@@ -22,6 +22,7 @@ from disagg_sim.serving.rescore import Designs, Times, times_of
 
 Floats = NDArray[np.float64]
 Ranges = Mapping[str, tuple[Floats, Floats]]
+_Key = tuple[str, str, str]  # name, kind and format
 
 #: By how much an operator is slowed for its derivative: small, since the fastest kernel may change hands. [1]
 SLOWED = 1e-4
@@ -94,10 +95,10 @@ def _slowed(at: Setting, name: str, kind: str) -> Setting:
     return _adjusted(at, lambda op: 1.0 + SLOWED if (op.name, op.kind) == (name, kind) else 1.0)
 
 
-def _recorded(designs: Designs, at: Setting, phase: str, asked: Mapping[str, bool]) -> dict[tuple[str, str, str], Ranges]:
+def _recorded(designs: Designs, at: Setting, phase: str, asked: Mapping[str, bool]) -> dict[_Key, Ranges]:
     """Names and kinds of the operators of a phase, in order of first appearance, with their sizes."""
     rows = designs.rows.size
-    seen: dict[tuple[str, str, str], dict[str, tuple[Floats, Floats]]] = defaultdict(dict)
+    seen: dict[_Key, dict[str, tuple[Floats, Floats]]] = defaultdict(dict)
 
     def record(op: Operator) -> float:
         mine = seen[op.name, op.kind, op.format]
@@ -115,8 +116,7 @@ def _over_rows(values: Any, rows: int) -> tuple[Floats, Floats]:
     """Least and largest of each row: a value may be a number, one a row, or several a row (chunks)."""
     array = np.asarray(values, dtype=float)
     table = array if array.ndim == 2 else np.broadcast_to(array, rows)[:, None]
-    both = np.broadcast_to(table.min(axis=1), rows), np.broadcast_to(table.max(axis=1), rows)
-    return both
+    return np.broadcast_to(table.min(axis=1), rows), np.broadcast_to(table.max(axis=1), rows)
 
 
 def sizes_of(op: Operator, *, latent: bool) -> dict[str, Any]:

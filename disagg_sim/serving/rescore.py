@@ -1,9 +1,9 @@
 """Rows of a table of points, timed again: the same designs under other rates.
 
 A row names its design completely: mappings, batches, chunks, instance counts. ``designs_of`` reads it, ``times_of``
-times the passes that it is made of (arrays of shape (rows,), the physics of the grids without their axes), ``scores_of``
-puts these together as the row's mode does. For the settings that the rows were made under the result is the row's own
-numbers. What a search chose stays as chosen: nothing is made feasible or infeasible.
+times the passes that it is made of (arrays of shape (rows,), the physics of the grids without their axes) and
+``scores_of`` puts these together as the row's mode does. For the settings that the rows were made under the result is
+the row's own numbers. What a search chose stays as chosen: nothing is made feasible or infeasible.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ def rescore(
 
     result = {name: np.empty(len(points)) for name in ("ftl", "ttl", "throughput")}
     for designs in designs_of(points, systems=systems, interference=interference):
-        if change is not None:
-            designs = designs.under(decode=change(designs.at), prefill=change(designs.prefill_at))
-        found = scores_of(designs, times_of(designs))
+        at, prefill_at = (each if change is None else change(each) for each in (designs.at, designs.prefill_at))
+        changed = designs.under(decode=at, prefill=prefill_at)
+        found = scores_of(changed, times_of(changed))
         for name, values in result.items():
             values[designs.rows] = getattr(found, name)
     columns = {
@@ -211,11 +211,11 @@ def _picked(designs: Designs, some: Ints) -> Designs:
     arrays: dict[str, Any] = {
         name: value[some] for name, value in vars(designs).items() if isinstance(value, np.ndarray)
     }
-    degrees = {
-        name: Degrees(**{d: getattr(getattr(designs, name), d)[some] for d in _DEGREES})
-        for name in ("degrees", "prefill_degrees")
-    }
-    return replace(designs, **arrays, **degrees)
+    decode, prefill = (
+        Degrees(**{name: getattr(degrees, name)[some] for name in _DEGREES})
+        for degrees in (designs.degrees, designs.prefill_degrees)
+    )
+    return replace(designs, degrees=decode, prefill_degrees=prefill, **arrays)
 
 
 def _check(designs: Designs, points: pd.DataFrame) -> None:

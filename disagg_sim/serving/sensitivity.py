@@ -1,8 +1,8 @@
 r"""Which number of the hardware matters where: elasticities of latency and throughput along a frontier.
 
-The elasticity of y to a parameter p is :math:`\partial \ln y / \partial \ln p`: 0.6 says that one percent more of p brings
-0.6 % more of y. If every rate grew by one percent and every latency fell by as much, throughput would grow by one
-percent; so over rates and inverse latencies of the hardware elasticities sum to 1, less the share of what does not
+The elasticity of y to a parameter p is :math:`\partial \ln y / \partial \ln p`: 0.6 says that one percent more of p
+brings 0.6 % more of y. If every rate grew by one percent and every latency fell by as much, throughput would grow by
+one percent; so over rates and inverse latencies of the hardware elasticities sum to 1, less the share of what does not
 change with it: host, and the fixed times of kernels.
 """
 
@@ -33,8 +33,8 @@ Floats = NDArray[np.float64]
 #: From systems by name to the points that a search finds on them.
 Search = Callable[[Mapping[str, SystemSpec]], "pd.DataFrame"]
 
-#: Relative change of a parameter for the derivative at a design: small, as a change of the fastest kernel is a kink. [1]
-SMALL = 1e-3
+#: Relative change of a parameter for the derivative at a design: small, as another fastest kernel is a kink. [1]
+SMALL = 1e-5
 #: Relative change of a parameter for a frontier: as wide as the steps between its designs. [1]
 WIDE = 0.05
 #: The same for capacity, which acts through the few largest batches. [1]
@@ -91,17 +91,17 @@ def _with_latency(rates: Rates, parameter: str, factor: float) -> Rates:
             name: getattr(rates, name).with_latency(factor) for name in ("all_reduce", "all_gather", "reduce_scatter")
         }
         links["prepare"] = None if rates.prepare is None else rates.prepare.with_latency(factor)
-    exchange = {
-        name: {phase: slower(rate) for phase, rate in getattr(rates, name).items()} for name in ("dispatch", "combine")
-    }
-    return replace(rates, profile=own, **links, **exchange)
+    dispatch, combine = (
+        {phase: slower(rate) for phase, rate in both.items()} for both in (rates.dispatch, rates.combine)
+    )
+    return replace(rates, profile=own, dispatch=dispatch, combine=combine, **links)
 
 
 def sensitivity(
     points: pd.DataFrame, *, parameters: Sequence[str] = PARAMETERS, search: Search | None = None,
     systems: Mapping[str, SystemSpec] | None = None, interference: Interference = NO_INTERFERENCE,
 ) -> pd.DataFrame:  # fmt: skip
-    """Elasticities of latencies and throughput to the hardware, at the designs of a frontier and of the frontier itself.
+    """Elasticities of latencies and throughput to the hardware, at the designs of a frontier and along it.
 
     Parameters
     ----------
@@ -122,8 +122,8 @@ def sensitivity(
     DataFrame
         One row for each point of the nominal frontier and parameter: ``mode``, ``tokens_per_s_per_user``,
         ``tokens_per_s_per_gpu`` [token/s], ``parameter``; at the same design (``throughput``: the slower pool counts)
-        ``ttl``, ``ftl``, ``throughput``; and ``frontier``, of the best throughput at the same interactivity, designs and
-        counts chosen anew [1].
+        ``ttl``, ``ftl``, ``throughput``; and ``frontier``, of the best throughput at the same interactivity, where
+        designs and counts are chosen anew [1].
 
     Raises
     ------
@@ -156,10 +156,10 @@ def sensitivity(
             else:
                 curves, step = [(1.0 / end.ttl[mine, 1], end.throughput[mine, 1]) for end in ends[2:]], WIDE
             columns = {
-                name: _elasticity(*(getattr(end, name)[mine, 0][best] for end in ends[:2]), SMALL)
+                name: _elasticity([getattr(end, name)[mine, 0][best] for end in ends[:2]], SMALL)
                 for name in ("ttl", "ftl", "throughput")
             }
-            columns["frontier"] = _elasticity(*(smooth_front(*curve, x[best]) for curve in curves), step)
+            columns["frontier"] = _elasticity([smooth_front(*curve, x[best]) for curve in curves], step)
             base = {"mode": mode, INTERACTIVITY: x[best], THROUGHPUT: y[best], "parameter": parameter}
             lines.append(pd.DataFrame(base | columns))
     return pd.concat(lines, ignore_index=True)
@@ -181,10 +181,11 @@ def _scores(groups: Sequence[Designs], near: pd.DataFrame, parameter: str, facto
     return result
 
 
-def _elasticity(below: Floats, above: Floats, step: float) -> Floats:
-    """Derivative of the logarithm by the logarithm of a parameter that was moved by ``step`` both ways. [1]"""
+def _elasticity(ends: Sequence[Floats], step: float) -> Floats:
+    """Derivative of the logarithm by the logarithm of a parameter that was moved by ``step``, down and up. [1]"""
+    below, above = ends
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.log(above / below) / np.log((1.0 + step) / (1.0 - step))
+        return np.asarray(np.log(above / below) / np.log((1.0 + step) / (1.0 - step)))
 
 
 def smooth_front(x: Floats, y: Floats, at: Floats) -> Floats:

@@ -5,15 +5,15 @@ r"""Error bars: how far the latencies and the throughput of designs may be off, 
 .. math:: t_o \to t_o\,\exp\left(\sigma_o\left(\sqrt{\rho_k}\,z_{s,e,k} + \sqrt{1-\rho_k}\,\epsilon_{o,m}\right)\right),
           \qquad T_p \to T_p\,\exp\left(\tau_p\left(\sqrt{\rho}\,z_{e,p} + \sqrt{1-\rho}\,\epsilon_{p,m}\right)\right)
 
-* :math:`\sigma_o` is the spread of the fit behind operator o (``facts.uncertainty.spread_of``), wider where the fit is of
-  another system (``transfer``), where a size lies outside its range (``per_doubling``), or where nobody measured;
+* :math:`\sigma_o` is the spread of the fit behind operator o (``facts.uncertainty.spread_of``), wider where the fit is
+  of another system (``transfer``), where a size lies outside its range (``per_doubling``), or where nobody measured;
 * z is **systematic**: one number for all operators of kind k of a (system s, engine e) in every design and mode.
   :math:`\rho_k` is the share of the variance that whole groups of shapes have in common;
-* :math:`\epsilon` is **idiosyncratic**: its own for every operator o of a layer and mapping m, so that it partly averages
-  over the operators of a layer, and batches of one mapping share it;
-* :math:`\tau_p` is the discrepancy of an engine: what served runs show beyond their kernels (host, scheduling), for decode
-  steps and for passes of prefill, estimated from the served runs of the FITTED part alone. What all configurations have
-  in common cancels where two modes are compared.
+* :math:`\epsilon` is **idiosyncratic**: its own for every operator o of a layer and mapping m, so that it partly
+  averages over the operators of a layer, and batches of one mapping share it;
+* :math:`\tau_p` is the discrepancy of an engine: what served runs show beyond their kernels (host, scheduling), for
+  decode steps and for passes of prefill, estimated from the served runs of the FITTED part alone. What all
+  configurations have in common cancels where two modes are compared.
 
 All of z and :math:`\epsilon` are standard normal, and drawn by name from one seed: tables of several modes, or the same
 table twice, see the same factors.
@@ -54,7 +54,7 @@ Floats = NDArray[np.float64]
 
 #: Ends and middle of a band: 80 % of the samples lie between the ends.
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
-#: A point may join a frontier in a sample when the nominal one beats it by no more than this; smaller where that is many.
+#: A point may join a frontier in a sample when the nominal one beats it by no more than this; less where many could.
 MARGINS = (0.2, 0.1, 0.05, 0.02)
 #: Points of one mode that are sampled, unless the nominal frontier has more.
 CANDIDATES = 400
@@ -144,7 +144,8 @@ class Uncertainty:
 
         shared = tuple(mode for mode in self.modes if mode != MODES[0])
         if MODES[0] not in self.modes or not shared:
-            raise InputError(f"a gain needs {MODES[0]} points and co-located ones; the table has {', '.join(self.modes)}")
+            has = ", ".join(self.modes)
+            raise InputError(f"a gain needs {MODES[0]} points and co-located ones; the table has {has}")
         grid = np.asarray(at, dtype=float).ravel()
         x, y = (self.points[name].to_numpy(dtype=float) for name in (INTERACTIVITY, THROUGHPUT))
         split = (self.points["mode"].astype(str) == MODES[0]).to_numpy()
@@ -171,7 +172,8 @@ class Uncertainty:
 
 def uncertainty(
     points: pd.DataFrame, *, samples: int = 1000, seed: int = 0, rematch: bool = True,
-    spreads: UncertaintySpec | str = "measured", systems: Mapping[str, SystemSpec] | None = None, interference: Interference = NO_INTERFERENCE,
+    spreads: UncertaintySpec | str = "measured", systems: Mapping[str, SystemSpec] | None = None,
+    interference: Interference = NO_INTERFERENCE,
 ) -> Uncertainty:  # fmt: skip
     """Error bars of designs: bands of latencies and throughput, of the frontier, and of what disaggregation gains.
 
@@ -262,7 +264,7 @@ class _Draws:
         """Shape (len(own), samples): a common and an own part, the common one with ``share`` of the variance."""
         index = {name: place for place, name in enumerate(dict.fromkeys(own))}
         apart = np.stack([self.of(name) for name in index])[[index[name] for name in own]]
-        return np.sqrt(share) * self.of(common) + np.sqrt(1.0 - share) * apart
+        return np.asarray(np.sqrt(share) * self.of(common) + np.sqrt(1.0 - share) * apart)
 
 
 def _sampled(
@@ -277,10 +279,10 @@ def _sampled(
     sampled = [np.repeat(part[:, None], draws.samples, axis=1) for part in nominal]
     for use in uses:
         moved = np.expm1(log_factor(use, designs, spec, draws, places[use.phase]))
-        for whole, part in zip(sampled, use.seconds, strict=True):
+        for index, part in enumerate(use.seconds):
             if np.any(part):
-                whole += part[:, None] * moved
-    for phase, passes in (("decode", sampled[:1]), ("prefill", sampled[1:])):
+                sampled[index] += part[:, None] * moved
+    for phase, passes in (("decode", (0,)), ("prefill", (1, 2))):
         at = designs.at if phase == "decode" else designs.prefill_at
         engine = engine_of(at.rates, at.engine, spec)
         spread = spec.engines[engine]
@@ -288,8 +290,8 @@ def _sampled(
         kind = "decode" if designs.mode == "piggyback" else phase
         own = [f"{designs.mode} {kind} {place}" for place in places[phase]]
         factor = np.exp(getattr(spread, kind) * draws.mixed(f"engine {engine} {kind}", own, spread.shared))
-        for whole in passes:
-            whole *= factor
+        for index in passes:
+            sampled[index] *= factor
     turned = Times(*(part.T for part in sampled))
     scores = scores_of(designs, turned, rematch=rematch)
     return Scores(*(np.asarray(value).T for value in scores)), words_of(uses, nominal)
@@ -318,13 +320,14 @@ def sigma_of(use: Use, spec: UncertaintySpec) -> Floats:
     own = max((spread_of(fit, spec) for fit in measured), default=spec.assumed)
     transfer = kind_of(use, spec).transfer if any(fit.inherited_from for fit in measured) else 0.0
     far = sum((breach.doublings for breach in breaches(use)), start=np.zeros(use.rows))
-    return np.sqrt(own**2 + transfer**2) + spec.per_doubling * far
+    return np.asarray(np.sqrt(own**2 + transfer**2) + spec.per_doubling * far)
 
 
 def engine_of(rates: Rates, engine: str, spec: UncertaintySpec) -> str:
     """Engine whose discrepancy counts: the one asked for, else the first one known whose kernels were taken."""
-    found = (fit.engine for fits in rates.used.values() for fit in fits)
-    return engine if engine in spec.engines else next((name for name in found if name in spec.engines), min(spec.engines))
+    taken = (fit.engine for fits in rates.used.values() for fit in fits)
+    known = [name for name in (engine, *taken) if name in spec.engines]
+    return known[0] if known else min(spec.engines)
 
 
 def _mapping_names(designs: Designs, phase: str) -> list[str]:

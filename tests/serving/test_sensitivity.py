@@ -1,0 +1,70 @@
+"""Elasticities: sums, signs, and a case by hand."""
+
+import numpy as np
+import pytest
+from design_tables import tables_of
+
+import disagg_sim as ds
+from disagg_sim.errors import InputError
+
+RATES = ("flops", "hbm_bandwidth", "nvlink_bandwidth", "nic_bandwidth")
+LATENCIES = ("nvlink_latency", "nic_latency")
+
+
+def wide(table, name):
+    keys = ["mode", "tokens_per_s_per_user"]
+    return table.pivot_table(index=keys, columns="parameter", values=name, sort=False)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_elasticities_of_the_ideal_profile_to_all_rates_add_up_to_one(mode):
+    table = ds.sensitivity(ds.pareto_front(tables_of("ideal")[mode]))
+    for name in ("ttl", "ftl"):
+        assert np.allclose(wide(table, name)[list(RATES)].sum(axis=1), -1.0, atol=1e-5)
+    if mode:  # of a matched pair the slower pool counts, and changes hands
+        assert np.allclose(wide(table, "throughput")[list(RATES)].sum(axis=1), 1.0, atol=1e-5)
+
+
+def test_more_of_a_rate_never_harms_and_latency_never_helps():
+    for points in tables_of("latent"):
+        table = ds.sensitivity(ds.pareto_front(points), parameters=(*RATES, *LATENCIES))
+        for name, sign in (("ttl", -1.0), ("ftl", -1.0), ("throughput", 1.0)):
+            found = wide(table, name)
+            assert (sign * found[list(RATES)] >= -1e-6).all(axis=None)
+            assert (sign * found[list(LATENCIES)] <= 1e-6).all(axis=None)
+            if name != "throughput":  # the slower pool of a matched pair changes hands: a kink
+                assert (found.abs().sum(axis=1) <= 1.0 + 1e-6).all(), "host and kernel floors take the rest"
+
+
+def test_one_gpu_at_batch_one_is_bound_by_memory():
+    """A dense 8B model on one GPU at speed of light reads its weights and cache: HBM bandwidth alone matters."""
+    mapping = ds.Mapping()
+    asked = {"isl": 1024, "osl": 128, "precision": "bf16", "profile": "ideal"}
+    points = ds.colocated("llama_3_1_8b", "h100_sxm", mapping, batch=[1], prefill_batch=[1], **asked)
+    found = wide(ds.sensitivity(points), "ttl").iloc[0]
+    # T = T_d + t_p/(OSL-1): a step reads about 16 GB at 3.35 TB/s, 4.8 ms; the prompt is 16.4 TFLOP and attention at
+    # 989 TFLOP/s, 17 ms over 127 tokens, 0.14 ms.
+    assert found["hbm_bandwidth"] == pytest.approx(-0.972, abs=0.005)
+    assert found["flops"] == pytest.approx(-0.028, abs=0.005)
+    assert found["nvlink_bandwidth"] == found["nic_bandwidth"] == found["hbm_capacity"] == 0.0
+
+
+def test_capacity_acts_through_a_search_only():
+    points = ds.pareto_front(tables_of("dense")[1])
+    asked = []
+
+    def search(systems):
+        asked.append(systems["h100_sxm"].hbm_capacity)
+        factor = systems["h100_sxm"].hbm_capacity / ds.load_system("h100_sxm").hbm_capacity
+        return points.assign(tokens_per_s_per_gpu=points["tokens_per_s_per_gpu"] * factor**0.5)
+
+    assert ds.sensitivity(points, parameters=["hbm_capacity"])["frontier"].isna().all()
+    found = ds.sensitivity(points, parameters=["hbm_capacity"], search=search)
+    assert np.allclose(found["frontier"], 0.5)
+    assert len(asked) == 2
+    assert (found["throughput"] == 0).all()
+
+
+def test_an_unknown_parameter_is_refused_with_the_nearest():
+    with pytest.raises(InputError, match="did you mean 'hbm_bandwidth'"):
+        ds.sensitivity(tables_of("dense")[0], parameters=["hbm_bandwith"])

@@ -1,0 +1,116 @@
+"""Error bars: invariants of the bands, and figures that can be worked out by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from design_tables import tables_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import disagg_sim as ds
+from disagg_sim.errors import InputError
+from disagg_sim.facts.efficiency import GemmFit
+from disagg_sim.facts.load import load_uncertainty
+from disagg_sim.facts.uncertainty import spread_of
+
+SPREADS = load_uncertainty("measured")
+NONE = replace(
+    SPREADS,
+    assumed=0.0,
+    per_doubling=0.0,
+    kinds={name: replace(kind, transfer=0.0) for name, kind in SPREADS.kinds.items()},
+    engines={name: replace(e, decode=0.0, prefill=0.0) for name, e in SPREADS.engines.items()},
+)
+
+
+def frontiers(case):
+    return pd.concat([ds.pareto_front(points) for points in tables_of(case)], ignore_index=True)
+
+
+def fit(median, p90):
+    return GemmFit(
+        engine="vllm", version="1", points=9, median_error=median, p90_error=p90, format="bf16", e_compute=0.5,
+        e_memory=0.5, t0=0.0, blend_q=1.0,
+    )  # fmt: skip
+
+
+def test_spread_of_a_normal_fit_is_its_standard_deviation():
+    """Half of a normal law lies within 0.674, nine tenths within 1.645 standard deviations."""
+    assert spread_of(fit(0.0674490, 0.164485), SPREADS) == pytest.approx(0.1, rel=1e-4)
+    assert spread_of(fit(0.05, 0.3), SPREADS) > spread_of(fit(0.05, 0.2), SPREADS)
+
+
+def test_same_seed_same_bands_and_the_median_lies_near_the_nominal_numbers():
+    points = frontiers("dense")
+    first, again, other = (ds.uncertainty(points, samples=400, seed=seed) for seed in (1, 1, 2))
+    assert (first.throughput == again.throughput).all()
+    assert (first.throughput != other.throughput).any()
+    bands = first.bands()
+    for name in ("tokens_per_s_per_gpu", "tokens_per_s_per_user"):
+        assert (bands[f"{name}_p10"] < bands[name]).all()
+        assert (bands[name] < bands[f"{name}_p90"]).all()
+        assert np.allclose(bands[f"{name}_p50"], bands[name], rtol=0.08)
+    assert np.allclose(bands["ttl_p10_s"], 1 / bands["tokens_per_s_per_user_p90"], rtol=0.02)
+
+
+@settings(max_examples=5, deadline=None)
+@given(wider=st.floats(1.1, 4.0), which=st.sampled_from(("decode", "prefill", "shared")))
+def test_wider_engine_spreads_never_give_narrower_bands(wider, which):
+    points = frontiers("dense").groupby("mode", observed=True).head(3)
+    engines = {
+        name: replace(e, decode=0.1, prefill=0.1) if which == "shared" else replace(e, **{which: wider * getattr(e, which)})
+        for name, e in SPREADS.engines.items()
+    }
+    narrow = {name: replace(e, decode=0.05, prefill=0.05) for name, e in SPREADS.engines.items()}
+    base = narrow if which == "shared" else SPREADS.engines
+    widths = []
+    for each in (base, engines):
+        found = ds.uncertainty(points, samples=100, spreads=replace(SPREADS, engines=each))
+        widths.append([np.quantile(x, 0.9, axis=1) / np.quantile(x, 0.1, axis=1) for x in (found.ttl, found.ftl)])
+    assert all((after >= before * (1 - 1e-9)).all() for before, after in zip(*widths, strict=True))
+
+
+
+
+def test_what_both_modes_share_cancels_in_the_gain():
+    """One common factor on every operator and pass moves both frontiers alike: the gain stays what it is."""
+    kinds = {name: replace(kind, shared=1.0) for name, kind in SPREADS.kinds.items()}
+    alike = {name: replace(e, shared=1.0) for name, e in SPREADS.engines.items()}
+    apart = {name: replace(e, shared=0.0) for name, e in SPREADS.engines.items()}
+    points, at = frontiers("dense"), [20.0, 60.0]
+    together = ds.uncertainty(points, samples=400, spreads=replace(SPREADS, kinds=kinds, engines=alike)).gain(at)
+    single = ds.uncertainty(points, samples=400, spreads=replace(SPREADS, engines=apart)).gain(at)
+    width = [table["gain_p90"] / table["gain_p10"] for table in (together, single)]
+    assert (width[0] < width[1]).all()
+    assert ((together["probability"] >= 0) & (together["probability"] <= 1)).all()
+
+
+def test_a_frontier_band_never_rises_and_holds_every_point_of_its_samples():
+    found = ds.uncertainty(frontiers("dense"), samples=200)
+    for _, band in found.frontier().groupby("mode"):
+        for name in ("p10", "p50", "p90"):
+            assert (np.diff(band[f"tokens_per_s_per_gpu_{name}"]) <= 1e-9).all()
+        assert (band["tokens_per_s_per_gpu_p10"] <= band["tokens_per_s_per_gpu_p90"]).all()
+
+
+def test_inherited_fits_are_told_and_widen_the_band():
+    points = ds.pareto_front(tables_of("inherited")[1])
+    words = ds.outside_calibration(points)
+    assert words.str.contains("inherited from h100_sxm: ").all()
+    without = {name: replace(kind, transfer=0.0) for name, kind in SPREADS.kinds.items()}
+    wide, narrow = (
+        np.log(ds.uncertainty(points, samples=300, spreads=each).ttl).std(axis=1)
+        for each in (SPREADS, replace(SPREADS, kinds=without))
+    )
+    assert (wide > narrow).all()
+
+
+def test_an_ideal_profile_and_a_single_mode_are_refused_in_one_line():
+    with pytest.raises(InputError, match="profile 'ideal' has no fits"):
+        ds.uncertainty(tables_of("ideal")[1])
+    with pytest.raises(InputError, match="a gain needs disaggregated points and co-located ones"):
+        ds.uncertainty(ds.pareto_front(tables_of("dense")[1]), samples=10).gain([10.0])
+    with pytest.raises(InputError, match="no points"):
+        ds.uncertainty(tables_of("dense")[0].head(0))
