@@ -32,7 +32,7 @@ HOST_TIMES = {
     "kernel_launch": (30 * US, 60 * US),
     "request_host": (20 * MS, 300 * MS),
 }
-#: Error beyond which a residual counts less than quadratically. [1]
+#: Error beyond which a residual stops to count (Cauchy loss): TTFT of some runs holds a warm-up. [1]
 SOFT = 0.1
 
 
@@ -83,7 +83,7 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
         return error
 
     found = least_squares(
-        errors, np.ones(len(names)), bounds=(0.0, most), loss="soft_l1", f_scale=SOFT, diff_step=0.05, max_nfev=12
+        errors, np.ones(len(names)), bounds=(0.0, most), loss="cauchy", f_scale=SOFT, diff_step=0.05, max_nfev=12
     )
     last = errors(found.x)
     seen = last != 0.0

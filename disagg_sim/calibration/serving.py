@@ -83,8 +83,8 @@ def predict(run: Served, rows: Sequence[ServingRow]) -> Prediction:
     pattern = Run(rows[0].waves or np.inf, rows[0].spread)
     if mode == "disaggregated":
         prefill = degrees_of(r.prefill for r in rows if r.prefill)
-        inside = np.where(np.isfinite(concurrency), concurrency, np.inf) if load == "closed_loop" else np.full(len(rows), np.inf)
-        inside = np.minimum(inside, pool.count * run.engine.max_running * pool.degrees.dp_attn * 4)
+        most = pool.count * run.engine.max_running * pool.degrees.dp_attn
+        inside = concurrency if load == "closed_loop" else most  # everything queued
         state = disaggregated(run, prefill, pool, lengths, inside, pattern)
         return _finished(rows, state, state.request_rate, state.capacity, inside, lengths)
     if load == "server":
@@ -95,7 +95,8 @@ def predict(run: Served, rows: Sequence[ServingRow]) -> Prediction:
         stated = np.where(np.isfinite(batch), batch * pool.degrees.dp_attn * pool.count, np.inf)
         demand = concurrency if load == "closed_loop" else stated
         most = run.engine.max_running * pool.degrees.dp_attn
-        state = colocated(run, pool.degrees, lengths, np.clip(demand / pool.count, 1.0, np.fmax(most, concurrency)), pattern)
+        inside = np.clip(demand / pool.count, 1.0, np.fmax(most, concurrency))
+        state = colocated(run, pool.degrees, lengths, inside, pattern)
     return _finished(rows, state, state.request_rate * pool.count, state.capacity * pool.count, demand, lengths)
 
 
@@ -106,8 +107,11 @@ def _finished(
     waves = rows[0].waves
     drained = rate / drain_factors(np.minimum(demand, capacity), waves, rows[0].spread) if waves else rate
     shape = np.shape(lengths.isl)
-    both = (np.broadcast_to(value, shape) for value in (state.tpot, state.ttft, state.latency(lengths)))
-    return Prediction(*both, np.broadcast_to(drained, shape), np.broadcast_to(capacity, shape), demand)
+    tpot, ttft, latency, drained, capacity = (
+        np.broadcast_to(value, shape)
+        for value in (state.tpot, state.ttft, state.latency(lengths), drained, capacity)
+    )
+    return Prediction(tpot, ttft, latency, drained, capacity, demand)
 
 
 def _isolated(run: Served, load: str, pool: Pool, lengths: Lengths, batch: Floats) -> Prediction:
@@ -171,7 +175,8 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
 
     def key(index: int) -> tuple[Any, ...]:
         row = checked[index]
-        return (row.model, row.system, row.recipe, row.engine, row.chunk_tokens, row.load, row.mode, row.waves, row.spread)
+        run = (row.model, row.system, row.recipe, row.engine, row.chunk_tokens)
+        return (*run, row.load, row.mode, row.waves, row.spread)
 
     usable = sorted((i for i, row in enumerate(checked) if not row.reason), key=key)
     for _, found in groupby(usable, key=key):
@@ -215,14 +220,14 @@ def _lines(row: ServingRow, answer: tuple[Prediction, int, bool] | None) -> list
                 if np.isfinite(predicted) and quantity.measured > 0:
                     error = predicted / quantity.measured - 1.0
                 else:
-                    reason = "no finite prediction" if quantity.measured > 0 else "the measured value is no number above 0"
+                    reason = "no finite prediction" if quantity.measured > 0 else "the measured value is not above 0"
         evaluated = bool(np.isfinite(error))
         lines.append((
-            row.file, row.row, row.form, quantity.name, quantity.statistic, quantity.basis, quantity.measured, predicted,
-            error, evaluated, reason, saturated, calibrated, "held-out" if row.held_out else "fitted", row.system,
-            row.hardware, row.model, row.framework, row.engine, row.recipe, row.mode, row.load, row.gpus,
-            _named(row.workers), _named(row.prefill), row.isl, row.osl, row.concurrency, row.batch, capacity, row.qa_flag,
-            row.configuration,
+            row.file, row.row, row.form, quantity.name, quantity.statistic, quantity.basis, quantity.measured,
+            predicted, error, evaluated, reason, saturated, calibrated, "held-out" if row.held_out else "fitted",
+            row.system, row.hardware, row.model, row.framework, row.engine, row.recipe, row.mode, row.load, row.gpus,
+            _named(row.workers), _named(row.prefill), row.isl, row.osl, row.concurrency, row.batch, capacity,
+            row.qa_flag, row.configuration,
         ))  # fmt: skip
     return lines
 

@@ -5,141 +5,130 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from disagg_sim.calibration.serving_forms import count, instance, text, value, yes
-from disagg_sim.calibration.serving_rows import (
-    Quantity,
-    ServingRow,
-    Workers,
-    engine_named,
-    model_named,
-    recipe_of,
-    system_named,
-)
-from disagg_sim.facts.load import load_engine
+from disagg_sim.calibration.serving_cells import count, groups_of, instance, names_of, stated, text, value
+from disagg_sim.calibration.serving_rows import Quantity, ServingRow, Workers, engine_named, model_named
 from disagg_sim.units import MS
 
 #: GPUs of a node in the throughputs that sources give per node. [1]
 NODE_GPUS = 8.0
-#: Requests of the run whose total duration is given.
-RUN_REQUESTS = 150.0
-#: Metrics that are no quantity of a serving model, or parts of one.
+#: Metrics that are no quantity of a serving model, or parts of one: start of the name -> reason.
 NOT_SERVED = {
     "mfu": "MFU follows from the rates and the peak that the source divides by, which it does not name",
     "kv_transfer_bandwidth": "the transfer time of the same line divided by its size",
     "kv_transfer_time": "transfer over a stated network of its own; see physics.kv_transfer",
     "deepep_dispatch_time_per_layer": "a kernel",
     "tbt_p99": "a steady state has no 99th percentile; see the simulator",
+    "context_iteration_iteration": "",
     "context_iteration": "part of a step",
 }
+#: Metric -> quantity, statistic, what its value is multiplied by.
+METRICS = {
+    "prefill_time": ("ttft", "mean", MS),
+    "ttft": ("ttft", "mean", MS),
+    "ttft_median": ("ttft", "median", MS),
+    "context_iteration_iteration_total": ("ttft", "mean", MS),
+    "decode_step_time": ("tpot", "mean", MS),
+    "itl_median": ("tpot", "median", MS),
+    "tbt_p50": ("tpot", "median", MS),
+    "request_latency_mean": ("latency", "mean", MS),
+}
+#: Throughput metric -> what it counts.
+THROUGHPUTS = {"request_throughput": "request", "total_throughput": "total", "output_throughput_total": "output"}
+#: Metrics of one phase alone, whatever the mode says.
+PHASES = {
+    "prefill_time": "prefill",
+    "ttft": "prefill",
+    "context_iteration_iteration_total": "prefill",
+    "decode_step_time": "decode",
+}
+#: Engine of a source whose lines name none: start of its name -> engine.
+SOURCE_ENGINES = {"lmsys": "sglang", "deepseek": "sglang", "paper": "vllm_v0", "mooncake": "sglang", "llmd": "vllm"}
+#: Token budget of a step where only the paper, not the line, states it. [token]
+SOURCE_CHUNKS = {"paper_dynaserve": 2048}
 
 
 def published_row(line: Any) -> ServingRow:
     """A ``ServingRow`` of one line of the long form."""
-    metric, source = text(line, "metric"), text(line, "source_id")
-    model, engine = model_named(text(line, "model")), engine_named(text(line, "framework")) or _engine_of(source)
-    system, reason = system_named(text(line, "gpu_family"), text(line, "hardware"))
-    weights = text(line, "precision_weights").replace(";", "").lower()
-    quantity, load, metric_reason = _quantity(line, metric, source)
-    reason = reason or metric_reason
-    isl, osl, batch = value(line, "isl"), value(line, "osl"), value(line, "batch")
-    concurrency = value(line, "concurrency")
-    workers, prefill, layout_reason = _layout(line, source)
-    reason = reason or layout_reason
-    if load == "decode" and text(line, "phase") != "decode" and not batch == batch:
-        batch = concurrency
-    if load in ("prefill", "decode") and not isl == isl:
-        reason = reason or "the length is not stated"
-    if load == "closed_loop" and not concurrency == concurrency:
-        load = "offline"
-    scope = text(line, "batch_scope")
-    if load == "decode" and not batch == batch:
-        reason = reason or "the batch is not stated"
-    if load == "decode" and ("per GPU" in scope):
-        batch = batch * (workers.gpus if workers else 1)
-    if load == "prefill":
-        batch = batch * (workers.gpus if workers else 1) / isl if "tokens per GPU" in scope else math.nan
-        if scope == "max_num_tokens":
-            batch = 4.0 * value(line, "batch") / isl
-    quantised = "fp8" in weights or "fp4" in weights
-    stated = text(line, "precision_kv")
-    cache = "fp8" if stated.startswith("fp8") else "bf16" if stated else ""
-    if not cache:
-        cache = load_engine(engine).cache_of_quantised if engine and quantised else "bf16"
+    source = text(line, "source_id")
+    quantity, reason = _quantity(line)
+    load = _load(line)
+    workers, prefill, missing = _layout(line)
+    isl, osl, batch = value(line, "isl"), value(line, "osl"), _batch(line, load, workers)
+    if load in ("prefill", "decode") and not stated(isl):
+        missing = missing or "the length is not stated"
+    if load == "decode" and not stated(batch):
+        missing = missing or "the batch is not stated"
+    engine = engine_named(text(line, "framework"))
+    engine = engine or next((each for key, each in SOURCE_ENGINES.items() if source.startswith(key)), "")
+    weights = text(line, "precision_weights").lower() or _own_weights(text(line, "model"))
+    names = names_of(line, weights=weights, engine=engine, cache=text(line, "precision_kv"))
     return ServingRow(
-        file="", row=text(line, "row_id"), form="", quantities=(quantity,), model=model, system=system, engine=engine,
-        recipe=recipe_of(_weights(weights, model), cache, model), load=load,
-        mode="disaggregated" if prefill else "aggregated", workers=workers, prefill=prefill, isl=isl,
-        osl=osl if osl == osl else 1.0, concurrency=concurrency, batch=batch,
-        chunk_tokens=2048 if source == "paper_dynaserve" else 0,
-        speculative=text(line, "spec_decode") not in ("", "none"), hardware=text(line, "hardware"),
-        framework=text(line, "framework") or source, reason=reason,
+        file="", row=text(line, "row_id"), form="", quantities=(quantity,), model=names.model, system=names.system,
+        engine=names.engine, recipe=names.recipe, load=load, mode="disaggregated" if prefill else "aggregated",
+        workers=workers, prefill=prefill, isl=isl, osl=osl if stated(osl) else 1.0,
+        concurrency=value(line, "concurrency"), batch=batch, chunk_tokens=SOURCE_CHUNKS.get(source, 0),
+        speculative=text(line, "spec_decode") not in ("", "none"), hardware=names.hardware,
+        framework=names.framework or source, reason=names.reason or reason or missing,
     )  # fmt: skip
 
 
-def _engine_of(source: str) -> str:
-    """Engine of a source whose line names none."""
-    known = {"lmsys": "sglang", "deepseek": "sglang", "paper": "vllm", "mooncake": "sglang", "llmd": "vllm"}
-    return next((engine for key, engine in known.items() if source.startswith(key)), "")
+def _own_weights(model: str) -> str:
+    """Weights of a model whose line states none: DeepSeek publishes fp8."""
+    return "fp8" if model_named(model) == "deepseek_r1" else "bf16"
 
 
-def _weights(said: str, model: str) -> str:
-    """Weight format; DeepSeek without one is its own fp8 checkpoint."""
-    return said or ("fp8" if model == "deepseek_r1" else "bf16")
+def _quantity(line: Any) -> tuple[Quantity, str]:
+    """Quantity and, where the metric is none of ours, the reason."""
+    metric, measured, gpus = text(line, "metric"), value(line, "value"), value(line, "gpus_total")
+    why = next((why for start, why in NOT_SERVED.items() if metric.startswith(start)), "")
+    if metric in METRICS:
+        name, statistic, unit = METRICS[metric]
+        return Quantity(name=name, measured=measured * unit, statistic=statistic), why
+    if metric in THROUGHPUTS:
+        return Quantity(name="throughput", measured=measured, basis=THROUGHPUTS[metric]), why
+    basis, _, per = metric.partition("_throughput_per_")
+    if basis in ("input", "output") and per in ("gpu", "node"):
+        shared = gpus / NODE_GPUS if per == "node" else gpus
+        return Quantity(name="throughput", measured=measured, basis=basis, gpus=shared), why
+    return Quantity(name=metric, measured=measured, statistic=""), why or f"metric {metric!r} has no model"
 
 
-def _quantity(line: Any, metric: str, source: str) -> tuple[Quantity, str, str]:
-    """Quantity, load and, where the metric is none of ours, the reason."""
-    measured, gpus = value(line, "value"), value(line, "gpus_total")
-    mode = text(line, "mode")
-    whole = "closed_loop"
-    for key, why in NOT_SERVED.items():
-        if metric.startswith(key) and metric != "context_iteration_iteration_total":
-            return Quantity(name=metric, measured=measured, statistic=""), whole, why
-    if metric in ("prefill_time", "ttft", "context_iteration_iteration_total"):
-        return Quantity(name="ttft", measured=measured * MS), "prefill", ""
-    if metric == "decode_step_time":
-        return Quantity(name="tpot", measured=measured * MS), "decode", ""
-    if metric in ("itl_median", "tbt_p50"):
-        return Quantity(name="tpot", measured=measured * MS, statistic="median"), whole, ""
-    if metric == "ttft_median":
-        return Quantity(name="ttft", measured=measured * MS, statistic="median"), whole, ""
-    if metric == "request_latency_mean":
-        return Quantity(name="latency", measured=measured * MS), whole, ""
-    if metric == "total_duration_150_requests":
-        return Quantity(name="throughput", measured=RUN_REQUESTS / measured, basis="request"), whole, ""
-    if metric == "request_throughput":
-        return Quantity(name="throughput", measured=measured, basis="request"), whole, ""
-    if metric == "total_throughput":
-        return Quantity(name="throughput", measured=measured, basis="total"), whole, ""
-    if metric == "output_throughput_total":
-        return Quantity(name="throughput", measured=measured, basis="output"), whole, ""
-    for basis in ("input", "output"):
-        if metric.startswith(f"{basis}_throughput_per"):
-            # "per node" of the whole deployment: measured * GPUs / 8 over them all, kept as stated
-            per = gpus / NODE_GPUS if metric.endswith("node") else gpus
-            phase = {"prefill_only": "prefill", "decode_only": "decode"}.get(mode, whole)
-            if mode == "disaggregated" and text(line, "phase"):
-                phase = text(line, "phase")
-            return Quantity(name="throughput", measured=measured, basis=basis, gpus=per), phase, ""
-    return Quantity(name=metric, measured=measured, statistic=""), whole, f"metric {metric!r} of {source} has no model"
+def _load(line: Any) -> str:
+    """What is in flight: one phase alone, a closed loop where a concurrency is stated, else everything queued."""
+    phase = {"prefill_only": "prefill", "decode_only": "decode"}.get(text(line, "mode"), text(line, "phase"))
+    phase = PHASES.get(text(line, "metric"), phase)
+    return phase or ("closed_loop" if stated(value(line, "concurrency")) else "offline")
 
 
-def _layout(line: Any, source: str) -> tuple[Workers | None, Workers | None, str]:
-    """Workers of a line: a disaggregated pair, or one instance over the GPUs that it names."""
-    dp = 0 if yes(line, "dp_attention") else 1
+def _batch(line: Any, load: str, workers: Workers | None) -> float:
+    """Prompts of a pass or sequences of a step, over all GPUs. [request]"""
+    batch, scope = value(line, "batch"), text(line, "batch_scope")
+    gpus = float(workers.gpus) if workers else math.nan
+    if load == "decode":
+        return batch * gpus if "per GPU" in scope else batch if stated(batch) else value(line, "concurrency")
+    if load == "prefill" and scope in ("tokens per GPU", "max_num_tokens"):
+        return batch * gpus / value(line, "isl")
+    return math.nan
+
+
+def _layout(line: Any) -> tuple[Workers | None, Workers | None, str]:
+    """Workers of a line: a disaggregated pair, or one instance over the GPUs that it names; else the reason."""
+    source, mode, groups = text(line, "source_id"), text(line, "mode"), groups_of(line)
     prefill, decode = count(line, "prefill_gpus"), count(line, "decode_gpus")
-    if source == "paper_dynaserve" and text(line, "mode") == "aggregated":
-        return Workers(count=2, mapping=instance(1)), None, ""
-    if source == "mooncake_pd_h20":
-        return Workers(mapping=instance(prefill)), None, ""
-    if source == "paper_dopd":  # one GPU in prefill, two in decode
-        return Workers(mapping=instance(1 if text(line, "mode") == "prefill_only" else 2)), None, ""
+    known = {  # what the papers say beside their tables
+        ("paper_dynaserve", "aggregated"): Workers(count=2, mapping=instance(1)),
+        ("mooncake_pd_h20", "disaggregated"): Workers(mapping=instance(prefill)),
+        ("paper_dopd", "prefill_only"): Workers(mapping=instance(1)),
+        ("paper_dopd", "decode_only"): Workers(mapping=instance(2)),
+    }
+    if (source, mode) in known:
+        return known[source, mode], None, ""
     if prefill and decode:
-        pair = (Workers(mapping=instance(decode, ep=decode, dp=dp)), Workers(mapping=instance(prefill, ep=prefill, dp=dp)))
-        return (*pair, "")
-    gpus, ep = count(line, "gpus_total"), count(line, "ep")
-    if text(line, "mode") == "disaggregated" and not text(line, "phase"):
+        pair = [Workers(mapping=instance(gpus, ep=gpus, dp=groups)) for gpus in (decode, prefill)]
+        return pair[0], pair[1], ""
+    gpus, experts = count(line, "gpus_total"), count(line, "ep")
+    if mode == "disaggregated" and not text(line, "phase"):
         return None, None, "the split of GPUs into prefill and decode is not stated"
     if not gpus:
         return None, None, "the number of GPUs is not stated"
-    return Workers(mapping=instance(gpus, ep=ep or (1 if dp else gpus), dp=dp)), None, ""
+    return Workers(mapping=instance(gpus, ep=experts or (1 if groups else gpus), dp=groups)), None, ""

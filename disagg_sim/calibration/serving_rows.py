@@ -98,10 +98,14 @@ class ServingRow:
 
     @property
     def configuration(self) -> str:
-        """What was run, without the load: rows of one configuration stay together when data are split."""
-        names = (self.form, self.system, self.model, self.engine, self.recipe, self.mode, self.load)
-        layout = (self.workers, self.prefill, round(self.isl) if self.isl == self.isl else "", self.osl)
-        return "|".join(map(str, (*names, *layout)))
+        """What was run, without the load: rows of one configuration stay together when data are split.
+
+        Of what the source states alone, so that the split does not move with our reading of it.
+        """
+        gpus = (self.workers.gpus if self.workers else 0, self.prefill.gpus if self.prefill else 0)
+        lengths = (f"{length:.0f}" for length in (self.isl, self.osl))
+        names = (self.form, self.system, self.model, self.framework, self.recipe.partition("_")[0], self.mode)
+        return "|".join(map(str, (*names, *gpus, *lengths)))
 
     @property
     def held_out(self) -> bool:

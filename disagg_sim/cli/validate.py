@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg_sim.cli.tables import print_table
+from disagg_sim.cli.validate_serving import validate_serving
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,6 +18,9 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+
+app.command("serving")(validate_serving)
 
 
 @app.callback()

@@ -31,5 +31,6 @@ class EngineSpec(Shown):
     ranks_wait: bool  # ranks of attention DP gather a prompt each before they prefill
     memory_utilisation: float  # share of the reported memory that weights, cache and activations may fill [1]
     cache_share: float  # share that the cache may fill of what weights and activations leave of it [1]
+    reserves_output: bool  # admits a request when its whole cache fits; else more are admitted and some evicted
     cache_of_quantised: str  # KV cache of a quantised checkpoint where nothing is said: "bf16" or "fp8"
     sources: Mapping[str, str]  # key -> where its value comes from

@@ -87,14 +87,16 @@ def chunk_share(chunk_tokens: Numeric, dp: Numeric) -> Numeric:
 
 def mixed_step(
     model: ModelSpec, rates: Rates, degrees: Degrees, *, batch: Numeric, context: Numeric, chunk_tokens: Numeric,
-    isl: Numeric, mla_form: str = "auto", interference: Interference = NO_INTERFERENCE, chunk_ranks: Numeric | None = None,
+    isl: Numeric, mla_form: str = "auto", interference: Interference = NO_INTERFERENCE,
+    chunk_ranks: Numeric | None = None,
 ) -> MixedStep:  # fmt: skip
     """One step of ``batch`` decodes at mean length ``context`` and ``chunk_tokens`` tokens of prefill.
 
     Both counts are over all DP ranks, and each is zero everywhere or positive everywhere; no chunk
     is the decode step, no decodes a chunk. Each of ``chunk_ranks`` DP ranks, by default all of them, takes
-    an even share of the chunk from a prompt of its own, the micro-batches of a pipeline successive pieces of it; a share above ``isl`` is
-    several prompts. Kernels and expert imbalance are those of the phase with more tokens.
+    an even share of the chunk from a prompt of its own, the micro-batches of a pipeline successive pieces
+    of it; a share above ``isl`` is several prompts. Kernels and expert imbalance are those of the phase with
+    more tokens.
 
     The time is the mean over the chunks of a prompt: it is taken at their mean past, ``(ISL-S)/2``
     for pieces of S tokens. Scores, cache traffic and re-projection are affine in the past, so this is

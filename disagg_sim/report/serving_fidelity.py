@@ -35,6 +35,7 @@ def _scatter(part: pd.DataFrame, quantity: str, path: Path) -> Path:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
 
     unit, scale = UNITS[quantity]
     forms, systems = sorted(part["form"].unique()), sorted(part["system"].unique())
@@ -65,7 +66,7 @@ def _scatter(part: pd.DataFrame, quantity: str, path: Path) -> Path:
             axis.set(xlabel=f"measured {quantity} [{unit}]", ylabel=f"predicted {quantity} [{unit}]")
             axis.title.set_fontsize(9.5)
         handles = [
-            plt.Line2D([], [], color=COLOURS[i % len(COLOURS)], marker=MARKS[i % len(MARKS)], linestyle="", label=name)
+            Line2D([], [], color=COLOURS[i % len(COLOURS)], marker=MARKS[i % len(MARKS)], linestyle="", label=name)
             for i, name in enumerate(systems)
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(systems), 7), fontsize=8.5)

@@ -77,6 +77,12 @@ class Pool(NamedTuple):
     count: Numeric  # [1]
 
 
+def tensor_parallel(gpus: Numeric) -> Degrees:
+    """Degrees of an instance that is tensor-parallel over ``gpus`` GPUs, attention and feed-forward alike."""
+    one = np.ones(np.shape(gpus))
+    return Degrees(tp_attn=gpus * one, dp_attn=one, tp_ffn=gpus * one, ep=one, pp=one)
+
+
 def served(
     model: ModelSpec | str, system: SystemSpec | str, precision: str, engine: EngineSpec, profile: str = "measured"
 ) -> Served:
@@ -134,17 +140,18 @@ def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric]:
 
 
 def capacity(run: Served, degrees: Degrees, lengths: Lengths) -> Numeric:
-    """Requests that an instance can hold at their mean length, 0 where not even one a rank fits. [request]
+    """Requests that an instance holds, at their mean length or whole if it reserves that; 0 if none fits. [request]
 
     The cache of n sequences may fill ``cache_share`` of what is left when nothing is resident.
     """
     at, engine = run.at, run.engine
-    cached, prompt = decode_residents(lengths.isl, lengths.osl), prompt_residents(lengths.isl)
+    whole = prompt_residents(lengths.isl + lengths.osl)
+    cached = whole if engine.reserves_output else decode_residents(lengths.isl, lengths.osl)
     new = np.minimum(lengths.isl, engine.chunk_tokens)
 
     def held(sequences: Numeric) -> Numeric:
         return colocated_bytes(
-            at.model, at.precision, at.profile, degrees, sequences * degrees.dp_attn, cached=cached, prompt=prompt,
+            at.model, at.precision, at.profile, degrees, sequences * degrees.dp_attn, cached=cached, prompt=whole,
             prompts=0.0, new=new, mixed=engine.mixed_steps,
         )  # fmt: skip
 
@@ -152,12 +159,12 @@ def capacity(run: Served, degrees: Degrees, lengths: Lengths) -> Numeric:
     limit = empty + engine.cache_share * (at.memory_limit - empty)
     shape = np.shape(lengths.isl + degrees.gpus)
     low, high = np.zeros(shape), np.full(shape, float(engine.max_running))
-    whole = held(high) <= limit
+    most = held(high) <= limit
     for _ in range(HALVINGS):
         middle = np.maximum((low + high) / 2, 1.0)
         holds = held(np.floor(middle)) <= limit
         low, high = np.where(holds, middle, low), np.where(holds, high, middle)
-    return np.where(whole, float(engine.max_running), np.floor(low)) * degrees.dp_attn
+    return np.where(most, float(engine.max_running), np.floor(low)) * degrees.dp_attn
 
 
 class Run(NamedTuple):
