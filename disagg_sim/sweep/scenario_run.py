@@ -149,8 +149,8 @@ def run_scenario(
 def require_no_faults(result: ScenarioResult) -> None:
     """Raise ``DisaggSimError`` with a line for every run that its policy stopped."""
     if result.faults:
-        kept = f"their rows so far are in {result.store.root / REQUESTS}"
-        raise DisaggSimError("\n".join([*result.faults, f"{len(result.faults)} runs stopped; {kept}"]))
+        kept = f"the rows so far of each run that stopped are in {result.store.root / REQUESTS}"
+        raise DisaggSimError("\n".join([*result.faults, kept]))
 
 
 def _simulated(run: Run, trace: Trace, scale: float) -> RunResult:

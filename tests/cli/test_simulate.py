@@ -1,0 +1,176 @@
+"""``disagg-sim simulate``: files of a run, resuming, and one line for what a user can mend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pandas as pd
+import pytest
+import yaml
+
+from disagg_sim.cli.main import run
+from disagg_sim.simulation.metrics import COLUMNS, MEASURED
+from disagg_sim.simulation.policies.disaggregated import Disaggregated
+from disagg_sim.simulation.policy import SYSTEMS, Flip, Role, register
+from disagg_sim.sweep import scenario_run
+
+TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(
+    f"{i / 4},{200 + 37 * i % 500},{5 + 11 * i % 40}\n" for i in range(60)
+)
+SCENARIO = {
+    "name": "trial",
+    "model": "llama_3_1_8b",
+    "system": "h100_sxm",
+    "precision": "fp8",
+    "trace": {"path": "short.csv", "rate_scale": [1.0, 2.0]},
+    "slo": {"ttft_s": 0.5, "tpot_s": 0.05},
+    "deployments": {"two": {"prefill": {}, "decode": {}, "colocated": {"instances": 2}}},
+    "systems": ["vllm", "disaggregated"],
+}
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    """Writes the scenario with some keys changed, beside its trace."""
+    (tmp_path / "short.csv").write_text(TRACE)
+
+    def write(**changes) -> str:
+        path = tmp_path / "trial.yaml"
+        path.write_text(yaml.safe_dump({**SCENARIO, **changes}))
+        return str(path)
+
+    return write
+
+
+def simulated(*arguments: str) -> int:
+    return run(["simulate", *arguments, "--jobs", "1"])
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """All that does not depend on the machine."""
+    tables = ("requests", "samples", "decisions")
+    found = {str(path.relative_to(root)): path.read_bytes() for name in tables for path in (root / name).glob("*/*")}
+    summary = pd.read_csv(root / "summary.csv").drop(columns=list(MEASURED))
+    return found | {"summary.csv": summary.to_csv().encode(), "log": (root / "decisions.csv").read_bytes()}
+
+
+def test_a_scenario_leaves_its_tables_pictures_and_traces(scenario, tmp_path, capsys):
+    out = tmp_path / "out"
+    path = scenario(capacity={"criterion": "attainment", "share": 0.9})
+    assert simulated(path, "--out", str(out), "--perfetto") == 0
+    said = capsys.readouterr()
+    assert "trial: 4 runs; read" in said.out
+    assert "capacity of vllm on two under short:" in said.out
+    summary = pd.read_csv(out / "summary.csv")
+    assert tuple(summary.columns) == COLUMNS
+    assert summary["system"].tolist() == ["vllm", "disaggregated"] * 2
+    assert (summary["requests"] == 60).all()
+    assert (summary["completed"] == 60).all()
+    assert summary["rate_scale"].tolist() == [1.0, 1.0, 2.0, 2.0]
+    requests = pd.read_parquet(out / "requests" / "two" / "disaggregated-short-x1.parquet")
+    assert len(requests) == 60
+    assert (requests["prefill_instance"] != requests["decode_instance"]).all()
+    assert {path.name for path in (out / "figures" / "two").iterdir()} == {
+        "vllm-short-x1.png", "vllm-short-x2.png", "disaggregated-short-x1.png", "disaggregated-short-x2.png",
+        "latencies-short-x1.png", "latencies-short-x2.png", "attainment-short.png",
+    }  # fmt: skip
+    assert pd.read_csv(out / "capacity.csv")["system"].tolist() == ["vllm", "disaggregated"]
+    events = json.loads((out / "perfetto" / "two" / "disaggregated-short-x1.json").read_text())["traceEvents"]
+    tracks = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert tracks == {0: "cluster", 1: "instance 0: prefill, 1 GPUs", 2: "instance 1: decode, 1 GPUs"}
+    assert sum(event["ph"] == "b" for event in events) == sum(event["ph"] == "e" for event in events) == 120
+
+
+def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(scenario, tmp_path, monkeypatch, capsys):
+    path, whole, stopped = scenario(), tmp_path / "whole", tmp_path / "stopped"
+    assert simulated(path, "--out", str(whole), "--no-figures") == 0
+    compute, calls = scenario_run.compute_run, []
+
+    def interrupted(task):
+        calls.append(task.run.name)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return compute(task)
+
+    monkeypatch.setattr(scenario_run, "compute_run", interrupted)
+    assert simulated(path, "--out", str(stopped), "--no-figures") == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    (stopped / "requests" / "two" / ".vllm-short-x2.parquet.1.tmp").write_text("half")
+    monkeypatch.setattr(scenario_run, "compute_run", compute)
+    assert simulated(path, "--out", str(stopped), "--no-figures") == 0
+    assert "2 of 4 runs already stored" in capsys.readouterr().err
+    assert contents(stopped) == contents(whole)
+    assert simulated(path, "--out", str(stopped), "--no-figures") == 0
+    assert "4 of 4 runs already stored" in capsys.readouterr().err
+
+
+def test_another_trace_takes_the_place_of_the_scenarios(scenario, tmp_path, capsys):
+    other = tmp_path / "other.csv"
+    other.write_text("\n".join(TRACE.splitlines()[:21]))
+    assert simulated(scenario(), "--out", str(tmp_path / "out"), "--trace", str(other), "--no-figures") == 0
+    summary = pd.read_csv(tmp_path / "out" / "summary.csv")
+    assert set(summary["trace"]) == {"other"}
+    assert set(summary["requests"]) == {20}
+    assert simulated(scenario(), "--out", str(tmp_path / "out"), "--no-figures") == 2
+    assert "and none of 'trial'; give another --out, or --overwrite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"slo": {"ttft_s": 0.0001, "tpot_s": 1.0}}, "the least TTFT on deployment 'two' with no other request is"),
+        ({"systems": ["vlmm"]}, "did you mean 'vllm'"),
+        ({"deployments": {"two": {"colocated": {}}}}, "no prefill and no decode instances, which system"),
+        ({"deployments": {"two": {"gpus": 1, "prefill": {}, "decode": {}, "colocated": {}}}}, "1 more than its 1"),
+        ({"model": "llama_3_1_405b"}, "GB too few"),
+        ({"trace": {"path": "gone.csv"}}, "gone.csv"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_exit_code_2(scenario, tmp_path, capsys, changes, said):
+    assert simulated(scenario(**changes), "--out", str(tmp_path / "out")) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Nowhere:
+    """After five seconds it wishes to flip an instance that does not exist."""
+
+    period_s: float = 5.0
+
+    def flips(self, view):
+        return [Flip(99, Role.PREFILL, "to see what happens")]
+
+
+@pytest.fixture
+def impossible() -> Iterator[str]:
+    @register("impossible")
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Impossible:
+        needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
+
+        def build(self, site):
+            return replace(Disaggregated().build(site), roles=Nowhere())
+
+    yield "impossible"
+    del SYSTEMS["impossible"]
+
+
+def test_an_impossible_wish_stops_its_run_alone_and_keeps_what_it_had(scenario, tmp_path, capsys, impossible):
+    path, out = scenario(systems=[impossible, "vllm"], trace={"path": "short.csv"}), tmp_path / "out"
+    assert simulated(path, "--out", str(out), "--no-figures") == 2
+    error = capsys.readouterr().err
+    assert "two/impossible-short-x1: " in error
+    assert "flip of instance 99 to prefill is impossible: there is no instance 99" in error
+    assert f"the rows so far of each run that stopped are in {out / 'requests'}" in error
+    assert pd.read_csv(out / "summary.csv")["system"].tolist() == ["vllm"]
+    kept = pd.read_parquet(out / "requests" / "two" / "impossible-short-x1.parquet")
+    assert set(kept["status"]) == {"completed", "unfinished"}
+    assert simulated(path, "--out", str(out), "--no-figures") == 2
+    assert "1 of 2 runs already stored" in capsys.readouterr().err

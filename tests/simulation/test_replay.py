@@ -1,0 +1,87 @@
+"""From plan to proof: planned and simulated throughput, and what a deployment must say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.errors import InputError, UnknownNameError
+
+LENGTHS = (1024, 256)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    model, system = ds.load_model("llama_3_1_8b"), ds.load_system("h100_sxm")
+    mappings = ds.enumerate_mappings(model, system, max_gpus=2)
+    mappings = mappings[mappings.pp == 1]
+    shape = {"isl": LENGTHS[0], "precision": "fp8"}
+    prefill = ds.prefill_grid(model, system, mappings, **shape)
+    decode = ds.decode_grid(model, system, mappings, osl=LENGTHS[1], batch=[8, 16, 32], **shape)
+    found = ds.match_rates(prefill, decode, ftl_limit=0.1, ttl_limit=0.01, gpu_budget=6)
+    assert found.deployment is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def replayed(plan):
+    trace = ds.synthetic_trace(rate=0.5 * plan.request_rate, lengths=LENGTHS, requests=800, seed=3)
+    return ds.simulate(plan.deployment, trace, slo=ds.Slo(ttft=1.0, tpot=0.02))
+
+
+def test_a_full_queue_of_the_planned_lengths_gives_the_planned_throughput(plan, replayed):
+    loss = replayed.loss().set_index("step")
+    assert loss.loc["planned", "tokens_per_s_per_gpu"] == pytest.approx(plan.tokens_per_s_per_gpu)
+    assert loss.loc["full queue, planned lengths", "share_of_plan"] == pytest.approx(1.0, abs=0.02)
+    assert loss.loc["arrivals of the trace", "share_of_plan"] == pytest.approx(0.5, abs=0.05)
+    assert loss["share_of_plan"].iloc[-1] <= loss["share_of_plan"].iloc[-2]
+    assert re.fullmatch(r"the trace offers .* tokens/s/GPU, \d+% of the plan", loss.loc["arrivals of the trace", "because"])
+
+
+def test_the_planned_batches_are_kept(plan, replayed):
+    decode = plan.deployment.decode
+    largest = sum(instance.batch * count for instance, count in decode.members)
+    assert replayed.samples()["running"].max() <= largest
+    assert replayed.deployment.gpus == plan.total_gpus
+
+
+def test_a_result_shows_itself_and_answers_for_another_slo(replayed):
+    row = replayed.summary()
+    assert (row.system, row.deployment, row.requests) == ("disaggregated", "planned", 800)
+    assert replayed.summary(ds.Slo(ttft=1e-6, tpot=1.0)).slo_attainment == 0.0
+    assert len(replayed.frame()) == 800
+    html = replayed._repr_html_()
+    assert "disaggregated on planned under synthetic" in html
+    assert re.search(r"inside the SLO</td><td[^>]*>100.0% of all requests", html)
+    assert "TTFT 1 s, TPOT 20 ms" in html
+
+
+def test_another_system_takes_the_same_pools(plan):
+    trace = ds.synthetic_trace(rate=10.0, lengths=LENGTHS, requests=50)
+    result = ds.simulate(plan.deployment, trace, policy="least_load")
+    assert result.summary().completed == 50
+    assert result.summary().system == "least_load"
+
+
+def test_parts_by_hand_must_say_what_they_serve():
+    parts = ds.ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=1),))
+    trace = ds.Trace(arrival=[0.0, 1.0], input_tokens=[100, 200], output_tokens=[5, 1])
+    with pytest.raises(InputError, match=r"does not say what it serves: give model=\.\.\., system=\.\.\., precision"):
+        ds.simulate(parts, trace, policy="vllm")
+    result = ds.simulate(
+        parts, trace, policy="vllm", model="llama_3_1_8b", system="h100_sxm", precision="fp8", rate_scale=2.0
+    )
+    assert result.frame()["arrival_s"].tolist() == [0.0, 0.5]
+    assert "one: 1 GPU" in parts._repr_html_()
+    with pytest.raises(InputError, match="did not plan"):
+        result.loss()
+
+
+def test_a_plan_lacks_colocated_instances_and_a_typing_error_is_named(plan):
+    trace = ds.Trace(arrival=[0.0], input_tokens=[100], output_tokens=[5])
+    with pytest.raises(InputError, match="'planned' has no colocated instances, which system 'vllm' needs"):
+        ds.simulate(plan.deployment, trace, policy="vllm")
+    with pytest.raises(UnknownNameError, match="did you mean 'least_load'"):
+        ds.simulate(plan.deployment, trace, policy="least_lod")
