@@ -226,7 +226,7 @@ def test_chunked_pipeline_is_a_flow_shop(profile, chunk):
     )
     # Small change: the one-word head of each prefix pass, and the embedding that only the first stage runs.
     assert float(whole.ftl) - at.profile.host == pytest.approx(done[-1, -1], rel=2e-3)
-    assert float(whole.busy) - at.profile.host == pytest.approx(times.sum(), rel=1e-4)
+    assert float(whole.busy) - at.profile.host == pytest.approx(times.sum(), rel=3e-4)  # a head: 8192 steps of K
 
 
 def test_stages_hold_all_layers_and_the_long_ones_come_first():
