@@ -86,6 +86,14 @@ def serving_capacity(
         seen[scale] = run(scale)
         return aim(seen[scale])
 
+    low, high = bracket(met, start=start, tolerance=tolerance)
+    return Capacity(
+        rate_scale=low, requests_per_s=low * rate, above=high, runs=tuple(seen[key] for key in sorted(seen))
+    )
+
+
+def bracket(met: Callable[[float], bool], *, start: float = 1.0, tolerance: float = TOLERANCE) -> tuple[float, float]:
+    """Largest scale met and smallest not met, searched as in ``serving_capacity``; 0 or inf where there is none."""
     low, high = 0.0, math.inf
     scale = start
     while start / WIDEST <= scale <= start * WIDEST and (low == 0.0 or math.isinf(high)):
@@ -99,6 +107,4 @@ def serving_capacity(
             low = middle
         else:
             high = middle
-    return Capacity(
-        rate_scale=low, requests_per_s=low * rate, above=high, runs=tuple(seen[key] for key in sorted(seen))
-    )
+    return low, high

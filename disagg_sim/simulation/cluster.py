@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,8 +17,6 @@ from disagg_sim.simulation.view import ClusterView
 
 NAN = math.nan
 READY, STOPPED, MANUAL = State.READY, State.STOPPED, Mode.MANUAL  # an enum's members are slow to look up
-#: Later than anything that happens. [s]
-FOREVER = sys.float_info.max
 
 
 class Going(NamedTuple):
@@ -72,6 +69,8 @@ class Cluster:
         self._closed = concurrency > 0
         self._called = 0  # requests of a closed loop, so far
         self._notify_all = self._closed or parts.listener is not None
+        windows = any(getattr(kind.attention, "window", 0) for kind in self.site.setting.model.kinds)
+        self._token_bytes = 0.0 if windows else self.site.kv_bytes(1)  # where a cache grows by the token [B]
         self._place, self._proceed = parts.routing.place, parts.routing.proceed
         roster.joined, roster.serves = self._instances_changed, self.batches.ask
         roster.died = self._instance_died
@@ -101,7 +100,7 @@ class Cluster:
 
     def advance(self, until: float) -> float:
         """Let the instances work; see ``engine.Source``."""
-        segment, time = self.fleet.run_until(min(until, FOREVER))
+        segment, time = self.fleet.run_until(until)
         if segment == -1:
             return math.inf
         self._told = segment
@@ -239,7 +238,7 @@ class Cluster:
             return
         now, target = self.engine.now, leg.instance
         tokens = until - 1 if until > self.prompts[request] else until
-        size = self.site.kv_bytes(tokens)
+        size = tokens * self._token_bytes if self._token_bytes else self.site.kv_bytes(tokens)
         hidden = 0.0
         if pushed:
             pieces = self.site.link.pieces(tokens, len(self.site.setting.model.layers))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @numba.njit(cache=True)  # numpy takes four times as long for so few numbers
-def least(among: Any, first: Any, second: Any) -> int:
+def least(among: Any, first: Any, second: Any) -> Any:
     """The instance of ``among`` where the sum of two columns is least; the first of several."""
     best = among[0]
     for each in among:
