@@ -1,9 +1,11 @@
 """Fits of the MoE exchange: dispatch, combine and prepare of each backend.
 
-``latency + step*log2(group) + copies*T*d*b/(e_bandwidth*link)``: two numbers where one group size was measured, three
-where several were, for all formats (they differ in b alone), models and versions together. Which copies of a token
-cross the link is known of each backend. Across nodes one number more, the rate of the sending kernel on the
-multiprocessors that it was given. Preparing costs ``latency + step*log2(n) + T*seconds_per_token``.
+``latency + step*log2(group) + copies*T*d*b/(e_bandwidth*link)`` for all formats (they differ in b alone), models and
+versions of a backend together. A phase has a latency of its own; the phases of a backend share the step (where several
+group sizes were measured) and the share of the link that they reach, a combine in low precision excepted, which
+converts as well. Which copies of a token cross the link is known of each backend. Across nodes one number more, the
+rate of the sending kernel on the multiprocessors that it was given. Preparing costs
+``latency + step*log2(n) + T*seconds_per_token``.
 """
 
 from __future__ import annotations
@@ -49,7 +51,13 @@ _TOKEN_BANDWIDTH = Parameter("token_bandwidth", 40 * GB, GB, 2000 * GB)
 def fit_alltoall(rows: pd.DataFrame, system: SystemSpec) -> list[AllToAllFit]:
     """One fit a framework, backend, phase and kind of link of a moe_alltoall table with ``latency`` [s]."""
     units = _units(rows, system)
-    return [_fit(rows[units == unit], system, unit) for unit in sorted(units.unique())]
+    together: dict[tuple[str, str, str], list[str]] = {}
+    for engine, backend, phase, link in sorted(units.unique()):
+        together.setdefault((engine, backend, link), []).append(phase)
+    fits: list[AllToAllFit] = []
+    for (engine, backend, link), phases in together.items():
+        fits += _fit({phase: rows[units == (engine, backend, phase, link)] for phase in phases}, system, backend, link)
+    return fits
 
 
 def predict_alltoall(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AllToAllFit]) -> NDArray[np.float64]:
@@ -87,29 +95,47 @@ def _volume(backend: str, phase: str, link: str) -> str:
     return (PER_PICK_NODES if per_pick else PER_NODE) if link == "nic" else (PER_PICK if per_pick else PER_RANK)
 
 
-def _fit(table: pd.DataFrame, system: SystemSpec, unit: tuple[str, str, str, str]) -> AllToAllFit:
-    engine, backend, phase, link = unit
-    group = "node_num" if link == "nic" else "ep_size"
-    parameters = [_LATENCY, *([_STEP] if table[group].min() < table[group].max() else [])]
-    parameters += [_PER_TOKEN] if phase == "prepare" else [_SHARE]
-    if link == "nic" and table["sms"].min() < table["sms"].max():
-        parameters.append(_TOKEN_BANDWIDTH)
+def _fit(tables: dict[str, pd.DataFrame], system: SystemSpec, backend: str, link: str) -> list[AllToAllFit]:
+    """Fits of the phases of one backend on one kind of link, together."""
+    import pandas as pd
 
-    def build(values: NDArray[np.float64]) -> AllToAllFit:
-        unset: dict[str, Any] = {"e_bandwidth": None, "seconds_per_token": None}
-        numbers = {p.name: float(value) for p, value in zip(parameters, values, strict=True)}
-        return AllToAllFit(
-            engine=engine, version=" ".join(sorted(table["version"].unique())), points=len(table), median_error=0.0,
-            p90_error=0.0, parameters=len(parameters), backend=backend, phase=phase, format="default", ranks=0, nodes=0,
-            volume=_volume(backend, phase, link), bytes_per_element=None, link=link,
-            valid=tuple((s, float(table[s].min()), float(table[s].max())) for s in (group, "num_tokens")),
-            **unset | numbers,
-        )  # fmt: skip
+    every = pd.concat(list(tables.values()))
+    group = "node_num" if link == "nic" else "ep_size"
+    shared = {"step": _STEP} if every[group].min() < every[group].max() else {}
+    shared |= {_share_of(phase): _SHARE for phase in tables if phase != "prepare"}
+    shared |= {"seconds_per_token": _PER_TOKEN} if "prepare" in tables else {}
+    if link == "nic" and every["sms"].min() < every["sms"].max():
+        shared["token_bandwidth"] = _TOKEN_BANDWIDTH
+
+    def build(values: NDArray[np.float64]) -> list[AllToAllFit]:
+        common = dict(zip(shared, values[len(tables) :].tolist(), strict=True))
+        found = []
+        for number, (phase, table) in enumerate(tables.items()):
+            prepares = phase == "prepare"
+            first = table.iloc[0]
+            found.append(AllToAllFit(
+                engine=first["framework"], version=" ".join(sorted(table["version"].unique())), points=len(table),
+                median_error=0.0, p90_error=0.0, parameters=1 + (len(shared) if number == 0 else 0), backend=backend,
+                phase=phase, format="default", ranks=0, nodes=0, volume=_volume(backend, phase, link),
+                bytes_per_element=None, link=link, latency=float(values[number]), step=common.get("step", 0.0),
+                e_bandwidth=None if prepares else common[_share_of(phase)],
+                seconds_per_token=common["seconds_per_token"] if prepares else None,
+                token_bandwidth=None if prepares else common.get("token_bandwidth"),
+                valid=tuple((s, float(table[s].min()), float(table[s].max())) for s in (group, "num_tokens")),
+            ))  # fmt: skip
+        return found
 
     def times(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return _times(table, build(values), system)
+        both = zip(tables.values(), build(values), strict=True)
+        return np.concatenate([_times(table, fit, system) for table, fit in both])
 
-    return build(fit_logarithm(times, table["latency"].to_numpy(dtype=float), parameters))
+    measured = np.concatenate([table["latency"].to_numpy(dtype=float) for table in tables.values()])
+    return build(fit_logarithm(times, measured, [_LATENCY] * len(tables) + list(shared.values())))
+
+
+def _share_of(phase: str) -> str:
+    """Name of the share of the link that a phase reaches."""
+    return "low" if phase == "combine_low_precision" else "full"
 
 
 def _times(table: pd.DataFrame, fit: AllToAllFit, system: SystemSpec) -> NDArray[np.float64]:

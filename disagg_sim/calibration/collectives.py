@@ -2,7 +2,7 @@
 
 NCCL, each operation: ``latency + hop*(n-1)`` and the faster of its low-latency protocol (a plain bandwidth) and its
 pipelined one (``ramp``): five numbers; one more for an all-reduce of 16 bit in a switch that can reduce. An engine: a
-one-shot and, where it ever wins, a two-shot all-reduce, three numbers each; beyond them it hands its message to NCCL.
+one-shot and, where it ever wins, a two-shot all-reduce, five numbers; beyond them it hands its message to NCCL.
 Two more for calls outside a CUDA graph: the floor of the host, and a copy of the tensor into a registered buffer. The
 number of ranks enters by these forms alone.
 """
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 #: Fields of a fit -> where their fit starts and ends.
 _LATENCY = Parameter("latency", 6 * US, 0.5 * US, 100 * US)
+_ONE_SHOT_LATENCY, _TWO_SHOT_LATENCY = replace(_LATENCY, start=4 * US), replace(_LATENCY, start=10 * US)
 _HOP = Parameter("hop", 0.5 * US, 0.001 * US, 20 * US)
 _SHARE = Parameter("e_bandwidth", 0.7, 0.02, 1.0)
 _SLOW_SHARE = Parameter("e_bandwidth", 0.2, 0.005, 1.0)
@@ -131,15 +132,15 @@ def _fit_ring(table: pd.DataFrame, system: SystemSpec) -> list[CollectiveFit]:
 
 def _fit_engine(table: pd.DataFrame, system: SystemSpec, ring: Sequence[CollectiveFit]) -> list[CollectiveFit]:
     eager = bool(_eager(table).any())
-    parameters = (_LATENCY, _HOP, _SHARE, _LATENCY, _HOP, _SHARE, *((_FLOOR, _SHARE) if eager else ()))
+    parameters = (_ONE_SHOT_LATENCY, _HOP, _SHARE, _TWO_SHOT_LATENCY, _SHARE, *((_FLOOR, _SHARE) if eager else ()))
 
     def build(values: NDArray[np.float64]) -> list[CollectiveFit]:
-        numbers = values.tolist()
+        latency, hop, share, latency_two, share_two, *outside = values.tolist()
         fits = [
-            _fit(table, "one_shot", (*numbers[:3], 0.0), parameters=3),
-            _fit(table, "two_shot", (*numbers[3:6], 0.0), parameters=3),
+            _fit(table, "one_shot", (latency, hop, share, 0.0), parameters=3),
+            _fit(table, "two_shot", (latency_two, hop, share_two, 0.0), parameters=2),
         ]
-        return [*fits, _fit(table, EAGER, (numbers[6], 0.0, numbers[7], 0.0), parameters=2)] if eager else fits
+        return [*fits, _fit(table, EAGER, (outside[0], 0.0, outside[1], 0.0), parameters=2)] if eager else fits
 
     fits = _solve(table, system, parameters, build, others=[fit for fit in ring if fit.engine == LARGE_MESSAGES])
     size, n = (table[column].to_numpy(dtype=float) for column in ("message_bytes", "num_gpus"))

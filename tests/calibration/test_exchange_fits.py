@@ -50,7 +50,7 @@ def test_numbers_of_nccl_and_of_an_engine_come_back():
         ("nccl", "ring"), ("nccl", "ring_ll"), ("nccl", "in_switch"),
         ("vllm", "one_shot"), ("vllm", "two_shot"), ("vllm", "eager"),
     ]  # fmt: skip
-    assert sum(fit.parameters for fit in fits) == 6 + 6 + 2
+    assert sum(fit.parameters for fit in fits) == 6 + 5 + 2
     again = predict_collectives(rows, H100, fits)
     assert np.median(np.abs(again / rows["latency"] - 1)) < 0.01
     ring, *_, eager = fits
@@ -104,8 +104,8 @@ def exchange(backend: str, phase: str, groups, *, sms=(0,), dtype: str = "fp8"):
     tokens, ranks, top_k, given = (list(column) for column in zip(*points, strict=True))
     return frame({
         "num_tokens": tokens, "ep_size": ranks, "node_num": [max(n // 8, 1) for n in ranks], "topk": top_k,
-        "sms": given, "hidden": 7168, "num_experts": 256, "comm_backend": backend, "kernel_source": "deepep", "phase": phase,
-        "framework": "sglang", "dtype": dtype,
+        "sms": given, "hidden": 7168, "num_experts": 256, "comm_backend": backend, "kernel_source": "deepep",
+        "phase": phase, "framework": "sglang", "dtype": dtype,
     })  # fmt: skip
 
 
