@@ -1,0 +1,363 @@
+"""Arrow: stateless instances that change between prefill and decode at no cost, steered by the SLOs.
+
+Y. Wu et al., "Arrow: Adaptive Scheduling Mechanisms for Disaggregated LLM Inference Architecture", arXiv 2505.11916:
+pools and algorithms 1 to 4. An instance belongs to one of four pools: P and D do only what they are assigned to;
+D->P is assigned to prefill and still decodes what it has; P->D is assigned to decode and still prefills what it has.
+It drops into the pure pool when the old work is done, so that the pools follow from role and load alone.
+
+Read from the paper's text where it is silent: limits are the SLOs themselves; the load of decode is low when
+the instances left would hold at most half of ``MaxRunningTokens`` each and tokens come in time; "for a period" is
+three looks of the monitor; an instance of prefill is idle when it computed nothing since the last look.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numba
+import numpy as np
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError, above_zero, whole_number
+from disagg_sim.simulation.policies.loads import ByRole, one_of
+from disagg_sim.simulation.policy import LATER, Flip, Leg, Limits, Parts, Role, Site, State, Wish, register
+from disagg_sim.simulation.state import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.step_times import StepTable
+    from disagg_sim.simulation.view import ClusterView
+
+#: An enum's members are slow to look up.
+PREFILL, DECODE, READY, FLIPPING = Role.PREFILL, Role.DECODE, State.READY, State.FLIPPING
+#: What makes a decode instance turn to prefill: the TTFT predicted for a request that arrives, or those observed.
+TRIGGERS = ("predicted", "observed")
+#: Prompt lengths to which the predictor is fitted: two a doubling. [token]
+FITTED_LENGTHS = tuple(round(2.0 ** (half / 2)) for half in range(10, 35))
+#: Longest context that the profile of decode steps tries. [token]
+LONGEST_CONTEXT = 131_072
+
+
+@register("arrow")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrow:
+    """Placement within the limits, flips where there is none, decode before prefill in overload."""
+
+    needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
+    token_budget: int = 2048  # decodes and prefill of a step [token]
+    max_sequences: int = 256  # of an instance [1]
+    prompts_per_step: int = 1  # of which a step takes pieces [1]
+    trigger: str = "predicted"  # of ``TRIGGERS``; "observed" reacts at the monitor's looks to requests that were late
+    monitor_s: float = 1.0  # between two looks [s]
+    window_s: float = 5.0  # of the mean interval between tokens [s]
+    patience: int = 3  # looks in a row with late tokens before an instance turns to decode [1]
+    low_load: float = 0.5  # share of MaxRunningTokens up to which decode may give an instance up [1]
+    busy_interval: float = 0.8  # share of the TPOT limit above which decode takes an idle instance [1]
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        for name in ("token_budget", "max_sequences", "prompts_per_step", "patience"):
+            whole_number(name, getattr(self, name))
+        one_of("trigger", self.trigger, TRIGGERS)
+        above_zero("monitor_s", self.monitor_s, "s")
+        if not self.window_s >= self.monitor_s:
+            raise InputError(f"window_s {self.window_s} is out of range; allowed: from monitor_s = {self.monitor_s} s")
+        for name in ("low_load", "busy_interval"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} {getattr(self, name)} is out of range; allowed: from 0 to 1")
+
+    def build(self, site: Site) -> Parts:
+        """See ``System``; prefill and decode parts say where the instances begin."""
+        limits = Limits(
+            token_budget=self.token_budget, max_sequences=self.max_sequences, max_prompts=self.prompts_per_step
+        )
+        start = site.instances(("prefill", PREFILL), ("decode", DECODE))
+        scheduler = GlobalScheduler(self, site, limits, [mapping for mapping, _ in start])
+        return Parts(
+            start=start, routing=scheduler, steps=ByRole(prefill=limits, decode=limits), roles=scheduler
+        )
+
+
+class Predictor(NamedTuple):
+    """Time of one prompt alone, quadratic in its length. [s]"""
+
+    constant: float  # [s]
+    linear: float  # [s/token]
+    quadratic: float  # [s/token^2]
+
+    @classmethod
+    def fit(cls, table: StepTable, token_budget: int) -> Predictor:
+        """Least squares of the relative error over ``FITTED_LENGTHS``, each prompt in chunks of the budget."""
+        lengths = np.array(FITTED_LENGTHS, dtype=float)
+        times = np.array([prompt_time(table, length, token_budget) for length in FITTED_LENGTHS])
+        terms = np.stack([np.ones_like(lengths), lengths, lengths**2], axis=1) / times[:, None]
+        found, *_ = np.linalg.lstsq(terms, np.ones_like(times), rcond=None)
+        return cls(*found.tolist())
+
+    def __call__(self, tokens: int) -> float:
+        """Of a prompt of ``tokens``. [s]"""
+        return self.constant + tokens * (self.linear + tokens * self.quadratic)
+
+
+def prompt_time(table: StepTable, tokens: int, token_budget: int) -> float:
+    """A prompt alone on an instance, in chunks of the budget. [s]"""
+    return sum(
+        table.step_time(0, 0.0, min(token_budget, tokens - past), float(past))
+        for past in range(0, tokens, token_budget)
+    )
+
+
+def max_running_tokens(table: StepTable, blocks: int, max_sequences: int, tpot: float) -> int:
+    """MaxRunningTokens: what memory holds, and what one step of a full batch reads within ``tpot`` [s]. [token]"""
+    low, high = 1, LONGEST_CONTEXT
+    while low < high:
+        middle = (low + high + 1) // 2
+        if table.step_time(max_sequences, float(middle)) <= tpot:
+            low = middle
+        else:
+            high = middle - 1
+    return min(blocks * BLOCK_TOKENS, low * max_sequences)
+
+
+#: Columns of the ledger, one row an instance. The first three are of its predictor, see ``Predictor``.
+CONSTANT, LINEAR, QUADRATIC = range(3)
+FREE = 3  # when the prompts in its queue will be done, on its own clock [s]
+AHEAD = 4  # of that clock to the real one: what its last prompt took longer than predicted, in all [s]
+INTERVAL = 5  # mean time between its decode steps over the window; 0 without one [s]
+MOST = 6  # MaxRunningTokens [token]
+LEDGER = 7
+
+
+@numba.njit(cache=True)
+def _soonest(among: Any, ledger: Any, queued: Any, running: Any, coming: Any, now: float) -> Any:
+    """Least queue delay in pool P and in D->P: instance, delay [s]; -1 and infinity of an empty pool."""
+    pure, mixed = -1, -1
+    pure_s, mixed_s = np.inf, np.inf
+    for i in among:
+        delay = max(ledger[i, FREE] + ledger[i, AHEAD] - now, 0.0) if queued[i] > 0 else 0.0
+        if running[i] > 0 or coming[i] > 0:
+            if delay < mixed_s:
+                mixed, mixed_s = i, delay
+        elif delay < pure_s:
+            pure, pure_s = i, delay
+    return pure, pure_s, mixed, mixed_s
+
+
+@numba.njit(cache=True)
+def _take(ledger: Any, i: int, tokens: int, queued: Any, now: float) -> float:
+    """Book a prompt on an instance: its predicted end, on the clock of the instance. [s]"""
+    time = ledger[i, CONSTANT] + tokens * (ledger[i, LINEAR] + tokens * ledger[i, QUADRATIC])
+    start = now - ledger[i, AHEAD]
+    if queued[i] > 0:
+        start = max(start, ledger[i, FREE])
+    ledger[i, FREE] = start + time
+    return float(start + time)
+
+
+@numba.njit(cache=True)
+def _place(
+    among: Any, ledger: Any, queued: Any, running: Any, coming: Any, tokens: int, ttft: float, now: float
+) -> Any:
+    """First steps of algorithm 1: an instance of P, else of D->P within the limit, booked, and the predicted end.
+
+    Without one: minus 1 minus the instance to take late, nothing booked.
+    """
+    pure, pure_s, mixed, mixed_s = _soonest(among, ledger, queued, running, coming, now)
+    for i, delay in ((pure, pure_s), (mixed, mixed_s)):
+        if i >= 0:
+            time = ledger[i, CONSTANT] + tokens * (ledger[i, LINEAR] + tokens * ledger[i, QUADRATIC])
+            if delay + time <= ttft:
+                return i, _take(ledger, i, tokens, queued, now)
+    return -1 - (pure if pure >= 0 else mixed), 0.0
+
+
+@numba.njit(cache=True)
+def _lightest(among: Any, running: Any, coming: Any, queued: Any) -> Any:
+    """Fewest tokens in pool D and in P->D: instance, tokens, -1 of an empty pool; and all tokens in decode."""
+    pure, mixed = -1, -1
+    pure_tokens, mixed_tokens, total = 0, 0, 0
+    for i in among:
+        tokens = running[i] + coming[i]
+        total += tokens
+        if queued[i] > 0:
+            if mixed < 0 or tokens < mixed_tokens:
+                mixed, mixed_tokens = i, tokens
+        elif pure < 0 or tokens < pure_tokens:
+            pure, pure_tokens = i, tokens
+    return pure, pure_tokens, mixed, mixed_tokens, total
+
+
+@numba.njit(cache=True)
+def _hand_over(among: Any, ledger: Any, running: Any, coming: Any, queued: Any, tpot: float) -> int:
+    """First steps of algorithm 2: an instance of D, else of P->D within the limits; else minus 1 minus the lighter."""
+    pure, pure_tokens, mixed, mixed_tokens, _ = _lightest(among, running, coming, queued)
+    if pure >= 0 and pure_tokens <= ledger[pure, MOST] and ledger[pure, INTERVAL] <= tpot:
+        return int(pure)
+    if mixed >= 0 and mixed_tokens <= ledger[mixed, MOST] and ledger[mixed, INTERVAL] <= tpot:
+        return int(mixed)
+    return -1 - int(mixed if pure < 0 or (mixed >= 0 and mixed_tokens < pure_tokens) else pure)
+
+
+@numba.njit(cache=True)
+def _measure(among: Any, ledger: Any, steps: Any, time: Any, past: Any) -> float:
+    """Fill the intervals since the ``past`` steps and time (2, instances); their mean over ``among``. [s]"""
+    total, count = 0.0, 0
+    for i in range(ledger.shape[0]):
+        grown = steps[i] - past[0, i]
+        ledger[i, INTERVAL] = (time[i] - past[1, i]) / grown if grown > 0 else 0.0
+    for i in among:
+        if ledger[i, INTERVAL] > 0.0:
+            total += ledger[i, INTERVAL]
+            count += 1
+    return total / count if count > 0 else 0.0
+
+
+@numba.njit(cache=True)
+def _idle(among: Any, computed: Any, before: Any, queued: Any, running: Any) -> int:
+    """An instance of prefill that computed nothing since ``before``, one that still decodes first; -1 = none."""
+    found = -1
+    for i in among:
+        if computed[i] == before[i] and queued[i] == 0 and (found < 0 or (running[i] > 0 and running[found] == 0)):
+            found = i
+    return int(found)
+
+
+@numba.njit(cache=True)
+def _busy(among: Any, ledger: Any, requests: Any, prompts: Any, limit: float) -> int:
+    """A decode instance with an interval above ``limit`` [s], or with decodes that wait for memory; -1 = none."""
+    for i in among:
+        if ledger[i, INTERVAL] > limit or (requests[i] > 0 and prompts[i] == 0):
+            return int(i)
+    return -1
+
+
+class GlobalScheduler:
+    """Routing and monitor of Arrow: one state, looked at by both.
+
+    Parameters
+    ----------
+    options : Arrow
+        The system's.
+    site, limits, mappings
+        What is there, how instances step, and the mapping of each instance.
+    """
+
+    def __init__(self, options: Arrow, site: Site, limits: Limits, mappings: Sequence[Mapping]) -> None:
+        self.period_s = options.monitor_s
+        self._options, self._ttft, self._tpot = options, site.slo.ttft, site.slo.tpot
+        self._at_once = site.flip_s == 0.0
+        self._reacts = options.trigger == "observed"
+        rows = {}
+        for mapping in set(mappings):
+            table = site.table(mapping, options.max_sequences)
+            most = max_running_tokens(table, site.blocks(mapping, limits), options.max_sequences, self._tpot)
+            rows[mapping] = (*Predictor.fit(table, options.token_budget), 0.0, 0.0, 0.0, float(most))
+        self.ledger = np.array([rows[mapping] for mapping in mappings])
+        self._ends: dict[int, float] = {}  # of the prompts in queues, predicted, on the clocks of their instances [s]
+        looks = max(round(options.window_s / options.monitor_s), 1)
+        self._past = deque([np.zeros((2, len(mappings)))], maxlen=looks)  # steps and time of decode at the looks
+        self._computed = np.zeros(len(mappings), np.int64)  # prompt tokens, at the last look
+        self._mean_interval = 0.0  # of the decode instances [s]
+        self._late = 0  # looks in a row
+        self._worst = 0.0  # TTFT observed since the last look [s]
+
+    # --- routing ------------------------------------------------------------------------------------------------
+
+    def place(self, view: ClusterView, request: int) -> Leg:
+        """Algorithm 1: the prefill instance that meets the TTFT limit, of P, of D->P, or flipped; else late in P."""
+        tokens, queued, now = view.input_tokens[request], view.queued_prompt_tokens, view.now
+        chosen, end = _place(
+            view.prefill, self.ledger, queued, view.running_requests, view.coming_tokens, tokens, self._ttft, now
+        )
+        wishes: tuple[Wish, ...] = ()
+        if chosen < 0:
+            chosen = -1 - chosen
+            flip = None if self._reacts else self._to_prefill(view, "predicted")
+            if flip is not None:
+                wishes = (flip,)
+                chosen = flip.instance if self._at_once else chosen
+            end = _take(self.ledger, chosen, tokens, queued, now)
+        self._ends[request] = end
+        return Leg(chosen, tokens + 1, LATER, wishes)
+
+    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:
+        """Algorithm 2: where the prefill was if that decodes now; else in D or P->D within the limits, or flipped."""
+        now = view.now
+        self.ledger[origin, AHEAD] = now - self._ends.pop(request)
+        if self._reacts:
+            self._worst = max(self._worst, now - view.arrival_s[request])
+        if view.roles[origin] is DECODE and view.states[origin] is READY:
+            return Leg(origin)
+        chosen = _hand_over(
+            view.decode, self.ledger, view.running_tokens, view.coming_tokens, view.queued_prompt_tokens, self._tpot
+        )
+        if chosen >= 0:
+            return Leg(chosen)
+        flip = self._to_decode(view, "no decode instance within its limits")
+        if flip is None:
+            return Leg(-1 - chosen)
+        return Leg(flip.instance if self._at_once else -1 - chosen, wishes=(flip,))
+
+    # --- flips --------------------------------------------------------------------------------------------------
+
+    def _to_prefill(self, view: ClusterView, how: str) -> Flip | None:
+        """Algorithm 3: of P->D, else of D, the one with fewest running tokens, if the load of decode is low."""
+        left = view.decode.size - 1
+        if left < 1 or self._mean_interval > self._tpot or self._changing(view, PREFILL):
+            return None
+        pure, _, mixed, _, total = _lightest(
+            view.decode, view.running_tokens, view.coming_tokens, view.queued_prompt_tokens
+        )
+        chosen = mixed if mixed >= 0 else pure
+        if total > left * self._options.low_load * self.ledger[chosen, MOST]:
+            return None
+        return Flip(chosen, PREFILL, f"first token {how} after the limit of {self._ttft:g} s")
+
+    def _to_decode(self, view: ClusterView, why: str) -> Flip | None:
+        """Algorithm 4: of D->P, else of P, the one with the least prefill delay."""
+        if view.prefill.size < 2 or self._changing(view, DECODE):
+            return None
+        pure, _, mixed, _ = _soonest(
+            view.prefill, self.ledger, view.queued_prompt_tokens, view.running_requests, view.coming_tokens, view.now
+        )
+        return Flip(mixed if mixed >= 0 else pure, DECODE, why)
+
+    def _changing(self, view: ClusterView, role: Role) -> bool:
+        """Whether an instance is on its way to a role already; possible where a change takes time."""
+        return not self._at_once and any(
+            each is role and state is FLIPPING for each, state in zip(view.roles, view.states, strict=True)
+        )
+
+    # --- monitor ------------------------------------------------------------------------------------------------
+
+    def flips(self, view: ClusterView) -> Sequence[Wish]:
+        """Measure the intervals between tokens; turn an instance to decode where they are late or could be better."""
+        steps, time = view.decode_steps, view.decode_time
+        self._mean_interval = _measure(view.decode, self.ledger, steps, time, self._past[0])
+        self._past.append(np.array((steps, time)))
+        self._late = self._late + 1 if self._mean_interval > self._tpot else 0
+        late, self._worst = self._worst > self._ttft, 0.0
+        wish = None
+        if self._late >= self._options.patience:
+            self._late = 0
+            wish = self._to_decode(view, f"tokens every {self._mean_interval:.3g} s, limit {self._tpot:g} s")
+        elif view.prefill.size > 1:
+            wish = self._idle_to_decode(view)
+        self._computed = view.prefill_tokens.copy()
+        if wish is None and late:
+            wish = self._to_prefill(view, "observed")
+        return () if wish is None else (wish,)
+
+    def _idle_to_decode(self, view: ClusterView) -> Flip | None:
+        """An idle instance of prefill, if some decode instance is busy."""
+        prompts = view.queued_prompt_tokens
+        idle = _idle(view.prefill, view.prefill_tokens, self._computed, prompts, view.running_requests)
+        if idle < 0:
+            return None
+        limit = self._options.busy_interval * self._tpot
+        busy = _busy(view.decode, self.ledger, view.queued_requests, prompts, limit)
+        if busy < 0 or self._changing(view, DECODE):
+            return None
+        return Flip(idle, DECODE, f"idle, while instance {busy} needs help")
