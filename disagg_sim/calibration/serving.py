@@ -15,6 +15,7 @@ from disagg_sim.calibration.serving_rows import Quantity, ServingRow, Workers
 from disagg_sim.errors import DisaggSimError
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_engine
+from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.physics.phases import Degrees
 from disagg_sim.serving.closed_loop import (
     Lengths,
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Floats = NDArray[np.float64]
+
+#: Share of all weights that a step reads at least: the embedding is looked up, not read. [1]
+MATMUL_SHARE = 0.85
 
 #: Columns of ``rows.csv``, in order.
 COLUMNS = (
@@ -108,8 +112,7 @@ def _finished(
     drained = rate / drain_factors(np.minimum(demand, capacity), waves, rows[0].spread) if waves else rate
     shape = np.shape(lengths.isl)
     tpot, ttft, latency, drained, capacity = (
-        np.broadcast_to(value, shape)
-        for value in (state.tpot, state.ttft, state.latency(lengths), drained, capacity)
+        np.broadcast_to(value, shape) for value in (state.tpot, state.ttft, state.latency(lengths), drained, capacity)
     )
     return Prediction(tpot, ttft, latency, drained, capacity, demand)
 
@@ -152,6 +155,16 @@ def _checked(row: ServingRow) -> ServingRow:
     return row
 
 
+def _beats_memory(run: Served, row: ServingRow) -> bool:
+    """Whether a dense model made tokens faster than its GPUs can read the weights."""
+    if run.at.model.is_moe or row.workers is None or row.load not in ("static", "closed_loop"):
+        return False
+    told = {quantity.name: quantity.measured for quantity in row.quantities}
+    step = told.get("tpot", told.get("latency", np.inf) / row.osl)
+    bandwidth = row.workers.mapping.gpus / row.workers.mapping.pp * run.at.system.hbm_bandwidth
+    return bool(step < weight_bytes(run.at.model, run.at.precision) * MATMUL_SHARE / bandwidth)
+
+
 def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None = None) -> pd.DataFrame:
     """One line for every quantity of every row, in order; columns as ``COLUMNS``.
 
@@ -191,6 +204,8 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
                 checked[i] = checked[i].refused(str(error))
             continue
         for place, i in enumerate(members):
+            if _beats_memory(run, checked[i]):
+                checked[i] = checked[i].refused("faster than its GPUs can read the weights")
             answers[i] = (answer, place, not run.at.rates.inherited)
     lines = [line for i, row in enumerate(checked) for line in _lines(row, answers.get(i))]
     return pd.DataFrame(lines, columns=list(COLUMNS))

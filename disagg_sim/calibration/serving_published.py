@@ -11,6 +11,8 @@ from disagg_sim.units import MS
 
 #: GPUs of a node in the throughputs that sources give per node. [1]
 NODE_GPUS = 8.0
+#: Tokens of a full pass of a rank where none are stated. [token]
+FULL_PASS = 16384.0
 #: Metrics that are no quantity of a serving model, or parts of one: start of the name -> reason.
 NOT_SERVED = {
     "mfu": "MFU follows from the rates and the peak that the source divides by, which it does not name",
@@ -106,7 +108,11 @@ def _batch(line: Any, load: str, workers: Workers | None) -> float:
     gpus = float(workers.gpus) if workers else math.nan
     if load == "decode":
         return batch * gpus if "per GPU" in scope else batch if stated(batch) else value(line, "concurrency")
-    if load == "prefill" and scope in ("tokens per GPU", "max_num_tokens"):
+    if load == "prefill" and "throughput" in text(line, "metric"):  # every rank fills its pass
+        tokens = batch if scope == "tokens per GPU" else FULL_PASS
+        ranks = gpus if groups_of(line) == 0 else 1.0
+        return ranks * max(tokens / value(line, "isl"), 1.0)
+    if load == "prefill" and scope == "max_num_tokens":
         return batch * gpus / value(line, "isl")
     return math.nan
 

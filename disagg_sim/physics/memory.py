@@ -49,6 +49,15 @@ def layer_weight_bytes(model: ModelSpec, kind: LayerKind, precision: Precision, 
     return total + ffn.shared_params(d) / tp * precision.expert.bytes + router
 
 
+def weight_bytes(model: ModelSpec, precision: Precision) -> float:
+    """All weights of the model, embedding and head included. [B]"""
+    whole = Degrees()
+    layers = zip(model.kinds, model.kind_counts, strict=True)
+    total = sum(float(layer_weight_bytes(model, kind, precision, whole)) * count for kind, count in layers)
+    ends = model.embedding_params * precision.embedding.bytes
+    return total + ends + (0 if model.tied_embeddings else model.head_params * precision.head.bytes)
+
+
 def cache_elements_per_gpu(kind: LayerKind, tp: Numeric) -> Numeric:
     """Cached elements of one token and layer on one GPU: the latent whole, KV heads ceil(n_kv/tp). [1]"""
     attention = kind.attention

@@ -30,6 +30,11 @@ def scatter_plots(table: pd.DataFrame, directory: Path) -> list[Path]:
     return written
 
 
+def _mark(index: int) -> str:
+    """Another mark for the same colour in each round of the palette."""
+    return MARKS[(index + index // len(COLOURS)) % len(MARKS)]
+
+
 def _scatter(part: pd.DataFrame, quantity: str, path: Path) -> Path:
     import matplotlib
 
@@ -57,7 +62,7 @@ def _scatter(part: pd.DataFrame, quantity: str, path: Path) -> Path:
                 for full, face in ((False, COLOURS[index % len(COLOURS)]), (True, "none")):
                     dots = mine[(mine["system"] == system) & (mine["saturated"] == full)]
                     axis.scatter(
-                        dots["measured"] / scale, dots["predicted"] / scale, s=14, marker=MARKS[index % len(MARKS)],
+                        dots["measured"] / scale, dots["predicted"] / scale, s=14, marker=_mark(index),
                         facecolors=face, edgecolors=COLOURS[index % len(COLOURS)], linewidths=0.7,
                     )  # fmt: skip
             below = mine.loc[~mine["saturated"], "relative_error"].abs()
@@ -66,7 +71,7 @@ def _scatter(part: pd.DataFrame, quantity: str, path: Path) -> Path:
             axis.set(xlabel=f"measured {quantity} [{unit}]", ylabel=f"predicted {quantity} [{unit}]")
             axis.title.set_fontsize(9.5)
         handles = [
-            Line2D([], [], color=COLOURS[i % len(COLOURS)], marker=MARKS[i % len(MARKS)], linestyle="", label=name)
+            Line2D([], [], color=COLOURS[i % len(COLOURS)], marker=_mark(i), linestyle="", label=name)
             for i, name in enumerate(systems)
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(systems), 7), fontsize=8.5)

@@ -20,8 +20,7 @@ from disagg_sim.errors import above_zero
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
-from disagg_sim.physics.memory import layer_weight_bytes
-from disagg_sim.physics.phases import Degrees
+from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.serving.closed_loop import Lengths, Served, decode_time, prefill_time, tensor_parallel
 
 #: Share of the bandwidth that a decode step reaches, and the largest captured CUDA graph, as the paper has them.
@@ -40,15 +39,6 @@ class Concurrency:
     def memory_bound(self) -> bool:
         """Whether memory, not bandwidth, limits the concurrency."""
         return self.memory_bytes < self.bandwidth_bytes
-
-
-def weight_bytes(model: ModelSpec, precision: Precision) -> float:
-    """M_model: all weights, embedding and head included. [B]"""
-    whole = Degrees()
-    layers = zip(model.kinds, model.kind_counts, strict=True)
-    total = sum(float(layer_weight_bytes(model, kind, precision, whole)) * count for kind, count in layers)
-    ends = model.embedding_params * precision.embedding.bytes
-    return total + ends + (0 if model.tied_embeddings else model.head_params * precision.head.bytes)
 
 
 def decode_concurrency(
