@@ -6,7 +6,8 @@ The loss has steps, each one assumption of the plan less:
 2. full queue, planned lengths: the same lengths, simulated; what batches, transfers and rounding to whole passes cost;
 3. full queue, lengths of the trace: what their spread costs;
 4. arrivals of the trace: requests come when they come; where the trace offers less than the plan can serve, the rest
-   is no loss but spare capacity;
+   is no loss but spare capacity. Taken from the first arrival to the last finish: start and drain of a short
+   trace count;
 5. inside the SLO: of these, the tokens of requests that meet it.
 
 A full queue is a closed loop: as many requests as the pools hold and a few more are always there; its rate is taken
@@ -168,7 +169,7 @@ class SimulationResult(Shown):
             ("full queue, lengths of the trace", self._saturated(self.trace), self._lengths_text()),
             (
                 "arrivals of the trace", row.throughput_tokens_per_s / gpus,
-                f"the trace offers {offered:.4g} tokens/s/GPU, {offered / planned:.0%} of the plan",
+                f"the trace offers {offered:.4g} tokens/s/GPU, {offered / planned:.0%} of the plan; start and drain are in",
             ),
             (
                 "inside the SLO", row.goodput_tokens_per_s / gpus,

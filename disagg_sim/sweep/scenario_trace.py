@@ -12,7 +12,6 @@ from typing import Any
 from disagg_sim.facts import load
 from disagg_sim.sweep.reader import Reader
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
-from disagg_sim.workload.lengths import length_distribution
 from disagg_sim.workload.readers import load_trace
 from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
@@ -38,8 +37,7 @@ class Synthetic:
         """The trace of one seed."""
         lengths: Any = self.lengths
         if isinstance(lengths, str):
-            case = load.load_traffic(lengths).cases[0]
-            lengths = (length_distribution(case.isl), length_distribution(case.osl))
+            lengths = load.load_traffic(lengths).cases[0]
         return synthetic_trace(
             rate=self.rate, lengths=lengths, requests=self.requests, duration=self.duration, arrivals_as=self.process,
             seed=seed, name=name,

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from disagg_sim.errors import InputError, above_zero, whole_number
+from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.workload.arrivals import ArrivalProcess, Poisson, arrivals, named_rng
-from disagg_sim.workload.lengths import Constant, LengthDistribution, LogNormal
+from disagg_sim.workload.lengths import Constant, LengthDistribution, LogNormal, length_distribution
 from disagg_sim.workload.trace import Tokens, Trace, read_only
 
 
@@ -35,7 +36,7 @@ class LengthTable:
             raise InputError("a table of lengths needs rows, each of 1 token or more")
 
 
-Lengths = LengthTable | Trace | tuple[int | LengthDistribution, int | LengthDistribution]
+Lengths = LengthTable | Trace | TrafficCase | tuple[int | LengthDistribution, int | LengthDistribution]
 
 
 def log_normal(mean: float, cv: float) -> LogNormal:
@@ -67,8 +68,9 @@ def synthetic_trace(
     rate
         Mean rate. [request/s]
     lengths
-        ``(input, output)``, each a number or a distribution of ``workload.lengths``; or a ``LengthTable`` or
-        ``Trace`` whose pairs are drawn with replacement. [token]
+        ``(input, output)``, each a number or a distribution of ``workload.lengths``; a case of a traffic
+        (``load_traffic(name).cases[0]``), whose laws they are; or a ``LengthTable`` or ``Trace`` whose pairs are
+        drawn with replacement. [token]
     requests, duration
         One of them: how many requests [1], or up to which time [s].
     arrivals_as
@@ -100,6 +102,8 @@ def _draw(lengths: Lengths, seed: int, count: int) -> tuple[Tokens, Tokens]:
     if isinstance(lengths, LengthTable | Trace):
         rows = named_rng(seed, "lengths").integers(lengths.input_tokens.size, size=count)
         return lengths.input_tokens[rows], lengths.output_tokens[rows]
+    if isinstance(lengths, TrafficCase):
+        lengths = (length_distribution(lengths.isl), length_distribution(lengths.osl))
     first, second = (_law(each, kind) for each, kind in zip(lengths, ("input", "output"), strict=True))
     return first.sample(named_rng(seed, "input_tokens"), count), second.sample(named_rng(seed, "output_tokens"), count)
 

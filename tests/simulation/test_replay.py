@@ -37,7 +37,7 @@ def test_a_full_queue_of_the_planned_lengths_gives_the_planned_throughput(plan, 
     assert loss.loc["full queue, planned lengths", "share_of_plan"] == pytest.approx(1.0, abs=0.02)
     assert loss.loc["arrivals of the trace", "share_of_plan"] == pytest.approx(0.5, abs=0.05)
     assert loss["share_of_plan"].iloc[-1] <= loss["share_of_plan"].iloc[-2]
-    assert re.fullmatch(r"the trace offers .* tokens/s/GPU, \d+% of the plan", loss.loc["arrivals of the trace", "because"])
+    assert re.match(r"the trace offers .* tokens/s/GPU, \d+% of the plan", loss["because"].iloc[3])
 
 
 def test_the_planned_batches_are_kept(plan, replayed):
