@@ -14,7 +14,10 @@ import disagg_sim
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-FIRST, MODES = (FOLDER / name for name in ("01_first_frontier.ipynb", "02_colocated_or_disaggregated.ipynb"))
+FIRST, MODES, PROOF = (
+    FOLDER / name
+    for name in ("01_first_frontier.ipynb", "02_colocated_or_disaggregated.ipynb", "03_from_plan_to_proof.ipynb")
+)
 LIMIT = 60  # of a cell [s]
 
 
@@ -43,6 +46,11 @@ def modes(tmp_path_factory):
     return Run(MODES, tmp_path_factory.mktemp("modes"))
 
 
+@pytest.fixture(scope="module")
+def proof(tmp_path_factory):
+    return Run(PROOF, tmp_path_factory.mktemp("proof"))
+
+
 def number(pattern: str, text: str) -> float:
     found = re.search(pattern, text)
     assert found, f"no {pattern!r} in {text!r}"
@@ -50,7 +58,7 @@ def number(pattern: str, text: str) -> float:
 
 
 def test_every_notebook_is_run_here():
-    assert NOTEBOOKS == [FIRST, MODES]
+    assert NOTEBOOKS == [FIRST, MODES, PROOF]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -111,3 +119,13 @@ def test_what_mixing_costs_moves_the_verdict_as_the_text_says(modes):
 
 def test_an_unknown_price_is_named(modes):
     assert "usd_per_gpu_hour of gb200_nvl72 is not known" in modes.printed
+
+
+def test_the_plan_is_proven_and_loses_to_the_spread_of_lengths(proof):
+    assert number(r"full queue, planned lengths: ([\d.]+)", proof.printed) == pytest.approx(1.0, abs=0.02)
+    assert 0.5 < number(r"full queue, lengths of the trace: ([\d.]+)", proof.printed) < 1.0
+    planned = number(r"planned for ([\d.]+) requests/s", proof.printed)
+    assert 0.5 * planned < number(r"up to ([\d.]+) requests/s", proof.printed) <= 1.1 * planned
+    assert proof.pictures == 1
+    assert any("disaggregated on planned under synthetic" in html for html in proof.html)
+    assert not proof.warned

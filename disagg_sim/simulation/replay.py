@@ -169,7 +169,8 @@ class SimulationResult(Shown):
             ("full queue, lengths of the trace", self._saturated(self.trace), self._lengths_text()),
             (
                 "arrivals of the trace", row.throughput_tokens_per_s / gpus,
-                f"the trace offers {offered:.4g} tokens/s/GPU, {offered / planned:.0%} of the plan; start and drain are in",
+                f"the trace offers {offered:.4g} tokens/s/GPU, {offered / planned:.0%} of the plan; "
+                "start and drain are in",
             ),
             (
                 "inside the SLO", row.goodput_tokens_per_s / gpus,
