@@ -27,6 +27,9 @@ def sweep(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Remove the results of another sweep in the directory.")
     ] = False,
+    uncertainty: Annotated[
+        bool, typer.Option("--uncertainty", help="Add error bars: uncertainty.csv, gain.csv, a band in the figures.")
+    ] = False,
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Write tables and summary only.")] = False,
 ) -> None:
     """Compute Pareto frontiers, mappings, rate matching and KV bandwidth of every case of a sweep."""
@@ -40,27 +43,30 @@ def sweep(
         if out is None or dry_run:
             typer.echo(_counts(plan))
         else:
-            _compute(plan, out, jobs or cores(), figures=not no_figures, overwrite=overwrite)
+            _compute(plan, out, jobs or cores(), figures=not no_figures, overwrite=overwrite, error_bars=uncertainty)
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
-def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool, overwrite: bool) -> None:
+def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool, overwrite: bool, error_bars: bool) -> None:
     from disagg_sim.cli.progress import listener
     from disagg_sim.report.figures import draw_figures
     from disagg_sim.report.summary import write_summary
+    from disagg_sim.sweep.fidelity import fidelity_of, write_fidelity
     from disagg_sim.sweep.run import run_sweep
 
     told = listener()
     result = run_sweep(plan, out, jobs=jobs, listener=told, overwrite=overwrite)
-    write_summary(result, out, figures=figures)
+    fidelity = fidelity_of(result, out, error_bars=error_bars)
+    write_fidelity(fidelity, out)
+    write_summary(result, out, figures=figures, fidelity=fidelity)
     result.require()
     for case in result.cases:
         for mode, verdict in case.verdicts:
             told.warn(f"{case.plan.case.name}: {mode}{': ' if mode else ''}{verdict}")
     if figures:
-        pictures = draw_figures(result, out, jobs=jobs)
+        pictures = draw_figures(result, out, jobs=jobs, bands={each.case: each.bands for each in fidelity})
         told.note(f"{pictures} figures drawn")
     total = result.total
     typer.echo(

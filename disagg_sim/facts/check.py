@@ -14,6 +14,7 @@ from disagg_sim.facts.load import (
     load_profile,
     load_system,
     load_traffic,
+    load_uncertainty,
 )
 from disagg_sim.facts.yaml_files import DIRECTORIES, read_mapping, spec_error
 
@@ -26,6 +27,7 @@ MARKS = {
     "engine": {"step_host", "request_host", "chunk_tokens", "mixed_steps"},
     "model": {"hidden", "vocab", "layers", "max_context"},
     "traffic": {"cases"},
+    "uncertainty": {"assumed", "per_doubling", "kinds", "engines"},
     "sweep": {"models", "systems", "limits", "modes"},
     "scenario": {"deployments", "slo", "trace"},
 }
@@ -38,6 +40,7 @@ _LOADERS: dict[str, Callable[[Path], Any]] = {
     "engine": load_engine,
     "model": load_model,
     "traffic": load_traffic,
+    "uncertainty": load_uncertainty,
 }
 
 

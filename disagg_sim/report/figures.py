@@ -68,6 +68,7 @@ class CaseFigures:
     inherited: bool  # whether some fits were made on another system
     store: Store
     blocks: tuple[Key, ...]  # of the points of the first of the modes, for the cloud
+    bands: tuple[tuple[str, pd.DataFrame], ...]  # (mode, error bars of its frontier), those that were asked for
 
     @property
     def y(self) -> str:
@@ -86,8 +87,15 @@ class Overview:
     frontiers: tuple[tuple[str, pd.DataFrame], ...]  # (label, frontier)
 
 
-def draw_figures(result: SweepResult, root: Path, *, jobs: int) -> int:
+def draw_figures(
+    result: SweepResult, root: Path, *, jobs: int, bands: Mapping[str, pd.DataFrame] | None = None
+) -> int:
     """Draw ``figures/<case>/*.png`` of every case with results, and ``figures/*.png`` comparing cases.
+
+    Parameters
+    ----------
+    bands
+        Error bars by case, as ``sweep.fidelity`` makes them; drawn as a band around each frontier.
 
     Returns
     -------
@@ -105,12 +113,19 @@ def draw_figures(result: SweepResult, root: Path, *, jobs: int) -> int:
             inherited=bool(case.inherited_fits),
             store=store,
             blocks=tuple(block.key for block in case.found[0].plan.points),
+            bands=_by_mode((bands or {}).get(case.plan.case.name)),
         )
         for case in result.cases
         if case.found
     ]
     tasks: list[CaseFigures | Overview] = [*cases, *_overviews(cases, root)]
     return sum(run_tasks(_draw, tasks, jobs=jobs))
+
+
+def _by_mode(bands: pd.DataFrame | None) -> tuple[tuple[str, pd.DataFrame], ...]:
+    if bands is None or not len(bands):
+        return ()
+    return tuple((str(mode), rows.sort_values(X)) for mode, rows in bands.groupby("mode", sort=False, observed=True))
 
 
 def _overviews(cases: Iterable[CaseFigures], root: Path) -> list[Overview]:
@@ -204,10 +219,14 @@ def _pareto(task: CaseFigures) -> None:
     y = task.y
     with mpl.rc_context(STYLE):
         first, front = task.fronts[0]
-        title = _title(task, f"frontier of each mode; mappings of the {MODE_TEXT[first]} one")
+        shaded = ", bands of 80 %" if task.bands else ""
+        title = _title(task, f"frontier of each mode{shaded}; mappings of the {MODE_TEXT[first]} one")
         figure, axes = _axes(title, X_LABEL, Y_LABELS[task.case.per])
         cloud = _cloud(task)
         axes.plot(cloud[X], cloud[y], ".", color=CLOUD, markersize=2.5, label=f"{MODE_TEXT[first]} points", zorder=1)
+        for mode, band in task.bands:
+            ends = band["frontier_p10"], band["frontier_p90"]
+            axes.fill_between(band[X], *ends, color=MODE_STYLE[mode][0], alpha=0.16, linewidth=0.0, zorder=2)
         for mode, curve in task.fronts:
             colour, mark, line = MODE_STYLE[mode]
             hollow = mode == "colocated"  # so that the curve of a mode that contains it does not hide its marks
@@ -216,7 +235,8 @@ def _pareto(task: CaseFigures) -> None:
                 markerfacecolor="white" if hollow else colour, label=f"{MODE_TEXT[mode]} frontier",
             )  # fmt: skip
         axes.set_xlim(0, max(curve[X].max() for _, curve in task.fronts) * 1.2)  # room for the last labels
-        axes.set_ylim(0, max(curve[y].max() for _, curve in task.fronts) * 1.22)
+        tops = [*(curve[y].max() for _, curve in task.fronts), *(band["frontier_p90"].max() for _, band in task.bands)]
+        axes.set_ylim(0, max(tops) * 1.22)
         axes.legend(loc="upper right")
         others = [curve[[X, y]].to_numpy() for _, curve in task.fronts[1:]]
         place_labels(figure, axes, [(row[X], row[y], _label(row, first)) for row in records(front)], others=others)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from disagg_sim.report.words import (
     records,
     tags_text,
 )
+from disagg_sim.serving.calibrated import tally_of
 from disagg_sim.sweep.compute import ABOVE_NIC
+from disagg_sim.sweep.fidelity import CaseFidelity
 from disagg_sim.sweep.results import CaseResult, ModeResult, SweepResult, throughput_column, write_text
 from disagg_sim.sweep.spec import Limits, SweepSpec
 from disagg_sim.units import GB, MS
@@ -27,6 +29,8 @@ from disagg_sim.units import GB, MS
 INTERACTIVITIES = (20.0, 50.0, 100.0)  # [token/s]
 X, Y = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
 DISAGGREGATED = "disaggregated"
+#: Kinds of extrapolation that a summary names.
+MOST_KINDS = 6
 #: What a table of throughput counts in.
 UNITS = {"gpu": "tokens/s/GPU", "usd": "tokens/USD", "watt": "tokens/J"}
 POOL_COLUMNS = (
@@ -38,18 +42,20 @@ SHARED_COLUMNS = (
 )  # fmt: skip
 
 
-def write_summary(result: SweepResult, root: Path, *, figures: bool) -> None:
+def write_summary(result: SweepResult, root: Path, *, figures: bool, fidelity: Sequence[CaseFidelity] = ()) -> None:
     """Write ``summary.md`` into ``root``.
 
     Parameters
     ----------
     figures : bool
         Whether pictures are drawn beside it, to be linked.
+    fidelity : sequence of CaseFidelity
+        What the frontiers rest on, and their error bars.
     """
-    write_text(root / "summary.md", summary(result, figures=figures))
+    write_text(root / "summary.md", summary(result, figures=figures, fidelity=fidelity))
 
 
-def summary(result: SweepResult, *, figures: bool) -> str:
+def summary(result: SweepResult, *, figures: bool, fidelity: Sequence[CaseFidelity] = ()) -> str:
     """The text of ``summary.md``: best throughput, throughput at three interactivities, and how it is reached."""
     spec, total = result.plan.spec, result.total
     parts = [
@@ -65,7 +71,8 @@ def summary(result: SweepResult, *, figures: bool) -> str:
     if figures:
         shown = Counter(overview_name(case.plan.case) for case in result.cases if not case.verdict)
         parts += [f"![{name}](figures/{name})" for name, count in shown.items() if count > 1]
-    parts += [_section(case, figures=figures) for case in result.cases]
+    known = {each.case: each for each in fidelity}
+    parts += [_section(case, known.get(case.plan.case.name), figures=figures) for case in result.cases]
     return "\n\n".join(parts) + "\n"
 
 
@@ -98,7 +105,7 @@ def _overview(result: SweepResult) -> str:
     return f"{title}\n\n{_table(head, rows, numbers=4)}"
 
 
-def _section(item: CaseResult, *, figures: bool) -> str:
+def _section(item: CaseResult, fidelity: CaseFidelity | None, *, figures: bool) -> str:
     case = item.plan.case
     parts = [f"## {case_title(case)}"]
     if item.inherited_fits:
@@ -108,6 +115,8 @@ def _section(item: CaseResult, *, figures: bool) -> str:
         parts += [_removed_by_nic(mode, case.limits) for mode in item.modes if mode.mode == DISAGGREGATED]
     if gain := _gain(item):
         parts.append(gain)
+    if fidelity is not None:
+        parts += [text for text in (_sure(fidelity), _extrapolated(fidelity)) if text]
     parts += [_mode_table(mode, case.per) for mode in item.found]
     if figures and item.found:
         names = ("pareto", *("kv_bandwidth", "ctx_gen_ratio") * (item.found[0].mode == DISAGGREGATED))
@@ -136,6 +145,30 @@ def _gain(item: CaseResult) -> str:
             gain = ours[column] / max(point[column] for point in others)
             told.append(f"{f'at {x:g} tokens/s/user' if x else 'at best'} {gain:.2f}")
     return f"Disaggregated over the best co-located throughput: {', '.join(told)}." if told else ""
+
+
+def _sure(fidelity: CaseFidelity) -> str:
+    """How probable it is that disaggregation gains at all."""
+    told = [
+        f"at {row[X]:g} tokens/s/user {row['gain_p10']:.2f}-{row['gain_p90']:.2f}, above 1 in {row['probability']:.0%}"
+        for row in records(fidelity.gain)
+        if row[X] in INTERACTIVITIES
+    ]
+    return f"With its error bars, 80 % of all samples: {'; '.join(told)} of them (`gain.csv`)." if told else ""
+
+
+def _extrapolated(fidelity: CaseFidelity) -> str:
+    """How many frontier points rest on operators that nobody measured as they are used."""
+    if not len(fidelity.outside):
+        return ""
+    words = fidelity.outside["outside_calibration"]
+    some = int((words != "").sum())
+    if not some:
+        return "Every operator of every frontier point lies inside its calibrated range."
+    kinds = "; ".join(f"{kind} ({count})" for kind, count in tally_of(words)[:MOST_KINDS])
+    return (
+        f"{some} of {len(words)} frontier points rest on extrapolated operators: {kinds} (`outside_calibration.csv`)."
+    )
 
 
 def _mode_table(item: ModeResult, per: str) -> str:

@@ -99,10 +99,14 @@ def outside_calibration(points: pd.DataFrame, *, systems: Mapping[str, SystemSpe
     import pandas as pd
 
     words = np.full(len(points), "", dtype=object)
-    for designs in designs_of(points, systems=systems):
+    for designs in designs_of(points, systems=systems, exact=False):
         times = times_of(designs)
-        words[designs.rows] = words_of(uses_of(designs, times), times)
+        words[designs.rows] = words_of(uses_of(designs, times, _doubtful), times)
     return pd.Series(words, index=points.index, name="outside_calibration")
+
+
+def _doubtful(use: Use) -> bool:
+    return any(fit.inherited_from for fit in use.fits) or bool(breaches(use))
 
 
 def words_of(uses: Sequence[Use], times: Times) -> list[str]:

@@ -57,29 +57,33 @@ class Use:
         return LABELS[self.kind]
 
 
-def uses_of(designs: Designs, times: Times) -> list[Use]:
+def uses_of(designs: Designs, times: Times, wanted: Callable[[Use], bool] = lambda _: True) -> list[Use]:
     """Every operator of the designs that takes time in any of them.
 
     Parameters
     ----------
     times
         Of the designs, as ``times_of`` gives them.
+    wanted
+        Which operators are timed at all, by all that is known of them but their time.
     """
     found: list[Use] = []
+    nothing = Times(*(np.zeros_like(part) for part in times))
     for phase in ("decode", "prefill"):
         at = designs.at if phase == "decode" else designs.prefill_at
         asked = {"step": phase == "decode", "fill": phase == "prefill"}
         for (name, kind, form), sizes in _recorded(designs, at, phase, asked).items():
+            fits = tuple(_fits_of(at.rates, name, kind, form))
+            use = Use(phase=phase, name=name, kind=kind, format=form, seconds=nothing, sizes=sizes, fits=fits)
+            if not wanted(use):
+                continue
             slow = times_of(_with(designs, phase, _slowed(at, name, kind)), **asked)
             seconds = Times(*(
                 (after - before) / SLOWED if np.any(after) else np.zeros_like(before)
                 for after, before in zip(slow, times, strict=True)
             ))  # fmt: skip
             if any(np.any(part) for part in seconds):
-                fits = tuple(_fits_of(at.rates, name, kind, form))
-                found.append(
-                    Use(phase=phase, name=name, kind=kind, format=form, seconds=seconds, sizes=sizes, fits=fits)
-                )
+                found.append(replace(use, seconds=seconds))
     return found
 
 

@@ -70,9 +70,10 @@ class Uncertainty:
     """Designs with what they may turn out to be; two-dimensional arrays have shape (rows, samples)."""
 
     points: pd.DataFrame  # the designs, nominal
+    column: str  # of their throughput
     ttl: Floats  # [s]
     ftl: Floats  # [s]
-    throughput: Floats  # over all GPUs [token/s]
+    throughput: Floats  # of ``column`` [token/s, token/USD or token/J]
     outside_calibration: tuple[str, ...]  # as ``calibrated.outside_calibration``
 
     def bands(self) -> pd.DataFrame:
@@ -85,7 +86,7 @@ class Uncertainty:
             ``tokens_per_s_per_user`` [token/s], ``ttl_p10_s`` ..., ``ftl_p10_s`` ... [s], ``outside_calibration``.
         """
         columns: dict[str, Any] = {}
-        for name, values in ((THROUGHPUT, self.throughput), (INTERACTIVITY, 1.0 / self.ttl)):
+        for name, values in ((self.column, self.throughput), (INTERACTIVITY, 1.0 / self.ttl)):
             columns |= {f"{name}_{q}": np.quantile(values, share, axis=1) for q, share in QUANTILES.items()}
         for name, values in (("ttl", self.ttl), ("ftl", self.ftl)):
             columns |= {f"{name}_{q}_s": np.quantile(values, share, axis=1) for q, share in QUANTILES.items()}
@@ -110,12 +111,12 @@ class Uncertainty:
         parts = []
         for mode in self.modes:
             mine = (self.points["mode"].astype(str) == mode).to_numpy()
-            x, y = (self.points.loc[mine, name].to_numpy(dtype=float) for name in (INTERACTIVITY, THROUGHPUT))
+            x, y = (self.points.loc[mine, name].to_numpy(dtype=float) for name in (INTERACTIVITY, self.column))
             grid = x[y >= best_from(x, y, x)] if at is None else np.asarray(at, dtype=float).ravel()
             grid = np.unique(grid)
             best = self._best(grid, (mode,))
-            bands = {f"{THROUGHPUT}_{q}": np.quantile(best, share, axis=1) for q, share in QUANTILES.items()}
-            columns = {"mode": mode, INTERACTIVITY: grid, THROUGHPUT: best_from(x, y, grid), **bands}
+            bands = {f"{self.column}_{q}": np.quantile(best, share, axis=1) for q, share in QUANTILES.items()}
+            columns = {"mode": mode, INTERACTIVITY: grid, self.column: best_from(x, y, grid), **bands}
             parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 
@@ -147,7 +148,7 @@ class Uncertainty:
             has = ", ".join(self.modes)
             raise InputError(f"a gain needs {MODES[0]} points and co-located ones; the table has {has}")
         grid = np.asarray(at, dtype=float).ravel()
-        x, y = (self.points[name].to_numpy(dtype=float) for name in (INTERACTIVITY, THROUGHPUT))
+        x, y = (self.points[name].to_numpy(dtype=float) for name in (INTERACTIVITY, self.column))
         split = (self.points["mode"].astype(str) == MODES[0]).to_numpy()
         with np.errstate(divide="ignore", invalid="ignore"):
             nominal = best_from(x[split], y[split], grid) / best_from(x[~split], y[~split], grid)
@@ -172,8 +173,8 @@ class Uncertainty:
 
 def uncertainty(
     points: pd.DataFrame, *, samples: int = 1000, seed: int = 0, rematch: bool = True,
-    spreads: UncertaintySpec | str = "measured", systems: Mapping[str, SystemSpec] | None = None,
-    interference: Interference = NO_INTERFERENCE,
+    spreads: UncertaintySpec | str = "measured", throughput: str = THROUGHPUT, exact: bool = True,
+    systems: Mapping[str, SystemSpec] | None = None, interference: Interference = NO_INTERFERENCE,
 ) -> Uncertainty:  # fmt: skip
     """Error bars of designs: bands of latencies and throughput, of the frontier, and of what disaggregation gains.
 
@@ -191,6 +192,11 @@ def uncertainty(
         stays as it was matched, and is out of balance wherever the two are off by different factors.
     spreads : UncertaintySpec or str
         How far operators and engines may be off: shipped ones by name, or a file's path.
+    throughput : str
+        Column of the throughput: per GPU, USD or joule, as in ``pareto_front``; costs are taken as sure.
+    exact : bool
+        Whether the rows must be what their settings give. Rows of a law of lengths are not: their relative errors are
+        those at the mean lengths.
     systems, interference
         As in ``rescore``.
 
@@ -208,19 +214,22 @@ def uncertainty(
     if not len(points):
         raise InputError("no points: error bars need one or more")
     spec = load_uncertainty(spreads) if isinstance(spreads, str) else spreads
-    kept = near_frontier(points)
+    kept = near_frontier(points, throughput=throughput)
     arrays = {name: np.empty((len(kept), samples)) for name in ("ttl", "ftl", "throughput")}
     words = np.full(len(kept), "", dtype=object)
     draws = _Draws(samples, seed)
-    for designs in designs_of(kept, systems=systems, interference=interference):
+    columns = {"ttl": "ttl_s", "ftl": "ftl_s", "throughput": throughput}
+    for designs in designs_of(kept, systems=systems, interference=interference, exact=exact):
         found, told = _sampled(designs, spec, draws, rematch=rematch)
+        nominal = scores_of(designs, times_of(designs))
         words[designs.rows] = told
         for name, values in arrays.items():
-            values[designs.rows] = getattr(found, name)
-    return Uncertainty(points=kept, **arrays, outside_calibration=tuple(words))
+            own = kept[columns[name]].to_numpy(dtype=float)[designs.rows]
+            values[designs.rows] = getattr(found, name) * (own / getattr(nominal, name))[:, None]
+    return Uncertainty(points=kept, column=throughput, **arrays, outside_calibration=tuple(words))
 
 
-def near_frontier(points: pd.DataFrame) -> pd.DataFrame:
+def near_frontier(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.DataFrame:
     """The points that may come to lie on the frontier of their mode: not beaten in both axes by a margin.
 
     All points of the nominal frontier; of the others those within the largest of ``MARGINS`` that leaves no more than
@@ -230,7 +239,7 @@ def near_frontier(points: pd.DataFrame) -> pd.DataFrame:
 
     parts = []
     for _, mine in points.groupby("mode", sort=False, observed=True):
-        x, y = (mine[name].to_numpy(dtype=float) for name in (INTERACTIVITY, THROUGHPUT))
+        x, y = (mine[name].to_numpy(dtype=float) for name in (INTERACTIVITY, throughput))
         keep = y >= best_from(x, y, x)
         for margin in MARGINS:
             near = y * (1.0 + margin) >= best_from(x, y, x * (1.0 + margin))

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from design_tables import tables_of
 
 import disagg_sim as ds
 from disagg_sim.errors import InputError
 from disagg_sim.serving.operators import uses_of
 from disagg_sim.serving.rescore import designs_of, scores_of, times_of
-from design_tables import tables_of
 
 NUMBERS = ("tokens_per_s_per_user", "tokens_per_s_per_gpu", "ftl_s", "ttl_s")
 
@@ -71,5 +71,5 @@ def test_a_table_that_its_settings_do_not_give_is_refused():
     wrong = points.assign(ttl_s=points["ttl_s"] * 1.01, ttl_mean_s=points["ttl_mean_s"] * 1.01)
     with pytest.raises(InputError, match="row 0 of the table: its settings give ttl_s"):
         ds.rescore(wrong)
-    with pytest.raises(InputError, match="no column 'prefill_batch'|no column 'mixed_step_share'"):
+    with pytest.raises(InputError, match="no column .mixed_step_share."):
         ds.rescore(pd.DataFrame(points).drop(columns="mixed_step_share"))

@@ -1,0 +1,114 @@
+"""What a sweep's frontiers rest on, and how sure they are: side tables beside ``frontier.csv``.
+
+``outside_calibration.csv`` is written for every sweep with fitted efficiencies, ``uncertainty.csv`` and ``gain.csv``
+where error bars were asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from disagg_sim.facts.load import load_profile
+from disagg_sim.serving.calibrated import outside_calibration
+from disagg_sim.serving.points import INTERACTIVITY
+from disagg_sim.serving.uncertainty import QUANTILES, near_frontier, uncertainty
+from disagg_sim.sweep.results import CaseResult, SweepResult, throughput_column, write_text
+from disagg_sim.sweep.spec import MODES
+from disagg_sim.sweep.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Interactivities at which the gain of disaggregation is told. [token/s]
+GAIN_AT = (10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0)
+#: Draws of an error bar. [1]
+SAMPLES = 1000
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CaseFidelity:
+    """One case; tables are empty where nothing was asked for or there is nothing to tell."""
+
+    case: str
+    outside: pd.DataFrame  # mode, interactivity [token/s], throughput, words of every frontier point
+    bands: pd.DataFrame  # every frontier point with its quantiles, and those of the frontier itself
+    gain: pd.DataFrame  # of disaggregation, at ``GAIN_AT``
+
+
+def fidelity_of(result: SweepResult, root: Path, *, error_bars: bool, seed: int = 0) -> tuple[CaseFidelity, ...]:
+    """What the frontiers of every case rest on and, where asked for, their error bars.
+
+    Parameters
+    ----------
+    root
+        Directory of the sweep: error bars of a frontier need the points next to it.
+    error_bars
+        Whether to sample them (``serving.uncertainty``).
+    """
+    store = Store(root)
+    return tuple(_of_case(case, store, error_bars=error_bars, seed=seed) for case in result.cases)
+
+
+def write_fidelity(found: Sequence[CaseFidelity], root: Path) -> None:
+    """Write ``outside_calibration.csv``, and ``uncertainty.csv`` and ``gain.csv`` where there are error bars."""
+    import pandas as pd
+
+    for name, tables in (
+        ("outside_calibration", [each.outside.assign(case=each.case) for each in found]),
+        ("uncertainty", [each.bands.assign(case=each.case) for each in found]),
+        ("gain", [each.gain.assign(case=each.case) for each in found]),
+    ):
+        full = [table[["case", *table.columns.drop("case")]] for table in tables if len(table)]
+        path = root / f"{name}.csv"
+        if full:
+            text = pd.concat(full, ignore_index=True).to_csv(index=False, float_format="%.10g", lineterminator="\n")
+            write_text(path, text)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _of_case(item: CaseResult, store: Store, *, error_bars: bool, seed: int) -> CaseFidelity:
+    import pandas as pd
+
+    case, nothing = item.plan.case, pd.DataFrame()
+    if not item.found or not load_profile(case.profile).fitted:
+        return CaseFidelity(case=case.name, outside=nothing, bands=nothing, gain=nothing)
+    column = throughput_column(case.per)
+    systems = {spec.name: spec for spec in (case.prefill_system, case.decode_system)}
+    front = pd.concat([mode.frontier for mode in item.found], ignore_index=True)
+    words = outside_calibration(front, systems=systems)
+    outside = front[["mode", INTERACTIVITY, column]].assign(outside_calibration=words)
+    if not error_bars:
+        return CaseFidelity(case=case.name, outside=outside, bands=nothing, gain=nothing)
+    found = uncertainty(
+        _candidates(item, store, column), samples=SAMPLES, seed=seed, throughput=column, systems=systems,
+        interference=case.sharing.interference, exact=case.law is None,
+    )  # fmt: skip
+    keys: list[str] = ["mode", INTERACTIVITY]
+    envelope = found.frontier().rename(columns={f"{column}_{q}": f"frontier_{q}" for q in QUANTILES})
+    bands = found.bands().drop_duplicates(keys)
+    bands = bands[[*keys, *bands.columns[list(bands.columns).index(f"{column}_p10") :]]]
+    told = front[[*keys, column, "ttl_s", "ftl_s"]].astype({"mode": str}).merge(bands.astype({"mode": str}), on=keys)
+    told = told.merge(envelope.drop(columns=column), on=keys)
+    both = len(item.found) > 1 and item.found[0].mode == MODES[0]
+    return CaseFidelity(
+        case=case.name, outside=outside, bands=told, gain=found.gain(GAIN_AT).dropna() if both else nothing
+    )
+
+
+def _candidates(item: CaseResult, store: Store, column: str) -> Any:
+    """The points of all modes that may come to lie on a frontier, read block by block."""
+    import pandas as pd
+
+    parts = []
+    for mode in item.found:
+        near = mode.frontier
+        for block in mode.plan.points:
+            points = store.read(block.key)
+            if len(points):
+                near = near_frontier(pd.concat([near[points.columns], points], ignore_index=True), throughput=column)
+        parts.append(near.drop_duplicates())
+    return pd.concat(parts, ignore_index=True)
