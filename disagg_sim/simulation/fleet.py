@@ -8,13 +8,14 @@ co-located request is (0, P, D), plain disaggregation (0, P, 1) and then (P, 0, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation import kernel, state
+from disagg_sim.simulation.fleet_views import Segments, Views
 from disagg_sim.simulation.state import BLOCK_TOKENS, Mode, SegmentStatus
 from disagg_sim.simulation.step_times import StepTable, pack_tables
 
@@ -47,59 +48,6 @@ class InstanceSpec:
                 f"max_sequences {self.max_sequences} is beyond the step table; allowed: up to "
                 f"{self.table.max_sequences}"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """Columns of all segments submitted so far, in the order of submission; views, not copies."""
-
-    request: Ints
-    instance: Ints
-    context: Ints  # [token]
-    prompt: Ints  # [token]
-    generate: Ints  # [token]
-    status: Ints  # ``SegmentStatus``
-    preemptions: Ints
-    cached: Ints  # prompt tokens found in the prefix cache [token]
-    submit_s: Floats
-    start_s: Floats  # first step or pass that worked on it; nan = never [s]
-    first_token_s: Floats  # end of its prefill, or of its first decode step; nan = none [s]
-    finish_s: Floats  # nan = not finished [s]
-
-
-@dataclass(frozen=True, slots=True)
-class Views:
-    """Columns of the instances, current up to each one's last event; views into the kernel's arrays.
-
-    ``Fleet.refresh`` brings what decode runs change up to a time: tokens, blocks and counters.
-    """
-
-    active: Ints
-    queued_requests: Ints  # wait or are in prefill [1]
-    queued_prompt_tokens: Ints  # of theirs, not yet computed [token]
-    running_requests: Ints  # in decode [1]
-    running_tokens: Ints  # cached tokens of theirs [token]
-    free_blocks: Ints
-    total_blocks: Ints
-    decode_steps: Ints  # steps with at least one decode [1]
-    passes: Ints  # steps with prefill [1]
-    prefill_tokens: Ints  # computed [token]
-    decode_tokens: Ints  # emitted by decodes [token]
-    first_tokens: Ints  # emitted by prefill [token]
-    preemptions: Ints
-    decode_time: Floats  # of the steps with at least one decode [s]
-    busy_time: Floats  # [s]
-    next_event: Floats  # inf = none [s]
-
-
-_VIEW_COLUMNS = {
-    "active": state.ACTIVE, "queued_requests": state.QUEUED, "queued_prompt_tokens": state.QUEUED_TOKENS,
-    "running_requests": state.RUNNING, "running_tokens": state.RUNNING_TOKENS, "free_blocks": state.FREE_BLOCKS,
-    "total_blocks": state.TOTAL_BLOCKS, "decode_steps": state.DECODE_STEPS, "passes": state.PASSES,
-    "prefill_tokens": state.PREFILL_TOKENS, "decode_tokens": state.DECODE_TOKENS,
-    "first_tokens": state.FIRST_TOKENS, "preemptions": state.PREEMPTIONS,
-}  # fmt: skip
-_FLOAT_VIEW_COLUMNS = {"decode_time": state.DECODE_S, "busy_time": state.BUSY_S, "next_event": state.NEXT_S}
 
 
 class Fleet:
@@ -148,18 +96,13 @@ class Fleet:
     @property
     def itl_counts(self) -> Ints:
         """Gaps between tokens a bin of ``itl_edges``. [token]"""
-        return self._itl[0].astype(np.int64)
+        counts: Ints = self._itl[0].astype(np.int64)
+        return counts
 
     @property
     def segments(self) -> Segments:
         """All segments submitted so far."""
-        ints, floats = self._seg[: self._count], self._seg_s[: self._count]
-        columns = (
-            state.REQUEST, state.INSTANCE, state.CONTEXT, state.PROMPT, state.GENERATE, state.STATUS, state.PREEMPTED,
-            state.HIT,
-        )  # fmt: skip
-        times = (state.SUBMIT_S, state.START_S, state.FIRST_S, state.FINISH_S)
-        return Segments(*(ints[:, c] for c in columns), *(floats[:, c] for c in times))
+        return Segments.of(self._seg[: self._count], self._seg_s[: self._count])
 
     def status_of(self, segment: int) -> SegmentStatus:
         """Where a segment is in its life."""
@@ -216,7 +159,7 @@ class Fleet:
             last_token_s, closes, ready, cached,
         )  # fmt: skip
         if error == kernel.LATE:
-            raise InputError(f"submit at {now:g} s, but instance {instance} has events before; allowed: run_until first")
+            raise InputError(f"submit at {now:g} s, but instance {instance} has events before; call run_until first")
         if error:
             most = int(self._ints[instance, state.TOTAL_BLOCKS]) * BLOCK_TOKENS
             raise InputError(
@@ -304,6 +247,7 @@ class Fleet:
         self._seg[lost, state.STATUS] = SegmentStatus.LOST
         row = self._ints[instance]
         row[[state.ACTIVE, state.DRAINING, state.RUNNING, state.RUNNING_TOKENS, state.QUEUED, state.QUEUED_TOKENS]] = 0
+        row[state.QUEUED_CONTEXT] = 0
         row[[state.ADMITTED, state.RUN_KIND, state.RUN_STEPS, state.PIECES, state.GROUPS, state.CLOSED]] = 0
         row[state.RESIDUE :] = 0
         row[list(_ENDS)] = -1
@@ -380,9 +324,7 @@ class Fleet:
             self._ints, self._floats, self._seg, self._seg_s, self._sets, self._heads, self._values, self._itl,
             self._world,
         )  # fmt: skip
-        columns = {name: self._ints[:, column] for name, column in _VIEW_COLUMNS.items()}
-        times = {name: self._floats[:-1, column] for name, column in _FLOAT_VIEW_COLUMNS.items()}
-        self.views = Views(**columns, **times)
+        self.views = Views.of(self._ints, self._floats)
 
 
 #: Ends of the queues of an instance: -1 = empty.
@@ -390,4 +332,3 @@ _ENDS = (
     state.HEAD, state.TAIL, state.LAST_ADMITTED, state.COMING_HEAD, state.COMING_TAIL, state.LEAVE_HEAD,
     state.LEAVE_TAIL,
 )  # fmt: skip
-assert {field.name for field in fields(Views)} == _VIEW_COLUMNS.keys() | _FLOAT_VIEW_COLUMNS.keys()

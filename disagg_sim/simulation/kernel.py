@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
-
+from disagg_sim.simulation.compiled import entry, inner
 from disagg_sim.simulation.kernel_queue import append, check_drained, unlink
 from disagg_sim.simulation.kernel_runs import State, count_run, steps_time, steps_within
 from disagg_sim.simulation.kernel_steps import event
+from disagg_sim.simulation.kernel_times import largest_prefill, pass_part, step_time
 from disagg_sim.simulation.state import (
     ACTIVE,
     BLOCK_TOKENS,
@@ -46,6 +46,7 @@ from disagg_sim.simulation.state import (
     PENDING_HEAD,
     PROMPT,
     QUEUED,
+    QUEUED_CONTEXT,
     QUEUED_TOKENS,
     READY,
     REQUEST,
@@ -73,18 +74,18 @@ IMPOSSIBLE, LATE = 1, 2
 #: back, take notice of new limits.
 REFRESH, STEP_END, RELEASE, ALLOW, WITHDRAW, WAKE = range(6)
 
+#: Questions of ``look_up``: time of a step, of a pass through a pipeline, most prefill within a limit.
+STEP_TIME, PASS_TIME, LARGEST_PREFILL = range(3)
 
-def _jit(function: Any) -> Any:
-    return numba.njit(cache=True, error_model="numpy")(function)
 
-
-@_jit
+@inner
 def _context(st: Any, i: int) -> float:
     """Mean context of the next decode step. [token]"""
-    return (st.ints[i, RUNNING_TOKENS] + st.ints[i, RUNNING]) / st.ints[i, RUNNING]
+    context: float = (st.ints[i, RUNNING_TOKENS] + st.ints[i, RUNNING]) / st.ints[i, RUNNING]
+    return context
 
 
-@_jit
+@inner
 def _steps_to(st: Any, i: int, now: float) -> int:
     """Steps of a decode run that are not counted yet and end by ``now``, without its last one."""
     head = st.heads[st.ints[i, TABLE]]
@@ -92,21 +93,23 @@ def _steps_to(st: Any, i: int, now: float) -> int:
     most = st.ints[i, RUN_STEPS] - 1
     if most <= 0 or elapsed <= 0.0:
         return 0
-    return steps_within(head, st.values, st.ints[i, RUNNING], _context(st, i), elapsed, most)
+    steps: int = steps_within(head, st.values, st.ints[i, RUNNING], _context(st, i), elapsed, most)
+    return steps
 
 
-@_jit
+@inner
 def _end_after(st: Any, i: int, steps: int) -> float:
     """End of the first ``steps`` uncounted steps of a decode run. [s]"""
-    if steps == st.ints[i, RUN_STEPS]:
-        return st.floats[i, RUN_END_S]
-    head = st.heads[st.ints[i, TABLE]]
-    return st.floats[i, RUN_START_S] + steps_time(head, st.values, st.ints[i, RUNNING], _context(st, i), steps)
+    end: float = st.floats[i, RUN_END_S]
+    if steps < st.ints[i, RUN_STEPS]:
+        head = st.heads[st.ints[i, TABLE]]
+        end = st.floats[i, RUN_START_S] + steps_time(head, st.values, st.ints[i, RUNNING], _context(st, i), steps)
+    return end
 
 
-@_jit
+@inner
 def _wake(st: Any, i: int, now: float) -> None:
-    """Let an instance take notice of a change at ``now``: at once if idle, at the end of the decode step in progress."""
+    """Let an instance notice a change at ``now``: at once if idle, else at the end of the decode step in progress."""
     st.floats[-1, NEXT_S] = now
     if st.ints[i, RUN_KIND] == IDLE:
         st.floats[i, NEXT_S] = min(st.floats[i, NEXT_S], now)
@@ -120,7 +123,7 @@ def _wake(st: Any, i: int, now: float) -> None:
         st.floats[i, NEXT_S] = min(end, st.floats[i, LEAVE_S])
 
 
-@_jit
+@entry
 def run_until(
     ints: Any, floats: Any, seg: Any, seg_s: Any, sets: Any, heads: Any, values: Any, itl: Any, world: Any,
     limit: float,
@@ -150,7 +153,7 @@ def run_until(
         event(st, first, now)
 
 
-@_jit
+@entry
 def submit(
     ints: Any, floats: Any, seg: Any, seg_s: Any, sets: Any, heads: Any, values: Any, itl: Any, world: Any,
     s: int, i: int, request: int, context: int, prompt: int, generate: int, now: float, notify: bool, hold: bool,
@@ -184,11 +187,12 @@ def submit(
     seg_s[s, LAST_S] = last_token_s
     ints[i, QUEUED] += 1
     ints[i, QUEUED_TOKENS] += prompt - hit
+    ints[i, QUEUED_CONTEXT] += context
     _enqueue(st, i, s, now)
     return 0
 
 
-@_jit
+@inner
 def _enqueue(st: Any, i: int, s: int, now: float) -> None:
     """Put a segment into the queue where it belongs. One that has to wait behind others changes no run."""
     if st.seg[s, LEFT] == 0 or st.seg[s, READY] == 0:
@@ -203,7 +207,7 @@ def _enqueue(st: Any, i: int, s: int, now: float) -> None:
         _wake(st, i, now)
 
 
-@_jit
+@inner
 def _ready(st: Any, s: int, i: int, now: float) -> None:
     """The context of a segment with reserved blocks has come: it may start."""
     st.seg[s, READY] = 1
@@ -218,7 +222,7 @@ def _ready(st: Any, s: int, i: int, now: float) -> None:
     _wake(st, i, now)
 
 
-@_jit
+@inner
 def _withdraw(st: Any, s: int, i: int, now: float) -> bool:
     """Take a waiting segment that holds no blocks out of its queue."""
     if st.seg[s, STATUS] != QUEUED_STATUS or st.seg[s, BLOCKS] > 0 or not math.isnan(st.seg_s[s, START_S]):
@@ -236,12 +240,13 @@ def _withdraw(st: Any, s: int, i: int, now: float) -> bool:
             st.ints[i, CLOSED] += 1
     st.ints[i, QUEUED] -= 1
     st.ints[i, QUEUED_TOKENS] -= st.seg[s, LEFT]
+    st.ints[i, QUEUED_CONTEXT] -= st.seg[s, CONTEXT]
     st.seg[s, STATUS] = WITHDRAWN
     _wake(st, i, now)
     return True
 
 
-@_jit
+@entry
 def control(
     ints: Any, floats: Any, seg: Any, seg_s: Any, sets: Any, heads: Any, values: Any, itl: Any, world: Any,
     action: int, s: int, i: int, now: float,
@@ -273,3 +278,18 @@ def control(
         _wake(st, i, now)
     check_drained(st, i)
     return done
+
+
+@entry
+def look_up(
+    head: Any, values: Any, action: int, decodes: int, context: float, pieces: int, prefill: int, past: float,
+    limit: float,
+) -> tuple[float, float]:  # fmt: skip
+    """What a step table says, by the number of the question."""
+    if action == PASS_TIME:
+        return pass_part(head, values, 1.0, prefill, int(past))
+    if action == LARGEST_PREFILL:
+        return float(largest_prefill(head, values, decodes, context, int(past), limit, prefill)), 0.0
+    longest = -(-prefill // pieces)
+    pairs = prefill * (past + 0.5 * prefill / pieces)
+    return step_time(head, values, decodes, context, pieces, prefill, longest, pairs), 0.0

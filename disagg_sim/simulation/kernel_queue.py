@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
-
+from disagg_sim.simulation.compiled import inner
 from disagg_sim.simulation.kernel_runs import itl_bin
 from disagg_sim.simulation.state import (
     ADMITTED,
@@ -20,6 +19,7 @@ from disagg_sim.simulation.state import (
     CACHED,
     CLOSED,
     CLOSES,
+    CONTEXT,
     COUNTER,
     DRAINED,
     DRAINING,
@@ -44,6 +44,7 @@ from disagg_sim.simulation.state import (
     PREEMPTED,
     PREEMPTIONS,
     QUEUED,
+    QUEUED_CONTEXT,
     QUEUED_TOKENS,
     READY,
     RESIDUE,
@@ -64,11 +65,7 @@ QUEUED_STATUS, RUNNING_STATUS, HELD, DONE, RESERVED = (
 )  # fmt: skip
 
 
-def _jit(function: Any) -> Any:
-    return numba.njit(cache=True, error_model="numpy")(function)
-
-
-@_jit
+@inner
 def append(st: Any, i: int, s: int, head: int, tail: int) -> None:
     """Put a segment last in a queue of an instance, given by its two columns."""
     st.seg[s, NEXT] = -1
@@ -79,7 +76,7 @@ def append(st: Any, i: int, s: int, head: int, tail: int) -> None:
     st.ints[i, tail] = s
 
 
-@_jit
+@inner
 def unlink(st: Any, i: int, s: int, before: int, head: int, tail: int) -> None:
     """Take a segment out of a queue; ``before`` is the one before it, -1 = it is the first."""
     after = st.seg[s, NEXT]
@@ -92,7 +89,7 @@ def unlink(st: Any, i: int, s: int, before: int, head: int, tail: int) -> None:
     st.seg[s, NEXT] = -1
 
 
-@_jit
+@inner
 def push(st: Any, i: int, key: int) -> None:
     """Add a key to the running set, which holds RUNNING keys so far."""
     place = st.ints[i, RUNNING]
@@ -106,7 +103,7 @@ def push(st: Any, i: int, key: int) -> None:
     st.ints[i, RUNNING] += 1
 
 
-@_jit
+@inner
 def remove(st: Any, i: int, place: int) -> None:
     """Take the key at a place out of the running set."""
     count = st.ints[i, RUNNING] - 1
@@ -128,7 +125,7 @@ def remove(st: Any, i: int, place: int) -> None:
     st.sets[0, i, place] = key
 
 
-@_jit
+@inner
 def report(st: Any, s: int) -> None:
     """Queue a segment for ``run_until`` to return."""
     st.seg[s, NEXT] = -1
@@ -139,7 +136,7 @@ def report(st: Any, s: int) -> None:
     st.world[PENDING_TAIL] = s
 
 
-@_jit
+@inner
 def check_drained(st: Any, i: int) -> None:
     """Mark a draining instance that holds nothing any more for ``run_until`` to report."""
     if (
@@ -153,7 +150,7 @@ def check_drained(st: Any, i: int) -> None:
         st.world[DRAINED] += 1
 
 
-@_jit
+@inner
 def take_blocks(st: Any, i: int, s: int) -> bool:
     """Reserve the blocks of a segment's context and prompt; whether there were enough.
 
@@ -173,7 +170,7 @@ def take_blocks(st: Any, i: int, s: int) -> bool:
     return True
 
 
-@_jit
+@inner
 def finish(st: Any, i: int, s: int, time: float) -> None:
     """End a segment that is in no queue and not running: its blocks go or are held, and Python hears of it."""
     st.seg_s[s, FINISH_S] = time
@@ -187,7 +184,7 @@ def finish(st: Any, i: int, s: int, time: float) -> None:
         report(st, s)
 
 
-@_jit
+@inner
 def join(st: Any, i: int, s: int) -> None:
     """Let a segment with a full cache decode from the next step on."""
     counter = st.ints[i, COUNTER]
@@ -200,7 +197,7 @@ def join(st: Any, i: int, s: int) -> None:
     push(st, i, ((counter + st.seg[s, GENERATE] - st.seg[s, EMITTED]) << 32) | s)
 
 
-@_jit
+@inner
 def leave_running(st: Any, i: int, s: int) -> None:
     """Settle cache and blocks of a segment that was just taken out of the running set."""
     steps = st.ints[i, COUNTER] - st.seg[s, JOINED]
@@ -212,7 +209,7 @@ def leave_running(st: Any, i: int, s: int) -> None:
     st.seg[s, BLOCKS] = -(-cached // BLOCK_TOKENS)
 
 
-@_jit
+@inner
 def finish_complete(st: Any, i: int, time: float) -> None:
     """End all running segments that have emitted their last token."""
     while st.ints[i, RUNNING] > 0 and st.sets[0, i, 0] >> 32 == st.ints[i, COUNTER]:
@@ -222,7 +219,7 @@ def finish_complete(st: Any, i: int, time: float) -> None:
         finish(st, i, s, time)
 
 
-@_jit
+@inner
 def complete_prompt(st: Any, i: int, s: int, time: float) -> None:
     """The prompt of a segment is in the cache: it emits a token, and ends or decodes."""
     if st.seg[s, GENERATE] > st.seg[s, EMITTED]:
@@ -239,7 +236,7 @@ def complete_prompt(st: Any, i: int, s: int, time: float) -> None:
         join(st, i, s)
 
 
-@_jit
+@inner
 def requeue(st: Any, i: int, s: int) -> None:
     """Put a preempted segment behind the admitted ones; all that was cached has to be computed again."""
     st.seg[s, STATUS] = QUEUED_STATUS
@@ -252,7 +249,7 @@ def requeue(st: Any, i: int, s: int) -> None:
     st.seg[s, BLOCKS] = 0
 
 
-@_jit
+@inner
 def preempt_newest(st: Any, i: int, last_step: float) -> None:
     """Take the blocks of the segment that came last: one in prefill, else of the running set."""
     if st.ints[i, ADMITTED] > 0:
@@ -287,6 +284,7 @@ def preempt_newest(st: Any, i: int, last_step: float) -> None:
     st.seg[s, CACHED] += 1  # its last token, which was not in the cache yet
     requeue(st, i, s)
     st.ints[i, QUEUED] += 1
+    st.ints[i, QUEUED_CONTEXT] += st.seg[s, CONTEXT]
     st.ints[i, CLOSED] += 1
     st.seg[s, CLOSES] = 1
     before = st.ints[i, LAST_ADMITTED] if st.ints[i, ADMITTED] > 0 else -1

@@ -11,8 +11,7 @@ import math
 from collections import namedtuple
 from typing import Any
 
-import numba
-
+from disagg_sim.simulation.compiled import inner
 from disagg_sim.simulation.kernel_times import DECODE_AT, KNOTS, KNOTS_AT, decode_line, decode_time, knot_of
 from disagg_sim.simulation.state import (
     BLOCK_TOKENS,
@@ -43,11 +42,7 @@ from disagg_sim.simulation.state import (
 State = namedtuple("State", "ints floats seg seg_s sets heads values itl world")
 
 
-def _jit(function: Any) -> Any:
-    return numba.njit(cache=True, error_model="numpy")(function)
-
-
-@_jit
+@inner
 def itl_bin(gap: float) -> int:
     """Bin of a gap between two tokens."""
     if gap <= ITL_LEAST_S:
@@ -55,7 +50,7 @@ def itl_bin(gap: float) -> int:
     return min(int(ITL_PER_OCTAVE * math.log2(gap / ITL_LEAST_S)) + 1, ITL_BINS - 1)
 
 
-@_jit
+@inner
 def add_linear_gaps(st: Any, first: float, slope: float, steps: int, weight: int) -> None:
     """Count gaps ``first + j*slope`` for j below ``steps``, ``weight`` tokens each."""
     done = 0
@@ -65,20 +60,21 @@ def add_linear_gaps(st: Any, first: float, slope: float, steps: int, weight: int
         count = steps - done
         if slope > 0.0 and place < ITL_BINS - 1:
             edge = st.itl[1, place + 1]
-            count = min(max(int(math.ceil((edge - gap) / slope)), 1), count)
+            count = min(max(math.ceil((edge - gap) / slope), 1), count)
         st.itl[0, place] += weight * count
         done += count
 
 
-@_jit
+@inner
 def steps_in_cell(head: Any, values: Any, cell: int, context: float, most: int) -> int:
     """Steps, up to ``most``, that start in a cell, the first of them at a mean ``context``; at least one."""
     if cell >= head[KNOTS] - 2:
         return most
-    return min(max(int(math.ceil(values[head[KNOTS_AT] + cell + 1] - context)), 1), most)
+    count: int = min(max(math.ceil(values[head[KNOTS_AT] + cell + 1] - context), 1), most)
+    return count
 
 
-@_jit
+@inner
 def steps_time(head: Any, values: Any, decodes: int, context: float, steps: int) -> float:
     """Time of ``steps`` decode steps that start at a mean ``context``. [s]"""
     cell = knot_of(head, values, context)
@@ -93,7 +89,7 @@ def steps_time(head: Any, values: Any, decodes: int, context: float, steps: int)
     return total
 
 
-@_jit
+@inner
 def steps_within(head: Any, values: Any, decodes: int, context: float, elapsed: float, most: int) -> int:
     """Most steps, up to ``most``, that end within ``elapsed`` [s]."""
     cell = knot_of(head, values, context)
@@ -121,22 +117,22 @@ def steps_within(head: Any, values: Any, decodes: int, context: float, elapsed: 
     return done
 
 
-@_jit
+@inner
 def blocks_for(st: Any, i: int, steps: int) -> int:
     """KV blocks that the running set takes during its next ``steps`` steps: one for each segment every 16."""
     cycles = steps // BLOCK_TOKENS
-    taken = cycles * st.ints[i, RUNNING]
+    taken: int = cycles * st.ints[i, RUNNING]
     counter = st.ints[i, COUNTER]
     for j in range(steps - cycles * BLOCK_TOKENS):
         taken += st.ints[i, RESIDUE + (-(counter + j)) % BLOCK_TOKENS]
     return taken
 
 
-@_jit
+@inner
 def steps_in_memory(st: Any, i: int, most: int) -> int:
     """Decode steps, up to ``most``, for which the free blocks suffice."""
     running, free = st.ints[i, RUNNING], st.ints[i, FREE_BLOCKS]
-    cycles = free // running
+    cycles: int = free // running
     steps = cycles * BLOCK_TOKENS
     if steps >= most:
         return most
@@ -150,7 +146,7 @@ def steps_in_memory(st: Any, i: int, most: int) -> int:
     return most
 
 
-@_jit
+@inner
 def count_gaps(st: Any, i: int, start: float, duration: float) -> None:
     """Gaps that one decode step ends: of those that joined since the last one, and of all the others."""
     joined = st.ints[i, GROUPS]
@@ -167,7 +163,7 @@ def count_gaps(st: Any, i: int, start: float, duration: float) -> None:
         st.itl[0, itl_bin(duration + (start - st.floats[i, LAST_STEP_S]))] += others
 
 
-@_jit
+@inner
 def count_steps(st: Any, i: int, steps: int, duration: float) -> None:
     """Let ``steps`` decode steps of the running set have happened: tokens, blocks, counters."""
     running = st.ints[i, RUNNING]
@@ -181,7 +177,7 @@ def count_steps(st: Any, i: int, steps: int, duration: float) -> None:
     st.floats[i, DECODE_S] += duration
 
 
-@_jit
+@inner
 def count_run(st: Any, i: int, steps: int) -> None:
     """Count the first ``steps`` steps of the decode run of an instance."""
     running = st.ints[i, RUNNING]

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
-
+from disagg_sim.simulation.compiled import inner
 from disagg_sim.simulation.kernel_queue import (
     append,
     check_drained,
@@ -41,6 +40,7 @@ from disagg_sim.simulation.state import (
     CLOSES,
     COMING_HEAD,
     COMING_TAIL,
+    CONTEXT,
     COUNTER,
     DECODING,
     FINISH_S,
@@ -68,6 +68,7 @@ from disagg_sim.simulation.state import (
     PREFILL_PAIRS,
     PREFILL_TOKENS,
     QUEUED,
+    QUEUED_CONTEXT,
     QUEUED_TOKENS,
     READY,
     RESIDUE,
@@ -92,11 +93,7 @@ CHUNKED, PREFILL_FIRST, ONE_PROMPT, MANUAL, SLO_AWARE = (int(mode) for mode in M
 RESERVED, LEAVING = int(SegmentStatus.RESERVED), int(SegmentStatus.LEAVING)
 
 
-def _jit(function: Any) -> Any:
-    return numba.njit(cache=True, error_model="numpy")(function)
-
-
-@_jit
+@inner
 def admit_coming(st: Any, i: int, now: float) -> None:
     """Give blocks to segments that only decode, or whose context is on the way, first in, first out."""
     s = st.ints[i, COMING_HEAD]
@@ -109,6 +106,7 @@ def admit_coming(st: Any, i: int, now: float) -> None:
         unlink(st, i, s, -1, COMING_HEAD, COMING_TAIL)
         if ready:
             st.ints[i, QUEUED] -= 1
+            st.ints[i, QUEUED_CONTEXT] -= st.seg[s, CONTEXT]
             if math.isnan(st.seg_s[s, START_S]):
                 st.seg_s[s, START_S] = now
             join(st, i, s)
@@ -118,7 +116,7 @@ def admit_coming(st: Any, i: int, now: float) -> None:
         s = st.ints[i, COMING_HEAD]
 
 
-@_jit
+@inner
 def admit_prompt(st: Any, i: int, s: int, now: float) -> bool:
     """Take the next waiting prompt into prefill if a sequence and its blocks are free."""
     if st.ints[i, RUNNING] + st.ints[i, ADMITTED] >= st.ints[i, MAX_SEQUENCES]:
@@ -132,7 +130,7 @@ def admit_prompt(st: Any, i: int, s: int, now: float) -> bool:
     return True
 
 
-@_jit
+@inner
 def take_chunks(st: Any, i: int, now: float, head: Any) -> int:
     """Pieces of prompts beside all decodes, up to the token budget or the limit of the step; how many."""
     running = st.ints[i, RUNNING]
@@ -158,7 +156,7 @@ def take_chunks(st: Any, i: int, now: float, head: Any) -> int:
     return pieces
 
 
-@_jit
+@inner
 def take_prompts(st: Any, i: int, now: float) -> int:
     """Whole prompts of one pass; how many."""
     mode = st.ints[i, MODE]
@@ -183,7 +181,7 @@ def take_prompts(st: Any, i: int, now: float) -> int:
     return pieces
 
 
-@_jit
+@inner
 def sums_of_pieces(st: Any, i: int, pieces: int) -> tuple[int, int, float]:
     """Tokens of the first pieces of the queue, of the longest of them, and query-key pairs."""
     tokens, longest, pairs = 0, 0, 0.0
@@ -197,25 +195,35 @@ def sums_of_pieces(st: Any, i: int, pieces: int) -> tuple[int, int, float]:
     return tokens, longest, pairs
 
 
-@_jit
+@inner
 def pipelined_pass(st: Any, i: int, pieces: int, head: Any) -> tuple[float, float]:
     """A pass of prompts through a pipeline: when its last token leaves, and when the next pass may start. [s]
 
-    Each DP rank works on a prompt of its own; prompts of a rank follow each other through the stages.
+    The prompts of each DP rank go through in as many micro-batches as there are stages; the prompts of one count
+    as equal ones.
     """
     busy = st.values[head[HOST_AT]]
     others = 0.0
+    ranks = head[RANKS]
+    own = -(-pieces // ranks)
+    together = -(-own // min(head[PIPELINE], own)) * ranks
     s = st.ints[i, HEAD]
-    for j in range(pieces):
-        if j % head[RANKS] == 0:
-            slowest, rest = pass_part(head, st.values, st.seg[s, PIECE], st.seg[s, CACHED])
-            busy += slowest
-            others = max(others, rest)
-        s = st.seg[s, NEXT]
+    done = 0
+    while done < pieces:
+        count = min(together, pieces - done)
+        tokens, past = 0, 0
+        for _ in range(count):
+            tokens += st.seg[s, PIECE]
+            past += st.seg[s, CACHED]
+            s = st.seg[s, NEXT]
+        slowest, rest = pass_part(head, st.values, max(count / ranks, 1.0), -(-tokens // count), past // count)
+        busy += slowest
+        others = max(others, rest)
+        done += count
     return busy + others, busy
 
 
-@_jit
+@inner
 def only_prefill(st: Any, i: int, pieces: int) -> bool:
     """Whether nothing decodes here now, nor after the pass."""
     if st.ints[i, RUNNING] > 0:
@@ -228,7 +236,7 @@ def only_prefill(st: Any, i: int, pieces: int) -> bool:
     return True
 
 
-@_jit
+@inner
 def begin(st: Any, i: int, now: float, kind: int, duration: float) -> None:
     """Start a run of an instance."""
     st.ints[i, RUN_KIND] = kind
@@ -237,7 +245,7 @@ def begin(st: Any, i: int, now: float, kind: int, duration: float) -> None:
     st.floats[i, NEXT_S] = min(now + duration, st.floats[i, LEAVE_S])
 
 
-@_jit
+@inner
 def form(st: Any, i: int, now: float) -> None:
     """Form the next step of an instance, or let it idle."""
     head = st.heads[st.ints[i, TABLE]]
@@ -279,7 +287,7 @@ def form(st: Any, i: int, now: float) -> None:
     begin(st, i, now, IDLE, math.inf)
 
 
-@_jit
+@inner
 def end_pieces(st: Any, i: int, now: float, emitted: float) -> None:
     """Settle the pieces of a step: prompts that are complete emit their token at ``emitted``, maybe later."""
     pieces = st.ints[i, PIECES]
@@ -299,6 +307,7 @@ def end_pieces(st: Any, i: int, now: float, emitted: float) -> None:
         else:
             unlink(st, i, s, before, HEAD, TAIL)
             st.ints[i, QUEUED] -= 1
+            st.ints[i, QUEUED_CONTEXT] -= st.seg[s, CONTEXT]
             st.ints[i, ADMITTED] -= 1
             st.ints[i, CLOSED] -= st.seg[s, CLOSES]
             if st.ints[i, LAST_ADMITTED] == s:
@@ -313,14 +322,14 @@ def end_pieces(st: Any, i: int, now: float, emitted: float) -> None:
     st.ints[i, PIECES] = 0
 
 
-@_jit
+@inner
 def next_leaving(st: Any, i: int) -> None:
     """Note when the first segment of the pipeline's last stage leaves."""
     s = st.ints[i, LEAVE_HEAD]
     st.floats[i, LEAVE_S] = math.inf if s < 0 else st.seg_s[s, FINISH_S]
 
 
-@_jit
+@inner
 def end_run(st: Any, i: int, now: float) -> None:
     """End the run of an instance and form the next one."""
     kind = st.ints[i, RUN_KIND]
@@ -345,7 +354,7 @@ def end_run(st: Any, i: int, now: float) -> None:
     form(st, i, now)
 
 
-@_jit
+@inner
 def event(st: Any, i: int, now: float) -> None:
     """What is due at an instance: a segment leaves its pipeline, or its run ends."""
     if st.floats[i, LEAVE_S] <= now:

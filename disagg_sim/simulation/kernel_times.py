@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
+from disagg_sim.simulation.compiled import inner
 
 # --- columns of a header ----------------------------------------------------------------------------------------
 SEQUENCES = 0  # largest number of decodes
@@ -43,11 +43,7 @@ HALF_POWER = 2.0**0.5 - 1.0  # step of an axis of half powers of two, over its l
 FINE_POINTS = EXACT + 2 * (FINE_END - EXACT) // FINE_TILE
 
 
-def _jit(function: Any) -> Any:
-    return numba.njit(cache=True, error_model="numpy")(function)
-
-
-@_jit
+@inner
 def token_place(tokens: int, points: int) -> tuple[int, float]:
     """Left point of the token axis and the share of the way to the next one."""
     if tokens <= EXACT:
@@ -63,7 +59,7 @@ def token_place(tokens: int, points: int) -> tuple[int, float]:
     return points - 2, 1.0 + (tokens - last) / (COARSE_TILE - 1.0)
 
 
-@_jit
+@inner
 def knot_of(head: Any, values: Any, context: float) -> int:
     """Cell of the decode axis that holds a mean context."""
     first = head[KNOTS_AT]
@@ -77,7 +73,7 @@ def knot_of(head: Any, values: Any, context: float) -> int:
     return low
 
 
-@_jit
+@inner
 def decode_line(head: Any, values: Any, base: int, decodes: int, cell: int) -> tuple[float, float, float]:
     """Knot, value there and slope of one cell for one number of decodes: [token], [s], [s/token]."""
     at = head[KNOTS_AT] + cell
@@ -86,14 +82,14 @@ def decode_line(head: Any, values: Any, base: int, decodes: int, cell: int) -> t
     return left, values[row], (values[row + 1] - values[row]) / (values[at + 1] - left)
 
 
-@_jit
+@inner
 def decode_time(head: Any, values: Any, decodes: int, context: float) -> float:
     """A decode step of so many sequences at a mean context. [s]"""
     left, value, slope = decode_line(head, values, head[DECODE_AT], decodes, knot_of(head, values, context))
     return value + (context - left) * slope
 
 
-@_jit
+@inner
 def attention_time(head: Any, values: Any, row: int, prompts: float, length: float, past: float) -> float:
     """Scores and values of ``prompts`` equal pieces of ``length`` tokens after ``past`` cached ones. [s]"""
     k_count, p_count, q_count = head[PROMPTS], head[LENGTHS], head[PASTS]
@@ -122,7 +118,7 @@ def attention_time(head: Any, values: Any, row: int, prompts: float, length: flo
     return total * prompts * length
 
 
-@_jit
+@inner
 def linear_time(head: Any, values: Any, decodes: int, tokens: int, prefill: int) -> float:
     """Everything but scores and values of a step of ``decodes`` and, together, ``tokens`` of the fullest rank. [s]"""
     points = head[TOKENS]
@@ -132,15 +128,15 @@ def linear_time(head: Any, values: Any, decodes: int, tokens: int, prefill: int)
     v = at - row
     sheet = 0 if prefill > decodes else 1
     first = head[LINEAR_AT] + (sheet * head[ROWS] + row) * points + i
-    a = values[first] + (values[first + 1] - values[first]) * u if u != 0.0 else values[first]
-    if v == 0.0:
-        return a
-    first += points
-    b = values[first] + (values[first + 1] - values[first]) * u if u != 0.0 else values[first]
-    return a + (b - a) * v
+    time: float = values[first] + (values[first + 1] - values[first]) * u if u != 0.0 else values[first]
+    if v != 0.0:
+        first += points
+        after = values[first] + (values[first + 1] - values[first]) * u if u != 0.0 else values[first]
+        time += (after - time) * v
+    return time
 
 
-@_jit
+@inner
 def step_time(
     head: Any, values: Any, decodes: int, context: float, pieces: int, prefill: int, longest: int, pairs: float
 ) -> float:
@@ -171,32 +167,32 @@ def step_time(
     return time
 
 
-@_jit
-def pass_part(head: Any, values: Any, prompt: int, past: int) -> tuple[float, float]:
-    """One prompt, or piece, in a pipeline of its own: time of the slowest stage, and of all others. [s]
+@inner
+def pass_part(head: Any, values: Any, prompts: float, length: int, past: int) -> tuple[float, float]:
+    """One micro-batch of a pipeline, ``prompts`` a rank: time of the slowest stage, and of all others. [s]
 
     Chunks of CPP follow each other through the stages; the others are walked through by one chunk.
     """
-    stages = head[PIPELINE]
-    size = head[CHUNK] if head[CHUNK] > 0 else prompt
+    size = head[CHUNK] if head[CHUNK] > 0 else length
     slowest = 0.0
     others = 0.0
     done = 0
-    while done < prompt:
-        new = min(size, prompt - done)
-        i, u = token_place(new * head[RANKS], head[TOKENS])
+    while done < length:
+        new = min(size, length - done)
+        tokens = int(prompts * new) * head[RANKS]
+        i, u = token_place(tokens, head[TOKENS])
         at = head[STAGE_AT] + i
         stage = values[at] + (values[at + 1] - values[at]) * u if u != 0.0 else values[at]
-        stage += attention_time(head, values, stages, 1.0, float(new), float(past + done))
-        through = linear_time(head, values, 0, new * head[RANKS], new) - values[head[HOST_AT]]
-        through += attention_time(head, values, 0, 1.0, float(new), float(past + done))
+        stage += attention_time(head, values, head[PIPELINE], prompts, float(new), float(past + done))
+        through = linear_time(head, values, 0, tokens, tokens) - values[head[HOST_AT]]
+        through += attention_time(head, values, 0, prompts, float(new), float(past + done))
         slowest += stage
         others = max(others, through - stage)
         done += new
     return slowest, others
 
 
-@_jit
+@inner
 def largest_prefill(
     head: Any, values: Any, decodes: int, context: float, past: int, limit: float, most: int
 ) -> int:

@@ -70,7 +70,8 @@ PREEMPTIONS = 30
 FIRST_TOKENS = 31  # emitted by prefill [token]
 GROUPS = 32  # segments that joined the running set since its last step: row 1 of ``sets``
 CLOSED = 33  # batches of the queue that a policy has closed (manual mode)
-RESIDUE = 34  # 16 columns: running segments by (cached tokens - counter) mod 16
+QUEUED_CONTEXT = 34  # context of queued segments, computed elsewhere [token]
+RESIDUE = 35  # 16 columns: running segments by (cached tokens - counter) mod 16
 INST_INTS = RESIDUE + BLOCK_TOKENS
 
 #: Kinds of a run.

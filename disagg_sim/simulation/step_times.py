@@ -15,7 +15,7 @@ both ends of every tile of 64 above.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.memory import Residents, instance_bytes
 from disagg_sim.physics.phases import Degrees
 from disagg_sim.search.setting import Setting
+from disagg_sim.simulation import kernel
 from disagg_sim.simulation import kernel_times as k
 from disagg_sim.simulation.state import BLOCK_TOKENS
 from disagg_sim.simulation.step_physics import Linear, StepPhysics
@@ -34,9 +35,12 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 #: Prompts of a step at which prefill attention is tabulated. [1]
-PROMPT_AXIS = 2.0 ** (0.5 * np.arange(13))
+PROMPT_AXIS: Floats = 2.0 ** (0.5 * np.arange(13.0))
 #: Lengths a doubling at which it is tabulated; finer for MLA, whose fastest form changes at some length. [1]
 OCTAVE, LATENT_OCTAVE = 4, 8
+
+#: Kernels and expert imbalance of a step are those of the phase with more tokens.
+PHASES = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +101,13 @@ class StepTable:
         whole = physics.decode(decodes, knots)
         scores = whole - physics.linear("decode", decodes, np.zeros_like(decodes))[:, None]
         tokens = _token_axis(max_tokens)
-        return _packed(
+        return _Parts(
             whole=whole, scores=scores, knots=knots, rows=_rows(max_sequences, physics.stages, physics.ranks),
-            tokens=tokens, linear=physics.linear, lengths=lengths, octave=octave,
-            attention=physics.attention(lengths, pasts, PROMPT_AXIS),
-            pasts=pasts,
-            stage=physics.stage(tokens) if physics.stages > 1 else None, stages=physics.stages, ranks=physics.ranks, chunk=chunk_tokens,
-            host=setting.rates.profile.host, work=_work(setting),
-        )  # fmt: skip
+            tokens=tokens, linear=physics.linear, lengths=lengths, octave=octave, pasts=pasts,
+            attention=physics.attention(lengths, pasts, PROMPT_AXIS), stages=physics.stages, ranks=physics.ranks,
+            stage=physics.stage(tokens) if physics.stages > 1 else np.zeros(0), chunk=chunk_tokens,
+            host=setting.rates.profile.host,
+        ).table(_work(setting))  # fmt: skip
 
     @classmethod
     def affine(
@@ -124,17 +127,16 @@ class StepTable:
         """
         decodes, knots = np.arange(1.0, max_sequences + 1), np.array([1.0, float(max_context)])
         scores = per_context * decodes[:, None] * knots
-        pasts, lengths = np.array([0.0, float(max_context)]), np.array([1.0, 2.0**0.5, 2.0])
+        pasts, lengths = np.array([0.0, float(max_context)]), np.array([1.0, 2.0])
 
         def linear(_phase: str, n: Floats, p: Floats) -> Floats:
             return step + per_sequence * n + per_token * p
 
-        return _packed(
+        return _Parts(
             whole=scores + linear("", decodes, np.zeros_like(decodes))[:, None], scores=scores, knots=knots,
             rows=np.array([0.0, 1.0, float(max_sequences)]), tokens=_token_axis(2 * k.FINE_END), linear=linear,
-            lengths=lengths, octave=2, attention=np.zeros((1, PROMPT_AXIS.size, lengths.size, pasts.size)), pasts=pasts, stage=None, stages=1,
-            ranks=1, chunk=0, host=0.0, work=Work(0.0, 0.0, 0.0),
-        )  # fmt: skip
+            lengths=lengths, octave=1, pasts=pasts, attention=np.zeros((1, PROMPT_AXIS.size, lengths.size, pasts.size)),
+        ).table(Work(0.0, 0.0, 0.0))  # fmt: skip
 
     @property
     def max_sequences(self) -> int:
@@ -143,23 +145,27 @@ class StepTable:
 
     def step_time(self, decodes: int, context: float, prefill: int = 0, past: float = 0.0, pieces: int = 1) -> float:
         """A step of ``decodes`` at mean ``context`` and ``pieces`` equal pieces of ``prefill`` tokens in all. [s]"""
-        longest = -(-prefill // pieces)
-        pairs = prefill * (past + 0.5 * prefill / pieces)
-        time: float = k.step_time(self.head, self.values, decodes, float(context), pieces, prefill, longest, pairs)
-        return time
+        return self._ask(kernel.STEP_TIME, decodes, context, pieces, prefill, past)[0]
 
     def pass_time(self, prompt: int, past: int = 0) -> tuple[float, float]:
         """Latency of one prompt alone, and how long it keeps the instance from starting the next: [s], [s]."""
         if self.head[k.PIPELINE] == 1:
             time = self.step_time(0, 0.0, prompt, float(past))
             return time, time
-        slowest, others = k.pass_part(self.head, self.values, prompt, past)
-        busy = float(slowest + self.values[self.head[k.HOST_AT]])
-        return busy + float(others), busy
+        slowest, others = self._ask(kernel.PASS_TIME, 0, 0.0, 1, prompt, past)
+        busy = slowest + float(self.values[self.head[k.HOST_AT]])
+        return busy + others, busy
 
     def largest_prefill(self, decodes: int, context: float, past: int, limit_s: float, most: int = 32_768) -> int:
         """Most tokens of prefill that keep a step within ``limit_s``, at least one. [token]"""
-        found: int = k.largest_prefill(self.head, self.values, decodes, float(context), past, limit_s, most)
+        return int(self._ask(kernel.LARGEST_PREFILL, decodes, context, 1, most, past, limit_s)[0])
+
+    def _ask(
+        self, action: int, decodes: int, context: float, pieces: int, prefill: int, past: float, limit_s: float = 0.0
+    ) -> tuple[float, float]:
+        found: tuple[float, float] = kernel.look_up(
+            self.head, self.values, action, decodes, float(context), pieces, prefill, float(past), float(limit_s)
+        )
         return found
 
 
@@ -178,41 +184,57 @@ PLACES = (
 )  # fmt: skip
 
 
-def _packed(
-    *, whole: Floats, scores: Floats, knots: Floats, rows: Floats, tokens: Floats, linear: Linear, lengths: Floats,
-    octave: int, attention: Floats, pasts: Floats, stage: Floats | None, stages: int, ranks: int, chunk: int, host: float, work: Work,
-) -> StepTable:  # fmt: skip
-    """Lay the parts end to end; ``rows`` are the numbers of decodes of the linear part, ``tokens`` its columns."""
-    none = np.zeros((1, knots.size))
-    sequences = whole.shape[0]
-    parts = {
-        k.KNOTS_AT: knots,
-        k.DECODE_AT: np.concatenate([none, whole]),
-        k.SCORES_AT: np.concatenate([none, scores]),
-        k.ROW_AT: np.interp(np.arange(sequences + 1.0), rows, np.arange(float(rows.size))),
-        k.LINEAR_AT: np.stack([_linear_sheet(phase, rows, tokens, linear) for phase in ("prefill", "decode")]),
-        k.PASTS_AT: pasts,
-        k.LENGTHS_AT: lengths,
-        k.ATTENTION_AT: attention,
-        k.STAGE_AT: np.zeros(0) if stage is None else stage,
-        k.HOST_AT: np.array([host]),
-    }
-    head = np.zeros(k.HEADER, dtype=np.int64)
-    start = 0
-    for column, part in parts.items():
-        head[column] = start
-        start += part.size
-    sizes = {
-        k.SEQUENCES: sequences, k.KNOTS: knots.size, k.TOKENS: tokens.size, k.ROWS: rows.size, k.PASTS: pasts.size,
-        k.PROMPTS: attention.shape[1], k.LENGTHS: lengths.size, k.OCTAVE: octave, k.PIPELINE: stages, k.RANKS: ranks,
-        k.CHUNK: chunk,
-    }  # fmt: skip
-    for column, size in sizes.items():
-        head[column] = size
-    return StepTable(head, np.concatenate([part.ravel() for part in parts.values()]), work)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Parts:
+    """The parts of a table before they are laid end to end."""
+
+    whole: Floats  # decode steps, (decodes from 1, knots) [s]
+    scores: Floats  # their scores and values [s]
+    knots: Floats  # mean contexts [token]
+    rows: Floats  # numbers of decodes of the linear part [1]
+    tokens: Floats  # its tokens [token]
+    linear: Linear
+    lengths: Floats  # of prompts [token]
+    octave: int  # lengths a doubling [1]
+    pasts: Floats  # [token]
+    attention: Floats  # (rows, prompts, lengths, pasts) [s/token]
+    stage: Floats = field(default_factory=lambda: np.zeros(0))  # of pipelines, (tokens) [s]
+    stages: int = 1
+    ranks: int = 1
+    chunk: int = 0  # [token]
+    host: float = 0.0  # [s]
+
+    def table(self, work: Work) -> StepTable:
+        """Everything in one array of numbers and a header that says where what is."""
+        none, sequences = np.zeros((1, self.knots.size)), self.whole.shape[0]
+        parts = {
+            k.KNOTS_AT: self.knots,
+            k.DECODE_AT: np.concatenate([none, self.whole]),
+            k.SCORES_AT: np.concatenate([none, self.scores]),
+            k.ROW_AT: np.interp(np.arange(sequences + 1.0), self.rows, np.arange(float(self.rows.size))),
+            k.LINEAR_AT: np.stack([_sheet(phase, self.rows, self.tokens, self.linear) for phase in PHASES]),
+            k.PASTS_AT: self.pasts,
+            k.LENGTHS_AT: self.lengths,
+            k.ATTENTION_AT: self.attention,
+            k.STAGE_AT: self.stage,
+            k.HOST_AT: np.array([self.host]),
+        }
+        head = np.zeros(k.HEADER, dtype=np.int64)
+        start = 0
+        for column, part in parts.items():
+            head[column] = start
+            start += part.size
+        sizes = {
+            k.SEQUENCES: sequences, k.KNOTS: self.knots.size, k.TOKENS: self.tokens.size, k.ROWS: self.rows.size,
+            k.PASTS: self.pasts.size, k.PROMPTS: self.attention.shape[1], k.LENGTHS: self.lengths.size,
+            k.OCTAVE: self.octave, k.PIPELINE: self.stages, k.RANKS: self.ranks, k.CHUNK: self.chunk,
+        }  # fmt: skip
+        for column, size in sizes.items():
+            head[column] = size
+        return StepTable(head, np.concatenate([part.ravel() for part in parts.values()]), work)
 
 
-def _linear_sheet(phase: str, rows: Floats, tokens: Floats, linear: Linear) -> Floats:
+def _sheet(phase: str, rows: Floats, tokens: Floats, linear: Linear) -> Floats:
     """The linear part in the kernels of one phase, shape (rows, tokens). [s]
 
     Row n needs a value at n tokens and below, where no prefill is left: there it runs parallel to the row before.
@@ -244,7 +266,7 @@ def _knots(most: int, windows: tuple[int, ...]) -> Floats:
 
 
 def _rows(most: int, stages: int, ranks: int) -> Floats:
-    """Numbers of decodes at which the linear part is tabulated: all below a full pipeline, then steps of a fifth. [1]"""
+    """Numbers of decodes of the linear part: all below a full pipeline, then steps of a fifth. [1]"""
     steps = stages * ranks * np.round(1.2 ** np.arange(64))
     return np.unique(np.concatenate([np.arange(min(stages, most) + 1.0), steps[steps < most], [float(most)]]))
 

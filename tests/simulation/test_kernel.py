@@ -40,7 +40,8 @@ def arrivals(draw):
         "whole": (0, prompt, generate), "prefill": (0, prompt, 1), "decode": (context, 0, generate),
         "rest": (context, prompt, generate),
     }[kind]  # fmt: skip
-    return draw(gap), draw(st.integers(0, 1)), lengths, draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 9))
+    hold, ready = draw(st.booleans()), draw(st.booleans())
+    return draw(gap), draw(st.integers(0, 1)), lengths, hold, ready, draw(st.integers(0, 9))
 
 
 WORK = st.tuples(st.lists(instances(), min_size=2, max_size=2), st.lists(arrivals(), min_size=1, max_size=25))
@@ -116,7 +117,8 @@ def test_tokens_blocks_and_segments_are_conserved(given_work, step_by_step):
     segments, views = fleet.segments, fleet.views
     assert (segments.status == SegmentStatus.DONE).all()
     assert (views.free_blocks == views.total_blocks).all()
-    for name in ("queued_requests", "queued_prompt_tokens", "running_requests", "running_tokens"):
+    queued = ("queued_requests", "queued_prompt_tokens", "queued_context_tokens")
+    for name in (*queued, "running_requests", "running_tokens"):
         assert (getattr(views, name) == 0).all(), name
     for instance in range(2):
         mine = segments.instance == instance
@@ -307,6 +309,7 @@ def test_limits_out_of_range_are_refused():
         one(max_sequences=17)
     with pytest.raises(InputError, match="token_budget 0"):
         one().set_limits(0, 0.0, token_budget=0)
+    fleet = one()
+    segment = fleet.submit(0, 0, 0, 10, 1, 0.0)
     with pytest.raises(InputError, match="which is queued"):
-        fleet = one()
-        fleet.release(fleet.submit(0, 0, 0, 10, 1, 0.0), 0.0)
+        fleet.release(segment, 0.0)

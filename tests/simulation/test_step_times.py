@@ -77,10 +77,8 @@ def test_passes_of_whole_prompts(case):
     for _ in range(60):
         isl = geometric(rng, 16, 32_768 / ranks)
         exact = prefill_pass(at.model, at.rates, degrees, batch=float(ranks), isl=isl)
-        if degrees.pp == 1:
-            found = (table.step_time(0, 0.0, isl * ranks, 0.0, ranks),) * 2
-        else:
-            found = table.pass_time(isl)
+        whole = (table.step_time(0, 0.0, isl * ranks, 0.0, ranks),) * 2
+        found = whole if degrees.pp == 1 else table.pass_time(isl)
         assert found == pytest.approx((float(exact.ftl), float(exact.busy)), rel=BOUND), isl
 
 
@@ -94,7 +92,7 @@ def test_passes_cut_into_chunks():
 
 
 def test_the_largest_prefill_keeps_the_limit_and_one_more_does_not(case):
-    _, degrees, table, rng = case
+    *_, table, rng = case
     for _ in range(50):
         batch, context, past = int(rng.integers(0, 200)), geometric(rng, 16, 8192), geometric(rng, 16, 8192)
         limit = table.step_time(batch, context, geometric(rng, 64, 8192), past) * 1.0001

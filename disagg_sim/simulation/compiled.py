@@ -1,0 +1,50 @@
+"""How the kernel is compiled, and where the machine code is kept.
+
+Only the entry points are kept on disk, each with everything that it calls inside. Numba looks at the file of the
+entry point alone when it decides whether that is still valid, so the directory is named after the content of all the
+kernel's sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+_config: Any = numba.config
+Function = TypeVar("Function", bound=Callable[..., object])
+
+#: Files whose code or constants end up in the machine code.
+SOURCES = ("compiled", "state", "kernel", "kernel_queue", "kernel_runs", "kernel_steps", "kernel_times")
+
+
+@cache
+def code_directory() -> Path:
+    """Where the machine code of these sources is kept: beside them if that is writable, else in the home directory."""
+    here = Path(__file__).parent
+    content = hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in SOURCES)).hexdigest()
+    if _config.CACHE_DIR:
+        base = Path(_config.CACHE_DIR)
+    else:
+        base = here / "__pycache__" if os.access(here, os.W_OK) else Path.home() / ".cache" / "disagg_sim"
+    return base / f"kernel-{content[:16]}"
+
+
+def inner(function: Function) -> Function:
+    """Compile a function that only compiled code calls."""
+    return cast(Function, numba.njit(error_model="numpy")(function))
+
+
+def entry(function: Function) -> Function:
+    """Compile a function that Python calls, and keep its machine code."""
+    before = _config.CACHE_DIR
+    _config.CACHE_DIR = str(code_directory())
+    try:
+        return cast(Function, numba.njit(cache=True, error_model="numpy")(function))
+    finally:
+        _config.CACHE_DIR = before

@@ -1,0 +1,160 @@
+"""At constant lengths and a full queue the simulation meets the analytic model within 2 %, in all modes.
+
+The analytic side is that of the public tables: ``serving.colocated``, ``serving.piggyback`` and the grids of a
+disaggregated pair. The simulated instance keeps its queue full: a request comes where one ends. Residents start at
+evenly spread ages, as in the steady state that the analytic model describes.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from disagg_sim.domain import Mapping
+from disagg_sim.physics.mixed import mixed_step
+from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.search.setting import setting
+from disagg_sim.serving.colocated import colocated
+from disagg_sim.serving.piggyback import piggyback
+from disagg_sim.simulation.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.state import Mode
+from disagg_sim.simulation.step_times import StepTable
+
+BOUND = 0.02
+DEPLOYMENTS = {
+    "llama_tp4": ("llama_3_1_70b", "h100_sxm", "fp8", {"tp_attn": 4, "tp_ffn": 4}, 1024, 257, 32),
+    "llama_tp8_long": ("llama_3_1_70b", "h200_sxm", "fp8", {"tp_attn": 8, "tp_ffn": 8}, 4096, 513, 64),
+    "llama_8b": ("llama_3_1_8b", "h100_sxm", "bf16", {"tp_attn": 1, "tp_ffn": 1}, 2000, 321, 16),
+    "gpt_oss_ep4": ("gpt_oss_120b", "h100_sxm", "bf16", {"tp_attn": 4, "ep": 4}, 1536, 385, 48),
+    "deepseek_tep8": ("deepseek_r1", "h200_sxm", "fp8", {"tp_attn": 8, "ep": 8}, 2048, 513, 32),
+    "llama_pp2": ("llama_3_1_70b", "h100_sxm", "fp8", {"tp_attn": 2, "tp_ffn": 2, "pp": 2}, 1024, 257, 32),
+}
+
+
+@pytest.fixture(scope="module", params=DEPLOYMENTS)
+def deployment(request):
+    model, system, precision, degrees, isl, osl, batch = DEPLOYMENTS[request.param]
+    names = {"model": model, "system": system, "precision": precision}
+    at, cut = setting(model, system, precision), Degrees(**{k: float(v) for k, v in degrees.items()})
+    return names, Mapping(**degrees), isl, osl, batch, at, cut, StepTable.build(at, cut)
+
+
+def full_queue(spec, lengths, *, residents, requests, waiting):
+    """Keep ``residents + waiting`` requests in an instance; the first ones are as old as in the steady state."""
+    context, prompt, generate = lengths
+    fleet = Fleet([spec])
+    for request in range(residents):
+        age = generate * request // residents
+        fleet.submit(0, request, context + prompt + age, 0, max(generate - age, 1), 0.0, True, False, 0.0)
+    for request in range(waiting):
+        fleet.submit(0, request, *lengths, 0.0, True, False, 0.0 if context else math.nan)
+    for _ in range(requests):
+        _, now = fleet.run_until(math.inf)
+        fleet.submit(0, 0, *lengths, now, True, False, now if context else math.nan)
+    return fleet
+
+
+def steady(fleet, residents):
+    """Rows of the requests that began and ended while the queue was full, after the first generation."""
+    segments = fleet.segments
+    done = np.flatnonzero(~np.isnan(segments.finish_s) & (segments.generate == segments.generate[-1]))
+    return segments, done[done >= 3 * residents]
+
+
+def rate(times):
+    """Events a second between the first and the last of many. [1/s]"""
+    times = np.sort(times)
+    return (times.size - 1) / (times[-1] - times[0])
+
+
+def test_a_decode_pool(deployment):
+    _, _, isl, osl, batch, at, cut, table = deployment
+    exact = decode_step(at.model, at.rates, cut, batch=float(batch), context=isl + osl / 2).ttl
+    spec = InstanceSpec(table=table, blocks=10**6, max_sequences=batch)
+    fleet = full_queue(spec, (isl, 0, osl - 1), residents=batch, requests=8 * batch, waiting=batch)
+    segments, rows = steady(fleet, batch)
+    step = (segments.finish_s[rows] - segments.start_s[rows]) / (osl - 1)
+    assert np.mean(step) == pytest.approx(float(exact), rel=BOUND)
+    assert rate(segments.finish_s[rows]) == pytest.approx(batch / (float(exact) * (osl - 1)), rel=BOUND)
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_a_prefill_pool(deployment, together):
+    _, _, isl, _, _, at, cut, table = deployment
+    exact = prefill_pass(at.model, at.rates, cut, batch=float(together), isl=isl)
+    spec = InstanceSpec(
+        table=table, blocks=10**6, mode=Mode.PREFILL_FIRST, token_budget=10**6, max_prompts=together,
+    )  # fmt: skip
+    fleet = full_queue(spec, (0, isl, 1), residents=0, requests=40 * together, waiting=8 * together)
+    segments, rows = steady(fleet, together)
+    ends = np.unique(segments.finish_s[rows])
+    if together == 1 or cut.pp == 1:
+        latency = segments.finish_s[rows] - segments.start_s[rows]
+        assert np.mean(latency) == pytest.approx(float(exact.ftl), rel=BOUND)
+    assert rate(ends) * together == pytest.approx(together / float(exact.busy), rel=BOUND)
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_in_flight_batching(deployment, together):
+    names, mapping, isl, osl, batch, at, cut, _ = deployment
+    exact = colocated(
+        mappings=mapping, isl=isl, osl=osl, batch=[batch], prefill_batch=[together], ftl_limit=math.inf, **names
+    ).iloc[0]
+    table = StepTable.build(at, cut, chunk_tokens=int(exact.prefill_chunk_tokens))
+    spec = InstanceSpec(
+        table=table, blocks=10**6, mode=Mode.PREFILL_FIRST, token_budget=10**6, max_prompts=together,
+        max_sequences=batch,
+    )  # fmt: skip
+    if together == 1:
+        fleet = full_queue(spec, (0, isl, osl), residents=batch, requests=8 * batch, waiting=batch)
+        segments, rows = steady(fleet, batch)
+        per_token = (segments.finish_s[rows] - segments.first_token_s[rows]) / (osl - 1)
+        assert np.mean(per_token) == pytest.approx(exact.ttl_s, rel=BOUND)
+        latency = segments.first_token_s[rows] - segments.start_s[rows]
+        assert np.mean(latency) == pytest.approx(exact.ftl_s, rel=BOUND)
+    else:
+        fleet = full_queue(spec, (0, isl, osl), residents=0, requests=8 * batch, waiting=2 * batch)
+        segments, rows = steady(fleet, 0)
+    ends = np.sort(segments.finish_s[rows])
+    generations = ends[batch - 1 :: batch]
+    throughput = batch * osl * (generations.size - 1) / (generations[-1] - generations[0])
+    assert throughput / mapping.gpus == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
+
+
+def chunks_beside_decode(deployment, chunk, slots):
+    """Mean time a token and first-token latency [s], throughput [token/s] of a simulated instance."""
+    _, _, isl, osl, batch, _, _, table = deployment
+    spec = InstanceSpec(table=table, blocks=10**6, token_budget=slots + chunk, max_sequences=slots)
+    fleet = full_queue(spec, (0, isl, osl), residents=batch, requests=8 * batch, waiting=batch)
+    segments, rows = steady(fleet, batch)
+    per_token = (segments.finish_s[rows] - segments.first_token_s[rows]) / (osl - 1)
+    latency = segments.first_token_s[rows] - segments.start_s[rows]
+    return float(np.mean(per_token)), float(np.mean(latency)), float(rate(segments.finish_s[rows])) * osl
+
+
+def test_piggyback_with_a_chunk_in_every_step(deployment):
+    """The balance ISL*B/(OSL-1) is a whole number that divides ISL; one prompt is in prefill beside B decodes."""
+    names, mapping, isl, osl, batch, *_ = deployment
+    exact = piggyback(
+        mappings=mapping, isl=isl, osl=osl, batch=[batch], every_step_mixed=True, ftl_limit=math.inf, **names
+    ).iloc[0]
+    per_token, latency, throughput = chunks_beside_decode(deployment, isl * batch // (osl - 1), batch + 1)
+    assert per_token == pytest.approx(exact.ttl_mean_s, rel=BOUND)
+    assert latency == pytest.approx(exact.ftl_s, rel=BOUND)
+    assert throughput / mapping.gpus == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
+
+
+def test_piggyback_with_a_chunk_in_every_fourth_step(deployment):
+    """TTL = T_mix/4 + 3*T_d/4 and FTL = ISL/c * T_mix (physics page, section 8); B slots for decode and prefill."""
+    _, _, isl, osl, batch, at, cut, _ = deployment
+    chunk = 4 * isl * batch // (osl - 1)
+    resident = batch - 0.25
+    mixed = mixed_step(
+        at.model, at.rates, cut, batch=float(batch), context=isl + osl / 2, chunk_tokens=float(chunk), isl=float(isl)
+    ).time
+    plain = decode_step(at.model, at.rates, cut, batch=float(batch), context=isl + osl / 2).ttl
+    ttl = (float(mixed) + 3 * float(plain)) / 4
+    per_token, latency, throughput = chunks_beside_decode(deployment, chunk, batch)
+    assert per_token == pytest.approx(ttl, rel=BOUND)
+    assert latency == pytest.approx(isl / chunk * float(mixed), rel=BOUND)
+    assert throughput == pytest.approx(resident * osl / ((osl - 1) * ttl), rel=BOUND)
