@@ -112,6 +112,11 @@ class ClusterView:
         """Of all instances."""
         return self._roster.mapping
 
+    def starting(self, role: Role) -> list[int]:
+        """Instances on their way up that will have this role."""
+        pairs = zip(self._roster.role, self._roster.state, strict=True)
+        return [i for i, (has, state) in enumerate(pairs) if has == role and state == State.STARTING]
+
     @property
     def coming(self) -> list[int]:
         """Segments promised to each instance: in transfer to it, or waiting there for a batch. [1]"""
