@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,11 @@ def update_baselines(request: pytest.FixtureRequest) -> bool:
 def seed_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Efficiency files of the first calibration in place of the shipped ones."""
     monkeypatch.setenv(PATH_VARIABLE, str(SEED_FITS))
+
+
+@pytest.fixture(scope="module")
+def seed_fits_throughout() -> Iterator[None]:
+    """The same for all of a module, its own fixtures of that scope included."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PATH_VARIABLE, str(SEED_FITS))
+        yield

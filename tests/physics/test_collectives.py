@@ -167,6 +167,7 @@ def test_group_of_one_costs_nothing_at_any_rate():
         assert exchange(at, ep=1.0, tp_ffn=1.0, gpus=1.0) == [0.0, 0.0]
 
 
+@pytest.mark.usefixtures("seed_fits")
 def test_volume_counts_what_the_fit_counted():
     """GB200's NVLink exchange was fitted with one copy per pick, DeepEP with one per distinct rank."""
     at = setting("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "measured")

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.domain import Mapping
+from disagg_sim.facts.efficiency import SECTIONS
+from disagg_sim.facts.formats.efficiency import unit_of_field
 from disagg_sim.facts.load import load_efficiency
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.cost import kernel_cost
@@ -209,7 +211,6 @@ def head_time(at: Setting, tp: float = 1.0, emitted: float = 1.0) -> float:
     return float(kernel_cost(head(at.model, at.precision, tp, emitted), at.rates).time)
 
 
-TIME_FIELDS = ("t0", "latency", "seconds_per_token")
 PROFILE_TIMES = (
     "gemm_t0", "gemm_t0_cap_quantised", "attention_t0", "moe_t0", "all_reduce_latency", "all_to_all_latency",
     "elementwise_latency", "host", "p2p_latency_inside", "p2p_latency_across", "nic_latency",
@@ -217,10 +218,15 @@ PROFILE_TIMES = (
 )  # fmt: skip
 
 
-def in_another_unit(row, c: float):
-    """A fit with its latencies divided by ``c``."""
-    changed = {name: getattr(row, name) / c for name in TIME_FIELDS if getattr(row, name, None) is not None}
-    return replace(row, **changed)
+def in_another_unit(section: str, row, c: float):
+    """A fit with its times divided by ``c`` and its rates multiplied."""
+    factors = {"s": 1.0 / c, "B/s": c}
+    units = {field.name: unit_of_field(section, field.name) for field in fields(row)}
+    return replace(row, **{
+        name: getattr(row, name) * factors[unit]
+        for name, unit in units.items()
+        if unit and getattr(row, name) is not None
+    })  # fmt: skip
 
 
 @settings(max_examples=100, deadline=None)
@@ -236,11 +242,7 @@ def test_changing_the_unit_of_time_scales_every_time(case, c, batch, length):
         **{name: getattr(at.profile, name) / c for name in PROFILE_TIMES if getattr(at.profile, name) is not None},
     )
     fits = load_efficiency(at.system.name)
-    tables = {
-        field.name: tuple(in_another_unit(row, c) for row in value)
-        for field in fields(fits)
-        if isinstance(value := getattr(fits, field.name), tuple) and value and not isinstance(value[0], str)
-    }
+    tables = {name: tuple(in_another_unit(name, row, c) for row in getattr(fits, name)) for name in SECTIONS}
     rates = resolve_rates(at.model, system, at.precision, profile, replace(fits, **tables))
     prompts = 1 + batch % 8
     assert ttl_of(at, mapping, batch, length, rates) == pytest.approx(ttl_of(at, mapping, batch, length) / c, rel=1e-9)

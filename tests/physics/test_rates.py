@@ -18,6 +18,7 @@ from disagg_sim.search.setting import setting
 from disagg_sim.units import US
 
 GB200 = ("gb200_nvl72", "nvfp4_fp8kv")
+pytestmark = pytest.mark.usefixtures("seed_fits_throughout")  # numbers by hand from fits that do not change
 
 
 def rates_of(model: str, profile: str = "measured", engine: str | None = None, system=GB200) -> Rates:

@@ -19,6 +19,7 @@ from disagg_sim.search.setting import setting
 from disagg_sim.units import GB, MS
 
 ROUNDING = 0.005
+pytestmark = pytest.mark.usefixtures("seed_fits_throughout")  # worked out with their plain forms
 
 
 def tensor_parallel(n: float) -> Degrees:
