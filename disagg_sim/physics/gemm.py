@@ -30,6 +30,7 @@ class GemmRate(Rate):
     quantise: float = np.inf  # bandwidth of quantising A [B/s]
     least_row: float = 0.0  # a row of A is quantised no faster than one of so many elements [1]
     element: float = ACTIVATION_BYTES  # of A and W [B]
+    floor_is_all: bool = False  # whether t0 stands for the loop along K as well
 
 
 def gemm_cost(m: Numeric, n: Numeric, k: Numeric, work: Work, rate: GemmRate) -> Cost:
@@ -62,7 +63,7 @@ def gemm_cost(m: Numeric, n: Numeric, k: Numeric, work: Work, rate: GemmRate) ->
     parts = np.maximum(np.minimum(np.sqrt(k * (rate.step / rate.split)), sms / tiles), 1.0)
     waves = np.ceil(tiles / sms)
     compute = waves * (k / parts) * (2.0 * TILE_M * TILE_N * sms / rate.flops)
-    loop = k * rate.step / parts + (parts - 1.0) * rate.split
+    loop = 0.0 if rate.floor_is_all else k * rate.step / parts + (parts - 1.0) * rate.split
     smaller = np.minimum(m, n) * k * rate.element
     again = m * n * k * (rate.element / rate.reuse) * (smaller / (smaller + rate.cache))
     memory = (work.hbm_bytes + again) / rate.bandwidth

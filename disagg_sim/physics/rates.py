@@ -176,13 +176,15 @@ class _Resolver:
         if self.spec is None:
             return GemmRate(peak, bandwidth, 0.0, np.inf)
         fit: GemmFit = self.take(f"{name} GEMM", (row for row in self.spec.gemm if row.format == name))
-        t0 = fit.t0 if self.profile.gemm_t0 is None else self.profile.gemm_t0
-        cap = self.profile.gemm_t0_cap_quantised
-        rate = gemm_rate(fit, self.system)
-        if FORMATS[name].arithmetic == "bf16" or (cap is None and self.profile.gemm_t0 is None):
-            return replace(rate, t0=t0)
-        # Engines fuse what such a floor takes off: A is quantised by the operator before, whose bytes are elementwise.
-        return replace(rate, t0=t0 if cap is None else min(t0, cap), quantise=np.inf)
+        rate, floor, cap = gemm_rate(fit, self.system), self.profile.gemm_t0, self.profile.gemm_t0_cap_quantised
+        if FORMATS[name].arithmetic == "bf16":
+            cap = None
+        if floor is None and cap is None:
+            return rate
+        # Engines fuse and overlap what such a floor takes off: the operator before quantises A, whose bytes are
+        # elementwise, and a graph starts a kernel before the one ahead of it has ended.
+        t0 = min(fit.t0 if floor is None else floor, np.inf if cap is None else cap)
+        return replace(rate, t0=t0, quantise=np.inf, floor_is_all=True)
 
     def attention(self, kind: str, precision: Precision) -> tuple[AttentionRate, AttentionRate]:
         bandwidth = self.system.hbm_bandwidth

@@ -102,13 +102,17 @@ def rates_with(profile="measured", **fits):
     return resolve_rates(model, H100, recipe, load_profile(profile), replace(load_efficiency("h100_sxm"), **fits))
 
 
-def test_engines_fuse_quantising_where_a_profile_sets_the_floor():
+def test_engines_fuse_quantising_and_overlap_the_loop_where_a_profile_sets_the_floor():
     fit = gemm_fit(tiled=True, k_step=1e-9, k_split=US, e_quantise=0.5)
     fits = (fit, replace(fit, format="bf16", e_quantise=None))
     measured, hopeful = (rates_with(profile, gemm=fits).gemm for profile in ("measured", "optimistic"))
     assert (measured["fp8"].t0, measured["fp8"].quantise) == (4 * US, np.inf)
     assert (hopeful["fp8"].t0, hopeful["fp8"].quantise) == (2 * US, np.inf)
     assert (measured["bf16"].t0, hopeful["bf16"].t0) == (12 * US, 2 * US)
+    assert measured["fp8"].floor_is_all
+    assert hopeful["bf16"].floor_is_all
+    assert not measured["bf16"].floor_is_all
+    assert seconds(measured["fp8"], 1, 32, 1000, element=1.0) < 5 * US < seconds(gemm_rate(fit, H100), 1, 32, 1000)
 
 
 EXPERTS = MoeRate(1e15, 2e12, 10 * US, 1.0, least_rows=16.0, per_expert=0.1 * US, handling=1e12, element=1.0)
