@@ -18,8 +18,8 @@ class ProfileSpec(Shown):
     title: str
     fitted: bool
     best_algorithm: bool  # collectives take the fastest algorithm instead of the fitted ring
-    gemm_t0: float | None  # [s]
-    gemm_t0_cap_quantised: float | None  # cap on the fitted t0 of fp8/fp4 GEMM [s]
+    gemm_t0: float | None  # all of the floor of a GEMM: start, quantising, loop along K [s]
+    gemm_t0_cap_quantised: float | None  # cap on that floor of fp8 and fp4 GEMM, the fitted t0 being it [s]
     attention_t0: float | None  # [s]
     moe_t0: float | None  # [s]
     all_reduce_latency: float | None  # [s]
