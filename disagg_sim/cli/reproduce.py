@@ -4,45 +4,88 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from disagg_sim.cli.sweep import cores
-from disagg_sim.errors import UnknownNameError, nearest
+from disagg_sim.errors import InputError, UnknownNameError, nearest
 
-STUDIES = ("beyond-the-buzz",)
+if TYPE_CHECKING:
+    import pandas as pd
+
+FRONTIERS = "beyond-the-buzz"  # a study of frontiers; the others simulate traces
 
 
 def reproduce(
-    study: Annotated[str, typer.Argument(metavar="STUDY", help="beyond-the-buzz, arXiv 2506.05508.")],
-    out: Annotated[Path, typer.Option(help="Directory of the results; a stopped run goes on there.")],
+    study: Annotated[
+        str, typer.Argument(metavar="STUDY", help="beyond-the-buzz (arXiv 2506.05508), or a serving policy's paper.")
+    ],
+    out: Annotated[Path, typer.Option(help="Directory of the results; a stopped run of frontiers goes on there.")],
     figure: Annotated[
-        list[str] | None, typer.Option(help="Number of a figure, or where_it_pays; all of them by default.")
+        list[str] | None,
+        typer.Option(help="beyond-the-buzz: number of a figure, or where_it_pays; all of them by default."),
     ] = None,
     profile: Annotated[
-        list[str] | None, typer.Option(help="ideal, optimistic or measured; all of them by default.")
+        list[str] | None,
+        typer.Option(help="beyond-the-buzz: ideal, optimistic or measured; all of them by default."),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; all cores by default.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="beyond-the-buzz: worker processes; all cores by default.")
+    ] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Serving policies: directory of published traces; stand-ins are drawn by default."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Serving policies: short samples, verdicts mean little.")
+    ] = False,
 ) -> None:
     """Write every figure of a published study with its data, and whether its claims hold."""
     from disagg_sim.cli.progress import listener
-    from disagg_sim.study.claims import PROFILES, holding
+    from disagg_sim.study.papers import paper, paper_names
+
+    known = (FRONTIERS, *paper_names())
+    if study not in known:
+        raise UnknownNameError(f"unknown study {study!r}{nearest(study, known)}; known: {', '.join(known)}")
+    given = {"--figure": figure, "--profile": profile, "--jobs": jobs, "--traces": traces, "--quick": quick}
+    others = ("--traces", "--quick") if study == FRONTIERS else ("--figure", "--profile", "--jobs")
+    for option in others:
+        if given[option]:
+            raise InputError(f"{option} does not go with {study}; leave out {', '.join(others)}")
+    if study == FRONTIERS:
+        _frontiers(out, figure or [], profile or [], jobs)
+        return
+    if traces is not None and not traces.is_dir():
+        raise InputError(f"--traces {traces}: no such directory")
+    done = paper(study)(out, traces=traces, listener=listener("simulations", "done"), quick=quick)
+    _tell_claims(done.claims, out)
+    typer.echo(f"{done.simulations:,} simulations, {len(done.pictures)} pictures with their data in {out}")
+
+
+def _tell_claims(claims: pd.DataFrame, out: Path) -> None:
+    from disagg_sim.study.claims import holding
+
+    for line in holding(claims).to_dict("records"):
+        misses = f"; not: {line['misses']}" if line["misses"] else ""
+        typer.echo(f"{line['profile']}: {line['holds']} of {line['of']} claims hold{misses}")
+    typer.echo(f"read {out / 'claims.csv'}")
+
+
+def _frontiers(out: Path, figure: list[str], profile: list[str], jobs: int | None) -> None:
+    """The study of frontiers."""
+    from disagg_sim.cli.progress import listener
+    from disagg_sim.study.claims import PROFILES
     from disagg_sim.study.frontiers import Frontiers
     from disagg_sim.study.reproduce import reproduce as write
 
-    if study not in STUDIES:
-        raise UnknownNameError(f"unknown study {study!r}{nearest(study, STUDIES)}; known: {', '.join(STUDIES)}")
     try:
         frontiers = Frontiers(out, jobs=jobs or cores(), listener=listener())
-        items = [f"fig{int(name):02d}" if name.isdecimal() else name for name in figure or []]
+        items = [f"fig{int(name):02d}" if name.isdecimal() else name for name in figure]
         done = write(frontiers, items=items, profiles=profile or PROFILES)
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
         raise typer.Exit(130) from None
     if done.claims is not None:
-        for line in holding(done.claims).to_dict("records"):
-            misses = f"; not: {line['misses']}" if line["misses"] else ""
-            typer.echo(f"{line['profile']}: {line['holds']} of {line['of']} claims hold{misses}")
-        typer.echo(f"read {out / 'claims.csv'}")
+        _tell_claims(done.claims, out)
     typer.echo(f"{done.design_points:,} design points, {len(done.pictures)} pictures with their data in {out}")
