@@ -21,11 +21,13 @@ class LeastLoad:
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
     token_budget: int = 2048  # of a step [token]
     max_sequences: int = 256  # of an instance [1]
+    prompts_per_step: int = 1  # of which a step takes pieces [1]
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         whole_number("token_budget", self.token_budget)
         whole_number("max_sequences", self.max_sequences)
+        whole_number("prompts_per_step", self.prompts_per_step)
 
     def choices(self) -> tuple[Choice, Choice]:
         """Of the prefill instance and of the decode instance."""
@@ -33,7 +35,9 @@ class LeastLoad:
 
     def build(self, site: Site) -> Parts:
         """See ``System``."""
-        limits = Limits(token_budget=self.token_budget, max_sequences=self.max_sequences)
+        limits = Limits(
+            token_budget=self.token_budget, max_sequences=self.max_sequences, max_prompts=self.prompts_per_step
+        )
         return Parts(
             start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
             routing=Handover(*self.choices()),
