@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from disagg_sim.calibration.serving_rows import Quantity, engine_named, model_named, recipe_of, system_named
@@ -81,6 +82,11 @@ def cache_format(engine: str, weights: str, said: str = "") -> str:
         return "fp8" if said.startswith("fp8") else "bf16"
     if not engine or not ("fp8" in weights or "fp4" in weights):
         return "bf16"
+    return _own_cache(engine)
+
+
+@lru_cache(maxsize=32)
+def _own_cache(engine: str) -> str:
     return load_engine(engine).cache_of_quantised
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from disagg_sim.calibration.serving_cells import (
@@ -25,7 +26,7 @@ from disagg_sim.calibration.serving_cells import (
 )
 from disagg_sim.calibration.serving_published import published_row
 from disagg_sim.calibration.serving_rows import Quantity, ServingRow, Workers, engine_named, old_engine
-from disagg_sim.facts.load import list_specs, load_model, load_system
+from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.units import MS
 
@@ -184,8 +185,9 @@ def mlperf(line: Any) -> ServingRow:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=1024)
 def _least_tp(model: str, system: str, weights: str, gpus: int) -> int:
-    if model not in list_specs("model") or not system:
+    if not model or not system:
         return 1
     size = next((each.bytes for name, each in FORMATS.items() if name == weights or name.endswith(weights)), 2.0)
     need = load_model(model).total_params * size / (WEIGHT_SHARE * load_system(system).hbm_reported)

@@ -23,7 +23,7 @@ from disagg_sim.facts.model import GqaAttention, MoeFfn
 from disagg_sim.facts.yaml_files import DIRECTORIES, spec_files
 
 SYSTEMS = [
-    "a100_sxm_80gb", "b200_sxm", "b300_sxm", "gb200_nvl72", "gb300_nvl72", "gh200", "h100_sxm", "h200_sxm", "h20_sxm", "h800_sxm",
+    "a100_sxm_40gb", "a100_sxm_80gb", "b200_sxm", "b300_sxm", "gb200_nvl72", "gb300_nvl72", "gh200", "h100_sxm", "h200_sxm", "h20_sxm", "h800_sxm",
     "mi300x",
 ]  # fmt: skip
 COUNTS = list(csv.DictReader((Path(__file__).parent / "model_counts.csv").open(encoding="utf-8")))
@@ -45,7 +45,7 @@ def test_the_shipped_names():
         "bf16", "bf16_fp8kv", "fp8", "fp8_bf16kv", "mxfp4", "mxfp4_fp8kv", "nvfp4_bf16kv", "nvfp4_fp8kv",
         "nvfp4_fp8kv_bf16_attention",
     )  # fmt: skip
-    assert list_specs("engine") == ("sglang", "trtllm", "vllm")
+    assert list_specs("engine") == ("sglang", "trtllm", "trtllm_engine", "vllm", "vllm_eager", "vllm_v0")
     assert list_specs("profile") == ("ideal", "measured", "optimistic")
     assert set(list_specs("model")) == {row["name"] for row in COUNTS}
     assert len(COUNTS) == 35

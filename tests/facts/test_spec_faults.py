@@ -117,7 +117,7 @@ FAULTS = [
     ("traffic", "log_normal_4096_512", "sigma: 0.985", "sigma: -1", ["cases[0].isl.sigma: -1 is outside [0, 10]"]),
     # inheritance
     ("efficiency", "h800_sxm", "inherits: h100_sxm", "inherits: h100", [
-        "unknown efficiency file 'h100', did you mean 'h100_sxm'?; known: a100_sxm_80gb, b200_sxm, b300_sxm, "
+        "unknown efficiency file 'h100', did you mean 'h100_sxm'?; known: a100_sxm_40gb, a100_sxm_80gb, b200_sxm, b300_sxm, "
         "gb200_nvl72, gb300_nvl72, gh200, h100_sxm, h200_sxm, h20_sxm, h800_sxm, mi300x",
     ]),
     ("efficiency", "h800_sxm", "inherits: h100_sxm", "inherits: h800_sxm", [
@@ -239,6 +239,6 @@ def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(UnknownNameError) as refusal:
         load_system("h100")
     assert str(refusal.value) == (
-        "unknown system 'h100', did you mean 'h100_sxm'?; known: a100_sxm_80gb, b200_sxm, b300_sxm, gb200_nvl72, "
+        "unknown system 'h100', did you mean 'h100_sxm'?; known: a100_sxm_40gb, a100_sxm_80gb, b200_sxm, b300_sxm, gb200_nvl72, "
         "gb300_nvl72, gh200, h100_sxm, h200_sxm, h20_sxm, h800_sxm, mi300x"
     )

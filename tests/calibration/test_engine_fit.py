@@ -1,0 +1,60 @@
+"""The fit of an engine's host times finds numbers back that made the data."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from disagg_sim.calibration.engine_fit import fit_engine, fit_rows
+from disagg_sim.calibration.load_generator import drain_factor, drain_factors
+from disagg_sim.calibration.serving import evaluate
+from disagg_sim.calibration.serving_cells import instance
+from disagg_sim.calibration.serving_rows import Quantity, ServingRow, Workers
+from disagg_sim.errors import InputError
+from disagg_sim.facts.load import load_engine
+
+TRUE = replace(
+    load_engine("vllm"), step_host=1.2e-3, sequence_host=2e-5, rank_host=4e-4, kernel_launch=0.0, request_host=0.05
+)
+
+
+def row_of(tp: int, isl: float, concurrency: float) -> ServingRow:
+    quantities = (Quantity(name="tpot", measured=1.0), Quantity(name="ttft", measured=1.0))
+    return ServingRow(
+        file="x", row=f"{tp}-{isl}-{concurrency}", form="nvidia_gap", quantities=quantities, model="llama_3_1_70b",
+        system="h100_sxm", engine="vllm", recipe="fp8_bf16kv", load="closed_loop", mode="aggregated", framework="vllm",
+        workers=Workers(mapping=instance(tp)), isl=isl, osl=1000.0, concurrency=concurrency, waves=10.0,
+    )  # fmt: skip
+
+
+def test_known_host_times_are_found_again():
+    rows = [row_of(tp, isl, n) for tp in (2, 8) for isl in (500.0, 900.0, 2000.0) for n in (1.0, 32.0)]
+    table = evaluate(rows, {"vllm": TRUE})
+    made = []
+    for index, row in enumerate(rows):
+        told = table["predicted"][2 * index : 2 * index + 2]
+        quantities = tuple(replace(q, measured=v) for q, v in zip(row.quantities, told, strict=True))
+        made.append(replace(row, quantities=quantities))
+    found = fit_engine(made, "vllm")
+    assert found.median_error < 0.01
+    assert found.engine.request_host == pytest.approx(TRUE.request_host, rel=0.1)
+    both = [each.step_host + 2 * each.rank_host for each in (found.engine, TRUE)]  # what a TP4 step takes
+    assert both[0] == pytest.approx(both[1], rel=0.1)
+    assert found.lines < 2 * len(rows)  # the held-out part is not seen
+
+
+def test_rows_of_the_held_out_part_are_left_out():
+    rows = [row_of(tp, isl, 4.0) for tp in (1, 2, 4, 8) for isl in np.arange(100.0, 2000.0, 100.0)]
+    assert all(not row.held_out for row in fit_rows(rows, "vllm"))
+    share = sum(row.held_out for row in rows) / len(rows)
+    assert 0.15 < share < 0.45
+    with pytest.raises(InputError, match="no served rows of engine 'sglang'"):
+        fit_engine(rows, "sglang")
+
+
+def test_a_run_drains_for_longer_the_more_its_requests_differ():
+    assert drain_factor(1, 10, 0.1) == pytest.approx(1.0)
+    assert drain_factor(64, 10, 0.0) == pytest.approx(1.0)
+    assert 1.0 < drain_factor(64, 10, 0.1) < 1.1
+    assert drain_factor(64, 10, 0.3) > drain_factor(64, 10, 0.1) > drain_factor(64, 100, 0.1)
+    assert drain_factors(np.array([1.0, 64.0]), 10, 0.1) == pytest.approx([1.0, drain_factor(64, 10, 0.1)])

@@ -1,0 +1,120 @@
+"""DOPD Table I and its ratios (claims D1-D3), DynaServe Table 1: what a calibrated simulator must land near.
+
+The papers ran vLLM of 2024 and early 2025, hence the profile ``vllm_v0``. The decode columns of Table I are not judged:
+read as one GPU they beat its memory bandwidth (the KV slope of 31.7 ns a token would need three times the peak).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from disagg_sim.facts.load import load_engine
+from disagg_sim.serving.closed_loop import (
+    Lengths,
+    Pool,
+    at_rate,
+    capacity,
+    colocated,
+    decode_time,
+    disaggregated,
+    prefill_time,
+    served,
+    tensor_parallel,
+)
+from disagg_sim.serving.dopd_ratio import decode_concurrency, prefill_decode_ratio, simulated_times
+
+ONE = np.ones(1)
+SINGLE = tensor_parallel(ONE)
+V0 = load_engine("vllm_v0")
+DOPD = served("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", V0)
+#: Table I, "a single H100": prompt length [token] -> prefill [s].
+PREFILL = {100: 0.036, 200: 0.046, 700: 0.125, 1200: 0.193, 1700: 0.269}
+#: Its decode columns: length [token] -> step [s] at 104, 200 and 248 requests in flight.
+STEPS = {100: (28, 45, 47), 200: (31, 46, 49), 700: (33, 47, 53), 1200: (35, 50, 57), 1700: (37, 53, 61)}
+#: ISL, OSL -> printed concurrency of a TP2 decode instance, printed ratio of prefill to decode instances.
+RATIOS = {(1000, 150): (235, 4.58), (3000, 300): (78, 3.18)}
+
+
+def test_dopd_prefill_column():
+    """Within 15 % over the column; the line of 700 tokens lies above the straight line through the others."""
+    errors = []
+    for tokens, measured in PREFILL.items():
+        ours = prefill_time(DOPD, SINGLE, tokens * ONE, ONE, Lengths(tokens * ONE, ONE))[0]
+        errors.append(ours / measured - 1)
+    assert np.median(np.abs(errors)) <= 0.15
+    assert max(np.abs(errors)) <= 0.20
+
+
+@pytest.mark.parametrize("shape", RATIOS)
+def test_d1_d2_concurrency_is_bound_by_memory(shape):
+    found = decode_concurrency(
+        DOPD.at.model, DOPD.at.system, DOPD.at.precision, tp=2, isl=shape[0], osl=shape[1], tpot_limit=0.08
+    )
+    assert found.requests == pytest.approx(RATIOS[shape][0], rel=0.03)
+    assert found.memory_bound
+
+
+@pytest.mark.parametrize("shape", RATIOS)
+def test_d3_ratio_with_the_times_of_the_table(shape):
+    """Straight lines through Table I give t_p and t_d; the printed ratio is met within 8 %."""
+    tokens = np.array(list(PREFILL))
+    slope, start = np.polyfit(tokens, list(PREFILL.values()), 1)
+    load = np.array([(1.0, cc, cc * s) for s in STEPS for cc in (104.0, 200.0, 248.0)])
+    step, *_ = np.linalg.lstsq(load, np.array([t / 1000 for row in STEPS.values() for t in row]), rcond=None)
+    (isl, osl), (concurrency, printed) = shape, RATIOS[shape]
+    t_d = step @ np.array([1.0, concurrency, concurrency * (isl + osl / 2)])
+    ratio = prefill_decode_ratio(concurrency, prefill_time=start + slope * isl, step_time=t_d, osl=osl)
+    assert ratio == pytest.approx(printed, rel=0.08)
+
+
+@pytest.mark.parametrize("shape", RATIOS)
+def test_d3_ratio_with_our_own_times(shape):
+    (isl, osl), (concurrency, printed) = shape, RATIOS[shape]
+    t_p, t_d = simulated_times(DOPD, tp_prefill=1, tp_decode=2, isl=isl, osl=osl, batch=concurrency)
+    ratio = prefill_decode_ratio(concurrency, prefill_time=t_p, step_time=t_d, osl=osl)
+    assert ratio == pytest.approx(printed, rel=0.2)
+
+
+#: DynaServe Table 1, Qwen2.5-14B on two A100, chunks of 2048: P, D -> (requests/s, p50 TBT) apart and together.
+DYNASERVE = {
+    (8192, 32): ((0.83, 0.02270), (1.49, 0.30968)),
+    (2048, 512): ((2.56, 0.04700), (2.83, 0.04686)),
+    (219, 1467): ((1.68, 0.05063), (2.86, 0.04799)),
+}
+QWEN = served("qwen2_5_14b", "a100_sxm_80gb", "bf16", replace(V0, chunk_tokens=2048))
+
+
+@pytest.mark.parametrize("shape", DYNASERVE)
+def test_dynaserve_request_rates(shape):
+    """The printed rates are what the memory of the decoding GPU, or prefill, allows: one of each, or two co-located."""
+    lengths = Lengths(shape[0] * ONE, shape[1] * ONE)
+    many = 4 * capacity(QWEN, SINGLE, lengths)
+    apart = disaggregated(QWEN, Pool(SINGLE, ONE), Pool(SINGLE, ONE), lengths, many).request_rate[0]
+    together = 2 * colocated(QWEN, SINGLE, lengths, many).request_rate[0]
+    (rate_apart, _), (rate_together, _) = DYNASERVE[shape]
+    assert apart == pytest.approx(rate_apart, rel=0.2)
+    assert together == pytest.approx(rate_together, rel=0.25)
+
+
+@pytest.mark.parametrize("shape", DYNASERVE)
+def test_dynaserve_token_times_apart(shape):
+    """p50 TBT is a decode step at the batch of Little's law, rate*(D-1)*TBT."""
+    lengths = Lengths(shape[0] * ONE, shape[1] * ONE)
+    (rate, tbt), _ = DYNASERVE[shape]
+    batch = max(rate * (shape[1] - 1) * tbt, 1.0)
+    assert decode_time(QWEN, SINGLE, batch * ONE, lengths)[0] == pytest.approx(tbt, rel=0.2)
+
+
+@pytest.mark.parametrize("shape", DYNASERVE)
+def test_dynaserve_token_times_together(shape):
+    """p50 TBT is a plain step at the batch of half the rate, or a mixed one where prefill takes most of the time."""
+    prompt, out = shape
+    lengths = Lengths(prompt * ONE, out * ONE)
+    _, (rate, tbt) = DYNASERVE[shape]
+    batch = rate / 2 * (out - 1) * at_rate(QWEN, SINGLE, lengths, rate / 2 * ONE).tpot
+    chunk = min(prompt, 2048)
+    mixed = prefill_time(QWEN, SINGLE, chunk * ONE, ONE, lengths, decodes=batch)[0]
+    prefill_share = rate / 2 * prompt / chunk * mixed
+    median = mixed if prefill_share > 0.5 else decode_time(QWEN, SINGLE, batch, lengths)[0]
+    assert median == pytest.approx(tbt, rel=0.2)

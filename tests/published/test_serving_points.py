@@ -1,0 +1,64 @@
+"""Published runs of serving engines, one number a line with its source, against the steady state of the engine.
+
+The files of measurements themselves are not shipped; these lines are a few dozen of them. TTFT, TPOT and latency are
+in s, throughputs per s and GPU. The lengths of InferenceX runs are 0.9 of the stated ones, as it draws them.
+"""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from disagg_sim.calibration.serving import evaluate
+from disagg_sim.calibration.serving_cells import instance
+from disagg_sim.calibration.serving_rows import Quantity, ServingRow, Workers
+
+LINES = list(csv.DictReader((Path(__file__).parent / "serving_points.csv").open(encoding="utf-8")))
+#: Largest error of a single number, and of the median. The noise between two engines on one system is 16 %.
+SINGLE, MEDIAN = 0.35, 0.12
+
+
+def number(line: dict[str, str], key: str, blank: float = float("nan")) -> float:
+    return float(line[key]) if line[key] else blank
+
+
+def workers(line: dict[str, str], side: str = "") -> Workers | None:
+    if not line[f"{side}gpus"]:
+        return None
+    gpus, ep, groups = (int(line[side + key]) for key in ("gpus", "ep", "groups"))
+    return Workers(count=int(line[f"{side}workers"]), mapping=instance(gpus, ep=ep, dp=groups))
+
+
+def row_of(line: dict[str, str]) -> ServingRow:
+    quantity = Quantity(
+        name=line["quantity"], basis=line["basis"], gpus=number(line, "per_gpus", 1.0),
+        measured=number(line, "measured"),
+    )  # fmt: skip
+    prefill = workers(line, "prefill_")
+    return ServingRow(
+        file="serving_points.csv", row=line["source"], form="points", quantities=(quantity,), model=line["model"],
+        system=line["system"], engine=line["engine"], recipe=line["recipe"], load=line["load"],
+        mode="disaggregated" if prefill else "aggregated", workers=workers(line), prefill=prefill,
+        isl=number(line, "isl"), osl=number(line, "osl"), concurrency=number(line, "concurrency"),
+        batch=number(line, "batch"), waves=number(line, "waves"),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def errors() -> np.ndarray:
+    return evaluate([row_of(line) for line in LINES])["relative_error"].to_numpy()
+
+
+def test_every_point_names_its_source_and_is_evaluated(errors):
+    assert all(" @ " in line["source"] for line in LINES)
+    assert np.isfinite(errors).all()
+
+
+def test_each_point_is_met_within_twice_the_noise_between_engines(errors):
+    missed = [line["source"] for line, error in zip(LINES, errors, strict=True) if abs(error) > SINGLE]
+    assert not missed
+
+
+def test_the_median_error_is_below_the_noise_between_engines(errors):
+    assert np.median(np.abs(errors)) <= MEDIAN
