@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from disagg_sim.simulation.batches import Batches
+from disagg_sim.simulation.batches import Batches, Waiting
 from disagg_sim.simulation.engine import LAST, NORMAL, Engine
 from disagg_sim.simulation.fleet import Fleet
 from disagg_sim.simulation.kv_link import KvLink
@@ -56,6 +56,7 @@ class Cluster:
     ) -> None:  # fmt: skip
         self.parts, self.engine, self.fleet, self.link = parts, engine, fleet, link
         self.roster, self.view, self.site = roster, view, view.site
+        self.prefix = view.prefix
         self.prompts, self.outputs = view.input_tokens, view.output_tokens
         self.requests = len(self.prompts)
         self.refused: list[int] = []  # requests
@@ -207,23 +208,32 @@ class Cluster:
             return
         more = until < total
         notify = more or self._notify_all
+        cached = self._remembered(instance, request, new) if self.prefix is not None and have == 0 else 0
         segment = self.fleet.submit(
-            instance, request, context, new, generate, self.engine.now, notify, more, last_token_s
+            instance, request, context, new, generate, self.engine.now, notify, more, last_token_s, True, True, cached
         )
         if notify:
             self._going[segment] = Going(request, instance, until, then)
 
-    def _submit_batch(self, instance: int, batch: Sequence[tuple[int, tuple[int, int, int, int, int, float]]]) -> None:
+    def _submit_batch(self, instance: int, batch: Sequence[tuple[int, Waiting]]) -> None:
         now, left = self.engine.now, len(batch)
         for request, (context, new, generate, until, then, last_token_s) in batch:
             left -= 1
             more = until < self.prompts[request] + self.outputs[request]
+            cached = self._remembered(instance, request, new) if self.prefix is not None and context == 0 else 0
             segment = self.fleet.submit(
-                instance, request, context, new, generate, now, True, more, last_token_s, left == 0
+                instance, request, context, new, generate, now, True, more, last_token_s, left == 0, True, cached
             )
             self._going[segment] = Going(request, instance, until, then)
         for _ in batch:
             self.roster.came(instance)
+
+    def _remembered(self, instance: int, request: int, new: int) -> int:
+        """Tokens of a prompt that need no prefill; its last one always does. From now on all are remembered."""
+        assert self.prefix is not None
+        found = self.prefix.found(instance, request)
+        self.prefix.keep(instance, request)
+        return min(found, new - 1)
 
     def _continue_late(self, segment: int, going: Going, leg: Leg, pushed: bool, ended: float) -> None:
         self._continue(segment, going, leg, pushed, ended)

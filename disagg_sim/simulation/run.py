@@ -21,6 +21,7 @@ from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.fleet import Fleet
 from disagg_sim.simulation.kv_link import KvLink, LinkSpec
 from disagg_sim.simulation.policy import Limits, Parts, Site, System, system_named, systems
+from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.roster import Roster, spec_of
 from disagg_sim.simulation.step_times import StepTable, kv_blocks
@@ -38,6 +39,7 @@ class RunOptions:
     start_up_s: float = 30.0  # from the wish for an instance until it serves; weights are cached [s]
     flip_s: float = 0.0  # a change of role takes the drained instance out of service that long [s]
     link: LinkSpec = field(default_factory=LinkSpec)
+    prefix_cache_tokens: int = 0  # of prompts that an instance remembers beside its requests; 0 = none [token]
     sample_s: float = 10.0  # between two samples of the state [s]
     until_s: float = math.inf  # the run is cut there [s]
     step_by_step: bool = False  # every decode step by itself, for comparison with the closed form
@@ -45,6 +47,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         whole_number("concurrency", self.concurrency, 0)
+        whole_number("prefix_cache_tokens", self.prefix_cache_tokens, 0)
         above_zero("sample_s", self.sample_s, "s")
         above_zero("until_s", self.until_s, "s")
         for name, value in (("start_up_s", self.start_up_s), ("flip_s", self.flip_s)):
@@ -134,10 +137,13 @@ def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, 
     fleet = Fleet([spec_of(site, parts, *each) for each in parts.start], step_by_step=options.step_by_step)
     link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s)
     roster = Roster(name, site, parts, engine, fleet, link)
-    arrival = trace.arrival
-    if options.concurrency:
-        arrival = np.full(len(trace), np.nan)
-    view = ClusterView(site, engine, fleet, roster, arrival, trace.input_tokens, trace.output_tokens)
+    arrival = np.full(len(trace), np.nan) if options.concurrency else trace.arrival
+    prefix = None
+    if options.prefix_cache_tokens:
+        if trace.prefix is None:
+            raise InputError(f"prefix_cache_tokens {options.prefix_cache_tokens}: trace {trace.name} has no block ids")
+        prefix = PrefixCache(trace.prefix, options.prefix_cache_tokens)
+    view = ClusterView(site, engine, fleet, roster, arrival, trace.input_tokens, trace.output_tokens, prefix)
     return Cluster(
         parts, engine=engine, fleet=fleet, link=link, roster=roster, view=view, concurrency=options.concurrency
     )

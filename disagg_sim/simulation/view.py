@@ -13,6 +13,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.fleet import Fleet
 from disagg_sim.simulation.policy import Role, Site, State
+from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.roster import Index, Roster
 from disagg_sim.simulation.step_times import StepTable
 
@@ -51,9 +52,9 @@ class ClusterView:
 
     def __init__(
         self, site: Site, engine: Engine, fleet: Fleet, roster: Roster,
-        arrival_s: Floats, input_tokens: Ints, output_tokens: Ints,
+        arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, prefix: PrefixCache | None,
     ) -> None:  # fmt: skip
-        self.site = site
+        self.site, self.prefix = site, prefix
         self.arrival_s: list[float] = arrival_s.tolist()
         self.input_tokens: list[int] = input_tokens.tolist()
         self.output_tokens: list[int] = output_tokens.tolist()
@@ -130,6 +131,10 @@ class ClusterView:
     def table(self, instance: int) -> StepTable:
         """Step times of an instance."""
         return self.site.table(self._roster.mapping[instance])
+
+    def cached_tokens(self, request: int, instance: int) -> int:
+        """Start of a prompt that an instance remembers; 0 without prefix caches. [token]"""
+        return self.prefix.found(instance, request) if self.prefix is not None else 0
 
     def step_end_s(self, instance: int) -> float:
         """When the step in progress ends; the present where there is none. [s]"""

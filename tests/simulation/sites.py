@@ -49,7 +49,7 @@ def served(requests, system, served_by, *, table, seed=0, options=PLAIN, **more)
     """The result of a run at such a site."""
     engine = Engine(seed)
     here = site(engine, served_by, table=table, options=options, **more)
-    return serve(trace(requests), system, here, engine, options)
+    return serve(requests if isinstance(requests, Trace) else trace(requests), system, here, engine, options)
 
 
 #: 10 ms of every step, 1 ms a sequence that decodes, 0.1 ms a prompt token.

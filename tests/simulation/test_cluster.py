@@ -27,6 +27,7 @@ from disagg_sim.simulation.policy import (
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.state import Mode
+from disagg_sim.workload.trace import PrefixBlocks, Trace
 
 BY_ROLE = ByRole(prefill=Limits(), decode=Limits())
 SPLIT = deployment(prefill=1, decode=1)
@@ -42,6 +43,7 @@ class Scripted:
     period_s: float = 0.1
     routing: object = None
     forming: object = None
+    watching: object = None
     steps: object = BY_ROLE
 
     def build(self, site):
@@ -57,7 +59,7 @@ class Scripted:
             start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
             routing=self.routing or Handover(fewest_requests, least_decode),
             steps=self.steps,
-            roles=Roles() if self.wishes else None,
+            roles=self.watching or (Roles() if self.wishes else None),
             forming=self.forming,
         )
 
@@ -238,6 +240,55 @@ def test_a_policy_forms_batches_and_waits_for_its_timeout():
     system = Scripted(forming=Pairwise(), steps=manual)
     r = served([(0.0, 100, 1), (0.5, 100, 1), (0.51, 100, 1)], system, SPLIT, table=SIMPLE).requests
     assert r.first_token_s == pytest.approx([0.53, 0.53, 0.53 + 1.0 + 0.02])
+
+
+def test_a_remembered_prefix_needs_no_prefill():
+    """Blocks of 16: the second prompt shares 64 of 100 tokens and computes 36; the third, all but its last token."""
+    ids = [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 8, 9, 10], [1, 2, 3, 4, 8, 9]]
+    prefix = PrefixBlocks(offsets=np.array([0, 7, 14, 20]), ids=np.concatenate(ids), block_tokens=16)
+    lengths = np.array([100, 100, 96])
+    requests = Trace(arrival=np.arange(3.0), input_tokens=lengths, output_tokens=np.array([2, 2, 2]), prefix=prefix)
+    options = RunOptions(prefix_cache_tokens=1600)
+    r = served(requests, "vllm", deployment(colocated=1), table=SIMPLE, options=options).requests
+    assert r.cached_tokens.tolist() == [0, 64, 95]
+    assert r.first_token_s - r.arrival_s == pytest.approx([0.020, 0.0136, 0.0101])
+    forgetful = RunOptions(prefix_cache_tokens=48)
+    r = served(requests, "vllm", deployment(colocated=1), table=SIMPLE, options=forgetful).requests
+    assert r.cached_tokens.tolist() == [0, 48, 48]
+    with pytest.raises(InputError, match="has no block ids"):
+        served([(0.0, 100, 5)], "vllm", deployment(colocated=1), table=SIMPLE, options=options)
+
+
+class Watching:
+    """Remembers what windows of a second show at each tick."""
+
+    period_s = 0.5
+
+    def __init__(self):
+        self.windows = []
+
+    def flips(self, view):
+        self.windows.append(view.window(1.0))
+        return ()
+
+
+def test_a_window_shows_what_happened_in_it():
+    """One request of 100 tokens in and 5 out at 0.2 s: first token at 0.22, transfer, 4 steps of 11 ms to 0.364."""
+    watching = Watching()
+    served([(0.2, 100, 5), (2.3, 300, 1), (2.4, 10, 1), (2.9, 9, 1)], Scripted(watching=watching), SPLIT, table=SIMPLE)
+    first, second, third = watching.windows[:3]
+    assert (first.seconds, first.arrivals, first.finished) == (0.5, 1, 1)
+    assert (first.input_tokens, first.output_tokens) == (100, 5)
+    assert first.ttft_s == first.worst_ttft_s == pytest.approx(0.020)
+    assert first.interval_s[1] == pytest.approx(0.011)
+    assert np.isnan(first.interval_s[0])
+    assert (first.prefill_tokens.tolist(), first.decode_tokens.tolist()) == ([100, 0], [0, 4])
+    assert second.finished == 1
+    assert (third.arrivals, third.finished) == (0, 0)
+    assert np.isnan(third.ttft_s)
+    assert third.decode_tokens.tolist() == [0, 0]
+    last = watching.windows[4]
+    assert (last.arrivals, last.input_tokens) == (2, 155)
 
 
 def test_systems_are_known_by_name_and_options_are_checked():
