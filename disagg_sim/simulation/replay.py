@@ -27,6 +27,7 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.search.setting import Setting, setting
 from disagg_sim.shown import Shown
+from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
 from disagg_sim.simulation.deployment import ServedDeployment, served
 from disagg_sim.simulation.metrics import Summary, summary
 from disagg_sim.simulation.possible import require_fit, require_possible
@@ -135,6 +136,22 @@ class SimulationResult(Shown):
         import pandas as pd
 
         return pd.DataFrame(self.records.decisions, columns=["tick_s", "kind", "instance", "wish", "reason"])
+
+    def capacity(self, share: float = 0.9, slo: Slo | None = None) -> Capacity:
+        """The largest request rate at which ``share`` [1] of the requests are inside the SLO, by bisection.
+
+        Rate scales are relative to this run's; every rate that was tried is among its ``runs``.
+        """
+        from disagg_sim.simulation.run import run
+
+        def at(scale: float) -> Summary:
+            records = run(
+                self.trace.scaled(scale), self.deployment, self.system, setting=self.setting, slo=self.slo,
+                seed=self.records.seed, options=self.options,
+            )  # fmt: skip
+            return summary(replace(records, system=self.records.system), slo or self.slo, rate_scale=scale)
+
+        return serving_capacity(at, attains(share), rate=self.trace.rate)
 
     def loss(self, slo: Slo | None = None) -> pd.DataFrame:
         """From planned to simulated throughput, step by step; simulates two closed loops.
@@ -254,7 +271,8 @@ def simulate(
     Returns
     -------
     SimulationResult
-        With ``summary()``, ``frame()``, ``samples()``, ``decisions()`` and, of a matched deployment, ``loss()``.
+        With ``summary()``, ``frame()``, ``samples()``, ``decisions()``, ``capacity()`` and, of a matched
+        deployment, ``loss()``.
 
     Raises
     ------

@@ -58,6 +58,15 @@ def test_a_result_shows_itself_and_answers_for_another_slo(replayed):
     assert "TTFT 1 s, TPOT 20 ms" in html
 
 
+def test_the_capacity_lies_between_a_rate_that_holds_and_one_that_does_not(plan, replayed):
+    found = replayed.capacity()
+    assert 1.0 < found.rate_scale < found.above < 8.0  # it offers half of the plan, and ends before a queue is long
+    inside = {row.rate_scale: row.slo_attainment for row in found.runs}
+    assert inside[found.rate_scale] >= 0.9 > inside[found.above]
+    assert found.requests_per_s == pytest.approx(found.rate_scale * replayed.trace.rate)
+    assert "Capacity: " in found._repr_html_()
+
+
 def test_another_system_takes_the_same_pools(plan):
     trace = ds.synthetic_trace(rate=10.0, lengths=LENGTHS, requests=50)
     result = ds.simulate(plan.deployment, trace, policy="least_load")
