@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.simulation.cluster import Cluster
-from disagg_sim.simulation.engine import LAST
+from disagg_sim.simulation.engine import OBSERVE
 from disagg_sim.simulation.policy import Role, State
 from disagg_sim.simulation.records import Floats, Instances, Ints, Outcome, Requests, Samples
 from disagg_sim.simulation.state import SegmentStatus
@@ -20,7 +20,7 @@ class Sampler:
     def __init__(self, cluster: Cluster, period: float) -> None:
         self._cluster, self._period = cluster, period
         self._rows: list[tuple[float, ...]] = []
-        cluster.engine.at(0.0, LAST + 1, self._look)
+        cluster.engine.at(0.0, OBSERVE, self._look)
 
     def _look(self) -> None:
         cluster, roster = self._cluster, self._cluster.roster
@@ -36,7 +36,7 @@ class Sampler:
             gpus[prefill].sum(), gpus[~prefill].sum(), cluster.link.in_flight,
         ))  # fmt: skip
         if cluster.at_work:
-            cluster.engine.at(cluster.engine.now + self._period, LAST + 1, self._look)
+            cluster.engine.at(cluster.engine.now + self._period, OBSERVE, self._look)
 
     def samples(self, finish_s: Floats) -> Samples:
         """All samples; ``finish_s`` of the requests that have finished. [s]"""

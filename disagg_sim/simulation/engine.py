@@ -20,7 +20,7 @@ import numpy as np
 from disagg_sim.errors import InputError
 
 #: What happens at one time happens in this order; a smaller number comes first. [1]
-FIRST, NORMAL, LAST = 0, 1, 2
+FIRST, NORMAL, LAST, OBSERVE = 0, 1, 2, 3
 
 Fed = Callable[[int], None]
 

@@ -19,7 +19,8 @@ class PrefixCache:
     """
 
     def __init__(self, prefix: PrefixBlocks, tokens: int) -> None:
-        self._ids, self._offsets = prefix.ids.tolist(), prefix.offsets.tolist()
+        self._ids: list[int] = prefix.ids.tolist()
+        self._offsets: list[int] = prefix.offsets.tolist()
         self._block_tokens = prefix.block_tokens
         self._most = tokens // prefix.block_tokens
         self._kept: dict[int, OrderedDict[int, None]] = {}

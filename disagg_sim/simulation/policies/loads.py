@@ -26,6 +26,18 @@ def least(among: Any, first: Any, second: Any) -> Any:
     return best
 
 
+@numba.njit(cache=True)
+def _least_held(among: Any, running: Any, requests: Any, coming: Any, queued: Any) -> Any:
+    """As ``least``, of tokens in decode and in transfer; those that wait for memory count as long as those that run."""
+    best, fewest = -1, 0.0
+    for each in among:
+        mean = running[each] / max(requests[each], 1)
+        tokens = running[each] + coming[each] + mean * queued[each]
+        if best < 0 or tokens < fewest:
+            best, fewest = each, tokens
+    return best
+
+
 class Choice(Protocol):
     """Picks one of some instances."""
 
@@ -47,8 +59,10 @@ def least_prefill(view: ClusterView, among: Index) -> int:
 
 
 def least_decode(view: ClusterView, among: Index) -> int:
-    """The one with the fewest tokens in decode, those in transfer included; the first of several."""
-    instance: int = least(among, view.running_tokens, view.coming_tokens)
+    """The one with the fewest tokens in decode, in transfer and in wait; the first of several."""
+    instance: int = _least_held(
+        among, view.running_tokens, view.running_requests, view.coming_tokens, view.queued_requests
+    )
     return instance
 
 
