@@ -113,7 +113,9 @@ def load_scenario(name: str, *, trace: str = "", seed: int | None = None) -> Sce
     if not reader.faults:
         _cross_check(reader, scenario)
     if reader.faults:
-        raise spec_error(path, reader.faults)
+        given = [fault for fault in reader.faults if fault.startswith("--")]  # of an option, not of the file
+        own = [fault for fault in reader.faults if fault not in given]
+        raise SpecError("\n".join([*given, *([str(spec_error(path, own))] if own else [])]))
     return scenario if seed is None else replace(scenario, seed=seed)
 
 

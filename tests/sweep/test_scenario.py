@@ -75,6 +75,10 @@ def test_a_replaced_trace_need_not_be_there(written, tmp_path):
     assert load_scenario(path, trace=str(tmp_path / "short.csv")).traces[0].name == "short"
 
 
+def test_a_trace_that_is_not_there_is_a_fault_of_the_option(written):
+    assert faults(written(), trace="gone.csv").startswith("--trace: gone.csv")
+
+
 def test_a_digest_follows_the_trace_and_the_options_and_no_path(written, tmp_path):
     before = plan_scenario(load_scenario(written())).runs[0].digest
     (tmp_path / "moved.csv").write_text(TRACE)
