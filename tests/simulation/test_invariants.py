@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sites import deployment, served
 
+from disagg_sim.domain import Mapping
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.policy import system_named, systems
+from disagg_sim.simulation.policy import Flip, Role, Start, Stop, system_named, systems
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.step_times import StepTable
@@ -112,6 +113,52 @@ def test_the_same_seed_gives_identical_records(name, requests, options):
             assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), f"{part}.{field.name}"
     assert one.decisions == two.decisions
     assert np.array_equal(one.itl_counts, two.itl_counts)
+
+
+class Chaos:
+    """Static disaggregation under wishes drawn at random from all that are possible."""
+
+    needs = ("prefill", "decode")
+    period_s = 0.05
+
+    def __init__(self, drain):
+        self.drain = drain
+
+    def build(self, site):
+        self.rng = site.rng("chaos")
+        parts = system_named("least_load").build(site)
+        return replace(parts, roles=self)
+
+    def flips(self, view):
+        self.view = view
+        possible = [Start(Mapping(), role, "chaos") for role in (Role.PREFILL, Role.DECODE) if view.free_gpus]
+        for group, other in ((view.prefill, Role.DECODE), (view.decode, Role.PREFILL)):
+            if group.size > 1:
+                possible += [Flip(int(each), other, "chaos") for each in group]
+                possible += [Stop(int(each), "chaos", self.drain) for each in group]
+        possible += [Stop(each, "chaos") for role in Role for each in view.starting(role)]
+        return [possible[self.rng.integers(len(possible))]] if possible else []
+
+
+@settings(max_examples=40, deadline=None)
+@given(requests=REQUESTS, options=OPTIONS, drain=st.booleans(), seed=st.integers(0, 99))
+def test_instances_that_come_and_go_lose_nothing_but_what_dies_with_them(requests, options, drain, seed):
+    system = Chaos(drain)
+    result = served(requests, system, EVERYTHING, table=TABLE, blocks=BLOCKS, seed=seed, options=options)
+    r = result.requests
+    too_large = r.input_tokens + r.output_tokens > 16 * BLOCKS
+    assert ((r.status == Outcome.REJECTED) == too_large).all()
+    ends = {Outcome.COMPLETED, Outcome.REJECTED} | (set() if drain else {Outcome.FAILED})
+    assert set(r.status.tolist()) <= ends
+    done = r.status == Outcome.COMPLETED
+    assert np.array_equal(np.isfinite(r.finish_s), done)
+    gpus = result.samples.gpus
+    assert (gpus <= EVERYTHING.gpus).all()
+    assert (result.instances.stop_s >= result.instances.start_s).all()
+    if hasattr(system, "view"):
+        view = system.view
+        assert np.array_equal(view.free_blocks, view.total_blocks), "blocks are lost"
+        assert not any(view.coming)
 
 
 @settings(max_examples=5, deadline=None)
