@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from disagg_sim.calibration.bands import band
 from disagg_sim.calibration.coverage import assign, inside, units_of
 from disagg_sim.calibration.forms import IDENTITY, LATENCY, Form
 from disagg_sim.calibration.limits import least_time
@@ -15,7 +16,8 @@ from disagg_sim.calibration.registry import OPERATORS
 from disagg_sim.calibration.residuals import error_table, part_of
 from disagg_sim.calibration.tables import KernelTable, TableError, read_exclusions, read_tables
 from disagg_sim.facts.efficiency import EfficiencySpec
-from disagg_sim.facts.load import load_efficiency, load_system
+from disagg_sim.facts.load import load_efficiency, load_system, load_uncertainty
+from disagg_sim.facts.uncertainty import spread_of
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.units import US
 
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 #: Columns of the verdicts, in order.
 COLUMNS = (
     "file", "row", "operator", "system", "framework", "version", "kernel_source", "shape", "measured_us",
-    "predicted_us", "relative_error", "evaluated", "reason", "masked", "part", "held_out", "in_range",
+    "predicted_us", "predicted_p10_us", "predicted_p90_us", "relative_error", "evaluated", "reason", "masked", "part",
+    "held_out", "in_range",
 )  # fmt: skip
 #: Keys of the summary.
 GROUPS = ("operator", "framework", "system", "part")
@@ -50,7 +53,8 @@ def judge_kernels(
     Returns
     -------
     DataFrame
-        ``COLUMNS``. ``evaluated`` is true where measurement and prediction stand side by side, else ``reason`` says why
+        ``COLUMNS``. 80 % of the measured times should lie between ``predicted_p10_us`` and ``predicted_p90_us``, by the
+        spread of the fit on the rows that it saw (``facts.uncertainty``). ``evaluated`` is true where measurement and prediction stand side by side, else ``reason`` says why
         not; where it is true, ``reason`` may name a doubt. ``part`` is "fitted" or "held out" for a table that the fits
         were made from (the same bytes), "new" for every other.
 
@@ -81,11 +85,15 @@ def judge_kernels(
 
 
 def summarise(verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Errors of the evaluated, not masked rows by ``GROUPS`` and size, of each system and of all together."""
+    """Errors of the evaluated, not masked rows by ``GROUPS`` and size, of each system and of all together.
+
+    ``coverage`` is the share of the rows inside their band.
+    """
     import pandas as pd
 
     good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "")]
-    rows = good[list(GROUPS)].assign(measured=good["measured_us"] * US, predicted=good["predicted_us"] * US)
+    columns = {"measured": "measured", "predicted": "predicted", "low": "predicted_p10", "high": "predicted_p90"}
+    rows = good[list(GROUPS)].assign(**{name: good[f"{column}_us"] * US for name, column in columns.items()})
     return pd.concat([error_table(rows.assign(system=POOLED), GROUPS), error_table(rows, GROUPS)], ignore_index=True)
 
 
@@ -93,24 +101,25 @@ def _verdicts(table: KernelTable, rows: pd.DataFrame, system: str, efficiency: P
     """Verdicts of the rows of one system in one table."""
     form, count = table.form, len(rows)
     reason = rows["fault"].to_numpy(dtype=object).copy()
-    predicted, within = np.full(count, np.nan), np.zeros(count, dtype=bool)
+    predicted, within, sigma = np.full(count, np.nan), np.zeros(count, dtype=bool), np.full(count, np.nan)
     sound = np.nonzero(reason == "")[0]
     spec = _fits_of(system, efficiency) if len(sound) else None
     if len(sound) and (spec is None or form.name not in OPERATORS):
         reason[sound] = f"no fits of {system}" if spec is None else f"nothing predicts a {form.name} table"
     elif spec is not None:
         good = rows.iloc[sound]
-        predicted[sound], within[sound] = _predict(form, good, spec)
+        predicted[sound], within[sound], sigma[sound] = _predict(form, good, spec)
         missing = sound[~np.isfinite(predicted[sound])]
         reason[missing] = [f"no fit of {_words(form, row)}" for row in rows.iloc[missing].to_dict("records")]
         fast = least_time(form.name, good, load_system(system)) > good["latency"].to_numpy()
         reason[sound[fast & np.isfinite(predicted[sound])]] = "above the physical peak"
     measured = rows["latency"].to_numpy(dtype=float)
+    low, high = band(predicted, sigma)
     known = spec is not None and any(file.sha256 == table.sha256 for file in spec.files)
     unseen = rows["held_out"].to_numpy(dtype=bool) & known
     return rows[["row", "system", "framework", "version", "kernel_source", "masked"]].assign(
         file=shown(table.path), operator=form.name, shape=_shapes(form, rows), measured_us=measured / US,
-        predicted_us=predicted / US, relative_error=predicted / measured - 1.0,
+        predicted_us=predicted / US, predicted_p10_us=low / US, predicted_p90_us=high / US, relative_error=predicted / measured - 1.0,
         evaluated=np.isfinite(predicted) & np.isfinite(measured), reason=reason, held_out=unseen, in_range=within,
         part=[part_of(bool(each)) if known else "new" for each in unseen],
     )  # fmt: skip
@@ -121,18 +130,22 @@ def _fits_of(system: str, directory: Path | None) -> EfficiencySpec | None:
     return load_efficiency(system if path is None else path) if path is None or path.is_file() else None
 
 
-def _predict(form: Form, rows: pd.DataFrame, spec: EfficiencySpec) -> tuple[Any, Any]:
-    """Predicted times [s], and whether each row lies in the range of the fit that it needs."""
+def _predict(form: Form, rows: pd.DataFrame, spec: EfficiencySpec) -> tuple[Any, Any, Any]:
+    """Predicted times [s], whether each row lies in the range of the fit that it needs, s.d. of log time by that fit."""
     operator, system = OPERATORS[form.name], load_system(spec.system)
     fits = operator.fits_of(spec)
     predicted = operator.predict(rows, system, fits)
     number = assign(operator, rows, system, fits, predicted)
-    within = np.zeros(len(rows), dtype=bool)
+    within, sigma = np.zeros(len(rows), dtype=bool), np.full(len(rows), np.nan)
+    spreads = load_uncertainty("measured")
     for index, members in enumerate(units_of(operator, fits).values()):
         mine = number == index
         if mine.any():
             within[mine] = inside(rows[mine], members)
-    return predicted, within
+            sigma[mine] = max(spread_of(fit, spreads) for fit in members)
+    if operator.fit is None:  # put together from the fits of others
+        sigma[:] = spreads.composed.get(form.name, np.nan)
+    return predicted, within, sigma
 
 
 def _shapes(form: Form, rows: pd.DataFrame) -> list[str]:

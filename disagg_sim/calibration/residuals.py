@@ -18,6 +18,10 @@ SHORT = 20 * US
 CLASSES = (("below 20 us", SHORT), ("20-200 us", 200 * US), ("0.2-2 ms", 2 * MS), ("above 2 ms", np.inf))
 #: Columns of an error table beside its keys.
 FIGURES = ("rows", "median", "p90", "bias")
+#: One more where the rows have bands: share of them that lies inside. [1]
+COVERAGE = "coverage"
+#: How figures are written for people.
+_FORMATS = {"median": "{:.1%}", "p90": "{:.1%}", "bias": "{:+.1%}", COVERAGE: "{:.0%}"}
 
 
 def error_table(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
@@ -26,13 +30,14 @@ def error_table(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     Parameters
     ----------
     rows
-        Columns ``measured`` and ``predicted`` [s], no NaN, and the keys.
+        Columns ``measured`` and ``predicted`` [s], no NaN, and the keys; and ``low`` and ``high`` [s] where there are
+        bands.
 
     Returns
     -------
     DataFrame
         The keys, ``size`` ("all" or a name of ``CLASSES``), and ``FIGURES``: number of rows, median and 90 % quantile
-        of the absolute relative error, median relative error [1].
+        of the absolute relative error, median relative error [1]; with bands ``COVERAGE``.
     """
     import pandas as pd
 
@@ -41,17 +46,21 @@ def error_table(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     names = np.array([name for name, _ in CLASSES])
     size = names[np.searchsorted(ends, rows["measured"].to_numpy(), side="right")]
     table = rows[list(keys)].assign(size=size, error=error)
+    figures = FIGURES
+    if "low" in rows:
+        figures = (*FIGURES, COVERAGE)
+        table[COVERAGE] = rows["measured"].between(rows["low"], rows["high"])
     both = pd.concat([table.assign(size="all"), table])
     order = ["all", *(name for name, _ in CLASSES)]
     lines = [
         {
             **dict(zip(keys, key, strict=False)), "size": key[-1], "rows": len(group),
             "median": group["error"].abs().median(), "p90": group["error"].abs().quantile(0.9),
-            "bias": group["error"].median(),
+            "bias": group["error"].median(), **({COVERAGE: group[COVERAGE].mean()} if COVERAGE in figures else {}),
         }
         for key, group in both.groupby([*keys, "size"], sort=True)
     ]  # fmt: skip
-    result = pd.DataFrame(lines, columns=[*keys, "size", *FIGURES])
+    result = pd.DataFrame(lines, columns=[*keys, "size", *figures])
     rank = {name: number for number, name in enumerate(order)}
     return result.sort_values([*keys, "size"], key=lambda c: c.map(rank) if c.name == "size" else c, ignore_index=True)
 
@@ -63,6 +72,5 @@ def part_of(held_out: bool) -> str:
 
 def lines_of(table: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     """An error table as words for the terminal."""
-    for row in table.itertuples(index=False):
-        *keys, rows, median, p90, bias = row
-        yield *(str(key) for key in keys), str(rows), f"{median:.1%}", f"{p90:.1%}", f"{bias:+.1%}"
+    for row in table.to_dict("records"):
+        yield tuple(_FORMATS.get(str(column), "{}").format(value) for column, value in row.items())

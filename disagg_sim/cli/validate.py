@@ -40,8 +40,8 @@ def kernels(
     """Predict every row of kernel tables with the fitted efficiencies, and tell the errors.
 
     DIR receives rows.csv (each row with measured, predicted, relative error, or the reason why it was not evaluated),
-    summary.csv (median, 90 % quantile and bias by operator, library, system, part and size), and a scatter plot of each
-    operator.
+    summary.csv (median, 90 % quantile, bias and share inside the 80 % band by operator, library, system, part and
+    size), and a scatter plot of each operator.
     """
     from disagg_sim.calibration.judge import POOLED, judge_kernels, summarise
     from disagg_sim.calibration.residuals import lines_of
@@ -53,7 +53,7 @@ def kernels(
     _draw(verdicts, out)
     pooled = summary[(summary["system"] == POOLED) & summary["size"].isin(["all", "below 20 us"])]
     shown = pooled.drop(columns="system")
-    print_table(lines_of(shown), header=tuple(shown.columns), numeric=(4, 5, 6, 7))
+    print_table(lines_of(shown), header=tuple(shown.columns), numeric=(4, 5, 6, 7, 8))
     left = verdicts.loc[~verdicts["evaluated"], "reason"].value_counts()
     print_table(((count, reason) for reason, count in left.items()), header=("not evaluated", "reason"), numeric=(0,))
     typer.echo(f"{out}: {int(verdicts['evaluated'].sum())} of {len(verdicts)} rows evaluated, "

@@ -18,8 +18,9 @@ class KindSpread:
     """Errors of the fits of one operator kind (a section of the efficiency files)."""
 
     shared: float  # share of the variance of a fit's errors that whole groups of shapes have in common [1]
-    transfer: float  # s.d. of the logarithm that comes on top where the fit is of another system [1]
-    rows: int  # measurements behind both [1]
+    transfer: float  # s.d. of the logarithm on top where the fit is of another system of the same architecture [1]
+    transfer_across: float  # the same where the architecture is another one, too [1]
+    rows: int  # measurements behind them [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class UncertaintySpec(Shown):
     assumed: float  # s.d. of log time of an operator that no fit speaks of [1]
     per_doubling: float  # s.d. added for each doubling by which a size lies outside the range of its fit [1]
     kinds: Mapping[str, KindSpread]  # by section of the efficiency files
+    composed: Mapping[str, float]  # kernel table predicted from the fits of other operators -> s.d. of log time [1]
     engines: Mapping[str, EngineSpread]
     sources: Mapping[str, str]  # key -> where its value comes from
 
@@ -53,10 +55,15 @@ def spread_of(fit: Fit, spec: UncertaintySpec) -> float:
 
     From the median m and the 90 % quantile p of the relative errors on the rows FITTED, which leaves the rows held out
     to check it: errors grow with the quantile z of a normal law as :math:`m (z/z_{50})^b`, b from m and p, so that 80 %
-    of them lie within 1.28 of these deviations, whatever the tails. Where nobody measured, ``assumed``.
+    of them lie within 1.28 of these deviations, whatever the tails. A fit of p numbers to n rows is worse on others by
+    sqrt((n+p)/(n-p)). Where nobody measured, ``assumed``.
+
+    References: H. Akaike, "Fitting autoregressive models for prediction", Ann. Inst. Stat. Math. 21, 1969 (final
+    prediction error), :doi:`10.1007/BF02532251`.
     """
     if fit.engine == ASSUMED or not fit.p90_error > 0.0:
         return spec.assumed
     median = max(fit.median_error, 1e-3 * fit.p90_error)
     power = math.log(fit.p90_error / median) / math.log(NINETY / HALF)
-    return float(median * (EIGHTY / HALF) ** power / EIGHTY)
+    unseen = math.sqrt((fit.points + fit.parameters) / max(fit.points - fit.parameters, 1))
+    return float(median * (EIGHTY / HALF) ** power / EIGHTY) * unseen

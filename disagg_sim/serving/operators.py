@@ -45,6 +45,7 @@ class Use:
     seconds: Times  # what it contributes to each pass [s]
     sizes: Ranges  # (least, largest) of each size, by the name that the kernel tables give it
     fits: tuple[Fit, ...]  # behind its time; none = an assumption of the profile
+    architecture: str  # of the chip that it runs on
 
     @property
     def rows(self) -> int:
@@ -67,28 +68,49 @@ def uses_of(designs: Designs, times: Times, wanted: Callable[[Use], bool] = lamb
     wanted
         Which operators are timed at all, by all that is known of them but their time.
     """
-    found: list[Use] = []
-    nothing = Times(*(np.zeros_like(part) for part in times))
-    for phase in ("decode", "prefill"):
-        at = designs.at if phase == "decode" else designs.prefill_at
-        asked = {"step": phase == "decode", "fill": phase == "prefill"}
-        for (name, kind, form), sizes in _recorded(designs, at, phase, asked).items():
-            fits = tuple(_fits_of(at.rates, name, kind, form))
-            use = Use(phase=phase, name=name, kind=kind, format=form, seconds=nothing, sizes=sizes, fits=fits)
-            if not wanted(use):
-                continue
-            slow = times_of(_with(designs, phase, _slowed(at, name, kind)), **asked)
-            seconds = Times(*(
-                (after - before) / SLOWED if np.any(after) else np.zeros_like(before)
-                for after, before in zip(slow, times, strict=True)
-            ))  # fmt: skip
-            if any(np.any(part) for part in seconds):
-                found.append(replace(use, seconds=seconds))
+
+    def decode(at: Setting) -> Times:
+        return times_of(designs.under(decode=at), fill=False)
+
+    def prefill(at: Setting) -> Times:
+        return times_of(designs.under(prefill=at), step=False)
+
+    return [
+        *uses_in("decode", designs.at, decode, times, wanted),
+        *uses_in("prefill", designs.prefill_at, prefill, times, wanted),
+    ]
+
+
+def uses_in(
+    phase: str, at: Setting, timed: Callable[[Setting], Times], times: Times,
+    wanted: Callable[[Use], bool] = lambda _: True,
+) -> list[Use]:  # fmt: skip
+    """Every operator that takes time where ``timed`` times passes of one phase under a setting; others stay zero.
+
+    Parameters
+    ----------
+    times
+        What ``timed`` gives under ``at``, and of the other phase whatever it is; arrays of shape (rows,).
+    wanted
+        As in ``uses_of``.
+    """
+    rows, found = int(np.size(times.step)), []
+    nothing = Times(*(np.zeros(rows) for _ in times))
+    for (name, kind, form), sizes in _recorded(at, timed, rows).items():
+        fits = tuple(fits_of(at.rates, name, kind, form))
+        use = Use(
+            phase=phase, name=name, kind=kind, format=form, seconds=nothing, sizes=sizes, fits=fits,
+            architecture=at.system.architecture,
+        )  # fmt: skip
+        if not wanted(use):
+            continue
+        seconds = Times(*(
+            (after - before) / SLOWED if np.any(after) else np.zeros(rows)
+            for after, before in zip(timed(_slowed(at, name, kind)), times, strict=True)
+        ))  # fmt: skip
+        if any(np.any(part) for part in seconds):
+            found.append(replace(use, seconds=seconds))
     return found
-
-
-def _with(designs: Designs, phase: str, at: Setting) -> Designs:
-    return designs.under(decode=at) if phase == "decode" else designs.under(prefill=at)
 
 
 def _adjusted(at: Setting, adjust: Callable[[Operator], Any]) -> Setting:
@@ -99,9 +121,8 @@ def _slowed(at: Setting, name: str, kind: str) -> Setting:
     return _adjusted(at, lambda op: 1.0 + SLOWED if (op.name, op.kind) == (name, kind) else 1.0)
 
 
-def _recorded(designs: Designs, at: Setting, phase: str, asked: Mapping[str, bool]) -> dict[_Key, Ranges]:
-    """Names and kinds of the operators of a phase, in order of first appearance, with their sizes."""
-    rows = designs.rows.size
+def _recorded(at: Setting, timed: Callable[[Setting], Times], rows: int) -> dict[_Key, Ranges]:
+    """Names, kinds and formats of the operators of a phase, in order of first appearance, with their sizes."""
     seen: dict[_Key, dict[str, tuple[Floats, Floats]]] = defaultdict(dict)
 
     def record(op: Operator) -> float:
@@ -112,7 +133,7 @@ def _recorded(designs: Designs, at: Setting, phase: str, asked: Mapping[str, boo
             mine[size] = np.minimum(before[0], low), np.maximum(before[1], high)
         return 1.0
 
-    times_of(_with(designs, phase, _adjusted(at, record)), **asked)
+    timed(_adjusted(at, record))
     return dict(seen)
 
 
@@ -154,7 +175,7 @@ def sizes_of(op: Operator, *, latent: bool) -> dict[str, Any]:
     return {}
 
 
-def _fits_of(rates: Rates, name: str, kind: str, form: str) -> Iterator[Fit]:
+def fits_of(rates: Rates, name: str, kind: str, form: str) -> Iterator[Fit]:
     """Fits behind an operator, by the words under which ``physics.rates`` took them."""
     for what, fits in rates.used.items():
         words = what.partition(" (")[0]

@@ -6,7 +6,7 @@ r"""Error bars: how far the latencies and the throughput of designs may be off, 
           \qquad T_p \to T_p\,\exp\left(\tau_p\left(\sqrt{\rho}\,z_{e,p} + \sqrt{1-\rho}\,\epsilon_{p,m}\right)\right)
 
 * :math:`\sigma_o` is the spread of the fit behind operator o (``facts.uncertainty.spread_of``), wider where the fit is
-  of another system (``transfer``), where a size lies outside its range (``per_doubling``), or where nobody measured;
+  of another system (``transfer``, ``transfer_across``), where a size lies outside its range (``per_doubling``), or where nobody measured;
 * z is **systematic**: one number for all operators of kind k of a (system s, engine e) in every design and mode.
   :math:`\rho_k` is the share of the variance that whole groups of shapes have in common;
 * :math:`\epsilon` is **idiosyncratic**: its own for every operator o of a layer and mapping m, so that it partly
@@ -37,7 +37,7 @@ from numpy.typing import ArrayLike, NDArray
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.efficiency import ASSUMED
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.load import load_uncertainty
+from disagg_sim.facts.load import load_system, load_uncertainty
 from disagg_sim.facts.uncertainty import KindSpread, UncertaintySpec, spread_of
 from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.rates import Rates
@@ -327,9 +327,16 @@ def sigma_of(use: Use, spec: UncertaintySpec) -> Floats:
     """S.d. of the logarithm of an operator's time, (rows,): of its fit, of a transfer, and of leaving the range. [1]"""
     measured = [fit for fit in use.fits if fit.engine != ASSUMED]
     own = max((spread_of(fit, spec) for fit in measured), default=spec.assumed)
-    transfer = kind_of(use, spec).transfer if any(fit.inherited_from for fit in measured) else 0.0
+    transfer = max((_transfer(fit.inherited_from, use, spec) for fit in measured if fit.inherited_from), default=0.0)
     far = sum((breach.doublings for breach in breaches(use)), start=np.zeros(use.rows))
     return np.asarray(np.sqrt(own**2 + transfer**2) + spec.per_doubling * far)
+
+
+def _transfer(origin: str, use: Use, spec: UncertaintySpec) -> float:
+    """S.d. of the logarithm that a fit of another system adds. [1]"""
+    kind = kind_of(use, spec)
+    alike = load_system(origin).architecture == use.architecture
+    return kind.transfer if alike else kind.transfer_across
 
 
 def engine_of(rates: Rates, engine: str, spec: UncertaintySpec) -> str:

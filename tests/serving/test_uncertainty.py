@@ -20,7 +20,7 @@ NONE = replace(
     SPREADS,
     assumed=0.0,
     per_doubling=0.0,
-    kinds={name: replace(kind, transfer=0.0) for name, kind in SPREADS.kinds.items()},
+    kinds={name: replace(kind, transfer=0.0, transfer_across=0.0) for name, kind in SPREADS.kinds.items()},
     engines={name: replace(e, decode=0.0, prefill=0.0) for name, e in SPREADS.engines.items()},
 )
 
@@ -99,7 +99,7 @@ def test_inherited_fits_are_told_and_widen_the_band():
     points = ds.pareto_front(tables_of("inherited")[1])
     words = ds.outside_calibration(points)
     assert words.str.contains("inherited from h100_sxm: ").all()
-    without = {name: replace(kind, transfer=0.0) for name, kind in SPREADS.kinds.items()}
+    without = {name: replace(kind, transfer=0.0, transfer_across=0.0) for name, kind in SPREADS.kinds.items()}
     wide, narrow = (
         np.log(ds.uncertainty(points, samples=300, spreads=each).ttl).std(axis=1)
         for each in (SPREADS, replace(SPREADS, kinds=without))

@@ -12,7 +12,7 @@ from disagg_sim.facts.uncertainty import EngineSpread, KindSpread, UncertaintySp
 from disagg_sim.facts.yaml_files import spec_error
 
 _share, _spread, _count = number(0.0, 1.0), number(0.0, 3.0), integer(0, 10**9)
-_Kind = schema_of(KindSpread, {"shared": _share, "transfer": _spread, "rows": _count})
+_Kind = schema_of(KindSpread, {"shared": _share, "transfer": _spread, "transfer_across": _spread, "rows": _count})
 _Engine = schema_of(
     EngineSpread, dict.fromkeys(("decode", "prefill", "throughput"), _spread) | {"shared": _share, "rows": _count}
 )
@@ -22,6 +22,7 @@ _Spec = schema_of(
         "assumed": _spread,
         "per_doubling": _spread,
         "kinds": mapping_of(choice(SECTIONS), _Kind),
+        "composed": mapping_of(str, _spread),
         "engines": mapping_of(str, _Engine),
         "sources": mapping_of(str, str),
     },
