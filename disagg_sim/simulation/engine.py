@@ -22,8 +22,6 @@ from disagg_sim.errors import InputError
 #: What happens at one time happens in this order; a smaller number comes first. [1]
 FIRST, NORMAL, LAST, OBSERVE = 0, 1, 2, 3
 
-Fed = Callable[[int], None]
-
 
 class Source(Protocol):
     """A part of the model that keeps its own events."""
@@ -39,6 +37,28 @@ class Source(Protocol):
     def deliver(self) -> None:
         """Tell what the last ``advance`` stopped for; may use the engine."""
         ...
+
+
+class _Feed:
+    """A sorted array of times, of which the next stands on the heap."""
+
+    __slots__ = ("callback", "heap", "index", "rank", "times")
+
+    def __init__(
+        self, heap: list[Any], times: Sequence[float], rank: tuple[int, int], callback: Callable[[int], None]
+    ) -> None:
+        self.heap, self.times, self.rank, self.callback = heap, times, rank, callback
+        self.index = -1
+
+    def await_next(self) -> None:
+        self.index += 1
+        if self.index < len(self.times):
+            heappush(self.heap, (self.times[self.index], *self.rank, self._fire, ()))
+
+    def _fire(self) -> None:
+        index = self.index
+        self.await_next()
+        self.callback(index)
 
 
 class Engine:
@@ -79,28 +99,23 @@ class Engine:
         self._serial += 1
         heappush(self._heap, (time, priority, self._serial, callback, args))
 
-    def feed(self, times: Sequence[float], priority: int, callback: Fed) -> None:
+    def feed(self, times: Sequence[float], priority: int, callback: Callable[[int], None]) -> None:
         """Call ``callback(k)`` at ``times[k]`` [s] for every k; the times must not fall.
 
         One entry stands on the heap at a time, with the serial number of this call, so that two feeds
         keep their order at equal times.
+
+        Raises
+        ------
+        InputError
+            A time in the past, or before the one that precedes it.
         """
-        if not len(times):
-            return
+        falls = np.flatnonzero(~(np.diff(times, prepend=self.now) >= 0.0))
+        if falls.size:
+            before = max([self.now, *times[: falls[0]]])
+            raise InputError(f"time {falls[0]} of a feed is {times[falls[0]]} s, before {before} s")
         self._serial += 1
-        self._await(times, 0, priority, self._serial, callback)
-
-    def _await(self, times: Sequence[float], index: int, priority: int, serial: int, callback: Fed) -> None:
-        arguments = (times, index, priority, serial, callback)
-        heappush(self._heap, (times[index], priority, serial, self._fed, arguments))
-
-    def _fed(self, times: Sequence[float], index: int, priority: int, serial: int, callback: Fed) -> None:
-        following = index + 1
-        if following < len(times):
-            if times[following] < times[index]:
-                raise InputError(f"time {following} of a feed is {times[following]} s, before {times[index]} s")
-            self._await(times, following, priority, serial, callback)
-        callback(index)
+        _Feed(self._heap, times, (priority, self._serial), callback).await_next()
 
     def attach(self, source: Source) -> None:
         """Let ``source`` advance between events; an engine has one at most."""

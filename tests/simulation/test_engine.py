@@ -47,10 +47,10 @@ def test_time_never_runs_backwards():
     engine.at(2.0, NORMAL, lambda: engine.at(1.0, NORMAL, print))
     with pytest.raises(InputError, match=r"allowed: from the present, 2\.0 s"):
         engine.run()
-    falling = Engine()
-    falling.feed([3.0, 1.0], NORMAL, print)
     with pytest.raises(InputError, match=r"time 1 of a feed is 1\.0 s, before 3\.0 s"):
-        falling.run()
+        Engine().feed([3.0, 1.0], NORMAL, print)
+    with pytest.raises(InputError, match=r"time 0 of a feed is -1\.0 s, before 0\.0 s"):
+        Engine().feed([-1.0], NORMAL, print)
 
 
 def test_a_run_that_is_cut_goes_on_where_it_stopped():
