@@ -69,9 +69,9 @@ def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: In
     status[cluster.refused] = Outcome.REJECTED
     count = np.bincount(request, minlength=n)
     first_token = _taken(segments.first_token_s, begun)
-    moved = np.array(cluster.moved, dtype=float).reshape(-1, 4)
-    who = moved[:, 0].astype(np.int64)
-    exposed, transfer, tokens = (np.bincount(who, moved[:, column], minlength=n).astype(float) for column in (1, 2, 3))
+    who, *columns = zip(*cluster.moved, strict=True) if cluster.moved else ((), (), (), ())
+    index = np.array(who, dtype=np.int64)
+    exposed, transfer, tokens = (np.bincount(index, column, minlength=n).astype(float) for column in columns)
     return Requests(
         request=np.arange(n),
         arrival_s=arrival,

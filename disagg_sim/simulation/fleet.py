@@ -19,6 +19,9 @@ from disagg_sim.simulation.fleet_views import Segments, Views
 from disagg_sim.simulation.state import BLOCK_TOKENS, Mode, SegmentStatus
 from disagg_sim.simulation.step_times import StepTable, pack_tables
 
+#: Looked up once: an enum's members are slow to find.
+HELD, RESERVED = SegmentStatus.HELD, SegmentStatus.RESERVED
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -185,17 +188,17 @@ class Fleet:
 
     def ready(self, segment: int, now: float) -> None:
         """Let a segment with reserved blocks start: its context has come."""
-        self._check(segment, SegmentStatus.RESERVED, "ready")
-        self._control(kernel.ALLOW, segment, int(self._seg[segment, state.INSTANCE]), now)
+        self._check(segment, RESERVED, "ready")
+        self._control(kernel.ALLOW, segment, self._seg.item(segment, state.INSTANCE), now)
 
     def release(self, segment: int, now: float) -> None:
         """Free the blocks of a finished segment that was submitted with ``hold``."""
-        self._check(segment, SegmentStatus.HELD, "release")
-        self._control(kernel.RELEASE, segment, int(self._seg[segment, state.INSTANCE]), now)
+        self._check(segment, HELD, "release")
+        self._control(kernel.RELEASE, segment, self._seg.item(segment, state.INSTANCE), now)
 
     def withdraw(self, segment: int, now: float) -> bool:
         """Take a waiting segment back if it holds no blocks yet; whether it was."""
-        return self._control(kernel.WITHDRAW, segment, int(self._seg[segment, state.INSTANCE]), now) > 0
+        return self._control(kernel.WITHDRAW, segment, self._seg.item(segment, state.INSTANCE), now) > 0
 
     def set_limits(
         self, instance: int, now: float, *, token_budget: int | None = None, step_limit_s: float | None = None,
@@ -287,7 +290,7 @@ class Fleet:
         return found
 
     def _check(self, segment: int, status: SegmentStatus, action: str) -> None:
-        if self._seg[segment, state.STATUS] != status:
+        if self._seg.item(segment, state.STATUS) != status:
             found = self.status_of(segment).name.lower()
             raise InputError(f"{action} of segment {segment}, which is {found}; allowed: {status.name.lower()}")
 
