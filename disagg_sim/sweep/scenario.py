@@ -19,12 +19,13 @@ from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.policy import System, system_named
 from disagg_sim.simulation.possible import require_fit
 from disagg_sim.simulation.run import RunOptions
+from disagg_sim.sweep.policy_files import load_policies
 from disagg_sim.sweep.reader import Reader
 from disagg_sim.sweep.scenario_trace import TraceSource, read_traces
 
 KEYS = (
     "name", "model", "system", "precision", "profile", "engine", "trace", "slo", "deployments", "systems", "seed",
-    "capacity", "run",
+    "capacity", "run", "policies",
 )  # fmt: skip
 REQUIRED = ("name", "model", "system", "precision", "trace", "slo", "deployments", "systems")
 DEGREES = ("tp", "dp", "ep", "pp")
@@ -77,6 +78,7 @@ class Scenario:
     seed: int = 0
     capacity: CapacityAim | None = None  # None = not searched for
     run: RunOptions = field(default_factory=RunOptions)
+    policies: tuple[str, ...] = ()  # Python files that register systems of the user
     sampled: bool = False  # whether the file says how often to sample; else a run has 200 samples
 
     @property
@@ -137,6 +139,7 @@ def _read(reader: Reader, document: Mapping[Any, Any], path: Path, trace: str) -
     name = document.get("name", "-")
     if not isinstance(name, str) or not name.strip():
         reader.faults.append(f"name: {name!r} is not a name")
+    policies = _policies(reader, document.get("policies", []), path.parent)  # systems are looked up after them
     return Scenario(
         source=str(path),
         name=str(name),
@@ -152,6 +155,7 @@ def _read(reader: Reader, document: Mapping[Any, Any], path: Path, trace: str) -
         seed=reader.whole("seed", document.get("seed", 0), low=0, high=2**31),
         capacity=_capacity(reader, document["capacity"]) if "capacity" in document else None,
         run=_run_options(reader, document.get("run", {})),
+        policies=policies,
         sampled=isinstance(document.get("run"), Mapping) and "sample_s" in document["run"],
     )
 
@@ -219,6 +223,17 @@ def _replicas(reader: Reader, where: str, value: object) -> Replicas:
         return Replicas(mapping=domain.Mapping(), instances=1)
     mapping = domain.Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp * dp // ep, ep=ep, pp=pp)
     return Replicas(mapping=mapping, instances=instances)
+
+
+def _policies(reader: Reader, value: object, folder: Path) -> tuple[str, ...]:
+    """Files relative to ``folder``, each imported."""
+    entries = value if isinstance(value, list) else [value]
+    for entry in entries:
+        if isinstance(entry, str):
+            reader.attempt("policies", load_policies, str(folder / entry))
+        else:
+            reader.faults.append(f"policies: {entry!r} is not the path of a file")
+    return tuple(str(folder / str(entry)) for entry in entries)
 
 
 def _systems(reader: Reader, value: object) -> tuple[SystemChoice, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from disagg_sim.facts import load
@@ -135,7 +136,8 @@ def _specs(scenario: Scenario) -> tuple[Any, ...]:
     lengths = [source.synthetic.lengths for source in scenario.traces if source.synthetic is not None]
     traffic = [load.load_traffic(name) for name in lengths if isinstance(name, str)]
     fits = load.load_efficiency(what.system.name)
+    own = [Path(path).read_text(encoding="utf-8") for path in scenario.policies]
     return (
-        what.model, what.system, what.precision, what.profile, fits, scenario.engine, traffic, version("disagg-sim"),
-        code_digest(ROOMS),
+        what.model, what.system, what.precision, what.profile, fits, scenario.engine, traffic, own,
+        version("disagg-sim"), code_digest(ROOMS),
     )  # fmt: skip

@@ -15,6 +15,7 @@ from disagg_sim.simulation.metrics import COLUMNS, Summary, summary
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends import run_tasks
+from disagg_sim.sweep.policy_files import load_policies
 from disagg_sim.sweep.results import write_text
 from disagg_sim.sweep.run import Listener
 from disagg_sim.sweep.scenario import Scenario
@@ -77,6 +78,8 @@ class ScenarioResult:
 def compute_run(task: RunTask) -> Done:
     """Simulate one run, or one search for a capacity, and write it into the store."""
     run = task.run
+    for path in run.scenario.policies:
+        load_policies(path)
     trace = replace(run.source.load(run.scenario.seed), name=run.source.name)
     try:
         if run.rate_scale is None:

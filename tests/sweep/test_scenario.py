@@ -9,6 +9,7 @@ import yaml
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InfeasibleError, SpecError
+from disagg_sim.simulation.policy import SYSTEMS
 from disagg_sim.sweep.scenario import load_scenario
 from disagg_sim.sweep.scenario_plan import plan_scenario
 
@@ -164,3 +165,29 @@ def test_shipped_scenarios_are_sound():
         scenario = load_scenario(path.stem)
         assert scenario.name == path.stem
         assert plan_scenario(scenario).runs
+
+
+MINE = """
+from dataclasses import dataclass
+from disagg_sim.simulation.policies.vllm import Vllm
+from disagg_sim.simulation.policy import register
+
+@register("small_chunks")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallChunks(Vllm):
+    token_budget: int = 256
+"""
+
+
+def test_a_system_of_the_users_own_comes_from_a_file_beside_the_scenario(written, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    scenario = load_scenario(written(policies="mine.py", systems=["vllm", "small_chunks"]))
+    assert [choice.parts for choice in scenario.systems] == [("colocated",)] * 2
+    assert plan_scenario(scenario).runs[1].name == "four/small_chunks-short-x1"
+    del SYSTEMS["small_chunks"]
+
+
+def test_a_policy_file_that_is_none_is_named_with_its_line(written, tmp_path):
+    (tmp_path / "broken.py").write_text("import os\nclass Half(\n")
+    assert "broken.py: line 2: '(' was never closed" in faults(written(policies=["broken.py"]))
+    assert "gone.py: no such file" in faults(written(policies=["gone.py"]))
