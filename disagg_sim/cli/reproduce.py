@@ -58,7 +58,7 @@ def reproduce(
         return
     if traces is not None and not traces.is_dir():
         raise InputError(f"--traces {traces}: no such directory")
-    done = paper(study)(out, traces=traces, listener=listener("simulations", "done"), quick=quick)
+    done = paper(study)(out, traces=traces, listener=listener("experiments", "done"), quick=quick)
     _tell_claims(done.claims, out)
     typer.echo(f"{done.simulations:,} simulations, {len(done.pictures)} pictures with their data in {out}")
 

@@ -96,13 +96,18 @@ def paper(name: str) -> Reproduction:
     return found
 
 
-def evaluate(claims: Mapping[Claim, Callable[[Evidence], Finding]], evidence: Evidence, profile: str) -> pd.DataFrame:
-    """Every claim, judged by its evaluator, as rows of ``claims.csv``."""
+def evaluate(
+    claims: Mapping[Claim, Callable[[Evidence], Finding]], evidence: Evidence, profile: str,
+    listener: Listener | None = None,
+) -> pd.DataFrame:  # fmt: skip
+    """Every claim, judged by its evaluator, as rows of ``claims.csv``; the listener hears of each."""
     import pandas as pd
 
-    rows = [
-        asdict(claim) | {"profile": profile} | evaluator(evidence)._asdict() for claim, evaluator in claims.items()
-    ]
+    rows = []
+    for claim, evaluator in claims.items():
+        rows.append(asdict(claim) | {"profile": profile} | evaluator(evidence)._asdict())
+        if listener is not None:
+            listener.advance(1)
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
