@@ -2,7 +2,10 @@
 
 from disagg_sim.simulation.policies.arrow import Arrow
 from disagg_sim.simulation.policies.disaggregated import Disaggregated
+from disagg_sim.simulation.policies.dopd import Dopd
+from disagg_sim.simulation.policies.dynamo_load import DynamoLoad
+from disagg_sim.simulation.policies.dynamo_sla import DynamoSla
 from disagg_sim.simulation.policies.least_load import InTurn, LeastLoad
 from disagg_sim.simulation.policies.vllm import Vllm
 
-__all__ = ["Arrow", "Disaggregated", "InTurn", "LeastLoad", "Vllm"]
+__all__ = ["Arrow", "Disaggregated", "Dopd", "DynamoLoad", "DynamoSla", "InTurn", "LeastLoad", "Vllm"]

@@ -1,0 +1,202 @@
+"""DOPD: dynamic optimal prefill/decode ratio, with prefill batches formed by length.
+
+"DOPD", built on NVIDIA Dynamo; equations as in ``serving.dopd_ratio``. Its parts:
+
+* P/D manager (algorithm 2, ``dopd_sizes``): every window it records mean input, mean output and request rate and
+  forecasts each; from the profile of prefill and decode times, corrected by what was observed, follow
+  the sizes of both pools.
+* Prefill scheduler (algorithm 1, ``dopd_batches``): short prompts are batched up to the forecast input length,
+  long ones run alone.
+* Ultra-short prompts are computed on the decode instance itself, beside its decodes.
+
+Mended, as printed it cannot be: after a batch the scheduler goes on without a request in hand; the ratio holds the
+whole concurrency already, so that multiplying it by the decode instances counts them twice (``sizing="printed"``
+does); the mean context of a decode step is input plus half the output; the time-out of a batch is an upper bound.
+Left open by the paper and chosen here: windows of 60 s, an action every 300 s, half of the queueing
+time as time-out, 128 tokens as ultra-short, and the correction as a moving average of busy time observed over
+predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.errors import InputError, above_zero, whole_number
+from disagg_sim.simulation.policies.dopd_batches import BATCHES, LengthAware, kingman_wait
+from disagg_sim.simulation.policies.dopd_sizes import SIZINGS, Profile
+from disagg_sim.simulation.policies.forecast import FORECASTS, forecast_named
+from disagg_sim.simulation.policies.loads import ByRole, least, least_decode, one_of
+from disagg_sim.simulation.policies.pools import Pools, Sizes, within
+from disagg_sim.simulation.policy import Leg, Limits, Parts, Role, Site, Wish, register
+from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.roster import Index
+    from disagg_sim.simulation.view import ClusterView
+
+PREFILL, DECODE = Role.PREFILL, Role.DECODE
+#: Weight of the newest window in the correction. [1]
+NEWEST = 0.3
+
+
+@register("dopd")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dopd:
+    """Pools at the optimal ratio for the forecast load; prefill batches by length."""
+
+    needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
+    resize: bool = True  # False: the pools stay as they are
+    sizing: str = "mended"  # of ``dopd_sizes.SIZINGS``
+    forecast: str = "arima"  # of ``forecast.FORECASTS``
+    correct: bool = True  # profile times corrected by observed ones
+    window_s: float = 60.0  # of one observation [s]
+    action_s: float = 300.0  # between two decisions on sizes [s]
+    check_s: float = 5.0  # between two looks whether GPUs for wanted instances are free [s]
+    batches: str = "knapsack"  # of ``dopd_batches.BATCHES``
+    timeout_share: float = 0.5  # of the queueing time, after which a batch runs before further long prompts [1]
+    profile_tokens: int = 1024  # mean input of the profile: what is short before the first forecast [token]
+    local_tokens: int = 128  # prompts up to this are computed on the decode instance; 0 = none [token]
+    token_budget: int = 2048  # of a step of a decode instance [token]
+    max_sequences: int = 256  # of an instance: the largest captured CUDA graph [1]
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        one_of("sizing", self.sizing, SIZINGS)
+        one_of("forecast", self.forecast, tuple(FORECASTS))
+        one_of("batches", self.batches, BATCHES)
+        for name in ("window_s", "action_s", "check_s"):
+            above_zero(name, getattr(self, name), "s")
+        for name in ("profile_tokens", "token_budget", "max_sequences"):
+            whole_number(name, getattr(self, name))
+        whole_number("local_tokens", self.local_tokens, 0)
+        if not 0 < self.timeout_share <= 1:
+            raise InputError(f"timeout_share {self.timeout_share} is out of range; allowed: above 0, at most 1")
+
+    def build(self, site: Site) -> Parts:
+        """See ``System``."""
+        decode = Limits(token_budget=self.token_budget, max_sequences=self.max_sequences)
+        prefill = Limits(mode=Mode.MANUAL, token_budget=self.token_budget, max_sequences=self.max_sequences)
+        forming = LengthAware(site, self.batches, self.timeout_share, self.profile_tokens)
+        routing = Router(forming, self.local_tokens)
+        return Parts(
+            start=site.instances(("prefill", PREFILL), ("decode", DECODE)),
+            routing=routing, steps=ByRole(prefill=prefill, decode=decode), forming=forming,
+            scaling=Manager(self, site, decode, forming, routing),
+        )  # fmt: skip
+
+
+class Router:
+    """Fewest tokens not yet computed for prefill, fewest in decode for decode; ultra-short prompts whole there."""
+
+    def __init__(self, forming: LengthAware, local_tokens: int) -> None:
+        self._forming, self._local = forming, local_tokens
+
+    def idlest(self, view: ClusterView, among: Index) -> int:
+        """The prefill instance with the fewest tokens, waiting for a batch or in one."""
+        instance: int = least(among, view.queued_prompt_tokens, self._forming.waiting_tokens(view))
+        return instance
+
+    def place(self, view: ClusterView, request: int) -> Leg:
+        """See ``Routing``."""
+        tokens = view.input_tokens[request]
+        if tokens <= self._local:
+            return Leg(least_decode(view, view.decode))
+        instance = self.idlest(view, view.prefill)
+        if tokens < view.total_blocks[instance] * BLOCK_TOKENS:  # else the instance refuses it
+            self._forming.came(instance, tokens)
+        return Leg(instance, tokens + 1)
+
+    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  all requests alike
+        """See ``Routing``."""
+        return Leg(least_decode(view, view.decode))
+
+
+class Manager:
+    """Algorithm 2: observes window by window, forecasts, and sizes the pools."""
+
+    def __init__(self, options: Dopd, site: Site, limits: Limits, forming: LengthAware, routing: Router) -> None:
+        self.period_s = min(options.check_s, options.window_s)
+        self._options, self._forming = options, forming
+        self._pools = Pools(site, idlest=routing.idlest)
+        prefill, decode = self._pools.mappings
+        self.profile = Profile.of(site, prefill, decode, limits)
+        self._rate, self._inputs, self._outputs = (forecast_named(options.forecast) for _ in range(3))
+        self._window_end, self._action = options.window_s, options.action_s
+        self._wanted: tuple[Sizes, str] | None = None
+        self._seen = 0  # requests up to the last window
+        self._totals_before: NDArray[np.float64] = np.zeros(5)  # see ``_totals``
+        self._correction = [1.0, 1.0]  # of prefill and decode times [1]
+
+    def resize(self, view: ClusterView) -> Sequence[Wish]:
+        """See ``Autoscaler``."""
+        if view.now >= self._window_end:
+            self._window_end += self._options.window_s
+            self._observe(view)
+        if not self._options.resize:
+            return ()
+        if view.now >= self._action:
+            self._action += self._options.action_s
+            self._decide(view)
+        if self._wanted is None:
+            return ()
+        wanted, reason = self._wanted
+        wishes = self._pools.steps(view, wanted, reason)
+        if self._pools.there(view) == wanted:
+            self._wanted = None
+        return wishes
+
+    def _observe(self, view: ClusterView) -> None:
+        """One window: forecasts, length threshold, time-out and corrections."""
+        window = view.window(self._options.window_s)
+        self._rate.observe(window.arrivals / window.seconds)
+        self._inputs.observe(window.input_tokens)
+        self._outputs.observe(window.output_tokens)
+        threshold = self._inputs.next()
+        if not math.isnan(threshold):
+            self._forming.threshold = threshold
+        came = slice(self._seen, view.arrived)
+        self._seen = view.arrived
+        lengths = np.array(view.input_tokens[came])
+        times = np.array([self.profile.prefill_time(length) for length in lengths.tolist()])
+        self._forming.wait_s = kingman_wait(np.diff(view.arrival_s[came]), times, servers=int(view.prefill.size))
+        if self._options.correct:
+            self._correct(view, float(lengths.mean()) if lengths.size else math.nan)
+
+    def _correct(self, view: ClusterView, inputs: float) -> None:
+        """Moving averages of the times observed over the window by those that the profile has for its means."""
+        totals = self._totals(view)
+        busy, computed, steps, time, emitted = (totals - self._totals_before).tolist()
+        self._totals_before = totals
+        if computed > 0 and inputs > 0:
+            self._learn(0, busy / computed * inputs / self.profile.prefill_time(max(round(inputs), 1)))
+        if steps > 0 and not math.isnan(self._outputs.next()):
+            context = self._inputs.next() + self._outputs.next() / 2
+            self._learn(1, time / steps / self.profile.step_time(emitted / steps, context))
+
+    def _totals(self, view: ClusterView) -> NDArray[np.float64]:
+        """Busy time and tokens of all prefill instances; decode steps, their time and tokens of all of decode."""
+        prefill = np.array([role is PREFILL for role in view.roles])
+        columns = (
+            view.busy_time[prefill], view.prefill_tokens[prefill],
+            view.decode_steps[~prefill], view.decode_time[~prefill], view.decode_tokens[~prefill],
+        )  # fmt: skip
+        return np.array([column.sum() for column in columns])
+
+    def _learn(self, which: int, ratio: float) -> None:
+        self._correction[which] += NEWEST * (ratio - self._correction[which])
+
+    def _decide(self, view: ClusterView) -> None:
+        rate, inputs, outputs = self._rate.next(), self._inputs.next(), self._outputs.next()
+        if math.isnan(inputs) or math.isnan(outputs):
+            return
+        wanted = self.profile.sizes(rate, inputs, outputs, rule=self._options.sizing, correction=self._correction)
+        wanted = within(wanted, self._pools.gpus, self._pools.budget)
+        there = self._pools.there(view)
+        reason = f"{rate:.3g} requests/s of {inputs:.0f}/{outputs:.0f} tokens: {there.words} to {wanted.words}"
+        self._wanted = wanted, reason

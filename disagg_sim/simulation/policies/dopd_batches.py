@@ -1,0 +1,117 @@
+"""Prefill batches by length: algorithm 1 of DOPD, and batches in order of arrival to compare with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.simulation.policies.knapsack import greedy
+from disagg_sim.simulation.policy import MAX_SEQUENCES, Batch, Site
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.view import ClusterView
+
+#: Short prompts filled into the length threshold by worth, or prompts in order of arrival up to the threshold.
+BATCHES = ("knapsack", "fifo")
+
+
+def kingman_wait(gaps: Sequence[float] | NDArray[np.float64], services: NDArray[np.float64], *, servers: int) -> float:
+    """Mean queueing time by eq. (10), of arrivals shared out among equal servers; infinite when they are full. [s]
+
+    Parameters
+    ----------
+    gaps
+        Between arrivals, shape (requests - 1,). [s]
+    services
+        Service times, shape (requests,). [s]
+    servers
+        How many. [1]
+    """
+    gaps = np.asarray(gaps, dtype=float)
+    if gaps.size < 1 or not gaps.mean() > 0:
+        return math.inf
+    mean = float(services.mean())
+    rho = mean / (float(gaps.mean()) * servers)
+    if rho >= 1:
+        return math.inf
+    variations = float(gaps.var() / gaps.mean() ** 2 + services.var() / mean**2)
+    return rho / (1 - rho) * variations / 2 * mean
+
+
+class LengthAware:
+    """Prompts shorter than ``threshold`` run together, up to that many tokens; longer ones run alone.
+
+    Asked when an instance is free, it takes the waiting prompts from the oldest on. Short ones join the batch; a
+    long one runs at once, the batch stays. The batch runs when it is full, when the queue is at its end, and when
+    its time is up: a share of the queueing time since its first prompt joined, or what the oldest of
+    them has left of the TTFT limit. What of all waiting short prompts then runs is a knapsack's choice:
+    worth 1 + wait/TTFT limit, weight the length, capacity the threshold.
+    """
+
+    def __init__(self, site: Site, batches: str, timeout_share: float, threshold: float) -> None:
+        self.threshold = threshold  # forecast mean input length, i_next [token]
+        self.wait_s = math.inf  # queueing time of the last window [s]
+        self._fifo, self._share, self._limit = batches == "fifo", timeout_share, site.slo.ttft
+        self._full_s = site.table(site.deployment.prefill[0].mapping).pass_time(max(round(threshold), 1))[0]
+        self._joined: dict[int, float] = {}  # when the first prompt joined the batch of an instance [s]
+        self._waiting: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def waiting_tokens(self, view: ClusterView) -> NDArray[np.int64]:
+        """Tokens of the prompts that wait at each instance. [token]"""
+        missing = view.total_blocks.size - self._waiting.size
+        if missing > 0:
+            self._waiting = np.append(self._waiting, np.zeros(missing, np.int64))
+        return self._waiting
+
+    def came(self, instance: int, tokens: int) -> None:
+        """A prompt of ``tokens`` has been sent to an instance."""
+        self._waiting[instance] += tokens
+
+    def form(self, view: ClusterView, instance: int, waiting: Sequence[int]) -> Batch:
+        """See ``BatchForming``."""
+        looked = waiting[:MAX_SEQUENCES]
+        chosen = self._in_order(view, looked) if self._fifo else self._by_length(view, instance, looked)
+        tokens = view.input_tokens
+        self._waiting[instance] -= sum([tokens[request] for request in chosen])
+        return Batch(chosen)
+
+    def _in_order(self, view: ClusterView, waiting: Sequence[int]) -> tuple[int, ...]:
+        """The oldest up to the threshold, one at least."""
+        tokens, count, total = view.input_tokens, 0, 0
+        for request in waiting:
+            total += tokens[request]
+            if total > self.threshold and count:
+                break
+            count += 1
+        return tuple(waiting[:count])
+
+    def _by_length(self, view: ClusterView, instance: int, waiting: Sequence[int]) -> tuple[int, ...]:
+        tokens, threshold, now = view.input_tokens, self.threshold, view.now
+        joined = self._joined.get(instance)
+        total = 0
+        for request in waiting:
+            length = tokens[request]
+            if length < threshold:
+                if joined is None:
+                    joined = self._joined[instance] = now
+                if total == 0 and now >= self._time_up(joined, view.arrival_s[request]):
+                    break
+                total += length
+                if total >= threshold:
+                    break
+            else:
+                if total == 0:
+                    self._joined.pop(instance, None)
+                return (request,)
+        self._joined.pop(instance, None)
+        short = [request for request in waiting if tokens[request] < threshold]
+        worth = [1.0 + (now - view.arrival_s[request]) / self._limit for request in short]
+        return tuple(short[item] for item in greedy(worth, [tokens[request] for request in short], threshold))
+
+    def _time_up(self, joined: float, arrival: float) -> float:
+        """When the batch must run: a share of the queueing time after it began, or to be in time itself. [s]"""
+        return min(joined + self._share * self.wait_s, arrival + self._limit - self._full_s)

@@ -1,0 +1,116 @@
+"""A prefill pool and a decode pool that planners size: budget of GPUs, and the steps from one size to another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from disagg_sim.domain import Mapping
+from disagg_sim.simulation.policies.loads import Choice, least_decode, least_prefill
+from disagg_sim.simulation.policy import Role, Site, Start, Stop, Wish
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.view import ClusterView
+
+PREFILL, DECODE = Role.PREFILL, Role.DECODE
+
+
+class Sizes(NamedTuple):
+    """Instances of the two pools. [1]"""
+
+    prefill: int
+    decode: int
+
+    @property
+    def words(self) -> str:
+        """For reasons."""
+        return f"{self.prefill}P + {self.decode}D"
+
+
+def within(wanted: Sizes, gpus: Sizes, budget: int, least: int = 1) -> Sizes:
+    """The sizes wanted, or both cut in proportion until they fit a budget, each at least ``least``.
+
+    What rounding down leaves of the budget goes to the pool that was cut more.
+
+    Parameters
+    ----------
+    wanted : Sizes
+        Instances. [1]
+    gpus : Sizes
+        Of one instance of each pool. [1]
+    budget : int
+        GPUs of both pools. [1]
+    least : int
+        Instances of each pool that are kept whatever the budget says. [1]
+
+    >>> within(Sizes(6, 4), Sizes(1, 2), 8)
+    Sizes(prefill=4, decode=2)
+    """
+    size = [max(count, least) for count in wanted]
+    wanted = Sizes(*size)
+    need = size[0] * gpus[0] + size[1] * gpus[1]
+    if need <= budget:
+        return wanted
+    size = [max(least, count * budget // need) for count in size]
+    left = budget - size[0] * gpus[0] - size[1] * gpus[1]
+    for pool in sorted((0, 1), key=lambda pool: size[pool] / wanted[pool]):
+        while gpus[pool] <= left and size[pool] < wanted[pool]:
+            size[pool] += 1
+            left -= gpus[pool]
+    return Sizes(*size)
+
+
+class Pools:
+    """Moves the two pools towards the sizes that a planner wants.
+
+    Parameters
+    ----------
+    site : Site
+        Instances that start are like the first of each part.
+    drain : bool
+        Whether instances that stop finish what they have.
+    idlest : Choice
+        Of prefill instances, which stops first.
+    """
+
+    def __init__(self, site: Site, *, drain: bool = True, idlest: Choice = least_prefill) -> None:
+        self.mappings: tuple[Mapping, Mapping] = (
+            site.deployment.prefill[0].mapping, site.deployment.decode[0].mapping,
+        )  # fmt: skip
+        self.gpus = Sizes(*(mapping.gpus for mapping in self.mappings))
+        self.budget = site.deployment.gpus
+        self._drain = drain
+        self._idlest: tuple[Choice, Choice] = idlest, least_decode
+
+    def there(self, view: ClusterView) -> Sizes:
+        """Instances that serve or start."""
+        return Sizes(
+            int(view.prefill.size) + len(view.starting(PREFILL)), int(view.decode.size) + len(view.starting(DECODE))
+        )
+
+    def starting(self, view: ClusterView) -> bool:
+        """Whether an instance is on its way up."""
+        return bool(view.starting(PREFILL) or view.starting(DECODE))
+
+    def steps(self, view: ClusterView, wanted: Sizes, reason: str) -> list[Wish]:
+        """Starts as far as GPUs are free now, and stops: those that start first, then the idlest that serve."""
+        there, free = self.there(view), view.free_gpus
+        stops: list[Wish] = []
+        starts: list[Wish] = []
+        for role, mapping, have, want in zip((PREFILL, DECODE), self.mappings, there, wanted, strict=True):
+            grow = min(want - have, free // mapping.gpus)
+            if grow > 0:
+                starts += [Start(mapping, role, reason)] * grow
+                free -= grow * mapping.gpus
+            if want < have:
+                stops += self._stops(view, role, have - want, reason)
+        return stops + starts
+
+    def _stops(self, view: ClusterView, role: Role, count: int, reason: str) -> list[Wish]:
+        chosen = view.starting(role)[::-1][:count]
+        ready = view.prefill if role is PREFILL else view.decode
+        idlest = self._idlest[role]
+        while len(chosen) < count and ready.size > 1:
+            instance = idlest(view, ready)
+            chosen.append(instance)
+            ready = ready[ready != instance]
+        return [Stop(int(instance), reason, self._drain) for instance in chosen]
