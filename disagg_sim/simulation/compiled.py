@@ -36,8 +36,8 @@ def code_directory() -> Path:
 
 
 def inner(function: Function) -> Function:
-    """Compile a function that only compiled code calls."""
-    return cast(Function, numba.njit(error_model="numpy")(function))
+    """Compile a function that only compiled code calls: nothing is made for calls from Python."""
+    return cast(Function, numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
 
 
 def entry(function: Function) -> Function:
@@ -45,6 +45,6 @@ def entry(function: Function) -> Function:
     before = _config.CACHE_DIR
     _config.CACHE_DIR = str(code_directory())
     try:
-        return cast(Function, numba.njit(cache=True, error_model="numpy")(function))
+        return cast(Function, numba.njit(cache=True, error_model="numpy", no_cfunc_wrapper=True)(function))
     finally:
         _config.CACHE_DIR = before

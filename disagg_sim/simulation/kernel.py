@@ -13,7 +13,7 @@ from typing import Any
 from disagg_sim.simulation.compiled import entry, inner
 from disagg_sim.simulation.kernel_queue import append, check_drained, unlink
 from disagg_sim.simulation.kernel_runs import State, count_run, steps_time, steps_within
-from disagg_sim.simulation.kernel_steps import event
+from disagg_sim.simulation.kernel_steps import form, settle
 from disagg_sim.simulation.kernel_times import largest_prefill, pass_part, step_time
 from disagg_sim.simulation.state import (
     ACTIVE,
@@ -123,6 +123,16 @@ def _wake(st: Any, i: int, now: float) -> None:
         st.floats[i, NEXT_S] = min(end, st.floats[i, LEAVE_S])
 
 
+@inner
+def _soonest(st: Any) -> int:
+    """The instance with the next event. A function, so that its number is no literal: all would compile twice."""
+    first = 0
+    for i in range(1, st.ints.shape[0]):
+        if st.floats[i, NEXT_S] < st.floats[first, NEXT_S]:
+            first = i
+    return first
+
+
 @entry
 def run_until(
     ints: Any, floats: Any, seg: Any, seg_s: Any, sets: Any, heads: Any, values: Any, itl: Any, world: Any,
@@ -142,15 +152,14 @@ def run_until(
                     ints[i, ACTIVE] = 0
                     world[DRAINED] -= 1
                     return -2 - i, floats[-1, NEXT_S]
-        first = 0
-        for i in range(1, ints.shape[0]):
-            if floats[i, NEXT_S] < floats[first, NEXT_S]:
-                first = i
+        first = _soonest(st)
         if floats[first, NEXT_S] > limit or floats[first, NEXT_S] == math.inf:
             return -1, limit
         now = floats[first, NEXT_S]
         floats[-1, NEXT_S] = now
-        event(st, first, now)
+        if settle(st, first, now):
+            form(st, first, now)
+        check_drained(st, first)
 
 
 @entry

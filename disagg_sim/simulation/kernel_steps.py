@@ -12,7 +12,6 @@ from typing import Any
 from disagg_sim.simulation.compiled import inner
 from disagg_sim.simulation.kernel_queue import (
     append,
-    check_drained,
     complete_prompt,
     finish_complete,
     join,
@@ -23,6 +22,7 @@ from disagg_sim.simulation.kernel_queue import (
 )
 from disagg_sim.simulation.kernel_runs import count_gaps, count_run, count_steps, steps_in_memory, steps_time
 from disagg_sim.simulation.kernel_times import (
+    CHUNK,
     HOST_AT,
     PIPELINE,
     RANKS,
@@ -145,7 +145,7 @@ def take_chunks(st: Any, i: int, now: float, head: Any) -> int:
     ranks = head[RANKS]
     most = budget if ranks == 1 else max(budget // ranks, 1)  # a prompt lives on one DP rank
     pieces = 0
-    while s >= 0 and budget > 0:
+    while s >= 0 and budget > 0 and pieces < st.ints[i, MAX_PROMPTS]:
         if pieces >= st.ints[i, ADMITTED] and not admit_prompt(st, i, s, now):
             break
         piece = min(st.seg[s, LEFT], budget, most)
@@ -199,14 +199,14 @@ def sums_of_pieces(st: Any, i: int, pieces: int) -> tuple[int, int, float]:
 def pipelined_pass(st: Any, i: int, pieces: int, head: Any) -> tuple[float, float]:
     """A pass of prompts through a pipeline: when its last token leaves, and when the next pass may start. [s]
 
-    The prompts of each DP rank go through in as many micro-batches as there are stages; the prompts of one count
-    as equal ones.
+    The prompts of each DP rank go through in as many micro-batches as there are stages, or, cut into chunks, all
+    together; those that go together count as equal ones.
     """
     busy = st.values[head[HOST_AT]]
     others = 0.0
     ranks = head[RANKS]
     own = -(-pieces // ranks)
-    together = -(-own // min(head[PIPELINE], own)) * ranks
+    together = pieces if head[CHUNK] > 0 else -(-own // min(head[PIPELINE], own)) * ranks
     s = st.ints[i, HEAD]
     done = 0
     while done < pieces:
@@ -266,6 +266,7 @@ def form(st: Any, i: int, now: float) -> None:
             tokens, longest, pairs = sums_of_pieces(st, i, pieces)
             if together:
                 time = step_time(head, st.values, running, context, pieces, tokens, longest, pairs)
+                st.ints[i, RUN_STEPS] = 1
                 begin(st, i, now, MIXED, time)
                 return
             if head[PIPELINE] > 1:
@@ -331,7 +332,7 @@ def next_leaving(st: Any, i: int) -> None:
 
 @inner
 def end_run(st: Any, i: int, now: float) -> None:
-    """End the run of an instance and form the next one."""
+    """Settle the run of an instance that ends."""
     kind = st.ints[i, RUN_KIND]
     if kind == DECODING:
         count_run(st, i, st.ints[i, RUN_STEPS])
@@ -341,7 +342,7 @@ def end_run(st: Any, i: int, now: float) -> None:
         st.floats[i, BUSY_S] += now - start
         if st.ints[i, RUNNING] > 0:
             count_gaps(st, i, start, now - start)
-            count_steps(st, i, 1, now - start)
+            count_steps(st, i, st.ints[i, RUN_STEPS], now - start)
             st.floats[i, LAST_STEP_S] = now
             finish_complete(st, i, now)
         end_pieces(st, i, now, now)
@@ -351,23 +352,19 @@ def end_run(st: Any, i: int, now: float) -> None:
         emitted = start + st.floats[i, LATENCY_S]
         end_pieces(st, i, now, emitted if emitted > now else now)
         next_leaving(st, i)
-    form(st, i, now)
 
 
 @inner
-def event(st: Any, i: int, now: float) -> None:
-    """What is due at an instance: a segment leaves its pipeline, or its run ends."""
-    if st.floats[i, LEAVE_S] <= now:
-        while st.floats[i, LEAVE_S] <= now:
-            s = st.ints[i, LEAVE_HEAD]
-            unlink(st, i, s, -1, LEAVE_HEAD, LEAVE_TAIL)
-            st.seg_s[s, FINISH_S] = math.nan
-            complete_prompt(st, i, s, now)
-            next_leaving(st, i)
-        if st.ints[i, RUN_KIND] == IDLE:
-            form(st, i, now)
-        else:
-            st.floats[i, NEXT_S] = min(st.floats[i, RUN_END_S], st.floats[i, LEAVE_S])
-    else:
+def settle(st: Any, i: int, now: float) -> bool:
+    """What is due at an instance: segments leave its pipeline, or its run ends; whether it forms a new step now."""
+    if st.floats[i, LEAVE_S] > now:
         end_run(st, i, now)
-    check_drained(st, i)
+        return True
+    while st.floats[i, LEAVE_S] <= now:
+        s = st.ints[i, LEAVE_HEAD]
+        unlink(st, i, s, -1, LEAVE_HEAD, LEAVE_TAIL)
+        st.seg_s[s, FINISH_S] = math.nan
+        complete_prompt(st, i, s, now)
+        next_leaving(st, i)
+    st.floats[i, NEXT_S] = min(st.floats[i, RUN_END_S], st.floats[i, LEAVE_S])
+    return bool(st.ints[i, RUN_KIND] == IDLE)

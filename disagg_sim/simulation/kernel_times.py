@@ -34,11 +34,12 @@ CHUNK = 19  # tokens of a chunk of CPP, 0 = whole prompts
 HOST_AT = 20  # host time of a pass [s]
 HEADER = 21
 
-# --- the token axis: every number up to EXACT, then both ends of every tile ------------------------------------
+# --- the token axis: every number up to EXACT, both ends of every tile, and a far point -------------------------
 EXACT = 512
 FINE_TILE = 64
 FINE_END = 8192
 COARSE_TILE = 512
+FAR = 8  # the last point lies so many times beyond the last tile
 HALF_POWER = 2.0**0.5 - 1.0  # step of an axis of half powers of two, over its left end
 FINE_POINTS = EXACT + 2 * (FINE_END - EXACT) // FINE_TILE
 
@@ -53,10 +54,10 @@ def token_place(tokens: int, points: int) -> tuple[int, float]:
         return EXACT + 2 * tile, (tokens - EXACT - 1 - tile * FINE_TILE) / (FINE_TILE - 1.0)
     tile = (tokens - FINE_END - 1) // COARSE_TILE
     left = FINE_POINTS + 2 * tile
-    if left + 1 < points:
+    if left + 2 < points:
         return left, (tokens - FINE_END - 1 - tile * COARSE_TILE) / (COARSE_TILE - 1.0)
-    last = FINE_END + (points - FINE_POINTS) // 2 * COARSE_TILE  # beyond the axis: along its last tile
-    return points - 2, 1.0 + (tokens - last) / (COARSE_TILE - 1.0)
+    last = FINE_END + (points - FINE_POINTS) // 2 * COARSE_TILE  # the end of the last tile, then one far point
+    return points - 2, (tokens - last) / (last * (FAR - 1.0))
 
 
 @inner
@@ -158,9 +159,11 @@ def step_time(
     micro = min(stages, max(decodes, 1))
     length = fullest / prompts
     past = max(pairs / prefill - 0.5 * length, 0.0)
-    time = linear_time(head, values, decodes, decodes + fullest * ranks, prefill)
-    part = max(length / micro, 1.0)  # of a micro-batch
-    time += attention_time(head, values, micro - 1, prompts, part, past + 0.5 * (length - part))
+    own = -(-decodes // micro)  # decodes of a micro-batch
+    time = linear_time(head, values, decodes, own * micro + fullest * ranks, prefill)
+    split = min(prompts, float(micro))  # micro-batches take whole prompts, or parts of one
+    part = max(length * split / micro, 1.0)
+    time += attention_time(head, values, micro - 1, prompts / split, part, past + 0.5 * (length - part))
     if decodes > 0:
         left, value, slope = decode_line(head, values, head[SCORES_AT], decodes, knot_of(head, values, context))
         time += value + (context - left) * slope

@@ -251,12 +251,12 @@ def _sheet(phase: str, rows: Floats, tokens: Floats, linear: Linear) -> Floats:
 
 
 def _token_axis(most: int) -> Floats:
-    """Every number up to ``EXACT``, then the first and last number of every tile. [token]"""
+    """Every number up to ``EXACT``, the first and last number of every tile, and a far one. [token]"""
     fine = np.arange(k.EXACT, k.FINE_END, k.FINE_TILE)
     coarse = np.arange(k.FINE_END, max(most, k.FINE_END + k.COARSE_TILE), k.COARSE_TILE)
     tiles = [np.stack([start + 1, start + width], axis=1).ravel() for start, width in
              ((fine, k.FINE_TILE), (coarse, k.COARSE_TILE))]  # fmt: skip
-    return np.concatenate([np.arange(1.0, k.EXACT + 1), *tiles])
+    return np.concatenate([np.arange(1.0, k.EXACT + 1), *tiles, [k.FAR * float(coarse[-1] + k.COARSE_TILE)]])
 
 
 def _knots(most: int, windows: tuple[int, ...]) -> Floats:

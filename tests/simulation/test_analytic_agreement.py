@@ -23,7 +23,7 @@ from disagg_sim.simulation.step_times import StepTable
 BOUND = 0.02
 DEPLOYMENTS = {
     "llama_tp4": ("llama_3_1_70b", "h100_sxm", "fp8", {"tp_attn": 4, "tp_ffn": 4}, 1024, 257, 32),
-    "llama_tp8_long": ("llama_3_1_70b", "h200_sxm", "fp8", {"tp_attn": 8, "tp_ffn": 8}, 4096, 513, 64),
+    "llama_tp8_long": ("llama_3_1_70b", "h200_sxm", "fp8", {"tp_attn": 8, "tp_ffn": 8}, 4096, 481, 60),
     "llama_8b": ("llama_3_1_8b", "h100_sxm", "bf16", {"tp_attn": 1, "tp_ffn": 1}, 2000, 321, 16),
     "gpt_oss_ep4": ("gpt_oss_120b", "h100_sxm", "bf16", {"tp_attn": 4, "ep": 4}, 1536, 385, 48),
     "deepseek_tep8": ("deepseek_r1", "h200_sxm", "fp8", {"tp_attn": 8, "ep": 8}, 2048, 513, 32),

@@ -62,6 +62,7 @@ def test_mixed_steps_of_several_prompts(case):
     for _ in range(100):
         batch, context = int(rng.integers(0, 257)), geometric(rng, 16, 32_768)
         prompts, isl = int(rng.integers(1, 17)), geometric(rng, 16, 1024)
+        prompts = max(min(prompts, 32_768 // (isl * ranks)), 1)
         tokens = prompts * isl * ranks
         step = mixed_step(
             at.model, at.rates, degrees, batch=float(batch), context=float(context), chunk_tokens=float(tokens),
