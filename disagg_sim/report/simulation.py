@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 BINS = 90  # of the time axis [1]
+MARGIN = 1.2  # of logarithmic axes around what they show [1]
 WIDE = 8.0  # span from which an axis of rates is logarithmic [1]
 LIMIT = {"color": "#444444", "linewidth": 1.0, "linestyle": (0, (4, 3))}  # line of an SLO
 #: Small: several panels share a picture.
@@ -147,9 +148,9 @@ def _over_time(task: OverTime) -> Any:
     for panel, values, limit, scale, label in (
         (first, ttft, slo.ttft, 1.0, "TTFT [s]"), (gap, tpot, slo.tpot, MS, "TPOT [ms]")
     ):  # fmt: skip
-        _percentiles(panel, edges, arrival, values / scale)
+        shown = _percentiles(panel, edges, arrival, values / scale)
+        _log(panel.yaxis, np.append(shown, limit / scale))
         panel.axhline(limit / scale, **LIMIT, label="SLO")
-        _log(panel.yaxis)
         panel.set_ylabel(label)
     gap.set_xlabel("time [s]; latencies by arrival")
     for panel in (load, gpus, first, gap):
@@ -174,16 +175,19 @@ def _times(done: pd.DataFrame) -> tuple[Floats, Floats, Floats]:
     return arrival, first - arrival, (finish - first) / np.maximum(done["output_tokens"].to_numpy() - 1, 1)
 
 
-def _percentiles(panel: Any, edges: Floats, arrival: Floats, values: Floats) -> None:
-    """Median and 90th percentile of what arrived in each bin; zeros, of single tokens, are left out."""
+def _percentiles(panel: Any, edges: Floats, arrival: Floats, values: Floats) -> Floats:
+    """Median and 90th percentile of what arrived in each bin, zeros of single tokens left out; returns all drawn."""
     place = np.clip(np.searchsorted(edges, arrival, side="right") - 1, 0, BINS - 1)
     middle = (edges[1:] + edges[:-1]) / 2
+    drawn = []
     for share, number, name in ((0.5, 0, "median"), (0.9, 1, "p90")):
         found = np.full(BINS, np.nan)
         for index in np.unique(place):
             inside = values[(place == index) & (values > 0)]
             found[index] = np.quantile(inside, share) if len(inside) else np.nan
         panel.plot(middle, found, color=COLOURS[number], label=name, marker=".", markersize=3.0)
+        drawn.append(found)
+    return np.concatenate(drawn)
 
 
 def _look(number: int) -> dict[str, Any]:
@@ -196,17 +200,19 @@ def _spread(task: Spread) -> Any:
     figure = blank_figure((9.6, 4.6))
     figure.suptitle(f"{task.title}, {_slo_text(slo)}", x=0.01, ha="left", fontsize=11.0)
     panels = figure.subplots(1, 2, sharey=True)
+    drawn: tuple[list[float], list[float]] = ([slo.ttft], [slo.tpot / MS])  # of each panel, its ends
     for run in task.runs:
         number = [choice.label for choice in run.scenario.systems].index(run.choice.label)
         requests = task.store.read(run.key(REQUESTS))
         _, ttft, tpot = _times(requests[requests["status"] == "completed"])
-        for panel, values in zip(panels, (ttft, tpot / MS), strict=True):
+        for panel, values, ends in zip(panels, (ttft, tpot / MS), drawn, strict=True):
             share = 100 * np.arange(1, len(values) + 1) / len(requests)
             panel.plot(np.sort(values), share, label=run.choice.label, **_look(number))
-    for panel, limit, label in zip(panels, (slo.ttft, slo.tpot / MS), ("TTFT [s]", "TPOT [ms]"), strict=True):
-        panel.axvline(limit, **LIMIT)
+            ends.extend(np.sort(values[values > 0])[[0, -1]] if np.any(values > 0) else ())
+    for panel, ends, label in zip(panels, drawn, ("TTFT [s]", "TPOT [ms]"), strict=True):
+        _log(panel.xaxis, np.array(ends))
+        panel.axvline(ends[0], **LIMIT)
         panel.set_xlabel(f"{label}, log scale; SLO dashed")
-        _log(panel.xaxis)
         panel.set_ylim(0, 101)
     panels[0].set_ylabel("share of all requests [%]")
     _outside(figure, panels[0])
@@ -233,16 +239,18 @@ def _over_rate(task: OverRate) -> Any:
     for panel in (attainment, goodput):
         panel.set_xlabel("request rate over that of the trace")
         if scales.max() > WIDE * scales.min():
-            _log(panel.xaxis)
+            _log(panel.xaxis, scales.to_numpy())
     _outside(figure, attainment)
     return figure
 
 
-def _log(axis: Any) -> None:
-    """A logarithmic axis with ticks at 1, 2 and 5 times powers of ten, as plain numbers."""
+def _log(axis: Any, values: Floats) -> None:
+    """A logarithmic axis around some values, with ticks at 1, 2 and 5 times powers of ten, as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+    above = values[values > 0]  # no NaN is
     axis._set_axes_scale("log")
+    axis.axes.set(**{f"{axis.axis_name}lim": (above.min() / MARGIN, above.max() * MARGIN)})
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

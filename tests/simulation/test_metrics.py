@@ -66,7 +66,7 @@ def test_nothing_completed_is_no_number():
     row = summary(made_run(lost), SLO)
     assert (row.completed, row.unfinished, row.rejected, row.slo_attainment) == (0, 1, 1, 0.0)
     assert all(math.isnan(value) for value in (row.ttft_p99_s, row.tpot_p50_s, row.itl_p99_s))
-    assert math.isnan(row.goodput_requests_per_s)
+    assert row.goodput_requests_per_s == row.goodput_tokens_per_s == 0.0
 
 
 def test_the_first_columns_are_those_that_readers_rely_on():
