@@ -3,7 +3,8 @@
 Kernels are fitted elsewhere, on kernels; what remains is what the host adds to a step and to a request. The
 fit sees the rows of the fitted part alone, one of each operating point, below saturation: the logarithm of
 predicted over measured TPOT (latency of a static batch), and of TTFT where an instance has few requests, under a
-robust loss.
+robust loss. The time of a request before its prefill is then set to the least median error of these TTFT alone, all
+runs counted: it adds to nothing else, and some runs hold a warm-up.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
         return replace(start, **dict(zip(names, (x * scale).tolist(), strict=True)))
 
     def errors(x: Floats) -> Floats:
-        table = evaluate(used, {name: spec(x)})
+        table = evaluate(used, {name: spec(x)}, ranges=False)
         few = (table["quantity"] == "ttft") & ~(table["concurrency"] > TTFT_CONCURRENCY)
         kept = table["evaluated"] & ~table["saturated"] & (table["quantity"].isin(["tpot", "latency"]) | few)
         error: Floats = np.log(np.where(kept, table["predicted"] / table["measured"], 1.0))
@@ -85,6 +86,24 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
     found = least_squares(
         errors, np.ones(len(names)), bounds=(0.0, most), loss="cauchy", f_scale=SOFT, diff_step=0.05, max_nfev=12
     )
-    last = errors(found.x)
+    engine = _with_request_host(rows, spec(found.x))
+    last = errors(np.array([getattr(engine, key) for key in names]) / scale)
     seen = last != 0.0
-    return EngineFit(spec(found.x), int(seen.sum()), float(np.median(np.abs(np.expm1(last[seen])))))
+    return EngineFit(engine, int(seen.sum()), float(np.median(np.abs(np.expm1(last[seen])))))
+
+
+def _with_request_host(rows: Sequence[ServingRow], engine: EngineSpec) -> EngineSpec:
+    """The profile with the request time of least median TTFT error where an instance has few requests."""
+    mine = [
+        row for row in rows
+        if row.engine == engine.name and row.load == "closed_loop" and not (row.reason or row.qa_flag or row.held_out)
+        and row.workers is not None and row.concurrency / row.workers.count <= TTFT_CONCURRENCY
+    ]  # fmt: skip
+    if not mine:
+        return engine
+    table = evaluate(mine, {engine.name: engine}, ranges=False)
+    table = table[table["evaluated"] & ~table["saturated"] & (table["quantity"] == "ttft")]
+    predicted, measured = table["predicted"].to_numpy(), table["measured"].to_numpy()
+    tried = np.arange(0.0, HOST_TIMES["request_host"][1], MS)
+    error = [np.median(np.abs((predicted - engine.request_host + each) / measured - 1)) for each in tried]
+    return replace(engine, request_host=float(tried[int(np.argmin(error))]))

@@ -31,6 +31,7 @@ from disagg_sim.serving.closed_loop import (
     served,
     static_batch,
 )
+from disagg_sim.serving.served_range import leaves_range
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -140,6 +141,15 @@ def value_of(quantity: Quantity, row: ServingRow, answer: Prediction, index: int
     return float(answer.request_rate[index]) * tokens / quantity.gpus
 
 
+def _leaves_range(run: Served, rows: Sequence[ServingRow], answer: Prediction) -> NDArray[np.bool_]:
+    """Rows whose decode (or whole) instances run operators outside their calibrated range."""
+    pool = degrees_of(r.workers for r in rows if r.workers)
+    lengths = Lengths(np.array([r.isl for r in rows]), np.array([r.osl for r in rows]))
+    inside = np.minimum(answer.demand, np.where(answer.capacity > 0, answer.capacity, np.inf))
+    most = run.engine.max_running * pool.degrees.dp_attn
+    return leaves_range(run, pool, lengths, np.clip(inside / pool.count, 1.0, most))
+
+
 def _checked(row: ServingRow) -> ServingRow:
     """The row with a reason where a number that its load needs is missing."""
     if not row.quantities:
@@ -165,7 +175,9 @@ def _beats_memory(run: Served, row: ServingRow) -> bool:
     return bool(step < weight_bytes(run.at.model, run.at.precision) * MATMUL_SHARE / bandwidth)
 
 
-def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None = None) -> pd.DataFrame:
+def evaluate(
+    rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None = None, *, ranges: bool = True
+) -> pd.DataFrame:
     """One line for every quantity of every row, in order; columns as ``COLUMNS``.
 
     Parameters
@@ -174,6 +186,8 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
         As ``serving_rows.read_rows`` returns them.
     engines
         Profiles by name where not the shipped ones are meant.
+    ranges
+        Whether ``calibrated`` is found out, which takes longer than the rest.
 
     Returns
     -------
@@ -203,10 +217,11 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
             for i in members:
                 checked[i] = checked[i].refused(str(error))
             continue
+        inside = ~_leaves_range(run, group, answer) if ranges else np.zeros(len(group), dtype=bool)
         for place, i in enumerate(members):
             if _beats_memory(run, checked[i]):
                 checked[i] = checked[i].refused("faster than its GPUs can read the weights")
-            answers[i] = (answer, place, not run.at.rates.inherited)
+            answers[i] = (answer, place, bool(inside[place]))
     lines = [line for i, row in enumerate(checked) for line in _lines(row, answers.get(i))]
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
