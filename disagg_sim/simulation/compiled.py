@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-_config: Any = numba.config
+_numba: Any = numba  # its stubs know neither the wrapper flags nor the directory
 Function = TypeVar("Function", bound=Callable[..., object])
 
 #: Files whose code or constants end up in the machine code.
@@ -28,8 +28,8 @@ def code_directory() -> Path:
     """Where the machine code of these sources is kept: beside them if that is writable, else in the home directory."""
     here = Path(__file__).parent
     content = hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in SOURCES)).hexdigest()
-    if _config.CACHE_DIR:
-        base = Path(_config.CACHE_DIR)
+    if _numba.config.CACHE_DIR:
+        base = Path(_numba.config.CACHE_DIR)
     else:
         base = here / "__pycache__" if os.access(here, os.W_OK) else Path.home() / ".cache" / "disagg_sim"
     return base / f"kernel-{content[:16]}"
@@ -37,14 +37,14 @@ def code_directory() -> Path:
 
 def inner(function: Function) -> Function:
     """Compile a function that only compiled code calls: nothing is made for calls from Python."""
-    return cast(Function, numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+    return cast(Function, _numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
 
 
 def entry(function: Function) -> Function:
     """Compile a function that Python calls, and keep its machine code."""
-    before = _config.CACHE_DIR
-    _config.CACHE_DIR = str(code_directory())
+    before = _numba.config.CACHE_DIR
+    _numba.config.CACHE_DIR = str(code_directory())
     try:
-        return cast(Function, numba.njit(cache=True, error_model="numpy", no_cfunc_wrapper=True)(function))
+        return cast(Function, _numba.njit(cache=True, error_model="numpy", no_cfunc_wrapper=True)(function))
     finally:
-        _config.CACHE_DIR = before
+        _numba.config.CACHE_DIR = before
