@@ -54,9 +54,10 @@ def judge_kernels(
     -------
     DataFrame
         ``COLUMNS``. 80 % of the measured times should lie between ``predicted_p10_us`` and ``predicted_p90_us``, by the
-        spread of the fit on the rows that it saw (``facts.uncertainty``). ``evaluated`` is true where measurement and prediction stand side by side, else ``reason`` says why
-        not; where it is true, ``reason`` may name a doubt. ``part`` is "fitted" or "held out" for a table that the fits
-        were made from (the same bytes), "new" for every other.
+        spread of the fit on the rows that it saw (``facts.uncertainty``). ``evaluated`` is true where measurement and
+        prediction stand side by side, else ``reason`` says why not; where it is true, ``reason`` may name a doubt.
+        ``part`` is "fitted" or "held out" for a table that the fits were made from (the same bytes), "new" for every
+        other.
 
     Raises
     ------
@@ -119,8 +120,9 @@ def _verdicts(table: KernelTable, rows: pd.DataFrame, system: str, efficiency: P
     unseen = rows["held_out"].to_numpy(dtype=bool) & known
     return rows[["row", "system", "framework", "version", "kernel_source", "masked"]].assign(
         file=shown(table.path), operator=form.name, shape=_shapes(form, rows), measured_us=measured / US,
-        predicted_us=predicted / US, predicted_p10_us=low / US, predicted_p90_us=high / US, relative_error=predicted / measured - 1.0,
-        evaluated=np.isfinite(predicted) & np.isfinite(measured), reason=reason, held_out=unseen, in_range=within,
+        predicted_us=predicted / US, predicted_p10_us=low / US, predicted_p90_us=high / US,
+        relative_error=predicted / measured - 1.0, evaluated=np.isfinite(predicted) & np.isfinite(measured),
+        reason=reason, held_out=unseen, in_range=within,
         part=[part_of(bool(each)) if known else "new" for each in unseen],
     )  # fmt: skip
 
@@ -131,7 +133,7 @@ def _fits_of(system: str, directory: Path | None) -> EfficiencySpec | None:
 
 
 def _predict(form: Form, rows: pd.DataFrame, spec: EfficiencySpec) -> tuple[Any, Any, Any]:
-    """Predicted times [s], whether each row lies in the range of the fit that it needs, s.d. of log time by that fit."""
+    """Predicted times [s], whether each row lies in the range of the fit that it needs, s.d. of log time by it."""
     operator, system = OPERATORS[form.name], load_system(spec.system)
     fits = operator.fits_of(spec)
     predicted = operator.predict(rows, system, fits)

@@ -46,7 +46,7 @@ def error_table(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     names = np.array([name for name, _ in CLASSES])
     size = names[np.searchsorted(ends, rows["measured"].to_numpy(), side="right")]
     table = rows[list(keys)].assign(size=size, error=error)
-    figures = FIGURES
+    figures: tuple[str, ...] = FIGURES
     if "low" in rows:
         figures = (*FIGURES, COVERAGE)
         table[COVERAGE] = rows["measured"].between(rows["low"], rows["high"])

@@ -1,25 +1,40 @@
 """How sure a predicted served run is: what its kernels may be off, and which of them nobody measured as they are used.
 
-The passes looked at are a decode step of the sequences in flight and a pass over one piece of a prompt: what a run of the
-engine is made of. What an engine adds beyond its kernels is in ``EngineSpread``.
+The passes looked at are a decode step of the sequences in flight and a pass over one piece of a prompt: what a run of
+the engine is made of. What an engine adds beyond its kernels is in ``EngineSpread``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.facts.uncertainty import UncertaintySpec
+from disagg_sim.calibration.bands import band
+from disagg_sim.calibration.serving import degrees_of, engine_of
+from disagg_sim.calibration.serving_report import TTFT_CONCURRENCY
+from disagg_sim.calibration.serving_rows import ServingRow
+from disagg_sim.facts.load import load_uncertainty
+from disagg_sim.facts.uncertainty import EngineSpread, UncertaintySpec
 from disagg_sim.search.setting import Setting
 from disagg_sim.serving.calibrated import words_of
-from disagg_sim.serving.closed_loop import Lengths, Pool, Served, decode_time, pieces_of, prefill_time
+from disagg_sim.serving.closed_loop import Lengths, Pool, Served, decode_time, pieces_of, prefill_time, served
 from disagg_sim.serving.operators import Use, uses_in
 from disagg_sim.serving.rescore import Times
 from disagg_sim.serving.uncertainty import kind_of, sigma_of
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Floats = NDArray[np.float64]
+
+
+#: Columns that ``with_bands`` adds.
+COLUMNS = ("predicted_p10", "predicted_p90", "kernel_sigma", "outside_calibration")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,3 +89,81 @@ def _deviation(uses: list[Use], times: Times, name: str, spec: UncertaintySpec) 
         common[use.label] = common.get(use.label, np.zeros(np.shape(whole))) + np.sqrt(share) * own
         variance = variance + (1.0 - share) * own**2
     return np.asarray(np.sqrt(variance + sum(part**2 for part in common.values())))
+
+
+def with_bands(
+    lines: pd.DataFrame, rows: Sequence[ServingRow], spreads: UncertaintySpec | str = "measured"
+) -> pd.DataFrame:
+    """Evaluated lines of served rows with their bands.
+
+    Parameters
+    ----------
+    lines
+        As ``calibration.serving.evaluate`` returns them.
+    rows
+        What was evaluated.
+
+    Returns
+    -------
+    DataFrame
+        The lines and ``COLUMNS``: ends of the 80 % band in the unit of the prediction, the part of the deviation that
+        comes from kernels [1], and what the run rests on beside measurements, in words.
+    """
+    spec = load_uncertainty(spreads) if isinstance(spreads, str) else spreads
+    known = {(line.file, line.row): line.capacity for line in lines.itertuples() if line.evaluated}
+    doubted: dict[tuple[str, str], tuple[float, float, str]] = {}
+    usable = sorted((row for row in rows if (row.file, row.row) in known), key=_run)
+    for _, found in groupby(usable, key=_run):
+        members = list(found)
+        first = members[0]
+        run = served(first.model, first.system, first.recipe, engine_of(first, {}))
+        decode = degrees_of(row.workers for row in members if row.workers)
+        prefill = degrees_of(row.prefill or row.workers for row in members if row.workers)
+        lengths = Lengths(np.array([row.isl for row in members]), np.array([row.osl for row in members]))
+        room = np.array([known[row.file, row.row] for row in members])
+        doubt = kernel_doubt(run, prefill, decode, lengths, _in_flight(members, room, decode, run), spec)
+        for row, *told in zip(members, doubt.decode, doubt.prefill, doubt.outside, strict=True):
+            doubted[row.file, row.row] = (told[0], told[1], told[2])
+    sigmas, words = np.full((2, len(lines)), np.nan), []
+    for place, line in enumerate(lines.itertuples()):
+        of_row = doubted.get((str(line.file), str(line.row)))
+        words.append(of_row[2] if of_row else "")
+        if of_row and line.evaluated:
+            sigmas[0, place] = _of_quantity(str(line.quantity), of_row[0], of_row[1])
+            sigmas[1, place] = _beyond(line, spec.engines.get(str(line.engine)))
+    low, high = band(lines["predicted"].to_numpy(dtype=float), np.hypot(*sigmas))
+    return lines.assign(
+        predicted_p10=low, predicted_p90=high, kernel_sigma=sigmas[0], outside_calibration=words
+    )
+
+
+def _run(row: ServingRow) -> tuple[Any, ...]:
+    return row.model, row.system, row.recipe, row.engine, row.chunk_tokens, row.prefill is not None
+
+
+def _in_flight(rows: Sequence[ServingRow], room: Floats, pool: Pool, run: Served) -> Floats:
+    """Sequences that decode: those stated, and no more than fit or than the engine runs. [request]"""
+    stated = np.array([row.concurrency if row.concurrency > 0 else row.batch for row in rows])
+    most = run.engine.max_running * pool.degrees.dp_attn * pool.count
+    limit = np.minimum(np.where(room > 0, room, np.inf), most)
+    return np.asarray(np.minimum(np.where(stated > 0, stated, limit), limit))
+
+
+def _of_quantity(quantity: str, decode: float, prefill: float) -> float:
+    """S.d. of log that kernels give a measured quantity: TTFT is prefill, all others mostly decode. [1]"""
+    return prefill if quantity == "ttft" else decode
+
+
+def _beyond(line: Any, spread: EngineSpread | None) -> float:
+    """S.d. of log that the engine adds; that of an engine without served runs is not known. [1]"""
+    if spread is None:
+        return float("nan")
+    few = per_instance(line.concurrency, line.workers) <= TTFT_CONCURRENCY
+    first = spread.first_token if few else spread.first_token_loaded
+    return {"ttft": first, "throughput": spread.throughput}.get(str(line.quantity), spread.step)
+
+
+def per_instance(concurrency: float, workers: str) -> float:
+    """Requests of an instance; ``workers`` as the lines write them, ``2xTP4``. [request]"""
+    count, several, _ = workers.partition("x")
+    return concurrency / (float(count) if several and count.isdigit() else 1.0)

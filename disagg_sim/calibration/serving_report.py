@@ -65,17 +65,27 @@ def _errors(table: pd.DataFrame) -> dict[str, Any]:
         "p90_error": float(error.abs().quantile(0.9)),
         "bias": float(error.median()),
         "spearman": rank_correlation(table),
+        **({"coverage": float(_inside(table).mean())} if "predicted_p10" in table else {}),
     }
 
 
+def _inside(table: pd.DataFrame) -> pd.Series:
+    """Whether each measured number lies in its 80 % band."""
+    return table["measured"].between(table["predicted_p10"], table["predicted_p90"])
+
+
 def summary(table: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
-    """Errors of the evaluated lines by group: rows, median and 90 % quantile of the absolute error, bias, Spearman."""
+    """Errors of the evaluated lines by group: rows, median and 90 % quantile of the absolute error, bias, Spearman.
+
+    With bands (``serving_bands.with_bands``) also ``coverage``, the share of the rows inside.
+    """
     import pandas as pd
 
     lines = []
     for key, part in table[table["evaluated"]].groupby(list(by), dropna=False, sort=True):
         lines.append(dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)) | _errors(part))
-    return pd.DataFrame(lines, columns=[*by, "rows", "median_error", "p90_error", "bias", "spearman"])
+    coverage = ["coverage"] if "predicted_p10" in table else []
+    return pd.DataFrame(lines, columns=[*by, "rows", "median_error", "p90_error", "bias", "spearman", *coverage])
 
 
 def counted(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Estimates of ``hw_specs/uncertainty/``: how errors of the fits are shared out, and what served runs add to them.
 
-Only rows of the FITTED part are looked at: those held out are there to check the bands (``coverage`` in the summaries of
-both validations). Spreads are those of a normal law whose 80 % band holds 80 % of the rows, whatever the tails.
+Only rows of the FITTED part are looked at: those held out are there to check the bands (``coverage`` in the summaries
+of both validations). Spreads are those of a normal law whose 80 % band holds 80 % of the rows, whatever the tails.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from numpy.typing import NDArray
 from disagg_sim.calibration.judge import judge_kernels
 from disagg_sim.calibration.registry import OPERATORS
 from disagg_sim.calibration.residuals import part_of
+from disagg_sim.calibration.serving_bands import per_instance
+from disagg_sim.calibration.serving_report import TTFT_CONCURRENCY
 from disagg_sim.calibration.tables import KernelTable, read_exclusions, read_tables
-from disagg_sim.errors import InputError
+from disagg_sim.errors import InputError, StoreError
 from disagg_sim.facts.efficiency import SECTIONS
+from disagg_sim.facts.formats.uncertainty import uncertainty_of
 from disagg_sim.facts.load import load_efficiency, load_system
-from disagg_sim.facts.uncertainty import EIGHTY, EngineSpread, KindSpread
+from disagg_sim.facts.uncertainty import EIGHTY, EngineSpread, KindSpread, UncertaintySpec
+from disagg_sim.facts.yaml_files import canonical_name, read_mapping, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +33,9 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 #: Sizes that tell rows of one group of shapes apart: they change from step to step, the others are the model's.
-_WITHIN = ("m", "batch", "seq_len", "kv_len", "q_len", "past_len", "num_tokens", "rank0_num_tokens", "message_bytes", "sms")
+_WITHIN = (
+    "m", "batch", "seq_len", "kv_len", "q_len", "past_len", "num_tokens", "rank0_num_tokens", "message_bytes", "sms",
+)  # fmt: skip
 #: Errors count up to so many deviations: a few kernels that were timed wrongly shall not speak for all. [1]
 CLIP = 3.0
 #: Every so many rows are predicted by the fits of another system.
@@ -58,10 +64,10 @@ def kernel_spreads(
     verdicts = judge_kernels(paths, exclude=exclude, efficiency=efficiency)
     good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "") & (verdicts["part"] == part_of(held_out=False))]
     if not len(good):
-        raise InputError("no row of these tables was fitted: spreads are estimated on the tables that the fits came from")
-    error = np.log(good["measured_us"] / good["predicted_us"])
+        raise InputError("no row of these tables was fitted: spreads are estimated on the tables that fits came from")
+    good = good.assign(error=np.log((good["measured_us"] / good["predicted_us"]).to_numpy(dtype=float)))
     composed = {
-        form: deviation(error[(good["operator"] == form).to_numpy()].to_numpy())
+        form: deviation(good.loc[good["operator"] == form, "error"].to_numpy(dtype=float))
         for form, operator in OPERATORS.items()
         if operator.fit is None and (good["operator"] == form).any()
     }
@@ -72,7 +78,7 @@ def kernel_spreads(
         mine = good[sections == section]
         alike, across = (moved.get((section, same), 0.0) for same in (True, False))
         kinds[section] = KindSpread(
-            shared=shared_part(mine, error[mine.index].to_numpy()) if len(mine) else 1.0,
+            shared=shared_part(mine, mine["error"].to_numpy(dtype=float)) if len(mine) else 1.0,
             transfer=alike or across, transfer_across=max(across, alike), rows=len(mine),
         )  # fmt: skip
     return kinds, composed
@@ -134,8 +140,8 @@ def transfers(
             own.setdefault(key, []).append(np.log(both[0] / measured)[known])
             other.setdefault(key, []).append(np.log(both[1] / measured)[known])
     found = {}
-    for key in own:
-        mine, theirs = np.concatenate(own[key]), np.concatenate(other[key])
+    for key, parts in own.items():
+        mine, theirs = np.concatenate(parts), np.concatenate(other[key])
         if mine.size:
             found[key] = float(np.sqrt(max(deviation(theirs) ** 2 - deviation(mine) ** 2, 0.0)))
     return found
@@ -161,16 +167,26 @@ def engine_spreads(lines: pd.DataFrame) -> dict[str, EngineSpread]:
         lines["evaluated"] & ~lines["saturated"] & (lines["part"] == "fitted") & (lines["load"] == "closed_loop")
     ]
     error = np.log(usable["measured"].astype(float) / usable["predicted"].astype(float))
-    table = usable.assign(error=error)
-    pooled = {name: _beyond(table[table["quantity"] == name]) for name in ("tpot", "ttft", "throughput")}
+    loads = zip(usable["concurrency"], usable["workers"], strict=True)
+    few = [per_instance(*load) <= TTFT_CONCURRENCY for load in loads]
+    table = usable.assign(error=error, few=few)
     spreads = {}
     for engine, mine in table.groupby("engine", sort=True):
-        own: dict[str, Any] = {}
-        for word, name in (("decode", "tpot"), ("prefill", "ttft"), ("throughput", "throughput")):
-            part = mine[mine["quantity"] == name]
-            own[word] = _beyond(part) if len(part) >= MANY else pooled[name]
+        own = {
+            word: _beyond(_parts(mine)[word] if len(_parts(mine)[word]) >= MANY else _parts(table)[word])
+            for word in _parts(mine)
+        }
         spreads[str(engine)] = EngineSpread(shared=_shared_by_case(table), rows=len(mine), **own)
     return spreads
+
+
+def _parts(lines: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Lines that speak of each field of ``EngineSpread``."""
+    first = lines[lines["quantity"] == "ttft"]
+    return {
+        "step": lines[lines["quantity"] == "tpot"], "first_token": first[first["few"]],
+        "first_token_loaded": first[~first["few"]], "throughput": lines[lines["quantity"] == "throughput"],
+    }  # fmt: skip
 
 
 #: Lines from which an engine's spread is its own, else that of all engines. [1]
@@ -209,8 +225,8 @@ def spreads_text(
         return "{" + ", ".join(f"{k}: {v if isinstance(v, int) else f'{v:.3g}'}" for k, v in fields) + "}"
 
     lines = [
-        "# Spreads behind error bars: how errors of the fits are shared out, and what served runs add (docs/uncertainty.md).",
-        "# Written by 'disagg-sim calibrate uncertainty': rows of the fitted part alone, 80 % quantile of the errors over 1.28.",
+        "# Spreads behind error bars: how errors of fits are shared out, what served runs add (docs/uncertainty.md).",
+        "# Written by 'disagg-sim calibrate uncertainty' from rows of the fitted part: their 80 % quantile over 1.28.",
         "title: spreads of the fitted kernels and of served runs",
         f'data: "{data}"',
         f'date: "{date}"',
@@ -231,9 +247,32 @@ def spreads_text(
 SOURCES = {
     "assumed": "assumption: nobody measured these kernels one by one; half to double at 2.3 deviations",
     "per_doubling": "assumption: 5 % for each doubling beyond a range",
-    "shared": "variance of the means of groups of shapes (weights and heads of a model on one system) over all variance",
-    "transfer": "excess error of a measured system predicted with the fits of another of its architecture, at its own peaks",
+    "shared": "variance of the means of groups of shapes (weights and heads of a model on a system) over all variance",
+    "transfer": "excess error of a system predicted with the fits of another of its architecture, at its own peaks",
     "transfer_across": "the same for another architecture",
     "composed": "errors of tables that are predicted from the fits of other operators",
     "engines": "errors of served closed loops below saturation less those of their kernels",
 }
+
+
+def write_spreads(path: Path, text: str) -> UncertaintySpec:
+    """Write an uncertainty file once it has been read back without a fault; returns what it says.
+
+    Raises
+    ------
+    SpecError
+        When the text is no sound uncertainty file; nothing is written then.
+    StoreError
+        When the file cannot be written.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        spec = uncertainty_of(path, read_mapping(part), canonical_name(path.stem))
+        part.replace(path)
+    except OSError as error:
+        raise StoreError(f"{shown(path)}: cannot be written: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
+    return spec

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from disagg_sim.cli.calibrate import app as calibrate_app
+from disagg_sim.cli.calibrate_uncertainty import uncertainty
 from disagg_sim.cli.compare import check, compare
 from disagg_sim.cli.measure import measure
 from disagg_sim.cli.reproduce import reproduce
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(specs_app, name="specs")
 app.add_typer(calibrate_app, name="calibrate")
+calibrate_app.command("uncertainty")(uncertainty)
 app.add_typer(validate_app, name="validate")
 app.add_typer(trace_app, name="trace")
 app.command("measure")(measure)

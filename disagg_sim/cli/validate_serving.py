@@ -21,6 +21,7 @@ def validate_serving(
 ) -> None:
     """Evaluate every row of measured serving runs and print the errors below saturation."""
     from disagg_sim.calibration.serving import evaluate
+    from disagg_sim.calibration.serving_bands import with_bands
     from disagg_sim.calibration.serving_report import (
         ENGINE_NOISE,
         RERUN_NOISE,
@@ -38,6 +39,7 @@ def validate_serving(
     if table.empty:
         typer.echo("no measurements in these files")
         return
+    table = with_bands(table, rows)
     _print(counted(table))
     below = table[~table["saturated"]]
     typer.echo("\nBelow saturation, all parts:")

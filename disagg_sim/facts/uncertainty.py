@@ -27,8 +27,9 @@ class KindSpread:
 class EngineSpread:
     """What served runs of an engine show beyond their kernels: s.d. of log(measured/predicted)."""
 
-    decode: float  # of the time of an output token [1]
-    prefill: float  # of the time to the first token [1]
+    step: float  # of the time of an output token, hence of a step or a pass [1]
+    first_token: float  # of the time to the first token of an instance with few requests [1]
+    first_token_loaded: float  # the same of one with more: queueing is in it [1]
     throughput: float  # [1]
     shared: float  # share of these variances that all configurations of a case have in common [1]
     rows: int  # served rows of the fitted part [1]

@@ -6,14 +6,16 @@ r"""Error bars: how far the latencies and the throughput of designs may be off, 
           \qquad T_p \to T_p\,\exp\left(\tau_p\left(\sqrt{\rho}\,z_{e,p} + \sqrt{1-\rho}\,\epsilon_{p,m}\right)\right)
 
 * :math:`\sigma_o` is the spread of the fit behind operator o (``facts.uncertainty.spread_of``), wider where the fit is
-  of another system (``transfer``, ``transfer_across``), where a size lies outside its range (``per_doubling``), or where nobody measured;
+  of another system (``transfer``, ``transfer_across``), where a size leaves its range (``per_doubling``), or where
+  nobody measured;
 * z is **systematic**: one number for all operators of kind k of a (system s, engine e) in every design and mode.
   :math:`\rho_k` is the share of the variance that whole groups of shapes have in common;
 * :math:`\epsilon` is **idiosyncratic**: its own for every operator o of a layer and mapping m, so that it partly
   averages over the operators of a layer, and batches of one mapping share it;
-* :math:`\tau_p` is the discrepancy of an engine: what served runs show beyond their kernels (host, scheduling), for
-  decode steps and for passes of prefill, estimated from the served runs of the FITTED part alone. What all
-  configurations have in common cancels where two modes are compared.
+* :math:`\tau_p` is the discrepancy of an engine: what served runs show beyond their kernels (host, scheduling). For
+  decode steps and passes of prefill it is that of the time of an output token, and more for the time to the first
+  token; estimated from the served runs of the FITTED part alone. What all configurations have in common cancels where
+  two modes are compared.
 
 All of z and :math:`\epsilon` are standard normal, and drawn by name from one seed: tables of several modes, or the same
 table twice, see the same factors.
@@ -42,6 +44,7 @@ from disagg_sim.facts.uncertainty import KindSpread, UncertaintySpec, spread_of
 from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.rates import Rates
 from disagg_sim.search.front import best_from
+from disagg_sim.search.setting import Setting
 from disagg_sim.serving.calibrated import breaches, words_of
 from disagg_sim.serving.operators import Use, uses_of
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
@@ -293,17 +296,29 @@ def _sampled(
                 sampled[index] += part[:, None] * moved
     for phase, passes in (("decode", (0,)), ("prefill", (1, 2))):
         at = designs.at if phase == "decode" else designs.prefill_at
-        engine = engine_of(at.rates, at.engine, spec)
-        spread = spec.engines[engine]
         # A mixed step is a decode step with prompts in it: it is off as decode is.
         kind = "decode" if designs.mode == "piggyback" else phase
-        own = [f"{designs.mode} {kind} {place}" for place in places[phase]]
-        factor = np.exp(getattr(spread, kind) * draws.mixed(f"engine {engine} {kind}", own, spread.shared))
+        factor = _engine_factor(at, f"{designs.mode} {kind}", kind, places[phase], spec, draws)
         for index in passes:
             sampled[index] *= factor
     turned = Times(*(part.T for part in sampled))
-    scores = scores_of(designs, turned, rematch=rematch)
-    return Scores(*(np.asarray(value).T for value in scores)), words_of(uses, nominal)
+    found = Scores(*(np.asarray(value).T for value in scores_of(designs, turned, rematch=rematch)))
+    what = f"{designs.mode} first token"
+    first = _engine_factor(designs.prefill_at, what, "first token", places["prefill"], spec, draws)
+    return found._replace(ftl=found.ftl * first), words_of(uses, nominal)
+
+
+def _engine_factor(
+    at: Setting, what: str, kind: str, places: Sequence[str], spec: UncertaintySpec, draws: _Draws
+) -> Floats:
+    """What an engine adds to passes of a kind, or to the first token beyond its pass, (rows, samples). [1]"""
+    engine = engine_of(at.rates, at.engine, spec)
+    spread = spec.engines[engine]
+    sigma = spread.step
+    if kind == "first token":  # the pass itself is off by ``step`` already
+        sigma = float(np.sqrt(max(spread.first_token**2 - spread.step**2, 0.0)))
+    own = [f"{what} {place}" for place in places]
+    return np.asarray(np.exp(sigma * draws.mixed(f"engine {engine} {kind}", own, spread.shared)))
 
 
 def log_factor(

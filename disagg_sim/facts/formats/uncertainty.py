@@ -14,7 +14,9 @@ from disagg_sim.facts.yaml_files import spec_error
 _share, _spread, _count = number(0.0, 1.0), number(0.0, 3.0), integer(0, 10**9)
 _Kind = schema_of(KindSpread, {"shared": _share, "transfer": _spread, "transfer_across": _spread, "rows": _count})
 _Engine = schema_of(
-    EngineSpread, dict.fromkeys(("decode", "prefill", "throughput"), _spread) | {"shared": _share, "rows": _count}
+    EngineSpread,
+    dict.fromkeys(("step", "first_token", "first_token_loaded", "throughput"), _spread)
+    | {"shared": _share, "rows": _count},
 )
 _Spec = schema_of(
     UncertaintySpec,
