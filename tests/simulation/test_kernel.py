@@ -9,10 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
+from disagg_sim.physics.phases import Degrees
+from disagg_sim.search.setting import setting
 from disagg_sim.simulation.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.state import BLOCK_TOKENS, Mode, SegmentStatus
 from disagg_sim.simulation.step_times import StepTable
 
+#: Two DP ranks in two pipeline stages, prompts of a pass cut into chunks, and a formula.
+PIPELINE = StepTable.build(
+    setting("mixtral_8x7b", "h100_sxm", "bf16"), Degrees(dp_attn=2.0, ep=2.0, pp=2.0), max_sequences=16, chunk_tokens=64
+)
 TABLE = StepTable.affine(step=1e-3, per_sequence=1e-5, per_context=1e-7, per_token=1e-6, max_sequences=16)
 LENGTH = st.one_of(st.integers(1, 40), st.integers(1, 400))
 
@@ -20,7 +26,7 @@ LENGTH = st.one_of(st.integers(1, 40), st.integers(1, 400))
 @st.composite
 def instances(draw):
     return InstanceSpec(
-        table=TABLE,
+        table=draw(st.sampled_from([TABLE, PIPELINE])),
         blocks=draw(st.integers(60, 120)),
         mode=draw(st.sampled_from(Mode)),
         token_budget=draw(st.sampled_from([8, 64, 512])),
