@@ -41,9 +41,9 @@ class ClusterView:
     """State of the cluster, to be read only.
 
     Columns over instances (arrays; index them with ``prefill`` or ``decode``): ``queued_requests``,
-    ``queued_prompt_tokens``, ``running_requests``, ``running_tokens``,
-    ``coming_tokens``, ``free_blocks``, ``total_blocks``, ``decode_steps``, ``decode_time``, ``busy_time``,
-    ``prefill_tokens``, ``decode_tokens``. They are those at each instance's last event;
+    ``queued_prompt_tokens``, ``queued_context_tokens`` (caches that wait for memory), ``running_requests``,
+    ``running_tokens``, ``coming_tokens``, ``free_blocks``, ``total_blocks``, ``decode_steps``, ``decode_time``,
+    ``busy_time``, ``prefill_tokens``, ``decode_tokens``. They are those at each instance's last event;
     ``refresh`` brings them to the present, which ticks do by themselves.
 
     Lists over requests: ``arrival_s``, ``input_tokens``, and ``output_tokens``, which a real system
@@ -72,6 +72,7 @@ class ClusterView:
         fleet = self._fleet.views
         self.queued_requests: Ints = fleet.queued_requests
         self.queued_prompt_tokens: Ints = fleet.queued_prompt_tokens
+        self.queued_context_tokens: Ints = fleet.queued_context_tokens
         self.running_requests: Ints = fleet.running_requests
         self.running_tokens: Ints = fleet.running_tokens
         self.free_blocks: Ints = fleet.free_blocks

@@ -10,7 +10,7 @@ import numpy as np
 
 from disagg_sim.report.panels import Axes, Cells, Picture, draw_cells
 from disagg_sim.study.arrow_claims import CLAIMS
-from disagg_sim.study.arrow_setup import ALL, AZURE, CASES, PROFILE, Bench, workloads
+from disagg_sim.study.arrow_setup import ALL, AZURE, CASES, HALF, PROFILE, Bench, workloads
 from disagg_sim.study.papers import PaperResults, as_csv, evaluate, prepare, write_claims, write_picture
 from disagg_sim.sweep.results import write_text
 from disagg_sim.sweep.run import Listener
@@ -23,7 +23,7 @@ EVERYWHERE = ("arrow", "observed", "least_load", "vllm", "disaggregated", "coloc
 #: Further searches.
 MORE = (
     *((name, case) for case in ("arrow_4", "arrow_batched", "least_load_batched") for name in AZURE),
-    ("code", "flip_60"), ("code", "flip_300"),
+    ("code", "flip_60"), ("code", "flip_300"), (HALF, "arrow_4"),
 )  # fmt: skip
 POOLS_STEP_S = 1.0  # of the picture of pools over time, at the rate of the trace replayed [s]
 

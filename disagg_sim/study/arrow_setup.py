@@ -34,6 +34,7 @@ SHARE = 0.9  # of all requests inside both SLOs: what serving capacity asks for 
 MOONCAKE_S = 600.0  # of the Mooncake trace that the paper replays [s]
 AZURE = ("code", "conversation")
 ALL = (*AZURE, "burstgpt", "mooncake")
+HALF = "code_half"  # every second request of the code trace: half the rate in bursts as long as before
 QUICK_S = 300.0  # of every trace in a quick run [s]
 
 
@@ -95,7 +96,7 @@ class Workload(NamedTuple):
 
 
 def workloads(traces: Path | None, *, quick: bool = False) -> dict[str, Workload]:
-    """The four of the paper: published traces where a directory has them, else stand-ins."""
+    """The four of the paper, published traces where a directory has them, else stand-ins; and half of one."""
     limits = {
         "code": (Slo(ttft=3.0, tpot=0.1), 16.0, (5.62, 7.78)),
         "conversation": (Slo(ttft=2.0, tpot=0.15), 16.0, (3.76, 4.06)),
@@ -108,6 +109,8 @@ def workloads(traces: Path | None, *, quick: bool = False) -> dict[str, Workload
         if quick:
             trace = trace.between(0.0, QUICK_S)
         found[name] = Workload(trace, slo, start, paper, stand_in)
+    code = found["code"]
+    found[HALF] = code._replace(trace=code.trace.take(np.arange(0, len(code.trace), 2)))
     return found
 
 

@@ -6,8 +6,9 @@ D->P is assigned to prefill and still decodes what it has; P->D is assigned to d
 It drops into the pure pool when the old work is done, so that the pools follow from role and load alone.
 
 Read from the paper's text where it is silent: limits are the SLOs themselves; the load of decode is low when
-the instances left would hold at most half of ``MaxRunningTokens`` each and tokens come in time; "for a period" is
-three looks of the monitor; an instance of prefill is idle when it computed nothing since the last look.
+the instances left would be at most half full and tokens come in time; running tokens count requests that wait for
+memory, else memory would keep them below ``MaxRunningTokens`` for ever, and an instance also needs a free sequence;
+"for a period" is three looks of the monitor; an instance of prefill is idle when it computed nothing since the last.
 """
 
 from __future__ import annotations
@@ -127,17 +128,17 @@ FREE = 3  # when the prompts in its queue will be done, on its own clock [s]
 AHEAD = 4  # of that clock to the real one: what its last prompt took longer than predicted, in all [s]
 INTERVAL = 5  # mean time between its decode steps over the window; 0 without one [s]
 MOST = 6  # MaxRunningTokens [token]
-LEDGER = 7
+SEATS = 7  # sequences that it can run [1]
 
 
 @numba.njit(cache=True)
-def _soonest(among: Any, ledger: Any, queued: Any, running: Any, coming: Any, now: float) -> Any:
+def _soonest(among: Any, ledger: Any, queued: Any, running: Any, coming: Any, waiting: Any, now: float) -> Any:
     """Least queue delay in pool P and in D->P: instance, delay [s]; -1 and infinity of an empty pool."""
     pure, mixed = -1, -1
     pure_s, mixed_s = np.inf, np.inf
     for i in among:
         delay = max(ledger[i, FREE] + ledger[i, AHEAD] - now, 0.0) if queued[i] > 0 else 0.0
-        if running[i] > 0 or coming[i] > 0:
+        if running[i] > 0 or coming[i] > 0 or waiting[i] > 0:
             if delay < mixed_s:
                 mixed, mixed_s = i, delay
         elif delay < pure_s:
@@ -158,13 +159,13 @@ def _take(ledger: Any, i: int, tokens: int, queued: Any, now: float) -> float:
 
 @numba.njit(cache=True)
 def _place(
-    among: Any, ledger: Any, queued: Any, running: Any, coming: Any, tokens: int, ttft: float, now: float
+    among: Any, ledger: Any, queued: Any, running: Any, coming: Any, waiting: Any, tokens: int, ttft: float, now: float
 ) -> Any:
     """First steps of algorithm 1: an instance of P, else of D->P within the limit, booked, and the predicted end.
 
     Without one: minus 1 minus the instance to take late, nothing booked.
     """
-    pure, pure_s, mixed, mixed_s = _soonest(among, ledger, queued, running, coming, now)
+    pure, pure_s, mixed, mixed_s = _soonest(among, ledger, queued, running, coming, waiting, now)
     for i, delay in ((pure, pure_s), (mixed, mixed_s)):
         if i >= 0:
             time = ledger[i, CONSTANT] + tokens * (ledger[i, LINEAR] + tokens * ledger[i, QUADRATIC])
@@ -174,30 +175,51 @@ def _place(
 
 
 @numba.njit(cache=True)
-def _lightest(among: Any, running: Any, coming: Any, queued: Any) -> Any:
-    """Fewest tokens in pool D and in P->D: instance, tokens, -1 of an empty pool; and all tokens in decode."""
+def _lightest(among: Any, running: Any, coming: Any, waiting: Any, prompts: Any) -> Any:
+    """Fewest tokens in pool D and in P->D: instance, tokens, -1 of an empty pool.
+
+    Tokens of an instance are those of all requests that it decodes, is being sent, or keeps waiting for memory.
+    """
     pure, mixed = -1, -1
-    pure_tokens, mixed_tokens, total = 0, 0, 0
+    pure_tokens, mixed_tokens = 0, 0
     for i in among:
-        tokens = running[i] + coming[i]
-        total += tokens
-        if queued[i] > 0:
+        tokens = running[i] + coming[i] + waiting[i]
+        if prompts[i] > 0:
             if mixed < 0 or tokens < mixed_tokens:
                 mixed, mixed_tokens = i, tokens
         elif pure < 0 or tokens < pure_tokens:
             pure, pure_tokens = i, tokens
-    return pure, pure_tokens, mixed, mixed_tokens, total
+    return pure, pure_tokens, mixed, mixed_tokens
 
 
 @numba.njit(cache=True)
-def _hand_over(among: Any, ledger: Any, running: Any, coming: Any, queued: Any, tpot: float) -> int:
+def _hand_over(
+    among: Any, ledger: Any, running: Any, coming: Any, waiting: Any, prompts: Any, requests: Any, queued: Any,
+    tpot: float,
+) -> int:  # fmt: skip
     """First steps of algorithm 2: an instance of D, else of P->D within the limits; else minus 1 minus the lighter."""
-    pure, pure_tokens, mixed, mixed_tokens, _ = _lightest(among, running, coming, queued)
-    if pure >= 0 and pure_tokens <= ledger[pure, MOST] and ledger[pure, INTERVAL] <= tpot:
-        return int(pure)
-    if mixed >= 0 and mixed_tokens <= ledger[mixed, MOST] and ledger[mixed, INTERVAL] <= tpot:
-        return int(mixed)
+    pure, pure_tokens, mixed, mixed_tokens = _lightest(among, running, coming, waiting, prompts)
+    for i, tokens in ((pure, pure_tokens), (mixed, mixed_tokens)):
+        free = i >= 0 and tokens <= ledger[i, MOST] and requests[i] + queued[i] < ledger[i, SEATS]
+        if free and ledger[i, INTERVAL] <= tpot:
+            return int(i)
     return -1 - int(mixed if pure < 0 or (mixed >= 0 and mixed_tokens < pure_tokens) else pure)
+
+
+@numba.njit(cache=True)
+def _low(
+    among: Any, ledger: Any, running: Any, coming: Any, waiting: Any, requests: Any, queued: Any, without: int,
+    share: float,
+) -> bool:  # fmt: skip
+    """Whether all that decodes would take at most a ``share`` of what the instances other than ``without`` hold."""
+    tokens, sequences, most, seats = 0, 0, 0.0, 0.0
+    for i in among:
+        tokens += running[i] + coming[i] + waiting[i]
+        sequences += requests[i] + queued[i]
+        if i != without:
+            most += ledger[i, MOST]
+            seats += ledger[i, SEATS]
+    return bool(tokens <= share * most and sequences <= share * seats)
 
 
 @numba.njit(cache=True)
@@ -225,10 +247,10 @@ def _idle(among: Any, computed: Any, before: Any, queued: Any, running: Any) -> 
 
 
 @numba.njit(cache=True)
-def _busy(among: Any, ledger: Any, requests: Any, prompts: Any, limit: float) -> int:
-    """A decode instance with an interval above ``limit`` [s], or with decodes that wait for memory; -1 = none."""
+def _busy(among: Any, ledger: Any, waiting: Any, limit: float) -> int:
+    """A decode instance with an interval above ``limit`` [s], or with requests that wait to decode; -1 = none."""
     for i in among:
-        if ledger[i, INTERVAL] > limit or (requests[i] > 0 and prompts[i] == 0):
+        if ledger[i, INTERVAL] > limit or waiting[i] > 0:
             return int(i)
     return -1
 
@@ -253,8 +275,8 @@ class GlobalScheduler:
         for mapping in set(mappings):
             table = site.table(mapping, options.max_sequences)
             most = max_running_tokens(table, site.blocks(mapping, limits), options.max_sequences, self._tpot)
-            rows[mapping] = (*Predictor.fit(table, options.token_budget), 0.0, 0.0, 0.0, float(most))
-        self.ledger = np.array([rows[mapping] for mapping in mappings])
+            rows[mapping] = (*Predictor.fit(table, options.token_budget), 0.0, 0.0, 0.0, most, options.max_sequences)
+        self.ledger = np.array([rows[mapping] for mapping in mappings], dtype=float)
         self._ends: dict[int, float] = {}  # of the prompts in queues, predicted, on the clocks of their instances [s]
         looks = max(round(options.window_s / options.monitor_s), 1)
         self._past = deque([np.zeros((2, len(mappings)))], maxlen=looks)  # steps and time of decode at the looks
@@ -269,8 +291,9 @@ class GlobalScheduler:
         """Algorithm 1: the prefill instance that meets the TTFT limit, of P, of D->P, or flipped; else late in P."""
         tokens, queued, now = view.input_tokens[request], view.queued_prompt_tokens, view.now
         chosen, end = _place(
-            view.prefill, self.ledger, queued, view.running_requests, view.coming_tokens, tokens, self._ttft, now
-        )
+            view.prefill, self.ledger, queued, view.running_requests, view.coming_tokens, view.queued_context_tokens,
+            tokens, self._ttft, now,
+        )  # fmt: skip
         wishes: tuple[Wish, ...] = ()
         if chosen < 0:
             chosen = -1 - chosen
@@ -291,8 +314,9 @@ class GlobalScheduler:
         if view.roles[origin] is DECODE and view.states[origin] is READY:
             return Leg(origin)
         chosen = _hand_over(
-            view.decode, self.ledger, view.running_tokens, view.coming_tokens, view.queued_prompt_tokens, self._tpot
-        )
+            view.decode, self.ledger, view.running_tokens, view.coming_tokens, view.queued_context_tokens,
+            view.queued_prompt_tokens, view.running_requests, view.queued_requests, self._tpot,
+        )  # fmt: skip
         if chosen >= 0:
             return Leg(chosen)
         flip = self._to_decode(view, "no decode instance within its limits")
@@ -304,14 +328,15 @@ class GlobalScheduler:
 
     def _to_prefill(self, view: ClusterView, how: str) -> Flip | None:
         """Algorithm 3: of P->D, else of D, the one with fewest running tokens, if the load of decode is low."""
-        left = view.decode.size - 1
-        if left < 1 or self._mean_interval > self._tpot or self._changing(view, PREFILL):
+        if view.decode.size < 2 or self._mean_interval > self._tpot or self._changing(view, PREFILL):
             return None
-        pure, _, mixed, _, total = _lightest(
-            view.decode, view.running_tokens, view.coming_tokens, view.queued_prompt_tokens
-        )
+        running, coming, waiting = view.running_tokens, view.coming_tokens, view.queued_context_tokens
+        pure, _, mixed, _ = _lightest(view.decode, running, coming, waiting, view.queued_prompt_tokens)
         chosen = mixed if mixed >= 0 else pure
-        if total > left * self._options.low_load * self.ledger[chosen, MOST]:
+        if not _low(
+            view.decode, self.ledger, running, coming, waiting, view.running_requests, view.queued_requests, chosen,
+            self._options.low_load,
+        ):  # fmt: skip
             return None
         return Flip(chosen, PREFILL, f"first token {how} after the limit of {self._ttft:g} s")
 
@@ -320,8 +345,9 @@ class GlobalScheduler:
         if view.prefill.size < 2 or self._changing(view, DECODE):
             return None
         pure, _, mixed, _ = _soonest(
-            view.prefill, self.ledger, view.queued_prompt_tokens, view.running_requests, view.coming_tokens, view.now
-        )
+            view.prefill, self.ledger, view.queued_prompt_tokens, view.running_requests, view.coming_tokens,
+            view.queued_context_tokens, view.now,
+        )  # fmt: skip
         return Flip(mixed if mixed >= 0 else pure, DECODE, why)
 
     def _changing(self, view: ClusterView, role: Role) -> bool:
@@ -357,7 +383,7 @@ class GlobalScheduler:
         if idle < 0:
             return None
         limit = self._options.busy_interval * self._tpot
-        busy = _busy(view.decode, self.ledger, view.queued_requests, prompts, limit)
+        busy = _busy(view.decode, self.ledger, view.queued_context_tokens, limit)
         if busy < 0 or self._changing(view, DECODE):
             return None
         return Flip(idle, DECODE, f"idle, while instance {busy} needs help")
