@@ -1,11 +1,11 @@
 """Fits of the MoE exchange: dispatch, combine and prepare of each backend.
 
 ``latency + step*log2(group) + copies*T*d*b/(e_bandwidth*link)`` for all formats (they differ in b alone), models and
-versions of a backend together. A phase has a latency of its own; the phases of a backend share the step (where several
-group sizes were measured) and the share of the link that they reach, a combine in low precision excepted, which
-converts as well. Which copies of a token cross the link is known of each backend. Across nodes one number more, the
-rate of the sending kernel on the multiprocessors that it was given. Preparing costs
-``latency + step*log2(n) + T*seconds_per_token``.
+versions of a backend together. A phase of DeepEP has a latency of its own, those of an NVLink exchange wait at the same
+barriers and share it. The phases of a backend share the step (where several group sizes were measured) and the share of
+the link that they reach, a combine in low precision excepted, which converts as well. Which copies of a token cross the
+link is known of each backend. Across nodes one number more, the rate of the sending kernel on the multiprocessors that
+it was given. Preparing costs ``latency + step*log2(n) + T*seconds_per_token``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ PREPARE = "T (seconds per token)"
 _PICKS = ("deepep_ll", "trtllm_deepep_ll", "deepep_v2_generation")
 #: Two-sided NVLink exchange: a rank's own tokens pass through its buffers, too; its low-precision combine sends picks.
 _TWO_SIDED = "NVLinkTwoSided"
+_NVLINK = (_TWO_SIDED, "NVLinkOneSided")
 #: Types of the tables -> bytes of an element sent, scales included. [B]
 _BYTES = {"bfloat16": 2.0, "fp8": 1.03125, "nvfp4": 0.5625, "fp4": 0.5625, "unlabelled": 1.03125, "default": 2.0}
 #: Combine returns 16 bit, in low precision 8 bit with scales. [B]
@@ -101,26 +102,27 @@ def _fit(tables: dict[str, pd.DataFrame], system: SystemSpec, backend: str, link
 
     every = pd.concat(list(tables.values()))
     group = "node_num" if link == "nic" else "ep_size"
-    shared = {"step": _STEP} if every[group].min() < every[group].max() else {}
-    shared |= {_share_of(phase): _SHARE for phase in tables if phase != "prepare"}
-    shared |= {"seconds_per_token": _PER_TOKEN} if "prepare" in tables else {}
+    names = {_latency_of(backend, phase): _LATENCY for phase in tables}
+    names |= {"step": _STEP} if every[group].min() < every[group].max() else {}
+    names |= {_share_of(phase): _SHARE for phase in tables if phase != "prepare"}
+    names |= {"seconds_per_token": _PER_TOKEN} if "prepare" in tables else {}
     if link == "nic" and every["sms"].min() < every["sms"].max():
-        shared["token_bandwidth"] = _TOKEN_BANDWIDTH
+        names["token_bandwidth"] = _TOKEN_BANDWIDTH
 
     def build(values: NDArray[np.float64]) -> list[AllToAllFit]:
-        common = dict(zip(shared, values[len(tables) :].tolist(), strict=True))
-        found = []
-        for number, (phase, table) in enumerate(tables.items()):
+        number = dict(zip(names, values.tolist(), strict=True))
+        found: list[AllToAllFit] = []
+        for phase, table in tables.items():
             prepares = phase == "prepare"
             first = table.iloc[0]
             found.append(AllToAllFit(
                 engine=first["framework"], version=" ".join(sorted(table["version"].unique())), points=len(table),
-                median_error=0.0, p90_error=0.0, parameters=1 + (len(shared) if number == 0 else 0), backend=backend,
-                phase=phase, format="default", ranks=0, nodes=0, volume=_volume(backend, phase, link),
-                bytes_per_element=None, link=link, latency=float(values[number]), step=common.get("step", 0.0),
-                e_bandwidth=None if prepares else common[_share_of(phase)],
-                seconds_per_token=common["seconds_per_token"] if prepares else None,
-                token_bandwidth=None if prepares else common.get("token_bandwidth"),
+                median_error=0.0, p90_error=0.0, parameters=0 if found else len(names), backend=backend, phase=phase,
+                format="default", ranks=0, nodes=0, volume=_volume(backend, phase, link), bytes_per_element=None,
+                link=link, latency=number[_latency_of(backend, phase)], step=number.get("step", 0.0),
+                e_bandwidth=None if prepares else number[_share_of(phase)],
+                seconds_per_token=number["seconds_per_token"] if prepares else None,
+                token_bandwidth=None if prepares else number.get("token_bandwidth"),
                 valid=tuple((s, float(table[s].min()), float(table[s].max())) for s in (group, "num_tokens")),
             ))  # fmt: skip
         return found
@@ -130,7 +132,12 @@ def _fit(tables: dict[str, pd.DataFrame], system: SystemSpec, backend: str, link
         return np.concatenate([_times(table, fit, system) for table, fit in both])
 
     measured = np.concatenate([table["latency"].to_numpy(dtype=float) for table in tables.values()])
-    return build(fit_logarithm(times, measured, [_LATENCY] * len(tables) + list(shared.values())))
+    return build(fit_logarithm(times, measured, list(names.values())))
+
+
+def _latency_of(backend: str, phase: str) -> str:
+    """Name of the latency of a phase."""
+    return f"latency of {phase}" if backend not in _NVLINK or _share_of(phase) == "low" else "latency"
 
 
 def _share_of(phase: str) -> str:

@@ -1,9 +1,10 @@
 """Fits of attention kernels: the forms of ``physics.attention`` to rows of one library and version.
 
 A *variant* is a kernel in one arithmetic on one cache format. Each has numbers of its own; what belongs to the build of
-the kernels and not to a format is shared by all variants of a library and fitted together with them. Two choices are
-made by trying both: whether the longest block stays visible in prefill (grid of blocks) or not (persistent kernel),
-and whether latent decode splits the keys of a sequence over blocks or walks through them.
+the kernels and not to a format is shared by all variants of a library and fitted together with them, and so is whatever
+costs next to nothing to share. Two choices are made by trying both: whether the longest block stays visible in prefill
+(grid of blocks) or not (persistent kernel), and whether latent decode splits the keys of a sequence over blocks or
+walks through them.
 
 Half of the rows of the tables are kernels that do little but start; those that do more count twice, since serving
 lives there. The kernels of a table run again and again on the same data, so the fit sees a cache that L2 partly holds;
@@ -24,7 +25,7 @@ from disagg_sim.calibration import attention_calls
 from disagg_sim.calibration.attention_calls import Calls
 from disagg_sim.calibration.limits import TYPES
 from disagg_sim.calibration.residuals import SHORT
-from disagg_sim.calibration.robust import SOFT, Parameter, error_quantiles, fit_logarithm
+from disagg_sim.calibration.robust import WORTH, Parameter, error_quantiles, fit_logarithm, mean_loss
 from disagg_sim.facts.efficiency import DecodeAttentionFit, PrefillAttentionFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.attention import (
@@ -55,8 +56,8 @@ class _Table(Generic[AttentionFit]):
     kind: str
     compute_column: str  # where the arithmetic is told; decode and latent attention use that of their cache
     calls: Callable[[pd.DataFrame], Calls]
-    own: tuple[Parameter, ...]  # of each variant
-    shared: tuple[Parameter, ...]  # by all variants of a library
+    numbers: tuple[Parameter, ...]  # all that are fitted
+    own: tuple[tuple[str, ...], ...]  # which of them each variant may have to itself, fewest first
     option: str  # field that is chosen among
     options: tuple[float, ...]
     build: Callable[[_Table[AttentionFit], Variant, Mapping[str, Any]], AttentionFit]
@@ -96,26 +97,34 @@ _PREFILL = (
     Parameter("e_compute", 0.7, 0.02, 2.0),
     Parameter("e_io", 0.3, 0.01, 2.0),
 )
-_T0 = Parameter("t0", 10 * US, 1 * US, 100 * US)
-_MEMORY = Parameter("e_memory", 0.85, 0.02, 1.0)
-_BLOCK = Parameter("block_time", 3 * US, 0.01 * US, 200 * US)
-_SERIAL = Parameter("serial_time", 2 * US, 0.01 * US, 500 * US)
-_RAMP = Parameter("ramp", 7 * US, 0.01 * US, 100 * US)
+_DECODE = (
+    Parameter("t0", 10 * US, 1 * US, 100 * US),
+    Parameter("e_memory", 0.85, 0.02, 1.0),
+    Parameter("block_time", 3 * US, 0.01 * US, 200 * US),
+    Parameter("serial_time", 2 * US, 0.01 * US, 500 * US),
+    Parameter("ramp", 7 * US, 0.01 * US, 100 * US),
+)
 _CONTEXT = _Table(
-    "gqa", "compute_dtype", attention_calls.context_attention, _PREFILL, (), "tail", (0.0, GRID_TAIL), _prefill_fit,
-    prefill_times,
+    "gqa", "compute_dtype", attention_calls.context_attention, _PREFILL, (("e_compute",), ("e_compute", "t0")), "tail",
+    (0.0, GRID_TAIL), _prefill_fit, prefill_times,
 )  # fmt: skip
-_MLA_CONTEXT = replace(_CONTEXT, kind="mla", compute_column="kv_dtype", calls=attention_calls.mla_context)
+_MLA_CONTEXT = replace(
+    _CONTEXT,
+    kind="mla",
+    compute_column="kv_dtype",
+    calls=attention_calls.mla_context,
+    own=(("e_compute",), ("e_compute", "t0"), ("e_compute", "t0", "e_io")),
+)
 _GENERATION = _Table(
-    "gqa", "kv_dtype", attention_calls.generation_attention, (_T0, _MEMORY, _BLOCK), (_SERIAL, _RAMP), "serial_power",
-    (SPLIT_POWER,), _decode_fit, decode_times,
+    "gqa", "kv_dtype", attention_calls.generation_attention, _DECODE, (("e_memory",), ("e_memory", "t0")),
+    "serial_power", (SPLIT_POWER,), _decode_fit, decode_times,
 )  # fmt: skip
 _MLA_GENERATION = replace(
     _GENERATION,
     kind="mla",
     calls=attention_calls.mla_generation,
-    own=(Parameter("e_compute", 0.6, 0.02, 2.0),),
-    shared=(_T0, _MEMORY, _BLOCK, _SERIAL, _RAMP),
+    numbers=(Parameter("e_compute", 0.6, 0.02, 2.0), *_DECODE),
+    own=(("e_compute",),),
     options=(SPLIT_POWER, 1.0),
 )
 
@@ -172,36 +181,16 @@ def predict_mla_generation(rows: pd.DataFrame, system: SystemSpec, fits: Sequenc
 
 
 def _fit(table: _Table[AttentionFit], rows: pd.DataFrame, system: SystemSpec) -> list[AttentionFit]:
-    """Fits of all variants together, under the option that leaves the least loss."""
+    """Fits of all variants together: each with the fewest numbers of its own that do nearly as well as the most."""
     parts = {v: part for v, part in _by_variant(rows, table.compute_column) if v[1] in system.peak_flops}
     if not parts:
         return []
-    calls = {variant: table.calls(part) for variant, part in parts.items()}
-    measured = {variant: part["latency"].to_numpy(dtype=float) for variant, part in parts.items()}
-    target = np.concatenate(list(measured.values()))
-    weighed = np.concatenate([np.arange(target.size), np.flatnonzero(target >= SHORT)])  # long kernels count twice
-    count = len(table.own) * len(parts)
-
-    def fits(option: float, numbers: Array) -> list[AttentionFit]:
-        common = dict(zip((p.name for p in table.shared), numbers[count:].tolist(), strict=True))
-        found = []
-        for variant, line in zip(parts, numbers[:count].reshape(len(parts), -1), strict=True):
-            mine = dict(zip((p.name for p in table.own), line.tolist(), strict=True))
-            found.append(table.build(table, variant, mine | common | {table.option: option}))
-        return found
-
-    def times(option: float, numbers: Array) -> Array:
-        both = zip(parts, fits(option, numbers), strict=True)
-        together = np.concatenate([table.times(calls[variant], fit, system) for variant, fit in both])
-        return np.asarray(together[weighed])
-
-    free = [*table.own] * len(parts) + [*table.shared]
-    tried = [(option, fit_logarithm(partial(times, option), target[weighed], free)) for option in table.options]
-    best = fits(*min(tried, key=lambda pair: _loss(times(*pair), target[weighed])))
-    shared = [len(table.shared)] + [0] * (len(best) - 1)
+    tried = [_fit_together(table, parts, system, own) for own in table.own]
+    enough = next(fits for loss, fits in tried if loss <= (1.0 + WORTH) * tried[-1][0])
     told = []
-    for fit, (variant, part), more in zip(best, parts.items(), shared, strict=True):
-        median, p90 = error_quantiles(table.times(calls[variant], fit, system), measured[variant])
+    for fit, part in zip(enough, parts.values(), strict=True):
+        predicted = table.times(table.calls(part), fit, system)
+        median, p90 = error_quantiles(predicted, part["latency"].to_numpy(dtype=float))
         told.append(
             replace(
                 fit,
@@ -210,21 +199,46 @@ def _fit(table: _Table[AttentionFit], rows: pd.DataFrame, system: SystemSpec) ->
                 points=len(part),
                 median_error=median,
                 p90_error=p90,
-                parameters=len(table.own) + more,
                 valid=_ranges(part),
             )
         )
     return told
 
 
+def _fit_together(
+    table: _Table[AttentionFit], parts: Mapping[Variant, pd.DataFrame], system: SystemSpec, names: Sequence[str]
+) -> tuple[float, list[AttentionFit]]:
+    """Loss and fits where each variant has the numbers ``names`` to itself, under the option that leaves least loss."""
+    own = [number for number in table.numbers if number.name in names]
+    shared = [number for number in table.numbers if number.name not in names]
+    calls = {variant: table.calls(part) for variant, part in parts.items()}
+    target = np.concatenate([part["latency"].to_numpy(dtype=float) for part in parts.values()])
+    weighed = np.concatenate([np.arange(target.size), np.flatnonzero(target >= SHORT)])  # long kernels count twice
+    count = len(own) * len(parts)
+
+    def fits(option: float, numbers: Array) -> list[AttentionFit]:
+        common = dict(zip((p.name for p in shared), numbers[count:].tolist(), strict=True))
+        found: list[AttentionFit] = []
+        for variant, line in zip(parts, numbers[:count].reshape(len(parts), -1), strict=True):
+            mine = dict(zip((p.name for p in own), line.tolist(), strict=True))
+            told = {table.option: option, "parameters": len(own) + (0 if found else len(shared))}
+            found.append(table.build(table, variant, mine | common | told))
+        return found
+
+    def times(option: float, numbers: Array) -> Array:
+        both = zip(parts, fits(option, numbers), strict=True)
+        together = np.concatenate([table.times(calls[variant], fit, system) for variant, fit in both])
+        return np.asarray(together[weighed])
+
+    free = own * len(parts) + shared
+    tried = [(option, fit_logarithm(partial(times, option), target[weighed], free)) for option in table.options]
+    losses = [mean_loss(times(*pair), target[weighed]) for pair in tried]
+    best = int(np.argmin(losses))
+    return losses[best], fits(*tried[best])
+
+
 def _ranges(part: pd.DataFrame) -> tuple[tuple[str, float, float], ...]:
     return tuple((size, float(part[size].min()), float(part[size].max())) for size in _SIZES if size in part)
-
-
-def _loss(predicted: Array, measured: Array) -> float:
-    """Mean soft L1 of the logarithms. [1]"""
-    off = np.log(predicted / measured) / SOFT
-    return float(np.mean(np.sqrt(1.0 + off**2) - 1.0))
 
 
 def _by_variant(rows: pd.DataFrame, compute_column: str) -> list[tuple[Variant, pd.DataFrame]]:

@@ -2,7 +2,7 @@
 
 NCCL, each operation: ``latency + hop*(n-1)`` and the faster of its low-latency protocol (a plain bandwidth) and its
 pipelined one (``ramp``): five numbers; one more for an all-reduce of 16 bit in a switch that can reduce. An engine: a
-one-shot and, where it ever wins, a two-shot all-reduce, five numbers; beyond them it hands its message to NCCL.
+one-shot and, where it is worth them, a two-shot all-reduce, five numbers; beyond them it hands its message to NCCL.
 Two more for calls outside a CUDA graph: the floor of the host, and a copy of the tensor into a registered buffer. The
 number of ranks enters by these forms alone.
 """
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.calibration.robust import Parameter, fit_logarithm
+from disagg_sim.calibration.robust import WORTH, Parameter, fit_logarithm, mean_loss
 from disagg_sim.facts.efficiency import EAGER, LARGE_MESSAGES, CollectiveFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.collective import fastest
@@ -131,24 +132,29 @@ def _fit_ring(table: pd.DataFrame, system: SystemSpec) -> list[CollectiveFit]:
 
 
 def _fit_engine(table: pd.DataFrame, system: SystemSpec, ring: Sequence[CollectiveFit]) -> list[CollectiveFit]:
+    """One-shot all-reduce, with a two-shot one beside it where that is worth its numbers."""
     eager = bool(_eager(table).any())
-    parameters = (_ONE_SHOT_LATENCY, _HOP, _SHARE, _TWO_SHOT_LATENCY, _SHARE, *((_FLOOR, _SHARE) if eager else ()))
+    large = [fit for fit in ring if fit.engine == LARGE_MESSAGES]
+    measured = table["latency"].to_numpy(dtype=float)
+    tried = []
+    for two_shot in (False, True):
+        second = (_TWO_SHOT_LATENCY, _SHARE) if two_shot else ()
+        parameters = (_ONE_SHOT_LATENCY, _HOP, _SHARE, *second, *((_FLOOR, _SHARE) if eager else ()))
+        fits = _solve(table, system, parameters, partial(_engine, table, two_shot, eager), others=large)
+        tried.append((mean_loss(predict_collectives(table, system, [*fits, *large]), measured), fits))
+    (loss, one), (best, both) = tried
+    return one if loss <= (1.0 + WORTH) * best else both
 
-    def build(values: NDArray[np.float64]) -> list[CollectiveFit]:
-        latency, hop, share, latency_two, share_two, *outside = values.tolist()
-        fits = [
-            _fit(table, "one_shot", (latency, hop, share, 0.0), parameters=3),
-            _fit(table, "two_shot", (latency_two, hop, share_two, 0.0), parameters=2),
-        ]
-        return [*fits, _fit(table, EAGER, (outside[0], 0.0, outside[1], 0.0), parameters=2)] if eager else fits
 
-    fits = _solve(table, system, parameters, build, others=[fit for fit in ring if fit.engine == LARGE_MESSAGES])
-    size, n = (table[column].to_numpy(dtype=float) for column in ("message_bytes", "num_gpus"))
-    one, two = (algorithm_of(fit, system.nvlink_bandwidth).transfer(size, n).time for fit in fits[:2])
-    as_ring = table.assign(framework=LARGE_MESSAGES, kernel_source="")
-    by_ring = predict_collectives(as_ring, system, [fit for fit in ring if fit.engine == LARGE_MESSAGES])
-    wins = bool(np.any(two < np.fmin(one, by_ring)))
-    return fits if wins else [fits[0], *fits[2:]]
+def _engine(table: pd.DataFrame, two_shot: bool, eager: bool, values: NDArray[np.float64]) -> list[CollectiveFit]:
+    """Fits of an engine from its numbers, in the order of ``_fit_engine``."""
+    latency, hop, share, *more = values.tolist()
+    fits = [_fit(table, "one_shot", (latency, hop, share, 0.0), parameters=3)]
+    if two_shot:
+        fits.append(_fit(table, "two_shot", (more[0], hop, more[1], 0.0), parameters=2))
+    if eager:
+        fits.append(_fit(table, EAGER, (more[-2], 0.0, more[-1], 0.0), parameters=2))
+    return fits
 
 
 def _fit(

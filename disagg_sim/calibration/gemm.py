@@ -1,18 +1,21 @@
 """Fits of dense matrix multiplies: the form of ``physics.gemm`` to rows of one library and version.
 
-Every format has five numbers of its own (``_OWN``; quantising of A only where the format has any), and all formats of a
-library share four (``_SHARED``): how kernels walk, overlap and read again is a matter of their build.
+Every format has a few numbers of its own (``_OWN``; quantising of A only where the format has any), and all formats of
+a library share the others: how kernels walk, overlap and read again is a matter of their build. A library of many
+formats also shares the share of the HBM bandwidth or the time of a split, whichever costs less, so that it has no more
+than ``MOST`` numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.calibration.robust import Parameter, error_quantiles, fit_logarithm
+from disagg_sim.calibration.robust import Parameter, error_quantiles, fit_logarithm, mean_loss
 from disagg_sim.facts.efficiency import GemmFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.precision import FORMATS
@@ -26,19 +29,27 @@ if TYPE_CHECKING:
 
 #: Type words of the tables -> weight formats.
 FORMAT_OF = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "int8_sq": "int8"}
-_OWN = (
+_NUMBERS = (
     Parameter("e_compute", 0.7, 0.02, 1.0),
     Parameter("e_memory", 0.8, 0.1, 1.0),
     Parameter("t0", 4 * US, 0.5 * US, 100 * US),
-    Parameter("k_split", 3 * US, 0.02 * US, 50 * US),
     Parameter("e_quantise", 0.5, 0.02, 2.0),
-)
-_SHARED = (
+    Parameter("k_split", 3 * US, 0.02 * US, 50 * US),
     Parameter("k_step", 5e-4 * US, 2e-5 * US, 1e-2 * US),
     Parameter("blend_q", 2.0, 1.0, 10.0),
     Parameter("reuse", 500.0, 100.0, 1e5),
     Parameter("least_row", 2000.0, 256.0, 8192.0),
 )
+#: Which of them each format may have to itself.
+_OWN = (
+    ("e_compute", "t0", "e_quantise", "e_memory"),
+    ("e_compute", "t0", "e_quantise", "k_split"),
+    ("e_compute", "t0", "e_quantise", "e_memory", "k_split"),
+)
+#: Numbers of all formats of a library together, at most. [1]
+MOST = 20
+#: Numbers that a library without quantised rows lacks.
+_QUANTISING = ("e_quantise", "least_row")
 
 
 def fit_gemm(rows: pd.DataFrame, system: SystemSpec) -> list[GemmFit]:
@@ -59,31 +70,47 @@ def fit_gemm(rows: pd.DataFrame, system: SystemSpec) -> list[GemmFit]:
     tables = {name: table for name, table in tables.items() if FORMATS[name].arithmetic in system.peak_flops}
     if not tables:
         return []
-    own = {name: _OWN[:-1] if name == "bf16" else _OWN for name in tables}
-    shared = _SHARED if any(name != "bf16" for name in tables) else _SHARED[:-1]
-    parameters = [parameter for name in tables for parameter in own[name]] + list(shared)
+    tried = [_fit_together(tables, system, own) for own in _OWN]
+    few = [(loss, fits) for loss, fits in tried if sum(fit.parameters for fit in fits) <= MOST]
+    _, best = min(few or tried, key=lambda pair: pair[0])
+    found = []
+    for fit, table in zip(best, tables.values(), strict=True):
+        median, p90 = error_quantiles(_times(table, fit, system), table["latency"].to_numpy(dtype=float))
+        found.append(replace(fit, median_error=median, p90_error=p90))
+    return found
+
+
+def _fit_together(
+    tables: dict[str, pd.DataFrame], system: SystemSpec, names: Sequence[str]
+) -> tuple[float, list[GemmFit]]:
+    """Loss and fits where each format has the numbers ``names`` to itself."""
+    quantised = any(name != "bf16" for name in tables)
+    numbers = [p for p in _NUMBERS if quantised or p.name not in _QUANTISING]
+    shared = [p for p in numbers if p.name not in names]
+    own = {
+        name: [p for p in numbers if p.name in names and (name != "bf16" or p.name not in _QUANTISING)]
+        for name in tables
+    }
     measured = np.concatenate([table["latency"].to_numpy(dtype=float) for table in tables.values()])
 
     def fits(values: NDArray[np.float64]) -> list[GemmFit]:
         common = {p.name: float(v) for p, v in zip(shared, values[len(values) - len(shared) :], strict=True)}
-        found, start = [], 0
+        found: list[GemmFit] = []
+        start = 0
         for name, table in tables.items():
             mine = dict(zip((p.name for p in own[name]), values[start:].tolist(), strict=False))
             start += len(own[name])
-            found.append(_fit(table, name, mine | common))
+            count = len(own[name]) + (0 if found else len(shared))
+            found.append(_fit(table, name, mine | common | {"parameters": count}))
         return found
 
     def times(values: NDArray[np.float64]) -> NDArray[np.float64]:
         both = zip(tables.values(), fits(values), strict=True)
         return np.concatenate([_times(table, fit, system) for table, fit in both])
 
-    best = fits(fit_logarithm(times, measured, parameters))
-    found = []
-    for number, (fit, table) in enumerate(zip(best, tables.values(), strict=True)):
-        median, p90 = error_quantiles(_times(table, fit, system), table["latency"].to_numpy(dtype=float))
-        count = len(own[fit.format]) + (len(shared) if number == 0 else 0)
-        found.append(replace(fit, median_error=median, p90_error=p90, parameters=count))
-    return found
+    free = [parameter for name in tables for parameter in own[name]] + shared
+    best = fit_logarithm(times, measured, free)
+    return mean_loss(times(best), measured), fits(best)
 
 
 def predict_gemm(rows: pd.DataFrame, system: SystemSpec, fits: list[GemmFit]) -> NDArray[np.float64]:

@@ -1,6 +1,6 @@
 """Fits of grouped expert GEMMs: the form of ``physics.moe`` to rows of one library and version.
 
-Every kernel has four numbers of its own (``_OWN``), and all kernels of a library share the others. Tables tell tokens,
+Every kernel has two numbers of its own (``_OWN``), and all kernels of a library share the others. Tables tell tokens,
 not picks, so that how tokens fall on the measured rank is part of reading them:
 
 * ``balanced`` rows deal the picks out evenly, T*k/ep to a rank, on as many experts as there are;
@@ -38,11 +38,13 @@ Array = NDArray[np.float64]
 
 _OWN = (
     Parameter("e_compute", 0.5, 0.02, 1.0),
-    Parameter("e_memory", 0.85, 0.05, 1.0),
     Parameter("t0", 30 * US, 1 * US, 300 * US),
-    Parameter("e_handling", 0.5, 0.02, 2.0),
 )
-_SHARED = (Parameter("per_expert", 0.05 * US, 1e-4 * US, 1 * US),)
+_SHARED = (
+    Parameter("e_memory", 0.85, 0.05, 1.0),
+    Parameter("e_handling", 0.5, 0.02, 2.0),
+    Parameter("per_expert", 0.05 * US, 1e-4 * US, 1 * US),
+)
 _STRAY = Parameter("stray", 0.1, 1e-3, 1.0)
 #: Exponent of the blend, and rows of the smallest tile: the data do not tell, so neither is fitted. [1]
 BLEND_Q, LEAST_ROWS = 2.0, 16.0

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 SOFT = 0.1
 #: Residual of a parameter at e times its start: 100 rows that are wrong by 2 % outweigh a factor of e. [1]
 PULL = 0.02
+#: Fewer numbers are taken where they raise the loss by no more than this share. [1]
+WORTH = 0.1
 #: Steps of the optimiser at most. [1]
 STEPS = 200
 
@@ -55,6 +57,12 @@ def fit_logarithm(
 
     found = least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=SOFT, max_nfev=STEPS)
     return np.asarray(np.exp(found.x))
+
+
+def mean_loss(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> float:
+    """Mean soft L1 of the logarithms, in squares of ``SOFT``. [1]"""
+    off = np.log(predicted / measured) / SOFT
+    return float(np.mean(np.sqrt(1.0 + off**2) - 1.0))
 
 
 def error_quantiles(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> tuple[float, float]:
