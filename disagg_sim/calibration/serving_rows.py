@@ -228,7 +228,8 @@ def recipe_of(weights: str, cache: str, model: str) -> str:
     if "fp4" in kind:
         return "nvfp4_fp8kv" if cache == "fp8" else "nvfp4_bf16kv"
     if "fp8" in kind:
-        return "fp8" if cache == "fp8" else "fp8_bf16kv"
+        block = "fp8_block" if "block" in kind else "fp8"
+        return block if cache == "fp8" else f"{block}_bf16kv"
     return "bf16_fp8kv" if cache == "fp8" else "bf16"
 
 
