@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import Mapping
+from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.mixed import mixed_step
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
 from disagg_sim.search.setting import setting
@@ -92,6 +93,25 @@ def test_a_prefill_pool(deployment, together):
         latency = segments.finish_s[rows] - segments.start_s[rows]
         assert np.mean(latency) == pytest.approx(float(exact.ftl), rel=BOUND)
     assert rate(ends) * together == pytest.approx(together / float(exact.busy), rel=BOUND)
+
+
+@pytest.mark.parametrize(("stages", "together"), [(2, 1), (2, 16), (4, 20)])
+def test_a_prefill_pool_that_cuts_prompts_into_chunks(stages, together):
+    """CPP: chunks of 512 tokens of each prompt of a pass follow each other through the stages."""
+    at, isl = setting("llama_3_1_70b", "h100_sxm", "fp8"), 1024
+    cut = Degrees(tp_attn=2.0, tp_ffn=2.0, pp=float(stages))
+    exact = chunked_prefill_pass(
+        at.model, at.rates, cut, batch=float(together), isl=isl, chunk_tokens=np.array(512.0)
+    )  # fmt: skip
+    spec = InstanceSpec(
+        table=StepTable.build(at, cut, chunk_tokens=512), blocks=10**6, mode=Mode.PREFILL_FIRST,
+        token_budget=together * isl, max_prompts=together,
+    )  # fmt: skip
+    fleet = full_queue(spec, (0, isl, 1), residents=0, requests=40 * together, waiting=8 * together)
+    segments, rows = steady(fleet, together)
+    latency = segments.finish_s[rows] - segments.start_s[rows]
+    assert np.mean(latency) == pytest.approx(float(exact.ftl), rel=BOUND)
+    assert rate(np.unique(segments.finish_s[rows])) == pytest.approx(1 / float(exact.busy), rel=BOUND)
 
 
 @pytest.mark.parametrize("together", [1, 4])
