@@ -13,6 +13,7 @@ from disagg_sim.cli.calibrate_uncertainty import uncertainty
 from disagg_sim.cli.compare import check, compare
 from disagg_sim.cli.measure import measure
 from disagg_sim.cli.reproduce import reproduce
+from disagg_sim.cli.sensitivity import sensitivity
 from disagg_sim.cli.simulate import simulate
 from disagg_sim.cli.specs import app as specs_app
 from disagg_sim.cli.sweep import sweep
@@ -40,6 +41,7 @@ app.add_typer(validate_app, name="validate")
 app.add_typer(trace_app, name="trace")
 app.command("measure")(measure)
 app.command("sweep")(sweep)
+app.command("sensitivity")(sensitivity)
 app.command("check")(check)
 app.command("compare")(compare)
 app.command("reproduce")(reproduce)

@@ -121,9 +121,9 @@ def sensitivity(
     -------
     DataFrame
         One row for each point of the nominal frontier and parameter: ``mode``, ``tokens_per_s_per_user``,
-        ``tokens_per_s_per_gpu`` [token/s], ``parameter``; at the same design (``throughput``: the slower pool counts)
-        ``ttl``, ``ftl``, ``throughput``; and ``frontier``, of the best throughput at the same interactivity, where
-        designs and counts are chosen anew [1].
+        ``tokens_per_s_per_gpu`` [token/s], ``parameter``; at the same design ``ttl``, ``ftl``, ``throughput`` (the counts
+        of a matched pair follow, else all would hang on the pool that rounding left slower); and ``frontier``, of the
+        best throughput at the same interactivity, where designs and counts are chosen anew [1].
 
     Raises
     ------
@@ -143,7 +143,7 @@ def sensitivity(
     groups = list(designs_of(near, systems=systems, interference=interference))
     lines = []
     for parameter in parameters:
-        ends = [_scores(groups, near, parameter, 1.0 + step) for step in (-SMALL, SMALL, -WIDE, WIDE)]
+        ends = [_scores(groups, len(near), parameter, 1.0 + step) for step in (-SMALL, SMALL, -WIDE, WIDE)]
         if parameter == CAPACITY:
             found = [_searched(search, groups, factor) for factor in (1.0 - WIDE_CAPACITY, 1.0 + WIDE_CAPACITY)]
         for mode in dict.fromkeys(near["mode"].astype(str)):
@@ -154,9 +154,9 @@ def sensitivity(
             if parameter == CAPACITY:
                 curves, step = [_of_mode(each, mode) for each in found], WIDE_CAPACITY
             else:
-                curves, step = [(1.0 / end.ttl[mine, 1], end.throughput[mine, 1]) for end in ends[2:]], WIDE
+                curves, step = [(1.0 / end.ttl[mine], end.throughput[mine]) for end in ends[2:]], WIDE
             columns = {
-                name: _elasticity([getattr(end, name)[mine, 0][best] for end in ends[:2]], SMALL)
+                name: _elasticity([getattr(end, name)[mine][best] for end in ends[:2]], SMALL)
                 for name in ("ttl", "ftl", "throughput")
             }
             columns["frontier"] = _elasticity([smooth_front(*curve, x[best]) for curve in curves], step)
@@ -165,19 +165,17 @@ def sensitivity(
     return pd.concat(lines, ignore_index=True)
 
 
-def _scores(groups: Sequence[Designs], near: pd.DataFrame, parameter: str, factor: float) -> Scores:
-    """Scores under a changed parameter, (rows, 2): at the same counts, and with counts that follow."""
-    result = Scores(*(np.empty((len(near), 2)) for _ in Scores._fields))
+def _scores(groups: Sequence[Designs], rows: int, parameter: str, factor: float) -> Scores:
+    """Scores under a changed parameter, (rows,), with counts that follow."""
+    result = Scores(*(np.empty(rows) for _ in Scores._fields))
     for designs in groups:
         changed = designs
         if parameter != CAPACITY:
             changed = designs.under(
                 decode=scaled(designs.at, parameter, factor), prefill=scaled(designs.prefill_at, parameter, factor)
             )
-        times = times_of(changed)
-        for column, rematch in enumerate((False, True)):
-            for whole, values in zip(result, scores_of(changed, times, rematch=rematch), strict=True):
-                whole[designs.rows, column] = values
+        for whole, values in zip(result, scores_of(changed, times_of(changed), rematch=True), strict=True):
+            whole[designs.rows] = values
     return result
 
 

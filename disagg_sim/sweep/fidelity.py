@@ -84,7 +84,7 @@ def _of_case(item: CaseResult, store: Store, *, error_bars: bool, seed: int) -> 
     if not error_bars:
         return CaseFidelity(case=case.name, outside=outside, bands=nothing, gain=nothing)
     found = uncertainty(
-        _candidates(item, store, column), samples=SAMPLES, seed=seed, throughput=column, systems=systems,
+        candidates(item, store, column), samples=SAMPLES, seed=seed, throughput=column, systems=systems,
         interference=case.sharing.interference, exact=case.law is None,
     )  # fmt: skip
     keys: list[str] = ["mode", INTERACTIVITY]
@@ -99,7 +99,7 @@ def _of_case(item: CaseResult, store: Store, *, error_bars: bool, seed: int) -> 
     )
 
 
-def _candidates(item: CaseResult, store: Store, column: str) -> Any:
+def candidates(item: CaseResult, store: Store, column: str) -> Any:
     """The points of all modes that may come to lie on a frontier, read block by block."""
     import pandas as pd
 

@@ -1,0 +1,58 @@
+"""``disagg-sim sensitivity``: which number of the hardware matters where along the frontiers of a sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from disagg_sim.cli.sweep import cores
+from disagg_sim.cli.tables import print_table
+
+
+def sensitivity(
+    name: Annotated[str, typer.Argument(metavar="FILE|NAME", help="YAML file of a sweep, or a shipped one's name.")],
+    out: Annotated[Path, typer.Option(help="Directory of the sweep's results; what is missing there is computed.")],
+    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; all cores by default.")] = None,
+    profile: Annotated[str, typer.Option(help="ideal, optimistic or measured, in place of the file's.")] = "",
+    no_figures: Annotated[bool, typer.Option("--no-figures", help="Write the table only.")] = False,
+) -> None:
+    """Elasticities of throughput to FLOP rate, HBM, NVLink, NIC and capacity along every frontier of a sweep.
+
+    DIR receives sensitivity.csv (at each frontier point and for each parameter: of TTL, FTL and throughput at the same
+    design, and of the frontier at the same interactivity with designs chosen anew) and figures/CASE/sensitivity.png.
+    """
+    from disagg_sim.cli.progress import listener
+    from disagg_sim.report.elasticities import draw_elasticities
+    from disagg_sim.report.words import case_title
+    from disagg_sim.sweep.elasticities import sweep_elasticities, why_not, write_elasticities
+    from disagg_sim.sweep.plan import plan_sweep
+    from disagg_sim.sweep.run import run_sweep
+    from disagg_sim.sweep.spec import load_sweep
+
+    told = listener()
+    result = run_sweep(plan_sweep(load_sweep(name, profile=profile)), out, jobs=jobs or cores(), listener=told)
+    result.require()
+    for item in result.cases:
+        if reason := why_not(item):
+            told.warn(f"{item.plan.case.name}: no elasticities: {reason}")
+    tables = sweep_elasticities(result, out)
+    if not tables:
+        return
+    write_elasticities(tables, out)
+    for item in result.cases:
+        case = item.plan.case
+        if case.name in tables and not no_figures:
+            folder = out / "figures" / case.name
+            folder.mkdir(parents=True, exist_ok=True)
+            draw_elasticities(tables[case.name], folder / "sensitivity.png", title=case_title(case))
+    for case_name, table in tables.items():
+        middle = table.groupby(["mode", "parameter"], sort=False)[["throughput", "frontier"]].median()
+        typer.echo(f"{case_name}: median elasticity along the frontiers")
+        print_table(
+            ((*key, f"{row.throughput:+.2f}", f"{row.frontier:+.2f}") for key, row in zip(
+                middle.index, middle.itertuples(), strict=True)),
+            header=("mode", "parameter", "same design", "frontier"), numeric=(2, 3),
+        )  # fmt: skip
+    typer.echo(f"{out / 'sensitivity.csv'}: {len(tables)} cases")

@@ -1,0 +1,104 @@
+"""Sensitivity of a sweep's frontiers: ``sensitivity.csv``, and the search that capacity needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from disagg_sim.facts import load
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.serving.colocated import colocated
+from disagg_sim.serving.disaggregated import disaggregated
+from disagg_sim.serving.piggyback import piggyback
+from disagg_sim.serving.sensitivity import sensitivity
+from disagg_sim.sweep.cases import Case
+from disagg_sim.sweep.fidelity import candidates
+from disagg_sim.sweep.results import CaseResult, SweepResult, write_text
+from disagg_sim.sweep.spec import MODES
+from disagg_sim.sweep.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def why_not(item: CaseResult) -> str:
+    """Why a case has no elasticities; "" where it has some."""
+    case = item.plan.case
+    if not item.found:
+        return "no result"
+    if case.law is not None:
+        return "its lengths follow a law, designs are timed again at constant lengths only"
+    return "" if case.per == "gpu" else f"its frontier is one per {case.per}, elasticities are of throughput per GPU"
+
+
+def elasticities(item: CaseResult, root: Path) -> pd.DataFrame:
+    """Elasticities along the frontiers of a case, columns as ``serving.sensitivity.sensitivity``.
+
+    Parameters
+    ----------
+    root
+        Directory of the sweep.
+    """
+    case = item.plan.case
+    return sensitivity(
+        candidates(item, Store(root), "tokens_per_s_per_gpu"), search=partial(_search, item),
+        systems={spec.name: spec for spec in (case.prefill_system, case.decode_system)},
+        interference=case.sharing.interference,
+    )  # fmt: skip
+
+
+def write_elasticities(tables: Mapping[str, pd.DataFrame], root: Path) -> None:
+    """Write ``sensitivity.csv``: the tables of all cases, by name of the case, below one another."""
+    import pandas as pd
+
+    joined = pd.concat([table.assign(case=name) for name, table in tables.items()], ignore_index=True)
+    text = joined[["case", *joined.columns.drop("case")]].to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    write_text(root / "sensitivity.csv", text)
+
+
+def sweep_elasticities(result: SweepResult, root: Path) -> dict[str, pd.DataFrame]:
+    """Elasticities of every case that has some, by name."""
+    return {item.plan.case.name: elasticities(item, root) for item in result.cases if not why_not(item)}
+
+
+def _search(item: CaseResult, systems: Mapping[str, SystemSpec]) -> pd.DataFrame:
+    """Points of all modes of a case, searched on other systems of the same names."""
+    import pandas as pd
+
+    case = item.plan.case
+    tables = [_points(case, mode.mode, systems) for mode in item.found]
+    return pd.concat(tables, ignore_index=True)
+
+
+def _points(case: Case, mode: str, systems: Mapping[str, SystemSpec]) -> pd.DataFrame:
+    model, limits, sharing = load.load_model(case.model), case.limits, case.sharing
+    decode, prefill = (systems[spec.name] for spec in (case.decode_system, case.prefill_system))
+    table = enumerate_mappings(model, decode, max_gpus=limits.max_gpus)
+    ttl = None if limits.ttl_s == float("inf") else limits.ttl_s
+    asked: Callable[..., dict[str, Any]] = partial(
+        dict, isl=case.isl, osl=case.osl, profile=case.profile, engine=case.engine or None, allow_long_context=True
+    )
+    if mode == MODES[0]:
+        first = prefill_grid(
+            model, prefill, enumerate_mappings(model, prefill, max_gpus=limits.max_gpus),
+            **asked(precision=case.pools.prefill_precision, mla_form=case.mla_form),
+        )  # fmt: skip
+        return disaggregated(
+            first, decode_grid(model, decode, table, **asked(precision=case.pools.precision)),
+            ftl_limit=limits.ftl_s, ttl_limit=ttl, gpu_cap=limits.gpu_cap, matching=case.matching,
+            ctx_gen_ratio=case.ctx_gen_ratio, nic_limit=None if limits.nic_limit == float("inf") else limits.nic_limit,
+        )  # fmt: skip
+    both = asked(
+        precision=case.pools.precision, mla_form=case.mla_form, ftl_limit=limits.ftl_s, ttl_limit=ttl,
+        ttl_measure=sharing.ttl_measure,
+    )  # fmt: skip
+    table = table[table.gpus <= limits.gpu_cap]
+    if mode == "colocated":
+        return colocated(model, decode, table, **both)
+    return piggyback(
+        model, decode, table, **both, every_step_mixed=sharing.every_step_mixed, interference=sharing.interference
+    )
