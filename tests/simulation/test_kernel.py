@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from disagg_sim.errors import InputError
 from disagg_sim.physics.phases import Degrees
 from disagg_sim.search.setting import setting
+from disagg_sim.simulation import compiled
 from disagg_sim.simulation.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.state import BLOCK_TOKENS, Mode, SegmentStatus
 from disagg_sim.simulation.step_times import StepTable
@@ -319,3 +321,9 @@ def test_limits_out_of_range_are_refused():
     segment = fleet.submit(0, 0, 0, 10, 1, 0.0)
     with pytest.raises(InputError, match="which is queued"):
         fleet.release(segment, 0.0)
+
+
+def test_machine_code_is_named_after_every_source_that_it_is_made_of():
+    here = Path(compiled.__file__).parent
+    made_of = {path.stem for path in here.glob("*.py") if "simulation.compiled import" in path.read_text()}
+    assert made_of | {"compiled", "state"} == set(compiled.SOURCES)
