@@ -121,9 +121,9 @@ def sensitivity(
     -------
     DataFrame
         One row for each point of the nominal frontier and parameter: ``mode``, ``tokens_per_s_per_user``,
-        ``tokens_per_s_per_gpu`` [token/s], ``parameter``; at the same design ``ttl``, ``ftl``, ``throughput`` (the counts
-        of a matched pair follow, else all would hang on the pool that rounding left slower); and ``frontier``, of the
-        best throughput at the same interactivity, where designs and counts are chosen anew [1].
+        ``tokens_per_s_per_gpu`` [token/s], ``parameter``; at the same design ``ttl``, ``ftl``, ``throughput`` (the
+        counts of a matched pair follow, else all would hang on the pool that rounding left slower); and
+        ``frontier``, of the best throughput at the same interactivity, designs and counts chosen anew [1].
 
     Raises
     ------

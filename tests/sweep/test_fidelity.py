@@ -1,0 +1,79 @@
+"""Side tables of a sweep: what its frontiers rest on, error bars, and elasticities."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from disagg_sim.cli.main import run
+
+SWEEP = """
+name: tiny
+models: [llama_3_1_8b]
+systems: {gh200: fp8}
+traffic: [{isl: 1024, osl: 128}]
+modes: [disaggregated, colocated]
+limits: {ftl_s: 5.0, gpu_cap: 4, max_gpus: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    root = tmp_path_factory.mktemp("fidelity")
+    (root / "tiny.yaml").write_text(SWEEP)
+    assert run(["sweep", str(root / "tiny.yaml"), "--out", str(root / "out"), "--jobs", "1", "--no-figures"]) == 0
+    plain = {path.name: path.read_bytes() for path in (root / "out").glob("*.csv")}
+    asked = ["sweep", str(root / "tiny.yaml"), "--out", str(root / "out"), "--jobs", "1", "--uncertainty"]
+    assert run(asked) == 0
+    return root, plain
+
+
+def test_error_bars_leave_the_frontier_as_it_is(swept):
+    root, plain = swept
+    assert (root / "out" / "frontier.csv").read_bytes() == plain["frontier.csv"]
+    assert "uncertainty.csv" not in plain
+    assert "outside_calibration.csv" in plain
+
+
+def test_every_frontier_point_has_its_band(swept):
+    root, _ = swept
+    front, bands = (pd.read_csv(root / "out" / f"{name}.csv") for name in ("frontier", "uncertainty"))
+    assert len(bands) == len(front)
+    for name in ("tokens_per_s_per_gpu", "tokens_per_s_per_user"):
+        assert (bands[f"{name}_p10"] < bands[name]).all()
+        assert (bands[name] < bands[f"{name}_p90"]).all()
+    assert (bands["frontier_p10"] <= bands["frontier_p90"]).all()
+    assert (bands["ttl_p10_s"] < bands["ttl_p90_s"]).all()
+
+
+def test_the_gain_comes_with_its_probability(swept):
+    root, _ = swept
+    gain = pd.read_csv(root / "out" / "gain.csv")
+    assert gain["probability"].between(0, 1).all()
+    assert (gain["gain_p10"] <= gain["gain_p90"]).all()
+
+
+def test_the_summary_says_what_rests_on_extrapolation(swept):
+    """The system has no fits of its own: every point rests on those of another one."""
+    root, _ = swept
+    text = (root / "out" / "summary.md").read_text()
+    points = len(pd.read_csv(root / "out" / "frontier.csv"))
+    assert f"{points} of {points} frontier points rest on extrapolated operators: " in text
+    assert f"inherited from h100_sxm ({points})" in text
+    assert "With its error bars, 80 % of all samples: at " in text
+    assert (root / "out" / "figures").is_dir()
+
+
+def test_elasticities_of_a_sweep(swept, capsys):
+    root, _ = swept
+    assert run(["sensitivity", str(root / "tiny.yaml"), "--out", str(root / "out"), "--jobs", "1"]) == 0
+    assert "hbm_bandwidth" in capsys.readouterr().out
+    table = pd.read_csv(root / "out" / "sensitivity.csv")
+    assert set(table["parameter"]) >= {"flops", "hbm_bandwidth", "hbm_capacity"}
+    capacity = table[table["parameter"] == "hbm_capacity"]
+    assert (capacity["throughput"] == 0).all()
+    assert capacity["frontier"].notna().any()
+    assert (capacity["frontier"].dropna() > -0.05).all()
+    assert np.isfinite(table["ttl"]).all()
+    assert list((root / "out" / "figures").glob("*/sensitivity.png"))
