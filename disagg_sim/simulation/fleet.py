@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation import kernel, state
-from disagg_sim.simulation.fleet_views import Segments, Views
+from disagg_sim.simulation.fleet_views import Arrays, Segments, Views
 from disagg_sim.simulation.state import BLOCK_TOKENS, Mode, SegmentStatus
 from disagg_sim.simulation.step_times import StepTable, pack_tables
 
@@ -101,6 +101,12 @@ class Fleet:
         """Gaps between tokens a bin of ``itl_edges``. [token]"""
         counts: Ints = self._itl[0].astype(np.int64)
         return counts
+
+    @property
+    def arrays(self) -> Arrays:
+        """The kernel's own arrays, for compiled predictors; see ``state`` for their columns."""
+        ints, floats, seg, _, sets, heads, values, _, _ = self._arrays
+        return Arrays(ints, floats, seg, sets, heads, values, self._count)
 
     @property
     def segments(self) -> Segments:

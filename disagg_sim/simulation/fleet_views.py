@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,18 @@ from disagg_sim.simulation import state
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+class Arrays(NamedTuple):
+    """The kernel's own arrays, not copies; ``state`` names their columns."""
+
+    ints: Ints  # (instances, INST_INTS)
+    floats: Floats  # (instances + 1, INST_FLOATS), the clock in the last row
+    seg: Ints  # (room for segments, SEG_INTS)
+    sets: Ints  # (2, instances, sequences)
+    heads: Ints  # of step tables
+    values: Floats
+    submitted: int  # segments so far [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.fleet import Fleet
+from disagg_sim.simulation.fleet_views import Arrays
 from disagg_sim.simulation.policy import Role, Site, State
 from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.roster import Index, Roster
@@ -140,6 +141,11 @@ class ClusterView:
     def step_end_s(self, instance: int) -> float:
         """When the step in progress ends; the present where there is none. [s]"""
         return self._fleet.step_end(instance, self._engine.now)
+
+    @property
+    def kernel(self) -> Arrays:
+        """The arrays of the kernel, for compiled predictors that play it forward: to be read only."""
+        return self._fleet.arrays
 
     def refresh(self) -> None:
         """Bring the columns to the present; nothing else changes."""

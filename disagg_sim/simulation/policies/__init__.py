@@ -5,7 +5,8 @@ from disagg_sim.simulation.policies.disaggregated import Disaggregated
 from disagg_sim.simulation.policies.dopd import Dopd
 from disagg_sim.simulation.policies.dynamo_load import DynamoLoad
 from disagg_sim.simulation.policies.dynamo_sla import DynamoSla
+from disagg_sim.simulation.policies.dynaserve import DynaServe
 from disagg_sim.simulation.policies.least_load import InTurn, LeastLoad
 from disagg_sim.simulation.policies.vllm import Vllm
 
-__all__ = ["Arrow", "Disaggregated", "Dopd", "DynamoLoad", "DynamoSla", "InTurn", "LeastLoad", "Vllm"]
+__all__ = ["Arrow", "Disaggregated", "Dopd", "DynaServe", "DynamoLoad", "DynamoSla", "InTurn", "LeastLoad", "Vllm"]

@@ -1,0 +1,147 @@
+"""DynaServe: each request is split at a token of its own between two instances, so that both are done together.
+
+C. Ruan et al., "DynaServe: Unified and Elastic Execution for Dynamic Disaggregated LLM Serving", arXiv 2504.09285:
+micro-requests; global scheduling by bisection of the split (algorithm 1) over a predictor that plays passes
+forward; local batches that hold a step within the limit between tokens (algorithm 2); caches pushed chunk by chunk.
+
+Read from the paper's text where it is silent: the bisection ends where both times differ by at most 2 %, or 1 ms;
+instances pair up for good, and a request goes to the pair with the fewest; the predictor gives a sequence memory
+as vLLM does, for what is cached when it starts; step times are those of the model from the first pass on, which in a
+simulation the running average of observed ones could only repeat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from disagg_sim.errors import InputError, whole_number
+from disagg_sim.simulation.policies import dynaserve_predictor as predictor
+from disagg_sim.simulation.policies.loads import ByRole, one_of
+from disagg_sim.simulation.policy import Leg, Limits, Parts, Role, Site, register
+from disagg_sim.simulation.state import Mode
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.view import ClusterView
+
+#: Which instance of a pair takes first parts: always the same, or the one with fewer requests.
+ALPHAS = ("fixed", "least_loaded")
+#: Difference of the two times at which the bisection ends in any case. [s]
+LEAST_DIFFERENCE_S = 0.001
+#: Names of the random stream of prediction errors.
+ERRORS = "output_error"
+
+
+@register("dynaserve")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynaServe:
+    """Micro-requests on pairs of instances, split where both finish at the same time."""
+
+    needs: ClassVar[tuple[str, ...]] = ("pairs",)
+    token_budget: int = 2048  # decodes and prefill of a step, at most [token]
+    max_sequences: int = 256  # of an instance [1]
+    slo_aware: bool = True  # steps stay within the TPOT limit; else they fill the budget
+    rounds: int = 6  # halvings of the split, at most [1]
+    tolerance: float = 0.02  # difference of the two times, over the later, at which it is good enough [1]
+    ratio: float = 0.0  # of every request on its first instance; 0 = searched [1]
+    alpha: str = "fixed"  # of ``ALPHAS``
+    length_error: float = 51.0  # of predicted outputs, standard deviation: 95 % within 100 tokens [token]
+    margin: int = 20  # added to predicted outputs [token]
+    overhead_s: float = 0.015  # of the decision, before a request reaches its first instance [s]
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        whole_number("token_budget", self.token_budget)
+        whole_number("max_sequences", self.max_sequences)
+        whole_number("rounds", self.rounds, 0)
+        whole_number("margin", self.margin, 0)
+        one_of("alpha", self.alpha, ALPHAS)
+        for name in ("tolerance", "ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} {getattr(self, name)} is out of range; allowed: from 0 to 1")
+        for name, unit in (("length_error", "token"), ("overhead_s", "s")):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise InputError(f"{name} {getattr(self, name)} is out of range; allowed: from 0 {unit}")
+
+    def build(self, site: Site) -> Parts:
+        """See ``System``."""
+        start = site.instances(("pairs", Role.BOTH))
+        if len(start) % 2:
+            raise InputError(
+                f"deployment {site.deployment.name!r} has {len(start)} instances for system 'dynaserve'; allowed: an "
+                f"even number, two a pair"
+            )
+        limits = Limits(
+            mode=Mode.SLO_AWARE if self.slo_aware else Mode.CHUNKED, token_budget=self.token_budget,
+            max_sequences=self.max_sequences, step_limit_s=site.slo.tpot,
+        )  # fmt: skip
+        return Parts(start=start, routing=Splits(self, site), steps=ByRole(prefill=limits, decode=limits))
+
+
+class Splits:
+    """Algorithm 1: where each request is cut, and which instances take its parts."""
+
+    def __init__(self, options: DynaServe, site: Site) -> None:
+        self._options = options
+        self._rng = site.rng(ERRORS)
+        instances = len(site.instances(("pairs", Role.BOTH)))
+        self._pairs = np.arange(instances).reshape(-1, 2)
+        self._book = np.zeros((0, predictor.BOOK), dtype=np.int64)
+        self._open = np.zeros(0, dtype=np.int64)
+        self._tally = np.zeros(predictor.TALLY, dtype=np.int64)
+        self._expected: list[int] = []
+        self._any = False
+
+    def place(self, view: ClusterView, request: int) -> Leg:
+        """See ``Routing``; the rest goes to the other instance of the pair, its cache pushed on the way."""
+        if not self._expected:
+            self._begin(view)
+        options, book, tally = self._options, self._book, self._tally
+        prompt, expected = view.input_tokens[request], self._expected[request]
+        kernel = view.kernel
+        view.refresh()
+        pair = predictor.choose_pair(
+            kernel.ints, kernel.seg, kernel.submitted, book, self._open, tally, self._pairs
+        )
+        first, second = int(self._pairs[pair, 0]), int(self._pairs[pair, 1])
+        if options.alpha == "least_loaded" and _requests(view, second) < _requests(view, first):
+            first, second = second, first
+        if options.ratio:
+            split = min(max(round(options.ratio * expected), 1), expected)
+        elif not self._any:
+            split = prompt  # the first request of all: plain disaggregation
+        else:
+            split, *_ = predictor.finish_times(
+                kernel.ints, kernel.floats, kernel.seg, kernel.sets, kernel.heads, kernel.values, book, self._open,
+                tally, first, second, prompt, expected, view.now, options.rounds, options.tolerance,
+                LEAST_DIFFERENCE_S, 0,
+            )  # fmt: skip
+        self._any = True
+        whole = split >= expected
+        book[request] = prompt, expected, split, first, -1 if whole else second, -1, -1
+        self._open[tally[predictor.OPEN]] = request
+        tally[predictor.OPEN] += 1
+        if whole:
+            return Leg(first, delay_s=options.overhead_s)
+        return Leg(first, split, second, delay_s=options.overhead_s)
+
+    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  all requests alike
+        """See ``Routing``; asked only where the second instance is not ready."""
+        second = int(self._book[request, predictor.SECOND])
+        return Leg(second if second >= 0 else origin)
+
+    def _begin(self, view: ClusterView) -> None:
+        """Predict all outputs: the true length with a normal error, at least one token, and the margin."""
+        options = self._options
+        outputs = np.array(view.output_tokens)
+        errors = np.rint(self._rng.normal(0.0, 1.0, outputs.size) * options.length_error).astype(np.int64)
+        predicted = np.maximum(outputs + errors, 1) + options.margin
+        self._expected = (np.array(view.input_tokens) + predicted).tolist()
+        self._book = np.full((outputs.size, predictor.BOOK), -1, dtype=np.int64)
+        self._open = np.zeros(outputs.size, dtype=np.int64)
+
+
+def _requests(view: ClusterView, instance: int) -> int:
+    return int(view.queued_requests[instance] + view.running_requests[instance] + view.coming[instance])
