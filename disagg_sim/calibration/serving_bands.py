@@ -107,7 +107,8 @@ def with_bands(
     -------
     DataFrame
         The lines and ``COLUMNS``: ends of the 80 % band in the unit of the prediction, the part of the deviation that
-        comes from kernels [1], and what the run rests on beside measurements, in words.
+        comes from kernels [1], and what the run rests on beside measurements, in words; ``calibrated`` where it rests
+        on none.
     """
     spec = load_uncertainty(spreads) if isinstance(spreads, str) else spreads
     known = {(line.file, line.row): line.capacity for line in lines.itertuples() if line.evaluated}
@@ -124,16 +125,18 @@ def with_bands(
         doubt = kernel_doubt(run, prefill, decode, lengths, _in_flight(members, room, decode, run), spec)
         for row, *told in zip(members, doubt.decode, doubt.prefill, doubt.outside, strict=True):
             doubted[row.file, row.row] = (told[0], told[1], told[2])
-    sigmas, words = np.full((2, len(lines)), np.nan), []
+    sigmas, words, found_rows = np.full((2, len(lines)), np.nan), [], []
     for place, line in enumerate(lines.itertuples()):
         of_row = doubted.get((str(line.file), str(line.row)))
         words.append(of_row[2] if of_row else "")
+        found_rows.append(of_row)
         if of_row and line.evaluated:
             sigmas[0, place] = _of_quantity(str(line.quantity), of_row[0], of_row[1])
             sigmas[1, place] = _beyond(line, spec.engines.get(str(line.engine)))
     low, high = band(lines["predicted"].to_numpy(dtype=float), np.hypot(*sigmas))
+    inside = [bool(known_row) and not word for known_row, word in zip(found_rows, words, strict=True)]
     return lines.assign(
-        predicted_p10=low, predicted_p90=high, kernel_sigma=sigmas[0], outside_calibration=words
+        predicted_p10=low, predicted_p90=high, kernel_sigma=sigmas[0], outside_calibration=words, calibrated=inside
     )
 
 

@@ -86,8 +86,9 @@ def test_the_same_data_give_the_same_file_and_a_wrong_one_is_not_written(tmp_pat
     write_efficiency(tmp_path / "h100_sxm.yaml", efficiency_text(done, data="d", date="2026-01-01", assumptions=None))
     kinds, composed = kernel_spreads([table], efficiency=tmp_path)
     told = {"data": "d", "date": "2026-01-01", "assumed": 0.3, "per_doubling": 0.05}
-    text = spreads_text(kinds, composed, load_uncertainty("measured").engines, **told)
-    assert text == spreads_text(*kernel_spreads([table], efficiency=tmp_path), load_uncertainty("measured").engines, **told)
+    engines = load_uncertainty("measured").engines
+    text = spreads_text(kinds, composed, engines, **told)
+    assert text == spreads_text(*kernel_spreads([table], efficiency=tmp_path), engines, **told)
     spec = write_spreads(tmp_path / "mine.yaml", text)
     assert load_uncertainty(tmp_path / "mine.yaml") == spec
     assert spec.kinds["elementwise"].rows == done.files[0].fitted
@@ -109,11 +110,12 @@ def served_row(row, concurrency, tp=4, system="h100_sxm"):
 
 def test_every_evaluated_line_of_a_served_run_has_a_band_and_says_what_it_rests_on():
     rows = [served_row("1", 4.0), served_row("2", 64.0), served_row("3", 8.0, system="h800_sxm")]
-    lines = with_bands(evaluate(rows), rows)
+    lines = with_bands(evaluate(rows, ranges=False), rows)
     assert lines["evaluated"].all()
     assert (lines["predicted_p10"] < lines["predicted"]).all()
     assert (lines["predicted"] < lines["predicted_p90"]).all()
     assert lines["outside_calibration"].str.contains("inherited from h100_sxm").tolist() == [False] * 4 + [True] * 2
+    assert (lines["calibrated"] == (lines["outside_calibration"] == "")).all()
     wide = lines.set_index(["row", "quantity"])
     width = np.log(wide["predicted_p90"] / wide["predicted_p10"])
     assert width["1", "ttft"] > width["1", "tpot"], "first tokens are less sure than the others"
