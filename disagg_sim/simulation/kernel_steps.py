@@ -43,7 +43,6 @@ from disagg_sim.simulation.state import (
     CONTEXT,
     COUNTER,
     DECODING,
-    FINISH_S,
     FREE_BLOCKS,
     GENERATE,
     HEAD,
@@ -54,6 +53,7 @@ from disagg_sim.simulation.state import (
     LEAVE_HEAD,
     LEAVE_S,
     LEAVE_TAIL,
+    LEAVES_S,
     LEFT,
     MAX_PROMPTS,
     MAX_SEQUENCES,
@@ -315,7 +315,7 @@ def end_pieces(st: Any, i: int, now: float, emitted: float) -> None:
                 st.ints[i, LAST_ADMITTED] = before
             if emitted > now:
                 st.seg[s, STATUS] = LEAVING
-                st.seg_s[s, FINISH_S] = emitted
+                st.seg_s[s, LEAVES_S] = emitted
                 append(st, i, s, LEAVE_HEAD, LEAVE_TAIL)
             else:
                 complete_prompt(st, i, s, now)
@@ -327,7 +327,7 @@ def end_pieces(st: Any, i: int, now: float, emitted: float) -> None:
 def next_leaving(st: Any, i: int) -> None:
     """Note when the first segment of the pipeline's last stage leaves."""
     s = st.ints[i, LEAVE_HEAD]
-    st.floats[i, LEAVE_S] = math.inf if s < 0 else st.seg_s[s, FINISH_S]
+    st.floats[i, LEAVE_S] = math.inf if s < 0 else st.seg_s[s, LEAVES_S]
 
 
 @inner
@@ -363,7 +363,6 @@ def settle(st: Any, i: int, now: float) -> bool:
     while st.floats[i, LEAVE_S] <= now:
         s = st.ints[i, LEAVE_HEAD]
         unlink(st, i, s, -1, LEAVE_HEAD, LEAVE_TAIL)
-        st.seg_s[s, FINISH_S] = math.nan
         complete_prompt(st, i, s, now)
         next_leaving(st, i)
     st.floats[i, NEXT_S] = min(st.floats[i, RUN_END_S], st.floats[i, LEAVE_S])

@@ -119,7 +119,8 @@ START_S = 1  # start of the first step or pass that worked on it; nan = never [s
 FIRST_S = 2  # its first token here; nan = none [s]
 FINISH_S = 3  # its last token; nan = not finished [s]
 LAST_S = 4  # last token before it joined the running set, maybe on another instance; nan = none [s]
-SEG_FLOATS = 5
+LEAVES_S = 5  # when a pass in a pipeline emits its token [s]
+SEG_FLOATS = 6
 
 # --- world: int64, of the whole fleet ---------------------------------------------------------------------------
 PENDING_HEAD = 0  # segments to report, linked by NEXT
