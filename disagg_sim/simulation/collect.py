@@ -84,7 +84,8 @@ def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: In
         first_token_s=first_token,
         transfer_s=transfer,
         exposed_transfer_s=exposed,
-        decode_start_s=np.where(count > 1, _taken(segments.start_s, last), first_token),
+        # a last segment that completes the prompt decodes from the first token on
+        decode_start_s=np.where(count > 1, np.maximum(_taken(segments.start_s, last), first_token), first_token),
         finish_s=finish,
         preemptions=np.bincount(request, segments.preemptions, minlength=n).astype(np.int64),
         cached_tokens=np.bincount(request, segments.cached, minlength=n).astype(np.int64),

@@ -42,7 +42,7 @@ class Requests:
     first_token_s: Floats  # [s]
     transfer_s: Floats  # of its cache between instances, in all [s]
     exposed_transfer_s: Floats  # part of it that the request waited for [s]
-    decode_start_s: Floats  # first step on the last instance; of a single segment the first token [s]
+    decode_start_s: Floats  # first step on the last instance, not before the first token [s]
     finish_s: Floats  # last token [s]
     preemptions: Ints  # [1]
     cached_tokens: Ints  # of the prompt, found in the prefix cache [token]
