@@ -52,8 +52,13 @@ class PolicyError(DisaggSimError):
 
 
 def nearest(name: object, allowed: Iterable[str]) -> str:
-    """`` , did you mean 'x'?`` for the closest allowed name, or an empty string."""
-    close = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.5)
+    """`` , did you mean 'x'?`` for the closest allowed name, or an empty string.
+
+    A name that goes on where ``name`` ends comes first: ``b200`` is ``b200_sxm``, not ``gh200``.
+    """
+    names = list(allowed)
+    longer = [each for each in names if each.startswith(f"{name}_")]
+    close = longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from disagg_sim.cli.tables import print_table
 from disagg_sim.errors import SpecError, UnknownNameError, nearest
-from disagg_sim.facts.efficiency import ASSUMED, SECTIONS, EfficiencySpec
+from disagg_sim.facts.efficiency import ASSUMED, SECTIONS, EfficiencySpec, Fit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import (
     list_specs,
@@ -56,7 +57,7 @@ def show(
         if efficiency is None:
             typer.echo("no fitted efficiencies: only the profile 'ideal' can be used")
         elif fits:
-            print_table(_fit_rows(efficiency), header=("operator", "engine", "fit", "median", "p90", "measured on"))
+            print_table(_fit_rows(efficiency), header=_FIT_HEADER)
         else:
             print_table(_fit_summary(efficiency), header=("fitted operator", "rows", "engines", "measured on"))
 
@@ -86,7 +87,12 @@ def check(
         raise SpecError("\n".join(faulty))
 
 
-_PROVENANCE = ("engine", "version", "points", "median_error", "p90_error", "inherited_from")
+_FIT_HEADER = ("operator", "engine", "fit", "error: median, p90", "of rows held out", "measured on")
+#: Fields of every fitted row: not numbers of its form.
+_PROVENANCE = frozenset(Fit.__dataclass_fields__)
+#: Fields of a form that are times. [s]
+_TIMES = ("t0", "latency", "seconds_per_token", "k_step", "k_split", "block_time", "serial_time", "ramp", "per_expert",
+          "hop", "step")  # fmt: skip
 
 
 def _origin(row: Any, efficiency: EfficiencySpec) -> str:
@@ -108,15 +114,24 @@ def _fit_summary(efficiency: EfficiencySpec) -> Iterator[Line]:
 def _fit_rows(efficiency: EfficiencySpec) -> Iterator[Line]:
     for section in SECTIONS:
         for row in getattr(efficiency, section):
-            terms = (_term(key, getattr(row, key)) for key in row.__dataclass_fields__ if key not in _PROVENANCE)
-            errors = (f"{row.median_error:.1%}", f"{row.p90_error:.1%}") if row.points else ("-", "-")
+            said = {field.name: getattr(row, field.name) for field in fields(row) if field.name not in _PROVENANCE}
+            neutral = {field.name: field.default for field in fields(row)}
+            terms = (_term(key, value) for key, value in said.items() if value != neutral[key])
+            errors = (
+                _errors(row.points, row.median_error, row.p90_error),
+                _errors(row.held_out_points, row.held_out_median_error, row.held_out_p90_error),
+            )
             yield section, f"{row.engine} {row.version}", " ".join(terms), *errors, _origin(row, efficiency)
+
+
+def _errors(rows: int, median: float, p90: float) -> str:
+    return f"{median:.1%}, {p90:.1%}" if rows else "-"
 
 
 def _term(key: str, value: Any) -> str:
     if value is None:
         return f"{key}=-"
-    if key in ("t0", "latency", "seconds_per_token"):
+    if key in _TIMES:
         return f"{key}={value / US:g}us"
     return f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from disagg_sim.cli.main import run
-from disagg_sim.facts.load import list_specs
+from disagg_sim.facts.load import list_specs, load_efficiency
 from disagg_sim.facts.yaml_files import spec_files
 
 KINDS = ("hardware", "model", "traffic", "precision", "profile")
@@ -24,7 +24,8 @@ def test_list_names_everything(capsys):
 def test_list_of_one_kind(capsys):
     lines = output(capsys, "list", "precision").splitlines()
     assert [line.split()[1] for line in lines[1:]] == [
-        "bf16", "fp8", "fp8_bf16kv", "nvfp4_fp8kv", "nvfp4_fp8kv_bf16_attention",
+        "bf16", "bf16_fp8kv", "fp8", "fp8_bf16kv", "fp8_block", "fp8_block_bf16kv", "mxfp4", "mxfp4_fp8kv",
+        "nvfp4_bf16kv", "nvfp4_fp8kv", "nvfp4_fp8kv_bf16_attention",
     ]  # fmt: skip
 
 
@@ -46,7 +47,10 @@ def test_a_system_is_shown_in_engineers_units_with_its_fits(capsys):
 def test_inherited_fits_are_marked(capsys):
     assert "h100_sxm (inherited)" in output(capsys, "show", "hardware", "mi300x")
     lines = output(capsys, "show", "hardware", "b200_sxm", "--fits").splitlines()
-    assert sum("h100_sxm (inherited)" in line for line in lines) == 12
+    inherited = [line.split()[0] for line in lines if "h100_sxm (inherited)" in line]
+    exchange = [row for row in load_efficiency("b200_sxm").alltoall if row.inherited_from]
+    assert inherited == ["alltoall"] * len(exchange)
+    assert exchange
 
 
 def test_assumed_rows_are_marked(capsys):
@@ -95,7 +99,8 @@ def test_check_names_the_faults_of_every_file(capsys, tmp_path):
     [
         (["list", "modle"], "unknown kind 'modle', did you mean 'model'?; known: " + ", ".join(KINDS)),
         (["show", "precision", "fp9"], "unknown precision recipe 'fp9', did you mean 'fp8'?; known: "
-         "bf16, fp8, fp8_bf16kv, nvfp4_fp8kv, nvfp4_fp8kv_bf16_attention"),
+         "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, mxfp4, mxfp4_fp8kv, nvfp4_bf16kv, "
+         "nvfp4_fp8kv, nvfp4_fp8kv_bf16_attention"),
         (["show", "profile", "xyz"], "unknown profile 'xyz'; known: ideal, measured, optimistic"),
         (["show", "model", "none.yaml"], "none.yaml: no such file"),
     ],

@@ -224,7 +224,7 @@ def test_a_file_of_no_known_kind(tmp_path):
         check_file(path)
     assert str(refusal.value) == (
         f"{path}: keys of no known kind of file; "
-        "known kinds: hardware, efficiency, precision, profile, engine, model, traffic, sweep"
+        "known kinds: hardware, efficiency, precision, profile, engine, uncertainty, model, traffic, sweep, scenario"
     )
 
 
