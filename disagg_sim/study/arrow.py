@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 EVERYWHERE = ("arrow", "observed", "least_load", "vllm", "disaggregated", "colocated")
 #: Further searches.
 MORE = (
-    *((name, case) for case in ("arrow_4", "arrow_batched", "least_load_batched") for name in AZURE),
+    *((name, case) for case in ("arrow_4", "arrow_batched", "least_load_batched", "static_7_1") for name in AZURE),
     ("code", "flip_60"), ("code", "flip_300"), (HALF, "arrow_4"),
 )  # fmt: skip
-POOLS_STEP_S = 1.0  # of the picture of pools over time, at the rate of the trace replayed [s]
+BURSTY = ("code", "burstgpt")  # workloads whose pools are drawn over time
+MOMENTS = 60  # of such a picture [1]
 
 
 def reproduce(out: Path, *, traces: Path | None, listener: Listener, quick: bool) -> PaperResults:
@@ -45,7 +46,7 @@ def reproduce(out: Path, *, traces: Path | None, listener: Listener, quick: bool
     write_text(out / "capacities.csv", as_csv(table))
     pictures = (
         write_picture(out, "attainment", attainment(bench)),
-        write_picture(out, "pools", pools(bench, "code")),
+        *(write_picture(out, f"pools_{name}", pools(bench, name)) for name in BURSTY),
         _draw_ratios(table, out / "ratios.png"),
     )
     return PaperResults(claims=claims, pictures=pictures, simulations=bench.runs)
@@ -105,11 +106,11 @@ def pools(bench: Bench, workload: str) -> Picture:
     import pandas as pd
 
     scale = bench.capacity(workload, "arrow").rate_scale
+    lasts = bench.workloads[workload].trace.duration / scale
     frames = []
     for case in ("arrow", "least_load"):
-        result = bench.result(workload, case, scale, sample_s=POOLS_STEP_S)
-        samples = result.samples
-        last = np.searchsorted(samples.time_s, 1.5 * result.requests.arrival_s.max())
+        samples = bench.result(workload, case, scale, sample_s=lasts / MOMENTS).samples
+        last = np.searchsorted(samples.time_s, 1.2 * lasts)
         for panel, label, values in (
             ("instances of prefill", "instances", samples.prefill_gpus),
             ("requests that wait for their first token", "requests", samples.queued),
@@ -121,12 +122,10 @@ def pools(bench: Bench, workload: str) -> Picture:
                     "x_unit": 1.0, "y_label": label,
                 })
             )  # fmt: skip
-    table = pd.concat(frames)
-    table["panel"] = pd.Categorical(table["panel"], list(dict.fromkeys(table["panel"])), ordered=True)
     return Picture(
-        title=f"Azure {workload} at {bench.rate(workload, 'arrow'):.0f} requests/s, the capacity of Arrow",
+        title=f"{workload} at {bench.rate(workload, 'arrow'):.0f} requests/s, the capacity of Arrow",
         axes=Axes(x_label="time [s]", y_label=""),
-        table=table,
+        table=pd.concat(frames),
     )
 
 

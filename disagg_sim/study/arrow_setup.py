@@ -133,6 +133,7 @@ EIGHT = ServedDeployment(
     name="8 x TP1", gpus=8, prefill=_equal(1, 4), decode=_equal(1, 4), colocated=_equal(1, 8)
 )
 FOUR = ServedDeployment(name="4 x TP1", gpus=4, prefill=_equal(1, 2), decode=_equal(1, 2))
+SEVEN = ServedDeployment(name="7 + 1 x TP1", gpus=8, prefill=_equal(1, 7), decode=_equal(1, 1))
 PAIR = ServedDeployment(name="2 x TP1", gpus=2, prefill=_equal(1, 1), decode=_equal(1, 1))
 WHOLE = ServedDeployment(name="TP8", gpus=8, colocated=_equal(8, 1))
 HALVES = ServedDeployment(name="TP4 + TP4", gpus=8, prefill=_equal(4, 1), decode=_equal(4, 1))
@@ -156,6 +157,7 @@ CASES = {
     "colocated": Case("vLLM, 8 x TP1", EIGHT, system_named("vllm")),
     "observed": Case("Arrow that reacts, 8 x TP1", EIGHT, system_named("arrow", trigger="observed")),
     "arrow_4": Case("Arrow, 4 x TP1", FOUR, system_named("arrow")),
+    "static_7_1": Case("least load, 7 + 1 x TP1", SEVEN, system_named("least_load")),
     "flip_60": Case("Arrow, flips of 60 s", EIGHT, system_named("arrow"), 60.0),
     "flip_300": Case("Arrow, flips of 300 s", EIGHT, system_named("arrow"), 300.0),
     "arrow_batched": Case("Arrow, several prompts a step", EIGHT, system_named("arrow", prompts_per_step=256)),
