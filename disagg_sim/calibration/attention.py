@@ -25,7 +25,7 @@ from disagg_sim.calibration import attention_calls
 from disagg_sim.calibration.attention_calls import Calls
 from disagg_sim.calibration.limits import TYPES
 from disagg_sim.calibration.residuals import SHORT
-from disagg_sim.calibration.robust import WORTH, Parameter, error_quantiles, fit_logarithm, mean_loss
+from disagg_sim.calibration.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss
 from disagg_sim.facts.efficiency import DecodeAttentionFit, PrefillAttentionFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.attention import (
@@ -57,7 +57,8 @@ class _Table(Generic[AttentionFit]):
     compute_column: str  # where the arithmetic is told; decode and latent attention use that of their cache
     calls: Callable[[pd.DataFrame], Calls]
     numbers: tuple[Parameter, ...]  # all that are fitted
-    own: tuple[tuple[str, ...], ...]  # which of them each variant may have to itself, fewest first
+    own: tuple[tuple[str, ...], ...]  # which of them each variant may have to itself
+    most: int  # numbers of all variants of a library together [1]
     option: str  # field that is chosen among
     options: tuple[float, ...]
     build: Callable[[_Table[AttentionFit], Variant, Mapping[str, Any]], AttentionFit]
@@ -104,8 +105,9 @@ _DECODE = (
     Parameter("serial_time", 2 * US, 0.01 * US, 500 * US),
     Parameter("ramp", 7 * US, 0.01 * US, 100 * US),
 )
+_PREFILL_OWN = (("e_compute",), ("e_compute", "t0"), ("e_compute", "t0", "e_io"))
 _CONTEXT = _Table(
-    "gqa", "compute_dtype", attention_calls.context_attention, _PREFILL, (("e_compute",), ("e_compute", "t0")), "tail",
+    "gqa", "compute_dtype", attention_calls.context_attention, _PREFILL, _PREFILL_OWN, 9, "tail",
     (0.0, GRID_TAIL), _prefill_fit, prefill_times,
 )  # fmt: skip
 _MLA_CONTEXT = replace(
@@ -113,11 +115,11 @@ _MLA_CONTEXT = replace(
     kind="mla",
     compute_column="kv_dtype",
     calls=attention_calls.mla_context,
-    own=(("e_compute",), ("e_compute", "t0"), ("e_compute", "t0", "e_io")),
 )
 _GENERATION = _Table(
-    "gqa", "kv_dtype", attention_calls.generation_attention, _DECODE, (("e_memory",), ("e_memory", "t0")),
-    "serial_power", (SPLIT_POWER,), _decode_fit, decode_times,
+    "gqa", "kv_dtype", attention_calls.generation_attention, _DECODE,
+    (("e_memory",), ("e_memory", "t0"), ("e_memory", "t0", "block_time")), 11, "serial_power", (SPLIT_POWER,),
+    _decode_fit, decode_times,
 )  # fmt: skip
 _MLA_GENERATION = replace(
     _GENERATION,
@@ -186,9 +188,8 @@ def _fit(table: _Table[AttentionFit], rows: pd.DataFrame, system: SystemSpec) ->
     if not parts:
         return []
     tried = [_fit_together(table, parts, system, own) for own in table.own]
-    enough = next(fits for loss, fits in tried if loss <= (1.0 + WORTH) * tried[-1][0])
     told = []
-    for fit, part in zip(enough, parts.values(), strict=True):
+    for fit, part in zip(enough(tried, table.most), parts.values(), strict=True):
         predicted = table.times(table.calls(part), fit, system)
         median, p90 = error_quantiles(predicted, part["latency"].to_numpy(dtype=float))
         told.append(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.calibration.robust import WORTH, Parameter, fit_logarithm, mean_loss
+from disagg_sim.calibration.robust import Parameter, enough, fit_logarithm, mean_loss
 from disagg_sim.facts.efficiency import EAGER, LARGE_MESSAGES, CollectiveFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.collective import fastest
@@ -36,6 +36,8 @@ _SHARE = Parameter("e_bandwidth", 0.7, 0.02, 1.0)
 _SLOW_SHARE = Parameter("e_bandwidth", 0.2, 0.005, 1.0)
 _RAMP = Parameter("ramp", 5 * US, 0.01 * US, 1000 * US)
 _FLOOR = Parameter("latency", 25 * US, US, 1000 * US)
+#: Numbers of an engine's all-reduce, at most. [1]
+MOST = 7
 #: Type that no switch reduces.
 _NOT_IN_SWITCH = "int8"
 #: Type of the rows that are fitted where there are several: activations are reduced in 16 bit.
@@ -142,8 +144,7 @@ def _fit_engine(table: pd.DataFrame, system: SystemSpec, ring: Sequence[Collecti
         parameters = (_ONE_SHOT_LATENCY, _HOP, _SHARE, *second, *((_FLOOR, _SHARE) if eager else ()))
         fits = _solve(table, system, parameters, partial(_engine, table, two_shot, eager), others=large)
         tried.append((mean_loss(predict_collectives(table, system, [*fits, *large]), measured), fits))
-    (loss, one), (best, both) = tried
-    return one if loss <= (1.0 + WORTH) * best else both
+    return enough(tried, MOST)
 
 
 def _engine(table: pd.DataFrame, two_shot: bool, eager: bool, values: NDArray[np.float64]) -> list[CollectiveFit]:

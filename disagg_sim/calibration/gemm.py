@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.calibration.robust import Parameter, error_quantiles, fit_logarithm, mean_loss
+from disagg_sim.calibration.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss
 from disagg_sim.facts.efficiency import GemmFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.precision import FORMATS
@@ -71,10 +71,8 @@ def fit_gemm(rows: pd.DataFrame, system: SystemSpec) -> list[GemmFit]:
     if not tables:
         return []
     tried = [_fit_together(tables, system, own) for own in _OWN]
-    few = [(loss, fits) for loss, fits in tried if sum(fit.parameters for fit in fits) <= MOST]
-    _, best = min(few or tried, key=lambda pair: pair[0])
     found = []
-    for fit, table in zip(best, tables.values(), strict=True):
+    for fit, table in zip(enough(tried, MOST), tables.values(), strict=True):
         median, p90 = error_quantiles(_times(table, fit, system), table["latency"].to_numpy(dtype=float))
         found.append(replace(fit, median_error=median, p90_error=p90))
     return found

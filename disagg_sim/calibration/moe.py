@@ -1,6 +1,6 @@
 """Fits of grouped expert GEMMs: the form of ``physics.moe`` to rows of one library and version.
 
-Every kernel has two numbers of its own (``_OWN``), and all kernels of a library share the others. Tables tell tokens,
+Every kernel has a few numbers of its own (``_OWN``), and all kernels of a library share the others. Tables tell tokens,
 not picks, so that how tokens fall on the measured rank is part of reading them:
 
 * ``balanced`` rows deal the picks out evenly, T*k/ep to a rank, on as many experts as there are;
@@ -15,6 +15,7 @@ Tables of large expert groups (``moe_ep_compute``) are not fitted: the fits of t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.calibration.gemm import FORMAT_OF
-from disagg_sim.calibration.robust import Parameter, error_quantiles, fit_logarithm
+from disagg_sim.calibration.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss
 from disagg_sim.facts.efficiency import ANY_REGIME, MoeFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.precision import FORMATS
@@ -36,15 +37,22 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-_OWN = (
+_NUMBERS = (
     Parameter("e_compute", 0.5, 0.02, 1.0),
     Parameter("t0", 30 * US, 1 * US, 300 * US),
-)
-_SHARED = (
     Parameter("e_memory", 0.85, 0.05, 1.0),
     Parameter("e_handling", 0.5, 0.02, 2.0),
     Parameter("per_expert", 0.05 * US, 1e-4 * US, 1 * US),
 )
+#: Which of them each kernel may have to itself.
+_OWN = (
+    ("e_compute", "t0"),
+    ("e_compute", "t0", "e_handling"),
+    ("e_compute", "t0", "e_memory"),
+    ("e_compute", "t0", "e_memory", "e_handling"),
+)
+#: Numbers of all kernels of a library together, at most. [1]
+MOST = 15
 _STRAY = Parameter("stray", 0.1, 1e-3, 1.0)
 #: Exponent of the blend, and rows of the smallest tile: the data do not tell, so neither is fitted. [1]
 BLEND_Q, LEAST_ROWS = 2.0, 16.0
@@ -77,28 +85,41 @@ def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
     given = {key: RankLoad(table) for key, table in tables.items()}
     tables = {key: table[given[key].known] for key, table in tables.items()}
     given = {key: RankLoad(table) for key, table in tables.items()}
-    shared = (*_SHARED, _STRAY) if any(g.routes_itself for g in given.values()) else _SHARED
-    parameters = [parameter for _ in tables for parameter in _OWN] + list(shared)
+    tried = [_fit_together(tables, given, system, own) for own in _OWN]
+    found = []
+    for fit, table in zip(enough(tried, MOST), tables.values(), strict=True):
+        predicted = _times(given[fit.format, fit.kernel], fit, system)
+        median, p90 = error_quantiles(predicted, table["latency"].to_numpy(dtype=float))
+        found.append(replace(fit, median_error=median, p90_error=p90))
+    return found
+
+
+def _fit_together(
+    tables: Mapping[tuple[str, str], pd.DataFrame], given: Mapping[tuple[str, str], RankLoad], system: SystemSpec,
+    names: Sequence[str],
+) -> tuple[float, list[MoeFit]]:  # fmt: skip
+    """Loss and fits where each kernel has the numbers ``names`` to itself."""
+    own = [number for number in _NUMBERS if number.name in names]
+    shared = [number for number in _NUMBERS if number.name not in names]
+    shared += [_STRAY] if any(each.routes_itself for each in given.values()) else []
     measured = np.concatenate([table["latency"].to_numpy(dtype=float) for table in tables.values()])
 
     def fits(values: Array) -> list[MoeFit]:
-        common = dict(zip((p.name for p in shared), values[len(_OWN) * len(tables) :].tolist(), strict=True))
-        own = values[: len(_OWN) * len(tables)].reshape(len(tables), len(_OWN)).tolist()
-        return [
-            _fit(table, key, common | dict(zip((p.name for p in _OWN), mine, strict=True)))
-            for (key, table), mine in zip(tables.items(), own, strict=True)
-        ]
+        common = dict(zip((p.name for p in shared), values[len(own) * len(tables) :].tolist(), strict=True))
+        lines = values[: len(own) * len(tables)].reshape(len(tables), len(own)).tolist()
+        found: list[MoeFit] = []
+        for (key, table), line in zip(tables.items(), lines, strict=True):
+            mine: dict[str, Any] = dict(zip((p.name for p in own), line, strict=True))
+            mine["parameters"] = len(own) + (0 if found else len(shared))
+            found.append(_fit(table, key, common | mine))
+        return found
 
     def times(values: Array) -> Array:
-        return np.concatenate([_times(g, f, system) for g, f in zip(given.values(), fits(values), strict=True)])
+        both = zip(given.values(), fits(values), strict=True)
+        return np.concatenate([_times(load, fit, system) for load, fit in both])
 
-    found = []
-    for number, fit in enumerate(fits(fit_logarithm(times, measured, parameters))):
-        key = (fit.format, fit.kernel)
-        median, p90 = error_quantiles(_times(given[key], fit, system), tables[key]["latency"].to_numpy(dtype=float))
-        count = len(_OWN) + (len(shared) if number == 0 else 0)
-        found.append(replace(fit, median_error=median, p90_error=p90, parameters=count))
-    return found
+    best = fit_logarithm(times, measured, own * len(tables) + shared)
+    return mean_loss(times(best), measured), fits(best)
 
 
 def predict_moe(rows: pd.DataFrame, system: SystemSpec, fits: list[MoeFit]) -> Array:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.facts.efficiency import Fit
+
+F = TypeVar("F", bound=Fit)
 #: Relative error at which the loss turns from squares to absolute values (soft L1). [1]
 SOFT = 0.1
 #: Residual of a parameter at e times its start: 100 rows that are wrong by 2 % outweigh a factor of e. [1]
@@ -57,6 +61,17 @@ def fit_logarithm(
 
     found = least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=SOFT, max_nfev=STEPS)
     return np.asarray(np.exp(found.x))
+
+
+def enough(tried: Sequence[tuple[float, Sequence[F]]], most: int) -> list[F]:
+    """Of (loss, fits) of several forms, the fits with fewest numbers that do nearly as well as the best.
+
+    ``most`` is how many numbers all fits of one form may have together; where all forms have more, it does not count.
+    """
+    few = [pair for pair in tried if sum(fit.parameters for fit in pair[1]) <= most] or list(tried)
+    limit = (1.0 + WORTH) * min(loss for loss, _ in few)
+    good = [(loss, fits) for loss, fits in few if loss <= limit]
+    return list(min(good, key=lambda pair: (sum(fit.parameters for fit in pair[1]), pair[0]))[1])
 
 
 def mean_loss(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> float:
