@@ -32,27 +32,28 @@ MINI_REASONING_INPUT, MINI_REASONING_OUTPUT = 219, 1467
 MINI_REASONING_CV = 1.0
 
 
-def burstgpt_process() -> Mmpp:
-    """The MMPP whose input tokens of a minute have the c_v of the BurstGPT clip, in the long run."""
+def burstgpt_process(requests: int = BURSTGPT_REQUESTS) -> Mmpp:
+    """The MMPP of so many requests an hour whose input tokens of a minute have the c_v of the clip, in the long run."""
     return fit_mmpp(
-        BURSTGPT_CV, rate=BURSTGPT_REQUESTS / BURSTGPT_S, length_cv=BURSTGPT_INPUT_CV,
+        BURSTGPT_CV, rate=requests / BURSTGPT_S, length_cv=BURSTGPT_INPUT_CV,
         burst_share=BURSTGPT_BURST_SHARE, burst_s=BURSTGPT_BURST_S,
     )  # fmt: skip
 
 
-def burstgpt_standin(seed: int = 0) -> Trace:
+def burstgpt_standin(seed: int = 0, requests: int = BURSTGPT_REQUESTS) -> Trace:
     """One hour like the BurstGPT clip: 6,009 requests, c_v 1.11 of the input tokens of a minute, published means.
 
     An hour holds two or three bursts, so that its c_v is far from its expectation more often than not. Runs of 6,009
     requests are drawn from the MMPP and stretched to the hour, until one has the published c_v within
-    ``BURSTGPT_CV_ERROR``. Lengths are log-normal and independent of each other and of the arrivals.
+    ``BURSTGPT_CV_ERROR``. Lengths are log-normal and independent of each other and of the arrivals. More ``requests``
+    are the same bursts on a larger service.
     """
-    process, inputs = burstgpt_process(), log_normal(BURSTGPT_INPUT, BURSTGPT_INPUT_CV)
+    process, inputs = burstgpt_process(requests), log_normal(BURSTGPT_INPUT, BURSTGPT_INPUT_CV)
     outputs = log_normal(BURSTGPT_OUTPUT, BURSTGPT_OUTPUT_CV)
     rng = {name: named_rng(seed, f"burstgpt/{name}") for name in ("arrivals", "input_tokens", "output_tokens")}
     while True:
-        times = arrivals(process, rng["arrivals"], BURSTGPT_REQUESTS / BURSTGPT_S, requests=BURSTGPT_REQUESTS)
-        times *= BURSTGPT_S * (1 - 1 / BURSTGPT_REQUESTS) / times[-1]
+        times = arrivals(process, rng["arrivals"], requests / BURSTGPT_S, requests=requests)
+        times *= BURSTGPT_S * (1 - 1 / requests) / times[-1]
         lengths = inputs.sample(rng["input_tokens"], times.size)
         minutes = per_minute(times, lengths)
         if abs(minutes.std() / minutes.mean() - BURSTGPT_CV) <= BURSTGPT_CV_ERROR:

@@ -2,8 +2,8 @@
 
 "DOPD", built on NVIDIA Dynamo; equations as in ``serving.dopd_ratio``. Its parts:
 
-* P/D manager (algorithm 2, ``dopd_sizes``): every window it records mean input, mean output and request rate and
-  forecasts each; from the profile of prefill and decode times, corrected by what was observed, follow
+* P/D manager (algorithm 2, ``dopd_sizes``): every window it records mean input, mean output and the requests that are
+  there, and forecasts each; from the profile of prefill and decode times, corrected by what was observed, follow
   the sizes of both pools.
 * Prefill scheduler (algorithm 1, ``dopd_batches``): short prompts are batched up to the forecast input length,
   long ones run alone.
@@ -126,15 +126,18 @@ class Manager:
         self._pools = Pools(site, idlest=routing.idlest)
         prefill, decode = self._pools.mappings
         self.profile = Profile.of(site, prefill, decode, limits)
-        self._rate, self._inputs, self._outputs = (forecast_named(options.forecast) for _ in range(3))
+        self._requests, self._inputs, self._outputs = (forecast_named(options.forecast) for _ in range(3))
         self._window_end, self._action = options.window_s, options.action_s
         self._wanted: tuple[Sizes, str] | None = None
+        self._there, self._looks = 0.0, 0  # requests in service, added up over the looks of a window
         self._seen = 0  # requests up to the last window
         self._totals_before: NDArray[np.float64] = np.zeros(5)  # see ``_totals``
         self._correction = [1.0, 1.0]  # of prefill and decode times [1]
 
     def resize(self, view: ClusterView) -> Sequence[Wish]:
         """See ``Autoscaler``."""
+        self._there += float(view.queued_requests.sum() + view.running_requests.sum()) + sum(view.coming)
+        self._looks += 1
         if view.now >= self._window_end:
             self._window_end += self._options.window_s
             self._observe(view)
@@ -154,7 +157,8 @@ class Manager:
     def _observe(self, view: ClusterView) -> None:
         """One window: forecasts, length threshold, time-out and corrections."""
         window = view.window(self._options.window_s)
-        self._rate.observe(window.arrivals / window.seconds)
+        self._requests.observe(self._there / self._looks)
+        self._there, self._looks = 0.0, 0
         self._inputs.observe(window.input_tokens)
         self._outputs.observe(window.output_tokens)
         threshold = self._inputs.next()
@@ -192,11 +196,11 @@ class Manager:
         self._correction[which] += NEWEST * (ratio - self._correction[which])
 
     def _decide(self, view: ClusterView) -> None:
-        rate, inputs, outputs = self._rate.next(), self._inputs.next(), self._outputs.next()
+        requests, inputs, outputs = self._requests.next(), self._inputs.next(), self._outputs.next()
         if math.isnan(inputs) or math.isnan(outputs):
             return
-        wanted = self.profile.sizes(rate, inputs, outputs, rule=self._options.sizing, correction=self._correction)
+        wanted = self.profile.sizes(requests, inputs, outputs, rule=self._options.sizing, correction=self._correction)
         wanted = within(wanted, self._pools.gpus, self._pools.budget)
         there = self._pools.there(view)
-        reason = f"{rate:.3g} requests/s of {inputs:.0f}/{outputs:.0f} tokens: {there.words} to {wanted.words}"
+        reason = f"{requests:.4g} requests of {inputs:.0f}/{outputs:.0f} tokens: {there.words} to {wanted.words}"
         self._wanted = wanted, reason

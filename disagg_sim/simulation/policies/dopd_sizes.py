@@ -1,8 +1,8 @@
 """Sizes of DOPD's pools: concurrency of a decode instance, and prefill instances to match.
 
 Equations (13) to (15), restated in ``serving.dopd_ratio``, on the memory and step times of the instances that serve:
-cc_max = min(V_mem, V_BW)/((ISL + OSL/2) M_token), no more than the largest CUDA graph; n_d = ceil(r/cc_max) for a
-concurrency r = rate * OSL * t_d; and, at the concurrency cc = r/n_d of each, n_p = n_d * cc * t_p/(t_d * OSL).
+cc_max = min(V_mem, V_BW)/((ISL + OSL/2) M_token), no more than the largest CUDA graph. For r requests at a time
+n_d = ceil(r/cc_max), and at the concurrency cc = r/n_d of each, n_p = n_d * cc * t_p/(t_d * OSL).
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 SIZINGS = ("mended", "printed")
 #: Share of the bandwidth that a decode step reaches, alpha of the paper. [1]
 BANDWIDTH_SHARE = 0.6
-#: Steps towards the concurrency at which Little's law holds; each is a contraction below saturation. [1]
-STEPS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,39 +58,35 @@ class Profile:
         return max(1.0, min(self.tokens / (inputs + outputs / 2), self.graph))
 
     def sizes(
-        self, rate: float, inputs: float, outputs: float, *, rule: str = "mended",
+        self, requests: float, inputs: float, outputs: float, *, rule: str = "mended",
         correction: Sequence[float] = (1.0, 1.0),
     ) -> Sizes:  # fmt: skip
         """Instances of both pools.
 
         Parameters
         ----------
-        rate, inputs, outputs
-            Load: requests [request/s], mean lengths [token].
+        requests, inputs, outputs
+            Load: requests at a time [1], mean lengths [token].
         rule
-            Of ``SIZINGS``; "printed" takes t_d at the length (ISL + OSL)/2, too.
+            Of ``SIZINGS``; "printed" takes t_d at all requests together and at the length (ISL + OSL)/2, too.
         correction
             Factors on the prefill and the decode times of the profile. [1]
         """
-        most = self.concurrency(inputs, outputs)
-        context = (inputs + outputs) / 2 if rule == "printed" else inputs + outputs / 2
+        decode = max(1, math.ceil(requests / self.concurrency(inputs, outputs)))
+        printed = rule == "printed"
+        context = (inputs + outputs) / 2 if printed else inputs + outputs / 2
+        step = correction[1] * self.step_time(requests if printed else requests / decode, context)
         first = correction[0] * self.prefill_time(max(round(inputs), 1))
-        step = correction[1] * self.step_time(most, context)
-        decode = max(1, math.ceil(rate * outputs * step / most))
-        for _ in range(STEPS):
-            each = min(most, rate * outputs * step / decode)
-            step = correction[1] * self.step_time(each, context)
-        together = min(most * decode, rate * outputs * step)
-        matched = matching_prefill(together, decode, prefill_s=first, step_s=step, outputs=outputs, rule=rule)
+        matched = matching_prefill(requests, decode, prefill_s=first, step_s=step, outputs=outputs, rule=rule)
         return Sizes(max(1, math.ceil(matched)), decode)
 
 
 def matching_prefill(
-    concurrency: float, decode: int, *, prefill_s: float, step_s: float, outputs: float, rule: str
+    requests: float, decode: int, *, prefill_s: float, step_s: float, outputs: float, rule: str
 ) -> float:
-    """n_p, not rounded: prefill instances that keep ``decode`` instances at a concurrency of all together. [1]
+    """n_p, not rounded: prefill instances that keep ``decode`` instances at so many requests in all. [1]
 
-    As printed the ratio is taken at the concurrency of all instances and then multiplied by their number.
+    As printed the ratio is taken at the requests of all instances and then multiplied by their number.
     """
-    ratio = concurrency * prefill_s / (outputs * step_s)
+    ratio = requests / (outputs * step_s / prefill_s)
     return ratio * decode if rule == "printed" else ratio

@@ -158,11 +158,11 @@ class LoadPlanner:
         return workers / max(workers - 1, 1) if self._options.project else 1.0
 
     def _itl(self, requests: Floats, held: Floats) -> Floats:
-        """Time of a decode step of each worker. [s]"""
-        most = self._options.max_sequences
+        """Time of a decode step of each worker that would read all it holds, beyond what its memory takes, too. [s]"""
+        batches = np.clip(np.round(requests), 1, self._options.max_sequences)
         return np.array([
-            self._tables[1].step_time(min(round(n), most), tokens / n) if n > 0 else 0.0
-            for n, tokens in zip(requests.tolist(), held.tolist(), strict=True)
+            self._tables[1].step_time(int(n), tokens / n)
+            for n, tokens in zip(batches.tolist(), held.tolist(), strict=True)
         ])  # fmt: skip
 
 
