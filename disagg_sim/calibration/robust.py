@@ -20,7 +20,7 @@ SOFT = 0.1
 #: Residual of a parameter at e times its start: 100 rows that are wrong by 2 % outweigh a factor of e. [1]
 PULL = 0.02
 #: Fewer numbers are taken where they raise the loss by no more than this share. [1]
-WORTH = 0.1
+WORTH = 0.15
 #: Steps of the optimiser at most. [1]
 STEPS = 200
 
