@@ -25,13 +25,14 @@ from disagg_sim.units import MS, US
 
 Floats = NDArray[np.float64]
 
-#: Fitted parameters -> (start, largest) [s].
-HOST_TIMES = {
-    "step_host": (0.5 * MS, 20 * MS),
-    "sequence_host": (2 * US, 1000 * US),
-    "rank_host": (0.2 * MS, 10 * MS),
-    "kernel_launch": (30 * US, 60 * US),
-    "request_host": (20 * MS, 300 * MS),
+#: Fitted parameters -> (least, start, largest) [s], the stretch of prefill [1].
+FITTED = {
+    "step_host": (0.0, 0.5 * MS, 20 * MS),
+    "sequence_host": (0.0, 2 * US, 1000 * US),
+    "rank_host": (0.0, 0.2 * MS, 10 * MS),
+    "prefill_stretch": (1.0, 1.2, 3.0),
+    "kernel_launch": (0.0, 15 * US, 60 * US),
+    "request_host": (0.0, 20 * MS, 300 * MS),
 }
 #: Error beyond which a residual stops to count (Cauchy loss): TTFT of some runs holds a warm-up. [1]
 SOFT = 0.1
@@ -69,9 +70,8 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
     start, used = load_engine(name), fit_rows(rows, name)
     if not used:
         raise InputError(f"no served rows of engine {name!r} in the fitted part")
-    names = list(HOST_TIMES)
-    scale = np.array([HOST_TIMES[key][0] for key in names])
-    most = np.array([HOST_TIMES[key][1] for key in names]) / scale
+    names = list(FITTED)
+    least, scale, most = (np.array(column) for column in zip(*FITTED.values(), strict=True))
 
     def spec(x: Floats) -> EngineSpec:
         return replace(start, **dict(zip(names, (x * scale).tolist(), strict=True)))
@@ -84,7 +84,13 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
         return error
 
     found = least_squares(
-        errors, np.ones(len(names)), bounds=(0.0, most), loss="cauchy", f_scale=SOFT, diff_step=0.05, max_nfev=12
+        errors,
+        np.ones(len(names)),
+        bounds=(least / scale, most / scale),
+        loss="cauchy",
+        f_scale=SOFT,
+        diff_step=0.05,
+        max_nfev=12,
     )
     engine = _with_request_host(rows, spec(found.x))
     last = errors(np.array([getattr(engine, key) for key in names]) / scale)
@@ -104,6 +110,6 @@ def _with_request_host(rows: Sequence[ServingRow], engine: EngineSpec) -> Engine
     table = evaluate(mine, {engine.name: engine}, ranges=False)
     table = table[table["evaluated"] & ~table["saturated"] & (table["quantity"] == "ttft")]
     predicted, measured = table["predicted"].to_numpy(), table["measured"].to_numpy()
-    tried = np.arange(0.0, HOST_TIMES["request_host"][1], MS)
+    tried = np.arange(0.0, FITTED["request_host"][2], MS)
     error = [np.median(np.abs((predicted - engine.request_host + each) / measured - 1)) for each in tried]
     return replace(engine, request_host=float(tried[int(np.argmin(error))]))

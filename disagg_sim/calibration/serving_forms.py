@@ -118,13 +118,15 @@ def _r1_workers(line: Any, split: bool) -> tuple[Workers | None, Workers | None]
 def nvidia_gap(line: Any) -> ServingRow:
     """A run of the gap analysis; a blank precision is read as bf16, full lengths.
 
-    The FP8 checkpoints that Qwen publishes are block-scaled, also where the source says "fp8".
+    The FP8 checkpoints that Qwen publishes are block-scaled, also where the source says "fp8"; those of NVIDIA
+    (ModelOpt) ask for an fp8 cache, whatever the engine.
 
     Where the experts of a model lie on more GPUs than ``tp``, attention is data-parallel over groups of ``tp``.
     """
     weights, model = text(line, "gemm_quant") or text(line, "precision"), text(line, "model")
     block = model.startswith("Qwen/") and model.endswith("-FP8")
-    names = names_of(line, weights="fp8_block" if block else weights)
+    cache = "fp8" if model.startswith("nvidia/") else ""
+    names = names_of(line, weights="fp8_block" if block else weights, cache=cache)
     tp, pp = max(count(line, "tp"), 1), max(count(line, "pp"), 1)
     experts = count(line, "moe_tp") * count(line, "moe_ep")
     wider = experts > tp and experts % tp == 0

@@ -22,6 +22,7 @@ class EngineSpec(Shown):
     step_host: float  # host time of a step that the GPU waits for [s]
     sequence_host: float  # the same, for each sequence of the step: scheduling, sampling, detokenising [s]
     rank_host: float  # the same, for each doubling of the GPUs of an instance: synchronising its processes [s]
+    prefill_stretch: float  # prefill over the sum of its kernels timed alone: gaps, clocks under lasting load [1]
     kernel_launch: float  # host time to launch one kernel outside a CUDA graph; a step cannot be faster [s]
     decode_graphs: bool  # steps of decodes alone run as CUDA graphs; steps with prefill never do
     request_host: float  # of a request before its prefill: HTTP, tokenising, scheduling [s]

@@ -130,7 +130,11 @@ def prefill_time(
         run.at.model, run.at.rates, degrees, batch=decodes, context=context, chunk_tokens=tokens, isl=lengths.isl,
         chunk_ranks=ranks,
     )  # fmt: skip
-    return np.maximum(step.time, launch_time(run, degrees)) + host_time(run.engine, degrees, decodes)
+    alone: Numeric = 0.0  # the decodes, which need no more time beside a prompt
+    if np.any(np.asarray(decodes) > 0):
+        alone = decode_step(run.at.model, run.at.rates, degrees, batch=decodes, context=context).ttl
+    busy = alone + run.engine.prefill_stretch * np.maximum(step.time - alone, 0.0)
+    return np.maximum(busy, launch_time(run, degrees)) + host_time(run.engine, degrees, decodes)
 
 
 def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric]:

@@ -14,7 +14,13 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_engine
 
 TRUE = replace(
-    load_engine("vllm"), step_host=1.2e-3, sequence_host=2e-5, rank_host=4e-4, kernel_launch=0.0, request_host=0.05
+    load_engine("vllm"),
+    step_host=1.2e-3,
+    sequence_host=2e-5,
+    rank_host=4e-4,
+    kernel_launch=0.0,
+    request_host=0.05,
+    prefill_stretch=1.1,
 )
 
 

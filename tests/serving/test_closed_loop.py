@@ -27,7 +27,8 @@ from disagg_sim.serving.closed_loop import (
 )
 
 ENGINE = replace(
-    load_engine("vllm"), step_host=0.0, sequence_host=0.0, rank_host=0.0, kernel_launch=0.0, request_host=0.0
+    load_engine("vllm"), step_host=0.0, sequence_host=0.0, rank_host=0.0, prefill_stretch=1.0, kernel_launch=0.0,
+    request_host=0.0,
 )
 ONE = np.ones(1)
 

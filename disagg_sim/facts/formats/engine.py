@@ -19,6 +19,7 @@ _Engine = schema_of(
     | {
         "kernels": choice(("vllm", "sglang", "trtllm")),
         "memory_utilisation": number(1e-6, 1.0),
+        "prefill_stretch": number(1.0, 10.0),
         "cache_share": number(1e-6, 1.0),
         "cache_of_quantised": choice(("bf16", "fp8")),
         "sources": mapping_of(str, str),
