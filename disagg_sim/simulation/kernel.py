@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from disagg_sim.simulation.compiled import entry, inner
-from disagg_sim.simulation.kernel_queue import append, check_drained, unlink
+from disagg_sim.simulation.kernel_queue import append, check_drained, insert, unlink
 from disagg_sim.simulation.kernel_runs import State, count_run, steps_time, steps_within
 from disagg_sim.simulation.kernel_steps import form, settle
 from disagg_sim.simulation.kernel_times import largest_prefill, pass_part, step_time
@@ -222,12 +222,12 @@ def _ready(st: Any, s: int, i: int, now: float) -> None:
     st.seg[s, READY] = 1
     st.seg[s, STATUS] = QUEUED_STATUS
     if st.seg[s, LEFT] > 0:
-        _enqueue(st, i, s, now)
-        return
-    st.seg[s, NEXT] = st.ints[i, COMING_HEAD]
-    if st.ints[i, COMING_HEAD] < 0:
-        st.ints[i, COMING_TAIL] = s
-    st.ints[i, COMING_HEAD] = s
+        insert(st, i, s)
+    else:
+        st.seg[s, NEXT] = st.ints[i, COMING_HEAD]
+        if st.ints[i, COMING_HEAD] < 0:
+            st.ints[i, COMING_TAIL] = s
+        st.ints[i, COMING_HEAD] = s
     _wake(st, i, now)
 
 

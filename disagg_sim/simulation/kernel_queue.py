@@ -250,6 +250,23 @@ def requeue(st: Any, i: int, s: int) -> None:
 
 
 @inner
+def insert(st: Any, i: int, s: int) -> None:
+    """Put a segment into the prompts' queue behind those that hold blocks: none of them may wait for it."""
+    before = st.ints[i, LAST_ADMITTED] if st.ints[i, ADMITTED] > 0 else -1
+    after = st.ints[i, HEAD] if before < 0 else st.seg[before, NEXT]
+    while after >= 0 and st.seg[after, BLOCKS] > 0:
+        before, after = after, st.seg[after, NEXT]
+    st.seg[s, NEXT] = after
+    if before < 0:
+        st.ints[i, HEAD] = s
+    else:
+        st.seg[before, NEXT] = s
+    if after < 0:
+        st.ints[i, TAIL] = s
+    st.ints[i, CLOSED] += st.seg[s, CLOSES]
+
+
+@inner
 def preempt_newest(st: Any, i: int, last_step: float) -> None:
     """Take the blocks of the segment that came last: one in prefill, else of the running set."""
     if st.ints[i, ADMITTED] > 0:
@@ -285,14 +302,5 @@ def preempt_newest(st: Any, i: int, last_step: float) -> None:
     requeue(st, i, s)
     st.ints[i, QUEUED] += 1
     st.ints[i, QUEUED_CONTEXT] += st.seg[s, CONTEXT]
-    st.ints[i, CLOSED] += 1
     st.seg[s, CLOSES] = 1
-    before = st.ints[i, LAST_ADMITTED] if st.ints[i, ADMITTED] > 0 else -1
-    after = st.ints[i, HEAD] if before < 0 else st.seg[before, NEXT]
-    st.seg[s, NEXT] = after
-    if before < 0:
-        st.ints[i, HEAD] = s
-    else:
-        st.seg[before, NEXT] = s
-    if after < 0:
-        st.ints[i, TAIL] = s
+    insert(st, i, s)

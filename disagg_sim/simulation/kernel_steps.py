@@ -34,6 +34,7 @@ from disagg_sim.simulation.state import (
     ACTIVE,
     ADMITTED,
     BLOCK_TOKENS,
+    BLOCKS,
     BUSY_S,
     CACHED,
     CLOSED,
@@ -121,7 +122,7 @@ def admit_prompt(st: Any, i: int, s: int, now: float) -> bool:
     """Take the next waiting prompt into prefill if a sequence and its blocks are free."""
     if st.ints[i, RUNNING] + st.ints[i, ADMITTED] >= st.ints[i, MAX_SEQUENCES]:
         return False
-    if st.ints[i, COMING_HEAD] >= 0 or not take_blocks(st, i, s):
+    if (st.ints[i, COMING_HEAD] >= 0 and st.seg[s, BLOCKS] == 0) or not take_blocks(st, i, s):
         return False
     st.ints[i, ADMITTED] += 1
     st.ints[i, LAST_ADMITTED] = s

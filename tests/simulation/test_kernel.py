@@ -236,6 +236,18 @@ def test_the_newest_is_preempted_and_computed_again():
     assert fleet.segments.finish_s[1] > fleet.segments.finish_s[0]
 
 
+def test_who_holds_blocks_never_waits_for_who_does_not():
+    """36 of 60 blocks are reserved for a context of 161; the other request outgrows the 24 that are left."""
+    fleet = one(blocks=60, max_sequences=1)
+    fleet.submit(0, 0, 0, 1, 385, 0.0)
+    fleet.submit(0, 1, 161, 400, 1, 0.0, ready=False)
+    assert fleet.run_until(1.0) == (1, 0.0)
+    fleet.ready(1, 1.0)
+    fleet.run_until(math.inf)
+    assert fleet.segments.preemptions.tolist() == [1, 0]
+    assert fleet.segments.finish_s[1] < fleet.segments.finish_s[0]
+
+
 def test_blocks_are_held_until_the_transfer_ends():
     fleet = one(blocks=10)
     fleet.submit(0, 0, 0, 100, 1, 0.0, notify=True, hold=True)
