@@ -40,6 +40,8 @@ _WITHIN = (
 CLIP = 3.0
 #: Every so many rows are predicted by the fits of another system.
 STRIDE = 7
+#: Loads whose runs speak of an engine: what is in flight is known.
+LOADS = ("closed_loop", "static", "offline")
 #: Columns of served lines that make a case: its configurations share what the engine does to all of them.
 CASE = ("system", "model", "engine", "recipe")
 
@@ -160,11 +162,11 @@ def engine_spreads(lines: pd.DataFrame) -> dict[str, EngineSpread]:
     Parameters
     ----------
     lines
-        Evaluated lines of served rows with ``kernel_sigma`` (``calibration.serving``): those of the fitted part, below
-        saturation, in a closed loop, are used.
+        Evaluated lines of served rows with ``kernel_sigma`` (``calibration.serving_bands``): those of the fitted part,
+        below saturation, under one of ``LOADS``, are used.
     """
     usable = lines[
-        lines["evaluated"] & ~lines["saturated"] & (lines["part"] == "fitted") & (lines["load"] == "closed_loop")
+        lines["evaluated"] & ~lines["saturated"] & (lines["part"] == "fitted") & lines["load"].isin(LOADS)
     ]
     error = np.log(usable["measured"].astype(float) / usable["predicted"].astype(float))
     loads = zip(usable["concurrency"], usable["workers"], strict=True)
@@ -184,7 +186,7 @@ def _parts(lines: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Lines that speak of each field of ``EngineSpread``."""
     first = lines[lines["quantity"] == "ttft"]
     return {
-        "step": lines[lines["quantity"] == "tpot"], "first_token": first[first["few"]],
+        "step": lines[lines["quantity"].isin(["tpot", "latency"])], "first_token": first[first["few"]],
         "first_token_loaded": first[~first["few"]], "throughput": lines[lines["quantity"] == "throughput"],
     }  # fmt: skip
 
@@ -204,7 +206,7 @@ def _beyond(lines: pd.DataFrame) -> float:
 
 def _shared_by_case(lines: pd.DataFrame) -> float:
     """Share of the variance of the errors of TPOT that the configurations of a case have in common. [1]"""
-    tpot = lines[lines["quantity"] == "tpot"]
+    tpot = lines[(lines["quantity"] == "tpot") & (lines["load"] == LOADS[0])]
     if not len(tpot):
         return 0.5
     errors = tpot["error"].to_numpy(dtype=float)
