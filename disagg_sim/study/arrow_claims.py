@@ -14,7 +14,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.simulation.deployment import degrees_of
 from disagg_sim.simulation.policies.arrow import Predictor, prompt_time
 from disagg_sim.simulation.policies.least_load import LeastLoad
-from disagg_sim.simulation.records import Floats
+from disagg_sim.simulation.records import Floats, Ints
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.step_times import StepTable
 from disagg_sim.study.arrow_setup import ALL, AZURE, HALF, PAIR, Bench, loads
@@ -44,8 +44,8 @@ def a1_flipping(bench: Bench) -> Finding:
         f"code {code:.2f}, conversation {conversation:.2f}",
         code > conversation >= 1.0 and code >= 1.3,
         f"{bench.stand_ins(*ALL)}{others}; with several prompts a step, code {batched[0]:.2f}, conversation "
-        f"{batched[1]:.2f}; over a static 7 + 1, the split at which Arrow ends on code, {seven[0]:.2f} and {seven[1]:.2f}; "
-        f"paper 1.67 and 1.1",
+        f"{batched[1]:.2f}; over a static 7 + 1, the split at which Arrow ends on code, {seven[0]:.2f} and "
+        f"{seven[1]:.2f}; paper 1.67 and 1.1",
     )
 
 
@@ -96,7 +96,7 @@ def a4_predictor(bench: Bench) -> Finding:
     trace = Trace(arrival=arrival, input_tokens=prompts, output_tokens=np.full(FIFO_REQUESTS, 2), name="fifo")
     result = run(trace, PAIR, LeastLoad(), setting=bench.setting, slo=bench.workloads["code"].slo)
     ttft = result.requests.first_token_s - arrival
-    exact, quadratic = (float(np.abs(_fifo(arrival, times) / ttft - 1).max()) for times in (whole, fitted))
+    exact, quadratic = (float(np.abs(ttft_in_turn(arrival, times) / ttft - 1).max()) for times in (whole, fitted))
     single = float(np.abs(fitted / whole - 1).max())
     return Finding(
         f"largest error of TTFT {exact:.1e}",
@@ -129,7 +129,7 @@ def a6_lag(bench: Bench) -> Finding:
     said, holds, common = [], True, 0
     for share in SHARES:
         found = {name: best_lag(bench, name, share) for name in ALL}
-        bursts = {name: lag for name, (lag, correlation) in found.items() if correlation >= COMMON}
+        bursts = {name: lag for name, (lag, alike) in found.items() if alike >= COMMON}
         holds, common = holds and all(lag > 0 for lag in bursts.values()), common + len(bursts)
         said.append(
             f"at {share:g} of capacity "
@@ -199,8 +199,11 @@ def a11_what_breaks(bench: Bench) -> Finding:
     """What the TP8 instance violates just above its capacity."""
     said, holds = [], True
     for name in ALL:
-        where = bench.workloads[name]
-        row = bench.seen(name, "vllm", bench.capacity(name, "vllm").above).summary
+        where, above = bench.workloads[name], bench.capacity(name, "vllm").above
+        if math.isinf(above):
+            said.append(f"{name} no rate was too much")
+            continue
+        row = bench.seen(name, "vllm", above).summary
         ttft, tpot = row.ttft_p90_s / where.slo.ttft, row.tpot_p90_s / where.slo.tpot
         holds = holds and ttft > 1 >= tpot
         said.append(f"{name} TTFT {ttft:.2f}, TPOT {tpot:.2f}")
@@ -227,13 +230,18 @@ def _rates(bench: Bench, case: str) -> str:
     return ", ".join(f"{bench.rate(name, case):.1f}" for name in AZURE)
 
 
-def _fifo(arrival: Floats, times: Floats) -> Floats:
+def ttft_in_turn(arrival: Floats, times: Floats) -> Floats:
     """TTFT of prompts one after the other: max(end of the one before - arrival, 0) + own time. [s]"""
     end, found = 0.0, []
     for came, time in zip(arrival.tolist(), times.tolist(), strict=True):
         end = max(end, came) + time
         found.append(end - came)
     return np.array(found)
+
+
+def correlation(one: Ints, other: Ints) -> float:
+    """Pearson's of two loads; 0 where one of them never changes. [1]"""
+    return float(np.corrcoef(one, other)[0, 1]) if np.ptp(one) > 0 and np.ptp(other) > 0 else 0.0
 
 
 def best_lag(bench: Bench, workload: str, share: float) -> tuple[float, float]:
@@ -246,9 +254,7 @@ def best_lag(bench: Bench, workload: str, share: float) -> tuple[float, float]:
     steps = min(round(MOST_LAG_S / LOAD_STEP_S), prefill.size // 4)
     middle = prefill[steps : prefill.size - steps]
     shifts = range(-steps, steps + 1)
-    found = [
-        float(np.corrcoef(middle, decode[steps + shift : decode.size - steps + shift])[0, 1]) for shift in shifts
-    ]
+    found = [correlation(middle, decode[steps + shift : decode.size - steps + shift]) for shift in shifts]
     best = int(np.argmax(found))
     return LOAD_STEP_S * shifts[best], found[best]
 

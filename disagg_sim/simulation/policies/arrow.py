@@ -111,15 +111,19 @@ def prompt_time(table: StepTable, tokens: int, token_budget: int) -> float:
 
 
 def max_running_tokens(table: StepTable, blocks: int, max_sequences: int, tpot: float) -> int:
-    """MaxRunningTokens: what memory holds, and what one step of a full batch reads within ``tpot`` [s]. [token]"""
-    low, high = 1, LONGEST_CONTEXT
-    while low < high:
-        middle = (low + high + 1) // 2
-        if table.step_time(max_sequences, float(middle)) <= tpot:
-            low = middle
-        else:
-            high = middle - 1
-    return min(blocks * BLOCK_TOKENS, low * max_sequences)
+    """MaxRunningTokens: what memory holds, and the most that one decode step reads within ``tpot`` [s]. [token]"""
+    most = 0
+    for doubling in range(max_sequences.bit_length()):
+        sequences = 2**doubling
+        low, high = 0, LONGEST_CONTEXT
+        while low < high:
+            middle = (low + high + 1) // 2
+            if table.step_time(sequences, float(middle)) <= tpot:
+                low = middle
+            else:
+                high = middle - 1
+        most = max(most, sequences * low)
+    return min(blocks * BLOCK_TOKENS, most)
 
 
 #: Columns of the ledger, one row an instance. The first three are of its predictor, see ``Predictor``.

@@ -1,0 +1,281 @@
+"""Arrow's algorithms by hand: pools, placements, flips and the monitor at chosen loads."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from sites import SIMPLE, deployment, served, site
+
+from disagg_sim.domain import Mapping, Slo
+from disagg_sim.errors import InputError
+from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.policies.arrow import (
+    Arrow,
+    GlobalScheduler,
+    Predictor,
+    max_running_tokens,
+    prompt_time,
+)
+from disagg_sim.simulation.policy import LATER, Flip, Leg, Limits, Role, State, system_named
+from disagg_sim.simulation.records import Outcome
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.step_times import StepTable
+
+P, D = Role.PREFILL, Role.DECODE
+WHOLE = 200_000  # a budget that no prompt exceeds, so that p is exactly linear [token]
+SLO = Slo(ttft=0.1, tpot=0.05)
+BLOCKS = 1000  # 16,000 tokens
+
+
+class View(SimpleNamespace):
+    """Instances with these roles, and loads that a test sets: names of ClusterView."""
+
+    def __init__(self, roles, **columns):
+        count = len(roles)
+        super().__init__(
+            now=0.0, roles=list(roles), states=[State.READY] * count, input_tokens=[400] * 20, arrival_s=[0.0] * 20,
+            decode_time=np.zeros(count),
+            **{
+                name: np.zeros(count, np.int64)
+                for name in (
+                    "queued_requests", "queued_prompt_tokens", "queued_context_tokens", "running_requests",
+                    "running_tokens", "coming_tokens", "decode_steps", "prefill_tokens",
+                )
+            },
+        )  # fmt: skip
+        for name, values in columns.items():
+            setattr(self, name, np.array(values, dtype=float if name == "decode_time" else np.int64))
+
+    def of(self, role):
+        return np.array([i for i, each in enumerate(self.roles) if each is role], np.intp)
+
+    prefill = property(lambda self: self.of(P))
+    decode = property(lambda self: self.of(D))
+
+
+def scheduler(count, *, flip_s=0.0, **options):
+    """At affine times: a prompt of 400 tokens takes 50 ms; an instance holds 16,000 tokens in decode."""
+    here = site(
+        Engine(0), deployment(prefill=1, decode=1), table=SIMPLE, blocks=BLOCKS, slo=SLO,
+        options=RunOptions(flip_s=flip_s),
+    )  # fmt: skip
+    return GlobalScheduler(Arrow(token_budget=WHOLE, **options), here, Limits(), [Mapping()] * count)
+
+
+def test_the_predictor_fits_a_linear_law_exactly():
+    found = Predictor.fit(SIMPLE, WHOLE)
+    assert found == pytest.approx((0.010, 0.0001, 0.0), abs=1e-12)
+    assert found(400) == pytest.approx(0.050)
+
+
+def test_a_prompt_beyond_the_budget_takes_several_steps():
+    """Budget 1,000: 2,500 tokens are steps of 1,000, 1,000 and 500."""
+    assert prompt_time(SIMPLE, 2500, 1000) == pytest.approx(3 * 0.010 + 0.250)
+
+
+def test_max_running_tokens_is_bound_by_memory_or_by_the_limit():
+    """A step of n at context c takes 10 + n + 0.001 n c ms: 50 ms at n c = 39,000 for n = 1, 36,000 for 4."""
+    table = StepTable.affine(step=0.010, per_sequence=0.001, per_context=1e-6, max_sequences=4)
+    assert max_running_tokens(table, 10_000, 4, 0.050) == pytest.approx(39_000, abs=1)
+    assert max_running_tokens(table, 10_000, 4, 0.009) == 0
+    assert max_running_tokens(table, 1000, 4, 0.050) == 16_000
+
+
+def test_prefill_goes_to_the_least_delay_of_the_pure_pool():
+    arrow, view = scheduler(4), View([P, P, D, D])
+    assert arrow.place(view, 0) == Leg(0, 401, LATER, ())
+    view.queued_prompt_tokens[0] = 400
+    assert arrow.place(view, 1).instance == 1
+
+
+def test_a_queue_is_as_long_as_its_predicted_times():
+    """Two prompts of 50 ms fit into 100 ms on one instance, a third does not: it goes to one that still decodes."""
+    arrow, view = scheduler(3), View([P, P, D], running_requests=[0, 1, 0])
+    for request in (0, 1):
+        assert arrow.place(view, request).instance == 0
+        view.queued_prompt_tokens[0] += 400
+    assert arrow.place(view, 2).instance == 1
+
+
+def test_a_late_prefill_moves_the_prediction_of_those_behind():
+    """Predicted to end at 50 and 100 ms; the first ends at 70, so that a third would end at 170: 100 after now."""
+    arrow, view = scheduler(3), View([P, D, D])
+    arrow.place(view, 0)
+    view.queued_prompt_tokens[0] = 400
+    arrow.place(view, 1)
+    view.queued_prompt_tokens[0], view.now = 400, 0.070
+    arrow.proceed(view, 0, 0)
+    assert arrow.place(view, 2).wishes == ()
+    view.queued_prompt_tokens[0], view.now = 800, 0.0701
+    assert isinstance(arrow.place(view, 3).wishes[0], Flip)
+
+
+def test_a_late_prompt_flips_the_lightest_that_still_prefills_else_the_lightest():
+    full = {"queued_prompt_tokens": [400, 0, 0, 0], "running_tokens": [0, 30, 20, 10]}
+    arrow, view = scheduler(4), View([P, D, D, D], **full)
+    arrow.ledger[0, 3] = 1.0  # its queue lasts a second
+    assert arrow.place(view, 0).wishes[0][:2] == (3, P)
+    view.queued_prompt_tokens[1:3] = 5
+    leg = arrow.place(view, 1)
+    assert (leg.instance, leg.wishes[0][:2]) == (2, (2, P))
+
+
+@pytest.mark.parametrize(
+    ("roles", "loads"),
+    [
+        ([P, P, D], {}),  # the last of decode
+        ([P, D, D], {"running_tokens": [0, 4000, 4001]}),  # 8,001 tokens on one of 16,000: more than half
+        ([P, D, D], {"running_requests": [0, 64, 65]}),  # 129 sequences on one of 256
+        ([P, D, D], {"running_tokens": [0, 4000, 0], "queued_context_tokens": [0, 0, 4001]}),
+    ],
+)
+def test_without_an_instance_to_spare_a_prompt_is_late_in_the_pure_pool(roles, loads):
+    arrow, view = scheduler(3), View(roles, queued_prompt_tokens=[400, 400, 0], **loads)
+    arrow.ledger[:2, 3] = 1.0, 2.0
+    assert arrow.place(view, 0) == Leg(0, 401, LATER, ())
+
+
+def test_decode_stays_where_the_prefill_was_if_that_decodes_now():
+    arrow, view = scheduler(3), View([P, D, D], running_tokens=[0, 500, 0])
+    arrow.place(view, 0)
+    view.roles[0] = D
+    assert arrow.proceed(view, 0, 0) == Leg(0)
+
+
+def begun(arrow, view, *requests):
+    for request in requests:
+        arrow.place(view, request)
+
+
+def test_decode_goes_to_the_fewest_tokens_of_d_then_of_p_to_d():
+    arrow, view = scheduler(4), View([P, D, D, D], running_tokens=[0, 300, 200, 100])
+    begun(arrow, view, 0, 1, 2)
+    view.queued_prompt_tokens[3] = 50  # P->D
+    assert arrow.proceed(view, 0, 0).instance == 2
+    view.coming_tokens[2] = 101
+    assert arrow.proceed(view, 1, 0).instance == 1
+    view.running_tokens[1:3] = 16_001
+    assert arrow.proceed(view, 2, 0).instance == 3
+
+
+def test_without_a_decode_instance_in_its_limits_one_of_prefill_flips_the_one_that_decodes_first():
+    arrow, view = scheduler(4), View([P, P, P, D], running_tokens=[0, 0, 0, 20_000], running_requests=[0, 0, 1, 1])
+    begun(arrow, view, 0, 1)
+    leg = arrow.proceed(view, 0, 0)
+    assert (leg.instance, leg.wishes[0][:2]) == (2, (2, D))
+    view.roles[1] = view.roles[2] = D
+    view.running_tokens[1:3] = 20_001, 20_002
+    assert arrow.proceed(view, 1, 0) == Leg(3)  # the last of prefill is spared: the lightest
+
+
+def test_a_full_set_of_sequences_counts_as_beyond_the_limit():
+    arrow, view = scheduler(3), View([P, P, D], running_requests=[0, 0, 250], queued_requests=[0, 0, 6])
+    begun(arrow, view, 0)
+    assert arrow.proceed(view, 0, 0).wishes[0][:2] == (0, D)
+
+
+def test_slow_flips_are_wished_once_and_not_used_at_once():
+    arrow, view = scheduler(4, flip_s=10.0), View([P, D, D, D], queued_prompt_tokens=[400, 0, 0, 0])
+    arrow.ledger[0, 3] = 1.0
+    leg = arrow.place(view, 0)
+    assert (leg.instance, leg.wishes[0][:2]) == (0, (1, P))
+    view.roles[1], view.states[1] = P, State.FLIPPING
+    view.__class__ = type("Ready", (View,), {"prefill": np.array([0]), "decode": np.array([2, 3])})
+    assert arrow.place(view, 1).wishes == ()
+
+
+def look(arrow, view, interval):
+    """A second with decode steps of ``interval`` [s] on every instance of decode."""
+    view.now += 1.0
+    steps = round(1.0 / interval)
+    view.decode_steps[view.decode] += steps
+    view.decode_time[view.decode] += steps * interval
+    return arrow.flips(view)
+
+
+def test_late_tokens_in_three_looks_flip_an_instance_to_decode():
+    arrow, view = scheduler(3, window_s=1.0), View([P, P, D], queued_prompt_tokens=[9, 9, 0])
+    wishes = [look(arrow, view, interval) for interval in (0.1, 0.1, 0.01, 0.1, 0.1, 0.1)]
+    assert [len(each) for each in wishes] == [0, 0, 0, 0, 0, 1]
+    assert wishes[-1][0][:2] == (0, D)
+
+
+def test_the_interval_is_a_mean_over_the_window():
+    """Three looks of 20 ms and two of 100 ms: (150 steps, 3 s) and (20 steps, 2 s) are 5 s / 170 = 29.4 ms."""
+    arrow, view = scheduler(2), View([P, D])
+    for interval in (0.1, 0.02, 0.02, 0.02, 0.1, 0.1):
+        look(arrow, view, interval)
+    assert arrow.ledger[1, 5] == pytest.approx(5 / 170)
+
+
+def test_an_idle_instance_of_prefill_helps_a_busy_decode():
+    """Tokens every 45 ms are above 0.8 of 50 ms; instance 1 computes, 0 and 2 do not, and 2 still decodes."""
+    arrow, view = scheduler(4), View([P, P, P, D], running_requests=[0, 0, 2, 2])
+    view.prefill_tokens[:] = 100, 100, 100, 0
+    assert look(arrow, view, 0.045) == ()
+    view.prefill_tokens[1] = 200
+    (wish,) = look(arrow, view, 0.045)
+    assert wish[:2] == (2, D)
+    assert look(arrow, View([P, P, D], prefill_tokens=[0, 0, 0]), 0.035) == ()
+
+
+def test_requests_that_wait_for_memory_are_a_reason_too():
+    arrow, view = scheduler(3), View([P, P, D], queued_context_tokens=[0, 0, 1], prefill_tokens=[0, 5, 0])
+    (wish,) = look(arrow, view, 0.01)
+    assert wish[:2] == (0, D)
+
+
+def test_the_reactive_variant_flips_after_a_late_first_token_and_not_before():
+    arrow, view = scheduler(3, trigger="observed"), View([P, D, D], queued_prompt_tokens=[400, 0, 0])
+    arrow.ledger[0, 3] = 1.0
+    assert arrow.place(view, 0).wishes == ()
+    assert look(arrow, view, 0.01) == ()
+    view.now = 1.2
+    arrow.proceed(view, 0, 0)  # its first token came 1.2 s after its arrival
+    (wish,) = look(arrow, view, 0.01)
+    assert wish[:2] == (1, P)
+
+
+def test_a_burst_by_hand_from_arrival_to_flip():
+    """Three prompts of 50 ms at once, limit 60 ms: one on 0, one on an instance that flips for it, then none can."""
+    result = served(
+        [(0.0, 400, 3)] * 3, system_named("arrow", token_budget=2048), deployment(prefill=1, decode=2),
+        table=StepTable.affine(step=0.0, per_sequence=0.001, per_token=0.000125), slo=Slo(ttft=0.06, tpot=0.1),
+    )  # fmt: skip
+    r = result.requests
+    assert r.prefill_instance.tolist() == [0, 1, 0]
+    assert [(each.time_s, each.instance) for each in result.decisions] == [(0.0, 1)]
+    assert r.first_token_s == pytest.approx([0.05, 0.05, 0.1])
+    assert (r.decode_instance == 2).all()
+    assert (r.status == Outcome.COMPLETED).all()
+
+
+def test_a_request_that_stays_is_not_transferred():
+    """Decode instances are full after one request: the others decode on the instance that flips, their own."""
+    result = served(
+        [(0.0, 400, 200)] * 2 + [(0.06, 100, 200)] * 4, system_named("arrow"), deployment(prefill=2, decode=1),
+        table=SIMPLE, blocks=60, slo=Slo(ttft=2.0, tpot=0.1),
+    )  # fmt: skip
+    r = result.requests
+    stayed = r.prefill_instance == r.decode_instance
+    assert stayed.any()
+    assert (r.transfer_s[stayed] == 0).all()
+    assert (r.transfer_s[~stayed] > 0).all()
+
+
+def test_flips_serve_a_burst_that_static_roles_do_not():
+    """40 prompts of 50 ms within a second on 1 of 4 instances last 2 s; Arrow gives prefill three."""
+    burst = [(0.025 * i, 400, 2) for i in range(40)]
+    share = {}
+    for name in ("arrow", "least_load"):
+        r = served(burst, name, deployment(prefill=1, decode=3), table=SIMPLE, slo=Slo(ttft=0.3, tpot=0.1)).requests
+        share[name] = (r.first_token_s - r.arrival_s <= 0.3).mean()
+    assert share["arrow"] > 2 * share["least_load"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("trigger", "guessed"), ("window_s", 0.5), ("low_load", 1.5), ("patience", 0)]
+)
+def test_options_out_of_range_are_named(option, value):
+    with pytest.raises(InputError, match=option):
+        Arrow(**{option: value})
