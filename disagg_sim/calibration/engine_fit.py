@@ -77,7 +77,7 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
         return replace(start, **dict(zip(names, (x * scale).tolist(), strict=True)))
 
     def errors(x: Floats) -> Floats:
-        table = evaluate(used, {name: spec(x)}, ranges=False)
+        table = evaluate(used, {name: spec(x)})
         few = (table["quantity"] == "ttft") & ~(table["concurrency"] > TTFT_CONCURRENCY)
         kept = table["evaluated"] & ~table["saturated"] & (table["quantity"].isin(["tpot", "latency"]) | few)
         error: Floats = np.log(np.where(kept, table["predicted"] / table["measured"], 1.0))
@@ -107,7 +107,7 @@ def _with_request_host(rows: Sequence[ServingRow], engine: EngineSpec) -> Engine
     ]  # fmt: skip
     if not mine:
         return engine
-    table = evaluate(mine, {engine.name: engine}, ranges=False)
+    table = evaluate(mine, {engine.name: engine})
     table = table[table["evaluated"] & ~table["saturated"] & (table["quantity"] == "ttft")]
     predicted, measured = table["predicted"].to_numpy(), table["measured"].to_numpy()
     tried = np.arange(0.0, FITTED["request_host"][2], MS)

@@ -31,7 +31,6 @@ from disagg_sim.serving.closed_loop import (
     served,
     static_batch,
 )
-from disagg_sim.serving.served_range import leaves_range
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +43,7 @@ MATMUL_SHARE = 0.85
 #: Columns of ``rows.csv``, in order.
 COLUMNS = (
     "file", "row", "form", "quantity", "statistic", "basis", "measured", "predicted", "relative_error", "evaluated",
-    "reason", "saturated", "calibrated", "part", "system", "hardware", "model", "framework", "engine", "recipe", "mode",
+    "reason", "saturated", "part", "system", "hardware", "model", "framework", "engine", "recipe", "mode",
     "load", "gpus", "workers", "prefill_workers", "isl", "osl", "concurrency", "batch", "capacity", "qa_flag",
     "configuration",
 )  # fmt: skip
@@ -141,15 +140,6 @@ def value_of(quantity: Quantity, row: ServingRow, answer: Prediction, index: int
     return float(answer.request_rate[index]) * tokens / quantity.gpus
 
 
-def _leaves_range(run: Served, rows: Sequence[ServingRow], answer: Prediction) -> NDArray[np.bool_]:
-    """Rows whose decode (or whole) instances run operators outside their calibrated range."""
-    pool = degrees_of(r.workers for r in rows if r.workers)
-    lengths = Lengths(np.array([r.isl for r in rows]), np.array([r.osl for r in rows]))
-    inside = np.minimum(answer.demand, np.where(answer.capacity > 0, answer.capacity, np.inf))
-    most = run.engine.max_running * pool.degrees.dp_attn
-    return leaves_range(run, pool, lengths, np.clip(inside / pool.count, 1.0, most))
-
-
 def _checked(row: ServingRow) -> ServingRow:
     """The row with a reason where a number that its load needs is missing."""
     if not row.quantities:
@@ -175,9 +165,7 @@ def _beats_memory(run: Served, row: ServingRow) -> bool:
     return bool(step < weight_bytes(run.at.model, run.at.precision) * MATMUL_SHARE / bandwidth)
 
 
-def evaluate(
-    rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None = None, *, ranges: bool = True
-) -> pd.DataFrame:
+def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None = None) -> pd.DataFrame:
     """One line for every quantity of every row, in order; columns as ``COLUMNS``.
 
     Parameters
@@ -186,8 +174,6 @@ def evaluate(
         As ``serving_rows.read_rows`` returns them.
     engines
         Profiles by name where not the shipped ones are meant.
-    ranges
-        Whether ``calibrated`` is found out, which takes longer than the rest.
 
     Returns
     -------
@@ -198,7 +184,7 @@ def evaluate(
     import pandas as pd
 
     checked = [_checked(row) for row in rows]
-    answers: dict[int, tuple[Prediction, int, bool]] = {}
+    answers: dict[int, tuple[Prediction, int]] = {}
 
     def key(index: int) -> tuple[Any, ...]:
         row = checked[index]
@@ -217,11 +203,10 @@ def evaluate(
             for i in members:
                 checked[i] = checked[i].refused(str(error))
             continue
-        inside = ~_leaves_range(run, group, answer) if ranges else np.zeros(len(group), dtype=bool)
         for place, i in enumerate(members):
             if _beats_memory(run, checked[i]):
                 checked[i] = checked[i].refused("faster than its GPUs can read the weights")
-            answers[i] = (answer, place, bool(inside[place]))
+            answers[i] = (answer, place)
     lines = [line for i, row in enumerate(checked) for line in _lines(row, answers.get(i))]
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
@@ -234,15 +219,15 @@ def _mostly_waits(row: ServingRow) -> bool:
     return told["ttft"] > (row.osl - 1) * told["tpot"]
 
 
-def _lines(row: ServingRow, answer: tuple[Prediction, int, bool] | None) -> list[tuple[Any, ...]]:
+def _lines(row: ServingRow, answer: tuple[Prediction, int] | None) -> list[tuple[Any, ...]]:
     """The lines of one row; a row without a quantity has one."""
     lines, waited = [], _mostly_waits(row)
     for quantity in row.quantities or (Quantity(name="", measured=float("nan"), statistic=""),):
         reason = row.reason or quantity.reason
         predicted = error = capacity = float("nan")
-        saturated, calibrated = waited or row.qa_flag == "check", False
+        saturated = waited or row.qa_flag == "check"
         if answer is not None:
-            prediction, index, calibrated = answer
+            prediction, index = answer
             capacity = float(prediction.capacity[index])
             saturated = saturated or bool(prediction.demand[index] > capacity)
             if not reason:
@@ -254,7 +239,7 @@ def _lines(row: ServingRow, answer: tuple[Prediction, int, bool] | None) -> list
         evaluated = bool(np.isfinite(error))
         lines.append((
             row.file, row.row, row.form, quantity.name, quantity.statistic, quantity.basis, quantity.measured,
-            predicted, error, evaluated, reason, saturated, calibrated, "held-out" if row.held_out else "fitted",
+            predicted, error, evaluated, reason, saturated, "held-out" if row.held_out else "fitted",
             row.system, row.hardware, row.model, row.framework, row.engine, row.recipe, row.mode, row.load, row.gpus,
             _named(row.workers), _named(row.prefill), row.isl, row.osl, row.concurrency, row.batch, capacity,
             row.qa_flag, row.configuration,

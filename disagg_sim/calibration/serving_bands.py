@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 
 
 #: Columns that ``with_bands`` adds.
-COLUMNS = ("predicted_p10", "predicted_p90", "kernel_sigma", "outside_calibration")
+COLUMNS = ("predicted_p10", "predicted_p90", "kernel_sigma", "outside_calibration", "calibrated")
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,7 +40,7 @@ def uncertainty(
     shipped = load_uncertainty("measured")
     spread = replace(shipped, kinds=kinds, composed=composed, assumed=assumed, per_doubling=per_doubling)
     rows = [row for path in serving or [] for row in read_rows(path)]
-    engines = engine_spreads(with_bands(evaluate(rows, ranges=False), rows, spread)) if rows else shipped.engines
+    engines = engine_spreads(with_bands(evaluate(rows), rows, spread)) if rows else shipped.engines
     text = spreads_text(kinds, composed, engines, data=data, date=date, assumed=assumed, per_doubling=per_doubling)
     spec = write_spreads(out, text)
     told = [

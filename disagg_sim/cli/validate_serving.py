@@ -35,7 +35,7 @@ def validate_serving(
     from disagg_sim.report.serving_fidelity import scatter_plots
 
     rows = [row for path in files for row in read_rows(path)]
-    table = evaluate(rows, ranges=False)  # bands tell them
+    table = evaluate(rows)
     if table.empty:
         typer.echo("no measurements in these files")
         return

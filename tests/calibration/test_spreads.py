@@ -110,7 +110,7 @@ def served_row(row, concurrency, tp=4, system="h100_sxm"):
 
 def test_every_evaluated_line_of_a_served_run_has_a_band_and_says_what_it_rests_on():
     rows = [served_row("1", 4.0), served_row("2", 64.0), served_row("3", 8.0, system="h800_sxm")]
-    lines = with_bands(evaluate(rows, ranges=False), rows)
+    lines = with_bands(evaluate(rows), rows)
     assert lines["evaluated"].all()
     assert (lines["predicted_p10"] < lines["predicted"]).all()
     assert (lines["predicted"] < lines["predicted_p90"]).all()
