@@ -11,6 +11,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts.load import load_model, load_system, load_traffic
 from disagg_sim.physics.chunked import chunked_prefill_pass
+from disagg_sim.physics.gemm import TILE_M
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.phases import (
     Degrees,
@@ -123,58 +124,126 @@ def test_constant_lengths_need_one_node():
     assert law.context_deviation == pytest.approx(512 / math.sqrt(12))
 
 
-@pytest.mark.parametrize("traffic", [TRAFFIC, "azure_2023_code", "azure_2023_conversation", "mooncake_long_prompts"])
-@pytest.mark.parametrize("model", ["llama_3_1_70b", "deepseek_r1"])
-def test_quadrature_is_within_half_a_percent_of_a_dense_sum(model, traffic):
-    """Mean FTL and busy time of unchunked and chunked passes against 250 lengths; measured: 0.43 % at worst."""
-    at, law = setting(model, SYSTEM, RECIPE), joint_lengths(traffic)
+def timed_passes(at, lengths, chunk):
+    """FTL and busy time of a prompt of each length on eight stages of TP 4; (lengths, 2). [s]"""
+    degrees = Degrees(tp_attn=4.0, tp_ffn=4.0, pp=8.0)
+    if chunk:
+        timed = [
+            chunked_prefill_pass(at.model, at.rates, degrees, batch=1.0, isl=s, chunk_tokens=chunk)
+            for s in lengths.tolist()
+        ]
+    else:
+        timed = [prefill_pass(at.model, at.rates, degrees, batch=1.0, isl=s) for s in lengths.tolist()]
+    return np.array([(float(t.ftl), float(t.busy)) for t in timed])
+
+
+def stairs_at(at, lengths, chunk):
+    """What the first token of a row of tiles costs more than the last one of the row before, near each length. [s]"""
+    edge = np.maximum(np.round(lengths / TILE_M), 1) * TILE_M
+    before, last, first = (timed_passes(at, edge + step, chunk) for step in (-1, 0, 1))
+    return np.abs((first - last) - (last - before))
+
+
+def quadrature(at, traffic, chunk):
+    """(error against 250 lengths, half a stair of tiles in the mean over the law), both over the expectation. [1]"""
+    law = joint_lengths(traffic)
     dense, share = law.isl[::8], law.isl_weight[::8] / law.isl_weight[::8].sum()
     dense, share = dense[share > 1e-7], share[share > 1e-7]
-    for chunk, limit in ((0.0, 1e-3), (512.0, 5e-3), (2048.0, 5e-3), (32768.0, 5e-3)):
-        degrees = Degrees(tp_attn=4.0, tp_ffn=4.0, pp=8.0)
+    expected = share @ timed_passes(at, dense, chunk)
+    nodes, weight = law.stair_nodes(chunk) if chunk else law.isl_nodes()
+    error = gap(weight @ timed_passes(at, nodes, chunk), expected)
+    return error, float(np.max(weight @ stairs_at(at, nodes, chunk) / 2 / expected))
 
-        def passes(lengths, chunk=chunk, degrees=degrees):
-            if not chunk:
-                timed = [prefill_pass(at.model, at.rates, degrees, batch=1.0, isl=s) for s in lengths.tolist()]
-            else:
-                timed = [
-                    chunked_prefill_pass(at.model, at.rates, degrees, batch=1.0, isl=s, chunk_tokens=chunk)
-                    for s in lengths.tolist()
-                ]
-            return np.array([(float(t.ftl), float(t.busy)) for t in timed])
 
-        nodes, weight = law.stair_nodes(chunk) if chunk else law.isl_nodes()
-        assert gap(weight @ passes(nodes), share @ passes(dense)) < limit, (chunk, nodes.size)
+FOUR_LAWS = pytest.mark.parametrize(
+    "traffic", [TRAFFIC, "azure_2023_code", "azure_2023_conversation", "mooncake_long_prompts"]
+)
+BOTH_MODELS = pytest.mark.parametrize("model", ["llama_3_1_70b", "deepseek_r1"])
+
+
+@FOUR_LAWS
+@BOTH_MODELS
+@pytest.mark.usefixtures("seed_fits")
+def test_quadrature_of_smooth_passes_is_within_half_a_percent_of_a_dense_sum(model, traffic):
+    """Mean FTL and busy time, kernels without tiles; measured: 4e-4 unchunked, 0.43 % in chunks at worst."""
+    at = setting(model, SYSTEM, RECIPE)
+    for chunk, limit in ((0.0, 1e-3), (512.0, 5e-3), (2048.0, 5e-3)):
+        assert quadrature(at, traffic, chunk)[0] < limit, chunk
+
+
+@pytest.mark.parametrize("traffic", [TRAFFIC, "azure_2023_conversation"])
+@BOTH_MODELS
+def test_tiles_add_at_most_half_a_stair_to_the_error_of_the_quadrature(model, traffic):
+    """A pass rises by 3 % at 65 ... 385 tokens, 1.7 % near 1,000 and 0.7 % near 4,000 (Llama, rows of 64 tokens).
+
+    A node stands anywhere on its stair, half a stair off at most; measured: 0.18 % unchunked where half a stair is 0.8.
+    """
+    at = setting(model, SYSTEM, RECIPE)
+    for chunk, limit in ((0.0, 1e-3), (512.0, 5e-3)):
+        error, half_a_stair = quadrature(at, traffic, chunk)
+        assert error < limit + half_a_stair, chunk
+        assert half_a_stair < 0.02
+
+
+def test_a_pass_climbs_a_stair_at_every_row_of_tiles():
+    """Size of the stairs over the time of the pass, 70B: the last row is one of T/64, times the share of the GEMMs."""
+    at = setting("llama_3_1_70b", SYSTEM, RECIPE)
+    for tokens, most in ((128, 0.03), (1024, 0.02), (4096, 0.008), (16384, 0.002)):
+        lengths = np.array([float(tokens)])
+        stair = stairs_at(at, lengths, 0) / timed_passes(at, lengths, 0)
+        assert np.all(stair > 0.3 * most)
+        assert np.all(stair < most)
 
 
 # --- grids ----------------------------------------------------------------------------------------------
 
 
+def check_limit(model, mappings, sigma, stair):
+    """Grids under a narrow law against those of its medians; ``stair`` is what a row of tiles may add. [1]"""
+    shape, law = {"precision": RECIPE, "batch": BATCH}, narrow(4000, 512, sigma)
+    pairs = (
+        (
+            prefill_grid_under(model, SYSTEM, mappings, lengths=law, chunk_tokens=CHUNKS, **shape),
+            prefill_grid(model, SYSTEM, mappings, isl=4000, osl=512, chunk_tokens=CHUNKS, **shape),
+        ),
+        (
+            decode_grid_under(model, SYSTEM, mappings, lengths=law, **shape),
+            decode_grid(model, SYSTEM, mappings, isl=4000, osl=512, **shape),
+        ),
+    )
+    limits = {"latency": sigma / 5 + stair, "request_rate": 4 * sigma**2 + stair, "memory_bytes": sigma}
+    for under, constant in pairs:
+        assert np.array_equal(under.chunk_tokens, constant.chunk_tokens)
+        assert np.array_equal(under.status, constant.status)
+        assert np.array_equal(under.bound, constant.bound)
+        for name, limit in limits.items():
+            assert gap(getattr(under, name), getattr(constant, name)) <= limit + 1e-9, (name, sigma)
+        assert under.kv_bytes_per_request == pytest.approx(constant.kv_bytes_per_request, rel=sigma**2 + 1e-9)
+        assert np.array_equal(under.unique_gpus, constant.unique_gpus)
+
+
 @TWO_MODELS
-def test_grids_become_those_of_constant_lengths_as_the_variance_goes_to_zero(model, mappings):
+@pytest.mark.usefixtures("seed_fits")
+def test_smooth_grids_become_those_of_constant_lengths_as_the_variance_goes_to_zero(model, mappings):
     """At sigma = 0 to rounding; before, rates differ by O(sigma^2), memory, through its cap, by O(sigma).
 
     So does the FTL of CPP where it bends: at 4000 tokens the last of two chunks becomes the largest.
 
     ISL 4000 is 8 deviations from the next multiple of a chunk, where the count of chunks steps up.
     """
-    shape = {"precision": RECIPE, "batch": BATCH}
-    prefill = prefill_grid(model, SYSTEM, mappings, isl=4000, osl=512, chunk_tokens=CHUNKS, **shape)
-    decode = decode_grid(model, SYSTEM, mappings, isl=4000, osl=512, **shape)
     for sigma in (0.0, 1e-4, 1e-3, 3e-3):
-        law = narrow(4000, 512, sigma)
-        pairs = (
-            (prefill_grid_under(model, SYSTEM, mappings, lengths=law, chunk_tokens=CHUNKS, **shape), prefill),
-            (decode_grid_under(model, SYSTEM, mappings, lengths=law, **shape), decode),
-        )
-        for under, constant in pairs:
-            assert np.array_equal(under.chunk_tokens, constant.chunk_tokens)
-            assert np.array_equal(under.status, constant.status)
-            assert np.array_equal(under.bound, constant.bound)
-            for name, tolerance in (("latency", sigma / 5), ("request_rate", 4 * sigma**2), ("memory_bytes", sigma)):
-                assert gap(getattr(under, name), getattr(constant, name)) <= tolerance + 1e-9, (name, sigma)
-            assert under.kv_bytes_per_request == pytest.approx(constant.kv_bytes_per_request, rel=sigma**2 + 1e-9)
-            assert np.array_equal(under.unique_gpus, constant.unique_gpus)
+        check_limit(model, mappings, sigma, stair=0.0)
+
+
+@TWO_MODELS
+def test_grids_with_tiles_are_those_of_constant_lengths_without_variance_and_a_stair_off_with_little(model, mappings):
+    """8 prompts of 4000 tokens fill their last row of 64; the same law spread by half a token begins another one.
+
+    Half the weight of the law lies beyond, so half a stair stays however small the spread: 0.23 % (70B), 0.05 % (R1).
+    """
+    check_limit(model, mappings, 0.0, stair=0.0)
+    for sigma in (1e-4, 1e-3, 3e-3):
+        check_limit(model, mappings, sigma, stair=0.003)
 
 
 def throughput(front, interactivity):
@@ -200,7 +269,7 @@ def test_front_becomes_that_of_constant_lengths_as_the_variance_goes_to_zero():
         decode = decode_grid_under("llama_3_1_70b", SYSTEM, table, lengths=law, precision=RECIPE)
         gaps.append(gap(throughput(pareto_front(disaggregated(prefill, decode)), x), throughput(constant, x)))
     assert gaps == sorted(gaps, reverse=True)
-    assert gaps[0] > 0.02
+    assert gaps[0] > 0.015  # convexity, at every interactivity and in each form of the kernels
     assert gaps[-1] < 1e-9
 
 
