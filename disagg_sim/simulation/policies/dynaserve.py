@@ -4,6 +4,11 @@ C. Ruan et al., "DynaServe: Unified and Elastic Execution for Dynamic Disaggrega
 micro-requests; global scheduling by bisection of the split (algorithm 1) over a predictor that plays passes
 forward; local batches that hold a step within the limit between tokens (algorithm 2); caches pushed chunk by chunk.
 
+Mended: the paper compares the times at which the instances finish everything that they were given. That is the end of
+the longest answer on either, however little else there is to do, so that prompts pile up before one instance while the
+other has room. Here it is the ends of the two parts of the new request that are made equal, behind all that waits
+there; ``balance: all`` is the rule as printed.
+
 Read from the paper's text where it is silent: the bisection ends where both times differ by at most 2 %, or 1 ms;
 instances pair up for good, and a request goes to the pair with the fewest; the predictor gives a sequence memory
 as vLLM does, for what is cached when it starts; step times are those of the model from the first pass on, which in a
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Which instance of a pair takes first parts: always the same, or the one with fewer requests.
 ALPHAS = ("fixed", "least_loaded")
+#: What is to end on both instances at the same time: all that they were given, or the parts of the new request.
+BALANCES = ("all", "request")
 #: Difference of the two times at which the bisection ends in any case. [s]
 LEAST_DIFFERENCE_S = 0.001
 #: Names of the random stream of prediction errors.
@@ -46,6 +53,7 @@ class DynaServe:
     rounds: int = 6  # halvings of the split, at most [1]
     tolerance: float = 0.02  # difference of the two times, over the later, at which it is good enough [1]
     ratio: float = 0.0  # of every request on its first instance; 0 = searched [1]
+    balance: str = "request"  # of ``BALANCES``
     alpha: str = "fixed"  # of ``ALPHAS``
     length_error: float = 51.0  # of predicted outputs, standard deviation: 95 % within 100 tokens [token]
     margin: int = 20  # added to predicted outputs [token]
@@ -58,6 +66,7 @@ class DynaServe:
         whole_number("rounds", self.rounds, 0)
         whole_number("margin", self.margin, 0)
         one_of("alpha", self.alpha, ALPHAS)
+        one_of("balance", self.balance, BALANCES)
         for name in ("tolerance", "ratio"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} {getattr(self, name)} is out of range; allowed: from 0 to 1")
@@ -116,7 +125,7 @@ class Splits:
             split, *_ = predictor.finish_times(
                 kernel.ints, kernel.floats, kernel.seg, kernel.sets, kernel.heads, kernel.values, book, self._open,
                 tally, first, second, prompt, expected, view.now, options.rounds, options.tolerance,
-                LEAST_DIFFERENCE_S, 0,
+                LEAST_DIFFERENCE_S, options.balance == "request",
             )  # fmt: skip
         self._any = True
         whole = split >= expected

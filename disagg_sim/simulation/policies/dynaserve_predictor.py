@@ -75,7 +75,9 @@ ADMITTED = 7  # prompts in prefill, of the first rows
 RUN_TOKENS = 8  # cached tokens of running ones [token]
 HELD_TOKENS = 9  # of prompts in prefill, in full [token]
 WAIT_TOKENS = 10  # prompt tokens to compute [token]
-PLAN = 11
+WATCH_PROMPT, WATCH_DECODE = 11, 12  # row of the part whose end is asked for; -1 = none
+WATCH_END = 13  # its last step; -1 = it has not begun to decode
+PLAN = 14
 
 
 @inner
@@ -96,10 +98,10 @@ def add_decode(plan: Any, decodes: Any, cached: int, generate: int) -> None:
 
 
 @inner
-def add_part(
-    plan: Any, prompts: Any, decodes: Any, have: int, until: int, prompt: int
-) -> None:
-    """A part of a request that is not there yet: from ``have`` to ``until`` existing tokens. [token]"""
+def add_part(plan: Any, prompts: Any, decodes: Any, have: int, until: int, prompt: int, watch: bool) -> None:
+    """A part of a request that is not there yet: from ``have`` to ``until`` existing tokens; maybe one to watch."""
+    if watch:
+        plan[WATCH_PROMPT if have < prompt else WATCH_DECODE] = plan[PROMPTS if have < prompt else DECODES]
     if have < prompt:
         end = min(until, prompt)
         add_prompt(plan, prompts, end - have, have, max(until - prompt - 1, 0))
@@ -173,6 +175,8 @@ def settle(plan: Any, prompts: Any, running: Any, pieces: int, total: int) -> No
         plan[PROMPTS_AT] += 1
         plan[ADMITTED] -= 1
         plan[HELD_TOKENS] -= prompts[at, 1]
+        if at == plan[WATCH_PROMPT]:
+            plan[WATCH_END] = plan[STEP] + prompts[at, 2]
         if prompts[at, 2] > 0:
             join(plan, running, prompts[at, 1], prompts[at, 2])
 
@@ -181,13 +185,15 @@ def settle(plan: Any, prompts: Any, running: Any, pieces: int, total: int) -> No
 def play(
     plan: Any, prompts: Any, decodes: Any, running: Any, row: Any, limit: float, head: Any, values: Any, stop: int
 ) -> float:
-    """Time of all passes until nothing is left, or only ``stop`` prompt tokens wait. [s]"""
+    """Time of all passes until nothing is left, the part to watch is done, or only ``stop`` prompt tokens wait. [s]"""
     time = 0.0
     tokens = row[TOTAL_BLOCKS] * BLOCK_TOKENS
     while plan[WAIT_TOKENS] > stop or stop < 0:
         while plan[DECODES_AT] < plan[DECODES] and room(
             plan, row[MAX_SEQUENCES], tokens, decodes[plan[DECODES_AT], 0]
         ):
+            if plan[DECODES_AT] == plan[WATCH_DECODE]:
+                plan[WATCH_END] = plan[STEP] + decodes[plan[DECODES_AT], 1]
             join(plan, running, decodes[plan[DECODES_AT], 0], decodes[plan[DECODES_AT], 1])
             plan[DECODES_AT] += 1
         count = plan[RUN] - plan[RUN_AT]
@@ -212,6 +218,8 @@ def play(
             plan[RUN_TOKENS] += count * steps
             leave(plan, running)
         else:
+            return time
+        if 0 <= plan[WATCH_END] <= plan[STEP]:
             return time
     return time
 
@@ -270,9 +278,9 @@ def coming(book: Any, open_list: Any, tally: Any, i: int, plan: Any, prompts: An
     for j in range(tally[OPEN]):
         r = open_list[j]
         if book[r, FIRST] == i and book[r, FIRST_AT] < 0:
-            add_part(plan, prompts, decodes, 0, book[r, SPLIT], book[r, TOKENS])
+            add_part(plan, prompts, decodes, 0, book[r, SPLIT], book[r, TOKENS], False)
         elif book[r, SECOND] == i and book[r, SECOND_AT] < 0:
-            add_part(plan, prompts, decodes, book[r, SPLIT], book[r, EXPECTED], book[r, TOKENS])
+            add_part(plan, prompts, decodes, book[r, SPLIT], book[r, EXPECTED], book[r, TOKENS], False)
 
 
 @inner
@@ -330,6 +338,7 @@ def gather(
     """All that an instance was given, and the time until it may begin."""
     most = ints[i, RUNNING] + ints[i, QUEUED] + tally[OPEN] + 2
     plan = np.zeros(PLAN, np.int64)
+    plan[WATCH_PROMPT] = plan[WATCH_DECODE] = plan[WATCH_END] = -1
     prompts = np.zeros((most, 3), np.int64)
     decodes = np.zeros((most, 2), np.int64)
     running = np.zeros((most, 2), np.int64)
@@ -342,12 +351,12 @@ def gather(
 def finish_times(
     ints: Any, floats: Any, seg: Any, sets: Any, heads: Any, values: Any, book: Any, open_list: Any, tally: Any,
     first: int, second: int, prompt: int, expected: int, now: float, rounds: int, tolerance: float, least: float,
-    fixed: int,
+    watch: bool,
 ) -> tuple[int, float, float]:  # fmt: skip
     """Bisection of the split: existing tokens at the end of the first part, and when either instance is done [s].
 
-    ``fixed`` above 0 is a split to be timed, not searched. From plain disaggregation, up to ``rounds`` halvings of
-    the share of the first part, until both times differ by at most ``tolerance`` of the later one, or ``least``.
+    From plain disaggregation, up to ``rounds`` halvings of the share of the first part, until both times differ by at
+    most ``tolerance`` of the later one, or ``least``. ``watch``: times of the new request's parts alone.
     """
     t1, plan1, prompts1, decodes1, running1 = gather(ints, floats, seg, sets, book, open_list, tally, first, now)
     t2, plan2, prompts2, decodes2, running2 = gather(ints, floats, seg, sets, book, open_list, tally, second, now)
@@ -357,19 +366,29 @@ def finish_times(
     t1 += play(
         plan1, prompts1, decodes1, running1, ints[first], limit1, head1, values, ints[first, TOKEN_BUDGET]
     )
+    plan3, prompts3, decodes3, running3 = copy_of(plan2, prompts2, decodes2, running2)
+    t3 = t2 + play(
+        plan3, prompts3, decodes3, running3, ints[second], limit2, head2, values, ints[second, TOKEN_BUDGET]
+    )
     low, high = 0.0, 1.0
     ratio = prompt / expected
     split, a, b = prompt, 0.0, 0.0
     for turn in range(rounds + 1):
-        split = fixed if fixed > 0 else min(max(math.ceil(ratio * expected), 1), expected)
+        split = min(max(math.ceil(ratio * expected), 1), expected)
         plan, prompts, decodes, running = copy_of(plan1, prompts1, decodes1, running1)
-        add_part(plan, prompts, decodes, 0, split, prompt)
+        add_part(plan, prompts, decodes, 0, split, prompt, watch)
         a = t1 + play(plan, prompts, decodes, running, ints[first], limit1, head1, values, -1)
-        plan, prompts, decodes, running = copy_of(plan2, prompts2, decodes2, running2)
+        b = t3 if split < prompt else t2
+        if split < prompt:
+            plan, prompts, decodes, running = copy_of(plan3, prompts3, decodes3, running3)
+        else:
+            plan, prompts, decodes, running = copy_of(plan2, prompts2, decodes2, running2)
         if split < expected:
-            add_part(plan, prompts, decodes, split, expected, prompt)
-        b = t2 + play(plan, prompts, decodes, running, ints[second], limit2, head2, values, -1)
-        if fixed > 0 or turn == rounds or abs(a - b) <= max(tolerance * max(a, b), least):
+            add_part(plan, prompts, decodes, split, expected, prompt, watch)
+        b += play(plan, prompts, decodes, running, ints[second], limit2, head2, values, -1)
+        if watch and split >= expected:
+            b = 0.0
+        if turn == rounds or abs(a - b) <= max(tolerance * max(a, b), least):
             break
         if a > b:
             high = ratio
