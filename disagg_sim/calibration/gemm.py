@@ -72,7 +72,7 @@ def fit_gemm(rows: pd.DataFrame, system: SystemSpec) -> list[GemmFit]:
         return []
     tried = [_fit_together(tables, system, own) for own in _OWN]
     found = []
-    for fit, table in zip(enough(tried, MOST), tables.values(), strict=True):
+    for fit, table in zip(enough(tried, MOST, worth=0.0), tables.values(), strict=True):
         median, p90 = error_quantiles(_times(table, fit, system), table["latency"].to_numpy(dtype=float))
         found.append(replace(fit, median_error=median, p90_error=p90))
     return found

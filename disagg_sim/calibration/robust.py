@@ -63,13 +63,14 @@ def fit_logarithm(
     return np.asarray(np.exp(found.x))
 
 
-def enough(tried: Sequence[tuple[float, Sequence[F]]], most: int) -> list[F]:
+def enough(tried: Sequence[tuple[float, Sequence[F]]], most: int, worth: float = WORTH) -> list[F]:
     """Of (loss, fits) of several forms, the fits with fewest numbers that do nearly as well as the best.
 
     ``most`` is how many numbers all fits of one form may have together; where all forms have more, it does not count.
+    A form with fewer numbers may have a loss that is larger by the share ``worth``.
     """
     few = [pair for pair in tried if sum(fit.parameters for fit in pair[1]) <= most] or list(tried)
-    limit = (1.0 + WORTH) * min(loss for loss, _ in few)
+    limit = (1.0 + worth) * min(loss for loss, _ in few)
     good = [(loss, fits) for loss, fits in few if loss <= limit]
     return list(min(good, key=lambda pair: (sum(fit.parameters for fit in pair[1]), pair[0]))[1])
 
