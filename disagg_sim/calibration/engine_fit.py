@@ -83,16 +83,12 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
         error: Floats = np.log(np.where(kept, table["predicted"] / table["measured"], 1.0))
         return error
 
-    found = least_squares(
-        errors,
-        np.ones(len(names)),
-        bounds=(least / scale, most / scale),
-        loss="cauchy",
-        f_scale=SOFT,
-        diff_step=0.05,
-        max_nfev=12,
-    )
-    engine = _with_request_host(rows, spec(found.x))
+    x = np.ones(len(names))
+    for loss in ("soft_l1", "cauchy"):  # the second has several minima; the first leads to the right one
+        x = least_squares(
+            errors, x, bounds=(least / scale, most / scale), loss=loss, f_scale=SOFT, diff_step=0.05, max_nfev=8
+        ).x
+    engine = _with_request_host(rows, spec(x))
     last = errors(np.array([getattr(engine, key) for key in names]) / scale)
     seen = last != 0.0
     return EngineFit(engine, int(seen.sum()), float(np.median(np.abs(np.expm1(last[seen])))))

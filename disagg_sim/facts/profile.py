@@ -42,3 +42,4 @@ class ProfileSpec(Shown):
     shared_expert_overlaps_dispatch: bool
     all_reduce_hidden_fraction: float  # of prefill all-reduce [1]
     sources: tuple[tuple[str, str], ...]  # (key, where the figure comes from)
+    random_routing: bool = False  # the fullest expert rank is that of random picks, not the mean one

@@ -19,7 +19,7 @@ from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.tabulate import Levels, tabulate
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, fullest_of_random
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +155,8 @@ def _routed(
     imbalance = profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance
 
     def experts(tp_ffn: Numeric, ep: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
+        if profile.random_routing:
+            tokens = tokens * fullest_of_random(tokens * (ffn.top_k / ep), ep)
         op = layer.routed_experts(model, ffn, rates.precision, ep=ep, tp_ffn=tp_ffn, tokens=tokens, imbalance=imbalance)
         cost = expert_cost(op, ep, tp_ffn, rates)
         return cost.time, Sums().plus(cost.sums, layers)

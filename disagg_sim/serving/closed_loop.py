@@ -94,7 +94,10 @@ def served(
         As ``search.setting.setting``.
     """
     at = setting(model, system, precision, profile, engine.kernels)
-    own = replace(at.profile, host=0.0, memory_utilisation=engine.memory_utilisation, resident_deviations=0.0)
+    own = replace(
+        at.profile, host=0.0, memory_utilisation=engine.memory_utilisation, resident_deviations=0.0,
+        random_routing=True,
+    )  # fmt: skip
     return Served(replace(at, profile=own, rates=replace(at.rates, profile=own)), engine)
 
 

@@ -93,11 +93,12 @@ def test_requests_that_start_together_wait_for_half_of_all_prompts():
 @given(first=st.integers(1, 200), more=st.integers(1, 200))
 @settings(max_examples=25, deadline=None)
 def test_more_in_flight_is_never_faster_for_a_request_nor_slower_in_total(first, more):
-    shape, one = lengths(500, 300), tensor_parallel(np.ones(2))
-    state = colocated(RUN, one, Lengths(500 * np.ones(2), 300 * np.ones(2)), np.array([first, first + more], float))
+    shape = Lengths(500 * np.ones(2), 300 * np.ones(2))
+    state = colocated(RUN, tensor_parallel(np.ones(2)), shape, np.array([first, first + more], float))
     latency = state.latency(shape)
-    assert latency[1] >= latency[0] * (1 - 1e-6)
-    assert state.request_rate[1] >= state.request_rate[0] * (1 - 1e-3)
+    stairs = 0.02  # tiles and waves of matrix multiplies: one more sequence may cost a whole tile
+    assert latency[1] >= latency[0] * (1 - stairs)
+    assert state.request_rate[1] >= state.request_rate[0] * (1 - stairs)
 
 
 def test_capacity_is_the_memory_that_weights_leave():
