@@ -13,7 +13,6 @@ memory, else memory would keep them below ``MaxRunningTokens`` for ever, and an 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -228,11 +227,15 @@ def _low(
 
 @numba.njit(cache=True)
 def _measure(among: Any, ledger: Any, steps: Any, time: Any, past: Any) -> float:
-    """Fill the intervals since the ``past`` steps and time (2, instances); their mean over ``among``. [s]"""
+    """Fill the intervals since the ``past`` steps and time (2, instances), which become the present ones.
+
+    Their mean over those of ``among`` that made steps; 0 without one. [s]
+    """
     total, count = 0.0, 0
     for i in range(ledger.shape[0]):
         grown = steps[i] - past[0, i]
         ledger[i, INTERVAL] = (time[i] - past[1, i]) / grown if grown > 0 else 0.0
+        past[0, i], past[1, i] = steps[i], time[i]
     for i in among:
         if ledger[i, INTERVAL] > 0.0:
             total += ledger[i, INTERVAL]
@@ -283,7 +286,8 @@ class GlobalScheduler:
         self.ledger = np.array([rows[mapping] for mapping in mappings], dtype=float)
         self._ends: dict[int, float] = {}  # of the prompts in queues, predicted, on the clocks of their instances [s]
         looks = max(round(options.window_s / options.monitor_s), 1)
-        self._past = deque([np.zeros((2, len(mappings)))], maxlen=looks)  # steps and time of decode at the looks
+        self._past = np.zeros((looks, 2, len(mappings)))  # steps and time of decode at the last looks, in turn
+        self._looks = 0
         self._computed = np.zeros(len(mappings), np.int64)  # prompt tokens, at the last look
         self._mean_interval = 0.0  # of the decode instances [s]
         self._late = 0  # looks in a row
@@ -364,9 +368,9 @@ class GlobalScheduler:
 
     def flips(self, view: ClusterView) -> Sequence[Wish]:
         """Measure the intervals between tokens; turn an instance to decode where they are late or could be better."""
-        steps, time = view.decode_steps, view.decode_time
-        self._mean_interval = _measure(view.decode, self.ledger, steps, time, self._past[0])
-        self._past.append(np.array((steps, time)))
+        oldest = self._past[self._looks % len(self._past)]
+        self._looks += 1
+        self._mean_interval = _measure(view.decode, self.ledger, view.decode_steps, view.decode_time, oldest)
         self._late = self._late + 1 if self._mean_interval > self._tpot else 0
         late, self._worst = self._worst > self._ttft, 0.0
         wish = None
