@@ -17,7 +17,7 @@ from disagg_sim.calibration.serving_rows import Quantity, ServingRow, Workers
 LINES = list(csv.DictReader((Path(__file__).parent / "serving_points.csv").open(encoding="utf-8")))
 #: Largest error of a single number, and of the median. The noise between two engines on one system is 16 %.
 SINGLE, MEDIAN = 0.35, 0.12
-#: Known misses, up to half of the measured number: prefill over many expert ranks, where the engine overlaps the exchange
+#: Known misses, up to half of the number: prefill over many expert ranks, where the engine overlaps the exchange
 #: of one half of the batch with the work of the other, and we run them one after the other.
 KNOWN, HALF = ("large-scale-ep.md", "gb200-part-2.md"), 0.5
 
