@@ -58,7 +58,7 @@ def nearest(name: object, allowed: Iterable[str]) -> str:
     """
     names = list(allowed)
     longer = [each for each in names if each.startswith(f"{name}_")]
-    close = longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), longer or names, n=1, cutoff=0.0 if longer else 0.5)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
