@@ -31,6 +31,7 @@ PAPER, DERIVED, OWN = "paper", "derived", "own"
 #: Module of this room by paper.
 HOMES = {
     "arrow": "arrow",
+    "dopd": "dopd",
 }
 
 Evidence = TypeVar("Evidence")

@@ -20,7 +20,9 @@ BATCHES = ("knapsack", "fifo")
 
 
 def kingman_wait(gaps: Sequence[float] | NDArray[np.float64], services: NDArray[np.float64], *, servers: int) -> float:
-    """Mean queueing time by eq. (10), of arrivals shared out among equal servers; infinite when they are full. [s]
+    """Mean queueing time by eq. (10); infinite when the servers are full. [s]
+
+    Several servers count as one so many times as fast, which they are when all of them have work.
 
     Parameters
     ----------
@@ -34,11 +36,11 @@ def kingman_wait(gaps: Sequence[float] | NDArray[np.float64], services: NDArray[
     gaps = np.asarray(gaps, dtype=float)
     if gaps.size < 1 or not gaps.mean() > 0:
         return math.inf
-    mean = float(services.mean())
-    rho = mean / (float(gaps.mean()) * servers)
+    mean = float(services.mean()) / servers
+    rho = mean / float(gaps.mean())
     if rho >= 1:
         return math.inf
-    variations = float(gaps.var() / gaps.mean() ** 2 + services.var() / mean**2)
+    variations = float(gaps.var() / gaps.mean() ** 2 + services.var() / services.mean() ** 2)
     return rho / (1 - rho) * variations / 2 * mean
 
 
@@ -54,7 +56,7 @@ class LengthAware:
 
     def __init__(self, site: Site, batches: str, timeout_share: float, threshold: float) -> None:
         self.threshold = threshold  # forecast mean input length, i_next [token]
-        self.wait_s = math.inf  # queueing time of the last window [s]
+        self.wait_s = 0.0  # queueing time of the last window; before the first no batch waits [s]
         self._fifo, self._share, self._limit = batches == "fifo", timeout_share, site.slo.ttft
         self._full_s = site.table(site.deployment.prefill[0].mapping).pass_time(max(round(threshold), 1))[0]
         self._joined: dict[int, float] = {}  # when the first prompt joined the batch of an instance [s]
