@@ -10,7 +10,7 @@ import numpy as np
 
 from disagg_sim.report.panels import Axes, Cells, Picture, draw_cells
 from disagg_sim.study.arrow_claims import CLAIMS
-from disagg_sim.study.arrow_setup import ALL, AZURE, CASES, HALF, PROFILE, Bench, workloads
+from disagg_sim.study.arrow_setup import ALL, AZURE, CASES, HALF, PROFILE, TIGHT, Bench, workloads
 from disagg_sim.study.papers import PaperResults, as_csv, evaluate, prepare, write_claims, write_picture
 from disagg_sim.sweep.results import write_text
 from disagg_sim.sweep.run import Listener
@@ -24,6 +24,7 @@ EVERYWHERE = ("arrow", "observed", "least_load", "vllm", "disaggregated", "coloc
 MORE = (
     *((name, case) for case in ("arrow_4", "arrow_batched", "least_load_batched", "static_7_1") for name in AZURE),
     ("code", "flip_60"), ("code", "flip_300"), (HALF, "arrow_4"),
+    *((name, case) for name in TIGHT for case in ("arrow", "colocated")),
 )  # fmt: skip
 BURSTY = ("code", "burstgpt")  # workloads whose pools are drawn over time
 MOMENTS = 60  # of such a picture [1]
