@@ -100,7 +100,7 @@ class Workload(NamedTuple):
 
 
 def workloads(traces: Path | None, *, quick: bool = False) -> dict[str, Workload]:
-    """The four of the paper, published where a directory has them, else stand-ins; and changed ones for single claims."""
+    """The four of the paper, published where a directory has them, else stand-ins; and changes of them for claims."""
     limits = {
         "code": (Slo(ttft=3.0, tpot=0.1), 16.0, (5.62, 7.78)),
         "conversation": (Slo(ttft=2.0, tpot=0.15), 16.0, (3.76, 4.06)),
