@@ -56,10 +56,11 @@ def efficiency_text(
         Whether shapes were held out.
     """
     if assumptions is None:
-        engines = {fit.engine for fits in calibration.fits.values() for fit in fits}
-        beside = Assumptions(engine_order=tuple(e for e in _ORDER if e in engines), rows={}, inherits_rows=())
+        beside = Assumptions(engine_order=(), rows={}, inherits_rows=())
     else:
         beside = assumptions_of(assumptions, read_mapping(assumptions))
+    fitted_engines = {fit.engine for fits in calibration.fits.values() for fit in fits} - set(beside.engine_order)
+    order = (*beside.engine_order, *(engine for engine in _ORDER if engine in fitted_engines))
     seen = "shapes that were held out" if split else "the rows fitted; no shape was held out"
     lines = [
         f"# Fitted kernel efficiencies of the {calibration.system.title}: shares of the vendor's peaks.",
@@ -68,7 +69,7 @@ def efficiency_text(
         f"system: {calibration.system.name}",
         f"data: {_word(data)}",
         f"date: {_word(date)}  # of the data",
-        f"engine_order: [{', '.join(beside.engine_order)}]  # whose fit is taken first, operator by operator",
+        f"engine_order: [{', '.join(order)}]  # whose fit is taken first, operator by operator",
         "",
         "files:",
         *(f"  - {_file(each)}" for each in calibration.files),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from disagg_sim.calibration.calibrate import calibrate_kernels
+from disagg_sim.calibration.efficiency_yaml import efficiency_text
 from disagg_sim.calibration.measure import QUICK, TRIAL, measure
 from disagg_sim.calibration.tables import TableError, read_tables, write_measured
 from disagg_sim.calibration.torch_bench import torch_bench
@@ -98,6 +99,12 @@ def test_a_fit_of_the_measured_table_finds_what_the_device_reaches(table):
     assert copy.t0 == pytest.approx(2e-6, rel=0.02)
     bf16 = next(fit for fit in fits["gemm"] if fit.format == "bf16")
     assert bf16.e_compute == pytest.approx(0.6, rel=0.15)
+
+
+def test_a_system_can_rest_on_own_measurements_alone(table):
+    text = efficiency_text(calibrate_kernels([table], "h100_sxm"), data="own", date="today")
+    assert "engine_order: [nccl, torch]" in text
+    assert "engine: torch" in text
 
 
 def test_an_unknown_form_in_a_file_of_several_is_one_line(table, tmp_path):
