@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.calibration.engine_fit import FITTED
 from disagg_sim.calibration.judge import judge_kernels
 from disagg_sim.calibration.registry import OPERATORS
 from disagg_sim.calibration.residuals import part_of
@@ -199,9 +200,18 @@ def _beyond(lines: pd.DataFrame) -> float:
     """S.d. of the errors that the kernels of the lines do not explain. [1]"""
     if not len(lines):
         return 0.0
-    whole = deviation(lines["error"].to_numpy(dtype=float))
+    whole = deviation(lines["error"].to_numpy(dtype=float)) * _unseen(lines["configuration"].nunique())
     kernels = float(np.sqrt(np.mean(lines["kernel_sigma"].astype(float) ** 2)))
     return float(np.sqrt(max(whole**2 - kernels**2, 0.0)))
+
+
+def _unseen(configurations: int) -> float:
+    """By how much errors are larger on other configurations: those of one are alike, so that they count and not rows.
+
+    Source: ``facts.uncertainty.spread_of``, for the fitted numbers of an engine.
+    """
+    fitted = len(FITTED)
+    return float(np.sqrt((configurations + fitted) / max(configurations - fitted, 1)))
 
 
 def _shared_by_case(lines: pd.DataFrame) -> float:

@@ -61,7 +61,7 @@ def served_lines(step, throughput, rows=400):
     parts = [
         pd.DataFrame({
             "quantity": name, "predicted": 1.0, "measured": np.exp(sigma * RNG.standard_normal(rows)),
-            "model": [f"m{n % 20}" for n in range(rows)], **columns,
+            "model": [f"m{n % 20}" for n in range(rows)], "configuration": range(rows), **columns,
         })
         for name, sigma in (("tpot", step), ("ttft", 0.3), ("throughput", throughput))
     ]  # fmt: skip
