@@ -58,16 +58,26 @@ def concurrencies(bench: Bench) -> list[Concurrency]:
 
 def ratios(bench: Bench, *, own: bool) -> list[float]:
     """Eq. (15) for both of ``SHAPES``, with the step times simulated or with those of table I."""
-    found = []
-    prefill, decode = (table(bench, tp) for tp in (1, 2))
-    for (isl, osl), each in zip(SHAPES, concurrencies(bench), strict=True):
-        context = isl + osl / 2
-        first = prefill.pass_time(isl)[1] if own else table_one_prefill(isl)
-        step = (
-            decode.step_time(round(each.requests), context) if own else table_one_step(each.requests, context)
+    if own:
+        return [wanted_ratio(bench, *shape)[0] for shape in SHAPES]
+    return [
+        prefill_decode_ratio(
+            each.requests, prefill_time=table_one_prefill(isl),
+            step_time=table_one_step(each.requests, isl + osl / 2), osl=osl,
         )
-        found.append(prefill_decode_ratio(each.requests, prefill_time=first, step_time=step, osl=osl))
-    return found
+        for (isl, osl), each in zip(SHAPES, concurrencies(bench), strict=True)
+    ]  # fmt: skip
+
+
+def wanted_ratio(bench: Bench, isl: float, osl: float) -> tuple[float, float]:
+    """Eq. (15) and (13) of any lengths with the step times simulated: ratio [1], concurrency [request]."""
+    at = bench.llama
+    each = decode_concurrency(
+        at.model, at.system, at.precision, tp=2, isl=isl, osl=osl, tpot_limit=SLO.tpot, utilisation=ENGINE_SHARE
+    ).requests
+    first = table(bench, 1).pass_time(round(isl))[1]
+    step = table(bench, 2).step_time(round(each), isl + osl / 2)
+    return prefill_decode_ratio(each, prefill_time=first, step_time=step, osl=osl), each
 
 
 def table(bench: Bench, tp: int) -> StepTable:

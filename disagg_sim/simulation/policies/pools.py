@@ -51,6 +51,8 @@ def within(wanted: Sizes, gpus: Sizes, budget: int, least: int = 1) -> Sizes:
     if need <= budget:
         return wanted
     size = [max(least, count * budget // need) for count in size]
+    for pool, other in ((0, 1), (1, 0)):  # where the least of one is more than its share
+        size[pool] = min(size[pool], max(least, (budget - size[other] * gpus[other]) // gpus[pool]))
     left = budget - size[0] * gpus[0] - size[1] * gpus[1]
     for pool in sorted((0, 1), key=lambda pool: size[pool] / wanted[pool]):
         while gpus[pool] <= left and size[pool] < wanted[pool]:

@@ -1,0 +1,240 @@
+"""Dynamo's planners and what they share with DOPD: forecasts, knapsack, budgets, sizes by hand."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sites import deployment
+from sites import served as slowly_linked
+
+from disagg_sim.domain import Slo
+from disagg_sim.errors import InputError
+from disagg_sim.simulation.policies import forecast
+from disagg_sim.simulation.policies.dynamo_sla import decode_instances, prefill_instances
+from disagg_sim.simulation.policies.knapsack import greedy
+from disagg_sim.simulation.policies.pools import Sizes, within
+from disagg_sim.simulation.policy import system_named
+from disagg_sim.simulation.records import Outcome
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.step_times import StepTable
+
+#: 10 ms a step, 1 ms a sequence that decodes, 0.1 ms a prompt token.
+TABLE = StepTable.affine(step=0.010, per_sequence=0.001, per_token=0.0001)
+#: 1P + 1D, and eight GPUs in all.
+ROOM = deployment(prefill=1, decode=1, colocated=6)
+WIDE = deployment(prefill=4, decode=4)
+BUSY = [(k * 0.05, 800, 20) for k in range(800)]  # 20 prompts/s of 90 ms: 1.8 prefill instances' work
+IDLE = [(k * 1.0, 100, 5) for k in range(60)]
+
+
+def served(requests, system, served_by, **more):
+    """A run whose network is no limit."""
+    return slowly_linked(requests, system, served_by, link_bandwidth=1e15, **more)
+
+
+# --- forecasts ------------------------------------------------------------------------------------------------------
+
+
+def test_an_arma_forecast_by_hand():
+    """Mean 10, x = 12, 14: e1 = 2 (no past), e2 = 4 - (0.5*2 + 0.25*2) = 2.5; next 10 + 0.5*4 + 0.25*2.5."""
+    assert forecast.Arma(10.0, (0.5,), (0.25,)).forecast([10.0, 12.0, 14.0]) == pytest.approx(12.625)
+
+
+def test_arima_stands_on_the_last_value_until_it_has_points_enough():
+    arima = forecast.Arima()
+    assert np.isnan(arima.next())
+    for k in range(forecast.LEAST - 1):
+        arima.observe(100.0 + k)
+        assert arima.next() == 100.0 + k
+    assert arima.fits == 0
+
+
+def test_arima_learns_a_process_and_is_fitted_anew_only_after_two_bad_forecasts():
+    rng = np.random.default_rng(0)
+    series = [100.0]
+    for _ in range(60):
+        series.append(100 + 0.8 * (series[-1] - 100) + rng.normal(0, 2))
+    arima, errors, naive = forecast.Arima(), [], []
+    for value in series:
+        if arima.fits:
+            errors.append(value - arima.next())
+        arima.observe(value)
+    naive = np.diff(series)[-len(errors) :]
+    assert arima.fits == 1
+    assert np.std(errors) < 1.15 * np.std(naive)
+    arima.observe(300.0)
+    assert arima.fits == 1
+    arima.observe(20.0)
+    assert arima.fits == 2
+
+
+def test_arima_bears_constant_series_and_gaps():
+    arima = forecast.Arima()
+    for value in [5.0] * 20 + [float("nan")] * 3:
+        arima.observe(value)
+    assert arima.next() == 5.0
+
+
+@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=80))
+def test_a_forecast_is_always_a_number_from_zero(series):
+    arima = forecast.Arima()
+    for value in series:
+        arima.observe(value)
+        assert 0.0 <= arima.next() < np.inf
+
+
+def test_an_unknown_forecast_is_named():
+    with pytest.raises(InputError, match=r"forecast 'arimo' is unknown, did you mean 'arima'"):
+        forecast.forecast_named("arimo")
+
+
+# --- knapsack and budgets -------------------------------------------------------------------------------------------
+
+
+def test_the_knapsack_takes_the_densest_and_passes_over_what_does_not_fit():
+    """Densities 0.025, 0.02, 0.0143, 0.02: the 40 and then the 30; 70 and 50 do not fit into the other 30."""
+    assert greedy([1.0, 0.6, 1.0, 1.0], [40, 30, 70, 50], 100) == [0, 1]
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.integers(1, 100)), max_size=20), st.integers(1, 200))
+def test_the_knapsack_never_overflows(items, capacity):
+    values, weights = [v for v, _ in items], [w for _, w in items]
+    taken = greedy(values, weights, capacity)
+    assert len(set(taken)) == len(taken)
+    assert sum(weights[item] for item in taken) <= capacity
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "budget", "expected"),
+    [
+        (Sizes(2, 1), Sizes(1, 2), 8, Sizes(2, 1)),  # fits
+        (Sizes(6, 4), Sizes(1, 2), 8, Sizes(4, 2)),  # 14 GPUs: 3.4 and 2.3, and of the one left a prefill instance
+        (Sizes(40, 1), Sizes(1, 2), 8, Sizes(6, 1)),  # decode keeps one
+        (Sizes(0, 0), Sizes(1, 2), 8, Sizes(1, 1)),
+    ],
+)
+def test_sizes_are_cut_in_proportion(wanted, gpus, budget, expected):
+    assert within(wanted, gpus, budget) == expected
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 4), st.integers(1, 4), st.integers(8, 64))
+def test_sizes_stay_inside_the_budget(prefill, decode, first, second, budget):
+    found = within(Sizes(prefill, decode), Sizes(first, second), budget)
+    assert found.prefill * first + found.decode * second <= budget
+    assert found.prefill >= 1
+    assert found.decode >= 1
+
+
+# --- SLA planner ----------------------------------------------------------------------------------------------------
+
+
+def test_prefill_instances_by_hand():
+    """3,000 tokens in two chunks: 2*0.01 + 0.3 s = 0.32 s, so 10 requests/s are 3.2 instances; 2.7 limits of 0.12 s."""
+    slo = Slo(ttft=2.0, tpot=0.1)
+    assert prefill_instances(TABLE, 10.0, 3000.0, slo, 2048) == 4
+    assert prefill_instances(TABLE, 0.1, 3000.0, Slo(ttft=0.12, tpot=0.1), 2048) == 3
+
+
+def test_decode_instances_by_hand():
+    """10 ms + 1 ms a sequence within 50 ms: 40 sequences, 40/(100*0.05) = 8 requests/s; 10 in 20 ms are 5."""
+    slo = Slo(ttft=2.0, tpot=0.05)
+    assert decode_instances(TABLE, 20.0, 500.0, 100.0, slo, tokens=10**6, most=256) == 3
+    assert decode_instances(TABLE, 20.0, 500.0, 100.0, slo, tokens=5500, most=256) == 4
+
+
+def test_the_sla_planner_sizes_both_pools_for_the_forecast():
+    """20 requests/s of 90 ms: 2 prefill instances; their decode needs no more than one."""
+    options = RunOptions(start_up_s=2.0)
+    result = served(BUSY, system_named("dynamo_sla", window_s=10.0), ROOM, table=TABLE, options=options)
+    first = result.decisions[0]
+    assert (first.time_s, first.kind, first.wish) == (10.0, "start", "start of a prefill instance (tp 1)")
+    assert first.reason == "20 requests/s of 800/20 tokens: 1P + 1D to 2P + 1D"
+    assert result.instances.start_s[2] == 10.0
+    late = result.requests.prefill_instance == 2
+    assert result.requests.prefill_start_s[late].min() >= 12.0
+
+
+def test_with_load_the_sla_planner_is_a_floor():
+    options = RunOptions(start_up_s=0.5)
+    alone = served(BUSY, system_named("dynamo_sla", window_s=15.0), ROOM, table=TABLE, options=options)
+    system = system_named("dynamo_sla", window_s=15.0, load=True, load_period_s=1.0)
+    both = served(BUSY, system, ROOM, table=TABLE, options=options)
+    assert alone.decisions[0].time_s == 15.0
+    assert both.decisions[0].time_s < 15.0  # the load planner did not wait for the window
+    floor = [decision for decision in both.decisions if decision.kind == "stop" and 15.0 <= decision.time_s < 40.0]
+    started = sum(decision.kind == "start" for decision in both.decisions if decision.time_s < 40.0)
+    assert started - len(floor) >= 1
+
+
+# --- load planner ---------------------------------------------------------------------------------------------------
+
+
+def kinds(result):
+    return [decision.kind for decision in result.decisions]
+
+
+def test_the_load_planner_adds_one_at_a_time_and_waits_for_its_start():
+    result = served(
+        BUSY, system_named("dynamo_load", period_s=1.0), ROOM, table=TABLE, slo=Slo(ttft=1.0, tpot=0.1),
+        options=RunOptions(start_up_s=3.5),
+    )  # fmt: skip
+    times = [decision.time_s for decision in result.decisions if decision.kind == "start"]
+    assert times
+    assert all(later - sooner >= 4.0 for sooner, later in pairwise(times))
+    assert (result.requests.status == Outcome.COMPLETED).all()
+
+
+def test_the_load_planner_shrinks_to_its_floor_when_idle():
+    result = served(IDLE, system_named("dynamo_load", least=2), WIDE, table=TABLE)
+    assert kinds(result) == ["stop"] * 4
+    assert result.decisions[0].time_s == 5.0
+    assert result.decisions[-1].time_s == 10.0
+
+
+@pytest.mark.parametrize("mode", ["throughput", "latency"])
+def test_thresholds_grow_and_shrink(mode):
+    system = system_named("dynamo_load", mode=mode, period_s=1.0, context_tokens=800)
+    result = served(BUSY, system, ROOM, table=TABLE, options=RunOptions(start_up_s=0.5))
+    assert "start" in kinds(result)
+    assert served(IDLE, system, WIDE, table=TABLE).decisions[0].kind == "stop"
+
+
+def test_without_projection_sizes_swing_more():
+    """Two decode instances at 70 % of the limit each: one alone would be over it, so only the fault goes down."""
+    slow = StepTable.affine(step=0.010, per_sequence=0.010, per_token=1e-6)
+    steady = [(k * 0.1, 10, 90) for k in range(600)]
+    wide = deployment(prefill=1, decode=2, colocated=2)
+    stops = {
+        project: kinds(
+            served(steady, system_named("dynamo_load", project=project, period_s=5.0), wide, table=slow,
+                   slo=Slo(ttft=2.0, tpot=0.6))
+        ).count("stop")
+        for project in (True, False)
+    }  # fmt: skip
+    assert stops[True] < stops[False]
+
+
+def test_without_draining_requests_fail():
+    steady = [(k * 0.02, 100, 100) for k in range(500)]
+    for drain, outcomes in ((True, {Outcome.COMPLETED}), (False, {Outcome.COMPLETED, Outcome.FAILED})):
+        result = served(steady, system_named("dynamo_load", drain=drain), WIDE, table=TABLE)
+        assert set(result.requests.status.tolist()) == outcomes
+
+
+def test_a_deaf_planner_does_not_hear_of_workers_that_came_later():
+    options = RunOptions(start_up_s=0.5)
+    slo = Slo(ttft=0.5, tpot=0.1)
+    hears, deaf = (
+        served(BUSY, system_named("dynamo_load", deaf=deaf, period_s=1.0), ROOM, table=TABLE, slo=slo, options=options)
+        for deaf in (False, True)
+    )
+    assert hears.decisions != deaf.decisions
+
+
+def test_values_out_of_range_are_named():
+    for name, option in (("dynamo_load", {"mode": "fast"}), ("dynamo_load", {"sensitivity": 2}),
+                         ("dynamo_sla", {"window_s": 0}), ("dynamo_sla", {"forecast": "prophet"})):  # fmt: skip
+        with pytest.raises(InputError, match=next(iter(option))):
+            system_named(name, **option)
