@@ -32,6 +32,7 @@ PAPER, DERIVED, OWN = "paper", "derived", "own"
 HOMES = {
     "arrow": "arrow",
     "dopd": "dopd",
+    "dynaserve": "dynaserve",
 }
 
 Evidence = TypeVar("Evidence")

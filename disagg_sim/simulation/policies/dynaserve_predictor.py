@@ -374,7 +374,7 @@ def finish_times(
     ratio = prompt / expected
     split, a, b = prompt, 0.0, 0.0
     for turn in range(rounds + 1):
-        split = min(max(math.ceil(ratio * expected), 1), expected)
+        split = min(max(math.ceil(ratio * expected - 1e-9), 1), expected)
         plan, prompts, decodes, running = copy_of(plan1, prompts1, decodes1, running1)
         add_part(plan, prompts, decodes, 0, split, prompt, watch)
         a = t1 + play(plan, prompts, decodes, running, ints[first], limit1, head1, values, -1)
