@@ -134,8 +134,8 @@ def d12_colocated(bench: Bench) -> Finding:
         f"{most['vllm']} to {most['dopd']}",
         tpot[1] < tpot[0] and 1.2 <= ratio <= 1.8 and most["dopd"] > most["vllm"],
         f"{bench.stand_in}six GPUs against four; what decides is the split: by eq. (15) these lengths want "
-        f"{wanted:.1f} prefill instances for each decode instance of {full:.0f} requests, so that 2P + 2D has its prefill "
-        f"full at {best['dopd']:.1f} requests/s with {most['dopd']} in service. The same six GPUs as 4P + 1D: goodput "
+        f"{wanted:.1f} prefill instances for each decode instance of {full:.0f} requests, so that 2P + 2D are full "
+        f"at {best['dopd']:.1f} requests/s with {most['dopd']} in service. The same six GPUs as 4P + 1D: goodput "
         f"{other:.2f}, concurrency {most['dopd_4_1']}. And vLLM is faster here: at 72 in service its P90 TPOT is "
         f"{bench.warm('vllm', 72).tpot_p90:.3f} s, where the paper's reaches 0.08 s. On six GPUs, 3 x TP2, it reaches "
         f"a goodput of {best['vllm_six']:.1f} against {best['dopd_4_1']:.1f} requests/s of 4P + 1D",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from disagg_sim.domain import Slo
 from disagg_sim.errors import above_zero, whole_number
-from disagg_sim.simulation.policies.arrow import prompt_time
+from disagg_sim.simulation.policies.arrow_profile import prompt_time
 from disagg_sim.simulation.policies.dynamo_load import DynamoLoad, LoadPlanner, planned
 from disagg_sim.simulation.policies.forecast import FORECASTS, forecast_named
 from disagg_sim.simulation.policies.loads import one_of
@@ -111,7 +111,11 @@ class Planner:
 
 def prefill_instances(table: StepTable, rate: float, inputs: float, slo: Slo, token_budget: int) -> int:
     """Instances that prefill ``rate`` [request/s] prompts of ``inputs`` [token] one after the other, in chunks. [1]"""
-    alone = prompt_time(table, max(round(inputs), 1), token_budget)
+    prompt = max(round(inputs), 1)
+    alone = sum(
+        table.step_time(0, 0.0, min(token_budget, prompt - past), float(past))
+        for past in range(0, prompt, token_budget)
+    )
     late = math.ceil(alone / slo.ttft) if alone > slo.ttft else 0
     return max(math.ceil(rate * alone), late)
 
