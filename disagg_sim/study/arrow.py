@@ -23,7 +23,7 @@ EVERYWHERE = ("arrow", "observed", "least_load", "vllm", "disaggregated", "coloc
 #: Further searches.
 MORE = (
     *((name, case) for case in ("arrow_4", "arrow_batched", "least_load_batched", "static_7_1") for name in AZURE),
-    ("code", "flip_60"), ("code", "flip_300"), (HALF, "arrow_4"),
+    ("code", "flip_60"), ("code", "flip_300"), (HALF, "arrow_4"), (HALF, "arrow"),
     *((name, case) for name in TIGHT for case in ("arrow", "colocated")),
 )  # fmt: skip
 BURSTY = ("code", "burstgpt")  # workloads whose pools are drawn over time

@@ -12,7 +12,7 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.deployment import degrees_of
-from disagg_sim.simulation.policies.arrow import Predictor, prompt_time
+from disagg_sim.simulation.policies.arrow_profile import Predictor, prompt_time
 from disagg_sim.simulation.policies.least_load import LeastLoad
 from disagg_sim.simulation.records import Floats, Ints
 from disagg_sim.simulation.run import run
@@ -147,17 +147,19 @@ def a6_lag(bench: Bench) -> Finding:
 
 def a7_overload(bench: Bench) -> Finding:
     """Latencies at twice the capacity."""
-    said, worst, late = [], 0.0, True
+    said, printed, worst, late = [], [], 0.0, True
     for name in ALL:
-        where = bench.workloads[name]
-        row = bench.seen(name, "arrow", OVERLOAD * bench.capacity(name, "arrow").rate_scale).summary
+        where, scale = bench.workloads[name], OVERLOAD * bench.capacity(name, "arrow").rate_scale
+        row, bare = (bench.seen(name, case, scale).summary for case in ("arrow", "arrow_printed"))
         tpot, ttft = row.tpot_p90_s / where.slo.tpot, row.ttft_p90_s / where.slo.ttft
         worst, late = max(worst, tpot), late and ttft > 1
         said.append(f"{name} TPOT {tpot:.2f}, TTFT {ttft:.1f}")
+        printed.append(f"{name} {bare.tpot_p90_s / where.slo.tpot:.2f}")
     return Finding(
         f"P90 over its limit: {'; '.join(said)}",
         worst <= 1.2 and late,
-        f"{bench.stand_ins(*ALL)}at {OVERLOAD:g} times capacity",
+        f"{bench.stand_ins(*ALL)}at {OVERLOAD:g} times capacity; TPOT where requests that wait for memory do not count "
+        f"as load, as printed: {', '.join(printed)}",
     )
 
 

@@ -168,6 +168,7 @@ CASES = {
     "flip_60": Case("Arrow, flips of 60 s", EIGHT, system_named("arrow"), 60.0),
     "flip_300": Case("Arrow, flips of 300 s", EIGHT, system_named("arrow"), 300.0),
     "arrow_batched": Case("Arrow, several prompts a step", EIGHT, system_named("arrow", prompts_per_step=256)),
+    "arrow_printed": Case("Arrow, as printed", EIGHT, system_named("arrow", waiting_counts=False)),
     "least_load_batched": Case(
         "least load, several prompts a step", EIGHT, system_named("least_load", prompts_per_step=256)
     ),

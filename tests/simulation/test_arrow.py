@@ -9,13 +9,8 @@ from sites import SIMPLE, deployment, served, site
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
-from disagg_sim.simulation.policies.arrow import (
-    Arrow,
-    GlobalScheduler,
-    Predictor,
-    max_running_tokens,
-    prompt_time,
-)
+from disagg_sim.simulation.policies.arrow import Arrow, GlobalScheduler
+from disagg_sim.simulation.policies.arrow_profile import Predictor, max_running_tokens, prompt_time
 from disagg_sim.simulation.policy import LATER, Flip, Leg, Limits, Role, State, system_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
@@ -172,6 +167,15 @@ def test_a_full_set_of_sequences_counts_as_beyond_the_limit():
     arrow, view = scheduler(3), View([P, P, D], running_requests=[0, 0, 250], queued_requests=[0, 0, 6])
     begun(arrow, view, 0)
     assert arrow.proceed(view, 0, 0).wishes[0][:2] == (0, D)
+
+
+def test_the_printed_rule_does_not_see_what_waits():
+    """16,001 tokens wait on instance 1 of 16,000, or all sequences run: mended, an instance flips; as printed, not."""
+    for loads in ({"queued_context_tokens": [0, 0, 16_001]}, {"running_requests": [0, 0, 256]}):
+        for mended in (True, False):
+            arrow, view = scheduler(3, waiting_counts=mended), View([P, P, D], **loads)
+            begun(arrow, view, 0)
+            assert bool(arrow.proceed(view, 0, 0).wishes) == mended
 
 
 def test_slow_flips_are_wished_once_and_not_used_at_once():

@@ -7,7 +7,8 @@ It drops into the pure pool when the old work is done, so that the pools follow 
 
 Read from the paper's text where it is silent: limits are the SLOs themselves; the load of decode is low when
 the instances left would be at most half full and tokens come in time; running tokens count requests that wait for
-memory, else memory would keep them below ``MaxRunningTokens`` for ever, and an instance also needs a free sequence;
+memory, else memory would keep them below ``MaxRunningTokens`` for ever, and an instance also needs a free sequence
+(``waiting_counts: false`` is the printed rule);
 "for a period" is three looks of the monitor; an instance of prefill is idle when it computed nothing since the last.
 """
 
@@ -15,29 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numba
 import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, above_zero, whole_number
+from disagg_sim.simulation.policies.arrow_profile import Predictor, max_running_tokens
 from disagg_sim.simulation.policies.loads import ByRole, one_of
 from disagg_sim.simulation.policy import LATER, Flip, Leg, Limits, Parts, Role, Site, State, Wish, register
-from disagg_sim.simulation.state import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from disagg_sim.simulation.step_times import StepTable
     from disagg_sim.simulation.view import ClusterView
 
 #: An enum's members are slow to look up.
 PREFILL, DECODE, READY, FLIPPING = Role.PREFILL, Role.DECODE, State.READY, State.FLIPPING
 #: What makes a decode instance turn to prefill: the TTFT predicted for a request that arrives, or those observed.
 TRIGGERS = ("predicted", "observed")
-#: Prompt lengths to which the predictor is fitted: two a doubling. [token]
-FITTED_LENGTHS = tuple(round(2.0 ** (half / 2)) for half in range(10, 35))
-#: Longest context that the profile of decode steps tries. [token]
-LONGEST_CONTEXT = 131_072
 
 
 @register("arrow")
@@ -55,6 +51,7 @@ class Arrow:
     patience: int = 3  # looks in a row with late tokens before an instance turns to decode [1]
     low_load: float = 0.5  # share of MaxRunningTokens up to which decode may give an instance up [1]
     busy_interval: float = 0.8  # share of the TPOT limit above which decode takes an idle instance [1]
+    waiting_counts: bool = True  # requests that wait for memory are load; else running ones alone, as printed
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
@@ -78,51 +75,6 @@ class Arrow:
         return Parts(
             start=start, routing=scheduler, steps=ByRole(prefill=limits, decode=limits), roles=scheduler
         )
-
-
-class Predictor(NamedTuple):
-    """Time of one prompt alone, quadratic in its length. [s]"""
-
-    constant: float  # [s]
-    linear: float  # [s/token]
-    quadratic: float  # [s/token^2]
-
-    @classmethod
-    def fit(cls, table: StepTable, token_budget: int) -> Predictor:
-        """Least squares of the relative error over ``FITTED_LENGTHS``, each prompt in chunks of the budget."""
-        lengths = np.array(FITTED_LENGTHS, dtype=float)
-        times = np.array([prompt_time(table, length, token_budget) for length in FITTED_LENGTHS])
-        terms = np.stack([np.ones_like(lengths), lengths, lengths**2], axis=1) / times[:, None]
-        found, *_ = np.linalg.lstsq(terms, np.ones_like(times), rcond=None)
-        return cls(*found.tolist())
-
-    def __call__(self, tokens: int) -> float:
-        """Of a prompt of ``tokens``. [s]"""
-        return self.constant + tokens * (self.linear + tokens * self.quadratic)
-
-
-def prompt_time(table: StepTable, tokens: int, token_budget: int) -> float:
-    """A prompt alone on an instance, in chunks of the budget. [s]"""
-    return sum(
-        table.step_time(0, 0.0, min(token_budget, tokens - past), float(past))
-        for past in range(0, tokens, token_budget)
-    )
-
-
-def max_running_tokens(table: StepTable, blocks: int, max_sequences: int, tpot: float) -> int:
-    """MaxRunningTokens: what memory holds, and the most that one decode step reads within ``tpot`` [s]. [token]"""
-    most = 0
-    for doubling in range(max_sequences.bit_length()):
-        sequences = 2**doubling
-        low, high = 0, LONGEST_CONTEXT
-        while low < high:
-            middle = (low + high + 1) // 2
-            if table.step_time(sequences, float(middle)) <= tpot:
-                low = middle
-            else:
-                high = middle - 1
-        most = max(most, sequences * low)
-    return min(blocks * BLOCK_TOKENS, most)
 
 
 #: Columns of the ledger, one row an instance. The first three are of its predictor, see ``Predictor``.
@@ -278,11 +230,13 @@ class GlobalScheduler:
         self._options, self._ttft, self._tpot = options, site.slo.ttft, site.slo.tpot
         self._at_once = site.flip_s == 0.0
         self._reacts = options.trigger == "observed"
+        self._nothing = None if options.waiting_counts else np.zeros(len(mappings), np.int64)
+        seats = options.max_sequences if options.waiting_counts else np.inf
         rows = {}
         for mapping in set(mappings):
             table = site.table(mapping, options.max_sequences)
             most = max_running_tokens(table, site.blocks(mapping, limits), options.max_sequences, self._tpot)
-            rows[mapping] = (*Predictor.fit(table, options.token_budget), 0.0, 0.0, 0.0, most, options.max_sequences)
+            rows[mapping] = (*Predictor.fit(table, options.token_budget), 0.0, 0.0, 0.0, most, seats)
         self.ledger = np.array([rows[mapping] for mapping in mappings], dtype=float)
         self._ends: dict[int, float] = {}  # of the prompts in queues, predicted, on the clocks of their instances [s]
         looks = max(round(options.window_s / options.monitor_s), 1)
@@ -299,7 +253,7 @@ class GlobalScheduler:
         """Algorithm 1: the prefill instance that meets the TTFT limit, of P, of D->P, or flipped; else late in P."""
         tokens, queued, now = view.input_tokens[request], view.queued_prompt_tokens, view.now
         chosen, end = _place(
-            view.prefill, self.ledger, queued, view.running_requests, view.coming_tokens, view.queued_context_tokens,
+            view.prefill, self.ledger, queued, view.running_requests, view.coming_tokens, self._waiting(view),
             tokens, self._ttft, now,
         )  # fmt: skip
         wishes: tuple[Wish, ...] = ()
@@ -322,7 +276,7 @@ class GlobalScheduler:
         if view.roles[origin] is DECODE and view.states[origin] is READY:
             return Leg(origin)
         chosen = _hand_over(
-            view.decode, self.ledger, view.running_tokens, view.coming_tokens, view.queued_context_tokens,
+            view.decode, self.ledger, view.running_tokens, view.coming_tokens, self._waiting(view),
             view.queued_prompt_tokens, view.running_requests, view.queued_requests, self._tpot,
         )  # fmt: skip
         if chosen >= 0:
@@ -338,7 +292,7 @@ class GlobalScheduler:
         """Algorithm 3: of P->D, else of D, the one with fewest running tokens, if the load of decode is low."""
         if view.decode.size < 2 or self._mean_interval > self._tpot or self._changing(view, PREFILL):
             return None
-        running, coming, waiting = view.running_tokens, view.coming_tokens, view.queued_context_tokens
+        running, coming, waiting = view.running_tokens, view.coming_tokens, self._waiting(view)
         pure, _, mixed, _ = _lightest(view.decode, running, coming, waiting, view.queued_prompt_tokens)
         chosen = mixed if mixed >= 0 else pure
         if not _low(
@@ -354,9 +308,13 @@ class GlobalScheduler:
             return None
         pure, _, mixed, _ = _soonest(
             view.prefill, self.ledger, view.queued_prompt_tokens, view.running_requests, view.coming_tokens,
-            view.queued_context_tokens, view.now,
+            self._waiting(view), view.now,
         )  # fmt: skip
         return Flip(mixed if mixed >= 0 else pure, DECODE, why)
+
+    def _waiting(self, view: ClusterView) -> Any:
+        """Cached tokens of the requests that wait for memory, where they count. [token]"""
+        return view.queued_context_tokens if self._nothing is None else self._nothing
 
     def _changing(self, view: ClusterView, role: Role) -> bool:
         """Whether an instance is on its way to a role already; possible where a change takes time."""
@@ -391,7 +349,7 @@ class GlobalScheduler:
         if idle < 0:
             return None
         limit = self._options.busy_interval * self._tpot
-        busy = _busy(view.decode, self.ledger, view.queued_context_tokens, limit)
+        busy = _busy(view.decode, self.ledger, self._waiting(view), limit)
         if busy < 0 or self._changing(view, DECODE):
             return None
         return Flip(idle, DECODE, f"idle, while instance {busy} needs help")

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from disagg_sim.domain import Slo
 from disagg_sim.errors import above_zero, whole_number
-from disagg_sim.simulation.policies.arrow_profile import prompt_time
 from disagg_sim.simulation.policies.dynamo_load import DynamoLoad, LoadPlanner, planned
 from disagg_sim.simulation.policies.forecast import FORECASTS, forecast_named
 from disagg_sim.simulation.policies.loads import one_of
