@@ -9,6 +9,7 @@ runs counted: it adds to nothing else, and some runs hold a warm-up.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -43,8 +44,10 @@ class EngineFit:
     """A fitted profile and what it was fitted on."""
 
     engine: EngineSpec
+    fitted: tuple[str, ...]  # parameters that the rows tell; the others are those of the shipped profile
     lines: int  # measured numbers that the fit saw [1]
     median_error: float  # of these [1]
+    files: tuple[tuple[str, int], ...]  # name of each file, and its rows that informed the fit
 
 
 def fit_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
@@ -70,8 +73,9 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
     start, used = load_engine(name), fit_rows(rows, name)
     if not used:
         raise InputError(f"no served rows of engine {name!r} in the fitted part")
-    names = list(FITTED)
-    least, scale, most = (np.array(column) for column in zip(*FITTED.values(), strict=True))
+    loops = any(row.load == "closed_loop" for row in used)  # a static batch has no requests over HTTP
+    names = [key for key in FITTED if loops or key != "request_host"]
+    least, scale, most = (np.array(column) for column in zip(*(FITTED[key] for key in names), strict=True))
 
     def spec(x: Floats) -> EngineSpec:
         return replace(start, **dict(zip(names, (x * scale).tolist(), strict=True)))
@@ -88,10 +92,12 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
         x = least_squares(
             errors, x, bounds=(least / scale, most / scale), loss=loss, f_scale=SOFT, diff_step=0.05, max_nfev=8
         ).x
-    engine = _with_request_host(rows, spec(x))
+    engine = _with_request_host(rows, spec(x)) if loops else spec(x)
     last = errors(np.array([getattr(engine, key) for key in names]) / scale)
     seen = last != 0.0
-    return EngineFit(engine, int(seen.sum()), float(np.median(np.abs(np.expm1(last[seen])))))
+    files = sorted(Counter(row.file for row in used).items())
+    error = float(np.median(np.abs(np.expm1(last[seen]))))
+    return EngineFit(engine, tuple(names), int(seen.sum()), error, tuple(files))
 
 
 def _with_request_host(rows: Sequence[ServingRow], engine: EngineSpec) -> EngineSpec:

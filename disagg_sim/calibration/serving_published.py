@@ -43,8 +43,12 @@ PHASES = {
     "context_iteration_iteration_total": "prefill",
     "decode_step_time": "decode",
 }
-#: Engine of a source whose lines name none: start of its name -> engine.
-SOURCE_ENGINES = {"lmsys": "sglang", "deepseek": "sglang", "paper": "vllm_v0", "mooncake": "sglang", "llmd": "vllm"}
+#: Engine of a source whose lines name none: start of its name -> engine. Of papers by the date of their software alone:
+#: DOPD is built on NVIDIA Dynamo (2025), whose vLLM is the V1 engine; DynaServe states vLLM 0.7.2, the V0 engine.
+SOURCE_ENGINES = {
+    "lmsys": "sglang", "deepseek": "sglang", "paper_dopd": "vllm", "paper": "vllm_v0", "mooncake": "sglang",
+    "llmd": "vllm",
+}  # fmt: skip
 #: Token budget of a step where only the paper, not the line, states it. [token]
 SOURCE_CHUNKS = {"paper_dynaserve": 2048}
 

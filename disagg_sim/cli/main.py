@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from disagg_sim.cli.calibrate import app as calibrate_app
+from disagg_sim.cli.calibrate_engine import engine
 from disagg_sim.cli.calibrate_uncertainty import uncertainty
 from disagg_sim.cli.compare import check, compare
 from disagg_sim.cli.measure import measure
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.add_typer(specs_app, name="specs")
 app.add_typer(calibrate_app, name="calibrate")
 calibrate_app.command("uncertainty")(uncertainty)
+calibrate_app.command("engine")(engine)
 app.add_typer(validate_app, name="validate")
 app.add_typer(trace_app, name="trace")
 app.command("measure")(measure)

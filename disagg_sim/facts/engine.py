@@ -28,6 +28,7 @@ class EngineSpec(Shown):
     request_host: float  # of a request before its prefill: HTTP, tokenising, scheduling [s]
     chunk_tokens: int  # most new tokens of an attention rank in a step [token]
     mixed_steps: bool  # chunks of prefill ride along with decodes; else a pass of prefill stops decode
+    two_batch_overlap: bool  # prefill over expert ranks of several NVLink domains hides exchange behind work
     max_running: int  # most sequences of an attention rank in a step [request]
     ranks_wait: bool  # ranks of attention DP gather a prompt each before they prefill
     memory_utilisation: float  # share of the reported memory that weights, cache and activations may fill [1]

@@ -132,12 +132,27 @@ def prefill_time(
     step = mixed_step(
         run.at.model, run.at.rates, degrees, batch=decodes, context=context, chunk_tokens=tokens, isl=lengths.isl,
         chunk_ranks=ranks,
-    )  # fmt: skip
+    ).time  # fmt: skip
     alone: Numeric = 0.0  # the decodes, which need no more time beside a prompt
     if np.any(np.asarray(decodes) > 0):
         alone = decode_step(run.at.model, run.at.rates, degrees, batch=decodes, context=context).ttl
-    busy = alone + run.engine.prefill_stretch * np.maximum(step.time - alone, 0.0)
+    elif run.engine.two_batch_overlap and run.at.model.is_moe:
+        wide = (degrees.dp_attn > run.at.system.nvlink_domain) & (degrees.tp_attn == 1) & (degrees.pp == 1)
+        step = np.where(wide, _overlapped(run, degrees, tokens, ranks, lengths), step)
+    busy = alone + run.engine.prefill_stretch * np.maximum(step - alone, 0.0)
     return np.maximum(busy, launch_time(run, degrees)) + host_time(run.engine, degrees, decodes)
+
+
+def _overlapped(run: Served, degrees: Degrees, tokens: Numeric, ranks: Numeric, lengths: Lengths) -> Numeric:
+    """Prefill in two halves, of which one exchanges while the other computes: twice the longer of the two. [s]"""
+    rates = run.at.rates
+    apart = replace(rates, profile=replace(rates.profile, shared_expert_overlaps_dispatch=False))
+    half = mixed_step(
+        run.at.model, apart, degrees, batch=0.0, context=lengths.isl, chunk_tokens=tokens / 2, isl=lengths.isl,
+        chunk_ranks=ranks,
+    )  # fmt: skip
+    exchange = half.sums.communication
+    return 2.0 * np.maximum(half.time - exchange, exchange)
 
 
 def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric]:

@@ -10,6 +10,7 @@ from disagg_sim.calibration.load_generator import drain_factor, drain_factors
 from disagg_sim.calibration.serving import evaluate
 from disagg_sim.calibration.serving_cells import instance
 from disagg_sim.calibration.serving_rows import Quantity, ServingRow, Workers
+from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_engine
 
@@ -47,6 +48,41 @@ def test_known_host_times_are_found_again():
     both = [each.step_host + 2 * each.rank_host for each in (found.engine, TRUE)]  # what a TP4 step takes
     assert both[0] == pytest.approx(both[1], rel=0.1)
     assert found.lines < 2 * len(rows)  # the held-out part is not seen
+    assert found.files == (("x", sum(not row.held_out for row in rows)),)
+
+
+LINES = """row_id,model,gpu_family,hardware,framework,mode,tp,pp,attention_dp,moe_tp,moe_ep,gemm_quant,precision,isl,\
+osl,concurrency,ttft_mean_ms,tpot_mean_ms
+a,meta-llama/Llama-3.1-8B,H100,h100,vllm,aggregated,1,1,0,0,0,,,1000,500,1,60,7.4
+b,meta-llama/Llama-3.1-8B,H100,h100,vllm,aggregated,1,1,0,0,0,,,1000,600,2,65,7.6
+c,meta-llama/Llama-3.1-8B,H100,h100,vllm,aggregated,1,1,0,0,0,,,1000,700,4,80,7.9
+d,meta-llama/Llama-3.1-8B,H100,h100,vllm,aggregated,1,1,0,0,0,,,1000,800,4,80,7.9
+"""
+
+
+def test_the_command_writes_the_same_profile_twice(tmp_path, capsys):
+    (tmp_path / "runs.csv").write_text(LINES)
+    written = []
+    for name in ("first", "second"):
+        out = tmp_path / name / "vllm.yaml"
+        arguments = ["calibrate", "engine", str(tmp_path / "runs.csv"), "--engine", "vllm", "--out", str(out)]
+        assert run([*arguments, "--date", "2026-01"]) == 0
+        written.append(out.read_bytes())
+    assert written[0] == written[1]
+    assert "numbers of" in capsys.readouterr().out
+    spec, shipped = load_engine(tmp_path / "first" / "vllm.yaml"), load_engine("vllm")
+    assert "runs.csv" in spec.sources["step_host"]
+    assert "data of 2026-01" in spec.sources["step_host"]
+    assert (spec.chunk_tokens, spec.memory_utilisation) == (shipped.chunk_tokens, shipped.memory_utilisation)
+    assert str(tmp_path) not in written[0].decode()
+
+
+def test_a_file_without_rows_of_the_engine_is_one_clear_line(tmp_path, capsys):
+    (tmp_path / "runs.csv").write_text(LINES)
+    out = tmp_path / "sglang.yaml"
+    assert run(["calibrate", "engine", str(tmp_path / "runs.csv"), "--engine", "sglang", "--out", str(out)]) == 2
+    assert capsys.readouterr().err == "error: no served rows of engine 'sglang' in the fitted part\n"
+    assert not out.exists()
 
 
 def test_rows_of_the_held_out_part_are_left_out():

@@ -175,3 +175,20 @@ def test_ranks_of_dp_attention_share_a_pass():
     shape = lengths(2000, 100)
     one, all_of_them = (prefill_time(run, dp, n * 2000 * ONE, n * ONE, shape)[0] for n in (1.0, 8.0))
     assert one < all_of_them < 4 * one
+
+
+@pytest.mark.parametrize(("ranks", "overlaps"), [(8.0, False), (32.0, True)])
+def test_two_batch_overlap_hides_exchange_beyond_one_nvlink_domain(ranks, overlaps):
+    """The longer of work and exchange remains: at least half of their sum, and no more than it."""
+    degrees, shape = Degrees(dp_attn=ranks, ep=ranks), lengths(2048, 1)
+    serial, hidden = (
+        prefill_time(
+            served("deepseek_r1", "h100_sxm", "fp8_bf16kv", replace(ENGINE, two_batch_overlap=told)), degrees,
+            ranks * 16384 * ONE, ranks * ONE, shape,
+        )[0]
+        for told in (False, True)
+    )  # fmt: skip
+    if overlaps:
+        assert 0.5 * serial <= hidden <= 0.75 * serial
+    else:
+        assert hidden == serial
