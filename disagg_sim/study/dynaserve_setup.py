@@ -218,7 +218,8 @@ def look(result: RunResult, rate: float) -> Seen:
     inside = float(gaps[result.itl_edges[:-1] <= LIMIT.tpot].sum() / max(gaps.sum(), 1))
     transfer = float(np.nansum(records.transfer_s))
     return Seen(
-        summary=row, rate=rate, steady=float((late - early) / ended_in), kept_up=float(came_in / ended_in), inside=inside,
+        summary=row, rate=rate, inside=inside,
+        steady=float((late - early) / ended_in), kept_up=float(came_in / ended_in),
         goodput=inside * row.throughput_tokens_per_s,
         busy=tuple((machines.busy_s / result.duration_s).tolist()),
         mfu=tuple((machines.flops / (machines.gpus * result.peak_flops * result.duration_s)).tolist()),

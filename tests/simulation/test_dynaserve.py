@@ -1,0 +1,157 @@
+"""DynaServe: the predictor against hand-worked passes and against the kernel, the bisection, and legs of requests."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sites import ONE, SIMPLE, deployment, served
+
+from disagg_sim.errors import InputError
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.policies import dynaserve_predictor as predictor
+from disagg_sim.simulation.policy import system_named
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.state import Mode
+
+PAIR = deployment(pairs=2)
+
+
+def fleet_of(mode=Mode.CHUNKED, limit=np.inf):
+    spec = InstanceSpec(table=SIMPLE, blocks=100_000, mode=mode, step_limit_s=limit)
+    return Fleet([spec, spec])
+
+
+def book_of(*requests):
+    """Of (prompt, expected, split, first, second); nothing has come yet."""
+    return np.array([(*request, -1, -1) for request in requests], dtype=np.int64).reshape(-1, predictor.BOOK)
+
+
+def ask(fleet, prompt, expected, *, book=None, promised=(), now=0.0, rounds=0, tolerance=0.0, watch=True):
+    """Split and times of a new request on instances 0 and 1."""
+    arrays = fleet.arrays
+    open_list = np.array([*promised, 0], dtype=np.int64)
+    tally = np.array([0, len(promised)], dtype=np.int64)
+    return predictor.finish_times(
+        arrays.ints, arrays.floats, arrays.seg, arrays.sets, arrays.heads, arrays.values,
+        book_of() if book is None else book, open_list, tally, 0, 1, prompt, expected, now, rounds, tolerance, 0.0,
+        watch,
+    )  # fmt: skip
+
+
+def test_plain_disaggregation_on_an_idle_pair():
+    # 10 ms + 100 tokens of 0.1 ms; then 10 tokens at 11 ms
+    assert ask(fleet_of(), 100, 110) == (100, pytest.approx(0.020), pytest.approx(0.110))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "split", "first", "second"),
+    [
+        (1, 105, 0.020 + 4 * 0.011, 5 * 0.011),  # phi 0.9545
+        (2, 103, 0.020 + 2 * 0.011, 7 * 0.011),  # 0.9318
+        (3, 104, 0.020 + 3 * 0.011, 6 * 0.011),  # 0.9432
+        (6, 104, 0.020 + 3 * 0.011, 6 * 0.011),  # 0.9489 and 0.9460: 105; 0.9446: 104
+    ],
+)
+def test_bisection_by_hand(rounds, split, first, second):
+    assert ask(fleet_of(), 100, 110, rounds=rounds) == (split, pytest.approx(first), pytest.approx(second))
+
+
+def test_bisection_ends_within_the_tolerance():
+    # 64 ms against 55 ms differ by 14 % of the later
+    assert ask(fleet_of(), 100, 110, rounds=6, tolerance=0.15)[0] == 105
+
+
+def test_behind_a_pass_in_progress_and_a_decode():
+    fleet = fleet_of()
+    fleet.submit(0, 0, 0, 200, 50, 0.0)
+    fleet.run_until(0.0)
+    book = book_of((200, 250, 250, 0, -1))
+    # 30 ms of its prefill, then one decode beside 100 tokens: 10 + 1 + 10 ms
+    assert ask(fleet, 100, 110, book=book)[1] == pytest.approx(0.051)
+    # of the 50 tokens 1 ends its prefill, 1 came beside the new prompt, 48 steps of 11 ms are left
+    assert ask(fleet, 100, 110, book=book, watch=False)[1] == pytest.approx(0.051 + 48 * 0.011)
+
+
+def test_slo_aware_passes_stay_within_the_limit():
+    # 50 ms hold 400 tokens: 400 + 400 + 200
+    assert ask(fleet_of(Mode.SLO_AWARE, 0.050), 1000, 1010)[1] == pytest.approx(0.050 + 0.050 + 0.030)
+
+
+def test_promised_parts_count():
+    book = book_of((300, 320, 300, 0, 1))
+    # its prompt shares the pass of the new one: 10 + 40 ms; its 20 decodes run beside the 10 new ones, 12 ms a step
+    split, first, second = ask(fleet_of(), 100, 110, book=book, promised=(0,))
+    assert (split, first, second) == (100, pytest.approx(0.050), pytest.approx(10 * 0.012))
+
+
+REQUESTS = st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 60)), min_size=1, max_size=12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(requests=REQUESTS, mode=st.sampled_from([Mode.CHUNKED, Mode.SLO_AWARE]), when=st.floats(0.0, 2.0))
+def test_predictor_and_kernel_agree_when_lengths_are_known(requests, mode, when):
+    fleet = fleet_of(mode, 0.1)
+    for request, (prompt, output) in enumerate(requests):
+        fleet.submit(1, request, 0, prompt, output, 0.0)
+    fleet.run_until(when)
+    fleet.refresh(when)
+    book = book_of(*((prompt, prompt + output, prompt + output, 1, -1) for prompt, output in requests))
+    left = ask(fleet, 10, 10, book=book, now=when, watch=False)[2]  # nothing of the new request on instance 1
+    fleet.run_until(1e9)
+    finish = fleet.segments.finish_s.max()
+    assert when + left == pytest.approx(max(finish, when), abs=1e-9)
+
+
+def test_a_split_in_the_prompt_leaves_the_rest_to_the_second_instance():
+    system = system_named("dynaserve", ratio=0.5, length_error=0.0, margin=0, overhead_s=0.0)
+    options = RunOptions(link=LinkSpec(latency_s=0.0))
+    found = served([(0.0, 100, 50)], system, PAIR, table=SIMPLE, options=options).requests
+    assert (found.segments[0], found.transferred_tokens[0]) == (2, 75)
+    assert (found.prefill_instance[0], found.decode_instance[0]) == (1, 1)
+    # 75 tokens: 17.5 ms; 1,000 tokens/s: 75 ms; 25 tokens: 12.5 ms; 49 steps
+    assert found.first_token_s[0] == pytest.approx(0.105)
+    assert found.finish_s[0] == pytest.approx(0.105 + 49 * 0.011)
+
+
+def test_first_request_is_plain_disaggregation_after_the_overhead():
+    system = system_named("dynaserve", overhead_s=0.015)
+    found = served([(0.0, 100, 50)], system, PAIR, table=SIMPLE).requests
+    assert (found.prefill_instance[0], found.decode_instance[0], found.transferred_tokens[0]) == (0, 1, 100)
+    assert found.first_token_s[0] == pytest.approx(0.015 + 0.020)
+
+
+def test_outputs_longer_and_shorter_than_predicted_end_where_they_do():
+    requests = [(0.01 * k, 50 + 7 * k, 1 + 5 * k) for k in range(20)]
+    for error in (0.0, 500.0):
+        system = system_named("dynaserve", length_error=error)
+        found = served(requests, system, PAIR, table=SIMPLE)
+        assert (found.requests.status == 0).all()
+        assert found.itl_counts.sum() == sum(output - 1 for _, _, output in requests)
+
+
+def test_steps_hold_the_limit():
+    # 900 tokens fill a step of 100 ms, 2,048 one of 215 ms; every request decodes a part on each instance
+    late = {}
+    for aware in (True, False):
+        system = system_named("dynaserve", slo_aware=aware, ratio=0.99)
+        result = served([(0.02 * k, 3000, 100) for k in range(30)], system, PAIR, table=SIMPLE, blocks=20_000)
+        late[aware] = int(result.itl_counts[result.itl_edges[:-1] > 0.1].sum())
+    assert late[True] <= 30 < late[False]  # at most the token after each transfer
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [("alpha", "fixd", "fixed"), ("balance", "work", "all, request"), ("ratio", 1.5, "from 0 to 1"),
+     ("length_error", -1.0, "from 0 token"), ("rounds", -1, "rounds")],
+)  # fmt: skip
+def test_options_out_of_range_are_named(option, value, text):
+    with pytest.raises(InputError, match=text):
+        system_named("dynaserve", **{option: value})
+
+
+def test_an_odd_instance_has_no_partner():
+    three = ServedDeployment(name="three", gpus=3, pairs=(Replicas(mapping=ONE, instances=3),))
+    with pytest.raises(InputError, match="an even number"):
+        served([(0.0, 10, 10)], "dynaserve", three, table=SIMPLE)
