@@ -20,6 +20,7 @@ from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.memory import kv_duplication
 from disagg_sim.physics.phases import Degrees
+from disagg_sim.search import grid as grid_module
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.search.setting import setting
@@ -60,9 +61,9 @@ def pipelines(profile: str, form: str, chunk: int = 512) -> dict[int, tuple[floa
     return found
 
 
-@pytest.mark.parametrize(("profile", "factor"), [("measured", 26.0), ("optimistic", 26.15)])
+@pytest.mark.parametrize(("profile", "factor"), [("measured", 20.7), ("optimistic", 20.9)])
 def test_c10_pipelined_chunks_cut_ftl_20_to_32_times(profile, factor):
-    """Accepted: a factor of 20-32, FTL 60-140 s at PP 1 and 2-5 s at PP 32. Ours: 103.6 s to 3.99 s, 26 times."""
+    """Accepted: a factor of 20-32, FTL 60-140 s at PP 1 and 2-5 s at PP 32. Ours: 95.1 s to 4.59 s, 20.7 times."""
     found = pipelines(profile, "cached")
     assert 20 <= found[1][0] / found[32][0] <= 32
     assert 60 <= found[1][0] <= 140
@@ -71,29 +72,42 @@ def test_c10_pipelined_chunks_cut_ftl_20_to_32_times(profile, factor):
     assert [pp for pp, (_, _, fits) in found.items() if fits] == [1, 8, 16, 32]  # kept keys and values: PP 2, 4 too big
 
 
-def test_c10_throughput_misses_ten_percent_by_one_point():
-    """Accepted: within 10 % of PP 1. Up to PP 16 it is; at PP 32 `measured` gives 0.890 and `optimistic` 0.8995.
+def relative_rates(profile: str, chunk: int) -> dict[int, float]:
+    """PP -> request rate over that of PP 1. [1]"""
+    found = pipelines(profile, "cached", chunk)
+    return {pp: rate / found[1][1] for pp, (_, rate, _) in found.items()}
 
-    Where the 11 % go (GPU-seconds a prompt at PP 1: 103.9; at PP 32: 110.6 before uneven layers):
-    experts +6.9 s, since EP 2 re-reads 128 experts a GPU for every 2 x 512 tokens; floors of GEMM and
-    elementwise kernels +1.6 s; attention +0.6 s; the narrower exchange -2.5 s. That is 0.940. The
-    slowest of 32 stages holds 2 MoE layers where 61/32 would be even: 0.953, and all MoE (a dense layer
-    is cheaper): 0.994. The product is 0.890. Chunks of 1,024 tokens read the experts half as often and
-    hold the bar (0.98) at the same factor.
+
+def test_c10_throughput_misses_ten_percent_in_chunks_of_512():
+    """Accepted: within 10 % of PP 1. `measured` gives 0.80 at PP 2 and 0.715 at PP 32, `optimistic` 0.722.
+
+    Where it goes (GPU-seconds a prompt at PP 1: 95.5; at PP 32: 126 before uneven layers): attention +19.6 s, as
+    128 heads of 512 tokens are 256 thread blocks on 152 multiprocessors, whose last wave is not full; experts +12.8 s,
+    since EP 2 reads 128 experts a GPU again for every 2 x 512 tokens; floors of GEMM and elementwise kernels +1.6 s;
+    the narrower exchange -3.1 s. The slowest of 32 stages holds 2 MoE layers where 61/32 would be even: 0.953, and
+    all MoE (a dense layer is cheaper): 0.994. Chunks of 2,048 tokens hold the bar at a factor of 20.5 and 4.65 s.
     """
-    found = pipelines("measured", "cached")
-    relative = {pp: rate / found[1][1] for pp, (_, rate, _) in found.items()}
-    assert all(abs(1 - relative[pp]) <= 0.10 for pp in (2, 4, 8, 16))
-    assert relative[32] == pytest.approx(0.890, abs=0.002)
-    optimistic = pipelines("optimistic", "cached")
-    assert optimistic[32][1] / optimistic[1][1] == pytest.approx(0.8995, abs=0.001)
-    coarser = pipelines("measured", "cached", chunk=1024)
-    assert coarser[32][1] / coarser[1][1] == pytest.approx(0.981, abs=0.002)
-    assert coarser[1][0] / coarser[32][0] == pytest.approx(25.96, rel=0.005)
+    rates = relative_rates("measured", 512)
+    assert [rates[pp] for pp in (2, 8, 32)] == pytest.approx([0.797, 0.762, 0.715], abs=0.002)
+    assert relative_rates("optimistic", 512)[32] == pytest.approx(0.722, abs=0.002)
+    assert relative_rates("measured", 1024)[32] == pytest.approx(0.837, abs=0.002)
+    assert all(rate > 0.9 for rate in relative_rates("measured", 2048).values())
+    coarse = pipelines("measured", "cached", chunk=2048)
+    assert coarse[1][0] / coarse[32][0] == pytest.approx(20.5, rel=0.005)
+    assert coarse[32][0] == pytest.approx(4.65, rel=0.005)
+
+
+def test_c10_the_last_wave_of_attention_takes_nearly_half_of_it(monkeypatch):
+    """Blocks that balance themselves over the multiprocessors: 0.843. No kernel with a past was measured."""
+    at_rest = setting("deepseek_r1", SYSTEM, RECIPE).rates
+    assert at_rest.prefill_attention.tail == 0.4
+    rates = replace(at_rest, prefill_attention=replace(at_rest.prefill_attention, tail=0.0))
+    monkeypatch.setattr(grid_module, "setting", lambda *names: replace(setting(*names), rates=rates))
+    assert relative_rates("measured", 512)[32] == pytest.approx(0.843, abs=0.002)
 
 
 def test_c10_the_missing_throughput_is_experts_read_again():
-    """The terms of the explanation above, from the operators. [GPU s a prompt]"""
+    """The other terms of the explanation above, from the operators. [GPU s a prompt]"""
     at = setting("deepseek_r1", SYSTEM, RECIPE)
     whole = seconds_by_operator(
         at, Degrees(dp_attn=64.0, ep=64.0), Tokens(prompts=1.0, new=float(QUARTER_MILLION), emitted=1.0),
@@ -104,18 +118,18 @@ def test_c10_the_missing_throughput_is_experts_read_again():
         stage_tokens=1024.0, imbalance=1.2,
     )  # fmt: skip
     extra = {name: seconds * 512 - whole[name] for name, seconds in chunk.items()}
-    assert sum(whole.values()) == pytest.approx(103.9, rel=0.002)
-    assert extra["routed experts"] == pytest.approx(6.93, abs=0.05)
-    assert extra["dispatch"] + extra["combine"] == pytest.approx(-2.51, abs=0.05)
+    assert sum(whole.values()) == pytest.approx(95.5, rel=0.002)
+    assert extra["routed experts"] == pytest.approx(12.83, abs=0.05)
+    assert extra["dispatch"] + extra["combine"] == pytest.approx(-3.11, abs=0.05)
     floors = ("q_a, kv_a", "q_b", "kv_b", "o", "gate, up", "down", "router", "shared gate, up", "shared down")
-    assert sum(extra[name] for name in (*floors, "elementwise")) == pytest.approx(1.62, abs=0.05)
+    assert sum(extra[name] for name in (*floors, "elementwise")) == pytest.approx(1.55, abs=0.05)
 
 
 def test_c10_naive_chunks_beside_it():
-    """Reported without a bar: re-projection leaves 16 times and 0.57 of the throughput (by hand 16 and 0.55-0.58)."""
+    """Reported without a bar: re-projection leaves 14 times and 0.49 of the throughput (by FLOP 16 and 0.55-0.58)."""
     found = pipelines("measured", "naive")
-    assert found[1][0] / found[32][0] == pytest.approx(16.4, rel=0.005)
-    assert found[32][1] / found[1][1] == pytest.approx(0.567, abs=0.002)
+    assert found[1][0] / found[32][0] == pytest.approx(14.1, rel=0.005)
+    assert found[32][1] / found[1][1] == pytest.approx(0.489, abs=0.002)
 
 
 # C18: egress falls with ISL (accepted: strictly decreasing from 4k on).
@@ -237,10 +251,10 @@ def test_c20_ingress_falls_along_the_frontier(sweeps):
 
 
 def test_c21_the_latent_cache_needs_a_fraction_of_the_egress():
-    """Accepted: 2-6 times less. Best pools at 16k: 3.3 by FLOP and bytes, 4.2-4.4 with the efficiency of each."""
+    """Accepted: 2-6 times less. Best pools at 16k: 3.3 by FLOP and bytes, 4.7 with the efficiency of each."""
     ratio = best_prefill("llama_3_1_70b", 16_384) / best_prefill("deepseek_r1", 16_384)
     assert 2 <= ratio <= 6
-    assert ratio == pytest.approx(4.3, rel=0.05)
+    assert ratio == pytest.approx(4.73, rel=0.02)
 
 
 # C22 (figure 12): max(egress, ingress) along R1's frontier.
@@ -250,7 +264,7 @@ def test_c21_the_latent_cache_needs_a_fraction_of_the_egress():
 def test_c22_kv_bandwidth_stays_within_the_figure(sweeps, isl, band):
     """Accepted: within a factor of 3 of the band, below 10 GB/s everywhere (a NIC has 50).
 
-    Ours: 1.27 falling to 0.69 GB/s at 16k (figure: 1.23 to 0.37-0.40); 0.7-1.6 at 1M (figure: 0.97-1.82).
+    Ours: 1.47 falling to 0.70 GB/s at 16k (figure: 1.23 to 0.37-0.40); 0.8-1.7 at 1M (figure: 0.97-1.82).
     """
     points = sweeps[isl]
     columns = ["kv_egress_bytes_per_s_per_gpu", "kv_ingress_bytes_per_s_per_gpu"]
@@ -264,7 +278,7 @@ def test_c22_the_loose_end_is_bound_by_ingress_and_the_tight_end_by_egress(sweep
     front = ds.pareto_front(sweeps[16_384]).sort_values("tokens_per_s_per_user")
     ratio = (front["kv_ingress_bytes_per_s_per_gpu"] / front["kv_egress_bytes_per_s_per_gpu"]).to_numpy()
     assert ratio[0] > 1 > ratio[-1]
-    assert front["kv_ingress_bytes_per_s_per_gpu"].iloc[0] / GB == pytest.approx(1.23, rel=0.1)  # as the figure
+    assert front["kv_ingress_bytes_per_s_per_gpu"].iloc[0] / GB == pytest.approx(1.47, rel=0.02)  # figure: 1.23
 
 
 # C23: duplication of the cache, exactly.
@@ -341,11 +355,11 @@ def test_c32_ftl_ratio_without_tensor_parallelism(system, precision, profile, pp
 
 
 def test_c32_misses_under_tensor_parallelism():
-    """TP 8, `measured`: 3.7 on GB200, 4.1 on H100. All-reduce and repeated elementwise bytes go with L*d too, and
+    """TP 8, `measured`: 3.6 on GB200, 4.0 on H100. All-reduce and repeated elementwise bytes go with L*d too, and
     take most of the small model's time: the claim is about arithmetic, the miss is what sharding adds to it."""
     tp8 = Mapping(tp_attn=8, tp_ffn=8)
-    assert ftl_ratio("gb200_nvl72", RECIPE, tp8, "measured") == pytest.approx(3.7, rel=0.02)
-    assert ftl_ratio("h100_sxm", "fp8", tp8, "measured") == pytest.approx(4.1, rel=0.02)
+    assert ftl_ratio("gb200_nvl72", RECIPE, tp8, "measured") == pytest.approx(3.62, rel=0.02)
+    assert ftl_ratio("h100_sxm", "fp8", tp8, "measured") == pytest.approx(3.97, rel=0.02)
     at, parts = {}, {}
     for name in ("llama_3_1_405b", "llama_3_1_70b"):
         at[name] = setting(name, "gb200_nvl72", RECIPE)
