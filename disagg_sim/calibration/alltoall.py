@@ -51,6 +51,7 @@ _TOKEN_BANDWIDTH = Parameter("token_bandwidth", 40 * GB, GB, 2000 * GB)
 
 def fit_alltoall(rows: pd.DataFrame, system: SystemSpec) -> list[AllToAllFit]:
     """One fit a framework, backend, phase and kind of link of a moe_alltoall table with ``latency`` [s]."""
+    rows = rows[rows["dtype"].isin(list(_BYTES)) | (rows["phase"] != "dispatch")]  # others send bytes that nobody knows
     units = _units(rows, system)
     together: dict[tuple[str, str, str], list[str]] = {}
     for engine, backend, phase, link in sorted(units.unique()):
