@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,24 @@ from typing import Any, TypeVar, cast
 
 import numba
 
+
+def _load_array_functions() -> None:
+    """Load numba's functions of arrays, which it needs before any compiled code, as where there is no BLAS.
+
+    Looking for one would import ``scipy.linalg``, a sixth of the time that a first run takes to start. The kernel has
+    no linear algebra; that of others compiles all the same, because numba looks again where it is used.
+    """
+    name, modules = "scipy.linalg.cython_blas", cast(dict[str, Any], sys.modules)
+    if name in modules:
+        return
+    modules[name] = None  # an import of it fails
+    try:
+        import numba.np.arraymath  # noqa: F401
+    finally:
+        del modules[name]
+
+
+_load_array_functions()
 _numba: Any = numba  # its stubs know neither the wrapper flags nor the directory
 Function = TypeVar("Function", bound=Callable[..., object])
 

@@ -2,6 +2,8 @@
 
 import heapq
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -339,3 +341,16 @@ def test_machine_code_is_named_after_every_source_that_it_is_made_of():
     here = Path(compiled.__file__).parent
     made_of = {path.stem for path in here.glob("*.py") if "simulation.compiled import" in path.read_text()}
     assert made_of | {"compiled", "state"} == set(compiled.SOURCES)
+
+
+def test_no_linear_algebra_is_imported_and_it_can_be_afterwards():
+    script = (
+        "import sys; from disagg_sim.simulation.fleet import Fleet, InstanceSpec\n"
+        "from disagg_sim.simulation.step_times import StepTable\n"
+        "table = StepTable.affine(step=1.0, per_sequence=0.0, per_context=0.0, per_token=0.0, max_sequences=1)\n"
+        "Fleet([InstanceSpec(table=table, blocks=9, max_sequences=1)]).run_until(1.0)\n"
+        "print(any(name.startswith('scipy.linalg') for name in sys.modules))\n"
+        "import scipy.linalg.cython_blas"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
