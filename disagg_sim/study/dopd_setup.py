@@ -48,6 +48,7 @@ BIMODAL, BIMODAL_OUTPUT = (100, 1900), 150
 #: The dynamic experiment: hours drawn, and the size of the service over that of the clip. Its bursts are then 1.5 to
 #: 1.8 times what the first two instances serve, and half of what eight GPUs can.
 HOURS, SERVICE = 5, 4
+QUICK_S = 600.0  # of an hour in a quick run [s]
 FAILED_SHARE = 0.05  # of requests outside the SLO that a concurrency may have [1]
 
 
@@ -242,9 +243,9 @@ class Bench:
 
     def concurrency(self, name: str) -> int:
         """Largest number of requests in service with fewer than ``FAILED_SHARE`` outside the SLO."""
-        low, high = 1, 2
-        while self.warm(name, high).attainment > 1 - FAILED_SHARE and high < 2 * SATURATED:
-            low, high = high, 2 * high
+        low, high, most = 1, 2, min(2 * SATURATED, len(self._suited(CASES[name].model)))
+        while self.warm(name, high).attainment > 1 - FAILED_SHARE and high < most:
+            low, high = high, min(2 * high, most)
         while high - low > max(1, low // 32):
             middle = (low + high) // 2
             if self.warm(name, middle).attainment > 1 - FAILED_SHARE:
@@ -273,6 +274,8 @@ class Bench:
         """An hour like the BurstGPT clip on a larger service, from 1P + 1D within eight GPUs."""
         system, options = PLANNERS[planner]
         trace = burstgpt_standin(hour, service * BURSTGPT_REQUESTS)
+        if self.quick:
+            trace = trace.between(0.0, QUICK_S)
         return self.result(
             ("dynamic", planner, hour, service), trace, pools(1, 1, gpus=8), system, options, run_options=RunOptions()
         )
