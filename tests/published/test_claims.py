@@ -356,7 +356,8 @@ def test_c32_ftl_ratio_without_tensor_parallelism(system, precision, profile, pp
 
 def test_c32_misses_under_tensor_parallelism():
     """TP 8, `measured`: 3.6 on GB200, 4.0 on H100. All-reduce and repeated elementwise bytes go with L*d too, and
-    take most of the small model's time: the claim is about arithmetic, the miss is what sharding adds to it."""
+    take most of the small model's time. Multiplies and attention go 4.8 times up where their FLOP go 5.8: an eighth of
+    70B, 8 heads of it, fills the multiprocessors less. The claim is about arithmetic, the miss about sharding."""
     tp8 = Mapping(tp_attn=8, tp_ffn=8)
     assert ftl_ratio("gb200_nvl72", RECIPE, tp8, "measured") == pytest.approx(3.62, rel=0.02)
     assert ftl_ratio("h100_sxm", "fp8", tp8, "measured") == pytest.approx(3.97, rel=0.02)
@@ -368,7 +369,7 @@ def test_c32_misses_under_tensor_parallelism():
         parts[name] = seconds_by_operator(at[name], degrees, tokens, phase="prefill", stage_tokens=4096.0)
     large, small = parts.values()
     matmul = ("qkv", "o", "gate, up", "down", "prefill attention")
-    assert sum(large[name] for name in matmul) / sum(small[name] for name in matmul) == pytest.approx(5.8, rel=0.15)
+    assert sum(large[name] for name in matmul) / sum(small[name] for name in matmul) == pytest.approx(4.78, rel=0.02)
     rest = ("attention all-reduce", "FFN all-reduce", "elementwise")
     assert sum(large[name] for name in rest) / sum(small[name] for name in rest) == pytest.approx(3.15, rel=0.05)
 
