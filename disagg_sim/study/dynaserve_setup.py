@@ -38,7 +38,8 @@ LIMIT = Slo(ttft=3600.0, tpot=0.1)
 SUSTAINED = 0.95
 #: Gaps are counted in bins of this width, and steps are filled up to the limit itself: its bin counts as inside. [1]
 BIN = 2.0 ** (1 / ITL_PER_OCTAVE)
-REQUESTS, QUICK_REQUESTS = 1200, 300  # of a run [request]
+SETTLED = 0.4  # share of the time of all arrivals after which rates are taken [1]
+REQUESTS, QUICK_REQUESTS = 2000, 300  # of a run [request]
 SATURATED = 1000  # of a run in a closed loop [request]
 #: Requests in the loop for each instance that decodes: what rates and gaps of the paper's table 1 imply for 219/1467.
 BATCH = 125
@@ -94,15 +95,17 @@ class Seen:
 
     summary: Summary
     rate: float  # at which its requests arrived; NaN in a closed loop [request/s]
-    steady: float  # completions over time between the 30th and the 70th percentile of them [request/s]
-    kept_up: float  # that, over the rate at which as many arrived [1]
+    steady: float  # requests served over time, by their tokens, in the later part of the arrivals [request/s]
+    kept_up: float  # rate of completions from the 30th to the 70th percentile, over that of as many arrivals [1]
     inside: float  # of the gaps, those within the limit [1]
-    goodput: float  # output tokens within the limit [token/s]
+    goodput: float  # output tokens within the limit, over the same time as ``steady`` [token/s]
     busy: tuple[float, ...]  # share of the time that each instance worked, until 90 % of the requests were done [1]
     mfu: tuple[float, ...]  # of each instance [1]
     memory: tuple[float, ...]  # of its KV blocks, each instance over time [1]
     exposed: float  # of the time of all transfers, what requests waited for [1]
     moved: float  # cached tokens that crossed, a request [token]
+    step: float  # mean time of the steps with decodes [s]
+    batch: float  # decodes of such a step [1]
 
 
 def workloads(traces: Path | None, *, quick: bool) -> dict[str, tuple[Trace, str]]:
@@ -209,7 +212,6 @@ class Bench:
 
 def look(result: RunResult, rate: float) -> Seen:
     """The numbers that claims speak of."""
-    row = summary(result, LIMIT, rate_scale=rate)
     records, machines = result.requests, result.instances
     finish = np.sort(records.finish_s[~np.isnan(records.finish_s)])
     early, late = int(0.3 * finish.size), int(0.7 * finish.size)
@@ -217,16 +219,29 @@ def look(result: RunResult, rate: float) -> Seen:
     gaps = result.itl_counts
     inside = float(gaps[result.itl_edges[:-1] <= LIMIT.tpot].sum() / max(gaps.sum(), 1))
     transfer = float(np.nansum(records.transfer_s))
+    served = _served(result)
     return Seen(
-        summary=row, rate=rate, inside=inside,
-        steady=float((late - early) / ended_in), kept_up=float(came_in / ended_in),
-        goodput=inside * row.throughput_tokens_per_s,
+        summary=summary(result, LIMIT, rate_scale=rate), rate=rate, inside=inside, steady=float(served.sum()),
+        kept_up=float(came_in / ended_in), goodput=inside * float((served * records.output_tokens).sum()),
         busy=tuple((machines.busy_s / result.duration_s).tolist()),
         mfu=tuple((machines.flops / (machines.gpus * result.peak_flops * result.duration_s)).tolist()),
         memory=tuple(_held(result).tolist()),
         exposed=float(np.nansum(records.exposed_transfer_s)) / transfer if transfer else float("nan"),
         moved=float(records.transferred_tokens.mean()),
+        step=float(machines.decode_s.sum() / machines.decode_steps.sum()),
+        batch=float(machines.decode_tokens.sum() / machines.decode_steps.sum()),
     )  # fmt: skip
+
+
+def _served(result: RunResult) -> Floats:
+    """What each request adds to the requests served a second between ``SETTLED`` of the arrivals and the last of them,
+    its tokens evenly from the first to the last. [1/s]"""
+    records = result.requests
+    end = np.nanmax(records.arrival_s)
+    begin = SETTLED * end
+    overlap = np.minimum(records.finish_s, end) - np.maximum(records.first_token_s, begin)
+    took = np.maximum(records.finish_s - records.first_token_s, 1e-9)
+    return np.asarray(np.clip(np.nan_to_num(overlap), 0.0, None) / took / (end - begin))
 
 
 def _held(result: RunResult) -> Floats:
