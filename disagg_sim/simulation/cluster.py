@@ -126,6 +126,8 @@ class Cluster:
             leg, pushed = Leg(then), True
         else:
             leg, pushed = self._proceed(self.view, request, instance), False
+            if type(leg) is not Leg:
+                self.roster.refuse(leg, f"where request {request} goes on has to be a Leg")
             if leg.wishes:
                 self.roster.apply(leg.wishes)
             if leg.instance != instance:
@@ -150,6 +152,8 @@ class Cluster:
             self._refuse(request)
             return
         leg = self._place(view, request)
+        if type(leg) is not Leg:
+            self.roster.refuse(leg, f"a place for request {request} has to be a Leg")
         if leg.wishes:
             self.roster.apply(leg.wishes)
         self._check(leg, request, 0)

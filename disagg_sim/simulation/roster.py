@@ -77,6 +77,8 @@ class Roster:
         PolicyError
             A wish that cannot be: names system, wish and reason.
         """
+        if type(wishes) not in (list, tuple):
+            self.refuse(wishes, "wishes come in a list, which may be empty")
         for wish in wishes:
             if isinstance(wish, Flip):
                 self._flip(wish)
@@ -87,7 +89,7 @@ class Roster:
             elif isinstance(wish, SetLimits):
                 self._limit(wish)
             else:
-                raise PolicyError(f"system {self.system!r} wished {wish!r}, which is no Flip, Start, Stop or SetLimits")
+                self.refuse(wish, "it is no Flip, Start, Stop or SetLimits")
 
     def refuse(self, wish: object, why: str) -> NoReturn:
         """Stop the run."""

@@ -187,7 +187,7 @@ IMPOSSIBLE = {
     "last of a phase": (Stop(1, "why not"), "the last that serves decode"),
     "flip of the last": (Flip(0, Role.DECODE, "why not"), "the last that serves prefill"),
     "too many GPUs": (Start(Mapping(tp_attn=4, tp_ffn=4), Role.DECODE, "why not"), "takes 4 GPUs, and 0 of 2 are free"),
-    "no wish": (42, "42, which is no Flip"),
+    "no wish": (42, "0.3 s: 42 is impossible: it is no Flip"),
 }
 
 
@@ -199,6 +199,13 @@ def test_an_impossible_wish_stops_the_run_with_the_state_so_far(case):
     assert "Scripted" in str(caught.value)
     so_far = caught.value.so_far
     assert so_far.requests.status.tolist() == [Outcome.COMPLETED, Outcome.UNFINISHED]
+
+
+@pytest.mark.parametrize("answer", [None, Flip(1, Role.PREFILL, "why not")])
+def test_wishes_that_are_no_list_stop_the_run_with_the_state_so_far(answer):
+    with pytest.raises(PolicyError, match="is impossible: wishes come in a list") as caught:
+        served([(0.0, 100, 5), (9.0, 100, 5)], Scripted(wishes=((), (), answer)), SPLIT, table=SIMPLE)
+    assert caught.value.so_far.requests.status.tolist() == [Outcome.COMPLETED, Outcome.UNFINISHED]
 
 
 class Astray:
@@ -213,7 +220,10 @@ class Astray:
 
 @pytest.mark.parametrize(
     ("leg", "text"),
-    [(Leg(7), "no such instance; known: 0 to 1"), (Leg(-1), "no such instance"), (Leg(0, 0), "end at token 0")],
+    [
+        (Leg(7), "no such instance; known: 0 to 1"), (Leg(-1), "no such instance"), (Leg(0, 0), "end at token 0"),
+        (0, "0 is impossible: a place for request 0 has to be a Leg"), (None, "has to be a Leg"),
+    ],
 )
 def test_an_impossible_leg_is_named(leg, text):
     with pytest.raises(PolicyError, match=text):
