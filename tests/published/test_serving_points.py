@@ -17,9 +17,9 @@ from disagg_sim.calibration.serving_rows import Quantity, ServingRow, Workers
 LINES = list(csv.DictReader((Path(__file__).parent / "serving_points.csv").open(encoding="utf-8")))
 #: Largest error of a single number, and of the median. The noise between two engines on one system is 16 %.
 SINGLE, MEDIAN = 0.35, 0.12
-#: Known misses, up to half of the number: prefill over many expert ranks, where the engine overlaps the exchange
-#: of one half of the batch with the work of the other, and we run them one after the other.
-KNOWN, HALF = ("large-scale-ep.md", "gb200-part-2.md"), 0.5
+#: The one known miss, and its error: the measured block-scaled fp8 MoE kernels of SGLang on GB200 reach 0.21 of the
+#: peak, at which the routed experts alone take as long as the whole published pass; it ran another kernel.
+KNOWN, KNOWN_ERROR = ("gb200-part-2.md", "fp8_bf16kv"), -0.39
 
 
 def number(line: dict[str, str], key: str, blank: float = float("nan")) -> float:
@@ -58,9 +58,20 @@ def test_every_point_names_its_source_and_is_evaluated(errors):
     assert np.isfinite(errors).all()
 
 
-def test_each_point_is_met_within_twice_the_noise_between_engines(errors):
-    allowed = [HALF if any(name in line["source"] for name in KNOWN) else SINGLE for line in LINES]
-    assert not [line["source"] for line, e, most in zip(LINES, errors, allowed, strict=True) if abs(e) > most]
+def is_known(line: dict[str, str]) -> bool:
+    source, recipe = KNOWN
+    return source in line["source"] and line["recipe"] == recipe
+
+
+def test_each_point_but_one_is_met_within_twice_the_noise_between_engines(errors):
+    off = [line["source"] for line, e in zip(LINES, errors, strict=True) if abs(e) > SINGLE and not is_known(line)]
+    assert not off
+
+
+def test_fp8_prefill_on_gb200_is_missed_by_39_percent(errors):
+    """Its kernel is in no table; see ``KNOWN``."""
+    known = [e for line, e in zip(LINES, errors, strict=True) if is_known(line)]
+    assert known == [pytest.approx(KNOWN_ERROR, abs=0.03)]
 
 
 def test_the_median_error_is_below_the_noise_between_engines(errors):
