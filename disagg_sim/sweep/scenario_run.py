@@ -21,6 +21,7 @@ from disagg_sim.sweep.run import Listener
 from disagg_sim.sweep.scenario import Scenario
 from disagg_sim.sweep.scenario_plan import DECISIONS, REQUESTS, RUNS, SAMPLES, TABLES, Run, ScenarioPlan
 from disagg_sim.sweep.store import Key, State, Store
+from disagg_sim.units import HOUR
 from disagg_sim.workload.trace import Trace
 
 if TYPE_CHECKING:
@@ -271,17 +272,18 @@ def _names(run: Run) -> dict[str, Any]:
 def _capacity_row(run: Run, store: Store) -> dict[str, Any]:
     key, aim = run.key(run.table), run.scenario.capacity
     assert aim is not None, "a search is planned only where the scenario asks for it"
-    found = json.loads(store.note(key))
-    gpus = run.deployment.gpus_of(*run.choice.parts)
+    found, tried = json.loads(store.note(key)), store.read(key)
+    best = tried[tried["rate_scale"] == found["rate_scale"]]  # empty where no rate meets the aim
+    gpus = float((best["gpu_hours"] * HOUR / best["duration_s"]).sum())  # held over the run
     criterion = f"{aim.share:g} inside the SLO" if aim.criterion == "attainment" else "p99 inside the SLO"
     return {
         **_names(run),
         "criterion": criterion,
         "rate_scale": found["rate_scale"],
         "requests_per_s": found["requests_per_s"],
-        "requests_per_s_per_gpu": found["requests_per_s"] / gpus,
+        "requests_per_s_per_gpu": found["requests_per_s"] / gpus if gpus else 0.0,
         "above_rate_scale": found["above"],
-        "runs": len(store.read(key)),
+        "runs": len(tried),
         "note": found["message"],
     }
 

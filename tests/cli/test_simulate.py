@@ -78,7 +78,9 @@ def test_a_scenario_leaves_its_tables_pictures_and_traces(scenario, tmp_path, ca
         "vllm-short-x1.png", "vllm-short-x2.png", "disaggregated-short-x1.png", "disaggregated-short-x2.png",
         "latencies-short-x1.png", "latencies-short-x2.png", "attainment-short.png",
     }  # fmt: skip
-    assert pd.read_csv(out / "capacity.csv")["system"].tolist() == ["vllm", "disaggregated"]
+    capacity = pd.read_csv(out / "capacity.csv")
+    assert capacity["system"].tolist() == ["vllm", "disaggregated"]
+    assert capacity["requests_per_s"].tolist() == pytest.approx(2 * capacity["requests_per_s_per_gpu"], rel=0.05)
     events = json.loads((out / "perfetto" / "two" / "disaggregated-short-x1.json").read_text())["traceEvents"]
     tracks = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     assert tracks == {0: "cluster", 1: "instance 0: prefill, 1 GPUs", 2: "instance 1: decode, 1 GPUs"}
