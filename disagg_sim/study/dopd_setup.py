@@ -102,6 +102,9 @@ CASES = {
         system="disaggregated", deployment=pools(1, 1, tp_decode=4), options={"prefill": "whole"}, model="opt"
     ),
     "dopd_opt": Case(system="dopd", deployment=pools(1, 1, tp_decode=4), options=STATIC, model="opt"),
+    "in_order": Case(
+        system="dopd", deployment=pools(1, 1, tp_decode=4), options=STATIC | {"batches": "fifo"}, model="opt"
+    ),
 }
 #: Planners of the dynamic experiment, by their names in pictures: system and options.
 PLANNERS: dict[str, tuple[str, dict[str, object]]] = {
@@ -113,6 +116,7 @@ PLANNERS: dict[str, tuple[str, dict[str, object]]] = {
     "DOPD, action every 60 s": ("dopd", {"action_s": 60.0}),
     "DOPD, last value": ("dopd", {"forecast": "constant"}),
     "DOPD, batches in order": ("dopd", {"batches": "fifo"}),
+    "DOPD, rule as printed": ("dopd", {"sizing": "printed"}),
 }
 
 
