@@ -211,8 +211,8 @@ def y17_chunks(bench: Bench) -> Finding:
         bool((np.diff(late) >= 0).all() and (np.diff(rates) >= 0).all()),
         f"chunks {listed(CHUNKS, 'g')}, {shape_name(SHAPES[1])} in a closed loop; with half the requests in it, which "
         f"memory holds without preemption, {listed([seen.steady for seen in roomy], '.2f')}: an A100 is busy computing "
-        f"from some 300 tokens a step on, and nothing is lost between steps; with the host times fitted to vLLM of its "
-        f"time between them {listed(hosted, '.2f')}",
+        f"from some 300 tokens a step on, so that longer ones gain nothing; host times between steps as fitted to vLLM "
+        f"of its time change the level alone: {listed(hosted, '.2f')}",
     )
 
 

@@ -237,7 +237,7 @@ def _served(result: RunResult) -> Floats:
     """What each request adds to the requests served a second between ``SETTLED`` of the arrivals and the last of them,
     its tokens evenly from the first to the last. [1/s]"""
     records = result.requests
-    end = np.nanmax(records.arrival_s)
+    end = np.nanmax(records.arrival_s) or np.nanmax(records.finish_s)  # all at once: until the last one is done
     begin = SETTLED * end
     overlap = np.minimum(records.finish_s, end) - np.maximum(records.first_token_s, begin)
     took = np.maximum(records.finish_s - records.first_token_s, 1e-9)
