@@ -28,7 +28,7 @@ LOOPS = {
     "dopd_4_1": "DOPD, 4P + 1D: six GPUs",
 }  # fmt: skip
 SHOWN = ("DOPD", "SLA-driven", "load-driven")
-BATCHES = {"knapsack": "by length", "fifo": "in order, up to as many tokens", "chunked": "chunks of 2,048 in order"}
+LABELS = {"knapsack": "by length", "fifo": "in order, up to as many tokens", "chunked": "chunks of 2,048 in order"}
 
 
 def reproduce(out: Path, *, traces: Path | None, listener: Listener, quick: bool) -> PaperResults:
@@ -82,8 +82,8 @@ def batches(bench: Bench) -> Picture:
     import pandas as pd
 
     rows = [
-        {"panel": "", "curve": label, "x": load, "y": bimodal_ttft(bench, load, name)[0], "x_unit": 1.0}
-        for name, label in BATCHES.items()
+        {"panel": "", "curve": label, "x": load, "y": bimodal_ttft(bench, load, name), "x_unit": 1.0}
+        for name, label in LABELS.items()
         for load in BIMODAL_LOADS
     ]
     return Picture(

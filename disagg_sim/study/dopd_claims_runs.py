@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from disagg_sim.simulation.metrics import summary
+from disagg_sim.simulation.policies.dopd_batches import BATCHES
 from disagg_sim.study.dopd_claims import ratios, table, wanted_ratio
 from disagg_sim.study.dopd_setup import BIMODAL, PLANNERS, SLO, STATIC, Bench, steady_rate
 from disagg_sim.study.papers import PAPER, Claim, Finding
@@ -64,15 +65,14 @@ def d5_idle(bench: Bench) -> Finding:
     )
 
 
-def bimodal_ttft(bench: Bench, load: float, batches: str) -> tuple[float, float]:
-    """P90 of the TTFT [s] and throughput [request/s] at a load over what 4P serve one prompt at a time."""
+def bimodal_ttft(bench: Bench, load: float, batches: str) -> float:
+    """P90 of the TTFT at a load over what 4P serve one prompt at a time. [s]"""
     rate = load * one_by_one(bench)
-    if batches in {"knapsack", "fifo"}:
+    if batches in BATCHES:
         result = bench.bimodal(rate, "dopd", batches=batches, local_tokens=0, **STATIC)
     else:
         result = bench.bimodal(rate, "disaggregated", prefill=batches)
-    found = summary(result, SLO)
-    return found.ttft_p90_s, found.throughput_requests_per_s
+    return summary(result, SLO).ttft_p90_s
 
 
 def one_by_one(bench: Bench) -> float:
@@ -83,16 +83,17 @@ def one_by_one(bench: Bench) -> float:
 
 def d9_batches(bench: Bench) -> Finding:
     """Batches by length against batches in order of arrival, up to the same number of tokens."""
-    rows = {load: [bimodal_ttft(bench, load, each) for each in ("knapsack", "fifo")] for load in BIMODAL_LOADS}
+    rows = {load: [bimodal_ttft(bench, load, each) for each in BATCHES] for load in BIMODAL_LOADS}
     ours, theirs = rows[JUDGED_LOAD]
-    chunked = bimodal_ttft(bench, JUDGED_LOAD, "chunked")[0]
-    loads = ", ".join(f"{load:g}: {a[0]:.2f}/{b[0]:.2f} s" for load, (a, b) in rows.items())
+    full = [steady_rate(bench.bimodal_full(each)) for each in BATCHES]
+    loads = ", ".join(f"{load:g}: {a:.2f}/{b:.2f} s" for load, (a, b) in rows.items())
     return Finding(
-        f"P90 TTFT {ours[0]:.2f} s against {theirs[0]:.2f} s, throughput {ours[1]:.2f} against {theirs[1]:.2f} "
+        f"P90 TTFT {ours:.2f} s against {theirs:.2f} s, throughput of full queues {full[0]:.1f} against {full[1]:.1f} "
         "requests/s",
-        ours[0] < theirs[0] and ours[1] >= theirs[1],
-        f"at {JUDGED_LOAD:g} of what 4P serve one by one; by load {loads}: where nothing waits no batch fills, and "
-        f"short prompts stay behind long ones, which run at once; chunks of 2,048 tokens in order {chunked:.2f} s",
+        ours < theirs and full[0] >= full[1],
+        f"TTFT at {JUDGED_LOAD:g} of what 4P serve one by one; by load {loads}: where nothing waits no batch fills, "
+        "and short prompts stay behind long ones, which run at once; chunks of 2,048 tokens in order "
+        f"{bimodal_ttft(bench, JUDGED_LOAD, 'chunked'):.2f} s",
     )
 
 

@@ -210,6 +210,16 @@ class Bench:
         key = ("bimodal", rate, system, *options.items())
         return self.result(key, trace, pools(4, 1), system, dict(options), run_options=RunOptions())
 
+    def bimodal_full(self, batches: str) -> RunResult:
+        """The same mix in a full closed loop, in batches by length or in order."""
+        table = LengthTable(np.array(BIMODAL), np.full(2, BIMODAL_OUTPUT))
+        trace = synthetic_trace(rate=1.0, requests=2_000 if self.quick else 12_000, lengths=table, seed=1)
+        options = STATIC | {"batches": batches, "local_tokens": 0, "max_sequences": self.full_batch}
+        return self.result(
+            ("bimodal_full", batches), trace, pools(4, 1), "dopd", options,
+            run_options=RunOptions(concurrency=SATURATED),
+        )  # fmt: skip
+
     def short(self, tokens: int, *, local: bool, transfer_s: float) -> RunResult:
         """One short prompt among ten of 1000/150, at half of what 4P + 1D serves; a transfer takes at least so long."""
         table = LengthTable(np.array([tokens] + [1000] * 9), np.full(10, 150))
