@@ -85,18 +85,22 @@ def calibrate_kernels(
     forms = {form: _rows_of(tables, form, spec) for form in OPERATORS}
     wanted = (framework, LARGE_MESSAGES) if framework else LIBRARIES
     fits: dict[str, tuple[Fit, ...]] = {}
+    unseen = 0
     for form, operator in OPERATORS.items():
         if operator.fit is not None and forms[form] is not None:
             rows = forms[form]
             usable = rows[(rows["masked"] == "") & rows["framework"].isin(wanted)]
             fitted = usable[~usable["held_out"]] if split else usable
+            unseen += len(usable) - len(fitted)
             raw = [_rounded(fit) for fit in operator.fit_rows(fitted, spec)]
             section = operator.sections[0]
             fits[section] = fits.get(section, ()) + _judged(operator, raw, usable, spec, split=split)
     if not any(fits.values()):
-        raise InputError(f"no row of {spec.name} that can be fitted in {', '.join(shown(path) for path in paths)}")
-    files = tuple(_data_file(table, spec, wanted, fits, split=split) for table in tables)
-    return Calibration(spec, {key: fits.get(key, ()) for key in SECTIONS}, files, _residuals(forms, fits, spec, split))
+        held = f"; {unseen} rows are of shapes that are held out, --no-split fits them, too" if unseen else ""
+        files = ", ".join(shown(path) for path in paths)
+        raise InputError(f"no row of {spec.name} that can be fitted in {files}{held}")
+    told = tuple(_data_file(table, spec, wanted, fits, split=split) for table in tables)
+    return Calibration(spec, {key: fits.get(key, ()) for key in SECTIONS}, told, _residuals(forms, fits, spec, split))
 
 
 def _read_all(paths: Sequence[Path], exclude: Path | None, system: SystemSpec) -> list[KernelTable]:

@@ -15,6 +15,7 @@ from disagg_sim.calibration.limits import least_time
 from disagg_sim.calibration.registry import OPERATORS
 from disagg_sim.calibration.residuals import error_table, part_of
 from disagg_sim.calibration.tables import KernelTable, TableError, read_exclusions, read_tables
+from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import EfficiencySpec
 from disagg_sim.facts.load import load_efficiency, load_system, load_uncertainty
 from disagg_sim.facts.uncertainty import spread_of
@@ -63,9 +64,13 @@ def judge_kernels(
     ------
     TableError
         Unreadable files or unknown columns; a bad row is no error here, it is a row that is not evaluated.
+    InputError
+        No such directory of efficiency files.
     """
     import pandas as pd
 
+    if efficiency is not None and not efficiency.is_dir():
+        raise InputError(f"{shown(efficiency)}: no such directory of efficiency files")
     exclusions = read_exclusions(exclude) if exclude else ()
     tables: list[KernelTable] = []
     faults: list[str] = []
@@ -117,7 +122,8 @@ def _verdicts(table: KernelTable, rows: pd.DataFrame, system: str, efficiency: P
     measured = rows["latency"].to_numpy(dtype=float)
     low, high = band(predicted, sigma)
     known = spec is not None and any(file.sha256 == table.sha256 for file in spec.files)
-    unseen = rows["held_out"].to_numpy(dtype=bool) & known
+    split = known and spec is not None and any(file.held_out for file in spec.files)
+    unseen = rows["held_out"].to_numpy(dtype=bool) & split
     return rows[["row", "system", "framework", "version", "kernel_source", "masked"]].assign(
         file=shown(table.path), operator=form.name, shape=_shapes(form, rows), measured_us=measured / US,
         predicted_us=predicted / US, predicted_p10_us=low / US, predicted_p90_us=high / US,

@@ -26,6 +26,8 @@ SYSTEM_ALIASES = {"a100_sxm": "a100_sxm_80gb", "gb200": "gb200_nvl72"}
 HELD_OUT_SHARE = 0.3
 #: Faults of a file that are listed one by one; more are counted.
 LISTED_FAULTS = 20
+#: Largest size that a row may have: whole numbers up to it are exact. [1]
+LARGEST_SIZE = 2**53
 _EXCLUDE_COLUMNS = ("file", "system", "framework", "condition", "reason")
 
 
@@ -229,7 +231,7 @@ def _checked(raw: pd.DataFrame, form: Form) -> tuple[pd.DataFrame, list[str]]:
     for column in form.sizes:
         least = 0 if column in MAY_BE_ZERO else 1
         number = pd.to_numeric(rows[column], errors="coerce")
-        whole = number.notna() & np.isfinite(number) & (number == np.floor(number)) & (number >= least)
+        whole = number.between(least, LARGEST_SIZE) & (number == np.floor(number))
         _note(rows, ~whole, column, f"is not a whole number from {least}")
         rows[column] = number.where(whole, 0).astype(np.int64)
     number = pd.to_numeric(rows[LATENCY], errors="coerce").astype(float)

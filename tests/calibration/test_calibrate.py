@@ -134,6 +134,25 @@ def test_a_system_without_rows_is_refused(table):
         calibrate_kernels([table], "h100_sxm", framework="vlm")
 
 
+def test_a_table_of_held_out_shapes_alone_says_how_it_can_be_fitted(tmp_path, table):
+    held = calibrate_kernels([table], "h100_sxm").residuals["held_out"]
+    lines = [line for line, out in zip(table.read_text().splitlines()[1:], held, strict=True) if out]
+    few = write(tmp_path / "few.csv", QUANTIZE, *lines)
+    with pytest.raises(InputError, match=rf"few.csv; {len(lines)} rows are of shapes that are held out, --no-split"):
+        calibrate_kernels([few], "h100_sxm")
+    assert calibrate_kernels([few], "h100_sxm", split=False).files[0].fitted == len(lines)
+
+
+def test_fits_of_all_rows_have_seen_all_rows(tmp_path, table):
+    write_efficiency(tmp_path / "h100_sxm.yaml", text_of(table, split=False))
+    assert set(judge_kernels([table], efficiency=tmp_path)["part"]) == {"fitted"}
+
+
+def test_a_directory_of_fits_that_is_not_there_is_named(tmp_path, table):
+    with pytest.raises(InputError, match="nowhere: no such directory of efficiency files"):
+        judge_kernels([table], efficiency=tmp_path / "nowhere")
+
+
 def test_validation_keeps_every_row_and_tells_why_one_is_not_evaluated(tmp_path, table):
     write_efficiency(tmp_path / "eff" / "h100_sxm.yaml", text_of(table))
     lines = table.read_text().splitlines()[1:]

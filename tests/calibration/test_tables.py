@@ -40,6 +40,7 @@ def test_a_row_keeps_its_line_and_gets_si_units(tmp_path):
         (GEMM, GOOD.replace("20.5", "-3"), "line 2: latency_us '-3' is not a time above 0"),
         (GEMM, GOOD.replace(",128,", ",,"), "line 2: m '' is not a whole number from 1"),
         (GEMM, GOOD.replace(",128,", ",12.5,"), "line 2: m '12.5' is not a whole number from 1"),
+        (GEMM, GOOD.replace(",128,", ",1e20,"), "line 2: m '1e20' is not a whole number from 1"),
         (GEMM, GOOD.replace("h100_sxm", "h100_smx"), "line 2: system 'h100_smx' is unknown, did you mean 'h100_sxm'?"),
         (GEMM, GOOD.replace("trtllm", "trt"), "line 2: framework 'trt' is unknown, did you mean 'trtllm'?"),
         ("a,b,c", "1,2,3", "columns of no known table; known tables: gemm, "),
