@@ -38,6 +38,8 @@ IDENTITY = ("system", "framework", "version", "kernel_source")
 LATENCY = "latency_us"
 #: Column that names the form of each row where a file holds several.
 FORM = "form"
+#: Column that any table may have: a name of each row, by which verdicts tell it; else its line does.
+ROW_ID = "row_id"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from disagg_sim.calibration.bands import band
 from disagg_sim.calibration.coverage import assign, inside, units_of
-from disagg_sim.calibration.forms import IDENTITY, LATENCY, Form
+from disagg_sim.calibration.forms import IDENTITY, LATENCY, ROW_ID, Form
 from disagg_sim.calibration.limits import least_time
 from disagg_sim.calibration.registry import OPERATORS
 from disagg_sim.calibration.residuals import error_table, part_of
@@ -58,7 +58,7 @@ def judge_kernels(
         spread of the fit on the rows that it saw (``facts.uncertainty``). ``evaluated`` is true where measurement and
         prediction stand side by side, else ``reason`` says why not; where it is true, ``reason`` may name a doubt.
         ``part`` is "fitted" or "held out" for a table that the fits were made from (the same bytes), "new" for every
-        other.
+        other. ``row`` is the name of a row where the table gives one (``row_id``), else its line.
 
     Raises
     ------
@@ -87,7 +87,8 @@ def judge_kernels(
         for name, rows in table.rows.groupby("system", sort=False)
     ]
     found = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
-    return found.sort_values(["file", "row"], kind="stable", ignore_index=True)[list(COLUMNS)]
+    found = found.sort_values(["file", "row"], kind="stable", ignore_index=True)
+    return (found.assign(row=found[ROW_ID]) if parts else found)[list(COLUMNS)]
 
 
 def summarise(verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -125,6 +126,7 @@ def _verdicts(table: KernelTable, rows: pd.DataFrame, system: str, efficiency: P
     split = known and spec is not None and any(file.held_out for file in spec.files)
     unseen = rows["held_out"].to_numpy(dtype=bool) & split
     return rows[["row", "system", "framework", "version", "kernel_source", "masked"]].assign(
+        **{ROW_ID: rows[ROW_ID] if ROW_ID in rows else rows["row"]},
         file=shown(table.path), operator=form.name, shape=_shapes(form, rows), measured_us=measured / US,
         predicted_us=predicted / US, predicted_p10_us=low / US, predicted_p90_us=high / US,
         relative_error=predicted / measured - 1.0, evaluated=np.isfinite(predicted) & np.isfinite(measured),

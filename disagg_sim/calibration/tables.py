@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from disagg_sim.calibration.forms import FORM, FORMS, IDENTITY, LATENCY, MAY_BE_ZERO, Form, form_of
+from disagg_sim.calibration.forms import FORM, FORMS, IDENTITY, LATENCY, MAY_BE_ZERO, ROW_ID, Form, form_of
 from disagg_sim.errors import DisaggSimError, nearest
 from disagg_sim.facts.efficiency import LIBRARIES
 from disagg_sim.facts.load import list_specs
@@ -41,7 +41,7 @@ class KernelTable:
 
     ``rows`` has the columns of the form (``system`` spelt as in ``hw_specs/``, words and sizes as written) and
 
-    * ``row``: line of the file, the header being line 1;
+    * ``row``: line of the file, the header being line 1; ``row_id``: its name, where the file gives one;
     * ``latency``: the measurement [s], NaN where the file has none that can be used;
     * ``fault``: what is wrong with the row, "" where nothing is (always "" from a strict reader);
     * ``masked``: reason of the mask, "" where none applies;
@@ -201,7 +201,7 @@ def _form(path: Path, columns: list[str]) -> Form:
     if form is None:
         raise TableError(f"{shown(path)}: columns of no known table; known tables: {', '.join(FORMS)}")
     missing = [column for column in form.columns if column not in columns]
-    unknown = [column for column in columns if column not in form.columns]
+    unknown = [column for column in columns if column not in (*form.columns, ROW_ID)]
     told = [nearest(column, missing or form.columns) for column in unknown]
     faults = [f"unknown column {column!r}{meant}" for column, meant in zip(unknown, told, strict=True)]
     faults += [
@@ -218,7 +218,7 @@ def _checked(raw: pd.DataFrame, form: Form) -> tuple[pd.DataFrame, list[str]]:
     """Typed rows with their faults, and the faults as lines."""
     import pandas as pd
 
-    rows = raw[list(form.columns)].copy()
+    rows = raw[[*form.columns, *([ROW_ID] if ROW_ID in raw else [])]].copy()
     rows["row"] = rows.index
     rows = rows.reset_index(drop=True)
     rows["fault"] = ""

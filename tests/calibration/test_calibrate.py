@@ -143,6 +143,15 @@ def test_a_table_of_held_out_shapes_alone_says_how_it_can_be_fitted(tmp_path, ta
     assert calibrate_kernels([few], "h100_sxm", split=False).files[0].fitted == len(lines)
 
 
+def test_a_row_is_told_by_its_name_where_the_table_gives_one(tmp_path, table):
+    lines = table.read_text().splitlines()[1:4]
+    named = [f"{name},{line}" for name, line in zip(("third", "1st", "odd, 2"), lines, strict=True)]
+    named[2] = named[2].replace("odd, 2", '"odd, 2"')
+    verdicts = judge_kernels([write(tmp_path / "named.csv", f"row_id,{QUANTIZE}", *named), table])
+    assert verdicts[verdicts["part"] == "new"]["row"].tolist()[:3] == ["third", "1st", "odd, 2"]
+    assert verdicts["row"].tolist()[3:] == list(range(2, 22))
+
+
 def test_fits_of_all_rows_have_seen_all_rows(tmp_path, table):
     write_efficiency(tmp_path / "h100_sxm.yaml", text_of(table, split=False))
     assert set(judge_kernels([table], efficiency=tmp_path)["part"]) == {"fitted"}
