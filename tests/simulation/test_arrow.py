@@ -44,6 +44,9 @@ class View(SimpleNamespace):
     def of(self, role):
         return np.array([i for i, each in enumerate(self.roles) if each is role], np.intp)
 
+    def refresh(self):
+        """The loads are the present ones already."""
+
     prefill = property(lambda self: self.of(P))
     decode = property(lambda self: self.of(D))
 

@@ -313,3 +313,15 @@ def test_systems_are_known_by_name_and_options_are_checked():
         register("vllm")(Scripted)
     with pytest.raises(InputError, match="no decode instances"):
         served([(0.0, 1, 1)], "disaggregated", deployment(prefill=1), table=SIMPLE)
+
+
+@pytest.mark.parametrize("system", ["arrow", "disaggregated", "least_load", "round_robin"])
+def test_decode_goes_where_it_goes_step_by_step(system):
+    """A choice by load sees the steps of a run that is going on."""
+    requests = [(0.05 * k, 50 + 37 * k % 90, 20 + 53 * k % 200) for k in range(60)]
+    whole, stepped = (
+        served(requests, system, PAIR, table=SIMPLE, options=RunOptions(step_by_step=each)).requests
+        for each in (False, True)
+    )
+    assert whole.decode_instance.tolist() == stepped.decode_instance.tolist()
+    assert whole.finish_s == pytest.approx(stepped.finish_s, rel=1e-9)

@@ -275,6 +275,7 @@ class GlobalScheduler:
             self._worst = max(self._worst, now - view.arrival_s[request])
         if view.roles[origin] is DECODE and view.states[origin] is READY:
             return Leg(origin)
+        view.refresh()  # else steps since the last event of an instance would be missing
         chosen = _hand_over(
             view.decode, self.ledger, view.running_tokens, view.coming_tokens, self._waiting(view),
             view.queued_prompt_tokens, view.running_requests, view.queued_requests, self._tpot,

@@ -60,6 +60,7 @@ def least_prefill(view: ClusterView, among: Index) -> int:
 
 def least_decode(view: ClusterView, among: Index) -> int:
     """The one with the fewest tokens in decode, in transfer and in wait; the first of several."""
+    view.refresh()  # else steps since the last event would be missing
     instance: int = _least_held(
         among, view.running_tokens, view.running_requests, view.coming_tokens, view.queued_requests
     )
