@@ -102,10 +102,11 @@ CASES = {
         system="disaggregated", deployment=pools(1, 1, tp_decode=4), options={"prefill": "whole"}, model="opt"
     ),
     "dopd_opt": Case(system="dopd", deployment=pools(1, 1, tp_decode=4), options=STATIC, model="opt"),
-    "in_order": Case(
-        system="dopd", deployment=pools(1, 1, tp_decode=4), options=STATIC | {"batches": "fifo"}, model="opt"
+    "one_by_one": Case(
+        system="disaggregated", deployment=pools(1, 1, tp_decode=4), options={"prefill": "whole", "token_budget": 1},
+        model="opt",
     ),
-}
+}  # fmt: skip
 #: Planners of the dynamic experiment, by their names in pictures: system and options.
 PLANNERS: dict[str, tuple[str, dict[str, object]]] = {
     "DOPD": ("dopd", {}),
