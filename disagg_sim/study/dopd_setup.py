@@ -45,8 +45,8 @@ AZURE_INPUTS, AZURE_OUTPUTS = (1024.4, 0.983), (245.2, 0.667)
 OPT_POSITIONS = 2048
 #: Prompts of the bimodal mix, and output of all. [token]
 BIMODAL, BIMODAL_OUTPUT = (100, 1900), 150
-#: The dynamic experiment: hours drawn, and the size of the service over that of the clip. Its bursts are then 1.5 to
-#: 1.8 times what the first two instances serve, and half of what eight GPUs can.
+#: The dynamic experiment: hours drawn, and the size of the service over that of the clip. The busiest minute then
+#: brings 1.5 to 2.2 times what the first prefill instance serves, and less than eight GPUs can.
 HOURS, SERVICE = 5, 4
 QUICK_S = 600.0  # of an hour in a quick run [s]
 FAILED_SHARE = 0.05  # of requests outside the SLO that a concurrency may have [1]
