@@ -5,11 +5,12 @@ Nothing is tuned for a claim: a miss stands with what decides it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from collections.abc import Mapping as Map
 
 import numpy as np
 
-from disagg_sim import domain
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_engine
 from disagg_sim.search.setting import setting
 from disagg_sim.simulation.deployment import degrees_of
@@ -178,7 +179,7 @@ def y14_more_cache(bench: Bench) -> Finding:
 def y16_batch(bench: Bench) -> Finding:  # noqa: ARG001  a table alone
     """Decodes beside 512 tokens of prefill."""
     here = setting("llama_3_1_8b", SYSTEM, RECIPE, PROFILE)
-    table = StepTable.build(here, degrees_of(domain.Mapping()))
+    table = StepTable.build(here, degrees_of(Mapping()))
     old = load_engine("vllm_v0")
     alone = table.step_time(0, 0.0, 512)
 
@@ -226,6 +227,6 @@ def listed(values: Iterable[float], form: str) -> str:
     return " / ".join(format(value, form) for value in values)
 
 
-def _gaps(rows: Mapping[tuple[int, int], Summary]) -> str:
+def _gaps(rows: Map[tuple[int, int], Summary]) -> str:
     return ", ".join(f"{shape_name(shape)} {1e3 * row.itl_p50_s:.0f}/{1e3 * row.itl_p99_s:.0f}"
                      for shape, row in rows.items()) + " ms (p50/p99)"  # fmt: skip
