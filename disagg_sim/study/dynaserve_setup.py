@@ -22,6 +22,7 @@ from disagg_sim.simulation.policy import System, system_named
 from disagg_sim.simulation.records import Floats, RunResult
 from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.simulation.state import BLOCK_TOKENS, ITL_PER_OCTAVE
+from disagg_sim.study.arrow_setup import SHAPES as SHAPES_OF_TRACES
 from disagg_sim.study.arrow_setup import workloads as published
 from disagg_sim.workload.standins import mini_reasoning_standin
 from disagg_sim.workload.synthetic import synthetic_trace
@@ -112,7 +113,10 @@ def workloads(traces: Path | None, *, quick: bool) -> dict[str, tuple[Trace, str
     """Traces of one request a second whose lengths are drawn from published ones, and what stands in."""
     count = QUICK_REQUESTS if quick else REQUESTS
     found = {}
-    sources = {name: (each.trace, each.stand_in) for name, each in published(traces).items()}
+    sources = {
+        name: (each.trace, f"log-normal lengths with the means and c_v of {_source(name)}" if each.stand_in else "")
+        for name, each in published(traces).items()
+    }
     reasoning = mini_reasoning_standin(rate=1.0, requests=count)
     sources["reasoning"] = (reasoning, "means 219/1467 of Mini Reasoning, log-normal with c_v 1")
     for name in WORKLOADS:
@@ -127,6 +131,10 @@ def workloads(traces: Path | None, *, quick: bool) -> dict[str, tuple[Trace, str
     )  # fmt: skip
     found[MIX] = (mixed, "; ".join(dict.fromkeys(text for text in (code[1], burst[1]) if text)))
     return found
+
+
+def _source(name: str) -> str:
+    return SHAPES_OF_TRACES[name].file if name in SHAPES_OF_TRACES else "BurstGPT"
 
 
 def serves(seen: Seen) -> bool:
