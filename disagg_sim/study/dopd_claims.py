@@ -10,13 +10,11 @@ from collections.abc import Callable
 import numpy as np
 
 from disagg_sim.physics.counts import prefill_work
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.serving.dopd_ratio import Concurrency, decode_concurrency, prefill_decode_ratio
 from disagg_sim.simulation.policies.dopd_batches import kingman_wait
 from disagg_sim.simulation.policies.dopd_sizes import matching_prefill
 from disagg_sim.simulation.records import Floats
 from disagg_sim.simulation.run import RunOptions
-from disagg_sim.simulation.step_times import StepTable
 from disagg_sim.study.dopd_setup import BIMODAL, SHAPES, SLO, Bench, pools
 from disagg_sim.study.papers import DERIVED, OWN, PAPER, Claim, Finding
 from disagg_sim.units import GB, MS, TERA
@@ -75,14 +73,9 @@ def wanted_ratio(bench: Bench, isl: float, osl: float) -> tuple[float, float]:
     each = decode_concurrency(
         at.model, at.system, at.precision, tp=2, isl=isl, osl=osl, tpot_limit=SLO.tpot, utilisation=ENGINE_SHARE
     ).requests
-    first = table(bench, 1).pass_time(round(isl))[1]
-    step = table(bench, 2).step_time(round(each), isl + osl / 2)
+    first = bench.table(1).pass_time(round(isl))[1]
+    step = bench.table(2).step_time(round(each), isl + osl / 2)
     return prefill_decode_ratio(each, prefill_time=first, step_time=step, osl=osl), each
-
-
-def table(bench: Bench, tp: int) -> StepTable:
-    """Step times of Llama-70B on ``tp`` GPUs."""
-    return StepTable.build(bench.llama, Degrees(tp_attn=tp, tp_ffn=tp))
 
 
 def d1_concurrency(bench: Bench) -> Finding:
@@ -150,7 +143,7 @@ def d7_variance(bench: Bench) -> Finding:
 
 def d8_kingman(bench: Bench) -> Finding:
     """Waits of a prefill queue of one server, one prompt a pass, mixed against equal lengths."""
-    times = table(bench, 1)
+    times = bench.table(1)
     worst, longer, rows = 0.0, [], []
     for load in KINGMAN_LOADS:
         waits = []
@@ -179,7 +172,7 @@ def d8_kingman(bench: Bench) -> Finding:
 
 def speedups(bench: Bench) -> Floats:
     """S(TP) of a prompt of 1,000 tokens on each of ``DEGREES``. [1]"""
-    times = np.array([table(bench, tp).pass_time(1000)[0] for tp in DEGREES])
+    times = np.array([bench.table(tp).pass_time(1000)[0] for tp in DEGREES])
     return np.asarray(times[0] / times)
 
 

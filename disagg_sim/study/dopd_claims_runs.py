@@ -8,7 +8,7 @@ import numpy as np
 
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.dopd_batches import BATCHES
-from disagg_sim.study.dopd_claims import ratios, table, wanted_ratio
+from disagg_sim.study.dopd_claims import ratios, wanted_ratio
 from disagg_sim.study.dopd_setup import BIMODAL, PLANNERS, SLO, STATIC, Bench, steady_rate
 from disagg_sim.study.papers import PAPER, Claim, Finding
 
@@ -77,7 +77,7 @@ def bimodal_ttft(bench: Bench, load: float, batches: str) -> float:
 
 def one_by_one(bench: Bench) -> float:
     """Bimodal prompts that 4P serve without batches. [request/s]"""
-    times = table(bench, 1)
+    times = bench.table(1)
     return 4 / float(np.mean([times.pass_time(tokens)[1] for tokens in BIMODAL]))
 
 

@@ -25,7 +25,7 @@ from disagg_sim.simulation.policy import system_named
 from disagg_sim.simulation.records import Floats, RunResult
 from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.simulation.state import BLOCK_TOKENS
-from disagg_sim.simulation.step_times import kv_blocks
+from disagg_sim.simulation.step_times import StepTable, kv_blocks
 from disagg_sim.study.papers import trace_file
 from disagg_sim.workload.readers import load_trace
 from disagg_sim.workload.standins import BURSTGPT_REQUESTS, burstgpt_standin
@@ -130,6 +130,8 @@ class Bench:
         self._traces = traces
         self._kept: dict[tuple[object, ...], RunResult] = {}
         self._warm: dict[tuple[str, int], Warm] = {}
+        self._tables: dict[int, StepTable] = {}
+        self._hours: dict[tuple[int, int], Trace] = {}
 
     @cached_property
     def llama(self) -> Setting:
@@ -140,6 +142,12 @@ class Bench:
     def opt(self) -> Setting:
         """OPT-30B in bf16."""
         return _may_fill(setting("opt_30b", SYSTEM, "bf16", PROFILE))
+
+    def table(self, tp: int) -> StepTable:
+        """Step times of Llama-70B on ``tp`` GPUs."""
+        if tp not in self._tables:
+            self._tables[tp] = StepTable.build(self.llama, Degrees(tp_attn=tp, tp_ffn=tp))
+        return self._tables[tp]
 
     @property
     def stand_in(self) -> str:
@@ -288,9 +296,10 @@ class Bench:
     def dynamic(self, planner: str, hour: int, service: int = SERVICE) -> RunResult:
         """An hour like the BurstGPT clip on a larger service, from 1P + 1D within eight GPUs."""
         system, options = PLANNERS[planner]
-        trace = burstgpt_standin(hour, service * BURSTGPT_REQUESTS)
-        if self.quick:
-            trace = trace.between(0.0, QUICK_S)
+        if (hour, service) not in self._hours:
+            trace = burstgpt_standin(hour, service * BURSTGPT_REQUESTS)
+            self._hours[hour, service] = trace.between(0.0, QUICK_S) if self.quick else trace
+        trace = self._hours[hour, service]
         return self.result(
             ("dynamic", planner, hour, service), trace, pools(1, 1, gpus=8), system, options, run_options=RunOptions()
         )

@@ -115,7 +115,7 @@ class LoadPlanner:
         steps = Sizes(self._prefill_step(view), self._decode_step(view))
         wanted = Sizes(*(max(n + step, floor) for n, step, floor in zip(there, steps, self.floor, strict=True)))
         wanted = within(wanted, self._pools.gpus, self._pools.budget, self._options.least)
-        return self._pools.steps(view, wanted, f"{self._options.mode}: {there.words} to {wanted.words} by load")
+        return self._pools.steps(view, wanted, f"by load, mode {self._options.mode}: {there.words} to {wanted.words}")
 
     def _heard(self, among: Index) -> Index:
         """Workers that report."""
