@@ -122,10 +122,11 @@ def test_first_request_is_plain_disaggregation_after_the_overhead():
     assert found.first_token_s[0] == pytest.approx(0.015 + 0.020)
 
 
-def test_outputs_longer_and_shorter_than_predicted_end_where_they_do():
+@pytest.mark.parametrize("options", [{}, {"balance": "all"}, {"alpha": "least_loaded"}, {"slo_aware": False}])
+def test_outputs_longer_and_shorter_than_predicted_end_where_they_do(options):
     requests = [(0.01 * k, 50 + 7 * k, 1 + 5 * k) for k in range(20)]
     for error in (0.0, 500.0):
-        system = system_named("dynaserve", length_error=error)
+        system = system_named("dynaserve", length_error=error, **options)
         found = served(requests, system, PAIR, table=SIMPLE)
         assert (found.requests.status == 0).all()
         assert found.itl_counts.sum() == sum(output - 1 for _, _, output in requests)
