@@ -49,7 +49,7 @@ class EngineFit:
     fitted: tuple[str, ...]  # parameters that the rows tell; the others are those of the shipped profile
     lines: int  # measured numbers that the fit saw [1]
     median_error: float  # of these [1]
-    files: tuple[tuple[str, int], ...]  # name of each file, and its rows that informed the fit
+    files: tuple[tuple[str, int], ...]  # name and digest of each file, and its rows that informed the fit
 
 
 def fit_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
@@ -105,7 +105,7 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
     engine = _with_request_host(rows, spec(x)) if loops else spec(x)
     last = errors(np.array([getattr(engine, key) for key in names]) / scale)
     seen = last != 0.0
-    files = sorted(Counter(row.file for row in used).items())
+    files = sorted(Counter(f"{row.file} {row.digest}".rstrip() for row in used).items())
     error = float(np.median(np.abs(np.expm1(last[seen]))))
     return EngineFit(engine, tuple(names), int(seen.sum()), error, tuple(files))
 

@@ -207,7 +207,7 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
             if _beats_memory(run, checked[i]):
                 checked[i] = checked[i].refused("faster than its GPUs can read the weights")
             answers[i] = (answer, place)
-    lines = [line for i, row in enumerate(checked) for line in _lines(row, answers.get(i))]
+    lines = [line for i, row in enumerate(checked) for line in _lines(row, answers.get(i), _part(row, engines or {}))]
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
 
@@ -219,7 +219,17 @@ def _mostly_waits(row: ServingRow) -> bool:
     return told["ttft"] > (row.osl - 1) * told["tpot"]
 
 
-def _lines(row: ServingRow, answer: tuple[Prediction, int] | None) -> list[tuple[Any, ...]]:
+def _part(row: ServingRow, engines: dict[str, EngineSpec]) -> str:
+    """ "fitted" or "held-out" where the profile of the engine was fitted to the row's file, else "new"."""
+    if not row.engine or not row.digest:
+        return "new"
+    told = engine_of(row, engines).sources.values()
+    if not any(row.digest in source for source in told):
+        return "new"
+    return "held-out" if row.held_out else "fitted"
+
+
+def _lines(row: ServingRow, answer: tuple[Prediction, int] | None, part: str) -> list[tuple[Any, ...]]:
     """The lines of one row; a row without a quantity has one."""
     lines, waited = [], _mostly_waits(row)
     for quantity in row.quantities or (Quantity(name="", measured=float("nan"), statistic=""),):
@@ -239,7 +249,7 @@ def _lines(row: ServingRow, answer: tuple[Prediction, int] | None) -> list[tuple
         evaluated = bool(np.isfinite(error))
         lines.append((
             row.file, row.row, row.form, quantity.name, quantity.statistic, quantity.basis, quantity.measured,
-            predicted, error, evaluated, reason, saturated, "held-out" if row.held_out else "fitted",
+            predicted, error, evaluated, reason, saturated, part,
             row.system, row.hardware, row.model, row.framework, row.engine, row.recipe, row.mode, row.load, row.gpus,
             _named(row.workers), _named(row.prefill), row.isl, row.osl, row.concurrency, row.batch, capacity,
             row.qa_flag, row.configuration,

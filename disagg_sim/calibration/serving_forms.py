@@ -175,6 +175,8 @@ def mlperf(line: Any) -> ServingRow:
     names = names_of(line, weights=weights, engine=engine, cache=text(line, "precision_kv"))
     samples, tokens = value(line, "samples_per_s"), value(line, "tokens_per_sample_out")
     gpus, pp = count(line, "gpus_total"), max(count(line, "pp"), 1)
+    if not stated(tokens):
+        tokens = value(line, "value") / samples if samples else math.nan
     own = (count(line, "tp") or _least_tp(names.model, names.system, weights, gpus)) * pp
     offline = text(line, "scenario") == "Offline"
     known = "" if offline else "the offered rate, which is the input of this row"
@@ -186,7 +188,7 @@ def mlperf(line: Any) -> ServingRow:
         workers=Workers(
             count=max(gpus // own, 1), mapping=instance(own, ep=count(line, "ep"), dp=groups_of(line), pp=pp)
         ),
-        isl=MLPERF_INPUT.get(names.model, math.nan), osl=tokens if stated(tokens) else value(line, "value") / samples,
+        isl=MLPERF_INPUT.get(names.model, math.nan), osl=tokens,
         rate=samples, batch=value(line, "batch"), reason=names.reason or reason,
     )  # fmt: skip
 

@@ -109,7 +109,7 @@ def reasons(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataFrame:
-    """The bars on rows below saturation, on the fitted part and on the held-out part."""
+    """The bars on rows below saturation, of the fitted part, the held-out part and files that are new."""
     import pandas as pd
 
     from disagg_sim.facts.load import load_model
@@ -121,9 +121,11 @@ def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataF
     rows["per_instance"] = rows["concurrency"] / workers
     lines = []
     for bar in BARS:
-        for part in ("fitted", "held-out"):
+        for part in ("fitted", "held-out", "new"):
             mine = rows.query(bar.query)
             mine = mine[(mine["quantity"] == bar.quantity) & (mine["part"] == part)]
+            if not len(mine):
+                continue
             found = _errors(mine)
             reached = found["spearman"] if bar.rank else found["median_error"]
             good = bool(reached >= bar.limit if bar.rank else reached <= bar.limit)

@@ -58,6 +58,10 @@ class Workers:
         return self.count * self.mapping.gpus
 
 
+#: Digits of a file's SHA-256 by which an engine profile knows the data that it was fitted to. [1]
+DIGEST = 12
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingRow:
     """One measured run. Names are ours; blank names and a ``reason`` mean that it cannot be evaluated."""
@@ -87,6 +91,7 @@ class ServingRow:
     hardware: str = ""  # as the source writes it
     framework: str = ""  # as the source writes it
     reason: str = ""
+    digest: str = ""  # of the file's bytes, see ``DIGEST``
 
     @property
     def gpus(self) -> float:
@@ -278,7 +283,9 @@ def read_rows(path: Path) -> list[ServingRow]:
     except (ValueError, UnicodeDecodeError) as error:
         raise ServingDataError(f"{shown(path)}: not a CSV: {str(error).splitlines()[0]}") from None
     reader: Callable[[Any], ServingRow] = FORMS[form][1]
-    return [_placed(reader(line), path, form, number) for number, line in enumerate(_lines(table), start=2)]
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:DIGEST]
+    rows = [_placed(reader(line), path, form, number) for number, line in enumerate(_lines(table), start=2)]
+    return [replace(row, digest=digest) for row in rows]
 
 
 def _lines(table: pd.DataFrame) -> Iterable[Any]:

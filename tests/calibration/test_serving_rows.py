@@ -166,7 +166,7 @@ def test_tables_of_a_run(tmp_path):
     table = evaluate(read_rows(write(tmp_path / "x.csv", *lines, R1 | {"spec_decode": "mtp"})))
     assert counted(table)[["rows", "plain_rows", "evaluated"]].to_numpy().tolist() == [[1, 1, 1]]  # one row_id
     assert summary(table)["rows"].sum() == 15
-    assert set(judged(table)["part"]) == {"fitted", "held-out"}
+    assert set(judged(table)["part"]) == {"new"}
     assert reasons(table)["lines"].sum() == 3
     assert who_wins(table, levels=(20.0,))["agree"].isin([True, False]).all()
     write_tables(table, tmp_path / "out")
