@@ -165,6 +165,17 @@ def who_wins(table: pd.DataFrame, levels: Sequence[float] = INTERACTIVITIES) -> 
     return pd.DataFrame(lines, columns=[*key, "tokens_per_s_per_user", "gain_measured", "gain_predicted", "agree"])
 
 
+def write_rows(table: pd.DataFrame, directory: Path) -> None:
+    """``rows.csv`` alone: of files without a measurement there is nothing else to tell.
+
+    Raises
+    ------
+    DisaggSimError
+        When the directory cannot be written.
+    """
+    _write({"rows": table}, directory)
+
+
 def write_tables(table: pd.DataFrame, directory: Path) -> None:
     """``rows.csv``, ``summary.csv``, ``bars.csv``, ``counts.csv``, ``reasons.csv`` and ``who_wins.csv``.
 
@@ -173,12 +184,14 @@ def write_tables(table: pd.DataFrame, directory: Path) -> None:
     DisaggSimError
         When the directory cannot be written.
     """
+    others = {"summary": summary(table), "bars": judged(table), "counts": counted(table)}
+    _write({"rows": table} | others | {"reasons": reasons(table), "who_wins": who_wins(table)}, directory)
+
+
+def _write(tables: dict[str, pd.DataFrame], directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name, frame in (
-            ("rows", table), ("summary", summary(table)), ("bars", judged(table)), ("counts", counted(table)),
-            ("reasons", reasons(table)), ("who_wins", who_wins(table)),
-        ):  # fmt: skip
+        for name, frame in tables.items():
             frame.to_csv(directory / f"{name}.csv", index=False, float_format="%.6g")
     except OSError as error:
         raise DisaggSimError(f"{directory}: cannot be written: {error.strerror}") from None

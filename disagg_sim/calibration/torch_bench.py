@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -87,7 +88,7 @@ class TorchBench:
 
         def calls() -> Sequence[Callable[[], Any]]:
             pairs = [(self._bytes(size), self._bytes(size)) for _ in range(self._copies(2 * size))]
-            return [lambda to=to, source=source: to.copy_(source) for to, source in pairs]
+            return [partial(to.copy_, source) for to, source in pairs]
 
         return self._seconds(calls)
 
@@ -119,7 +120,7 @@ class TorchBench:
     def _bf16(self, m: int, n: int, k: int) -> Sequence[Callable[[], Any]]:
         a = self._random(m, k)
         weights = [self._random(n, k) for _ in range(self._copies(2 * n * k))]
-        return [lambda b=b: a @ b.t() for b in weights]
+        return [partial(self._torch.matmul, a, b.t()) for b in weights]
 
     def _fp8(self, m: int, n: int, k: int) -> Sequence[Callable[[], Any]]:
         torch = self._torch
@@ -129,7 +130,7 @@ class TorchBench:
         a = self._random(m, k).to(torch.float8_e4m3fn)
         weights = [self._random(n, k).to(torch.float8_e4m3fn) for _ in range(self._copies(n * k))]
         scaled = torch._scaled_mm
-        return [lambda b=b: scaled(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16) for b in weights]
+        return [partial(scaled, a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16) for b in weights]
 
     def _fp4(self, m: int, n: int, k: int) -> Sequence[Callable[[], Any]]:
         torch = self._torch
@@ -138,9 +139,7 @@ class TorchBench:
         a, scale_a = self._packed(m, k)
         weights = [self._packed(n, k) for _ in range(self._copies(n * k // 2))]
         scaled = torch._scaled_mm
-        return [
-            lambda b=b, s=s: scaled(a, b.t(), scale_a=scale_a, scale_b=s, out_dtype=torch.bfloat16) for b, s in weights
-        ]
+        return [partial(scaled, a, b.t(), scale_a=scale_a, scale_b=s, out_dtype=torch.bfloat16) for b, s in weights]
 
     def _packed(self, rows: int, k: int) -> tuple[Any, Any]:
         """Two elements a byte, and the scales of blocks of 16, padded to the tiles of 128 x 4 that the kernel reads."""
@@ -159,7 +158,7 @@ class TorchBench:
                 for _ in range(self._copies(4 * batch * kv_heads * keys * head_dim))
             ]
             causal = new > 1
-            return [lambda k=k, v=v: attend(query, k, v, is_causal=causal, enable_gqa=True) for k, v in cached]
+            return [partial(attend, query, k, v, is_causal=causal, enable_gqa=True) for k, v in cached]
 
         return self._seconds(calls)
 

@@ -29,6 +29,7 @@ def validate_serving(
         judged,
         summary,
         who_wins,
+        write_rows,
         write_tables,
     )
     from disagg_sim.calibration.serving_rows import read_rows
@@ -38,6 +39,8 @@ def validate_serving(
     table = evaluate(rows)
     if table.empty:
         typer.echo("no measurements in these files")
+        if out is not None:
+            write_rows(table, out)
         return
     table = with_bands(table, rows)
     _print(counted(table))

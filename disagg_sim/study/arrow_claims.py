@@ -90,7 +90,8 @@ def a4_predictor(bench: Bench) -> Finding:
     """FIFO on one prefill instance: simulated TTFT against the recursion over predicted times."""
     budget = LeastLoad().token_budget
     table = StepTable.build(bench.setting, degrees_of(Mapping()))
-    prompts = np.exp(named_rng(0, "prompts").uniform(*map(math.log, PROMPTS), FIFO_REQUESTS)).astype(np.int64)
+    shortest, longest = map(math.log, PROMPTS)
+    prompts = np.exp(named_rng(0, "prompts").uniform(shortest, longest, FIFO_REQUESTS)).astype(np.int64)
     predictor = Predictor.fit(table, budget)
     whole = np.array([prompt_time(table, length, budget) for length in prompts.tolist()])
     fitted = np.array([predictor(length) for length in prompts.tolist()])
