@@ -1,7 +1,7 @@
 """The kernel alone: closed decode runs against single steps, on the same requests in one process.
 
-Run with ``pytest benchmarks/test_decode_runs.py -q``. The table at the end gives requests a CPU second and how many times
-faster the closed form is; its bar is 5.
+Run with ``pytest benchmarks/test_decode_runs.py -q``. The table at the end gives requests a CPU second and how many
+times faster the closed form is; its bar is 5.
 """
 
 from __future__ import annotations

@@ -71,5 +71,5 @@ def test_a_table_that_its_settings_do_not_give_is_refused():
     wrong = points.assign(ttl_s=points["ttl_s"] * 1.01, ttl_mean_s=points["ttl_mean_s"] * 1.01)
     with pytest.raises(InputError, match="row 0 of the table: its settings give ttl_s"):
         ds.rescore(wrong)
-    with pytest.raises(InputError, match="no column .mixed_step_share."):
+    with pytest.raises(InputError, match=r"no column .mixed_step_share."):
         ds.rescore(pd.DataFrame(points).drop(columns="mixed_step_share"))
