@@ -12,7 +12,8 @@ AMONG = np.array([1, 3, 4])
 
 def view(**columns):
     names = ("queued_requests", "running_requests", "queued_prompt_tokens", "running_tokens", "coming_tokens")
-    return SimpleNamespace(**{name: np.array(columns.get(name, [0] * 5)) for name in names})
+    loads = {name: np.array(columns.get(name, [0] * 5)) for name in names}
+    return SimpleNamespace(refresh=lambda: None, **loads)  # they are the present ones
 
 
 @pytest.mark.parametrize(

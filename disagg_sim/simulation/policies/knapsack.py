@@ -10,7 +10,7 @@ def greedy(values: Sequence[float], weights: Sequence[float], capacity: float) -
 
     At most the heaviest item's value off the best filling, as the fractional knapsack shows. Of equals the first.
 
-    >>> greedy([1.0, 1.0, 1.5], [40, 70, 60], 100)
+    >>> greedy([1.0, 1.0, 1.5], [40, 70, 50], 100)
     [2, 0]
     """
     order = sorted(range(len(weights)), key=lambda item: -values[item] / weights[item])
