@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from disagg_sim.calibration.calibrate import DIGITS, Calibration
+from disagg_sim.calibration.writing import write_sound
 from disagg_sim.errors import StoreError
 from disagg_sim.facts.efficiency import SECTIONS, DataFile, EfficiencySpec, Fit
 from disagg_sim.facts.formats.efficiency import Assumptions, assumptions_of, efficiency_of, unit_of_field
 from disagg_sim.facts.load import load_efficiency
-from disagg_sim.facts.yaml_files import DIRECTORIES, read_mapping, shown, spec_roots
+from disagg_sim.facts.yaml_files import DIRECTORIES, read_mapping, spec_roots
 from disagg_sim.units import GB, US
 
 #: Directory, beside the efficiency files, of what no table measures.
@@ -96,17 +97,7 @@ def write_efficiency(path: Path, text: str) -> EfficiencySpec:
     StoreError
         When the file cannot be written.
     """
-    part = path.with_name(f"{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        spec = efficiency_of(path, read_mapping(part), _parent)
-        part.replace(path)
-    except OSError as error:
-        raise StoreError(f"{shown(path)}: cannot be written: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
-    return spec
+    return write_sound(path, text, lambda part: efficiency_of(path, read_mapping(part), _parent))
 
 
 def _parent(name: str) -> EfficiencySpec:

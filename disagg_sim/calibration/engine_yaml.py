@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 
 from disagg_sim.calibration.engine_fit import EngineFit
-from disagg_sim.errors import StoreError
+from disagg_sim.calibration.writing import write_sound
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.formats.engine import engine_of
-from disagg_sim.facts.yaml_files import find_file, read_mapping, shown
+from disagg_sim.facts.yaml_files import find_file, read_mapping
 from disagg_sim.units import MS, US
 
 #: Fitted parameter -> its unit in the file, and the digits after the point.
@@ -61,14 +61,4 @@ def write_engine(path: Path, text: str) -> EngineSpec:
     StoreError
         When the file cannot be written.
     """
-    part = path.with_name(f"{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        spec = engine_of(path, read_mapping(part), path.stem)
-        part.replace(path)
-    except OSError as error:
-        raise StoreError(f"{shown(path)}: cannot be written: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
-    return spec
+    return write_sound(path, text, lambda part: engine_of(path, read_mapping(part), path.stem))

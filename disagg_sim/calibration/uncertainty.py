@@ -21,12 +21,13 @@ from disagg_sim.calibration.residuals import part_of
 from disagg_sim.calibration.serving_bands import per_instance
 from disagg_sim.calibration.serving_report import TTFT_CONCURRENCY
 from disagg_sim.calibration.tables import KernelTable, read_exclusions, read_tables
-from disagg_sim.errors import InputError, StoreError
+from disagg_sim.calibration.writing import write_sound
+from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import SECTIONS
 from disagg_sim.facts.formats.uncertainty import uncertainty_of
 from disagg_sim.facts.load import load_efficiency, load_system
 from disagg_sim.facts.uncertainty import EIGHTY, EngineSpread, KindSpread, UncertaintySpec
-from disagg_sim.facts.yaml_files import canonical_name, read_mapping, shown
+from disagg_sim.facts.yaml_files import canonical_name, read_mapping
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -277,14 +278,4 @@ def write_spreads(path: Path, text: str) -> UncertaintySpec:
     StoreError
         When the file cannot be written.
     """
-    part = path.with_name(f"{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        spec = uncertainty_of(path, read_mapping(part), canonical_name(path.stem))
-        part.replace(path)
-    except OSError as error:
-        raise StoreError(f"{shown(path)}: cannot be written: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
-    return spec
+    return write_sound(path, text, lambda part: uncertainty_of(path, read_mapping(part), canonical_name(path.stem)))

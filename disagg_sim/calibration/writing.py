@@ -1,0 +1,42 @@
+"""Writing a specification so that a faulty one never stands where a sound one is looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from disagg_sim.errors import StoreError
+from disagg_sim.facts.yaml_files import shown
+
+Spec = TypeVar("Spec")
+
+
+def write_sound(path: Path, text: str, read: Callable[[Path], Spec]) -> Spec:
+    """Write ``text`` once ``read`` has read it back without a fault; returns what it says.
+
+    Parameters
+    ----------
+    path
+        Where the file shall stand; its directory is made.
+    text
+        What it shall hold.
+    read
+        Reads the file from a place beside it; what it raises is passed on, and nothing is written.
+
+    Raises
+    ------
+    StoreError
+        When the file cannot be written.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        spec = read(part)
+        part.replace(path)
+    except OSError as error:
+        raise StoreError(f"{shown(path)}: cannot be written: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
+    return spec
