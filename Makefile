@@ -30,7 +30,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 test: lint types
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(BIN)/python -m pytest
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest benchmarks
