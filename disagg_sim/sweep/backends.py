@@ -44,7 +44,7 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs
     from joblib import Parallel, delayed
 
     parallel = Parallel(n_jobs=min(jobs, len(tasks)), backend="loky", return_as="generator_unordered", batch_size=1)
-    with _interrupt_ignored():
+    with _interrupt_held():
         results = parallel(delayed(_work)(function, task, os.getpid()) for task in tasks)
     try:
         yield from results
@@ -71,13 +71,10 @@ def _end_with(parent: int) -> None:
 
 
 @contextmanager
-def _interrupt_ignored() -> Iterator[None]:
-    """Processes started meanwhile ignore Ctrl-C for good, so that only this one answers it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _interrupt_held() -> Iterator[None]:
+    """Hold Ctrl-C back: processes started meanwhile never see it, this one answers it when the time is over."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
