@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -251,7 +252,8 @@ def _interrupted(root: Path) -> tuple[int, str]:
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while run.poll() is None and len(_files(root)) < 2:
         time.sleep(0.001)
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    with suppress(ProcessLookupError):  # over already
+        os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to the workers, too
     _, said = run.communicate(timeout=60)
     return run.returncode, said
 
