@@ -20,6 +20,7 @@ from disagg_sim.physics.phases import (
     join_experts,
     slowest_stage,
 )
+from disagg_sim.physics.roofline import NO_SUMS
 from disagg_sim.physics.tabulate import Levels
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.setting import Setting
@@ -78,7 +79,7 @@ class StepPhysics:
             np.broadcast_to(attention_cost(kind, self._rates, self._degrees.tp_attn, tokens, self._form).time, shape)
             for kind in self._model.kinds
         )
-        times = LayerTimes(cores, 0.0, 0.0, sums=None)  # type: ignore[arg-type]
+        times = LayerTimes(cores, 0.0, 0.0, NO_SUMS)
         rows = [self._through(times, micro) for micro in range(1, self.stages + 1)]
         if self.stages > 1:
             rows.append(np.asarray(slowest_stage(self._model, self._degrees.pp, times)))

@@ -30,7 +30,6 @@ from disagg_sim.simulation.state import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from disagg_sim.simulation.roster import Index
-    from disagg_sim.simulation.step_times import StepTable
     from disagg_sim.simulation.view import ClusterView
 
 Floats = NDArray[np.float64]
@@ -101,9 +100,8 @@ class LoadPlanner:
         self.floor = Sizes(options.least, options.least)
         self._options, self._site = options, site
         self._pools = Pools(site, drain=options.drain)
-        self._tables: tuple[StepTable, StepTable] = tuple(
-            site.table(mapping, options.max_sequences) for mapping in self._pools.mappings
-        )  # type: ignore[assignment]
+        prefill, decode = self._pools.mappings
+        self._tables = (site.table(prefill, options.max_sequences), site.table(decode, options.max_sequences))
         self._context = options.context_tokens or site.setting.model.max_context
         self._first = len(site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)))
 
