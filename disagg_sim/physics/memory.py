@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -86,6 +87,14 @@ class Residents:
     expanded: Numeric = 0.0  # tokens whose up-projected MLA keys and values are kept [token]
 
 
+class Live(NamedTuple):
+    """What one forward pass works on, for which activations, logits and buffers are kept."""
+
+    tokens: Numeric  # of the fullest DP rank [token]
+    total: Numeric  # of all DP ranks [token]
+    emitted: Numeric  # sequences of the fullest rank that emit a token [1]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedTokens:
     """Law of the cached tokens of one resident request; those of several are independent."""
@@ -108,6 +117,34 @@ def decode_residents(isl: float, osl: float) -> CachedTokens:
 def prompt_residents(isl: float) -> CachedTokens:
     """Cache of one prompt of ``isl`` tokens in prefill, counted whole from its start."""
     return CachedTokens(mean=isl, deviation=0.0, most=isl)
+
+
+def decode_live(degrees: Degrees, batch: Numeric) -> Live:
+    """A micro-batch of a decode step: with pp stages, ``min(pp, batch)`` of them follow each other."""
+    own = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
+    return Live(own, np.minimum(own * degrees.dp_attn, batch), own)
+
+
+def prefill_live(
+    degrees: Degrees, batch: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
+) -> Live:
+    """A micro-batch of whole prompts of a pass, or, with CPP, a chunk of every prompt of a rank.
+
+    Parameters
+    ----------
+    degrees, batch
+        Sharding, and prompts of a pass over all DP ranks. [1]
+    prompt, deviations
+        Length of a prompt, and standard deviations that a sum of them may lie above its mean. [1]
+    chunk_tokens
+        Of each prompt; 0 = whole prompts. [token]
+    """
+    prompts = np.ceil(batch / degrees.dp_attn)
+    microbatch = np.ceil(prompts / np.minimum(degrees.pp, prompts))
+    chunk = np.minimum(prompts * chunk_tokens, prompt.of(prompts, deviations))
+    own = np.where(chunk_tokens > 0, chunk, prompt.of(microbatch, deviations))
+    total = np.minimum(own * degrees.dp_attn, prompt.of(batch, deviations))
+    return Live(own, total, np.where(chunk_tokens > 0, prompts, microbatch))
 
 
 def activation_bytes(
@@ -191,13 +228,13 @@ def decode_bytes(
     """
     sequences = np.ceil(batch / degrees.dp_attn)
     tokens = cached.of(sequences, profile.resident_deviations)
-    live = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
+    live = decode_live(degrees, batch)
     residents = Residents(
         sequences=sequences,
         tokens=tokens,
-        live=live,
-        live_total=np.minimum(live * degrees.dp_attn, batch),
-        emitted=live,
+        live=live.tokens,
+        live_total=live.total,
+        emitted=live.emitted,
         expanded=tokens if expanded else 0.0,
     )
     return instance_bytes(model, precision, profile, degrees, residents, profile.decode_imbalance)
@@ -213,18 +250,15 @@ def prefill_bytes(
     """
     deviations = profile.resident_deviations
     prompts = np.ceil(batch / degrees.dp_attn)
-    microbatch = np.ceil(prompts / np.minimum(degrees.pp, prompts))
-    whole = prompt.of(prompts, deviations)
-    chunk = np.minimum(prompts * chunk_tokens, whole)
-    live = np.where(chunk_tokens > 0, chunk, prompt.of(microbatch, deviations))
+    live = prefill_live(degrees, batch, prompt, chunk_tokens, deviations)
     resident = 2.0 * degrees.pp * prompts
     residents = Residents(
         sequences=resident,
         tokens=prompt.of(resident, deviations),
-        live=live,
-        live_total=np.minimum(live * degrees.dp_attn, prompt.of(batch, deviations)),
-        emitted=np.where(chunk_tokens > 0, prompts, microbatch),
-        expanded=whole if expanded else 0.0,
+        live=live.tokens,
+        live_total=live.total,
+        emitted=live.emitted,
+        expanded=prompt.of(prompts, deviations) if expanded else 0.0,
     )
     return instance_bytes(model, precision, profile, degrees, residents, profile.prefill_imbalance)
 
