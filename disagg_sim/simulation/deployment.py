@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from disagg_sim.domain import Deployment, Mapping, Pool
+from disagg_sim.domain import Deployment, Instance, Mapping, Pool
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.physics.phases import Degrees
 from disagg_sim.shown import Shown
@@ -15,14 +16,23 @@ PARTS = ("prefill", "decode", "colocated", "pairs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Equal instances."""
+    """Equal instances, and how they batch where that is not left to the policy.
+
+    ``batch`` is the number of whole prompts of a pass in the prefill part, and of sequences that decode together in
+    the others; ``token_budget`` bounds the tokens of a prefill pass, or of a step of decodes and prefill.
+    """
 
     mapping: Mapping
     instances: int  # [1]
+    batch: int | None = None  # None = as the policy batches [request]
+    token_budget: int | None = None  # None = as the policy says, or as ``batch`` needs [token]
 
     def __post_init__(self) -> None:
-        """``InputError`` unless the count is a whole number from 1."""
+        """``InputError`` unless the counts are whole numbers from 1."""
         whole_number("instances", self.instances)
+        for name in ("batch", "token_budget"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name))
 
     @property
     def gpus(self) -> int:
@@ -90,8 +100,8 @@ def served(deployment: Deployment, *, name: str = "planned") -> ServedDeployment
     Parameters
     ----------
     deployment : Deployment
-        Such as ``MatchPlan.deployment``; mappings and counts of its pools are kept, batches are not: the
-        simulated instances batch as their system does.
+        Such as ``MatchPlan.deployment``; mappings, batches and counts of its pools are kept. A prefill pass
+        has the tokens of its batch of prompts at the mean length that was planned for.
     name : str
         What results call it.
     """
@@ -104,4 +114,14 @@ def served(deployment: Deployment, *, name: str = "planned") -> ServedDeployment
 
 
 def _replicas(pool: Pool) -> tuple[Replicas, ...]:
-    return tuple(Replicas(mapping=instance.mapping, instances=count) for instance, count in pool.members)
+    return tuple(
+        Replicas(mapping=each.mapping, instances=count, batch=each.batch, token_budget=_budget(each))
+        for each, count in pool.members
+    )
+
+
+def _budget(instance: Instance) -> int | None:
+    """Tokens of a full prefill pass; None in decode, and where no grid said for which lengths. [token]"""
+    if instance.phase != "prefill" or instance.conditions is None:
+        return None
+    return math.ceil(instance.batch * instance.conditions.isl)

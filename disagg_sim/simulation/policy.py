@@ -8,8 +8,9 @@ A *system* is a frozen dataclass of options, registered by name; ``build`` makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -19,7 +20,7 @@ from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, UnknownNameError, nearest
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.search.setting import Setting
-from disagg_sim.simulation.deployment import ServedDeployment
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec, instance_bandwidth
 from disagg_sim.simulation.state import Mode
 
@@ -214,6 +215,8 @@ class Site:
     rng: Callable[[str], np.random.Generator]  # random stream of that name
     start_up_s: float  # from the wish to the first token served [s]
     flip_s: float  # a change of role takes the instance out of service that long [s]
+    prompt_tokens: float  # mean of the traffic that is expected [token]
+    output_tokens: float  # mean of the traffic that is expected [token]
 
     def table(self, mapping: Mapping, max_sequences: int = MAX_SEQUENCES) -> StepTable:
         """Step times of an instance that decodes up to ``max_sequences`` [1]."""
@@ -240,6 +243,43 @@ class Site:
             for replicas in self.deployment.part(part)
             for _ in range(replicas.instances)
         )
+
+
+#: Part of the deployment whose instances have a role when they start.
+PART_OF = {Role.PREFILL: ("prefill",), Role.DECODE: ("decode",), Role.BOTH: ("colocated", "pairs")}
+
+
+@dataclass(frozen=True, slots=True)
+class AsPlanned:
+    """Step limits as the parts of the deployment say, as usual for the policy where these are silent.
+
+    A prefill instance with a batch takes so many whole prompts a pass; another with a batch runs so many
+    sequences. A token budget that is not given is that of the policy, or what the batch needs at the expected
+    lengths.
+    """
+
+    site: Site
+    usual: StepLimits
+
+    def limits(self, mapping: Mapping, role: Role) -> Limits:
+        """See ``StepLimits``."""
+        usual = self.usual.limits(mapping, role)
+        part = next((each for each in self._parts(role) if each.mapping == mapping), None)
+        if part is None:
+            return usual
+        if part.batch is None:
+            return replace(usual, token_budget=part.token_budget or usual.token_budget)
+        if role == Role.PREFILL:
+            budget = part.token_budget or math.ceil(part.batch * self.site.prompt_tokens)
+            resident = 2 * mapping.pp * part.batch  # in the pipeline and leaving, as ``physics.memory`` counts them
+            return Limits(
+                mode=Mode.PREFILL_FIRST, token_budget=budget, max_prompts=part.batch, max_sequences=resident
+            )
+        budget = part.token_budget or (part.batch if role == Role.DECODE else usual.token_budget)
+        return replace(usual, token_budget=budget, max_sequences=part.batch)
+
+    def _parts(self, role: Role) -> Iterator[Replicas]:
+        return (each for name in PART_OF[role] for each in getattr(self.site.deployment, name))
 
 
 class System(Protocol):

@@ -17,11 +17,11 @@ after two and before the last generation of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from disagg_sim.domain import Conditions, Deployment, Mapping, Slo
+from disagg_sim.domain import Conditions, Deployment, Slo
 from disagg_sim.errors import InputError, above_zero
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
@@ -37,7 +37,7 @@ from disagg_sim.workload.trace import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-    from disagg_sim.simulation.policy import Limits, Parts, Role, Site, System
+    from disagg_sim.simulation.policy import System
     from disagg_sim.simulation.run import RunOptions
 
 #: Limits where none are given: TTFT as ``match_rates`` allows by default, ten tokens per second to every reader. [s]
@@ -67,39 +67,6 @@ class Plan:
         """Requests that keep both pools full. [request]"""
         decode = sum(each.batch * count for each, count in self.deployment.decode.members)
         return decode + PREFILLS_AHEAD * sum(each.batch * count for each, count in self.deployment.prefill.members)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedBatches:
-    """Plain disaggregation whose instances batch as the plan says, each configuration by itself."""
-
-    needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
-    plan: Plan
-
-    def build(self, site: Site) -> Parts:
-        """See ``policy.System``."""
-        from disagg_sim.simulation.policies.disaggregated import Disaggregated
-
-        return replace(Disaggregated().build(site), steps=_PlannedSteps(self.plan))
-
-
-@dataclass(frozen=True, slots=True)
-class _PlannedSteps:
-    """Step limits by configuration: of two batches of one mapping the larger, of a role that nobody planned 1."""
-
-    plan: Plan
-
-    def limits(self, mapping: Mapping, role: Role) -> Limits:
-        """Whole prompts, so many a pass, in prefill; so many sequences in decode."""
-        from disagg_sim.simulation.policy import Limits, Role
-        from disagg_sim.simulation.state import Mode
-
-        pool = self.plan.deployment.prefill if role == Role.PREFILL else self.plan.deployment.decode
-        batch = max((each.batch for each, _ in pool.members if each.mapping == mapping), default=1)
-        if role != Role.PREFILL:
-            return Limits(token_budget=batch, max_sequences=batch)
-        tokens = int(np.ceil(batch * self.plan.conditions.isl))
-        return Limits(mode=Mode.PREFILL_FIRST, token_budget=tokens, max_prompts=batch, max_sequences=4 * batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -254,7 +221,8 @@ def simulate(
         Of ``load_trace``, ``synthetic_trace``, or made from arrays.
     policy : str or System
         ``"vllm"``, ``"disaggregated"``, ``"arrow"``, ...; or a system with options of its own. A matched
-        deployment under ``"disaggregated"`` batches as it was planned; other systems batch as they do.
+        deployment under ``"disaggregated"`` batches as it was planned; systems that form batches by rules of
+        their own, such as Arrow, keep to these.
     slo : Slo, optional
         What SLO-aware systems steer by and the summary measures; by default TTFT 10 s and TPOT 0.1 s. [s]
     model, system : spec or str, optional
@@ -305,8 +273,6 @@ def simulate(
     )  # fmt: skip
     serving = system_named(policy) if isinstance(policy, str) else policy
     name = policy if isinstance(policy, str) else None
-    if plan is not None and policy == "disaggregated":
-        serving = PlannedBatches(plan=plan)
     limits = slo or DEFAULT_SLO
     parts.require(name or type(serving).__name__, serving.needs)
     require_fit(what, parts)

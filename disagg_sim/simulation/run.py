@@ -20,11 +20,13 @@ from disagg_sim.simulation.deployment import ServedDeployment, degrees_of
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.fleet import Fleet
 from disagg_sim.simulation.kv_link import KvLink, LinkSpec
+from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.policy import Limits, Parts, Site, System, system_named, systems
 from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.roster import Roster, spec_of
-from disagg_sim.simulation.step_times import StepTable, kv_blocks
+from disagg_sim.simulation.state import Mode
+from disagg_sim.simulation.step_times import StepTable
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.workload.trace import Trace
 
@@ -98,6 +100,7 @@ def run(
         link_latency_s=latency, tables=_tables_of(setting, trace),
         blocks=lambda mapping, limits: _blocks(setting, mapping, limits), rng=engine.rng,
         start_up_s=options.start_up_s, flip_s=options.flip_s,
+        prompt_tokens=float(trace.input_tokens.mean()), output_tokens=float(trace.output_tokens.mean()),
     )  # fmt: skip
     return serve(trace, system, site, engine, options)
 
@@ -184,9 +187,11 @@ def _power_of_two(number: int, least: int) -> int:
 
 
 def _blocks(setting: Setting, mapping: Mapping, limits: Limits) -> int:
+    planned = limits.mode == Mode.PREFILL_FIRST and limits.max_prompts < Limits().max_prompts
     return kv_blocks(
-        setting, degrees_of(mapping), max_sequences=limits.max_sequences, max_tokens=limits.token_budget
-    )
+        setting, degrees_of(mapping), max_sequences=limits.max_sequences, max_tokens=limits.token_budget,
+        prompts=limits.max_prompts if planned else 0, chunk_tokens=mapping.chunk_tokens,
+    )  # fmt: skip
 
 
 def _peak_flops(setting: Setting) -> float:

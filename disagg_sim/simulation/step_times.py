@@ -20,16 +20,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.counts import prefill_work
-from disagg_sim.physics.memory import Residents, instance_bytes
 from disagg_sim.physics.phases import Degrees
 from disagg_sim.search.setting import Setting
 from disagg_sim.simulation import kernel
 from disagg_sim.simulation import kernel_times as k
-from disagg_sim.simulation.state import BLOCK_TOKENS
 from disagg_sim.simulation.step_physics import Linear, StepPhysics
-from disagg_sim.units import GIB
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -277,48 +273,3 @@ def _work(setting: Setting) -> Work:
     flops = [prefill_work(setting.model, isl=int(each), precision=setting.precision).flops for each in lengths]
     columns = np.stack([lengths, lengths * (lengths + 1) / 2, np.ones(3)], axis=1)
     return Work(*(float(x) for x in np.linalg.solve(columns, np.array(flops))))
-
-
-def kv_blocks(
-    setting: Setting, degrees: Degrees, *, max_sequences: int = 256, max_tokens: int = 2048, mla_form: str = "auto"
-) -> int:
-    """KV blocks of an instance: what its GPUs hold beside weights and the activations of a full step. [block]
-
-    The blocks of all DP ranks form one pool, as if requests were spread evenly over them. Layers with a sliding
-    window count as if they kept every token.
-
-    Parameters
-    ----------
-    setting, degrees
-        Model, system, recipe and profile; sharding of the instance.
-    max_sequences, max_tokens
-        Largest step over all DP ranks: its sequences and its tokens. [1], [token]
-    mla_form
-        "cached" keeps the up-projected keys and values of MLA too.
-
-    Raises
-    ------
-    InfeasibleError
-        When the weights and activations leave no room for a single block.
-    """
-    ranks = float(np.max(degrees.dp_attn))
-
-    def held(tokens: float) -> float:
-        residents = Residents(
-            sequences=tokens, tokens=tokens, live=max_tokens / ranks, live_total=float(max_tokens),
-            emitted=np.ceil(max_sequences / ranks), expanded=tokens if mla_form == "cached" else 0.0,
-        )  # fmt: skip
-        return float(
-            np.max(instance_bytes(setting.model, setting.precision, setting.profile, degrees, residents,
-                                  setting.profile.prefill_imbalance))
-        )  # fmt: skip
-
-    empty = held(0.0)
-    spare = setting.memory_limit - empty
-    blocks = int(ranks) * int(spare / (held(float(BLOCK_TOKENS)) - empty))
-    if blocks < 1:
-        raise InfeasibleError(
-            f"{setting.model.name} on {setting.system.name} leaves no memory for a KV cache: an instance of "
-            f"{degrees.gpus:g} GPUs lacks {max(-spare, 0.0) / GIB:.1f} GiB a GPU; allowed: more GPUs an instance"
-        )
-    return blocks

@@ -20,12 +20,13 @@ from disagg_sim.physics.phases import Degrees
 from disagg_sim.search.setting import Setting, setting
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.metrics import Summary, summary
 from disagg_sim.simulation.policy import system_named
 from disagg_sim.simulation.records import Floats, RunResult
 from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.simulation.state import BLOCK_TOKENS
-from disagg_sim.simulation.step_times import StepTable, kv_blocks
+from disagg_sim.simulation.step_times import StepTable
 from disagg_sim.study.papers import trace_file
 from disagg_sim.workload.readers import load_trace
 from disagg_sim.workload.standins import BURSTGPT_REQUESTS, burstgpt_standin

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from disagg_sim.domain import Deployment, Instance, Mapping, Pool, Slo
+from disagg_sim.domain import Conditions, Deployment, Instance, Mapping, Pool, Slo
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.setting import setting
@@ -69,12 +71,16 @@ def test_limits_that_nothing_can_meet_name_the_least(slo, said):
         require_possible(WHAT, EIGHT, ("colocated",), TRACE, slo)
 
 
-def test_a_planned_deployment_keeps_its_mappings_and_counts():
-    instance = Instance(
-        phase="prefill", mapping=Mapping(tp_attn=2, tp_ffn=2), batch=1, latency_s=1.0, request_rate_per_s=1.0,
-        memory_bytes=1.0,
+def test_a_planned_deployment_keeps_its_mappings_batches_and_counts():
+    """Three prompts of 1,000.5 tokens on average are 3,002 tokens a pass."""
+    prefill = Instance(
+        phase="prefill", mapping=Mapping(tp_attn=2, tp_ffn=2), batch=3, latency_s=1.0, request_rate_per_s=1.0,
+        memory_bytes=1.0, conditions=Conditions(
+            model="llama_3_1_8b", precision="bf16", profile="measured", engine="", isl=1000.5, osl=10.0
+        ),
     )  # fmt: skip
-    found = served(Deployment(Pool(((instance, 3),)), Pool(((instance, 1), (instance, 2)))))
+    decode = replace(prefill, phase="decode", batch=64)
+    found = served(Deployment(Pool(((prefill, 3),)), Pool(((decode, 1), (decode, 2)))))
     assert found.gpus == 12
-    assert found.prefill == of(2, 3)
-    assert [replicas.instances for replicas in found.decode] == [1, 2]
+    assert found.prefill == (Replicas(mapping=prefill.mapping, instances=3, batch=3, token_budget=3002),)
+    assert [(each.instances, each.batch, each.token_budget) for each in found.decode] == [(1, 64, None), (2, 64, None)]

@@ -5,13 +5,11 @@ import time
 import numpy as np
 import pytest
 
-from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.mixed import mixed_step
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
 from disagg_sim.search.setting import setting
-from disagg_sim.simulation.state import BLOCK_TOKENS
-from disagg_sim.simulation.step_times import StepTable, kv_blocks
+from disagg_sim.simulation.step_times import StepTable
 
 BOUND = 0.01
 CASES = {
@@ -123,20 +121,3 @@ def test_work_of_a_prompt_is_two_flop_a_weight_and_token():
     assert work.per_token == pytest.approx(2 * (70.55e9 - 2 * 1.05e9), rel=0.005)
     assert work.per_pair == pytest.approx(4 * 8192 * 80, rel=1e-6)
     assert work.per_emitted == pytest.approx(2 * 8192 * 128_256, rel=1e-6)
-
-
-def test_blocks_are_what_memory_holds_beside_the_weights():
-    """80 layers x 2 x 8 heads x 128 values in fp8 are 163,840 B a token, a quarter of them on each of 4 GPUs."""
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8")
-    degrees = Degrees(tp_attn=4.0, tp_ffn=4.0)
-    blocks = kv_blocks(at, degrees)
-    cache = blocks * BLOCK_TOKENS * 163_840 / 4
-    weights = 70.55e9 / 4
-    assert weights + cache < at.memory_limit < weights + cache + 5e9
-    assert kv_blocks(at, degrees, max_tokens=16_384) < blocks
-    assert kv_blocks(at, Degrees(tp_attn=4.0, dp_attn=2.0, tp_ffn=8.0)) > 1.9 * blocks
-
-
-def test_a_model_that_leaves_no_memory_is_refused():
-    with pytest.raises(InfeasibleError, match="leaves no memory for a KV cache"):
-        kv_blocks(setting("llama_3_1_70b", "h100_sxm", "fp8"), Degrees())

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from disagg_sim.errors import whole_number
 from disagg_sim.simulation.policies.loads import ByRole, Handover, fewest_requests, least_decode, one_of
-from disagg_sim.simulation.policy import Limits, Parts, Role, Site, register
+from disagg_sim.simulation.policy import AsPlanned, Limits, Parts, Role, Site, register
 from disagg_sim.simulation.state import Mode
 
 #: How prefill instances work: chunks of the budget over several prompts, or whole prompts up to the budget.
@@ -21,7 +21,10 @@ PREFILLS = {"chunked": Mode.CHUNKED, "whole": Mode.PREFILL_FIRST}
 @register("disaggregated")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disaggregated:
-    """Shortest queue for prefill, fewest tokens for decode; the cache moves in between."""
+    """Shortest queue for prefill, fewest tokens for decode; the cache moves in between.
+
+    Parts of the deployment that say how they batch, as those of a matched plan do, batch so.
+    """
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
     token_budget: int = 2048  # of a prefill step [token]
@@ -40,8 +43,11 @@ class Disaggregated:
         return Parts(
             start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
             routing=Handover(fewest_requests, least_decode, early=self.early_push),
-            steps=ByRole(
-                prefill=Limits(mode=PREFILLS[self.prefill], token_budget=self.token_budget),
-                decode=Limits(token_budget=self.token_budget, max_sequences=self.max_sequences),
+            steps=AsPlanned(
+                site,
+                ByRole(
+                    prefill=Limits(mode=PREFILLS[self.prefill], token_budget=self.token_budget),
+                    decode=Limits(token_budget=self.token_budget, max_sequences=self.max_sequences),
+                ),
             ),
         )

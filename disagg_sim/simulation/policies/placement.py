@@ -21,9 +21,10 @@ from disagg_sim.shown import Shown
 from disagg_sim.simulation.capacity import bracket
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, degrees_of
 from disagg_sim.simulation.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.policy import MAX_SEQUENCES
 from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
-from disagg_sim.simulation.step_times import StepTable, kv_blocks
+from disagg_sim.simulation.step_times import StepTable
 from disagg_sim.workload.trace import Trace
 
 #: GPUs of the largest instance tried unless mappings are given: a server of the paper. [1]

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from disagg_sim.errors import whole_number
 from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
-from disagg_sim.simulation.policy import Limits, Parts, Role, Site, register
+from disagg_sim.simulation.policy import AsPlanned, Limits, Parts, Role, Site, register
 from disagg_sim.simulation.state import Mode
 
 
@@ -37,5 +37,5 @@ class Vllm:
         return Parts(
             start=site.instances(("colocated", Role.BOTH)),
             routing=Whole(fewest_requests),
-            steps=ByRole(prefill=limits, decode=limits),
+            steps=AsPlanned(site, ByRole(prefill=limits, decode=limits)),
         )

@@ -1,0 +1,92 @@
+"""KV blocks of an instance: the memory that the grids of ``search`` count, seen from the engine's side.
+
+A grid asks how many bytes a batch needs; an engine fills what weights, activations and buffers leave. Both add up
+``physics.memory.instance_bytes`` with the same live tokens, so a batch that a grid calls feasible has its blocks here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from disagg_sim.errors import InfeasibleError
+from disagg_sim.physics.memory import Live, Residents, decode_live, instance_bytes, prefill_live, prompt_residents
+from disagg_sim.physics.phases import Degrees
+from disagg_sim.search.setting import Setting
+from disagg_sim.simulation.state import BLOCK_TOKENS
+from disagg_sim.units import GIB
+
+#: Most tokens that the cache of one DP rank is taken to hold: 10,000 prompts of 100,000. [token]
+MOST_TOKENS = 2**30
+
+
+def kv_blocks(
+    setting: Setting, degrees: Degrees, *, max_sequences: int = 256, max_tokens: int = 2048, prompts: int = 0,
+    chunk_tokens: int = 0, mla_form: str = "auto",
+) -> int:  # fmt: skip
+    """KV blocks of an instance: what its GPUs hold beside weights and the activations of a full step. [block]
+
+    The blocks of all DP ranks form one pool, as if requests were spread evenly over them. A layer with a sliding
+    window keeps at most a window of each of ``max_sequences``.
+
+    Parameters
+    ----------
+    setting, degrees
+        Model, system, recipe and profile; sharding of the instance.
+    max_sequences, max_tokens
+        Sequences that the instance holds, and tokens of its largest step, over all DP ranks. A step of no more
+        tokens than sequences has decodes alone, which a pipeline works off in micro-batches. [1], [token]
+    prompts
+        Whole prompts of a prefill pass of ``max_tokens``, worked off in micro-batches; 0 = steps of chunks. [1]
+    chunk_tokens
+        CPP: chunks into which a pipeline cuts the prompts of a pass; 0 = whole prompts. [token]
+    mla_form
+        "cached" keeps the up-projected keys and values of MLA too.
+
+    Raises
+    ------
+    InfeasibleError
+        When the weights and activations leave no room for a single block.
+    """
+    ranks = float(np.max(degrees.dp_attn))
+    live, imbalance = _live(setting, degrees, max_sequences, max_tokens, prompts, chunk_tokens)
+
+    def held(blocks: int) -> float:
+        tokens = float(blocks * BLOCK_TOKENS)
+        residents = Residents(
+            sequences=min(np.ceil(max_sequences / ranks), tokens), tokens=tokens, live=live.tokens,
+            live_total=live.total, emitted=live.emitted, expanded=tokens if mla_form == "cached" else 0.0,
+        )  # fmt: skip
+        model, precision, profile = setting.model, setting.precision, setting.profile
+        return float(np.max(instance_bytes(model, precision, profile, degrees, residents, imbalance)))
+
+    low, high = 0, MOST_TOKENS // BLOCK_TOKENS
+    while low < high:  # the most blocks that fit
+        middle = (low + high + 1) // 2
+        if held(middle) <= setting.memory_limit:
+            low = middle
+        else:
+            high = middle - 1
+    if low < 1:
+        lacking = max(held(1) - setting.memory_limit, 0.0)
+        raise InfeasibleError(
+            f"{setting.model.name} on {setting.system.name} leaves no memory for a KV cache: an instance of "
+            f"{degrees.gpus:g} GPUs lacks {lacking / GIB:.1f} GiB a GPU beside steps of {max_tokens} tokens; "
+            "allowed: more GPUs an instance, or smaller steps"
+        )
+    return int(ranks) * low
+
+
+def _live(
+    setting: Setting, degrees: Degrees, max_sequences: int, max_tokens: int, prompts: int, chunk_tokens: int
+) -> tuple[Live, float]:
+    """What the largest pass works on, and the imbalance of its experts."""
+    profile, ranks = setting.profile, degrees.dp_attn
+    if prompts:
+        law = prompt_residents(math.ceil(max_tokens / prompts))
+        live = prefill_live(degrees, prompts, law, float(chunk_tokens), profile.resident_deviations)
+        return live, profile.prefill_imbalance
+    if max_tokens <= max_sequences:
+        return decode_live(degrees, float(max_sequences)), profile.decode_imbalance
+    return Live(max_tokens / ranks, float(max_tokens), np.ceil(max_sequences / ranks)), profile.prefill_imbalance
