@@ -1,4 +1,9 @@
-"""Serving capacity: the largest request rate at which a run still meets its aim, by bisection over the rate scale."""
+"""Serving capacity: the largest request rate up to which a run meets its aim, by bisection over the rate scale.
+
+Bisection takes for granted that an aim that is missed at one rate is missed at every higher one. Systems that change
+roles need not oblige: they may miss it under light load, and meet it again when more instances help. So a few further
+rates are tried, and where the aim is met above a rate that misses it, the answer says so and is the lower one.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +22,36 @@ Aim = Callable[[Summary], bool]
 STEP = 2.0  # by which the bracket grows or shrinks until it holds the capacity [1]
 TOLERANCE = 0.05  # relative width of the bracket at which the search ends [1]
 WIDEST = 64.0  # the bracket is looked for within this factor of its start, both ways [1]
+#: Rates that are tried beside, over the largest that met the aim, and over the smallest that did not: an octave apart,
+#: so that no stretch of an octave with the other answer is missed within two octaves below and one above. [1]
+BELOW, BEYOND = (0.5, 0.25), (2.0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity(Shown):
-    """The largest rate that met the aim, and what the search saw."""
+    """The largest rate below which every rate that was tried met the aim, and what the search saw."""
 
-    rate_scale: float  # of the trace's own rate; 0 when no rate that was tried met the aim [1]
+    rate_scale: float  # of the trace's own rate; 0 where the lowest rate that was tried did not meet the aim [1]
     requests_per_s: float  # the same as a request rate [request/s]
     above: float  # smallest rate scale that did not meet it; inf when every one did [1]
+    met_again: float  # largest rate scale that met it above one that did not; 0 where none did [1]
     runs: tuple[Summary, ...]  # every rate that was tried, ascending
+
+    @property
+    def monotone(self) -> bool:
+        """Whether no rate that was tried met the aim above one that did not."""
+        return not self.met_again
 
     @property
     def message(self) -> str:
         """One line."""
+        if self.met_again:
+            missed = next(row for row in self.runs if row.rate_scale == self.above)
+            return (
+                f"{self.requests_per_s:.4g} requests/s ({self.rate_scale:.4g} times the trace's rate); NOT MONOTONE: "
+                f"{self.above:.4g} times misses the aim ({missed.slo_attainment:.1%} of the requests are inside the "
+                f"SLO), {self.met_again:.4g} times meets it again"
+            )
         if not self.rate_scale:
             best = self.runs[0]
             return (
@@ -58,14 +79,21 @@ def p99_inside(slo: Slo) -> Aim:
 
 
 def serving_capacity(
-    run: Callable[[float], Summary], aim: Aim, *, rate: float, start: float = 1.0, tolerance: float = TOLERANCE
+    run: Callable[[float], Summary],
+    aim: Aim,
+    *,
+    rate: float,
+    start: float = 1.0,
+    tolerance: float = TOLERANCE,
+    checked: bool = True,
 ) -> Capacity:
-    """The largest rate scale that meets an aim.
+    """The largest rate scale up to which every rate that is tried meets an aim.
 
-    From ``start`` the scale doubles while the aim is met, or halves until it is; the bracket is then
-    bisected in proportion. That takes about 6 runs from a start within a factor of two, one more for each
-    doubling. Where the aim is met, missed and met again, as may happen on a short trace, a boundary is
-    found, not every one.
+    From ``start`` the scale doubles while the aim is met, or halves until it is; the bracket is then bisected in
+    proportion. That takes about 6 runs from a start within a factor of two, one more for each doubling. A half and a
+    quarter of the answer and twice the first rate above it are tried, too, unless they were: three more runs at most
+    where all agree. A lower rate that misses the aim takes the place of the upper end, and the search goes on below
+    it, up to 5 runs more and one for each halving.
 
     Parameters
     ----------
@@ -79,22 +107,44 @@ def serving_capacity(
         Rate scale to begin with. [1]
     tolerance : float
         Relative width of the bracket at the end. [1]
+    checked : bool
+        False saves the runs that look for a stretch where the answer is another: a boundary is found then, not
+        necessarily the lowest.
     """
     seen: dict[float, Summary] = {}
 
     def met(scale: float) -> bool:
-        seen[scale] = run(scale)
+        if scale not in seen:
+            seen[scale] = run(scale)
         return aim(seen[scale])
 
     low, high = bracket(met, start=start, tolerance=tolerance)
+    if checked:
+        for scale in (*(low * factor for factor in BELOW), *(high * factor for factor in BEYOND)):
+            if 0 < scale < math.inf and not any(_close(scale, other, tolerance) for other in seen):
+                met(scale)
+        missed = min((scale for scale in seen if scale < low and not met(scale)), default=0.0)
+        if missed:
+            low, high = bracket(met, start=missed / STEP, tolerance=tolerance, above=missed)
+    again = max((scale for scale in seen if scale > high and met(scale)), default=0.0)
     return Capacity(
-        rate_scale=low, requests_per_s=low * rate, above=high, runs=tuple(seen[key] for key in sorted(seen))
-    )
+        rate_scale=low, requests_per_s=low * rate, above=high, met_again=again,
+        runs=tuple(seen[key] for key in sorted(seen)),
+    )  # fmt: skip
 
 
-def bracket(met: Callable[[float], bool], *, start: float = 1.0, tolerance: float = TOLERANCE) -> tuple[float, float]:
-    """Largest scale met and smallest not met, searched as in ``serving_capacity``; 0 or inf where there is none."""
-    low, high = 0.0, math.inf
+def _close(one: float, other: float, tolerance: float) -> bool:
+    return max(one, other) <= min(one, other) * (1 + tolerance)
+
+
+def bracket(
+    met: Callable[[float], bool], *, start: float = 1.0, tolerance: float = TOLERANCE, above: float = math.inf
+) -> tuple[float, float]:
+    """Largest scale met and smallest not met, searched as in ``serving_capacity``; 0 or inf where there is none.
+
+    ``above`` is a scale that is known not to be met; the search stays below it.
+    """
+    low, high = 0.0, above
     scale = start
     while start / WIDEST <= scale <= start * WIDEST and (low == 0.0 or math.isinf(high)):
         if met(scale):

@@ -107,7 +107,8 @@ class SimulationResult(Shown):
     def capacity(self, share: float = 0.9, slo: Slo | None = None) -> Capacity:
         """The largest request rate at which ``share`` [1] of the requests are inside the SLO, by bisection.
 
-        Rate scales are relative to this run's; every rate that was tried is among its ``runs``.
+        Rate scales are relative to this run's; every rate that was tried is among its ``runs``, and ``met_again``
+        says where the share was reached above a rate that missed it.
         """
         from disagg_sim.simulation.run import run
 

@@ -34,7 +34,7 @@ NAMES = ("system", "deployment", "trace", "rate_scale")
 DECISION_COLUMNS = ("tick_s", "kind", "instance", "wish", "reason")
 CAPACITY_COLUMNS = (
     "system", "deployment", "trace", "criterion", "rate_scale", "requests_per_s", "requests_per_s_per_gpu",
-    "above_rate_scale", "runs", "note",
+    "above_rate_scale", "met_again_rate_scale", "runs", "note",
 )  # fmt: skip
 
 
@@ -186,7 +186,10 @@ def _search(task: RunTask, trace: Trace) -> None:
         return summary(_simulated(run, trace, scale), run.scenario.slo, rate_scale=scale)
 
     found = serving_capacity(summarised, _aim(run.scenario), rate=trace.rate)
-    answer = {"rate_scale": found.rate_scale, "requests_per_s": found.requests_per_s, "above": found.above}
+    answer = {
+        "rate_scale": found.rate_scale, "requests_per_s": found.requests_per_s, "above": found.above,
+        "met_again": found.met_again,
+    }  # fmt: skip
     note = json.dumps({**answer, "message": found.message})
     task.store.write(run.key(run.table), _frame(found.runs), note)
 
@@ -283,6 +286,7 @@ def _capacity_row(run: Run, store: Store) -> dict[str, Any]:
         "requests_per_s": found["requests_per_s"],
         "requests_per_s_per_gpu": found["requests_per_s"] / gpus if gpus else 0.0,
         "above_rate_scale": found["above"],
+        "met_again_rate_scale": found["met_again"],
         "runs": len(tried),
         "note": found["message"],
     }

@@ -80,6 +80,7 @@ def test_a_scenario_leaves_its_tables_pictures_and_traces(scenario, tmp_path, ca
     }  # fmt: skip
     capacity = pd.read_csv(out / "capacity.csv")
     assert capacity["system"].tolist() == ["vllm", "disaggregated"]
+    assert (capacity["met_again_rate_scale"] == 0).all()
     assert capacity["requests_per_s"].tolist() == pytest.approx(2 * capacity["requests_per_s_per_gpu"], rel=0.05)
     events = json.loads((out / "perfetto" / "two" / "disaggregated-short-x1.json").read_text())["traceEvents"]
     tracks = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}

@@ -30,12 +30,77 @@ def test_the_capacity_is_found_to_the_tolerance_from_below_in_few_runs(capacity)
     assert found.above >= capacity * (1 - 1e-9)
     assert found.above <= found.rate_scale * (1 + TOLERANCE) or math.isinf(found.above)
     assert found.requests_per_s == pytest.approx(3.0 * found.rate_scale)
-    assert len(found.runs) <= 12
+    assert found.monotone
+    assert found.met_again == 0.0
+    assert len(found.runs) <= 15
     assert [row.rate_scale for row in found.runs] == sorted(row.rate_scale for row in found.runs)
 
 
-def test_a_start_near_the_capacity_takes_six_runs():
-    assert len(serving_capacity(falling(1.3), attains(0.9), rate=1.0).runs) == 6
+@given(capacity=st.floats(1 / WIDEST, WIDEST))
+def test_the_checks_cost_three_runs_at_most_and_change_nothing_where_attainment_falls(capacity):
+    plain = serving_capacity(falling(capacity), attains(0.9), rate=3.0, checked=False)
+    found = serving_capacity(falling(capacity), attains(0.9), rate=3.0)
+    assert (found.rate_scale, found.above, found.message) == (plain.rate_scale, plain.above, plain.message)
+    assert len(found.runs) <= len(plain.runs) + 3
+
+
+def test_a_start_near_the_capacity_takes_six_runs_and_three_checks():
+    """1 is met, 2 is not, four bisections; a half and a quarter of 1.297 and twice 1.354 were not tried yet."""
+    assert len(serving_capacity(falling(1.3), attains(0.9), rate=1.0, checked=False).runs) == 6
+    assert len(serving_capacity(falling(1.3), attains(0.9), rate=1.0).runs) == 9
+
+
+def stretches(*edges: float):
+    """The aim is met below the first edge, missed up to the second, met again up to the third, and so on."""
+
+    def run(scale: float):
+        inside = sum(scale > edge for edge in edges) % 2 == 0
+        return replace(ONE, rate_scale=scale, slo_attainment=0.95 if inside else 0.17)
+
+    return run
+
+
+def test_an_aim_met_again_above_the_boundary_is_told_and_does_not_raise_the_answer():
+    """Met up to 1.3, missed up to 2.5, met up to 4: twice the first miss, 2.7, meets it."""
+    found = serving_capacity(stretches(1.3, 2.5, 4.0), attains(0.9), rate=2.0)
+    assert 1.3 / (1 + TOLERANCE) <= found.rate_scale <= 1.3 <= found.above <= 1.3 * (1 + TOLERANCE)
+    assert found.met_again == pytest.approx(2 * found.above)
+    assert not found.monotone
+    assert "NOT MONOTONE: " in found.message
+    assert "misses the aim (17.0% of the requests are inside the SLO), 2.7" in found.message
+
+
+def test_a_dip_below_the_boundary_lowers_the_answer_to_its_lower_edge():
+    """Met up to 0.7, missed up to 1.7, met up to 6: from 2 the search finds 6; a quarter of it, 1.5, is in the dip."""
+    runs = stretches(0.7, 1.7, 6.0)
+    assert serving_capacity(runs, attains(0.9), rate=1.0, start=2.0, checked=False).rate_scale > 5.7
+    found = serving_capacity(runs, attains(0.9), rate=1.0, start=2.0)
+    assert 0.7 / (1 + TOLERANCE) <= found.rate_scale <= 0.7 <= found.above <= 0.7 * (1 + TOLERANCE)
+    assert 5.7 < found.met_again <= 6.0
+    assert [row.rate_scale for row in found.runs] == sorted(row.rate_scale for row in found.runs)
+
+
+def test_an_aim_that_light_loads_miss_has_no_capacity_and_says_where_it_is_met():
+    """Missed up to 0.8, met up to 1.5: no rate below 0.8 helps."""
+    found = serving_capacity(stretches(0.0, 0.8, 1.5), attains(0.9), rate=1.0)
+    assert (found.rate_scale, found.requests_per_s) == (0.0, 0.0)
+    assert 1.4 < found.met_again <= 1.5
+    assert found.message.startswith("0 requests/s (0 times the trace's rate); NOT MONOTONE: ")
+
+
+@given(st.lists(st.floats(1 / WIDEST, WIDEST), max_size=6), st.floats(0.1, 10.0))
+def test_whatever_the_curve_every_rate_tried_up_to_the_answer_meets_the_aim(edges, start):
+    found = serving_capacity(stretches(*edges), attains(0.9), rate=1.0, start=start)
+    met = {row.rate_scale: row.slo_attainment >= 0.9 for row in found.runs}
+    assert all(inside for scale, inside in met.items() if scale <= found.rate_scale)
+    assert found.above == min((scale for scale, inside in met.items() if not inside), default=math.inf)
+    assert found.monotone == all(not inside for scale, inside in met.items() if scale > found.above)
+
+
+@given(low=st.floats(0.2, 8.0), width=st.floats(2.0 * (1 + TOLERANCE) ** 2, 4.0), start=st.floats(0.1, 10.0))
+def test_no_dip_of_an_octave_hides_within_two_octaves_below_the_answer(low, width, start):
+    found = serving_capacity(stretches(low, low * width, 20.0), attains(0.9), rate=1.0, start=start)
+    assert not (found.rate_scale / 4 <= low and low * width <= found.rate_scale)
 
 
 def test_an_aim_that_no_rate_meets_says_so_with_the_best():
