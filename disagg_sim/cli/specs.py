@@ -1,8 +1,11 @@
-"""``disagg-sim specs list | show | check``: what is shipped, what it says, and whether a file is sound."""
+"""``disagg-sim specs list | show | check``: what is shipped, what it says, and whether a file is sound.
+
+Serving policies are shown beside the specs: they are no files, and their options stand in their code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,32 +26,54 @@ from disagg_sim.facts.load import (
     load_traffic,
 )
 from disagg_sim.facts.yaml_files import DIRECTORIES, shown, spec_files
-from disagg_sim.report.specs import Line, model_lines, precision_lines, profile_lines, system_lines, traffic_lines
+from disagg_sim.report.specs import (
+    Line,
+    model_lines,
+    option_lines,
+    precision_lines,
+    profile_lines,
+    system_lines,
+    traffic_lines,
+)
+from disagg_sim.simulation.policy import System, system_named, systems, title_of
 from disagg_sim.units import US
 
+#: The kind that is no file.
+POLICY = "policy"
+_KIND_HELP = "hardware, model, traffic, precision, profile or policy"
+
 app = typer.Typer(
-    help="Shipped systems, models, traffic, precision recipes and profiles.",
+    help="Shipped systems, models, traffic, precision recipes, profiles and serving policies.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 
 @app.command("list")
-def list_(kind: Annotated[str, typer.Argument(help="hardware, model, traffic, precision or profile")] = "") -> None:
-    """List what is shipped, with titles."""
-    kinds = (_known_kind(kind),) if kind else tuple(_KINDS)
+def list_(kind: Annotated[str, typer.Argument(help=_KIND_HELP)] = "") -> None:
+    """List what is shipped, with titles; of 'policies' every option, too."""
+    known = _known_kind(kind) if kind else ""
+    if known == POLICY:
+        _print_policies(systems())
+        return
+    kinds = (known,) if known else tuple(_KINDS)
     rows = [(each, name, _KINDS[each][0](name).title) for each in kinds for name in list_specs(each)]
+    if not known:
+        rows += [(POLICY, name, title_of(system)) for name, system in systems().items()]
     print_table(rows, header=("kind", "name", "title"))
 
 
 @app.command()
 def show(
-    kind: Annotated[str, typer.Argument(help="hardware, model, traffic, precision or profile")],
-    name: Annotated[str, typer.Argument(help="a name that 'specs list' prints, or a YAML file")],
+    kind: Annotated[str, typer.Argument(help=_KIND_HELP)],
+    name: Annotated[str, typer.Argument(help="a name that 'specs list' prints, or a YAML file; policy: a Python file")],
     fits: Annotated[bool, typer.Option("--fits", help="hardware: every fitted efficiency, one a line")] = False,
 ) -> None:
-    """Show one spec with units and sources."""
-    load, lines = _KINDS[_known_kind(kind)]
+    """Show one spec with units and sources, or one serving policy with its options."""
+    if (known := _known_kind(kind)) == POLICY:
+        _print_policies(_policies_of(name))
+        return
+    load, lines = _KINDS[known]
     spec = load(name)
     print_table(lines(spec))
     if isinstance(spec, SystemSpec):
@@ -87,6 +112,34 @@ def check(
         raise SpecError("\n".join(faulty))
 
 
+def _policies_of(name: str) -> dict[str, type[System]]:
+    """The policy of that name, or all that a Python file registers."""
+    from disagg_sim.sweep.policy_files import load_policies
+
+    if not name.endswith(".py"):
+        return {name: type(system_named(name))}
+    before = set(systems())
+    load_policies(name)
+    found = {each: system for each, system in systems().items() if each not in before}
+    if not found:
+        raise SpecError(f"{name}: registers no serving policy")
+    return found
+
+
+def _print_policies(policies: Mapping[str, type[System]]) -> None:
+    """A block for each: what it does, the parts of a deployment that it takes, its options; then the keys of a run."""
+    from disagg_sim.simulation.run import RunOptions
+
+    for name, system in policies.items():
+        typer.echo(": ".join(filter(None, (name, title_of(system)))))
+        typer.echo(f"takes the parts {', '.join(system.needs)} of a deployment")
+        print_table(option_lines(system), header=_OPTION_HEADER)
+        typer.echo()
+    typer.echo("run: keys of a scenario that hold for every policy")
+    print_table(option_lines(RunOptions), header=_OPTION_HEADER)
+
+
+_OPTION_HEADER = ("option", "default", "allowed", "meaning")
 _FIT_HEADER = ("operator", "engine", "fit", "error: median, p90", "of rows held out", "measured on")
 #: Fields of every fitted row: not numbers of its form.
 _PROVENANCE = frozenset(Fit.__dataclass_fields__)
@@ -146,6 +199,9 @@ _KINDS: dict[str, tuple[Callable[[str], Any], Callable[[Any], Iterable[Line]]]] 
 
 
 def _known_kind(kind: str) -> str:
-    if kind not in _KINDS:
-        raise UnknownNameError(f"unknown kind {kind!r}{nearest(kind, _KINDS)}; known: {', '.join(_KINDS)}")
-    return kind
+    """The kind, which may be given in the plural."""
+    kinds = (*_KINDS, POLICY)
+    known = {**{each: each for each in kinds}, **{f"{each}s": each for each in kinds}, "policies": POLICY}
+    if kind not in known:
+        raise UnknownNameError(f"unknown kind {kind!r}{nearest(kind, kinds)}; known: {', '.join(kinds)}")
+    return known[kind]

@@ -10,6 +10,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision, PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.traffic import ConstantLength, LengthSpec, TrafficSpec
+from disagg_sim.simulation.options import options_of
 from disagg_sim.units import GB, MB, TB, TERA, US
 from disagg_sim.workload.lengths import length_distribution, representative_shape
 
@@ -119,6 +120,14 @@ def profile_lines(spec: ProfileSpec) -> Iterator[Line]:
     for key in ProfileSpec.__dataclass_fields__:
         if key != "sources":
             yield key, _profile_value(key, getattr(spec, key)), sources.get(key, "")
+
+
+def option_lines(owner: Any) -> Iterator[Line]:
+    """Name, default with its unit, allowed values and meaning of every option of a serving system, or of a run."""
+    for name, option in options_of(owner).items():
+        default = option.default
+        shown = str(default).lower() if isinstance(default, bool) else default if isinstance(default, str) else ""
+        yield name, shown or f"{default:.12g} {option.unit}".strip(), option.allowed, option.meaning
 
 
 _TIMES = ("_t0", "_latency", "_quantised", "_inside", "_across", "host")

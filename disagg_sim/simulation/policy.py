@@ -318,6 +318,13 @@ def systems() -> dict[str, type[System]]:
     return SYSTEMS
 
 
+def title_of(system: type[System]) -> str:
+    """What a system does, in one line: the first of its docstring; empty where nobody wrote one."""
+    written = (system.__doc__ or "").strip()
+    made = written.startswith(f"{system.__name__}(")  # ``dataclass`` puts the signature where nothing stands
+    return "" if made or not written else written.splitlines()[0]
+
+
 def system_named(name: str, **options: Any) -> System:
     """The registered system of that name with some of its options changed.
 

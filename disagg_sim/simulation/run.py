@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
-from disagg_sim.errors import InputError, PolicyError, above_zero, whole_number
+from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.facts.model import DenseFfn
 from disagg_sim.search.setting import Setting
 from disagg_sim.simulation.cluster import Cluster
@@ -21,6 +21,7 @@ from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.fleet import Fleet
 from disagg_sim.simulation.kv_link import KvLink, LinkSpec
 from disagg_sim.simulation.kv_memory import kv_blocks
+from disagg_sim.simulation.options import MOST, check_options, option
 from disagg_sim.simulation.policy import Limits, Parts, Site, System, system_named, systems
 from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.records import RunResult
@@ -37,24 +38,30 @@ Tables = Callable[[Mapping, int], StepTable]
 class RunOptions:
     """What a run assumes beside deployment and system."""
 
-    concurrency: int = 0  # closed loop: so many requests are always there; 0 = arrivals of the trace [request]
-    start_up_s: float = 30.0  # from the wish for an instance until it serves; weights are cached [s]
-    flip_s: float = 0.0  # a change of role takes the drained instance out of service that long [s]
+    concurrency: int = option(
+        0, "closed loop: so many requests are always there; 0: the arrivals of the trace", unit="request", low=0,
+        high=MOST,
+    )  # fmt: skip
+    start_up_s: float = option(
+        30.0, "time from the wish for an instance until it serves; weights are cached", unit="s", low=0.0
+    )
+    flip_s: float = option(
+        0.0, "time out of service of a drained instance that changes its role", unit="s", low=0.0
+    )
     link: LinkSpec = field(default_factory=LinkSpec)
-    prefix_cache_tokens: int = 0  # of prompts that an instance remembers beside its requests; 0 = none [token]
-    sample_s: float = 10.0  # between two samples of the state [s]
-    until_s: float = math.inf  # the run is cut there [s]
-    step_by_step: bool = False  # every decode step by itself, for comparison with the closed form
+    prefix_cache_tokens: int = option(
+        0, "tokens of prompts that an instance remembers beside its requests; 0: none", unit="token", low=0, high=MOST
+    )
+    sample_s: float = option(
+        10.0, "time between two samples of the state; a scenario without it takes a 200th of the trace", unit="s",
+        low=0.0, above=True, infinite=True,
+    )  # fmt: skip
+    until_s: float = option(math.inf, "time at which the run is cut", unit="s", low=0.0, above=True, infinite=True)
+    step_by_step: bool = option(False, "compute every decode step by itself, for comparison with the closed form")
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
-        whole_number("concurrency", self.concurrency, 0)
-        whole_number("prefix_cache_tokens", self.prefix_cache_tokens, 0)
-        above_zero("sample_s", self.sample_s, "s")
-        above_zero("until_s", self.until_s, "s")
-        for name, value in (("start_up_s", self.start_up_s), ("flip_s", self.flip_s)):
-            if not 0 <= value < math.inf:
-                raise InputError(f"{name} {value} is out of range; allowed: from 0 s")
+        check_options(self)
 
 
 def run(

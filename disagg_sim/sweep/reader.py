@@ -39,7 +39,7 @@ class Reader:
 
     def number(self, key: str, value: object, *, low: float, high: float, unit: str = "") -> float:
         """A plain number in ``[low, high]``; ``unit`` is what the key counts in."""
-        value = _plain_number(value)
+        value = plain_number(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.faults.append(f"{key}: {value!r} is not a plain number{_converted(value, unit)}")
         elif not low <= value <= high:
@@ -114,7 +114,7 @@ class Reader:
         return values
 
 
-def _plain_number(value: object) -> object:
+def plain_number(value: object) -> object:
     """YAML 1.1 reads 1e-3 as text: a number all the same."""
     if isinstance(value, str):
         try:

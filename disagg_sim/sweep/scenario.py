@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from disagg_sim.facts.yaml_files import read_mapping, spec_error, spec_files
 from disagg_sim.physics.rates import ENGINES
 from disagg_sim.search.setting import Setting, setting
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
+from disagg_sim.simulation.options import options_of
 from disagg_sim.simulation.policy import System, system_named
 from disagg_sim.simulation.possible import require_fit
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.sweep.policy_files import load_policies
-from disagg_sim.sweep.reader import Reader
+from disagg_sim.sweep.reader import Reader, plain_number
 from disagg_sim.sweep.scenario_trace import TraceSource, read_traces
 
 KEYS = (
@@ -260,21 +261,16 @@ def _systems(reader: Reader, value: object) -> tuple[SystemChoice, ...]:
 
 
 def _options(reader: Reader, where: str, target: type[Any], given: Mapping[Any, Any]) -> dict[str, Any]:
-    """Fields of a dataclass of plain values, each of the kind of its default."""
-    defaults = {each.name: each.default for each in fields(target) if each.default is not MISSING}
-    plain = {name: default for name, default in defaults.items() if isinstance(default, bool | int | float | str)}
-    reader.keys(f"{where}.", given, tuple(plain))
+    """Options of a system or a run, each a value of the kind of its default and in its range."""
+    known = options_of(target)
+    reader.keys(f"{where}.", given, tuple(known))
     found: dict[str, Any] = {}
-    for name in (name for name in plain if name in given):
-        key, value = f"{where}.{name}", given[name]
-        if isinstance(plain[name], bool):
-            found[name] = reader.flag(key, value)
-        elif isinstance(plain[name], int):
-            found[name] = reader.whole(key, value, low=0, high=10**9)
-        elif isinstance(plain[name], float):
-            found[name] = reader.number(key, value, low=0.0, high=1e12)
+    for name in (name for name in known if name in given):
+        value = given[name] if isinstance(known[name].default, bool | str) else plain_number(given[name])
+        if fault := known[name].fault(value):
+            reader.faults.append(f"{where}.{name}: {fault}")
         else:
-            found[name] = str(value)
+            found[name] = known[name].like_default(value)
     return found
 
 

@@ -5,6 +5,9 @@ import pytest
 from disagg_sim.cli.main import run
 from disagg_sim.facts.load import list_specs, load_efficiency
 from disagg_sim.facts.yaml_files import spec_files
+from disagg_sim.simulation import policy
+from disagg_sim.simulation.options import options_of
+from disagg_sim.simulation.policy import systems, title_of
 
 KINDS = ("hardware", "model", "traffic", "precision", "profile")
 
@@ -19,6 +22,52 @@ def test_list_names_everything(capsys):
     for kind in KINDS:
         for name in list_specs(kind):
             assert any(line.split()[:2] == [kind, name] for line in text.splitlines())
+
+
+def test_the_list_of_policies_has_every_option_with_its_default_and_its_meaning(capsys):
+    text = output(capsys, "list", "policies")
+    assert text == output(capsys, "list", "policy")
+    *blocks, run_keys = text.split("\n\n")
+    assert len(blocks) == len(systems())
+    for (name, system), block in zip(systems().items(), blocks, strict=True):
+        title, takes, _, *rows = block.splitlines()
+        assert title == f"{name}: {title_of(system)}"
+        assert takes == f"takes the parts {', '.join(system.needs)} of a deployment"
+        assert [row.split()[0] for row in rows] == list(options_of(system))
+        assert all(options_of(system)[row.split()[0]].meaning in row for row in rows)
+    assert run_keys.startswith("run: ")
+    assert "\nprefix_cache_tokens  0 token" in run_keys
+
+
+def test_one_policy_is_shown_with_units_and_ranges(capsys):
+    lines = output(capsys, "show", "policy", "arrow").splitlines()
+    monitor = next(line for line in lines if line.startswith("monitor_s"))
+    assert monitor.split("  ")[-1].strip() == "time between two looks of the monitor"
+    assert "1 s" in monitor
+    assert "from 0.001 s" in monitor
+
+
+MINE = """
+from dataclasses import dataclass
+from disagg_sim.simulation.policy import register
+
+@register("mine_alone")
+@dataclass(frozen=True)
+class Mine:
+    needs = ("colocated",)
+    patience: int = 7
+"""
+
+
+def test_the_policies_of_a_file_are_shown_as_far_as_they_are_known(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(policy, "SYSTEMS", dict(systems()))
+    (tmp_path / "mine.py").write_text(MINE)
+    lines = output(capsys, "show", "policy", str(tmp_path / "mine.py")).splitlines()
+    assert lines[:2] == ["mine_alone", "takes the parts colocated of a deployment"]
+    assert lines[3].split() == ["patience", "7", "whole", "numbers"]
+    (tmp_path / "none.py").write_text("x = 1\n")
+    assert run(["specs", "show", "policy", str(tmp_path / "none.py")]) == 2
+    assert capsys.readouterr().err.endswith("none.py: registers no serving policy\n")
 
 
 def test_list_of_one_kind(capsys):
@@ -97,12 +146,14 @@ def test_check_names_the_faults_of_every_file(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["list", "modle"], "unknown kind 'modle', did you mean 'model'?; known: " + ", ".join(KINDS)),
+        (["list", "modle"], "unknown kind 'modle', did you mean 'model'?; known: " + ", ".join((*KINDS, "policy"))),
         (["show", "precision", "fp9"], "unknown precision recipe 'fp9', did you mean 'fp8'?; known: "
          "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, mxfp4, mxfp4_fp8kv, nvfp4_bf16kv, "
          "nvfp4_fp8kv, nvfp4_fp8kv_bf16_attention"),
         (["show", "profile", "xyz"], "unknown profile 'xyz'; known: ideal, measured, optimistic"),
         (["show", "model", "none.yaml"], "none.yaml: no such file"),
+        (["show", "policy", "vlm"],
+         "unknown system 'vlm', did you mean 'vllm'?; known: " + ", ".join(sorted(systems()))),
     ],
 )  # fmt: skip
 def test_a_wrong_name_is_one_line_with_exit_code_2(capsys, arguments, message):

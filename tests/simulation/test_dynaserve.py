@@ -145,7 +145,7 @@ def test_steps_hold_the_limit():
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [("alpha", "fixd", "fixed"), ("balance", "work", "all, request"), ("ratio", 1.5, "from 0 to 1"),
-     ("length_error", -1.0, "from 0 token"), ("rounds", -1, "rounds")],
+     ("length_error", -1.0, "from 0 to 16777216 token"), ("rounds", -1, "rounds")],
 )  # fmt: skip
 def test_options_out_of_range_are_named(option, value, text):
     with pytest.raises(InputError, match=text):

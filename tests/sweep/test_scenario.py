@@ -131,7 +131,19 @@ def test_all_faults_are_told_at_once(written):
         ),
         ({"model": "llama_3_1_405b"}, "llama_3_1_405b in fp8 does not fit on 1 x h100_sxm"),
         ({"systems": [{"kind": "vllm", "token_budgt": 512}]}, "did you mean 'token_budget'"),
-        ({"systems": [{"kind": "vllm", "token_budget": 0.5}]}, "systems[0].token_budget: 0.5 is not a whole number"),
+        (
+            {"systems": [{"kind": "vllm", "token_budget": 0.5}]},
+            "systems[0].token_budget: 0.5 is out of range; allowed: whole numbers from 1 to 16777216 token",
+        ),
+        (
+            {"systems": [{"kind": "arrow", "monitor_s": 1.0e-9}]},
+            "systems[0].monitor_s: 1e-09 is out of range; allowed: from 0.001 s",
+        ),
+        (
+            {"systems": [{"kind": "dopd", "forecast": "arma"}]},
+            "systems[0].forecast: 'arma' is unknown, did you mean 'arima'?; allowed: constant, arima",
+        ),
+        ({"run": {"start_up_s": -1}}, "run.start_up_s: -1 is out of range; allowed: from 0 s"),
         ({"capacity": {"criterion": "p95"}}, "capacity.criterion: 'p95' is unknown, did you mean 'p99'?"),
         ({"run": {"sample": 1.0}}, "unknown key 'run.sample', did you mean 'sample_s'?"),
         ({"trace": {"path": "short.csv", "kind": "azur"}}, "did you mean 'azure'?"),

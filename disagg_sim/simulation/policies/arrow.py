@@ -22,9 +22,17 @@ import numba
 import numpy as np
 
 from disagg_sim.domain import Mapping
-from disagg_sim.errors import InputError, above_zero, whole_number
+from disagg_sim.errors import InputError
+from disagg_sim.simulation.options import (
+    LEAST_PERIOD_S,
+    MOST,
+    MOST_SEQUENCES,
+    MOST_TOKENS,
+    check_options,
+    option,
+)
 from disagg_sim.simulation.policies.arrow_profile import Predictor, max_running_tokens
-from disagg_sim.simulation.policies.loads import ByRole, one_of
+from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policy import LATER, Flip, Leg, Limits, Parts, Role, Site, State, Wish, register
 
 if TYPE_CHECKING:
@@ -42,28 +50,37 @@ class Arrow:
     """Placement within the limits, flips where there is none, decode before prefill in overload."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
-    token_budget: int = 2048  # decodes and prefill of a step [token]
-    max_sequences: int = 256  # of an instance [1]
-    prompts_per_step: int = 1  # of which a step takes pieces [1]
-    trigger: str = "predicted"  # of ``TRIGGERS``; "observed" reacts at the monitor's looks to requests that were late
-    monitor_s: float = 1.0  # between two looks [s]
-    window_s: float = 5.0  # of the mean interval between tokens [s]
-    patience: int = 3  # looks in a row with late tokens before an instance turns to decode [1]
-    low_load: float = 0.5  # share of MaxRunningTokens up to which decode may give an instance up [1]
-    busy_interval: float = 0.8  # share of the TPOT limit above which decode takes an idle instance [1]
-    waiting_counts: bool = True  # requests that wait for memory are load; else running ones alone, as printed
+    token_budget: int = option(
+        2048, "decodes and prefill of one step of an instance", unit="token", low=1, high=MOST_TOKENS
+    )
+    max_sequences: int = option(
+        256, "most sequences of an instance, running and in prefill; vLLM's default", low=1, high=MOST_SEQUENCES
+    )
+    prompts_per_step: int = option(1, "prompts of which one step takes pieces", low=1, high=MOST)
+    trigger: str = option(
+        "predicted", "what flips a decode instance to prefill: the TTFT predicted at an arrival, or late ones observed",
+        choices=TRIGGERS,
+    )  # fmt: skip
+    monitor_s: float = option(1.0, "time between two looks of the monitor", unit="s", low=LEAST_PERIOD_S)
+    window_s: float = option(
+        5.0, "time over which the interval between tokens is averaged; from monitor_s", unit="s", low=LEAST_PERIOD_S
+    )
+    patience: int = option(3, "looks in a row with late tokens before an instance turns to decode", low=1, high=MOST)
+    low_load: float = option(
+        0.5, "share of MaxRunningTokens up to which decode may give an instance up", low=0.0, high=1.0
+    )
+    busy_interval: float = option(
+        0.8, "share of the TPOT limit above which decode takes an idle instance", low=0.0, high=1.0
+    )
+    waiting_counts: bool = option(
+        True, "requests that wait for memory are load of decode; false: running ones alone, as printed"
+    )
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
-        for name in ("token_budget", "max_sequences", "prompts_per_step", "patience"):
-            whole_number(name, getattr(self, name))
-        one_of("trigger", self.trigger, TRIGGERS)
-        above_zero("monitor_s", self.monitor_s, "s")
+        check_options(self)
         if not self.window_s >= self.monitor_s:
             raise InputError(f"window_s {self.window_s} is out of range; allowed: from monitor_s = {self.monitor_s} s")
-        for name in ("low_load", "busy_interval"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} {getattr(self, name)} is out of range; allowed: from 0 to 1")
 
     def build(self, site: Site) -> Parts:
         """See ``System``; prefill and decode parts say where the instances begin."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from disagg_sim.errors import whole_number
-from disagg_sim.simulation.policies.loads import ByRole, Handover, fewest_requests, least_decode, one_of
+from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
+from disagg_sim.simulation.policies.loads import ByRole, Handover, fewest_requests, least_decode
 from disagg_sim.simulation.policy import AsPlanned, Limits, Parts, Role, Site, register
 from disagg_sim.simulation.state import Mode
 
@@ -27,16 +27,21 @@ class Disaggregated:
     """
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
-    token_budget: int = 2048  # of a prefill step [token]
-    max_sequences: int = 256  # of a decode instance [1]
-    prefill: str = "chunked"  # of ``PREFILLS``
-    early_push: bool = False  # decode instance chosen at arrival, the cache pushed piece by piece
+    token_budget: int = option(
+        2048, "prompt tokens of one step of a prefill instance", unit="token", low=1, high=MOST_TOKENS
+    )
+    max_sequences: int = option(256, "most sequences of a decode instance; vLLM's default", low=1, high=MOST_SEQUENCES)
+    prefill: str = option(
+        "chunked", "chunks of token_budget over several prompts, or whole prompts up to token_budget a pass",
+        choices=tuple(PREFILLS),
+    )  # fmt: skip
+    early_push: bool = option(
+        False, "choose the decode instance at arrival and push the cache while the prompt is computed"
+    )
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
-        whole_number("token_budget", self.token_budget)
-        whole_number("max_sequences", self.max_sequences)
-        one_of("prefill", self.prefill, tuple(PREFILLS))
+        check_options(self)
 
     def build(self, site: Site) -> Parts:
         """See ``System``."""

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.errors import InputError, above_zero, whole_number
+from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_SEQUENCES, MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.dopd_batches import BATCHES, LengthAware, kingman_wait
 from disagg_sim.simulation.policies.dopd_sizes import SIZINGS, Profile
 from disagg_sim.simulation.policies.forecast import FORECASTS, forecast_named
-from disagg_sim.simulation.policies.loads import ByRole, least, least_decode, one_of
+from disagg_sim.simulation.policies.loads import ByRole, least, least_decode
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
 from disagg_sim.simulation.policy import Leg, Limits, Parts, Role, Site, Wish, register
 from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
@@ -51,32 +51,42 @@ class Dopd:
     """Pools at the optimal ratio for the forecast load; prefill batches by length."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
-    resize: bool = True  # False: the pools stay as they are
-    sizing: str = "mended"  # of ``dopd_sizes.SIZINGS``
-    forecast: str = "arima"  # of ``forecast.FORECASTS``
-    correct: bool = True  # profile times corrected by observed ones
-    window_s: float = 60.0  # of one observation [s]
-    action_s: float = 300.0  # between two decisions on sizes [s]
-    check_s: float = 5.0  # between two looks whether GPUs for wanted instances are free [s]
-    batches: str = "knapsack"  # of ``dopd_batches.BATCHES``
-    timeout_share: float = 0.5  # of the queueing time, after which a batch runs before further long prompts [1]
-    profile_tokens: int = 1024  # mean input of the profile: what is short before the first forecast [token]
-    local_tokens: int = 128  # prompts up to this are computed on the decode instance; 0 = none [token]
-    token_budget: int = 2048  # of a step of a decode instance [token]
-    max_sequences: int = 256  # of an instance: the largest captured CUDA graph [1]
+    resize: bool = option(True, "size the pools; false: they stay as they are")
+    sizing: str = option("mended", "rule of the optimal ratio: with the faults of the paper mended, or as printed",
+                         choices=SIZINGS)  # fmt: skip
+    forecast: str = option(
+        "arima", "of load and lengths: an ARIMA model, or the last window", choices=tuple(FORECASTS)
+    )
+    correct: bool = option(True, "correct the times of the profile by observed ones")
+    window_s: float = option(60.0, "time of one observation", unit="s", low=LEAST_PERIOD_S)
+    action_s: float = option(300.0, "time between two decisions on sizes", unit="s", low=LEAST_PERIOD_S)
+    check_s: float = option(
+        5.0, "time between two looks whether GPUs are free for wanted instances", unit="s", low=LEAST_PERIOD_S
+    )
+    batches: str = option(
+        "knapsack", "how prompts are packed into prefill batches: by length, or as they came", choices=BATCHES
+    )
+    timeout_share: float = option(
+        0.5, "share of the queueing time after which a batch runs before further long prompts", low=0.0, above=True,
+        high=1.0,
+    )  # fmt: skip
+    profile_tokens: int = option(
+        1024, "mean input of the profile: longer prompts run alone until the first forecast", unit="token", low=1,
+        high=MOST_TOKENS,
+    )  # fmt: skip
+    local_tokens: int = option(
+        128, "prompts up to this are computed on the decode instance; 0: none", unit="token", low=0, high=MOST_TOKENS
+    )
+    token_budget: int = option(
+        2048, "decodes and prefill of one step of a decode instance", unit="token", low=1, high=MOST_TOKENS
+    )
+    max_sequences: int = option(
+        256, "most sequences of an instance: the largest captured CUDA graph", low=1, high=MOST_SEQUENCES
+    )
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
-        one_of("sizing", self.sizing, SIZINGS)
-        one_of("forecast", self.forecast, tuple(FORECASTS))
-        one_of("batches", self.batches, BATCHES)
-        for name in ("window_s", "action_s", "check_s"):
-            above_zero(name, getattr(self, name), "s")
-        for name in ("profile_tokens", "token_budget", "max_sequences"):
-            whole_number(name, getattr(self, name))
-        whole_number("local_tokens", self.local_tokens, 0)
-        if not 0 < self.timeout_share <= 1:
-            raise InputError(f"timeout_share {self.timeout_share} is out of range; allowed: above 0, at most 1")
+        check_options(self)
 
     def build(self, site: Site) -> Parts:
         """See ``System``."""

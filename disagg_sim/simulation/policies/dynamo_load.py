@@ -22,8 +22,15 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.errors import InputError, above_zero, whole_number
-from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, least_prefill, one_of
+from disagg_sim.simulation.options import (
+    LEAST_PERIOD_S,
+    MOST,
+    MOST_SEQUENCES,
+    MOST_TOKENS,
+    check_options,
+    option,
+)
+from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, least_prefill
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
 from disagg_sim.simulation.policy import Autoscaler, Limits, Parts, Role, Site, Wish, register
 from disagg_sim.simulation.state import BLOCK_TOKENS
@@ -54,26 +61,32 @@ class DynamoLoad:
     """One instance up or down by the load of now, within the GPUs of the deployment."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
-    mode: str = "sla"  # of ``MODES``
-    period_s: float = 5.0  # between two decisions [s]
-    sensitivity: float = 0.8  # share of the SLO under which an estimate must stay to scale down [1]
-    context_tokens: int = 0  # of the thresholds on queues; 0: what the model takes [token]
-    least: int = 1  # instances of each pool that stay [1]
-    token_budget: int = 2048  # of a step [token]
-    max_sequences: int = 256  # of an instance [1]
-    drain: bool = True
-    project: bool = True
-    deaf: bool = False
+    mode: str = option(
+        "sla", "what decides: estimated TTFT and ITL against the SLO, or thresholds for throughput or latency",
+        choices=MODES,
+    )  # fmt: skip
+    period_s: float = option(5.0, "time between two decisions", unit="s", low=LEAST_PERIOD_S)
+    sensitivity: float = option(
+        0.8, "share of the SLO under which an estimate must stay to scale down", low=0.0, above=True, high=1.0
+    )
+    context_tokens: int = option(
+        0, "context length of the thresholds on queues; 0: the longest that the model takes", unit="token", low=0,
+        high=MOST_TOKENS,
+    )  # fmt: skip
+    least: int = option(1, "instances of each pool that stay", low=1, high=MOST)
+    token_budget: int = option(
+        2048, "decodes and prefill of one step of an instance", unit="token", low=1, high=MOST_TOKENS
+    )
+    max_sequences: int = option(
+        256, "most sequences of an instance, running and in prefill; vLLM's default", low=1, high=MOST_SEQUENCES
+    )
+    drain: bool = option(True, "instances that stop finish what they have; false: their requests fail")
+    project: bool = option(True, "scale down by the load of the instances left; false: by the load of all of them")
+    deaf: bool = option(False, "instances started later never report their load")
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
-        one_of("mode", self.mode, MODES)
-        above_zero("period_s", self.period_s, "s")
-        whole_number("context_tokens", self.context_tokens, 0)
-        for name in ("least", "token_budget", "max_sequences"):
-            whole_number(name, getattr(self, name))
-        if not 0 < self.sensitivity <= 1:
-            raise InputError(f"sensitivity {self.sensitivity} is out of range; allowed: above 0, at most 1")
+        check_options(self)
 
     def build(self, site: Site) -> Parts:
         """See ``System``."""

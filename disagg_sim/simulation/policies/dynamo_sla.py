@@ -17,10 +17,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from disagg_sim.domain import Slo
-from disagg_sim.errors import above_zero, whole_number
+from disagg_sim.simulation.options import (
+    LEAST_PERIOD_S,
+    MOST,
+    MOST_SEQUENCES,
+    MOST_TOKENS,
+    check_options,
+    option,
+)
 from disagg_sim.simulation.policies.dynamo_load import DynamoLoad, LoadPlanner, planned
 from disagg_sim.simulation.policies.forecast import FORECASTS, forecast_named
-from disagg_sim.simulation.policies.loads import one_of
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
 from disagg_sim.simulation.policy import Limits, Parts, Site, Wish, register
 from disagg_sim.simulation.state import BLOCK_TOKENS
@@ -36,23 +42,27 @@ class DynamoSla:
     """Pools for the forecast load, within the GPUs of the deployment."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
-    window_s: float = 180.0  # between two decisions, and what each looks back on [s]
-    forecast: str = "arima"  # of ``forecast.FORECASTS``
-    most_changes: int = 8  # instances that one decision starts or stops [1]
-    load: bool = False  # whether the load planner decides in between
-    load_period_s: float = 5.0  # between two of its decisions [s]
-    least: int = 1  # instances of each pool that stay [1]
-    token_budget: int = 2048  # of a step [token]
-    max_sequences: int = 256  # of an instance [1]
-    drain: bool = True  # False: workers that leave take their requests with them
+    window_s: float = option(
+        180.0, "time between two decisions, and what each looks back on", unit="s", low=LEAST_PERIOD_S
+    )
+    forecast: str = option(
+        "arima", "of load and lengths: an ARIMA model, or the last window", choices=tuple(FORECASTS)
+    )
+    most_changes: int = option(8, "instances that one decision starts or stops at most", low=1, high=MOST)
+    load: bool = option(False, "the load planner decides in between; the sizes found here are its floor")
+    load_period_s: float = option(5.0, "time between two decisions of the load planner", unit="s", low=LEAST_PERIOD_S)
+    least: int = option(1, "instances of each pool that stay", low=1, high=MOST)
+    token_budget: int = option(
+        2048, "decodes and prefill of one step of an instance", unit="token", low=1, high=MOST_TOKENS
+    )
+    max_sequences: int = option(
+        256, "most sequences of an instance, running and in prefill; vLLM's default", low=1, high=MOST_SEQUENCES
+    )
+    drain: bool = option(True, "instances that stop finish what they have; false: their requests fail")
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
-        one_of("forecast", self.forecast, tuple(FORECASTS))
-        above_zero("window_s", self.window_s, "s")
-        above_zero("load_period_s", self.load_period_s, "s")
-        for name in ("most_changes", "least", "token_budget", "max_sequences"):
-            whole_number(name, getattr(self, name))
+        check_options(self)
 
     def build(self, site: Site) -> Parts:
         """See ``System``."""

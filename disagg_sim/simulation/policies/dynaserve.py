@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from disagg_sim.errors import InputError, whole_number
+from disagg_sim.errors import InputError
+from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies import dynaserve_predictor as predictor
-from disagg_sim.simulation.policies.loads import ByRole, one_of
+from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policy import Leg, Limits, Parts, Role, Site, register
 from disagg_sim.simulation.state import Mode
 
@@ -37,6 +38,8 @@ ALPHAS = ("fixed", "least_loaded")
 BALANCES = ("all", "request")
 #: Difference of the two times at which the bisection ends in any case. [s]
 LEAST_DIFFERENCE_S = 0.001
+#: Most halvings: so many cut any number of tokens down to one. [1]
+MOST_ROUNDS = 64
 #: Names of the random stream of prediction errors.
 ERRORS = "output_error"
 
@@ -47,32 +50,40 @@ class DynaServe:
     """Micro-requests on pairs of instances, split where both finish at the same time."""
 
     needs: ClassVar[tuple[str, ...]] = ("pairs",)
-    token_budget: int = 2048  # decodes and prefill of a step, at most [token]
-    max_sequences: int = 256  # of an instance [1]
-    slo_aware: bool = True  # steps stay within the TPOT limit; else they fill the budget
-    rounds: int = 6  # halvings of the split, at most [1]
-    tolerance: float = 0.02  # difference of the two times, over the later, at which it is good enough [1]
-    ratio: float = 0.0  # of every request on its first instance; 0 = searched [1]
-    balance: str = "request"  # of ``BALANCES``
-    alpha: str = "fixed"  # of ``ALPHAS``
-    length_error: float = 51.0  # of predicted outputs, standard deviation: 95 % within 100 tokens [token]
-    margin: int = 20  # added to predicted outputs [token]
-    overhead_s: float = 0.015  # of the decision, before a request reaches its first instance [s]
+    token_budget: int = option(
+        2048, "decodes and prefill of one step, at most", unit="token", low=1, high=MOST_TOKENS
+    )
+    max_sequences: int = option(
+        256, "most sequences of an instance, running and in prefill; vLLM's default", low=1, high=MOST_SEQUENCES
+    )
+    slo_aware: bool = option(True, "steps stay within the TPOT limit; false: they fill the budget")
+    rounds: int = option(6, "halvings of the split, at most", low=0, high=MOST_ROUNDS)
+    tolerance: float = option(
+        0.02, "difference of the two times, over the later, at which a split is good enough", low=0.0, high=1.0
+    )
+    ratio: float = option(
+        0.0, "share of every request that its first instance takes; 0: searched for each request", low=0.0, high=1.0
+    )
+    balance: str = option(
+        "request", "what is to end at the same time on both: all that they were given, or the parts of the new request",
+        choices=BALANCES,
+    )  # fmt: skip
+    alpha: str = option(
+        "fixed", "which instance of a pair takes first parts: always the same, or the one with fewer requests",
+        choices=ALPHAS,
+    )  # fmt: skip
+    length_error: float = option(
+        51.0, "standard deviation of the error of predicted outputs: 95 % within 100 tokens", unit="token", low=0.0,
+        high=float(MOST_TOKENS),
+    )  # fmt: skip
+    margin: int = option(20, "added to predicted outputs", unit="token", low=0, high=MOST_TOKENS)
+    overhead_s: float = option(
+        0.015, "time of the decision, before a request reaches its first instance", unit="s", low=0.0
+    )
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
-        whole_number("token_budget", self.token_budget)
-        whole_number("max_sequences", self.max_sequences)
-        whole_number("rounds", self.rounds, 0)
-        whole_number("margin", self.margin, 0)
-        one_of("alpha", self.alpha, ALPHAS)
-        one_of("balance", self.balance, BALANCES)
-        for name in ("tolerance", "ratio"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} {getattr(self, name)} is out of range; allowed: from 0 to 1")
-        for name, unit in (("length_error", "token"), ("overhead_s", "s")):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise InputError(f"{name} {getattr(self, name)} is out of range; allowed: from 0 {unit}")
+        check_options(self)
 
     def build(self, site: Site) -> Parts:
         """See ``System``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from disagg_sim.errors import whole_number
+from disagg_sim.simulation.options import MOST, MOST_SEQUENCES, MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.loads import ByRole, Choice, Handover, RoundRobin, least_decode, least_prefill
 from disagg_sim.simulation.policy import Limits, Parts, Role, Site, register
 
@@ -19,15 +19,17 @@ class LeastLoad:
     """Fewest queued prompt tokens for prefill, fewest tokens in decode for decode."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
-    token_budget: int = 2048  # of a step [token]
-    max_sequences: int = 256  # of an instance [1]
-    prompts_per_step: int = 1  # of which a step takes pieces [1]
+    token_budget: int = option(
+        2048, "decodes and prefill of one step of an instance", unit="token", low=1, high=MOST_TOKENS
+    )
+    max_sequences: int = option(
+        256, "most sequences of an instance, running and in prefill; vLLM's default", low=1, high=MOST_SEQUENCES
+    )
+    prompts_per_step: int = option(1, "prompts of which one step takes pieces", low=1, high=MOST)
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
-        whole_number("token_budget", self.token_budget)
-        whole_number("max_sequences", self.max_sequences)
-        whole_number("prompts_per_step", self.prompts_per_step)
+        check_options(self)
 
     def choices(self) -> tuple[Choice, Choice]:
         """Of the prefill instance and of the decode instance."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from disagg_sim.errors import whole_number
+from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
 from disagg_sim.simulation.policy import AsPlanned, Limits, Parts, Role, Site, register
 from disagg_sim.simulation.state import Mode
@@ -21,14 +21,20 @@ class Vllm:
     """Replicas that prefill beside their decodes; a request goes to the one with the fewest."""
 
     needs: ClassVar[tuple[str, ...]] = ("colocated",)
-    token_budget: int = 2048  # decodes and prefill of one step: the size of a chunk [token]
-    max_sequences: int = 256  # of an instance [1]
-    chunked: bool = True  # else whole prompts in passes of their own, while decodes wait
+    token_budget: int = option(
+        2048, "decodes and prefill of one step: the size of a chunk; of a pass of whole prompts", unit="token", low=1,
+        high=MOST_TOKENS,
+    )  # fmt: skip
+    max_sequences: int = option(
+        256, "most sequences of an instance, running and in prefill; vLLM's default", low=1, high=MOST_SEQUENCES
+    )
+    chunked: bool = option(
+        True, "prompts in chunks beside the decodes; false: whole, in passes of their own, while decodes wait"
+    )
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
-        whole_number("token_budget", self.token_budget)
-        whole_number("max_sequences", self.max_sequences)
+        check_options(self)
 
     def build(self, site: Site) -> Parts:
         """See ``System``."""

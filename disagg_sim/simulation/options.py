@@ -1,0 +1,119 @@
+"""Options of serving systems and of runs: default, meaning, unit and range stand in one place, at the field.
+
+``option(2048, "tokens of one step", unit="token", low=1, high=MOST_TOKENS)`` makes a field of a dataclass. Checks,
+scenarios and ``disagg-sim specs list policies`` all read the same ``Option``. A dataclass with plain defaults has
+options, too; only their defaults are known.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from numbers import Real
+from typing import Any, TypeVar
+
+from disagg_sim.errors import InputError, nearest
+
+Plain = TypeVar("Plain", bool, int, float, str)
+
+#: Most sequences of an instance: a step table holds a row for each number of them. [1]
+MOST_SEQUENCES = 65_536
+#: Most tokens of a step or a batch: above every context limit, far below where counts of tokens overflow. [token]
+MOST_TOKENS = 2**24
+#: Most of whatever else is counted: more is a slip of the pen. [1]
+MOST = 10**9
+#: Least time between two looks of a policy: shorter than the steps that it looks at. [s]
+LEAST_PERIOD_S = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option: what it means, and which values it takes; they are of the kind of its default."""
+
+    default: bool | int | float | str
+    meaning: str = ""  # empty of a plain field of a user's own system
+    unit: str = ""
+    low: float = -math.inf  # least value of a number
+    above: bool = False  # whether a value must lie above ``low``
+    high: float = math.inf  # largest value of a number
+    infinite: bool = False  # whether a number without end is a value
+    choices: tuple[str, ...] = ()  # of a text; empty = any text
+
+    @property
+    def allowed(self) -> str:
+        """The values that it takes, in words; empty where every value of its kind is one."""
+        if isinstance(self.default, bool):
+            return "true or false"
+        if isinstance(self.default, str):
+            return ", ".join(self.choices)
+        bounds = [f"{'above' if self.above else 'from'} {self.low:.12g}"] if self.low > -math.inf else []
+        if self.high < math.inf:
+            bounds.append(f"to {self.high:.12g}")
+        kind = "whole numbers" if isinstance(self.default, int) else "numbers"
+        words = " ".join([*([kind] if isinstance(self.default, int) or not bounds else []), *bounds])
+        return f"{words}{' ' + self.unit if self.unit else ''}{', or infinity' if self.infinite else ''}"
+
+    def takes(self, value: object) -> bool:
+        """Whether it is a value of this option."""
+        if isinstance(self.default, bool):
+            return isinstance(value, bool)
+        if isinstance(self.default, str):
+            return isinstance(value, str) and (not self.choices or value in self.choices)
+        if isinstance(value, bool) or not isinstance(value, Real):
+            return False
+        number = float(value)
+        if math.isinf(number):
+            return self.infinite and number > 0
+        whole = not isinstance(self.default, int) or number.is_integer()
+        return whole and self.low <= number <= self.high and not (self.above and number == self.low)
+
+    def fault(self, value: object) -> str:
+        """What is wrong with a value and what is allowed, to stand behind its name; empty for a value that it takes."""
+        if self.takes(value):
+            return ""
+        if self.choices:
+            return f"{value!r} is unknown{nearest(value, self.choices)}; allowed: {self.allowed}"
+        return f"{value!r} is out of range; allowed: {self.allowed or 'a text'}"
+
+    def like_default(self, value: Any) -> Any:
+        """A value that it takes, of the type of its default: 5 as 5.0, 2048.0 as 2048."""
+        return type(self.default)(value)
+
+
+def option(
+    default: Plain,
+    meaning: str,
+    *,
+    unit: str = "",
+    low: float = -math.inf,
+    above: bool = False,
+    high: float = math.inf,
+    infinite: bool = False,
+    choices: tuple[str, ...] = (),
+) -> Plain:
+    """A field of a dataclass, with its meaning; see ``Option``."""
+    known = Option(
+        default=default, meaning=meaning, unit=unit, low=low, above=above, high=high, infinite=infinite,
+        choices=choices,
+    )  # fmt: skip
+    made: Plain = field(default=default, metadata={Option: known})
+    return made
+
+
+def options_of(owner: Any) -> dict[str, Option]:
+    """Options of a dataclass or one of its objects by name: its fields whose default is a plain value."""
+    found = {}
+    for each in fields(owner):
+        if (known := each.metadata.get(Option)) is not None:
+            found[each.name] = known
+        elif isinstance(each.default, bool | int | float | str):
+            found[each.name] = Option(default=each.default)
+    return found
+
+
+def check_options(chosen: Any) -> None:
+    """``InputError`` for the first option of a dataclass object whose value is out of range."""
+    for name, known in options_of(chosen).items():
+        if fault := known.fault(getattr(chosen, name)):
+            raise InputError(f"{name} {fault}")
+
