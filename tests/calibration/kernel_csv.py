@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 
-#: Where the measurements lie beside a checkout; tests that judge fits on them skip where they are missing.
-DATA = Path(__file__).parents[3] / "shared" / "data" / "kernels"
-
 GEMM = "system,framework,version,kernel_source,dtype,m,n,k,latency_us"
 QUANTIZE = "system,framework,version,kernel_source,op,dtype,m,k,latency_us"
 

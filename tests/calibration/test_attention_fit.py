@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from shared_data import shared_file
 
 import disagg_sim as ds
 from disagg_sim.calibration.attention import (
@@ -26,7 +26,6 @@ from disagg_sim.calibration.tables import read_exclusions, read_tables
 from disagg_sim.facts.efficiency import DecodeAttentionFit, PrefillAttentionFit
 from disagg_sim.units import US
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "kernels"
 H200 = ds.load_system("h200_sxm")
 WORDS = {"system": "h200_sxm", "framework": "vllm", "version": "1", "kernel_source": "k", "compute_dtype": "bfloat16"}
 BASE = {"engine": "vllm", "version": "1", "points": 0, "median_error": 0.0, "p90_error": 0.0, "kind": "gqa"}
@@ -96,12 +95,13 @@ MEASURED = [
 ]
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the measured kernel tables are not beside the checkout")
 @pytest.mark.parametrize(("name", "fit", "predict", "bar", "numbers"), MEASURED, ids=[case[0] for case in MEASURED])
 def test_shapes_that_no_fit_has_seen_are_met(name, fit, predict, bar, numbers, tmp_path):
-    some = pd.read_csv(DATA / f"{name}.csv").query("system in ['h200_sxm', 'b200_sxm'] and batch in [1, 8, 32, 128]")
+    known = read_exclusions(shared_file("kernels/exclude.csv"))
+    some = pd.read_csv(shared_file(f"kernels/{name}.csv"))
+    some = some.query("system in ['h200_sxm', 'b200_sxm'] and batch in [1, 8, 32, 128]")
     some.to_csv(tmp_path / "some.csv", index=False)
-    (table,) = read_tables(tmp_path / "some.csv", exclusions=read_exclusions(DATA / "exclude.csv"))
+    (table,) = read_tables(tmp_path / "some.csv", exclusions=known)
     rows = table.rows[table.rows["masked"] == ""]
     errors: dict[str, list[np.ndarray]] = {}
     for (system, framework, _), mine in rows.groupby(["system", "framework", "version"]):

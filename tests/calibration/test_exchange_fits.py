@@ -6,7 +6,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from kernel_csv import DATA, frame
+from kernel_csv import frame
+from shared_data import shared_file
 
 from disagg_sim.calibration.alltoall import PER_NODE, PER_PICK, PER_RANK, fit_alltoall, predict_alltoall
 from disagg_sim.calibration.collectives import fit_collectives, predict_collectives
@@ -145,7 +146,6 @@ def test_dispatch_of_one_rank_by_hand():
     assert found == pytest.approx([15 * US + 1024 * 7168 * 1.03125 * 7 / (0.55 * 450 * GB)], rel=1e-9)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="no measurements beside the checkout")
 @pytest.mark.parametrize(
     ("name", "fit", "predict", "bar"),
     [
@@ -155,7 +155,7 @@ def test_dispatch_of_one_rank_by_hand():
 )
 def test_shapes_that_no_fit_saw_stay_below_the_bar(name, fit, predict, bar):
     """H100: median below the bar and 90 % quantile below 3.5 times it, each library apart."""
-    (table,) = read_tables(DATA / f"{name}.csv")
+    (table,) = read_tables(shared_file(f"kernels/{name}.csv"))
     rows = table.rows[table.rows["system"] == "h100_sxm"]
     fits = fit(rows[~rows["held_out"]], H100)
     unseen = rows[rows["held_out"]]

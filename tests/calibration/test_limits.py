@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from kernel_csv import DATA, frame
+from kernel_csv import frame
+from shared_data import shared_file
 
 from disagg_sim.calibration.limits import least_time
 from disagg_sim.calibration.tables import read_exclusions, read_tables
@@ -57,9 +58,9 @@ def test_an_exchange_sends_a_token_once_to_each_rank_or_node():
     assert least("moe_alltoall", phase="prepare", ep_size=8, node_num=1, **sizes) == 0.0
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="no measurements beside the checkout")
 @pytest.mark.parametrize("name", ["collectives", "moe_alltoall", "mla_generation", "quantize_ops"])
 def test_no_row_that_is_not_excluded_beats_the_peaks(name):
-    (table,) = read_tables(DATA / f"{name}.csv", exclusions=read_exclusions(DATA / "exclude.csv"))
+    known = read_exclusions(shared_file("kernels/exclude.csv"))
+    (table,) = read_tables(shared_file(f"kernels/{name}.csv"), exclusions=known)
     for system, rows in table.rows[table.rows["masked"] == ""].groupby("system"):
         assert (rows["latency"].to_numpy() >= least_time(name, rows, load_system(str(system)))).all(), system

@@ -1,29 +1,24 @@
 """Which part a served row belongs to: a file that no profile was fitted to is new, whatever its configurations."""
 
-from pathlib import Path
-
-import pytest
+import pandas as pd
+from shared_data import shared_file
 
 from disagg_sim.calibration.serving import evaluate
 from disagg_sim.calibration.serving_rows import read_rows
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "measured"
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="measured serving runs are not at hand")
-
 
 def test_rows_of_the_fitted_files_are_told_from_rows_of_others(tmp_path):
     name = "inferencex_llama70b_gptoss120b_runs.csv"
-    known = [row for row in read_rows(DATA / name) if row.engine == "vllm"][:40]
+    source = shared_file(f"measured/{name}")
+    known = [row for row in read_rows(source) if row.engine == "vllm"][:40]
     assert set(evaluate(known)["part"]) == {"fitted", "held-out"}
     copy = tmp_path / name
-    copy.write_text("".join((DATA / name).read_text().splitlines(keepends=True)[:6]))
+    copy.write_text("".join(source.read_text().splitlines(keepends=True)[:6]))
     assert set(evaluate(read_rows(copy))["part"]) == {"new"}
 
 
 def test_a_result_without_samples_is_a_row_with_a_reason(tmp_path):
-    import pandas as pd
-
-    table = pd.read_csv(DATA / "mlperf_inference.csv", low_memory=False).head(3)
+    table = pd.read_csv(shared_file("measured/mlperf_inference.csv"), low_memory=False).head(3)
     table["samples_per_s"], table["tokens_per_sample_out"] = 0.0, float("nan")
     table.to_csv(tmp_path / "none.csv", index=False)
     verdicts = evaluate(read_rows(tmp_path / "none.csv"))

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shared_data import shared_file
 
 from disagg_sim import load_trace
 from disagg_sim.workload.readers import load_lengths
 from disagg_sim.workload.statistics import prefix_hit_rate, trace_statistics
 from disagg_sim.workload.trace import PrefixBlocks, Trace
-
-TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
-
-
-def real(name: str) -> Path:
-    if not (TRACES / name).exists():
-        pytest.skip(f"{name} is not beside the checkout")
-    return TRACES / name
 
 
 def test_statistics_by_hand():
@@ -73,7 +65,7 @@ def test_hit_rate_equals_counting_one_by_one(blocks):
 
 def test_azure_code_is_what_is_published():
     """Wu et al., Arrow: c_v 0.80, correlation 0.95, 25.7K-1327.9K input and 0.25K-16.6K output a minute."""
-    trace = load_trace(real("azure2023/AzureLLMInferenceTrace_code.csv"))
+    trace = load_trace(shared_file("traces/azure2023/AzureLLMInferenceTrace_code.csv"))
     found = trace_statistics(trace)
     assert (found.requests, found.notes) == (8819, ())
     assert found.busy_minutes.input_cv == pytest.approx(0.80, abs=0.03)
@@ -87,7 +79,7 @@ def test_azure_code_is_what_is_published():
 
 def test_azure_conversation_is_what_is_published():
     """Wu et al., Arrow: 19,366 requests, correlation 0.29: that of clock minutes, which hang on two cut-off ones."""
-    trace = load_trace(real("azure2023/AzureLLMInferenceTrace_conv.csv"))
+    trace = load_trace(shared_file("traces/azure2023/AzureLLMInferenceTrace_conv.csv"))
     assert len(trace) == 19_366
     clock = trace.between(-46.68059, math.inf)  # the first request came at 18:15:46.68
     assert trace_statistics(clock).every_minute.correlation == pytest.approx(0.29, abs=0.02)
@@ -99,7 +91,7 @@ def test_azure_conversation_is_what_is_published():
 
 @pytest.mark.parametrize(("name", "requests", "hits"), [("conversation", 12_031, 0.366), ("synthetic", 3_993, 0.640)])
 def test_mooncake_prefixes_are_reused_as_published(name, requests, hits):
-    trace = load_trace(real(f"mooncake/{name}_trace.jsonl.gz"))
+    trace = load_trace(shared_file(f"traces/mooncake/{name}_trace.jsonl.gz"))
     assert len(trace) == requests
     assert trace_statistics(trace).prefix_hit_rate == pytest.approx(hits, abs=5e-4)
     assert np.all(np.diff(trace.prefix.offsets) == np.ceil(trace.input_tokens / 512))
@@ -107,13 +99,13 @@ def test_mooncake_prefixes_are_reused_as_published(name, requests, hits):
 
 def test_mooncake_conversation_in_its_first_ten_minutes():
     """Wu et al., Arrow: 1,756 requests, the batch at 600 s among them; their c_v of 0.16 is not found: it is 0.08."""
-    trace = load_trace(real("mooncake/conversation_trace.jsonl.gz"), spread=False)
+    trace = load_trace(shared_file("traces/mooncake/conversation_trace.jsonl.gz"), spread=False)
     assert len(trace.between(0, 600.0005)) == 1_756
     assert trace_statistics(trace.between(0, 600)).every_minute.input_cv == pytest.approx(0.084, abs=0.001)
 
 
 def test_spreading_moves_no_request_past_the_next_batch():
-    path = real("mooncake/conversation_trace.jsonl.gz")
+    path = shared_file("traces/mooncake/conversation_trace.jsonl.gz")
     spread, as_is = load_trace(path), load_trace(path, spread=False)
     assert spread.input_tokens.tolist() == as_is.input_tokens.tolist()
     moved = spread.arrival - as_is.arrival
@@ -125,7 +117,7 @@ def test_spreading_moves_no_request_past_the_next_batch():
 
 
 def test_the_head_of_burstgpt():
-    found = trace_statistics(load_trace(real("burstgpt/BurstGPT_1_head400.csv")))
+    found = trace_statistics(load_trace(shared_file("traces/burstgpt/BurstGPT_1_head400.csv")))
     assert (found.requests, found.dropped) == (383, 17)
     assert (found.input_tokens.cv, found.output_tokens.cv) == (
         pytest.approx(1.013, abs=1e-3),
@@ -136,7 +128,7 @@ def test_the_head_of_burstgpt():
 
 
 def test_the_servegen_pool_has_its_means():
-    found = trace_statistics(load_trace(real("servegen/deepseek-r1.tar.gz")))
+    found = trace_statistics(load_trace(shared_file("traces/servegen/deepseek-r1.tar.gz")))
     assert found.rate_per_s == pytest.approx(16.0, rel=0.01)
     assert found.input_tokens.mean == pytest.approx(1268, rel=0.01)
     assert (found.input_tokens.p50, found.input_tokens.p99) == (
@@ -157,7 +149,7 @@ def test_the_servegen_pool_has_its_means():
     ],
 )
 def test_length_tables_have_their_means(name, rows, inputs, outputs):
-    table = load_lengths(real(f"lengths/{name}.csv.gz"))
+    table = load_lengths(shared_file(f"traces/lengths/{name}.csv.gz"))
     assert table.input_tokens.size <= rows
     assert table.input_tokens.size >= 0.99 * rows
     assert table.input_tokens.mean() == pytest.approx(inputs, rel=0.01)
