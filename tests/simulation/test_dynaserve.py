@@ -92,7 +92,7 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 60)), min_siz
 @settings(max_examples=40, deadline=None)
 @given(requests=REQUESTS, mode=st.sampled_from([Mode.CHUNKED, Mode.SLO_AWARE]), when=st.floats(0.0, 2.0))
 def test_predictor_and_kernel_agree_when_lengths_are_known(requests, mode, when):
-    fleet = fleet_of(mode, 0.1)
+    fleet = fleet_of(mode, 0.10005)  # half a token from any step: rounding decides nothing
     for request, (prompt, output) in enumerate(requests):
         fleet.submit(1, request, 0, prompt, output, 0.0)
     fleet.run_until(when)
