@@ -296,7 +296,7 @@ def look_up(
 ) -> tuple[float, float]:  # fmt: skip
     """What a step table says, by the number of the question."""
     if action == PASS_TIME:
-        return pass_part(head, values, 1.0, prefill, int(past))
+        return pass_part(head, values, float(pieces), prefill, int(past))
     if action == LARGEST_PREFILL:
         return float(largest_prefill(head, values, decodes, context, int(past), limit, prefill)), 0.0
     longest = -(-prefill // pieces)

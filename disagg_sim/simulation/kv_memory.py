@@ -75,6 +75,8 @@ def kv_blocks(
             f"{degrees.gpus:g} GPUs lacks {lacking / GIB:.1f} GiB a GPU beside steps of {max_tokens} tokens; "
             "allowed: more GPUs an instance, or smaller steps"
         )
+    if low == MOST_TOKENS // BLOCK_TOKENS:  # windows alone: the cache of a sequence stops growing
+        low = math.ceil(max_sequences / ranks * setting.model.max_context / BLOCK_TOKENS)
     return int(ranks) * low
 
 

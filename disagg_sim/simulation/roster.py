@@ -15,6 +15,7 @@ from disagg_sim.simulation.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.policy import Flip, Limits, Parts, Role, SetLimits, Site, Start, State, Stop, Wish
 from disagg_sim.simulation.records import Decision
+from disagg_sim.simulation.service import Traffic, prefill_rate, seats
 from disagg_sim.simulation.state import Mode
 
 Index = NDArray[np.intp]
@@ -54,6 +55,9 @@ class Roster:
         self.stop_s: list[float] = []
         self.flips: list[int] = []
         self.coming: list[int] = []  # segments promised to it: in transfer, waiting for a batch [1]
+        self.prefill_rate: list[float] = []  # what each serves of the expected traffic [request/s]
+        self.seats: list[int] = []  # [1]
+        self._served: dict[tuple[Mapping, Role], tuple[float, int]] = {}
         self.decisions: list[Decision] = []
         self.prefill: Index = np.empty(0, np.intp)  # ready instances that take prefill
         self.decode: Index = np.empty(0, np.intp)
@@ -171,8 +175,24 @@ class Roster:
         self.stop_s.append(np.nan)
         self.flips.append(0)
         self.coming.append(0)
+        rate, seats = self._serves_of(mapping, role)
+        self.prefill_rate.append(rate)
+        self.seats.append(seats)
         self._set(instance, self.parts.steps.limits(mapping, role))
         return instance
+
+    def _serves_of(self, mapping: Mapping, role: Role) -> tuple[float, int]:
+        """Prefill rate and seats of an instance, each in the role that it has for it; see ``service``."""
+        if (mapping, role) not in self._served:
+            shared, limits, site = role == Role.BOTH, self.parts.steps.limits, self.site
+            traffic = Traffic(site.prompt_tokens, site.output_tokens, site.slo.tpot)
+            prefill, decode = (limits(mapping, role if shared else each) for each in (Role.PREFILL, Role.DECODE))
+            spec = spec_of(site, self.parts, mapping, role)
+            self._served[mapping, role] = (
+                prefill_rate(spec.table, prefill, traffic),
+                seats(spec.table, decode, spec.blocks, traffic, shared=shared),
+            )
+        return self._served[mapping, role]
 
     def _serve(self, instance: int) -> None:
         if self.state[instance] == State.FLIPPING:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def run(
     site = Site(
         setting=setting, deployment=deployment, slo=slo, link=options.link, link_bandwidth=bandwidth,
         link_latency_s=latency, tables=_tables_of(setting, trace),
-        blocks=lambda mapping, limits: _blocks(setting, mapping, limits), rng=engine.rng,
+        blocks=cache(partial(_blocks, setting)), rng=engine.rng,
         start_up_s=options.start_up_s, flip_s=options.flip_s,
         prompt_tokens=float(trace.input_tokens.mean()), output_tokens=float(trace.output_tokens.mean()),
     )  # fmt: skip

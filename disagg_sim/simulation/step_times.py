@@ -143,13 +143,37 @@ class StepTable:
         """A step of ``decodes`` at mean ``context`` and ``pieces`` equal pieces of ``prefill`` tokens in all. [s]"""
         return self._ask(kernel.STEP_TIME, decodes, context, pieces, prefill, past)[0]
 
-    def pass_time(self, prompt: int, past: int = 0) -> tuple[float, float]:
-        """Latency of one prompt alone, and how long it keeps the instance from starting the next: [s], [s]."""
+    @property
+    def ranks(self) -> int:
+        """DP ranks of attention. [1]"""
+        return int(self.head[k.RANKS])
+
+    def pass_time(self, prompt: int, past: int = 0, prompts: int = 1) -> tuple[float, float]:
+        """Latency of equal prompts in one pass, and how long they keep the instance from starting the next.
+
+        Through a pipeline the prompts of each DP rank go in micro-batches, or, cut into chunks, all together.
+
+        Parameters
+        ----------
+        prompt, past
+            Tokens of each prompt to prefill, and those that are cached. [token]
+        prompts
+            Of the pass, over all DP ranks. [1]
+
+        Returns
+        -------
+        latency, busy : float
+            [s], [s]
+        """
         if self.head[k.PIPELINE] == 1:
-            time = self.step_time(0, 0.0, prompt, float(past))
+            time = self.step_time(0, 0.0, prompts * prompt, float(past), prompts)
             return time, time
-        slowest, others = self._ask(kernel.PASS_TIME, 0, 0.0, 1, prompt, past)
-        busy = slowest + float(self.values[self.head[k.HOST_AT]])
+        own = -(-prompts // self.ranks)
+        together = own if self.head[k.CHUNK] else -(-own // min(int(self.head[k.PIPELINE]), own))
+        busy, others = float(self.values[self.head[k.HOST_AT]]), 0.0
+        for first in range(0, own, together):
+            slowest, rest = self._ask(kernel.PASS_TIME, 0, 0.0, min(together, own - first), prompt, past)
+            busy, others = busy + slowest, max(others, rest)
         return busy + others, busy
 
     def largest_prefill(self, decodes: int, context: float, past: int, limit_s: float, most: int = 32_768) -> int:

@@ -45,7 +45,8 @@ class ClusterView:
     ``queued_prompt_tokens``, ``queued_context_tokens`` (caches that wait for memory), ``running_requests``,
     ``running_tokens``, ``coming_tokens``, ``free_blocks``, ``total_blocks``, ``decode_steps``, ``decode_time``,
     ``busy_time``, ``prefill_tokens``, ``decode_tokens``. They are those at each instance's last event;
-    ``refresh`` brings them to the present, which ticks do by themselves.
+    ``refresh`` brings them to the present, which ticks do by themselves. ``prefill_rate`` [request/s] and ``seats`` [1]
+    say what each instance serves of the expected traffic, see ``service``.
 
     Lists over requests: ``arrival_s``, ``input_tokens``, and ``output_tokens``, which a real system
     cannot know: only predictors of lengths may look at it.
@@ -83,6 +84,8 @@ class ClusterView:
         self.busy_time: Floats = fleet.busy_time
         self.prefill_tokens: Ints = fleet.prefill_tokens
         self.decode_tokens: Ints = fleet.decode_tokens
+        self.prefill_rate: Floats = np.array(self._roster.prefill_rate)
+        self.seats: Ints = np.array(self._roster.seats, dtype=np.int64)
         self.coming_tokens = np.append(self.coming_tokens, [0] * (fleet.total_blocks.size - self.coming_tokens.size))
 
     @property

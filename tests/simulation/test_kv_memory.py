@@ -89,3 +89,9 @@ def test_a_window_keeps_its_own_tokens_alone():
     logits = 4 * at.model.vocab / 4 * (1024 - 64)  # 4 B of each that emits, a quarter on each GPU [B]
     per_token = 36 * 2 * 8 / 4 * 64 * 2  # layers, K and V, heads of a GPU, values of a head, bytes [B]
     assert few - many == pytest.approx((1024 - 64) * 128 + 2 * logits / per_token, abs=2 * BLOCK_TOKENS)
+
+
+def test_a_model_of_windows_alone_holds_every_sequence_at_its_longest():
+    """Mistral keeps 4,096 tokens a sequence, 0.27 GB of 131,072 B each: 64 sequences fit, whatever their length."""
+    at = setting("mistral_7b", "h100_sxm", "fp8")
+    assert kv_blocks(at, Degrees(), max_sequences=64) == 64 * at.model.max_context // BLOCK_TOKENS

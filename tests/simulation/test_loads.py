@@ -5,7 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from disagg_sim.simulation.policies.loads import RoundRobin, fewest_requests, least_decode, least_prefill
+from disagg_sim.simulation.policies.loads import (
+    RoundRobin,
+    fewest_requests,
+    least_decode,
+    least_prefill,
+    shortest_queue,
+)
 
 AMONG = np.array([1, 3, 4])
 
@@ -13,6 +19,7 @@ AMONG = np.array([1, 3, 4])
 def view(**columns):
     names = ("queued_requests", "running_requests", "queued_prompt_tokens", "running_tokens", "coming_tokens")
     loads = {name: np.array(columns.get(name, [0] * 5)) for name in names}
+    loads |= {name: np.array(columns.get(name, [7] * 5)) for name in ("prefill_rate", "seats")}
     return SimpleNamespace(refresh=lambda: None, **loads)  # they are the present ones
 
 
@@ -21,6 +28,7 @@ def view(**columns):
     [
         (fewest_requests, {"queued_requests": [0, 2, 0, 0, 1], "running_requests": [0, 0, 0, 3, 1]}, 1),
         (fewest_requests, {"running_requests": [0, 5, 0, 5, 4]}, 4),
+        (shortest_queue, {"queued_requests": [0, 2, 0, 1, 1], "running_requests": [0, 0, 0, 3, 1]}, 1),
         (least_prefill, {"queued_prompt_tokens": [0, 9, 0, 8, 8]}, 3),
         (least_decode, {"running_tokens": [0, 100, 0, 90, 95], "coming_tokens": [0, 0, 0, 20, 0]}, 4),
     ],
@@ -37,6 +45,25 @@ def test_caches_that_wait_for_memory_count_as_much_as_the_mean_of_those_that_run
         "queued_requests": [0, 3, 0, 0, 0],
     }
     assert least_decode(view(**columns), AMONG) == 3
+
+
+@pytest.mark.parametrize(
+    ("choice", "queued", "served"),
+    [
+        (fewest_requests, "running_requests", "seats"),
+        (shortest_queue, "queued_requests", "prefill_rate"),
+        (least_prefill, "queued_prompt_tokens", "prefill_rate"),
+        (least_decode, "running_tokens", "seats"),
+    ],
+)
+def test_an_instance_that_serves_eight_times_as_much_gets_eight_times_as_much(choice, queued, served):
+    """Nine requests of one token: instance 3, eight times the others, takes the first eight of them but for one."""
+    columns = {queued: [0] * 5, served: [1, 1, 1, 8, 1], "running_requests": [0] * 5}
+    given = []
+    for _ in range(10):
+        given.append(choice(view(**columns), AMONG, 1))
+        columns[queued][given[-1]] += 1
+    assert given == [3] * 7 + [1, 3, 4]
 
 
 def test_round_robin_goes_round():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
-from disagg_sim.simulation.policies.loads import ByRole, Handover, fewest_requests, least_decode
+from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, shortest_queue
 from disagg_sim.simulation.policy import AsPlanned, Limits, Parts, Role, Site, register
 from disagg_sim.simulation.state import Mode
 
@@ -47,7 +47,7 @@ class Disaggregated:
         """See ``System``."""
         return Parts(
             start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
-            routing=Handover(fewest_requests, least_decode, early=self.early_push),
+            routing=Handover(shortest_queue, least_decode, early=self.early_push),
             steps=AsPlanned(
                 site,
                 ByRole(

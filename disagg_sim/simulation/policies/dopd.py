@@ -107,24 +107,25 @@ class Router:
     def __init__(self, forming: LengthAware, local_tokens: int) -> None:
         self._forming, self._local = forming, local_tokens
 
-    def idlest(self, view: ClusterView, among: Index) -> int:
-        """The prefill instance with the fewest tokens, waiting for a batch or in one."""
-        instance: int = least(among, view.queued_prompt_tokens, self._forming.waiting_tokens(view))
+    def idlest(self, view: ClusterView, among: Index, tokens: int = 0) -> int:
+        """The prefill instance that has prefilled its tokens first, those that wait for a batch included."""
+        waiting = self._forming.waiting_tokens(view)
+        instance: int = least(among, view.queued_prompt_tokens, waiting, view.prefill_rate, tokens)
         return instance
 
     def place(self, view: ClusterView, request: int) -> Leg:
         """See ``Routing``."""
         tokens = view.input_tokens[request]
         if tokens <= self._local:
-            return Leg(least_decode(view, view.decode))
-        instance = self.idlest(view, view.prefill)
+            return Leg(least_decode(view, view.decode, tokens))
+        instance = self.idlest(view, view.prefill, tokens)
         if tokens < view.total_blocks[instance] * BLOCK_TOKENS:  # else the instance refuses it
             self._forming.came(instance, tokens)
         return Leg(instance, tokens + 1)
 
-    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  all requests alike
+    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  wherever it was
         """See ``Routing``."""
-        return Leg(least_decode(view, view.decode))
+        return Leg(least_decode(view, view.decode, view.input_tokens[request]))
 
 
 class Manager:

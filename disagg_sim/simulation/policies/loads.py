@@ -1,4 +1,8 @@
-"""Measures of load, and choices by them, that several systems share."""
+"""Measures of load, and choices by them, that several systems share.
+
+Loads of unequal instances are compared over what each serves (``simulation.service``): queues over the prompts that it
+prefills in a second, sequences over its seats. Among equal instances these cancel.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +21,32 @@ if TYPE_CHECKING:
 
 
 @numba.njit(cache=True)  # numpy takes four times as long for so few numbers
-def least(among: Any, first: Any, second: Any) -> Any:
-    """The instance of ``among`` where the sum of two columns is least; the first of several."""
+def least(among: Any, first: Any, second: Any, served: Any, own: int) -> Any:
+    """The instance of ``among`` that ends soonest with what two columns hold and ``own``, over what it serves.
+
+    The first of several.
+    """
     best = among[0]
     for each in among:
-        if first[each] + second[each] < first[best] + second[best]:
+        if (first[each] + second[each] + own) * served[best] < (first[best] + second[best] + own) * served[each]:
             best = each
     return best
 
 
 @numba.njit(cache=True)
-def _least_held(among: Any, running: Any, requests: Any, coming: Any, queued: Any) -> Any:
+def _least_held(among: Any, running: Any, requests: Any, coming: Any, queued: Any, seats: Any, own: int) -> Any:
     """As ``least``, of tokens in decode and in transfer; those that wait for memory count as long as those that run."""
     best, fewest = -1, 0.0
     for each in among:
         mean = running[each] / max(requests[each], 1)
         tokens = running[each] + coming[each] + mean * queued[each]
-        if best < 0 or tokens < fewest:
+        if best < 0:
+            less = True
+        elif seats[each] == seats[best]:
+            less = tokens < fewest
+        else:
+            less = (tokens + own) * seats[best] < (fewest + own) * seats[each]
+        if less:
             best, fewest = each, tokens
     return best
 
@@ -41,28 +54,34 @@ def _least_held(among: Any, running: Any, requests: Any, coming: Any, queued: An
 class Choice(Protocol):
     """Picks one of some instances."""
 
-    def __call__(self, view: ClusterView, among: Index) -> int:
-        """An instance of ``among``, which is not empty."""
+    def __call__(self, view: ClusterView, among: Index, tokens: int = 0) -> int:
+        """An instance of ``among``, which is not empty, for a request of ``tokens`` prompt tokens."""
         ...
 
 
-def fewest_requests(view: ClusterView, among: Index) -> int:
-    """The one with the fewest requests, waiting or running; the first of several."""
-    instance: int = least(among, view.queued_requests, view.running_requests)
+def fewest_requests(view: ClusterView, among: Index, tokens: int = 0) -> int:  # noqa: ARG001  counts requests
+    """The one with the fewest requests, waiting or running, for its seats; the first of several."""
+    instance: int = least(among, view.queued_requests, view.running_requests, view.seats, 1)
     return instance
 
 
-def least_prefill(view: ClusterView, among: Index) -> int:
-    """The one with the fewest prompt tokens still to prefill, cache in transfer included; the first of several."""
-    instance: int = least(among, view.queued_prompt_tokens, view.coming_tokens)
+def shortest_queue(view: ClusterView, among: Index, tokens: int = 0) -> int:  # noqa: ARG001  counts requests
+    """The one that has prefilled its queue of requests and one more first; the first of several."""
+    instance: int = least(among, view.queued_requests, view.running_requests, view.prefill_rate, 1)
     return instance
 
 
-def least_decode(view: ClusterView, among: Index) -> int:
-    """The one with the fewest tokens in decode, in transfer and in wait; the first of several."""
+def least_prefill(view: ClusterView, among: Index, tokens: int = 0) -> int:
+    """The one that has prefilled its prompt tokens first, cache in transfer included; the first of several."""
+    instance: int = least(among, view.queued_prompt_tokens, view.coming_tokens, view.prefill_rate, tokens)
+    return instance
+
+
+def least_decode(view: ClusterView, among: Index, tokens: int = 0) -> int:
+    """The one with the fewest tokens in decode, in transfer and in wait for its seats; the first of several."""
     view.refresh()  # else steps since the last event would be missing
     instance: int = _least_held(
-        among, view.running_tokens, view.running_requests, view.coming_tokens, view.queued_requests
+        among, view.running_tokens, view.running_requests, view.coming_tokens, view.queued_requests, view.seats, tokens
     )
     return instance
 
@@ -73,7 +92,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turn = -1
 
-    def __call__(self, view: ClusterView, among: Index) -> int:  # noqa: ARG002  looks at nothing
+    def __call__(self, view: ClusterView, among: Index, tokens: int = 0) -> int:  # noqa: ARG002  looks at nothing
         """See ``Choice``."""
         self._turn += 1
         return int(among[self._turn % among.size])
@@ -97,9 +116,9 @@ class Whole:
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
 
-    def place(self, view: ClusterView, request: int) -> Leg:  # noqa: ARG002  all requests alike
+    def place(self, view: ClusterView, request: int) -> Leg:
         """See ``Routing``."""
-        return Leg(self._choice(view, view.prefill))
+        return Leg(self._choice(view, view.prefill, view.input_tokens[request]))
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  never asked
         """See ``Routing``; a whole request has no second leg."""
@@ -122,13 +141,13 @@ class Handover:
 
     def place(self, view: ClusterView, request: int) -> Leg:
         """See ``Routing``; the prefill instance emits the first token."""
-        first = view.input_tokens[request] + 1
-        instance = self._prefill(view, view.prefill)
-        return Leg(instance, first, self._decode(view, view.decode)) if self._early else Leg(instance, first)
+        tokens = view.input_tokens[request]
+        instance, first = self._prefill(view, view.prefill, tokens), tokens + 1
+        return Leg(instance, first, self._decode(view, view.decode, tokens)) if self._early else Leg(instance, first)
 
-    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  all requests alike
+    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  wherever it was
         """See ``Routing``."""
-        return Leg(self._decode(view, view.decode))
+        return Leg(self._decode(view, view.decode, view.input_tokens[request]))
 
 
 def one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

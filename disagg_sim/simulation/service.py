@@ -1,0 +1,73 @@
+"""What an instance serves: the prompts that it prefills in a second, and the sequences that it decodes in time.
+
+Policies weigh the loads of unequal instances by these, so that none of them is late while another idles. Both are
+taken from the step table at the mean lengths of the expected traffic, as an operator measures them before a start.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from disagg_sim.simulation.policy import Limits
+from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
+from disagg_sim.simulation.step_times import StepTable
+
+#: Modes whose steps mix pieces of prompts with decodes.
+MIXED = (Mode.CHUNKED, Mode.SLO_AWARE)
+
+
+class Traffic(NamedTuple):
+    """Mean lengths of the traffic that is expected, and the limit that its tokens should keep."""
+
+    prompt: float  # [token]
+    output: float  # [token]
+    tpot: float  # [s]
+
+    @property
+    def context(self) -> float:
+        """Mean cache of a sequence in steady decode: ages are uniform. [token]"""
+        return self.prompt + self.output / 2
+
+
+def prefill_rate(table: StepTable, limits: Limits, traffic: Traffic) -> float:
+    """Prompts of mean length that an instance prefills when its queue is full. [request/s]
+
+    Whole prompts: those of a full pass over the time after which the next pass may start. Chunks: the token budget
+    over a step without decodes, at the mean past of a chunk, ``(prompt - chunk)/2``.
+    """
+    prompt = max(round(traffic.prompt), 1)
+    if limits.mode in MIXED:
+        chunk = min(limits.token_budget, prompt)
+        ranks = min(table.ranks, limits.token_budget)  # a prompt lives on one DP rank
+        pieces = max(limits.token_budget // prompt, ranks)
+        pieces = min(pieces, limits.max_prompts)
+        tokens = min(limits.token_budget, pieces * chunk)
+        return tokens / table.step_time(0, 0.0, tokens, (prompt - chunk) / 2, pieces) / prompt
+    most = 1 if limits.mode == Mode.ONE_PROMPT else limits.max_prompts
+    prompts = max(min(most, limits.token_budget // prompt), 1)
+    return prompts / table.pass_time(prompt, prompts=prompts)[1]
+
+
+def seats(table: StepTable, limits: Limits, blocks: int, traffic: Traffic, *, shared: bool) -> int:
+    """Sequences that an instance decodes at once within the TPOT limit, its memory and its batch; at least 1. [1]
+
+    Parameters
+    ----------
+    table, limits, blocks
+        Step times, step limits and KV blocks of the instance.
+    traffic
+        Lengths, and the TPOT limit.
+    shared
+        Whether it prefills, too: while one of n sequences emits its output, all n are replaced once, so that
+        ``n/output`` prompts are prefilled a step.
+    """
+    beside = 1.0 / (prefill_rate(table, limits, traffic) * max(traffic.output, 1.0)) if shared else 0.0
+    held = int(blocks * BLOCK_TOKENS / traffic.context)
+    low, high = 1, max(1, min(limits.max_sequences, table.max_sequences, held))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if table.step_time(middle, traffic.context) + middle * beside <= traffic.tpot:
+            low = middle
+        else:
+            high = middle - 1
+    return low
