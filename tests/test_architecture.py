@@ -13,13 +13,14 @@ import pytest
 import disagg_sim
 
 ROOT = Path(disagg_sim.__file__).parent
-SHARED = {"units", "errors", "shown", "domain"}
+SHARED = {"units", "errors", "shown", "domain", "atomic"}
 #: room -> rooms that it may import beside the shared ones and itself
 ALLOWED = {
     "units": set(),
     "errors": set(),
     "shown": set(),
     "domain": set(),
+    "atomic": set(),
     "facts": set(),
     "workload": {"facts"},
     "physics": {"facts"},
@@ -40,6 +41,7 @@ PACKAGES = {
     "errors": set(),
     "shown": set(),
     "domain": set(),
+    "atomic": set(),
     "facts": {"yaml", "pydantic", "pydantic_core", "annotated_types"},
     "workload": {"numpy", "scipy", "pandas"},
     "physics": {"numpy", "pandas"},

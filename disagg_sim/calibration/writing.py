@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from disagg_sim.errors import StoreError
-from disagg_sim.facts.yaml_files import shown
+from disagg_sim.atomic import written
 
 Spec = TypeVar("Spec")
 
@@ -29,14 +28,7 @@ def write_sound(path: Path, text: str, read: Callable[[Path], Spec]) -> Spec:
     StoreError
         When the file cannot be written.
     """
-    part = path.with_name(f"{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        spec = read(part)
-        part.replace(path)
-    except OSError as error:
-        raise StoreError(f"{shown(path)}: cannot be written: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
-    return spec
+    with written(path) as handle:
+        handle.write(text.encode())
+        handle.flush()
+        return read(Path(handle.name))

@@ -44,9 +44,8 @@ def sensitivity(
     for item in result.cases:
         case = item.plan.case
         if case.name in tables and not no_figures:
-            folder = out / "figures" / case.name
-            folder.mkdir(parents=True, exist_ok=True)
-            draw_elasticities(tables[case.name], folder / "sensitivity.png", title=case_title(case))
+            path = out / "figures" / case.name / "sensitivity.png"
+            draw_elasticities(tables[case.name], path, title=case_title(case))
     for case_name, table in tables.items():
         middle = table.groupby(["mode", "parameter"], sort=False)[["throughput", "frontier"]].median()
         typer.echo(f"{case_name}: median elasticity along the frontiers")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from disagg_sim.atomic import written
 from disagg_sim.report.labels import place_labels
 from disagg_sim.report.words import (
     MODE_TEXT,
@@ -172,7 +172,6 @@ def _draw(task: CaseFigures | Overview) -> int:
     if isinstance(task, Overview):
         _overview(task)
         return 1
-    task.folder.mkdir(parents=True, exist_ok=True)
     _pareto(task)
     for mode, front in task.fronts:
         if mode == DISAGGREGATED:
@@ -207,9 +206,8 @@ def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
 
 def save_png(figure: Any, path: Path) -> None:
     """Write a picture so that it is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    figure.savefig(temporary, format="png", metadata={"Software": None})
-    temporary.replace(path)
+    with written(path) as handle:
+        figure.savefig(handle, format="png", metadata={"Software": None})
 
 
 def _pareto(task: CaseFigures) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from disagg_sim.atomic import write_text
 from disagg_sim.simulation.policy import Role
-from disagg_sim.sweep.results import write_text
 from disagg_sim.sweep.scenario_plan import DECISIONS, REQUESTS, RUNS, SAMPLES, Run
 from disagg_sim.sweep.scenario_run import ScenarioResult
 from disagg_sim.sweep.store import State, Store
@@ -35,7 +35,6 @@ def write_perfetto(result: ScenarioResult, root: Path) -> int:
     runs = [run for run in result.plan.runs if result.store.state(run.key(RUNS)) is State.STORED]
     for run in runs:
         path = root / "perfetto" / f"{run.name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
         lines = ",\n".join(json.dumps(event) for event in _events(result.store, run))
         write_text(path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n')
     return len(runs)

@@ -72,8 +72,6 @@ def draw_simulation(result: ScenarioResult, root: Path, *, jobs: int) -> int:
     for old in (root / "figures").glob("**/*.png"):
         old.unlink()
     tasks = [*_tasks(result, root / "figures")]
-    for task in tasks:
-        task.path.parent.mkdir(parents=True, exist_ok=True)
     return sum(run_tasks(_draw, tasks, jobs=jobs))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from disagg_sim.atomic import write_text
 from disagg_sim.report.words import (
     MODE_TEXT,
     case_title,
@@ -22,7 +23,7 @@ from disagg_sim.report.words import (
 from disagg_sim.serving.calibrated import tally_of
 from disagg_sim.sweep.compute import ABOVE_NIC
 from disagg_sim.sweep.fidelity import CaseFidelity
-from disagg_sim.sweep.results import CaseResult, ModeResult, SweepResult, throughput_column, write_text
+from disagg_sim.sweep.results import CaseResult, ModeResult, SweepResult, throughput_column
 from disagg_sim.sweep.spec import Limits, SweepSpec
 from disagg_sim.units import GB, MS
 

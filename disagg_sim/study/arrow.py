@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from disagg_sim.atomic import write_text
 from disagg_sim.report.panels import Axes, Cells, Picture, draw_cells
 from disagg_sim.study.arrow_claims import CLAIMS
 from disagg_sim.study.arrow_setup import ALL, AZURE, CASES, HALF, PROFILE, TIGHT, Bench, workloads
 from disagg_sim.study.papers import PaperResults, as_csv, evaluate, prepare, write_claims, write_picture
-from disagg_sim.sweep.results import write_text
 from disagg_sim.sweep.run import Listener
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from disagg_sim.atomic import write_text
 from disagg_sim.report.panels import Axes, Picture
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.study.dopd_claims import DERIVED_CLAIMS
 from disagg_sim.study.dopd_claims_runs import BIMODAL_LOADS, RUN_CLAIMS, bimodal_ttft, throughputs, utilisations
 from disagg_sim.study.dopd_setup import PROFILE, SERVICE, SLO, Bench
 from disagg_sim.study.papers import PaperResults, as_csv, evaluate, prepare, write_claims, write_picture
-from disagg_sim.sweep.results import write_text
 from disagg_sim.sweep.run import Listener
 from disagg_sim.workload.statistics import MINUTE
 

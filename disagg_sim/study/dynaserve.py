@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from disagg_sim.atomic import write_text
 from disagg_sim.report.panels import Axes, Cells, Picture, draw_cells
 from disagg_sim.study.dynaserve_claims import CLAIMS
 from disagg_sim.study.dynaserve_equal import EQUAL, scan, shape_name
 from disagg_sim.study.dynaserve_setup import CASES, COLOCATED, LARGE, MIDDLE, MIX, PROFILE, WORKLOADS, Bench, workloads
 from disagg_sim.study.papers import PaperResults, as_csv, evaluate, prepare, write_claims, write_picture
-from disagg_sim.sweep.results import write_text
 from disagg_sim.sweep.run import Listener
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
+from disagg_sim.atomic import write_text
 from disagg_sim.errors import InputError, UnknownNameError, nearest
 from disagg_sim.report.panels import Picture, draw_picture
-from disagg_sim.sweep.results import write_text
 from disagg_sim.sweep.run import Listener
 from disagg_sim.sweep.store import Store
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from disagg_sim.atomic import write_text
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.report.panels import Cells, Picture, draw_cells, draw_picture
 from disagg_sim.study.claims import evaluate
@@ -14,7 +15,6 @@ from disagg_sim.study.figures import figure_data, figure_names
 from disagg_sim.study.frontiers import Frontiers
 from disagg_sim.study.pays import PAYS, pays_cells, pays_table
 from disagg_sim.sweep.backends import run_tasks
-from disagg_sim.sweep.results import write_text
 from disagg_sim.sweep.store import Store
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from disagg_sim.atomic import write_text
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -17,7 +18,7 @@ from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.sensitivity import sensitivity
 from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.fidelity import candidates
-from disagg_sim.sweep.results import CaseResult, SweepResult, write_text
+from disagg_sim.sweep.results import CaseResult, SweepResult
 from disagg_sim.sweep.spec import MODES
 from disagg_sim.sweep.store import Store
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from disagg_sim.atomic import write_text
 from disagg_sim.facts.load import load_profile
 from disagg_sim.serving.calibrated import outside_calibration
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.serving.uncertainty import QUANTILES, near_frontier, uncertainty
-from disagg_sim.sweep.results import CaseResult, SweepResult, throughput_column, write_text
+from disagg_sim.sweep.results import CaseResult, SweepResult, throughput_column
 from disagg_sim.sweep.spec import MODES
 from disagg_sim.sweep.store import Store
 

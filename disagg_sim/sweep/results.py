@@ -10,14 +10,14 @@ import csv
 import io
 import json
 import math
-import os
 import platform
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from disagg_sim.errors import InfeasibleError, StoreError
+from disagg_sim.atomic import write_text
+from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts import load
 from disagg_sim.search.setting import setting
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, pareto_front
@@ -174,16 +174,6 @@ def held_sweep(root: Path) -> tuple[str, tuple[str, ...]]:
         return str(manifest.get("name", "")), tuple(str(entry["case"]) for entry in manifest["cases"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "", ()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot write: {error.strerror or error}") from None
 
 
 def _collect_case(plan: CasePlan, store: Store) -> CaseResult:

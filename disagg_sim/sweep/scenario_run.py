@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from disagg_sim.atomic import write_text
 from disagg_sim.errors import DisaggSimError, PolicyError, StoreError
 from disagg_sim.simulation.capacity import Aim, attains, p99_inside, serving_capacity
 from disagg_sim.simulation.metrics import COLUMNS, Summary, summary
@@ -16,7 +17,6 @@ from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.policy_files import load_policies
-from disagg_sim.sweep.results import write_text
 from disagg_sim.sweep.run import Listener
 from disagg_sim.sweep.scenario import Scenario
 from disagg_sim.sweep.scenario_plan import DECISIONS, REQUESTS, RUNS, SAMPLES, TABLES, Run, ScenarioPlan

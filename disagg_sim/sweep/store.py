@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from disagg_sim.atomic import remove_leftovers, written
 from disagg_sim.errors import StoreError
 
 if TYPE_CHECKING:
@@ -93,18 +94,10 @@ class Store:
         own = {_DIGEST: key.digest.encode(), _NOTE: note.encode(), _ATTRS: json.dumps(frame.attrs).encode()}
         metadata = dict(table.schema.metadata or {}) | own
         path = self.path(key)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as handle:
-                pq.write_table(
-                    table.replace_schema_metadata(metadata), handle, compression="zstd", write_page_checksum=True
-                )
-                handle.flush()
-                os.fsync(handle.fileno())
-            temporary.replace(path)
-        except OSError as error:
-            raise StoreError(f"{path}: cannot write the block: {error.strerror or error}") from None
+        with written(path) as handle:
+            pq.write_table(
+                table.replace_schema_metadata(metadata), handle, compression="zstd", write_page_checksum=True
+            )
 
     def state(self, key: Key) -> State:
         """Whether the block can be used; reads every page of it."""
@@ -143,12 +136,11 @@ class Store:
 
     def clean(self, tables: tuple[str, ...], planned: set[Path]) -> int:
         """Remove halves of interrupted writes, and blocks of ours that are not planned; returns how many of these."""
+        remove_leftovers(self.root)
         removed = 0
         for table in tables:
             for path in sorted((self.root / table).glob("*/*")):
-                if path.name.startswith(".") and path.name.endswith(".tmp"):
-                    path.unlink(missing_ok=True)
-                elif path.suffix == ".parquet" and path.relative_to(self.root) not in planned and _is_ours(path):
+                if path.suffix == ".parquet" and path.relative_to(self.root) not in planned and _is_ours(path):
                     path.unlink(missing_ok=True)
                     removed += 1
             for group in sorted((self.root / table).glob("*")):

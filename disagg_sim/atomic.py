@@ -1,0 +1,84 @@
+"""Files that are there whole or not at all: written beside their place, flushed to disk, then renamed over it.
+
+A process that is killed while it writes leaves a temporary file, and the file that it meant to replace as it was. A
+temporary file is locked as long as its writer lives, so that what nobody will ever finish can be told and removed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from disagg_sim.errors import StoreError
+
+#: Name of a temporary file: that of its target, and the process that writes it.
+_TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
+#: Results lie at most so many directories below that of a run, such as ``points/<case>/<block>``. [1]
+_DEPTH = 3
+
+
+@contextmanager
+def written(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of ``path`` when the block ends without an exception; its directory is made.
+
+    Raises
+    ------
+    StoreError
+        One line: the directory cannot be written, the disk is full.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove(each for each in path.parent.glob(".*.tmp") if _target(each) == path.name)
+        with temporary.open("wb") as handle:
+            with suppress(OSError):  # a file system without locks: what is left there stays there
+                _lock(handle)
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+            temporary.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot write: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file so that it is there whole or not at all."""
+    with written(path) as handle:
+        handle.write(text.encode())
+
+
+def remove_leftovers(root: Path) -> int:
+    """Remove what writers that were killed left below a directory of results; returns how many files. [1]"""
+    places = (root.glob("*/" * depth + ".*.tmp") for depth in range(_DEPTH))
+    return _remove(path for place in places for path in place if _target(path))
+
+
+def _target(path: Path) -> str:
+    """Name of the file that a temporary one was to become; "" of other files."""
+    found = _TEMPORARY.fullmatch(path.name)
+    return found[1] if found else ""
+
+
+def _lock(handle: BinaryIO) -> None:
+    """Lock a file until it is closed; ``OSError`` when another process holds it."""
+    import fcntl
+
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _remove(paths: Iterable[Path]) -> int:
+    """Remove the temporary files whose writers are gone."""
+    removed = 0
+    for path in list(paths):
+        with suppress(OSError), path.open("rb") as handle:
+            _lock(handle)
+            path.unlink()
+            removed += 1
+    return removed

@@ -1,0 +1,95 @@
+"""A file is there whole or not at all, whatever happens to its writer; what a killed one leaves is removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from disagg_sim.atomic import remove_leftovers, write_text, written
+from disagg_sim.errors import StoreError
+
+#: Writes half a file, says so, and waits to be killed.
+HANGING = """
+import sys, time
+from pathlib import Path
+from disagg_sim.atomic import written
+with written(Path(sys.argv[1])) as handle:
+    handle.write(b"half")
+    handle.flush()
+    print("half", flush=True)
+    time.sleep(60)
+"""
+
+
+def hanging(path: Path) -> subprocess.Popen[str]:
+    writer = subprocess.Popen([sys.executable, "-c", HANGING, str(path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "half\n"
+    return writer
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_writer_that_is_killed_leaves_the_old_file_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    write_text(path, "old")
+    with hanging(path) as writer:
+        assert len(names(tmp_path)) == 2
+        assert remove_leftovers(tmp_path) == 0, "its writer lives"
+        writer.kill()
+    assert path.read_text() == "old"
+    assert len(names(tmp_path)) == 2
+    write_text(path, "new")
+    assert names(tmp_path) == {"table.csv"}
+    assert path.read_text() == "new"
+
+
+def test_leftovers_are_found_in_the_folders_of_a_run_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    folders = [tmp_path, tmp_path / "figures", tmp_path / "figures" / "case"]
+    folders[-1].mkdir(parents=True)
+    for folder in folders:
+        (folder / ".pareto.png.4711.tmp").write_text("half")
+        (folder / "mine.tmp").write_text("")
+        (folder / ".mine.tmp").write_text("")
+    assert remove_leftovers(tmp_path) == 3
+    for folder in folders:
+        assert {"mine.tmp", ".mine.tmp"} <= names(folder)
+        assert ".pareto.png.4711.tmp" not in names(folder)
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "table.csv"
+    write_text(path, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match=r"table\.csv: cannot write: No space left on device$"):
+        write_text(path, "new")
+    assert names(tmp_path) == {"table.csv"}
+    assert path.read_text() == "old"
+
+
+def test_a_file_in_the_place_of_the_directory_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(StoreError, match="cannot write: "):
+        write_text(tmp_path / "out" / "table.csv", "")
+
+
+def test_an_exception_while_writing_leaves_nothing(tmp_path: Path) -> None:
+    def fail() -> None:
+        with written(tmp_path / "table.csv") as handle:
+            handle.write(b"half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert names(tmp_path) == set()
