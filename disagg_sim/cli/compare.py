@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from disagg_sim.errors import InputError
+from disagg_sim.atomic import write_text
 
 if TYPE_CHECKING:
-    from disagg_sim.sweep.compare import Comparison, FrontChange, Move, PointChange
+    from disagg_sim.sweep.compare import Comparison, FrontChange, Frontier, Move, PointChange
+    from disagg_sim.sweep.inputs import Change
 
-REGRESSION = 1  # exit code of ``check``
-SHOWN = 10  # changed points printed of each front, unless all are asked for [1]
+MOVED = 1  # exit code of ``check``, and of nothing else
+SHOWN = 10  # changed points printed of each front, and changed inputs, unless all are asked for [1]
 
 _Results = Annotated[Path, typer.Argument(metavar="DIR", help="Results of a sweep, or a frontier.csv.")]
 _Rtol = Annotated[float, typer.Option(help="Largest relative change that is none; above 1e-6 words may change, too.")]
@@ -36,7 +38,10 @@ def check(
 ) -> None:
     """Hold the frontiers of a sweep against a baseline: lost, new and moved points, change of area.
 
-    Exit code 0: nothing changed. 1: points were lost, are new, or moved beyond the tolerance. 2: nothing to compare.
+    Where a curve moved, the inputs that differ are named: values of spec files, options, versions.
+
+    Exit code 0: nothing changed. 1: points were lost, are new, or moved beyond the tolerance. 2: nothing to compare, as
+    without a baseline. 3: a fault of the program, or nobody reads its output.
     """
     from disagg_sim.sweep.compare import compare_frontiers, read_frontier, require_same_cases
 
@@ -44,11 +49,14 @@ def check(
     require_same_cases(old, new)
     comparison = compare_frontiers(old, new, rtol=rtol)
     failed = comparison.worse if allow_better else not comparison.same
-    _write_json(json_file, comparison, baseline=baseline, results=results, rtol=rtol)
+    causes = _causes(old, new)
+    _write_json(json_file, comparison, causes, baseline=baseline, results=results, rtol=rtol)
     _print(comparison, everything=everything)
+    if not comparison.same:
+        _print_causes(old, new, causes, everything=everything)
     typer.echo(f"{'FAILED' if failed else 'ok'}: {_verdict(comparison)} (baseline {baseline}, rtol {rtol:g})")
     if failed:
-        raise typer.Exit(REGRESSION)
+        raise typer.Exit(MOVED)
 
 
 def compare(
@@ -63,8 +71,11 @@ def compare(
 
     old, new = read_frontier(a), read_frontier(b)
     comparison = compare_frontiers(old, new, rtol=rtol)
-    _write_json(json_file, comparison, baseline=a, results=b, rtol=rtol)
+    causes = _causes(old, new)
+    _write_json(json_file, comparison, causes, baseline=a, results=b, rtol=rtol)
     _print(comparison, everything=everything)
+    if not comparison.same:
+        _print_causes(old, new, causes, everything=everything)
     for item, other in ((old, new), (new, old)):
         for case in (case for case in item.cases if case not in other.cases):
             typer.echo(f"only in {item.path}: {case}")
@@ -111,6 +122,30 @@ def _print(comparison: Comparison, *, everything: bool) -> None:
         if len(ranked) > len(shown):
             typer.echo(f"  and {len(ranked) - len(shown)} more (--all prints them)")
         typer.echo("")
+
+
+def _causes(old: Frontier, new: Frontier) -> list[Change] | None:
+    """What the inputs of two results differ in; None where one of them does not tell its inputs."""
+    if old.manifest is None or new.manifest is None or not (old.manifest.inputs and new.manifest.inputs):
+        return None
+    return old.manifest.changes(new.manifest)
+
+
+def _print_causes(old: Frontier, new: Frontier, causes: list[Change] | None, *, everything: bool) -> None:
+    """Why curves moved: a line for every input that differs."""
+    if causes is None:
+        mute = [str(item.path) for item in (old, new) if item.manifest is None or not item.manifest.inputs]
+        typer.echo(f"inputs: not compared, as {' and '.join(mute)} has no manifest.json that tells them (docs/ci.md)")
+    elif not causes:
+        typer.echo("inputs: the same specs, options, versions and code on both sides")
+    else:
+        typer.echo(f"inputs: {len(causes)} {'value differs' if len(causes) == 1 else 'values differ'}")
+        shown = causes if everything else causes[:SHOWN]
+        for cause in shown:
+            typer.echo(f"  {cause}")
+        if len(causes) > len(shown):
+            typer.echo(f"  and {len(causes) - len(shown)} more (--all prints them)")
+    typer.echo("")
 
 
 def _changes(front: FrontChange) -> Iterator[tuple[str, PointChange]]:
@@ -170,7 +205,10 @@ def _percent(relative: float) -> str:
     return "unchanged" if relative == 0 else f"{100 * relative:+.3g} %"
 
 
-def _write_json(path: Path | None, comparison: Comparison, *, baseline: Path, results: Path, rtol: float) -> None:
+def _write_json(
+    path: Path | None, comparison: Comparison, causes: list[Change] | None, *, baseline: Path, results: Path,
+    rtol: float,
+) -> None:
     if path is None:
         return
     document = {
@@ -179,12 +217,10 @@ def _write_json(path: Path | None, comparison: Comparison, *, baseline: Path, re
         "rtol": rtol,
         "same": comparison.same,
         "worse": comparison.worse,
+        "inputs": None if causes is None else [asdict(cause) for cause in causes],
         "fronts": [_front_entry(front) for front in comparison.fronts],
     }
-    try:
-        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror}") from None
+    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def _front_entry(front: FrontChange) -> dict[str, Any]:

@@ -1,9 +1,17 @@
-"""``disagg-sim``: the commands, and one line on standard error with exit code 2 for whatever a user can mend."""
+"""``disagg-sim``: the commands, and what their exit codes say.
+
+0: done. 1: a curve moved, of ``check`` alone. 2: one line on standard error says what the user can mend. 3: a fault of
+the program, with its traceback, or nobody reads the output any more. 130: interrupted.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +30,7 @@ from disagg_sim.cli.trace import app as trace_app
 from disagg_sim.cli.validate import app as validate_app
 from disagg_sim.errors import DisaggSimError
 
-EXPECTED, INTERRUPTED = 2, 130  # exit codes
+EXPECTED, FAULT, INTERRUPTED = 2, 3, 130  # exit codes
 
 UsageError: Any = typer.BadParameter.__bases__[0]  # click's, which typer may bring along under a name of its own
 NoArguments: Any = getattr(sys.modules[UsageError.__module__], "NoArgsIsHelpError", ())  # older ones show help and end
@@ -68,10 +76,16 @@ def _root(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; returns the exit code. A bug keeps its exception."""
     command = typer.main.get_command(app)
     try:
         code = command.main(args=list(arguments), prog_name="disagg-sim", standalone_mode=False)
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit) as error:  # the command line library turns a closed pipe into an exit
+        closed = isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
+        with suppress(OSError):
+            print("error: the output was closed before its end" if closed else f"error: {error!r}", file=sys.stderr)
+        return FAULT
     except DisaggSimError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXPECTED
@@ -90,4 +104,24 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+    except Exception as error:
+        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            traceback.print_exc()
+            print("error: a fault of disagg-sim, see the traceback", file=sys.stderr)
+        else:
+            print(f"error: {error.strerror}", file=sys.stderr)
+        code = FAULT
+    if code == FAULT:
+        _drop_output()
+    sys.exit(code)
+
+
+def _drop_output() -> None:
+    """Send what is still to be written nowhere: flushed into a closed pipe, it would decide the exit code."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+        os.dup2(nowhere, stream.fileno())

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +20,12 @@ from numpy.typing import NDArray
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.search.front import Floats, best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
-from disagg_sim.sweep.results import held_sweep
+from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, Manifest, is_as_written, read_manifest
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_NOWHERE = "no such file or directory"
 RTOL = 1e-6  # relative change of a value below which it has not moved [1]
 
 
@@ -146,6 +149,7 @@ class Frontier:
     path: Path
     table: pd.DataFrame
     cases: tuple[str, ...]
+    manifest: Manifest | None  # of the sweep that wrote the table; None where none is at hand
 
 
 def read_frontier(path: Path) -> Frontier:
@@ -154,27 +158,51 @@ def read_frontier(path: Path) -> Frontier:
     Raises
     ------
     InputError
-        One line: nothing there, no table, a missing column, a value that is no number.
+        One line: nothing there, no table, a missing column, a value that is no number, a table that is not the one
+        that the manifest beside it was written for.
     """
     import pandas as pd
 
-    file = path / "frontier.csv" if path.is_dir() else path
-    _, planned = held_sweep(path)
-    if not file.is_file():
-        if planned:
-            return Frontier(path, pd.DataFrame(columns=list(FRONTIER.required)), planned)
-        if not path.is_dir():
-            raise InputError(f"{path}: no such file or directory")
-        raise InputError(f"{path}: holds no frontier.csv: not the results of a finished sweep")
+    results = path.is_dir()
+    file = path / FRONTIER_FILE if results else path
+    manifest = read_manifest(path) if results else None
     try:
-        table = pd.read_csv(file)
+        data = file.read_bytes()
+    except FileNotFoundError:
+        if manifest and manifest.cases and FRONTIER_FILE not in manifest.tables:
+            return Frontier(path, pd.DataFrame(columns=list(FRONTIER.required)), manifest.cases, manifest)
+        said = f"holds no {FRONTIER_FILE}: not the results of a finished sweep" if results else _NOWHERE
+        raise InputError(f"{path}: {said}") from None
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from None
-    except (ValueError, pd.errors.ParserError) as error:
+    if manifest and manifest.tables and not is_as_written(manifest, data):
+        raise InputError(
+            f"{file}: not the table that {MANIFEST} was written for: damaged, changed by hand, or of a run that was "
+            "stopped; run the sweep again"
+        )
+    table = _read_table(file, data)
+    manifest = manifest or _manifest_beside(file, data)
+    planned = manifest.cases if manifest else ()
+    return Frontier(path, table, tuple(dict.fromkeys([*planned, *table["case"]])), manifest)
+
+
+def _manifest_beside(file: Path, data: bytes) -> Manifest | None:
+    """The manifest in the directory of a table, where it was written for that table."""
+    with suppress(InputError):
+        found = read_manifest(file.parent)
+        return found if found and is_as_written(found, data) else None
+    return None
+
+
+def _read_table(file: Path, data: bytes) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        table = pd.read_csv(BytesIO(data))
+    except (ValueError, OverflowError, pd.errors.ParserError) as error:
         raise InputError(f"{file}: not a table: {' '.join(str(error).split())}") from None
     _check_table(file, table)
-    table = table.astype(dict.fromkeys(FRONTIER.group, str))
-    return Frontier(path, table, tuple(dict.fromkeys([*planned, *table["case"]])))
+    return table.astype(dict.fromkeys(FRONTIER.group, str))
 
 
 def _check_table(file: Path, table: pd.DataFrame) -> None:

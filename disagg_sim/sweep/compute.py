@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,7 @@ class Done:
 
     key: Key
     points: int  # design points [1]
+    seconds: float  # spent on it by one process [s]
 
 
 def compute_block(task: BlockTask) -> Done:
@@ -68,8 +69,8 @@ def compute_block(task: BlockTask) -> Done:
         frame, tally = _decode(store, block)
     else:
         frame, tally = _shared(block)
-    store.write(block.key, frame, replace(tally, seconds=time.perf_counter() - begun).to_json())
-    return Done(block.key, block.points)
+    store.write(block.key, frame, tally.to_json())
+    return Done(block.key, block.points, time.perf_counter() - begun)
 
 
 def _finite(limit: float) -> float | None:

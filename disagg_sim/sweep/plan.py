@@ -23,6 +23,7 @@ from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.serving.shared_instances import checked_case
 from disagg_sim.sweep.cases import Case, cases_of, modes_of, why_not_shared
 from disagg_sim.sweep.digest import code_digest, digest_of
+from disagg_sim.sweep.inputs import Inputs, inputs_of
 from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.sweep.store import Key
 
@@ -86,6 +87,7 @@ class SweepPlan:
 
     spec: SweepSpec
     cases: tuple[CasePlan, ...]
+    inputs: Inputs  # content of every spec file that a case depends on
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -100,7 +102,9 @@ class SweepPlan:
 
 def plan_sweep(spec: SweepSpec) -> SweepPlan:
     """Every case of the sweep with its mappings enumerated, its batch axes fixed and its blocks cut."""
-    return SweepPlan(spec=spec, cases=tuple(_plan_case(case, spec) for case in cases_of(spec)))
+    cases = cases_of(spec)
+    specs = dict.fromkeys(name for case in cases for name, value in _specs(case).items() if value is not None)
+    return SweepPlan(spec=spec, cases=tuple(_plan_case(case, spec) for case in cases), inputs=inputs_of(specs))
 
 
 def spec_digests(case: Case) -> dict[str, str]:

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
-import platform
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +19,8 @@ from disagg_sim.facts import load
 from disagg_sim.search.setting import setting
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, pareto_front
 from disagg_sim.sweep.cases import Case, axis_columns
-from disagg_sim.sweep.digest import code_digest
-from disagg_sim.sweep.plan import ROOMS, CasePlan, ModePlan, SweepPlan, spec_digests
+from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, manifest_text
+from disagg_sim.sweep.plan import CasePlan, ModePlan, SweepPlan
 from disagg_sim.sweep.store import Store
 from disagg_sim.sweep.tally import Tally, add_up
 from disagg_sim.sweep.verdicts import detail, is_partial, verdict
@@ -149,31 +146,27 @@ def fits_used(case: Case) -> tuple[str, ...]:
     return tuple(f"{name}, {fit}" for name, found in zip(names, fits, strict=True) for fit in found)
 
 
-def write_tables(result: SweepResult, root: Path, *, seconds: float) -> None:
-    """Write ``frontier.csv``, ``infeasible.csv`` and ``manifest.json`` into ``root``.
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What one run did: it depends on the machine, and on what was stored before."""
 
-    Parameters
-    ----------
-    seconds : float
-        Wall time of this run. [s]
-    """
-    found = any(case.found for case in result.cases)
-    write_text(root / "infeasible.csv", _infeasible_csv(result))
-    write_text(root / "manifest.json", json.dumps(_manifest(result, seconds), indent=1) + "\n")
-    if found:
+    blocks: int  # computed by this run [1]
+    points: int  # design points of these [1]
+    seconds: float  # spent on them, of all processes [s]
+    wall_seconds: float  # of the whole run [s]
+
+
+def write_tables(result: SweepResult, root: Path, *, effort: Effort) -> None:
+    """Write ``infeasible.csv``, ``frontier.csv`` and, last, the ``manifest.json`` that holds their checksums."""
+    tables = {"infeasible.csv": _infeasible_csv(result)}
+    if any(case.found for case in result.cases):
         text = result.frontier.to_csv(index=False, float_format="%.10g", lineterminator="\n")
-        write_text(root / "frontier.csv", text)
+        tables[FRONTIER_FILE] = text
     else:
-        (root / "frontier.csv").unlink(missing_ok=True)
-
-
-def held_sweep(root: Path) -> tuple[str, tuple[str, ...]]:
-    """Name and cases of the sweep that was finished in a directory; both empty where there is none."""
-    try:
-        manifest = json.loads((root / "manifest.json").read_text(encoding="utf-8"))
-        return str(manifest.get("name", "")), tuple(str(entry["case"]) for entry in manifest["cases"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "", ()
+        (root / FRONTIER_FILE).unlink(missing_ok=True)
+    for name, text in tables.items():
+        write_text(root / name, text)
+    write_text(root / MANIFEST, manifest_text(result, tables, effort))
 
 
 def _collect_case(plan: CasePlan, store: Store) -> CaseResult:
@@ -236,52 +229,3 @@ def _infeasible_csv(result: SweepResult) -> str:
         for left, why in case.plan.left_out:
             writer.writerow([name, why, 0, math.inf, NOTHING, NOTHING, NOTHING, left])
     return text.getvalue()
-
-
-def _manifest(result: SweepResult, seconds: float) -> dict[str, Any]:
-    spec, total = result.plan.spec, result.total
-    specs: dict[str, str] = {}
-    for case in result.cases:
-        specs |= spec_digests(case.plan.case)
-    versions = {name: version(name) for name in ("disagg-sim", "numpy", "pandas", "pyarrow")}
-    return {
-        "name": spec.name,
-        "source": Path(spec.source).name,
-        "versions": {"python": platform.python_version(), **versions},
-        "code": code_digest(ROOMS),
-        "specs": dict(sorted(specs.items())),
-        "points": {"enumerated": result.plan.points, "computed": total.computed, "feasible": total.feasible},
-        "blocks": len(result.plan.blocks),
-        "wall_seconds": round(seconds, 3),
-        "compute_seconds": round(total.seconds, 3),
-        "points_per_compute_second": round(total.computed / total.seconds) if total.seconds else 0,
-        "cases": [_case_entry(case) for case in result.cases],
-    }
-
-
-def _case_entry(case: CaseResult) -> dict[str, Any]:
-    total = case.total
-    return {
-        "case": case.plan.case.name,
-        "digest": case.plan.digest,
-        "points": {"enumerated": case.plan.points, "computed": total.computed, "feasible": total.feasible},
-        "modes": {mode.mode: _mode_entry(mode) for mode in case.modes},
-        "compute_seconds": round(total.seconds, 3),
-        "points_per_compute_second": round(total.computed / total.seconds) if total.seconds else 0,
-        "fits": case.fits,
-        "verdict": case.verdict,
-    }
-
-
-def _mode_entry(mode: ModeResult) -> dict[str, Any]:
-    total = mode.total
-    return {
-        "mappings": mode.plan.mappings,
-        "computed": total.computed,
-        "feasible": total.feasible,
-        "removed": mode.removed,
-        "rows": mode.points.rows,
-        "frontier": len(mode.frontier),
-        "compute_seconds": round(total.seconds, 3),
-        "verdict": mode.verdict,
-    }

@@ -10,9 +10,10 @@ from typing import Protocol
 
 from disagg_sim.errors import StoreError
 from disagg_sim.sweep.backends import run_tasks
-from disagg_sim.sweep.compute import BlockTask, compute_block
+from disagg_sim.sweep.compute import BlockTask, Done, compute_block
+from disagg_sim.sweep.manifest import held_sweep
 from disagg_sim.sweep.plan import POINTS, PREFILL, Block, SweepPlan
-from disagg_sim.sweep.results import SweepResult, collect, held_sweep, write_tables
+from disagg_sim.sweep.results import Effort, SweepResult, collect, write_tables
 from disagg_sim.sweep.store import State, Store
 
 
@@ -77,13 +78,17 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener, ove
                 listener.note(f"{case.case.name}: without {' and '.join(modes)}: {reasons[0]}")
         missing = _missing(plan.blocks, store, listener)
         listener.start(sum(block.points for block in missing))
+        done: list[Done] = []
         for table in (PREFILL, POINTS):  # a case's decode blocks are matched with all its prefill blocks
             tasks = [BlockTask(store, block) for block in missing if block.key.table == table]
-            for done in run_tasks(compute_block, tasks, jobs=jobs):
-                listener.advance(done.points)
+            for block in run_tasks(compute_block, tasks, jobs=jobs):
+                listener.advance(block.points)
+                done.append(block)
         listener.finish()
         result = collect(plan, store)
-        write_tables(result, root, seconds=time.perf_counter() - begun)
+        wall = time.perf_counter() - begun
+        computed, spent = sum(block.points for block in done), sum(block.seconds for block in done)
+        write_tables(result, root, effort=Effort(len(done), computed, spent, wall))
     return result
 
 
@@ -107,6 +112,8 @@ def _missing(blocks: Sequence[Block], store: Store, listener: Listener) -> list[
         if state is State.CORRUPT:
             listener.warn(f"{store.path(key)}: corrupt block, computing it again")
     counts = Counter(states.values())
+    if counts[State.UNSEALED]:
+        listener.warn(f"{counts[State.UNSEALED]} stored blocks have no checksum: computing them again")
     if counts[State.STALE]:
         listener.note(f"{counts[State.STALE]} stored blocks are stale (their inputs changed): computing them again")
     listener.note(f"{counts[State.STORED]} of {len(blocks)} blocks already stored")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from disagg_sim.atomic import write_text
 from disagg_sim.errors import DisaggSimError, PolicyError, StoreError
 from disagg_sim.simulation.capacity import Aim, attains, p99_inside, serving_capacity
-from disagg_sim.simulation.metrics import COLUMNS, Summary, summary
+from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends import run_tasks
@@ -21,6 +21,7 @@ from disagg_sim.sweep.run import Listener
 from disagg_sim.sweep.scenario import Scenario
 from disagg_sim.sweep.scenario_plan import DECISIONS, REQUESTS, RUNS, SAMPLES, TABLES, Run, ScenarioPlan
 from disagg_sim.sweep.store import Key, State, Store
+from disagg_sim.sweep.timing import Timings, log_timing, read_timings, timed
 from disagg_sim.units import HOUR
 from disagg_sim.workload.trace import Trace
 
@@ -32,6 +33,8 @@ SAMPLED, LEAST_SAMPLE_S = 200, 0.1
 #: What tells the runs of a scenario apart, in every table.
 NAMES = ("system", "deployment", "trace", "rate_scale")
 DECISION_COLUMNS = ("tick_s", "kind", "instance", "wish", "reason")
+#: Columns of the blocks of runs and searches: those that do not depend on the machine.
+STORED = tuple(name for name in COLUMNS if name not in MEASURED)
 CAPACITY_COLUMNS = (
     "system", "deployment", "trace", "criterion", "rate_scale", "requests_per_s", "requests_per_s_per_gpu",
     "above_rate_scale", "met_again_rate_scale", "runs", "note",
@@ -89,6 +92,7 @@ def compute_run(task: RunTask) -> Done:
             result = _simulated(run, trace, run.rate_scale)
             _write_records(task, result)
             row = summary(result, run.scenario.slo, rate_scale=run.rate_scale)
+            log_timing(task.store.root, run.key(RUNS), [row])
             task.store.write(run.key(RUNS), _frame([row]), _note(result))
     except PolicyError as error:
         if isinstance(error.so_far, RunResult):
@@ -191,6 +195,7 @@ def _search(task: RunTask, trace: Trace) -> None:
         "met_again": found.met_again,
     }  # fmt: skip
     note = json.dumps({**answer, "message": found.message})
+    log_timing(task.store.root, run.key(run.table), found.runs)
     task.store.write(run.key(run.table), _frame(found.runs), note)
 
 
@@ -214,7 +219,7 @@ def _note(result: RunResult) -> str:
 def _frame(rows: Sequence[Summary]) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.DataFrame([asdict(row) for row in rows], columns=list(COLUMNS))
+    return pd.DataFrame([asdict(row) for row in rows], columns=list(STORED))
 
 
 def _require_own(plan: ScenarioPlan, store: Store, planned: set[Path]) -> None:
@@ -234,6 +239,9 @@ def _missing(runs: Sequence[Run], store: Store, listener: Listener) -> list[Run]
         for key, state in blocks:
             if state is State.CORRUPT:
                 listener.warn(f"{store.path(key)}: corrupt block, simulating its run again")
+    unsealed = sum(any(state is State.UNSEALED for _, state in blocks) for blocks in states.values())
+    if unsealed:
+        listener.warn(f"{unsealed} stored runs have no checksum: simulating them again")
     missing = [run for run, blocks in states.items() if any(state is not State.STORED for _, state in blocks)]
     stale = Counter(any(state is State.STALE for _, state in blocks) for blocks in states.values())[True]
     if stale:
@@ -248,23 +256,31 @@ def _collect(plan: ScenarioPlan, store: Store, faults: tuple[str, ...]) -> Scena
     whole = [run for run in plan.runs if store.state(run.key(RUNS)) is State.STORED]
     logged = [run for run in plan.runs if store.state(run.key(DECISIONS)) is State.STORED]
     searches = [run for run in plan.searches if store.state(run.key(run.table)) is State.STORED]
+    timings = read_timings(store.root)
     return ScenarioResult(
         plan=plan,
         store=store,
-        summary=pd.DataFrame(_records(store, [run.key(RUNS) for run in whole]), columns=list(COLUMNS)),
+        summary=pd.DataFrame(_timed(store, [run.key(RUNS) for run in whole], timings), columns=list(COLUMNS)),
         decisions=pd.DataFrame(
-            [{**_names(run), **row} for run in logged for row in _records(store, [run.key(DECISIONS)])],
+            [{**_names(run), **row} for run in logged for row in _records(store, run.key(DECISIONS))],
             columns=[*NAMES, *DECISION_COLUMNS],
         ),
         capacity=pd.DataFrame([_capacity_row(run, store) for run in searches], columns=list(CAPACITY_COLUMNS)),
-        searched=pd.DataFrame(_records(store, [run.key(run.table) for run in searches]), columns=list(COLUMNS)),
+        searched=pd.DataFrame(
+            _timed(store, [run.key(run.table) for run in searches], timings), columns=list(COLUMNS)
+        ),
         faults=faults,
     )
 
 
-def _records(store: Store, keys: Sequence[Key]) -> list[dict[Any, Any]]:
-    """Rows of some blocks, one after another."""
-    return [row for key in keys for row in store.read(key).to_dict("records")]
+def _records(store: Store, key: Key) -> list[dict[str, Any]]:
+    """Rows of a block."""
+    return [{str(name): value for name, value in row.items()} for row in store.read(key).to_dict("records")]
+
+
+def _timed(store: Store, keys: Sequence[Key], timings: Timings) -> list[dict[str, Any]]:
+    """Rows of some blocks, one after another, with their measured columns."""
+    return [row for key in keys for row in timed(_records(store, key), key, timings)]
 
 
 def _names(run: Run) -> dict[str, Any]:

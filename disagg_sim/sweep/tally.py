@@ -29,7 +29,6 @@ class Tally:
     computed: int = 0  # design points whose time and memory were computed [1]
     feasible: int = 0  # of them, those that fit in memory [1]
     rows: int = 0  # stored rows: prefill candidates, or matched decode points [1]
-    seconds: float = 0.0  # spent on it by one process [s]
     removals: tuple[Removal, ...] = ()
 
     def to_json(self) -> str:
@@ -62,7 +61,7 @@ def removal(
 
 
 def add_up(tallies: Iterable[Tally]) -> Tally:
-    """Sum of counts and seconds; of each reason the sum of counts and the closest shortfall."""
+    """Sum of counts; of each reason the sum of counts and the closest shortfall."""
     held = tuple(tallies)
     merged: dict[tuple[str, str], Removal] = {}
     for item in (item for tally in held for item in tally.removals):
@@ -82,6 +81,5 @@ def add_up(tallies: Iterable[Tally]) -> Tally:
         computed=sum(t.computed for t in held),
         feasible=sum(t.feasible for t in held),
         rows=sum(t.rows for t in held),
-        seconds=sum(t.seconds for t in held),
         removals=tuple(merged.values()),
     )

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import random
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -54,6 +60,123 @@ def test_unchanged_results_pass(results: Path, tmp_path: Path, capsys: pytest.Ca
     assert run(["check", str(again), "--baseline", str(results / "frontier.csv")]) == 0
 
 
+def test_what_differs_in_the_inputs_is_named(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two values of a spec file, and the version of a library that computed the baseline."""
+    source = find_file("hardware", "h100_sxm")
+    changed = re.sub(r"(?m)^hbm_bandwidth:.*$", "hbm_bandwidth: 3.0 TB/s", source.read_text())
+    (tmp_path / "specs" / "hw_specs").mkdir(parents=True)
+    (tmp_path / "specs" / "hw_specs" / source.name).write_text(changed.replace("sm_count: 132", "sm_count: 131"))
+    monkeypatch.setenv("DISAGG_SIM_PATH", str(tmp_path / "specs"))
+    out, baseline = sweep(tmp_path / "out"), tmp_path / "baseline"
+    shutil.copytree(results, baseline)
+    manifest = json.loads((baseline / "manifest.json").read_text())
+    manifest["versions"]["numpy"] = "1.0"
+    (baseline / "manifest.json").write_text(json.dumps(manifest))
+    capsys.readouterr()
+    assert run(["check", str(out), "--baseline", str(baseline), "--json", str(tmp_path / "report.json")]) == 1
+    said = capsys.readouterr().out
+    assert "inputs: 3 values differ" in said
+    assert "  hbm_bandwidth: 3.35 TB/s -> 3.0 TB/s in hw_specs/h100_sxm.yaml" in said
+    assert "  sm_count: 132 -> 131 in hw_specs/h100_sxm.yaml" in said
+    assert "  numpy: 1.0 -> " in said
+    (first, *_) = json.loads((tmp_path / "report.json").read_text())["inputs"]
+    assert (first["key"], first["old"], first["new"]) == ("hbm_bandwidth", "3.35 TB/s", "3.0 TB/s")
+    (baseline / "manifest.json").unlink()
+    assert run(["check", str(out), "--baseline", str(baseline)]) == 1
+    assert f"inputs: not compared, as {baseline} has no manifest.json" in capsys.readouterr().out
+
+
+def test_a_moved_curve_without_a_changed_input_says_so(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As another machine, or a library below those whose versions are kept, may cause it."""
+    table = pd.read_csv(results / "frontier.csv")
+    table["tokens_per_s_per_gpu"] *= 0.9
+    text = table.to_csv(index=False)
+    (tmp_path / "frontier.csv").write_text(text)
+    manifest = json.loads((results / "manifest.json").read_text())
+    manifest["tables"]["frontier.csv"] = hashlib.sha256(text.encode()).hexdigest()
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    for baseline in (results, results / "frontier.csv"):
+        assert run(["check", str(tmp_path), "--baseline", str(baseline)]) == 1
+        assert "inputs: the same specs, options, versions and code on both sides" in capsys.readouterr().out
+
+
+def test_no_damage_of_the_frontier_passes_the_checksum_of_its_manifest(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(results, tmp_path, dirs_exist_ok=True)
+    path, dice = tmp_path / "frontier.csv", random.Random(5)
+    whole = path.read_bytes()
+    for _ in range(100):
+        hurt = bytearray(whole)
+        hurt[dice.randrange(len(whole))] ^= 1 << dice.randrange(8)
+        path.write_bytes(hurt)
+        assert run(["check", str(tmp_path), "--baseline", str(results)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "not the table that manifest.json was written for" in line
+    path.unlink()
+    assert run(["check", str(tmp_path), "--baseline", str(results)]) == 2
+    assert "holds no frontier.csv" in capsys.readouterr().err
+
+
+def test_a_damaged_table_alone_is_judged_or_refused_and_never_a_traceback(results: Path, tmp_path: Path) -> None:
+    path, dice = tmp_path / "frontier.csv", random.Random(6)
+    whole = (results / "frontier.csv").read_bytes()
+    for _ in range(150):
+        hurt = bytearray(whole)
+        hurt[dice.randrange(len(whole))] ^= 1 << dice.randrange(8)
+        path.write_bytes(hurt)
+        assert run(["check", str(path), "--baseline", str(results)]) in (0, 1, 2)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"cases": 3}', '{"cases": [1]}', '{"cases": [], "tables": 1}'])
+def test_a_damaged_manifest_is_one_line(
+    text: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(results, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "manifest.json").write_text(text)
+    assert run(["check", str(tmp_path), "--baseline", str(results)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "manifest.json: damaged" in line
+
+
+MAIN = "from disagg_sim.cli.main import main; main()"
+
+
+def process(arguments: list[str], *, before: str = "", output: int | None = subprocess.PIPE) -> tuple[int, str]:
+    """Exit code and words on standard error of the console script."""
+    command = [sys.executable, "-c", f"{before}\n{MAIN}", *arguments]
+    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+def test_a_crash_is_no_moved_curve(results: Path) -> None:
+    crash = "import disagg_sim.sweep.compare as c\ndef crash(*a, **k): 1 / 0\nc.compare_frontiers = crash"
+    code, said = process(["check", str(results), "--baseline", str(results)], before=crash)
+    assert code == 3
+    assert "ZeroDivisionError" in said
+    assert said.splitlines()[-1].startswith("error: a fault of disagg-sim")
+
+
+@pytest.mark.parametrize("arguments", [["check", "{results}", "--baseline", "{results}"], ["specs", "list"]])
+def test_a_closed_pipe_is_no_moved_curve(arguments: list[str], results: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    code, said = process([argument.format(results=results) for argument in arguments], output=writer)
+    os.close(writer)
+    assert (code, said) == (3, "error: the output was closed before its end\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_below_the_output_is_no_moved_curve(results: Path) -> None:
+    with open("/dev/full", "w") as full:
+        code, said = process(["check", str(results), "--baseline", str(results)], output=full.fileno())
+    assert (code, said) == (3, "error: No space left on device\n")
+
+
 @pytest.mark.parametrize(("factor", "ground"), [(0.98, "some lost ground"), (1.02, "none lost ground")])
 def test_two_percent_on_one_coefficient_fail_and_the_moved_points_are_named(
     factor: float,
@@ -71,6 +194,8 @@ def test_two_percent_on_one_coefficient_fail_and_the_moved_points_are_named(
     said = capsys.readouterr().out
     assert said.splitlines()[-1].startswith("FAILED: 1 of 1 frontier changed")
     assert ground in said
+    assert "inputs: 1 value differs\n" in said
+    assert re.search(r"\n  \S+\[\d+\]\.e_memory: \S+ -> \S+ in hw_specs/efficiency/h100_sxm.yaml\n", said)
     old, new = (pd.read_csv(path / "frontier.csv") for path in (results, out))
     (front,) = json.loads(report.read_text())["fronts"]
     assert {p["configuration"]["decode_batch"] for p in front["moved"]} == set(old["decode_batch"]) & set(

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from disagg_sim.errors import InfeasibleError
@@ -167,8 +169,8 @@ def test_counts_close(reference: Path) -> None:
 def test_two_jobs_give_the_same_bytes(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
     log = Log()
     run_sweep(smoke, tmp_path, jobs=2, listener=log)
-    for name in ("frontier.csv", "infeasible.csv"):
-        assert (tmp_path / name).read_bytes() == (reference / name).read_bytes()
+    assert contents(tmp_path) == contents(reference)
+    assert len(contents(tmp_path)) > len(smoke.blocks)
     assert log.done == log.planned == smoke.points
 
 
@@ -183,6 +185,42 @@ def test_a_corrupt_block_is_computed_again_with_a_warning(smoke: SweepPlan, refe
     assert all("corrupt block, computing it again" in text for text in log.warnings)
     assert f"{len(smoke.blocks) - 2} of {len(smoke.blocks)} blocks already stored" in log.notes
     assert (tmp_path / "frontier.csv").read_bytes() == (reference / "frontier.csv").read_bytes()
+    assert contents(tmp_path) == contents(reference)
+
+
+def test_damaged_blocks_of_all_kinds_are_computed_again_with_a_line(
+    smoke: SweepPlan, reference: Path, tmp_path: Path
+) -> None:
+    """A flipped bit in each of some blocks, a doubled column, and blocks of a version without checksums."""
+    shutil.copytree(reference, tmp_path, dirs_exist_ok=True)
+    dice = random.Random(3)
+    flipped, rewritten, old = smoke.blocks[:20], smoke.blocks[30], smoke.blocks[40:43]
+    for block in flipped:
+        path = tmp_path / block.key.relative
+        data = bytearray(path.read_bytes())
+        data[dice.randrange(4, len(data) - 4)] ^= 1 << dice.randrange(8)
+        path.write_bytes(data)
+    path = tmp_path / rewritten.key.relative
+    table = pq.read_table(path)
+    pq.write_table(table.slice(0, 1), path)
+    for block in old:
+        path = tmp_path / block.key.relative
+        table = pq.read_table(path)
+        pq.write_table(table.replace_schema_metadata({b"disagg_sim.digest": block.key.digest.encode()}), path)
+    log = Log()
+    run_sweep(smoke, tmp_path, jobs=1, listener=log)
+    assert sum("corrupt block, computing it again" in text for text in log.warnings) == len(flipped) + 1
+    assert f"{len(old)} stored blocks have no checksum: computing them again" in log.warnings
+    assert f"{len(smoke.blocks) - 24} of {len(smoke.blocks)} blocks already stored" in log.notes
+    assert contents(tmp_path) == contents(reference)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file of a run, the manifest without what it says of the run itself: the same on every machine."""
+    files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    own = manifest(root)
+    del own["run"]
+    return files | {"manifest.json": json.dumps(own).encode()}
 
 
 def test_changed_inputs_make_blocks_stale(smoke: SweepPlan, tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from disagg_sim.errors import StoreError
@@ -49,20 +53,66 @@ def test_every_truncation_is_seen(store: Store) -> None:
         assert store.state(KEY) is State.CORRUPT, length
 
 
-def test_a_flipped_bit_in_the_data_is_seen(store: Store) -> None:
-    frame = pd.DataFrame({"x": range(5000)})
-    store.write(KEY, frame, "{}")
+def stored_table(store: Store) -> tuple[bytearray, range]:
+    """A block of numbers and words, and the bytes of it that hold the table; the rest is what stands beside it."""
+    frame = pd.DataFrame({"x": np.arange(5000), "y": np.linspace(0.1, 9.9, 5000), "word": ["some", "words"] * 2500})
+    store.write(KEY, frame, '{"count": 5000}')
+    data = bytearray(store.path(KEY).read_bytes())
+    footer = int.from_bytes(data[-8:-4], "little")  # a Parquet file ends with its footer, the length of that, "PAR1"
+    return data, range(4, len(data) - 8 - footer)
+
+
+@pytest.mark.parametrize("inside_the_table", [False, True])
+def test_no_flipped_bit_is_read_and_none_is_a_traceback(store: Store, inside_the_table: bool) -> None:
+    whole, table = stored_table(store)
+    dice, path = random.Random(7), store.path(KEY)
+    for _ in range(400):
+        at, bit = dice.choice(table if inside_the_table else range(len(whole))), dice.randrange(8)
+        hurt = whole.copy()
+        hurt[at] ^= 1 << bit
+        path.write_bytes(hurt)
+        assert store.state(KEY) in (State.CORRUPT, State.UNSEALED), (at, bit)
+        for read in (store.read, store.note):
+            with pytest.raises(StoreError, match="was changed after it was written"):
+                read(KEY)
+    path.write_bytes(whole)
+    assert store.state(KEY) is State.STORED
+
+
+def test_a_rewritten_block_with_all_its_metadata_is_corrupt(store: Store) -> None:
+    stored_table(store)
     path = store.path(KEY)
-    whole = bytearray(path.read_bytes())
-    whole[len(whole) // 3] ^= 0x10
-    path.write_bytes(bytes(whole))
+    table = pq.read_table(path)
+    doubled = table.set_column(1, "y", pc.multiply(table["y"], 2.0))
+    pq.write_table(doubled.replace_schema_metadata(table.schema.metadata), path, compression="zstd")
+    assert pq.read_schema(path).metadata == table.schema.metadata
     assert store.state(KEY) is State.CORRUPT
 
 
-def test_a_foreign_file_in_the_place_of_a_block_is_corrupt(store: Store) -> None:
+def test_a_block_without_a_checksum_is_told_from_one_that_is_damaged(store: Store) -> None:
     store.write(KEY, FRAME, "{}")
-    FRAME.to_parquet(store.path(KEY))
+    table = pq.read_table(store.path(KEY))
+    kept = {name: value for name, value in table.schema.metadata.items() if name != b"disagg_sim.seal"}
+    pq.write_table(table.replace_schema_metadata(kept), store.path(KEY))  # as an older version wrote it
+    assert store.state(KEY) is State.UNSEALED
+    FRAME.to_parquet(store.path(KEY))  # another program's
+    assert store.state(KEY) is State.UNSEALED
+    store.path(KEY).write_bytes(b"PAR1")
     assert store.state(KEY) is State.CORRUPT
+
+
+def test_two_writes_of_a_table_are_the_same_bytes_and_any_reader_reads_them(store: Store) -> None:
+    first, _ = stored_table(store)
+    second, _ = stored_table(store)
+    assert first == second
+    pd.testing.assert_frame_equal(pd.read_parquet(store.path(KEY)), store.read(KEY))
+
+
+def test_a_block_that_cannot_be_read_is_corrupt(store: Store) -> None:
+    store.path(KEY).mkdir(parents=True)  # a directory in its place
+    assert store.state(KEY) is State.CORRUPT
+    with pytest.raises(StoreError, match="cannot read the block"):
+        store.read(KEY)
 
 
 def test_clean_removes_halves_and_our_own_unplanned_blocks_only(store: Store) -> None:

@@ -21,7 +21,6 @@ tallies = st.builds(
     computed=st.integers(0, 10**6),
     feasible=st.integers(0, 10**6),
     rows=st.integers(0, 10**6),
-    seconds=st.integers(0, 1000).map(float),
     removals=st.lists(removals, max_size=4, unique_by=lambda r: (r.phase, r.reason)).map(tuple),
 )
 
