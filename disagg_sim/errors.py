@@ -62,6 +62,12 @@ def nearest(name: object, allowed: Iterable[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
+def short(value: object, most: int = 60) -> str:
+    """``repr(value)``, cut after ``most`` characters: a message stays one line however long the value is. [1]"""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
 def whole_number(name: str, value: object, least: int = 1, note: str = "") -> int:
     """The argument ``name`` as an int; ``InputError`` unless it is a whole number from ``least`` up."""
     number = float(value) if isinstance(value, Real) else float("nan")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from disagg_sim.cli.tables import print_table
+from disagg_sim.errors import InputError
 
 if TYPE_CHECKING:
     from disagg_sim.workload.statistics import LengthStatistics, MinuteStatistics, TraceStatistics
@@ -33,6 +34,16 @@ def stats(
     rate: Annotated[
         float | None, typer.Option("--rate", help="of a table without arrivals: Poisson arrivals [requests/s]")
     ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column", metavar="ROLE=HEADER",
+            help="of a table with other headers: arrival=ts, input_tokens=NAME, output_tokens=NAME, one an option",
+        ),
+    ] = None,
+    time_unit: Annotated[
+        str, typer.Option("--time-unit", help="what the times count in: s, ms, us, ns; by default that of the kind")
+    ] = "",
     as_is: Annotated[bool, typer.Option("--as-is", help="Mooncake: leave batches of requests at one instant")] = False,
     seed: Annotated[int, typer.Option("--seed", help="of what is drawn: a client pool, Poisson arrivals")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
@@ -41,11 +52,23 @@ def stats(
     from disagg_sim.workload.readers import load_trace
     from disagg_sim.workload.statistics import trace_statistics
 
-    found = trace_statistics(load_trace(file, kind, spread=not as_is, rate=rate, seed=seed))
+    trace = load_trace(
+        file, kind, columns=_columns(column or ()), time_unit=time_unit, spread=not as_is, rate=rate, seed=seed
+    )
+    found = trace_statistics(trace)
     if as_json:
         typer.echo(json.dumps(_without_nan(asdict(found)), indent=2))
     else:
         print_table(_lines(found))
+
+
+def _columns(given: Sequence[str]) -> dict[str, str]:
+    """``("arrival=ts",)`` as ``{"arrival": "ts"}``."""
+    pairs = [each.partition("=") for each in given]
+    for (role, equals, header), each in zip(pairs, given, strict=True):
+        if not (role and equals and header):
+            raise InputError(f"--column {each!r} is not ROLE=HEADER, such as arrival=timestamp")
+    return {role: header for role, _, header in pairs}
 
 
 def _lines(found: TraceStatistics) -> Iterator[tuple[str, str]]:

@@ -12,13 +12,14 @@ from typing import Any
 from disagg_sim.facts import load
 from disagg_sim.sweep.reader import Reader
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
-from disagg_sim.workload.readers import load_trace
+from disagg_sim.workload.clock import TIME_UNITS
+from disagg_sim.workload.readers import ROLES, load_trace
 from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
 
 SYNTHETIC = "synthetic"
 COMMON_KEYS = ("kind", "name", "rate_scale", "requests", "rate_per_s")
-FILE_KEYS = ("path", "from_s", "to_s", "spread", *COMMON_KEYS)
+FILE_KEYS = ("path", "columns", "time_unit", "from_s", "to_s", "spread", *COMMON_KEYS)
 SYNTHETIC_KEYS = ("lengths", "duration_s", "cv", "bursts", *COMMON_KEYS)
 BURST_KEYS = ("contrast", "share", "length_s")
 
@@ -51,11 +52,13 @@ class TraceSource:
     name: str
     path: str = ""  # of a file; "" = synthetic
     kind: str = "auto"  # of the file
+    columns: tuple[tuple[str, str], ...] = ()  # what its columns are for and their headers, where they are others
+    time_unit: str = ""  # that its times count in; "" = that of its kind
     spread: bool = True  # Mooncake: spread the batches of one instant evenly
     rate: float | None = None  # of a table without arrivals [request/s]
     synthetic: Synthetic | None = None
     requests: int | None = None  # the first so many of the part; None = all [request]
-    span: tuple[float, float] | None = None  # part of the file; None = all [s]
+    span: tuple[float, float] | None = None  # part of the file, from its first request on; None = all [s]
     rate_scales: tuple[float, ...] = (1.0,)  # [1]
 
     def load(self, seed: int) -> Trace:
@@ -82,7 +85,10 @@ def _content(path: str, version: int) -> str:  # noqa: ARG001 - a new version is
 def _load(source: TraceSource, seed: int, version: int) -> Trace:  # noqa: ARG001 - a new version is another entry
     if source.synthetic is not None:
         return source.synthetic.draw(seed, source.name)
-    trace = load_trace(source.path, source.kind, spread=source.spread, rate=source.rate, seed=seed)
+    trace = load_trace(
+        source.path, source.kind, columns=dict(source.columns), time_unit=source.time_unit, spread=source.spread,
+        rate=source.rate, seed=seed,
+    )  # fmt: skip
     if source.span is not None:
         trace = trace.between(*source.span)
     return trace if source.requests is None else trace.head(source.requests)
@@ -145,6 +151,8 @@ def _trace(reader: Reader, where: str, value: object, folder: Path, replaced: bo
         name=reader.plain_name(f"{where}.name", given.get("name", default)),
         path="" if synthetic else str(folder / str(given.get("path", ""))),
         kind=str(given.get("kind", "auto")),
+        columns=_columns(reader, f"{where}.columns", given["columns"]) if "columns" in given else (),
+        time_unit=reader.choice(f"{where}.time_unit", given["time_unit"], TIME_UNITS) if "time_unit" in given else "",
         spread=reader.flag(f"{where}.spread", given.get("spread", True)),
         rate=rate,
         synthetic=_synthetic(reader, where, given, requests, rate) if synthetic else None,
@@ -155,8 +163,17 @@ def _trace(reader: Reader, where: str, value: object, folder: Path, replaced: bo
     if not synthetic and not isinstance(given.get("path"), str):
         reader.faults.append(f"{where}: missing key 'path', or kind: {SYNTHETIC}")
     elif not replaced and len(reader.faults) == known:
-        reader.attempt(where, source.load, 0)
+        reader.attempt(where, lambda: source.load(0).scaled(min(source.rate_scales)))  # the longest of all
     return source
+
+
+def _columns(reader: Reader, where: str, value: object) -> tuple[tuple[str, str], ...]:
+    """``{arrival: ts, input_tokens: prompt_len, output_tokens: gen_len}``, or some of these."""
+    given = reader.mapping(where, value, ROLES)
+    for role, header in given.items():
+        if not isinstance(header, str):
+            reader.faults.append(f"{where}.{role}: {header!r} is not the header of a column")
+    return tuple((role, str(header)) for role, header in given.items())
 
 
 def _synthetic(

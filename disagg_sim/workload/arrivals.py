@@ -33,10 +33,12 @@ from typing import Protocol
 import numpy as np
 
 from disagg_sim.errors import InputError, above_zero
-from disagg_sim.workload.trace import Floats, Trace
+from disagg_sim.workload.trace import MOST_REQUESTS, Floats, Trace, too_many
 
 #: Least requests, or changes of state, that are drawn at once. [1]
 LEAST_BLOCK = 16
+#: Largest coefficient of variation of Gamma gaps: of a million, all but one are then next to 0. [1]
+MOST_CV = 1000.0
 #: Least shape of Weibull gaps; theirs is a coefficient of variation of 10^29. [1]
 LEAST_SHAPE = 0.01
 
@@ -75,9 +77,9 @@ class Gamma:
     cv: float  # standard deviation over mean of the gaps [1]
 
     def __post_init__(self) -> None:
-        """``InputError`` unless the cv is a finite number from 0."""
-        if not 0 <= self.cv < math.inf:
-            raise InputError(f"cv of gaps {self.cv} is out of range; allowed: 0 and above, finite")
+        """``InputError`` unless the cv is in range."""
+        if not 0 <= self.cv <= MOST_CV:
+            raise InputError(f"cv of gaps {self.cv} is out of range; allowed: 0 to {MOST_CV:g}")
 
     def blocks(self, rng: np.random.Generator, rate: float, size: int) -> Iterator[Floats]:
         """Ascending arrival times, without end. [s]"""
@@ -132,7 +134,13 @@ class Mmpp:
     def blocks(self, rng: np.random.Generator, rate: float, size: int) -> Iterator[Floats]:
         """Ascending arrival times, without end. [s]"""
         p, gap_s = self.burst_share, self.burst_s * (1 - self.burst_share) / self.burst_share
-        states = np.arange(LEAST_BLOCK + 2 * round(size / (rate * (self.burst_s + gap_s)))) % 2
+        bursts = size / (rate * (self.burst_s + gap_s))
+        if bursts > MOST_REQUESTS:
+            raise InputError(
+                f"burst_s {self.burst_s:g} s: {bursts:.3g} bursts in {size / rate:g} s are too many; "
+                f"allowed: up to {MOST_REQUESTS:,}"
+            )
+        states = np.arange(LEAST_BLOCK + 2 * round(bursts)) % 2
         if rng.random() >= p:
             states = 1 - states
         lengths = np.where(states == 0, self.burst_s, gap_s)
@@ -159,6 +167,9 @@ def arrivals(
     expected = requests or rate * duration
     if not (0 < rate < math.inf and 0 < expected < math.inf):
         raise InputError(f"{expected:g} requests at {rate:g} a second; allowed: both above 0 and finite")
+    if expected > MOST_REQUESTS:
+        where = f"rate {rate:g}/s" if requests else f"duration {duration:g} s at {rate:g} requests/s"
+        raise InputError(too_many(where, expected))
     found: list[Floats] = []
     count = 0
     for times in process.blocks(rng, rate, LEAST_BLOCK + math.ceil(1.1 * expected)):
@@ -166,6 +177,8 @@ def arrivals(
         count += times.size
         if (count >= requests) if requests else (times.size > 0 and times[-1] >= duration):
             break
+        if count > MOST_REQUESTS:  # an uneven process may draw far more than it does on average
+            raise InputError(too_many(f"{process} in {duration:g} s", count))
     times = np.concatenate(found)
     return times[:requests] if requests else times[: np.searchsorted(times, duration)]
 

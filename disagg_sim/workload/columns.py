@@ -13,28 +13,65 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.errors import TraceError, nearest
+from disagg_sim.errors import TraceError, nearest, short
+from disagg_sim.units import MB
+from disagg_sim.workload.trace import MOST_REQUESTS, MOST_TOKENS, too_many
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: A longer prompt or answer than this is a mistake in the file. [token]
-MOST_TOKENS = 10**9
+#: Largest file, unpacked: as many requests as a trace may have, of 100 B each; all of it is held in memory. [B]
+MOST_BYTES = 100 * MOST_REQUESTS
+#: Most columns of a table; the widest known form has 8. [1]
+MOST_COLUMNS = 1000
+#: Columns that a message lists [1], and the longest that may be meant by another name [character].
+SHOWN_COLUMNS, LONGEST_NAME = 12, 100
 #: First bytes of a gzip file.
 GZIP_MAGIC = b"\x1f\x8b"
+#: First bytes of files that are no text, and what they are.
+NO_TEXT = {
+    b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "a zstd file", b"\xfd7zXZ\x00": "an xz file",
+    b"BZh": "a bzip2 file", b"PAR1": "a Parquet file", b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16",
+}  # fmt: skip
+UTF8_MARK = b"\xef\xbb\xbf"
 
 
 def read_bytes(path: Path) -> bytes:
-    """Content of a file, unpacked where it is gzipped; ``TraceError`` where that fails or nothing is in it."""
+    """Text of a file, unpacked where it is gzipped, without a byte order mark.
+
+    Raises
+    ------
+    TraceError
+        A file that cannot be read, is larger than ``MOST_BYTES``, holds nothing, or is no text in UTF-8.
+    """
     try:
-        content = path.read_bytes()
-        if content.startswith(GZIP_MAGIC):
-            content = gzip.decompress(content)
+        with path.open("rb") as file:
+            packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        with gzip.open(path) if packed else path.open("rb") as text:
+            content = text.read(MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > MOST_BYTES:
+        raise TraceError(
+            f"{path}: the file is larger than {MOST_BYTES / MB:,.0f} MB{' unpacked' * packed}, the most that is read; "
+            "give a part of it"
+        )
+    for magic, form in NO_TEXT.items():
+        if content.startswith(magic):
+            raise TraceError(f"{path}: not a text file in UTF-8 but {form}; unpack it or save it as CSV in UTF-8")
+    content = content.removeprefix(UTF8_MARK)
     if not content.strip():
         raise TraceError(f"{path}: the file is empty; allowed: one request or more")
+    if (place := content.find(b"\0")) >= 0:
+        raise TraceError(f"{path}:{_line(content, place)}: not a text file in UTF-8: it holds a byte 0")
+    if (lines := content.count(b"\n")) > MOST_REQUESTS + 1:  # and a header
+        raise TraceError(too_many(str(path), lines))
     return content
+
+
+def _line(content: bytes, place: int) -> int:
+    """Number of the line, from 1, that a byte stands in."""
+    return content.count(b"\n", 0, place) + 1
 
 
 class Table:
@@ -45,13 +82,16 @@ class Table:
         import pandas as pd
 
         self.path = path
+        columns = content[: content.find(b"\n")].count(b",") + 1
+        if columns > MOST_COLUMNS:
+            raise TraceError(f"{path}:1: {columns:,} columns; allowed: up to {MOST_COLUMNS:,}")
         try:
             rows = pd.read_csv(
                 io.BytesIO(content), header=None, dtype=str, keep_default_na=False, skip_blank_lines=False,
                 encoding="utf-8-sig",
             )  # fmt: skip
-        except UnicodeDecodeError as error:
-            raise TraceError(f"{path}: not a text file: {error}") from None
+        except UnicodeDecodeError:
+            raise TraceError(_undecoded(path, content)) from None
         except pd.errors.EmptyDataError:
             raise TraceError(f"{path}:1: the line is blank; allowed: the names of the columns") from None
         except pd.errors.ParserError as error:
@@ -69,8 +109,9 @@ class Table:
         """``TraceError`` that names the first missing column and the nearest one."""
         for name in names:
             if name not in self.header:
-                has = ", ".join(repr(each) for each in self.header)
-                near = nearest(name, self.header)
+                has = ", ".join(map(short, self.header[:SHOWN_COLUMNS]))
+                has += f" and {len(self.header) - SHOWN_COLUMNS} more" if len(self.header) > SHOWN_COLUMNS else ""
+                near = nearest(name, [each for each in self.header if len(each) <= LONGEST_NAME])
                 raise TraceError(f"{self.path}:1: no column {name!r}{near}; the header has {has}")
 
     def text(self, name: str) -> pd.Series[str]:
@@ -99,8 +140,18 @@ class Table:
         if bad.any():
             row = int(np.argmax(bad))
             value = str(self.text(name).iloc[row])
-            said = f"{name} {value!r} {reason}" if value else f"no value of {name!r}"
+            said = f"{name} {short(value)} {reason}" if value else f"no value of {name!r}"
             raise TraceError(f"{self.path}:{self.lines[row]}: {said}")
+
+
+def _undecoded(path: Path, content: bytes) -> str:
+    """One line for bytes that are no UTF-8, with the first of them."""
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        where, byte = _line(content, error.start), error.object[error.start]
+        return f"{path}:{where}: not a text file in UTF-8: {error.reason} ({byte:#x})"
+    return f"{path}: not a text file in UTF-8"
 
 
 def _malformed(path: Path, said: str) -> str:

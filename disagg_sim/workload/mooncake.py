@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from disagg_sim.errors import TraceError, nearest
-from disagg_sim.units import MS
-from disagg_sim.workload.columns import MOST_TOKENS
-from disagg_sim.workload.trace import Floats, PrefixBlocks, Tokens
+from disagg_sim.errors import TraceError, nearest, short
+from disagg_sim.workload.trace import MOST_TOKENS, Floats, PrefixBlocks, Tokens
 
 #: Tokens of a block. [token]
 BLOCK_TOKENS = 512
@@ -25,7 +23,7 @@ FIELDS = ("timestamp", "input_length", "output_length")
 
 
 def read_lines(path: Path, content: bytes) -> tuple[Floats, Tokens, Tokens, PrefixBlocks | None]:
-    """Arrivals [s], input and output lengths [token] of all lines, each (requests,), and their prefix blocks."""
+    """Time stamps, input and output lengths [token] of all lines, each (requests,), and their prefix blocks."""
     rows, blocks = [], []
     for line, text in enumerate(content.splitlines(), start=1):
         if text.strip():
@@ -33,7 +31,7 @@ def read_lines(path: Path, content: bytes) -> tuple[Floats, Tokens, Tokens, Pref
             rows.append(row)
             blocks.append(ids)
     timestamp, inputs, outputs = np.array(rows, dtype=np.float64).T
-    return timestamp * MS, inputs.astype(np.int64), outputs.astype(np.int64), _prefix(blocks)
+    return timestamp, inputs.astype(np.int64), outputs.astype(np.int64), _prefix(blocks)
 
 
 def spread_batches(arrival: Floats) -> tuple[Floats, int]:
@@ -58,7 +56,9 @@ def _record(path: Path, line: int, text: bytes) -> tuple[list[float], Sequence[i
     except json.JSONDecodeError as error:
         raise TraceError(f"{path}:{line}: malformed JSON at column {error.colno}: {error.msg}") from None
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path}:{line}: not a text file: {error}") from None
+        raise TraceError(f"{path}:{line}: not a text file in UTF-8: {error.reason}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise TraceError(f"{path}:{line}: malformed JSON: {str(error).split(';')[0]}") from None
     if not isinstance(record, dict):
         raise TraceError(f"{path}:{line}: malformed: a JSON object is wanted")
     row = [_number(path, line, record, name) for name in FIELDS]
@@ -77,13 +77,17 @@ def _number(path: Path, line: int, record: dict[str, Any], name: str) -> float:
     if name not in record:
         raise TraceError(f"{path}:{line}: no key {name!r}{nearest(name, record)}")
     value = record[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TraceError(f"{path}:{line}: {name} {value!r} is not a number")
-    if value < 0:
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise TraceError(f"{path}:{line}: {name} {short(value)} is not a number")
+    if number < 0:
         raise TraceError(f"{path}:{line}: {name} {value} is negative; allowed: 0 or more")
-    if name != "timestamp" and (value != int(value) or value > MOST_TOKENS):
-        raise TraceError(f"{path}:{line}: {name} {value} is not a whole number of tokens up to {MOST_TOKENS}")
-    return float(value)
+    if name != "timestamp" and (not number.is_integer() or number > MOST_TOKENS):
+        raise TraceError(f"{path}:{line}: {name} {short(value)} is not a whole number of tokens up to {MOST_TOKENS}")
+    return number
 
 
 def _prefix(blocks: Sequence[Sequence[int]]) -> PrefixBlocks | None:

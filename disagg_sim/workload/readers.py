@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.errors import TraceError, UnknownNameError, above_zero, nearest
+from disagg_sim.errors import InputError, TraceError, UnknownNameError, above_zero, nearest
 from disagg_sim.workload.arrivals import Poisson, arrivals, named_rng
+from disagg_sim.workload.clock import Arrivals, check_unit, from_column, from_numbers, gap_note
 from disagg_sim.workload.columns import Table, read_bytes
 from disagg_sim.workload.mooncake import read_lines, spread_batches
 from disagg_sim.workload.servegen import draw_pool, is_pool
@@ -24,14 +25,17 @@ COLUMNS = {
     "lengths": ("", "num_prefill_tokens", "num_decode_tokens"),
 }
 KINDS = (*COLUMNS, "mooncake", "servegen", "auto")
+#: What a column is for, in the order of ``COLUMNS``: the keys of ``columns``.
+ROLES = ("arrival", "input_tokens", "output_tokens")
 #: What stands in the time column of an Azure-like table that has no times.
 NO_TIME = "XXX"
 
 
 def load_trace(
-    path: str | Path, kind: str = "auto", *, spread: bool = True, rate: float | None = None, seed: int = 0
-) -> Trace:
-    """A trace from a file; see ``docs/traces.md`` for the forms.
+    path: str | Path, kind: str = "auto", *, columns: Mapping[str, str] | None = None, time_unit: str = "",
+    spread: bool = True, rate: float | None = None, seed: int = 0,
+) -> Trace:  # fmt: skip
+    """A trace from a file; see ``docs/traces.md`` for the forms. Its first request arrives at 0.
 
     Parameters
     ----------
@@ -40,6 +44,12 @@ def load_trace(
     kind
         ``"azure"``, ``"burstgpt"``, ``"mooncake"``, ``"servegen"``, ``"csv"`` (arrival_s, input_tokens,
         output_tokens) or ``"lengths"`` (a table without arrivals); ``"auto"`` tells them by the first line.
+    columns
+        Of a table with other headers: ``{"arrival": "ts", "input_tokens": "prompt_len", "output_tokens": "gen_len"}``;
+        what is left out keeps the name of its kind, ``"csv"`` where none is given.
+    time_unit
+        ``"s"``, ``"ms"``, ``"us"`` or ``"ns"``: what the times count in, where they are numbers; by default
+        milliseconds of Mooncake and seconds of all others.
     spread
         Of Mooncake, whose requests come in batches: spread each evenly up to the next one, or leave all of it at one
         instant.
@@ -50,24 +60,47 @@ def load_trace(
 
     Raises
     ------
-    TraceError, UnknownNameError
-        A faulty file, with its line; an unknown kind.
+    TraceError, UnknownNameError, InputError
+        A faulty file, with its line; an unknown kind, role or header; an unknown unit.
     """
     if kind not in KINDS:
         raise UnknownNameError(f"unknown kind of trace {kind!r}{nearest(kind, KINDS)}; known: {', '.join(KINDS)}")
+    for role in columns or ():
+        if role not in ROLES:
+            raise UnknownNameError(f"columns: unknown key {role!r}{nearest(role, ROLES)}; allowed: {', '.join(ROLES)}")
+    check_unit(time_unit)
     path = Path(path)
     if kind == "servegen" or (kind == "auto" and is_pool(path)):
+        _without(path, "a client pool", columns=columns, time_unit=time_unit)
         note = f"drawn from a pool of clients with seed {seed}; inputs and outputs are independent"
         return assemble(path, *draw_pool(path, seed), notes=(note,))
     content = read_bytes(path)
     if kind == "mooncake" or (kind == "auto" and content.lstrip()[:1] == b"{"):
-        return _mooncake(path, content, spread)
+        _without(path, "a trace of JSON lines", columns=columns)
+        return _mooncake(path, content, spread, time_unit)
     table = Table(path, content)
-    kind = _kind_of(table) if kind == "auto" else kind
-    if kind == "lengths":
-        return _without_arrivals(table, rate, seed)
-    table.require(COLUMNS[kind])
-    return _READERS[kind](table)
+    if kind == "auto":
+        kind = "csv" if columns else _kind_of(table)
+    names = _names(kind, columns)
+    if kind == "lengths" and not names[0]:
+        _without(path, "a table without arrivals", time_unit=time_unit)
+        return _without_arrivals(table, names[1:] if columns else (), rate, seed)
+    table.require(names)
+    times, inputs, outputs = from_column(table, names[0], time_unit), table.tokens(names[1]), table.tokens(names[2])
+    return assemble(path, times, inputs, outputs)
+
+
+def _names(kind: str, columns: Mapping[str, str] | None) -> tuple[str, ...]:
+    """Headers of arrival, input and output."""
+    given = columns or {}
+    return tuple(given.get(role, name) for role, name in zip(ROLES, COLUMNS[kind], strict=True))
+
+
+def _without(path: Path, what: str, **options: object) -> None:
+    """``TraceError`` for an option that a form does not have."""
+    for name, value in options.items():
+        if value:
+            raise TraceError(f"{path}: {what} takes no {name}; leave it out")
 
 
 def load_lengths(path: str | Path) -> LengthTable:
@@ -89,70 +122,55 @@ def _kind_of(table: Table) -> str:
     return kind
 
 
-def _length_columns(table: Table) -> tuple[Tokens, Tokens]:
-    """Input and output lengths of a table of any kind, zeros included."""
+def _length_names(table: Table) -> tuple[str, ...]:
+    """Headers of the lengths of a table of any kind: those most of which it has."""
     kind = max(("lengths", *COLUMNS), key=lambda each: sum(name in table.header for name in COLUMNS[each][1:]))
-    table.require(COLUMNS[kind][1:])
-    return table.tokens(COLUMNS[kind][1]), table.tokens(COLUMNS[kind][2])
+    return COLUMNS[kind][1:]
 
 
-def _without_arrivals(table: Table, rate: float | None, seed: int) -> Trace:
+def _length_columns(table: Table, names: Sequence[str] = ()) -> tuple[Tokens, Tokens]:
+    """Input and output lengths, zeros included; by default those of the table's own kind."""
+    first, second = names or _length_names(table)
+    table.require((first, second))
+    return table.tokens(first), table.tokens(second)
+
+
+def _without_arrivals(table: Table, names: Sequence[str], rate: float | None, seed: int) -> Trace:
     """The rows in their order with Poisson arrivals."""
     if rate is None:
         raise TraceError(
             f"{table.path}: no arrival times in the file; give a rate (--rate) and Poisson arrivals are drawn"
         )
-    inputs, outputs = _length_columns(table)
+    inputs, outputs = _length_columns(table, names)
     times = arrivals(Poisson(), named_rng(seed, "arrivals"), above_zero("rate", rate), requests=inputs.size)
     note = f"no arrival times in the file: Poisson arrivals at {rate:g} requests/s with seed {seed}"
     return assemble(table.path, times, inputs, outputs, notes=(note,))
 
 
-def _mooncake(path: Path, content: bytes, spread: bool) -> Trace:
-    arrival, inputs, outputs, prefix = read_lines(path, content)
+def _mooncake(path: Path, content: bytes, spread: bool, time_unit: str) -> Trace:
+    stamps, inputs, outputs, prefix = read_lines(path, content)
+    times = from_numbers(path, "timestamp", stamps, time_unit, "ms")
     notes: tuple[str, ...] = ()
     if spread:
-        arrival, instants = spread_batches(arrival)
-        notes = (f"{arrival.size} requests at {instants} instants, spread evenly up to the next instant",)
-    return assemble(path, arrival, inputs, outputs, prefix, notes)
-
-
-def _azure(table: Table) -> Trace:
-    """Clock times; the earliest is 0."""
-    import pandas as pd
-
-    times = pd.to_datetime(table.text("TIMESTAMP"), errors="coerce", format="ISO8601", utc=True)
-    table.refuse(times.isna().to_numpy(), "TIMESTAMP", "is not a date and time")
-    seconds = np.asarray((times - times.min()) / pd.Timedelta(seconds=1), dtype=np.float64)
-    return assemble(table.path, seconds, table.tokens("ContextTokens"), table.tokens("GeneratedTokens"))
-
-
-def _burstgpt(table: Table) -> Trace:
-    """Seconds as they are; a row without response tokens is a request that failed."""
-    answers = table.tokens("Response tokens")
-    return assemble(table.path, _arrivals(table, "Timestamp"), table.tokens("Request tokens"), answers)
-
-
-def _csv(table: Table) -> Trace:
-    arrivals = _arrivals(table, "arrival_s")
-    return assemble(table.path, arrivals, table.tokens("input_tokens"), table.tokens("output_tokens"))
-
-
-def _arrivals(table: Table, name: str) -> Floats:
-    values = table.numbers(name)
-    table.refuse(values < 0, name, "is negative; allowed: 0 s or later")
-    return values
+        seconds, instants = spread_batches(times.seconds)
+        times = Arrivals(seconds, times.stamp)
+        notes = (f"{seconds.size} requests at {instants} instants, spread evenly up to the next instant",)
+    return assemble(path, times, inputs, outputs, prefix, notes)
 
 
 def assemble(
     path: Path,
-    arrival: Floats,
+    times: Arrivals | Floats,
     input_tokens: Tokens,
     output_tokens: Tokens,
     prefix: PrefixBlocks | None = None,
     notes: tuple[str, ...] = (),
 ) -> Trace:
-    """The trace of a file's rows: sorted, without rows of zero tokens; the notes say what was done."""
+    """The trace of a file's rows: sorted, without rows of zero tokens; the notes say what was done.
+
+    ``times`` of a file are moved so that its first request arrives at 0; drawn ones, plain numbers, stay. [s]
+    """
+    arrival = times.seconds if isinstance(times, Arrivals) else times
     rows: NDArray[np.intp] = np.flatnonzero((input_tokens > 0) & (output_tokens > 0))
     dropped = int(arrival.size - rows.size)
     if not rows.size:
@@ -163,10 +181,16 @@ def assemble(
         first = int(np.argmax(np.diff(arrival) < 0)) + 2
         rows = rows[np.argsort(arrival[rows], kind="stable")]
         notes = (*notes, f"warning: arrivals were not sorted (first at request {first}); sorted")
-    return Trace(
-        arrival=arrival[rows], input_tokens=input_tokens[rows], output_tokens=output_tokens[rows],
-        prefix=prefix.take(rows) if prefix else None, name=path.name.split(".")[0], notes=notes, dropped=dropped,
-    )  # fmt: skip
-
-
-_READERS: dict[str, Callable[[Table], Trace]] = {"azure": _azure, "burstgpt": _burstgpt, "csv": _csv}
+    arrival = arrival[rows]
+    if isinstance(times, Arrivals):
+        arrival = arrival - arrival[0]
+        if stamp := times.stamp(int(rows[0])):
+            notes = (*notes, f"arrivals count from the first request, which is at {stamp} in the file")
+    try:
+        return Trace(
+            arrival=arrival, input_tokens=input_tokens[rows], output_tokens=output_tokens[rows],
+            prefix=prefix.take(rows) if prefix else None, name=path.name.split(".")[0],
+            notes=(*notes, *gap_note(arrival)), dropped=dropped,
+        )  # fmt: skip
+    except InputError as error:
+        raise TraceError(f"{path}: {error}") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from disagg_sim.errors import InputError, whole_number
 from disagg_sim.workload.arrivals import Mmpp, arrivals, fit_mmpp, named_rng
 from disagg_sim.workload.statistics import per_minute
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace
@@ -26,6 +27,8 @@ BURSTGPT_INPUT_CV, BURSTGPT_OUTPUT_CV = 1.013, 1.029
 BURSTGPT_BURST_SHARE, BURSTGPT_BURST_S = 0.2, 300.0
 #: Largest distance of a drawn hour's c_v from ``BURSTGPT_CV``. [1]
 BURSTGPT_CV_ERROR = 0.02
+#: Most hours that are drawn to find one: few requests, or very many, seldom or never have that c_v. [1]
+BURSTGPT_DRAWS = 1000
 #: Means of input and output of Mini Reasoning: Ruan et al., "DynaServe", table 1. [token]
 MINI_REASONING_INPUT, MINI_REASONING_OUTPUT = 219, 1467
 #: Their coefficients of variation: assumed, of the order of BurstGPT's. [1]
@@ -48,10 +51,11 @@ def burstgpt_standin(seed: int = 0, requests: int = BURSTGPT_REQUESTS) -> Trace:
     ``BURSTGPT_CV_ERROR``. Lengths are log-normal and independent of each other and of the arrivals. More ``requests``
     are the same bursts on a larger service.
     """
+    whole_number("requests", requests, 2)
     process, inputs = burstgpt_process(requests), log_normal(BURSTGPT_INPUT, BURSTGPT_INPUT_CV)
     outputs = log_normal(BURSTGPT_OUTPUT, BURSTGPT_OUTPUT_CV)
     rng = {name: named_rng(seed, f"burstgpt/{name}") for name in ("arrivals", "input_tokens", "output_tokens")}
-    while True:
+    for _ in range(BURSTGPT_DRAWS):
         times = arrivals(process, rng["arrivals"], requests / BURSTGPT_S, requests=requests)
         times *= BURSTGPT_S * (1 - 1 / requests) / times[-1]
         lengths = inputs.sample(rng["input_tokens"], times.size)
@@ -61,6 +65,10 @@ def burstgpt_standin(seed: int = 0, requests: int = BURSTGPT_REQUESTS) -> Trace:
                 arrival=times, input_tokens=lengths, output_tokens=outputs.sample(rng["output_tokens"], times.size),
                 name="burstgpt_standin", notes=("stand-in: MMPP fitted to the published c_v and means",),
             )  # fmt: skip
+    raise InputError(
+        f"none of {BURSTGPT_DRAWS} hours of {requests} requests has a c_v of {BURSTGPT_CV} within {BURSTGPT_CV_ERROR}; "
+        f"allowed: about {BURSTGPT_REQUESTS} requests"
+    )
 
 
 def mini_reasoning_standin(*, rate: float, requests: int, cv: float = MINI_REASONING_CV, seed: int = 0) -> Trace:

@@ -25,6 +25,12 @@ Tokens = NDArray[np.int64]
 
 #: A trace without a name is called so.
 UNNAMED = "trace"
+#: Most requests of a trace: held and drawn they take some 100 B each, simulated about 1 kB, 10 GB in all. [request]
+MOST_REQUESTS = 10**7
+#: Latest arrival: 32 years, at which a double still tells 0.1 us apart. Later ones are clock times. [s]
+LONGEST_S = 1e9
+#: A longer prompt or answer than this is a mistake. [token]
+MOST_TOKENS = 10**9
 
 
 def read_only(values: ArrayLike, dtype: type[Any]) -> NDArray[Any]:
@@ -76,20 +82,42 @@ class Trace:
     dropped: int = 0  # requests without input or output tokens that a reader left out [request]
 
     def __post_init__(self) -> None:
-        """``InputError`` unless the arrays are a sorted list of requests."""
-        for name, dtype in (("arrival", np.float64), ("input_tokens", np.int64), ("output_tokens", np.int64)):
-            object.__setattr__(self, name, read_only(getattr(self, name), dtype))
+        """``InputError`` unless the arrays are a sorted list of requests, within the limits of this module."""
+        object.__setattr__(self, "arrival", read_only(self.arrival, np.float64))
+        for name in ("input_tokens", "output_tokens"):
+            object.__setattr__(self, name, self._tokens(name, getattr(self, name)))
         shapes = {self.arrival.shape, self.input_tokens.shape, self.output_tokens.shape}
         if len(shapes) > 1 or self.arrival.ndim != 1:
             raise InputError(f"trace {self.name}: arrays of shapes {sorted(shapes)} are no list of requests")
         if not self.arrival.size:
             raise InputError(f"trace {self.name} has no request; allowed: one or more")
+        if self.arrival.size > MOST_REQUESTS:
+            raise InputError(too_many(f"trace {self.name}", self.arrival.size))
         if not (self.arrival[0] >= 0 and np.all(np.diff(self.arrival) >= 0) and math.isfinite(self.arrival[-1])):
             raise InputError(f"trace {self.name}: arrivals must be finite and ascend from 0 s or later")
+        if self.arrival[-1] > LONGEST_S:
+            raise InputError(
+                f"trace {self.name}: an arrival at {self.arrival[-1]:g} s is out of range; allowed: up to "
+                f"{LONGEST_S:g} s, counted from the first arrival (at {self.arrival[0]:g} s here)"
+            )
         if min(self.input_tokens.min(), self.output_tokens.min()) < 1:
             raise InputError(f"trace {self.name}: lengths below 1 token; allowed: from 1")
         if self.prefix is not None and self.prefix.offsets.size != self.arrival.size + 1:
             raise InputError(f"trace {self.name}: prefix blocks of {self.prefix.offsets.size - 1} requests")
+
+    def _tokens(self, name: str, values: ArrayLike) -> Tokens:
+        """Lengths as whole numbers; ``InputError`` for others, and for lengths above ``MOST_TOKENS``."""
+        given = np.asarray(values)
+        if given.dtype.kind not in "iu" and given.size:
+            given = given.astype(np.float64)
+            if not np.all(given == np.rint(given)):  # nan, too
+                bad = given[given != np.rint(given)].flat[0]
+                raise InputError(f"trace {self.name}: {name} {bad:g} is not a whole number of tokens")
+        if given.size and given.max() > MOST_TOKENS:
+            raise InputError(
+                f"trace {self.name}: {name} {given.max():g} is out of range; allowed: up to {MOST_TOKENS} tokens"
+            )
+        return read_only(given, np.int64)
 
     def __len__(self) -> int:
         """Number of requests. [request]"""
@@ -152,7 +180,9 @@ class Trace:
 
     def repeated(self, n: int) -> Trace:
         """``n`` copies one after another, one mean gap apart; a copy shares no prefix block with another."""
-        return concatenate([self] * whole_number("n", n))
+        if whole_number("n", n) * len(self) > MOST_REQUESTS:
+            raise InputError(too_many(f"{n} copies of trace {self.name}", n * len(self)))
+        return concatenate([self] * int(n))
 
     def frame(self) -> pd.DataFrame:
         """A row a request: ``arrival_s``, ``input_tokens``, ``output_tokens``, as the plain CSV form has them."""
@@ -161,6 +191,11 @@ class Trace:
         return pd.DataFrame(
             {"arrival_s": self.arrival, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
         )
+
+
+def too_many(what: str, requests: float) -> str:
+    """The line for more requests than a trace may have."""
+    return f"{what}: {requests:,.0f} requests are too many; allowed: up to {MOST_REQUESTS:,}"
 
 
 def concatenate(traces: Sequence[Trace]) -> Trace:

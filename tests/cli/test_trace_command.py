@@ -48,7 +48,15 @@ def test_a_table_of_lengths_takes_a_rate(trace, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(["--kind", "mooncak"], "did you mean 'mooncake'"), (["--kind", "azure"], "TIMESTAMP")]
+    ("arguments", "said"),
+    [
+        (["--kind", "mooncak"], "did you mean 'mooncake'"),
+        (["--kind", "azure"], "TIMESTAMP"),
+        (["--time-unit", "sec"], "did you mean 's'"),
+        (["--column", "arrival=arival_s"], "no column 'arival_s', did you mean 'arrival_s'?"),
+        (["--column", "arrival_s"], "--column 'arrival_s' is not ROLE=HEADER"),
+        (["--column", "begin=arrival_s"], "columns: unknown key 'begin'"),
+    ],
 )
 def test_a_fault_is_one_line_and_exit_code_2(trace, capsys, arguments, said):
     assert run(["trace", "stats", str(trace), *arguments]) == 2
@@ -56,3 +64,15 @@ def test_a_fault_is_one_line_and_exit_code_2(trace, capsys, arguments, said):
     assert error.startswith("error: ")
     assert said in error
     assert len(error.splitlines()) == 1
+
+
+def test_other_headers_and_units_have_options(tmp_path, capsys):
+    path = tmp_path / "other.csv"
+    path.write_text("ts,prompt,answer\n1700000000000,10,2\n1700000060000,20,4\n")
+    headers = [f"--column={each}" for each in ("arrival=ts", "input_tokens=prompt", "output_tokens=answer")]
+    assert run(["trace", "stats", str(path), *headers]) == 2
+    assert "--time-unit ms" in capsys.readouterr().err
+    assert run(["trace", "stats", str(path), *headers, "--time-unit", "ms"]) == 0
+    shown = capsys.readouterr().out
+    assert "first arrival to last                  60 s" in shown
+    assert "ts 1700000000000 ms (2023-11-14T22:13:20 UTC) in the file" in shown

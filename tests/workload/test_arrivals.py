@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from disagg_sim import synthetic_trace
 from disagg_sim.errors import InputError
+from disagg_sim.units import MB
 from disagg_sim.workload.arrivals import Gamma, Mmpp, Poisson, Weibull, arrivals, fit_gamma, fit_mmpp, named_rng
 from disagg_sim.workload.lengths import Pareto
 from disagg_sim.workload.standins import burstgpt_process, burstgpt_standin, mini_reasoning_standin
@@ -18,6 +21,7 @@ from disagg_sim.workload.statistics import trace_statistics
 from disagg_sim.workload.synthetic import LengthTable, log_normal
 
 BURSTS = Mmpp(contrast=4.0, burst_share=0.25, burst_s=30.0)  # all requests come in bursts
+SHORT_BURSTS = Mmpp(contrast=1.0, burst_share=0.5, burst_s=1e-12)
 PROCESSES = [Poisson(), Gamma(0.0), Gamma(0.3), Gamma(3.0), Weibull(0.5), BURSTS]
 
 
@@ -172,3 +176,30 @@ def test_a_million_requests_fit_in_memory_and_time():
     trace = synthetic_trace(rate=64.0, requests=1_000_000, lengths=(512, 64), arrivals_as=BURSTS)
     assert len(trace) == 1_000_000
     assert trace.rate == pytest.approx(64.0, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=10**12), "requests are too many"),
+        (lambda: synthetic_trace(rate=1e6, lengths=(1, 1), duration=1e9), "requests are too many"),
+        (lambda: synthetic_trace(rate=1e-12, lengths=(1, 1), requests=3), "allowed: up to 1e\\+09 s"),
+        (lambda: synthetic_trace(rate=1.0, lengths=(10**12, 1), requests=3), "input_tokens 1e\\+12 is out of range"),
+        (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=9, arrivals_as=SHORT_BURSTS), "bursts in 26 s"),
+        (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=9).scaled(1e-12), "allowed: up to 1e\\+09 s"),
+        (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=9).repeated(10**9), "requests are too many"),
+        (lambda: Gamma(1e200), "allowed: 0 to 1000"),
+        (lambda: burstgpt_standin(requests=1), "requests 1 is out of range"),
+    ],
+)
+def test_no_count_takes_all_memory_or_all_time(make, said):
+    """Each in a second or so and a few MB; without its limit it would ask for TB, or never end."""
+    tracemalloc.start()
+    begun = time.monotonic()
+    try:
+        with pytest.raises(InputError, match=said):
+            make()
+        assert tracemalloc.get_traced_memory()[1] < 200 * MB
+    finally:
+        tracemalloc.stop()
+    assert time.monotonic() - begun < 30

@@ -32,10 +32,11 @@ def rows(trace):
     return list(zip(trace.arrival.tolist(), trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
 
 
-def test_plain_csv_keeps_its_times(tmp_path):
+def test_plain_csv_starts_with_its_first_request(tmp_path):
     trace = load_trace(write(tmp_path, "output_tokens, input_tokens,x,arrival_s\n7,5,a,1.5\n8,6,b,2e0\n\n"))
-    assert rows(trace) == [(1.5, 5, 7), (2.0, 6, 8)]
-    assert (trace.name, trace.notes, trace.dropped) == ("requests", (), 0)
+    assert rows(trace) == [(0.0, 5, 7), (0.5, 6, 8)]
+    note = "arrivals count from the first request, which is at arrival_s 1.5 s in the file"
+    assert (trace.name, trace.notes, trace.dropped) == ("requests", (note,), 0)
 
 
 def test_a_frame_written_as_csv_reads_back(tmp_path):
@@ -55,9 +56,12 @@ def test_burstgpt_in_both_forms_drops_failures(tmp_path):
     first = load_trace(write(tmp_path, BURST + "5,ChatGPT,472,18,490,API log\n45,GPT-4,30,0,30,API log\n"))
     third = load_trace(write(tmp_path, BURST_3 + "5,,1,ChatGPT,472,18,490,API log\n45,a,2,GPT-4,0,0,0,API log\n"))
     for trace in (first, third):
-        assert rows(trace) == [(5.0, 472, 18)]
+        assert rows(trace) == [(0.0, 472, 18)]
         assert trace.dropped == 1
-        assert trace.notes == ("dropped 1 of 2 rows with zero input or output tokens",)
+        assert trace.notes == (
+            "dropped 1 of 2 rows with zero input or output tokens",
+            "arrivals count from the first request, which is at Timestamp 5 s in the file",
+        )
 
 
 def test_a_first_arrival_at_0_and_a_single_request_work(tmp_path):
@@ -113,7 +117,17 @@ def test_an_azure_table_whose_times_are_crossed_out_has_none(tmp_path):
         (AZURE + "2023-11-16 18:17:03.97,1,1\r\nyesterday,1,1\r\n", ":3: TIMESTAMP 'yesterday' is not a date"),
         (BURST + "5,ChatGPT,472,-1,490,API log\n", ":2: Response tokens '-1' is negative"),
         ("\n" + CSV + "0,1,1\n", ":1: the line is blank"),
-        (b"\xff\xfe\x00\x01", "not a text file"),
+        (b"\xff\xfe\x00\x01", "not a text file in UTF-8 but text in UTF-16"),
+        ((CSV + "0,1,1\n").encode("utf-16-le"), ":1: not a text file in UTF-8: it holds a byte 0"),
+        (CSV.encode() + b"0,1,1\n\xff,1,1\n", ":3: not a text file in UTF-8: invalid start byte (0xff)"),
+        (b"PK\x03\x04abc", "a zip archive; unpack it"),
+        (b"PAR1abc", "a Parquet file"),
+        (CSV + "0," + 10**6 * "1" + ",3\n", "1111... (1,000,002 characters) is not a number"),
+        (10**6 * "a" + "\n1\n", "aaaa... (1,000,002 characters)"),
+        (10**6 * "a," + "\n1\n", ":1: 1,000,001 columns; allowed: up to 1,000"),
+        (CSV + "true,1,1\n", ":2: arrival_s 'true' is not a number, nor a date and time"),
+        (CSV + "2024-05-10,1,1\n7,1,1\n", ":3: arrival_s '7' is not a date and time, as the rows before it are"),
+        (CSV + "0,1,1\n1e18,1,1\n", "an arrival at 1e+18 s is out of range; allowed: up to 1e+09 s"),
         (gzip.compress(CSV.encode() * 99, mtime=0)[:-9], "cannot be read"),
     ],
 )
@@ -185,6 +199,8 @@ def test_blocks_of_dropped_and_sorted_rows_stay_with_their_requests(tmp_path):
         (json.dumps(record(0, -5)), ":2: input_length -5 is negative"),
         (json.dumps(record(0, outputs=True)), ":2: output_length True is not a number"),
         ('{"timestamp": NaN, "input_length": 3, "output_length": 2}', ":2: timestamp nan is not a number"),
+        (json.dumps(record(0, 10**400)), "0000... (401 characters) is not a number"),
+        ('{"timestamp": 1' + 6000 * "0" + "}", ":2: malformed JSON: Exceeds the limit"),
         (json.dumps(record(0, 2.5)), ":2: input_length 2.5 is not a whole number"),
         (json.dumps(record(0, hash_ids=["a"])), ":2: hash_ids must be a list"),
         (json.dumps(record(0, hash_ids=[1, 2, 3])), ":2: 3 hash_ids for an input_length of 600"),
