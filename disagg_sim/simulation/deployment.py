@@ -18,8 +18,8 @@ PARTS = ("prefill", "decode", "colocated", "pairs")
 class Replicas:
     """Equal instances, and how they batch where that is not left to the policy.
 
-    ``batch`` is the number of whole prompts of a pass in the prefill part, and of sequences that decode together in
-    the others; ``token_budget`` bounds the tokens of a prefill pass, or of a step of decodes and prefill.
+    ``batch`` is the most prompts of a pass in the prefill part, and the most sequences that run together in the
+    others; ``token_budget`` is the most tokens of a prefill pass, or of a step of decodes and prefill.
     """
 
     mapping: Mapping
@@ -28,11 +28,15 @@ class Replicas:
     token_budget: int | None = None  # None = as the policy says, or as ``batch`` needs [token]
 
     def __post_init__(self) -> None:
-        """``InputError`` unless the counts are whole numbers from 1."""
+        """``InputError`` unless the counts are whole numbers from 1, and the budget holds a token of each request."""
         whole_number("instances", self.instances)
         for name in ("batch", "token_budget"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name))
+        if self.batch is not None and self.token_budget is not None and self.token_budget < self.batch:
+            raise InputError(
+                f"token_budget {self.token_budget} is below batch {self.batch}; allowed: from the batch up"
+            )
 
     @property
     def gpus(self) -> int:
@@ -50,6 +54,19 @@ class ServedDeployment(Shown):
     decode: tuple[Replicas, ...] = ()
     colocated: tuple[Replicas, ...] = ()
     pairs: tuple[Replicas, ...] = ()  # two instances a pair; without them the co-located ones pair up
+
+    def __post_init__(self) -> None:
+        """``InputError`` where entries of one part and mapping batch in different ways: which holds would be open."""
+        for part in PARTS:
+            known: dict[Mapping, Replicas] = {}
+            for each in getattr(self, part):
+                same = known.setdefault(each.mapping, each)
+                if (same.batch, same.token_budget) != (each.batch, each.token_budget):
+                    raise InputError(
+                        f"deployment {self.name!r}: two entries of {part} have one mapping and batch differently "
+                        f"(batch {same.batch} and {each.batch}, token_budget {same.token_budget} and "
+                        f"{each.token_budget}); allowed: one entry a mapping"
+                    )
 
     def part(self, name: str) -> tuple[Replicas, ...]:
         """Instances of one of ``PARTS``; empty when the deployment has none."""

@@ -9,7 +9,7 @@ A *system* is a frozen dataclass of options, registered by name; ``build`` makes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
@@ -245,41 +245,47 @@ class Site:
         )
 
 
-#: Part of the deployment whose instances have a role when they start.
-PART_OF = {Role.PREFILL: ("prefill",), Role.DECODE: ("decode",), Role.BOTH: ("colocated", "pairs")}
+#: Role of the instances of a part when they start.
+ROLE_OF = {"prefill": Role.PREFILL, "decode": Role.DECODE, "colocated": Role.BOTH, "pairs": Role.BOTH}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AsPlanned:
     """Step limits as the parts of the deployment say, as usual for the policy where these are silent.
 
-    A prefill instance with a batch takes so many whole prompts a pass; another with a batch runs so many
-    sequences. A token budget that is not given is that of the policy, or what the batch needs at the expected
-    lengths.
+    What a part says holds before an option of the policy. ``batch`` of a prefill part is the most prompts of a pass, of
+    another part the most sequences; ``token_budget`` is the most tokens of a pass or step. Where a part has a batch
+    and no budget, the budget is what the batch needs at the expected lengths, or the policy's if that is more.
     """
 
     site: Site
     usual: StepLimits
+    parts: tuple[str, ...]  # that the policy takes
+    alone: bool = False  # one phase an instance: whole prompts in prefill, no room for prefill in decode steps
 
     def limits(self, mapping: Mapping, role: Role) -> Limits:
         """See ``StepLimits``."""
         usual = self.usual.limits(mapping, role)
-        part = next((each for each in self._parts(role) if each.mapping == mapping), None)
+        part = self._part(mapping, role)
         if part is None:
             return usual
-        if part.batch is None:
-            return replace(usual, token_budget=part.token_budget or usual.token_budget)
-        if role == Role.PREFILL:
-            budget = part.token_budget or math.ceil(part.batch * self.site.prompt_tokens)
-            resident = 2 * mapping.pp * part.batch  # in the pipeline and leaving, as ``physics.memory`` counts them
-            return Limits(
-                mode=Mode.PREFILL_FIRST, token_budget=budget, max_prompts=part.batch, max_sequences=resident
-            )
-        budget = part.token_budget or (part.batch if role == Role.DECODE else usual.token_budget)
-        return replace(usual, token_budget=budget, max_sequences=part.batch)
+        batch, budget = part.batch, part.token_budget or usual.token_budget
+        if batch is None:
+            return replace(usual, token_budget=budget)
+        if role != Role.PREFILL:
+            least = 1 if self.alone else usual.token_budget
+            return replace(usual, token_budget=part.token_budget or max(batch, least), max_sequences=batch)
+        budget = part.token_budget or math.ceil(batch * self.site.prompt_tokens)
+        resident = 2 * mapping.pp * batch  # in the pipeline and leaving, as ``physics.memory`` counts them
+        if self.alone:
+            return Limits(mode=Mode.PREFILL_FIRST, token_budget=budget, max_prompts=batch, max_sequences=resident)
+        sequences = max(usual.max_sequences, resident)
+        return replace(usual, token_budget=budget, max_prompts=batch, max_sequences=sequences)
 
-    def _parts(self, role: Role) -> Iterator[Replicas]:
-        return (each for name in PART_OF[role] for each in getattr(self.site.deployment, name))
+    def _part(self, mapping: Mapping, role: Role) -> Replicas | None:
+        """What the deployment says of instances of that mapping; of two entries of one mapping the limits are equal."""
+        own = (self.site.deployment.part(part) for part in self.parts if ROLE_OF[part] == role)
+        return next((each for replicas in own for each in replicas if each.mapping == mapping), None)
 
 
 class System(Protocol):

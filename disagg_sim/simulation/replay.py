@@ -222,8 +222,8 @@ def simulate(
         Of ``load_trace``, ``synthetic_trace``, or made from arrays.
     policy : str or System
         ``"vllm"``, ``"disaggregated"``, ``"arrow"``, ...; or a system with options of its own. A matched
-        deployment under ``"disaggregated"`` batches as it was planned; systems that form batches by rules of
-        their own, such as Arrow, keep to these.
+        deployment under ``"disaggregated"`` batches as it was planned. Other systems form their batches by their
+        own rules, with the planned batches as the most prompts and sequences.
     slo : Slo, optional
         What SLO-aware systems steer by and the summary measures; by default TTFT 10 s and TPOT 0.1 s. [s]
     model, system : spec or str, optional

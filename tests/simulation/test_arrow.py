@@ -11,6 +11,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.policies.arrow import Arrow, GlobalScheduler
 from disagg_sim.simulation.policies.arrow_profile import Predictor, max_running_tokens, prompt_time
+from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policy import LATER, Flip, Leg, Limits, Role, State, system_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
@@ -57,7 +58,8 @@ def scheduler(count, *, flip_s=0.0, **options):
         Engine(0), deployment(prefill=1, decode=1), table=SIMPLE, blocks=BLOCKS, slo=SLO,
         options=RunOptions(flip_s=flip_s),
     )  # fmt: skip
-    return GlobalScheduler(Arrow(token_budget=WHOLE, **options), here, Limits(), [Mapping()] * count)
+    steps = ByRole(prefill=Limits(token_budget=WHOLE), decode=Limits(token_budget=WHOLE))
+    return GlobalScheduler(Arrow(token_budget=WHOLE, **options), here, steps, [Mapping()] * count)
 
 
 def test_the_predictor_fits_a_linear_law_exactly():

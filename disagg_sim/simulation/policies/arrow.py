@@ -33,7 +33,20 @@ from disagg_sim.simulation.options import (
 )
 from disagg_sim.simulation.policies.arrow_profile import Predictor, max_running_tokens
 from disagg_sim.simulation.policies.loads import ByRole
-from disagg_sim.simulation.policy import LATER, Flip, Leg, Limits, Parts, Role, Site, State, Wish, register
+from disagg_sim.simulation.policy import (
+    LATER,
+    AsPlanned,
+    Flip,
+    Leg,
+    Limits,
+    Parts,
+    Role,
+    Site,
+    State,
+    StepLimits,
+    Wish,
+    register,
+)
 
 if TYPE_CHECKING:
     from disagg_sim.simulation.view import ClusterView
@@ -88,10 +101,9 @@ class Arrow:
             token_budget=self.token_budget, max_sequences=self.max_sequences, max_prompts=self.prompts_per_step
         )
         start = site.instances(("prefill", PREFILL), ("decode", DECODE))
-        scheduler = GlobalScheduler(self, site, limits, [mapping for mapping, _ in start])
-        return Parts(
-            start=start, routing=scheduler, steps=ByRole(prefill=limits, decode=limits), roles=scheduler
-        )
+        steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits))
+        scheduler = GlobalScheduler(self, site, steps, [mapping for mapping, _ in start])
+        return Parts(start=start, routing=scheduler, steps=steps, roles=scheduler)
 
 
 #: Columns of the ledger, one row an instance. The first three are of its predictor, see ``Predictor``.
@@ -238,22 +250,23 @@ class GlobalScheduler:
     ----------
     options : Arrow
         The system's.
-    site, limits, mappings
+    site, steps, mappings
         What is there, how instances step, and the mapping of each instance.
     """
 
-    def __init__(self, options: Arrow, site: Site, limits: Limits, mappings: Sequence[Mapping]) -> None:
+    def __init__(self, options: Arrow, site: Site, steps: StepLimits, mappings: Sequence[Mapping]) -> None:
         self.period_s = options.monitor_s
         self._options, self._ttft, self._tpot = options, site.slo.ttft, site.slo.tpot
         self._at_once = site.flip_s == 0.0
         self._reacts = options.trigger == "observed"
         self._nothing = None if options.waiting_counts else np.zeros(len(mappings), np.int64)
-        seats = options.max_sequences if options.waiting_counts else np.inf
         rows = {}
         for mapping in set(mappings):
-            table = site.table(mapping, options.max_sequences)
-            most = max_running_tokens(table, site.blocks(mapping, limits), options.max_sequences, self._tpot)
-            rows[mapping] = (*Predictor.fit(table, options.token_budget), 0.0, 0.0, 0.0, most, seats)
+            chunk, limits = steps.limits(mapping, PREFILL).token_budget, steps.limits(mapping, DECODE)
+            table = site.table(mapping, limits.max_sequences)
+            most = max_running_tokens(table, site.blocks(mapping, limits), limits.max_sequences, self._tpot)
+            seats = limits.max_sequences if options.waiting_counts else np.inf
+            rows[mapping] = (*Predictor.fit(table, chunk), 0.0, 0.0, 0.0, most, seats)
         self.ledger = np.array([rows[mapping] for mapping in mappings], dtype=float)
         self._ends: dict[int, float] = {}  # of the prompts in queues, predicted, on the clocks of their instances [s]
         looks = max(round(options.window_s / options.monitor_s), 1)

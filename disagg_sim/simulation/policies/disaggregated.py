@@ -49,8 +49,10 @@ class Disaggregated:
             start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
             routing=Handover(shortest_queue, least_decode, early=self.early_push),
             steps=AsPlanned(
-                site,
-                ByRole(
+                site=site,
+                parts=self.needs,
+                alone=True,
+                usual=ByRole(
                     prefill=Limits(mode=PREFILLS[self.prefill], token_budget=self.token_budget),
                     decode=Limits(token_budget=self.token_budget, max_sequences=self.max_sequences),
                 ),

@@ -33,7 +33,7 @@ from disagg_sim.simulation.policies.dopd_sizes import SIZINGS, Profile
 from disagg_sim.simulation.policies.forecast import FORECASTS, forecast_named
 from disagg_sim.simulation.policies.loads import ByRole, least, least_decode
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
-from disagg_sim.simulation.policy import Leg, Limits, Parts, Role, Site, Wish, register
+from disagg_sim.simulation.policy import AsPlanned, Leg, Limits, Parts, Role, Site, StepLimits, Wish, register
 from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
 
 if TYPE_CHECKING:
@@ -92,12 +92,13 @@ class Dopd:
         """See ``System``."""
         decode = Limits(token_budget=self.token_budget, max_sequences=self.max_sequences)
         prefill = Limits(mode=Mode.MANUAL, token_budget=self.token_budget, max_sequences=self.max_sequences)
-        forming = LengthAware(site, self.batches, self.timeout_share, self.profile_tokens)
+        steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=prefill, decode=decode))
+        forming = LengthAware(site, self.batches, self.timeout_share, self.profile_tokens, steps)
         routing = Router(forming, self.local_tokens)
         return Parts(
             start=site.instances(("prefill", PREFILL), ("decode", DECODE)),
-            routing=routing, steps=ByRole(prefill=prefill, decode=decode), forming=forming,
-            scaling=Manager(self, site, decode, forming, routing),
+            routing=routing, steps=steps, forming=forming,
+            scaling=Manager(self, site, steps, forming, routing),
         )  # fmt: skip
 
 
@@ -131,12 +132,14 @@ class Router:
 class Manager:
     """Algorithm 2: observes window by window, forecasts, and sizes the pools."""
 
-    def __init__(self, options: Dopd, site: Site, limits: Limits, forming: LengthAware, routing: Router) -> None:
+    def __init__(
+        self, options: Dopd, site: Site, steps: StepLimits, forming: LengthAware, routing: Router
+    ) -> None:  # fmt: skip
         self.period_s = min(options.check_s, options.window_s)
         self._options, self._forming = options, forming
         self._pools = Pools(site, idlest=routing.idlest)
         prefill, decode = self._pools.mappings
-        self.profile = Profile.of(site, prefill, decode, limits)
+        self.profile = Profile.of(site, prefill, decode, steps.limits(decode, DECODE))
         self._requests, self._inputs, self._outputs = (forecast_named(options.forecast) for _ in range(3))
         self._window_end, self._action = options.window_s, options.action_s
         self._wanted: tuple[Sizes, str] | None = None

@@ -32,7 +32,17 @@ from disagg_sim.simulation.options import (
 )
 from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, least_prefill
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
-from disagg_sim.simulation.policy import Autoscaler, Limits, Parts, Role, Site, Wish, register
+from disagg_sim.simulation.policy import (
+    AsPlanned,
+    Autoscaler,
+    Limits,
+    Parts,
+    Role,
+    Site,
+    StepLimits,
+    Wish,
+    register,
+)
 from disagg_sim.simulation.state import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -90,15 +100,21 @@ class DynamoLoad:
 
     def build(self, site: Site) -> Parts:
         """See ``System``."""
-        return planned(site, LoadPlanner(self, site), self.token_budget, self.max_sequences)
+        steps = stepping(site, self.token_budget, self.max_sequences)
+        return planned(site, LoadPlanner(self, site, steps), steps)
 
 
-def planned(site: Site, scaling: Autoscaler, token_budget: int, max_sequences: int) -> Parts:
-    """Disaggregation as Dynamo runs it, under one of its planners."""
+def stepping(site: Site, token_budget: int, max_sequences: int) -> StepLimits:
+    """How the instances of both pools fill their steps, unless their parts say."""
     limits = Limits(token_budget=token_budget, max_sequences=max_sequences)
+    return AsPlanned(site=site, parts=("prefill", "decode"), usual=ByRole(prefill=limits, decode=limits))
+
+
+def planned(site: Site, scaling: Autoscaler, steps: StepLimits) -> Parts:
+    """Disaggregation as Dynamo runs it, under one of its planners."""
     return Parts(
         start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
-        routing=Handover(least_prefill, least_decode), steps=ByRole(prefill=limits, decode=limits), scaling=scaling,
+        routing=Handover(least_prefill, least_decode), steps=steps, scaling=scaling,
     )  # fmt: skip
 
 
@@ -108,13 +124,15 @@ class LoadPlanner:
     ``floor`` is what another planner may have found to be the least; it is the larger of that and ``least``.
     """
 
-    def __init__(self, options: DynamoLoad, site: Site) -> None:
+    def __init__(self, options: DynamoLoad, site: Site, steps: StepLimits) -> None:
         self.period_s = options.period_s
         self.floor = Sizes(options.least, options.least)
         self._options, self._site = options, site
         self._pools = Pools(site, drain=options.drain)
         prefill, decode = self._pools.mappings
-        self._tables = (site.table(prefill, options.max_sequences), site.table(decode, options.max_sequences))
+        here, there = steps.limits(prefill, Role.PREFILL), steps.limits(decode, Role.DECODE)
+        self._tables = (site.table(prefill, here.max_sequences), site.table(decode, there.max_sequences))
+        self._budget, self._sequences = here.token_budget, there.max_sequences
         self._context = options.context_tokens or site.setting.model.max_context
         self._first = len(site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)))
 
@@ -139,7 +157,7 @@ class LoadPlanner:
         if self._options.mode != "sla":
             limits = THRESHOLDS[self._options.mode]
             return _by_thresholds(queued / self._context, limits.prefill_up, limits.prefill_down)
-        budget, limit = self._options.token_budget, self._site.slo.ttft
+        budget, limit = self._budget, self._site.slo.ttft
         chunk = self._tables[0].step_time(0, 0.0, budget) / budget
         share = self._share(int(view.prefill.size))
         return _by_estimates(queued * chunk, queued * share * chunk, limit, self._options.sensitivity)
@@ -170,7 +188,7 @@ class LoadPlanner:
 
     def _itl(self, requests: Floats, held: Floats) -> Floats:
         """Time of a decode step of each worker that would read all it holds, beyond what its memory takes, too. [s]"""
-        batches = np.clip(np.round(requests), 1, self._options.max_sequences)
+        batches = np.clip(np.round(requests), 1, self._sequences)
         return np.array([
             self._tables[1].step_time(int(n), tokens / n)
             for n, tokens in zip(batches.tolist(), held.tolist(), strict=True)

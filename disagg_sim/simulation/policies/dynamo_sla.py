@@ -25,10 +25,10 @@ from disagg_sim.simulation.options import (
     check_options,
     option,
 )
-from disagg_sim.simulation.policies.dynamo_load import DynamoLoad, LoadPlanner, planned
+from disagg_sim.simulation.policies.dynamo_load import DynamoLoad, LoadPlanner, planned, stepping
 from disagg_sim.simulation.policies.forecast import FORECASTS, forecast_named
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
-from disagg_sim.simulation.policy import Limits, Parts, Site, Wish, register
+from disagg_sim.simulation.policy import Parts, Role, Site, StepLimits, Wish, register
 from disagg_sim.simulation.state import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -66,17 +66,20 @@ class DynamoSla:
 
     def build(self, site: Site) -> Parts:
         """See ``System``."""
-        return planned(site, Planner(self, site), self.token_budget, self.max_sequences)
+        steps = stepping(site, self.token_budget, self.max_sequences)
+        return planned(site, Planner(self, site, steps), steps)
 
 
 class Planner:
     """The forecasts, the sizes for them, and the load planner in between if there is one."""
 
-    def __init__(self, options: DynamoSla, site: Site) -> None:
+    def __init__(self, options: DynamoSla, site: Site, steps: StepLimits) -> None:
         self._options, self._slo = options, site.slo
         self._pools = Pools(site, drain=options.drain)
         prefill, decode = self._pools.mappings
-        self._prefill, self._decode = (site.table(each, options.max_sequences) for each in (prefill, decode))
+        here, there = steps.limits(prefill, Role.PREFILL), steps.limits(decode, Role.DECODE)
+        self._prefill, self._decode = site.table(prefill, here.max_sequences), site.table(decode, there.max_sequences)
+        self._budget, self._sequences = here.token_budget, there.max_sequences
         self._load: LoadPlanner | None = None
         self.period_s = options.window_s
         if options.load:
@@ -84,9 +87,8 @@ class Planner:
                 period_s=options.load_period_s, least=options.least, token_budget=options.token_budget,
                 max_sequences=options.max_sequences, drain=options.drain,
             )  # fmt: skip
-            self._load, self.period_s = LoadPlanner(load, site), options.load_period_s
-        limits = Limits(token_budget=options.token_budget, max_sequences=options.max_sequences)
-        self._tokens = site.blocks(decode, limits) * BLOCK_TOKENS
+            self._load, self.period_s = LoadPlanner(load, site, steps), options.load_period_s
+        self._tokens = site.blocks(decode, there) * BLOCK_TOKENS
         self._rate, self._inputs, self._outputs = (forecast_named(options.forecast) for _ in range(3))
         self._due = options.window_s
 
@@ -103,9 +105,9 @@ class Planner:
         if math.isnan(inputs) or math.isnan(outputs) or self._pools.starting(view):
             return ()
         floor = Sizes(
-            prefill_instances(self._prefill, rate, inputs, self._slo, self._options.token_budget),
+            prefill_instances(self._prefill, rate, inputs, self._slo, self._budget),
             decode_instances(
-                self._decode, rate, inputs, outputs, self._slo, tokens=self._tokens, most=self._options.max_sequences
+                self._decode, rate, inputs, outputs, self._slo, tokens=self._tokens, most=self._sequences
             ),
         )
         wanted = within(floor, self._pools.gpus, self._pools.budget, self._options.least)

@@ -26,7 +26,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies import dynaserve_predictor as predictor
 from disagg_sim.simulation.policies.loads import ByRole
-from disagg_sim.simulation.policy import Leg, Limits, Parts, Role, Site, register
+from disagg_sim.simulation.policy import AsPlanned, Leg, Limits, Parts, Role, Site, register
 from disagg_sim.simulation.state import Mode
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ class DynaServe:
             mode=Mode.SLO_AWARE if self.slo_aware else Mode.CHUNKED, token_budget=self.token_budget,
             max_sequences=self.max_sequences, step_limit_s=site.slo.tpot,
         )  # fmt: skip
-        return Parts(start=start, routing=Splits(self, site), steps=ByRole(prefill=limits, decode=limits))
+        steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits))
+        return Parts(start=start, routing=Splits(self, site), steps=steps)
 
 
 class Splits:

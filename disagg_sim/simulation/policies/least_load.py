@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from disagg_sim.simulation.options import MOST, MOST_SEQUENCES, MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.loads import ByRole, Choice, Handover, RoundRobin, least_decode, least_prefill
-from disagg_sim.simulation.policy import Limits, Parts, Role, Site, register
+from disagg_sim.simulation.policy import AsPlanned, Limits, Parts, Role, Site, register
 
 
 @register("least_load")
@@ -43,7 +43,7 @@ class LeastLoad:
         return Parts(
             start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
             routing=Handover(*self.choices()),
-            steps=ByRole(prefill=limits, decode=limits),
+            steps=AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits)),
         )
 
 

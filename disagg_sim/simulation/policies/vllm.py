@@ -43,5 +43,5 @@ class Vllm:
         return Parts(
             start=site.instances(("colocated", Role.BOTH)),
             routing=Whole(fewest_requests),
-            steps=AsPlanned(site, ByRole(prefill=limits, decode=limits)),
+            steps=AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits)),
         )
