@@ -1,0 +1,141 @@
+"""Step limits of the parts of a deployment: they hold under every system, before its own options."""
+
+import math
+
+import pytest
+from sites import ONE, SIMPLE, served, site
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.policy import ROLE_OF, Role, system_named, systems
+from disagg_sim.simulation.records import Outcome
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.state import Mode
+
+EVERY_SYSTEM = pytest.mark.parametrize("name", sorted(systems()))
+PROMPT = 1000.0  # mean of the traffic that the sites of these tests expect [token]
+
+
+def of_parts(names, **limits):
+    """Two instances of every part that a system takes, all with these limits."""
+    parts = {part: (Replicas(mapping=ONE, instances=2, **limits),) for part in names}
+    return ServedDeployment(name="limited", gpus=2 * len(names), **parts)
+
+
+def limits_of(system, deployment):
+    """Step limits of each part, in the role that its instances have when they start."""
+    parts = system.build(site(Engine(0), deployment, table=SIMPLE))
+    return {part: parts.steps.limits(ONE, ROLE_OF[part]) for part in system.needs}
+
+
+@EVERY_SYSTEM
+def test_a_part_without_limits_leaves_them_to_the_policy(name):
+    system = system_named(name, token_budget=512, max_sequences=40)
+    found = limits_of(system, of_parts(system.needs))
+    assert {each.token_budget for each in found.values()} == {512}
+    assert all(each.max_sequences == 40 for part, each in found.items() if part != "prefill")
+
+
+@EVERY_SYSTEM
+def test_a_part_goes_before_the_options_of_the_policy(name):
+    system = system_named(name, token_budget=512, max_sequences=40)
+    for part, found in limits_of(system, of_parts(system.needs, batch=7, token_budget=900)).items():
+        assert found.token_budget == 900
+        assert (found.max_prompts if part == "prefill" else found.max_sequences) == 7
+
+
+@EVERY_SYSTEM
+def test_a_budget_alone_leaves_the_batch_to_the_policy(name):
+    system = system_named(name)
+    usual = limits_of(system, of_parts(system.needs))
+    for part, found in limits_of(system, of_parts(system.needs, token_budget=900)).items():
+        assert found.token_budget == 900
+        assert (found.mode, found.max_sequences, found.max_prompts) == (
+            usual[part].mode, usual[part].max_sequences, usual[part].max_prompts,
+        )  # fmt: skip
+
+
+@EVERY_SYSTEM
+def test_a_batch_alone_has_the_budget_that_it_needs(name):
+    """Seven prompts of 1,000 tokens; 3,000 sequences need a token each, whatever the budget of the policy."""
+    system = system_named(name)
+    for part, found in limits_of(system, of_parts(system.needs, batch=7)).items():
+        if part == "prefill":
+            assert found.token_budget == math.ceil(7 * PROMPT)
+    for part, found in limits_of(system, of_parts(system.needs, batch=3000)).items():
+        assert found.token_budget >= 3000, part
+
+
+@EVERY_SYSTEM
+def test_no_more_requests_run_together_than_a_part_allows(name):
+    """Forty requests at once on two instances of every part, of at most three sequences each."""
+    system = system_named(name)
+    parts = {
+        part: (Replicas(mapping=ONE, instances=2, batch=3 if part != "prefill" else None),) for part in system.needs
+    }
+    deployment = ServedDeployment(name="limited", gpus=2 * len(parts), **parts)
+    requests = [(0.0, 200, 60)] * 40
+    result = served(requests, system, deployment, table=SIMPLE, options=RunOptions(sample_s=0.01))
+    assert (result.requests.status == Outcome.COMPLETED).all()
+    flips = sum(decision.kind == "flip" for decision in result.decisions)
+    most = 3 * 2 if not flips else 3 * 4  # an instance that flips decodes what it has
+    assert 0 < result.samples.running.max() <= most
+
+
+def test_disaggregated_prefills_whole_prompts_of_a_batch():
+    """The first of 200 tokens starts alone: 10 + 20 ms; the others share a pass: 10 + 40 ms more.
+
+    In chunks of 250 tokens the second would be done after 10 + 25 ms more, before the third.
+    """
+    deployment = ServedDeployment(
+        name="limited", gpus=2, prefill=(Replicas(mapping=ONE, instances=1, batch=2, token_budget=400),),
+        decode=(Replicas(mapping=ONE, instances=1),),
+    )  # fmt: skip
+    system = system_named("disaggregated", token_budget=250)
+    found = served([(0.0, 200, 1)] * 3, system, deployment, table=SIMPLE).requests
+    assert found.first_token_s.tolist() == pytest.approx([0.030, 0.080, 0.080])
+
+
+def test_a_chunking_policy_keeps_its_chunks():
+    system = system_named("least_load")
+    found = limits_of(system, of_parts(system.needs, batch=7, token_budget=900))["prefill"]
+    assert (found.mode, found.max_prompts, found.token_budget) == (Mode.CHUNKED, 7, 900)
+
+
+def test_entries_of_one_part_batch_each_in_its_own_way():
+    two = Mapping(tp_attn=2, tp_ffn=2)
+    deployment = ServedDeployment(
+        name="mixed", gpus=4,
+        prefill=(Replicas(mapping=ONE, instances=1),),
+        decode=(Replicas(mapping=ONE, instances=1, batch=5), Replicas(mapping=two, instances=1, batch=9)),
+    )  # fmt: skip
+    steps = system_named("disaggregated").build(site(Engine(0), deployment, table=SIMPLE)).steps
+    assert steps.limits(ONE, Role.DECODE).max_sequences == 5
+    assert steps.limits(two, Role.DECODE).max_sequences == 9
+    assert steps.limits(ONE, Role.PREFILL).max_prompts > 9
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Replicas(mapping=ONE, instances=1, batch=0), "batch 0 is out of range; allowed: whole numbers from 1"),
+        (lambda: Replicas(mapping=ONE, instances=1, token_budget=1.5), "token_budget 1.5 is out of range"),
+        (
+            lambda: Replicas(mapping=ONE, instances=1, batch=64, token_budget=63),
+            "token_budget 63 is below batch 64; allowed: from the batch up",
+        ),
+        (
+            lambda: ServedDeployment(
+                name="twice", gpus=2,
+                decode=(Replicas(mapping=ONE, instances=1, batch=5), Replicas(mapping=ONE, instances=1)),
+            ),
+            "deployment 'twice': two entries of decode have one mapping and batch differently .batch 5 and None",
+        ),
+    ],
+)  # fmt: skip
+def test_limits_that_cannot_be_are_refused_in_one_line(make, text):
+    with pytest.raises(InputError, match=text) as caught:
+        make()
+    assert "\n" not in str(caught.value)
