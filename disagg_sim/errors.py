@@ -6,6 +6,9 @@ import difflib
 from collections.abc import Iterable
 from numbers import Real
 
+#: A message shows so many characters of a value; what follows is left out. [1]
+LONGEST_SHOWN = 200
+
 
 class DisaggSimError(Exception):
     """Base of every failure that a user can mend; the CLI prints its text and exits with 2."""
@@ -51,14 +54,40 @@ class PolicyError(DisaggSimError):
         self.so_far = so_far
 
 
+def quoted(value: object) -> str:
+    """A value from outside as messages show it: its ``repr`` without control characters, cut at ``LONGEST_SHOWN``."""
+    try:
+        text = repr(value[: LONGEST_SHOWN + 1] if isinstance(value, str) else value)
+    except RecursionError:
+        return "a value nested too deeply to be shown"
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number too long to be shown"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+
+
+def printable(text: str) -> str:
+    """A text with its control characters written as escapes; the ends of its lines stay."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
+
+
+def given_twice(names: Iterable[str]) -> str:
+    """The first name that stands there a second time, or an empty string."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""
+
+
 def nearest(name: object, allowed: Iterable[str]) -> str:
     """`` , did you mean 'x'?`` for the closest allowed name, or an empty string.
 
     A name that goes on where ``name`` ends comes first: ``b200`` is ``b200_sxm``, not ``gh200``.
     """
-    names = list(allowed)
-    longer = [each for each in names if each.startswith(f"{name}_")]
-    close = difflib.get_close_matches(str(name), longer or names, n=1, cutoff=0.0 if longer else 0.5)
+    names, text = list(allowed), str(name)[:LONGEST_SHOWN]
+    longer = [each for each in names if each.startswith(f"{text}_")]
+    close = difflib.get_close_matches(text, longer or names, n=1, cutoff=0.0 if longer else 0.5)
     return f", did you mean {close[0]!r}?" if close else ""
 
 

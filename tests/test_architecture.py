@@ -137,6 +137,25 @@ def test_only_units_writes_powers_of_ten_and_two():
                 assert node.value not in (2**30, 2**40), f"{path.relative_to(ROOT)}:{node.lineno} writes {node.value}"
 
 
+#: What turns a text or bytes into code: called nowhere, but where a module of the user's own is imported.
+RUNS_CODE = {"eval", "exec", "query", "compile", "unsafe_load", "full_load", "read_pickle", "exec_module", "__import__"}
+RUNS_CODE |= {"system", "popen", "Popen", "run_path", "run_module", "to_pickle"}
+MAY_RUN = {("sweep/policy_files.py", "exec_module"), ("re", "compile")}
+
+
+def test_nothing_from_outside_becomes_code():
+    """The one exception is the policy files that a scenario names; see docs/security.md."""
+    for path in MODULES:
+        where = str(path.relative_to(ROOT))
+        assert not {"pickle", "marshal", "shelve", "subprocess", "joblib.memory"} & imports_of(path), where
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                owner = getattr(getattr(node.func, "value", None), "id", "")
+                allowed = name not in RUNS_CODE or (where, name) in MAY_RUN or (owner, name) in MAY_RUN
+                assert allowed, f"{where}:{node.lineno} calls {name}"
+
+
 def test_importing_the_package_stays_light():
     heavy = ("pandas", "matplotlib", "scipy", "pulp", "highspy", "joblib", "pyarrow", "yaml", "pydantic", "typer")
     heavy += ("numba", "statsmodels", "torch")

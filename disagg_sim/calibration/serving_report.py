@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from disagg_sim.calibration.conditions import Condition, parse_condition
 from disagg_sim.errors import DisaggSimError
 
 if TYPE_CHECKING:
@@ -33,17 +34,21 @@ class Bar:
     name: str
     quantity: str
     limit: float
-    query: str
+    rows: Condition  # that it is held to
     rank: bool = False
 
 
+def _rows(condition: str) -> Condition:
+    return parse_condition(condition, words=("model", "load"), numbers=("moe", "per_instance"))
+
+
 BARS = (
-    Bar("TPOT, dense", "tpot", 0.10, "model != 'deepseek_r1' and not moe"),
-    Bar("TPOT, DeepSeek-R1", "tpot", 0.15, "model == 'deepseek_r1'"),
-    Bar("throughput", "throughput", 0.12, "load == 'closed_loop'"),
-    Bar("TTFT at 4 and fewer an instance", "ttft", 0.25, f"per_instance <= {TTFT_CONCURRENCY}"),
-    Bar("rank of TPOT", "tpot", 0.95, "load == 'closed_loop'", rank=True),
-    Bar("rank of throughput", "throughput", 0.95, "load == 'closed_loop'", rank=True),
+    Bar("TPOT, dense", "tpot", 0.10, _rows("model != 'deepseek_r1' and moe == 0")),
+    Bar("TPOT, DeepSeek-R1", "tpot", 0.15, _rows("model == 'deepseek_r1'")),
+    Bar("throughput", "throughput", 0.12, _rows("load == 'closed_loop'")),
+    Bar("TTFT at 4 and fewer an instance", "ttft", 0.25, _rows(f"per_instance <= {TTFT_CONCURRENCY}")),
+    Bar("rank of TPOT", "tpot", 0.95, _rows("load == 'closed_loop'"), rank=True),
+    Bar("rank of throughput", "throughput", 0.95, _rows("load == 'closed_loop'"), rank=True),
 )  # fmt: skip
 
 
@@ -122,7 +127,7 @@ def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataF
     lines = []
     for bar in BARS:
         for part in ("fitted", "held-out", "new"):
-            mine = rows.query(bar.query)
+            mine = rows[bar.rows.holds(rows)]
             mine = mine[(mine["quantity"] == bar.quantity) & (mine["part"] == part)]
             if not len(mine):
                 continue

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from disagg_sim.calibration.conditions import ALLOWED, Condition, ConditionError, parse_condition
 from disagg_sim.calibration.forms import FORM, FORMS, IDENTITY, LATENCY, MAY_BE_ZERO, ROW_ID, Form, form_of
-from disagg_sim.errors import DisaggSimError, nearest
+from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
 from disagg_sim.facts.efficiency import LIBRARIES
 from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.yaml_files import canonical_name, shown
@@ -56,10 +57,10 @@ class KernelTable:
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """A line of the file of known bad rows: rows of ``form`` that fulfil ``condition`` (a pandas query)."""
+    """A line of the file of known bad rows: rows of ``form`` that fulfil ``condition``."""
 
     form: str
-    condition: str
+    condition: Condition
     reason: str
 
 
@@ -83,10 +84,7 @@ def read_tables(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: boo
     import pandas as pd
 
     data = _read_bytes(path)
-    try:
-        raw = pd.read_csv(_stream(data), dtype=str, keep_default_na=False)
-    except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
-        raise TableError(f"{shown(path)}: not a CSV file: {' '.join(str(error).split())}") from None
+    raw = _cells(path, data)
     sha256 = hashlib.sha256(data).hexdigest()
     raw.index = pd.RangeIndex(2, len(raw) + 2)  # line numbers
     if FORM not in raw.columns:
@@ -94,7 +92,7 @@ def read_tables(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: boo
     unknown = sorted(set(raw[FORM]) - set(FORMS))
     if unknown:
         raise TableError(
-            f"{shown(path)}: no form {unknown[0]!r}{nearest(unknown[0], FORMS)}; known: {', '.join(FORMS)}"
+            f"{shown(path)}: no form {quoted(unknown[0])}{nearest(unknown[0], FORMS)}; known: {', '.join(FORMS)}"
         )
     tables = []
     for name, rows in raw.groupby(FORM, sort=False):
@@ -141,24 +139,29 @@ def read_exclusions(path: Path) -> tuple[Exclusion, ...]:
     Raises
     ------
     TableError
-        Unreadable file, wrong columns, or a file name that is no form.
+        Unreadable file, wrong columns, a file name that is no form, or a condition that is none; see ``conditions``.
     """
-    import pandas as pd
-
-    try:
-        lines = pd.read_csv(_stream(_read_bytes(path)), dtype=str, keep_default_na=False)
-    except (ValueError, UnicodeDecodeError) as error:
-        raise TableError(f"{shown(path)}: not a CSV file: {' '.join(str(error).split())}") from None
+    lines = _cells(path, _read_bytes(path))
     if tuple(lines.columns) != _EXCLUDE_COLUMNS:
-        found = ", ".join(map(str, lines.columns))
+        found = quoted(", ".join(map(str, lines.columns)))
         raise TableError(f"{shown(path)}: columns must be {', '.join(_EXCLUDE_COLUMNS)}, not {found}")
     masks = []
     for number, line in enumerate(lines.itertuples(index=False), start=2):
         name = str(line.file).removesuffix(".csv")
         if name not in FORMS:
-            raise TableError(f"{shown(path)}: line {number}: no table {name!r}{nearest(name, FORMS)}")
-        masks.append(Exclusion(name, str(line.condition), str(line.reason)))
+            raise TableError(f"{shown(path)}: line {number}: no table {quoted(name)}{nearest(name, FORMS)}")
+        masks.append(Exclusion(name, _condition(path, number, FORMS[name], str(line.condition)), str(line.reason)))
     return tuple(masks)
+
+
+def _condition(path: Path, line: int, form: Form, text: str) -> Condition:
+    try:
+        return parse_condition(
+            text, words=(*IDENTITY, *form.words), numbers=(*form.sizes, LATENCY)
+        )
+    except ConditionError as error:
+        where = f"{shown(path)}: line {line}: condition {quoted(text)} of {form.name}"
+        raise TableError(f"{where}: {error}; a condition is made of {ALLOWED}") from None
 
 
 def spec_name(system: str) -> str:
@@ -196,6 +199,20 @@ def _read_bytes(path: Path) -> bytes:
         raise TableError(f"{shown(path)}: cannot be read: {error.strerror}") from None
 
 
+def _cells(path: Path, data: bytes) -> pd.DataFrame:
+    """All cells as text below the header, in which each name stands once."""
+    import pandas as pd
+
+    try:
+        cells = pd.read_csv(_stream(data), dtype=str, keep_default_na=False)
+        header = pd.read_csv(_stream(data), dtype=str, keep_default_na=False, header=None, nrows=1).iloc[0]
+    except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
+        raise TableError(f"{shown(path)}: not a CSV file: {' '.join(str(error).split())}") from None
+    if twice := given_twice(map(str, header)):
+        raise TableError(f"{shown(path)}: column {quoted(twice)} stands twice in the header")
+    return cells
+
+
 def _form(path: Path, columns: list[str]) -> Form:
     form = form_of(columns)
     if form is None:
@@ -203,7 +220,7 @@ def _form(path: Path, columns: list[str]) -> Form:
     missing = [column for column in form.columns if column not in columns]
     unknown = [column for column in columns if column not in (*form.columns, ROW_ID)]
     told = [nearest(column, missing or form.columns) for column in unknown]
-    faults = [f"unknown column {column!r}{meant}" for column, meant in zip(unknown, told, strict=True)]
+    faults = [f"unknown column {quoted(column)}{meant}" for column, meant in zip(unknown, told, strict=True)]
     faults += [
         f"missing column {column!r} of a {form.name} table"
         for column in missing
@@ -247,7 +264,7 @@ def _note(rows: pd.DataFrame, bad: Any, column: str, said: str, known: Sequence[
     for index in rows.index[bad & (rows["fault"] == "")]:
         value = rows.loc[index, column]
         allowed = f"{nearest(value, known)}; allowed: {', '.join(known)}" if known else ""
-        rows.loc[index, "fault"] = f"{column} {str(value)!r} {said}{allowed}"
+        rows.loc[index, "fault"] = f"{column} {quoted(str(value))} {said}{allowed}"
 
 
 def _mask(rows: pd.DataFrame, form: Form, exclusions: Sequence[Exclusion]) -> Any:
@@ -258,10 +275,6 @@ def _mask(rows: pd.DataFrame, form: Form, exclusions: Sequence[Exclusion]) -> An
     for exclusion in exclusions:
         if exclusion.form != form.name:
             continue
-        try:
-            found = rows.query(exclusion.condition, engine="python").index
-        except (ValueError, TypeError, KeyError, SyntaxError, NameError, AttributeError) as error:
-            fault = " ".join(str(error).split())
-            raise TableError(f"exclusion {exclusion.condition!r} of {form.name}: {fault}") from None
+        found = rows.index[exclusion.condition.holds(rows)]
         reasons.loc[found] = reasons.loc[found].where(reasons.loc[found] != "", exclusion.reason)
     return reasons

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.errors import SpecError, UnknownNameError, nearest
+from disagg_sim.errors import SpecError, UnknownNameError, nearest, printable
 
 #: Environment variable with the user's own directories, each holding ``hw_specs/``, ``models/``, ...
 PATH_VARIABLE = "DISAGG_SIM_PATH"
@@ -96,11 +96,12 @@ def find_file(kind: str, name: str | Path) -> Path:
 
 
 def shown(path: Path) -> str:
-    """A path as messages print it: relative to the working directory when below it."""
+    """A path as messages print it: relative to the working directory when below it, on one line."""
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+        text = str(path.resolve().relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        text = str(path)
+    return printable(text).replace("\n", "\\n")
 
 
 def spec_error(path: Path, faults: list[str]) -> SpecError:
