@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 from numbers import Real
 
@@ -55,14 +56,14 @@ class PolicyError(DisaggSimError):
 
 
 def quoted(value: object) -> str:
-    """A value from outside as messages show it: its ``repr`` without control characters, cut at ``LONGEST_SHOWN``."""
+    """A value from outside as messages show it: its ``repr``, cut after ``LONGEST_SHOWN`` characters."""
     try:
-        text = repr(value[: LONGEST_SHOWN + 1] if isinstance(value, str) else value)
+        text = repr(value)
     except RecursionError:
         return "a value nested too deeply to be shown"
     except ValueError:  # Python writes no whole number of more than 4,300 digits
         return "a number too long to be shown"
-    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}... ({len(text):,} characters)"
 
 
 def printable(text: str) -> str:
@@ -91,23 +92,34 @@ def nearest(name: object, allowed: Iterable[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-def short(value: object, most: int = 60) -> str:
-    """``repr(value)``, cut after ``most`` characters: a message stays one line however long the value is. [1]"""
-    text = repr(value)
-    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
-
-
-def whole_number(name: str, value: object, least: int = 1, note: str = "") -> int:
-    """The argument ``name`` as an int; ``InputError`` unless it is a whole number from ``least`` up."""
-    number = float(value) if isinstance(value, Real) else float("nan")
-    if not number.is_integer() or number < least:
-        raise InputError(f"{name} {value} is out of range; allowed: whole numbers from {least}{note}")
+def whole_number(name: str, value: object, least: int = 1, note: str = "", *, most: float = math.inf) -> int:
+    """The argument ``name`` as an int; ``InputError`` unless it is a whole number from ``least`` to ``most``."""
+    number = _float(value)
+    if not number.is_integer() or not least <= number <= most:
+        upto = f" to {most}" if most < math.inf else ""
+        raise InputError(f"{name} {_shown(value)} is out of range; allowed: whole numbers from {least}{upto}{note}")
     return int(number)
 
 
 def above_zero(name: str, value: object, unit: str = "") -> float:
     """The argument ``name`` as a float; ``InputError`` unless it is a number above 0, infinity included."""
-    number = float(value) if isinstance(value, Real) else float("nan")
+    number = _float(value)
     if not number > 0:
-        raise InputError(f"{name} must be above 0{unit and f' {unit}'}, got {value}")
+        raise InputError(f"{name} must be above 0{unit and f' {unit}'}, got {_shown(value)}")
     return number
+
+
+def _float(value: object) -> float:
+    """A real number as a float, NaN for all else; what is too large for one is infinite."""
+    try:
+        return float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        return math.inf
+
+
+def _shown(value: object) -> str:
+    """An argument as messages write it, without quotation marks."""
+    try:
+        return printable(str(value)[:LONGEST_SHOWN])
+    except ValueError:
+        return quoted(value)

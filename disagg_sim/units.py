@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from disagg_sim.errors import quoted
+
 US = 1e-6  # [s]
 MS = 1e-3  # [s]
 KB = 1e3  # [B]
@@ -42,11 +44,11 @@ def parse_quantity(text: object, dimension: str) -> float:
     """
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
-        raise ValueError(f"{text!r} is not a number with a unit such as '1 {dimension}'")
+        raise ValueError(f"{quoted(text)} is not a number with a unit such as '1 {dimension}'")
     number, unit = match.groups()
     try:
         return float(number) * _UNITS[dimension][unit]
     except KeyError:
         wanted = ", ".join(u for u in _UNITS[dimension] if u)
-        said = f"unit {unit!r}" if unit else "no unit"
-        raise ValueError(f"{text!r} has {said}; allowed: {wanted}") from None
+        said = f"unit {quoted(unit)}" if unit else "no unit"
+        raise ValueError(f"{quoted(text)} has {said}; allowed: {wanted}") from None

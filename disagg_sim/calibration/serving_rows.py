@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disagg_sim.domain import Mapping
-from disagg_sim.errors import DisaggSimError, nearest
+from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
 from disagg_sim.facts.yaml_files import canonical_name, shown
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Workers:
 
 #: Digits of a file's SHA-256 by which an engine profile knows the data that it was fitted to. [1]
 DIGEST = 12
+#: Longest header of a CSV; those known have some 1,500. [character]
+LONGEST_HEADER = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,13 +246,16 @@ def columns_of(path: Path) -> list[str]:
     Raises
     ------
     ServingDataError
-        When it cannot be read.
+        When it cannot be read, or has a name twice.
     """
     try:
         with path.open(encoding="utf-8") as stream:
-            return stream.readline().rstrip("\r\n").split(",")
+            names = stream.readline(LONGEST_HEADER).rstrip("\r\n").split(",")
     except (OSError, UnicodeDecodeError) as error:
         raise ServingDataError(f"{shown(path)}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    if twice := given_twice(name for name in names if name):
+        raise ServingDataError(f"{shown(path)}: column {quoted(twice)} stands twice in the header")
+    return names
 
 
 def read_rows(path: Path) -> list[ServingRow]:

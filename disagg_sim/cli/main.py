@@ -28,7 +28,7 @@ from disagg_sim.cli.specs import app as specs_app
 from disagg_sim.cli.sweep import sweep
 from disagg_sim.cli.trace import app as trace_app
 from disagg_sim.cli.validate import app as validate_app
-from disagg_sim.errors import DisaggSimError
+from disagg_sim.errors import DisaggSimError, InputError, printable
 
 EXPECTED, FAULT, INTERRUPTED = 2, 3, 130  # exit codes
 
@@ -79,6 +79,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit code. A bug keeps its exception."""
     command = typer.main.get_command(app)
     try:
+        _require_values(arguments)
         code = command.main(args=list(arguments), prog_name="disagg-sim", standalone_mode=False)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as error:  # the command line library turns a closed pipe into an exit
@@ -87,19 +88,28 @@ def run(arguments: Sequence[str]) -> int:
             print("error: the output was closed before its end" if closed else f"error: {error!r}", file=sys.stderr)
         return FAULT
     except DisaggSimError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return EXPECTED
     except NoArguments as error:  # a usage error that holds the help
         print(error.format_message())
         return 0
     except UsageError as error:
-        text = str(error.format_message())
+        text = printable(str(error.format_message()))
         print(f"error: {text or 'no command given'} ('disagg-sim --help' shows what there is)", file=sys.stderr)
         return EXPECTED
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     return code if isinstance(code, int) else 0
+
+
+def _require_values(arguments: Sequence[str]) -> None:
+    """Refuse an empty argument: a shell variable that nobody set would otherwise mean the working directory."""
+    for before, argument in zip(("", *arguments), arguments, strict=False):
+        option = argument.partition("=")[0] if argument.startswith("--") else before
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            of = f"{printable(option)} has an empty value" if option.startswith("-") else "an argument is empty"
+            raise InputError(f"{of}; give one, or leave it out")
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any
 
+from disagg_sim.errors import printable
 from disagg_sim.sweep.run import Listener
 
 PLAIN_INTERVAL = 5.0  # [s]
@@ -29,7 +30,7 @@ class Lines:
 
     def note(self, text: str) -> None:
         """Print it."""
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
         """Print it as a warning."""
@@ -81,7 +82,7 @@ class Bar:
 
     def note(self, text: str) -> None:
         """Print it above the bar."""
-        self._console.print(text, soft_wrap=True)
+        self._console.print(printable(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print it as a warning above the bar."""

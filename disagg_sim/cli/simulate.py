@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg_sim.cli.sweep import cores
+from disagg_sim.domain import MOST_SEED
 
 if TYPE_CHECKING:
     from disagg_sim.sweep.scenario_plan import ScenarioPlan
@@ -22,7 +23,7 @@ def simulate(
     out: Annotated[Path, typer.Option(help="Directory of the results; a stopped run goes on there.")],
     trace: Annotated[str, typer.Option(metavar="FILE", help="Trace file in place of the scenario's traces.")] = "",
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; all cores by default.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed in place of the scenario's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed in place of the scenario's.")] = None,
     perfetto: Annotated[
         bool, typer.Option("--perfetto", help="Write a trace of every run for Perfetto or Chrome, too.")
     ] = False,

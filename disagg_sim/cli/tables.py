@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from disagg_sim.errors import printable
+
 #: Columns of the output when it is no terminal.
 WIDE = 200
 
@@ -17,7 +19,7 @@ def print_table(rows: Iterable[Sequence[object]], *, header: Sequence[str] = (),
     from rich.text import Text
 
     table = Table(box=None, show_header=bool(header), padding=(0, 2, 0, 0), pad_edge=False)
-    body = [[str(cell) for cell in row] for row in rows]
+    body = [[" ".join(printable(str(cell)).splitlines()) for cell in row] for row in rows]
     for index in range(max((len(row) for row in body), default=len(header))):
         table.add_column(
             header[index] if index < len(header) else "",

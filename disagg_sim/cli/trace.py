@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from disagg_sim.cli.tables import print_table
+from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ def stats(
         str, typer.Option("--time-unit", help="what the times count in: s, ms, us, ns; by default that of the kind")
     ] = "",
     as_is: Annotated[bool, typer.Option("--as-is", help="Mooncake: leave batches of requests at one instant")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="of what is drawn: a client pool, Poisson arrivals")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=MOST_SEED, help="of what is drawn: a client pool, Poisson arrivals")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Requests, rate, burstiness, lengths and prefix reuse of a trace."""

@@ -6,11 +6,12 @@ A file is parsed once for each of its versions; equal names give the same object
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from disagg_sim.errors import InputError, UnknownNameError
+from disagg_sim.errors import InputError, UnknownNameError, quoted
 from disagg_sim.facts.yaml_files import (
     NOUNS,
     canonical_name,
@@ -181,7 +182,7 @@ def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) ->
 
 def _load(kind: str, name: str | Path) -> Any:
     if not isinstance(name, str | Path):
-        raise InputError(f"{NOUNS.get(kind, kind)} {name!r} is neither a name nor the path of a file")
+        raise InputError(f"{NOUNS.get(kind, kind)} {quoted(name)} is neither a name nor the path of a file")
     path = find_file(kind, name)
     try:
         stamp = path.stat().st_mtime_ns
@@ -196,7 +197,7 @@ def _load_file(kind: str, path: Path, stamp: int) -> Any:  # noqa: ARG001 - a ne
 
     data, name = read_mapping(path), canonical_name(path.stem)
     if kind == "efficiency":
-        return efficiency.efficiency_of(path, data, lambda parent: _parent(path, name, parent))
+        return efficiency.efficiency_of(path, data, lambda parent: _parent(path, parent))
     build: dict[str, Callable[[Path, dict[str, Any], str], Any]] = {
         "hardware": system.system_of,
         "model": model.model_of,
@@ -209,12 +210,29 @@ def _load_file(kind: str, path: Path, stamp: int) -> Any:  # noqa: ARG001 - a ne
     return build[kind](path, data, name)
 
 
-def _parent(path: Path, name: str, parent: str) -> EfficiencySpec:
+#: Efficiency files that are being read, each because the one before it inherits from it.
+_HEIRS: ContextVar[tuple[Path, ...]] = ContextVar("_HEIRS", default=())
+#: Longest such chain. [1]
+_MOST_HEIRS = 20
+
+
+def _parent(path: Path, parent: str) -> EfficiencySpec:
     """Fits of the system that a file inherits from; a fault of the name is a fault of the file."""
-    if canonical_name(parent) == name:
-        raise spec_error(path, [f"{parent!r} cannot inherit from itself"])
+    heirs = (*_HEIRS.get(), path)
     try:
-        spec: EfficiencySpec = _load("efficiency", parent)
+        ancestor = find_file("efficiency", parent)
     except UnknownNameError as error:
         raise spec_error(path, [str(error)]) from None
+    names = [canonical_name(each.stem) for each in (*heirs, ancestor)]
+    if names[-1] in names[:-1]:
+        circle = " -> ".join(names[names.index(names[-1]) :])
+        said = f"{quoted(parent)} cannot inherit from itself" if len(heirs) == 1 else f"inherits in a circle: {circle}"
+        raise spec_error(path, [said])
+    if len(heirs) > _MOST_HEIRS:
+        raise spec_error(path, [f"inherits through more than {_MOST_HEIRS} files: {' -> '.join(names[:4])} -> ..."])
+    token = _HEIRS.set(heirs)
+    try:
+        spec: EfficiencySpec = _load("efficiency", ancestor)
+    finally:
+        _HEIRS.reset(token)
     return spec

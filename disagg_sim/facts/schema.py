@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Optional, TypeVar, Union, get_type_h
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from disagg_sim.errors import nearest
+from disagg_sim.errors import LONGEST_SHOWN, nearest, quoted
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.units import parse_quantity
 
@@ -56,7 +56,7 @@ def quantity(dimension: str, low: float, high: float) -> Any:
     def read(value: object) -> float:
         number = parse_quantity(value, dimension)
         if not (low <= number <= high):
-            raise ValueError(f"{value!r} = {number:g} {dimension} is outside [{low:g}, {high:g}] {dimension}")
+            raise ValueError(f"{quoted(value)} = {number:g} {dimension} is outside [{low:g}, {high:g}] {dimension}")
         return number
 
     return Annotated[float, BeforeValidator(read), Unit(dimension)]
@@ -86,7 +86,7 @@ def integer(low: int, high: int) -> Any:
 
     def check(value: int) -> int:
         if not (low <= value <= high):
-            raise ValueError(f"{value} is outside [{low}, {high}]")
+            raise ValueError(f"{quoted(value)} is outside [{low}, {high}]")
         return value
 
     return Annotated[int, AfterValidator(check)]
@@ -98,7 +98,18 @@ def choice(allowed: Iterable[str]) -> Any:
 
     def check(value: str) -> str:
         if value not in names:
-            raise ValueError(f"{value!r} is unknown{nearest(value, names)}; allowed: {', '.join(names)}")
+            raise ValueError(f"{quoted(value)} is unknown{nearest(value, names)}; allowed: {', '.join(names)}")
+        return value
+
+    return Annotated[str, AfterValidator(check)]
+
+
+def line() -> Any:
+    """Type of a text in one line, for names and titles."""
+
+    def check(value: str) -> str:
+        if "\n" in value or "\x85" in value:
+            raise ValueError(f"{quoted(value)} has a line end in it; allowed: one line")
         return value
 
     return Annotated[str, AfterValidator(check)]
@@ -109,7 +120,7 @@ def span(low: float, high: float) -> Any:
 
     def check(value: tuple[float, ...]) -> tuple[float, ...]:
         if len(value) != 2:
-            raise ValueError(f"{list(value)} must hold two numbers, low and high")
+            raise ValueError(f"{quoted(list(value))} must hold two numbers, low and high")
         if value[0] > value[1]:
             raise ValueError(f"{list(value)} is not ascending")
         return value
@@ -224,7 +235,8 @@ def _fault(item: Any, known: tuple[str, ...], data: Mapping[str, Any]) -> str:
     if kind in ("extra_forbidden", "missing"):
         *outer, key = item["loc"]
         where = _place(outer, data)
-        said = f"unknown key {key!r}{nearest(str(key), known)}" if kind == "extra_forbidden" else f"missing key {key!r}"
+        unknown = kind == "extra_forbidden"
+        said = f"unknown key {quoted(key)}{nearest(str(key), known)}" if unknown else f"missing key {key!r}"
         return f"{where}: {said}" if where else said
     where = _place(item["loc"], data)
     if kind == "value_error":
@@ -234,7 +246,7 @@ def _fault(item: Any, known: tuple[str, ...], data: Mapping[str, Any]) -> str:
     if kind == "union_tag_invalid":
         allowed = [tag.strip("' ") for tag in item["ctx"]["expected_tags"].split(",")]
         tag = str(item["ctx"]["tag"])
-        return f"{where}.kind: {tag!r} is unknown{nearest(tag, allowed)}; allowed: {', '.join(allowed)}"
+        return f"{where}.kind: {quoted(tag)} is unknown{nearest(tag, allowed)}; allowed: {', '.join(allowed)}"
     if kind == "too_short":
         return f"{where}: is empty"
     wanted = _WANTED.get(kind.partition("_")[0])
@@ -243,8 +255,7 @@ def _fault(item: Any, known: tuple[str, ...], data: Mapping[str, Any]) -> str:
 
 def _said(value: object) -> str:
     """A value as a file writes it, cut when long."""
-    text = {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else quoted(value)
 
 
 def _place(location: Sequence[str | int], data: object) -> str:
@@ -255,4 +266,4 @@ def _place(location: Sequence[str | int], data: object) -> str:
             text, data = f"{text}[{part}]", data[part] if part < len(data) else None
         elif isinstance(data, Mapping) and part in data:
             text, data = (f"{text}.{part}" if text else str(part)), data[part]
-    return text
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."

@@ -12,7 +12,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.errors import SpecError, UnknownNameError, nearest, printable
+from disagg_sim.errors import SpecError, UnknownNameError, nearest, printable, quoted
+from disagg_sim.facts.yaml_text import MOST_BYTES, parse_yaml
+from disagg_sim.units import MB
 
 #: Environment variable with the user's own directories, each holding ``hw_specs/``, ``models/``, ...
 PATH_VARIABLE = "DISAGG_SIM_PATH"
@@ -68,7 +70,8 @@ def list_specs(kind: str) -> tuple[str, ...]:
         When there is no such kind.
     """
     if kind not in DIRECTORIES:
-        raise UnknownNameError(f"unknown kind {kind!r}{nearest(kind, DIRECTORIES)}; known: {', '.join(DIRECTORIES)}")
+        known = ", ".join(DIRECTORIES)
+        raise UnknownNameError(f"unknown kind {quoted(kind)}{nearest(kind, DIRECTORIES)}; known: {known}")
     return tuple(spec_files(kind))
 
 
@@ -91,7 +94,7 @@ def find_file(kind: str, name: str | Path) -> Path:
     key = canonical_name(str(name))
     if key not in known:
         noun = NOUNS.get(kind, kind)
-        raise UnknownNameError(f"unknown {noun} {str(name)!r}{nearest(key, known)}; known: {', '.join(known)}")
+        raise UnknownNameError(f"unknown {noun} {quoted(str(name))}{nearest(key, known)}; known: {', '.join(known)}")
     return known[key]
 
 
@@ -120,14 +123,19 @@ def read_mapping(path: Path) -> dict[str, Any]:
         One line for a file that is missing, unreadable, binary, empty, broken, or no mapping.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise spec_error(path, [f"larger than {MOST_BYTES / MB:g} MB"])
+        data = parse_yaml(content.decode("utf-8"))
     except FileNotFoundError:
         raise spec_error(path, ["no such file"]) from None
     except OSError as error:
         raise spec_error(path, [f"cannot be read: {error.strerror}"]) from None
     except UnicodeDecodeError:
         raise spec_error(path, ["not a YAML file: it is no UTF-8 text"]) from None
-    data = _parse(path, text)
+    except ValueError as error:
+        raise spec_error(path, [str(error)]) from None
     if data is None:
         raise spec_error(path, ["empty file; expected 'key: value' lines"])
     if not isinstance(data, dict):
@@ -136,41 +144,4 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _noun(value: object) -> str:
-    return "a list" if isinstance(value, list) else f"the single value {value!r}"
-
-
-def _parse(path: Path, text: str) -> object:
-    import yaml
-
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-    class Loader(base):  # type: ignore[misc]
-        """Safe loader that refuses keys that are no text or given twice, and leaves dates as text."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[str, Any]:
-            seen: set[str] = set()
-            for key_node, _ in node.value:
-                if key_node.tag == "tag:yaml.org,2002:merge":
-                    continue
-                key = self.construct_object(key_node, deep=True)
-                if not isinstance(key, str):
-                    raise yaml.MarkedYAMLError(problem=f"key {key!r} is not text", problem_mark=key_node.start_mark)
-                if key in seen:
-                    raise yaml.MarkedYAMLError(problem=f"key {key!r} is given twice", problem_mark=key_node.start_mark)
-                seen.add(key)
-            result: dict[str, Any] = super().construct_mapping(node, deep)
-            return result
-
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
-        for first, pairs in base.yaml_implicit_resolvers.items()
-    }
-    try:
-        return yaml.load(text, Loader=Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise spec_error(path, [f"broken YAML: {place}{error.problem}"]) from None
-    except yaml.YAMLError as error:
-        reason = " ".join(str(getattr(error, "reason", error)).split())
-        raise spec_error(path, [f"not a YAML file: {reason}"]) from None
+    return "a list" if isinstance(value, list) else f"the single value {quoted(value)}"

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from disagg_sim.errors import InputError
+from disagg_sim.domain import MOST_SEED
+from disagg_sim.errors import InputError, whole_number
 
 #: What happens at one time happens in this order; a smaller number comes first. [1]
 FIRST, NORMAL, LAST, OBSERVE = 0, 1, 2, 3
@@ -67,12 +68,17 @@ class Engine:
     Parameters
     ----------
     seed : int
-        All random streams derive from it.
+        All random streams derive from it; from 0 to ``MOST_SEED``.
+
+    Raises
+    ------
+    InputError
+        A seed out of range.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.now = 0.0  # [s]
-        self.seed = seed
+        self.seed = whole_number("seed", seed, 0, most=MOST_SEED)
         self._heap: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
         self._source: Source | None = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
-from disagg_sim.errors import InputError, UnknownNameError, nearest
+from disagg_sim.errors import InputError, UnknownNameError, nearest, quoted
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.search.setting import Setting
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
@@ -340,12 +340,13 @@ def system_named(name: str, **options: Any) -> System:
         No such system, or no such option of it; the text names the nearest.
     """
     if name not in systems():
-        raise UnknownNameError(f"unknown system {name!r}{nearest(name, SYSTEMS)}; known: {', '.join(sorted(SYSTEMS))}")
+        names = ", ".join(sorted(SYSTEMS))
+        raise UnknownNameError(f"unknown system {quoted(name)}{nearest(name, SYSTEMS)}; known: {names}")
     known = [field.name for field in fields(SYSTEMS[name])]  # type: ignore[arg-type]
     for option in options:
         if option not in known:
             raise UnknownNameError(
-                f"system {name!r} has no option {option!r}{nearest(option, known)}; "
+                f"system {name!r} has no option {quoted(option)}{nearest(option, known)}; "
                 f"it has {', '.join(known) or 'none'}"
             )
     return SYSTEMS[name](**options)

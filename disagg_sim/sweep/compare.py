@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.errors import InputError, nearest
+from disagg_sim.errors import InputError, given_twice, nearest, quoted
 from disagg_sim.search.front import Floats, best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, Manifest, is_as_written, read_manifest
@@ -199,8 +199,11 @@ def _read_table(file: Path, data: bytes) -> pd.DataFrame:
 
     try:
         table = pd.read_csv(BytesIO(data))
+        header = pd.read_csv(BytesIO(data), header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
     except (ValueError, OverflowError, pd.errors.ParserError) as error:
         raise InputError(f"{file}: not a table: {' '.join(str(error).split())}") from None
+    if twice := given_twice(map(str, header)):
+        raise InputError(f"{file}: column {quoted(twice)} stands twice in the header")
     _check_table(file, table)
     return table.astype(dict.fromkeys(FRONTIER.group, str))
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 def cross_check(reader: Reader, spec: SweepSpec, *, long_context: bool) -> None:
     """Recipes that a GPU lacks, prompts beyond a model's context: what only the combination shows."""
+    axes = (spec.models, spec.pools, spec.traffic, spec.limits, spec.ctx_gen_ratios, spec.nvlink_domains)
+    if not reader.crossed("models x systems x traffic x limits ...", *map(len, (*axes, spec.mla_forms))):
+        return
     _check_traffic(reader, spec, long_context=long_context)
     _check_domains(reader, spec)
     _check_idle(reader, spec)

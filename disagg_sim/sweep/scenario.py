@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from disagg_sim import domain
-from disagg_sim.domain import Slo
-from disagg_sim.errors import DisaggSimError, SpecError, nearest
+from disagg_sim.domain import MOST_SEED, Slo
+from disagg_sim.errors import DisaggSimError, SpecError, nearest, quoted
 from disagg_sim.facts import load
 from disagg_sim.facts.yaml_files import read_mapping, spec_error, spec_files
 from disagg_sim.physics.rates import ENGINES
@@ -137,13 +137,10 @@ def _find(name: str) -> Path:
 def _read(reader: Reader, document: Mapping[Any, Any], path: Path, trace: str) -> Scenario:
     reader.keys("", document, KEYS)
     reader.faults += [f"missing key {key!r}" for key in REQUIRED if key not in document]
-    name = document.get("name", "-")
-    if not isinstance(name, str) or not name.strip():
-        reader.faults.append(f"name: {name!r} is not a name")
     policies = _policies(reader, document.get("policies", []), path.parent)  # systems are looked up after them
     return Scenario(
         source=str(path),
-        name=str(name),
+        name=reader.title("name", document.get("name", "-")),
         model=_one(reader, document, "model", load.load_model),
         system=_one(reader, document, "system", load.load_system),
         precision=_one(reader, document, "precision", load.load_precision),
@@ -153,7 +150,7 @@ def _read(reader: Reader, document: Mapping[Any, Any], path: Path, trace: str) -
         slo=_slo(reader, document.get("slo")) if "slo" in document else Slo(ttft=1.0, tpot=1.0),
         deployments=_deployments(reader, document["deployments"]) if "deployments" in document else (),
         systems=_systems(reader, document["systems"]) if "systems" in document else (),
-        seed=reader.whole("seed", document.get("seed", 0), low=0, high=2**31),
+        seed=reader.whole("seed", document.get("seed", 0), low=0, high=MOST_SEED),
         capacity=_capacity(reader, document["capacity"]) if "capacity" in document else None,
         run=_run_options(reader, document.get("run", {})),
         policies=policies,
@@ -166,7 +163,7 @@ def _one(reader: Reader, document: Mapping[Any, Any], key: str, loader: Any) -> 
     if key not in document:
         return ""
     if not isinstance(document[key], str):
-        reader.faults.append(f"{key}: {document[key]!r} is not one name")
+        reader.faults.append(f"{key}: {quoted(document[key])} is not one name")
         return ""
     return next(iter(reader.names(key, document[key], loader)), "")
 
@@ -183,18 +180,18 @@ def _slo(reader: Reader, value: object) -> Slo:
 
 def _deployments(reader: Reader, value: object) -> tuple[ServedDeployment, ...]:
     if not isinstance(value, Mapping) or not value:
-        reader.faults.append(f"deployments: {value!r} is not a mapping of a name to its instances")
+        reader.faults.append(f"deployments: {quoted(value)} is not a mapping of a name to its instances")
         return ()
     found = []
     for name, entry in value.items():
-        where = f"deployments.{name}"
+        where = f"deployments.{reader.plain_name('deployments', name)}"
         given = reader.mapping(where, entry, ("gpus", *PARTS))
         parts: dict[str, Any] = {part: _part(reader, f"{where}.{part}", given[part]) for part in PARTS if part in given}
         if isinstance(entry, Mapping) and not parts:
             reader.faults.append(f"{where}: has no instances; allowed: {', '.join(PARTS)}")
         most = max((_gpus(parts, *names) for names in (("prefill", "decode"), ("colocated",), ("pairs",))), default=1)
         gpus = reader.whole(f"{where}.gpus", given.get("gpus", max(most, 1)), low=1, high=10**6)
-        found.append(ServedDeployment(name=reader.plain_name("deployments", name), gpus=gpus, **parts))
+        found.append(ServedDeployment(name=str(name), gpus=gpus, **parts))
     return tuple(found)
 
 
@@ -233,7 +230,7 @@ def _policies(reader: Reader, value: object, folder: Path) -> tuple[str, ...]:
         if isinstance(entry, str):
             reader.attempt("policies", load_policies, str(folder / entry))
         else:
-            reader.faults.append(f"policies: {entry!r} is not the path of a file")
+            reader.faults.append(f"policies: {quoted(entry)} is not the path of a file")
     return tuple(str(folder / str(entry)) for entry in entries)
 
 
@@ -247,7 +244,7 @@ def _systems(reader: Reader, value: object) -> tuple[SystemChoice, ...]:
         where = f"systems[{number}]" if isinstance(value, list) else "systems"
         given = {"kind": entry} if isinstance(entry, str) else entry
         if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
-            reader.faults.append(f"{where}: {entry!r} is neither a name nor {{kind: NAME, ...}}")
+            reader.faults.append(f"{where}: {quoted(entry)} is neither a name nor {{kind: NAME, ...}}")
             continue
         kind, wished = given["kind"], {key: each for key, each in given.items() if key not in ("kind", "label")}
         if (system := reader.attempt(where, lambda kind=kind: system_named(kind))) is not None:
@@ -276,7 +273,7 @@ def _options(reader: Reader, where: str, target: type[Any], given: Mapping[Any, 
 
 def _run_options(reader: Reader, value: object) -> RunOptions:
     if not isinstance(value, Mapping):
-        reader.faults.append(f"run: {value!r} is not a mapping of keys such as sample_s, start_up_s")
+        reader.faults.append(f"run: {quoted(value)} is not a mapping of keys such as sample_s, start_up_s")
         return RunOptions()
     given = _options(reader, "run", RunOptions, value)
     found = reader.attempt("run", lambda: RunOptions(**given))
@@ -296,6 +293,9 @@ def _cross_check(reader: Reader, scenario: Scenario) -> None:
         what = scenario.setting
     except DisaggSimError as error:
         reader.faults.append(str(error))
+        return
+    rates = sum(len(source.rate_scales) for source in scenario.traces)
+    if not reader.crossed("deployments x rates x systems", len(scenario.deployments), rates, len(scenario.systems)):
         return
     for deployment in scenario.deployments:
         for choice in scenario.systems:

@@ -118,7 +118,7 @@ def read_traces(reader: Reader, value: object, folder: Path, instead: str) -> tu
     sources = tuple(source for source in found if source is not None)
     if instead:
         rates = tuple(dict.fromkeys(scale for source in sources for scale in source.rate_scales)) or (1.0,)
-        sources = (TraceSource(name=_stem(instead), path=instead, rate_scales=rates),)
+        sources = (TraceSource(name=reader.plain_name("--trace", _stem(instead)), path=instead, rate_scales=rates),)
         reader.attempt("--trace", sources[0].load, 0)
     reader.distinct("trace", tuple(source.name for source in sources))
     return sources

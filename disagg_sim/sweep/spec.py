@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -11,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from disagg_sim.errors import SpecError, nearest
+from disagg_sim.errors import LONGEST_SHOWN, SpecError, nearest, quoted
 from disagg_sim.facts import load
 from disagg_sim.facts.traffic import ConstantLength, TrafficCase
 from disagg_sim.facts.yaml_files import read_mapping, spec_error, spec_files
@@ -199,9 +200,6 @@ def _read(reader: Reader, document: Mapping[Any, Any], *, source: str) -> SweepS
     for key in REQUIRED:
         if key not in document:
             reader.faults.append(f"missing key {key!r}")
-    name = document.get("name", "")
-    if not isinstance(name, str) or not name.strip():
-        reader.faults.append(f"name: {name!r} is not a name") if "name" in document else None
     reader.flag("allow_long_context", document.get("allow_long_context", False))
 
     def choice(key: str, default: str, allowed: tuple[str, ...]) -> str:
@@ -213,7 +211,7 @@ def _read(reader: Reader, document: Mapping[Any, Any], *, source: str) -> SweepS
     domain = _unless(reader, "own", partial(reader.whole, low=2, high=1024))
     return SweepSpec(
         source=source,
-        name=str(name),
+        name=reader.title("name", document.get("name", "-")),
         models=reader.names("models", document["models"], load.load_model) if "models" in document else (),
         pools=_pools(reader, document["systems"]) if "systems" in document else (),
         traffic=_traffic(reader, document["traffic"]) if "traffic" in document else (),
@@ -249,13 +247,15 @@ def _unless(reader: Reader, word: str, read: Callable[[str, object], T]) -> Call
 def _ratio(reader: Reader, key: str, value: object) -> Fraction:
     """A ratio of whole numbers, such as 0.5, 3.5 or "1/3"."""
     try:
-        ratio = Fraction(str(value)).limit_denominator(10**6) if not isinstance(value, bool) else None
+        text = "" if isinstance(value, bool) else str(value)[: LONGEST_SHOWN + 1]
+        exact = re.fullmatch(r"\d{1,9}(\.\d{1,9})?|\d{1,9}/\d{1,9}", text.strip())  # else an exponent has no bound
+        ratio = Fraction(text if exact else float(text)).limit_denominator(10**6)
     except (ValueError, ZeroDivisionError, OverflowError):
         ratio = None
     if ratio is None:
-        reader.faults.append(f"{key}: {value!r} is not a ratio such as 0.5 or '1/3'")
+        reader.faults.append(f"{key}: {quoted(value)} is not a ratio such as 0.5 or '1/3'")
     elif not Fraction(1, 1000) <= ratio <= 1000:
-        reader.faults.append(f"{key}: {value!r} is outside [0.001, 1000]")
+        reader.faults.append(f"{key}: {quoted(value)} is outside [0.001, 1000]")
     else:
         return ratio
     return Fraction(1)
@@ -303,7 +303,8 @@ def _pools(reader: Reader, value: object) -> tuple[Pools, ...]:
 def _recipes(reader: Reader, where: str, value: object) -> list[tuple[str, str]]:
     """(system, precision) of a mapping of system to one recipe or several."""
     if not isinstance(value, Mapping) or not value:
-        reader.faults.append(f"{where}: {value!r} is not a mapping of system to precision, such as 'h100_sxm: fp8'")
+        wanted = "a mapping of system to precision, such as 'h100_sxm: fp8'"
+        reader.faults.append(f"{where}: {quoted(value)} is not {wanted}")
         return []
     pairs = []
     for system, recipes in value.items():
@@ -336,7 +337,7 @@ def _traffic(reader: Reader, value: object) -> tuple[Traffic, ...]:
                 isl = reader.whole(f"{where}.isl", entry["isl"], low=1, high=10**9)
                 given.append(Traffic(isl=isl, osl=_osl(reader, f"{where}.osl", entry["osl"])))
         else:
-            reader.faults.append(f"{where}: {entry!r} is neither {{isl: ..., osl: ...}} nor the name of a traffic file")
+            reader.faults.append(f"{where}: {quoted(entry)} is neither {{isl: ..., osl: ...}} nor a traffic's name")
         found += given[known:]
     reader.distinct("traffic", tuple(given))
     return tuple(dict.fromkeys(found))
@@ -369,6 +370,8 @@ def _limits(reader: Reader, value: object) -> tuple[Limits, ...]:
         "nic_gb_per_s": _unless(reader, "none", partial(reader.number, low=1e-6, high=1e6, unit="GB/s")),
     }
     axes = {key: reader.several(f"limits.{key}", given[key], readers[key]) for key in LIMIT_KEYS if key in given}
+    if not reader.crossed("limits", *map(len, axes.values())):
+        return (Limits(),)
     return tuple(_limits_of(dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
 
 
@@ -383,7 +386,7 @@ def _limits_of(values: dict[str, Any]) -> Limits:
 
 def _prices(reader: Reader, value: object) -> tuple[tuple[str, float], ...]:
     if not isinstance(value, Mapping):
-        reader.faults.append(f"prices: {value!r} is not a mapping of system to USD/h, such as 'b200_sxm: 4.5'")
+        reader.faults.append(f"prices: {quoted(value)} is not a mapping of system to USD/h, such as 'b200_sxm: 4.5'")
         return ()
     prices = []
     for system, price in value.items():

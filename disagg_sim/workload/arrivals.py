@@ -32,7 +32,8 @@ from typing import Protocol
 
 import numpy as np
 
-from disagg_sim.errors import InputError, above_zero
+from disagg_sim.domain import MOST_SEED
+from disagg_sim.errors import InputError, above_zero, whole_number
 from disagg_sim.workload.trace import MOST_REQUESTS, Floats, Trace, too_many
 
 #: Least requests, or changes of state, that are drawn at once. [1]
@@ -46,7 +47,7 @@ LEAST_SHAPE = 0.01
 def named_rng(seed: int, name: str) -> np.random.Generator:
     """The random stream of that name: its draws depend on the seed and the name, on nothing else."""
     key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-    return np.random.default_rng(np.random.SeedSequence([seed, key]))
+    return np.random.default_rng(np.random.SeedSequence([whole_number("seed", seed, 0, most=MOST_SEED), key]))
 
 
 class ArrivalProcess(Protocol):

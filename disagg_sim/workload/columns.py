@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.errors import TraceError, nearest, short
+from disagg_sim.errors import TraceError, given_twice, nearest, quoted
 from disagg_sim.units import MB
 from disagg_sim.workload.trace import MOST_REQUESTS, MOST_TOKENS, too_many
 
@@ -78,7 +78,7 @@ class Table:
     """A CSV file as text: columns by their names in the header, rows by their lines in the file."""
 
     def __init__(self, path: Path, content: bytes) -> None:
-        """Split ``content``; ``TraceError`` for a line with more fields than the header."""
+        """Split ``content``; ``TraceError`` for a line with more fields than the header, or a name twice in it."""
         import pandas as pd
 
         self.path = path
@@ -97,6 +97,8 @@ class Table:
         except pd.errors.ParserError as error:
             raise TraceError(_malformed(path, str(error))) from None
         self.header = tuple(str(name).strip() for name in rows.iloc[0])
+        if twice := given_twice(name for name in self.header if name):
+            raise TraceError(f"{path}:1: column {quoted(twice)} stands twice in the header")
         places = np.flatnonzero((rows != "").any(axis=1))
         places = places[places > 0]
         self.lines = places + 1  # in the file, from 1
@@ -109,13 +111,13 @@ class Table:
         """``TraceError`` that names the first missing column and the nearest one."""
         for name in names:
             if name not in self.header:
-                has = ", ".join(map(short, self.header[:SHOWN_COLUMNS]))
+                has = ", ".join(map(quoted, self.header[:SHOWN_COLUMNS]))
                 has += f" and {len(self.header) - SHOWN_COLUMNS} more" if len(self.header) > SHOWN_COLUMNS else ""
                 near = nearest(name, [each for each in self.header if len(each) <= LONGEST_NAME])
                 raise TraceError(f"{self.path}:1: no column {name!r}{near}; the header has {has}")
 
     def text(self, name: str) -> pd.Series[str]:
-        """A column as it stands in the file; of two columns of one name the first."""
+        """A column as it stands in the file."""
         return self.rows.iloc[:, self.header.index(name)]
 
     def numbers(self, name: str) -> NDArray[np.float64]:
@@ -140,7 +142,7 @@ class Table:
         if bad.any():
             row = int(np.argmax(bad))
             value = str(self.text(name).iloc[row])
-            said = f"{name} {short(value)} {reason}" if value else f"no value of {name!r}"
+            said = f"{name} {quoted(value)} {reason}" if value else f"no value of {name!r}"
             raise TraceError(f"{self.path}:{self.lines[row]}: {said}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from disagg_sim.errors import TraceError, nearest, short
+from disagg_sim.errors import TraceError, nearest, quoted
 from disagg_sim.workload.trace import MOST_TOKENS, Floats, PrefixBlocks, Tokens
 
 #: Tokens of a block. [token]
@@ -59,6 +59,8 @@ def _record(path: Path, line: int, text: bytes) -> tuple[list[float], Sequence[i
         raise TraceError(f"{path}:{line}: not a text file in UTF-8: {error.reason}") from None
     except ValueError as error:  # a number of thousands of digits
         raise TraceError(f"{path}:{line}: malformed JSON: {str(error).split(';')[0]}") from None
+    except RecursionError:
+        raise TraceError(f"{path}:{line}: malformed: nested too deeply; allowed: one object with lists") from None
     if not isinstance(record, dict):
         raise TraceError(f"{path}:{line}: malformed: a JSON object is wanted")
     row = [_number(path, line, record, name) for name in FIELDS]
@@ -82,11 +84,11 @@ def _number(path: Path, line: int, record: dict[str, Any], name: str) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise TraceError(f"{path}:{line}: {name} {short(value)} is not a number")
+        raise TraceError(f"{path}:{line}: {name} {quoted(value)} is not a number")
     if number < 0:
         raise TraceError(f"{path}:{line}: {name} {value} is negative; allowed: 0 or more")
     if name != "timestamp" and (not number.is_integer() or number > MOST_TOKENS):
-        raise TraceError(f"{path}:{line}: {name} {short(value)} is not a whole number of tokens up to {MOST_TOKENS}")
+        raise TraceError(f"{path}:{line}: {name} {quoted(value)} is not a whole number of tokens up to {MOST_TOKENS}")
     return number
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.errors import InputError, TraceError
+from disagg_sim.errors import LONGEST_SHOWN, InputError, TraceError, printable, quoted
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Weibull, arrivals, named_rng
 from disagg_sim.workload.trace import Floats, Tokens
 
@@ -127,7 +127,8 @@ def _process(where: str, line: int, row: list[str]) -> ArrivalProcess:
             return Weibull(shape)
     except InputError:
         pass
-    raise TraceError(f"{where}:{line}: gaps {family!r} of shape {shape:g}; allowed: Gamma or Weibull, shape above 0")
+    allowed = "Gamma or Weibull, shape above 0"
+    raise TraceError(f"{where}:{line}: gaps {quoted(family)} of shape {shape:g}; allowed: {allowed}")
 
 
 def _number(where: str, line: int, row: list[str], column: int) -> float:
@@ -137,7 +138,7 @@ def _number(where: str, line: int, row: list[str], column: int) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise TraceError(f"{where}:{line}: column {column + 1} is {text!r}; allowed: a number from 0")
+        raise TraceError(f"{where}:{line}: column {column + 1} is {quoted(text)}; allowed: a number from 0")
     return value
 
 
@@ -149,8 +150,11 @@ def _lengths(where: str, content: bytes) -> Mapping[float, tuple[_Histogram | No
             float(start): (_histogram(window["input_tokens"]), _histogram(window["output_tokens"]))
             for start, window in windows.items()
         }
+    except (RecursionError, MemoryError):
+        raise TraceError(f"{where}: malformed: nested too deeply") from None
     except (ValueError, SyntaxError, TypeError, KeyError, AttributeError) as error:
-        raise TraceError(f"{where}: malformed: {type(error).__name__}: {error}") from None
+        said = printable(str(error)[:LONGEST_SHOWN])
+        raise TraceError(f"{where}: malformed: {type(error).__name__}: {said}") from None
 
 
 def _histogram(text: str) -> _Histogram | None:

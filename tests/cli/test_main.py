@@ -41,6 +41,13 @@ def sweep_file(tmp_path: Path) -> Path:
         (["sweep", "dmo", "--dry-run"], "did you mean 'demo'"),
         (["sweep", "demo", "--dryrun"], "--dry"),
         (["swep"], "swep"),
+        (["sweep", "demo", "--out", ""], "--out has an empty value"),
+        (["sweep", "demo", "--out="], "--out has an empty value"),
+        (["specs", "check", ""], "an argument is empty"),
+        (["simulate", "azure_conv_on_h100", "--out", "x", "--seed", "1" + "0" * 40], "--seed"),
+        (["trace", "stats", "x.csv", "--seed", "-1"], "--seed"),
+        (["specs", "show", "model", "\x1b[31mred"], "unknown model '\\x1b[31mred'"),
+        (["sweep", "\x1b[31m\u202ered", "--dry-run"], "\\x1b[31m\\u202ered: no such file or shipped sweep"),
         (["specs", "show", "model", "lama_3_1_70b"], "did you mean 'llama_3_1_70b'"),
     ],
 )

@@ -152,6 +152,16 @@ def test_all_faults_are_told_at_once(written):
             {"trace": {"kind": "synthetic", "lengths": {"isl": 5, "osl": 5}, "rate_per_s": 1}},
             "a synthetic trace has either 'requests' or 'duration_s'",
         ),
+        ({"name": "two\nlines"}, "name: 'two\\nlines' is not a name; allowed: one line of up to 200 characters"),
+        ({"systems": [{"kind": "vllm", "label": "a\nb"}]}, "systems[0].label: 'a\\nb' is no plain name"),
+        ({"trace": {"path": "short.csv", "name": "x" * 81}}, "is no plain name; allowed: letters, digits, '_', '.' "),
+        ({"systems": ["y" * 10**5]}, "systems[0]: unknown system 'yyy"),
+        ({"model": ["m"] * 10**4}, "model: ['m', 'm', "),
+        ({"seed": 10**40}, "seed: 10000000000000000000000000000000000000000 is outside [0, 4294967296]"),
+        (
+            {"trace": {"path": "short.csv", "rate_scale": [1 + 1e-3 * each for each in range(60000)]}},
+            "deployments x rates x systems: 120000 combinations; allowed: up to 100000",
+        ),
         ({"deployments": {"a/b": {"colocated": {}}}, "systems": ["vllm"]}, "'a/b' is no plain name"),
     ],
 )
@@ -159,6 +169,7 @@ def test_a_fault_is_one_line_that_names_it(written, changes, said):
     text = faults(written(**changes))
     assert said in text
     assert len(text.splitlines()) == 1
+    assert len(text) < 1000
 
 
 def test_a_faulty_line_of_a_trace_is_named(written, tmp_path):

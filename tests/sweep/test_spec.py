@@ -122,6 +122,19 @@ FAULTS = {
         "profile:", "modes: [colocated]\ninterference: {overlap_loss: 0.2}\nprofile:",
         ["interference: acts in piggyback only; modes has colocated"],
     ),
+    "too many combinations": (
+        "profile:", "ctx_gen_ratio: [" + ", ".join(f"{n}.5" for n in range(1, 901)) + "]\n"
+        "nvlink_domain: [" + ", ".join(map(str, range(2, 902))) + "]\nprofile:",
+        ["810000 combinations; allowed: up to 100000"],
+    ),
+    "too many limits": (
+        "{ftl_s: 10.0}", "{ftl_s: " + str([*range(1, 501)]) + ", gpu_cap: " + str([*range(2, 502)]) + "}",
+        ["limits: 250000 combinations; allowed: up to 100000"],
+    ),
+    "a ratio without bounds": (
+        "profile:", "ctx_gen_ratio: '1e999999999'\nprofile:", ["'1e999999999' is not a ratio such as 0.5"]
+    ),
+    "a name of two lines": ("name: trial", 'name: "a\\nb"', ["name: 'a\\nb' is not a name; allowed: one line"]),
     "broken": ("[llama_3_1_8b]", "[llama_3_1_8b", ["broken YAML: line"]),
 }
 LONG = "allow_long_context: true\n"

@@ -114,6 +114,7 @@ def test_an_azure_table_whose_times_are_crossed_out_has_none(tmp_path):
         (" \n\n", "the file is empty"),
         ("arrival_s,input_token,output_tokens\n0,1,1\n", ":1: no column 'input_tokens', did you mean 'input_token'?"),
         ("a,b\n0,1\n", ":1: no column 'arrival_s'; the header has 'a', 'b'"),
+        ("arrival_s,input_tokens,input_tokens\n0,1,2\n", ":1: column 'input_tokens' stands twice in the header"),
         (AZURE + "2023-11-16 18:17:03.97,1,1\r\nyesterday,1,1\r\n", ":3: TIMESTAMP 'yesterday' is not a date"),
         (BURST + "5,ChatGPT,472,-1,490,API log\n", ":2: Response tokens '-1' is negative"),
         ("\n" + CSV + "0,1,1\n", ":1: the line is blank"),
@@ -279,3 +280,29 @@ def test_a_folder_without_clients_and_a_client_without_lengths_are_named(tmp_pat
     write(tmp_path, WINDOWS, "chunk-7-trace.csv")
     with pytest.raises(TraceError, match=r"no chunk-7-dataset\.json"):
         load_trace(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("[" * 10**5 + "]" * 10**5, "malformed: nested too deeply"),
+        ("1" + "0" * 5000, "malformed JSON: Exceeds the limit"),
+        ('"' + "x" * 10**5 + '"', "input_length 'xxx"),
+    ],
+)
+def test_a_line_of_json_that_would_take_the_stack_or_the_screen(tmp_path, value, said):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"timestamp": 0, "input_length": {value}, "output_length": 3}}\n')
+    with pytest.raises(TraceError) as caught:
+        load_trace(path)
+    assert f"a.jsonl:1: {said}" in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_pool_nested_too_deeply_is_refused(tmp_path):
+    (tmp_path / "chunk-0-trace.csv").write_text("0,1,1,Gamma,1\n100,1,1,Gamma,1\n")
+    for text in ("[" * 10**5, '{"0": {"input_tokens": "' + "(" * 10**5 + '", "output_tokens": "{}"}}'):
+        (tmp_path / "chunk-0-dataset.json").write_text(text)
+        with pytest.raises(TraceError, match=r"chunk-0-dataset.json: malformed: ") as caught:
+            load_trace(tmp_path)
+        assert len(str(caught.value)) < 500

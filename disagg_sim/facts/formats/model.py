@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.errors import nearest
+from disagg_sim.errors import nearest, quoted
 from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, MlaAttention, ModelSpec, MoeFfn
 from disagg_sim.facts.schema import (
     checked,
     integer,
+    line,
     list_of,
     mapping_of,
     optional,
@@ -22,6 +23,8 @@ from disagg_sim.facts.schema import (
 )
 from disagg_sim.facts.yaml_files import spec_error
 
+#: Layers of one model; the deepest known has some hundred. [1]
+MOST_LAYERS = 10_000
 _count = integer(1, 10**7)
 
 
@@ -70,7 +73,7 @@ _Run = table(
 )
 _Model = table(
     "Model",
-    title=str,
+    title=line(),
     hidden=_count,
     vocab=_count,
     tied_embeddings=bool,
@@ -97,16 +100,18 @@ def model_of(path: Path, data: Mapping[str, Any], name: str) -> ModelSpec:
     }
     found: list[str] = []
     layers: list[LayerKind] = []
+    if (many := sum(run.count * max(len(_parts(run)), 1) for run in file.layers)) > MOST_LAYERS:
+        raise spec_error(path, [f"layers: {many} in all; allowed: up to {MOST_LAYERS}"])
     for index, run in enumerate(file.layers):
         parts = _parts(run)
         if not parts:
             found.append(f"layers[{index}]: needs either 'attention' and 'ffn', or 'pattern'")
         unknown = [
-            f"layers[{index}].{group}: {getattr(part, group)!r} is unknown{nearest(getattr(part, group), known)}; "
+            f"layers[{index}].{group}: {quoted(used)} is unknown{nearest(used, known)}; "
             f"allowed: {', '.join(known)}"
             for part in parts
             for group, known in blocks.items()
-            if getattr(part, group) not in known
+            if (used := getattr(part, group)) not in known
         ]
         found += unknown
         if not unknown:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.errors import nearest
+from disagg_sim.errors import nearest, quoted
 from disagg_sim.facts.precision import FORMATS, GroupFormat, PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.schema import (
     choice,
+    line,
     mapping_of,
     number,
     optional,
@@ -32,7 +33,8 @@ _Recipe = schema_of(
     dict.fromkeys(_GROUPS, _group)
     | dict.fromkeys(("embedding", "head", "router"), _format)
     | dict.fromkeys(("attention", "cache"), choice(("bf16", "fp8")))
-    | dict.fromkeys(("dispatch_bytes", "combine_bytes"), quantity("B", 0.5, 4.0)),
+    | dict.fromkeys(("dispatch_bytes", "combine_bytes"), quantity("B", 0.5, 4.0))
+    | {"title": line()},
     without=("name",),
 )
 
@@ -57,6 +59,7 @@ _Profile = schema_of(
     | {
         "resident_deviations": number(0.0, 10.0),
         "all_reduce_hidden_fraction": number(0.0, 1.0),
+        "title": line(),
         "sources": mapping_of(str, str),
     },
     without=("name",),
@@ -73,7 +76,7 @@ def profile_of(path: Path, data: Mapping[str, Any], name: str) -> ProfileSpec:
     """A profile from its file."""
     fields = values(validate(_Profile, data, path))
     sources: dict[str, str] = fields.pop("sources")
-    unknown = [f"sources: unknown key {key!r}{nearest(key, fields)}" for key in sources if key not in fields]
+    unknown = [f"sources: unknown key {quoted(key)}{nearest(key, fields)}" for key in sources if key not in fields]
     if unknown:
         raise spec_error(path, unknown)
     return ProfileSpec(name=name, sources=tuple(sources.items()), **fields)

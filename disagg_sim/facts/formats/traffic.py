@@ -10,6 +10,7 @@ from typing import Any
 from disagg_sim.facts.schema import (
     checked,
     integer,
+    line,
     list_of,
     number,
     numbers,
@@ -66,7 +67,7 @@ _length = short_form(
     lambda value: value if isinstance(value, dict) else {"kind": "constant", "tokens": value},
 )
 _Case = schema_of(TrafficCase, {"isl": _length, "osl": _length})
-_Traffic = schema_of(TrafficSpec, {"cases": list_of(_Case, at_least=1)}, without=("name",))
+_Traffic = schema_of(TrafficSpec, {"title": line(), "cases": list_of(_Case, at_least=1)}, without=("name",))
 
 
 def traffic_of(path: Path, data: Mapping[str, Any], name: str) -> TrafficSpec:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from disagg_sim.facts.efficiency import SECTIONS
-from disagg_sim.facts.schema import choice, integer, mapping_of, number, schema_of, validate, values
+from disagg_sim.facts.schema import choice, integer, line, mapping_of, number, schema_of, validate, values
 from disagg_sim.facts.uncertainty import EngineSpread, KindSpread, UncertaintySpec
 from disagg_sim.facts.yaml_files import spec_error
 
@@ -21,6 +21,7 @@ _Engine = schema_of(
 _Spec = schema_of(
     UncertaintySpec,
     {
+        "title": line(),
         "assumed": _spread,
         "per_doubling": _spread,
         "kinds": mapping_of(choice(SECTIONS), _Kind),

@@ -1,0 +1,182 @@
+"""Spec files that would take the memory, the stack or the screen: each is refused in one short line."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disagg_sim.errors import LONGEST_SHOWN, SpecError, given_twice, nearest, printable, quoted
+from disagg_sim.facts.check import check_file
+from disagg_sim.facts.load import load_efficiency, load_model, load_system
+from disagg_sim.facts.yaml_files import read_mapping, spec_files
+from disagg_sim.facts.yaml_text import DEEPEST, MOST_BYTES, MOST_VALUES, parse_yaml
+
+SHIPPED = {name: spec_files("hardware")[name].read_text(encoding="utf-8") for name in ("h200_sxm",)}
+
+
+def refusal(path: Path) -> str:
+    """The one line with which a file is refused, at once."""
+    begun = time.perf_counter()
+    with pytest.raises(SpecError) as caught:
+        check_file(path)
+    assert time.perf_counter() - begun < 10.0
+    return str(caught.value)
+
+
+def doubled(times: int) -> str:
+    """A document that unfolds to ``2**times`` texts and as many lists."""
+    lines = [f"a{level}: &a{level} [*a{level - 1}, *a{level - 1}]" for level in range(1, times + 1)]
+    return "\n".join(["a0: &a0 x", *lines, ""])
+
+
+def test_aliases_are_counted_with_all_that_they_stand_for(tmp_path):
+    """Line k unfolds to 2**k texts: 2**40 of them would be a terabyte, and 2**10 are nothing."""
+    assert parse_yaml(doubled(10))["a2"] == [["x", "x"], ["x", "x"]]
+    path = tmp_path / "bomb.yaml"
+    path.write_text(doubled(40), encoding="utf-8")
+    assert f"more than {MOST_VALUES} values, its aliases unfolded" in refusal(path)
+
+
+def test_merged_mappings_count_like_aliases(tmp_path):
+    lines = [f"a{level}: &a{level} {{<<: [*a{level - 1}, *a{level - 1}], k{level}: 1}}" for level in range(1, 40)]
+    path = tmp_path / "bomb.yaml"
+    path.write_text("\n".join(["a0: &a0 {k: 1}", *lines, ""]), encoding="utf-8")
+    assert "its aliases unfolded" in refusal(path)
+
+
+def test_an_alias_inside_what_it_stands_for_is_refused():
+    with pytest.raises(ValueError, match=r"line 1, column 8: alias '\*a' stands inside what it stands for"):
+        parse_yaml("x: &a [*a]")
+
+
+@pytest.mark.parametrize("text", ["x: " + "[" * 10**6, "x: " + "{a: " * 10**5, "- " * 10**6 + "1", "? " * 10**5])
+def test_deep_nesting_reaches_no_stack(text):
+    """The C parser itself dies of a list in a list a hundred thousand times over."""
+    with pytest.raises(ValueError, match=f"more than {DEEPEST} lists and mappings inside each other"):
+        parse_yaml(text)
+
+
+def test_a_file_that_has_no_end_is_not_read_to_its_end():
+    with pytest.raises(SpecError, match=r"/dev/zero: larger than 16 MB"):
+        read_mapping(Path("/dev/zero"))
+    assert MOST_BYTES == 16e6
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seed: 1" + "0" * 6000, "line 1, column 7: '1000"),
+        ("a: !!int x", "'x' cannot be read as int"),
+        ("a: !!bool x", "'x' cannot be read as bool"),
+        ("a: !!timestamp x", "'x' cannot be read as timestamp"),
+        ('a: "b\\x1b[31m"', "a text holds the control character '\\x1b'"),
+        ('"a\\x07": 1', "a text holds the control character '\\x07'"),
+        ('a: "\\u202e"', "a text holds the control character '\\u202e'"),
+        ('"a\\nb": 1', "key 'a\\nb' has a line end in it"),
+        ("? " + "[1, 2]\n: 3", "key [1, 2] is not text"),
+    ],
+)
+def test_what_is_no_value_is_told_with_its_place(text, said):
+    with pytest.raises(ValueError, match=r"^broken YAML: line 1, column \d+: ") as caught:
+        parse_yaml(text)
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 2 * LONGEST_SHOWN
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (("architecture: Hopper", "architecture: Hoper"), "'Hoper' is unknown, did you mean 'Hopper'?"),
+        (("hbm_capacity: 141 GB", "hbm_capacity: 100 GB"), "hbm_reported: '139.8 GiB' is above hbm_capacity '100 GB'"),
+        (("title: ", "title: |\n  two\n  lines\nvendr: "), "title: 'two\\nlines\\n' has a line end in it"),
+        (("sm_count: 132", f"sm_count: {'x' * 10**5}"), "sm_count: 'xxx"),
+        (("sm_count: 132", f"sm_count: [{'1, ' * 10**4}]"), "sm_count: [1, 1, "),
+        (("sm_count: 132", f"sm_count: 1{'0' * 4000}"), "sm_count: 1000"),
+        (("tdp: 700 W", f"tdp: {'9' * 10**4} W"), "tdp: '999"),
+        (("tdp: 700 W", f"tdp: 700 W\n? {'k' * 10**4}\n: 1"), "unknown key 'kkk"),
+    ],
+)
+def test_a_fault_of_a_system_is_one_short_line(tmp_path, edit, said):
+    assert edit[0] in SHIPPED["h200_sxm"]
+    path = tmp_path / "mine.yaml"
+    path.write_text(SHIPPED["h200_sxm"].replace(*edit, 1), encoding="utf-8")
+    with pytest.raises(SpecError) as caught:
+        load_system(path)
+    (line,) = [each for each in str(caught.value).splitlines() if said in each]
+    assert len(line) < 2 * LONGEST_SHOWN + len(str(path))
+
+
+def test_an_architecture_of_ones_own_is_other(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(SHIPPED["h200_sxm"].replace("architecture: Hopper", "architecture: other"), encoding="utf-8")
+    assert load_system(path).architecture == "other"
+
+
+def test_the_layers_of_a_model_are_bounded(tmp_path):
+    text = spec_files("model")["llama_3_1_8b"].read_text(encoding="utf-8")
+    path = tmp_path / "tall.yaml"
+    runs = "  - {count: 9000, attention: gqa, ffn: dense}\n"
+    path.write_text(text.replace("  - {count: 32, attention: gqa, ffn: dense}\n", 2 * runs), encoding="utf-8")
+    with pytest.raises(SpecError, match="layers: 18000 in all; allowed: up to 10000"):
+        load_model(path)
+
+
+@pytest.fixture
+def inheriting(tmp_path, monkeypatch):
+    """Writes efficiency files that inherit from each other into a directory of the user's own."""
+    folder = tmp_path / "hw_specs" / "efficiency"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("DISAGG_SIM_PATH", str(tmp_path))
+
+    def write(**parents: str) -> None:
+        for name, parent in parents.items():
+            text = f"system: {name}\ninherits: {parent}\nreason: none\n"
+            (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+    return write
+
+
+def test_files_that_inherit_in_a_circle_are_refused(inheriting):
+    inheriting(aa="bb", bb="cc", cc="bb")
+    with pytest.raises(SpecError, match=r"cc.yaml: inherits in a circle: bb -> cc -> bb"):
+        load_efficiency("aa")
+    inheriting(cc="h100_sxm")
+    assert load_efficiency("aa").measured_on == "h100_sxm"
+
+
+def test_a_long_chain_of_heirs_is_refused(inheriting):
+    inheriting(**{f"s{number}": f"s{number + 1}" for number in range(100)})
+    with pytest.raises(SpecError, match=r"inherits through more than 20 files: s0 -> s1 -> s2 -> s3 -> \.\.\."):
+        load_efficiency("s0")
+
+
+@given(st.recursive(st.none() | st.integers() | st.floats() | st.text(), st.lists))
+def test_any_value_is_shown_in_one_short_line(value):
+    text = quoted(value)
+    assert len(text) <= LONGEST_SHOWN + len("... (1,000,000 characters)")
+    assert text.isprintable()
+
+
+def test_values_that_have_no_repr_are_shown_all_the_same():
+    deep: list[object] = []
+    for _ in range(10**5):
+        deep = [deep]
+    assert quoted(deep) == "a value nested too deeply to be shown"
+    assert quoted(10**5000) == "a number too long to be shown"
+    assert nearest("x" * 10**6, ["y"]) == ""
+
+
+@given(st.text())
+def test_a_printed_text_moves_no_cursor(text):
+    lines = printable(text).split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert len(lines) == text.count("\n") + 1
+
+
+def test_the_first_name_given_twice():
+    assert given_twice(["a", "b", "a", "b"]) == "a"
+    assert given_twice(iter(["a", "b"])) == ""
