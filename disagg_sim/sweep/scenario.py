@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from disagg_sim.errors import DisaggSimError, SpecError, nearest, quoted
 from disagg_sim.facts import load
 from disagg_sim.facts.yaml_files import read_mapping, spec_error, spec_files
 from disagg_sim.physics.rates import ENGINES
+from disagg_sim.search.grid import MAX_BATCH
 from disagg_sim.search.setting import Setting, setting
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
-from disagg_sim.simulation.options import options_of
+from disagg_sim.simulation.options import MOST, MOST_TOKENS, options_of
 from disagg_sim.simulation.policy import System, system_named
 from disagg_sim.simulation.possible import require_fit
 from disagg_sim.simulation.run import RunOptions
@@ -30,6 +31,10 @@ KEYS = (
 )  # fmt: skip
 REQUIRED = ("name", "model", "system", "precision", "trace", "slo", "deployments", "systems")
 DEGREES = ("tp", "dp", "ep", "pp")
+#: Limits of the instances of a part -> their largest value [1], [token], [token]. The grids score no larger batch.
+LIMITS = {"batch": MAX_BATCH, "token_budget": MOST, "chunk_tokens": MOST_TOKENS}
+#: Parts whose passes of whole prompts a pipeline may cut into chunks.
+CHUNKING = ("prefill", "colocated")
 #: What a capacity is the largest rate of: a share of the requests inside the SLO, or their 99th percentiles.
 CRITERIA = ("attainment", "p99")
 
@@ -186,41 +191,55 @@ def _deployments(reader: Reader, value: object) -> tuple[ServedDeployment, ...]:
     for name, entry in value.items():
         where = f"deployments.{reader.plain_name('deployments', name)}"
         given = reader.mapping(where, entry, ("gpus", *PARTS))
-        parts: dict[str, Any] = {part: _part(reader, f"{where}.{part}", given[part]) for part in PARTS if part in given}
+        parts = {part: _part(reader, f"{where}.{part}", part, given[part]) for part in PARTS if part in given}
         if isinstance(entry, Mapping) and not parts:
             reader.faults.append(f"{where}: has no instances; allowed: {', '.join(PARTS)}")
         most = max((_gpus(parts, *names) for names in (("prefill", "decode"), ("colocated",), ("pairs",))), default=1)
         gpus = reader.whole(f"{where}.gpus", given.get("gpus", max(most, 1)), low=1, high=10**6)
-        found.append(ServedDeployment(name=str(name), gpus=gpus, **parts))
-    return tuple(found)
+        found.append(reader.attempt("deployments", partial(ServedDeployment, name=str(name), gpus=gpus, **parts)))
+    return tuple(deployment for deployment in found if deployment is not None)
 
 
 def _gpus(parts: Mapping[str, tuple[Replicas, ...]], *names: str) -> int:
     return sum(replicas.gpus for name in names for replicas in parts.get(name, ()))
 
 
-def _part(reader: Reader, where: str, value: object) -> tuple[Replicas, ...]:
+def _part(reader: Reader, where: str, name: str, value: object) -> tuple[Replicas, ...]:
     """``{tp: 2, instances: 2}``, or a list of these."""
     entries = value if isinstance(value, list) else [value]
     if not entries:
         reader.faults.append(f"{where}: the list is empty")
     return tuple(
-        _replicas(reader, f"{where}[{number}]" if isinstance(value, list) else where, entry)
+        _replicas(reader, f"{where}[{number}]" if isinstance(value, list) else where, name, entry)
         for number, entry in enumerate(entries)
     )
 
 
-def _replicas(reader: Reader, where: str, value: object) -> Replicas:
-    given = reader.mapping(where, value, ("instances", *DEGREES))
+def _replicas(reader: Reader, where: str, part: str, value: object) -> Replicas:
+    """Degrees, count and limits of equal instances; what is not given of the limits is left to the policy."""
+    given = reader.mapping(where, value, ("instances", *DEGREES, *LIMITS))
     known = len(reader.faults)
     tp, dp, ep, pp = (reader.whole(f"{where}.{key}", given.get(key, 1), low=1, high=1024) for key in DEGREES)
     instances = reader.whole(f"{where}.instances", given.get("instances", 1), low=1, high=10**5)
+    batch, budget, chunk = (
+        reader.whole(f"{where}.{key}", given[key], low=1, high=most) if key in given else None
+        for key, most in LIMITS.items()
+    )
     if tp * dp % ep:
         reader.faults.append(f"{where}: ep {ep} does not divide the {tp * dp} GPUs of a stage (tp x dp)")
+    if chunk is not None and (pp == 1 or part not in CHUNKING):
+        reader.faults.append(
+            f"{where}.chunk_tokens: {chunk} cuts the prompts of a pass for the stages of a pipeline; allowed: with pp "
+            f"above 1, in {' and '.join(CHUNKING)}"
+        )
+    nothing = Replicas(mapping=domain.Mapping(), instances=1)
     if len(reader.faults) > known:
-        return Replicas(mapping=domain.Mapping(), instances=1)
-    mapping = domain.Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp * dp // ep, ep=ep, pp=pp)
-    return Replicas(mapping=mapping, instances=instances)
+        return nothing
+    mapping = domain.Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp * dp // ep, ep=ep, pp=pp, chunk_tokens=chunk or 0)
+    found = reader.attempt(
+        where, lambda: Replicas(mapping=mapping, instances=instances, batch=batch, token_budget=budget)
+    )
+    return found if isinstance(found, Replicas) else nothing
 
 
 def _policies(reader: Reader, value: object, folder: Path) -> tuple[str, ...]:

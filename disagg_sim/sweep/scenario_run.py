@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disagg_sim.atomic import write_text
-from disagg_sim.errors import DisaggSimError, PolicyError, StoreError
+from disagg_sim.errors import DisaggSimError, InfeasibleError, PolicyError, StoreError
 from disagg_sim.simulation.capacity import Aim, attains, p99_inside, serving_capacity
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary
 from disagg_sim.simulation.records import RunResult
@@ -94,10 +94,12 @@ def compute_run(task: RunTask) -> Done:
             row = summary(result, run.scenario.slo, rate_scale=run.rate_scale)
             log_timing(task.store.root, run.key(RUNS), [row])
             task.store.write(run.key(RUNS), _frame([row]), _note(result))
-    except PolicyError as error:
-        if isinstance(error.so_far, RunResult):
+    except (PolicyError, InfeasibleError) as error:  # steps that leave no memory show when the instances start
+        kept = ""
+        if isinstance(error, PolicyError) and isinstance(error.so_far, RunResult):
             _write_records(task, _named(error.so_far, run))
-        return Done(run.name, run.requests, f"{run.name}: {error}")
+            kept = f"; its rows so far are in {task.store.path(run.key(REQUESTS))}"
+        return Done(run.name, run.requests, f"{run.name}: {error}{kept}")
     return Done(run.name, run.requests)
 
 
@@ -157,8 +159,7 @@ def run_scenario(
 def require_no_faults(result: ScenarioResult) -> None:
     """Raise ``DisaggSimError`` with a line for every run that its policy stopped."""
     if result.faults:
-        kept = f"the rows so far of each run that stopped are in {result.store.root / REQUESTS}"
-        raise DisaggSimError("\n".join([*result.faults, kept]))
+        raise DisaggSimError("\n".join(result.faults))
 
 
 def _simulated(run: Run, trace: Trace, scale: float) -> RunResult:

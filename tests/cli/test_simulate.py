@@ -165,13 +165,24 @@ def impossible() -> Iterator[str]:
     del SYSTEMS["impossible"]
 
 
+def test_steps_that_leave_no_memory_stop_their_own_runs_alone(scenario, tmp_path, capsys):
+    """A pass of ten million tokens has activations of hundreds of GB."""
+    deployments = {"two": {"colocated": {"instances": 2}}, "vast": {"colocated": {"token_budget": 10_000_000}}}
+    path, out = scenario(systems=["vllm"], trace={"path": "short.csv"}, deployments=deployments), tmp_path / "out"
+    assert simulated(path, "--out", str(out), "--no-figures") == 2
+    error = capsys.readouterr().err
+    assert "error: vast/vllm-short-x1: llama_3_1_8b on h100_sxm leaves no memory for a KV cache" in error
+    assert "rows so far" not in error
+    assert pd.read_csv(out / "summary.csv")["deployment"].tolist() == ["two"]
+
+
 def test_an_impossible_wish_stops_its_run_alone_and_keeps_what_it_had(scenario, tmp_path, capsys, impossible):
     path, out = scenario(systems=[impossible, "vllm"], trace={"path": "short.csv"}), tmp_path / "out"
     assert simulated(path, "--out", str(out), "--no-figures") == 2
     error = capsys.readouterr().err
     assert "two/impossible-short-x1: " in error
     assert "flip of instance 99 to prefill is impossible: there is no instance 99" in error
-    assert f"the rows so far of each run that stopped are in {out / 'requests'}" in error
+    assert f"; its rows so far are in {out / 'requests' / 'two' / 'impossible-short-x1.parquet'}" in error
     assert pd.read_csv(out / "summary.csv")["system"].tolist() == ["vllm"]
     kept = pd.read_parquet(out / "requests" / "two" / "impossible-short-x1.parquet")
     assert set(kept["status"]) == {"completed", "unfinished"}

@@ -9,6 +9,9 @@ import yaml
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InfeasibleError, SpecError
+from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.simulation.deployment import Replicas
 from disagg_sim.simulation.policy import SYSTEMS
 from disagg_sim.sweep.scenario import load_scenario
 from disagg_sim.sweep.scenario_plan import plan_scenario
@@ -25,6 +28,11 @@ deployments:
   four: {gpus: 4, prefill: {instances: 2}, decode: {tp: 2, instances: 1}, colocated: {instances: 4}}
 systems: [vllm, disaggregated]
 """
+
+
+def colocated(part) -> dict:
+    """Changes to a scenario: one deployment of that part alone."""
+    return {"deployments": {"one": {"colocated": part}}, "systems": ["vllm"]}
 
 
 @pytest.fixture
@@ -101,6 +109,31 @@ def test_a_synthetic_trace_is_drawn_from_the_seed(written):
     assert source.load(1).input_tokens.tolist() != source.load(2).input_tokens.tolist()
 
 
+def test_a_part_says_how_it_batches(written):
+    prefill = [{"pp": 2, "batch": 5, "token_budget": 10240, "chunk_tokens": 1024}, {"tp": 2}]
+    deployments = {"planned": {"prefill": prefill, "decode": {"tp": 2, "batch": 128}}}
+    scenario = load_scenario(written(deployments=deployments, systems=["disaggregated"]))
+    (deployment,) = scenario.deployments
+    assert deployment.prefill == (
+        Replicas(mapping=Mapping(pp=2, chunk_tokens=1024), instances=1, batch=5, token_budget=10240),
+        Replicas(mapping=Mapping(tp_attn=2, tp_ffn=2), instances=1),
+    )
+    assert deployment.decode == (Replicas(mapping=Mapping(tp_attn=2, tp_ffn=2), instances=1, batch=128),)
+    before = plan_scenario(scenario).runs[0].digest
+    deployments["planned"]["decode"]["batch"] = 64
+    other = load_scenario(written(deployments=deployments, systems=["disaggregated"]))
+    assert plan_scenario(other).runs[0].digest != before
+
+
+@pytest.mark.parametrize("model", ["llama_3_1_70b", "deepseek_r1", "gpt_oss_120b"])
+@pytest.mark.parametrize("system", ["h100_sxm", "gb200_nvl72"])
+def test_every_mapping_of_a_search_can_be_written(model, system):
+    """tp, dp, ep and pp say all: a stage has tp x dp GPUs, over which experts have tp x dp / ep shards each."""
+    table = enumerate_mappings(load_model(model), load_system(system), max_gpus=128)
+    assert len(table) > 10
+    assert (table.tp_attn * table.dp_attn == table.tp_ffn * table.ep).all()
+
+
 def test_all_faults_are_told_at_once(written):
     said = faults(written(
         modell="x", system="h100_smx", precision=None, slo={"ttft_s": "2 s"}, systems=["vlm", "vllm", "vllm"],
@@ -163,6 +196,28 @@ def test_all_faults_are_told_at_once(written):
             "deployments x rates x systems: 120000 combinations; allowed: up to 100000",
         ),
         ({"deployments": {"a/b": {"colocated": {}}}, "systems": ["vllm"]}, "'a/b' is no plain name"),
+        (
+            colocated({"batch": 0}), "deployments.one.colocated.batch: 0 is outside [1, 1048576]",
+        ),
+        (
+            colocated({"batch": 64, "token_budget": 63}),
+            "deployments.one.colocated: token_budget 63 is below batch 64; allowed: from the batch up",
+        ),
+        (colocated({"batches": 8}), "unknown key 'deployments.one.colocated.batches', did you mean 'batch'?"),
+        (
+            colocated({"chunk_tokens": 512}),
+            "deployments.one.colocated.chunk_tokens: 512 cuts the prompts of a pass for the stages of a pipeline; "
+            "allowed: with pp above 1, in prefill and colocated",
+        ),
+        (
+            {"deployments": {"one": {"prefill": {}, "decode": {"pp": 2, "chunk_tokens": 512}}},
+             "systems": ["disaggregated"]},
+            "deployments.one.decode.chunk_tokens: 512 cuts the prompts",
+        ),
+        (
+            colocated([{"batch": 8}, {"tp": 2}, {"batch": 9}]),
+            "deployment 'one': two entries of colocated have one mapping and batch differently (batch 8 and 9, ",
+        ),
     ],
 )
 def test_a_fault_is_one_line_that_names_it(written, changes, said):
