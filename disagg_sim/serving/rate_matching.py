@@ -18,6 +18,9 @@ from disagg_sim.shown import Shown
 Ints = NDArray[np.int64]
 NAN = float("nan")
 GPUS = (1.0, 1.0)  # prices that count GPUs [1]
+#: Least gain for which pools mix configurations by default. Each configuration is a service of its own to deploy, watch
+#: and route to, and a step time is known to some percent only (docs/fidelity.md). [1]
+MIXING_GAIN = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,13 @@ class MatchPlan(Shown):
     bound: float = NAN  # proven limit of the objective: [request/s], GPUs [1] or [USD/h]
     binds: str = ""  # infeasible: "memory", "ftl", "ttl", "kv_link", "gpu_budget" or "required_rate"
     nearest: float = NAN  # infeasible: the value of that limit that would do, in its unit
+    mixing_gain: float = NAN  # of mixed pools over one configuration a pool; NaN where not compared [1]
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a pool has more than one configuration."""
+        pools = (self.deployment.prefill, self.deployment.decode) if self.deployment is not None else ()
+        return any(len(pool.members) > 1 for pool in pools)
 
 
 def match_rates(
@@ -48,12 +58,14 @@ def match_rates(
     kv_link_limit: float | None = None,
     usd_per_gpu_hour: tuple[float, float] | None = None,
     max_configurations_per_pool: int | None = None,
+    mixing_gain: float = MIXING_GAIN,
     time_limit: float = 10.0,
 ) -> MatchPlan:
-    """Choose instances of both pools, over all configurations at once; a pool may mix them.
+    """Choose instances of both pools, over all configurations at once.
 
     With ``gpu_budget`` alone: the highest request rate, then the fewest GPUs. With ``required_rate``:
-    the fewest GPUs, or the lowest cost where prices are given, within the budget if there is one.
+    the fewest GPUs, or the lowest cost where prices are given, within the budget if there is one. A pool has one
+    configuration unless mixing several gains more than ``mixing_gain``, or no plan is feasible without it.
 
     Parameters
     ----------
@@ -70,7 +82,10 @@ def match_rates(
     usd_per_gpu_hour : pair of float, optional
         Prices of a prefill and of a decode GPU; ``serving.costs.usd_per_gpu_hour`` knows the market's. [USD/h]
     max_configurations_per_pool : int, optional
-        Most distinct configurations of a pool; 1 forbids mixing. [1]
+        Most distinct configurations of a pool, taken whatever they gain; 1 forbids mixing. [1]
+    mixing_gain : float
+        Share by which mixed pools must raise the rate, or lower GPUs or cost, to be preferred; 0 takes every
+        gain. Without effect where ``max_configurations_per_pool`` is given. [1]
     time_limit : float
         Of the solver, all steps together. [s]
 
@@ -93,6 +108,8 @@ def match_rates(
     for name, number in numbers.items():
         if number is not None:
             above_zero(name, number)
+    if not 0 <= mixing_gain < np.inf:
+        raise InputError(f"mixing_gain {mixing_gain} is out of range; allowed: from 0, finite")
     for name, count in (("gpu_budget", gpu_budget), ("max_configurations_per_pool", max_configurations_per_pool)):
         if count is not None:
             whole_number(name, count)
@@ -100,12 +117,35 @@ def match_rates(
     for side in sides:
         if side.rows.size == 0:
             return side.refusal()
-    search = _Search(sides, prices, gpu_budget, max_configurations_per_pool, time.monotonic() + time_limit)
-    if required_rate is not None:
-        return search.cheapest(required_rate)
-    if gpu_budget is not None:
-        return search.most(gpu_budget)
-    raise InputError("give gpu_budget (to maximise the request rate) or required_rate (to minimise GPUs or cost)")
+    if gpu_budget is None and required_rate is None:
+        raise InputError("give gpu_budget (to maximise the request rate) or required_rate (to minimise GPUs or cost)")
+    deadline = time.monotonic() + time_limit
+
+    def solved(kinds: int | None) -> MatchPlan:
+        search = _Search(sides, prices, gpu_budget, kinds, deadline)
+        return search.most(gpu_budget or 0) if required_rate is None else search.cheapest(required_rate)
+
+    if max_configurations_per_pool is not None or mixing_gain == 0:
+        return solved(max_configurations_per_pool)
+    return _preferred(solved(1), solved(None), mixing_gain, of_rate=required_rate is None)
+
+
+def _preferred(plain: MatchPlan, mixed: MatchPlan, least_gain: float, *, of_rate: bool) -> MatchPlan:
+    """The plan of one configuration a pool, or the mixed one where it gains more than ``least_gain``."""
+    if plain.deployment is None or mixed.deployment is None:
+        return mixed if plain.deployment is None else plain  # mixing can do whatever one configuration can
+    if of_rate:
+        gain, goal = mixed.request_rate / plain.request_rate - 1, "rate"
+    elif np.isnan(plain.cost):
+        gain, goal = plain.total_gpus / mixed.total_gpus - 1, "rate per GPU"
+    else:
+        gain, goal = plain.cost / mixed.cost - 1, "rate per cost"
+    gain = max(gain, 0.0)
+    if mixed.mixes and gain > least_gain:
+        text = f"{mixed.message}; mixed pools, {gain:.1%} more {goal} than one configuration a pool"
+        return replace(mixed, message=text, mixing_gain=gain)
+    more = f"; mixed pools would have {gain:.1%} more {goal}" if gain >= 0.001 else ""
+    return replace(plain, message=plain.message + more, mixing_gain=gain)
 
 
 class _Side:

@@ -55,7 +55,7 @@ def test_recursion_over_gpus_equals_listing_every_multiset(pool, budget):
 @settings(max_examples=150, deadline=None)
 @given(choices, choices, st.integers(2, 60))
 def test_integer_program_equals_enumeration(prefill, decode, budget):
-    assert_best(match_rates(*grids(prefill, decode), gpu_budget=budget), prefill, decode, budget)
+    assert_best(match_rates(*grids(prefill, decode), gpu_budget=budget, mixing_gain=0.0), prefill, decode, budget)
 
 
 def test_integer_program_equals_enumeration_on_thousands_of_small_pools():
@@ -66,19 +66,19 @@ def test_integer_program_equals_enumeration_on_thousands_of_small_pools():
             for n in rng.integers(1, 6, 2)
         )
         budget = int(rng.integers(2, 40))
-        assert_best(match_rates(*grids(prefill, decode), gpu_budget=budget), prefill, decode, budget)
+        assert_best(match_rates(*grids(prefill, decode), gpu_budget=budget, mixing_gain=0.0), prefill, decode, budget)
 
 
 @settings(max_examples=60, deadline=None)
 @given(choices, choices, st.floats(0.1, 8))
 def test_fewest_gpus_for_a_rate_equal_enumeration(prefill, decode, required):
-    plan = match_rates(*grids(prefill, decode), required_rate=required)
+    plan = match_rates(*grids(prefill, decode), required_rate=required, mixing_gain=0.0)
     assert plan.status == "optimal"
     assert plan.request_rate >= required * (1 - 2e-9)
     expected = fewest_gpus(prefill, required, most=1500) + fewest_gpus(decode, required, most=1500)
     assert plan.total_gpus == plan.bound == expected
     assert_consistent(plan)
-    within = match_rates(*grids(prefill, decode), required_rate=required, gpu_budget=expected)
+    within = match_rates(*grids(prefill, decode), required_rate=required, gpu_budget=expected, mixing_gain=0.0)
     assert within.total_gpus == expected
 
 
@@ -86,7 +86,7 @@ def test_fewest_gpus_for_a_rate_equal_enumeration(prefill, decode, required):
 @given(choices, choices, st.floats(0.1, 8), st.floats(0.5, 9), st.floats(0.5, 9))
 def test_lowest_cost_equals_enumeration(prefill, decode, required, prefill_price, decode_price):
     prices = prefill_price, decode_price
-    plan = match_rates(*grids(prefill, decode), required_rate=required, usd_per_gpu_hour=prices)
+    plan = match_rates(*grids(prefill, decode), required_rate=required, usd_per_gpu_hour=prices, mixing_gain=0.0)
     expected = sum(
         price * fewest_gpus(side, required, most=1500) for price, side in zip(prices, (prefill, decode), strict=True)
     )
@@ -109,7 +109,7 @@ def test_limit_on_distinct_configurations_equals_enumeration(prefill, decode, bu
     assert plan.request_rate == pytest.approx(best, rel=1e-9)
     if plan.deployment:
         assert max(len(plan.deployment.prefill.members), len(plan.deployment.decode.members)) <= kinds
-        free = match_rates(*grids(prefill, decode), gpu_budget=budget)
+        free = match_rates(*grids(prefill, decode), gpu_budget=budget, mixing_gain=0.0)
         assert free.request_rate >= plan.request_rate * (1 - 1e-9)
 
 
@@ -135,6 +135,39 @@ def test_a_mixed_pool_beats_every_single_mapping():
     alone = match_rates(*both, gpu_budget=8, max_configurations_per_pool=1)
     assert alone.request_rate == pytest.approx(2.0)  # two of 2 GPUs
     assert alone.total_gpus == 7
+
+
+@pytest.mark.parametrize(("rate", "mixes"), [(1.04, False), (1.06, True)])
+def test_pools_mix_where_that_gains_more_than_a_twentieth(rate, mixes):
+    """On 8 GPUs: prefill 3 + decode 5. Prefill of 1 and 2 GPUs gives ``rate``, three of 1 GPU 1 request/s."""
+    both = grids([(1, 1 / 3), (2, rate - 1 / 3)], [(5, 2.0)])
+    plan = match_rates(*both, gpu_budget=8)
+    assert plan.mixes == mixes
+    assert plan.request_rate == pytest.approx(rate if mixes else 1.0)
+    assert plan.mixing_gain == pytest.approx(rate - 1)
+    said = "mixed pools, 6.0% more rate than" if mixes else "mixed pools would have 4.0% more rate"
+    assert said in plan.message
+    assert match_rates(*both, gpu_budget=8, mixing_gain=0.1).mixes is False
+    assert match_rates(*both, gpu_budget=8, mixing_gain=0.0).mixes is True
+
+
+def test_pools_mix_where_nothing_else_is_feasible():
+    """1.3 requests/s within 8 GPUs: three GPUs are left for prefill, which 1 + 2 of them reach, 3 x 1 not."""
+    both = grids([(1, 1 / 3), (2, 1.0)], [(5, 2.0)])
+    plan = match_rates(*both, gpu_budget=8, required_rate=1.3)
+    assert (plan.mixes, plan.total_gpus) == (True, 8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(choices, choices, st.integers(2, 60))
+def test_a_default_plan_is_the_best_of_one_configuration_or_a_mixed_one_that_gains(prefill, decode, budget):
+    both = grids(prefill, decode)
+    single = match_rates(*both, gpu_budget=budget, max_configurations_per_pool=1)
+    free = match_rates(*both, gpu_budget=budget, mixing_gain=0.0)
+    plan = match_rates(*both, gpu_budget=budget)
+    gains = bool(single.deployment) and free.request_rate > single.request_rate * (1 + 0.05)
+    assert plan.request_rate == pytest.approx((free if gains else single).request_rate, rel=1e-9)
+    assert not plan.mixes or gains
 
 
 def test_equal_rate_takes_fewer_gpus():
