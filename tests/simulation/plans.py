@@ -1,0 +1,106 @@
+"""Plans of match_rates, simulated at a share of their own rate: ``python -m tests.simulation.plans`` prints the report.
+
+The lengths are those that were planned for, the SLO is what was planned: TPOT at the TTL limit, TTFT at twice the FTL
+limit, since a request that just missed a pass waits for it before its own. Evenly spaced arrivals show what batches,
+transfers, memory and routing cost; Poisson arrivals add the queue that no plan knows of.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+import disagg_sim as ds
+
+#: Model, system, recipe, largest instance [GPU], GPU budgets [GPU].
+CASES = (
+    ("llama_3_1_8b", "h100_sxm", "fp8", 4, (24, 64)),
+    ("llama_3_1_70b", "h100_sxm", "fp8", 8, (24, 64)),
+    ("llama_3_1_70b", "a100_sxm_80gb", "bf16", 8, (32, 64)),
+    ("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", 8, (24, 64)),
+    ("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", 32, (48, 128)),
+    ("deepseek_r1", "h200_sxm", "fp8", 32, (48, 128)),
+    ("gpt_oss_120b", "h100_sxm", "bf16", 8, (24, 64)),
+    ("qwen3_235b_a22b", "h200_sxm", "fp8", 16, (24, 64)),
+    ("mistral_7b", "h100_sxm", "fp8", 4, (24, 64)),
+)
+#: Prompt and output [token], FTL and TTL limit [s].
+SHAPES = ((1024, 128, 1.0, 0.03), (4096, 256, 2.0, 0.04), (16_384, 512, 10.0, 0.05), (512, 512, 0.5, 0.02))
+
+
+class Planned(NamedTuple):
+    """A plan with what it was made for."""
+
+    name: str
+    plan: ds.MatchPlan
+    isl: int
+    osl: int
+    ftl_limit: float  # [s]
+    ttl_limit: float  # [s]
+
+
+def plans(cases=CASES, shapes=SHAPES) -> Iterator[Planned]:
+    """Mixed pools and one configuration a pool, for the highest rate within a budget and the fewest GPUs for a rate."""
+    for model, system, recipe, most, (small, large) in cases:
+        at = {"model": ds.load_model(model), "system": ds.load_system(system), "precision": recipe}
+        mappings = ds.enumerate_mappings(at["model"], at["system"], max_gpus=most)
+        for isl, osl, ftl, ttl in shapes:
+            prefill = ds.prefill_grid(**at, mappings=mappings, isl=isl)
+            decode = ds.decode_grid(**at, mappings=mappings, isl=isl, osl=osl)
+            limits = {"ftl_limit": ftl, "ttl_limit": ttl}
+            found = {
+                f"mixed, {small} GPUs": ds.match_rates(prefill, decode, **limits, gpu_budget=small, mixing_gain=0.0),
+                f"default, {large} GPUs": ds.match_rates(prefill, decode, **limits, gpu_budget=large),
+            }
+            rate = 0.6 * found[f"default, {large} GPUs"].request_rate
+            if rate:
+                found["fewest GPUs"] = ds.match_rates(
+                    prefill, decode, **limits, required_rate=rate, max_configurations_per_pool=1
+                )
+            for kind, plan in found.items():
+                if plan.deployment is not None:
+                    yield Planned(f"{model} {system} {isl}/{osl} {kind}", plan, isl, osl, ftl, ttl)
+
+
+def simulated(case: Planned, load: float, *, poisson: bool, most: int = 20_000) -> ds.Summary:
+    """The plan at a share of its rate, for three lives of a request or more."""
+    rate = load * case.plan.request_rate
+    life = case.ftl_limit + case.osl * case.ttl_limit
+    count = int(np.clip(3 * life * rate, 400, most))
+    if poisson:
+        trace = ds.synthetic_trace(rate=rate, lengths=(case.isl, case.osl), requests=count, seed=1)
+    else:
+        lengths = {"input_tokens": np.full(count, case.isl), "output_tokens": np.full(count, case.osl)}
+        trace = ds.Trace(arrival=np.arange(count) / rate, **lengths, name="even")
+    slo = ds.Slo(ttft=2 * case.ftl_limit, tpot=case.ttl_limit)
+    return ds.simulate(case.plan.deployment, trace, slo=slo).summary()
+
+
+def report(loads: tuple[float, ...]) -> None:
+    """Print, for each load and kind of arrivals, how many plans hold, and every one that does not."""
+    found = list(plans())
+    mixed = sum(case.plan.mixes for case in found)
+    print(f"{len(found)} plans, {mixed} of them with mixed pools; limits: TTFT 2 x FTL limit, TPOT the TTL limit")
+    for load in loads:
+        for poisson in (False, True):
+            rows = [(case, simulated(case, load, poisson=poisson)) for case in found]
+            late = sorted((row.slo_attainment, case.name) for case, row in rows if row.slo_attainment < 0.99)
+            kind = "Poisson" if poisson else "even"
+            print(f"\n{load:g} of the rate, {kind} arrivals: {len(rows) - len(late)} of {len(rows)} reach 99 %")
+            for case, row in rows:
+                if row.slo_attainment < 0.99:
+                    ttft, tpot = row.ttft_p99_s / case.ftl_limit, row.tpot_p99_s / case.ttl_limit
+                    lost = row.requests - row.completed
+                    print(
+                        f"  {row.slo_attainment:6.1%}  {case.name}: TTFT p99 {ttft:.2f} FTL limits, "
+                        f"TPOT p99 {tpot:.2f} TTL limits, {lost} lost"
+                    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--load", type=float, nargs="+", default=[0.8, 0.95])
+    report(tuple(parser.parse_args().load))
