@@ -1,7 +1,6 @@
 """What match_rates promises is what the simulation serves."""
 
 import pytest
-
 from plans import CASES, plans, simulated
 
 
