@@ -29,6 +29,7 @@ from disagg_sim.cli.sweep import sweep
 from disagg_sim.cli.trace import app as trace_app
 from disagg_sim.cli.validate import app as validate_app
 from disagg_sim.errors import DisaggSimError, InputError, printable
+from disagg_sim.facts.yaml_files import spec_roots
 
 EXPECTED, FAULT, INTERRUPTED = 2, 3, 130  # exit codes
 
@@ -68,11 +69,12 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback answers it
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """Design-space simulator for disaggregated LLM inference."""
+    spec_roots()  # a fault of the search path is a fault of every command
 
 
 def run(arguments: Sequence[str]) -> int:

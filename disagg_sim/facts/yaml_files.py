@@ -44,11 +44,35 @@ def canonical_name(text: str) -> str:
 
 
 def spec_roots() -> tuple[Path, ...]:
-    """Directories that are searched, first match first."""
+    """Directories that are searched, first match first.
+
+    Raises
+    ------
+    SpecError
+        A line for every entry of ``DISAGG_SIM_PATH`` that is no directory of specs: skipped in silence, the shipped
+        specs would take the place of those that were meant.
+    """
     user = [Path(part) for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
+    faults = [f"{PATH_VARIABLE}: {root}: {fault}" for root in user if (fault := _root_fault(root))]
+    if faults:
+        raise SpecError("\n".join(faults))
     package = Path(str(files("disagg_sim")))
     installed = package / "_data"
     return (*user, installed if installed.is_dir() else package.parent)
+
+
+def _root_fault(root: Path) -> str:
+    """Why a directory cannot be searched for specs; "" when it can."""
+    known = sorted({place.split("/")[0] for place in DIRECTORIES.values()})
+    try:
+        held = {entry.name for entry in os.scandir(root) if entry.is_dir()}
+    except FileNotFoundError:
+        return "no such directory"
+    except NotADirectoryError:
+        return f"a file; name the directory that holds {', '.join(known)}"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return "" if held & set(known) else f"holds none of the directories {', '.join(known)}"
 
 
 def spec_files(kind: str) -> dict[str, Path]:

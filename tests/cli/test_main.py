@@ -175,3 +175,25 @@ def test_importing_the_package_takes_less_than_half_a_second() -> None:
         for _ in range(3)
     ]
     assert min(times) < 0.5
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sweep", "smoke", "--dry-run"],
+        ["simulate", "azure_conv_on_h100", "--out", "x"],
+        ["specs", "list"],
+        ["check", "a", "--baseline", "b"],
+        ["compare", "a", "b"],
+        ["trace", "describe", "x.csv"],
+        ["reproduce", "beyond-the-buzz", "--out", "x"],
+        ["measure", "--out", "x.csv", "--system", "h200_sxm"],
+    ],
+)
+def test_a_missing_directory_of_specs_stops_every_command(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ignored, it would let a gate test the shipped specs in the place of the user's."""
+    monkeypatch.setenv("DISAGG_SIM_PATH", str(tmp_path / "gone"))
+    assert run(arguments) == 2
+    assert capsys.readouterr().err == f"error: DISAGG_SIM_PATH: {tmp_path / 'gone'}: no such directory\n"

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from disagg_sim.errors import InputError, UnknownNameError
+from disagg_sim.errors import InputError, SpecError, UnknownNameError
 from disagg_sim.facts.load import list_specs, load_efficiency, load_model, load_system, resolve_precision
 from disagg_sim.facts.yaml_files import PATH_VARIABLE, canonical_name, spec_files
 
@@ -95,3 +95,23 @@ def test_anchors_and_merges_are_read(tmp_path):
         encoding="utf-8",
     )
     assert load_model(path).layers == load_model("gpt_oss_120b").layers
+
+
+def test_every_fault_of_the_search_path_is_a_line(tmp_path, monkeypatch):
+    for name in ("good/models", "empty"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "file").write_text("models: here")
+    (tmp_path / "empty" / "hw_specs").write_text("a file by the name of a directory")
+    entries = [tmp_path / name for name in ("good", "gone", "file", "empty")]
+    monkeypatch.setenv(PATH_VARIABLE, os.pathsep.join([*map(str, entries), ""]))
+    known = "hw_specs, models, scenarios, sweeps, traffic"
+    for look_up in (lambda: load_system("h100_sxm"), lambda: list_specs("model")):
+        with pytest.raises(SpecError) as caught:
+            look_up()
+        assert str(caught.value).splitlines() == [
+            f"{PATH_VARIABLE}: {tmp_path / 'gone'}: no such directory",
+            f"{PATH_VARIABLE}: {tmp_path / 'file'}: a file; name the directory that holds {known}",
+            f"{PATH_VARIABLE}: {tmp_path / 'empty'}: holds none of the directories {known}",
+        ]
+    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "good"))
+    assert load_system("h100_sxm").name == "h100_sxm"
