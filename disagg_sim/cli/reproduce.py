@@ -56,9 +56,15 @@ def reproduce(
     if study == FRONTIERS:
         _frontiers(out, figure or [], profile or [], jobs)
         return
+    from disagg_sim.simulation.compiled import COMPILING, code_home, compilation_told
+
     if traces is not None and not traces.is_dir():
         raise InputError(f"--traces {traces}: no such directory")
-    done = paper(study)(out, traces=traces, listener=listener("experiments", "done"), quick=quick)
+    told = listener("experiments", "done")
+    if note := code_home().note:
+        told.note(note)
+    with compilation_told(lambda: told.note(COMPILING)):
+        done = paper(study)(out, traces=traces, listener=told, quick=quick)
     _tell_claims(done.claims, out)
     typer.echo(f"{done.simulations:,} simulations, {len(done.pictures)} pictures with their data in {out}")
 

@@ -16,6 +16,7 @@ after two and before the last generation of them.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -254,9 +255,12 @@ def simulate(
     UnknownNameError
         No such system, model, precision or profile.
     """
+    from disagg_sim.simulation.compiled import code_home
     from disagg_sim.simulation.policy import system_named
     from disagg_sim.simulation.run import RunOptions, run
 
+    if note := code_home().note:
+        warnings.warn(note, stacklevel=2)  # Python shows it once
     plan = _plan_of(deployment) if isinstance(deployment, Deployment) else None
     parts = served(deployment) if isinstance(deployment, Deployment) else deployment
     said = plan.conditions if plan is not None else None

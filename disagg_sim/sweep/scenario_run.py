@@ -22,6 +22,7 @@ from disagg_sim.sweep.scenario import Scenario
 from disagg_sim.sweep.scenario_plan import DECISIONS, REQUESTS, RUNS, SAMPLES, TABLES, Run, ScenarioPlan
 from disagg_sim.sweep.store import Key, State, Store
 from disagg_sim.sweep.timing import Timings, log_timing, read_timings, timed
+from disagg_sim.sweep.warm_up import warm_up
 from disagg_sim.units import HOUR
 from disagg_sim.workload.trace import Trace
 
@@ -145,6 +146,7 @@ def run_scenario(
         for note in plan.notes:
             listener.note(note)
         missing = _missing(plan.tasks, store, listener)
+        warm_up(missing, listener)
         listener.start(sum(run.requests for run in missing))
         faults = []
         for done in run_tasks(compute_run, [RunTask(store, run) for run in missing], jobs=jobs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 import yaml
 
 from disagg_sim.cli.main import run
+from disagg_sim.simulation.compiled import COMPILING, CodeHome, entry
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED
 from disagg_sim.simulation.policies.disaggregated import Disaggregated
 from disagg_sim.simulation.policy import SYSTEMS, Flip, Role, register
-from disagg_sim.sweep import scenario_run
+from disagg_sim.sweep import scenario_run, warm_up
 
 TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(
     f"{i / 4},{200 + 37 * i % 500},{5 + 11 * i % 40}\n" for i in range(60)
@@ -52,7 +54,7 @@ def simulated(*arguments: str) -> int:
 
 def contents(root: Path) -> dict[str, bytes]:
     """All that does not depend on the machine."""
-    tables = ("requests", "samples", "decisions")
+    tables = ("requests", "samples", "decisions", "runs")
     found = {str(path.relative_to(root)): path.read_bytes() for name in tables for path in (root / name).glob("*/*")}
     summary = pd.read_csv(root / "summary.csv").drop(columns=list(MEASURED))
     return found | {"summary.csv": summary.to_csv().encode(), "log": (root / "decisions.csv").read_bytes()}
@@ -109,6 +111,75 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(scenario, tmp_path,
     assert contents(stopped) == contents(whole)
     assert simulated(path, "--out", str(stopped), "--no-figures") == 0
     assert "4 of 4 runs already stored" in capsys.readouterr().err
+
+
+def test_damaged_tables_are_simulated_again_with_a_line(scenario, tmp_path, capsys):
+    path, out = scenario(), tmp_path / "out"
+    assert simulated(path, "--out", str(out), "--no-figures") == 0
+    before = contents(out)
+    dice = random.Random(11)
+    stored = sorted(out.glob("*/two/*.parquet"))
+    for at, hurt in enumerate(dice.sample(stored, 8)):
+        data = bytearray(hurt.read_bytes())
+        data[dice.randrange(4, len(data) - 4)] ^= 1 << dice.randrange(8)
+        hurt.write_bytes(data)
+        capsys.readouterr()
+        assert simulated(path, "--out", str(out), "--no-figures") == 0, at
+        said = capsys.readouterr().err
+        assert "corrupt block, simulating its run again" in said or "1 stored runs have no checksum" in said
+        assert "3 of 4 runs already stored" in said
+        assert contents(out) == before
+
+
+def test_durations_stand_in_the_log_alone_and_are_none_without_it(scenario, tmp_path):
+    out = tmp_path / "out"
+    path = scenario(capacity={"criterion": "attainment", "share": 0.9})
+    assert simulated(path, "--out", str(out), "--no-figures") == 0
+    for table in out.glob("*/two/*.parquet"):
+        assert not {*MEASURED} & {*pd.read_parquet(table).columns}
+    first = {name: pd.read_csv(out / name) for name in ("summary.csv", "capacity_runs.csv")}
+    for found in first.values():
+        assert (found[list(MEASURED)] > 0).all().all()
+    with (out / "timing.jsonl").open("a") as log:
+        log.write('{"block": "runs/')  # a line of a process that was killed
+    assert simulated(path, "--out", str(out), "--no-figures") == 0
+    for name, found in first.items():
+        pd.testing.assert_frame_equal(pd.read_csv(out / name), found)
+    (out / "timing.jsonl").unlink()
+    assert simulated(path, "--out", str(out), "--no-figures") == 0
+    for name, found in first.items():
+        again = pd.read_csv(out / name)
+        assert again[list(MEASURED)].isna().all().all()
+        columns = [column for column in found if column not in MEASURED]
+        pd.testing.assert_frame_equal(again[columns], found[columns])
+
+
+def test_leftovers_of_a_killed_run_are_removed_by_the_next(scenario, tmp_path):
+    path, out = scenario(), tmp_path / "out"
+    assert simulated(path, "--out", str(out)) == 0
+    left = [out / place for place in (".summary.csv.12.tmp", "figures/two/.gone.png.12.tmp", "runs/two/.x.12.tmp")]
+    for each in left:
+        each.write_bytes(b"half")
+    assert simulated(path, "--out", str(out), "--no-figures") == 0
+    assert not any(each.exists() for each in left)
+
+
+def test_what_is_compiled_is_told_before_anything_is_counted(scenario, tmp_path, monkeypatch, capsys):
+    """The simulation of a system whose code is compiled at its first request."""
+    calls = []
+
+    def compiling(*arguments, **options):
+        calls.append(arguments)
+        entry(lambda: 1)()
+
+    monkeypatch.setattr(warm_up, "simulate", compiling)
+    monkeypatch.setattr(warm_up, "code_home", lambda: CodeHome(None, "every process compiles"))
+    assert simulated(scenario(), "--out", str(tmp_path / "out"), "--no-figures") == 0
+    said = capsys.readouterr().err.splitlines()
+    assert len(calls) == 2  # systems
+    assert said[:3] == ["0 of 4 runs already stored", "every process compiles", COMPILING]
+    assert simulated(scenario(), "--out", str(tmp_path / "out"), "--no-figures") == 0
+    assert len(calls) == 2, "nothing is missing, so nothing is compiled"
 
 
 def test_another_trace_takes_the_place_of_the_scenarios(scenario, tmp_path, capsys):

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numba
 import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
+from disagg_sim.simulation.compiled import entry
 from disagg_sim.simulation.options import (
     LEAST_PERIOD_S,
     MOST,
@@ -115,7 +115,7 @@ MOST = 6  # MaxRunningTokens [token]
 SEATS = 7  # sequences that it can run [1]
 
 
-@numba.njit(cache=True)
+@entry
 def _soonest(among: Any, ledger: Any, queued: Any, running: Any, coming: Any, waiting: Any, now: float) -> Any:
     """Least queue delay in pool P and in D->P: instance, delay [s]; -1 and infinity of an empty pool."""
     pure, mixed = -1, -1
@@ -130,7 +130,7 @@ def _soonest(among: Any, ledger: Any, queued: Any, running: Any, coming: Any, wa
     return pure, pure_s, mixed, mixed_s
 
 
-@numba.njit(cache=True)
+@entry
 def _take(ledger: Any, i: int, tokens: int, queued: Any, now: float) -> float:
     """Book a prompt on an instance: its predicted end, on the clock of the instance. [s]"""
     time = ledger[i, CONSTANT] + tokens * (ledger[i, LINEAR] + tokens * ledger[i, QUADRATIC])
@@ -141,7 +141,7 @@ def _take(ledger: Any, i: int, tokens: int, queued: Any, now: float) -> float:
     return float(start + time)
 
 
-@numba.njit(cache=True)
+@entry
 def _place(
     among: Any, ledger: Any, queued: Any, running: Any, coming: Any, waiting: Any, tokens: int, ttft: float, now: float
 ) -> Any:
@@ -158,7 +158,7 @@ def _place(
     return -1 - (pure if pure >= 0 else mixed), 0.0
 
 
-@numba.njit(cache=True)
+@entry
 def _lightest(among: Any, running: Any, coming: Any, waiting: Any, prompts: Any) -> Any:
     """Fewest tokens in pool D and in P->D: instance, tokens, -1 of an empty pool.
 
@@ -176,7 +176,7 @@ def _lightest(among: Any, running: Any, coming: Any, waiting: Any, prompts: Any)
     return pure, pure_tokens, mixed, mixed_tokens
 
 
-@numba.njit(cache=True)
+@entry
 def _hand_over(
     among: Any, ledger: Any, running: Any, coming: Any, waiting: Any, prompts: Any, requests: Any, queued: Any,
     tpot: float,
@@ -190,7 +190,7 @@ def _hand_over(
     return -1 - int(mixed if pure < 0 or (mixed >= 0 and mixed_tokens < pure_tokens) else pure)
 
 
-@numba.njit(cache=True)
+@entry
 def _low(
     among: Any, ledger: Any, running: Any, coming: Any, waiting: Any, requests: Any, queued: Any, without: int,
     share: float,
@@ -206,7 +206,7 @@ def _low(
     return bool(tokens <= share * most and sequences <= share * seats)
 
 
-@numba.njit(cache=True)
+@entry
 def _measure(among: Any, ledger: Any, steps: Any, time: Any, past: Any) -> float:
     """Fill the intervals since the ``past`` steps and time (2, instances), which become the present ones.
 
@@ -224,7 +224,7 @@ def _measure(among: Any, ledger: Any, steps: Any, time: Any, past: Any) -> float
     return total / count if count > 0 else 0.0
 
 
-@numba.njit(cache=True)
+@entry
 def _idle(among: Any, computed: Any, before: Any, queued: Any, running: Any) -> int:
     """An instance of prefill that computed nothing since ``before``, one that still decodes first; -1 = none."""
     found = -1
@@ -234,7 +234,7 @@ def _idle(among: Any, computed: Any, before: Any, queued: Any, running: Any) -> 
     return int(found)
 
 
-@numba.njit(cache=True)
+@entry
 def _busy(among: Any, ledger: Any, waiting: Any, limit: float) -> int:
     """A decode instance with an interval above ``limit`` [s], or with requests that wait to decode; -1 = none."""
     for i in among:

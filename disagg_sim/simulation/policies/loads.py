@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numba
-
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
+from disagg_sim.simulation.compiled import entry
 from disagg_sim.simulation.policy import Leg, Limits, Role
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from disagg_sim.simulation.view import ClusterView
 
 
-@numba.njit(cache=True)  # numpy takes four times as long for so few numbers
+@entry  # numpy takes four times as long for so few numbers
 def least(among: Any, first: Any, second: Any, served: Any, own: int) -> Any:
     """The instance of ``among`` that ends soonest with what two columns hold and ``own``, over what it serves.
 
@@ -33,7 +32,7 @@ def least(among: Any, first: Any, second: Any, served: Any, own: int) -> Any:
     return best
 
 
-@numba.njit(cache=True)
+@entry
 def _least_held(among: Any, running: Any, requests: Any, coming: Any, queued: Any, seats: Any, own: int) -> Any:
     """As ``least``, of tokens in decode and in transfer; those that wait for memory count as long as those that run."""
     best, fewest = -1, 0.0
