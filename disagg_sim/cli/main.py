@@ -83,7 +83,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         _require_values(arguments)
         code = command.main(args=list(arguments), prog_name="disagg-sim", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed from the beginning
+            sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as error:  # the command line library turns a closed pipe into an exit
         closed = isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
         with suppress(OSError):
@@ -119,21 +120,27 @@ def main() -> None:
     try:
         code = run(sys.argv[1:])
     except Exception as error:
-        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            traceback.print_exc()
-            print("error: a fault of disagg-sim, see the traceback", file=sys.stderr)
-        else:
-            print(f"error: {error.strerror}", file=sys.stderr)
+        with suppress(OSError):  # nobody reads it
+            _tell_fault(error)
         code = FAULT
     if code == FAULT:
         _drop_output()
     sys.exit(code)
 
 
+def _tell_fault(error: Exception) -> None:
+    """A traceback and a line; of a full disk the line alone."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        print(f"error: {error.strerror}", file=sys.stderr)
+        return
+    traceback.print_exception(error)
+    print("error: a fault of disagg-sim, see the traceback", file=sys.stderr)
+
+
 def _drop_output() -> None:
     """Send what is still to be written nowhere: flushed into a closed pipe, it would decide the exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (each for each in (sys.stdout, sys.stderr) if each is not None):
         with suppress(OSError, ValueError):
             stream.flush()
         os.dup2(nowhere, stream.fileno())

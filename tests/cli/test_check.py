@@ -170,6 +170,23 @@ def test_a_closed_pipe_is_no_moved_curve(arguments: list[str], results: Path) ->
     assert (code, said) == (3, "error: the output was closed before its end\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"), [("check {results} --baseline {results}", 0), ("check gone --baseline {results}", 3)]
+)
+def test_a_closed_standard_error_is_no_moved_curve(arguments: str, code: int, results: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", MAIN, *arguments.format(results=results).split()]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writer, check=False)
+    os.close(writer)
+    assert done.returncode == code
+
+
+def test_without_any_standard_output_the_exit_code_is_the_verdict(results: Path) -> None:
+    command = f'exec "{sys.executable}" -c "{MAIN}" check "{results}" --baseline "{results}" >&-'
+    assert subprocess.run(["sh", "-c", command], check=False, capture_output=True).returncode == 0
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_a_full_disk_below_the_output_is_no_moved_curve(results: Path) -> None:
     with open("/dev/full", "w") as full:

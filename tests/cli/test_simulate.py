@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+import numba
 import pandas as pd
 import pytest
 import yaml
 
 from disagg_sim.cli.main import run
-from disagg_sim.simulation.compiled import COMPILING, CodeHome, entry
+from disagg_sim.simulation.compiled import COMPILING, CodeHome
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED
 from disagg_sim.simulation.policies.disaggregated import Disaggregated
 from disagg_sim.simulation.policy import SYSTEMS, Flip, Role, register
@@ -170,7 +171,7 @@ def test_what_is_compiled_is_told_before_anything_is_counted(scenario, tmp_path,
 
     def compiling(*arguments, **options):
         calls.append(arguments)
-        entry(lambda: 1)()
+        numba.njit(lambda: 1)()
 
     monkeypatch.setattr(warm_up, "simulate", compiling)
     monkeypatch.setattr(warm_up, "code_home", lambda: CodeHome(None, "every process compiles"))

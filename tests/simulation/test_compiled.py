@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import disagg_sim
-from disagg_sim.simulation.compiled import compilation_told, entry
+from disagg_sim.simulation import compiled
 
 #: Prints where the code is kept and the note, having compiled and called a function.
 SCRIPT = """
@@ -93,16 +93,18 @@ def test_a_wish_that_cannot_be_met_is_told(sealed: Path) -> None:
     assert note.startswith(f"NUMBA_CACHE_DIR {sealed / 'tmp'} cannot be written: ")
 
 
-def test_compiling_is_told_once_and_calling_what_is_compiled_is_not() -> None:
-    @entry
+def test_compiling_is_told_once_and_calling_what_is_compiled_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "code_home", lambda: compiled.CodeHome(None, ""))  # not kept for the next test run
+
+    @compiled.entry
     def twice(values):
         return 2 * values
 
     told: list[str] = []
-    with compilation_told(lambda: told.append("compiling")):
+    with compiled.compilation_told(lambda: told.append("compiling")):
         assert twice(3) == 6
         assert (twice(np.ones(2)) == 2).all()  # another type, another compilation
     assert told == ["compiling"]
-    with compilation_told(lambda: told.append("again")):
+    with compiled.compilation_told(lambda: told.append("again")):
         twice(4)
     assert told == ["compiling"]
