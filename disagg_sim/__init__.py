@@ -38,6 +38,7 @@ from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.replay import SimulationResult, simulate
 from disagg_sim.study.gains import Curve, Gain, curve, gain, pointwise_gain, where_it_pays
+from disagg_sim.sweep.scenario_file import write_scenario
 from disagg_sim.workload.joint import JointLengths, joint_lengths, observed_lengths
 from disagg_sim.workload.lengths import representative_shape
 from disagg_sim.workload.readers import load_trace
@@ -112,4 +113,5 @@ __all__ = [
     "uncertainty",
     "where_it_pays",
     "with_cost",
+    "write_scenario",
 ]

@@ -173,7 +173,7 @@ def test_the_notebook_api_is_pinned():
         "list_specs", "load_model", "load_precision", "load_profile", "load_system", "load_trace", "load_traffic",
         "match_rates", "observed_lengths", "outside_calibration", "pareto_front", "piggyback", "pointwise_gain",
         "prefill_grid", "prefill_grid_under", "prefill_work", "readable", "representative_shape", "rescore",
-        "sensitivity", "simulate", "synthetic_trace", "uncertainty", "where_it_pays", "with_cost",
+        "sensitivity", "simulate", "synthetic_trace", "uncertainty", "where_it_pays", "with_cost", "write_scenario",
     ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from disagg_sim.workload.trace import Trace
 
 SYNTHETIC = "synthetic"
 COMMON_KEYS = ("kind", "name", "rate_scale", "requests", "rate_per_s")
-FILE_KEYS = ("path", "columns", "time_unit", "from_s", "to_s", "spread", *COMMON_KEYS)
+FILE_KEYS = ("path", "columns", "time_unit", "from_s", "to_s", "start_s", "spread", *COMMON_KEYS)
 SYNTHETIC_KEYS = ("lengths", "duration_s", "cv", "bursts", *COMMON_KEYS)
 BURST_KEYS = ("contrast", "share", "length_s")
 
@@ -59,6 +59,7 @@ class TraceSource:
     synthetic: Synthetic | None = None
     requests: int | None = None  # the first so many of the part; None = all [request]
     span: tuple[float, float] | None = None  # part of the file, from its first request on; None = all [s]
+    start: float = 0.0  # when the first request of the file arrives [s]
     rate_scales: tuple[float, ...] = (1.0,)  # [1]
 
     def load(self, seed: int) -> Trace:
@@ -91,6 +92,8 @@ def _load(source: TraceSource, seed: int, version: int) -> Trace:  # noqa: ARG00
     )  # fmt: skip
     if source.span is not None:
         trace = trace.between(*source.span)
+    if source.start:
+        trace = replace(trace, arrival=trace.arrival + source.start)
     return trace if source.requests is None else trace.head(source.requests)
 
 
@@ -158,6 +161,7 @@ def _trace(reader: Reader, where: str, value: object, folder: Path, replaced: bo
         synthetic=_synthetic(reader, where, given, requests, rate) if synthetic else None,
         requests=requests,
         span=(second("from_s", 0.0), second("to_s", 1e9)) if {"from_s", "to_s"} & {*given} else None,
+        start=second("start_s", 0.0),
         rate_scales=reader.several(f"{where}.rate_scale", given.get("rate_scale", 1.0), scale),
     )
     if not synthetic and not isinstance(given.get("path"), str):

@@ -57,6 +57,16 @@ def test_a_wrong_header_or_unit_is_a_fault_of_the_file(tmp_path, trace, said):
     assert said in str(error.value)
 
 
+def test_the_first_request_may_arrive_later(tmp_path):
+    """The first of the part from 2 s on is taken for 0, and 7 s are added."""
+    rows = "".join(f"{i},9,9\n" for i in range(5))
+    (tmp_path / "late.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
+    (source,) = scenario(tmp_path, {"path": "late.csv", "start_s": 7, "from_s": 2}).traces
+    assert source.load(0).arrival.tolist() == [7.0, 8.0, 9.0]
+    with pytest.raises(SpecError, match=r"trace\.start_s: -1 is outside"):
+        scenario(tmp_path, {"path": "late.csv", "start_s": -1})
+
+
 @pytest.mark.parametrize(
     ("trace", "said"),
     [
