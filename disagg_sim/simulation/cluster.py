@@ -10,6 +10,7 @@ from disagg_sim.simulation.batches import Batches, Waiting
 from disagg_sim.simulation.engine import LAST, NORMAL, Engine
 from disagg_sim.simulation.fleet import Fleet
 from disagg_sim.simulation.kv_link import KvLink
+from disagg_sim.simulation.options import MOST_LOOKS
 from disagg_sim.simulation.policy import LATER, Leg, Parts, State, Wish
 from disagg_sim.simulation.roster import Roster
 from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
@@ -69,6 +70,7 @@ class Cluster:
         self._told = -1
         self._closed = concurrency > 0
         self._called = 0  # requests of a closed loop, so far
+        self._looks = 0  # of the policy, so far
         self._notify_all = self._closed or parts.listener is not None
         windows = any(getattr(kind.attention, "window", 0) for kind in self.site.setting.model.kinds)
         self._token_bytes = 0.0 if windows else self.site.kv_bytes(1)  # where a cache grows by the token [B]
@@ -78,7 +80,7 @@ class Cluster:
         self._instances_changed()
         engine.attach(self)
         if self._closed:
-            for _ in range(concurrency):
+            for _ in range(min(concurrency, self.requests)):
                 self._next()
         else:
             engine.feed(view.arrival_s, NORMAL, self._arrive)
@@ -312,6 +314,9 @@ class Cluster:
 
     def _tick(self, period: float, decide: Callable[[ClusterView], Sequence[Wish]]) -> None:
         if self.at_work:
+            self._looks += 1
+            if self._looks > MOST_LOOKS:
+                self.roster.refuse(f"another look every {period:g} s", f"a run has {MOST_LOOKS:,} looks at most")
             self.view.refresh()
             self.view.snapshot()
             self.roster.apply(decide(self.view))

@@ -9,13 +9,18 @@ from numpy.typing import NDArray
 
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.engine import OBSERVE
+from disagg_sim.simulation.options import MOST_SAMPLES
 from disagg_sim.simulation.policy import Role, State
 from disagg_sim.simulation.records import Floats, Instances, Ints, Outcome, Requests, Samples
 from disagg_sim.simulation.state import SegmentStatus
 
 
 class Sampler:
-    """Looks at a cluster every ``period`` [s], after all that happens at that time."""
+    """Looks at a cluster every ``period`` [s], after all that happens at that time.
+
+    Of more than ``MOST_SAMPLES`` samples, which a run gets that goes on long after its last arrival, every second one is
+    kept, and the period doubles.
+    """
 
     def __init__(self, cluster: Cluster, period: float) -> None:
         self._cluster, self._period = cluster, period
@@ -35,6 +40,9 @@ class Sampler:
             view.running_requests.sum(), 1.0 - view.free_blocks[~stopped].sum() / blocks, gpus.sum(),
             gpus[prefill].sum(), gpus[~prefill].sum(), cluster.link.in_flight,
         ))  # fmt: skip
+        if len(self._rows) > MOST_SAMPLES:  # an odd number: the last one stays
+            del self._rows[1::2]
+            self._period *= 2
         if cluster.at_work:
             cluster.engine.at(cluster.engine.now + self._period, OBSERVE, self._look)
 

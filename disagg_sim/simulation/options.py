@@ -22,8 +22,12 @@ MOST_SEQUENCES = 65_536
 MOST_TOKENS = 2**24
 #: Most of whatever else is counted: more is a slip of the pen. [1]
 MOST = 10**9
-#: Least time between two looks of a policy: shorter than the steps that it looks at. [s]
+#: Least time between two looks, of a policy or of the samples: shorter than the steps that they look at. [s]
 LEAST_PERIOD_S = 0.001
+#: Most samples of a run: some 0.4 GB, taken in a minute. [1]
+MOST_SAMPLES = 10**6
+#: Most looks of a policy in a run: 10 minutes or so at 50 us each; two months at a look every half second. [1]
+MOST_LOOKS = 10**7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

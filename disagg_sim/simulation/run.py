@@ -22,7 +22,7 @@ from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.fleet import Fleet
 from disagg_sim.simulation.kv_link import KvLink, LinkSpec
 from disagg_sim.simulation.kv_memory import kv_blocks
-from disagg_sim.simulation.options import MOST, check_options, option
+from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST, MOST_LOOKS, MOST_SAMPLES, check_options, option
 from disagg_sim.simulation.policy import Limits, Parts, Site, System, system_named, systems
 from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.records import RunResult
@@ -55,7 +55,7 @@ class RunOptions:
     )
     sample_s: float = option(
         10.0, "time between two samples of the state; a scenario without it takes a 200th of the trace", unit="s",
-        low=0.0, above=True, infinite=True,
+        low=LEAST_PERIOD_S, infinite=True,
     )  # fmt: skip
     until_s: float = option(math.inf, "time at which the run is cut", unit="s", low=0.0, above=True, infinite=True)
     step_by_step: bool = option(False, "compute every decode step by itself, for comparison with the closed form")
@@ -63,6 +63,19 @@ class RunOptions:
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         check_options(self)
+
+    def last_arrival(self, trace: Trace) -> float:
+        """Time at which the last request comes, or the run is cut; 0 in a closed loop. [s]"""
+        return 0.0 if self.concurrency else min(float(trace.arrival[-1]), self.until_s)
+
+    def check_samples(self, trace: Trace) -> None:
+        """``InputError`` where a trace lasts for more than ``MOST_SAMPLES`` samples."""
+        end = self.last_arrival(trace)
+        if end / self.sample_s > MOST_SAMPLES:
+            raise InputError(
+                f"sample_s {self.sample_s:g}: trace {trace.name} lasts {end:g} s, {end / self.sample_s:,.0f} samples; "
+                f"allowed: up to {MOST_SAMPLES:,} samples, sample_s from {end / MOST_SAMPLES:.3g} s"
+            )
 
 
 def run(
@@ -99,8 +112,9 @@ def run(
     PolicyError
         The system wished the impossible; ``so_far`` is the result until then.
     InputError
-        The deployment lacks a part that the system needs, or has too few GPUs for it.
+        The deployment lacks a part that the system needs, or has too few GPUs for it; more samples than a run holds.
     """
+    options.check_samples(trace)
     engine = Engine(seed)
     bandwidth, latency = options.link.wire(setting, deployment.gpus)
     site = Site(
@@ -148,6 +162,9 @@ def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, 
     fleet = Fleet([spec_of(site, parts, *each) for each in parts.start], step_by_step=options.step_by_step)
     link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s)
     roster = Roster(name, site, parts, engine, fleet, link)
+    for part in (parts.roles, parts.scaling):
+        if part is not None:
+            _check_looks(roster, part.period_s, options.last_arrival(trace))
     arrival = np.full(len(trace), np.nan) if options.concurrency else trace.arrival
     prefix = None
     if options.prefix_cache_tokens:
@@ -158,6 +175,18 @@ def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, 
     return Cluster(
         parts, engine=engine, fleet=fleet, link=link, roster=roster, view=view, concurrency=options.concurrency
     )
+
+
+def _check_looks(roster: Roster, period: float, end: float) -> None:
+    """``PolicyError`` for a policy that looks too often until ``end`` [s]."""
+    wish = f"a look every {period} s"
+    if not period >= LEAST_PERIOD_S:
+        roster.refuse(wish, f"allowed: from {LEAST_PERIOD_S} s")
+    if end / period > MOST_LOOKS:
+        roster.refuse(
+            wish, f"the trace lasts {end:g} s, {end / period:,.0f} looks; allowed: up to {MOST_LOOKS:,} looks, every "
+            f"{end / MOST_LOOKS:.3g} s",
+        )  # fmt: skip
 
 
 #: Step tables of the last settings used; a setting is told apart by identity, and kept so that it stays so.

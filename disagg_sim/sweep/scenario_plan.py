@@ -89,6 +89,8 @@ def plan_scenario(scenario: Scenario) -> ScenarioPlan:
     notes = []
     for source in scenario.traces:
         trace = source.load(scenario.seed)
+        if scenario.sampled:
+            scenario.run.check_samples(trace.scaled(min(source.rate_scales)))
         notes += [f"{source.name}: {note}" for note in trace.notes]
         for deployment in scenario.deployments:
             for choice in scenario.systems:

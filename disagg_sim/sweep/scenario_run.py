@@ -13,6 +13,7 @@ from disagg_sim.atomic import write_text
 from disagg_sim.errors import DisaggSimError, InfeasibleError, PolicyError, StoreError
 from disagg_sim.simulation.capacity import Aim, attains, p99_inside, serving_capacity
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary
+from disagg_sim.simulation.options import MOST_SAMPLES
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends import run_tasks
@@ -169,6 +170,8 @@ def _simulated(run: Run, trace: Trace, scale: float) -> RunResult:
     options = scenario.run
     if not scenario.sampled:
         options = replace(options, sample_s=max(replayed.duration / SAMPLED, LEAST_SAMPLE_S))
+    elif run.rate_scale is None:  # a search may try rates so low that the period of the file is too short for them
+        options = replace(options, sample_s=max(options.sample_s, replayed.arrival[-1] / MOST_SAMPLES))
     result = simulate(
         replayed, run.deployment, run.choice.system, setting=scenario.setting, slo=scenario.slo, seed=scenario.seed,
         options=options,
