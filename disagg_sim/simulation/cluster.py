@@ -299,7 +299,7 @@ class Cluster:
     def _instances_changed(self) -> None:
         self.view.rebind()
         self._tokens = (self.fleet.views.total_blocks * BLOCK_TOKENS).tolist()
-        self._largest = max(self._tokens)
+        self._largest = min(max(self._tokens), self.site.setting.model.max_context)
 
     def _instance_died(self, instance: int) -> None:
         """An instance stopped without draining: what it had is lost."""

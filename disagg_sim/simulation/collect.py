@@ -18,8 +18,8 @@ from disagg_sim.simulation.state import SegmentStatus
 class Sampler:
     """Looks at a cluster every ``period`` [s], after all that happens at that time.
 
-    Of more than ``MOST_SAMPLES`` samples, which a run gets that goes on long after its last arrival, every second one is
-    kept, and the period doubles.
+    Of more than ``MOST_SAMPLES`` samples, which a run gets that goes on long after its last arrival, every second
+    one is kept, and the period doubles.
     """
 
     def __init__(self, cluster: Cluster, period: float) -> None:
@@ -40,7 +40,7 @@ class Sampler:
             view.running_requests.sum(), 1.0 - view.free_blocks[~stopped].sum() / blocks, gpus.sum(),
             gpus[prefill].sum(), gpus[~prefill].sum(), cluster.link.in_flight,
         ))  # fmt: skip
-        if len(self._rows) > MOST_SAMPLES:  # an odd number: the last one stays
+        if len(self._rows) > MOST_SAMPLES:  # an odd number: the last stays
             del self._rows[1::2]
             self._period *= 2
         if cluster.at_work:

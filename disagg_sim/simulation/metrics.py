@@ -50,7 +50,7 @@ class Summary(Shown):
     rate_scale: float  # of the trace's own request rate [1]
     requests: int  # that arrived [request]
     completed: int  # [request]
-    rejected: int  # larger than any instance's memory, or refused by the system [request]
+    rejected: int  # beyond the model's context or any instance's memory, or refused [request]
     slo_attainment: float  # completed inside both limits, over all that arrived [1]
     goodput_requests_per_s: float  # completed inside both limits [request/s]
     goodput_tokens_per_s: float  # output tokens of these [token/s]

@@ -138,7 +138,7 @@ class Admission(Protocol):
     """Turns requests away at the door."""
 
     def admit(self, view: ClusterView, request: int) -> bool:
-        """Whether to serve it; a request that fits no instance's memory is refused without asking."""
+        """Whether to serve it; what exceeds the model's context or every memory is refused without asking."""
         ...
 
 

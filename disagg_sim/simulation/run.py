@@ -27,10 +27,10 @@ from disagg_sim.simulation.policy import Limits, Parts, Site, System, system_nam
 from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.roster import Roster, spec_of
-from disagg_sim.simulation.state import Mode
+from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.step_times import StepTable
 from disagg_sim.simulation.view import ClusterView
-from disagg_sim.workload.trace import Trace
+from disagg_sim.workload.trace import Tokens, Trace
 
 Tables = Callable[[Mapping, int], StepTable]
 
@@ -115,14 +115,15 @@ def run(
         The deployment lacks a part that the system needs, or has too few GPUs for it; more samples than a run holds.
     """
     options.check_samples(trace)
+    inputs, outputs = _servable(setting, trace)
     engine = Engine(seed)
     bandwidth, latency = options.link.wire(setting, deployment.gpus)
     site = Site(
         setting=setting, deployment=deployment, slo=slo, link=options.link, link_bandwidth=bandwidth,
-        link_latency_s=latency, tables=_tables_of(setting, trace),
+        link_latency_s=latency, tables=_tables_of(setting, inputs, outputs),
         blocks=cache(partial(_blocks, setting)), rng=engine.rng,
         start_up_s=options.start_up_s, flip_s=options.flip_s,
-        prompt_tokens=float(trace.input_tokens.mean()), output_tokens=float(trace.output_tokens.mean()),
+        prompt_tokens=float(inputs.mean()), output_tokens=float(outputs.mean()),
     )  # fmt: skip
     return serve(trace, system, site, engine, options)
 
@@ -196,18 +197,33 @@ _KEEP = 4
 _CONTEXT, _TOKENS = 131_072, 32_768
 
 
-def _tables_of(setting: Setting, trace: Trace) -> Tables:
-    """Step tables of a setting by mapping and sequences, each built once."""
+def _servable(setting: Setting, trace: Trace) -> tuple[Tokens, Tokens]:
+    """Input and output lengths of the requests that the model's context takes: the others are rejected, and shape
+    nothing. Where there are none, of one request that fills it. [token]
+    """
+    longest = setting.model.max_context
+    rows = trace.input_tokens + trace.output_tokens <= longest
+    if not rows.any():
+        return np.array([longest - 1]), np.array([1])
+    return trace.input_tokens[rows], trace.output_tokens[rows]
+
+
+def _tables_of(setting: Setting, inputs: Tokens, outputs: Tokens) -> Tables:
+    """Step tables of a setting by mapping and sequences, each built once, for such lengths. [token]"""
     known = next((tables for kept, tables in _KEPT if kept is setting), None)
     if known is None:
         known = {}
         _KEPT.append((setting, known))
         del _KEPT[:-_KEEP]
     tables = known
-    longest = _power_of_two(int((trace.input_tokens + trace.output_tokens).max()), _CONTEXT)
-    most = _power_of_two(int(trace.input_tokens.max()), _TOKENS)
+    request, prompt = int((inputs + outputs).max()), int(inputs.max())
 
     def table(mapping: Mapping, max_sequences: int) -> StepTable:
+        longest, most = request, prompt
+        if longest > _CONTEXT or most > _TOKENS:  # no instance computes what it cannot hold
+            held = kv_blocks(setting, degrees_of(mapping), max_sequences=1, max_tokens=1) * BLOCK_TOKENS
+            longest, most = min(longest, held), min(most, held)
+        longest, most = _power_of_two(longest, _CONTEXT), _power_of_two(most, _TOKENS)
         key = (replace(mapping), max_sequences, longest, most)
         if key not in tables:
             tables[key] = StepTable.build(

@@ -10,6 +10,7 @@ import numpy as np
 
 from disagg_sim.atomic import write_text
 from disagg_sim.report.panels import Axes, Cells, Picture, draw_cells
+from disagg_sim.simulation.options import LEAST_PERIOD_S
 from disagg_sim.study.arrow_claims import CLAIMS
 from disagg_sim.study.arrow_setup import ALL, AZURE, CASES, HALF, PROFILE, TIGHT, Bench, workloads
 from disagg_sim.study.papers import PaperResults, as_csv, evaluate, prepare, write_claims, write_picture
@@ -110,7 +111,7 @@ def pools(bench: Bench, workload: str) -> Picture:
     lasts = bench.workloads[workload].trace.duration / scale
     frames = []
     for case in ("arrow", "least_load"):
-        samples = bench.result(workload, case, scale, sample_s=lasts / MOMENTS).samples
+        samples = bench.result(workload, case, scale, sample_s=max(lasts / MOMENTS, LEAST_PERIOD_S)).samples
         last = np.searchsorted(samples.time_s, 1.2 * lasts)
         for panel, label, values in (
             ("instances of prefill", "instances", samples.prefill_gpus),

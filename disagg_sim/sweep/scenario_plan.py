@@ -92,6 +92,11 @@ def plan_scenario(scenario: Scenario) -> ScenarioPlan:
         if scenario.sampled:
             scenario.run.check_samples(trace.scaled(min(source.rate_scales)))
         notes += [f"{source.name}: {note}" for note in trace.notes]
+        if beyond := int((trace.input_tokens + trace.output_tokens > what.model.max_context).sum()):
+            notes.append(
+                f"{source.name}: {beyond} of {len(trace)} requests exceed the context of {what.model.name} "
+                f"({what.model.max_context} tokens) and are rejected"
+            )
         for deployment in scenario.deployments:
             for choice in scenario.systems:
                 require_possible(what, deployment, choice.parts, trace, scenario.slo)

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import csv
+import resource
+import subprocess
+import sys
 import time
+import tracemalloc
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import pytest
-from sites import SIMPLE, deployment, served, trace
+from sites import SIMPLE, deployment, served, small_setting, trace
 
+from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, PolicyError
-from disagg_sim.simulation import collect
+from disagg_sim.search.setting import setting
+from disagg_sim.simulation import collect, kernel_times
+from disagg_sim.simulation.deployment import degrees_of
+from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
-from disagg_sim.simulation.policy import Limits, Parts, Role, system_named
+from disagg_sim.simulation.policy import Limits, Parts, Role, system_named, systems
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run import RunOptions, _tables_of, run
+from disagg_sim.simulation.state import BLOCK_TOKENS
+from disagg_sim.units import MB
+from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
 
 ONE = deployment(colocated=1)
@@ -99,3 +111,105 @@ def test_a_closed_loop_of_more_places_than_requests_holds_them_all():
 def test_an_array_of_clock_times_is_refused_before_it_runs():
     with pytest.raises(InputError, match="counted from the first arrival"):
         Trace(arrival=[1.7e12, 1.7e12 + 5], input_tokens=[9, 9], output_tokens=[9, 9])
+
+
+# --- requests beyond the context of the model ----------------------------------------------------------------------
+
+DEPLOYMENT = deployment(prefill=2, decode=2, colocated=4)
+CONTEXT = small_setting().model.max_context
+EASY = Slo(ttft=60.0, tpot=1.0)
+
+
+def with_one_more(lengths, place):
+    """Twenty requests, and the same with one of these lengths among them; rows of the former in the latter."""
+    some = synthetic_trace(rate=4.0, requests=20, lengths=(log_normal(700, 1.0), log_normal(40, 1.0)), seed=3)
+    rows = np.arange(20)
+    more = Trace(
+        arrival=np.insert(some.arrival, place, some.arrival[min(place, 19)]),
+        input_tokens=np.insert(some.input_tokens, place, lengths[0]),
+        output_tokens=np.insert(some.output_tokens, place, lengths[1]),
+    )
+    return some, more, np.where(rows < place, rows, rows + 1)
+
+
+@pytest.mark.parametrize("system", sorted(systems()))
+def test_a_request_beyond_the_context_is_rejected_at_no_cost_to_the_others(system):
+    """A row of 10^9 tokens took all memory for step times of its length, and moved the mean that policies plan by."""
+    place = 20 if system == "dynaserve" else 10  # which draws its predictions in the order of the trace
+    some, more, others = with_one_more((10**9, 5), place)
+    slo, setting = Slo(ttft=2.0, tpot=0.1), small_setting()
+    alone = run(some, DEPLOYMENT, system, setting=setting, slo=slo).requests
+    tracemalloc.start()
+    beside = run(more, DEPLOYMENT, system, setting=setting, slo=slo).requests
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 300 * MB
+    assert beside.status[place] == Outcome.REJECTED
+    for name in ("status", "arrival_s", "first_token_s", "finish_s", "prefill_instance", "decode_instance"):
+        np.testing.assert_array_equal(getattr(beside, name)[others], getattr(alone, name), err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "outcome"),
+    [
+        ((CONTEXT - 1, 1), Outcome.COMPLETED),
+        ((CONTEXT, 1), Outcome.REJECTED),
+        ((1, CONTEXT), Outcome.REJECTED),
+        ((10**9, 10**9), Outcome.REJECTED),
+    ],
+)
+def test_a_request_may_fill_the_context(lengths, outcome):
+    result = run(trace([(0.0, *lengths), (0.0, 10, 2)]), DEPLOYMENT, "vllm", setting=small_setting(), slo=EASY)
+    assert result.requests.status.tolist() == [outcome, Outcome.COMPLETED]
+
+
+def test_a_trace_of_nothing_but_oversized_requests_is_all_rejected():
+    result = run(trace([(0.0, 10**9, 1)]), DEPLOYMENT, "disaggregated", setting=small_setting(), slo=EASY)
+    assert result.requests.status.tolist() == [Outcome.REJECTED]
+
+
+def test_step_tables_end_where_the_memory_of_an_instance_does():
+    """Ten million tokens fit the context of the model, and not one GPU: its table holds no more than the GPU does."""
+    wide = setting("llama_4_scout", "b200_sxm", "nvfp4_fp8kv", "ideal")
+    assert wide.model.max_context > 10**7
+    lengths = np.array([10**7, 100]), np.array([100, 10])
+    tables = _tables_of(wide, *lengths)
+    small, large = (tables(Mapping(tp_attn=tp, tp_ffn=tp), 8) for tp in (1, 8))
+    held = kv_blocks(wide, degrees_of(Mapping()), max_sequences=1, max_tokens=1) * BLOCK_TOKENS
+    assert held < 10**7
+    assert farthest(small) <= 2 * held
+    assert farthest(large) >= 10**7
+
+
+def farthest(table):
+    """Longest context that a table holds. [token]"""
+    at, knots = table.head[kernel_times.KNOTS_AT], table.head[kernel_times.KNOTS]
+    return table.values[at : at + knots].max()
+
+
+COMMAND = "import sys; from disagg_sim.cli.main import run; sys.exit(run(sys.argv[1:]))"
+SCENARIO = """
+name: oversized
+model: llama_3_1_8b
+system: h100_sxm
+precision: fp8
+trace: {path: log.csv}
+slo: {ttft_s: 2.0, tpot_s: 0.15}
+deployments: {one: {colocated: {instances: 1}}}
+systems: [vllm]
+"""
+
+
+def test_the_command_line_says_so_and_stays_small(tmp_path):
+    """In 6 GiB of address space, of which numba and the tables of the shipped fits take about half."""
+    (tmp_path / "log.csv").write_text("arrival_s,input_tokens,output_tokens\n0,100,5\n1,1000000000,5\n2,100,5\n")
+    (tmp_path / "trial.yaml").write_text(SCENARIO)
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "simulate", "trial.yaml", "--out", "out", "--no-figures", "--jobs=1"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30)),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "log: 1 of 3 requests exceed the context of llama_3_1_8b (131072 tokens) and are rejected" in done.stderr
+    (row,) = csv.DictReader((tmp_path / "out" / "summary.csv").open())
+    assert (row["requests"], row["completed"], row["rejected"]) == ("3", "2", "1")
