@@ -27,6 +27,7 @@ class Lines:
         self._interval = interval  # [s]
         self._total = self._done = 0
         self._begun = self._told = 0.0
+        self._first: tuple[int, float] | None = None  # what was done first, and when: workers took their time to start
 
     def note(self, text: str) -> None:
         """Print it."""
@@ -38,19 +39,25 @@ class Lines:
 
     def start(self, points: int) -> None:
         """Remember the work and the hour."""
-        self._total, self._done = points, 0
+        self._total, self._done, self._first = points, 0, None
         self._begun = self._told = time.monotonic()
 
     def advance(self, points: int) -> None:
         """Print how far it is, unless that was just said."""
         self._done += points
         now = time.monotonic()
+        self._first = self._first or (self._done, now)
         if now - self._told >= self._interval:
             self._told = now
-            rate = self._done / (now - self._begun)
-            left = (self._total - self._done) / rate
             said = f"{self._done:,} of {self._total:,} {self._noun} ({self._done / self._total:.0%})"
-            self.note(f"{said}, {rate:,.0f}/s, {left:.0f} s left")
+            self.note(f"{said}, {self._done / (now - self._begun):,.0f}/s{self._left(now)}")
+
+    def _left(self, now: float) -> str:
+        """Time left at the rate since the first were done; nothing of these alone."""
+        done, since = self._first or (0, now)
+        if self._done == done or now <= since:
+            return ""
+        return f", {(self._total - self._done) * (now - since) / (self._done - done):.0f} s left"
 
     def finish(self) -> None:
         """Print the total."""

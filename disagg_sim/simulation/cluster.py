@@ -11,7 +11,7 @@ from disagg_sim.simulation.engine import LAST, NORMAL, Engine
 from disagg_sim.simulation.fleet import Fleet
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_LOOKS
-from disagg_sim.simulation.policy import LATER, Leg, Parts, State, Wish
+from disagg_sim.simulation.policy import END, LATER, Leg, Move, Parts, State, Wish
 from disagg_sim.simulation.roster import Roster
 from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.view import ClusterView
@@ -76,7 +76,7 @@ class Cluster:
         self._token_bytes = 0.0 if windows else self.site.kv_bytes(1)  # where a cache grows by the token [B]
         self._place, self._proceed = parts.routing.place, parts.routing.proceed
         roster.joined, roster.serves = self._instances_changed, self.batches.ask
-        roster.died = self._instance_died
+        roster.died, roster.carries = self._instance_died, self._move
         self._instances_changed()
         engine.attach(self)
         if self._closed:
@@ -308,6 +308,25 @@ class Cluster:
         for request in self.batches.abandon(instance):
             self.roster.coming[instance] -= 1
             self._lose(request)
+
+    def _move(self, wish: Move) -> None:
+        """A prompt that waits goes to another instance, which the roster has found ready."""
+        request, origin, instance, _ = wish
+        refuse = self.roster.refuse
+        if self.prefix is not None:
+            refuse(wish, "instances remember prompts here, and those that wait behind it may count on it")
+        waiting = self.fleet.waiting(origin)
+        found = waiting[self.fleet.segments.request[waiting] == request]
+        if not found.size:
+            refuse(wish, f"no prompt of it waits on instance {origin} with nothing computed")
+        segment = int(found[0])
+        going = self._going.get(segment, Going(request, origin, END, LATER))
+        tokens, most = min(self.prompts[request] + self.outputs[request], going.until), self._tokens[instance]
+        if tokens > most:
+            refuse(wish, f"it needs {tokens} tokens of memory, and instance {instance} has {most}")
+        self._going.pop(segment, None)
+        self.fleet.withdraw(segment, self.engine.now)
+        self._submit(request, Leg(instance, going.until, going.then), 0, NAN)
 
     def _every(self, period: float, decide: Callable[[ClusterView], Sequence[Wish]]) -> None:
         self.engine.at(self.engine.now + period, LAST, self._tick, period, decide)

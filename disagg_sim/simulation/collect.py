@@ -59,7 +59,7 @@ class Sampler:
 
 def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: Ints) -> Requests:
     """One row a request, from the segments that the kernel kept and the transfers that the cluster kept."""
-    segments, n = cluster.fleet.segments, inputs.size
+    segments, n = cluster.fleet.segments.kept(), inputs.size
     request = segments.request
     every = np.arange(request.size)
     first, last = np.full(n, -1), np.full(n, -1)

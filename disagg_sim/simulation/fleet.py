@@ -206,6 +206,11 @@ class Fleet:
         """Take a waiting segment back if it holds no blocks yet; whether it was."""
         return self._control(kernel.WITHDRAW, segment, self._seg.item(segment, state.INSTANCE), now) > 0
 
+    def waiting(self, instance: int) -> Ints:
+        """Segments of whole prompts that wait on an instance, the next first, nothing of them computed yet."""
+        found = np.empty(self._ints.item(instance, state.QUEUED), np.int64)
+        return found[: kernel.waiting(self._ints, self._seg, self._seg_s, instance, found)]
+
     def set_limits(
         self, instance: int, now: float, *, token_budget: int | None = None, step_limit_s: float | None = None,
         max_sequences: int | None = None, max_prompts: int | None = None, mode: Mode | None = None,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.simulation import state
+from disagg_sim.simulation.state import SegmentStatus
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -53,6 +54,13 @@ class Segments:
             start_s=times[:, state.START_S], first_token_s=times[:, state.FIRST_S],
             finish_s=times[:, state.FINISH_S],
         )  # fmt: skip
+
+    def kept(self) -> Segments:
+        """Those that were not withdrawn."""
+        whole = self.status != SegmentStatus.WITHDRAWN
+        if whole.all():
+            return self
+        return Segments(**{field.name: getattr(self, field.name)[whole] for field in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

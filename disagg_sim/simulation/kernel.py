@@ -290,6 +290,19 @@ def control(
 
 
 @entry
+def waiting(ints: Any, seg: Any, seg_s: Any, i: int, found: Any) -> int:
+    """Fill in the segments that wait in an instance's queue of prompts, none of it computed; how many there are."""
+    count = 0
+    s = ints[i, HEAD]
+    while s >= 0:
+        if seg[s, CONTEXT] == 0 and seg[s, BLOCKS] == 0 and math.isnan(seg_s[s, START_S]):
+            found[count] = s
+            count += 1
+        s = seg[s, NEXT]
+    return count
+
+
+@entry
 def look_up(
     head: Any, values: Any, action: int, decodes: int, context: float, pieces: int, prefill: int, past: float,
     limit: float,

@@ -104,6 +104,15 @@ class Stop(NamedTuple):
     drain: bool = True
 
 
+class Move(NamedTuple):
+    """Give a prompt that waits on an instance, none of it computed yet, to another: nothing has to be transferred."""
+
+    request: int
+    origin: int
+    instance: int
+    reason: str
+
+
 class SetLimits(NamedTuple):
     """Change how an instance forms its steps."""
 
@@ -112,7 +121,7 @@ class SetLimits(NamedTuple):
     reason: str
 
 
-Wish = Flip | Start | Stop | SetLimits
+Wish = Flip | Start | Stop | Move | SetLimits
 
 
 class Batch(NamedTuple):
@@ -164,7 +173,7 @@ class Roles(Protocol):
     period_s: float
 
     def flips(self, view: ClusterView) -> Sequence[Wish]:
-        """Asked every ``period_s`` [s]; flips, and changed limits."""
+        """Asked every ``period_s`` [s]; flips, moves of prompts that wait, and changed limits."""
         ...
 
 

@@ -13,7 +13,7 @@ from disagg_sim.errors import PolicyError
 from disagg_sim.simulation.engine import FIRST, Engine
 from disagg_sim.simulation.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kv_link import KvLink
-from disagg_sim.simulation.policy import Flip, Limits, Parts, Role, SetLimits, Site, Start, State, Stop, Wish
+from disagg_sim.simulation.policy import Flip, Limits, Move, Parts, Role, SetLimits, Site, Start, State, Stop, Wish
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.service import Traffic, prefill_rate, seats
 from disagg_sim.simulation.state import Mode
@@ -64,6 +64,7 @@ class Roster:
         self.joined: Callable[[], None] = _nothing  # called when instances have come
         self.serves: Callable[[int], None] = _nothing  # called when an instance serves, for the first time or again
         self.died: Callable[[int], None] = _nothing  # called when an instance has stopped without draining
+        self.carries: Callable[[Move], None] = _nothing  # called for a move that names a ready instance
         for mapping, role in parts.start:
             self._add(mapping, role, State.READY)
         self._regroup()
@@ -90,10 +91,12 @@ class Roster:
                 self._start(wish)
             elif isinstance(wish, Stop):
                 self._stop(wish)
+            elif isinstance(wish, Move):
+                self._move(wish)
             elif isinstance(wish, SetLimits):
                 self._limit(wish)
             else:
-                self.refuse(wish, "it is no Flip, Start, Stop or SetLimits")
+                self.refuse(wish, "it is no Flip, Start, Stop, Move or SetLimits")
 
     def refuse(self, wish: object, why: str) -> NoReturn:
         """Stop the run."""
@@ -154,6 +157,14 @@ class Roster:
             self.state[instance], self.stop_s[instance] = State.STOPPED, self.engine.now
             self.died(instance)
         self._regroup()
+
+    def _move(self, wish: Move) -> None:
+        self._known(wish, wish.origin)
+        instance = self._known(wish, wish.instance)
+        if self.state[instance] != State.READY:
+            self.refuse(wish, f"instance {instance} is {self.state[instance].name.lower()}, not ready")
+        self.carries(wish)
+        self._log("move", instance, wish)
 
     def _limit(self, wish: SetLimits) -> None:
         self._set(self._known(wish, wish.instance), wish.limits)
@@ -241,7 +252,7 @@ class Roster:
         self.decisions.append(Decision(self.engine.now, kind, instance, in_words(wish), wish.reason))
 
 
-def _nothing(*_: int) -> None:
+def _nothing(*_: object) -> None:
     """Nobody listens."""
 
 
@@ -257,6 +268,8 @@ def in_words(wish: object) -> str:
         return f"start of a {Role(wish.role).name.lower()} instance ({parallel})"
     if isinstance(wish, Stop):
         return f"stop of instance {wish.instance}" + ("" if wish.drain else " without draining")
+    if isinstance(wish, Move):
+        return f"move of request {wish.request} from instance {wish.origin} to {wish.instance}"
     if isinstance(wish, SetLimits):
         return f"limits of instance {wish.instance}: {wish.limits}"
     return repr(wish)

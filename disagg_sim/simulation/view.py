@@ -16,6 +16,7 @@ from disagg_sim.simulation.fleet_views import Arrays
 from disagg_sim.simulation.policy import Role, Site, State
 from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.roster import Index, Roster
+from disagg_sim.simulation.state import SegmentStatus
 from disagg_sim.simulation.step_times import StepTable
 
 Floats = NDArray[np.float64]
@@ -141,6 +142,11 @@ class ClusterView:
         """Start of a prompt that an instance remembers; 0 without prefix caches. [token]"""
         return self.prefix.found(instance, request) if self.prefix is not None else 0
 
+    def waiting_prompts(self, instance: int) -> Ints:
+        """Requests whose prompt waits on an instance, the next first, nothing of it computed yet: these can move."""
+        fleet = self._fleet
+        return fleet.segments.request[fleet.waiting(instance)]
+
     def step_end_s(self, instance: int) -> float:
         """When the step in progress ends; the present where there is none. [s]"""
         return self._fleet.step_end(instance, self._engine.now)
@@ -214,7 +220,9 @@ class ClusterView:
         """Segments that may have ended within the last ``seconds``; all before them ended earlier."""
         if seconds > self._longest:
             self._longest, self._oldest = seconds, 0
-        ended = self._fleet.segments.finish_s[self._oldest :] <= self._engine.now - self._longest
+        segments = self._fleet.segments
+        ended = segments.finish_s[self._oldest :] <= self._engine.now - self._longest
+        ended |= segments.status[self._oldest :] == SegmentStatus.WITHDRAWN
         self._oldest += ended.size if ended.all() else int(ended.argmin())
         return slice(self._oldest, None)
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -74,7 +74,7 @@ class Store:
         """Create the directory; ``StoreError`` when it cannot be written."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            probe = self.root / f".probe.{os.getpid()}"
+            probe = self.root / f".probe.{os.getpid()}.tmp"  # a leftover of a killed run by its name
             probe.touch()
             probe.unlink()
         except OSError as error:
@@ -85,13 +85,16 @@ class Store:
         """Hold the directory against a second run; the lock dies with the process, however it ends."""
         import fcntl
 
-        with (self.root / ".lock").open("w") as handle:
+        with ExitStack() as held:
             try:
+                handle = held.enter_context((self.root / ".lock").open("w"))
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StoreError(
                     f"{self.root}: another run is writing there; wait for it, or give another --out"
                 ) from None
+            except OSError as error:
+                raise StoreError(f"{self.root}: cannot be locked against a second run: {error.strerror}") from None
             yield
 
     def path(self, key: Key) -> Path:

@@ -16,6 +16,7 @@ from disagg_sim.simulation.policy import (
     Flip,
     Leg,
     Limits,
+    Move,
     Parts,
     Role,
     Start,
@@ -179,6 +180,51 @@ def test_without_draining_its_requests_fail():
     result = served([(0.0, 100, 50), (0.01, 100, 3)], system, PAIR, table=SIMPLE)
     assert result.requests.status.tolist() == [Outcome.FAILED, Outcome.COMPLETED]
     assert result.instances.stop_s[2] == pytest.approx(0.2)
+
+
+def test_a_prompt_that_waits_moves_to_another_instance_at_no_cost():
+    """Both go to instance 0, 1,990 tokens take 209 ms each; at 0.1 s the second moves and starts at once."""
+    requests = [(0.0, 1990, 3), (0.05, 1990, 3)]
+    system = Scripted(wishes=((Move(1, 0, 1, "idle"),),), routing=Handover(lambda *_: 0, least_decode))
+    result = served(requests, system, PAIR, table=SIMPLE)
+    r = result.requests
+    assert r.prefill_instance.tolist() == [0, 1]
+    assert r.prefill_start_s == pytest.approx([0.0, 0.1])
+    assert r.first_token_s == pytest.approx([0.209, 0.309])
+    assert r.segments.tolist() == [2, 2]
+    assert r.status.tolist() == [Outcome.COMPLETED] * 2
+    assert result.instances.prefill_tokens.tolist() == [1990, 1990, 0, 0]
+    decision = result.decisions[0]
+    assert (decision.kind, decision.instance, decision.wish) == (
+        "move", 1, "move of request 1 from instance 0 to 1"
+    )  # fmt: skip
+
+
+def test_the_rest_of_a_moved_request_goes_where_it_would_have_gone():
+    """Early push: its decode instance, 3, was chosen at arrival."""
+    turns = iter((2, 3))
+    routing = Handover(lambda *_: 0, lambda *_: next(turns), early=True)
+    system = Scripted(wishes=((Move(1, 0, 1, "idle"),),), routing=routing)
+    r = served([(0.0, 1990, 3), (0.05, 1990, 3)], system, PAIR, table=SIMPLE).requests
+    assert r.prefill_instance.tolist() == [0, 1]
+    assert r.decode_instance.tolist() == [2, 3]
+
+
+NO_MOVES = {
+    "begun": (Move(0, 0, 1, "why not"), {}, "no prompt of it waits on instance 0 with nothing computed"),
+    "elsewhere": (Move(1, 2, 1, "why not"), {}, "no prompt of it waits on instance 2"),
+    "unknown": (Move(1, 0, 9, "why not"), {}, "there is no instance 9"),
+    "draining": (Move(1, 0, 1, "why not"), {"before": (Stop(1, "spare"),)}, "instance 1 is draining, not ready"),
+}
+
+
+@pytest.mark.parametrize("case", NO_MOVES)
+def test_a_move_of_what_does_not_wait_there_stops_the_run(case):
+    wish, extra, text = NO_MOVES[case]
+    wishes = ((*extra.get("before", ()), wish),)
+    system = Scripted(wishes=wishes, routing=Handover(lambda *_: 0, least_decode))
+    with pytest.raises(PolicyError, match=text):
+        served([(0.0, 1990, 3), (0.05, 1990, 3)], system, PAIR, table=SIMPLE)
 
 
 IMPOSSIBLE = {

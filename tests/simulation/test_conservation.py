@@ -11,7 +11,7 @@ from sites import deployment, served
 
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.policy import Flip, Role, Start, Stop, system_named, systems
+from disagg_sim.simulation.policy import Flip, Move, Role, Start, Stop, system_named, systems
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.step_times import StepTable
@@ -137,6 +137,11 @@ class Chaos:
                 possible += [Flip(int(each), other, "chaos") for each in group]
                 possible += [Stop(int(each), "chaos", self.drain) for each in group]
         possible += [Stop(each, "chaos") for role in Role for each in view.starting(role)]
+        possible += [
+            Move(int(request), origin, int(each), "chaos")
+            for origin in range(len(view.roles)) for request in view.waiting_prompts(origin)[-2:]
+            for each in view.prefill
+        ]  # fmt: skip
         return [possible[self.rng.integers(len(possible))]] if possible else []
 
 

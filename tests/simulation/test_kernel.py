@@ -312,6 +312,20 @@ def test_waiting_segments_can_be_withdrawn():
     np.testing.assert_allclose(fleet.segments.finish_s, [2.0, math.nan, 4.0])
 
 
+def test_what_waits_is_what_nothing_was_computed_of():
+    """A prompt in pieces of 40 and 2 behind it: the first has begun, a cache that came is no whole prompt."""
+    fleet = one(max_sequences=2, token_budget=40)
+    for request, context in enumerate((0, 0, 16, 0)):
+        fleet.submit(0, request, context, 100, 1, 0.0)
+    assert fleet.waiting(0).tolist() == [0, 1, 3]
+    fleet.run_until(0.5)
+    assert fleet.waiting(0).tolist() == [1, 3]
+    assert fleet.withdraw(3, 0.5)
+    assert fleet.waiting(0).tolist() == [1]
+    fleet.run_until(math.inf)
+    assert fleet.waiting(0).size == 0
+
+
 @pytest.mark.parametrize("lengths", [(0, 0, 0), (0, 160, 2), (-1, 5, 1), (5, 0, 0), (160, 0, 1)])
 def test_impossible_segments_are_refused(lengths):
     fleet = one(blocks=10)

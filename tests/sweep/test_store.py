@@ -151,6 +151,12 @@ with Store(Path({str(store.root)!r})).lock():
         pass
 
 
+def test_a_directory_that_cannot_be_locked_is_one_error(store: Store) -> None:
+    (store.root / ".lock").mkdir()
+    with pytest.raises(StoreError, match="cannot be locked against a second run: Is a directory"), store.lock():
+        pass
+
+
 def test_a_file_in_the_place_of_the_directory_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(StoreError, match="cannot write results there"):

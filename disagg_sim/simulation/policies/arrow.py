@@ -22,7 +22,6 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
-from disagg_sim.simulation.compiled import entry
 from disagg_sim.simulation.options import (
     LEAST_PERIOD_S,
     MOST,
@@ -30,6 +29,18 @@ from disagg_sim.simulation.options import (
     MOST_TOKENS,
     check_options,
     option,
+)
+from disagg_sim.simulation.policies.arrow_ledger import (
+    AHEAD,
+    busy_instance,
+    hand_over,
+    idle_instance,
+    lightest,
+    low,
+    measure,
+    place,
+    soonest,
+    take,
 )
 from disagg_sim.simulation.policies.arrow_profile import Predictor, max_running_tokens
 from disagg_sim.simulation.policies.loads import ByRole
@@ -106,143 +117,6 @@ class Arrow:
         return Parts(start=start, routing=scheduler, steps=steps, roles=scheduler)
 
 
-#: Columns of the ledger, one row an instance. The first three are of its predictor, see ``Predictor``.
-CONSTANT, LINEAR, QUADRATIC = range(3)
-FREE = 3  # when the prompts in its queue will be done, on its own clock [s]
-AHEAD = 4  # of that clock to the real one: what its last prompt took longer than predicted, in all [s]
-INTERVAL = 5  # mean time between its decode steps over the window; 0 without one [s]
-MOST = 6  # MaxRunningTokens [token]
-SEATS = 7  # sequences that it can run [1]
-
-
-@entry
-def _soonest(among: Any, ledger: Any, queued: Any, running: Any, coming: Any, waiting: Any, now: float) -> Any:
-    """Least queue delay in pool P and in D->P: instance, delay [s]; -1 and infinity of an empty pool."""
-    pure, mixed = -1, -1
-    pure_s, mixed_s = np.inf, np.inf
-    for i in among:
-        delay = max(ledger[i, FREE] + ledger[i, AHEAD] - now, 0.0) if queued[i] > 0 else 0.0
-        if running[i] > 0 or coming[i] > 0 or waiting[i] > 0:
-            if delay < mixed_s:
-                mixed, mixed_s = i, delay
-        elif delay < pure_s:
-            pure, pure_s = i, delay
-    return pure, pure_s, mixed, mixed_s
-
-
-@entry
-def _take(ledger: Any, i: int, tokens: int, queued: Any, now: float) -> float:
-    """Book a prompt on an instance: its predicted end, on the clock of the instance. [s]"""
-    time = ledger[i, CONSTANT] + tokens * (ledger[i, LINEAR] + tokens * ledger[i, QUADRATIC])
-    start = now - ledger[i, AHEAD]
-    if queued[i] > 0:
-        start = max(start, ledger[i, FREE])
-    ledger[i, FREE] = start + time
-    return float(start + time)
-
-
-@entry
-def _place(
-    among: Any, ledger: Any, queued: Any, running: Any, coming: Any, waiting: Any, tokens: int, ttft: float, now: float
-) -> Any:
-    """First steps of algorithm 1: an instance of P, else of D->P within the limit, booked, and the predicted end.
-
-    Without one: minus 1 minus the instance to take late, nothing booked.
-    """
-    pure, pure_s, mixed, mixed_s = _soonest(among, ledger, queued, running, coming, waiting, now)
-    for i, delay in ((pure, pure_s), (mixed, mixed_s)):
-        if i >= 0:
-            time = ledger[i, CONSTANT] + tokens * (ledger[i, LINEAR] + tokens * ledger[i, QUADRATIC])
-            if delay + time <= ttft:
-                return i, _take(ledger, i, tokens, queued, now)
-    return -1 - (pure if pure >= 0 else mixed), 0.0
-
-
-@entry
-def _lightest(among: Any, running: Any, coming: Any, waiting: Any, prompts: Any) -> Any:
-    """Fewest tokens in pool D and in P->D: instance, tokens, -1 of an empty pool.
-
-    Tokens of an instance are those of all requests that it decodes, is being sent, or keeps waiting for memory.
-    """
-    pure, mixed = -1, -1
-    pure_tokens, mixed_tokens = 0, 0
-    for i in among:
-        tokens = running[i] + coming[i] + waiting[i]
-        if prompts[i] > 0:
-            if mixed < 0 or tokens < mixed_tokens:
-                mixed, mixed_tokens = i, tokens
-        elif pure < 0 or tokens < pure_tokens:
-            pure, pure_tokens = i, tokens
-    return pure, pure_tokens, mixed, mixed_tokens
-
-
-@entry
-def _hand_over(
-    among: Any, ledger: Any, running: Any, coming: Any, waiting: Any, prompts: Any, requests: Any, queued: Any,
-    tpot: float,
-) -> int:  # fmt: skip
-    """First steps of algorithm 2: an instance of D, else of P->D within the limits; else minus 1 minus the lighter."""
-    pure, pure_tokens, mixed, mixed_tokens = _lightest(among, running, coming, waiting, prompts)
-    for i, tokens in ((pure, pure_tokens), (mixed, mixed_tokens)):
-        free = i >= 0 and tokens <= ledger[i, MOST] and requests[i] + queued[i] < ledger[i, SEATS]
-        if free and ledger[i, INTERVAL] <= tpot:
-            return int(i)
-    return -1 - int(mixed if pure < 0 or (mixed >= 0 and mixed_tokens < pure_tokens) else pure)
-
-
-@entry
-def _low(
-    among: Any, ledger: Any, running: Any, coming: Any, waiting: Any, requests: Any, queued: Any, without: int,
-    share: float,
-) -> bool:  # fmt: skip
-    """Whether all that decodes would take at most a ``share`` of what the instances other than ``without`` hold."""
-    tokens, sequences, most, seats = 0, 0, 0.0, 0.0
-    for i in among:
-        tokens += running[i] + coming[i] + waiting[i]
-        sequences += requests[i] + queued[i]
-        if i != without:
-            most += ledger[i, MOST]
-            seats += ledger[i, SEATS]
-    return bool(tokens <= share * most and sequences <= share * seats)
-
-
-@entry
-def _measure(among: Any, ledger: Any, steps: Any, time: Any, past: Any) -> float:
-    """Fill the intervals since the ``past`` steps and time (2, instances), which become the present ones.
-
-    Their mean over those of ``among`` that made steps; 0 without one. [s]
-    """
-    total, count = 0.0, 0
-    for i in range(ledger.shape[0]):
-        grown = steps[i] - past[0, i]
-        ledger[i, INTERVAL] = (time[i] - past[1, i]) / grown if grown > 0 else 0.0
-        past[0, i], past[1, i] = steps[i], time[i]
-    for i in among:
-        if ledger[i, INTERVAL] > 0.0:
-            total += ledger[i, INTERVAL]
-            count += 1
-    return total / count if count > 0 else 0.0
-
-
-@entry
-def _idle(among: Any, computed: Any, before: Any, queued: Any, running: Any) -> int:
-    """An instance of prefill that computed nothing since ``before``, one that still decodes first; -1 = none."""
-    found = -1
-    for i in among:
-        if computed[i] == before[i] and queued[i] == 0 and (found < 0 or (running[i] > 0 and running[found] == 0)):
-            found = i
-    return int(found)
-
-
-@entry
-def _busy(among: Any, ledger: Any, waiting: Any, limit: float) -> int:
-    """A decode instance with an interval above ``limit`` [s], or with requests that wait to decode; -1 = none."""
-    for i in among:
-        if ledger[i, INTERVAL] > limit or waiting[i] > 0:
-            return int(i)
-    return -1
-
-
 class GlobalScheduler:
     """Routing and monitor of Arrow: one state, looked at by both.
 
@@ -282,7 +156,7 @@ class GlobalScheduler:
     def place(self, view: ClusterView, request: int) -> Leg:
         """Algorithm 1: the prefill instance that meets the TTFT limit, of P, of D->P, or flipped; else late in P."""
         tokens, queued, now = view.input_tokens[request], view.queued_prompt_tokens, view.now
-        chosen, end = _place(
+        chosen, end = place(
             view.prefill, self.ledger, queued, view.running_requests, view.coming_tokens, self._waiting(view),
             tokens, self._ttft, now,
         )  # fmt: skip
@@ -293,7 +167,7 @@ class GlobalScheduler:
             if flip is not None:
                 wishes = (flip,)
                 chosen = flip.instance if self._at_once else chosen
-            end = _take(self.ledger, chosen, tokens, queued, now)
+            end = take(self.ledger, chosen, tokens, queued, now)
         self._ends[request] = end
         return Leg(chosen, tokens + 1, LATER, wishes)
 
@@ -306,7 +180,7 @@ class GlobalScheduler:
         if view.roles[origin] is DECODE and view.states[origin] is READY:
             return Leg(origin)
         view.refresh()  # else steps since the last event of an instance would be missing
-        chosen = _hand_over(
+        chosen = hand_over(
             view.decode, self.ledger, view.running_tokens, view.coming_tokens, self._waiting(view),
             view.queued_prompt_tokens, view.running_requests, view.queued_requests, self._tpot,
         )  # fmt: skip
@@ -324,9 +198,9 @@ class GlobalScheduler:
         if view.decode.size < 2 or self._mean_interval > self._tpot or self._changing(view, PREFILL):
             return None
         running, coming, waiting = view.running_tokens, view.coming_tokens, self._waiting(view)
-        pure, _, mixed, _ = _lightest(view.decode, running, coming, waiting, view.queued_prompt_tokens)
+        pure, _, mixed, _ = lightest(view.decode, running, coming, waiting, view.queued_prompt_tokens)
         chosen = mixed if mixed >= 0 else pure
-        if not _low(
+        if not low(
             view.decode, self.ledger, running, coming, waiting, view.running_requests, view.queued_requests, chosen,
             self._options.low_load,
         ):  # fmt: skip
@@ -337,7 +211,7 @@ class GlobalScheduler:
         """Algorithm 4: of D->P, else of P, the one with the least prefill delay."""
         if view.prefill.size < 2 or self._changing(view, DECODE):
             return None
-        pure, _, mixed, _ = _soonest(
+        pure, _, mixed, _ = soonest(
             view.prefill, self.ledger, view.queued_prompt_tokens, view.running_requests, view.coming_tokens,
             self._waiting(view), view.now,
         )  # fmt: skip
@@ -359,7 +233,7 @@ class GlobalScheduler:
         """Measure the intervals between tokens; turn an instance to decode where they are late or could be better."""
         oldest = self._past[self._looks % len(self._past)]
         self._looks += 1
-        self._mean_interval = _measure(view.decode, self.ledger, view.decode_steps, view.decode_time, oldest)
+        self._mean_interval = measure(view.decode, self.ledger, view.decode_steps, view.decode_time, oldest)
         self._late = self._late + 1 if self._mean_interval > self._tpot else 0
         late, self._worst = self._worst > self._ttft, 0.0
         wish = None
@@ -376,11 +250,11 @@ class GlobalScheduler:
     def _idle_to_decode(self, view: ClusterView) -> Flip | None:
         """An idle instance of prefill, if some decode instance is busy."""
         prompts = view.queued_prompt_tokens
-        idle = _idle(view.prefill, view.prefill_tokens, self._computed, prompts, view.running_requests)
+        idle = idle_instance(view.prefill, view.prefill_tokens, self._computed, prompts, view.running_requests)
         if idle < 0:
             return None
         limit = self._options.busy_interval * self._tpot
-        busy = _busy(view.decode, self.ledger, self._waiting(view), limit)
+        busy = busy_instance(view.decode, self.ledger, self._waiting(view), limit)
         if busy < 0 or self._changing(view, DECODE):
             return None
         return Flip(idle, DECODE, f"idle, while instance {busy} needs help")
