@@ -22,13 +22,16 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.errors import LONGEST_SHOWN, InputError, TraceError, printable, quoted
+from disagg_sim.units import MB
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Weibull, arrivals, named_rng
-from disagg_sim.workload.trace import Floats, Tokens
+from disagg_sim.workload.columns import MOST_BYTES
+from disagg_sim.workload.trace import MOST_REQUESTS, Floats, Tokens, too_many
 
 _FILE = re.compile(r"(?:.*/)?chunk-(\d+)-(trace\.csv|dataset\.json)")
 
@@ -59,13 +62,16 @@ def draw_pool(path: Path, seed: int) -> tuple[Floats, Tokens, Tokens]:
     """Sorted arrivals [s], input and output lengths [token] of a day of all clients, each (requests,)."""
     files = _members(path)
     clients = sorted({client for client, _ in files})
-    drawn = []
+    drawn, expected = [], 0.0
     for client in clients:
         for form in ("trace.csv", "dataset.json"):
             if (client, form) not in files:
                 raise TraceError(f"{path}: no chunk-{client}-{form} beside the other file of client {client}")
         (where, text), (data_at, data) = files[client, "trace.csv"], files[client, "dataset.json"]
         windows, lengths = _windows(where, text.decode(errors="replace")), _lengths(data_at, data)
+        expected += sum(window.rate * (window.end - window.start) for window in windows)
+        if expected > MOST_REQUESTS:
+            raise TraceError(too_many(where, expected))
         drawn.append(_draw_client(data_at, windows, lengths, named_rng(seed, f"servegen/{client}")))
     times, inputs, outputs = (np.concatenate(column) for column in zip(*drawn, strict=True))
     if not times.size:
@@ -79,17 +85,28 @@ def _members(path: Path) -> dict[tuple[int, str], tuple[str, bytes]]:
     import tarfile
 
     found: dict[tuple[int, str], tuple[str, bytes]] = {}
+    left = MOST_BYTES
+
+    def content(file: IO[bytes]) -> bytes:
+        nonlocal left
+        text = file.read(left + 1)
+        left -= len(text)
+        if left < 0:
+            raise TraceError(f"{path}: its files hold more than {MOST_BYTES / MB:,.0f} MB, the most that is read")
+        return text
+
     try:
         if path.is_dir():
             for each in sorted(path.rglob("chunk-*")):
                 if match := _FILE.fullmatch(each.name):
-                    found[int(match[1]), match[2]] = (str(each), each.read_bytes())
+                    with each.open("rb") as file:
+                        found[int(match[1]), match[2]] = (str(each), content(file))
         else:
             with tarfile.open(path) as archive:
                 for member in archive:
-                    content = archive.extractfile(member) if member.isfile() else None
-                    if content and (match := _FILE.fullmatch(member.name)):
-                        found[int(match[1]), match[2]] = (f"{path}:{member.name}", content.read())
+                    stream = archive.extractfile(member) if member.isfile() else None
+                    if stream and (match := _FILE.fullmatch(member.name)):
+                        found[int(match[1]), match[2]] = (f"{path}:{member.name}", content(stream))
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise TraceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not found:
@@ -182,7 +199,10 @@ def _draw_client(
         first, second = lengths[starts[place]] if place >= 0 else (None, None)
         if first is None or second is None:
             raise TraceError(f"{where}: no lengths for the requests from {window.start:g} s on")
-        found = window.start + arrivals(window.process, rng, window.rate, duration=window.end - window.start)
+        try:
+            found = window.start + arrivals(window.process, rng, window.rate, duration=window.end - window.start)
+        except InputError as error:
+            raise TraceError(f"{where}: window from {window.start:g} s on: {error}") from None
         times.append(found)
         inputs.append(first.draw(rng, found.size))
         outputs.append(second.draw(rng, found.size))

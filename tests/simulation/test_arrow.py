@@ -283,7 +283,8 @@ def test_flips_serve_a_burst_that_static_roles_do_not():
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("trigger", "guessed"), ("window_s", 0.5), ("low_load", 1.5), ("patience", 0)]
+    ("option", "value"),
+    [("trigger", "guessed"), ("window_s", 0.5), ("window_s", 1e9), ("low_load", 1.5), ("patience", 0)],
 )
 def test_options_out_of_range_are_named(option, value):
     with pytest.raises(InputError, match=option):

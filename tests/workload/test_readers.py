@@ -13,6 +13,7 @@ import pytest
 
 from disagg_sim import load_trace
 from disagg_sim.errors import TraceError, UnknownNameError
+from disagg_sim.workload import columns, servegen
 from disagg_sim.workload.mooncake import spread_batches
 from disagg_sim.workload.readers import load_lengths
 
@@ -263,6 +264,7 @@ def test_a_client_pool_has_the_rates_and_histograms_of_its_windows(tmp_path):
             LENGTHS,
             "chunk-0-dataset.json: no lengths for the requests from 1200 s",
         ),
+        ("0,1e9,1,Gamma,1,9\n600,0,0,,0,0\n", LENGTHS, "chunk-0-trace.csv: 600,000,000,000 requests are too many"),
         (WINDOWS, "{", "chunk-0-dataset.json: malformed"),
         (WINDOWS, '{"0": {"input_tokens": "__import__(\'os\')", "output_tokens": "{}"}}', "malformed: ValueError"),
         (WINDOWS, '{"0": {"input_tokens": "{-1: 1.0}", "output_tokens": "{}"}}', "malformed: ValueError"),
@@ -306,3 +308,43 @@ def test_a_pool_nested_too_deeply_is_refused(tmp_path):
         with pytest.raises(TraceError, match=r"chunk-0-dataset.json: malformed: ") as caught:
             load_trace(tmp_path)
         assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("name", ["pool", "pool.tar.gz", "requests.csv", "requests.csv.gz"])
+def test_a_file_that_is_too_large_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch, name):
+    """The same limit for a file, a packed one, which may be tiny, and the files of a pool together."""
+    monkeypatch.setattr(columns, "MOST_BYTES", 10**5)
+    monkeypatch.setattr(servegen, "MOST_BYTES", 10**5)
+    text = (CSV + 9999 * "0,10000,10000\n").encode()
+    if name.startswith("pool"):
+        path = pool(tmp_path, WINDOWS + 10**5 * " ", LENGTHS)
+        if name == "pool":
+            with tarfile.open(path) as archive:
+                archive.extractall(tmp_path / name, filter="data")
+    else:
+        write(tmp_path, gzip.compress(text) if name.endswith("gz") else text, name)
+    with pytest.raises(TraceError, match=r"(is larger|hold more) than 0 MB.*, the most that is read") as error:
+        load_trace(tmp_path / name)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_more_rows_than_a_trace_may_have_are_refused_before_they_are_split(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "MOST_REQUESTS", 99)
+    path = write(tmp_path, CSV + 101 * "0,10,10\n")
+    with pytest.raises(TraceError, match="102 requests are too many"):
+        load_trace(path)
+    assert len(load_trace(write(tmp_path, CSV + 99 * "0,10,10\n"))) == 99
+
+
+def test_rows_of_one_id_are_requests_of_their_own(tmp_path):
+    path = write(tmp_path, "request_id," + CSV + "a,0,10,2\na,1,10,2\n")
+    assert len(load_trace(path)) == 2
+
+
+@pytest.mark.parametrize("newline", ["\r\n", "\r", "\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_line_ends_and_a_byte_order_mark_do_not_matter(tmp_path, newline, mark):
+    path = write(tmp_path, mark + (CSV + "0,10,2\n1,20,4\n").replace("\n", newline))
+    assert rows(load_trace(path)) == [(0.0, 10, 2), (1.0, 20, 4)]
+    path = write(tmp_path, mark + mooncake(record(0), record(3000)).replace("\n", newline), "m.jsonl")
+    assert len(load_trace(path)) == 2

@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 PREFILL, DECODE, READY, FLIPPING = Role.PREFILL, Role.DECODE, State.READY, State.FLIPPING
 #: What makes a decode instance turn to prefill: the TTFT predicted for a request that arrives, or those observed.
 TRIGGERS = ("predicted", "observed")
+#: Most looks of the monitor in its window, each of which is kept: 0.2 MB an instance; the default keeps five. [1]
+MOST_PAST = 10_000
 
 
 @register("arrow")
@@ -103,8 +105,12 @@ class Arrow:
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         check_options(self)
-        if not self.window_s >= self.monitor_s:
-            raise InputError(f"window_s {self.window_s} is out of range; allowed: from monitor_s = {self.monitor_s} s")
+        longest = MOST_PAST * self.monitor_s
+        if not self.monitor_s <= self.window_s <= longest:
+            raise InputError(
+                f"window_s {self.window_s} is out of range; allowed: from monitor_s = {self.monitor_s} s to "
+                f"{longest:g} s, {MOST_PAST:,} looks"
+            )
 
     def build(self, site: Site) -> Parts:
         """See ``System``; prefill and decode parts say where the instances begin."""
