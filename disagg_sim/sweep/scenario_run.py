@@ -167,14 +167,11 @@ def require_no_faults(result: ScenarioResult) -> None:
 
 def _simulated(run: Run, trace: Trace, scale: float) -> RunResult:
     scenario, replayed = run.scenario, trace.scaled(scale)
-    options = scenario.run
-    if not scenario.sampled:
-        options = replace(options, sample_s=max(replayed.duration / SAMPLED, LEAST_SAMPLE_S))
-    elif run.rate_scale is None:  # a search may try rates so low that the period of the file is too short for them
-        options = replace(options, sample_s=max(options.sample_s, replayed.arrival[-1] / MOST_SAMPLES))
+    period = scenario.run.sample_s if scenario.sampled else max(replayed.duration / SAMPLED, LEAST_SAMPLE_S)
+    least = float(replayed.arrival[-1]) / MOST_SAMPLES  # a search may try rates so low that the file's own is too short
     result = simulate(
         replayed, run.deployment, run.choice.system, setting=scenario.setting, slo=scenario.slo, seed=scenario.seed,
-        options=options,
+        options=replace(scenario.run, sample_s=max(period, least)),
     )  # fmt: skip
     return _named(result, run)
 
@@ -315,7 +312,8 @@ def _capacity_row(run: Run, store: Store) -> dict[str, Any]:
 
 
 def _write_tables(result: ScenarioResult, root: Path) -> None:
-    """``summary.csv``, ``decisions.csv`` and, where it was searched for, ``capacity.csv``."""
+    """``summary.csv``, ``decisions.csv``, ``notes.txt`` and, where it was searched for, ``capacity.csv``."""
+    write_text(root / "notes.txt", "".join(f"{note}\n" for note in result.plan.notes))
     write_text(root / "summary.csv", result.summary.to_csv(index=False, float_format="%.9g"))
     write_text(root / "decisions.csv", result.decisions.to_csv(index=False, float_format="%.9g"))
     if len(result.capacity):

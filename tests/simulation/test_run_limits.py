@@ -18,7 +18,7 @@ from sites import SIMPLE, deployment, served, small_setting, trace
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.search.setting import setting
-from disagg_sim.simulation import collect, kernel_times
+from disagg_sim.simulation import cluster, collect, kernel_times
 from disagg_sim.simulation.deployment import degrees_of
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
@@ -98,6 +98,15 @@ def test_a_run_that_outlasts_its_trace_thins_its_samples(monkeypatch):
     assert 4 <= times.size <= 9
     assert result.requests.finish_s[0] == pytest.approx(times[-1], abs=1.0)
     assert np.ptp(np.diff(times)) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_policy_that_looks_on_and_on_is_stopped_with_what_there_is(monkeypatch):
+    """One long answer in a closed loop, whose end nobody knows before."""
+    monkeypatch.setattr(cluster, "MOST_LOOKS", 100)
+    requests, options = [(0.0, 100, 5), (0.0, 100, 10_000)], RunOptions(concurrency=2)
+    with pytest.raises(PolicyError, match="a run has 100 looks at most") as error:
+        served(requests, Watchful(period_s=0.1), ONE, table=SIMPLE, options=options)
+    assert error.value.so_far.requests.status.tolist() == [Outcome.COMPLETED, Outcome.UNFINISHED]
 
 
 def test_a_closed_loop_of_more_places_than_requests_holds_them_all():

@@ -11,6 +11,7 @@ import yaml
 from disagg_sim.errors import SpecError
 from disagg_sim.sweep.scenario import Scenario, load_scenario
 from disagg_sim.sweep.scenario_plan import plan_scenario
+from disagg_sim.sweep.scenario_run import run_scenario
 
 START = 1_700_000_000_000  # a clock time [ms]
 ROWS = "ts,prompt_len,gen_len\n" + "".join(f"{START + 1000 * i},{100 + i},{10 + i}\n" for i in range(20))
@@ -20,6 +21,20 @@ SCENARIO = {
     "slo": {"ttft_s": 2.0, "tpot_s": 0.15}, "deployments": {"one": {"colocated": {"instances": 1}}},
     "systems": ["vllm"],
 }  # fmt: skip
+
+
+class Silent:
+    """A listener that hears nothing."""
+
+    def note(self, text): ...
+
+    def warn(self, text): ...
+
+    def start(self, total): ...
+
+    def advance(self, count): ...
+
+    def finish(self): ...
 
 
 def scenario(folder: Path, trace: object) -> Scenario:
@@ -83,3 +98,19 @@ def test_no_count_takes_the_memory(tmp_path, trace, said):
     assert said in str(error.value)
     assert len(str(error.value).splitlines()) == 1
     assert time.monotonic() - begun < 10
+
+
+def test_notes_of_the_traces_lie_beside_the_summary(tmp_path):
+    trace = {"path": "log.csv", "columns": COLUMNS, "time_unit": "ms", "requests": 3}
+    plan = plan_scenario(scenario(tmp_path, trace))
+    run_scenario(plan, tmp_path / "out", jobs=1, listener=Silent())
+    (line,) = (tmp_path / "out" / "notes.txt").read_text().splitlines()
+    assert line == plan.notes[0]
+
+
+def test_a_late_single_request_needs_no_period_of_samples(tmp_path):
+    """A trace of one request has no duration to take a 200th of; its arrival counts for the number of samples."""
+    trace = {"kind": "synthetic", "lengths": {"isl": 9, "osl": 9}, "rate_per_s": 1e-6, "requests": 1}
+    plan = plan_scenario(scenario(tmp_path, trace))
+    result = run_scenario(plan, tmp_path / "out", jobs=1, listener=Silent())
+    assert result.summary["completed"].tolist() == [1]
