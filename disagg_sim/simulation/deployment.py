@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from disagg_sim.domain import Deployment, Instance, Mapping, Pool
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.physics.phases import Degrees
+from disagg_sim.search.grid import MAX_BATCH
 from disagg_sim.shown import Shown
+from disagg_sim.simulation.options import MOST
 
 #: Parts of a deployment: pools of one phase, instances that do both, and instances that work in pairs.
 PARTS = ("prefill", "decode", "colocated", "pairs")
+
+#: Limits that a part may set -> their largest value [1], [token]; the grids score no larger batch.
+LIMITS = {"batch": MAX_BATCH, "token_budget": MOST}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +33,13 @@ class Replicas:
     token_budget: int | None = None  # None = as the policy says, or as ``batch`` needs [token]
 
     def __post_init__(self) -> None:
-        """``InputError`` unless the counts are whole numbers from 1, and the budget holds a token of each request."""
+        """``InputError`` unless the counts are whole numbers in range, and the budget holds a token of each request."""
         whole_number("instances", self.instances)
-        for name in ("batch", "token_budget"):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
+        for name, most in LIMITS.items():
+            if getattr(self, name) is not None and whole_number(name, getattr(self, name), note=f" to {most}") > most:
+                raise InputError(
+                    f"{name} {getattr(self, name)} is out of range; allowed: whole numbers from 1 to {most}"
+                )
         if self.batch is not None and self.token_budget is not None and self.token_budget < self.batch:
             raise InputError(
                 f"token_budget {self.token_budget} is below batch {self.batch}; allowed: from the batch up"

@@ -27,7 +27,8 @@ def spec_of(site: Site, parts: Parts, mapping: Mapping, role: Role) -> InstanceS
     """One instance as the fleet wants it; it has room for the most sequences that any role of it may run."""
     limits = parts.steps.limits(mapping, role)
     most = max(parts.steps.limits(mapping, each).max_sequences for each in Role)
-    return InstanceSpec(table=site.table(mapping, most), blocks=site.blocks(mapping, limits), max_sequences=most)
+    blocks = site.blocks(mapping, limits)  # first: steps too large for the memory would fill the host's with a table
+    return InstanceSpec(table=site.table(mapping, most), blocks=blocks, max_sequences=most)
 
 
 class Roster:

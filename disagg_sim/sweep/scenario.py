@@ -14,10 +14,9 @@ from disagg_sim.errors import DisaggSimError, SpecError, nearest, quoted
 from disagg_sim.facts import load
 from disagg_sim.facts.yaml_files import read_mapping, spec_error, spec_files
 from disagg_sim.physics.rates import ENGINES
-from disagg_sim.search.grid import MAX_BATCH
 from disagg_sim.search.setting import Setting, setting
-from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
-from disagg_sim.simulation.options import MOST, MOST_TOKENS, options_of
+from disagg_sim.simulation.deployment import LIMITS, PARTS, Replicas, ServedDeployment
+from disagg_sim.simulation.options import MOST_TOKENS, options_of
 from disagg_sim.simulation.policy import System, system_named
 from disagg_sim.simulation.possible import require_fit
 from disagg_sim.simulation.run import RunOptions
@@ -31,8 +30,8 @@ KEYS = (
 )  # fmt: skip
 REQUIRED = ("name", "model", "system", "precision", "trace", "slo", "deployments", "systems")
 DEGREES = ("tp", "dp", "ep", "pp")
-#: Limits of the instances of a part -> their largest value [1], [token], [token]. The grids score no larger batch.
-LIMITS = {"batch": MAX_BATCH, "token_budget": MOST, "chunk_tokens": MOST_TOKENS}
+#: Limits of the instances of a part -> their largest value [1], [token], [token].
+PART_LIMITS = {**LIMITS, "chunk_tokens": MOST_TOKENS}
 #: Parts whose passes of whole prompts a pipeline may cut into chunks.
 CHUNKING = ("prefill", "colocated")
 #: What a capacity is the largest rate of: a share of the requests inside the SLO, or their 99th percentiles.
@@ -217,13 +216,13 @@ def _part(reader: Reader, where: str, name: str, value: object) -> tuple[Replica
 
 def _replicas(reader: Reader, where: str, part: str, value: object) -> Replicas:
     """Degrees, count and limits of equal instances; what is not given of the limits is left to the policy."""
-    given = reader.mapping(where, value, ("instances", *DEGREES, *LIMITS))
+    given = reader.mapping(where, value, ("instances", *DEGREES, *PART_LIMITS))
     known = len(reader.faults)
     tp, dp, ep, pp = (reader.whole(f"{where}.{key}", given.get(key, 1), low=1, high=1024) for key in DEGREES)
     instances = reader.whole(f"{where}.instances", given.get("instances", 1), low=1, high=10**5)
     batch, budget, chunk = (
         reader.whole(f"{where}.{key}", given[key], low=1, high=most) if key in given else None
-        for key, most in LIMITS.items()
+        for key, most in PART_LIMITS.items()
     )
     if tp * dp % ep:
         reader.faults.append(f"{where}: ep {ep} does not divide the {tp * dp} GPUs of a stage (tp x dp)")

@@ -107,11 +107,11 @@ def _deployment(deployment: ServedDeployment) -> dict[str, Any]:
 
 def _replicas(replicas: Replicas) -> dict[str, int]:
     """Degrees above 1, and limits that are given."""
-    from disagg_sim.sweep.scenario import LIMITS
+    from disagg_sim.sweep.scenario import PART_LIMITS
 
     mapping = replicas.mapping
     degrees = {"tp": mapping.tp_attn, "dp": mapping.dp_attn, "ep": mapping.ep, "pp": mapping.pp}
-    limits = dict(zip(LIMITS, (replicas.batch, replicas.token_budget, mapping.chunk_tokens), strict=True))
+    limits = dict(zip(PART_LIMITS, (replicas.batch, replicas.token_budget, mapping.chunk_tokens), strict=True))
     return {
         **{key: degree for key, degree in degrees.items() if degree > 1},
         "instances": replicas.instances,
