@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from disagg_sim.atomic import write_text
 from disagg_sim.calibration.conditions import Condition, parse_condition
-from disagg_sim.errors import DisaggSimError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -175,7 +175,7 @@ def write_rows(table: pd.DataFrame, directory: Path) -> None:
 
     Raises
     ------
-    DisaggSimError
+    StoreError
         When the directory cannot be written.
     """
     _write({"rows": table}, directory)
@@ -186,7 +186,7 @@ def write_tables(table: pd.DataFrame, directory: Path) -> None:
 
     Raises
     ------
-    DisaggSimError
+    StoreError
         When the directory cannot be written.
     """
     others = {"summary": summary(table), "bars": judged(table), "counts": counted(table)}
@@ -194,9 +194,5 @@ def write_tables(table: pd.DataFrame, directory: Path) -> None:
 
 
 def _write(tables: dict[str, pd.DataFrame], directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, frame in tables.items():
-            frame.to_csv(directory / f"{name}.csv", index=False, float_format="%.6g")
-    except OSError as error:
-        raise DisaggSimError(f"{directory}: cannot be written: {error.strerror}") from None
+    for name, frame in tables.items():
+        write_text(directory / f"{name}.csv", frame.to_csv(index=False, float_format="%.6g"))

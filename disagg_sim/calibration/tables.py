@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from disagg_sim.atomic import write_text
 from disagg_sim.calibration.conditions import ALLOWED, Condition, ConditionError, parse_condition
 from disagg_sim.calibration.forms import FORM, FORMS, IDENTITY, LATENCY, MAY_BE_ZERO, ROW_ID, Form, form_of
 from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
@@ -124,13 +125,10 @@ def write_measured(path: Path, rows: pd.DataFrame) -> None:
 
     Raises
     ------
-    TableError
+    StoreError
         When the file cannot be written.
     """
-    try:
-        rows.to_csv(path, index=False)
-    except OSError as error:
-        raise TableError(f"{shown(path)}: cannot be written: {error.strerror}") from None
+    write_text(path, rows.to_csv(index=False))
 
 
 def read_exclusions(path: Path) -> tuple[Exclusion, ...]:

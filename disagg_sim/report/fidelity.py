@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from disagg_sim.errors import StoreError
+from disagg_sim.atomic import write_text
 from disagg_sim.report.figures import COLOURS, STYLE, blank_figure, save_png
 
 if TYPE_CHECKING:
@@ -25,12 +25,8 @@ def write_tables(out: Path, tables: dict[str, pd.DataFrame]) -> None:
     StoreError
         When the directory cannot be written.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, table in tables.items():
-            table.to_csv(out / f"{name}.csv", index=False, float_format=_DIGITS)
-    except OSError as error:
-        raise StoreError(f"{out}: cannot be written: {error.strerror}") from None
+    for name, table in tables.items():
+        write_text(out / f"{name}.csv", table.to_csv(index=False, float_format=_DIGITS))
 
 
 def draw_scatter(table: pd.DataFrame, path: Path, *, title: str, unit: str) -> None:

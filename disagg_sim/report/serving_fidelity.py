@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from disagg_sim.report.figures import COLOURS, MARKS, STYLE
+from disagg_sim.report.figures import COLOURS, MARKS, STYLE, save_png
 from disagg_sim.units import MS
 
 if TYPE_CHECKING:
@@ -76,6 +76,6 @@ def _scatter(part: pd.DataFrame, quantity: str, path: Path) -> Path:
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(systems), 7), fontsize=8.5)
         figure.suptitle(f"{quantity}: filled below saturation, hollow above; the band is {NOISE:.0%}, engine to engine")
-        figure.savefig(path)
+        save_png(figure, path)
         plt.close(figure)
     return path
