@@ -13,7 +13,9 @@ from functools import lru_cache, partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from disagg_sim.domain import BOUNDS
+from disagg_sim.errors import StoreError
 from disagg_sim.facts import load
+from disagg_sim.facts.yaml_files import shown
 from disagg_sim.search.distribution import decode_grid_under, prefill_grid_under
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, prefill_candidates
@@ -23,6 +25,7 @@ from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import COLUMNS, COST_COLUMNS, Column
 from disagg_sim.sweep.cases import Case
+from disagg_sim.sweep.inputs import Source
 from disagg_sim.sweep.plan import DISAGGREGATED, PREFILL, Block
 from disagg_sim.sweep.store import Key, Store
 from disagg_sim.sweep.tally import Removal, Tally, removal
@@ -48,6 +51,7 @@ class BlockTask:
 
     store: Store
     block: Block
+    sources: tuple[Source, ...]  # spec files, as they were when the block was planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,13 @@ class Done:
 
 
 def compute_block(task: BlockTask) -> Done:
-    """Compute one block and write it, with its tally, into the store."""
+    """Compute one block and write it, with its tally, into the store.
+
+    Raises
+    ------
+    StoreError
+        When a spec file was written since the block was planned: its digest would be that of the old content.
+    """
     begun = time.perf_counter()
     store, block = task.store, task.block
     if block.key.table == PREFILL:
@@ -69,6 +79,9 @@ def compute_block(task: BlockTask) -> Done:
         frame, tally = _decode(store, block)
     else:
         frame, tally = _shared(block)
+    for source in task.sources:
+        if not source.is_as_it_was:
+            raise StoreError(f"{shown(source.path)}: changed while the sweep ran; start the same command again")
     store.write(block.key, frame, tally.to_json())
     return Done(block.key, block.points, time.perf_counter() - begun)
 

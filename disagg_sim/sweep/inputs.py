@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import Any
 
 from disagg_sim.facts.yaml_files import DIRECTORIES, find_file, read_mapping
@@ -31,13 +32,27 @@ class Change:
         return f"{self.key}: {old} -> {new} in {self.where}"
 
 
-def inputs_of(specs: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Files of the specs, given as ``kind/name``, and of those that their fits are inherited from."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A spec file as it was when a sweep was planned."""
+
+    path: Path
+    stamp: tuple[int, int]  # time of the last change [ns], size [B]
+
+    @property
+    def is_as_it_was(self) -> bool:
+        """Whether nobody wrote it since."""
+        return _stamp(self.path) == self.stamp
+
+
+def inputs_of(specs: Iterable[str]) -> tuple[dict[str, dict[str, Any]], tuple[Source, ...]]:
+    """Content and files of the specs, given as ``kind/name``, and of those that their fits are inherited from."""
     found: dict[str, dict[str, Any]] = {}
+    sources: list[Source] = []
     for spec in specs:
         kind, _, name = spec.partition("/")
-        _add(found, kind, name)
-    return dict(sorted(found.items()))
+        _add(found, sources, kind, name)
+    return dict(sorted(found.items())), tuple(sources)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
@@ -51,16 +66,25 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     return changes
 
 
-def _add(found: dict[str, dict[str, Any]], kind: str, name: str) -> None:
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        held = path.stat()
+    except OSError:
+        return 0, 0
+    return held.st_mtime_ns, held.st_size
+
+
+def _add(found: dict[str, dict[str, Any]], sources: list[Source], kind: str, name: str) -> None:
     path = find_file(kind, name)
     place = f"{DIRECTORIES[kind]}/{path.name}"
     if place in found:
         return
+    sources.append(Source(path, _stamp(path)))
     found[place] = content = read_mapping(path)
     if kind == "efficiency":
         parents = [content["inherits"]] if "inherits" in content else []
         for parent in [*parents, *(rows["system"] for rows in content.get("inherits_rows", []))]:
-            _add(found, kind, parent)
+            _add(found, sources, kind, parent)
 
 
 def _changes(where: str, key: str, old: Any, new: Any) -> Iterator[Change]:

@@ -23,7 +23,7 @@ from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.serving.shared_instances import checked_case
 from disagg_sim.sweep.cases import Case, cases_of, modes_of, why_not_shared
 from disagg_sim.sweep.digest import code_digest, digest_of
-from disagg_sim.sweep.inputs import Inputs, inputs_of
+from disagg_sim.sweep.inputs import Inputs, Source, inputs_of
 from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.sweep.store import Key
 
@@ -88,6 +88,7 @@ class SweepPlan:
     spec: SweepSpec
     cases: tuple[CasePlan, ...]
     inputs: Inputs  # content of every spec file that a case depends on
+    sources: tuple[Source, ...]  # these files
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -104,7 +105,9 @@ def plan_sweep(spec: SweepSpec) -> SweepPlan:
     """Every case of the sweep with its mappings enumerated, its batch axes fixed and its blocks cut."""
     cases = cases_of(spec)
     specs = dict.fromkeys(name for case in cases for name, value in _specs(case).items() if value is not None)
-    return SweepPlan(spec=spec, cases=tuple(_plan_case(case, spec) for case in cases), inputs=inputs_of(specs))
+    inputs, sources = inputs_of(specs)  # before the digests, so that a change in between is seen
+    planned = tuple(_plan_case(case, spec) for case in cases)
+    return SweepPlan(spec=spec, cases=planned, inputs=inputs, sources=sources)
 
 
 def spec_digests(case: Case) -> dict[str, str]:

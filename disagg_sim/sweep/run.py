@@ -80,7 +80,7 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener, ove
         listener.start(sum(block.points for block in missing))
         done: list[Done] = []
         for table in (PREFILL, POINTS):  # a case's decode blocks are matched with all its prefill blocks
-            tasks = [BlockTask(store, block) for block in missing if block.key.table == table]
+            tasks = [BlockTask(store, block, plan.sources) for block in missing if block.key.table == table]
             for block in run_tasks(compute_block, tasks, jobs=jobs):
                 listener.advance(block.points)
                 done.append(block)

@@ -67,8 +67,10 @@ def test_something_is_told_exactly_when_something_differs(old: Any, new: Any) ->
 
 
 def test_inherited_fits_bring_the_files_that_they_come_from() -> None:
-    inputs = inputs_of(["hardware/h200_sxm", "efficiency/gh200", "model/llama_3_1_8b"])
+    inputs, sources = inputs_of(["hardware/h200_sxm", "efficiency/gh200", "model/llama_3_1_8b"])
     assert {"hw_specs/h200_sxm.yaml", "models/llama_3_1_8b.yaml"} < set(inputs)
     parent = inputs["hw_specs/efficiency/gh200.yaml"]["inherits"]
     assert f"hw_specs/efficiency/{parent}.yaml" in inputs
     assert inputs["hw_specs/h200_sxm.yaml"]["hbm_bandwidth"].endswith("TB/s")
+    assert len(sources) == len(inputs)
+    assert all(source.is_as_it_was for source in sources)

@@ -19,7 +19,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from disagg_sim.errors import InfeasibleError
+from disagg_sim.errors import InfeasibleError, StoreError
 from disagg_sim.facts.load import load_model
 from disagg_sim.report.summary import summary
 from disagg_sim.search.mappings import enumerate_mappings
@@ -251,6 +251,30 @@ def test_a_changed_spec_changes_every_digest(
     after = small(smoke.spec)
     assert before.cases[0].case == after.cases[0].case
     assert not {block.key.digest for block in before.blocks} & {block.key.digest for block in after.blocks}
+
+
+def test_a_spec_that_is_written_while_a_sweep_runs_stops_it(
+    smoke: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks would carry the digest of the old content."""
+    source = Path(__file__).parents[2] / "hw_specs" / "h100_sxm.yaml"
+    mine = tmp_path / "specs" / "hw_specs" / source.name
+    mine.parent.mkdir(parents=True)
+    shutil.copy(source, mine)
+    monkeypatch.setenv("DISAGG_SIM_PATH", str(tmp_path / "specs"))
+
+    class Writer(Log):
+        def advance(self, points: int) -> None:
+            super().advance(points)
+            mine.write_text(source.read_text().replace("hbm_bandwidth: 3.35", "hbm_bandwidth: 3.0"))
+
+    with pytest.raises(StoreError, match=r"h100_sxm\.yaml: changed while the sweep ran; start the same command again"):
+        run_sweep(small(smoke.spec), tmp_path / "out", jobs=1, listener=Writer())
+    log = Log()
+    run_sweep(small(smoke.spec), tmp_path / "out", jobs=1, listener=log)
+    assert "1 stored blocks are stale (their inputs changed): computing them again" in log.notes
+    run_sweep(small(smoke.spec), tmp_path / "new", jobs=1, listener=Log())
+    assert contents(tmp_path / "out") == contents(tmp_path / "new")
 
 
 def test_killed_runs_go_on_where_they_stood(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
