@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,6 +156,23 @@ def test_durations_stand_in_the_log_alone_and_are_none_without_it(scenario, tmp_
         assert again[list(MEASURED)].isna().all().all()
         columns = [column for column in found if column not in MEASURED]
         pd.testing.assert_frame_equal(again[columns], found[columns])
+
+
+def test_killed_runs_go_on_and_leave_nothing_half_written(scenario, tmp_path):
+    """Killed in the first runs, in later ones, and while pictures are drawn."""
+    path, whole, killed = scenario(), tmp_path / "whole", tmp_path / "killed"
+    assert simulated(path, "--out", str(whole)) == 0
+    script = "from disagg_sim.cli.main import main; main()"
+    command = [sys.executable, "-c", script, "simulate", path, "--out", str(killed), "--jobs", "1"]
+    for place in ("requests/two/*.parquet", "runs/two/disaggregated-*", "figures/two/.*.tmp"):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+            while run.poll() is None and not list(killed.glob(place)):
+                time.sleep(0.0005)
+            run.kill()
+    assert simulated(path, "--out", str(killed)) == 0
+    assert contents(killed) == contents(whole)
+    files = {str(found.relative_to(killed)) for found in killed.rglob("*") if found.is_file()}
+    assert files == {str(found.relative_to(whole)) for found in whole.rglob("*") if found.is_file()}
 
 
 def test_leftovers_of_a_killed_run_are_removed_by_the_next(scenario, tmp_path):
