@@ -312,7 +312,7 @@ def resolve_rates(
     preferred = spec.engine_order if spec is not None else ENGINES
     order = (engine, *(e for e in preferred if e != engine)) if engine else preferred
     resolver = _Resolver(system, spec, profile, order)
-    formats = {precision.attention_projection, precision.ffn, precision.head, precision.router}
+    formats = dict.fromkeys((precision.attention_projection, precision.ffn, precision.head, precision.router))
     kind = "mla" if model.is_mla else "gqa"
     prefill, decode = resolver.attention(kind, precision)
     wire = {0.5625: "nvfp4", 2.0: "bf16"}.get(precision.dispatch_bytes, "fp8")

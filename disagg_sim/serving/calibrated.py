@@ -121,7 +121,7 @@ def words_of(uses: Sequence[Use], times: Times) -> list[str]:
             value = np.where(breach.where & matters, breach.value, np.nan)
             worst = np.fmax if breach.above else np.fmin
             passed[key] = worst(passed.get(key, np.full(rows, np.nan)), value)
-        for system in {fit.inherited_from for fit in use.fits if fit.inherited_from}:
+        for system in dict.fromkeys(fit.inherited_from for fit in use.fits if fit.inherited_from):
             kinds = inherited.setdefault(system, {})
             kinds[use.label] = kinds.get(use.label, np.zeros(rows, dtype=bool)) | matters
     told: list[list[str]] = [[] for _ in range(rows)]

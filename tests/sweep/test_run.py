@@ -253,6 +253,29 @@ def test_a_changed_spec_changes_every_digest(
     assert not {block.key.digest for block in before.blocks} & {block.key.digest for block in after.blocks}
 
 
+HASHED = """
+name: hashed
+models: [deepseek_r1]
+systems: {b300_sxm: nvfp4_fp8kv}
+traffic: [{isl: 1024, osl: 128}]
+modes: [disaggregated, colocated]
+limits: {max_gpus: 8, gpu_cap: 32}
+"""
+
+
+def test_the_order_of_sets_is_in_no_file(tmp_path: Path) -> None:
+    """Each process orders sets of words in its own way; inherited fits stand in ``frontier.csv``."""
+    (tmp_path / "hashed.yaml").write_text(HASHED)
+    for seed in ("1", "2", "3"):
+        command = [*COMMAND, str(tmp_path / "hashed.yaml"), "--out", str(tmp_path / seed), "--jobs", "1"]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed})
+    first, *others = (contents(tmp_path / seed) for seed in ("1", "2", "3"))
+    assert "inherited from" in first["frontier.csv"].decode()
+    for other in others:
+        assert [name for name in first if other[name] != first[name]] == []
+        assert other.keys() == first.keys()
+
+
 def test_a_spec_that_is_written_while_a_sweep_runs_stops_it(
     smoke: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
