@@ -30,7 +30,7 @@ class View(SimpleNamespace):
         count = len(roles)
         super().__init__(
             now=0.0, roles=list(roles), states=[State.READY] * count, input_tokens=[400] * 20, arrival_s=[0.0] * 20,
-            decode_time=np.zeros(count),
+            decode_time=np.zeros(count), prefix=None, waiting={},
             **{
                 name: np.zeros(count, np.int64)
                 for name in (
@@ -47,6 +47,10 @@ class View(SimpleNamespace):
 
     def refresh(self):
         """The loads are the present ones already."""
+
+    def waiting_prompts(self, instance):
+        """Requests that a test has let wait there."""
+        return np.array(self.waiting.get(instance, []), np.int64)
 
     prefill = property(lambda self: self.of(P))
     decode = property(lambda self: self.of(D))

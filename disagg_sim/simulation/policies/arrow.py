@@ -10,6 +10,20 @@ the instances left would be at most half full and tokens come in time; running t
 memory, else memory would keep them below ``MaxRunningTokens`` for ever, and an instance also needs a free sequence
 (``waiting_counts: false`` is the printed rule);
 "for a period" is three looks of the monitor; an instance of prefill is idle when it computed nothing since the last.
+
+The paper has equal instances. For unequal ones loads are compared by what an instance serves, which is ours:
+
+* a prompt goes where it would be done first, its own time there included, not to the shortest queue;
+* running tokens count as a share of ``MaxRunningTokens``, the request to place included; an instance that never
+  decodes within the TPOT limit decodes only where all are so; mean intervals are weighted by ``MaxRunningTokens``;
+* a request is given to nobody whose memory is too small for its prompt;
+* decode gives an instance up only where the prompt would be done sooner there than late in P;
+* steps above the TPOT limit are no call for help at a low load: such an instance is slow by nature;
+* at a look, prompts that wait and will be late go to the end of queues that last less than a look, from the tail of
+  the longest queue; where there is none, an instance flips as for an arrival, or one of decode that has nothing to
+  do (``moves``). A prompt that has begun stays.
+
+On equal instances every choice is the paper's.
 """
 
 from __future__ import annotations
@@ -32,14 +46,20 @@ from disagg_sim.simulation.options import (
 )
 from disagg_sim.simulation.policies.arrow_ledger import (
     AHEAD,
+    FREE,
+    HELD,
+    WEIGHT,
     busy_instance,
     hand_over,
     idle_instance,
+    least_delay,
     lightest,
     low,
     measure,
     place,
-    soonest,
+    prompt_s,
+    sooner,
+    soonest_free,
     take,
 )
 from disagg_sim.simulation.policies.arrow_profile import Predictor, max_running_tokens
@@ -50,6 +70,7 @@ from disagg_sim.simulation.policy import (
     Flip,
     Leg,
     Limits,
+    Move,
     Parts,
     Role,
     Site,
@@ -58,6 +79,7 @@ from disagg_sim.simulation.policy import (
     Wish,
     register,
 )
+from disagg_sim.simulation.state import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from disagg_sim.simulation.view import ClusterView
@@ -66,6 +88,8 @@ if TYPE_CHECKING:
 PREFILL, DECODE, READY, FLIPPING = Role.PREFILL, Role.DECODE, State.READY, State.FLIPPING
 #: What makes a decode instance turn to prefill: the TTFT predicted for a request that arrives, or those observed.
 TRIGGERS = ("predicted", "observed")
+#: Where prompts that wait may move: nowhere, as printed; between instances of unequal mappings; between any.
+MOVES = ("never", "unequal", "always")
 #: Most looks of the monitor in its window, each of which is kept: 0.2 MB an instance; the default keeps five. [1]
 MOST_PAST = 10_000
 
@@ -101,6 +125,10 @@ class Arrow:
     waiting_counts: bool = option(
         True, "requests that wait for memory are load of decode; false: running ones alone, as printed"
     )
+    moves: str = option(
+        "unequal", "whether prompts that wait late may move to a free instance: never, as printed, or between which",
+        choices=MOVES,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
@@ -143,12 +171,20 @@ class GlobalScheduler:
         rows = {}
         for mapping in set(mappings):
             chunk, limits = steps.limits(mapping, PREFILL).token_budget, steps.limits(mapping, DECODE)
-            table = site.table(mapping, limits.max_sequences)
-            most = max_running_tokens(table, site.blocks(mapping, limits), limits.max_sequences, self._tpot)
+            table, blocks = site.table(mapping, limits.max_sequences), site.blocks(mapping, limits)
+            most = max_running_tokens(table, blocks, limits.max_sequences, self._tpot)
             seats = limits.max_sequences if options.waiting_counts else np.inf
-            rows[mapping] = (*Predictor.fit(table, chunk), 0.0, 0.0, 0.0, most, seats)
+            fit = Predictor.fit(table, chunk)
+            rows[mapping] = (*fit, 0.0, 0.0, 0.0, most, seats, blocks * BLOCK_TOKENS, 1.0)
         self.ledger = np.array([rows[mapping] for mapping in mappings], dtype=float)
-        self._ends: dict[int, float] = {}  # of the prompts in queues, predicted, on the clocks of their instances [s]
+        held = self.ledger[:, HELD]
+        if held.any():
+            self.ledger[:, WEIGHT] = held / held.max()
+            held[held == 0.0] = -1.0
+        self._unequal = len(rows) > 1
+        self._moves = options.moves == "always" or (options.moves == "unequal" and self._unequal)
+        #: Of the prompts in the queue of each instance, in its order: predicted ends, on the clock of the instance [s]
+        self._ends: list[dict[int, float]] = [{} for _ in mappings]
         looks = max(round(options.window_s / options.monitor_s), 1)
         self._past = np.zeros((looks, 2, len(mappings)))  # steps and time of decode at the last looks, in turn
         self._looks = 0
@@ -162,25 +198,25 @@ class GlobalScheduler:
     def place(self, view: ClusterView, request: int) -> Leg:
         """Algorithm 1: the prefill instance that meets the TTFT limit, of P, of D->P, or flipped; else late in P."""
         tokens, queued, now = view.input_tokens[request], view.queued_prompt_tokens, view.now
-        chosen, end = place(
+        chosen, end, late = place(
             view.prefill, self.ledger, queued, view.running_requests, view.coming_tokens, self._waiting(view),
             tokens, self._ttft, now,
         )  # fmt: skip
         wishes: tuple[Wish, ...] = ()
         if chosen < 0:
-            chosen = -1 - chosen
-            flip = None if self._reacts else self._to_prefill(view, "predicted")
+            chosen = late if late >= 0 else int(view.prefill[0])
+            flip = None if self._reacts else self._to_prefill(view, "predicted", tokens, end)
             if flip is not None:
                 wishes = (flip,)
                 chosen = flip.instance if self._at_once else chosen
             end = take(self.ledger, chosen, tokens, queued, now)
-        self._ends[request] = end
+        self._ends[chosen][request] = end
         return Leg(chosen, tokens + 1, LATER, wishes)
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:
         """Algorithm 2: where the prefill was if that decodes now; else in D or P->D within the limits, or flipped."""
         now = view.now
-        self.ledger[origin, AHEAD] = now - self._ends.pop(request)
+        self.ledger[origin, AHEAD] = now - self._ends[origin].pop(request)
         if self._reacts:
             self._worst = max(self._worst, now - view.arrival_s[request])
         if view.roles[origin] is DECODE and view.states[origin] is READY:
@@ -188,7 +224,8 @@ class GlobalScheduler:
         view.refresh()  # else steps since the last event of an instance would be missing
         chosen = hand_over(
             view.decode, self.ledger, view.running_tokens, view.coming_tokens, self._waiting(view),
-            view.queued_prompt_tokens, view.running_requests, view.queued_requests, self._tpot,
+            view.queued_prompt_tokens, view.running_requests, view.queued_requests, view.input_tokens[request],
+            self._tpot,
         )  # fmt: skip
         if chosen >= 0:
             return Leg(chosen)
@@ -199,14 +236,20 @@ class GlobalScheduler:
 
     # --- flips --------------------------------------------------------------------------------------------------
 
-    def _to_prefill(self, view: ClusterView, how: str) -> Flip | None:
-        """Algorithm 3: of P->D, else of D, the one with fewest running tokens, if the load of decode is low."""
+    def _to_prefill(self, view: ClusterView, how: str, tokens: int = 0, within: float = np.inf) -> Flip | None:
+        """Algorithm 3: of P->D, else of D, the one with fewest running tokens, if the load of decode is low.
+
+        Of unequal ones only where a prompt of ``tokens`` would be done ``within`` that time [s].
+        """
         if view.decode.size < 2 or self._mean_interval > self._tpot or self._changing(view, PREFILL):
             return None
         running, coming, waiting = view.running_tokens, view.coming_tokens, self._waiting(view)
-        pure, _, mixed, _ = lightest(view.decode, running, coming, waiting, view.queued_prompt_tokens)
+        prompts, among = view.queued_prompt_tokens, view.decode
+        if self._unequal:
+            among = sooner(among, self.ledger, prompts, tokens, within, view.now)
+        pure, _, mixed, _ = lightest(among, self.ledger, running, coming, waiting, prompts, 0)
         chosen = mixed if mixed >= 0 else pure
-        if not low(
+        if chosen < 0 or not low(
             view.decode, self.ledger, running, coming, waiting, view.running_requests, view.queued_requests, chosen,
             self._options.low_load,
         ):  # fmt: skip
@@ -217,11 +260,11 @@ class GlobalScheduler:
         """Algorithm 4: of D->P, else of P, the one with the least prefill delay."""
         if view.prefill.size < 2 or self._changing(view, DECODE):
             return None
-        pure, _, mixed, _ = soonest(
+        chosen = least_delay(
             view.prefill, self.ledger, view.queued_prompt_tokens, view.running_requests, view.coming_tokens,
             self._waiting(view), view.now,
         )  # fmt: skip
-        return Flip(mixed if mixed >= 0 else pure, DECODE, why)
+        return Flip(chosen, DECODE, why) if chosen >= 0 else None
 
     def _waiting(self, view: ClusterView) -> Any:
         """Cached tokens of the requests that wait for memory, where they count. [token]"""
@@ -251,16 +294,62 @@ class GlobalScheduler:
         self._computed = view.prefill_tokens.copy()
         if wish is None and late:
             wish = self._to_prefill(view, "observed")
+        if wish is None and self._moves and view.prefix is None:  # else those behind may count on a prompt's blocks
+            return self._relief(view)
         return () if wish is None else (wish,)
 
     def _idle_to_decode(self, view: ClusterView) -> Flip | None:
         """An idle instance of prefill, if some decode instance is busy."""
-        prompts = view.queued_prompt_tokens
-        idle = idle_instance(view.prefill, view.prefill_tokens, self._computed, prompts, view.running_requests)
+        prompts, ledger = view.queued_prompt_tokens, self.ledger
+        idle = idle_instance(view.prefill, ledger, view.prefill_tokens, self._computed, prompts, view.running_requests)
         if idle < 0:
             return None
-        limit = self._options.busy_interval * self._tpot
-        busy = busy_instance(view.decode, self.ledger, self._waiting(view), limit)
+        busy = busy_instance(
+            view.decode, ledger, view.running_tokens, view.coming_tokens, self._waiting(view),
+            self._options.busy_interval * self._tpot, self._options.low_load if self._unequal else -1.0,
+        )  # fmt: skip
         if busy < 0 or self._changing(view, DECODE):
             return None
         return Flip(idle, DECODE, f"idle, while instance {busy} needs help")
+
+    def _idle_to_prefill(self, view: ClusterView, tokens: int, within: float, origin: int) -> Flip | None:
+        """An idle instance of decode, where a prompt that waits on ``origin`` would be done ``within`` that time."""
+        if view.decode.size < 2 or self._changing(view, PREFILL):
+            return None
+        taken = view.running_tokens + view.coming_tokens + self._waiting(view) + view.queued_requests
+        idle = view.decode[taken[view.decode] == 0]
+        chosen, time = soonest_free(idle, self.ledger, view.queued_prompt_tokens, tokens, np.inf, view.now)
+        if chosen < 0 or time > within:
+            return None
+        return Flip(chosen, PREFILL, f"idle, while prompts wait late on instance {origin}")
+
+    def _relief(self, view: ClusterView) -> list[Wish]:
+        """Moves of prompts that wait and will be late to queues that last less than a look; a flip where none does."""
+        now, ledger, among = view.now, self.ledger, view.prefill
+        queued = view.queued_prompt_tokens.copy()
+        wishes: list[Wish] = []
+        flips = not self._reacts
+        origins = np.flatnonzero(queued)
+        for origin in origins[np.argsort(-(ledger[origins, FREE] + ledger[origins, AHEAD]), kind="stable")].tolist():
+            for request in reversed(view.waiting_prompts(origin).tolist()):
+                tokens, left = view.input_tokens[request], self._ends[origin][request] + ledger[origin, AHEAD] - now
+                if now + left <= view.arrival_s[request] + self._ttft:
+                    break
+                target, time = soonest_free(among, ledger, queued, tokens, self.period_s, now)
+                if target < 0 and flips:
+                    flips = False
+                    flip = self._to_prefill(view, "of a prompt that waits predicted", tokens, left - self.period_s)
+                    flip = flip or self._idle_to_prefill(view, tokens, left - self.period_s, origin)
+                    wishes += [] if flip is None else [flip]
+                    if flip is not None and self._at_once:
+                        among = np.append(among, flip.instance)
+                        target, time = soonest_free(among, ledger, queued, tokens, self.period_s, now)
+                if target < 0 or time + self.period_s > left:
+                    break
+                wishes.append(Move(request, origin, target, f"late by {now + left - view.arrival_s[request]:.3g} s"))
+                del self._ends[origin][request]
+                ledger[origin, FREE] -= prompt_s(ledger, origin, tokens)
+                queued[origin] -= tokens
+                self._ends[target][request] = take(ledger, target, tokens, queued, now)
+                queued[target] += tokens
+        return wishes

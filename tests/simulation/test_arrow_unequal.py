@@ -1,0 +1,308 @@
+"""Arrow on unequal instances by hand, and that on equal ones every choice is the paper's."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sites import SIMPLE, deployment, site, trace
+from test_arrow import BLOCKS, SLO, WHOLE, D, P, View, begun, look, scheduler
+
+import disagg_sim as ds
+from disagg_sim.domain import Mapping, Slo
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.policies.arrow import Arrow, GlobalScheduler
+from disagg_sim.simulation.policies.arrow_ledger import AHEAD, FREE, HELD, INTERVAL, hand_over, place
+from disagg_sim.simulation.policies.loads import ByRole
+from disagg_sim.simulation.policy import Limits, Move, system_named
+from disagg_sim.simulation.records import Outcome
+from disagg_sim.simulation.run import RunOptions, serve
+from disagg_sim.simulation.step_times import StepTable
+
+SMALL, LARGE = Mapping(), Mapping(tp_attn=4, tp_ffn=4)
+#: A quarter of the time of ``SIMPLE``: 400 tokens take 12.5 ms in place of 50.
+FAST = StepTable.affine(step=0.0025, per_sequence=0.00025, per_token=0.000025)
+#: Every step takes 60 ms, more than the TPOT limit of 50.
+SLOW = StepTable.affine(step=0.060, per_sequence=0.001, per_token=0.0001)
+
+
+def unequal_site(served_by, *, small=SIMPLE, slo=SLO, engine=None):
+    """Instances of one GPU have 16,000 tokens, those of four GPUs four times as many and ``FAST``."""
+    here = site(
+        engine or Engine(0), served_by, table=SIMPLE, blocks=BLOCKS, slo=slo, link_bandwidth=1e12
+    )  # fmt: skip
+    return replace(
+        here, tables=lambda mapping, sequences: FAST if mapping.gpus == 4 else small,
+        blocks=lambda mapping, limits: mapping.gpus * BLOCKS,
+    )  # fmt: skip
+
+
+def unequal(*mappings, small=SIMPLE, **options):
+    """A scheduler of such instances."""
+    limits = Limits(token_budget=WHOLE)
+    here = unequal_site(deployment(prefill=1, decode=1), small=small)
+    return GlobalScheduler(Arrow(**options), here, ByRole(prefill=limits, decode=limits), mappings)
+
+
+def test_a_prompt_goes_where_it_is_done_first_and_not_to_the_shortest_queue():
+    """Instance 0 is idle and takes 50 ms; instance 1 is busy for 20 ms more and takes 12.5: done after 32.5."""
+    arrow, view = unequal(SMALL, LARGE, SMALL), View([P, P, D])
+    arrow.ledger[1, FREE], view.queued_prompt_tokens[1] = 0.020, 100
+    assert arrow.place(view, 0).instance == 1
+    assert arrow.ledger[1, FREE] == pytest.approx(0.0325)
+    arrow.ledger[1, FREE] = 0.040
+    assert arrow.place(view, 1).instance == 0
+
+
+def test_a_late_prompt_flips_an_instance_only_where_it_is_done_sooner():
+    """In P it is done after 110 ms, limit 100; of D the small one with a queue would need 120: it stays."""
+    arrow, view = unequal(SMALL, SMALL, LARGE, SMALL), View([P, D, D, D], queued_prompt_tokens=[400, 400, 0, 0])
+    arrow.ledger[:2, FREE] = 0.060, 0.070
+    view.running_tokens[2] = 5000
+    assert arrow.place(view, 0).wishes[0][:2] == (3, P)  # pool D, the least share
+    arrow, view.running_tokens[3] = unequal(SMALL, SMALL, LARGE, SMALL), 5000
+    arrow.ledger[:2, FREE] = 0.060, 0.070
+    assert arrow.place(view, 0).wishes[0][:2] == (2, P)
+
+
+def test_decode_goes_where_the_request_leaves_the_least_share_taken():
+    """Instance 1 has 3,000 + 400 of 16,000 tokens, instance 2 9,000 + 400 of 64,000."""
+    arrow, view = unequal(SMALL, SMALL, LARGE), View([P, D, D], running_tokens=[0, 3000, 9000])
+    begun(arrow, view, 0, 1)
+    assert arrow.proceed(view, 0, 0).instance == 2
+    view.running_tokens[2] = 16_000
+    assert arrow.proceed(view, 1, 0).instance == 1
+
+
+def test_an_instance_that_never_decodes_in_time_does_so_only_where_all_are_so():
+    """Steps of 60 ms against a limit of 50: the small ones keep to prefill."""
+    arrow, view = unequal(SMALL, SMALL, LARGE, small=SLOW), View([P, D, D], running_tokens=[0, 0, 60_000])
+    assert arrow.ledger[:, HELD].tolist() == [-1.0, -1.0, 64_000.0]
+    begun(arrow, view, 0)
+    assert arrow.proceed(view, 0, 0).instance == 2
+    view = View([P, P, D], running_tokens=[0, 0, 70_000], prefill_tokens=[0, 0, 0])
+    begun(arrow, view, 1)
+    assert arrow.proceed(view, 1, 0).wishes == ()  # too much for instance 2, and nobody who could help
+    assert look(arrow, view, 0.045) == []
+    alike = unequal(SMALL, SMALL, small=SLOW)
+    assert alike.ledger[:, HELD].tolist() == [0.0, 0.0]
+
+
+def test_the_mean_interval_counts_an_instance_by_what_it_decodes():
+    """60 ms on one of 16,000 tokens and 20 ms on one of 64,000: (60 + 4 * 20) / 5 = 28 ms."""
+    arrow, view = unequal(SMALL, SMALL, LARGE), View([P, D, D])
+    view.now, view.decode_steps[1:], view.decode_time[1:] = 1.0, (10, 30), (0.6, 0.6)
+    arrow.flips(view)
+    assert arrow._mean_interval == pytest.approx(0.028)
+
+
+def test_steps_that_are_slow_by_nature_are_no_call_for_help():
+    """Every 45 ms a token, above 0.8 of the limit: help at 9,000 of 16,000 tokens, none at 7,000."""
+    for tokens, helped in ((9000, True), (7000, False)):
+        arrow = unequal(SMALL, LARGE, SMALL)
+        view = View([P, P, D], running_tokens=[0, 0, tokens], prefill_tokens=[0, 5, 0])
+        assert bool(look(arrow, view, 0.045)) == helped
+
+
+def waits(arrow, view, instance, requests, start):
+    """Let prompts wait on an instance behind one that ends at ``start`` [s]."""
+    arrow.ledger[instance, FREE], view.queued_prompt_tokens[instance] = start, 1
+    for request in requests:
+        start += 0.010 + 0.0001 * view.input_tokens[request]
+        arrow._ends[instance][request] = arrow.ledger[instance, FREE] = start
+        view.queued_prompt_tokens[instance] += view.input_tokens[request]
+    view.waiting[instance] = requests
+
+
+def test_prompts_that_wait_late_move_from_the_tail_to_an_instance_that_is_free():
+    """Six behind one that lasts until 5 s; the large one is free and takes 12.5 ms each, from the last on."""
+    arrow, view = unequal(SMALL, LARGE, SMALL), View([P, P, D], prefill_tokens=[1, 1, 0])
+    waits(arrow, view, 0, [0, 1, 2, 3, 4, 5], 5.0)
+    view.now = 1.0
+    moves = arrow.flips(view)
+    assert [wish[:3] for wish in moves] == [(request, 0, 1) for request in (5, 4, 3, 2, 1, 0)]
+    assert all(isinstance(wish, Move) for wish in moves)
+    assert arrow.ledger[0, FREE] == pytest.approx(5.0)
+    assert arrow._ends[1][0] == pytest.approx(1.0 + 6 * 0.0125)
+    assert not arrow._ends[0]
+
+
+def test_no_more_prompts_move_than_a_look_lasts_and_none_that_is_in_time_or_gains_less():
+    arrow, view = unequal(SMALL, LARGE, SMALL), View([P, P, D], prefill_tokens=[1, 1, 0])
+    view.input_tokens = [10_300] * 20  # 1.04 s on the small one, 0.26 on the large one: the fifth would wait 1.04 s
+    waits(arrow, view, 0, list(range(20)), 5.0)
+    view.now = 1.0
+    assert len(arrow.flips(view)) == 4
+    for start, ttft in ((5.0, 9.0), (1.8, 0.1)):  # in time where they are; sooner by less than a look
+        arrow, view = unequal(SMALL, LARGE, SMALL), View([P, P, D], prefill_tokens=[1, 1, 0])
+        arrow._ttft, view.now = ttft, 1.0
+        waits(arrow, view, 0, [0], start)
+        assert arrow.flips(view) == []
+
+
+def test_without_a_free_queue_an_instance_of_decode_flips_for_those_that_wait():
+    arrow, view = unequal(SMALL, LARGE, SMALL), View([P, D, D])
+    waits(arrow, view, 0, [0, 1], 5.0)
+    view.now, arrow._computed = 1.0, np.array([0, 0, 0])
+    flip, *moves = arrow.flips(view)
+    assert flip[:2] == (1, P)
+    assert [wish[:3] for wish in moves] == [(1, 0, 1), (0, 0, 1)]
+
+
+def test_an_idle_instance_of_decode_takes_prompts_that_wait_even_when_the_others_are_full():
+    """The load of decode is high on instance 1, instance 2 has nothing at all."""
+    arrow, view = unequal(SMALL, SMALL, LARGE), View([P, D, D], running_tokens=[0, 40_000, 0])
+    waits(arrow, view, 0, [0], 5.0)
+    view.now = 1.0
+    flip, move = arrow.flips(view)
+    assert flip[:2] == (2, P)
+    assert flip.reason == "idle, while prompts wait late on instance 0"
+    assert move[:3] == (0, 0, 2)
+
+
+@pytest.mark.parametrize(("moves", "equal", "moved"), [
+    ("unequal", True, False), ("always", True, True), ("never", False, False), ("unequal", False, True),
+])  # fmt: skip
+def test_the_option_says_between_which_instances_prompts_move(moves, equal, moved):
+    arrow = scheduler(3, moves=moves) if equal else unequal(SMALL, LARGE, SMALL, moves=moves)
+    view = View([P, P, D], prefill_tokens=[1, 1, 0])
+    waits(arrow, view, 0, [0], 5.0)
+    view.now = 1.0
+    assert bool(arrow.flips(view)) == moved
+
+
+def test_prompts_stay_where_instances_remember_prefixes():
+    arrow, view = unequal(SMALL, LARGE, SMALL), View([P, P, D], prefill_tokens=[1, 1, 0])
+    waits(arrow, view, 0, [0], 5.0)
+    view.now, view.prefix = 1.0, object()
+    assert arrow.flips(view) == ()
+
+
+def test_nobody_gets_a_prompt_that_its_memory_cannot_hold():
+    arrow, view = unequal(SMALL, LARGE, SMALL, LARGE), View([P, P, D, D], queued_prompt_tokens=[0, 9, 0, 0])
+    view.input_tokens, arrow.ledger[1, FREE] = [16_000] * 2, 9.0
+    assert arrow.place(view, 0).wishes[0][:2] == (3, P)
+    view.running_tokens[3] = 40_000
+    arrow._ends[0][1] = 0.0
+    assert arrow.proceed(view, 1, 0).instance == 3
+
+
+# --- whole runs -----------------------------------------------------------------------------------------------------
+
+
+def run(requests, served_by, system="arrow", **more):
+    engine = Engine(0)
+    return serve(trace(requests), system, unequal_site(served_by, engine=engine, **more), engine, RunOptions())
+
+
+def parts(prefill, decode):
+    """Of (mapping, instances)."""
+    made = [tuple(Replicas(mapping=m, instances=n) for m, n in part) for part in (prefill, decode)]
+    gpus = sum(each.gpus for part in made for each in part)
+    return ServedDeployment(name="unequal", gpus=gpus, prefill=made[0], decode=made[1])
+
+
+def test_an_instance_too_slow_for_the_limit_gets_no_prompt_while_a_fast_one_is_free():
+    """1,500 tokens take 160 ms on the small instance, limit 100, and 40 on the large one."""
+    result = run([(0.5 * k, 1500, 3) for k in range(20)], parts([(SMALL, 1), (LARGE, 1)], [(SMALL, 1)]))
+    assert (result.requests.prefill_instance == 1).all()
+    assert (result.requests.first_token_s - result.requests.arrival_s <= 0.1).all()
+
+
+def test_queues_that_can_move_are_done_sooner():
+    """400 prompts in a second, 16 s of work for the three of prefill; decode takes two of them back."""
+    served_by = parts([(SMALL, 1), (LARGE, 2)], [(SMALL, 1)])
+    requests = [(0.0025 * k, 1500, 60) for k in range(400)]
+    results = {
+        moves: run(requests, served_by, system_named("arrow", moves=moves), slo=Slo(ttft=1.0, tpot=0.05))
+        for moves in ("unequal", "never")
+    }
+    waits = {moves: (r.requests.prefill_start_s - r.requests.arrival_s).max() for moves, r in results.items()}
+    ends = {moves: r.requests.finish_s.max() for moves, r in results.items()}
+    assert all((r.requests.status == Outcome.COMPLETED).all() for r in results.values())
+    assert any(each.kind == "move" for each in results["unequal"].decisions)
+    assert not any(each.kind == "move" for each in results["never"].decisions)
+    assert waits["unequal"] < waits["never"]
+    assert ends["unequal"] < ends["never"]
+    moved = {int(each.wish.split()[3]) for each in results["unequal"].decisions if each.kind == "move"}
+    assert (results["unequal"].requests.segments[list(moved)] <= 2).all()  # what was withdrawn is no segment
+
+
+def test_attainment_falls_with_the_rate_on_a_plan_of_unequal_pools():
+    """Pipelines of four GPUs that take 10.8 s for a prompt, limit 10 s, beside TP8 that takes 2 s."""
+    pipeline, eight = Mapping(pp=4), Mapping(tp_attn=8, tp_ffn=8)
+    served_by = ServedDeployment(
+        name="plan", gpus=28, prefill=(Replicas(mapping=pipeline, instances=1),),
+        decode=(Replicas(mapping=eight, instances=3),),
+    )  # fmt: skip
+    inside = []
+    for rate in (0.01, 0.05, 0.15):
+        requests = ds.synthetic_trace(rate=rate, lengths=(16_384, 2048), requests=120, seed=1)
+        result = ds.simulate(
+            served_by, requests, "arrow", slo=ds.Slo(ttft=10.0, tpot=0.04), model="llama_3_1_70b",
+            system="a100_sxm_80gb", precision="bf16",
+        )  # fmt: skip
+        inside.append(result.summary().slo_attainment)
+    assert min(inside) > 0.95
+
+
+# --- equal instances: the paper -------------------------------------------------------------------------------------
+
+COUNT = 4
+NUMBERS = st.lists(st.integers(0, 5), min_size=COUNT, max_size=COUNT)
+TIMES = st.lists(st.floats(0.0, 0.2), min_size=COUNT, max_size=COUNT)
+
+
+@given(queued=NUMBERS, running=NUMBERS, free=TIMES, ahead=TIMES, tokens=st.integers(1, 3000))
+def test_on_equal_instances_a_prompt_goes_to_the_least_delay_as_printed(queued, running, free, ahead, tokens):
+    """Algorithm 1 in plain words: least delay of P if in time, else of D->P if in time, else of P."""
+    arrow, view = scheduler(COUNT), View([P] * COUNT, queued_prompt_tokens=queued, running_requests=running)
+    arrow.ledger[:, FREE], arrow.ledger[:, AHEAD] = free, ahead
+    delay = [max(f + a - 0.05, 0.0) if q else 0.0 for f, a, q in zip(free, ahead, queued, strict=True)]
+    pools = [[i for i in range(COUNT) if bool(running[i]) == mixed] for mixed in (False, True)]
+    best = [min(pool, key=lambda i: delay[i]) for pool in pools if pool]
+    time = 0.010 + 0.0001 * tokens
+    in_time = [i for i in best if delay[i] + time <= SLO.ttft - 1e-9]
+    if any(abs(delay[i] + time - SLO.ttft) < 1e-9 for i in best):
+        return
+    zero = np.zeros(COUNT, np.int64)
+    found, _, late = place(
+        view.prefill, arrow.ledger, view.queued_prompt_tokens, view.running_requests, zero, zero, tokens, SLO.ttft,
+        0.05,
+    )  # fmt: skip
+    assert (found if found >= 0 else -1) == (in_time[0] if in_time else -1)
+    assert late == (in_time or best)[0]
+
+
+@given(
+    running=st.lists(st.integers(0, 20_000), min_size=COUNT, max_size=COUNT), prompts=NUMBERS,
+    interval=st.lists(st.sampled_from([0.0, 0.04, 0.06]), min_size=COUNT, max_size=COUNT), more=st.integers(1, 9000),
+)  # fmt: skip
+def test_on_equal_instances_decode_goes_to_the_fewest_tokens_as_printed(running, prompts, interval, more):
+    """Algorithm 2: fewest tokens of D if within MaxRunningTokens and the TPOT limit, else of P->D; else the fewer."""
+    arrow, view = scheduler(COUNT), View([D] * COUNT, running_tokens=running, queued_prompt_tokens=prompts)
+    arrow.ledger[:, INTERVAL] = interval
+    pools = [[i for i in range(COUNT) if bool(prompts[i]) == mixed] for mixed in (False, True)]
+    best = [min(pool, key=lambda i: running[i]) for pool in pools if pool]
+    inside = [i for i in best if running[i] <= 16_000 and interval[i] <= SLO.tpot]
+    zero = np.zeros(COUNT, np.int64)
+    found = hand_over(
+        view.decode, arrow.ledger, view.running_tokens, zero, zero, view.queued_prompt_tokens, zero, zero, more,
+        SLO.tpot,
+    )  # fmt: skip
+    assert found == (inside[0] if inside else -1 - min(best, key=lambda i: running[i]))
+
+
+def test_on_equal_instances_the_option_that_is_the_default_moves_nothing():
+    requests = [(0.02 * k, 400 + 37 * k % 900, 2 + 13 * k % 50) for k in range(120)]
+    results = [
+        serve(trace(requests), system_named("arrow", moves=moves), site(
+            (engine := Engine(0)), deployment(prefill=2, decode=2), table=SIMPLE, slo=SLO,
+        ), engine, RunOptions()) for moves in ("unequal", "never")
+    ]  # fmt: skip
+    one, two = (result.requests.finish_s for result in results)
+    assert np.array_equal(one, two)
+    assert not any(each.kind == "move" for each in results[0].decisions)
+    assert any(each.kind == "flip" for each in results[0].decisions)
