@@ -142,6 +142,10 @@ class Mmpp:
                 f"allowed: up to {MOST_REQUESTS:,}"
             )
         states = np.arange(LEAST_BLOCK + 2 * round(bursts)) % 2
+        drawn = states.size / 2 * rate * (self.burst_s + gap_s)
+        if drawn > MOST_REQUESTS:
+            what = f"burst_s {self.burst_s:g} s, {states.size // 2} bursts at {rate:g} requests/s"
+            raise InputError(too_many(what, drawn))
         if rng.random() >= p:
             states = 1 - states
         lengths = np.where(states == 0, self.burst_s, gap_s)

@@ -22,6 +22,7 @@ from disagg_sim.workload.synthetic import LengthTable, log_normal
 
 BURSTS = Mmpp(contrast=4.0, burst_share=0.25, burst_s=30.0)  # all requests come in bursts
 SHORT_BURSTS = Mmpp(contrast=1.0, burst_share=0.5, burst_s=1e-12)
+LONG_BURSTS = Mmpp(contrast=1.0, burst_share=0.5, burst_s=1e9)
 PROCESSES = [Poisson(), Gamma(0.0), Gamma(0.3), Gamma(3.0), Weibull(0.5), BURSTS]
 
 
@@ -186,6 +187,7 @@ def test_a_million_requests_fit_in_memory_and_time():
         (lambda: synthetic_trace(rate=1e-12, lengths=(1, 1), requests=3), "allowed: up to 1e\\+09 s"),
         (lambda: synthetic_trace(rate=1.0, lengths=(10**12, 1), requests=3), "input_tokens 1e\\+12 is out of range"),
         (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=9, arrivals_as=SHORT_BURSTS), "bursts in 26 s"),
+        (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=9, arrivals_as=LONG_BURSTS), "8 bursts at 1 requ"),
         (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=9).scaled(1e-12), "allowed: up to 1e\\+09 s"),
         (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=9).repeated(10**9), "requests are too many"),
         (lambda: Gamma(1e200), "allowed: 0 to 1000"),
