@@ -94,7 +94,7 @@ def nearest(name: object, allowed: Iterable[str]) -> str:
 
 def whole_number(name: str, value: object, least: int = 1, note: str = "", *, most: float = math.inf) -> int:
     """The argument ``name`` as an int; ``InputError`` unless it is a whole number from ``least`` to ``most``."""
-    number = _float(value)
+    number = as_float(value)
     if not number.is_integer() or not least <= number <= most:
         upto = f" to {most}" if most < math.inf else ""
         raise InputError(f"{name} {_shown(value)} is out of range; allowed: whole numbers from {least}{upto}{note}")
@@ -103,13 +103,13 @@ def whole_number(name: str, value: object, least: int = 1, note: str = "", *, mo
 
 def above_zero(name: str, value: object, unit: str = "") -> float:
     """The argument ``name`` as a float; ``InputError`` unless it is a number above 0, infinity included."""
-    number = _float(value)
+    number = as_float(value)
     if not number > 0:
         raise InputError(f"{name} must be above 0{unit and f' {unit}'}, got {_shown(value)}")
     return number
 
 
-def _float(value: object) -> float:
+def as_float(value: object) -> float:
     """A real number as a float, NaN for all else; what is too large for one is infinite."""
     try:
         return float(value) if isinstance(value, Real) else math.nan

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from disagg_sim.simulation.engine import NORMAL, Engine
-from disagg_sim.simulation.policy import BatchForming
+from disagg_sim.simulation.policy import Batch, BatchForming
 
 if TYPE_CHECKING:
     from disagg_sim.simulation.view import ClusterView
@@ -58,6 +58,8 @@ class Batches:
         if not queue or self._running.get(instance, 0) or self.forming is None:
             return
         batch = self.forming.form(self._view, instance, tuple(queue))
+        if type(batch) is not Batch or not isinstance(batch.requests, tuple | list):
+            self._refuse(batch, f"what to do on instance {instance} has to be a Batch of a tuple of requests")
         if not queue.keys() >= set(batch.requests) or len(set(batch.requests)) < len(batch.requests):
             wish = f"batch {batch.requests} on instance {instance}"
             self._refuse(wish, f"the prompts that wait there are {list(queue)}")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from disagg_sim.errors import quoted
 from disagg_sim.simulation.batches import Batches, Waiting
 from disagg_sim.simulation.engine import LAST, NORMAL, Engine
 from disagg_sim.simulation.fleet import Fleet
@@ -15,8 +16,10 @@ from disagg_sim.simulation.policy import END, LATER, Leg, Move, Parts, State, Wi
 from disagg_sim.simulation.roster import Roster
 from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.wellformed import leg_fault
 
 NAN = math.nan
+NOWHERE = -1  # instance of a request that has just arrived
 READY, STOPPED, MANUAL = State.READY, State.STOPPED, Mode.MANUAL  # an enum's members are slow to look up
 
 
@@ -129,11 +132,11 @@ class Cluster:
         else:
             leg, pushed = self._proceed(self.view, request, instance), False
             if type(leg) is not Leg:
+                self.roster.asked = self._proceed
                 self.roster.refuse(leg, f"where request {request} goes on has to be a Leg")
             if leg.wishes:
-                self.roster.apply(leg.wishes)
-            if leg.instance != instance:
-                self._check(leg, request, until)
+                self.roster.apply(leg.wishes, self._proceed)
+            self._check(leg, request, until, instance, self._proceed)
         if leg.delay_s > 0:
             now = self.engine.now
             self.roster.coming[leg.instance] += 1
@@ -155,10 +158,11 @@ class Cluster:
             return
         leg = self._place(view, request)
         if type(leg) is not Leg:
+            self.roster.asked = self._place
             self.roster.refuse(leg, f"a place for request {request} has to be a Leg")
         if leg.wishes:
-            self.roster.apply(leg.wishes)
-        self._check(leg, request, 0)
+            self.roster.apply(leg.wishes, self._place)
+        self._check(leg, request, 0, NOWHERE, self._place)
         if leg.delay_s > 0:
             self.roster.coming[leg.instance] += 1
             self.engine.at(self.engine.now + leg.delay_s, NORMAL, self._late, request, leg)
@@ -282,17 +286,25 @@ class Cluster:
         self._submit(request, leg, until, ended if until > self.prompts[request] else NAN)
         self.roster.came(target)
 
-    def _check(self, leg: Leg, request: int, have: int) -> None:
-        """Refuse a leg that cannot be."""
-        roster, instance = self.roster, leg.instance
-        if 0 <= instance < len(roster.state) and roster.state[instance] == READY and leg.until > have:
-            return
-        wish = f"request {request} on instance {instance}"
-        if not 0 <= instance < len(roster.state):
-            roster.refuse(wish, f"there is no such instance; known: 0 to {len(roster.state) - 1}")
-        if roster.state[instance] != READY:
-            roster.refuse(wish, f"the instance is {roster.state[instance].name.lower()}, not ready")
-        roster.refuse(wish, f"it would end at token {leg.until}, and {have} tokens exist already")
+    def _check(self, leg: Leg, request: int, have: int, origin: int, asked: object) -> None:
+        """Refuse a leg that cannot be; ``asked`` is the method that gave it."""
+        instance, until, then, _, delay_s = leg
+        states = self.roster.state
+        try:
+            if (
+                0 <= instance < len(states)
+                and (states[instance] == READY or instance == origin)
+                and until > have
+                and LATER <= then < len(states)
+                and 0.0 <= delay_s < math.inf
+                and type(until) is type(then) is int
+            ):
+                return
+        except TypeError:
+            pass
+        if fault := leg_fault(leg, have, states, origin):
+            self.roster.asked = asked
+            self.roster.refuse(f"request {request} on instance {quoted(instance)}", fault)
 
     # --- instances and ticks ------------------------------------------------------------------------------------
 
@@ -338,5 +350,5 @@ class Cluster:
                 self.roster.refuse(f"another look every {period:g} s", f"a run has {MOST_LOOKS:,} looks at most")
             self.view.refresh()
             self.view.snapshot()
-            self.roster.apply(decide(self.view))
+            self.roster.apply(decide(self.view), decide)
             self._every(period, decide)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, TypeVar
 
-from disagg_sim.errors import InputError, nearest
+from disagg_sim.errors import InputError, as_float, nearest, quoted
 
 Plain = TypeVar("Plain", bool, int, float, str)
 
@@ -65,7 +65,7 @@ class Option:
             return isinstance(value, str) and (not self.choices or value in self.choices)
         if isinstance(value, bool) or not isinstance(value, Real):
             return False
-        number = float(value)
+        number = as_float(value)
         if math.isinf(number):
             return self.infinite and number > 0
         whole = not isinstance(self.default, int) or number.is_integer()
@@ -76,8 +76,8 @@ class Option:
         if self.takes(value):
             return ""
         if self.choices:
-            return f"{value!r} is unknown{nearest(value, self.choices)}; allowed: {self.allowed}"
-        return f"{value!r} is out of range; allowed: {self.allowed or 'a text'}"
+            return f"{quoted(value)} is unknown{nearest(value, self.choices)}; allowed: {self.allowed}"
+        return f"{quoted(value)} is out of range; allowed: {self.allowed or 'a text'}"
 
     def like_default(self, value: Any) -> Any:
         """A value that it takes, of the type of its default: 5 as 5.0, 2048.0 as 2048."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -20,7 +20,8 @@ from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, UnknownNameError, nearest, quoted
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.search.setting import Setting
-from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
+from disagg_sim.simulation.faults import own_faults
 from disagg_sim.simulation.kv_link import LinkSpec, instance_bandwidth
 from disagg_sim.simulation.state import Mode
 
@@ -315,15 +316,29 @@ Registered = TypeVar("Registered", bound=type[System])
 
 
 def register(name: str) -> Callable[[Registered], Registered]:
-    """Class decorator: make a system known under ``name``; ``InputError`` when another has it."""
+    """Class decorator: make a system known under ``name``; ``InputError`` when another has it, or it is no system."""
 
     def add(system: Registered) -> Registered:
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise InputError(f"{quoted(name)} is no name of a system; allowed: one line")
+        require_system(name, system)
+        if not is_dataclass(system):
+            raise InputError(f"system {name!r}: {system.__name__} is no dataclass; @register stands above @dataclass")
         if name in SYSTEMS:
             raise InputError(f"system {name!r} is registered twice: {SYSTEMS[name].__name__} and {system.__name__}")
         SYSTEMS[name] = system
         return system
 
     return add
+
+
+def require_system(name: str, system: Any) -> None:
+    """Raise ``InputError`` where a class, or an object, is no system: it has to have ``needs`` and ``build``."""
+    needs = getattr(system, "needs", None)
+    if not isinstance(needs, tuple) or not needs or any(each not in PARTS for each in needs):
+        raise InputError(f"system {name!r}: needs is {quoted(needs)}; allowed: a tuple of some of {', '.join(PARTS)}")
+    if not callable(getattr(system, "build", None)):
+        raise InputError(f"system {name!r}: has no method build")
 
 
 def systems() -> dict[str, type[System]]:
@@ -347,6 +362,8 @@ def system_named(name: str, **options: Any) -> System:
     ------
     UnknownNameError
         No such system, or no such option of it; the text names the nearest.
+    PolicyError
+        A user's own system that cannot be made, with the error that it raised as the cause.
     """
     if name not in systems():
         names = ", ".join(sorted(SYSTEMS))
@@ -358,4 +375,5 @@ def system_named(name: str, **options: Any) -> System:
                 f"system {name!r} has no option {quoted(option)}{nearest(option, known)}; "
                 f"it has {', '.join(known) or 'none'}"
             )
-    return SYSTEMS[name](**options)
+    with own_faults(f"system {name!r}", SYSTEMS[name].__module__):
+        return SYSTEMS[name](**options)

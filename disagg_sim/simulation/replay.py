@@ -256,7 +256,7 @@ def simulate(
         No such system, model, precision or profile.
     """
     from disagg_sim.simulation.compiled import code_home
-    from disagg_sim.simulation.policy import system_named
+    from disagg_sim.simulation.policy import require_system, system_named
     from disagg_sim.simulation.run import RunOptions, run
 
     if note := code_home().note:
@@ -279,6 +279,7 @@ def simulate(
     serving = system_named(policy) if isinstance(policy, str) else policy
     name = policy if isinstance(policy, str) else None
     limits = slo or DEFAULT_SLO
+    require_system(name or type(serving).__name__, serving)
     parts.require(name or type(serving).__name__, serving.needs)
     require_fit(what, parts)
     require_possible(what, parts, serving.needs, trace, limits)

@@ -9,26 +9,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Mapping
-from disagg_sim.errors import PolicyError
+from disagg_sim.errors import PolicyError, quoted
 from disagg_sim.simulation.engine import FIRST, Engine
+from disagg_sim.simulation.faults import place_of
 from disagg_sim.simulation.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.policy import Flip, Limits, Move, Parts, Role, SetLimits, Site, Start, State, Stop, Wish
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.service import Traffic, prefill_rate, seats
 from disagg_sim.simulation.state import Mode
+from disagg_sim.simulation.wellformed import limits_fault, wish_fault
 
 Index = NDArray[np.intp]
 
 PHASES = {"prefill": (Role.PREFILL, Role.BOTH), "decode": (Role.DECODE, Role.BOTH)}
 
 
-def spec_of(site: Site, parts: Parts, mapping: Mapping, role: Role) -> InstanceSpec:
+def spec_of(system: str, site: Site, parts: Parts, mapping: Mapping, role: Role) -> InstanceSpec:
     """One instance as the fleet wants it; it has room for the most sequences that any role of it may run."""
-    limits = parts.steps.limits(mapping, role)
-    most = max(parts.steps.limits(mapping, each).max_sequences for each in Role)
+    limits = _limits_of(system, parts, mapping, role)
+    most = max(_limits_of(system, parts, mapping, each).max_sequences for each in Role)
     blocks = site.blocks(mapping, limits)  # first: steps too large for the memory would fill the host's with a table
     return InstanceSpec(table=site.table(mapping, most), blocks=blocks, max_sequences=most)
+
+
+def _limits_of(system: str, parts: Parts, mapping: Mapping, role: Role) -> Limits:
+    limits = parts.steps.limits(mapping, role)
+    if fault := limits_fault(limits):
+        where = f"system {system!r}: limits of a {role.name.lower()} instance"
+        raise PolicyError(f"{where}: {fault}{place_of(parts.steps.limits)}")
+    return limits
 
 
 class Roster:
@@ -62,6 +72,7 @@ class Roster:
         self.decisions: list[Decision] = []
         self.prefill: Index = np.empty(0, np.intp)  # ready instances that take prefill
         self.decode: Index = np.empty(0, np.intp)
+        self.asked: object = None  # method of the policy whose answer is looked at, for messages
         self.joined: Callable[[], None] = _nothing  # called when instances have come
         self.serves: Callable[[int], None] = _nothing  # called when an instance serves, for the first time or again
         self.died: Callable[[int], None] = _nothing  # called when an instance has stopped without draining
@@ -75,17 +86,20 @@ class Roster:
         """GPUs of all instances that have not stopped. [1]"""
         return sum(gpus for gpus, state in zip(self.gpus, self.state, strict=True) if state != State.STOPPED)
 
-    def apply(self, wishes: Sequence[Wish]) -> None:
-        """Check, log and carry out.
+    def apply(self, wishes: Sequence[Wish], asked: object = None) -> None:
+        """Check, log and carry out what the method ``asked`` of the policy wishes.
 
         Raises
         ------
         PolicyError
             A wish that cannot be: names system, wish and reason.
         """
+        self.asked = asked
         if type(wishes) not in (list, tuple):
             self.refuse(wishes, "wishes come in a list, which may be empty")
         for wish in wishes:
+            if fault := wish_fault(wish):
+                self.refuse(quoted(wish), fault)
             if isinstance(wish, Flip):
                 self._flip(wish)
             elif isinstance(wish, Start):
@@ -94,14 +108,13 @@ class Roster:
                 self._stop(wish)
             elif isinstance(wish, Move):
                 self._move(wish)
-            elif isinstance(wish, SetLimits):
-                self._limit(wish)
             else:
-                self.refuse(wish, "it is no Flip, Start, Stop, Move or SetLimits")
+                self._limit(wish)
 
     def refuse(self, wish: object, why: str) -> NoReturn:
-        """Stop the run."""
-        raise PolicyError(f"system {self.system!r} at {self.engine.now:.6g} s: {in_words(wish)} is impossible: {why}")
+        """Stop the run; a text for ``wish`` stands in the message as it is."""
+        where = f"system {self.system!r} at {self.engine.now:.6g} s"
+        raise PolicyError(f"{where}: {in_words(wish)} is impossible: {why}{place_of(self.asked)}")
 
     def emptied(self, instance: int) -> None:
         """An instance that drained has nothing left: it stops, or reloads for its new role."""
@@ -132,7 +145,7 @@ class Roster:
         if self.site.flip_s > 0:
             self._leave(instance, State.FLIPPING)
         else:
-            self._set(instance, self.parts.steps.limits(self.mapping[instance], self.role[instance]))
+            self._set(instance, _limits_of(self.system, self.parts, self.mapping[instance], self.role[instance]))
         self._regroup()
 
     def _start(self, wish: Start) -> None:
@@ -176,7 +189,7 @@ class Roster:
     def _add(self, mapping: Mapping, role: Role, state: State) -> int:
         instance = len(self.role)
         if instance == len(self.fleet):
-            self.fleet.add(spec_of(self.site, self.parts, mapping, role), self.engine.now)
+            self.fleet.add(spec_of(self.system, self.site, self.parts, mapping, role), self.engine.now)
         self.link.join(self.site.instance_bandwidth(mapping))
         self.mapping.append(mapping)
         self.role.append(role)
@@ -190,7 +203,7 @@ class Roster:
         rate, seats = self._serves_of(mapping, role)
         self.prefill_rate.append(rate)
         self.seats.append(seats)
-        self._set(instance, self.parts.steps.limits(mapping, role))
+        self._set(instance, _limits_of(self.system, self.parts, mapping, role))
         return instance
 
     def _serves_of(self, mapping: Mapping, role: Role) -> tuple[float, int]:
@@ -199,7 +212,7 @@ class Roster:
             shared, limits, site = role == Role.BOTH, self.parts.steps.limits, self.site
             traffic = Traffic(site.prompt_tokens, site.output_tokens, site.slo.tpot)
             prefill, decode = (limits(mapping, role if shared else each) for each in (Role.PREFILL, Role.DECODE))
-            spec = spec_of(site, self.parts, mapping, role)
+            spec = spec_of(self.system, site, self.parts, mapping, role)
             self._served[mapping, role] = (
                 prefill_rate(spec.table, prefill, traffic),
                 seats(spec.table, decode, spec.blocks, traffic, shared=shared),
@@ -208,7 +221,7 @@ class Roster:
 
     def _serve(self, instance: int) -> None:
         if self.state[instance] == State.FLIPPING:
-            self._set(instance, self.parts.steps.limits(self.mapping[instance], self.role[instance]))
+            self._set(instance, _limits_of(self.system, self.parts, self.mapping[instance], self.role[instance]))
             self.fleet.start(instance, self.engine.now)
         elif self.state[instance] != State.STARTING:
             return  # stopped while it started
@@ -273,4 +286,4 @@ def in_words(wish: object) -> str:
         return f"move of request {wish.request} from instance {wish.origin} to {wish.instance}"
     if isinstance(wish, SetLimits):
         return f"limits of instance {wish.instance}: {wish.limits}"
-    return repr(wish)
+    return wish if isinstance(wish, str) else quoted(wish)

@@ -19,6 +19,7 @@ from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
 from disagg_sim.simulation.deployment import ServedDeployment, degrees_of
 from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.faults import own_faults
 from disagg_sim.simulation.fleet import Fleet
 from disagg_sim.simulation.kv_link import KvLink, LinkSpec
 from disagg_sim.simulation.kv_memory import kv_blocks
@@ -30,6 +31,7 @@ from disagg_sim.simulation.roster import Roster, spec_of
 from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.step_times import StepTable
 from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.wellformed import require_parts
 from disagg_sim.workload.trace import Tokens, Trace
 
 Tables = Callable[[Mapping, int], StepTable]
@@ -110,7 +112,8 @@ def run(
     Raises
     ------
     PolicyError
-        The system wished the impossible; ``so_far`` is the result until then.
+        The system wished the impossible, or a user's own raised an error, which is its cause; ``so_far`` is the result
+        until then.
     InputError
         The deployment lacks a part that the system needs, or has too few GPUs for it; more samples than a run holds.
     """
@@ -134,12 +137,15 @@ def serve(trace: Trace, system: System | str, site: Site, engine: Engine, option
         system = system_named(system)
     name = next((name for name, kind in systems().items() if kind is type(system)), type(system).__name__)
     site.deployment.require(name, system.needs)
-    cluster = _cluster(name, site, system.build(site), engine, trace, options)
+    faults = partial(own_faults, f"system {name!r}", type(system).__module__, lambda: engine.now)
+    with faults():
+        cluster = _cluster(name, site, require_parts(name, system.build(site)), engine, trace, options)
     sampler = Sampler(cluster, options.sample_s)
     wall, cpu = time.perf_counter(), time.process_time()
     failure: PolicyError | None = None
     try:
-        engine.run(options.until_s)
+        with faults():
+            engine.run(options.until_s)
     except PolicyError as error:
         failure = error
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -154,13 +160,13 @@ def serve(trace: Trace, system: System | str, site: Site, engine: Engine, option
         peak_flops=_peak_flops(site.setting), wall_s=wall, cpu_s=cpu,
     )  # fmt: skip
     if failure is not None:
-        raise PolicyError(str(failure), result) from failure
+        raise PolicyError(str(failure), result) from failure.__cause__ or failure
     return result
 
 
 def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, options: RunOptions) -> Cluster:
     """Everything that takes part in a run, wired up."""
-    fleet = Fleet([spec_of(site, parts, *each) for each in parts.start], step_by_step=options.step_by_step)
+    fleet = Fleet([spec_of(name, site, parts, *each) for each in parts.start], step_by_step=options.step_by_step)
     link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s)
     roster = Roster(name, site, parts, engine, fleet, link)
     for part in (parts.roles, parts.scaling):

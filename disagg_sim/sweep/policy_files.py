@@ -7,8 +7,9 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from disagg_sim.errors import SpecError
+from disagg_sim.errors import DisaggSimError, PolicyError, SpecError
 from disagg_sim.facts.yaml_files import shown
+from disagg_sim.simulation.faults import own_faults
 
 
 @cache
@@ -18,9 +19,8 @@ def load_policies(path: str) -> None:
     Raises
     ------
     SpecError
-        A file that is not there, is no Python, or imports what is not there; names the line.
-    InputError
-        A system whose name another has.
+        A file that is not there or is no Python, whatever it raises, and a system that is none or whose name another
+        has; names the line.
     """
     file = Path(path)
     name = f"disagg_sim_policies_{file.stem}"
@@ -30,8 +30,12 @@ def load_policies(path: str) -> None:
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module  # dataclasses look their module up
     try:
-        found.loader.exec_module(module)
-    except SyntaxError as error:
-        raise SpecError(f"{shown(file)}: line {error.lineno}: {error.msg}") from None
-    except ImportError as error:
-        raise SpecError(f"{shown(file)}: {error}") from None
+        with own_faults(shown(file), name):
+            found.loader.exec_module(module)
+    except PolicyError as error:
+        cause = error.__cause__
+        if isinstance(cause, SyntaxError) and cause.filename == str(file):
+            raise SpecError(f"{shown(file)}: line {cause.lineno}: {cause.msg}") from None
+        if isinstance(cause, DisaggSimError):
+            raise SpecError(f"{shown(file)}: {cause}") from None
+        raise SpecError(str(error)) from cause

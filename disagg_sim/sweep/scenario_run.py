@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disagg_sim.atomic import write_text
-from disagg_sim.errors import DisaggSimError, InfeasibleError, PolicyError, StoreError
+from disagg_sim.errors import DisaggSimError, PolicyError, StoreError
 from disagg_sim.simulation.capacity import Aim, attains, p99_inside, serving_capacity
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary
 from disagg_sim.simulation.options import MOST_SAMPLES
@@ -84,10 +84,10 @@ class ScenarioResult:
 def compute_run(task: RunTask) -> Done:
     """Simulate one run, or one search for a capacity, and write it into the store."""
     run = task.run
-    for path in run.scenario.policies:
-        load_policies(path)
-    trace = replace(run.source.load(run.scenario.seed), name=run.source.name)
     try:
+        for path in run.scenario.policies:
+            load_policies(path)
+        trace = replace(run.source.load(run.scenario.seed), name=run.source.name)
         if run.rate_scale is None:
             _search(task, trace)
         else:
@@ -96,7 +96,9 @@ def compute_run(task: RunTask) -> Done:
             row = summary(result, run.scenario.slo, rate_scale=run.rate_scale)
             log_timing(task.store.root, run.key(RUNS), [row])
             task.store.write(run.key(RUNS), _frame([row]), _note(result))
-    except (PolicyError, InfeasibleError) as error:  # steps that leave no memory show when the instances start
+    except StoreError:
+        raise  # what cannot be written ends all runs
+    except DisaggSimError as error:
         kept = ""
         if isinstance(error, PolicyError) and isinstance(error.so_far, RunResult):
             _write_records(task, _named(error.so_far, run))

@@ -268,6 +268,97 @@ def test_steps_that_leave_no_memory_stop_their_own_runs_alone(scenario, tmp_path
     assert pd.read_csv(out / "summary.csv")["deployment"].tolist() == ["two"]
 
 
+OWN = '''
+import sys
+from dataclasses import dataclass
+from disagg_sim.simulation.policies.vllm import Vllm
+from disagg_sim.simulation.policy import Leg, register
+{top}
+
+class Router:
+    def place(self, view, request):
+        if request == 5:
+            {fails}
+        return Leg(0)
+
+    def again(self):
+        return self.again()
+
+@register("{name}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mine(Vllm):
+    def __post_init__(self):
+        {made}
+
+    def build(self, site):
+        from dataclasses import replace
+        return replace(Vllm.build(self, site), routing=Router())
+'''
+FAILS = {
+    "raises": ("1 // 0", "system 'own_raises' at 1.25 s: ZeroDivisionError: integer division or modulo by zero"),
+    "exits": ("sys.exit()", "system 'own_exits' at 1.25 s: it called sys.exit()"),
+    "interrupts": ("raise KeyboardInterrupt", "system 'own_interrupts' at 1.25 s: KeyboardInterrupt"),
+    "recurs": ("self.again()", "system 'own_recurs' at 1.25 s: RecursionError: maximum recursion depth exceeded"),
+    "errs": ("return Leg(0.5)", "system 'own_errs' at 1.25 s: request 5 on instance 0.5 is impossible"),
+}
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Writes a policy file of the user's own; the systems are forgotten afterwards."""
+
+    def write(name: str, *, fails: str = "pass", top: str = "", made: str = "pass") -> str:
+        text = OWN.format(name=name, fails=fails, top=top, made=made)
+        (tmp_path / f"{name}.py").write_text(text)
+        return name
+
+    yield write
+    for name in [name for name in SYSTEMS if name.startswith("own_")]:
+        del SYSTEMS[name]
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_policy_that_fails_stops_its_runs_alone(scenario, tmp_path, capsys, own, jobs):
+    """Five policies fail, each in its own way; each has its line with run and place, and the sixth has its row."""
+    names = [own(f"own_{case}", fails=code) for case, (code, _) in FAILS.items()]
+    path = scenario(
+        systems=[*names, "vllm"], trace={"path": "short.csv"}, policies=[f"{name}.py" for name in names]
+    )
+    out = tmp_path / "out"
+    assert run(["simulate", path, "--out", str(out), "--jobs", jobs, "--no-figures"]) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    lines = error[error.index("error: ") :].removeprefix("error: ").splitlines()
+    assert len(lines) == len(FAILS)
+    for case, (_, said) in FAILS.items():
+        (line,) = [line for line in lines if f"'own_{case}'" in line]
+        assert line.startswith(f"two/own_{case}-short-x1: {said}")
+        assert f"own_{case}.py:" in line
+        kept = pd.read_parquet(out / "requests" / "two" / f"own_{case}-short-x1.parquet")
+        assert len(kept) == 60
+    assert pd.read_csv(out / "summary.csv")["system"].tolist() == ["vllm"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"top": "sys.exit()"}, "it called sys.exit() ("),
+        ({"top": "1 / 0"}, "ZeroDivisionError: division by zero ("),
+        ({"top": "raise KeyboardInterrupt"}, "KeyboardInterrupt ("),
+        ({"top": "import nonsense_that_is_not_there"}, "ModuleNotFoundError: No module named 'nonsense_that_is_not_"),
+        ({"made": "raise ValueError('not like\\nthat')"}, "system 'own_import': ValueError: not like that ("),
+        ({"made": "sys.exit(0)"}, "system 'own_import': it called sys.exit() ("),
+    ],
+)
+def test_a_policy_file_that_fails_at_its_import_is_one_line(scenario, tmp_path, capsys, own, changes, said):
+    path = scenario(systems=[own("own_import", **changes), "vllm"], policies="own_import.py")
+    assert simulated(path, "--out", str(tmp_path / "out")) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "own_import.py:" in error
+    assert len(error.splitlines()) == 1
+
+
 def test_an_impossible_wish_stops_its_run_alone_and_keeps_what_it_had(scenario, tmp_path, capsys, impossible):
     path, out = scenario(systems=[impossible, "vllm"], trace={"path": "short.csv"}), tmp_path / "out"
     assert simulated(path, "--out", str(out), "--no-figures") == 2

@@ -261,7 +261,8 @@ class Astray:
     def place(self, view, request):
         return self.leg
 
-    proceed = None
+    def proceed(self, view, request, origin):
+        return self.leg
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""What a user's own code raises, in one line with the place in its file; bugs of this package keep their traceback."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
+
+from disagg_sim.errors import LONGEST_SHOWN, PolicyError, printable
+from disagg_sim.facts.yaml_files import shown
+
+PACKAGE = __name__.partition(".")[0]
+
+
+def is_own(module: str) -> bool:
+    """Whether a module is the user's own, not one of this package."""
+    return module.partition(".")[0] != PACKAGE
+
+
+@contextmanager
+def own_faults(what: str, module: str, now: Callable[[], float] | None = None) -> Iterator[None]:
+    """Turn whatever a user's own code raises inside into a ``PolicyError`` of one line.
+
+    ``sys.exit()`` is such a fault, too. Ctrl-C is none. Costs nothing until something is raised.
+
+    Parameters
+    ----------
+    what : str
+        Whose code, to begin the line with: ``system 'mine'``.
+    module : str
+        Module of that code; where it belongs to this package, nothing is turned.
+    now : callable, optional
+        Gives the simulated time. [s]
+    """
+    try:
+        yield
+    except PolicyError:
+        raise
+    except BaseException as error:
+        if not is_own(module) or is_interrupt(error):
+            raise
+        when = f" at {now():.6g} s" if now is not None else ""
+        raise PolicyError(f"{what}{when}: {told(error, module)}") from error
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether it is Ctrl-C: a ``KeyboardInterrupt`` that no ``raise`` statement made."""
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    places = [(frame, at) for frame, at in _instructions(error)]
+    if not places:
+        return True
+    frame, at = places[-1]
+    return not any(each.offset == at and each.opname.startswith("RAISE") for each in dis.get_instructions(frame.f_code))
+
+
+def _instructions(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    step = error.__traceback__
+    while step is not None:
+        yield step.tb_frame, step.tb_lasti
+        step = step.tb_next
+
+
+def told(error: BaseException, module: str) -> str:
+    """``ZeroDivisionError: division by zero (mine.py:12, in place)``.
+
+    The place is the last line of ``module`` that was reached, or else where its code, or this package's, began to fail.
+    """
+    said = "it called sys.exit()" if isinstance(error, SystemExit) else _said(error)
+    steps = [(frame, line) for frame, line in walk_tb(error.__traceback__)]
+    inside = [step for step in steps if step[0].f_globals.get("__name__") == module]
+    outside = [step for step in steps if is_own(str(step[0].f_globals.get("__name__", "")))]
+    last = (inside or outside or steps)[-1:]
+    return said + "".join(f" ({_place(frame.f_code.co_filename, line, frame.f_code.co_name)})" for frame, line in last)
+
+
+def _said(error: BaseException) -> str:
+    try:
+        text = " ".join(printable(str(error)[:LONGEST_SHOWN]).split())
+    except Exception:  # the user's own exception may fail to describe itself
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _place(file: str, line: int, name: str) -> str:
+    return f"{shown(Path(file))}:{line}" + ("" if name.startswith("<") else f", in {name}")
+
+
+def place_of(function: object) -> str:
+    """Where a user's own function begins, in parentheses to stand behind a line; empty for any other."""
+    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+    if code is None or not is_own(str(getattr(function, "__module__", ""))):
+        return ""
+    return f" ({_place(code.co_filename, code.co_firstlineno, code.co_name)})"

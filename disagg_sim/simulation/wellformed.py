@@ -1,0 +1,113 @@
+"""Whether what a policy hands over has the form of its protocol: parts, limits, legs, wishes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from numbers import Integral, Real
+
+import numpy as np
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import PolicyError, quoted
+from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_SEQUENCES
+from disagg_sim.simulation.policy import END, LATER, Flip, Leg, Limits, Move, Parts, Role, SetLimits, Start, State, Stop, Wish
+from disagg_sim.simulation.state import Mode
+
+#: Protocols of ``Parts`` -> what they have to answer to; the first two must be there.
+METHODS = {
+    "routing": ("place", "proceed"), "steps": ("limits",), "admission": ("admit",), "forming": ("form",),
+    "roles": ("flips",), "scaling": ("resize",), "listener": ("finished",),
+}  # fmt: skip
+NEEDED = ("routing", "steps")
+#: Most of whatever is counted of a step: the kernel keeps it in 64 bits. [1]
+MOST_COUNTED = END
+
+
+def require_parts(system: str, parts: object) -> Parts:
+    """What ``build`` returned, if a run can begin with it; ``PolicyError`` with all that is wrong otherwise."""
+    if not isinstance(parts, Parts):
+        raise PolicyError(f"system {system!r}: build has to return Parts, not {quoted(parts)}")
+    faults = []
+    for name, methods in METHODS.items():
+        part = getattr(parts, name)
+        if part is None and name not in NEEDED:
+            continue
+        faults += [f"{name} has no method {each}" for each in methods if not callable(getattr(part, each, None))]
+        if name in ("roles", "scaling"):
+            period = getattr(part, "period_s", None)
+            if not isinstance(period, int | float | np.number) or not LEAST_PERIOD_S <= period < math.inf:
+                faults.append(f"period_s of {name} is {quoted(period)}; allowed: from {LEAST_PERIOD_S:g} s")
+    if not isinstance(parts.start, Sequence) or not parts.start:
+        faults.append(f"start is {quoted(parts.start)}; allowed: one (Mapping, Role) or more")
+    else:
+        bad = [each for each in parts.start if not _is_start(each)]
+        faults += [f"start holds {quoted(bad[0])}; allowed: (Mapping, Role)"] if bad else []
+    if faults:
+        raise PolicyError(f"system {system!r}: {'; '.join(faults)}")
+    return parts
+
+
+def limits_fault(limits: object) -> str:
+    """What is wrong with limits; empty where nothing is."""
+    if not isinstance(limits, Limits):
+        return f"{quoted(limits)} is no Limits"
+    counted = {"token_budget": MOST_COUNTED, "max_sequences": MOST_SEQUENCES, "max_prompts": MOST_COUNTED}
+    for name, most in counted.items():
+        value = getattr(limits, name)
+        if not _is_whole(value) or not 1 <= value <= most:
+            return f"{name} {quoted(value)} is out of range; allowed: whole numbers from 1 to {most}"
+    if not isinstance(limits.step_limit_s, Real) or not limits.step_limit_s > 0:
+        return f"step_limit_s {quoted(limits.step_limit_s)} is out of range; allowed: above 0 s"
+    return "" if limits.mode in tuple(Mode) else f"mode {quoted(limits.mode)} is no Mode"
+
+
+def leg_fault(leg: object, have: int, states: Sequence[State], origin: int) -> str:
+    """What is wrong with a leg of a request that has ``have`` tokens, on ``origin`` so far; empty where nothing is."""
+    return next(_leg_faults(leg, have, states, origin), "")
+
+
+def wish_fault(wish: object) -> str:
+    """What is wrong with the form of a wish; empty where nothing is."""
+    if not isinstance(wish, Wish):
+        return "it is no Flip, Start, Stop, Move or SetLimits"
+    if not isinstance(wish, Start) and not _is_whole(wish.instance):
+        return f"its instance is {quoted(wish.instance)}, no whole number"
+    if isinstance(wish, Flip | Start) and wish.role not in tuple(Role):
+        return f"its role is {quoted(wish.role)}, no Role"
+    if isinstance(wish, Start) and not isinstance(wish.mapping, Mapping):
+        return f"its mapping is {quoted(wish.mapping)}, no Mapping"
+    if isinstance(wish, Move) and not (_is_whole(wish.request) and _is_whole(wish.origin)):
+        return f"its request and origin are {quoted((wish.request, wish.origin))}, not whole numbers"
+    if not isinstance(wish.reason, str):
+        return f"its reason is {quoted(wish.reason)}, no text"
+    return limits_fault(wish.limits) if isinstance(wish, SetLimits) else ""
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_start(each: object) -> bool:
+    return isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], Mapping) and each[1] in tuple(Role)
+
+
+def _leg_faults(leg: object, have: int, states: Sequence[State], origin: int) -> Iterator[str]:
+    if type(leg) is not Leg:
+        yield "it has to be a Leg"
+        return
+    known = f"known: 0 to {len(states) - 1}"
+    if not _is_whole(leg.instance):
+        yield f"its instance is {quoted(leg.instance)}, no whole number"
+    if not 0 <= leg.instance < len(states):
+        yield f"there is no such instance; {known}"
+    if leg.instance != origin and states[leg.instance] != State.READY:
+        yield f"the instance is {states[leg.instance].name.lower()}, not ready"
+    if not _is_whole(leg.until):
+        yield f"its end is {quoted(leg.until)}, no whole number of tokens"
+    if leg.until <= have:
+        yield f"it would end at token {leg.until}, and {have} tokens exist already"
+    if not _is_whole(leg.then) or not LATER <= leg.then < len(states):
+        yield f"it goes on on instance {quoted(leg.then)}, which is not there; {known}, or LATER"
+    if not isinstance(leg.delay_s, Real) or not 0 <= leg.delay_s < math.inf:
+        yield f"its delay_s is {quoted(leg.delay_s)}; allowed: from 0 s"
