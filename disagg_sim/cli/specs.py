@@ -91,23 +91,27 @@ def show(
 def check(
     files: Annotated[list[Path] | None, typer.Argument(help="YAML files; all shipped ones when none is given")] = None,
 ) -> None:
-    """Check spec files and name every fault."""
+    """Check spec files and name every fault. Nothing is run: policy files of a scenario are read as text."""
     from disagg_sim.facts.check import check_file
-    from disagg_sim.sweep.scenario import load_scenario
+    from disagg_sim.sweep.scenario import check_scenario
     from disagg_sim.sweep.spec import load_sweep
 
-    forms: dict[str, Callable[[str], object]] = {"sweep": load_sweep, "scenario": load_scenario}
     rows, faulty = [], []
+    notes: list[str] = []
     for path in files or [path for kind in DIRECTORIES for path in spec_files(kind).values()]:
         try:
             kind = check_file(path)
-            if kind in forms:
-                forms[kind](str(path))
+            if kind == "sweep":
+                load_sweep(str(path))
+            elif kind == "scenario":
+                notes += check_scenario(str(path))
             rows.append(("ok", kind, shown(path)))
         except SpecError as error:
             faulty.append(str(error))
     if rows:
         print_table(rows)
+    for note in notes:
+        typer.echo(note)
     if faulty:
         raise SpecError("\n".join(faulty))
 

@@ -20,7 +20,8 @@ from disagg_sim.simulation.options import MOST_TOKENS, options_of
 from disagg_sim.simulation.policy import System, system_named
 from disagg_sim.simulation.possible import require_fit
 from disagg_sim.simulation.run import RunOptions
-from disagg_sim.sweep.policy_files import load_policies
+from disagg_sim.sweep.policy_files import KnownSystems
+from disagg_sim.sweep.policy_text import Form
 from disagg_sim.sweep.reader import Reader, plain_number
 from disagg_sim.sweep.scenario_trace import TraceSource, read_traces
 
@@ -98,7 +99,7 @@ def _setting(model: str, system: str, precision: str, profile: str, engine: str)
 
 
 def load_scenario(name: str, *, trace: str = "", seed: int | None = None) -> Scenario:
-    """Read a scenario from a file, or a shipped one by its name.
+    """Read a scenario from a file, or a shipped one by its name; its policy files are imported, which runs them.
 
     Parameters
     ----------
@@ -114,16 +115,32 @@ def load_scenario(name: str, *, trace: str = "", seed: int | None = None) -> Sce
     SpecError
         With every fault of the file: key, value, what is allowed, the nearest valid name.
     """
+    scenario, _ = _loaded(name, trace, run=True)
+    return scenario if seed is None else replace(scenario, seed=seed)
+
+
+def check_scenario(name: str) -> tuple[str, ...]:
+    """Find the faults of a scenario without running its policy files; lines on what was not checked therefore.
+
+    Raises
+    ------
+    SpecError
+        As ``load_scenario``.
+    """
+    return _loaded(name, "", run=False)[1].notes()
+
+
+def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownSystems]:
     path = _find(name)
-    reader = Reader()
-    scenario = _read(reader, read_mapping(path), path, trace)
+    reader, known = Reader(), KnownSystems(run)
+    scenario = _read(reader, read_mapping(path), path, trace, known)
     if not reader.faults:
-        _cross_check(reader, scenario)
+        _cross_check(reader, scenario, known)
     if reader.faults:
         given = [fault for fault in reader.faults if fault.startswith("--")]  # of an option, not of the file
         own = [fault for fault in reader.faults if fault not in given]
         raise SpecError("\n".join([*given, *([str(spec_error(path, own))] if own else [])]))
-    return scenario if seed is None else replace(scenario, seed=seed)
+    return scenario, known
 
 
 def _find(name: str) -> Path:
@@ -138,10 +155,12 @@ def _find(name: str) -> Path:
     raise SpecError(f"{name}: no such file or shipped scenario ({', '.join(shipped)}){nearest(path.stem, shipped)}")
 
 
-def _read(reader: Reader, document: Mapping[Any, Any], path: Path, trace: str) -> Scenario:
+def _read(reader: Reader, document: Mapping[Any, Any], path: Path, trace: str, known: KnownSystems) -> Scenario:
     reader.keys("", document, KEYS)
     reader.faults += [f"missing key {key!r}" for key in REQUIRED if key not in document]
-    policies = _policies(reader, document.get("policies", []), path.parent)  # systems are looked up after them
+    policies = _policies(reader, document.get("policies", []), path.parent)
+    for file in policies:  # systems are looked up after them
+        reader.attempt("policies", known.take, file)
     return Scenario(
         source=str(path),
         name=reader.title("name", document.get("name", "-")),
@@ -153,7 +172,7 @@ def _read(reader: Reader, document: Mapping[Any, Any], path: Path, trace: str) -
         traces=read_traces(reader, document["trace"], path.parent, trace) if "trace" in document else (),
         slo=_slo(reader, document.get("slo")) if "slo" in document else Slo(ttft=1.0, tpot=1.0),
         deployments=_deployments(reader, document["deployments"]) if "deployments" in document else (),
-        systems=_systems(reader, document["systems"]) if "systems" in document else (),
+        systems=_systems(reader, document["systems"], known) if "systems" in document else (),
         seed=reader.whole("seed", document.get("seed", 0), low=0, high=MOST_SEED),
         capacity=_capacity(reader, document["capacity"]) if "capacity" in document else None,
         run=_run_options(reader, document.get("run", {})),
@@ -242,17 +261,17 @@ def _replicas(reader: Reader, where: str, part: str, value: object) -> Replicas:
 
 
 def _policies(reader: Reader, value: object, folder: Path) -> tuple[str, ...]:
-    """Files relative to ``folder``, each imported."""
+    """Paths of policy files, given relative to ``folder``."""
     entries = value if isinstance(value, list) else [value]
-    for entry in entries:
-        if isinstance(entry, str):
-            reader.attempt("policies", load_policies, str(folder / entry))
-        else:
-            reader.faults.append(f"policies: {quoted(entry)} is not the path of a file")
-    return tuple(str(folder / str(entry)) for entry in entries)
+    reader.faults += [f"policies: {quoted(each)} is not the path of a file" for each in entries if not _is_path(each)]
+    return tuple(str(folder / str(each)) for each in entries if _is_path(each))
 
 
-def _systems(reader: Reader, value: object) -> tuple[SystemChoice, ...]:
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable() and bool(value.strip())
+
+
+def _systems(reader: Reader, value: object, known: KnownSystems) -> tuple[SystemChoice, ...]:
     """Names, or ``{kind: dopd, label: dopd_slow, ...}`` with options of the system."""
     entries = value if isinstance(value, list) else [value]
     if not entries:
@@ -265,9 +284,9 @@ def _systems(reader: Reader, value: object) -> tuple[SystemChoice, ...]:
             reader.faults.append(f"{where}: {quoted(entry)} is neither a name nor {{kind: NAME, ...}}")
             continue
         kind, wished = given["kind"], {key: each for key, each in given.items() if key not in ("kind", "label")}
-        if (system := reader.attempt(where, lambda kind=kind: system_named(kind))) is not None:
-            known, options = len(reader.faults), _options(reader, where, type(system), wished)
-            if len(reader.faults) == known:
+        if (form := reader.attempt(where, known.form, kind)) is not None:
+            before, options = len(reader.faults), _options(reader, where, form, wished)
+            if len(reader.faults) == before and known.run:
                 reader.attempt(where, lambda kind=kind, options=options: system_named(kind, **options))
             label = reader.plain_name(f"{where}.label", given.get("label", kind))
             found.append(SystemChoice(kind=kind, label=label, options=tuple(options.items())))
@@ -275,17 +294,19 @@ def _systems(reader: Reader, value: object) -> tuple[SystemChoice, ...]:
     return tuple(found)
 
 
-def _options(reader: Reader, where: str, target: type[Any], given: Mapping[Any, Any]) -> dict[str, Any]:
+def _options(reader: Reader, where: str, form: Form, given: Mapping[Any, Any]) -> dict[str, Any]:
     """Options of a system or a run, each a value of the kind of its default and in its range."""
-    known = options_of(target)
-    reader.keys(f"{where}.", given, tuple(known))
+    if form.whole:
+        reader.keys(f"{where}.", given, tuple(form.options))
     found: dict[str, Any] = {}
-    for name in (name for name in known if name in given):
-        value = given[name] if isinstance(known[name].default, bool | str) else plain_number(given[name])
-        if fault := known[name].fault(value):
+    for name, known in form.options.items():
+        if name not in given or known is None:
+            continue
+        value = given[name] if isinstance(known.default, bool | str) else plain_number(given[name])
+        if fault := known.fault(value):
             reader.faults.append(f"{where}.{name}: {fault}")
         else:
-            found[name] = known[name].like_default(value)
+            found[name] = known.like_default(value)
     return found
 
 
@@ -293,7 +314,8 @@ def _run_options(reader: Reader, value: object) -> RunOptions:
     if not isinstance(value, Mapping):
         reader.faults.append(f"run: {quoted(value)} is not a mapping of keys such as sample_s, start_up_s")
         return RunOptions()
-    given = _options(reader, "run", RunOptions, value)
+    form = Form(name="run", needs=(), options=options_of(RunOptions))
+    given = _options(reader, "run", form, value)
     found = reader.attempt("run", lambda: RunOptions(**given))
     return found if isinstance(found, RunOptions) else RunOptions()
 
@@ -305,7 +327,7 @@ def _capacity(reader: Reader, value: object) -> CapacityAim:
     return CapacityAim(criterion=criterion, share=share)
 
 
-def _cross_check(reader: Reader, scenario: Scenario) -> None:
+def _cross_check(reader: Reader, scenario: Scenario, known: KnownSystems) -> None:
     """What only shows when the values stand together: recipe on system, parts of systems, memory."""
     try:
         what = scenario.setting
@@ -317,5 +339,5 @@ def _cross_check(reader: Reader, scenario: Scenario) -> None:
         return
     for deployment in scenario.deployments:
         for choice in scenario.systems:
-            reader.attempt("deployments", deployment.require, choice.label, choice.parts)
+            reader.attempt("deployments", deployment.require, choice.label, known.needs(choice.kind))
         reader.attempt("deployments", require_fit, what, deployment)

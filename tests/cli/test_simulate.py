@@ -281,6 +281,9 @@ class Router:
             {fails}
         return Leg(0)
 
+    def proceed(self, view, request, origin):
+        return Leg(origin)
+
     def again(self):
         return self.again()
 

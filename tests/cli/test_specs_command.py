@@ -56,6 +56,8 @@ from disagg_sim.simulation.policy import register
 class Mine:
     needs = ("colocated",)
     patience: int = 7
+
+    def build(self, site): ...
 """
 
 
