@@ -6,12 +6,23 @@ import math
 from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
 
-import numpy as np
-
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import PolicyError, quoted
-from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_SEQUENCES
-from disagg_sim.simulation.policy import END, LATER, Flip, Leg, Limits, Move, Parts, Role, SetLimits, Start, State, Stop, Wish
+from disagg_sim.simulation.options import MOST_SEQUENCES
+from disagg_sim.simulation.policy import (
+    END,
+    LATER,
+    Flip,
+    Leg,
+    Limits,
+    Move,
+    Parts,
+    Role,
+    SetLimits,
+    Start,
+    State,
+    Wish,
+)  # fmt: skip
 from disagg_sim.simulation.state import Mode
 
 #: Protocols of ``Parts`` -> what they have to answer to; the first two must be there.
@@ -36,8 +47,8 @@ def require_parts(system: str, parts: object) -> Parts:
         faults += [f"{name} has no method {each}" for each in methods if not callable(getattr(part, each, None))]
         if name in ("roles", "scaling"):
             period = getattr(part, "period_s", None)
-            if not isinstance(period, int | float | np.number) or not LEAST_PERIOD_S <= period < math.inf:
-                faults.append(f"period_s of {name} is {quoted(period)}; allowed: from {LEAST_PERIOD_S:g} s")
+            if not isinstance(period, Real):
+                faults.append(f"period_s of {name} is {quoted(period)}, no number of seconds")
     if not isinstance(parts.start, Sequence) or not parts.start:
         faults.append(f"start is {quoted(parts.start)}; allowed: one (Mapping, Role) or more")
     else:
@@ -69,19 +80,25 @@ def leg_fault(leg: object, have: int, states: Sequence[State], origin: int) -> s
 
 def wish_fault(wish: object) -> str:
     """What is wrong with the form of a wish; empty where nothing is."""
+    return next(_wish_faults(wish), "")
+
+
+def _wish_faults(wish: object) -> Iterator[str]:
     if not isinstance(wish, Wish):
-        return "it is no Flip, Start, Stop, Move or SetLimits"
+        yield "it is no Flip, Start, Stop, Move or SetLimits"
+        return
     if not isinstance(wish, Start) and not _is_whole(wish.instance):
-        return f"its instance is {quoted(wish.instance)}, no whole number"
-    if isinstance(wish, Flip | Start) and wish.role not in tuple(Role):
-        return f"its role is {quoted(wish.role)}, no Role"
-    if isinstance(wish, Start) and not isinstance(wish.mapping, Mapping):
-        return f"its mapping is {quoted(wish.mapping)}, no Mapping"
+        yield f"its instance is {quoted(wish.instance)}, no whole number"
     if isinstance(wish, Move) and not (_is_whole(wish.request) and _is_whole(wish.origin)):
-        return f"its request and origin are {quoted((wish.request, wish.origin))}, not whole numbers"
+        yield f"its request and origin are {quoted((wish.request, wish.origin))}, not whole numbers"
+    if isinstance(wish, Flip | Start) and wish.role not in tuple(Role):
+        yield f"its role is {quoted(wish.role)}, no Role"
+    if isinstance(wish, Start) and not isinstance(wish.mapping, Mapping):
+        yield f"its mapping is {quoted(wish.mapping)}, no Mapping"
     if not isinstance(wish.reason, str):
-        return f"its reason is {quoted(wish.reason)}, no text"
-    return limits_fault(wish.limits) if isinstance(wish, SetLimits) else ""
+        yield f"its reason is {quoted(wish.reason)}, no text"
+    if isinstance(wish, SetLimits):
+        yield limits_fault(wish.limits)
 
 
 def _is_whole(value: object) -> bool:
