@@ -23,8 +23,9 @@ LIMITS = {"batch": MAX_BATCH, "token_budget": MOST}
 class Replicas:
     """Equal instances, and how they batch where that is not left to the policy.
 
-    ``batch`` is the most prompts of a pass in the prefill part, and the most sequences that run together in the
-    others; ``token_budget`` is the most tokens of a prefill pass, or of a step of decodes and prefill.
+    ``batch`` is the most whole prompts of a pass in the prefill part, and the most sequences that run together in the
+    others; ``token_budget`` is the most tokens of a prefill pass, or of a step of decodes and prefill. What a
+    policy makes of them says ``policy.AsPlanned``.
     """
 
     mapping: Mapping

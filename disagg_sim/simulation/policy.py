@@ -263,15 +263,17 @@ ROLE_OF = {"prefill": Role.PREFILL, "decode": Role.DECODE, "colocated": Role.BOT
 class AsPlanned:
     """Step limits as the parts of the deployment say, as usual for the policy where these are silent.
 
-    What a part says holds before an option of the policy. ``batch`` of a prefill part is the most prompts of a pass, of
-    another part the most sequences; ``token_budget`` is the most tokens of a pass or step. Where a part has a batch
-    and no budget, the budget is what the batch needs at the expected lengths, or the policy's if that is more.
+    What a part says holds before an option of the policy. ``batch`` of a part that decodes is the most sequences that
+    run together, ``token_budget`` the most tokens of a step; the budget of the policy grows to a token a sequence.
+    ``batch`` of a prefill part means passes of so many whole prompts, of at most ``token_budget`` tokens, or of what
+    they have at the expected lengths. A policy that prefills in chunks, or forms batches by a rule of its own, has no
+    such passes: it keeps to its own limits there.
     """
 
     site: Site
     usual: StepLimits
     parts: tuple[str, ...]  # that the policy takes
-    alone: bool = False  # one phase an instance: whole prompts in prefill, no room for prefill in decode steps
+    alone: bool = False  # one phase an instance: passes of whole prompts, no room for prefill in decode steps
 
     def limits(self, mapping: Mapping, role: Role) -> Limits:
         """See ``StepLimits``."""
@@ -279,18 +281,16 @@ class AsPlanned:
         part = self._part(mapping, role)
         if part is None:
             return usual
-        batch, budget = part.batch, part.token_budget or usual.token_budget
-        if batch is None:
-            return replace(usual, token_budget=budget)
+        if part.batch is None:
+            return replace(usual, token_budget=part.token_budget or usual.token_budget)
         if role != Role.PREFILL:
-            least = 1 if self.alone else usual.token_budget
-            return replace(usual, token_budget=part.token_budget or max(batch, least), max_sequences=batch)
-        budget = part.token_budget or math.ceil(batch * self.site.prompt_tokens)
-        resident = 2 * mapping.pp * batch  # in the pipeline and leaving, as ``physics.memory`` counts them
-        if self.alone:
-            return Limits(mode=Mode.PREFILL_FIRST, token_budget=budget, max_prompts=batch, max_sequences=resident)
-        sequences = max(usual.max_sequences, resident)
-        return replace(usual, token_budget=budget, max_prompts=batch, max_sequences=sequences)
+            budget = part.token_budget or max(part.batch, 1 if self.alone else usual.token_budget)
+            return replace(usual, token_budget=budget, max_sequences=part.batch)
+        if not self.alone:
+            return usual
+        budget = part.token_budget or math.ceil(part.batch * self.site.prompt_tokens)
+        resident = 2 * mapping.pp * part.batch  # in the pipeline and leaving, as ``physics.memory`` counts them
+        return Limits(mode=Mode.PREFILL_FIRST, token_budget=budget, max_prompts=part.batch, max_sequences=resident)
 
     def _part(self, mapping: Mapping, role: Role) -> Replicas | None:
         """What the deployment says of instances of that mapping; of two entries of one mapping the limits are equal."""

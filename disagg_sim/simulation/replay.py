@@ -223,8 +223,8 @@ def simulate(
         Of ``load_trace``, ``synthetic_trace``, or made from arrays.
     policy : str or System
         ``"vllm"``, ``"disaggregated"``, ``"arrow"``, ...; or a system with options of its own. A matched
-        deployment under ``"disaggregated"`` batches as it was planned. Other systems form their batches by their
-        own rules, with the planned batches as the most prompts and sequences.
+        deployment under ``"disaggregated"`` batches as it was planned. Other systems prefill by their own rules, and
+        decode no more sequences together than planned.
     slo : Slo, optional
         What SLO-aware systems steer by and the summary measures; by default TTFT 10 s and TPOT 0.1 s. [s]
     model, system : spec or str, optional

@@ -5,16 +5,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from sites import ONE, SIMPLE, deployment, served, site
+from sites import SIMPLE, deployment, served, site
 
 from disagg_sim.errors import InputError
 from disagg_sim.serving.dopd_ratio import prefill_decode_ratio
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.policies.dopd_batches import LengthAware, kingman_wait
 from disagg_sim.simulation.policies.dopd_sizes import Profile, matching_prefill
-from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policies.pools import Sizes
-from disagg_sim.simulation.policy import Limits, system_named
+from disagg_sim.simulation.policy import system_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
 
@@ -68,14 +67,13 @@ def test_little_load_and_much_memory_still_take_one_each():
 def kept(tokens, *, arrivals=None, now=0.0):
     """What a batch former looks at."""
     return SimpleNamespace(
-        input_tokens=tokens, arrival_s=arrivals or [0.0] * len(tokens), now=now, total_blocks=np.array([100]),
-        mappings=[ONE],
+        input_tokens=tokens, arrival_s=arrivals or [0.0] * len(tokens), now=now, total_blocks=np.array([100])
     )
 
 
-def former(batches="knapsack", threshold=1000, wait=0.4, most=256):
+def former(batches="knapsack", threshold=1000, wait=0.4):
     here = site(Engine(), deployment(prefill=1, decode=1), table=SIMPLE)
-    found = LengthAware(here, batches, 0.5, threshold, ByRole(prefill=Limits(max_prompts=most), decode=Limits()))
+    found = LengthAware(here, batches, 0.5, threshold)
     found.wait_s = wait
     found.waiting_tokens(kept([]))
     return found

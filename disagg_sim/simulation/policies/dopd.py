@@ -93,7 +93,7 @@ class Dopd:
         decode = Limits(token_budget=self.token_budget, max_sequences=self.max_sequences)
         prefill = Limits(mode=Mode.MANUAL, token_budget=self.token_budget, max_sequences=self.max_sequences)
         steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=prefill, decode=decode))
-        forming = LengthAware(site, self.batches, self.timeout_share, self.profile_tokens, steps)
+        forming = LengthAware(site, self.batches, self.timeout_share, self.profile_tokens)
         routing = Router(forming, self.local_tokens)
         return Parts(
             start=site.instances(("prefill", PREFILL), ("decode", DECODE)),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.simulation.policies.knapsack import greedy
-from disagg_sim.simulation.policy import MAX_SEQUENCES, Batch, Role, Site, StepLimits
+from disagg_sim.simulation.policy import MAX_SEQUENCES, Batch, Site
 
 if TYPE_CHECKING:
     from disagg_sim.simulation.view import ClusterView
@@ -54,12 +54,9 @@ class LengthAware:
     worth 1 + wait/TTFT limit, weight the length, capacity the threshold.
     """
 
-    def __init__(
-        self, site: Site, batches: str, timeout_share: float, threshold: float, steps: StepLimits
-    ) -> None:  # fmt: skip
+    def __init__(self, site: Site, batches: str, timeout_share: float, threshold: float) -> None:
         self.threshold = threshold  # forecast mean input length, i_next [token]
         self.wait_s = 0.0  # queueing time of the last window; before the first no batch waits [s]
-        self._steps = steps  # a batch holds at most as many prompts as these allow
         self._fifo, self._share, self._limit = batches == "fifo", timeout_share, site.slo.ttft
         self._full_s = site.table(site.deployment.prefill[0].mapping).pass_time(max(round(threshold), 1))[0]
         self._joined: dict[int, float] = {}  # when the first prompt joined the batch of an instance [s]
@@ -78,8 +75,7 @@ class LengthAware:
 
     def form(self, view: ClusterView, instance: int, waiting: Sequence[int]) -> Batch:
         """See ``BatchForming``."""
-        most = self._steps.limits(view.mappings[instance], Role.PREFILL).max_prompts
-        looked = waiting[: min(most, MAX_SEQUENCES)]
+        looked = waiting[:MAX_SEQUENCES]
         chosen = self._in_order(view, looked) if self._fifo else self._by_length(view, instance, looked)
         tokens = view.input_tokens
         self._waiting[instance] -= sum([tokens[request] for request in chosen])
