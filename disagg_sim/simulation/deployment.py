@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from disagg_sim.domain import Deployment, Instance, Mapping, Pool
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.search.grid import MAX_BATCH
 from disagg_sim.shown import Shown
-from disagg_sim.simulation.options import MOST
+from disagg_sim.simulation.options import MOST, MOST_SEQUENCES
 
 #: Parts of a deployment: pools of one phase, instances that do both, and instances that work in pairs.
 PARTS = ("prefill", "decode", "colocated", "pairs")
 
-#: Limits that a part may set -> their largest value [1], [token]; the grids score no larger batch.
-LIMITS = {"batch": MAX_BATCH, "token_budget": MOST}
+#: Limits that a part may set -> their largest value [1], [token].
+LIMITS = {"batch": MOST_SEQUENCES, "token_budget": MOST}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from disagg_sim.search.setting import Setting
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.faults import own_faults
 from disagg_sim.simulation.kv_link import LinkSpec, instance_bandwidth
+from disagg_sim.simulation.options import MOST_SEQUENCES
 from disagg_sim.simulation.state import Mode
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ class AsPlanned:
         if not self.alone:
             return usual
         budget = part.token_budget or math.ceil(part.batch * self.site.prompt_tokens)
-        resident = 2 * mapping.pp * part.batch  # in the pipeline and leaving, as ``physics.memory`` counts them
+        resident = min(2 * mapping.pp * part.batch, MOST_SEQUENCES)  # in the pipeline and leaving, as in memory
         return Limits(mode=Mode.PREFILL_FIRST, token_budget=budget, max_prompts=part.batch, max_sequences=resident)
 
     def _part(self, mapping: Mapping, role: Role) -> Replicas | None:

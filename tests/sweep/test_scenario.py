@@ -197,7 +197,7 @@ def test_all_faults_are_told_at_once(written):
         ),
         ({"deployments": {"a/b": {"colocated": {}}}, "systems": ["vllm"]}, "'a/b' is no plain name"),
         (
-            colocated({"batch": 0}), "deployments.one.colocated.batch: 0 is outside [1, 1048576]",
+            colocated({"batch": 0}), "deployments.one.colocated.batch: 0 is outside [1, 65536]",
         ),
         (
             colocated({"batch": 64, "token_budget": 63}),
