@@ -1,4 +1,4 @@
-"""Labels beside the points of a curve: as many as fit, none over another, none over the curve."""
+"""Labels beside the points of a curve: as many as fit, none over another, none over the curve; names in pictures."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ import numpy as np
 MOST = 7  # labels of one picture
 _RIGHT = tuple((x, y) for y in (8, 24, 40, 60, 85) for x in (12, 30, 60, 100))  # [point]
 _LEFT = tuple((-x, y) for x, y in _RIGHT)  # for the last point alone: left of the others lies the cloud
+
+
+def plain(name: str) -> str:
+    """A name from outside as pictures take it: a ``$`` in it begins no formula."""
+    return name.replace("$", r"\$")
 
 
 def place_labels(

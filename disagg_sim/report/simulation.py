@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.domain import Slo
 from disagg_sim.report.figures import COLOURS, LINES, MARKS, STYLE, blank_figure, save_png
+from disagg_sim.report.labels import plain
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.scenario_plan import REQUESTS, RUNS, SAMPLES, Run
 from disagg_sim.sweep.scenario_run import ScenarioResult
@@ -87,14 +88,14 @@ def _tasks(result: ScenarioResult, root: Path) -> Iterator[OverTime | Spread | O
     for run in stored:
         groups.setdefault((run.deployment.name, run.source.name, run.rate_scale), []).append(run)
     for (deployment, trace, scale), runs in groups.items():
-        title = f"{scenario.name}: {deployment} under {trace} x {scale:g}"
+        title = f"{plain(scenario.name)}: {deployment} under {trace} x {scale:g}"
         yield Spread(root / deployment / f"latencies-{trace}-x{scale:g}.png", title, store, tuple(runs))
     rows = pd.concat([result.summary, result.searched]) if len(result.searched) else result.summary
     for (name, source), part in rows.groupby(["deployment", "trace"], sort=False):
         if len(part["rate_scale"].unique()) > 1:
             aim = scenario.capacity
             share = aim.share if aim is not None and aim.criterion == "attainment" else 0.0
-            title = f"{scenario.name}: {name} under {source}, {_slo_text(scenario.slo)}"
+            title = f"{plain(scenario.name)}: {name} under {source}, {_slo_text(scenario.slo)}"
             yield OverRate(root / str(name) / f"attainment-{source}.png", title, part, share)
 
 

@@ -374,3 +374,9 @@ def test_an_impossible_wish_stops_its_run_alone_and_keeps_what_it_had(scenario, 
     assert set(kept["status"]) == {"completed", "unfinished"}
     assert simulated(path, "--out", str(out), "--no-figures") == 2
     assert "1 of 2 runs already stored" in capsys.readouterr().err
+
+
+def test_a_name_with_dollar_signs_is_no_formula(scenario, tmp_path):
+    path, out = scenario(name=r"price in $\frac{$", trace={"path": "short.csv"}), tmp_path / "out"
+    assert simulated(path, "--out", str(out)) == 0
+    assert list((out / "figures" / "two").glob("latencies-*.png"))

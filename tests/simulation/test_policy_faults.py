@@ -288,3 +288,16 @@ def test_a_system_is_registered_as_the_dataclass_that_it_is():
         register("odd")(type("Odd", (), {"needs": ("colocated",), "build": lambda self, site: None}))
     with pytest.raises(InputError, match=r"'a\\nb' is no name of a system"):
         register("a\nb")(Mine)
+
+
+def test_an_object_of_ones_own_fails_in_the_notebook_as_a_policy_error():
+    import disagg_sim as ds
+
+    requests = ds.Trace(arrival=np.array([0.0, 9.0]), input_tokens=np.array([100, 100]), output_tokens=np.array([5, 5]))
+    with pytest.raises(PolicyError, match=r"system 'Mine' at 9 s: KeyError: .*, in fails\)") as caught:
+        ds.simulate(
+            TWO, requests, policy=Mine(place=at_second(fails)), model="llama_3_1_8b", system="h100_sxm",
+            precision="bf16", profile="ideal",
+        )  # fmt: skip
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert caught.value.so_far.requests.status.tolist() == [Outcome.COMPLETED, Outcome.UNFINISHED]
