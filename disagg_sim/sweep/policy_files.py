@@ -36,7 +36,7 @@ def load_policies(path: str) -> None:
             found.loader.exec_module(module)
     except PolicyError as error:
         cause = error.__cause__
-        if isinstance(cause, SyntaxError) and cause.filename == str(file):
+        if isinstance(cause, SyntaxError) and Path(cause.filename or "").resolve() == file.resolve():
             raise SpecError(f"{shown(file)}: line {cause.lineno}: {cause.msg}") from None
         if isinstance(cause, DisaggSimError):
             raise SpecError(f"{shown(file)}: {cause}") from None

@@ -67,6 +67,10 @@ def test_the_policies_of_a_file_are_shown_as_far_as_they_are_known(capsys, tmp_p
     lines = output(capsys, "show", "policy", str(tmp_path / "mine.py")).splitlines()
     assert lines[:2] == ["mine_alone", "takes the parts colocated of a deployment"]
     assert lines[3].split() == ["patience", "7", "whole", "numbers"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "open.py").write_text("x = 1\ny = (\n")
+    assert run(["specs", "show", "policy", "open.py"]) == 2
+    assert capsys.readouterr().err == "error: open.py: line 2: '(' was never closed\n"
     (tmp_path / "none.py").write_text("x = 1\n")
     assert run(["specs", "show", "policy", str(tmp_path / "none.py")]) == 2
     assert capsys.readouterr().err.endswith("none.py: registers no serving policy\n")
