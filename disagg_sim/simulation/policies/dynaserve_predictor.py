@@ -247,7 +247,8 @@ def there(
         emitted = seg[s, EMITTED] + steps
         exist = seg[s, CONTEXT] + seg[s, PROMPT] + emitted + (1 if seg[s, PROMPT] == 0 else 0)
         left = until_of(book, seg[s, REQUEST], i) - exist
-        join(plan, running, seg[s, CACHED] + steps + done, max(left, 1 + done) - done)
+        if left != done or not mixed:  # else it ends with the step in progress
+            join(plan, running, seg[s, CACHED] + steps + done, max(left - done, 1))
     s = row[COMING_HEAD]
     while s >= 0:
         have = seg[s, CONTEXT] + 1 + seg[s, EMITTED]
