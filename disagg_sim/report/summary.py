@@ -36,10 +36,12 @@ MOST_KINDS = 6
 UNITS = {"gpu": "tokens/s/GPU", "usd": "tokens/USD", "watt": "tokens/J"}
 POOL_COLUMNS = (
     "decode mapping", "decode batch", "prefill mapping", "prefill batch", "prefill : decode instances×GPUs",
-    "GPU ratio", "FTL [s]", "TTL [ms]", "egress [GB/s]", "ingress [GB/s]", "bound",
+    "GPU ratio", "GPUs", "requests/s", "FTL [s]",
+    "with slot wait [s]", "TTL [ms]", "egress [GB/s]", "ingress [GB/s]", "bound",
 )  # fmt: skip
 SHARED_COLUMNS = (
-    "mapping", "batch", "prefill", "FTL [s]", "with slot wait [s]", "TTL [ms]", "largest gap [ms]", "bound",
+    "mapping", "batch", "prefill", "GPUs", "requests/s", "FTL [s]", "with slot wait [s]", "TTL [ms]",
+    "largest gap [ms]", "bound",
 )  # fmt: skip
 
 
@@ -199,7 +201,9 @@ def _pool_cells(point: Mapping[str, Any]) -> list[str]:
         f"{int(point['prefill_batch'])}",
         ratio_text(point),
         f"{point['ctx_gen_gpu_ratio']:.2f}",
+        *_deployment_cells(point),
         f"{point['ftl_s']:.2f}",
+        f"{point['ftl_with_slot_wait_s']:.2f}",
         f"{point['ttl_s'] / MS:.1f}",
         f"{point['kv_egress_bytes_per_s_per_gpu'] / GB:.2f}",
         f"{point['kv_ingress_bytes_per_s_per_gpu'] / GB:.2f}",
@@ -212,12 +216,18 @@ def _shared_cells(point: Mapping[str, Any]) -> list[str]:
         mapping_text(point, "decode"),
         f"{int(point['decode_batch'])}",
         prefill_text(point),
+        *_deployment_cells(point),
         f"{point['ftl_s']:.2f}",
         f"{point['ftl_with_slot_wait_s']:.2f}",
         f"{point['ttl_s'] / MS:.1f}",
         f"{point['ttl_largest_gap_s'] / MS:.1f}",
         str(point["decode_bound"]),
     ]
+
+
+def _deployment_cells(point: Mapping[str, Any]) -> tuple[str, str]:
+    """GPUs of the deployment, both pools together, and the requests that it serves a second."""
+    return f"{int(point['total_gpus'])}", f"{point['request_rate_per_s']:.3g}"
 
 
 def _best(item: ModeResult) -> dict[str, Any] | None:

@@ -96,6 +96,20 @@ def test_the_summary_row_at_an_interactivity_keeps_it(result: SweepResult) -> No
         assert f"| {enough['tokens_per_s_per_gpu'].max():,.0f} |" in row
 
 
+def test_gpus_and_requests_of_a_summary_row_make_its_throughput(result: SweepResult) -> None:
+    """Requests/s times the tokens of an answer, over the GPUs of both pools, are the tokens/s/GPU beside them."""
+    lines = [line.strip("| ").split(" | ") for line in summary(result, figures=False).splitlines() if "|" in line]
+    heads = [line for line in lines if "requests/s" in line]
+    rows = [(head, row) for head in heads for row in lines if len(row) == len(head) and row[0].startswith("≥ 20")]
+    assert rows
+    (osl,) = {case.plan.case.traffic.osl for case in result.cases}
+    for head, row in rows:
+        cell = dict(zip(head, row, strict=True))
+        served = float(cell["requests/s"]) * osl / int(cell["GPUs"])
+        assert served == pytest.approx(float(cell["tokens/s/GPU"].replace(",", "")), rel=0.01)
+        assert float(cell["with slot wait [s]"]) >= float(cell["FTL [s]"])
+
+
 def test_the_summary_tells_the_gain_over_the_best_co_located_mode(result: SweepResult) -> None:
     best = result.frontier.groupby("mode", observed=True)["tokens_per_s_per_gpu"].max()
     gain = best["disaggregated"] / max(best["colocated"], best["piggyback"])
