@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable
 from numbers import Real
 
 #: A message shows so many characters of a value; what follows is left out. [1]
 LONGEST_SHOWN = 200
+#: No word of a message is longer: paths have their room, a name of thousands of letters does not. [1]
+LONGEST_WORD = 600
 
 
 class DisaggSimError(Exception):
@@ -67,8 +70,9 @@ def quoted(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """A text with its control characters written as escapes; the ends of its lines stay."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
+    """A text with control characters written as escapes and overlong words cut; the ends of its lines stay."""
+    plain = "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
+    return re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: f"{word[0][:LONGEST_WORD]}...", plain)
 
 
 def given_twice(names: Iterable[str]) -> str:

@@ -32,9 +32,9 @@ def stated(number: float) -> bool:
 
 
 def count(line: Any, name: str) -> int:
-    """A cell as a whole number from 1; 0 where it is blank or below 1."""
+    """A cell as a whole number from 1; 0 where it is blank, below 1 or infinite."""
     number = value(line, name)
-    return int(number) if number >= 1 else 0
+    return int(number) if 1 <= number < math.inf else 0
 
 
 def yes(line: Any, name: str) -> bool:

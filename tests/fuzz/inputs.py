@@ -1,0 +1,267 @@
+"""The valid inputs that are spoilt, one function a kind: files of a directory and the command that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+from spoiling import spoilt_arguments, spoilt_bytes, spoilt_table, spoilt_yaml
+
+from disagg_sim.facts.yaml_files import DIRECTORIES, spec_files
+
+SWEEP: dict[str, Any] = {
+    "name": "trial", "models": ["llama_3_1_8b"], "systems": {"h100_sxm": "fp8"}, "traffic": [{"isl": 1024, "osl": 128}],
+    "modes": ["disaggregated", "colocated", "piggyback"], "limits": {"max_gpus": 2, "gpu_cap": 32, "ftl_s": 10.0},
+    "profile": "measured",
+}  # fmt: skip
+STUDY: dict[str, Any] = SWEEP | {
+    "modes": ["disaggregated"], "limits": {"ftl_s": 10.0, "ttl_s": ["none", 0.1], "max_gpus": 2,
+    "nic_gb_per_s": "none"}, "ctx_gen_ratio": ["optimal", 0.5], "nvlink_domain": ["own", 4],
+    "mla_form": ["auto", "naive"], "per": "usd", "prices": {"h100_sxm": 2.5}, "engine": "vllm", "matching": "exact",
+    "traffic": ["short_answers", {"isl": 512, "osl": 32}], "block_points": 100,
+    "systems": [{"prefill": {"h100_sxm": "fp8"}, "decode": {"h200_sxm": "fp8"}}],
+}  # fmt: skip
+SCENARIO: dict[str, Any] = {
+    "name": "trial", "model": "llama_3_1_8b", "system": "h100_sxm", "precision": "fp8",
+    "trace": {"path": "trace.csv", "rate_scale": [1.0, 2.0]}, "slo": {"ttft_s": 0.5, "tpot_s": 0.05},
+    "deployments": {"two": {"gpus": 4, "prefill": {"tp": 1}, "decode": {}, "colocated": {"instances": 2}}},
+    "systems": ["vllm", {"kind": "disaggregated", "label": "split"}], "run": {"start_up_s": 1.0, "sample_s": 1.0},
+    "seed": 1,
+}  # fmt: skip
+SYNTHETIC: dict[str, Any] = SCENARIO | {
+    "trace": {"kind": "synthetic", "lengths": {"isl": 256, "osl": 16}, "rate_per_s": 4.0, "requests": 30, "cv": 2.0},
+    "systems": [{"kind": "arrow"}, {"kind": "dynamo_load"}, {"kind": "dopd"}, {"kind": "dynaserve"}],
+    "capacity": {"criterion": "attainment", "share": 0.9},
+}  # fmt: skip
+
+_TIMES = [(i / 4, 200 + 37 * i % 500, 5 + 11 * i % 40) for i in range(24)]
+TRACES = {
+    "csv": "arrival_s,input_tokens,output_tokens\n" + "".join(f"{t},{a},{b}\n" for t, a, b in _TIMES),
+    "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    + "".join(f"2023-11-16 18:15:{t:09.6f},{a},{b}\n" for t, a, b in _TIMES),
+    "burstgpt": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    + "".join(f"{int(t)},GPT-4,{a},{b},{a + b},API log\n" for t, a, b in _TIMES),
+    "mooncake": "".join(
+        f'{{"timestamp": {1000 * t:.0f}, "input_length": {a}, "output_length": {b}, "hash_ids": [{a % 7}]}}\n'
+        for t, a, b in _TIMES
+    ),
+    "lengths": "num_prefill_tokens,num_decode_tokens\n" + "".join(f"{a},{b}\n" for _, a, b in _TIMES),
+}
+
+GEMM = "system,framework,version,kernel_source,dtype,m,n,k,latency_us\n" + "".join(
+    f"h100_sxm,trtllm,1.0,cublas,fp8,{m},{n},4096,{5 + 2e-6 * m * n * 4096 / 800:.6g}\n"
+    for m in (1, 16, 64, 256, 1024, 8192)
+    for n in (1024, 2048, 4096, 6144, 8192, 12288)
+)
+EXCLUDE = (
+    "file,system,framework,condition,reason\n"
+    "gemm.csv,h100_sxm,trtllm,m == 1 and dtype == 'fp8',too slow\n"
+    "gemm.csv,*,*,n == 1024,doubtful\n"
+)
+SERVED = (
+    "row_id,hardware,gpu_family,model,precision,framework,spec_decode,mode,isl,osl,concurrency,gpus_total,"
+    "tput_total_tok_s_gpu,ttft_median_ms,tpot_median_ms,tpot_mean_ms,ttft_mean_ms,prefill_gpus,prefill_workers,prefill_tp,"
+    "prefill_ep,prefill_dp_attention,decode_gpus,decode_workers,decode_tp,decode_ep,decode_dp_attention,qa_flag,tp,ep,"
+    "dp_attention\n"
+    "r1,gb200,GB200,DeepSeek-R1-0528,fp4,dynamo-trt,none,disaggregated,8192,1024,102,28,1581,900,12.4,,,4,1,4,4,False,"
+    "24,3,8,8,True,,,,\n"
+    "r2,h100,H100,llama70b,fp8,vllm,none,aggregated,1024,1024,16,2,1200,150,20,21,160,,,,,,,,,,,,2,1,False\n"
+)
+
+
+@dataclass(frozen=True)
+class Spoilt:
+    """One input: files, a command, and what the command reads first."""
+
+    kind: str
+    files: dict[str, bytes]
+    arguments: list[str]
+    specs: bool = False  # the directory is searched for spec files
+    stores: tuple[str, ...] = ()  # finished results to be copied here first
+    then: list[list[str]] = field(default_factory=list)  # commands that follow
+
+
+def _dump(document: Any) -> bytes:
+    return yaml.safe_dump(document, sort_keys=False).encode()
+
+
+def sweep_counted(rng: Random) -> Spoilt:
+    """A sweep, counted."""
+    return Spoilt("sweep --dry-run", {"s.yaml": spoilt_yaml(rng.choice((SWEEP, STUDY)), rng)},
+                  ["sweep", "s.yaml", "--dry-run"])  # fmt: skip
+
+
+def sweep_run(rng: Random) -> Spoilt:
+    """A sweep, computed."""
+    return Spoilt("sweep", {"s.yaml": spoilt_yaml(SWEEP, rng)},
+                  ["sweep", "s.yaml", "--out", "out", "--jobs", "1", "--no-figures"])  # fmt: skip
+
+
+def scenario(rng: Random) -> Spoilt:
+    """A scenario, or its trace."""
+    document, trace = rng.choice((SCENARIO, SCENARIO, SYNTHETIC)), TRACES["csv"].encode()
+    spoil_trace = document is SCENARIO and rng.random() < 0.3
+    return Spoilt(
+        "simulate",
+        {
+            "s.yaml": _dump(document) if spoil_trace else spoilt_yaml(document, rng),
+            "trace.csv": spoilt_table(TRACES["csv"], rng) if spoil_trace else trace,
+        },
+        ["simulate", "s.yaml", "--out", "out", "--jobs", "1", "--no-figures"],
+    )
+
+
+def trace(rng: Random) -> Spoilt:
+    """A trace of each form."""
+    kind = rng.choice(sorted(TRACES))
+    text = TRACES[kind]
+    lines = kind == "mooncake"
+    data = _spoilt_lines(text, rng) if lines else spoilt_table(text, rng)
+    arguments = ["trace", "stats", "t.csv", *rng.choice(((), ("--kind", kind), ("--json",), ("--as-is",)))]
+    return Spoilt("trace stats", {"t.csv": data}, arguments)
+
+
+def _spoilt_lines(text: str, rng: Random) -> bytes:
+    """JSON lines with one value or key replaced."""
+    lines = text.splitlines()
+    at = rng.randrange(len(lines))
+    old = rng.choice(('"timestamp"', '"input_length"', '"hash_ids"', ": ", ", ", "{", "}", "0", "1", "2", "[", "]"))
+    new = rng.choice(("1e400", "NaN", "-1", "null", '""', "[[[", "{}", "true", "1e18", "9" * 30, "\x00", '"x"'))
+    lines[at] = lines[at].replace(old, new, 1)
+    data = "\n".join(lines).encode()
+    return spoilt_bytes(data, rng) if rng.random() < 0.3 else data
+
+
+def spec(rng: Random) -> Spoilt:
+    """A spec file of any kind: checked, shown, used."""
+    kind = rng.choice([name for name in DIRECTORIES if spec_files(name)])
+    source = rng.choice(sorted(spec_files(kind).values()))
+    document = yaml.safe_load(source.read_text(encoding="utf-8"))
+    path = str(Path(DIRECTORIES[kind]) / source.name)
+    used = {
+        "model": ["models", source.stem], "hardware": ["systems", source.stem], "traffic": ["traffic", source.stem],
+        "precision": ["precision", source.stem], "profile": ["profile", source.stem],
+    }.get(kind)  # fmt: skip
+    sweep = dict(SWEEP, modes=["disaggregated"])
+    if used and used[0] in ("models", "traffic"):
+        sweep[used[0]] = [used[1]]
+    elif used and used[0] == "systems":
+        sweep["systems"] = {used[1]: "bf16"}
+    elif used and used[0] == "precision":
+        sweep["systems"] = {"b200_sxm": used[1]}
+    elif used:
+        sweep["profile"] = used[1]
+    then = [["sweep", "s.yaml", *rng.choice((("--dry-run",), ("--out", "out", "--jobs", "1", "--no-figures")))]]
+    if kind in ("hardware", "model", "traffic", "precision", "profile"):
+        then.insert(0, ["specs", "show", kind, source.stem])
+    return Spoilt(f"specs {kind}", {path: spoilt_yaml(document, rng), "s.yaml": _dump(sweep)},
+                  ["specs", "check", path], specs=True, then=then)  # fmt: skip
+
+
+def kernels(rng: Random) -> Spoilt:
+    """Kernel tables and masks of bad rows."""
+    spoil_mask = rng.random() < 0.5
+    files = {
+        "gemm.csv": GEMM.encode() if spoil_mask else spoilt_table(GEMM, rng),
+        "exclude.csv": spoilt_table(EXCLUDE, rng) if spoil_mask else EXCLUDE.encode(),
+    }
+    fit = ["calibrate", "kernels", "gemm.csv", "--system", "h100_sxm", "--out", "o.yaml", "--exclude", "exclude.csv"]
+    judge = ["validate", "kernels", "gemm.csv", "--exclude", "exclude.csv", "--out", "out"]
+    spread = ["calibrate", "uncertainty", "gemm.csv", "--exclude", "exclude.csv", "--out", "u.yaml"]
+    return Spoilt("calibrate, validate kernels", files, rng.choice((fit, fit, fit, judge, spread)))
+
+
+def served(rng: Random) -> Spoilt:
+    """Served measurements."""
+    judge = ["validate", "serving", "served.csv", "--out", "out"]
+    fit = ["calibrate", "engine", "served.csv", "--engine", "vllm", "--out", "vllm.yaml"]
+    return Spoilt("served runs", {"served.csv": spoilt_table(SERVED, rng)}, rng.choice((judge, fit)))
+
+
+def store(rng: Random) -> Spoilt:
+    """Finished results, one of their files spoilt, taken up again, judged and compared."""
+    again = ["sweep", "s.yaml", "--out", "results", "--jobs", "1", "--no-figures"]
+    commands = (
+        again,
+        ["check", "results", "--baseline", "baseline"],
+        ["check", "results", "--baseline", "baseline", "--allow-better"],
+        ["compare", "results", "baseline", "--json", "changes.json"],
+        ["sensitivity", "s.yaml", "--out", "results", "--jobs", "1", "--no-figures"],
+    )
+    return Spoilt("results", {"s.yaml": _dump(SWEEP)}, rng.choice(commands), stores=("results", "baseline"))
+
+
+def runs(rng: Random) -> Spoilt:
+    """Finished simulations, one of their files spoilt, taken up again."""
+    again = ["simulate", "sc.yaml", "--out", "runs", "--jobs", "1", "--no-figures"]
+    return Spoilt("runs", {"sc.yaml": _dump(SCENARIO), "trace.csv": TRACES["csv"].encode()}, again, stores=("runs",))
+
+
+def spoil_store(root: Path, rng: Random) -> None:
+    """One file of a finished store cut, changed, removed, or replaced by a directory."""
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    path = rng.choice(files)
+    action = rng.choice(("bytes", "bytes", "table", "remove", "directory", "other"))
+    if action == "table" and path.suffix == ".csv":
+        path.write_bytes(spoilt_table(path.read_text(encoding="utf-8"), rng))
+    elif action == "remove":
+        path.unlink()
+    elif action == "directory":
+        path.unlink()
+        path.mkdir()
+    elif action == "other":
+        path.write_bytes(rng.choice(files).read_bytes())
+    else:
+        path.write_bytes(spoilt_bytes(path.read_bytes(), rng))
+
+
+OPTIONS = (
+    "--out", "--jobs", "--dry-run", "--profile", "--engine", "--price", "--overwrite", "--uncertainty", "--no-figures",
+    "--trace", "--seed", "--perfetto", "--baseline", "--rtol", "--allow-better", "--json", "--all", "--figure",
+    "--traces", "--quick", "--kind", "--rate", "--as-is", "--fits",
+    "--exclude", "--framework", "--split", "--assumptions", "--data",
+    "--date", "--system", "--device", "--serving", "--efficiency", "--assumed", "--per-doubling", "--version",
+)  # fmt: skip
+
+
+def command_line(rng: Random) -> Spoilt:
+    """Options and arguments of every command, with good files."""
+    lines = [
+        ["sweep", "s.yaml", "--dry-run"], ["sweep", "s.yaml", "--out", "out", "--jobs", "1", "--no-figures"],
+        ["simulate", "sc.yaml", "--out", "out", "--jobs", "1", "--no-figures"], ["trace", "stats", "trace.csv"],
+        ["specs", "list"], ["specs", "list", "model"], ["specs", "show", "hardware", "h100_sxm"],
+        ["specs", "check", "s.yaml"], ["check", "results", "--baseline", "baseline"],
+        ["compare", "results", "baseline"],
+        ["reproduce", "nothing", "--out", "out"], ["measure", "--out", "m", "--system", "h100_sxm",
+         "--device", "x"],
+        ["calibrate", "kernels", "gemm.csv", "--system", "h100_sxm", "--out", "o.yaml"],
+        ["calibrate", "engine", "served.csv", "--engine", "vllm", "--out", "v.yaml"],
+        ["calibrate", "uncertainty", "gemm.csv", "--out", "u.yaml"], ["validate", "kernels", "gemm.csv",
+        "--out", "out"],
+        ["validate", "serving", "served.csv"], ["sensitivity", "missing", "--out", "out"], ["--version"], [],
+    ]  # fmt: skip
+    files = {
+        "s.yaml": _dump(SWEEP), "sc.yaml": _dump(SCENARIO), "trace.csv": TRACES["csv"].encode(),
+        "gemm.csv": GEMM.encode(), "served.csv": SERVED.encode(), "here/file": b"",
+    }  # fmt: skip
+    words = spoilt_arguments(rng.choice(lines), OPTIONS, rng)
+    return Spoilt("command line", files, words, stores=("results", "baseline"))
+
+
+#: Kinds of input with their share of all.
+KINDS: tuple[tuple[Callable[[Random], Spoilt], int], ...] = (
+    (sweep_counted, 20), (sweep_run, 8), (scenario, 12), (trace, 14), (spec, 16), (kernels, 8), (served, 4), (store, 8),
+    (runs, 4), (command_line, 16),
+)  # fmt: skip
+
+
+def spoilt(seed: int) -> Spoilt:
+    """The input of a seed."""
+    rng = Random(seed)
+    kinds, shares = zip(*KINDS, strict=True)
+    chosen: Callable[[Random], Spoilt] = rng.choices(kinds, shares)[0]
+    return chosen(rng)
