@@ -1,0 +1,152 @@
+"""Whatever a page tells to run, runs: every block of code in README and docs, in the order of its page.
+
+A page is worked through in a directory of its own. Blocks of YAML begin with a comment that names their file; all of
+them are written first, and checked; blocks of Python that name one are written, too. Python blocks share one namespace.
+Lines of a console block that begin with ``$`` are run by a shell that keeps its directory and its variables from block
+to block; other lines are what they must print.
+A block that cannot run here says why, in a comment before it that a reader does not see: ``<!-- not run: REASON -->``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from disagg_sim.facts.yaml_files import PATH_VARIABLE
+from disagg_sim.simulation import policy
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)$")
+MARK = re.compile(r"^<!-- not run:(.*)-->$")
+RUN, SHOWN = ("python", "console", "yaml"), ("text",)
+LIMIT_S = 300  # of one block [s]
+#: A small trace under the name that the pages use for one of the reader's own.
+TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(
+    f"{i / 4},{200 + 37 * i % 500},{5 + 11 * i % 40}\n" for i in range(200)
+)
+COMMAND = f'#!/bin/sh\nexec "{sys.executable}" -c "from disagg_sim.cli.main import main; main()" "$@"\n'
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it stands, its language, its text, and why it does not run, if so."""
+
+    where: str
+    language: str
+    text: str
+    reason: str | None
+
+    @property
+    def file(self) -> str:
+        """The file that a block names in its first line."""
+        found = re.match(r"# ([\w./-]+\.(ya?ml|py))$", self.text, flags=re.MULTILINE)
+        return found[1] if found else ""
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page."""
+    found, inside, mark = [], None, None
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        fence = FENCE.match(line)
+        if inside is None and fence:
+            inside = (f"{page.relative_to(ROOT)}:{number}", fence[1], [])
+        elif inside is not None and line == "```":
+            found.append(Block(inside[0], inside[1], "\n".join(inside[2]) + "\n", mark))
+            inside, mark = None, None
+        elif inside is not None:
+            inside[2].append(line)
+        elif line.strip():
+            said = MARK.match(line)
+            mark = said[1].strip() if said else None
+    assert inside is None, f"{inside}: never closed"
+    return found
+
+
+ALL = {page: blocks(page) for page in PAGES}
+
+
+def commands(text: str) -> tuple[str, list[str]]:
+    """The lines to be run, and those that must be printed."""
+    run, printed, goes_on = [], [], False
+    for line in text.splitlines():
+        if goes_on or line.startswith("$ "):
+            run.append(line.removeprefix("$ "))
+            goes_on = line.endswith("\\")
+        elif line.strip():
+            printed.append(line)
+    return "\n".join(run), printed
+
+
+def in_shell(block: Block, folder: Path) -> None:
+    """Run a console block; it may fail only where it shows an error."""
+    script, printed = commands(block.text)
+    kept = f'set -e\n. "{folder}/.env"\ncd "$PWD"\n{{\n{script}\n}}\n'
+    env = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(folder), "COLUMNS": "80"}
+    done = subprocess.run(
+        ["bash", "-c", f"trap 'export -p > \"{folder}/.env\"' EXIT\n{kept}"], cwd=folder, env=env, text=True,
+        capture_output=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    expected = any(line.startswith("error: ") for line in printed)
+    assert (done.returncode == 2) is expected, f"{block.where}: exit code {done.returncode}\n{said}"
+    assert done.returncode in (0, 2), f"{block.where}: exit code {done.returncode}\n{said}"
+    missing = [line for line in printed if line not in said.splitlines()]
+    assert not missing, f"{block.where} shows {missing}, but the command said\n{said}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the command and a trace; systems that a page registers are forgotten afterwards."""
+    for name in ("bin", "baselines"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "bin" / "disagg-sim").write_text(COMMAND)
+    (tmp_path / "bin" / "disagg-sim").chmod(0o755)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "bin").symlink_to(tmp_path / "bin")
+    (tmp_path / "conv.csv").write_text(TRACE)
+    (tmp_path / ".env").write_text(f'cd "{tmp_path}"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(PATH_VARIABLE, raising=False)
+    monkeypatch.setattr(policy, "SYSTEMS", dict(policy.systems()))
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if ALL[page]], ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
+    run = [block for block in ALL[page] if block.language in RUN and block.reason is None]
+    for block in run:
+        assert block.file or block.language != "yaml", f"{block.where}: begins with no comment that names its file"
+        if block.file:
+            path = folder / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+            if block.language == "yaml" and not block.file.startswith("."):
+                found = f"{PATH_VARIABLE}=. " if "/" in block.file else ""
+                check = f"$ {found}disagg-sim specs check {block.file}"
+                in_shell(Block(block.where, "console", check, None), folder)
+    names = {"__name__": "page"}
+    for block in run:
+        if block.language == "python":
+            exec(compile(block.text, block.where, "exec", dont_inherit=True), names)
+        elif block.language == "console":
+            in_shell(block, folder)
+
+
+def test_a_block_that_does_not_run_says_why() -> None:
+    for block in (block for page in PAGES for block in ALL[page]):
+        assert block.language in (*RUN, *SHOWN), f"{block.where}: {block.language!r} is neither run nor shown"
+        assert block.reason is None or len(block.reason.split()) > 1, f"{block.where}: the mark gives no reason"
+
+
+def test_most_blocks_run() -> None:
+    known = [block for page in PAGES for block in ALL[page] if block.language in RUN]
+    run = [block for block in known if block.reason is None]
+    assert len(known) >= 30
+    assert len(run) >= 0.7 * len(known)
