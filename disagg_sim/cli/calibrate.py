@@ -19,7 +19,10 @@ def _root() -> None:
     """Fit what kernels reach of a system's peaks to measurements."""
 
 
-@app.command()
+@app.command(
+    short_help="Efficiencies of kernels.",
+    epilog="Example: disagg-sim calibrate kernels gemm.csv --system h200_sxm --out h200_sxm.yaml",
+)
 def kernels(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Kernel tables (CSV; docs/calibration.md).")],
     system: Annotated[str, typer.Option(help="System that was measured: a name, or its YAML file.")],

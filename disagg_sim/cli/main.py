@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -43,20 +43,32 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(specs_app, name="specs")
-app.add_typer(calibrate_app, name="calibrate")
-calibrate_app.command("uncertainty")(uncertainty)
-calibrate_app.command("engine")(engine)
-app.add_typer(validate_app, name="validate")
-app.add_typer(trace_app, name="trace")
-app.command("measure")(measure)
-app.command("sweep")(sweep)
-app.command("sensitivity")(sensitivity)
-app.command("check")(check)
-app.command("compare")(compare)
-app.command("reproduce")(reproduce)
-app.command("simulate")(simulate)
+#: Commands in the order of their use: what a list of commands says of each, and an example.
+COMMANDS: tuple[tuple[str, Callable[..., None], str, str], ...] = (
+    ("sweep", sweep, "Frontiers, rate matching, KV bandwidth of a sweep.", "sweep demo --out reports/demo --jobs 2"),
+    ("simulate", simulate, "Replay traces through serving systems.", "simulate azure_conv_on_h100 --out results"),
+    ("sensitivity", sensitivity, "Elasticities along every frontier.", "sensitivity demo --out reports/demo"),
+    ("check", check, "Hold frontiers against a baseline.", "check reports/mine --baseline baselines/mine"),
+    ("compare", compare, "Tell what two frontiers differ in.", "compare reports/mine reports/other --all"),
+    ("reproduce", reproduce, "Figures and claims of a published study.", "reproduce beyond-the-buzz --out reports/b"),
+    ("measure", measure, "Time the kernels of the GPU at hand.", "measure --out own.csv --system h200_sxm --quick"),
+)
+for _name, _function, _said, _example in COMMANDS:
+    app.command(_name, short_help=_said, epilog=f"Example: disagg-sim {_example}")(_function)
+app.add_typer(specs_app, name="specs", short_help="Shipped systems, models, traffic, policies.")
+app.add_typer(trace_app, name="trace", short_help="What a request trace is like.")
+app.add_typer(calibrate_app, name="calibrate", short_help="Measurements to fitted efficiencies.")
+app.add_typer(validate_app, name="validate", short_help="Hold predictions against measurements.")
+calibrate_app.command(
+    "uncertainty", short_help="Spreads behind error bars.",
+    epilog="Example: disagg-sim calibrate uncertainty gemm.csv --out uncertainty.yaml",
+)(uncertainty)  # fmt: skip
+calibrate_app.command(
+    "engine", short_help="Host times of an engine.",
+    epilog="Example: disagg-sim calibrate engine served.csv --engine vllm --out vllm.yaml",
+)(engine)  # fmt: skip
 
 
 def _print_version(asked: bool) -> None:

@@ -49,7 +49,10 @@ app = typer.Typer(
 )
 
 
-@app.command("list")
+@app.command(
+    "list", short_help="Names and titles of what is shipped.",
+    epilog="Example: disagg-sim specs list model",
+)
 def list_(kind: Annotated[str, typer.Argument(help=_KIND_HELP)] = "") -> None:
     """List what is shipped, with titles; of 'policies' every option, too."""
     known = _known_kind(kind) if kind else ""
@@ -63,7 +66,10 @@ def list_(kind: Annotated[str, typer.Argument(help=_KIND_HELP)] = "") -> None:
     print_table(rows, header=("kind", "name", "title"))
 
 
-@app.command()
+@app.command(
+    short_help="One spec with units and sources.",
+    epilog="Example: disagg-sim specs show hardware h100_sxm --fits",
+)
 def show(
     kind: Annotated[str, typer.Argument(help=_KIND_HELP)],
     name: Annotated[str, typer.Argument(help="a name that 'specs list' prints, or a YAML file; policy: a Python file")],
@@ -87,7 +93,10 @@ def show(
             print_table(_fit_summary(efficiency), header=("fitted operator", "rows", "engines", "measured on"))
 
 
-@app.command()
+@app.command(
+    short_help="Every fault of spec files.",
+    epilog="Example: disagg-sim specs check my_gpu.yaml my_sweep.yaml",
+)
 def check(
     files: Annotated[list[Path] | None, typer.Argument(help="YAML files; all shipped ones when none is given")] = None,
 ) -> None:

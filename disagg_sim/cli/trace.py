@@ -26,7 +26,10 @@ def _group() -> None:
     """Request traces."""
 
 
-@app.command()
+@app.command(
+    short_help="Rate, burstiness, lengths, prefix reuse.",
+    epilog="Example: disagg-sim trace stats conv.csv --json",
+)
 def stats(
     file: Annotated[Path, typer.Argument(help="a trace; of ServeGen a folder or a tar archive")],
     kind: Annotated[

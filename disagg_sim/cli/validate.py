@@ -20,7 +20,10 @@ app = typer.Typer(
 )
 
 
-app.command("serving")(validate_serving)
+app.command(
+    "serving", short_help="Evaluate every row of served runs.",
+    epilog="Example: disagg-sim validate serving served.csv --out reports/serving",
+)(validate_serving)  # fmt: skip
 
 
 @app.callback()
@@ -28,7 +31,10 @@ def _root() -> None:
     """Hold predictions against measurements: every row, the errors by group, and pictures."""
 
 
-@app.command()
+@app.command(
+    short_help="Predict every row of kernel tables.",
+    epilog="Example: disagg-sim validate kernels gemm.csv --out reports/kernels",
+)
 def kernels(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Kernel tables (CSV; docs/calibration.md).")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for rows.csv, summary.csv and the plots.")],

@@ -133,12 +133,12 @@ def main(first: int, count: int, keep: Path | None) -> None:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
         for seed in range(first, first + count):
+            os.environ.pop(PATH_VARIABLE, None)
             said = spoilt(seed)
             where = keep or root / str(seed)
             where.mkdir(parents=True, exist_ok=True)
             laid_out(said, where, root, Random(seed))
             os.chdir(where)
-            os.environ.pop(PATH_VARIABLE, None)
             if said.specs:
                 os.environ[PATH_VARIABLE] = str(where)
             print(json.dumps({"begun": seed}), file=sys.__stdout__, flush=True)
