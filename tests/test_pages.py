@@ -27,7 +27,7 @@ FENCE = re.compile(r"^```(\w*)$")
 MARK = re.compile(r"^<!-- not run:(.*)-->$")
 RUN, SHOWN = ("python", "console", "yaml"), ("text",)
 LIMIT_S = 300  # of one block [s]
-#: A small trace under the name that the pages use for one of the reader's own.
+#: A small trace, under the names that the pages use for those of the reader.
 TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(
     f"{i / 4},{200 + 37 * i % 500},{5 + 11 * i % 40}\n" for i in range(200)
 )
@@ -111,6 +111,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "bin").symlink_to(tmp_path / "bin")
     (tmp_path / "conv.csv").write_text(TRACE)
+    (tmp_path / "log.csv").write_text(TRACE.replace("arrival_s,input_tokens,output_tokens", "ts,prompt_len,gen_len"))
     (tmp_path / ".env").write_text(f'cd "{tmp_path}"\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(PATH_VARIABLE, raising=False)
