@@ -32,7 +32,7 @@ LENGTH = st.one_of(st.integers(1, 40), st.integers(1, 400))
 def instances(draw):
     return InstanceSpec(
         table=draw(st.sampled_from([TABLE, PIPELINE])),
-        blocks=draw(st.integers(60, 120)),
+        blocks=draw(st.integers(76, 120)),  # context, prompt and output of 400 each fit in 76 blocks of 16
         mode=draw(st.sampled_from(Mode)),
         token_budget=draw(st.sampled_from([8, 64, 512])),
         max_sequences=draw(st.sampled_from([1, 4, 16])),
