@@ -67,7 +67,7 @@ def colocated(
     prefill_batch
         Prompts b of a pass, none above B; by default one a DP rank and its doublings. [request]
     ftl_limit, ttl_limit
-        Largest latencies, inclusive; the FTL limit acts on ``ftl_s``, which has no queue. [s]
+        Largest latencies, inclusive; the FTL limit acts on ``ftl_with_slot_wait_s``. [s]
     ttl_measure : {"mean", "p99"}
         What ``ttl_s`` is: the mean, or the largest gap.
     mla_form
@@ -201,8 +201,9 @@ class _Scored:
             largest_gap=step + np.ceil(passes_per_step) * times,
             ftl=times,
             memory=memory,
+            group=count.astype(float),
         )
-        row, column, tally = choose(case, options)
+        row, column, tally = choose(case, batch, options)
         batch_place, b, time = index[column], count[column], times[row, column]
         chosen = Chosen(
             mapping=part[row],

@@ -176,8 +176,9 @@ def _block(
         largest_gap=time,
         ftl=np.maximum(group.dp * case.isl / chunk, 1.0) * time,
         memory=np.concatenate(memory, axis=1),
+        group=np.where(chunk > group.dp * case.isl, chunk / case.isl, 1.0),
     )
-    row, column, tally = choose(case, options)
+    row, column, tally = choose(case, group.batch, options)
     of_mixed, of_decode = np.divmod(column, batch_index.size), (row, index[column])
     sums = []
     for name in Sums._fields:
@@ -190,7 +191,7 @@ def _block(
         mapping=part[row],
         batch=batch,
         prefill_batch=prompts[column].astype(np.int64),
-        group=np.where(chunk > group.dp * case.isl, chunk / case.isl, 1.0)[column],
+        group=options.group[column],
         chunk_tokens=np.zeros(row.size, dtype=np.int64),
         mixed_chunk=chunk[column],
         mixed_share=share[column],

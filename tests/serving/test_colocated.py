@@ -222,7 +222,7 @@ def test_infinitely_fast_prefill_leaves_decode_alone(monkeypatch):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_vanishing_share_of_prefill_leaves_decode_alone(mode):
-    row = only(run(mode, batch=2, isl=1, osl=65536))
+    row = only(run(mode, batch=2, isl=1, osl=65536, ftl_limit=1e3))  # a slot is free every two minutes
     assert row.ttl_mean_s == pytest.approx(ttl_at(2, isl=1, osl=65536), rel=1e-4)
 
 
@@ -350,11 +350,29 @@ def test_all_modes_stand_in_one_table():
     assert (joined.loc[joined["mode"] != "disaggregated", zero] == 0).all().all()
 
 
+def test_the_ftl_limit_counts_the_wait_for_a_slot():
+    """Passes of 16 and of 8 prompts beside 32 residents: one of b starts every b/X, half of that is the mean wait."""
+    both = run("colocated", batch=32, prefill_batch=[8, 16], ftl_limit=1e3, ttl_measure="p99")
+    eight, sixteen = (both[both.prefill_batch == b].iloc[0] for b in (8, 16))
+    for row, b in ((eight, 8), (sixteen, 16)):
+        assert row.ftl_with_slot_wait_s == pytest.approx(row.ftl_s + b / (2 * row.request_rate_per_s))
+    assert sixteen.tokens_per_s_per_gpu > eight.tokens_per_s_per_gpu
+    limit = 0.5 * (eight.ftl_with_slot_wait_s + sixteen.ftl_with_slot_wait_s)
+    assert sixteen.ftl_s < limit  # its pass alone would do
+    assert only(run("colocated", batch=32, prefill_batch=[8, 16], ftl_limit=limit)).prefill_batch == 8
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("limit", [0.5, 1.0, 3.0])
+def test_every_point_meets_the_ftl_limit_with_its_wait(mode, limit):
+    assert (run(mode, table=mappings(), ftl_limit=limit).ftl_with_slot_wait_s <= limit).all()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_faults_are_told_in_one_line(mode):
     with pytest.raises(InfeasibleError, match="no co-located mapping fits in memory; the closest lacks"):
         run(mode, "llama_3_1_405b", Mapping())
-    with pytest.raises(InfeasibleError, match="meets the FTL limit of 1e-06 s; the best FTL is"):
+    with pytest.raises(InfeasibleError, match="FTL limit of 1e-06 s; the best FTL, with the wait for a slot, is"):
         run(mode, ftl_limit=1e-6)
     with pytest.raises(InputError, match="ttl_measure 'p9' is not one of mean, p99, did you mean 'p99'"):
         run(mode, ttl_measure="p9")
