@@ -1,11 +1,12 @@
-# make demo: the main job into reports/demo/.  make test: lint, types, tests.  Both create .venv when needed.
+# make demo: the main job into reports/demo/.  make test: lint, types, tests.  make docs-numbers: the numbers that README
+# and docs mark, computed and written; ARGS=--all for those that take minutes, too.  All create .venv when needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?=
 SWEEP := $(BIN)/disagg-sim sweep sweeps/demo.yaml --out reports/demo $(if $(JOBS),--jobs $(JOBS))
 
-.PHONY: venv demo test lint types bench clean
+.PHONY: venv demo test lint types bench docs-numbers clean
 
 venv: $(VENV)/.installed-dev
 
@@ -34,6 +35,9 @@ test: lint types
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest benchmarks
+
+docs-numbers: $(VENV)/.installed-dev
+	$(BIN)/python docs/page_numbers.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks

@@ -8,7 +8,7 @@ transfers, memory and routing cost; Poisson arrivals add the queue that no plan 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -79,6 +79,16 @@ def simulated(case: Planned, load: float, *, poisson: bool, most: int = 20_000) 
     return ds.simulate(case.plan.deployment, trace, slo=slo).summary()
 
 
+def holds(row: ds.Summary) -> bool:
+    """Whether at least 99 % of all requests were in time."""
+    return row.slo_attainment >= 0.99
+
+
+def holding(found: Iterable[Planned], load: float, *, poisson: bool) -> int:
+    """How many plans hold at a share of their rate."""
+    return sum(holds(simulated(case, load, poisson=poisson)) for case in found)
+
+
 def report(loads: tuple[float, ...]) -> None:
     """Print, for each load and kind of arrivals, how many plans hold, and every one that does not."""
     found = list(plans())
@@ -87,11 +97,11 @@ def report(loads: tuple[float, ...]) -> None:
     for load in loads:
         for poisson in (False, True):
             rows = [(case, simulated(case, load, poisson=poisson)) for case in found]
-            late = sorted((row.slo_attainment, case.name) for case, row in rows if row.slo_attainment < 0.99)
+            late = sorted((row.slo_attainment, case.name) for case, row in rows if not holds(row))
             kind = "Poisson" if poisson else "even"
             print(f"\n{load:g} of the rate, {kind} arrivals: {len(rows) - len(late)} of {len(rows)} reach 99 %")
             for case, row in rows:
-                if row.slo_attainment < 0.99:
+                if not holds(row):
                     ttft, tpot = row.ttft_p99_s / case.ftl_limit, row.tpot_p99_s / case.ttl_limit
                     lost = row.requests - row.completed
                     print(
