@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from disagg_sim.facts.yaml_files import PATH_VARIABLE
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "docs" / "page_numbers.py"
@@ -22,6 +25,12 @@ def numbers() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def computed(numbers) -> ModuleType:
+    """The registry of the functions, which the module of the numbers makes findable."""
+    return importlib.import_module("docs.computed")
 
 
 @pytest.fixture
@@ -84,18 +93,18 @@ def test_what_is_not_asked_for_stays(numbers, page):
     assert numbers.stale({"five": "5"}) == []
 
 
-def test_check_says_what_differs_and_exits_1(numbers, page, monkeypatch, capsys):
-    monkeypatch.setattr(numbers, "ENTRIES", {"four": numbers.Entry(lambda: "5", slow=False)})
+def test_check_says_what_differs_and_exits_1(numbers, computed, page, monkeypatch, capsys):
+    monkeypatch.setattr(numbers, "ENTRIES", {"four": computed.Entry(lambda: "5", slow=False)})
     monkeypatch.setattr(sys, "argv", ["page_numbers.py", "--check"])
     assert numbers.main() == 1
     assert "page.md: four: written '4', computed '5'" in capsys.readouterr().out
     assert "-->4<!--" in page.read_text(encoding="utf-8")
 
 
-def test_the_plain_fits_are_found_within_their_context_alone(numbers, monkeypatch):
+def test_the_plain_fits_are_found_within_their_context_alone(numbers, computed, monkeypatch):
     """The worked examples are by hand, with plain rooflines: other efficiencies than the shipped ones."""
-    monkeypatch.delenv(numbers.PATH_VARIABLE, raising=False)
-    shipped = numbers.w2_row(*numbers.W2[0][:4])
-    with numbers.plain_fits():
-        assert numbers.w2_row(*numbers.W2[0][:4]) != shipped
-    assert numbers.w2_row(*numbers.W2[0][:4]) == shipped
+    monkeypatch.delenv(PATH_VARIABLE, raising=False)
+    shipped = numbers.examples.w2_row(*numbers.examples.W2[0][:4])
+    with computed.plain_fits():
+        assert numbers.examples.w2_row(*numbers.examples.W2[0][:4]) != shipped
+    assert numbers.examples.w2_row(*numbers.examples.W2[0][:4]) == shipped
