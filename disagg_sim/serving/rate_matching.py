@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Deployment, Pool
-from disagg_sim.errors import InputError, above_zero, whole_number
+from disagg_sim.errors import InputError, above_zero, as_float, quoted, whole_number
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import best_per_size, check_same_case, kv_rate_per_gpu, least, mapping_order
 from disagg_sim.serving.pool_program import Choices, Filling, least_cost, most_rate
@@ -21,6 +21,8 @@ GPUS = (1.0, 1.0)  # prices that count GPUs [1]
 #: Least gain for which pools mix configurations by default. Each configuration is a service of its own to deploy, watch
 #: and route to, and a step time is known to some percent only (docs/fidelity.md). [1]
 MIXING_GAIN = 0.05
+#: Most GPUs that are planned for; the solver keeps counts to a relative 1e-6 and finds no end far above. [1]
+MOST_GPUS = 10**7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ def match_rates(
     ftl_limit, ttl_limit : float
         Largest latencies of a configuration, inclusive. [s]
     gpu_budget : int, optional
-        Most GPUs of both pools together. [1]
+        Most GPUs of both pools together, up to 10,000,000. [1]
     required_rate : float, optional
         Rate that both pools must reach, to a relative 1e-9. [request/s]
     kv_link_limit : float, optional
@@ -103,16 +105,22 @@ def match_rates(
     prices = usd_per_gpu_hour or (NAN, NAN)
     above_zero("ftl_limit", ftl_limit, "s")
     above_zero("time_limit", time_limit, "s")
-    numbers = {"ttl_limit": ttl_limit, "required_rate": required_rate, "kv_link_limit": kv_link_limit}
-    numbers |= zip(("prefill price", "decode price"), usd_per_gpu_hour or (), strict=False)
+    numbers: dict[str, object] = {
+        "ttl_limit": ttl_limit, "required_rate": required_rate, "kv_link_limit": kv_link_limit
+    }  # fmt: skip
+    if usd_per_gpu_hour is not None:
+        if np.shape(usd_per_gpu_hour) != (2,):
+            raise InputError(f"usd_per_gpu_hour {quoted(usd_per_gpu_hour)} is no pair of prices")
+        numbers |= zip(("prefill price", "decode price"), usd_per_gpu_hour, strict=True)
     for name, number in numbers.items():
         if number is not None:
             above_zero(name, number)
-    if not 0 <= mixing_gain < np.inf:
-        raise InputError(f"mixing_gain {mixing_gain} is out of range; allowed: from 0, finite")
-    for name, count in (("gpu_budget", gpu_budget), ("max_configurations_per_pool", max_configurations_per_pool)):
-        if count is not None:
-            whole_number(name, count)
+    if not 0 <= as_float(mixing_gain) < np.inf:
+        raise InputError(f"mixing_gain {quoted(mixing_gain)} is out of range; allowed: from 0, finite")
+    if gpu_budget is not None:
+        whole_number("gpu_budget", gpu_budget, most=MOST_GPUS)
+    if max_configurations_per_pool is not None:
+        whole_number("max_configurations_per_pool", max_configurations_per_pool)
     sides = (_Side(prefill, ftl_limit, kv_link_limit), _Side(decode, ttl_limit, kv_link_limit))
     for side in sides:
         if side.rows.size == 0:
@@ -236,6 +244,11 @@ class _Search:
         Each pool must reach the rate by itself and all its GPUs cost the same, so the cheapest plan has the
         fewest GPUs, too, whatever the two prices: where it breaks the budget, every plan does.
         """
+        needed = sum(required_rate / side.choices.best_per_gpu for side in self.sides)
+        if needed > MOST_GPUS:
+            raise InputError(
+                f"required_rate {required_rate:g} needs {needed:.3g} GPUs; allowed: what {MOST_GPUS:,} GPUs can serve"
+            )
         refused = self._too_small()
         if refused is not None:
             return refused

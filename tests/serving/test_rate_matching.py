@@ -253,6 +253,14 @@ def test_a_search_cut_short_says_so():
     assert "time limit" in plan.message
 
 
+def test_a_rate_that_no_deployment_can_serve_is_refused_before_the_solver_sees_it():
+    """2 GPUs for 1/s beside 4 GPUs for 1/s: a rate r needs 6 r GPUs, and 10,000,000 are planned at most."""
+    both = grids([(2, 1.0), (3, 1.4)], [(4, 1.0), (5, 1.2)])
+    assert match_rates(*both, required_rate=1e6).total_gpus == pytest.approx(6e6, rel=0.1)
+    with pytest.raises(InputError, match=r"required_rate 1e\+12 needs 6e\+12 GPUs; allowed: what 10,000,000 GPUs"):
+        match_rates(*both, required_rate=1e12)
+
+
 def test_cost_is_unknown_without_prices_and_known_with_them():
     both = grids([(2, 1.0)], [(4, 1.0)])
     assert math.isnan(match_rates(*both, gpu_budget=8).cost)
@@ -264,7 +272,9 @@ def test_arguments_out_of_range_are_refused():
     with pytest.raises(InputError, match="give gpu_budget"):
         match_rates(prefill, decode)
     for faulty in ({"ftl_limit": 0.0}, {"required_rate": -1.0}, {"kv_link_limit": math.nan}, {"time_limit": 0.0},
-                   {"ttl_limit": "fast"}, {"gpu_budget": 2.5}, {"max_configurations_per_pool": 0}):  # fmt: skip
+                   {"ttl_limit": "fast"}, {"gpu_budget": 2.5}, {"gpu_budget": 10**30}, {"mixing_gain": "much"},
+                   {"usd_per_gpu_hour": 3.0}, {"usd_per_gpu_hour": (3.0,)},
+                   {"max_configurations_per_pool": 0}):  # fmt: skip
         with pytest.raises(InputError, match=next(iter(faulty))):
             match_rates(prefill, decode, **({"gpu_budget": 8} | faulty))
     with pytest.raises(InputError, match="decode price must be above 0, got -2"):
