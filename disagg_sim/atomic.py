@@ -25,11 +25,20 @@ _DEPTH = 3
 def written(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of ``path`` when the block ends without an exception; its directory is made.
 
+    A device, a pipe or a stream of this process (``/dev/stdout``) keeps its place and is written directly.
+
     Raises
     ------
     StoreError
         One line: the directory cannot be written, the disk is full.
     """
+    if _is_stream(path):
+        try:
+            with path.open("wb") as handle:
+                yield handle
+        except OSError as error:
+            raise _refused(path, error) from None
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +51,7 @@ def written(path: Path) -> Iterator[BinaryIO]:
             os.fsync(handle.fileno())
             temporary.replace(path)
     except OSError as error:
-        raise StoreError(f"{path}: cannot write: {error.strerror or error}") from None
+        raise _refused(path, error) from None
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -58,6 +67,20 @@ def remove_leftovers(root: Path) -> int:
     """Remove what writers that were killed left below a directory of results; returns how many files. [1]"""
     places = (root.glob("*/" * depth + ".*.tmp") for depth in range(_DEPTH))
     return _remove(path for place in places for path in place if _target(path))
+
+
+def _refused(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"{path}: cannot write: {error.strerror or error}")
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether something stands there that a file must not replace: a device, a pipe, an open file of a process."""
+    with suppress(OSError):
+        folder = path.parent.resolve()
+        place = folder / path.readlink() if path.is_symlink() else folder
+        opened = any(each.is_relative_to("/proc") for each in (folder, place))
+        return opened or (path.exists() and not path.is_file() and not path.is_dir())
+    return False
 
 
 def _target(path: Path) -> str:

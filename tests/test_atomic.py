@@ -93,3 +93,26 @@ def test_an_exception_while_writing_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert names(tmp_path) == set()
+
+
+def test_a_pipe_a_device_and_a_stream_are_written_in_place(tmp_path: Path) -> None:
+    """A file renamed over ``/dev/stdout`` would take it from the whole machine."""
+    pipe, log = tmp_path / "pipe", tmp_path / "log"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert pipe.is_fifo()
+    with log.open("wb") as handle:
+        stream = tmp_path / "stream"
+        stream.symlink_to(f"/proc/self/fd/{handle.fileno()}")
+        write_text(stream, "told")
+        write_text(Path(f"/proc/self/fd/{handle.fileno()}"), "told again")
+    assert (stream.is_symlink(), log.read_text()) == (True, "told again")
+
+
+def test_a_full_device_is_one_line() -> None:
+    with pytest.raises(StoreError, match="/dev/full: cannot write: No space left on device"):
+        write_text(Path("/dev/full"), "words")
+    assert Path("/dev/full").is_char_device()
