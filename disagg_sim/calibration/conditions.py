@@ -72,8 +72,9 @@ class Compared:
         """See ``Condition``."""
         if isinstance(self.literal, str):
             left: Any = rows[self.columns[0]].to_numpy(dtype=object)
-        else:  # as floats: the product of large sizes does not overflow
-            left = np.prod([rows[column].to_numpy(dtype=np.float64) for column in self.columns], axis=0)
+        else:  # as floats: a product of large sizes does not wrap around; beyond them it is infinite
+            with np.errstate(over="ignore"):
+                left = np.prod([rows[column].to_numpy(dtype=np.float64) for column in self.columns], axis=0)
         return np.asarray(COMPARISONS[self.sign](left, self.literal), dtype=np.bool_)
 
 

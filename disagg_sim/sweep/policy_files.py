@@ -11,7 +11,7 @@ from disagg_sim.errors import DisaggSimError, PolicyError, SpecError, UnknownNam
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.simulation.faults import is_own, own_faults
 from disagg_sim.simulation.policy import systems
-from disagg_sim.sweep.policy_text import Form, PolicyText, form_of, read_policies
+from disagg_sim.sweep.policy_text import Form, PolicyText, form_of, python_file, read_policies
 
 
 @cache
@@ -24,11 +24,11 @@ def load_policies(path: str) -> None:
         A file that is not there or is no Python, whatever it raises, and a system that is none or whose name another
         has; names the line.
     """
-    file = Path(path)
+    file = python_file(Path(path))
     name = f"disagg_sim_policies_{file.stem}"
     found = importlib.util.spec_from_file_location(name, file)
-    if not file.is_file() or found is None or found.loader is None:
-        raise SpecError(f"{shown(file)}: no such file, or not a Python file (.py)")
+    assert found is not None, "Python loads .py"
+    assert found.loader is not None, "Python loads .py"
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module  # dataclasses look their module up
     try:

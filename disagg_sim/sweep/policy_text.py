@@ -70,7 +70,15 @@ def read_policies(path: Path) -> PolicyText:
     return PolicyText(path=path, forms=tuple(forms), whole=all(id(call) in named for call in calls))
 
 
+def python_file(path: Path) -> Path:
+    """The path of a policy file; ``SpecError`` unless it is there, an ordinary file, and Python by its name."""
+    if path.suffix != ".py" or not path.is_file():
+        raise SpecError(f"{shown(path)}: no such file, or not a Python file (.py)")
+    return path
+
+
 def _tree(path: Path) -> ast.Module:
+    python_file(path)
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)

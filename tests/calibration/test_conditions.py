@@ -45,6 +45,11 @@ def test_a_product_of_large_sizes_does_not_overflow():
     assert marks("m*n > 1e19", pd.DataFrame({"m": [3 * 10**9, 10**9], "n": [6 * 10**9, 6 * 10**9]})) == [True, False]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_product_beyond_all_floats_is_infinite():
+    assert marks("m" + "*m" * 99 + " > 1e308", pd.DataFrame({"m": [3 * 10**9, 1], "n": [1, 1]})) == [True, False]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

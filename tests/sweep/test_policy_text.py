@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from disagg_sim.errors import SpecError
 from disagg_sim.simulation import policies
 from disagg_sim.simulation.options import Option, options_of
 from disagg_sim.simulation.policy import SYSTEMS, systems
+from disagg_sim.sweep.policy_files import load_policies
 from disagg_sim.sweep.policy_text import MOST_BYTES, read_policies
 from disagg_sim.sweep.scenario import check_scenario
 
@@ -164,6 +166,16 @@ def test_a_file_that_is_none_is_one_line(written, text, said):
     found = faults(written(text))
     assert said in found
     assert len(found.splitlines()) == 1
+
+
+def test_what_python_would_not_import_is_refused_by_the_check_too(tmp_path):
+    """A check that says ok of a file that ``simulate`` refuses is worth nothing; a pipe would never end."""
+    (tmp_path / "mine.txt").write_text(HEAD + PLAIN)
+    os.mkfifo(tmp_path / "pipe.py")
+    for name in ("mine.txt", "pipe.py"):
+        for read in (read_policies, lambda path: load_policies(str(path))):
+            with pytest.raises(SpecError, match=f"{name}: no such file, or not a Python file"):
+                read(tmp_path / name)
 
 
 def test_the_text_of_every_shipped_policy_shows_what_its_class_says():
