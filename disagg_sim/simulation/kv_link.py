@@ -16,7 +16,7 @@ from disagg_sim.errors import InputError, nearest
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.search.setting import Setting
 from disagg_sim.simulation.deployment import degrees_of
-from disagg_sim.simulation.engine import FIRST, Engine
+from disagg_sim.simulation.engine import FIRST, LAST, Engine
 
 #: How concurrent transfers share a link: equally, or one after the other.
 SHARING = ("fair", "fifo")
@@ -89,7 +89,8 @@ class KvLink:
     """Transfers in flight between instances.
 
     Each runs at ``min(egress / transfers out of its sender, ingress / transfers into its receiver)``; a
-    transfer that shares with nobody costs one event.
+    transfer that shares with nobody costs one event. Rates are shared anew once an instant: the caches of a pass
+    leave together, and end together.
     """
 
     def __init__(self, engine: Engine, *, sharing: str, latency_s: float) -> None:
@@ -100,6 +101,8 @@ class KvLink:
         self._in: list[list[_Transfer]] = []
         self._out_free: list[float] = []
         self._in_free: list[float] = []
+        self._senders: dict[int, None] = {}  # whose transfers wait for new rates; in the order of their changes
+        self._receivers: dict[int, None] = {}
 
     def join(self, bandwidth: float) -> None:
         """Add the next instance. [B/s]"""
@@ -141,15 +144,25 @@ class KvLink:
         if len(outgoing) == 1 and len(incoming) == 1:
             self._pace(transfer, now)
         else:
-            self._share(sender, receiver, self.engine.now)
+            self._changed(sender, receiver)
 
-    def _share(self, sender: int, receiver: int, now: float) -> None:
-        """Bring the transfers of both ends to their new rates."""
-        for transfer in self._out[sender]:
-            self._pace(transfer, now)
-        for transfer in self._in[receiver]:
-            if transfer.sender != sender:
+    def _changed(self, sender: int, receiver: int) -> None:
+        """Transfers of both ends get new rates when all that happens now has happened."""
+        if not self._senders:
+            self.engine.at(self.engine.now, LAST, self._share)
+        self._senders[sender] = self._receivers[receiver] = None
+
+    def _share(self) -> None:
+        """Bring the transfers of all changed ends to their new rates."""
+        now, senders, receivers = self.engine.now, self._senders, self._receivers
+        self._senders, self._receivers = {}, {}
+        for sender in senders:
+            for transfer in self._out[sender]:
                 self._pace(transfer, now)
+        for receiver in receivers:
+            for transfer in self._in[receiver]:
+                if transfer.sender not in senders:
+                    self._pace(transfer, now)
 
     def _pace(self, transfer: _Transfer, now: float) -> None:
         sender, receiver = transfer.sender, transfer.receiver
@@ -172,7 +185,7 @@ class KvLink:
         self._out[sender].remove(transfer)
         self._in[receiver].remove(transfer)
         if self._out[sender] or self._in[receiver]:
-            self._share(sender, receiver, self.engine.now)
+            self._changed(sender, receiver)
         self._arrived(transfer.done, transfer.args)
 
     def _arrived(self, done: Callable[..., None], args: tuple[Any, ...]) -> None:
