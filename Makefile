@@ -30,8 +30,10 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
+# First the tests that need the machine for themselves, which also compile the kernel; then the others.
 test: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m "not alone" -n auto --maxprocesses 4 --dist worksteal
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest benchmarks

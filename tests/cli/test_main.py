@@ -10,6 +10,8 @@ import pytest
 
 from disagg_sim.cli.main import run
 
+pytestmark = pytest.mark.alone
+
 SWEEP = """
 name: trial
 models: [llama_3_1_8b]

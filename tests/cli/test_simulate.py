@@ -24,6 +24,8 @@ from disagg_sim.simulation.policies.disaggregated import Disaggregated
 from disagg_sim.simulation.policy import SYSTEMS, Flip, Role, register
 from disagg_sim.sweep import scenario_run, warm_up
 
+pytestmark = pytest.mark.alone
+
 TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(
     f"{i / 4},{200 + 37 * i % 500},{5 + 11 * i % 40}\n" for i in range(60)
 )

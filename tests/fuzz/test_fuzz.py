@@ -13,8 +13,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from inputs import KINDS, spoilt
 from worker import judged
+
+pytestmark = pytest.mark.alone
 
 INPUTS = int(os.environ.get("DISAGG_SIM_FUZZ", "500"))
 FIRST = int(os.environ.get("DISAGG_SIM_FUZZ_FIRST", "0"))

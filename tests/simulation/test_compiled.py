@@ -15,6 +15,8 @@ import pytest
 import disagg_sim
 from disagg_sim.simulation import compiled
 
+pytestmark = pytest.mark.alone
+
 #: Prints where the code is kept and the note, having compiled and called a function.
 SCRIPT = """
 import tempfile

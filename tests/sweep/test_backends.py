@@ -9,6 +9,8 @@ import pytest
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.sweep.backends import run_tasks
 
+pytestmark = pytest.mark.alone
+
 
 def refuse(number: int) -> int:
     raise InputError(f"not {number}")

@@ -31,6 +31,8 @@ from disagg_sim.sweep.spec import Limits, SweepSpec, Traffic, load_sweep, same_s
 from disagg_sim.sweep.tally import Removal
 from disagg_sim.sweep.verdicts import detail
 
+pytestmark = pytest.mark.alone
+
 COLUMNS = """case, model, system, precision, profile, mode, isl, osl, tokens_per_s_per_user, tokens_per_s_per_gpu,
 ftl_s, ttl_s, prefill_tp_attn, prefill_dp_attn, prefill_tp_ffn, prefill_ep, prefill_pp, prefill_chunk_tokens,
 prefill_batch, prefill_instances, prefill_gpus, decode_tp_attn, decode_dp_attn, decode_tp_ffn, decode_ep, decode_pp,
