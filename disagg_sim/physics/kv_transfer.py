@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import MlaAttention, ModelSpec
 from disagg_sim.facts.precision import Precision
+from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.work import Numeric
 
@@ -26,6 +28,11 @@ def unique_gpus(model: ModelSpec, degrees: Degrees) -> Numeric:
     attention = model.layers[0].attention
     distinct = 1 if isinstance(attention, MlaAttention) else np.minimum(degrees.tp_attn, attention.kv_heads)
     return degrees.dp_attn * degrees.pp * distinct
+
+
+def own_link_bandwidth(system: SystemSpec, profile: ProfileSpec, *, within_domain: bool) -> float:
+    """What a GPU sends or receives of caches, one way: over NVLink inside one domain, else over its NIC. [B/s]"""
+    return profile.p2p_efficiency * (system.nvlink_bandwidth if within_domain else system.nic_bandwidth)
 
 
 def bandwidth_per_gpu(request_rate: Numeric, kv_bytes: Numeric, unique: Numeric) -> Numeric:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import Deployment, Pool
+from disagg_sim.domain import Deployment, Instance, Pool
 from disagg_sim.errors import InputError, above_zero, as_float, quoted, whole_number
+from disagg_sim.facts.load import load_profile
+from disagg_sim.physics.kv_transfer import own_link_bandwidth
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import best_per_size, check_same_case, kv_rate_per_gpu, least, mapping_order
 from disagg_sim.serving.pool_program import Choices, Filling, least_cost, most_rate
@@ -80,7 +82,10 @@ def match_rates(
     required_rate : float, optional
         Rate that both pools must reach, to a relative 1e-9. [request/s]
     kv_link_limit : float, optional
-        Largest KV egress and ingress of a GPU at full rate, inclusive. [B/s]
+        Largest KV egress and ingress of a GPU at full rate, inclusive: configurations above it are left out. By
+        default an instance serves no more requests than its own links carry, which is also what a simulation
+        moves: NVLink where the budget fits one domain, else the NIC, times the profile's efficiency.
+        ``math.inf`` waives both. [B/s]
     usd_per_gpu_hour : pair of float, optional
         Prices of a prefill and of a decode GPU; ``serving.costs.usd_per_gpu_hour`` knows the market's. [USD/h]
     max_configurations_per_pool : int, optional
@@ -121,7 +126,8 @@ def match_rates(
         whole_number("gpu_budget", gpu_budget, most=MOST_GPUS)
     if max_configurations_per_pool is not None:
         whole_number("max_configurations_per_pool", max_configurations_per_pool)
-    sides = (_Side(prefill, ftl_limit, kv_link_limit), _Side(decode, ttl_limit, kv_link_limit))
+    within = prefill.system == decode.system and (gpu_budget or MOST_GPUS) <= prefill.system.nvlink_domain
+    sides = (_Side(prefill, ftl_limit, kv_link_limit, within), _Side(decode, ttl_limit, kv_link_limit, within))
     for side in sides:
         if side.rows.size == 0:
             return side.refusal()
@@ -136,6 +142,14 @@ def match_rates(
     if max_configurations_per_pool is not None or mixing_gain == 0:
         return solved(max_configurations_per_pool)
     return _preferred(solved(1), solved(None), mixing_gain, of_rate=required_rate is None)
+
+
+def _served_rates(grid: PhaseGrid, within_domain: bool) -> NDArray[np.float64]:
+    """Request rates of instances that the links of their GPUs can feed; (rows, batches) [request/s]."""
+    link = own_link_bandwidth(grid.system, load_profile(grid.profile), within_domain=within_domain)
+    fed = link * grid.unique_gpus[:, None] / grid.kv_bytes_per_request
+    rates: NDArray[np.float64] = np.minimum(grid.request_rate, fed)
+    return rates
 
 
 def _preferred(plain: MatchPlan, mixed: MatchPlan, least_gain: float, *, of_rate: bool) -> MatchPlan:
@@ -166,14 +180,17 @@ class _Side:
     out and the optimum is untouched. With G = H this leaves one point per GPU count.
     """
 
-    def __init__(self, grid: PhaseGrid, latency_limit: float | None, kv_link_limit: float | None) -> None:
+    def __init__(
+        self, grid: PhaseGrid, latency_limit: float | None, kv_link_limit: float | None, within_domain: bool
+    ) -> None:
         self.grid = grid
         self.latency_limit = np.inf if latency_limit is None else latency_limit
         self.kv_link_limit = np.inf if kv_link_limit is None else kv_link_limit
+        self.rates = _served_rates(grid, within_domain) if kv_link_limit is None else grid.request_rate
         self.in_time = grid.feasible & (grid.latency <= self.latency_limit)
         usable = self.in_time & (kv_rate_per_gpu(grid) <= self.kv_link_limit)
         rows, columns = np.nonzero(usable)
-        gpus, rate = grid.gpus[rows], grid.request_rate[rows, columns]
+        gpus, rate = grid.gpus[rows], self.rates[rows, columns]
         best = best_per_size(gpus, rate, mapping_order(grid)[usable])
         instead = (gpus[best][:, None] // gpus[best]) * rate[best]  # (first, second)
         np.fill_diagonal(instead, -np.inf)
@@ -204,12 +221,12 @@ class _Side:
 
     def pool(self, counts: Ints) -> Pool:
         """The counts of ``choices`` as a pool."""
-        return Pool(
-            tuple(
-                (self.grid.instance(int(self.rows[i]), int(self.columns[i])), int(counts[i]))
-                for i in np.flatnonzero(counts)
-            )
-        )
+        return Pool(tuple((self._instance(int(i)), int(counts[i])) for i in np.flatnonzero(counts)))
+
+    def _instance(self, choice: int) -> Instance:
+        """One of ``choices``, at the rate that its links can feed."""
+        row, column = int(self.rows[choice]), int(self.columns[choice])
+        return replace(self.grid.instance(row, column), request_rate_per_s=float(self.choices.rate[choice]))
 
 
 @dataclass(frozen=True, slots=True)

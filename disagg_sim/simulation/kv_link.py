@@ -13,7 +13,7 @@ from typing import Any
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
-from disagg_sim.physics.kv_transfer import unique_gpus
+from disagg_sim.physics.kv_transfer import own_link_bandwidth, unique_gpus
 from disagg_sim.search.setting import Setting
 from disagg_sim.simulation.deployment import degrees_of
 from disagg_sim.simulation.engine import FIRST, LAST, Engine
@@ -51,11 +51,9 @@ class LinkSpec:
     def wire(self, setting: Setting, gpus: int) -> tuple[float, float]:
         """Bandwidth of one GPU, one way [B/s], and latency [s] in a deployment of ``gpus``."""
         system, profile = setting.system, setting.profile
-        if gpus <= system.nvlink_domain:
-            bandwidth, latency = system.nvlink_bandwidth, profile.p2p_latency_inside
-        else:
-            bandwidth, latency = system.nic_bandwidth, profile.p2p_latency_across
-        bandwidth *= profile.p2p_efficiency
+        inside = gpus <= system.nvlink_domain
+        latency = profile.p2p_latency_inside if inside else profile.p2p_latency_across
+        bandwidth = own_link_bandwidth(system, profile, within_domain=inside)
         return (
             bandwidth if self.bandwidth is None else self.bandwidth,
             latency if self.latency_s is None else self.latency_s,

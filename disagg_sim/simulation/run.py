@@ -46,10 +46,10 @@ class RunOptions:
         high=MOST,
     )  # fmt: skip
     start_up_s: float = option(
-        30.0, "time from the wish for an instance until it serves; weights are cached", unit="s", low=0.0
+        30.0, "time from the wish for an instance until it serves; weights are cached", unit="s", low=0.0, high=1e9
     )
     flip_s: float = option(
-        0.0, "time out of service of a drained instance that changes its role", unit="s", low=0.0
+        0.0, "time out of service of a drained instance that changes its role", unit="s", low=0.0, high=1e9
     )
     link: LinkSpec = field(default_factory=LinkSpec)
     prefix_cache_tokens: int = option(

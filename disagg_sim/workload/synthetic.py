@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from disagg_sim.errors import InputError, above_zero, whole_number
+from disagg_sim.errors import InputError, above_zero, quoted, whole_number
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.workload.arrivals import ArrivalProcess, Poisson, arrivals, named_rng
 from disagg_sim.workload.lengths import Constant, LengthDistribution, LogNormal, length_distribution
@@ -104,6 +104,11 @@ def _draw(lengths: Lengths, seed: int, count: int) -> tuple[Tokens, Tokens]:
         return lengths.input_tokens[rows], lengths.output_tokens[rows]
     if isinstance(lengths, TrafficCase):
         lengths = (length_distribution(lengths.isl), length_distribution(lengths.osl))
+    if not isinstance(lengths, tuple | list) or len(lengths) != 2:
+        raise InputError(
+            f"lengths {quoted(lengths)} are no pair (input, output), case of a traffic, table of lengths or trace; "
+            "of a traffic by name: load_traffic(name).cases[0]"
+        )
     first, second = (_law(each, kind) for each, kind in zip(lengths, ("input", "output"), strict=True))
     return first.sample(named_rng(seed, "input_tokens"), count), second.sample(named_rng(seed, "output_tokens"), count)
 
