@@ -38,8 +38,9 @@ MEMORY = 4 * 2**30  # that an input may ask for beyond what the process has [B]
 LINE, TEXT = 1200, 20_000  # longest line and text of an error [character]
 #: Lines that may stand on standard error: an error and its further faults, warnings, and how far a run is.
 TOLD = re.compile(
-    r"compiling the kernel \(once|error: | +- |\S+: (line \d|no such file$)|(\S+: )?(warning|note): |\S+: dropped \d+ of \d+ rows "
+    r"error: | +- |\S+: (line \d|no such file$)|(\S+: )?(warning|note): |\S+: dropped \d+ of \d+ rows "
     r"|[\d,]+ (of [\d,]+ )?(stored )?(blocks|runs|design points|requests|kernels|experiments|figures) "
+    r"|compiling the kernel \(once"
 )
 WARNED = re.compile(r"\w*Warning: |Traceback")
 
