@@ -176,7 +176,7 @@ def test_all_faults_are_told_at_once(written):
             {"systems": [{"kind": "dopd", "forecast": "arma"}]},
             "systems[0].forecast: 'arma' is unknown, did you mean 'arima'?; allowed: constant, arima",
         ),
-        ({"run": {"start_up_s": -1}}, "run.start_up_s: -1 is out of range; allowed: from 0 s"),
+        ({"run": {"start_up_s": -1}}, "run.start_up_s: -1 is out of range; allowed: from 0 to 1000000000 s"),
         ({"capacity": {"criterion": "p95"}}, "capacity.criterion: 'p95' is unknown, did you mean 'p99'?"),
         ({"run": {"sample": 1.0}}, "unknown key 'run.sample', did you mean 'sample_s'?"),
         ({"trace": {"path": "short.csv", "kind": "azur"}}, "did you mean 'azure'?"),
