@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +11,11 @@ from random import Random
 from typing import Any
 
 import yaml
-from spoiling import spoilt_arguments, spoilt_bytes, spoilt_table, spoilt_yaml
+from every_command import LEAVES
+from spoiling import CANARY, spoilt_arguments, spoilt_bytes, spoilt_table, spoilt_yaml
 
 from disagg_sim.facts.yaml_files import DIRECTORIES, spec_files
+from disagg_sim.simulation.policy import systems
 
 SWEEP: dict[str, Any] = {
     "name": "trial", "models": ["llama_3_1_8b"], "systems": {"h100_sxm": "fp8"}, "traffic": [{"isl": 1024, "osl": 128}],
@@ -52,6 +56,10 @@ TRACES = {
     "lengths": "num_prefill_tokens,num_decode_tokens\n" + "".join(f"{a},{b}\n" for _, a, b in _TIMES),
 }
 
+TRACE_OPTIONS: tuple[tuple[str, ...], ...] = (
+    ("--json",), ("--as-is",), ("--time-unit", "ms"), ("--column", "arrival=Timestamp"), ("--rate", "2"),
+)  # fmt: skip
+
 GEMM = "system,framework,version,kernel_source,dtype,m,n,k,latency_us\n" + "".join(
     f"h100_sxm,trtllm,1.0,cublas,fp8,{m},{n},4096,{5 + 2e-6 * m * n * 4096 / 800:.6g}\n"
     for m in (1, 16, 64, 256, 1024, 8192)
@@ -89,6 +97,11 @@ def _dump(document: Any) -> bytes:
     return yaml.safe_dump(document, sort_keys=False).encode()
 
 
+def _jobs(rng: Random) -> str:
+    """Worker processes: they take seconds to start, and nearly all work is the same without."""
+    return rng.choice(("1",) * 9 + ("2",))
+
+
 def sweep_counted(rng: Random) -> Spoilt:
     """A sweep, counted."""
     return Spoilt("sweep --dry-run", {"s.yaml": spoilt_yaml(rng.choice((SWEEP, STUDY)), rng)},
@@ -98,7 +111,7 @@ def sweep_counted(rng: Random) -> Spoilt:
 def sweep_run(rng: Random) -> Spoilt:
     """A sweep, computed."""
     return Spoilt("sweep", {"s.yaml": spoilt_yaml(SWEEP, rng)},
-                  ["sweep", "s.yaml", "--out", "out", "--jobs", "1", "--no-figures"])  # fmt: skip
+                  ["sweep", "s.yaml", "--out", "out", "--jobs", _jobs(rng), "--no-figures"])  # fmt: skip
 
 
 def scenario(rng: Random) -> Spoilt:
@@ -111,7 +124,7 @@ def scenario(rng: Random) -> Spoilt:
             "s.yaml": _dump(document) if spoil_trace else spoilt_yaml(document, rng),
             "trace.csv": spoilt_table(TRACES["csv"], rng) if spoil_trace else trace,
         },
-        ["simulate", "s.yaml", "--out", "out", "--jobs", "1", "--no-figures"],
+        ["simulate", "s.yaml", "--out", "out", "--jobs", _jobs(rng), "--no-figures"],
     )
 
 
@@ -121,8 +134,25 @@ def trace(rng: Random) -> Spoilt:
     text = TRACES[kind]
     lines = kind == "mooncake"
     data = _spoilt_lines(text, rng) if lines else spoilt_table(text, rng)
-    arguments = ["trace", "stats", "t.csv", *rng.choice(((), ("--kind", kind), ("--json",), ("--as-is",)))]
+    arguments = ["trace", "stats", "t.csv", *rng.choice(((), ("--kind", kind), *TRACE_OPTIONS))]
     return Spoilt("trace stats", {"t.csv": data}, arguments)
+
+
+def policy(rng: Random) -> Spoilt:
+    """A policy file of a scenario, checked, which never runs it."""
+    text = Path(str(inspect.getsourcefile(rng.choice(list(systems().values()))))).read_bytes()
+    for _ in range(rng.choice((1, 2, 3))):
+        text = _spoilt_word(text, rng) if rng.random() < 0.7 else spoilt_bytes(text, rng)
+    document = SYNTHETIC | {"policies": "mine.py", "systems": [rng.choice(("mine", "arrow", "vllm"))]}
+    files = {"mine.py": text + f"\nopen({CANARY!r}, 'w')\n".encode(), "s.yaml": _dump(document)}
+    return Spoilt("policy file", files, ["specs", "check", "s.yaml"])
+
+
+def _spoilt_word(text: bytes, rng: Random) -> bytes:
+    """Python with one of its words or signs replaced by another."""
+    words = sorted(set(re.findall(rb"\w+|[^\w\s]", text)))
+    new = rng.choice((*words, b'"mine"', b"(" * 500, b"-" * 5000 + b"1", b"9" * 5000, b"b''", b"*needs", b"lambda: 0"))
+    return text.replace(rng.choice(words or [b""]), new, rng.choice((1, -1)))
 
 
 def _spoilt_lines(text: str, rng: Random) -> bytes:
@@ -219,13 +249,8 @@ def spoil_store(root: Path, rng: Random) -> None:
         path.write_bytes(spoilt_bytes(path.read_bytes(), rng))
 
 
-OPTIONS = (
-    "--out", "--jobs", "--dry-run", "--profile", "--engine", "--price", "--overwrite", "--uncertainty", "--no-figures",
-    "--trace", "--seed", "--perfetto", "--baseline", "--rtol", "--allow-better", "--json", "--all", "--figure",
-    "--traces", "--quick", "--kind", "--rate", "--as-is", "--fits",
-    "--exclude", "--framework", "--split", "--assumptions", "--data",
-    "--date", "--system", "--device", "--serving", "--efficiency", "--assumed", "--per-doubling", "--version",
-)  # fmt: skip
+#: Every option of every command.
+OPTIONS = tuple(sorted({name for command in LEAVES.values() for each in command.params for name in each.opts}))
 
 
 def command_line(rng: Random) -> Spoilt:
@@ -255,7 +280,7 @@ def command_line(rng: Random) -> Spoilt:
 #: Kinds of input with their share of all.
 KINDS: tuple[tuple[Callable[[Random], Spoilt], int], ...] = (
     (sweep_counted, 20), (sweep_run, 8), (scenario, 12), (trace, 14), (spec, 16), (kernels, 8), (served, 4), (store, 8),
-    (runs, 4), (command_line, 16),
+    (runs, 4), (policy, 6), (command_line, 16),
 )  # fmt: skip
 
 

@@ -10,10 +10,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
+from itertools import count
 from pathlib import Path
 
 import pytest
+import worker
+from every_command import LEAVES, command_of
 from inputs import KINDS, spoilt
 from worker import judged
 
@@ -24,6 +28,13 @@ pytestmark = pytest.mark.alone
 INPUTS = int(os.environ.get("DISAGG_SIM_FUZZ", "500"))
 FIRST = int(os.environ.get("DISAGG_SIM_FUZZ_FIRST", "0"))
 WORKERS = 2
+#: Commands that are met by their arguments alone, and why; all others are run to an answer, too.
+ARGUMENTS_ALONE = {
+    ("reproduce",): "the shortest study takes a minute, and reads traces that are not at hand",
+    ("calibrate", "engine"): "its answer needs runs of eight loads on one engine, more than a spoilt file keeps",
+    ("calibrate", "uncertainty"): "its answer needs residuals of every operator at once",
+    ("measure",): "it times kernels of a GPU by torch, neither of which is at hand",
+}
 WORKER = Path(__file__).parent / "worker.py"
 
 
@@ -60,7 +71,12 @@ def test_spoilt_inputs_end_in_an_answer_or_in_one_clear_error(tmp_path: Path) ->
     assert not broken, "\n".join(broken)
     assert not faulty, f"{len(faulty)} of {len(told)} commands\n{shown}"
     assert len({line["seed"] for line in told}) == INPUTS
+    if INPUTS >= 500:  # fewer may leave one out
+        assert {command_of(line["arguments"]) for line in told} >= {*LEAVES}
+        answered = {command_of(line["arguments"]) for line in told if line["code"] in (0, 1)}
+        assert not (silent := {*LEAVES} - answered - {*ARGUMENTS_ALONE}), silent
     codes = Counter(line["code"] for line in told)
+    print(f"{INPUTS} inputs from {FIRST}: {dict(codes)}, peak {max(line['peak'] for line in told) / 2**30:.2f} GiB")
     assert codes[0] > 0.1 * len(told), "the inputs are so spoilt that none is read to its end"
     assert codes[2] > 0.4 * len(told), "the inputs are hardly spoilt"
 
@@ -72,9 +88,7 @@ def test_equal_seeds_give_equal_inputs_and_all_kinds_are_met() -> None:
 
 
 def test_the_judge_sees_what_is_wrong(tmp_path: Path, monkeypatch) -> None:
-    """A traceback, an endless run, a silent failure, two errors at once and a command that was run are all told."""
-    import worker
-
+    """A traceback, an endless run, much memory, a silent failure, two errors and code that was run are all told."""
     def verdict(command) -> str:
         monkeypatch.setattr(worker, "run", command)
         return " ".join(judged(spoilt(0), ["specs"], tmp_path)[0])
@@ -94,5 +108,11 @@ def test_the_judge_sees_what_is_wrong(tmp_path: Path, monkeypatch) -> None:
     assert "characters" in verdict(says("error: " + "x" * 2000))
     assert "control characters" in verdict(says("error: \x1b[31m"))
     assert not verdict(says("error: a.yaml: what is wrong"))
+    monkeypatch.setattr(worker, "LIMIT_S", 0.1)
+    assert "0.1 s of CPU time" in verdict(lambda _: [None for _ in count()])
+    monkeypatch.setattr(worker, "WALL_S", 0.1)
+    assert "did not end in 0.1 s" in verdict(lambda _: time.sleep(60))
+    monkeypatch.setattr(worker, "MEMORY", worker.peak())
+    assert "GiB of memory" in verdict(lambda _: len(b"x" * worker.peak()) * 0)
     (tmp_path / "canary").touch()
     assert "code of the input was run" in verdict(lambda _: 0)

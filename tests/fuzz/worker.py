@@ -19,11 +19,13 @@ import tempfile
 import time
 import traceback
 import warnings
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from random import Random
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from inputs import SCENARIO, SWEEP, TRACES, Spoilt, _dump, spoil_store, spoilt
@@ -32,9 +34,12 @@ from spoiling import CANARY
 from disagg_sim.cli.main import run
 from disagg_sim.facts.yaml_files import PATH_VARIABLE
 
-LIMIT_S = 20.0  # of one command, in CPU time: a busy machine is no fault of it [s]
-STUCK_S = 120.0  # until a process that neither answers the alarm nor ends is ended [s]
-MEMORY = 4 * 2**30  # that an input may ask for beyond what the process has [B]
+LIMIT_S = 20.0  # of one command, in CPU time of its process: a busy machine is no fault of it [s]
+WALL_S = 120.0  # of one command by the clock, for one that waits, or whose workers compute [s]
+STUCK_S = 240.0  # until a process that answers no alarm is ended [s]
+MEMORY = 4 * 2**30  # that the process, or a worker process of it, may hold in memory at its peak [B]
+#: Address space beyond what is used: it saves the machine, and leaves room to see that ``MEMORY`` is passed. [B]
+FENCE = 4 * MEMORY
 LINE, TEXT = 1200, 20_000  # longest line and text of an error [character]
 #: Lines that may stand on standard error: an error and its further faults, warnings, and how far a run is.
 TOLD = re.compile(
@@ -46,30 +51,60 @@ WARNED = re.compile(r"\w*Warning: |Traceback")
 
 
 class Late(BaseException):
-    """The alarm: no ``except Exception`` may swallow it."""
+    """An alarm: no ``except Exception`` may swallow it."""
 
 
-def _late(*_: Any) -> None:
-    raise Late
+def _late(signal_number: int, _: Any) -> None:
+    cpu = signal_number == signal.SIGPROF
+    raise Late(f"ran for more than {LIMIT_S:g} s of CPU time" if cpu else f"did not end in {WALL_S:g} s")
+
+
+@contextmanager
+def alarms() -> Iterator[None]:
+    """Raise ``Late`` inside after ``LIMIT_S`` of CPU time, or ``WALL_S`` by the clock."""
+    timers = {signal.SIGPROF: (signal.ITIMER_PROF, LIMIT_S), signal.SIGALRM: (signal.ITIMER_REAL, WALL_S)}
+    before = {number: signal.signal(number, _late) for number in timers}
+    for timer, seconds in timers.values():
+        signal.setitimer(timer, seconds)
+    try:
+        yield
+    finally:
+        for timer, _ in timers.values():
+            signal.setitimer(timer, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def peak() -> int:
+    """Most memory that this process, or a worker process that has ended, ever held. [B]"""
+    return 1024 * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def end_workers() -> None:
+    """End the worker processes, where there are any: their memory is known then, and none stays in this directory."""
+    if "joblib" in sys.modules:
+        from joblib.externals.loky import get_reusable_executor
+
+        get_reusable_executor().shutdown(wait=True)
 
 
 def judged(said: Spoilt, arguments: list[str], where: Path) -> tuple[list[str], dict[str, Any]]:
     """Run one command in ``where``; what is wrong with how it went, and what it said."""
     out, err = io.StringIO(), io.StringIO()
     faults, code = [], -1
-    begun = time.process_time()
-    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+    begun, held = time.process_time(), peak()
     try:
-        with redirect_stdout(out), redirect_stderr(err):
+        with alarms(), redirect_stdout(out), redirect_stderr(err):
             code = run(arguments)
-    except Late:
-        faults.append(f"ran for more than {LIMIT_S:g} s of CPU time")
+    except Late as late:
+        faults.append(str(late))
     except SystemExit as end:
         faults.append(f"SystemExit({end.code}) left run()")
     except BaseException:
         faults.append("traceback: " + "".join(traceback.format_exc()[-1500:]))
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+    end_workers()
+    if held <= MEMORY < peak():
+        faults.append(f"held {peak() / 2**30:.1f} GiB of memory")
     text = err.getvalue()
     allowed = {0, 1, 2} if "check" in arguments[:1] else {0, 2}
     if not faults and code not in allowed:
@@ -83,7 +118,7 @@ def judged(said: Spoilt, arguments: list[str], where: Path) -> tuple[list[str], 
         if (root / CANARY).exists():
             faults.append("code of the input was run")
     took = round(time.process_time() - begun, 2)
-    return faults, {"arguments": arguments, "code": code, "stderr": text[:1500], "seconds": took}
+    return faults, {"arguments": arguments, "code": code, "stderr": text[:1500], "seconds": took, "peak": peak()}
 
 
 def _of_text(code: int, text: str) -> list[str]:
@@ -126,13 +161,12 @@ def make_stores(root: Path) -> None:
 
 def main(first: int, count: int, keep: Path | None) -> None:
     """Judge ``count`` seeds from ``first`` on."""
-    signal.signal(signal.SIGPROF, _late)
     warnings.simplefilter("default", RuntimeWarning)
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         make_stores(root)
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (used + FENCE, resource.RLIM_INFINITY))
         for seed in range(first, first + count):
             os.environ.pop(PATH_VARIABLE, None)
             said = spoilt(seed)
