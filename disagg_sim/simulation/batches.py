@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from disagg_sim.simulation.engine import NORMAL, Engine
 from disagg_sim.simulation.policy import Batch, BatchForming
 
 if TYPE_CHECKING:
     from disagg_sim.simulation.view import ClusterView
+
+class Refuse(Protocol):
+    """Stop the run over the answer of a method of the policy."""
+
+    def __call__(self, wish: object, why: str, asked: object = None) -> NoReturn:
+        """Raise ``PolicyError``."""
+        ...
+
 
 #: A segment that waits: context, prompt, generate, until, then [token], time of the last token [s].
 Waiting = tuple[int, int, int, int, int, float]
@@ -22,7 +30,7 @@ class Batches:
 
     def __init__(
         self, forming: BatchForming | None, *, view: ClusterView, engine: Engine, submit: Submit,
-        refuse: Callable[[object, str], NoReturn],
+        refuse: Refuse,
     ) -> None:  # fmt: skip
         self.forming = forming
         self._view, self._engine, self._submit, self._refuse = view, engine, submit, refuse
@@ -59,10 +67,11 @@ class Batches:
             return
         batch = self.forming.form(self._view, instance, tuple(queue))
         if type(batch) is not Batch or not isinstance(batch.requests, tuple | list):
-            self._refuse(batch, f"what to do on instance {instance} has to be a Batch of a tuple of requests")
+            why = f"what to do on instance {instance} has to be a Batch of a tuple of requests"
+            self._refuse(batch, why, self.forming.form)
         if not queue.keys() >= set(batch.requests) or len(set(batch.requests)) < len(batch.requests):
             wish = f"batch {batch.requests} on instance {instance}"
-            self._refuse(wish, f"the prompts that wait there are {list(queue)}")
+            self._refuse(wish, f"the prompts that wait there are {list(queue)}", self.forming.form)
         if batch.requests:
             self._running[instance] = len(batch.requests)
             self._submit(instance, [(request, queue.pop(request)) for request in batch.requests])

@@ -132,8 +132,7 @@ class Cluster:
         else:
             leg, pushed = self._proceed(self.view, request, instance), False
             if type(leg) is not Leg:
-                self.roster.asked = self._proceed
-                self.roster.refuse(leg, f"where request {request} goes on has to be a Leg")
+                self.roster.refuse(leg, f"where request {request} goes on has to be a Leg", self._proceed)
             if leg.wishes:
                 self.roster.apply(leg.wishes, self._proceed)
             self._check(leg, request, until, instance, self._proceed)
@@ -158,8 +157,7 @@ class Cluster:
             return
         leg = self._place(view, request)
         if type(leg) is not Leg:
-            self.roster.asked = self._place
-            self.roster.refuse(leg, f"a place for request {request} has to be a Leg")
+            self.roster.refuse(leg, f"a place for request {request} has to be a Leg", self._place)
         if leg.wishes:
             self.roster.apply(leg.wishes, self._place)
         self._check(leg, request, 0, NOWHERE, self._place)
@@ -303,8 +301,7 @@ class Cluster:
         except TypeError:
             pass
         if fault := leg_fault(leg, have, states, origin):
-            self.roster.asked = asked
-            self.roster.refuse(f"request {request} on instance {quoted(instance)}", fault)
+            self.roster.refuse(f"request {request} on instance {quoted(instance)}", fault, asked)
 
     # --- instances and ticks ------------------------------------------------------------------------------------
 
@@ -332,11 +329,10 @@ class Cluster:
         if not found.size:
             refuse(wish, f"no prompt of it waits on instance {origin} with nothing computed")
         segment = int(found[0])
-        going = self._going.get(segment, Going(request, origin, END, LATER))
+        going = self._going.pop(segment, Going(request, origin, END, LATER))  # a whole request is not kept there
         tokens, most = min(self.prompts[request] + self.outputs[request], going.until), self._tokens[instance]
         if tokens > most:
             refuse(wish, f"it needs {tokens} tokens of memory, and instance {instance} has {most}")
-        self._going.pop(segment, None)
         self.fleet.withdraw(segment, self.engine.now)
         self._submit(request, Leg(instance, going.until, going.then), 0, NAN)
 
@@ -347,7 +343,9 @@ class Cluster:
         if self.at_work:
             self._looks += 1
             if self._looks > MOST_LOOKS:
-                self.roster.refuse(f"another look every {period:g} s", f"a run has {MOST_LOOKS:,} looks at most")
+                self.roster.refuse(
+                    f"another look every {period:g} s", f"a run has {MOST_LOOKS:,} looks at most", decide
+                )
             self.view.refresh()
             self.view.snapshot()
             self.roster.apply(decide(self.view), decide)

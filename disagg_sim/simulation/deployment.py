@@ -36,10 +36,8 @@ class Replicas:
         """``InputError`` unless the counts are whole numbers in range, and the budget holds a token of each request."""
         whole_number("instances", self.instances)
         for name, most in LIMITS.items():
-            if getattr(self, name) is not None and whole_number(name, getattr(self, name), note=f" to {most}") > most:
-                raise InputError(
-                    f"{name} {getattr(self, name)} is out of range; allowed: whole numbers from 1 to {most}"
-                )
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), most=most)
         if self.batch is not None and self.token_budget is not None and self.token_budget < self.batch:
             raise InputError(
                 f"token_budget {self.token_budget} is below batch {self.batch}; allowed: from the batch up"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
-from types import FrameType
 
 from disagg_sim.errors import LONGEST_SHOWN, PolicyError, printable
 from disagg_sim.facts.yaml_files import shown
@@ -51,18 +50,13 @@ def is_interrupt(error: BaseException) -> bool:
     """Whether it is Ctrl-C: a ``KeyboardInterrupt`` that no ``raise`` statement made."""
     if not isinstance(error, KeyboardInterrupt):
         return False
-    places = [(frame, at) for frame, at in _instructions(error)]
-    if not places:
+    last = error.__traceback__
+    if last is None:
         return True
-    frame, at = places[-1]
-    return not any(each.offset == at and each.opname.startswith("RAISE") for each in dis.get_instructions(frame.f_code))
-
-
-def _instructions(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    step = error.__traceback__
-    while step is not None:
-        yield step.tb_frame, step.tb_lasti
-        step = step.tb_next
+    while last.tb_next is not None:
+        last = last.tb_next
+    instructions = dis.get_instructions(last.tb_frame.f_code)
+    return not any(each.offset == last.tb_lasti and each.opname.startswith("RAISE") for each in instructions)
 
 
 def told(error: BaseException, module: str) -> str:
@@ -71,7 +65,7 @@ def told(error: BaseException, module: str) -> str:
     The place is the last line of ``module`` that was reached, or else where its code, or this package's, began to fail.
     """
     said = "it called sys.exit()" if isinstance(error, SystemExit) else _said(error)
-    steps = [(frame, line) for frame, line in walk_tb(error.__traceback__)]
+    steps = list(walk_tb(error.__traceback__))
     inside = [step for step in steps if step[0].f_globals.get("__name__") == module]
     outside = [step for step in steps if is_own(str(step[0].f_globals.get("__name__", "")))]
     last = (inside or outside or steps)[-1:]
@@ -80,9 +74,10 @@ def told(error: BaseException, module: str) -> str:
 
 def _said(error: BaseException) -> str:
     try:
-        text = " ".join(printable(str(error)[:LONGEST_SHOWN]).split())
-    except Exception:  # the user's own exception may fail to describe itself
+        text = str(error)
+    except Exception:  # of the user: an exception of theirs may fail to describe itself
         text = ""
+    text = " ".join(printable(text[:LONGEST_SHOWN]).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -18,7 +18,7 @@ from disagg_sim.simulation.state import BLOCK_TOKENS
 from disagg_sim.units import GIB
 
 #: Most tokens that the cache of one DP rank is taken to hold: 10,000 prompts of 100,000. [token]
-MOST_TOKENS = 2**30
+LARGEST_CACHE = 2**30
 
 
 def kv_blocks(
@@ -61,7 +61,7 @@ def kv_blocks(
         model, precision, profile = setting.model, setting.precision, setting.profile
         return float(np.max(instance_bytes(model, precision, profile, degrees, residents, imbalance)))
 
-    low, high = 0, MOST_TOKENS // BLOCK_TOKENS
+    low, high = 0, LARGEST_CACHE // BLOCK_TOKENS
     while low < high:  # the most blocks that fit
         middle = (low + high + 1) // 2
         if held(middle) <= setting.memory_limit:
@@ -75,7 +75,7 @@ def kv_blocks(
             f"{degrees.gpus:g} GPUs lacks {lacking / GIB:.1f} GiB a GPU beside steps of {max_tokens} tokens; "
             "allowed: more GPUs an instance, or smaller steps"
         )
-    if low == MOST_TOKENS // BLOCK_TOKENS:  # windows alone: the cache of a sequence stops growing
+    if low == LARGEST_CACHE // BLOCK_TOKENS:  # windows alone: the cache of a sequence stops growing
         low = math.ceil(max_sequences / ranks * setting.model.max_context / BLOCK_TOKENS)
     return int(ranks) * low
 

@@ -22,6 +22,8 @@ MOST_SEQUENCES = 65_536
 MOST_TOKENS = 2**24
 #: Most of whatever else is counted: more is a slip of the pen. [1]
 MOST = 10**9
+#: Longest time out of service: 30 years are a slip of the pen, too. [s]
+LONGEST_S = 1e9
 #: Least time between two looks, of a policy or of the samples: shorter than the steps that they look at. [s]
 LEAST_PERIOD_S = 0.001
 #: Most samples of a run: some 0.4 GB, taken in a minute. [1]

@@ -72,7 +72,7 @@ class Roster:
         self.decisions: list[Decision] = []
         self.prefill: Index = np.empty(0, np.intp)  # ready instances that take prefill
         self.decode: Index = np.empty(0, np.intp)
-        self.asked: object = None  # method of the policy whose answer is looked at, for messages
+        self._asked: object = None  # method of the policy whose wishes are carried out, for messages
         self.joined: Callable[[], None] = _nothing  # called when instances have come
         self.serves: Callable[[int], None] = _nothing  # called when an instance serves, for the first time or again
         self.died: Callable[[int], None] = _nothing  # called when an instance has stopped without draining
@@ -94,7 +94,7 @@ class Roster:
         PolicyError
             A wish that cannot be: names system, wish and reason.
         """
-        self.asked = asked
+        self._asked = asked
         if type(wishes) not in (list, tuple):
             self.refuse(wishes, "wishes come in a list, which may be empty")
         for wish in wishes:
@@ -110,11 +110,15 @@ class Roster:
                 self._move(wish)
             else:
                 self._limit(wish)
+        self._asked = None
 
-    def refuse(self, wish: object, why: str) -> NoReturn:
-        """Stop the run; a text for ``wish`` stands in the message as it is."""
+    def refuse(self, wish: object, why: str, asked: object = None) -> NoReturn:
+        """Stop the run over what the method ``asked`` answered, by default the one whose wishes are carried out.
+
+        A text for ``wish`` stands in the message as it is.
+        """
         where = f"system {self.system!r} at {self.engine.now:.6g} s"
-        raise PolicyError(f"{where}: {in_words(wish)} is impossible: {why}{place_of(self.asked)}")
+        raise PolicyError(f"{where}: {in_words(wish)} is impossible: {why}{place_of(asked or self._asked)}")
 
     def emptied(self, instance: int) -> None:
         """An instance that drained has nothing left: it stops, or reloads for its new role."""
@@ -133,9 +137,7 @@ class Roster:
     # --- wishes -------------------------------------------------------------------------------------------------
 
     def _flip(self, wish: Flip) -> None:
-        instance = self._known(wish, wish.instance)
-        if self.state[instance] != State.READY:
-            self.refuse(wish, f"instance {instance} is {self.state[instance].name.lower()}, not ready")
+        instance = self._ready(wish, wish.instance)
         if wish.role == self.role[instance]:
             self.refuse(wish, f"instance {instance} has that role")
         self._spare(wish, instance, wish.role if self.site.flip_s == 0 else None)
@@ -145,7 +147,7 @@ class Roster:
         if self.site.flip_s > 0:
             self._leave(instance, State.FLIPPING)
         else:
-            self._set(instance, _limits_of(self.system, self.parts, self.mapping[instance], self.role[instance]))
+            self._step_as_usual(instance)
         self._regroup()
 
     def _start(self, wish: Start) -> None:
@@ -174,9 +176,7 @@ class Roster:
 
     def _move(self, wish: Move) -> None:
         self._known(wish, wish.origin)
-        instance = self._known(wish, wish.instance)
-        if self.state[instance] != State.READY:
-            self.refuse(wish, f"instance {instance} is {self.state[instance].name.lower()}, not ready")
+        instance = self._ready(wish, wish.instance)
         self.carries(wish)
         self._log("move", instance, wish)
 
@@ -203,7 +203,7 @@ class Roster:
         rate, seats = self._serves_of(mapping, role)
         self.prefill_rate.append(rate)
         self.seats.append(seats)
-        self._set(instance, _limits_of(self.system, self.parts, mapping, role))
+        self._step_as_usual(instance)
         return instance
 
     def _serves_of(self, mapping: Mapping, role: Role) -> tuple[float, int]:
@@ -221,7 +221,7 @@ class Roster:
 
     def _serve(self, instance: int) -> None:
         if self.state[instance] == State.FLIPPING:
-            self._set(instance, _limits_of(self.system, self.parts, self.mapping[instance], self.role[instance]))
+            self._step_as_usual(instance)
             self.fleet.start(instance, self.engine.now)
         elif self.state[instance] != State.STARTING:
             return  # stopped while it started
@@ -237,6 +237,10 @@ class Roster:
         elif self.coming[instance] == 0:
             self.fleet.drain(instance, self.engine.now)
 
+    def _step_as_usual(self, instance: int) -> None:
+        """Give an instance the limits of its role."""
+        self._set(instance, _limits_of(self.system, self.parts, self.mapping[instance], self.role[instance]))
+
     def _set(self, instance: int, limits: Limits) -> None:
         self.mode[instance] = limits.mode
         self.fleet.set_limits(
@@ -250,6 +254,13 @@ class Roster:
             return np.array([i for i, (r, s) in enumerate(pairs) if s == State.READY and r in roles], np.intp)
 
         self.prefill, self.decode = ready(PHASES["prefill"]), ready(PHASES["decode"])
+
+    def _ready(self, wish: Wish, instance: int) -> int:
+        """The instance, refused unless it serves."""
+        known = self._known(wish, instance)
+        if self.state[known] != State.READY:
+            self.refuse(wish, f"instance {known} is {self.state[known].name.lower()}, not ready")
+        return known
 
     def _known(self, wish: Wish, instance: int) -> int:
         if not 0 <= instance < len(self.role):

@@ -23,7 +23,15 @@ from disagg_sim.simulation.faults import own_faults
 from disagg_sim.simulation.fleet import Fleet
 from disagg_sim.simulation.kv_link import KvLink, LinkSpec
 from disagg_sim.simulation.kv_memory import kv_blocks
-from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST, MOST_LOOKS, MOST_SAMPLES, check_options, option
+from disagg_sim.simulation.options import (
+    LEAST_PERIOD_S,
+    LONGEST_S,
+    MOST,
+    MOST_LOOKS,
+    MOST_SAMPLES,
+    check_options,
+    option,
+)
 from disagg_sim.simulation.policy import Limits, Parts, Site, System, system_named, systems
 from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.records import RunResult
@@ -46,10 +54,11 @@ class RunOptions:
         high=MOST,
     )  # fmt: skip
     start_up_s: float = option(
-        30.0, "time from the wish for an instance until it serves; weights are cached", unit="s", low=0.0, high=1e9
-    )
+        30.0, "time from the wish for an instance until it serves; weights are cached", unit="s", low=0.0,
+        high=LONGEST_S,
+    )  # fmt: skip
     flip_s: float = option(
-        0.0, "time out of service of a drained instance that changes its role", unit="s", low=0.0, high=1e9
+        0.0, "time out of service of a drained instance that changes its role", unit="s", low=0.0, high=LONGEST_S
     )
     link: LinkSpec = field(default_factory=LinkSpec)
     prefix_cache_tokens: int = option(

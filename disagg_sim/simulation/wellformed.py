@@ -73,7 +73,7 @@ def limits_fault(limits: object) -> str:
     return "" if limits.mode in tuple(Mode) else f"mode {quoted(limits.mode)} is no Mode"
 
 
-def leg_fault(leg: object, have: int, states: Sequence[State], origin: int) -> str:
+def leg_fault(leg: Leg, have: int, states: Sequence[State], origin: int) -> str:
     """What is wrong with a leg of a request that has ``have`` tokens, on ``origin`` so far; empty where nothing is."""
     return next(_leg_faults(leg, have, states, origin), "")
 
@@ -109,10 +109,7 @@ def _is_start(each: object) -> bool:
     return isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], Mapping) and each[1] in tuple(Role)
 
 
-def _leg_faults(leg: object, have: int, states: Sequence[State], origin: int) -> Iterator[str]:
-    if type(leg) is not Leg:
-        yield "it has to be a Leg"
-        return
+def _leg_faults(leg: Leg, have: int, states: Sequence[State], origin: int) -> Iterator[str]:
     known = f"known: 0 to {len(states) - 1}"
     if not _is_whole(leg.instance):
         yield f"its instance is {quoted(leg.instance)}, no whole number"

@@ -36,14 +36,7 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
-from disagg_sim.simulation.options import (
-    LEAST_PERIOD_S,
-    MOST,
-    MOST_SEQUENCES,
-    MOST_TOKENS,
-    check_options,
-    option,
-)
+from disagg_sim.simulation.options import MOST, check_options, option
 from disagg_sim.simulation.policies.arrow_ledger import (
     AHEAD,
     FREE,
@@ -63,6 +56,12 @@ from disagg_sim.simulation.policies.arrow_ledger import (
     take,
 )
 from disagg_sim.simulation.policies.arrow_profile import Predictor, max_running_tokens
+from disagg_sim.simulation.policies.common_options import (
+    max_sequences_option,
+    period_option,
+    prompts_per_step_option,
+    token_budget_option,
+)
 from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policy import (
     LATER,
@@ -100,21 +99,15 @@ class Arrow:
     """Placement within the limits, flips where there is none, decode before prefill in overload."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
-    token_budget: int = option(
-        2048, "decodes and prefill of one step of an instance", unit="token", low=1, high=MOST_TOKENS
-    )
-    max_sequences: int = option(
-        256, "most sequences of an instance, running and in prefill; vLLM's default", low=1, high=MOST_SEQUENCES
-    )
-    prompts_per_step: int = option(1, "prompts of which one step takes pieces", low=1, high=MOST)
+    token_budget: int = token_budget_option()
+    max_sequences: int = max_sequences_option()
+    prompts_per_step: int = prompts_per_step_option()
     trigger: str = option(
         "predicted", "what flips a decode instance to prefill: the TTFT predicted at an arrival, or late ones observed",
         choices=TRIGGERS,
     )  # fmt: skip
-    monitor_s: float = option(1.0, "time between two looks of the monitor", unit="s", low=LEAST_PERIOD_S)
-    window_s: float = option(
-        5.0, "time over which the interval between tokens is averaged; from monitor_s", unit="s", low=LEAST_PERIOD_S
-    )
+    monitor_s: float = period_option(1.0, "time between two looks of the monitor")
+    window_s: float = period_option(5.0, "time over which the interval between tokens is averaged; from monitor_s")
     patience: int = option(3, "looks in a row with late tokens before an instance turns to decode", low=1, high=MOST)
     low_load: float = option(
         0.5, "share of MaxRunningTokens up to which decode may give an instance up", low=0.0, high=1.0

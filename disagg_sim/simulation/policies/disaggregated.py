@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
+from disagg_sim.simulation.options import check_options, option
+from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
 from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, shortest_queue
 from disagg_sim.simulation.policy import AsPlanned, Limits, Parts, Role, Site, register
 from disagg_sim.simulation.state import Mode
@@ -27,10 +28,8 @@ class Disaggregated:
     """
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
-    token_budget: int = option(
-        2048, "prompt tokens of one step of a prefill instance", unit="token", low=1, high=MOST_TOKENS
-    )
-    max_sequences: int = option(256, "most sequences of a decode instance; vLLM's default", low=1, high=MOST_SEQUENCES)
+    token_budget: int = token_budget_option("prompt tokens of one step of a prefill instance")
+    max_sequences: int = max_sequences_option("most sequences of a decode instance; vLLM's default")
     prefill: str = option(
         "chunked", "chunks of token_budget over several prompts, or whole prompts up to token_budget a pass",
         choices=tuple(PREFILLS),

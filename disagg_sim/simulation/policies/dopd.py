@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_SEQUENCES, MOST_TOKENS, check_options, option
+from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
+from disagg_sim.simulation.policies.common_options import max_sequences_option, period_option, token_budget_option
 from disagg_sim.simulation.policies.dopd_batches import BATCHES, LengthAware, kingman_wait
 from disagg_sim.simulation.policies.dopd_sizes import SIZINGS, Profile
-from disagg_sim.simulation.policies.forecast import FORECASTS, forecast_named
+from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
 from disagg_sim.simulation.policies.loads import ByRole, least, least_decode
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
 from disagg_sim.simulation.policy import AsPlanned, Leg, Limits, Parts, Role, Site, StepLimits, Wish, register
@@ -54,15 +55,11 @@ class Dopd:
     resize: bool = option(True, "size the pools; false: they stay as they are")
     sizing: str = option("mended", "rule of the optimal ratio: with the faults of the paper mended, or as printed",
                          choices=SIZINGS)  # fmt: skip
-    forecast: str = option(
-        "arima", "of load and lengths: an ARIMA model, or the last window", choices=tuple(FORECASTS)
-    )
+    forecast: str = forecast_option()
     correct: bool = option(True, "correct the times of the profile by observed ones")
-    window_s: float = option(60.0, "time of one observation", unit="s", low=LEAST_PERIOD_S)
-    action_s: float = option(300.0, "time between two decisions on sizes", unit="s", low=LEAST_PERIOD_S)
-    check_s: float = option(
-        5.0, "time between two looks whether GPUs are free for wanted instances", unit="s", low=LEAST_PERIOD_S
-    )
+    window_s: float = period_option(60.0, "time of one observation")
+    action_s: float = period_option(300.0, "time between two decisions on sizes")
+    check_s: float = period_option(5.0, "time between two looks whether GPUs are free for wanted instances")
     batches: str = option(
         "knapsack", "how prompts are packed into prefill batches: by length, or as they came", choices=BATCHES
     )
@@ -77,12 +74,8 @@ class Dopd:
     local_tokens: int = option(
         128, "prompts up to this are computed on the decode instance; 0: none", unit="token", low=0, high=MOST_TOKENS
     )
-    token_budget: int = option(
-        2048, "decodes and prefill of one step of a decode instance", unit="token", low=1, high=MOST_TOKENS
-    )
-    max_sequences: int = option(
-        256, "most sequences of an instance: the largest captured CUDA graph", low=1, high=MOST_SEQUENCES
-    )
+    token_budget: int = token_budget_option("decodes and prefill of one step of a decode instance")
+    max_sequences: int = max_sequences_option("most sequences of an instance: the largest captured CUDA graph")
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""

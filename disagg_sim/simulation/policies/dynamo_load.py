@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.simulation.options import (
-    LEAST_PERIOD_S,
-    MOST,
-    MOST_SEQUENCES,
-    MOST_TOKENS,
-    check_options,
-    option,
+from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
+from disagg_sim.simulation.policies.common_options import (
+    drain_option,
+    least_option,
+    max_sequences_option,
+    period_option,
+    token_budget_option,
 )
 from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, least_prefill
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
@@ -75,7 +75,7 @@ class DynamoLoad:
         "sla", "what decides: estimated TTFT and ITL against the SLO, or thresholds for throughput or latency",
         choices=MODES,
     )  # fmt: skip
-    period_s: float = option(5.0, "time between two decisions", unit="s", low=LEAST_PERIOD_S)
+    period_s: float = period_option(5.0, "time between two decisions")
     sensitivity: float = option(
         0.8, "share of the SLO under which an estimate must stay to scale down", low=0.0, above=True, high=1.0
     )
@@ -83,14 +83,10 @@ class DynamoLoad:
         0, "context length of the thresholds on queues; 0: the longest that the model takes", unit="token", low=0,
         high=MOST_TOKENS,
     )  # fmt: skip
-    least: int = option(1, "instances of each pool that stay", low=1, high=MOST)
-    token_budget: int = option(
-        2048, "decodes and prefill of one step of an instance", unit="token", low=1, high=MOST_TOKENS
-    )
-    max_sequences: int = option(
-        256, "most sequences of an instance, running and in prefill; vLLM's default", low=1, high=MOST_SEQUENCES
-    )
-    drain: bool = option(True, "instances that stop finish what they have; false: their requests fail")
+    least: int = least_option()
+    token_budget: int = token_budget_option()
+    max_sequences: int = max_sequences_option()
+    drain: bool = drain_option()
     project: bool = option(True, "scale down by the load of the instances left; false: by the load of all of them")
     deaf: bool = option(False, "instances started later never report their load")
 

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from disagg_sim.domain import Slo
-from disagg_sim.simulation.options import (
-    LEAST_PERIOD_S,
-    MOST,
-    MOST_SEQUENCES,
-    MOST_TOKENS,
-    check_options,
-    option,
+from disagg_sim.simulation.options import MOST, check_options, option
+from disagg_sim.simulation.policies.common_options import (
+    drain_option,
+    least_option,
+    max_sequences_option,
+    period_option,
+    token_budget_option,
 )
 from disagg_sim.simulation.policies.dynamo_load import DynamoLoad, LoadPlanner, planned, stepping
-from disagg_sim.simulation.policies.forecast import FORECASTS, forecast_named
+from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
 from disagg_sim.simulation.policy import Parts, Role, Site, StepLimits, Wish, register
 from disagg_sim.simulation.state import BLOCK_TOKENS
@@ -42,23 +42,15 @@ class DynamoSla:
     """Pools for the forecast load, within the GPUs of the deployment."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
-    window_s: float = option(
-        180.0, "time between two decisions, and what each looks back on", unit="s", low=LEAST_PERIOD_S
-    )
-    forecast: str = option(
-        "arima", "of load and lengths: an ARIMA model, or the last window", choices=tuple(FORECASTS)
-    )
+    window_s: float = period_option(180.0, "time between two decisions, and what each looks back on")
+    forecast: str = forecast_option()
     most_changes: int = option(8, "instances that one decision starts or stops at most", low=1, high=MOST)
     load: bool = option(False, "the load planner decides in between; the sizes found here are its floor")
-    load_period_s: float = option(5.0, "time between two decisions of the load planner", unit="s", low=LEAST_PERIOD_S)
-    least: int = option(1, "instances of each pool that stay", low=1, high=MOST)
-    token_budget: int = option(
-        2048, "decodes and prefill of one step of an instance", unit="token", low=1, high=MOST_TOKENS
-    )
-    max_sequences: int = option(
-        256, "most sequences of an instance, running and in prefill; vLLM's default", low=1, high=MOST_SEQUENCES
-    )
-    drain: bool = option(True, "instances that stop finish what they have; false: their requests fail")
+    load_period_s: float = period_option(5.0, "time between two decisions of the load planner")
+    least: int = least_option()
+    token_budget: int = token_budget_option()
+    max_sequences: int = max_sequences_option()
+    drain: bool = drain_option()
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""

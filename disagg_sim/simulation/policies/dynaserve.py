@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from disagg_sim.errors import InputError
-from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
+from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies import dynaserve_predictor as predictor
+from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
 from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policy import AsPlanned, Leg, Limits, Parts, Role, Site, register
 from disagg_sim.simulation.state import Mode
@@ -50,12 +51,8 @@ class DynaServe:
     """Micro-requests on pairs of instances, split where both finish at the same time."""
 
     needs: ClassVar[tuple[str, ...]] = ("pairs",)
-    token_budget: int = option(
-        2048, "decodes and prefill of one step, at most", unit="token", low=1, high=MOST_TOKENS
-    )
-    max_sequences: int = option(
-        256, "most sequences of an instance, running and in prefill; vLLM's default", low=1, high=MOST_SEQUENCES
-    )
+    token_budget: int = token_budget_option("decodes and prefill of one step, at most")
+    max_sequences: int = max_sequences_option()
     slo_aware: bool = option(True, "steps stay within the TPOT limit; false: they fill the budget")
     rounds: int = option(6, "halvings of the split, at most", low=0, high=MOST_ROUNDS)
     tolerance: float = option(

@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from disagg_sim.simulation.policies.loads import one_of
+from disagg_sim.errors import InputError, nearest, quoted
+from disagg_sim.simulation.options import option
 
 #: AR, difference and MA orders. [1]
 ORDER = (2, 0, 1)
@@ -105,9 +106,15 @@ class Arima:
 FORECASTS: dict[str, Callable[[], Forecast]] = {"constant": Constant, "arima": Arima}
 
 
+def forecast_option() -> str:
+    """The option of systems that forecast their load."""
+    return option("arima", "of load and lengths: an ARIMA model, or the last window", choices=tuple(FORECASTS))
+
+
 def forecast_named(name: str) -> Forecast:
     """A fresh one; ``InputError`` for an unknown name."""
-    one_of("forecast", name, tuple(FORECASTS))
+    if name not in FORECASTS:
+        raise InputError(f"forecast {quoted(name)} is unknown{nearest(name, FORECASTS)}; known: {', '.join(FORECASTS)}")
     return FORECASTS[name]()
 
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from disagg_sim.simulation.options import MOST, MOST_SEQUENCES, MOST_TOKENS, check_options, option
+from disagg_sim.simulation.options import check_options
+from disagg_sim.simulation.policies.common_options import (
+    max_sequences_option,
+    prompts_per_step_option,
+    token_budget_option,
+)
 from disagg_sim.simulation.policies.loads import ByRole, Choice, Handover, RoundRobin, least_decode, least_prefill
 from disagg_sim.simulation.policy import AsPlanned, Limits, Parts, Role, Site, register
 
@@ -19,13 +24,9 @@ class LeastLoad:
     """Fewest queued prompt tokens for prefill, fewest tokens in decode for decode."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
-    token_budget: int = option(
-        2048, "decodes and prefill of one step of an instance", unit="token", low=1, high=MOST_TOKENS
-    )
-    max_sequences: int = option(
-        256, "most sequences of an instance, running and in prefill; vLLM's default", low=1, high=MOST_SEQUENCES
-    )
-    prompts_per_step: int = option(1, "prompts of which one step takes pieces", low=1, high=MOST)
+    token_budget: int = token_budget_option()
+    max_sequences: int = max_sequences_option()
+    prompts_per_step: int = prompts_per_step_option()
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""

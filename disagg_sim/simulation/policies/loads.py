@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from disagg_sim.domain import Mapping
-from disagg_sim.errors import InputError, nearest
 from disagg_sim.simulation.compiled import entry
 from disagg_sim.simulation.policy import Leg, Limits, Role
 
@@ -147,9 +146,3 @@ class Handover:
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  wherever it was
         """See ``Routing``."""
         return Leg(self._decode(view, view.decode, view.input_tokens[request]))
-
-
-def one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    """``InputError`` unless the option of a system has an allowed value."""
-    if value not in allowed:
-        raise InputError(f"{option} {value!r} is unknown{nearest(value, allowed)}; allowed: {', '.join(allowed)}")

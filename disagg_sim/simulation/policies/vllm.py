@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
+from disagg_sim.simulation.options import check_options, option
+from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
 from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
 from disagg_sim.simulation.policy import AsPlanned, Limits, Parts, Role, Site, register
 from disagg_sim.simulation.state import Mode
@@ -21,13 +22,10 @@ class Vllm:
     """Replicas that prefill beside their decodes; a request goes to the one with the fewest."""
 
     needs: ClassVar[tuple[str, ...]] = ("colocated",)
-    token_budget: int = option(
-        2048, "decodes and prefill of one step: the size of a chunk; of a pass of whole prompts", unit="token", low=1,
-        high=MOST_TOKENS,
-    )  # fmt: skip
-    max_sequences: int = option(
-        256, "most sequences of an instance, running and in prefill; vLLM's default", low=1, high=MOST_SEQUENCES
+    token_budget: int = token_budget_option(
+        "decodes and prefill of one step: the size of a chunk; of a pass of whole prompts"
     )
+    max_sequences: int = max_sequences_option()
     chunked: bool = option(
         True, "prompts in chunks beside the decodes; false: whole, in passes of their own, while decodes wait"
     )

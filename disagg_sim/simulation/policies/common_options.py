@@ -1,0 +1,37 @@
+"""Options that several systems have: their default, meaning and range are the same wherever they stand."""
+
+from __future__ import annotations
+
+from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST, MOST_SEQUENCES, MOST_TOKENS, option
+
+
+def token_budget_option(meaning: str = "decodes and prefill of one step of an instance") -> int:
+    """Tokens of one step. [token]"""
+    return option(2048, meaning, unit="token", low=1, high=MOST_TOKENS)
+
+
+def max_sequences_option(
+    meaning: str = "most sequences of an instance, running and in prefill; vLLM's default",
+) -> int:
+    """Sequences of an instance. [1]"""
+    return option(256, meaning, low=1, high=MOST_SEQUENCES)
+
+
+def prompts_per_step_option() -> int:
+    """Prompts that share one step. [1]"""
+    return option(1, "prompts of which one step takes pieces", low=1, high=MOST)
+
+
+def least_option() -> int:
+    """Instances that no planner stops. [1]"""
+    return option(1, "instances of each pool that stay", low=1, high=MOST)
+
+
+def drain_option() -> bool:
+    """Whether requests outlive the stop of their instance."""
+    return option(True, "instances that stop finish what they have; false: their requests fail")
+
+
+def period_option(default: float, meaning: str) -> float:
+    """Time between two looks or decisions, or of one observation. [s]"""
+    return option(default, meaning, unit="s", low=LEAST_PERIOD_S)
