@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.search.setting import setting
-from disagg_sim.simulation.fleet import Fleet, InstanceSpec
+from disagg_sim.physics.setting import setting
+from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks
-from disagg_sim.simulation.step_times import StepTable
 
 ROUNDS = 3
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import Mapping, Slo
-from disagg_sim.search.setting import setting
+from disagg_sim.physics.setting import setting
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.policy import systems
 from disagg_sim.simulation.run import run

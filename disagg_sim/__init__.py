@@ -14,31 +14,31 @@ True
 
 from importlib.metadata import version as _version
 
+from disagg_sim.certainty.designs import rescore
+from disagg_sim.certainty.elasticity import sensitivity
+from disagg_sim.certainty.error_bars import Uncertainty, uncertainty
+from disagg_sim.certainty.extrapolation import outside_calibration
 from disagg_sim.domain import Deployment, Instance, Mapping, Pool, Slo, Status
 from disagg_sim.errors import DisaggSimError
 from disagg_sim.facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
+from disagg_sim.notebook import show_with as _show_with
 from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.mixed import Interference
 from disagg_sim.report.tables import readable
+from disagg_sim.scenario.written import write_scenario
 from disagg_sim.search.distribution import decode_grid_under, prefill_grid_under
 from disagg_sim.search.grid import PhaseGrid, batch_axis, decode_grid, prefill_grid
 from disagg_sim.search.mappings import MappingTable, enumerate_mappings
-from disagg_sim.serving.calibrated import outside_calibration
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.costs import with_cost
 from disagg_sim.serving.disaggregated import disaggregated
+from disagg_sim.serving.gains import Curve, Gain, curve, gain, pointwise_gain, where_it_pays
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import pareto_front
 from disagg_sim.serving.rate_matching import MatchPlan, match_rates
-from disagg_sim.serving.rescore import rescore
-from disagg_sim.serving.sensitivity import sensitivity
-from disagg_sim.serving.uncertainty import Uncertainty, uncertainty
-from disagg_sim.shown import show_with as _show_with
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.metrics import Summary
-from disagg_sim.simulation.replay import SimulationResult, simulate
-from disagg_sim.study.gains import Curve, Gain, curve, gain, pointwise_gain, where_it_pays
-from disagg_sim.sweep.scenario_file import write_scenario
+from disagg_sim.simulation.simulate import SimulationResult, simulate
 from disagg_sim.workload.joint import JointLengths, joint_lengths, observed_lengths
 from disagg_sim.workload.lengths import representative_shape
 from disagg_sim.workload.readers import load_trace

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from disagg_sim.errors import whole_number
-from disagg_sim.shown import Shown
+from disagg_sim.notebook import Shown
 
 
 class Status(IntEnum):

@@ -15,7 +15,7 @@ import disagg_sim as ds
 from disagg_sim.facts.efficiency import SECTIONS, Fit
 from disagg_sim.facts.load import load_efficiency
 from disagg_sim.facts.profile import ProfileSpec
-from disagg_sim.search import setting
+from disagg_sim.physics import setting
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import CASE_COLUMNS

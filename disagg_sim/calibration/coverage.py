@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.calibration.registry import Operator
+from disagg_sim.calibration.kernels.registry import Operator
 from disagg_sim.facts.efficiency import Fit
 from disagg_sim.facts.hardware import SystemSpec
 

@@ -42,9 +42,9 @@ def kernels(
 
     The same data give the same file: the clock does not enter, the date is what --date says.
     """
-    from disagg_sim.calibration.calibrate import calibrate_kernels
-    from disagg_sim.calibration.efficiency_yaml import efficiency_text, find_assumptions, write_efficiency
-    from disagg_sim.calibration.residuals import error_table, lines_of, part_of
+    from disagg_sim.calibration.kernels.efficiency_yaml import efficiency_text, find_assumptions, write_efficiency
+    from disagg_sim.calibration.kernels.fit import calibrate_kernels
+    from disagg_sim.calibration.kernels.residuals import error_table, lines_of, part_of
 
     done = calibrate_kernels(files, system, exclude=exclude, framework=framework, split=split)
     beside = assumptions or find_assumptions(done.system.name)

@@ -20,9 +20,9 @@ def engine(
 
     Runs of the held-out part are not seen, and the same data give the same file. Fit the kernels first.
     """
-    from disagg_sim.calibration.engine_fit import fit_engine
-    from disagg_sim.calibration.engine_yaml import UNITS, engine_text, write_engine
-    from disagg_sim.calibration.serving_rows import read_rows
+    from disagg_sim.calibration.served.engine_fit import fit_engine
+    from disagg_sim.calibration.served.engine_yaml import UNITS, engine_text, write_engine
+    from disagg_sim.calibration.served.rows import read_rows
     from disagg_sim.facts.load import load_engine
 
     before = load_engine(engine)

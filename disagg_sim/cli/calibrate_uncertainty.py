@@ -30,10 +30,10 @@ def uncertainty(
 
     Without served measurements the shipped spreads of the engines stay.
     """
-    from disagg_sim.calibration.serving import evaluate
-    from disagg_sim.calibration.serving_bands import with_bands
-    from disagg_sim.calibration.serving_rows import read_rows
-    from disagg_sim.calibration.uncertainty import engine_spreads, kernel_spreads, spreads_text, write_spreads
+    from disagg_sim.calibration.kernels.spreads import engine_spreads, kernel_spreads, spreads_text, write_spreads
+    from disagg_sim.calibration.served.bands import with_bands
+    from disagg_sim.calibration.served.evaluate import evaluate
+    from disagg_sim.calibration.served.rows import read_rows
     from disagg_sim.facts.load import load_uncertainty
 
     kinds, composed = kernel_spreads(files, exclude=exclude, efficiency=efficiency)

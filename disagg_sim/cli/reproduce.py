@@ -56,7 +56,7 @@ def reproduce(
     if study == FRONTIERS:
         _frontiers(out, figure or [], profile or [], jobs)
         return
-    from disagg_sim.simulation.compiled import COMPILING, code_home, compilation_told
+    from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told
 
     if traces is not None and not traces.is_dir():
         raise InputError(f"--traces {traces}: no such directory")
@@ -70,7 +70,7 @@ def reproduce(
 
 
 def _tell_claims(claims: pd.DataFrame, out: Path) -> None:
-    from disagg_sim.study.claims import holding
+    from disagg_sim.study.beyond_the_buzz.claims import holding
 
     for line in holding(claims).to_dict("records"):
         misses = f"; not: {line['misses']}" if line["misses"] else ""
@@ -81,9 +81,9 @@ def _tell_claims(claims: pd.DataFrame, out: Path) -> None:
 def _frontiers(out: Path, figure: list[str], profile: list[str], jobs: int | None) -> None:
     """The study of frontiers."""
     from disagg_sim.cli.progress import listener
-    from disagg_sim.study.claims import PROFILES
-    from disagg_sim.study.frontiers import Frontiers
-    from disagg_sim.study.reproduce import reproduce as write
+    from disagg_sim.study.beyond_the_buzz.claims import PROFILES
+    from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
+    from disagg_sim.study.beyond_the_buzz.reproduce import reproduce as write
 
     try:
         frontiers = Frontiers(out, jobs=jobs or cores(), listener=listener())

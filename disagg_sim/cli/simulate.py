@@ -12,8 +12,8 @@ from disagg_sim.cli.sweep import cores
 from disagg_sim.domain import MOST_SEED
 
 if TYPE_CHECKING:
-    from disagg_sim.sweep.scenario_plan import ScenarioPlan
-    from disagg_sim.sweep.scenario_run import ScenarioResult
+    from disagg_sim.scenario.plan import ScenarioPlan
+    from disagg_sim.scenario.run import ScenarioResult
 
 
 def simulate(
@@ -34,8 +34,8 @@ def simulate(
 ) -> None:
     """Simulate every system, deployment, trace and rate of a scenario: latencies, attainment, goodput, GPU-hours."""
     try:
-        from disagg_sim.sweep.scenario import load_scenario
-        from disagg_sim.sweep.scenario_plan import plan_scenario
+        from disagg_sim.scenario.plan import plan_scenario
+        from disagg_sim.scenario.spec import load_scenario
 
         plan = plan_scenario(load_scenario(name, trace=trace, seed=seed))
         _simulate(plan, out, jobs or cores(), figures=not no_figures, overwrite=overwrite, perfetto=perfetto)
@@ -50,7 +50,7 @@ def _simulate(
     from disagg_sim.cli.progress import listener
     from disagg_sim.report.perfetto import write_perfetto
     from disagg_sim.report.simulation import draw_simulation
-    from disagg_sim.sweep.scenario_run import require_no_faults, run_scenario
+    from disagg_sim.scenario.run import require_no_faults, run_scenario
 
     told = listener("requests", "simulated")
     result = run_scenario(plan, out, jobs=jobs, listener=told, overwrite=overwrite)

@@ -102,7 +102,7 @@ def check(
 ) -> None:
     """Check spec files and name every fault. Nothing is run: policy files of a scenario are read as text."""
     from disagg_sim.facts.check import check_file
-    from disagg_sim.sweep.scenario import check_scenario
+    from disagg_sim.scenario.spec import check_scenario
     from disagg_sim.sweep.spec import load_sweep
 
     rows, faulty = [], []
@@ -127,7 +127,7 @@ def check(
 
 def _policies_of(name: str) -> dict[str, type[System]]:
     """The policy of that name, or all that a Python file registers."""
-    from disagg_sim.sweep.policy_files import load_policies
+    from disagg_sim.scenario.policy_files import load_policies
 
     if not name.endswith(".py"):
         return {name: type(system_named(name))}

@@ -49,8 +49,8 @@ def kernels(
     summary.csv (median, 90 % quantile, bias and share inside the 80 % band by operator, library, system, part and
     size), and a scatter plot of each operator.
     """
-    from disagg_sim.calibration.judge import POOLED, judge_kernels, summarise
-    from disagg_sim.calibration.residuals import lines_of
+    from disagg_sim.calibration.kernels.judge import POOLED, judge_kernels, summarise
+    from disagg_sim.calibration.kernels.residuals import lines_of
     from disagg_sim.report.fidelity import write_tables
 
     verdicts = judge_kernels(files, exclude=exclude, efficiency=efficiency)

@@ -20,9 +20,10 @@ def validate_serving(
     ] = None,
 ) -> None:
     """Evaluate every row of measured serving runs and print the errors below saturation."""
-    from disagg_sim.calibration.serving import evaluate
-    from disagg_sim.calibration.serving_bands import with_bands
-    from disagg_sim.calibration.serving_report import (
+    from disagg_sim.calibration.served.bands import with_bands
+    from disagg_sim.calibration.served.evaluate import evaluate
+    from disagg_sim.calibration.served.rows import read_rows
+    from disagg_sim.calibration.served.tables import (
         ENGINE_NOISE,
         RERUN_NOISE,
         counted,
@@ -32,7 +33,6 @@ def validate_serving(
         write_rows,
         write_tables,
     )
-    from disagg_sim.calibration.serving_rows import read_rows
     from disagg_sim.report.serving_fidelity import scatter_plots
 
     rows = [row for path in files for row in read_rows(path)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from disagg_sim.shown import Shown
+from disagg_sim.notebook import Shown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from disagg_sim.errors import InputError
-from disagg_sim.shown import Shown
+from disagg_sim.notebook import Shown
 
 if TYPE_CHECKING:
     from disagg_sim.facts.precision import Precision

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from disagg_sim.shown import Shown
+from disagg_sim.notebook import Shown
 
 if TYPE_CHECKING:
     from disagg_sim.facts.model import ModelSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from disagg_sim.shown import Shown
+from disagg_sim.notebook import Shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

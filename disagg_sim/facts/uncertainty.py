@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from disagg_sim.facts.efficiency import ASSUMED, Fit
-from disagg_sim.shown import Shown
+from disagg_sim.notebook import Shown
 
 #: Quantiles of the absolute value of a normal variable: 50 %, 80 % and 90 % lie within so many deviations. [1]
 HALF, EIGHTY, NINETY = 0.67449, 1.28155, 1.64485
@@ -37,7 +37,7 @@ class EngineSpread:
 
 @dataclass(frozen=True, kw_only=True)
 class UncertaintySpec(Shown):
-    """Spreads that error bars are made from. Source: ``calibration.uncertainty`` over the data named."""
+    """Spreads that error bars are made from. Source: ``calibration.kernels.spreads`` over the data named."""
 
     name: str
     title: str

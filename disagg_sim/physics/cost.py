@@ -14,9 +14,9 @@ from disagg_sim.physics.collective import (
     hierarchical_all_reduce,
     pipeline_hop,
 )
+from disagg_sim.physics.collective_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.gemm import gemm_cost
 from disagg_sim.physics.layer import Operator
-from disagg_sim.physics.links import AllToAllRate, LinkCurve
 from disagg_sim.physics.moe import MoeRate, moe_cost
 from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums

@@ -31,9 +31,7 @@ from disagg_sim.facts.precision import FORMATS, Precision
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.attention import AttentionRate, tile_rows
 from disagg_sim.physics.collective import copies_per_pick
-from disagg_sim.physics.gemm import GemmRate
-from disagg_sim.physics.layer import Operator
-from disagg_sim.physics.links import (
+from disagg_sim.physics.collective_curves import (
     AllToAllRate,
     LinkCurve,
     collective_curve,
@@ -41,6 +39,8 @@ from disagg_sim.physics.links import (
     flat_curve,
     pick_backend,
 )
+from disagg_sim.physics.gemm import GemmRate
+from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.moe import MoeRate
 from disagg_sim.physics.work import Numeric
 

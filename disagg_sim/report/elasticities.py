@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from disagg_sim.certainty.elasticity import PARAMETERS
 from disagg_sim.report.figures import COLOURS, STYLE, X_LABEL, X, blank_figure, save_png
 from disagg_sim.report.words import MODE_TEXT
-from disagg_sim.serving.sensitivity import PARAMETERS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,7 @@ def draw_elasticities(table: pd.DataFrame, path: Path, *, title: str) -> None:
     Parameters
     ----------
     table
-        As ``serving.sensitivity.sensitivity`` returns it.
+        As ``certainty.elasticity.sensitivity`` returns it.
     """
     import matplotlib as mpl
 

@@ -35,7 +35,7 @@ from disagg_sim.simulation.capacity import Capacity
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.records import RunResult
-from disagg_sim.simulation.replay import SimulationResult
+from disagg_sim.simulation.simulate import SimulationResult
 from disagg_sim.units import GB, MS
 
 LEFT = ' style="text-align:left"'

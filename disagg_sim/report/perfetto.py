@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disagg_sim.atomic import write_text
+from disagg_sim.scenario.plan import DECISIONS, REQUESTS, RUNS, SAMPLES, Run
+from disagg_sim.scenario.run import ScenarioResult
 from disagg_sim.simulation.policy import Role
-from disagg_sim.sweep.scenario_plan import DECISIONS, REQUESTS, RUNS, SAMPLES, Run
-from disagg_sim.sweep.scenario_run import ScenarioResult
 from disagg_sim.sweep.store import State, Store
 from disagg_sim.units import US
 

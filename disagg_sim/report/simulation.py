@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from disagg_sim.domain import Slo
 from disagg_sim.report.figures import COLOURS, LINES, MARKS, STYLE, blank_figure, save_png
 from disagg_sim.report.labels import plain
+from disagg_sim.scenario.plan import REQUESTS, RUNS, SAMPLES, Run
+from disagg_sim.scenario.run import ScenarioResult
 from disagg_sim.sweep.backends import run_tasks
-from disagg_sim.sweep.scenario_plan import REQUESTS, RUNS, SAMPLES, Run
-from disagg_sim.sweep.scenario_run import ScenarioResult
 from disagg_sim.sweep.store import State, Store
 from disagg_sim.units import MS
 

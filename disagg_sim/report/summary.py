@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from disagg_sim.atomic import write_text
+from disagg_sim.certainty.extrapolation import tally_of
 from disagg_sim.report.words import (
     MODE_TEXT,
     case_title,
@@ -20,7 +21,6 @@ from disagg_sim.report.words import (
     records,
     tags_text,
 )
-from disagg_sim.serving.calibrated import tally_of
 from disagg_sim.sweep.compute import ABOVE_NIC
 from disagg_sim.sweep.fidelity import CaseFidelity
 from disagg_sim.sweep.results import CaseResult, ModeResult, SweepResult, throughput_column

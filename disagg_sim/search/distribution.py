@@ -42,6 +42,7 @@ from disagg_sim.physics.layer import check_form
 from disagg_sim.physics.memory import CachedTokens
 from disagg_sim.physics.phases import Degrees, PrefillPass, decode_step, prefill_pass
 from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.setting import Setting, setting
 from disagg_sim.search.grid import (
     CHUNK_TOKENS,
     Floats,
@@ -57,7 +58,6 @@ from disagg_sim.search.grid import (
     with_chunks,
 )
 from disagg_sim.search.mappings import MappingTable, mappings_for
-from disagg_sim.search.setting import Setting, setting
 from disagg_sim.workload.joint import JointLengths, joint_lengths
 
 

@@ -18,16 +18,16 @@ from disagg_sim.domain import Conditions, Instance, Mapping, Status
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.notebook import Shown
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.layer import check_form
 from disagg_sim.physics.memory import CachedTokens, decode_residents, prompt_residents
 from disagg_sim.physics.phases import Degrees, PrefillPass, decode_step, prefill_pass
 from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.setting import Setting, setting
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.mappings import MappingTable, mappings_for
-from disagg_sim.search.setting import Setting, setting
-from disagg_sim.shown import Shown
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -19,7 +19,7 @@ from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.facts.model import DenseFfn, GqaAttention, ModelSpec, MoeFfn
-from disagg_sim.shown import Shown
+from disagg_sim.notebook import Shown
 
 Ints = NDArray[np.int64]
 

@@ -16,7 +16,7 @@ from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.search.grid import CHUNK_TOKENS, bound_codes, degree_columns, given_sizes
 from disagg_sim.search.mappings import MappingTable
-from disagg_sim.serving.shared_instances import (
+from disagg_sim.serving.colocation import (
     Case,
     Chosen,
     Group,
@@ -82,7 +82,7 @@ def colocated(
     DataFrame
         Columns as ``points.COLUMNS``. One row per (mapping, B) with the b of the lowest mean TTL; under
         "p99" every b of a (mapping, B) that no other beats in TTL and throughput. ``attrs`` holds the
-        counts of ``shared_instances.Tally``.
+        counts of ``colocation.Tally``.
 
     Raises
     ------

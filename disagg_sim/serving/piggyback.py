@@ -15,7 +15,7 @@ from disagg_sim.physics.phases import decode_step
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.search.grid import bound_codes, degree_columns, given_sizes
 from disagg_sim.search.mappings import MappingTable
-from disagg_sim.serving.shared_instances import (
+from disagg_sim.serving.colocation import (
     Case,
     Chosen,
     Group,
@@ -82,7 +82,7 @@ def piggyback(
     DataFrame
         Columns as ``points.COLUMNS``. One row per (mapping, B) with the chunk of the lowest mean TTL; under
         "p99" every chunk of a (mapping, B) that no other beats in TTL and throughput. ``decode_bound`` is
-        of the mean step. ``attrs`` holds the counts of ``shared_instances.Tally``.
+        of the mean step. ``attrs`` holds the counts of ``colocation.Tally``.
 
     Raises
     ------

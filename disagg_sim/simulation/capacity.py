@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
-from disagg_sim.shown import Shown
+from disagg_sim.notebook import Shown
 from disagg_sim.simulation.metrics import Summary
 
 #: An aim: whether a run is good enough.

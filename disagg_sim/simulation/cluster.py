@@ -9,12 +9,12 @@ from typing import NamedTuple
 from disagg_sim.errors import quoted
 from disagg_sim.simulation.batches import Batches, Waiting
 from disagg_sim.simulation.engine import LAST, NORMAL, Engine
-from disagg_sim.simulation.fleet import Fleet
+from disagg_sim.simulation.instances import Roster
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_LOOKS
 from disagg_sim.simulation.policy import END, LATER, Leg, Move, Parts, State, Wish
-from disagg_sim.simulation.roster import Roster
-from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wellformed import leg_fault
 

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.engine import OBSERVE
+from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.options import MOST_SAMPLES
 from disagg_sim.simulation.policy import Role, State
 from disagg_sim.simulation.records import Floats, Instances, Ints, Outcome, Requests, Samples
-from disagg_sim.simulation.state import SegmentStatus
 
 
 class Sampler:

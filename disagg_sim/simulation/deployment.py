@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from disagg_sim.domain import Deployment, Instance, Mapping, Pool
 from disagg_sim.errors import InputError, whole_number
+from disagg_sim.notebook import Shown
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.shown import Shown
 from disagg_sim.simulation.options import MOST, MOST_SEQUENCES
 
 #: Parts of a deployment: pools of one phase, instances that do both, and instances that work in pairs.

@@ -14,7 +14,7 @@ from typing import Any
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.physics.kv_transfer import own_link_bandwidth, unique_gpus
-from disagg_sim.search.setting import Setting
+from disagg_sim.physics.setting import Setting
 from disagg_sim.simulation.deployment import degrees_of
 from disagg_sim.simulation.engine import FIRST, LAST, Engine
 

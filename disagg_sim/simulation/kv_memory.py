@@ -13,8 +13,8 @@ import numpy as np
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.memory import Live, Residents, decode_live, instance_bytes, prefill_live, prompt_residents
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.search.setting import Setting
-from disagg_sim.simulation.state import BLOCK_TOKENS
+from disagg_sim.physics.setting import Setting
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.units import GIB
 
 #: Most tokens that the cache of one DP rank is taken to hold: 10,000 prompts of 100,000. [token]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Slo
-from disagg_sim.shown import Shown
+from disagg_sim.notebook import Shown
 from disagg_sim.simulation.records import Outcome, RunResult
 from disagg_sim.units import HOUR
 

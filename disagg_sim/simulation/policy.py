@@ -19,15 +19,15 @@ import numpy as np
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, UnknownNameError, nearest, quoted
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
-from disagg_sim.search.setting import Setting
+from disagg_sim.physics.setting import Setting
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.faults import own_faults
+from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kv_link import LinkSpec, instance_bandwidth
 from disagg_sim.simulation.options import MOST_SEQUENCES
-from disagg_sim.simulation.state import Mode
 
 if TYPE_CHECKING:
-    from disagg_sim.simulation.step_times import StepTable
+    from disagg_sim.simulation.kernel.step_table import StepTable
     from disagg_sim.simulation.view import ClusterView
 
 #: Most sequences of an instance unless a system says otherwise; vLLM's default. [1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.shown import Shown
+from disagg_sim.notebook import Shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,13 +14,16 @@ import numpy as np
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.facts.model import DenseFfn
-from disagg_sim.search.setting import Setting
+from disagg_sim.physics.setting import Setting
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
 from disagg_sim.simulation.deployment import ServedDeployment, degrees_of
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.faults import own_faults
-from disagg_sim.simulation.fleet import Fleet
+from disagg_sim.simulation.instances import Roster, spec_of
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
+from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import KvLink, LinkSpec
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.options import (
@@ -35,9 +38,6 @@ from disagg_sim.simulation.options import (
 from disagg_sim.simulation.policy import Limits, Parts, Site, System, system_named, systems
 from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.records import RunResult
-from disagg_sim.simulation.roster import Roster, spec_of
-from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
-from disagg_sim.simulation.step_times import StepTable
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wellformed import require_parts
 from disagg_sim.workload.trace import Tokens, Trace

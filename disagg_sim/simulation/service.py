@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
+from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policy import Limits
-from disagg_sim.simulation.state import BLOCK_TOKENS, Mode
-from disagg_sim.simulation.step_times import StepTable
 
 #: Modes whose steps mix pieces of prompts with decodes.
 MIXED = (Mode.CHUNKED, Mode.SLO_AWARE)

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.engine import Engine
-from disagg_sim.simulation.fleet import Fleet
-from disagg_sim.simulation.fleet_views import Arrays
+from disagg_sim.simulation.instances import Index, Roster
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.fleet_views import Arrays
+from disagg_sim.simulation.kernel.layout import SegmentStatus
+from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policy import Role, Site, State
 from disagg_sim.simulation.prefix_cache import PrefixCache
-from disagg_sim.simulation.roster import Index, Roster
-from disagg_sim.simulation.state import SegmentStatus
-from disagg_sim.simulation.step_times import StepTable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -8,6 +8,7 @@ from numbers import Integral, Real
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import PolicyError, quoted
+from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import MOST_SEQUENCES
 from disagg_sim.simulation.policy import (
     END,
@@ -23,7 +24,6 @@ from disagg_sim.simulation.policy import (
     State,
     Wish,
 )  # fmt: skip
-from disagg_sim.simulation.state import Mode
 
 #: Protocols of ``Parts`` -> what they have to answer to; the first two must be there.
 METHODS = {

@@ -30,9 +30,9 @@ COLUMNS = ("id", "statement", "kind", "profile", "value", "acceptance", "holds",
 PAPER, DERIVED, OWN = "paper", "derived", "own"
 #: Module of this room by paper.
 HOMES = {
-    "arrow": "arrow",
-    "dopd": "dopd",
-    "dynaserve": "dynaserve",
+    "arrow": "arrow.experiments",
+    "dopd": "dopd.experiments",
+    "dynaserve": "dynaserve.experiments",
 }
 
 Evidence = TypeVar("Evidence")

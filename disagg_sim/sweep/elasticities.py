@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disagg_sim.atomic import write_text
+from disagg_sim.certainty.elasticity import sensitivity
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -15,7 +16,6 @@ from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import piggyback
-from disagg_sim.serving.sensitivity import sensitivity
 from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.fidelity import candidates
 from disagg_sim.sweep.results import CaseResult, SweepResult
@@ -37,7 +37,7 @@ def why_not(item: CaseResult) -> str:
 
 
 def elasticities(item: CaseResult, root: Path) -> pd.DataFrame:
-    """Elasticities along the frontiers of a case, columns as ``serving.sensitivity.sensitivity``.
+    """Elasticities along the frontiers of a case, columns as ``certainty.elasticity.sensitivity``.
 
     Parameters
     ----------

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disagg_sim.atomic import write_text
+from disagg_sim.certainty.error_bars import QUANTILES, near_frontier, uncertainty
+from disagg_sim.certainty.extrapolation import outside_calibration
 from disagg_sim.facts.load import load_profile
-from disagg_sim.serving.calibrated import outside_calibration
 from disagg_sim.serving.points import INTERACTIVITY
-from disagg_sim.serving.uncertainty import QUANTILES, near_frontier, uncertainty
 from disagg_sim.sweep.results import CaseResult, SweepResult, throughput_column
 from disagg_sim.sweep.spec import MODES
 from disagg_sim.sweep.store import Store
@@ -47,7 +47,7 @@ def fidelity_of(result: SweepResult, root: Path, *, error_bars: bool, seed: int 
     root
         Directory of the sweep: error bars of a frontier need the points next to it.
     error_bars
-        Whether to sample them (``serving.uncertainty``).
+        Whether to sample them (``certainty.error_bars``).
     """
     store = Store(root)
     return tuple(_of_case(case, store, error_bars=error_bars, seed=seed) for case in result.cases)

@@ -19,8 +19,8 @@ from disagg_sim.search.distribution import batch_axis_under, longest_timed
 from disagg_sim.search.grid import CHUNK_TOKENS, Ints, batch_axis
 from disagg_sim.search.mappings import MappingTable, enumerate_mappings
 from disagg_sim.serving.colocated import count_colocated
+from disagg_sim.serving.colocation import checked_case
 from disagg_sim.serving.piggyback import count_piggyback
-from disagg_sim.serving.shared_instances import checked_case
 from disagg_sim.sweep.cases import Case, cases_of, modes_of, why_not_shared
 from disagg_sim.sweep.digest import code_digest, digest_of
 from disagg_sim.sweep.inputs import Inputs, Source, inputs_of

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from disagg_sim.atomic import write_text
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts import load
-from disagg_sim.search.setting import setting
+from disagg_sim.physics.setting import setting
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, pareto_front
 from disagg_sim.sweep.cases import Case, axis_columns
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, manifest_text

@@ -19,9 +19,9 @@ from disagg_sim.facts.yaml_files import read_mapping, spec_error, spec_files
 from disagg_sim.physics.layer import MLA_FORMS
 from disagg_sim.physics.mixed import Interference
 from disagg_sim.physics.rates import ENGINES
+from disagg_sim.serving.colocation import TTL_MEASURES
 from disagg_sim.serving.costs import PER
 from disagg_sim.serving.disaggregated import MATCHINGS
-from disagg_sim.serving.shared_instances import TTL_MEASURES
 from disagg_sim.sweep.cross_check import cross_check
 from disagg_sim.sweep.reader import Reader
 from disagg_sim.units import GB

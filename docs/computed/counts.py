@@ -8,8 +8,8 @@ from disagg_sim.physics.collective import copies_per_rank, copies_with_own
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.memory import Residents, activation_bytes
 from disagg_sim.physics.phases import Degrees
+from disagg_sim.physics.setting import setting
 from disagg_sim.physics.work import expected_distinct_experts
-from disagg_sim.search.setting import setting
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.units import GB

@@ -8,8 +8,8 @@ import disagg_sim as ds
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.layer import Tokens, mla_dims
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.physics.setting import Setting, setting
 from disagg_sim.physics.work import mla_work
-from disagg_sim.search.setting import Setting, setting
 from disagg_sim.units import GB, MS
 from docs.computed import joined, plain, power, quick, table
 from docs.computed.counts import tensor_parallel

@@ -7,8 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import disagg_sim as ds
-from disagg_sim.study.claims import evaluate
-from disagg_sim.study.frontiers import Frontiers
+from disagg_sim.study.beyond_the_buzz.claims import evaluate
+from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
 from disagg_sim.workload.synthetic import log_normal
 from docs.computed import slow, table
 from tests.simulation.plans import holding, plans

@@ -9,7 +9,7 @@ import pytest
 from shared_data import shared_file
 
 import disagg_sim as ds
-from disagg_sim.calibration.attention import (
+from disagg_sim.calibration.kernels.attention import (
     decode_times,
     fit_context_attention,
     fit_generation_attention,
@@ -21,8 +21,8 @@ from disagg_sim.calibration.attention import (
     predict_mla_generation,
     prefill_times,
 )
-from disagg_sim.calibration.attention_calls import context_attention, generation_attention
-from disagg_sim.calibration.tables import read_exclusions, read_tables
+from disagg_sim.calibration.kernels.attention_calls import context_attention, generation_attention
+from disagg_sim.calibration.kernels.tables import read_exclusions, read_tables
 from disagg_sim.facts.efficiency import DecodeAttentionFit, PrefillAttentionFit
 from disagg_sim.units import US
 

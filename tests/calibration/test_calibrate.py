@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from kernel_csv import GEMM, QUANTIZE, quantize_rows, write
 
-from disagg_sim.calibration.calibrate import calibrate_kernels
-from disagg_sim.calibration.efficiency_yaml import efficiency_text, find_assumptions, write_efficiency
-from disagg_sim.calibration.judge import judge_kernels, summarise
+from disagg_sim.calibration.kernels.efficiency_yaml import efficiency_text, find_assumptions, write_efficiency
+from disagg_sim.calibration.kernels.fit import calibrate_kernels
+from disagg_sim.calibration.kernels.judge import judge_kernels, summarise
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError, SpecError
 from disagg_sim.facts.load import load_efficiency, load_system
@@ -82,7 +82,7 @@ def test_what_is_assumed_stands_beside_what_is_fitted():
 
 
 def calibrate_fits_of_nothing(system):
-    from disagg_sim.calibration.calibrate import Calibration
+    from disagg_sim.calibration.kernels.fit import Calibration
 
     return Calibration(load_system(system), {}, (), None)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_csv import GEMM, write
 
-from disagg_sim.calibration.conditions import DEEPEST, LONGEST, ConditionError, parse_condition
-from disagg_sim.calibration.tables import TableError, read_exclusions
+from disagg_sim.calibration.kernels.conditions import DEEPEST, LONGEST, ConditionError, parse_condition
+from disagg_sim.calibration.kernels.tables import TableError, read_exclusions
 
 ROWS = pd.DataFrame(
     {"system": ["a100", "h100", "h100"], "dtype": ["fp8", "fp8", "bf16"], "m": [1, 64, 4096], "n": [2, 2, 2]}
@@ -109,7 +109,7 @@ def test_a_header_with_a_name_twice_is_refused(tmp_path):
     path = write(tmp_path / "mask.csv", "file,system,framework,condition,condition", "gemm.csv,*,*,m > 0,odd")
     with pytest.raises(TableError, match="column 'condition' stands twice in the header"):
         read_exclusions(path)
-    from disagg_sim.calibration.tables import read_tables
+    from disagg_sim.calibration.kernels.tables import read_tables
 
     path = write(tmp_path / "twice.csv", GEMM.replace(",n,", ",m,"), "h100_sxm,trtllm,1,k,bfloat16,128,4096,4096,20.5")
     with pytest.raises(TableError, match=r"twice.csv: column 'm' stands twice in the header"):

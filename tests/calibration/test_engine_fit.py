@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disagg_sim.calibration.engine_fit import fit_engine, fit_rows
-from disagg_sim.calibration.load_generator import drain_factor, drain_factors
-from disagg_sim.calibration.serving import evaluate
-from disagg_sim.calibration.serving_cells import instance
-from disagg_sim.calibration.serving_rows import Quantity, ServingRow, Workers
+from disagg_sim.calibration.served.cells import instance
+from disagg_sim.calibration.served.engine_fit import fit_engine, fit_rows
+from disagg_sim.calibration.served.evaluate import evaluate
+from disagg_sim.calibration.served.load_generator import drain_factor, drain_factors
+from disagg_sim.calibration.served.rows import Quantity, ServingRow, Workers
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_engine

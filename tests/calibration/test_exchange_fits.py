@@ -9,9 +9,9 @@ import pytest
 from kernel_csv import frame
 from shared_data import shared_file
 
-from disagg_sim.calibration.alltoall import PER_NODE, PER_PICK, PER_RANK, fit_alltoall, predict_alltoall
-from disagg_sim.calibration.collectives import fit_collectives, predict_collectives
-from disagg_sim.calibration.tables import read_tables
+from disagg_sim.calibration.kernels.alltoall import PER_NODE, PER_PICK, PER_RANK, fit_alltoall, predict_alltoall
+from disagg_sim.calibration.kernels.collectives import fit_collectives, predict_collectives
+from disagg_sim.calibration.kernels.tables import read_tables
 from disagg_sim.facts.efficiency import AllToAllFit, CollectiveFit
 from disagg_sim.facts.load import load_system
 from disagg_sim.units import GB, US

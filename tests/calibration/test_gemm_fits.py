@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from shared_data import shared_file
 
-from disagg_sim.calibration import moe
-from disagg_sim.calibration.gemm import fit_gemm, predict_gemm
-from disagg_sim.calibration.moe import RankLoad, fit_moe, heaviest_rank, predict_moe
-from disagg_sim.calibration.tables import read_exclusions, read_tables
+from disagg_sim.calibration.kernels import moe
+from disagg_sim.calibration.kernels.gemm import fit_gemm, predict_gemm
+from disagg_sim.calibration.kernels.moe import RankLoad, fit_moe, heaviest_rank, predict_moe
+from disagg_sim.calibration.kernels.tables import read_exclusions, read_tables
 from disagg_sim.facts.efficiency import ANY_REGIME, GemmFit, MoeFit
 from disagg_sim.facts.load import load_system
 from disagg_sim.units import US

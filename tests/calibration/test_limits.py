@@ -6,8 +6,8 @@ import pytest
 from kernel_csv import frame
 from shared_data import shared_file
 
-from disagg_sim.calibration.limits import least_time
-from disagg_sim.calibration.tables import read_exclusions, read_tables
+from disagg_sim.calibration.kernels.limits import least_time
+from disagg_sim.calibration.kernels.tables import read_exclusions, read_tables
 from disagg_sim.facts.load import load_system
 
 H100 = load_system("h100_sxm")

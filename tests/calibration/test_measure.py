@@ -5,11 +5,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from disagg_sim.calibration.calibrate import calibrate_kernels
-from disagg_sim.calibration.efficiency_yaml import efficiency_text
-from disagg_sim.calibration.measure import QUICK, TRIAL, measure
-from disagg_sim.calibration.tables import TableError, read_tables, write_measured
-from disagg_sim.calibration.torch_bench import torch_bench
+from disagg_sim.calibration.bench.measure import QUICK, TRIAL, measure
+from disagg_sim.calibration.bench.torch_bench import torch_bench
+from disagg_sim.calibration.kernels.efficiency_yaml import efficiency_text
+from disagg_sim.calibration.kernels.fit import calibrate_kernels
+from disagg_sim.calibration.kernels.tables import TableError, read_tables, write_measured
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_system
 
@@ -133,7 +133,7 @@ def test_pytorch_kernels_of_the_cpu_fill_the_same_table(tmp_path):
 
 def test_collectives_run_over_processes_of_this_machine():
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    from disagg_sim.calibration.torch_collectives import collective_times
+    from disagg_sim.calibration.bench.torch_collectives import collective_times
 
     wanted = [(op, size) for op in ("all_reduce", "all_gather") for size in (4096, 65536)]
     times = collective_times(2, wanted, "gloo")

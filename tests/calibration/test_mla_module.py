@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.calibration.mla_module import predict_mla_bmm, predict_mla_module
+from disagg_sim.calibration.kernels.mla_module import predict_mla_bmm, predict_mla_module
 from disagg_sim.facts.efficiency import DecodeAttentionFit, GemmFit, PrefillAttentionFit
 from disagg_sim.units import US
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from shared_data import shared_file
 
-from disagg_sim.calibration.serving import COLUMNS, evaluate
-from disagg_sim.calibration.serving_cells import instance
-from disagg_sim.calibration.serving_report import counted, judged, reasons, summary, who_wins, write_tables
-from disagg_sim.calibration.serving_rows import (
+from disagg_sim.calibration.served.cells import instance
+from disagg_sim.calibration.served.evaluate import COLUMNS, evaluate
+from disagg_sim.calibration.served.rows import (
     ENGINE_NAMES,
     MODEL_NAMES,
     SYSTEM_NAMES,
@@ -20,6 +19,7 @@ from disagg_sim.calibration.serving_rows import (
     recipe_of,
     system_named,
 )
+from disagg_sim.calibration.served.tables import counted, judged, reasons, summary, who_wins, write_tables
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import list_specs
 

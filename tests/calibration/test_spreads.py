@@ -8,12 +8,9 @@ import pytest
 from kernel_csv import QUANTIZE, quantize_rows, write
 
 from disagg_sim.calibration.bands import band
-from disagg_sim.calibration.calibrate import calibrate_kernels
-from disagg_sim.calibration.efficiency_yaml import efficiency_text, write_efficiency
-from disagg_sim.calibration.serving import evaluate
-from disagg_sim.calibration.serving_bands import per_instance, with_bands
-from disagg_sim.calibration.serving_rows import Quantity, ServingRow, Workers
-from disagg_sim.calibration.uncertainty import (
+from disagg_sim.calibration.kernels.efficiency_yaml import efficiency_text, write_efficiency
+from disagg_sim.calibration.kernels.fit import calibrate_kernels
+from disagg_sim.calibration.kernels.spreads import (
     deviation,
     engine_spreads,
     kernel_spreads,
@@ -21,6 +18,9 @@ from disagg_sim.calibration.uncertainty import (
     spreads_text,
     write_spreads,
 )
+from disagg_sim.calibration.served.bands import per_instance, with_bands
+from disagg_sim.calibration.served.evaluate import evaluate
+from disagg_sim.calibration.served.rows import Quantity, ServingRow, Workers
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, SpecError
 from disagg_sim.facts.load import load_system, load_uncertainty

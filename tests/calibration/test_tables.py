@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from kernel_csv import GEMM, QUANTIZE, quantize_rows, write
 
-from disagg_sim.calibration.forms import FORMS, form_of
-from disagg_sim.calibration.tables import HELD_OUT_SHARE, TableError, held_out, read_exclusions, read_tables
+from disagg_sim.calibration.kernels.forms import FORMS, form_of
+from disagg_sim.calibration.kernels.tables import HELD_OUT_SHARE, TableError, held_out, read_exclusions, read_tables
 
 GOOD = "h100_sxm,trtllm,1,k,bfloat16,128,4096,4096,20.5"
 

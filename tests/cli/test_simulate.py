@@ -18,11 +18,12 @@ import pytest
 import yaml
 
 from disagg_sim.cli.main import run
-from disagg_sim.simulation.compiled import COMPILING, CodeHome
+from disagg_sim.scenario import run as scenario_run
+from disagg_sim.scenario import warm_up
+from disagg_sim.simulation.kernel.compiled import COMPILING, CodeHome
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED
 from disagg_sim.simulation.policies.disaggregated import Disaggregated
 from disagg_sim.simulation.policy import SYSTEMS, Flip, Role, register
-from disagg_sim.sweep import scenario_run, warm_up
 
 pytestmark = pytest.mark.alone
 

@@ -12,8 +12,8 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_efficiency, load_model, load_profile, load_system, resolve_precision
 from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.rates import Rates, resolve_rates
+from disagg_sim.physics.setting import Setting, setting
 from disagg_sim.search.mappings import MappingTable, enumerate_mappings
-from disagg_sim.search.setting import Setting, setting
 
 PROFILES = ("ideal", "optimistic", "measured")
 RECIPES = {"gb200_nvl72": "nvfp4_fp8kv", "h100_sxm": "fp8", "a100_sxm_80gb": "bf16"}

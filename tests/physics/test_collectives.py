@@ -17,9 +17,9 @@ from disagg_sim.physics.collective import (
     pipeline_hop,
     ring_all_reduce_bytes,
 )
+from disagg_sim.physics.collective_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.cost import all_reduce_cost, all_to_all_cost, exchange_cost, hop_cost
-from disagg_sim.physics.links import AllToAllRate, LinkCurve
-from disagg_sim.search.setting import setting
+from disagg_sim.physics.setting import setting
 
 MESSAGE = 8e6  # [B]
 

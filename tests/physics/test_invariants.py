@@ -21,7 +21,7 @@ from disagg_sim.physics.mixed import mixed_step
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
 from disagg_sim.physics.rates import resolve_rates
 from disagg_sim.physics.roofline import blend
-from disagg_sim.search.setting import Setting
+from disagg_sim.physics.setting import Setting
 
 quick = settings(max_examples=100, deadline=None)
 batches = st.integers(1, 3000)

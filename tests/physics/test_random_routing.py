@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from disagg_sim.physics.phases import Degrees, decode_step
+from disagg_sim.physics.setting import setting
 from disagg_sim.physics.work import fullest_of_random
-from disagg_sim.search.setting import setting
 
 
 @pytest.mark.parametrize(("mean", "ranks"), [(4, 8), (16, 8), (64, 8), (8, 2), (32, 64)])

@@ -13,8 +13,8 @@ from disagg_sim.physics.cost import expert_cost
 from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
 from disagg_sim.physics.rates import Rates, resolve_rates
+from disagg_sim.physics.setting import setting
 from disagg_sim.physics.work import Work
-from disagg_sim.search.setting import setting
 from disagg_sim.units import US
 
 GB200 = ("gb200_nvl72", "nvfp4_fp8kv")

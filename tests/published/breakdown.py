@@ -9,7 +9,7 @@ from disagg_sim.physics import layer
 from disagg_sim.physics.cost import exchange_cost, expert_cost, kernel_cost
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.search.setting import Setting
+from disagg_sim.physics.setting import Setting
 
 
 def seconds_by_operator(

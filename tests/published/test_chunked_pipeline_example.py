@@ -13,13 +13,13 @@ import pytest
 
 from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, ModelSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
+from disagg_sim.physics.collective_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.gemm import GemmRate
-from disagg_sim.physics.links import AllToAllRate, LinkCurve
 from disagg_sim.physics.moe import MoeRate
 from disagg_sim.physics.phases import Degrees, prefill_pass
 from disagg_sim.physics.rates import AttentionRate, Rates
-from disagg_sim.search.setting import setting
+from disagg_sim.physics.setting import setting
 from disagg_sim.units import GB, MS
 
 FREE_LINK = LinkCurve(np.array([1.0]), np.array([0.0]), np.array([np.inf]))

@@ -20,10 +20,10 @@ from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.memory import kv_duplication
 from disagg_sim.physics.phases import Degrees
+from disagg_sim.physics.setting import setting
 from disagg_sim.search import grid as grid_module
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.search.setting import setting
 from disagg_sim.units import GB
 
 SYSTEM, RECIPE = "gb200_nvl72", "nvfp4_fp8kv"

@@ -10,8 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disagg_sim.facts.load import load_engine
-from disagg_sim.serving.closed_loop import (
+from disagg_sim.calibration.served.steady_state import (
     Lengths,
     Pool,
     at_rate,
@@ -23,7 +22,8 @@ from disagg_sim.serving.closed_loop import (
     served,
     tensor_parallel,
 )
-from disagg_sim.serving.dopd_ratio import decode_concurrency, prefill_decode_ratio, simulated_times
+from disagg_sim.facts.load import load_engine
+from disagg_sim.simulation.policies.dopd.ratio import decode_concurrency, prefill_decode_ratio
 
 ONE = np.ones(1)
 SINGLE = tensor_parallel(ONE)
@@ -71,8 +71,10 @@ def test_d3_ratio_with_the_times_of_the_table(shape):
 def own_ratio(shape: tuple[int, int]) -> float:
     """The ratio with our own t_p of one GPU and t_d of two at the printed concurrency. [1]"""
     (isl, osl), (concurrency, _) = shape, RATIOS[shape]
-    t_p, t_d = simulated_times(DOPD, tp_prefill=1, tp_decode=2, isl=isl, osl=osl, batch=concurrency)
-    return prefill_decode_ratio(concurrency, prefill_time=t_p, step_time=t_d, osl=osl)
+    lengths = Lengths(np.array([float(isl)]), np.array([float(osl)]))
+    t_p = prefill_time(DOPD, tensor_parallel(1), lengths.isl, np.ones(1), lengths)
+    t_d = decode_time(DOPD, tensor_parallel(2), np.array([float(concurrency)]), lengths)
+    return prefill_decode_ratio(concurrency, prefill_time=float(t_p[0]), step_time=float(t_d[0]), osl=osl)
 
 
 def test_d3_ratio_with_our_own_times_at_3000_tokens():

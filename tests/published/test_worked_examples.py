@@ -14,8 +14,8 @@ from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.layer import Tokens, mla_dims
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.physics.setting import setting
 from disagg_sim.physics.work import mla_work
-from disagg_sim.search.setting import setting
 from disagg_sim.units import GB, MS
 
 ROUNDING = 0.005

@@ -21,10 +21,10 @@ from disagg_sim.physics.phases import (
     prefill_pass,
     slowest_stage,
 )
+from disagg_sim.physics.setting import setting
 from disagg_sim.search.distribution import decode_grid_under, prefill_grid_under
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.search.setting import setting
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.points import pareto_front
 from disagg_sim.serving.rate_matching import match_rates

@@ -15,9 +15,9 @@ from disagg_sim.physics.memory import Residents, instance_bytes
 from disagg_sim.physics.mixed import Interference, mixed_step
 from disagg_sim.physics.phases import Degrees, PrefillPass
 from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.setting import setting
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.search.setting import setting
 from disagg_sim.serving import colocated as colocated_module
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.disaggregated import disaggregated

@@ -5,12 +5,12 @@ import functools
 import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
-from disagg_sim.search.setting import setting
+from disagg_sim.physics.setting import setting
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policy import Site
 from disagg_sim.simulation.run import RunOptions, serve
-from disagg_sim.simulation.step_times import StepTable
 from disagg_sim.workload.trace import Trace
 
 ONE = Mapping()

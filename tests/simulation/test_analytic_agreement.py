@@ -14,12 +14,12 @@ from disagg_sim.domain import Mapping
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.mixed import mixed_step
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
-from disagg_sim.search.setting import setting
+from disagg_sim.physics.setting import setting
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.piggyback import piggyback
-from disagg_sim.simulation.fleet import Fleet, InstanceSpec
-from disagg_sim.simulation.state import Mode
-from disagg_sim.simulation.step_times import StepTable
+from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.layout import Mode
+from disagg_sim.simulation.kernel.step_table import StepTable
 
 BOUND = 0.02
 DEPLOYMENTS = {

@@ -9,13 +9,13 @@ from sites import SIMPLE, deployment, served, site
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
-from disagg_sim.simulation.policies.arrow import Arrow, GlobalScheduler
-from disagg_sim.simulation.policies.arrow_profile import Predictor, max_running_tokens, prompt_time
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.policies.arrow.policy import Arrow, GlobalScheduler
+from disagg_sim.simulation.policies.arrow.profile import Predictor, max_running_tokens, prompt_time
 from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policy import LATER, Flip, Leg, Limits, Role, State, system_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
-from disagg_sim.simulation.step_times import StepTable
 
 P, D = Role.PREFILL, Role.DECODE
 WHOLE = 200_000  # a budget that no prompt exceeds, so that p is exactly linear [token]

@@ -13,13 +13,13 @@ import disagg_sim as ds
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
-from disagg_sim.simulation.policies.arrow import Arrow, GlobalScheduler
-from disagg_sim.simulation.policies.arrow_ledger import AHEAD, FREE, HELD, INTERVAL, hand_over, place
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.policies.arrow.ledger import AHEAD, FREE, HELD, INTERVAL, hand_over, place
+from disagg_sim.simulation.policies.arrow.policy import Arrow, GlobalScheduler
 from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policy import Limits, Move, system_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions, serve
-from disagg_sim.simulation.step_times import StepTable
 
 SMALL, LARGE = Mapping(), Mapping(tp_attn=4, tp_ffn=4)
 #: A quarter of the time of ``SIMPLE``: 400 tokens take 12.5 ms in place of 50.

@@ -9,6 +9,7 @@ from sites import SIMPLE, deployment, served
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, PolicyError, UnknownNameError
+from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.loads import ByRole, Handover, fewest_requests, least_decode
 from disagg_sim.simulation.policy import (
@@ -27,7 +28,6 @@ from disagg_sim.simulation.policy import (
 )  # fmt: skip
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
-from disagg_sim.simulation.state import Mode
 from disagg_sim.workload.trace import PrefixBlocks, Trace
 
 BY_ROLE = ByRole(prefill=Limits(), decode=Limits())

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import disagg_sim
-from disagg_sim.simulation import compiled
+from disagg_sim.simulation.kernel import compiled
 
 pytestmark = pytest.mark.alone
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.alone
 SCRIPT = """
 import tempfile
 tempfile.tempdir = {temporary!r}
-from disagg_sim.simulation.compiled import code_home
+from disagg_sim.simulation.kernel.compiled import code_home
 from disagg_sim.simulation.policies.loads import _least_held
 import numpy as np
 some = np.ones(3)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from sites import deployment, served
 
 from disagg_sim.domain import Mapping
+from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policy import Flip, Move, Role, Start, Stop, system_named, systems
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
-from disagg_sim.simulation.step_times import StepTable
 
 BLOCKS = 60  # of an instance: 960 tokens, so that requests preempt each other and some never fit [block]
 TABLE = StepTable.affine(step=0.010, per_sequence=0.001, per_context=1e-6, per_token=0.0001)

@@ -8,10 +8,10 @@ import pytest
 from sites import SIMPLE, deployment, served, site
 
 from disagg_sim.errors import InputError
-from disagg_sim.serving.dopd_ratio import prefill_decode_ratio
 from disagg_sim.simulation.engine import Engine
-from disagg_sim.simulation.policies.dopd_batches import LengthAware, kingman_wait
-from disagg_sim.simulation.policies.dopd_sizes import Profile, matching_prefill
+from disagg_sim.simulation.policies.dopd.batches import LengthAware, kingman_wait
+from disagg_sim.simulation.policies.dopd.ratio import prefill_decode_ratio
+from disagg_sim.simulation.policies.dopd.sizes import Profile, matching_prefill
 from disagg_sim.simulation.policies.pools import Sizes
 from disagg_sim.simulation.policy import system_named
 from disagg_sim.simulation.records import Outcome

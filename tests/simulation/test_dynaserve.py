@@ -8,12 +8,12 @@ from sites import ONE, SIMPLE, deployment, served
 
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
-from disagg_sim.simulation.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.policies import dynaserve_predictor as predictor
+from disagg_sim.simulation.policies.dynaserve import predictor
 from disagg_sim.simulation.policy import system_named
 from disagg_sim.simulation.run import RunOptions
-from disagg_sim.simulation.state import Mode
 
 PAIR = deployment(pairs=2)
 

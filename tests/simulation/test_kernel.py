@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.search.setting import setting
-from disagg_sim.simulation import compiled
-from disagg_sim.simulation.fleet import Fleet, InstanceSpec
-from disagg_sim.simulation.state import BLOCK_TOKENS, Mode, SegmentStatus
-from disagg_sim.simulation.step_times import StepTable
+from disagg_sim.physics.setting import setting
+from disagg_sim.simulation.kernel import compiled
+from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, SegmentStatus
+from disagg_sim.simulation.kernel.step_table import StepTable
 
 #: Two DP ranks in two pipeline stages, prompts of a pass cut into chunks, and a formula.
 PIPELINE = StepTable.build(
@@ -361,8 +361,8 @@ def test_machine_code_is_named_after_every_source_that_it_is_made_of():
 
 def test_no_linear_algebra_is_imported_and_it_can_be_afterwards():
     script = (
-        "import sys; from disagg_sim.simulation.fleet import Fleet, InstanceSpec\n"
-        "from disagg_sim.simulation.step_times import StepTable\n"
+        "import sys; from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec\n"
+        "from disagg_sim.simulation.kernel.step_table import StepTable\n"
         "table = StepTable.affine(step=1.0, per_sequence=0.0, per_context=0.0, per_token=0.0, max_sequences=1)\n"
         "Fleet([InstanceSpec(table=table, blocks=9, max_sequences=1)]).run_until(1.0)\n"
         "print(any(name.startswith('scipy.linalg') for name in sys.modules))\n"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
-from disagg_sim.search.setting import setting
+from disagg_sim.physics.setting import setting
 from disagg_sim.simulation.engine import NORMAL, Engine
 from disagg_sim.simulation.kv_link import KvLink, LinkSpec, instance_bandwidth
 

@@ -6,12 +6,12 @@ import pytest
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.memory import decode_residents
 from disagg_sim.physics.phases import Degrees
+from disagg_sim.physics.setting import setting
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.search.setting import setting
 from disagg_sim.simulation.deployment import degrees_of
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_memory import kv_blocks
-from disagg_sim.simulation.state import BLOCK_TOKENS
 
 CASES = {
     "dense": ("llama_3_1_70b", "h100_sxm", "fp8", 8),

@@ -9,10 +9,10 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.policy import ROLE_OF, Role, system_named, systems
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
-from disagg_sim.simulation.state import Mode
 
 EVERY_SYSTEM = pytest.mark.parametrize("name", sorted(systems()))
 PROMPT = 1000.0  # mean of the traffic that the sites of these tests expect [token]

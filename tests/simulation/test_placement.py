@@ -8,10 +8,10 @@ from sites import small_setting
 
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InfeasibleError
-from disagg_sim.simulation.fleet import InstanceSpec
-from disagg_sim.simulation.policies.placement import distserve_placement, phase_goodput
-from disagg_sim.simulation.state import Mode
-from disagg_sim.simulation.step_times import StepTable
+from disagg_sim.simulation.kernel.fleet import InstanceSpec
+from disagg_sim.simulation.kernel.layout import Mode
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.placement import distserve_placement, phase_goodput
 from disagg_sim.workload.trace import Trace
 
 EVEN = Trace(arrival=np.arange(50.0), input_tokens=np.full(50, 100), output_tokens=np.full(50, 11))

@@ -11,14 +11,14 @@ from sites import served as slowly_linked
 
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
+from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies import forecast
-from disagg_sim.simulation.policies.dynamo_sla import decode_instances, prefill_instances
+from disagg_sim.simulation.policies.dynamo.sla import decode_instances, prefill_instances
 from disagg_sim.simulation.policies.knapsack import greedy
 from disagg_sim.simulation.policies.pools import Sizes, within
 from disagg_sim.simulation.policy import system_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
-from disagg_sim.simulation.step_times import StepTable
 
 #: 10 ms a step, 1 ms a sequence that decodes, 0.1 ms a prompt token.
 TABLE = StepTable.affine(step=0.010, per_sequence=0.001, per_token=0.0001)

@@ -15,6 +15,7 @@ from sites import SIMPLE, deployment, served
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, PolicyError
+from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policies.vllm import Vllm
 from disagg_sim.simulation.policy import (
@@ -31,7 +32,6 @@ from disagg_sim.simulation.policy import (
     require_system,
 )  # fmt: skip
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.state import Mode
 
 HERE = Path(__file__).name
 REQUESTS = [(0.0, 100, 5), (9.0, 100, 5)]

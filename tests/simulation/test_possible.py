@@ -8,10 +8,10 @@ import pytest
 
 from disagg_sim.domain import Conditions, Deployment, Instance, Mapping, Pool, Slo
 from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.physics.setting import setting
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.search.setting import setting
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
-from disagg_sim.simulation.possible import least_latencies, require_fit, require_possible
+from disagg_sim.simulation.feasibility import least_latencies, require_fit, require_possible
 from disagg_sim.workload.trace import Trace
 
 WHAT = setting("llama_3_1_8b", "h100_sxm", "fp8")

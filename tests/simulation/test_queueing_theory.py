@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from disagg_sim.simulation.engine import NORMAL, Engine
-from disagg_sim.simulation.fleet import Fleet, InstanceSpec
-from disagg_sim.simulation.state import Mode
-from disagg_sim.simulation.step_times import StepTable
+from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.layout import Mode
+from disagg_sim.simulation.kernel.step_table import StepTable
 
 MEAN_SERVICE = 0.1  # [s]
 TOKENS = 10_000  # mean length of a prompt on the fleet, so that whole tokens do not show [token]

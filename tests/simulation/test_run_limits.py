@@ -17,15 +17,16 @@ from sites import SIMPLE, deployment, served, small_setting, trace
 
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, PolicyError
-from disagg_sim.search.setting import setting
-from disagg_sim.simulation import cluster, collect, kernel_times
+from disagg_sim.physics.setting import setting
+from disagg_sim.simulation import cluster, collect
 from disagg_sim.simulation.deployment import degrees_of
+from disagg_sim.simulation.kernel import times as kernel_times
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
 from disagg_sim.simulation.policy import Limits, Parts, Role, system_named, systems
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions, _tables_of, run
-from disagg_sim.simulation.state import BLOCK_TOKENS
 from disagg_sim.units import MB
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace

@@ -8,8 +8,8 @@ import pytest
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.mixed import mixed_step
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
-from disagg_sim.search.setting import setting
-from disagg_sim.simulation.step_times import StepTable
+from disagg_sim.physics.setting import setting
+from disagg_sim.simulation.kernel.step_table import StepTable
 
 BOUND = 0.01
 CASES = {

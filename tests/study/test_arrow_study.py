@@ -8,8 +8,11 @@ import pytest
 
 from disagg_sim.cli.main import run
 from disagg_sim.simulation.records import Decision
-from disagg_sim.study import arrow, arrow_claims, arrow_setup, papers
-from disagg_sim.study.arrow_setup import ALL, EIGHT, HALF, SHAPES, Bench, fewest_instances, loads, workloads
+from disagg_sim.study import papers
+from disagg_sim.study.arrow import claims as arrow_claims
+from disagg_sim.study.arrow import experiments as arrow
+from disagg_sim.study.arrow import setup as arrow_setup
+from disagg_sim.study.arrow.setup import ALL, EIGHT, HALF, SHAPES, Bench, fewest_instances, loads, workloads
 from disagg_sim.workload.statistics import per_minute
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from disagg_sim.errors import InfeasibleError, InputError
-from disagg_sim.study import (
+from disagg_sim.study.beyond_the_buzz import (
     claims,
     claims_domain,
     claims_gain,
@@ -20,8 +20,8 @@ from disagg_sim.study import (
     claims_sharing,
     claims_transfer,
 )
-from disagg_sim.study.claims_evidence import Evidence, Finding, Front, never_below, third
-from disagg_sim.study.frontiers import study_files
+from disagg_sim.study.beyond_the_buzz.evidence import Evidence, Finding, Front, never_below, third
+from disagg_sim.study.beyond_the_buzz.frontiers import study_files
 
 R1, SMALL, MIDDLE, LARGE = "deepseek_r1", "llama_3_1_8b", "llama_3_1_70b", "llama_3_1_405b"
 X = np.geomspace(20.0, 100.0, 9)

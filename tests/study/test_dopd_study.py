@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from disagg_sim.cli.main import run
-from disagg_sim.study import dopd_claims, papers
-from disagg_sim.study.dopd_setup import OPT_POSITIONS, SHAPES, Bench, _second_pass, pools, steady_rate
+from disagg_sim.study import papers
+from disagg_sim.study.dopd import claims as dopd_claims
+from disagg_sim.study.dopd.setup import OPT_POSITIONS, SHAPES, Bench, _second_pass, pools, steady_rate
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,13 @@ import pandas as pd
 import pytest
 
 from disagg_sim.cli.main import run
-from disagg_sim.study import dynaserve, dynaserve_equal, dynaserve_setup, papers
-from disagg_sim.study.dynaserve_claims import CLAIMS
-from disagg_sim.study.dynaserve_equal import y14_more_cache
-from disagg_sim.study.dynaserve_setup import MIX, WORKLOADS, Bench, workloads
+from disagg_sim.study import papers
+from disagg_sim.study.dynaserve import claims_equal as dynaserve_equal
+from disagg_sim.study.dynaserve import experiments as dynaserve
+from disagg_sim.study.dynaserve import setup as dynaserve_setup
+from disagg_sim.study.dynaserve.claims import CLAIMS
+from disagg_sim.study.dynaserve.claims_equal import y14_more_cache
+from disagg_sim.study.dynaserve.setup import MIX, WORKLOADS, Bench, workloads
 
 
 def test_served_by_hand():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
-from disagg_sim.study.gains import Curve, gain, pointwise_gain, shared_range, where_it_pays
+from disagg_sim.serving.gains import Curve, gain, pointwise_gain, shared_range, where_it_pays
 
 # a: 12 up to 20 tokens/s/user, 6 up to 40, 1 up to 80.  b: 6 up to 10, 4 up to 40.
 A = Curve(np.array([20.0, 40.0, 80.0]), np.array([12.0, 6.0, 1.0]))

@@ -12,11 +12,11 @@ from disagg_sim.cli.main import run
 from disagg_sim.errors import SpecError, UnknownNameError
 from disagg_sim.facts.load import list_specs
 from disagg_sim.report.panels import draw_cells
-from disagg_sim.study.figures import best_colocated, figure_data, figure_names
-from disagg_sim.study.frontiers import Frontiers, Silent, parts_of, study_files
-from disagg_sim.study.pays import pays_cells
-from disagg_sim.study.pipelining import KIND, load_pipelining, pipelined_prefill
-from disagg_sim.study.reproduce import item_names, reproduce
+from disagg_sim.study.beyond_the_buzz.figures import best_colocated, figure_data, figure_names
+from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers, Silent, parts_of, study_files
+from disagg_sim.study.beyond_the_buzz.pipelining import KIND, load_pipelining, pipelined_prefill
+from disagg_sim.study.beyond_the_buzz.reproduce import item_names, reproduce
+from disagg_sim.study.beyond_the_buzz.where_it_pays import pays_cells
 from disagg_sim.sweep.spec import load_sweep
 
 SMALL = """
@@ -194,8 +194,8 @@ def test_everything_is_the_figures_and_the_claims(
     folder.mkdir()
     (folder / "fig05.yaml").write_text(PIPELINE)
     claims = pd.DataFrame({"id": ["C1", "C2"], "profile": "ideal", "holds": [True, False], "value": [1.5, 2.0]})
-    monkeypatch.setattr("disagg_sim.study.reproduce.item_names", lambda: ("fig05",))
-    monkeypatch.setattr("disagg_sim.study.reproduce.evaluate", lambda *_: claims)
+    monkeypatch.setattr("disagg_sim.study.beyond_the_buzz.reproduce.item_names", lambda: ("fig05",))
+    monkeypatch.setattr("disagg_sim.study.beyond_the_buzz.reproduce.evaluate", lambda *_: claims)
     done = reproduce(Frontiers(tmp_path, study="tiny"), profiles=["ideal"])
     assert [path.name for path in done.pictures] == ["fig05.png"]
     assert (tmp_path / "claims.csv").read_text() == "id,profile,holds,value\nC1,ideal,True,1.5\nC2,ideal,False,2\n"

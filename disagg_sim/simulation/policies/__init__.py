@@ -1,11 +1,11 @@
 """Serving systems, one file each; importing this package registers them all."""
 
-from disagg_sim.simulation.policies.arrow import Arrow
+from disagg_sim.simulation.policies.arrow.policy import Arrow
 from disagg_sim.simulation.policies.disaggregated import Disaggregated
-from disagg_sim.simulation.policies.dopd import Dopd
-from disagg_sim.simulation.policies.dynamo_load import DynamoLoad
-from disagg_sim.simulation.policies.dynamo_sla import DynamoSla
-from disagg_sim.simulation.policies.dynaserve import DynaServe
+from disagg_sim.simulation.policies.dopd.policy import Dopd
+from disagg_sim.simulation.policies.dynamo.load import DynamoLoad
+from disagg_sim.simulation.policies.dynamo.sla import DynamoSla
+from disagg_sim.simulation.policies.dynaserve.policy import DynaServe
 from disagg_sim.simulation.policies.least_load import InTurn, LeastLoad
 from disagg_sim.simulation.policies.vllm import Vllm
 

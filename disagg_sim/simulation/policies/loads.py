@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from disagg_sim.domain import Mapping
-from disagg_sim.simulation.compiled import entry
+from disagg_sim.simulation.kernel.compiled import entry
 from disagg_sim.simulation.policy import Leg, Limits, Role
 
 if TYPE_CHECKING:
-    from disagg_sim.simulation.roster import Index
+    from disagg_sim.simulation.instances import Index
     from disagg_sim.simulation.view import ClusterView
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
 from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
 from disagg_sim.simulation.policy import AsPlanned, Limits, Parts, Role, Site, register
-from disagg_sim.simulation.state import Mode
 
 
 @register("vllm")

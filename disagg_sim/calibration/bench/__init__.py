@@ -1,0 +1,1 @@
+"""Measure the GPU at hand: kernels and collectives."""

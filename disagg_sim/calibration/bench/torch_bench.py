@@ -1,0 +1,217 @@
+"""PyTorch's own kernels, timed: on a GPU inside CUDA graphs with the cache kept cold, on a CPU by the wall clock.
+
+The optional dependency: ``pip install 'disagg-sim[measure]'``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+from disagg_sim.errors import InputError, nearest
+from disagg_sim.units import MS
+
+DEVICES = ("cuda", "cpu")
+WARM_UPS, REPEATS = 3, 7  # of a timed graph [1]
+#: Inputs rotate through this many times the cache, so that no call finds its weights there. [1]
+CACHES = 3
+#: Calls in one graph: enough to hide the replay itself behind them. [1]
+CALLS = 16
+#: Elements of NVFP4 that share a scale. [1]
+_FP4_BLOCK = 16
+
+
+def torch_bench(device: str = "cuda") -> TorchBench:
+    """The bench of a device.
+
+    Raises
+    ------
+    InputError
+        Unknown device, PyTorch not installed, or no GPU that it can use.
+    """
+    if device not in DEVICES:
+        raise InputError(f"device {device!r} is unknown{nearest(device, DEVICES)}; allowed: {', '.join(DEVICES)}")
+    try:
+        import torch
+    except ImportError:
+        raise InputError("measuring needs PyTorch: pip install 'disagg-sim[measure]'") from None
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("PyTorch finds no GPU here; --device cpu only tries the command out")
+    return TorchBench(torch, device)
+
+
+class TorchBench:
+    """Times PyTorch kernels on one device; see ``measure.Bench``. Kernels that the device lacks give ``None``."""
+
+    def __init__(self, torch: Any, device: str) -> None:
+        self._torch, self._device = torch, device
+        self._gpu = device == "cuda"
+        self._cache = torch.cuda.get_device_properties(0).L2_cache_size if self._gpu else 0
+        self._absent = (RuntimeError, AttributeError)  # no kernel (NotImplementedError is one), memory; no such type
+
+    @property
+    def name(self) -> str:
+        """What the driver calls the device."""
+        return str(self._torch.cuda.get_device_name(0)) if self._gpu else "CPU"
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Library -> version."""
+        torch = self._torch
+        nccl = ".".join(map(str, torch.cuda.nccl.version())) if self._gpu else "none"
+        return {"torch": str(torch.__version__), "nccl": nccl}
+
+    @property
+    def ranks(self) -> int:
+        """GPUs here. [1]"""
+        return int(self._torch.cuda.device_count()) if self._gpu else 1
+
+    def gemm(self, dtype: str, m: int, n: int, k: int) -> float | None:
+        """See ``Bench``; fp8 with one scale a tensor, NVFP4 with a scale for every 16 elements."""
+        makers = {"bfloat16": self._bf16, "fp8": self._fp8, "nvfp4": self._fp4}
+        return self._seconds(lambda: makers[dtype](m, n, k))
+
+    def prefill_attention(self, batch: int, tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
+        """See ``Bench``."""
+        return self._attention(batch, tokens, tokens, q_heads, kv_heads, head_dim)
+
+    def decode_attention(self, batch: int, context: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
+        """See ``Bench``."""
+        return self._attention(batch, 1, context, q_heads, kv_heads, head_dim)
+
+    def copy(self, elements: int) -> float | None:
+        """See ``Bench``."""
+        size = 2 * elements
+
+        def calls() -> Sequence[Callable[[], Any]]:
+            pairs = [(self._bytes(size), self._bytes(size)) for _ in range(self._copies(2 * size))]
+            return [partial(to.copy_, source) for to, source in pairs]
+
+        return self._seconds(calls)
+
+    def launch(self, graph: bool) -> float | None:
+        """See ``Bench``."""
+
+        def calls() -> Sequence[Callable[[], Any]]:
+            one = self._torch.zeros(1, device=self._device)
+            return [lambda: one.add_(1.0)]
+
+        return self._seconds(calls, graph=graph)
+
+    def collectives(self, ranks: int, wanted: Sequence[tuple[str, int]]) -> Sequence[float]:
+        """See ``Bench``; NCCL over ``ranks`` processes of this machine."""
+        from disagg_sim.calibration.bench.torch_collectives import collective_times
+
+        return collective_times(ranks, wanted, "nccl" if self._gpu else "gloo")
+
+    def _bytes(self, size: int) -> Any:
+        return self._torch.zeros(size, dtype=self._torch.uint8, device=self._device)
+
+    def _copies(self, size: int) -> int:
+        """How many operands of ``size`` bytes keep the cache cold. [1]"""
+        return max(1, min(CALLS, -(-CACHES * self._cache // max(size, 1))))
+
+    def _random(self, *shape: int) -> Any:
+        return self._torch.randn(*shape, dtype=self._torch.bfloat16, device=self._device)
+
+    def _bf16(self, m: int, n: int, k: int) -> Sequence[Callable[[], Any]]:
+        a = self._random(m, k)
+        weights = [self._random(n, k) for _ in range(self._copies(2 * n * k))]
+        return [partial(self._torch.matmul, a, b.t()) for b in weights]
+
+    def _fp8(self, m: int, n: int, k: int) -> Sequence[Callable[[], Any]]:
+        torch = self._torch
+        if not self._gpu:
+            raise NotImplementedError
+        one = torch.ones((), device=self._device)
+        a = self._random(m, k).to(torch.float8_e4m3fn)
+        weights = [self._random(n, k).to(torch.float8_e4m3fn) for _ in range(self._copies(n * k))]
+        scaled = torch._scaled_mm
+        return [partial(scaled, a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16) for b in weights]
+
+    def _fp4(self, m: int, n: int, k: int) -> Sequence[Callable[[], Any]]:
+        torch = self._torch
+        if not self._gpu or torch.cuda.get_device_capability() < (10, 0):
+            raise NotImplementedError
+        a, scale_a = self._packed(m, k)
+        weights = [self._packed(n, k) for _ in range(self._copies(n * k // 2))]
+        scaled = torch._scaled_mm
+        return [partial(scaled, a, b.t(), scale_a=scale_a, scale_b=s, out_dtype=torch.bfloat16) for b, s in weights]
+
+    def _packed(self, rows: int, k: int) -> tuple[Any, Any]:
+        """Two elements a byte, and the scales of blocks of 16, padded to the tiles of 128 x 4 that the kernel reads."""
+        torch = self._torch
+        packed = self._bytes(rows * k // 2).view(rows, k // 2).view(torch.float4_e2m1fn_x2)
+        tiles = -(-rows // 128) * 128, -(-k // _FP4_BLOCK // 4) * 4
+        return packed, torch.ones(tiles, device=self._device).to(torch.float8_e4m3fn).flatten()
+
+    def _attention(self, batch: int, new: int, keys: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
+        attend = self._torch.nn.functional.scaled_dot_product_attention
+
+        def calls() -> Sequence[Callable[[], Any]]:
+            query = self._random(batch, q_heads, new, head_dim)
+            cached = [
+                (self._random(batch, kv_heads, keys, head_dim), self._random(batch, kv_heads, keys, head_dim))
+                for _ in range(self._copies(4 * batch * kv_heads * keys * head_dim))
+            ]
+            causal = new > 1
+            return [partial(attend, query, k, v, is_causal=causal, enable_gqa=True) for k, v in cached]
+
+        return self._seconds(calls)
+
+    def _seconds(self, make: Callable[[], Sequence[Callable[[], Any]]], *, graph: bool = True) -> float | None:
+        """Median time of one of the calls that ``make`` prepares. [s]"""
+        try:
+            calls = make()
+            rounds = max(1, CALLS // len(calls))
+            with self._torch.no_grad():
+                replay = self._captured(calls, rounds) if self._gpu and graph else None
+                for _ in range(WARM_UPS):
+                    self._run(calls, 1, replay)
+                return median(self._run(calls, rounds, replay) for _ in range(REPEATS)) / (rounds * len(calls))
+        except self._absent:  # out of memory is a RuntimeError
+            return None
+        finally:
+            if self._gpu:
+                self._torch.cuda.empty_cache()
+
+    def _captured(self, calls: Sequence[Callable[[], Any]], rounds: int) -> Callable[[], None]:
+        """All calls as one CUDA graph."""
+        torch = self._torch
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for call in calls:
+                call()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(rounds):
+                for call in calls:
+                    call()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def _run(self, calls: Sequence[Callable[[], Any]], rounds: int, replay: Callable[[], None] | None) -> float:
+        """Time of ``rounds`` times all calls. [s]"""
+        if not self._gpu:
+            begun = time.perf_counter()
+            for _ in range(rounds):
+                for call in calls:
+                    call()
+            return time.perf_counter() - begun
+        torch = self._torch
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        if replay is not None:
+            replay()
+        else:
+            for _ in range(rounds):
+                for call in calls:
+                    call()
+        end.record()
+        torch.cuda.synchronize()
+        return float(begin.elapsed_time(end)) * MS

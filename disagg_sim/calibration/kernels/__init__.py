@@ -1,0 +1,1 @@
+"""Measured kernels to fits, and fits judged on rows that they did not see."""

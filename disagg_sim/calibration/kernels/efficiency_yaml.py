@@ -1,0 +1,163 @@
+"""A calibration as ``hw_specs/efficiency/*.yaml``: fitted rows, what is assumed beside them, and where they come from.
+
+The same data give the same bytes: nothing of the clock, the user or the directory goes in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from disagg_sim.calibration.kernels.fit import DIGITS, Calibration
+from disagg_sim.calibration.writing import write_sound
+from disagg_sim.errors import StoreError
+from disagg_sim.facts.efficiency import SECTIONS, DataFile, EfficiencySpec, Fit
+from disagg_sim.facts.formats.efficiency import Assumptions, assumptions_of, efficiency_of, unit_of_field
+from disagg_sim.facts.load import load_efficiency
+from disagg_sim.facts.yaml_files import DIRECTORIES, read_mapping, spec_roots
+from disagg_sim.units import GB, US
+
+#: Directory, beside the efficiency files, of what no table measures.
+ASSUMPTIONS = "assumptions"
+#: Engines in the order of preference where nothing else is said.
+_ORDER = ("trtllm", "vllm", "sglang", "nccl", "torch")
+#: Section -> form of its fits, written above its rows.
+_FORMS = {
+    "gemm": "the form of disagg_sim/physics/gemm.py: tiles, waves, split-K, re-reads, quantising of A",
+    "prefill_attention": "the form of disagg_sim/physics/attention.py; e_compute is a share of the BF16 peak",
+    "decode_attention": "the form of disagg_sim/physics/attention.py; e_compute is a share of the BF16 peak",
+    "moe": "the form of disagg_sim/physics/moe.py: grouped GEMM of the routed experts",
+    "collectives": "t = latency + hop*(n-1) + w + 2*sqrt(ramp*w), w = V/(e_bandwidth*NVLink), V of the algorithm; "
+    "the fastest algorithm counts; eager: max(latency, t + 2*S/(e_bandwidth*HBM))",
+    "alltoall": "t = latency + step*log2(group) + V/(e_bandwidth*link); prepare: + T*seconds_per_token",
+    "elementwise": "t = t0 + bytes/(e_memory*HBM)",
+}
+
+
+def find_assumptions(system: str) -> Path | None:
+    """The shipped (or user's) file of assumptions of a system; None when there is none."""
+    paths = (root / DIRECTORIES["efficiency"] / ASSUMPTIONS / f"{system}.yaml" for root in spec_roots())
+    return next((path for path in paths if path.is_file()), None)
+
+
+def efficiency_text(
+    calibration: Calibration, *, data: str, date: str, assumptions: Path | None = None, split: bool = True
+) -> str:
+    """The YAML of a calibration.
+
+    Parameters
+    ----------
+    data, date
+        Name and date of the measurements, as they shall stand in the file.
+    assumptions
+        File of what no table measures; its rows are written after the fitted ones, marked as assumed.
+    split
+        Whether shapes were held out.
+    """
+    if assumptions is None:
+        beside = Assumptions(engine_order=(), rows={}, inherits_rows=())
+    else:
+        beside = assumptions_of(assumptions, read_mapping(assumptions))
+    fitted_engines = {fit.engine for fits in calibration.fits.values() for fit in fits} - set(beside.engine_order)
+    order = (*beside.engine_order, *(engine for engine in _ORDER if engine in fitted_engines))
+    seen = "shapes that were held out" if split else "the rows fitted; no shape was held out"
+    lines = [
+        f"# Fitted kernel efficiencies of the {calibration.system.title}: shares of the vendor's peaks.",
+        "# Written by 'disagg-sim calibrate kernels': robust least squares of the logarithm of the time (soft L1).",
+        f"# Errors are shares of the measured time; held_out_* and sigma_log are those of {seen}.",
+        f"system: {calibration.system.name}",
+        f"data: {_word(data)}",
+        f"date: {_word(date)}  # of the data",
+        f"engine_order: [{', '.join(order)}]  # whose fit is taken first, operator by operator",
+        "",
+        "files:",
+        *(f"  - {_file(each)}" for each in calibration.files),
+    ]
+    for section in SECTIONS:
+        fitted, assumed = calibration.fits.get(section, ()), beside.rows.get(section, ())
+        lines += ["", f"# {_FORMS[section]}", f"{section}:" if fitted or assumed else f"{section}: []"]
+        lines += [f"  - {_row(section, fit)}" for fit in fitted]
+        if assumed:
+            lines += ["  # assumed, not measured", *(f"  - {_row(section, fit)}" for fit in assumed)]
+    if beside.inherits_rows:
+        lines += ["", "# Rows taken over from another system; each is marked as inherited in every output."]
+        lines += ["inherits_rows:", *(f"  - {_flow(_words(row))}" for row in beside.inherits_rows)]
+    return "\n".join(lines) + "\n"
+
+
+def write_efficiency(path: Path, text: str) -> EfficiencySpec:
+    """Write an efficiency file once it has been read back without a fault; returns what it says.
+
+    Raises
+    ------
+    SpecError
+        When the text is no sound efficiency file; nothing is written then.
+    StoreError
+        When the file cannot be written.
+    """
+    return write_sound(path, text, lambda part: efficiency_of(path, read_mapping(part), _parent))
+
+
+def _parent(name: str) -> EfficiencySpec:
+    spec = load_efficiency(name)
+    if spec is None:
+        raise StoreError(f"no efficiency file of {name!r}, whose rows are to be taken over")
+    return spec
+
+
+def _row(section: str, fit: Fit) -> str:
+    """A fit on one line: provenance first, numbers that stand at their default left out."""
+    pairs: dict[str, str] = {}
+    for field in dataclasses.fields(fit):
+        value = getattr(fit, field.name)
+        if field.name == "inherited_from" or (field.default is not dataclasses.MISSING and value == field.default):
+            continue
+        if field.name == "valid":
+            pairs["valid"] = _flow({size: f"[{_number(low)}, {_number(high)}]" for size, low, high in value})
+        else:
+            pairs[field.name] = _value(value, unit_of_field(section, field.name))
+    own = [field.name for field in dataclasses.fields(fit) if field.name not in Fit.__dataclass_fields__]
+    order = ["engine", "version", *own, *(name for name in Fit.__dataclass_fields__)]
+    return _flow({name: pairs[name] for name in dict.fromkeys(order) if name in pairs})
+
+
+def _file(file: DataFile) -> str:
+    return _flow({
+        "name": _word(file.name), "sha256": _word(file.sha256), "rows": str(file.rows), "fitted": str(file.fitted),
+        "held_out": str(file.held_out), "dropped": _flow(_words(file.dropped)),
+    })  # fmt: skip
+
+
+def _words(row: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        _word(key): _flow(_words(value)) if isinstance(value, Mapping) else _value(value, "")
+        for key, value in row.items()
+    }
+
+
+def _value(value: object, unit: str) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        scale, name = {"s": (US, "us"), "B/s": (GB, "GB/s")}.get(unit, (1.0, ""))
+        return f"{_number(value / scale)} {name}".rstrip()
+    return str(value) if isinstance(value, int) else _word(str(value))
+
+
+def _number(value: float) -> str:
+    """A number of ``DIGITS`` digits, whole numbers in full."""
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:.{DIGITS}g}"
+
+
+def _word(text: str) -> str:
+    """Text as YAML reads it back, quoted where it has to be."""
+    plain = text.replace("_", "a").replace(".", "a").replace("-", "a").isalnum() and text[0].isalpha()
+    return text if plain else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _flow(pairs: Mapping[str, str] | Iterable[tuple[str, str]]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in dict(pairs).items()) + "}"

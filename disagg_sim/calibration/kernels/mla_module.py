@@ -1,0 +1,102 @@
+"""Latent attention as a whole: what the operators of a model's layer add up to, beside measured blocks.
+
+Nothing is fitted here. A measured block is input norms, projections, attention and output projection of a DeepSeek
+layer; the prediction is the sum of the layer's matrix multiplies and of its attention by their fits, as a pass adds
+them up. Norms, rotary embedding and cache write between them are not in the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.calibration.kernels.gemm import FORMAT_OF
+from disagg_sim.calibration.kernels.limits import MLA_NOPE, MLA_RANK, TYPES
+from disagg_sim.facts.efficiency import DecodeAttentionFit, Fit, GemmFit, PrefillAttentionFit
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.load import load_model, load_precision
+from disagg_sim.facts.precision import BF16, FORMATS, Precision
+from disagg_sim.physics import layer
+from disagg_sim.physics.attention import decode_attention_cost, prefill_attention_cost
+from disagg_sim.physics.gemm import gemm_cost
+from disagg_sim.physics.layer import Operator, Tokens
+from disagg_sim.physics.rates import decode_attention_rate, gemm_rate, prefill_attention_rate
+from disagg_sim.physics.work import ACTIVATION_BYTES, Work
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = NDArray[np.float64]
+#: The model whose blocks are measured.
+_MODEL = "deepseek_r1"
+
+
+def predict_mla_bmm(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[Fit]) -> Array:
+    """Time of the batched products that fold ``W_kv_b`` into queries and out of values; NaN without a GEMM fit. [s]
+
+    As one GEMM of all heads in bf16, in which libraries multiply them whatever the weights are stored in; its
+    activations are those of every head apart.
+    """
+    result = np.full(len(rows), np.nan)
+    tokens, heads = (rows[name].to_numpy(dtype=float) for name in ("num_tokens", "heads"))
+    into = (rows["op"] == "mla_gen_pre").to_numpy()
+    n, k = heads * np.where(into, MLA_RANK, MLA_NOPE), np.where(into, float(MLA_NOPE), float(MLA_RANK))
+    moved = heads * ACTIVATION_BYTES * (MLA_RANK * MLA_NOPE + tokens * (MLA_RANK + MLA_NOPE))
+    for fit in fits:
+        if isinstance(fit, GemmFit) and fit.format == BF16.name:
+            mine = (rows["framework"] == fit.engine).to_numpy()
+            cost = gemm_cost(tokens, n, k, Work(2.0 * tokens * n * k, moved), gemm_rate(fit, system))
+            result[mine] = np.asarray(cost.time)[mine]
+    return result
+
+
+def predict_mla_module(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[Fit]) -> Array:
+    """Time of each row of a mla_module table by the fits of its library; NaN where one of them is missing. [s]"""
+    result = np.full(len(rows), np.nan)
+    bf16 = load_precision("bf16").resolve(load_model(_MODEL))
+    groups = rows.reset_index(drop=True).groupby(["framework", "phase", "kv_dtype", "gemm_dtype"])
+    for words, part in groups:
+        framework, phase, cache, weights = (str(word) for word in words)
+        mine = [fit for fit in fits if fit.engine == framework]
+        recipe = replace(bf16, attention_projection=FORMATS[FORMAT_OF[weights]], cache=FORMATS[TYPES[cache][1]])
+        times = [_time(op, mine, recipe, system) for op in _operators(part, phase, recipe)]
+        if all(time is not None for time in times):
+            result[part.index] = sum(np.asarray(time) for time in times if time is not None)
+    return result
+
+
+def _operators(rows: pd.DataFrame, phase: str, precision: Precision) -> Iterator[Operator]:
+    """Kernels of the attention block of a layer, its all-reduce left out: one GPU was measured."""
+    model = load_model(_MODEL)
+    kind = model.kinds[0]
+    batch, new, past, heads = (rows[c].to_numpy(dtype=float) for c in ("batch", "q_len", "past_len", "heads"))
+    tp = kind.attention.q_heads / heads
+    for op in layer.projections(model, kind, precision, tp, batch * new):
+        if op.kind == "gemm":
+            yield op
+    if phase == "generation":
+        tokens = Tokens(decodes=batch, context=past + 1.0)
+        yield from layer.decode_attention(kind, precision, tp, tokens, "auto")[0]
+    else:
+        tokens = Tokens(prompts=batch, new=new, past=past)
+        yield from layer.prefill_attention(kind, precision, tp, tokens, "naive")[0]
+
+
+def _time(op: Operator, fits: Sequence[Fit], precision: Precision, system: SystemSpec) -> Any:
+    """Time of an operator by the fit of its kind, None without one. [s]"""
+    cache = "bf16" if precision.cache is BF16 else "fp8"
+    for fit in fits:
+        if op.kind == "gemm" and isinstance(fit, GemmFit) and fit.format == op.format:
+            return gemm_cost(*op.shape, op.work, gemm_rate(fit, system)).time * op.runs
+        if getattr(fit, "kind", "") != "mla" or getattr(fit, "cache", "") != cache:
+            continue
+        if op.kind == "prefill_attention" and isinstance(fit, PrefillAttentionFit):
+            rate = prefill_attention_rate(fit, system, reads_past_at=system.hbm_bandwidth)
+            return prefill_attention_cost(op.work, op.attention, op.keys, rate).time
+        if op.kind == "decode_attention" and isinstance(fit, DecodeAttentionFit):
+            return decode_attention_cost(op.work, op.attention, decode_attention_rate(fit, system)).time
+    return None

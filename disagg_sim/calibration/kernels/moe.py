@@ -1,0 +1,248 @@
+"""Fits of grouped expert GEMMs: the form of ``physics.moe`` to rows of one library and version.
+
+Every kernel has a few numbers of its own (``_OWN``), and all kernels of a library share the others. Tables tell tokens,
+not picks, so that how tokens fall on the measured rank is part of reading them:
+
+* ``balanced`` rows deal the picks out evenly, T*k/ep to a rank, on as many experts as there are;
+* ``power_law`` rows time the most loaded rank: loads of experts drawn from a power law, see ``heaviest_rank``;
+* rows with redundant experts (``..._eplb``) tell how many tokens reach rank 0, hence its share of the picks;
+* kernels that route by themselves, limited to 4 of 8 groups as DeepSeek does, meet ties in balanced scores and take the
+  lowest numbers: half of the picks go to the first k/2 experts, the others to the first half of all experts;
+* where they route without groups, a rank multiplies a share of the picks of other ranks as well (fitted, ``stray``).
+
+Tables of large expert groups (``moe_ep_compute``) are not fitted: the fits of the same kernel predict them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.calibration.kernels.gemm import FORMAT_OF
+from disagg_sim.calibration.kernels.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss
+from disagg_sim.facts.efficiency import ANY_REGIME, MoeFit
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.precision import FORMATS
+from disagg_sim.physics.moe import moe_cost
+from disagg_sim.physics.rates import moe_rate
+from disagg_sim.physics.work import ExpertRows, expert_work
+from disagg_sim.units import US
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = NDArray[np.float64]
+
+_NUMBERS = (
+    Parameter("e_compute", 0.5, 0.02, 1.0),
+    Parameter("t0", 30 * US, 1 * US, 300 * US),
+    Parameter("e_memory", 0.85, 0.05, 1.0),
+    Parameter("e_handling", 0.5, 0.02, 2.0),
+    Parameter("per_expert", 0.05 * US, 1e-4 * US, 1 * US),
+)
+#: Which of them each kernel may have to itself.
+_OWN = (
+    ("e_compute", "t0"),
+    ("e_compute", "t0", "e_handling"),
+    ("e_compute", "t0", "e_memory"),
+    ("e_compute", "t0", "e_memory", "e_handling"),
+)
+#: Numbers of all kernels of a library together, at most. [1]
+MOST = 15
+_STRAY = Parameter("stray", 0.1, 1e-3, 1.0)
+#: Exponent of the blend, and rows of the smallest tile: the data do not tell, so neither is fitted. [1]
+BLEND_Q, LEAST_ROWS = 2.0, 16.0
+#: Experts of the models whose routers are limited to 4 of 8 groups (DeepSeek-V3 technical report, section 2.1.2).
+GROUP_LIMITED_EXPERTS = 256
+#: Kernels of TensorRT-LLM that route by themselves; its others are handed picks. All of vLLM and SGLang route.
+SELF_ROUTING = "min_latency"
+#: Kernels that multiply as another one does, fed with other picks; they are predicted by its fit.
+SAME_KERNEL = {"wideep_compute_cutlass": "moe_torch_flow_cutlass"}
+#: Largest load of an expert in a power-law row, in tokens: the tables draw between 1 and this share of all. [1]
+LARGEST_DRAW = 0.8
+
+
+def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
+    """One fit a format and kernel, all together.
+
+    Parameters
+    ----------
+    rows
+        Rows of one (framework, version) of a moe or moe_ep_compute table that may be fitted, with ``latency`` [s].
+
+    Returns
+    -------
+    list of MoeFit
+        By format and kernel; the shared numbers count as parameters of the first.
+    """
+    tables = {key: table for key, table in _by_kernel(rows) if FORMATS[key[0]].arithmetic in system.peak_flops}
+    if not tables:
+        return []
+    given = {key: RankLoad(table) for key, table in tables.items()}
+    tables = {key: table[given[key].known] for key, table in tables.items()}
+    given = {key: RankLoad(table) for key, table in tables.items()}
+    tried = [_fit_together(tables, given, system, own) for own in _OWN]
+    found = []
+    for fit, table in zip(enough(tried, MOST), tables.values(), strict=True):
+        predicted = _times(given[fit.format, fit.kernel], fit, system)
+        median, p90 = error_quantiles(predicted, table["latency"].to_numpy(dtype=float))
+        found.append(replace(fit, median_error=median, p90_error=p90))
+    return found
+
+
+def _fit_together(
+    tables: Mapping[tuple[str, str], pd.DataFrame], given: Mapping[tuple[str, str], RankLoad], system: SystemSpec,
+    names: Sequence[str],
+) -> tuple[float, list[MoeFit]]:  # fmt: skip
+    """Loss and fits where each kernel has the numbers ``names`` to itself."""
+    own = [number for number in _NUMBERS if number.name in names]
+    shared = [number for number in _NUMBERS if number.name not in names]
+    shared += [_STRAY] if any(each.routes_itself for each in given.values()) else []
+    measured = np.concatenate([table["latency"].to_numpy(dtype=float) for table in tables.values()])
+
+    def fits(values: Array) -> list[MoeFit]:
+        common = dict(zip((p.name for p in shared), values[len(own) * len(tables) :].tolist(), strict=True))
+        lines = values[: len(own) * len(tables)].reshape(len(tables), len(own)).tolist()
+        found: list[MoeFit] = []
+        for (key, table), line in zip(tables.items(), lines, strict=True):
+            mine: dict[str, Any] = dict(zip((p.name for p in own), line, strict=True))
+            mine["parameters"] = len(own) + (0 if found else len(shared))
+            found.append(_fit(table, key, common | mine))
+        return found
+
+    def times(values: Array) -> Array:
+        both = zip(given.values(), fits(values), strict=True)
+        return np.concatenate([_times(load, fit, system) for load, fit in both])
+
+    best = fit_logarithm(times, measured, own * len(tables) + shared)
+    return mean_loss(times(best), measured), fits(best)
+
+
+def predict_moe(rows: pd.DataFrame, system: SystemSpec, fits: list[MoeFit]) -> Array:
+    """Time of each row of a moe or moe_ep_compute table by the fit of its framework, format and kernel. [s]
+
+    NaN where there is none, or where the table does not say how tokens fall on the rank.
+    """
+    result = np.full(len(rows), np.nan)
+    formats = rows["dtype"].map(FORMAT_OF)
+    kernels = rows["kernel_source"].replace(SAME_KERNEL)
+    for fit in fits:
+        kernel = (kernels == fit.kernel) & (rows["framework"] == fit.engine)
+        mine = (kernel & (formats == fit.format)).to_numpy()
+        if mine.any():
+            result[mine] = _times(RankLoad(rows[mine]), fit, system)
+    return result
+
+
+def heaviest_rank(exponent: float, *, tokens: Array, experts: Array, ep: Array) -> Array:
+    r"""Picks of the most loaded of ``ep`` ranks over the mean, where loads of experts follow a power law. [1]
+
+    The load x of an expert is drawn from a density :math:`x^{-\alpha}` on [1, X], X = 0.8 T; a rank sums ``experts/ep``
+    of them, and the largest of ep sums lies about :math:`\sqrt{2 \ln ep}` standard deviations above the mean (extreme
+    value of normal variables). No rank has more than all picks, or than experts that all have the largest load.
+    """
+    largest = np.maximum(LARGEST_DRAW * tokens, 1.5)
+    weight, first, second = (_power_integral(power - exponent, largest) for power in (0.0, 1.0, 2.0))
+    mean = first / weight
+    variation = np.sqrt(np.maximum(second / weight / mean**2 - 1.0, 0.0))
+    excess = np.sqrt(2.0 * np.log(ep)) * variation / np.sqrt(experts / ep)
+    return np.minimum(1.0 + excess, np.maximum(np.minimum(ep, largest / mean), 1.0))
+
+
+def _power_integral(power: float, end: Array) -> Array:
+    """Integral of x**power from 1 to ``end``."""
+    return np.log(end) if power == -1.0 else (end ** (power + 1.0) - 1.0) / (power + 1.0)
+
+
+class RankLoad:
+    """What the measured rank of each row of a table was given: rows of one framework and kernel."""
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        tokens, top_k, experts, tp, ep = (
+            rows[name].to_numpy(dtype=float) for name in ("num_tokens", "topk", "num_experts", "tp", "ep")
+        )
+        slots = rows["num_slots"].to_numpy(dtype=float) if "num_slots" in rows else experts
+        framework, kernel = rows["framework"].iloc[0], rows["kernel_source"].iloc[0]
+        words = rows["distribution"].to_numpy(dtype=str)
+        self.hidden = rows["hidden"].to_numpy(dtype=float)
+        self.width = rows["inter"].to_numpy(dtype=float) / tp
+        self.local = slots / ep
+        self.routes_itself = framework != "trtllm" or SELF_ROUTING in kernel
+        self.all_picks, self.most = tokens * top_k, tokens * self.local
+        share = _shares(words, rows, tokens=tokens, top_k=top_k, experts=experts, ep=ep)
+        self.known = np.isfinite(share)
+        self.picks = np.minimum(self.all_picks * share, self.most)
+        self.distinct = np.minimum(self.picks, self.local)
+        self.strays = self.routes_itself & (ep > 1)
+        grouped = self.routes_itself & (experts == GROUP_LIMITED_EXPERTS) & (words == "balanced") & _limits_groups(rows)
+        if grouped.any():
+            first = np.where(ep > 1, np.minimum(self.local, top_k / 2), top_k / 2)  # experts with a pick of every token
+            spread = np.where(ep > 1, tokens * top_k / ep, tokens * top_k / 2)
+            hit = np.minimum(first + spread, np.where(ep > 1, self.local, self.local / 2))
+            self.picks = np.where(grouped, np.minimum(tokens * first + spread, self.most), self.picks)
+            self.distinct = np.where(grouped, np.minimum(hit, self.picks), self.distinct)
+            self.strays = self.strays & ~grouped
+
+    def rows(self, stray: float) -> ExpertRows:
+        """Picks and experts of the rank, a share ``stray`` of the picks of other ranks included."""
+        more = np.minimum(self.picks + stray * (self.all_picks - self.picks), self.most)
+        picks = np.where(self.strays, more, self.picks)
+        distinct = np.where(self.strays, np.minimum(picks, self.local), self.distinct)
+        return ExpertRows(picks, distinct, self.local, self.hidden, self.width)
+
+
+def _limits_groups(rows: pd.DataFrame) -> Any:
+    """Whether the kernels of a row were timed with the group limit: all in 8-bit and 4-bit formats."""
+    return (rows["dtype"] != "bfloat16").to_numpy()
+
+
+def _shares(words: Any, rows: pd.DataFrame, *, tokens: Array, top_k: Array, experts: Array, ep: Array) -> Array:
+    """Share of all picks that the measured rank has by the word for their distribution; NaN for other words. [1]"""
+    share = np.where(words == "balanced", 1.0 / ep, np.nan)
+    for word in np.unique(words):
+        kind, _, rest = word.rpartition("power_law_")
+        exponent, _, redundant = rest.partition("_")
+        mine = words == word
+        if kind or not _is_number(exponent) or redundant not in ("", "eplb"):
+            continue
+        if redundant and "rank0_num_tokens" in rows:
+            # Of T tokens with k picks each, r reach a rank with the share s: r/T = 1-(1-s)^k.
+            reached = np.minimum(rows["rank0_num_tokens"].to_numpy(dtype=float), tokens - 0.5) / tokens
+            share[mine] = np.clip(1.0 - (1.0 - reached) ** (1.0 / top_k), 1.0 / ep, 1.0)[mine]
+        else:
+            load = heaviest_rank(float(exponent), tokens=tokens, experts=experts, ep=ep)
+            share[mine] = (np.where(ep > 1, load, 1.0) / ep)[mine]
+    return share
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()
+
+
+def _by_kernel(rows: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
+    formats = rows["dtype"].map(FORMAT_OF)
+    known = rows[formats.notna()]
+    keys = list(zip(formats[formats.notna()], known["kernel_source"], strict=True))
+    return [(key, known[[one == key for one in keys]]) for key in sorted(set(keys))]
+
+
+def _fit(table: pd.DataFrame, key: tuple[str, str], values: dict[str, Any]) -> MoeFit:
+    sizes = ("num_tokens", "hidden", "inter", "num_experts", "tp", "ep")
+    first, width = table.iloc[0], table["inter"] / table["tp"]
+    ranges = {size: table[size] for size in sizes} | {"width": width}  # columns of an expert on a rank
+    return MoeFit(
+        engine=first["framework"], version=first["version"], points=len(table), median_error=0.0, p90_error=0.0,
+        valid=tuple((size, float(values.min()), float(values.max())) for size, values in ranges.items()),
+        format=key[0], kernel=key[1], regime=ANY_REGIME, picks="T*k/ep", blend_q=BLEND_Q, least_rows=LEAST_ROWS,
+        **values,
+    )  # fmt: skip
+
+
+def _times(given: RankLoad, fit: MoeFit, system: SystemSpec) -> Array:
+    rows = given.rows(fit.stray)
+    work = expert_work(rows, weight_bytes=FORMATS[fit.format].bytes)
+    return np.asarray(moe_cost(rows, work, moe_rate(fit, system)).time)

@@ -1,0 +1,281 @@
+"""Estimates of ``hw_specs/uncertainty/``: how errors of the fits are shared out, and what served runs add to them.
+
+Only rows of the FITTED part are looked at: those held out are there to check the bands (``coverage`` in the summaries
+of both validations). Spreads are those of a normal law whose 80 % band holds 80 % of the rows, whatever the tails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.calibration.kernels.judge import judge_kernels
+from disagg_sim.calibration.kernels.registry import OPERATORS
+from disagg_sim.calibration.kernels.residuals import part_of
+from disagg_sim.calibration.kernels.tables import KernelTable, read_exclusions, read_tables
+from disagg_sim.calibration.served.bands import per_instance
+from disagg_sim.calibration.served.engine_fit import FITTED
+from disagg_sim.calibration.served.tables import TTFT_CONCURRENCY
+from disagg_sim.calibration.writing import write_sound
+from disagg_sim.errors import InputError
+from disagg_sim.facts.efficiency import SECTIONS
+from disagg_sim.facts.formats.uncertainty import uncertainty_of
+from disagg_sim.facts.load import load_efficiency, load_system
+from disagg_sim.facts.uncertainty import EIGHTY, EngineSpread, KindSpread, UncertaintySpec
+from disagg_sim.facts.yaml_files import canonical_name, read_mapping
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+
+#: Sizes that tell rows of one group of shapes apart: they change from step to step, the others are the model's.
+_WITHIN = (
+    "m", "batch", "seq_len", "kv_len", "q_len", "past_len", "num_tokens", "rank0_num_tokens", "message_bytes", "sms",
+)  # fmt: skip
+#: Errors count up to so many deviations: a few kernels that were timed wrongly shall not speak for all. [1]
+CLIP = 3.0
+#: Every so many rows are predicted by the fits of another system.
+STRIDE = 7
+#: Loads whose runs speak of an engine: what is in flight is known.
+LOADS = ("closed_loop", "static", "offline")
+#: Columns of served lines that make a case: its configurations share what the engine does to all of them.
+CASE = ("system", "model", "engine", "recipe")
+
+
+def kernel_spreads(
+    paths: Sequence[Path], *, exclude: Path | None = None, efficiency: Path | None = None
+) -> tuple[dict[str, KindSpread], dict[str, float]]:
+    """Spreads of every operator kind, and of the tables that are predicted from the fits of others.
+
+    Parameters
+    ----------
+    paths, exclude, efficiency
+        As in ``judge_kernels``; the tables must be those that the fits were made from.
+
+    Raises
+    ------
+    InputError
+        When no row of the tables was fitted.
+    TableError
+        As ``judge_kernels``.
+    """
+    verdicts = judge_kernels(paths, exclude=exclude, efficiency=efficiency)
+    good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "") & (verdicts["part"] == part_of(held_out=False))]
+    if not len(good):
+        raise InputError("no row of these tables was fitted: spreads are estimated on the tables that fits came from")
+    good = good.assign(error=np.log((good["measured_us"] / good["predicted_us"]).to_numpy(dtype=float)))
+    composed = {
+        form: deviation(good.loc[good["operator"] == form, "error"].to_numpy(dtype=float))
+        for form, operator in OPERATORS.items()
+        if operator.fit is None and (good["operator"] == form).any()
+    }
+    sections = good["operator"].map({form: op.sections[0] for form, op in OPERATORS.items() if op.fit is not None})
+    moved = transfers(paths, exclude=exclude, efficiency=efficiency)
+    kinds = {}
+    for section in SECTIONS:
+        mine = good[sections == section]
+        alike, across = (moved.get((section, same), 0.0) for same in (True, False))
+        kinds[section] = KindSpread(
+            shared=shared_part(mine, mine["error"].to_numpy(dtype=float)) if len(mine) else 1.0,
+            transfer=alike or across, transfer_across=max(across, alike), rows=len(mine),
+        )  # fmt: skip
+    return kinds, composed
+
+
+def deviation(errors: Floats) -> float:
+    """S.d. of a normal law around 0 that holds 80 % of these logarithms within 1.28 deviations. [1]"""
+    return float(np.quantile(np.abs(errors), 0.8)) / EIGHTY
+
+
+def shared_part(rows: pd.DataFrame, errors: Floats) -> float:
+    """Share of the variance of ``errors`` that groups of shapes have in common, within fits. [1]
+
+    Groups are the rows of one library, system and kernel that differ in ``_WITHIN`` alone; their means, less what the
+    mean of so few errors would vary anyway, against all.
+    """
+    import pandas as pd
+
+    shape = rows["shape"].str.split(" ").map(lambda words: " ".join(w for w in words if w.split("=")[0] not in _WITHIN))
+    keys = [rows["operator"], rows["system"], rows["framework"], rows["kernel_source"], shape]
+    limit = CLIP * deviation(errors)
+    table = pd.DataFrame({"error": np.clip(errors, -limit, limit)}, index=rows.index)
+    groups = table.groupby(keys, sort=False)["error"]
+    count, mean, spread = groups.count(), groups.mean(), groups.var(ddof=1)
+    several = count > 1
+    if not several.any():
+        return 1.0
+    between = float(np.average(mean[several] ** 2 - spread[several] / count[several], weights=count[several]))
+    whole = float(np.average(table["error"] ** 2))
+    return float(np.clip(between / whole, 0.0, 1.0)) if whole else 1.0
+
+
+def transfers(
+    paths: Sequence[Path], *, exclude: Path | None = None, efficiency: Path | None = None
+) -> dict[tuple[str, bool], float]:
+    """What fits of another measured system err more than a system's own, by section and by whether the chips are alike.
+
+    Each system is predicted with the fits of each other, at its own peaks: the error in excess is the transfer. [1]
+    """
+    exclusions = read_exclusions(exclude) if exclude else ()
+    tables = [table for path in paths for table in read_tables(path, exclusions=exclusions, strict=False)]
+    own: dict[tuple[str, bool], list[Floats]] = {}
+    other: dict[tuple[str, bool], list[Floats]] = {}
+    for table in tables:
+        operator = OPERATORS.get(table.form.name)
+        if operator is None or operator.fit is None:
+            continue
+        specs = {
+            name: spec
+            for name in table.rows["system"].unique()
+            if (spec := load_efficiency(str(name) if efficiency is None else efficiency / f"{name}.yaml")) is not None
+        }
+        for here, there in permutations(specs, 2):
+            rows, system = _some(table, here), load_system(here)
+            measured = rows["latency"].to_numpy(dtype=float)
+            both = [operator.predict(rows, system, operator.fits_of(specs[name])) for name in (here, there)]
+            known = np.isfinite(both[0]) & np.isfinite(both[1]) & np.isfinite(measured)
+            key = operator.sections[0], system.architecture == load_system(there).architecture
+            own.setdefault(key, []).append(np.log(both[0] / measured)[known])
+            other.setdefault(key, []).append(np.log(both[1] / measured)[known])
+    found = {}
+    for key, parts in own.items():
+        mine, theirs = np.concatenate(parts), np.concatenate(other[key])
+        if mine.size:
+            found[key] = float(np.sqrt(max(deviation(theirs) ** 2 - deviation(mine) ** 2, 0.0)))
+    return found
+
+
+def _some(table: KernelTable, system: str) -> pd.DataFrame:
+    """Sound rows of a system that the fits saw, every so many."""
+    rows = table.rows
+    good = (rows["system"] == system) & (rows["masked"] == "") & (rows["fault"] == "") & ~rows["held_out"]
+    return rows[good].iloc[::STRIDE]
+
+
+def engine_spreads(lines: pd.DataFrame) -> dict[str, EngineSpread]:
+    """What served runs show beyond their kernels, engine by engine.
+
+    Parameters
+    ----------
+    lines
+        Evaluated lines of served rows with ``kernel_sigma`` (``calibration.served.bands``): those of the fitted part,
+        below saturation, under one of ``LOADS``, are used.
+    """
+    usable = lines[
+        lines["evaluated"] & ~lines["saturated"] & (lines["part"] == "fitted") & lines["load"].isin(LOADS)
+    ]
+    error = np.log(usable["measured"].astype(float) / usable["predicted"].astype(float))
+    loads = zip(usable["concurrency"], usable["workers"], strict=True)
+    few = [per_instance(*load) <= TTFT_CONCURRENCY for load in loads]
+    table = usable.assign(error=error, few=few)
+    spreads = {}
+    for engine, mine in table.groupby("engine", sort=True):
+        own = {
+            word: _beyond(_parts(mine)[word] if len(_parts(mine)[word]) >= MANY else _parts(table)[word])
+            for word in _parts(mine)
+        }
+        spreads[str(engine)] = EngineSpread(shared=_shared_by_case(table), rows=len(mine), **own)
+    return spreads
+
+
+def _parts(lines: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Lines that speak of each field of ``EngineSpread``."""
+    first = lines[lines["quantity"] == "ttft"]
+    return {
+        "step": lines[lines["quantity"].isin(["tpot", "latency"])], "first_token": first[first["few"]],
+        "first_token_loaded": first[~first["few"]], "throughput": lines[lines["quantity"] == "throughput"],
+    }  # fmt: skip
+
+
+#: Lines from which an engine's spread is its own, else that of all engines. [1]
+MANY = 40
+
+
+def _beyond(lines: pd.DataFrame) -> float:
+    """S.d. of the errors that the kernels of the lines do not explain. [1]"""
+    if not len(lines):
+        return 0.0
+    whole = deviation(lines["error"].to_numpy(dtype=float)) * _unseen(lines["configuration"].nunique())
+    kernels = float(np.sqrt(np.mean(lines["kernel_sigma"].astype(float) ** 2)))
+    return float(np.sqrt(max(whole**2 - kernels**2, 0.0)))
+
+
+def _unseen(configurations: int) -> float:
+    """By how much errors are larger on other configurations: those of one are alike, so that they count and not rows.
+
+    Source: ``facts.uncertainty.spread_of``, for the fitted numbers of an engine.
+    """
+    fitted = len(FITTED)
+    return float(np.sqrt((configurations + fitted) / max(configurations - fitted, 1)))
+
+
+def _shared_by_case(lines: pd.DataFrame) -> float:
+    """Share of the variance of the errors of TPOT that the configurations of a case have in common. [1]"""
+    tpot = lines[(lines["quantity"] == "tpot") & (lines["load"] == LOADS[0])]
+    if not len(tpot):
+        return 0.5
+    errors = tpot["error"].to_numpy(dtype=float)
+    limit = CLIP * deviation(errors)
+    groups = tpot.assign(error=np.clip(errors, -limit, limit)).groupby(list(CASE))["error"]
+    means, counts = groups.mean(), groups.count()
+    return float(np.clip(np.average(means**2, weights=counts) / np.mean(np.clip(errors, -limit, limit) ** 2), 0.0, 1.0))
+
+
+def spreads_text(
+    kinds: Mapping[str, KindSpread], composed: Mapping[str, float], engines: Mapping[str, EngineSpread], *,
+    data: str, date: str, assumed: float, per_doubling: float,
+) -> str:  # fmt: skip
+    """The YAML of ``hw_specs/uncertainty/``, the same text for the same numbers."""
+
+    def flow(value: Any) -> str:
+        fields = ((name, getattr(value, name)) for name in type(value).__dataclass_fields__)
+        return "{" + ", ".join(f"{k}: {v if isinstance(v, int) else f'{v:.3g}'}" for k, v in fields) + "}"
+
+    lines = [
+        "# Spreads behind error bars: how errors of fits are shared out, what served runs add (docs/uncertainty.md).",
+        "# Written by 'disagg-sim calibrate uncertainty' from rows of the fitted part: their 80 % quantile over 1.28.",
+        "title: spreads of the fitted kernels and of served runs",
+        f'data: "{data}"',
+        f'date: "{date}"',
+        f"assumed: {assumed:g}",
+        f"per_doubling: {per_doubling:g}",
+        "kinds:",
+        *(f"  {name}: {flow(kind)}" for name, kind in kinds.items()),
+        "composed: {" + ", ".join(f"{name}: {value:.3g}" for name, value in composed.items()) + "}",
+        "engines:",
+        *(f"  {name}: {flow(engine)}" for name, engine in engines.items()),
+        "sources:",
+        *(f'  {name}: "{text}"' for name, text in SOURCES.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+#: Where the values of the file come from.
+SOURCES = {
+    "assumed": "assumption: nobody measured these kernels one by one; half to double at 2.3 deviations",
+    "per_doubling": "assumption: 5 % for each doubling beyond a range",
+    "shared": "variance of the means of groups of shapes (weights and heads of a model on a system) over all variance",
+    "transfer": "excess error of a system predicted with the fits of another of its architecture, at its own peaks",
+    "transfer_across": "the same for another architecture",
+    "composed": "errors of tables that are predicted from the fits of other operators",
+    "engines": "errors of served closed loops below saturation less those of their kernels",
+}
+
+
+def write_spreads(path: Path, text: str) -> UncertaintySpec:
+    """Write an uncertainty file once it has been read back without a fault; returns what it says.
+
+    Raises
+    ------
+    SpecError
+        When the text is no sound uncertainty file; nothing is written then.
+    StoreError
+        When the file cannot be written.
+    """
+    return write_sound(path, text, lambda part: uncertainty_of(path, read_mapping(part), canonical_name(path.stem)))

@@ -1,0 +1,1 @@
+"""Measured serving runs beside the forecast of a steady state."""

@@ -1,0 +1,180 @@
+"""How sure a predicted served run is: what its kernels may be off, and which of them nobody measured as they are used.
+
+The passes looked at are a decode step of the sequences in flight and a pass over one piece of a prompt: what a run of
+the engine is made of. What an engine adds beyond its kernels is in ``EngineSpread``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.calibration.bands import band
+from disagg_sim.calibration.served.evaluate import degrees_of, engine_of
+from disagg_sim.calibration.served.rows import ServingRow
+from disagg_sim.calibration.served.steady_state import (
+    Lengths,
+    Pool,
+    Served,
+    decode_time,
+    pieces_of,
+    prefill_time,
+    served,
+)
+from disagg_sim.calibration.served.tables import TTFT_CONCURRENCY
+from disagg_sim.certainty.breakdown import Use, uses_in
+from disagg_sim.certainty.designs import Times
+from disagg_sim.certainty.error_bars import kind_of, sigma_of
+from disagg_sim.certainty.extrapolation import words_of
+from disagg_sim.facts.load import load_uncertainty
+from disagg_sim.facts.uncertainty import EngineSpread, UncertaintySpec
+from disagg_sim.physics.setting import Setting
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+
+
+#: Columns that ``with_bands`` adds.
+COLUMNS = ("predicted_p10", "predicted_p90", "kernel_sigma", "outside_calibration", "calibrated")
+
+
+@dataclass(frozen=True, eq=False)
+class KernelDoubt:
+    """What the kernels of served runs leave open; arrays of shape (rows,)."""
+
+    decode: Floats  # s.d. of the logarithm of the time of a decode step [1]
+    prefill: Floats  # the same of a pass of prefill [1]
+    outside: tuple[str, ...]  # as ``certainty.extrapolation.outside_calibration``
+
+
+def kernel_doubt(
+    run: Served, prefill: Pool, decode: Pool, lengths: Lengths, in_flight: Floats, spec: UncertaintySpec
+) -> KernelDoubt:
+    """How sure the passes of served runs are.
+
+    Parameters
+    ----------
+    prefill, decode
+        The workers; the same where one instance does both phases.
+    in_flight
+        Sequences of the deployment that decode. [request]
+    """
+    batch = np.maximum(in_flight / decode.count, 1.0)
+    size = pieces_of(run.engine, lengths.isl)[1]
+    zero = np.zeros(np.shape(batch))
+
+    def step(at: Setting) -> Times:
+        return Times(decode_time(replace(run, at=at), decode.degrees, batch, lengths) + zero, zero, zero)
+
+    def fill(at: Setting) -> Times:
+        first = prefill_time(replace(run, at=at), prefill.degrees, size, 1.0, lengths) + zero
+        return Times(zero, first, first)
+
+    times = Times(step(run.at).step, *fill(run.at)[1:])
+    steps, fills = uses_in("decode", run.at, step, times), uses_in("prefill", run.at, fill, times)
+    return KernelDoubt(
+        decode=_deviation(steps, times, "step", spec),
+        prefill=_deviation(fills, times, "fill", spec),
+        outside=tuple(words_of([*steps, *fills], times)),
+    )
+
+
+def _deviation(uses: list[Use], times: Times, name: str, spec: UncertaintySpec) -> Floats:
+    """S.d. of the logarithm of a pass: operators of one kind share a part of their errors, the rest averages. [1]"""
+    whole = getattr(times, name)
+    common: dict[str, Floats] = {}
+    variance = np.zeros(np.shape(whole))
+    for use in uses:
+        own = getattr(use.seconds, name) / whole * sigma_of(use, spec)
+        share = kind_of(use, spec).shared
+        common[use.label] = common.get(use.label, np.zeros(np.shape(whole))) + np.sqrt(share) * own
+        variance = variance + (1.0 - share) * own**2
+    return np.asarray(np.sqrt(variance + sum(part**2 for part in common.values())))
+
+
+def with_bands(
+    lines: pd.DataFrame, rows: Sequence[ServingRow], spreads: UncertaintySpec | str = "measured"
+) -> pd.DataFrame:
+    """Evaluated lines of served rows with their bands.
+
+    Parameters
+    ----------
+    lines
+        As ``calibration.served.evaluate.evaluate`` returns them.
+    rows
+        What was evaluated.
+
+    Returns
+    -------
+    DataFrame
+        The lines and ``COLUMNS``: ends of the 80 % band in the unit of the prediction, the part of the deviation that
+        comes from kernels [1], and what the run rests on beside measurements, in words; ``calibrated`` where it rests
+        on none.
+    """
+    spec = load_uncertainty(spreads) if isinstance(spreads, str) else spreads
+    known = {(line.file, line.row): line.capacity for line in lines.itertuples() if line.evaluated}
+    doubted: dict[tuple[str, str], tuple[float, float, str]] = {}
+    usable = sorted((row for row in rows if (row.file, row.row) in known), key=_run)
+    for _, found in groupby(usable, key=_run):
+        members = list(found)
+        first = members[0]
+        run = served(first.model, first.system, first.recipe, engine_of(first, {}))
+        decode = degrees_of(row.workers for row in members if row.workers)
+        prefill = degrees_of(row.prefill or row.workers for row in members if row.workers)
+        lengths = Lengths(np.array([row.isl for row in members]), np.array([row.osl for row in members]))
+        room = np.array([known[row.file, row.row] for row in members])
+        doubt = kernel_doubt(run, prefill, decode, lengths, _in_flight(members, room, decode, run), spec)
+        for row, *told in zip(members, doubt.decode, doubt.prefill, doubt.outside, strict=True):
+            doubted[row.file, row.row] = (told[0], told[1], told[2])
+    sigmas, words, found_rows = np.full((2, len(lines)), np.nan), [], []
+    for place, line in enumerate(lines.itertuples()):
+        of_row = doubted.get((str(line.file), str(line.row)))
+        words.append(of_row[2] if of_row else "")
+        found_rows.append(of_row)
+        if of_row and line.evaluated:
+            sigmas[0, place] = _of_quantity(str(line.quantity), of_row[0], of_row[1])
+            sigmas[1, place] = _beyond(line, spec.engines.get(str(line.engine)))
+    low, high = band(lines["predicted"].to_numpy(dtype=float), np.hypot(*sigmas))
+    inside = [bool(known_row) and not word for known_row, word in zip(found_rows, words, strict=True)]
+    return lines.assign(
+        predicted_p10=low, predicted_p90=high, kernel_sigma=sigmas[0], outside_calibration=words, calibrated=inside
+    )
+
+
+def _run(row: ServingRow) -> tuple[Any, ...]:
+    return row.model, row.system, row.recipe, row.engine, row.chunk_tokens, row.prefill is not None
+
+
+def _in_flight(rows: Sequence[ServingRow], room: Floats, pool: Pool, run: Served) -> Floats:
+    """Sequences that decode: those stated, and no more than fit or than the engine runs. [request]"""
+    stated = np.array([row.concurrency if row.concurrency > 0 else row.batch for row in rows])
+    most = run.engine.max_running * pool.degrees.dp_attn * pool.count
+    limit = np.minimum(np.where(room > 0, room, np.inf), most)
+    return np.asarray(np.minimum(np.where(stated > 0, stated, limit), limit))
+
+
+def _of_quantity(quantity: str, decode: float, prefill: float) -> float:
+    """S.d. of log that kernels give a measured quantity: TTFT is prefill, all others mostly decode. [1]"""
+    return prefill if quantity == "ttft" else decode
+
+
+def _beyond(line: Any, spread: EngineSpread | None) -> float:
+    """S.d. of log that the engine adds; that of an engine without served runs is not known. [1]"""
+    if spread is None:
+        return float("nan")
+    few = per_instance(line.concurrency, line.workers) <= TTFT_CONCURRENCY
+    first = spread.first_token if few else spread.first_token_loaded
+    return {"ttft": first, "throughput": spread.throughput}.get(str(line.quantity), spread.step)
+
+
+def per_instance(concurrency: float, workers: str) -> float:
+    """Requests of an instance; ``workers`` as the lines write them, ``2xTP4``. [request]"""
+    count, several, _ = workers.partition("x")
+    return concurrency / (float(count) if several and count.isdigit() else 1.0)

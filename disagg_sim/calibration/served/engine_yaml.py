@@ -1,0 +1,64 @@
+"""A fitted engine profile as ``hw_specs/engines/*.yaml``: the shipped file with its fitted numbers put in.
+
+The same data give the same bytes: nothing of the clock, the user or the directory goes in.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from disagg_sim.calibration.served.engine_fit import EngineFit
+from disagg_sim.calibration.writing import write_sound
+from disagg_sim.facts.engine import EngineSpec
+from disagg_sim.facts.formats.engine import engine_of
+from disagg_sim.facts.yaml_files import find_file, read_mapping
+from disagg_sim.units import MS, US
+
+#: Fitted parameter -> its unit in the file, and the digits after the point.
+UNITS = {
+    "step_host": ("ms", MS, 3),
+    "sequence_host": ("us", US, 1),
+    "rank_host": ("ms", MS, 4),
+    "prefill_stretch": ("", 1.0, 3),
+    "kernel_launch": ("us", US, 2),
+    "request_host": ("ms", MS, 0),
+}
+
+
+def provenance(fit: EngineFit, date: str) -> str:
+    """What stands as the source of every fitted number: files and rows used, numbers, error, date of the data."""
+    files = ", ".join(f"{name} ({rows} rows)" for name, rows in fit.files)
+    error = f"{fit.lines} numbers, median error {fit.median_error:.1%}"
+    return f"fitted end to end on {files}, fitted part alone: {error}; data of {date}"
+
+
+def engine_text(fit: EngineFit, *, date: str) -> str:
+    """The file of the profile that the fit started from, with the fitted numbers and their provenance.
+
+    Parameters
+    ----------
+    date
+        Date of the measurements, as it shall stand in the file.
+    """
+    text = find_file("engine", fit.engine.name).read_text(encoding="utf-8")
+    for key in fit.fitted:
+        unit, scale, digits = UNITS[key]
+        number = f"{round(getattr(fit.engine, key) / scale, digits):g} {unit}".rstrip()
+        source = provenance(fit, date).replace('"', "'")
+        text = re.sub(rf"^{key}: .*$", f"{key}: {number}", text, flags=re.MULTILINE)
+        text = re.sub(rf"^  {key}: .*$", f'  {key}: "{source}"', text, flags=re.MULTILINE)
+    return text
+
+
+def write_engine(path: Path, text: str) -> EngineSpec:
+    """Write an engine profile once it has been read back without a fault; returns what it says.
+
+    Raises
+    ------
+    SpecError
+        When the text is no sound profile; nothing is written then.
+    StoreError
+        When the file cannot be written.
+    """
+    return write_sound(path, text, lambda part: engine_of(path, read_mapping(part), path.stem))

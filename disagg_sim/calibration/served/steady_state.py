@@ -1,0 +1,389 @@
+r"""Steady state of a real engine under load: a closed loop, a Poisson stream, or everything queued.
+
+In a closed loop a new request starts as soon as one ends. Of the A requests that an instance admits (no more
+than its memory holds), a share x of the time of each is decode and the rest is its prefill with the wait for
+it. A request sees the others (the arrival theorem of closed networks), hence with :math:`B = 1 + (A-1)\,x`
+sequences in a decode step, and m pieces of at most one token budget a prompt,
+
+.. math:: \varphi = \frac{(A-1)\,x\,m}{OSL-1},\quad
+          T = (1-f)\,T_d(B) + f\,T_{mix}(B, k\,s)\ \text{(mixed)}\quad\text{or}\quad T_d(B) + f\,T_p(k\,s),\quad
+          x = \frac{(OSL-1)\,T}{TTFT + (OSL-1)\,T}
+
+where :math:`\varphi` pieces of s tokens fall due in a step, k = max(1, phi) of them go together (each DP rank
+works on prompts of its own) and a share f = phi/k of the steps carries them. x is found by bisection.
+Source: physics page, section 8 (co-located), with the steps as the engine forms them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from disagg_sim.facts.engine import EngineSpec
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.model import DenseFfn, MlaAttention, ModelSpec
+from disagg_sim.physics.kv_transfer import unique_gpus
+from disagg_sim.physics.memory import colocated_bytes, decode_residents, prompt_residents
+from disagg_sim.physics.mixed import mixed_step
+from disagg_sim.physics.phases import Degrees, decode_step
+from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.physics.work import Numeric
+
+#: Kernels of a layer, norms, quantisation, cache write and collectives included: GQA, MLA; dense FFN, MoE. [1]
+GQA_KERNELS, MLA_KERNELS, DENSE_KERNELS, MOE_KERNELS = 9, 20, 7, 16
+#: Halvings of the bisections: the last interval is 1.5e-5 of the first.
+HALVINGS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model on a system in one recipe, run by one engine."""
+
+    at: Setting
+    engine: EngineSpec
+
+
+class Lengths(NamedTuple):
+    """Input and output length of every request. [token]"""
+
+    isl: Numeric
+    osl: Numeric
+
+    @property
+    def gaps(self) -> Numeric:
+        """Tokens after the first. [token]"""
+        return np.maximum(self.osl - 1.0, 1e-9)
+
+
+class SteadyState(NamedTuple):
+    """What requests see; arrays of the shape of the input."""
+
+    tpot: Numeric  # mean time of an output token after the first [s]
+    ttft: Numeric  # mean, wait included [s]
+    request_rate: Numeric  # of the deployment [request/s]
+    capacity: Numeric  # requests that fit into the memory where they decode [request]
+
+    def latency(self, lengths: Lengths) -> Numeric:
+        """Mean time of a request from its start to its last token. [s]"""
+        return self.ttft + (lengths.osl - 1) * self.tpot
+
+
+class Pool(NamedTuple):
+    """``count`` equal workers of the given degrees."""
+
+    degrees: Degrees
+    count: Numeric  # [1]
+
+
+def tensor_parallel(gpus: Numeric) -> Degrees:
+    """Degrees of an instance that is tensor-parallel over ``gpus`` GPUs, attention and feed-forward alike."""
+    one = np.ones(np.shape(gpus))
+    return Degrees(tp_attn=gpus * one, dp_attn=one, tp_ffn=gpus * one, ep=one, pp=one)
+
+
+def served(
+    model: ModelSpec | str, system: SystemSpec | str, precision: str, engine: EngineSpec, profile: str = "measured"
+) -> Served:
+    """Resolve the rates; host time and memory share are the engine's, and memory is provisioned for the mean.
+
+    Raises
+    ------
+    UnknownNameError, InputError
+        As ``physics.setting.setting``.
+    """
+    at = setting(model, system, precision, profile, engine.kernels)
+    own = replace(
+        at.profile, host=0.0, memory_utilisation=engine.memory_utilisation, resident_deviations=0.0,
+        random_routing=True,
+    )  # fmt: skip
+    return Served(replace(at, profile=own, rates=replace(at.rates, profile=own)), engine)
+
+
+def host_time(engine: EngineSpec, degrees: Degrees, sequences: Numeric) -> Numeric:
+    """Host time of a step that the GPU waits for: fixed, by sequences of a rank, by doublings of the GPUs. [s]"""
+    ranks = np.log2(degrees.gpus)
+    return engine.step_host + engine.rank_host * ranks + engine.sequence_host * sequences / degrees.dp_attn
+
+
+def launch_time(run: Served, degrees: Degrees) -> Numeric:
+    """Host time to launch the kernels of a step one by one, on the ranks of a pipeline stage in parallel. [s]"""
+    kernels = 0
+    for kind, count in zip(run.at.model.kinds, run.at.model.kind_counts, strict=True):
+        attention = MLA_KERNELS if isinstance(kind.attention, MlaAttention) else GQA_KERNELS
+        kernels += count * (attention + (DENSE_KERNELS if isinstance(kind.ffn, DenseFfn) else MOE_KERNELS))
+    return run.engine.kernel_launch * kernels / degrees.pp
+
+
+def decode_time(run: Served, degrees: Degrees, batch: Numeric, lengths: Lengths) -> Numeric:
+    """A decode step of ``batch`` sequences of an instance at their mean length. [s]"""
+    context = lengths.isl + lengths.osl / 2
+    step = decode_step(run.at.model, run.at.rates, degrees, batch=batch, context=context)
+    busy = step.ttl if run.engine.decode_graphs else np.maximum(step.ttl, launch_time(run, degrees))
+    return busy + host_time(run.engine, degrees, batch)
+
+
+def prefill_time(
+    run: Served, degrees: Degrees, tokens: Numeric, ranks: Numeric, lengths: Lengths, *, decodes: Numeric = 0.0
+) -> Numeric:
+    """A pass of ``tokens`` new tokens shared by ``ranks`` DP ranks, with ``decodes`` sequences riding along. [s]"""
+    context = lengths.isl + lengths.osl / 2
+    step = mixed_step(
+        run.at.model, run.at.rates, degrees, batch=decodes, context=context, chunk_tokens=tokens, isl=lengths.isl,
+        chunk_ranks=ranks,
+    ).time  # fmt: skip
+    alone: Numeric = 0.0  # the decodes, which need no more time beside a prompt
+    if np.any(np.asarray(decodes) > 0):
+        alone = decode_step(run.at.model, run.at.rates, degrees, batch=decodes, context=context).ttl
+    elif run.engine.two_batch_overlap and run.at.model.is_moe:
+        wide = (degrees.dp_attn > run.at.system.nvlink_domain) & (degrees.tp_attn == 1) & (degrees.pp == 1)
+        step = np.where(wide, _overlapped(run, degrees, tokens, ranks, lengths), step)
+    busy = alone + run.engine.prefill_stretch * np.maximum(step - alone, 0.0)
+    return np.maximum(busy, launch_time(run, degrees)) + host_time(run.engine, degrees, decodes)
+
+
+def _overlapped(run: Served, degrees: Degrees, tokens: Numeric, ranks: Numeric, lengths: Lengths) -> Numeric:
+    """Prefill in two halves, of which one exchanges while the other computes: twice the longer of the two. [s]"""
+    rates = run.at.rates
+    apart = replace(rates, profile=replace(rates.profile, shared_expert_overlaps_dispatch=False))
+    half = mixed_step(
+        run.at.model, apart, degrees, batch=0.0, context=lengths.isl, chunk_tokens=tokens / 2, isl=lengths.isl,
+        chunk_ranks=ranks,
+    )  # fmt: skip
+    exchange = half.sums.communication
+    return 2.0 * np.maximum(half.time - exchange, exchange)
+
+
+def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric]:
+    """Pieces m into which the token budget of a step cuts a prompt, and tokens s of each: ``s = ISL/m``."""
+    count = np.ceil(isl / engine.chunk_tokens)
+    return count, isl / count
+
+
+def capacity(run: Served, degrees: Degrees, lengths: Lengths) -> Numeric:
+    """Requests that an instance holds, at their mean length or whole if it reserves that; 0 if none fits. [request]
+
+    The cache of n sequences may fill ``cache_share`` of what is left when nothing is resident.
+    """
+    at, engine = run.at, run.engine
+    whole = prompt_residents(lengths.isl + lengths.osl)
+    cached = whole if engine.reserves_output else decode_residents(lengths.isl, lengths.osl)
+    new = np.minimum(lengths.isl, engine.chunk_tokens)
+
+    def held(sequences: Numeric) -> Numeric:
+        return colocated_bytes(
+            at.model, at.precision, at.profile, degrees, sequences * degrees.dp_attn, cached=cached, prompt=whole,
+            prompts=0.0, new=new, mixed=engine.mixed_steps,
+        )  # fmt: skip
+
+    empty = 2.0 * held(1.0) - held(2.0)
+    limit = empty + engine.cache_share * (at.memory_limit - empty)
+    shape = np.shape(lengths.isl + degrees.gpus)
+    low, high = np.zeros(shape), np.full(shape, float(engine.max_running))
+    most = held(high) <= limit
+    for _ in range(HALVINGS):
+        middle = np.maximum((low + high) / 2, 1.0)
+        holds = held(np.floor(middle)) <= limit
+        low, high = np.where(holds, middle, low), np.where(holds, high, middle)
+    return np.where(most, float(engine.max_running), np.floor(low)) * degrees.dp_attn
+
+
+class Run(NamedTuple):
+    """How a closed loop starts and goes on: all slots at once, ``waves`` requests a slot one after the other.
+
+    Service times are uniform in ``1 +- spread``; with none, requests that started together stay together.
+    """
+
+    waves: float = np.inf  # [1]
+    spread: float = 0.1  # [1]
+
+
+ENDLESS = Run()
+
+
+class _Loop(NamedTuple):
+    """Token time and first-token time of the requests that an instance admits."""
+
+    tpot: Numeric  # [s]
+    ttft: Numeric  # [s]
+
+
+def _bunching(run: Run, work: Numeric, life: Numeric, *, drains: bool) -> Numeric:
+    """Mean wait behind prompts of the same wave: ``max(0, work - window)/2``, the mean over the waves. [s]
+
+    ``work`` is the prefill time of all requests in flight, ``window`` the time over which a wave arrives: 0
+    for the first, ``2*spread*sqrt(k)*life`` after k more (independent lengths). An engine that prefills beside
+    decodes hands the spacing of the first wave on to all others, so that only the first one waits; one that
+    ``drains`` its prompts before it decodes lines them up again.
+    """
+    if not drains:
+        return work / 2 / run.waves
+    if run.spread == 0 or not np.isfinite(run.waves):
+        return work / 2 * (run.spread == 0)
+    later = [np.maximum(work - 2 * run.spread * np.sqrt(k) * life, 0.0) for k in range(int(run.waves))]
+    return sum(later) / 2 / run.waves
+
+
+def _loop(
+    run: Served, degrees: Degrees, lengths: Lengths, others: Numeric, share: Numeric, pattern: Run = ENDLESS
+) -> _Loop:
+    """Times where a request sees ``others``, each of which spends ``share`` of its life in decode."""
+    engine, dp = run.engine, degrees.dp_attn
+    pieces, size = pieces_of(engine, lengths.isl)
+    running = 1.0 + others * (share if engine.mixed_steps else 1.0)
+    fit = np.maximum(np.floor(engine.chunk_tokens / size), 1.0) * dp  # pieces that one pass can take
+    due = np.maximum(others * share * pieces / lengths.gaps, 1e-9)
+    gathered = np.minimum(dp, others + 1.0) if engine.ranks_wait else 1.0
+    if pattern.spread == 0 and not engine.mixed_steps:
+        gathered = np.minimum(fit, (others + 1.0) * pieces)
+    together = np.clip(due, gathered, fit)
+    ranks = np.minimum(together, dp)
+    plain = decode_time(run, degrees, running, lengths)
+    decodes = running if engine.mixed_steps else 0.0
+    loaded = prefill_time(run, degrees, together * size, ranks, lengths, decodes=decodes)
+    passes = (others + 1.0) * pieces / together  # in the life of a request
+    own = np.maximum(pieces / together, 1.0) * loaded
+    if engine.mixed_steps:
+        own = np.where(gathered > 1, own, pieces * prefill_time(run, degrees, size, 1.0, lengths, decodes=decodes))
+    steps = lengths.gaps * plain + passes * loaded
+    waited = _bunching(pattern, np.maximum(passes * loaded - own, 0.0), steps, drains=not engine.mixed_steps)
+    used = np.minimum(due / fit if engine.mixed_steps else passes * loaded / steps, 1.0)
+    queue = used**fit * own / (2 * fit * np.maximum(1 - used, 1e-6))
+    waited = waited + np.minimum(queue, others * own)
+    seen = np.clip(passes - (waited + own) / loaded, 0.0, None)
+    often = seen / lengths.gaps
+    if engine.mixed_steps:
+        tpot = np.where(often < 1, (1 - often) * plain + often * loaded, loaded * often)
+    else:
+        tpot = plain + often * loaded
+    gathering = np.where(dp > 1, np.minimum((gathered - 1) / (2 * due), lengths.gaps) * tpot, 0.0)
+    residual = np.where(others > 0, plain / 2, 0.0)
+    return _Loop(tpot, engine.request_host + own + residual + gathering + waited)
+
+
+def colocated(
+    run: Served, degrees: Degrees, lengths: Lengths, concurrency: Numeric, pattern: Run = ENDLESS
+) -> SteadyState:
+    """One co-located instance with ``concurrency`` requests in flight, those that do not fit waiting.
+
+    Parameters
+    ----------
+    degrees, lengths, concurrency
+        Of shape (rows,) or numbers; ``concurrency`` counts the requests of the instance, infinity for
+        "everything queued". [request]
+    pattern
+        Start and variation of the loop; by default it never ends and its requests are well mixed.
+
+    Returns
+    -------
+    SteadyState
+        Where the weights leave no room by our count, capacity is 0 and all but endless requests are admitted.
+    """
+    room = capacity(run, degrees, lengths)
+    admitted = np.minimum(concurrency, _holds(room))
+    others = admitted - 1
+    low, high = np.zeros(np.shape(others)), np.ones(np.shape(others))
+    for _ in range(HALVINGS):
+        share = (low + high) / 2
+        loop = _loop(run, degrees, lengths, others, share, pattern)
+        decoding = (lengths.osl - 1) * loop.tpot
+        more = decoding / (decoding + loop.ttft) > share
+        low, high = np.where(more, share, low), np.where(more, high, share)
+    loop = _loop(run, degrees, lengths, others, (low + high) / 2, pattern)
+    rate = admitted / (loop.ttft + (lengths.osl - 1) * loop.tpot)
+    waiting = np.where(concurrency > admitted, (concurrency - admitted) / rate, 0.0)
+    return SteadyState(loop.tpot, loop.ttft + waiting, rate, room)
+
+
+def _holds(room: Numeric) -> Numeric:
+    """Requests that an instance admits: what fits, no limit where nothing would although the engine ran. [request]"""
+    return np.where(room > 0, room, np.inf)
+
+
+def at_rate(run: Served, degrees: Degrees, lengths: Lengths, request_rate: Numeric) -> SteadyState:
+    """One co-located instance under a stream of ``request_rate`` requests a second, none lost.
+
+    The sequences in decode follow from Little's law, ``B = rate*(OSL-1)*T(B)``; where the memory holds fewer,
+    times are those of a full instance, and ``request_rate`` of the result what it can serve.
+    """
+    room = capacity(run, degrees, lengths)
+    low, high = np.zeros(np.shape(room)), np.minimum(_holds(room), run.engine.max_running * degrees.dp_attn)
+    for _ in range(HALVINGS):
+        running = (low + high) / 2
+        loop = _loop(run, degrees, lengths, running, 1.0)
+        less = running < request_rate * (lengths.osl - 1) * loop.tpot
+        low, high = np.where(less, running, low), np.where(less, high, running)
+    loop = _loop(run, degrees, lengths, high, 1.0)
+    served_rate = np.minimum(request_rate, high / ((lengths.osl - 1) * loop.tpot))
+    return SteadyState(loop.tpot, loop.ttft, served_rate, room)
+
+
+def prefill_limit(run: Served, degrees: Degrees, lengths: Lengths) -> Numeric:
+    """Prompts that a prefill worker finishes in a second when its queue never empties. [request/s]"""
+    pieces, size = pieces_of(run.engine, lengths.isl)
+    fit = np.maximum(np.floor(run.engine.chunk_tokens / size), 1.0) * degrees.dp_attn
+    return fit / (pieces * prefill_time(run, degrees, fit * size, degrees.dp_attn, lengths))
+
+
+def _transfer_time(run: Served, prefill: Pool, decode: Pool, lengths: Lengths) -> Numeric:
+    """Cache of a prompt from the distinct GPUs of its prefill rank, over NVLink inside one domain, else the NIC. [s]"""
+    at = run.at
+    gpus = prefill.count * prefill.degrees.gpus + decode.count * decode.degrees.gpus
+    link = np.where(gpus <= at.system.nvlink_domain, at.system.nvlink_bandwidth, at.system.nic_bandwidth)
+    senders = unique_gpus(at.model, prefill.degrees) / prefill.degrees.dp_attn
+    sent = at.model.kv_elements_per_token() * at.precision.cache.bytes * lengths.isl
+    return sent / (senders * at.profile.nic_efficiency * link)
+
+
+def disaggregated(
+    run: Served, prefill: Pool, decode: Pool, lengths: Lengths, concurrency: Numeric, pattern: Run = ENDLESS
+) -> SteadyState:
+    r"""Prefill and decode workers with ``concurrency`` requests in flight in the whole deployment.
+
+    With Y of them in decode on n workers, :math:`T = T_d(\max(Y/n, 1))` and the rate is
+    :math:`\lambda = Y/((OSL-1)\,T)`; the others are in prefill or wait for it, and Y is where
+    :math:`Y + \lambda\,TTFT(\lambda)` is the concurrency. A prompt waits in front of c prefill workers at utilisation u
+    for :math:`S\,u^{\sqrt{2(c+1)}-1}/(2c\,(1-u))`, the common approximation of M/D/c.
+    """
+    engine = run.engine
+    pieces, size = pieces_of(engine, lengths.isl)
+    fit = np.maximum(np.floor(engine.chunk_tokens / size), 1.0) * prefill.degrees.dp_attn
+    most = prefill.count * prefill_limit(run, prefill.degrees, lengths)
+    room = decode.count * capacity(run, decode.degrees, lengths)
+    transfer = _transfer_time(run, prefill, decode, lengths)
+
+    def rate_and_first(decoding: Numeric) -> tuple[Numeric, Numeric, Numeric]:
+        step = decode_time(run, decode.degrees, np.maximum(decoding / decode.count, 1.0), lengths)
+        rate = decoding / (lengths.gaps * step)
+        used = np.minimum(rate / most, 1.0)
+        together = 1.0 + (fit - 1.0) * used
+        if engine.ranks_wait:
+            waiting = np.maximum(concurrency / prefill.count, 1.0)
+            together = np.maximum(together, np.minimum(prefill.degrees.dp_attn, waiting))
+        ranks = np.minimum(together, prefill.degrees.dp_attn)
+        own = pieces * prefill_time(run, prefill.degrees, together * size, ranks, lengths)
+        crowd = used ** (np.sqrt(2 * (prefill.count + 1)) - 1)
+        queue = own * crowd / (2 * prefill.count * np.maximum(1 - used, 1e-6))
+        start = _bunching(pattern, np.maximum(concurrency / most - own, 0.0), 0.0, drains=False)
+        first = engine.request_host + own + transfer + start + np.minimum(queue, concurrency * own)
+        return step, rate, first
+
+    low, high = np.zeros(np.shape(most)), np.minimum(concurrency, _holds(room))
+    for _ in range(HALVINGS):
+        decoding = (low + high) / 2
+        _, rate, first = rate_and_first(decoding)
+        more = (decoding + rate * first < concurrency) & (rate < most)
+        low, high = np.where(more, decoding, low), np.where(more, high, decoding)
+    step, rate, first = rate_and_first(low)
+    return SteadyState(step, np.maximum(first, (concurrency - low) / rate), rate, room)
+
+
+def static_batch(run: Served, degrees: Degrees, lengths: Lengths, batch: Numeric) -> SteadyState:
+    """A fixed batch from start to end: all prompts in one go, then decode; what does not fit goes after it."""
+    room = capacity(run, degrees, lengths)
+    inside = np.minimum(batch, _holds(room))
+    first = prefill_time(run, degrees, inside * lengths.isl, np.minimum(inside, degrees.dp_attn), lengths)
+    step = decode_time(run, degrees, inside, lengths)
+    whole = (first + (lengths.osl - 1) * step) * batch / inside
+    return SteadyState(step, first, batch / whole, room)

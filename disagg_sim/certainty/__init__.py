@@ -1,0 +1,1 @@
+"""What a number rests on, and how sure it is."""

@@ -1,0 +1,305 @@
+"""Rows of a table of points, timed again: the same designs under other rates.
+
+A row names its design completely: mappings, batches, chunks, instance counts. ``designs_of`` reads it, ``times_of``
+times the passes that it is made of (arrays of shape (rows,), the physics of the grids without their axes) and
+``scores_of`` puts these together as the row's mode does. For the settings that the rows were made under the result is
+the row's own numbers. What a search chose stays as chosen: nothing is made feasible or infeasible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.errors import InputError, nearest
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.physics.chunked import chunked_prefill_pass
+from disagg_sim.physics.layer import MLA_FORMS
+from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference, mixed_step
+from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.physics.rates import ENGINES
+from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+MODES = ("disaggregated", "colocated", "piggyback")
+_DEGREES = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
+#: Relative difference up to which two times are the same: tables are written with ten digits. [1]
+SAME = 1e-7
+#: Columns of a row that stay the same in every row of ``Designs``.
+_SHARED = tuple(name for name in CASE_COLUMNS if name != "matching")
+
+
+class Times(NamedTuple):
+    """What the passes of designs take, arrays whose last axis is (rows,). [s]"""
+
+    step: Any  # a decode step
+    fill: Any  # a pass of prefill (its FTL); in piggyback a mixed step
+    busy: Any  # an instance starts a pass of prefill this often; ``fill`` where it does both phases
+
+
+class Scores(NamedTuple):
+    """What users and operators see of designs; arrays of the shape of the times."""
+
+    ftl: Any  # [s]
+    ttl: Any  # as the row means it: mean or largest gap [s]
+    throughput: Any  # output tokens per second over all GPUs [token/s]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Designs:
+    """Rows of a table that share mode, settings, lengths and kind of prefill; arrays have shape (rows,)."""
+
+    mode: str
+    isl: float  # [token]
+    osl: float  # [token]
+    at: Setting  # of decode, and of instances that do both phases
+    prefill_at: Setting
+    interference: Interference
+    rows: Ints  # places in the table
+    degrees: Degrees  # of decode
+    prefill_degrees: Degrees
+    batch: Floats  # of a decode instance [request]
+    prefill_batch: Floats  # prompts of a pass [request]
+    chunk_tokens: Floats  # CPP, in all rows or in none; 0 = whole prompts [token]
+    instances: Floats  # of decode [1]
+    prefill_instances: Floats  # [1]
+    total_gpus: Floats  # [1]
+    mixed_chunk: Floats  # prefill tokens of a mixed step, over all DP ranks [token]
+    mixed_share: Floats  # [1]
+    rounding: Floats  # matched rate over that of real-valued counts, 1 where one instance does both phases [1]
+    by_gap: NDArray[np.bool_]  # whether the row's TTL is the largest gap, else the mean
+    form: str  # of MLA in prefill
+
+    @property
+    def shared(self) -> bool:
+        """Whether one instance does both phases."""
+        return self.mode != MODES[0]
+
+    def under(self, *, decode: Setting | None = None, prefill: Setting | None = None) -> Designs:
+        """The same designs with other settings."""
+        return replace(self, at=decode or self.at, prefill_at=prefill or self.prefill_at)
+
+
+def rescore(
+    points: pd.DataFrame, change: Callable[[Setting], Setting] | None = None, *,
+    systems: Mapping[str, SystemSpec] | None = None, interference: Interference = NO_INTERFERENCE,
+) -> pd.DataFrame:  # fmt: skip
+    """Latencies and throughput of the designs of a table, under changed settings.
+
+    Parameters
+    ----------
+    points : DataFrame
+        A table of points or a frontier (``points.COLUMNS``), any modes and cases, with constant lengths.
+    change : callable, optional
+        From the setting of a row (``physics.setting.Setting``: model, system, rates) to the one to time it under; by
+        default nothing changes and the result equals the row's own numbers.
+    systems : mapping, optional
+        Systems by name, in place of the shipped ones.
+    interference : Interference
+        What the phases cost each other in mixed steps, as the rows were made with.
+
+    Returns
+    -------
+    DataFrame
+        Index of ``points``; ``tokens_per_s_per_user``, ``tokens_per_s_per_gpu`` [token/s], ``ftl_s``, ``ttl_s`` [s].
+
+    Raises
+    ------
+    InputError, UnknownNameError
+        A column that the table lacks, an unknown mode or name, rows that their settings do not give.
+    """
+    import pandas as pd
+
+    result = {name: np.empty(len(points)) for name in ("ftl", "ttl", "throughput")}
+    for designs in designs_of(points, systems=systems, interference=interference):
+        at, prefill_at = (each if change is None else change(each) for each in (designs.at, designs.prefill_at))
+        changed = designs.under(decode=at, prefill=prefill_at)
+        found = scores_of(changed, times_of(changed))
+        for name, values in result.items():
+            values[designs.rows] = getattr(found, name)
+    columns = {
+        "tokens_per_s_per_user": 1.0 / result["ttl"], "tokens_per_s_per_gpu": result["throughput"],
+        "ftl_s": result["ftl"], "ttl_s": result["ttl"],
+    }  # fmt: skip
+    return pd.DataFrame(columns, index=points.index)
+
+
+def designs_of(
+    points: pd.DataFrame, *, systems: Mapping[str, SystemSpec] | None = None,
+    interference: Interference = NO_INTERFERENCE, exact: bool = True,
+) -> Iterator[Designs]:  # fmt: skip
+    """The designs of a table, those that are timed in one go together; arguments and errors as in ``rescore``.
+
+    Parameters
+    ----------
+    exact
+        Whether the rows must be what their settings give; rows of a law of lengths are not, as they are timed at their
+        mean lengths.
+    """
+    missing = next((name for name in (*_SHARED, "ttl_mean_s", "mixed_step_share") if name not in points), None)
+    if missing is not None:
+        raise InputError(f"the table has no column {missing!r}{nearest(missing, map(str, points))}")
+    given, place = systems or {}, np.arange(len(points))
+    marked = points.assign(_place=place, _cut=points["prefill_chunk_tokens"] > 0)
+    for key, rows in marked.groupby([*_SHARED, "_cut"], sort=False, observed=True):
+        words = dict(zip(_SHARED, key, strict=False))
+        mode = str(words["mode"])
+        if mode not in MODES:
+            raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}{nearest(mode, MODES)}")
+        sides = [
+            setting(
+                str(words["model"]), given.get(str(words[f"{side}system"]), str(words[f"{side}system"])),
+                str(words[f"{side}precision"]), str(words[f"{side}profile"]), _engine(str(words[f"{side}engine"])),
+            )
+            for side in ("", "prefill_")
+        ]  # fmt: skip
+        for designs in _by_form(_read(rows, words, sides, interference), rows["ftl_s"].to_numpy(dtype=float)):
+            if exact:
+                _check(designs, points)
+            yield designs
+
+
+def _engine(word: str) -> str | None:
+    """Engine whose fits come first; any other word stands for the profile's own choice."""
+    return word if word in ENGINES else None
+
+
+def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setting], interference: Interference) -> Designs:
+    def column(name: str) -> Floats:
+        return rows[name].to_numpy(dtype=float)
+
+    decode, prefill = (Degrees(**{d: column(f"{side}_{d}") for d in _DEGREES}) for side in ("decode", "prefill"))
+    return Designs(
+        mode=str(words["mode"]), isl=float(words["isl"]), osl=float(words["osl"]), at=sides[0], prefill_at=sides[1],
+        interference=interference, rows=rows["_place"].to_numpy(), degrees=decode, prefill_degrees=prefill,
+        batch=column("decode_batch"), prefill_batch=column("prefill_batch"),
+        chunk_tokens=column("prefill_chunk_tokens"), instances=column("decode_instances"),
+        prefill_instances=column("prefill_instances"), total_gpus=column("total_gpus"),
+        mixed_chunk=column("mixed_chunk_tokens"), mixed_share=column("mixed_step_share"),
+        rounding=_rounding(rows) if words["mode"] == MODES[0] else np.ones(len(rows)),
+        by_gap=column("ttl_s") != column("ttl_mean_s"), form="auto",
+    )  # fmt: skip
+
+
+def _rounding(rows: pd.DataFrame) -> Floats:
+    """What whole instances leave of the rate P*R/(P+R) of real-valued counts, P and R being rates per GPU. [1]"""
+    needed = sum(rows[f"{side}_gpus"] / rows[f"{side}_request_rate_per_s"] for side in ("prefill", "decode"))
+    return (rows["request_rate_per_s"] / rows["total_gpus"] * needed).to_numpy(dtype=float)
+
+
+def _by_form(designs: Designs, ftl: Floats) -> Iterator[Designs]:
+    """The designs by the form of MLA that gives each row its FTL: a table does not name it."""
+    if not designs.at.model.is_mla:
+        yield designs
+        return
+    best, forms = np.full(ftl.size, np.inf), np.full(ftl.size, "auto", dtype=object)
+    for form in MLA_FORMS:
+        trial = replace(designs, form=form)
+        off = np.abs(scores_of(trial, times_of(trial, step=False)).ftl / ftl - 1.0)
+        forms = np.where(off < best * (1.0 - SAME) - SAME, form, forms)
+        best = np.minimum(best, off)
+    for form in MLA_FORMS:
+        some = np.flatnonzero(forms == form)
+        if some.size:
+            yield replace(_picked(designs, some), form=form)
+
+
+def _picked(designs: Designs, some: Ints) -> Designs:
+    """Some of the designs."""
+    arrays: dict[str, Any] = {
+        name: value[some] for name, value in vars(designs).items() if isinstance(value, np.ndarray)
+    }
+    decode, prefill = (
+        Degrees(**{name: getattr(degrees, name)[some] for name in _DEGREES})
+        for degrees in (designs.degrees, designs.prefill_degrees)
+    )
+    return replace(designs, degrees=decode, prefill_degrees=prefill, **arrays)
+
+
+def _check(designs: Designs, points: pd.DataFrame) -> None:
+    """``InputError`` unless the rows are what their settings give."""
+    found = scores_of(designs, times_of(designs))
+    for name, values in (("ftl_s", found.ftl), ("ttl_s", found.ttl), (THROUGHPUT, found.throughput)):
+        own = points[name].to_numpy(dtype=float)[designs.rows]
+        wrong = np.flatnonzero(~(np.abs(values / own - 1.0) <= SAME))
+        if wrong.size:
+            row = wrong[0]
+            raise InputError(
+                f"row {points.index[designs.rows[row]]} of the table: its settings give {name} {values[row]:.6g}, the "
+                f"table says {own[row]:.6g}: made under other specs or fits, an interference, or a law of lengths"
+            )
+
+
+def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times:
+    """Time every pass of the designs under their settings; without ``step`` or ``fill`` those stay zero."""
+    zero = np.zeros(designs.rows.size)
+    decode, first, busy = zero, zero, zero
+    if step:
+        at, context = designs.at, designs.isl + designs.osl / 2
+        decode = decode_step(at.model, at.rates, designs.degrees, batch=designs.batch, context=context).ttl
+    if fill:
+        first, busy = _fill(designs)
+    return Times(decode, first, busy)
+
+
+def _fill(designs: Designs) -> tuple[Any, Any]:
+    """Time of a pass of prefill, or of a mixed step, and how often an instance starts one. [s]"""
+    at, isl, form = designs.prefill_at, designs.isl, designs.form
+    if designs.mode == "piggyback":
+        step = mixed_step(
+            at.model, at.rates, designs.degrees, batch=designs.batch, context=isl + designs.osl / 2,
+            chunk_tokens=designs.mixed_chunk, isl=isl, mla_form=form, interference=designs.interference,
+        )  # fmt: skip
+        return step.time, step.time
+    degrees, batch = designs.prefill_degrees, designs.prefill_batch
+    if designs.chunk_tokens[0]:
+        done = chunked_prefill_pass(
+            at.model, at.rates, degrees, batch=batch, isl=isl, chunk_tokens=designs.chunk_tokens, mla_form=form
+        )
+    else:
+        done = prefill_pass(at.model, at.rates, degrees, batch=batch, isl=isl, mla_form=form)
+    return done.ftl, done.busy
+
+
+def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Scores:
+    """Latencies and throughput from the times of the passes, as each mode puts them together.
+
+    Parameters
+    ----------
+    rematch
+        Whether the counts of prefill and decode instances follow the times, losing as much by rounding as before; else
+        they stay, and the slower pool counts.
+
+    Notes
+    -----
+    Source: physics page, section 8; ``serving.disaggregated``, ``serving.colocated``, ``serving.piggyback``.
+    """
+    gaps = designs.osl - 1.0
+    with np.errstate(divide="ignore", invalid="ignore"):  # times that were left out
+        if not designs.shared:
+            prefill, decode = designs.prefill_batch / times.busy, designs.batch / (times.step * gaps)
+            if rematch:
+                needed = designs.prefill_degrees.gpus / prefill + designs.degrees.gpus / decode
+                return Scores(times.fill, times.step, designs.rounding * designs.osl / needed)
+            rate = np.minimum(designs.prefill_instances * prefill, designs.instances * decode)
+            return Scores(times.fill, times.step, rate * designs.osl / designs.total_gpus)
+        if designs.mode == "colocated":
+            passes = designs.batch / (designs.prefill_batch * gaps)
+            mean, gap = times.step + passes * times.fill, times.step + np.ceil(passes) * times.fill
+            ftl = times.fill
+        else:
+            share = designs.mixed_share
+            mean, gap = share * times.fill + (1.0 - share) * times.step, times.fill
+            ftl = np.maximum(designs.degrees.dp_attn * designs.isl / designs.mixed_chunk, 1.0) * times.fill
+        rate = designs.batch / (mean * gaps)
+        return Scores(ftl, np.where(designs.by_gap, gap, mean), rate * designs.osl / designs.total_gpus)

@@ -1,0 +1,215 @@
+r"""Which number of the hardware matters where: elasticities of latency and throughput along a frontier.
+
+The elasticity of y to a parameter p is :math:`\partial \ln y / \partial \ln p`: 0.6 says that one percent more of p
+brings 0.6 % more of y. If every rate grew by one percent and every latency fell by as much, throughput would grow by
+one percent; so over rates and inverse latencies of the hardware elasticities sum to 1, less the share of what does not
+change with it: host, and the fixed times of kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.certainty.designs import Designs, Scores, designs_of, scores_of, times_of
+from disagg_sim.certainty.error_bars import near_frontier
+from disagg_sim.errors import InputError, nearest
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.physics.collective_curves import AllToAllRate
+from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference
+from disagg_sim.physics.rates import Rates
+from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.search.pareto import pareto_mask
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+#: From systems by name to the points that a search finds on them.
+Search = Callable[[Mapping[str, SystemSpec]], "pd.DataFrame"]
+
+#: Relative change of a parameter for the derivative at a design: small, as another fastest kernel is a kink. [1]
+SMALL = 1e-5
+#: Relative change of a parameter for a frontier: as wide as the steps between its designs. [1]
+WIDE = 0.05
+#: The same for capacity, which acts through the few largest batches. [1]
+WIDE_CAPACITY = 0.1
+CAPACITY = "hbm_capacity"
+#: Vendor facts that are rates, and the fields of ``SystemSpec`` that hold them.
+_RATES = ("hbm_bandwidth", "nvlink_bandwidth", "nic_bandwidth")
+#: What elasticities are taken to: rates, latencies of links, capacity.
+PARAMETERS = ("flops", *_RATES, "nvlink_latency", "nic_latency", CAPACITY)
+
+
+def scaled(at: Setting, parameter: str, factor: float) -> Setting:
+    """The setting with one number of its hardware times ``factor``.
+
+    ``flops`` is the peak in every arithmetic. Latencies are no vendor's facts but fits: those of collectives and of the
+    exchange inside a domain (``nvlink_latency``) or over NICs (``nic_latency``), and of a hop between stages.
+    """
+    if parameter.endswith("_latency"):
+        return replace(at, rates=_with_latency(at.rates, parameter, factor))
+    system = scaled_system(at.system, parameter, factor)
+    return setting(at.model, system, at.precision.name, at.profile.name, at.engine or None)
+
+
+def scaled_system(system: SystemSpec, parameter: str, factor: float) -> SystemSpec:
+    """The system with one of its numbers times ``factor``: a rate, or the capacity of its memory."""
+    if parameter == "flops":
+        return replace(system, peak_flops={name: peak * factor for name, peak in system.peak_flops.items()})
+    if parameter == CAPACITY:
+        return replace(
+            system, hbm_capacity=system.hbm_capacity * factor, hbm_reported=system.hbm_reported * factor
+        )
+    changed: dict[str, Any] = {parameter: getattr(system, parameter) * factor}
+    return replace(system, **changed)
+
+
+def _with_latency(rates: Rates, parameter: str, factor: float) -> Rates:
+    profile = rates.profile
+    if parameter == "nic_latency":
+        own = replace(
+            profile, nic_latency=profile.nic_latency * factor, p2p_latency_across=profile.p2p_latency_across * factor
+        )
+
+        def slower(rate: AllToAllRate) -> AllToAllRate:
+            return replace(rate, across=rate.across.with_latency(factor))
+
+        links: dict[str, Any] = {}
+    else:
+        own = replace(profile, p2p_latency_inside=profile.p2p_latency_inside * factor)
+
+        def slower(rate: AllToAllRate) -> AllToAllRate:
+            return replace(rate, inside=rate.inside.with_latency(factor))
+
+        links = {
+            name: getattr(rates, name).with_latency(factor) for name in ("all_reduce", "all_gather", "reduce_scatter")
+        }
+        links["prepare"] = None if rates.prepare is None else rates.prepare.with_latency(factor)
+    dispatch, combine = (
+        {phase: slower(rate) for phase, rate in both.items()} for both in (rates.dispatch, rates.combine)
+    )
+    return replace(rates, profile=own, dispatch=dispatch, combine=combine, **links)
+
+
+def sensitivity(
+    points: pd.DataFrame, *, parameters: Sequence[str] = PARAMETERS, search: Search | None = None,
+    systems: Mapping[str, SystemSpec] | None = None, interference: Interference = NO_INTERFERENCE,
+) -> pd.DataFrame:  # fmt: skip
+    """Elasticities of latencies and throughput to the hardware, at the designs of a frontier and along it.
+
+    Parameters
+    ----------
+    points : DataFrame
+        A frontier or a whole table of points of ONE case (``points.COLUMNS``), of one or more modes; the more points,
+        the better what a changed frontier would choose instead is known.
+    parameters : sequence of str
+        Of ``PARAMETERS``: "flops", "hbm_bandwidth", "nvlink_bandwidth", "nic_bandwidth", "nvlink_latency",
+        "nic_latency", "hbm_capacity".
+    search : callable, optional
+        From systems by name to the points that the search finds on them, all modes below one another. Capacity acts
+        through the batches that fit, so without a search its elasticity of the frontier is NaN.
+    systems, interference
+        As in ``rescore``.
+
+    Returns
+    -------
+    DataFrame
+        One row for each point of the nominal frontier and parameter: ``mode``, ``tokens_per_s_per_user``,
+        ``tokens_per_s_per_gpu`` [token/s], ``parameter``; at the same design ``ttl``, ``ftl``, ``throughput`` (the
+        counts of a matched pair follow, else all would hang on the pool that rounding left slower); and
+        ``frontier``, of the best throughput at the same interactivity, designs and counts chosen anew [1].
+
+    Raises
+    ------
+    InputError
+        No points, an unknown parameter, and as ``rescore``.
+    """
+    import pandas as pd
+
+    for parameter in parameters:
+        if parameter not in PARAMETERS:
+            raise InputError(
+                f"parameter {parameter!r} is not one of {', '.join(PARAMETERS)}{nearest(parameter, PARAMETERS)}"
+            )
+    if not len(points):
+        raise InputError("no points: elasticities need one or more")
+    near = near_frontier(points)
+    groups = list(designs_of(near, systems=systems, interference=interference))
+    lines = []
+    for parameter in parameters:
+        ends = [_scores(groups, len(near), parameter, 1.0 + step) for step in (-SMALL, SMALL, -WIDE, WIDE)]
+        if parameter == CAPACITY:
+            found = [_searched(search, groups, factor) for factor in (1.0 - WIDE_CAPACITY, 1.0 + WIDE_CAPACITY)]
+        for mode in dict.fromkeys(near["mode"].astype(str)):
+            mine = (near["mode"].astype(str) == mode).to_numpy()
+            x, y = (near.loc[mine, name].to_numpy(dtype=float) for name in (INTERACTIVITY, THROUGHPUT))
+            best = np.flatnonzero(pareto_mask(x, y))
+            best = best[np.argsort(x[best])]
+            if parameter == CAPACITY:
+                curves, step = [_of_mode(each, mode) for each in found], WIDE_CAPACITY
+            else:
+                curves, step = [(1.0 / end.ttl[mine], end.throughput[mine]) for end in ends[2:]], WIDE
+            columns = {
+                name: _elasticity([getattr(end, name)[mine][best] for end in ends[:2]], SMALL)
+                for name in ("ttl", "ftl", "throughput")
+            }
+            columns["frontier"] = _elasticity([smooth_front(*curve, x[best]) for curve in curves], step)
+            base = {"mode": mode, INTERACTIVITY: x[best], THROUGHPUT: y[best], "parameter": parameter}
+            lines.append(pd.DataFrame(base | columns))
+    return pd.concat(lines, ignore_index=True)
+
+
+def _scores(groups: Sequence[Designs], rows: int, parameter: str, factor: float) -> Scores:
+    """Scores under a changed parameter, (rows,), with counts that follow."""
+    result = Scores(*(np.empty(rows) for _ in Scores._fields))
+    for designs in groups:
+        changed = designs
+        if parameter != CAPACITY:
+            changed = designs.under(
+                decode=scaled(designs.at, parameter, factor), prefill=scaled(designs.prefill_at, parameter, factor)
+            )
+        for whole, values in zip(result, scores_of(changed, times_of(changed), rematch=True), strict=True):
+            whole[designs.rows] = values
+    return result
+
+
+def _elasticity(ends: Sequence[Floats], step: float) -> Floats:
+    """Derivative of the logarithm by the logarithm of a parameter that was moved by ``step``, down and up. [1]"""
+    below, above = ends
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.log(above / below) / np.log((1.0 + step) / (1.0 - step)))
+
+
+def smooth_front(x: Floats, y: Floats, at: Floats) -> Floats:
+    """Best throughput at an interactivity, linear in the logarithms between the points of a frontier.
+
+    Unlike the step function of ``search.front`` it moves as its points do. NaN beyond the fastest point; below the
+    slowest its throughput.
+    """
+    if not x.size:
+        return np.full(at.shape, np.nan)
+    keep = np.flatnonzero(pareto_mask(x, y))
+    keep = keep[np.argsort(x[keep])]
+    logs = np.interp(np.log(at), np.log(x[keep]), np.log(y[keep]), right=np.nan)
+    return np.asarray(np.exp(logs))
+
+
+def _searched(search: Search | None, groups: Sequence[Designs], factor: float) -> pd.DataFrame | None:
+    """Points of all modes on systems with another capacity; None without a search."""
+    if search is None:
+        return None
+    known = {at.system.name: at.system for designs in groups for at in (designs.at, designs.prefill_at)}
+    return search({name: scaled_system(system, CAPACITY, factor) for name, system in known.items()})
+
+
+def _of_mode(points: pd.DataFrame | None, mode: str) -> tuple[Floats, Floats]:
+    if points is None:
+        return np.empty(0), np.empty(0)
+    mine = points[points["mode"].astype(str) == mode]
+    return mine[INTERACTIVITY].to_numpy(dtype=float), mine[THROUGHPUT].to_numpy(dtype=float)

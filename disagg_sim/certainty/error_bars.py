@@ -1,0 +1,367 @@
+r"""Error bars: how far the latencies and the throughput of designs may be off, and what that does to a frontier.
+
+**Model.** Every operator time of a design carries a factor, and so do the passes as a whole:
+
+.. math:: t_o \to t_o\,\exp\left(\sigma_o\left(\sqrt{\rho_k}\,z_{s,e,k} + \sqrt{1-\rho_k}\,\epsilon_{o,m}\right)\right),
+          \qquad T_p \to T_p\,\exp\left(\tau_p\left(\sqrt{\rho}\,z_{e,p} + \sqrt{1-\rho}\,\epsilon_{p,m}\right)\right)
+
+* :math:`\sigma_o` is the spread of the fit behind operator o (``facts.uncertainty.spread_of``), wider where the fit is
+  of another system (``transfer``, ``transfer_across``), where a size leaves its range (``per_doubling``), or where
+  nobody measured;
+* z is **systematic**: one number for all operators of kind k of a (system s, engine e) in every design and mode.
+  :math:`\rho_k` is the share of the variance that whole groups of shapes have in common;
+* :math:`\epsilon` is **idiosyncratic**: its own for every operator o of a layer and mapping m, so that it partly
+  averages over the operators of a layer, and batches of one mapping share it;
+* :math:`\tau_p` is the discrepancy of an engine: what served runs show beyond their kernels (host, scheduling). For
+  decode steps and passes of prefill it is that of the time of an output token, and more for the time to the first
+  token; estimated from the served runs of the FITTED part alone. What all configurations have in common cancels where
+  two modes are compared.
+
+All of z and :math:`\epsilon` are standard normal, and drawn by name from one seed: tables of several modes, or the same
+table twice, see the same factors.
+
+**Propagation.** A pass is linear in the times of its operators where no overlap and no pipeline stage changes hands, so
+its derivatives (``operators.uses_of``) times the factors give its time in every sample; latencies and throughput follow
+as the mode puts them together. Designs stay as they were chosen (limits on latency act on the nominal values), but for
+the counts of instances, which follow unless ``rematch`` is off.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from disagg_sim.certainty.breakdown import Use, uses_of
+from disagg_sim.certainty.designs import MODES, Designs, Scores, Times, designs_of, scores_of, times_of
+from disagg_sim.certainty.extrapolation import breaches, words_of
+from disagg_sim.errors import InputError, whole_number
+from disagg_sim.facts.efficiency import ASSUMED
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.load import load_system, load_uncertainty
+from disagg_sim.facts.uncertainty import KindSpread, UncertaintySpec, spread_of
+from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference
+from disagg_sim.physics.rates import Rates
+from disagg_sim.physics.setting import Setting
+from disagg_sim.search.front import best_from
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+
+#: Ends and middle of a band: 80 % of the samples lie between the ends.
+QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+#: A point may join a frontier in a sample when the nominal one beats it by no more than this; less where many could.
+MARGINS = (0.2, 0.1, 0.05, 0.02)
+#: Points of one mode that are sampled, unless the nominal frontier has more.
+CANDIDATES = 400
+#: Section of the efficiency files that speaks of a kind of operators, where it has another name.
+_SECTION = {
+    "experts": "moe", "all_reduce": "collectives", "gather": "collectives", "all_to_all": "alltoall",
+    "copy": "elementwise", "hop": "collectives",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Uncertainty:
+    """Designs with what they may turn out to be; two-dimensional arrays have shape (rows, samples)."""
+
+    points: pd.DataFrame  # the designs, nominal
+    column: str  # of their throughput
+    ttl: Floats  # [s]
+    ftl: Floats  # [s]
+    throughput: Floats  # of ``column`` [token/s, token/USD or token/J]
+    outside_calibration: tuple[str, ...]  # as ``calibrated.outside_calibration``
+
+    def bands(self) -> pd.DataFrame:
+        """The designs with the 10 %, 50 % and 90 % quantiles of their numbers, and what they rest on.
+
+        Returns
+        -------
+        DataFrame
+            The columns of the points, then ``tokens_per_s_per_gpu_p10``, ``_p50``, ``_p90``, the same of
+            ``tokens_per_s_per_user`` [token/s], ``ttl_p10_s`` ..., ``ftl_p10_s`` ... [s], ``outside_calibration``.
+        """
+        columns: dict[str, Any] = {}
+        for name, values in ((self.column, self.throughput), (INTERACTIVITY, 1.0 / self.ttl)):
+            columns |= {f"{name}_{q}": np.quantile(values, share, axis=1) for q, share in QUANTILES.items()}
+        for name, values in (("ttl", self.ttl), ("ftl", self.ftl)):
+            columns |= {f"{name}_{q}_s": np.quantile(values, share, axis=1) for q, share in QUANTILES.items()}
+        return self.points.assign(**columns, outside_calibration=list(self.outside_calibration))
+
+    def frontier(self, at: ArrayLike | None = None) -> pd.DataFrame:
+        """Band of the frontier of each mode: the best throughput at an interactivity, sample by sample.
+
+        Parameters
+        ----------
+        at : array_like, optional
+            Interactivities; by default those of the nominal frontier. [token/s]
+
+        Returns
+        -------
+        DataFrame
+            ``mode``, ``tokens_per_s_per_user``, ``tokens_per_s_per_gpu`` (nominal) and its ``_p10``, ``_p50``, ``_p90``
+            [token/s]; 0 in samples in which no design is so fast.
+        """
+        import pandas as pd
+
+        parts = []
+        for mode in self.modes:
+            mine = (self.points["mode"].astype(str) == mode).to_numpy()
+            x, y = (self.points.loc[mine, name].to_numpy(dtype=float) for name in (INTERACTIVITY, self.column))
+            grid = x[y >= best_from(x, y, x)] if at is None else np.asarray(at, dtype=float).ravel()
+            grid = np.unique(grid)
+            best = self._best(grid, (mode,))
+            bands = {f"{self.column}_{q}": np.quantile(best, share, axis=1) for q, share in QUANTILES.items()}
+            columns = {"mode": mode, INTERACTIVITY: grid, self.column: best_from(x, y, grid), **bands}
+            parts.append(pd.DataFrame(columns))
+        return pd.concat(parts, ignore_index=True)
+
+    def gain(self, at: ArrayLike) -> pd.DataFrame:
+        """Throughput of disaggregated over the best co-located serving, with its probability to be above 1.
+
+        Both modes see the same factors in a sample: what slows an operator of both cancels.
+
+        Parameters
+        ----------
+        at : array_like
+            Interactivities. [token/s]
+
+        Returns
+        -------
+        DataFrame
+            ``tokens_per_s_per_user`` [token/s], ``gain`` (nominal), ``gain_p10``, ``gain_p50``, ``gain_p90`` [1] and
+            ``probability`` of a gain above 1 [1]; infinite where only disaggregation reaches, NaN where neither does.
+
+        Raises
+        ------
+        InputError
+            When a side is missing.
+        """
+        import pandas as pd
+
+        shared = tuple(mode for mode in self.modes if mode != MODES[0])
+        if MODES[0] not in self.modes or not shared:
+            has = ", ".join(self.modes)
+            raise InputError(f"a gain needs {MODES[0]} points and co-located ones; the table has {has}")
+        grid = np.asarray(at, dtype=float).ravel()
+        x, y = (self.points[name].to_numpy(dtype=float) for name in (INTERACTIVITY, self.column))
+        split = (self.points["mode"].astype(str) == MODES[0]).to_numpy()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            nominal = best_from(x[split], y[split], grid) / best_from(x[~split], y[~split], grid)
+            sampled = self._best(grid, MODES[:1]) / self._best(grid, shared)
+        known = [row[~np.isnan(row)] for row in sampled]  # samples in which a mode is so fast
+        columns = {f"gain_{q}": [_quantile(row, share) for row in known] for q, share in QUANTILES.items()}
+        above = [float(np.mean(row > 1)) if row.size else np.nan for row in known]
+        return pd.DataFrame({INTERACTIVITY: grid, "gain": nominal, **columns, "probability": above})
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Modes of the points, in order of first appearance."""
+        return tuple(dict.fromkeys(self.points["mode"].astype(str)))
+
+    def _best(self, grid: Floats, modes: Sequence[str]) -> Floats:
+        """Best throughput of some modes at interactivities, (grid, samples). [token/s]"""
+        mine = self.points["mode"].astype(str).isin(list(modes)).to_numpy()
+        x, y = 1.0 / self.ttl[mine], self.throughput[mine]
+        columns = [best_from(x[:, s], y[:, s], grid) for s in range(x.shape[1])]
+        return np.stack(columns, axis=1)
+
+
+def uncertainty(
+    points: pd.DataFrame, *, samples: int = 1000, seed: int = 0, rematch: bool = True,
+    spreads: UncertaintySpec | str = "measured", throughput: str = THROUGHPUT, exact: bool = True,
+    systems: Mapping[str, SystemSpec] | None = None, interference: Interference = NO_INTERFERENCE,
+) -> Uncertainty:  # fmt: skip
+    """Error bars of designs: bands of latencies and throughput, of the frontier, and of what disaggregation gains.
+
+    Parameters
+    ----------
+    points : DataFrame
+        Frontiers or whole tables of points of ONE case (``points.COLUMNS``), of one or more modes below one another.
+        Points far from the frontier of their mode are left out: no factor brings them there.
+    samples : int
+        Draws of the factors. [1]
+    seed : int
+        Of the draws; the same seed gives the same bands.
+    rematch : bool
+        Whether the counts of prefill and decode instances are adapted to what the pools turn out to do; else the pair
+        stays as it was matched, and is out of balance wherever the two are off by different factors.
+    spreads : UncertaintySpec or str
+        How far operators and engines may be off: shipped ones by name, or a file's path.
+    throughput : str
+        Column of the throughput: per GPU, USD or joule, as in ``pareto_front``; costs are taken as sure.
+    exact : bool
+        Whether the rows must be what their settings give. Rows of a law of lengths are not: their relative errors are
+        those at the mean lengths.
+    systems, interference
+        As in ``rescore``.
+
+    Returns
+    -------
+    Uncertainty
+        ``bands()``, ``frontier(at)``, ``gain(at)``.
+
+    Raises
+    ------
+    InputError
+        No points, a profile without fits, and as ``rescore``.
+    """
+    whole_number("samples", samples)
+    if not len(points):
+        raise InputError("no points: error bars need one or more")
+    spec = load_uncertainty(spreads) if isinstance(spreads, str) else spreads
+    kept = near_frontier(points, throughput=throughput)
+    arrays = {name: np.empty((len(kept), samples)) for name in ("ttl", "ftl", "throughput")}
+    words = np.full(len(kept), "", dtype=object)
+    draws = _Draws(samples, seed)
+    columns = {"ttl": "ttl_s", "ftl": "ftl_s", "throughput": throughput}
+    for designs in designs_of(kept, systems=systems, interference=interference, exact=exact):
+        found, told = _sampled(designs, spec, draws, rematch=rematch)
+        nominal = scores_of(designs, times_of(designs))
+        words[designs.rows] = told
+        for name, values in arrays.items():
+            own = kept[columns[name]].to_numpy(dtype=float)[designs.rows]
+            values[designs.rows] = getattr(found, name) * (own / getattr(nominal, name))[:, None]
+    return Uncertainty(points=kept, column=throughput, **arrays, outside_calibration=tuple(words))
+
+
+def near_frontier(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.DataFrame:
+    """The points that may come to lie on the frontier of their mode: not beaten in both axes by a margin.
+
+    All points of the nominal frontier; of the others those within the largest of ``MARGINS`` that leaves no more than
+    ``CANDIDATES`` of a mode.
+    """
+    import pandas as pd
+
+    parts = []
+    for _, mine in points.groupby("mode", sort=False, observed=True):
+        x, y = (mine[name].to_numpy(dtype=float) for name in (INTERACTIVITY, throughput))
+        keep = y >= best_from(x, y, x)
+        for margin in MARGINS:
+            near = y * (1.0 + margin) >= best_from(x, y, x * (1.0 + margin))
+            if near.sum() <= max(CANDIDATES, keep.sum()):
+                keep |= near
+                break
+        parts.append(mine[keep])
+    return pd.concat(parts, ignore_index=True)
+
+
+def _quantile(values: Floats, share: float) -> float:
+    """A quantile that is one of the values, infinite ones included; NaN of none."""
+    return float(np.quantile(values, share, method="inverted_cdf")) if values.size else np.nan
+
+
+class _Draws:
+    """Standard normal numbers by name, the same for the same name and seed. [1]"""
+
+    def __init__(self, samples: int, seed: int) -> None:
+        self.samples, self.seed = samples, seed
+        self._known: dict[str, Floats] = {}
+
+    def of(self, name: str) -> Floats:
+        """Shape (samples,)."""
+        if name not in self._known:
+            rng = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
+            self._known[name] = rng.standard_normal(self.samples)
+        return self._known[name]
+
+    def mixed(self, common: str, own: Sequence[str], share: float) -> Floats:
+        """Shape (len(own), samples): a common and an own part, the common one with ``share`` of the variance."""
+        index = {name: place for place, name in enumerate(dict.fromkeys(own))}
+        apart = np.stack([self.of(name) for name in index])[[index[name] for name in own]]
+        return np.asarray(np.sqrt(share) * self.of(common) + np.sqrt(1.0 - share) * apart)
+
+
+def _sampled(
+    designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch: bool
+) -> tuple[Scores, list[str]]:
+    """Scores of designs in every sample, arrays of shape (rows, samples), and what they rest on."""
+    if not (designs.at.profile.fitted and designs.prefill_at.profile.fitted):
+        raise InputError(f"profile {designs.at.profile.name!r} has no fits, so that nothing says how far it may be off")
+    nominal = times_of(designs)
+    uses = uses_of(designs, nominal)
+    places = {phase: _mapping_names(designs, phase) for phase in ("decode", "prefill")}
+    sampled = [np.repeat(part[:, None], draws.samples, axis=1) for part in nominal]
+    for use in uses:
+        moved = np.expm1(log_factor(use, designs, spec, draws, places[use.phase]))
+        for index, part in enumerate(use.seconds):
+            if np.any(part):
+                sampled[index] += part[:, None] * moved
+    for phase, passes in (("decode", (0,)), ("prefill", (1, 2))):
+        at = designs.at if phase == "decode" else designs.prefill_at
+        # A mixed step is a decode step with prompts in it: it is off as decode is.
+        kind = "decode" if designs.mode == "piggyback" else phase
+        factor = _engine_factor(at, f"{designs.mode} {kind}", kind, places[phase], spec, draws)
+        for index in passes:
+            sampled[index] *= factor
+    turned = Times(*(part.T for part in sampled))
+    found = Scores(*(np.asarray(value).T for value in scores_of(designs, turned, rematch=rematch)))
+    what = f"{designs.mode} first token"
+    first = _engine_factor(designs.prefill_at, what, "first token", places["prefill"], spec, draws)
+    return found._replace(ftl=found.ftl * first), words_of(uses, nominal)
+
+
+def _engine_factor(
+    at: Setting, what: str, kind: str, places: Sequence[str], spec: UncertaintySpec, draws: _Draws
+) -> Floats:
+    """What an engine adds to passes of a kind, or to the first token beyond its pass, (rows, samples). [1]"""
+    engine = engine_of(at.rates, at.engine, spec)
+    spread = spec.engines[engine]
+    sigma = spread.step
+    if kind == "first token":  # the pass itself is off by ``step`` already
+        sigma = float(np.sqrt(max(spread.first_token**2 - spread.step**2, 0.0)))
+    own = [f"{what} {place}" for place in places]
+    return np.asarray(np.exp(sigma * draws.mixed(f"engine {engine} {kind}", own, spread.shared)))
+
+
+def log_factor(
+    use: Use, designs: Designs, spec: UncertaintySpec, draws: _Draws, places: Sequence[str]
+) -> Floats:
+    """Logarithm of the factor on an operator's time, (rows, samples)."""
+    at = designs.at if use.phase == "decode" else designs.prefill_at
+    kind = kind_of(use, spec)
+    library = use.fits[0].engine if use.fits else ASSUMED
+    common = f"{at.system.name} {library} {use.label}"
+    own = [f"{at.system.name} {library} {use.name} {use.format} {place}" for place in places]
+    return sigma_of(use, spec)[:, None] * draws.mixed(common, own, kind.shared)
+
+
+def kind_of(use: Use, spec: UncertaintySpec) -> KindSpread:
+    """How the errors of the fits behind an operator are shared out."""
+    return spec.kinds[_SECTION.get(use.kind, use.kind)]
+
+
+def sigma_of(use: Use, spec: UncertaintySpec) -> Floats:
+    """S.d. of the logarithm of an operator's time, (rows,): of its fit, of a transfer, and of leaving the range. [1]"""
+    measured = [fit for fit in use.fits if fit.engine != ASSUMED]
+    own = max((spread_of(fit, spec) for fit in measured), default=spec.assumed)
+    transfer = max((_transfer(fit.inherited_from, use, spec) for fit in measured if fit.inherited_from), default=0.0)
+    far = sum((breach.doublings for breach in breaches(use)), start=np.zeros(use.rows))
+    return np.asarray(np.sqrt(own**2 + transfer**2) + spec.per_doubling * far)
+
+
+def _transfer(origin: str, use: Use, spec: UncertaintySpec) -> float:
+    """S.d. of the logarithm that a fit of another system adds. [1]"""
+    kind = kind_of(use, spec)
+    alike = load_system(origin).architecture == use.architecture
+    return kind.transfer if alike else kind.transfer_across
+
+
+def engine_of(rates: Rates, engine: str, spec: UncertaintySpec) -> str:
+    """Engine whose discrepancy counts: the one asked for, else the first one known whose kernels were taken."""
+    taken = (fit.engine for fits in rates.used.values() for fit in fits)
+    known = [name for name in (engine, *taken) if name in spec.engines]
+    return known[0] if known else min(spec.engines)
+
+
+def _mapping_names(designs: Designs, phase: str) -> list[str]:
+    degrees = designs.degrees if phase == "decode" else designs.prefill_degrees
+    columns = (degrees.tp_attn, degrees.dp_attn, degrees.tp_ffn, degrees.ep, degrees.pp)
+    return [" ".join(f"{value:g}" for value in row) for row in zip(*columns, strict=True)]

@@ -1,0 +1,197 @@
+"""Which operators of a design rest on no measurement of theirs: outside the range of a fit, or on another system.
+
+Kernels that no table holds (elementwise kernels, pipeline hops) are assumptions of the profile in every design; they
+are not repeated here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.certainty.breakdown import Use, uses_of
+from disagg_sim.certainty.designs import Times, designs_of, times_of
+from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, CollectiveFit, Fit
+from disagg_sim.facts.hardware import SystemSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+#: Operators that take less than this share of every pass of a design are left out of its words. [1]
+WORTH_TELLING = 0.01
+#: Part by which a size may pass the end of a range and still count as inside: rounding. [1]
+ROUNDING = 1e-9
+#: Sizes of the kernel tables as people call them.
+SIZE_WORDS = {
+    "num_gpus": "ranks", "ep_size": "ranks", "node_num": "domains", "num_tokens": "tokens", "width": "expert width",
+    "num_experts": "experts", "message_bytes": "bytes", "kv_len": "context", "seq_len": "prompt",
+}  # fmt: skip
+#: What stands between two statements about a design.
+BETWEEN = "; "
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Breach:
+    """One end of a range that an operator passes in some designs; arrays have shape (rows,)."""
+
+    size: str
+    above: bool
+    end: float  # of the range
+    value: Floats
+    where: Mask
+
+    @property
+    def doublings(self) -> Floats:
+        """How far outside; 0 where the range is kept. [1]"""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.where, np.abs(np.log2(self.value / self.end)), 0.0)
+
+
+def breaches(use: Use) -> list[Breach]:
+    """Ends of ranges that an operator passes; of several fits that could speak, the one that it leaves least counts."""
+    measured = [fit for fit in use.fits if fit.engine != ASSUMED]
+    least, choice = np.full(use.rows, np.inf), np.full(use.rows, -1)
+    found: list[list[Breach]] = []
+    for number, (fit, ranges) in enumerate(_ranges(measured)):
+        mine = [breach for size, ends in ranges.items() if size in use.sizes for breach in _passed(use, size, ends)]
+        far = sum((breach.doublings for breach in mine), start=np.zeros(use.rows))
+        far = np.where(_speaks(fit, use), far, np.inf)
+        choice, least = np.where(far < least, number, choice), np.minimum(far, least)
+        found.append(mine)
+    kept = [(breach, breach.where & (choice == number)) for number, mine in enumerate(found) for breach in mine]
+    return [
+        Breach(size=breach.size, above=breach.above, end=breach.end, value=breach.value, where=where)
+        for breach, where in kept
+        if where.any()
+    ]
+
+
+def outside_calibration(points: pd.DataFrame, *, systems: Mapping[str, SystemSpec] | None = None) -> pd.Series:
+    """What every design of a table rests on beside measurements, in words; "" where nothing leaves its range.
+
+    Such as ``experts: expert width 32 below 64; all-reduce: ranks 16 above 8; inherited from gb200_nvl72: GEMM``.
+
+    Parameters
+    ----------
+    points : DataFrame
+        A table of points or a frontier (``points.COLUMNS``), any modes and cases.
+    systems : mapping, optional
+        Systems by name, in place of the shipped ones.
+
+    Returns
+    -------
+    Series
+        Index of ``points``. Operators of less than 1 % of every pass are left out.
+
+    Raises
+    ------
+    InputError, UnknownNameError
+        As ``rescore``.
+    """
+    import pandas as pd
+
+    words = np.full(len(points), "", dtype=object)
+    for designs in designs_of(points, systems=systems, exact=False):
+        times = times_of(designs)
+        words[designs.rows] = words_of(uses_of(designs, times, _doubtful), times)
+    return pd.Series(words, index=points.index, name="outside_calibration")
+
+
+def _doubtful(use: Use) -> bool:
+    return any(fit.inherited_from for fit in use.fits) or bool(breaches(use))
+
+
+def words_of(uses: Sequence[Use], times: Times) -> list[str]:
+    """Words of ``outside_calibration`` for designs whose operators and times are known, in row order."""
+    rows = np.size(times.step)
+    passed: dict[tuple[str, str, bool, float], Floats] = {}
+    inherited: dict[str, dict[str, Mask]] = {}
+    for use in uses:
+        matters = _matters(use, times)
+        for breach in breaches(use):
+            key = (use.label, SIZE_WORDS.get(breach.size, breach.size), breach.above, breach.end)
+            value = np.where(breach.where & matters, breach.value, np.nan)
+            worst = np.fmax if breach.above else np.fmin
+            passed[key] = worst(passed.get(key, np.full(rows, np.nan)), value)
+        for system in dict.fromkeys(fit.inherited_from for fit in use.fits if fit.inherited_from):
+            kinds = inherited.setdefault(system, {})
+            kinds[use.label] = kinds.get(use.label, np.zeros(rows, dtype=bool)) | matters
+    told: list[list[str]] = [[] for _ in range(rows)]
+    for (label, size, above, end), values in passed.items():
+        for row in np.flatnonzero(np.isfinite(values)).tolist():
+            told[row].append(f"{label}: {size} {values[row]:.4g} {'above' if above else 'below'} {end:.4g}")
+    for system, kinds in inherited.items():
+        for row in range(rows):
+            mine = [label for label, mask in kinds.items() if mask[row]]
+            if mine:
+                told[row].append(f"inherited from {system}: {', '.join(mine)}")
+    return [BETWEEN.join(each) for each in told]
+
+
+def tally_of(words: pd.Series) -> list[tuple[str, int]]:
+    """Kinds of extrapolation among the words of many designs, without their numbers, and how many designs have each."""
+    count: Counter[str] = Counter()
+    for text in words:
+        statements = [each for each in str(text).split(BETWEEN) if each]
+        count.update({_without_numbers(each) for each in statements})
+    return count.most_common()
+
+
+def _without_numbers(statement: str) -> str:
+    """``experts: expert width below 64`` of ``experts: expert width 32 below 64``."""
+    if statement.startswith("inherited"):
+        return statement.partition(":")[0]
+    head, _, tail = statement.partition(": ")
+    *size, _, side, end = tail.split(" ")
+    return f"{head}: {' '.join(size)} {side} {end}"
+
+
+def _matters(use: Use, times: Times) -> Mask:
+    shares = [
+        np.divide(part, whole, out=np.zeros(use.rows), where=np.asarray(whole) > 0)
+        for part, whole in zip(use.seconds, times, strict=True)
+    ]
+    return np.asarray(np.max(shares, axis=0) >= WORTH_TELLING)
+
+
+def _ranges(fits: Sequence[Fit]) -> Iterator[tuple[Fit, dict[str, tuple[float, float]]]]:
+    """Fits with their ranges; fits of one group size each make one range together, between which is interpolated."""
+    for fit in fits:
+        if fit.valid:
+            yield fit, {size: (low, high) for size, low, high in fit.valid}
+    counted = [fit for fit in fits if isinstance(fit, CollectiveFit) and not fit.valid and fit.gpus]
+    if counted:
+        yield counted[0], {"num_gpus": (min(f.gpus for f in counted), max(f.gpus for f in counted))}
+    for link in ("nvlink", "nic"):
+        sent = [fit for fit in fits if isinstance(fit, AllToAllFit) and not fit.valid and fit.link == link]
+        if sent:
+            groups = [fit.nodes if link == "nic" else fit.ranks for fit in sent]
+            yield sent[0], {"node_num" if link == "nic" else "ep_size": (min(groups), max(groups))}
+    if not counted:
+        for fit in fits:
+            if not fit.valid and not isinstance(fit, CollectiveFit | AllToAllFit):
+                yield fit, {}
+
+
+def _speaks(fit: Fit, use: Use) -> Mask:
+    """Whether a fit is asked at all: those of the exchange speak of one kind of link."""
+    if isinstance(fit, AllToAllFit) and "node_num" in use.sizes:
+        across = use.sizes["node_num"][1] > 1
+        return np.asarray(across if fit.link == "nic" else ~across)
+    return np.ones(use.rows, dtype=bool)
+
+
+def _passed(use: Use, size: str, ends: tuple[float, float]) -> Iterator[Breach]:
+    """Below a range that begins at 1 there is nothing to extrapolate: means of counts may be fractions."""
+    (low, high), (least, largest) = ends, use.sizes[size]
+    if low > 1:
+        yield Breach(size=size, above=False, end=low, value=least, where=least < low * (1.0 - ROUNDING))
+    yield Breach(size=size, above=True, end=high, value=largest, where=largest > high * (1.0 + ROUNDING))

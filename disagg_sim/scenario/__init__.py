@@ -1,0 +1,1 @@
+"""Scenarios of the simulation: from their YAML to runs and results."""

@@ -1,0 +1,150 @@
+"""The runs of a scenario, each with a digest of everything that its result depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from disagg_sim.facts import load
+from disagg_sim.scenario.spec import Scenario, SystemChoice
+from disagg_sim.scenario.traces import TraceSource
+from disagg_sim.simulation.deployment import ServedDeployment
+from disagg_sim.simulation.feasibility import require_possible
+from disagg_sim.sweep.digest import code_digest, digest_of
+from disagg_sim.sweep.store import Key
+
+#: Tables of a store: one block a run in each; a run is done when its row of ``runs`` is there, written last.
+REQUESTS, SAMPLES, DECISIONS, RUNS = "requests", "samples", "decisions", "runs"
+#: One block a search for a capacity.
+CAPACITY = "capacity"
+TABLES = (REQUESTS, SAMPLES, DECISIONS, RUNS, CAPACITY)
+ROOMS = ("facts", "physics", "workload", "search", "simulation", "sweep")  # whose code decides a result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """One system on one deployment under one trace at one rate; or, without a rate, the search for its capacity."""
+
+    scenario: Scenario
+    deployment: ServedDeployment
+    choice: SystemChoice
+    source: TraceSource
+    rate_scale: float | None  # None = the search for the capacity [1]
+    requests: int  # of the trace [request]
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """``eight/arrow-conv-x1.5``: where its blocks lie in every table."""
+        return f"{self.deployment.name}/{self._name}"
+
+    @property
+    def _name(self) -> str:
+        rate = "" if self.rate_scale is None else f"-x{self.rate_scale:g}"
+        return f"{self.choice.label}-{self.source.name}{rate}"
+
+    @property
+    def table(self) -> str:
+        """The table whose block says that it is done."""
+        return CAPACITY if self.rate_scale is None else RUNS
+
+    def key(self, table: str) -> Key:
+        """Its block of a table."""
+        return Key(table, self.deployment.name, self._name, self.digest)
+
+    @property
+    def blocks(self) -> tuple[Key, ...]:
+        """Its blocks of all tables."""
+        tables = (CAPACITY,) if self.rate_scale is None else (REQUESTS, SAMPLES, DECISIONS, RUNS)
+        return tuple(self.key(table) for table in tables)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScenarioPlan:
+    """All runs of a scenario: deployments, in each the traces, in each the rates, in each the systems."""
+
+    scenario: Scenario
+    runs: tuple[Run, ...]
+    searches: tuple[Run, ...]  # for capacities
+    notes: tuple[str, ...]  # what the readers of the traces dropped, sorted or assumed
+
+    @property
+    def tasks(self) -> tuple[Run, ...]:
+        """Runs, then searches."""
+        return self.runs + self.searches
+
+
+def plan_scenario(scenario: Scenario) -> ScenarioPlan:
+    """Every combination of the scenario, after a look at whether its SLO can be met at all.
+
+    Raises
+    ------
+    InfeasibleError
+        When not even the shortest request of a trace, alone, could meet the SLO; names the least possible.
+    """
+    what, specs = scenario.setting, digest_of(_specs(scenario))
+    notes = []
+    for source in scenario.traces:
+        trace = source.load(scenario.seed)
+        if scenario.sampled:
+            scenario.run.check_samples(trace.scaled(min(source.rate_scales)))
+        notes += [f"{source.name}: {note}" for note in trace.notes]
+        if beyond := int((trace.input_tokens + trace.output_tokens > what.model.max_context).sum()):
+            notes.append(
+                f"{source.name}: {beyond} of {len(trace)} requests exceed the context of {what.model.name} "
+                f"({what.model.max_context} tokens) and are rejected"
+            )
+        for deployment in scenario.deployments:
+            for choice in scenario.systems:
+                require_possible(what, deployment, choice.parts, trace, scenario.slo)
+    return ScenarioPlan(
+        scenario=scenario,
+        runs=tuple(_runs(scenario, specs)),
+        searches=tuple(_searches(scenario, specs)),
+        notes=tuple(notes),
+    )
+
+
+def _runs(scenario: Scenario, specs: str) -> Iterator[Run]:
+    for deployment in scenario.deployments:
+        for source in scenario.traces:
+            for scale in source.rate_scales:
+                for choice in scenario.systems:
+                    yield _run(scenario, specs, deployment, choice, source, scale)
+
+
+def _searches(scenario: Scenario, specs: str) -> Iterator[Run]:
+    if scenario.capacity is None:
+        return
+    for deployment in scenario.deployments:
+        for source in scenario.traces:
+            for choice in scenario.systems:
+                yield _run(scenario, specs, deployment, choice, source, None)
+
+
+def _run(
+    scenario: Scenario, specs: str, deployment: ServedDeployment, choice: SystemChoice, source: TraceSource,
+    scale: float | None,
+) -> Run:  # fmt: skip
+    trace = (replace(source, path="", rate_scales=()), source.content())
+    aim = scenario.capacity if scale is None else None
+    values: tuple[Any, ...] = (deployment, choice, trace, scale, aim, scenario.slo, scenario.seed, scenario.run, specs)
+    return Run(
+        scenario=scenario, deployment=deployment, choice=choice, source=source, rate_scale=scale,
+        requests=len(source.load(scenario.seed)), digest=digest_of(values),
+    )  # fmt: skip
+
+
+def _specs(scenario: Scenario) -> tuple[Any, ...]:
+    what = scenario.setting
+    lengths = [source.synthetic.lengths for source in scenario.traces if source.synthetic is not None]
+    traffic = [load.load_traffic(name) for name in lengths if isinstance(name, str)]
+    fits = load.load_efficiency(what.system.name)
+    own = [Path(path).read_text(encoding="utf-8") for path in scenario.policies]
+    return (
+        what.model, what.system, what.precision, what.profile, fits, scenario.engine, traffic, own,
+        version("disagg-sim"), code_digest(ROOMS),
+    )  # fmt: skip

@@ -1,0 +1,103 @@
+"""Serving systems that a scenario may name: the registered ones, and those of the user's own Python files."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+
+from disagg_sim.errors import DisaggSimError, PolicyError, SpecError, UnknownNameError, given_twice, nearest, quoted
+from disagg_sim.facts.yaml_files import shown
+from disagg_sim.scenario.policy_text import Form, PolicyText, form_of, python_file, read_policies
+from disagg_sim.simulation.faults import is_own, own_faults
+from disagg_sim.simulation.policy import systems
+
+
+@cache
+def load_policies(path: str) -> None:
+    """Import a file that registers serving systems, once in a process.
+
+    Raises
+    ------
+    SpecError
+        A file that is not there or is no Python, whatever it raises, and a system that is none or whose name another
+        has; names the line.
+    """
+    file = python_file(Path(path))
+    name = f"disagg_sim_policies_{file.stem}"
+    found = importlib.util.spec_from_file_location(name, file)
+    assert found is not None, "Python loads .py"
+    assert found.loader is not None, "Python loads .py"
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        with own_faults(shown(file), name):
+            found.loader.exec_module(module)
+    except PolicyError as error:
+        cause = error.__cause__
+        if isinstance(cause, SyntaxError) and Path(cause.filename or "").resolve() == file.resolve():
+            raise SpecError(f"{shown(file)}: line {cause.lineno}: {cause.msg}") from None
+        if isinstance(cause, DisaggSimError):
+            raise SpecError(f"{shown(file)}: {cause}") from None
+        raise SpecError(str(error)) from cause
+
+
+class KnownSystems:
+    """Systems that a scenario may name.
+
+    Parameters
+    ----------
+    run : bool
+        Whether policy files are imported, which runs them, or read as text only.
+    """
+
+    def __init__(self, run: bool) -> None:
+        self.run = run
+        self._texts: list[PolicyText] = []
+        self._open = False  # whether there may be systems that are not known
+        there = {name: kind for name, kind in systems().items() if run or not is_own(kind.__module__)}
+        self._forms = {name: form_of(name, kind) for name, kind in there.items()}
+
+    def take(self, path: str) -> None:
+        """Add the systems of a policy file; ``SpecError`` for its faults."""
+        before, self._open = self._open, True  # a file that has faults may hold any system
+        if self.run:
+            load_policies(path)
+            self._forms = {name: form_of(name, kind) for name, kind in systems().items()}
+            self._open = before
+        else:
+            text = read_policies(Path(path))
+            if twice := given_twice([*self._forms, *(form.name for form in text.forms)]):
+                raise SpecError(f"{shown(text.path)}: system {quoted(twice)} is registered twice")
+            self._texts.append(text)
+            self._forms |= {form.name: form for form in text.forms}
+            self._open = before or not text.whole
+
+    def form(self, name: str) -> Form | None:
+        """What may be said of a system; None for one that cannot be known; ``UnknownNameError`` where there is none."""
+        if name not in self._forms and not self._open:
+            known = ", ".join(sorted(self._forms))
+            raise UnknownNameError(f"unknown system {quoted(name)}{nearest(name, self._forms)}; known: {known}")
+        return self._forms.get(name)
+
+    def needs(self, name: str) -> tuple[str, ...]:
+        """Parts of a deployment that a system takes; empty where that is not known."""
+        return self._forms[name].needs or ()
+
+    def notes(self) -> tuple[str, ...]:
+        """A line a file on what its text did not tell."""
+        return tuple(_note(text) for text in self._texts)
+
+
+def _note(text: PolicyText) -> str:
+    names = ", ".join(form.name for form in text.forms) or "no system by its text"
+    open_ = [f"the options of {form.name}" for form in text.forms if not form.whole]
+    open_ += [f"{form.name}.{key}" for form in text.forms for key, known in form.options.items() if known is None]
+    open_ += [f"the parts that {form.name} takes" for form in text.forms if form.needs is None]
+    open_ += [] if text.whole else ["names that it registers as it runs"]
+    beside = f" {', '.join(open_)}," if open_ else ""
+    return (
+        f"{shown(text.path)}: read, not run (registers {names}); not checked:{beside} whether it can be imported, "
+        "and what it decides"
+    )

@@ -1,0 +1,323 @@
+"""Simulate the runs of a scenario that a directory does not hold, then write its tables."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from disagg_sim.atomic import write_text
+from disagg_sim.errors import DisaggSimError, PolicyError, StoreError
+from disagg_sim.scenario.plan import DECISIONS, REQUESTS, RUNS, SAMPLES, TABLES, Run, ScenarioPlan
+from disagg_sim.scenario.policy_files import load_policies
+from disagg_sim.scenario.spec import Scenario
+from disagg_sim.scenario.timing import Timings, log_timing, read_timings, timed
+from disagg_sim.scenario.warm_up import warm_up
+from disagg_sim.simulation.capacity import Aim, attains, p99_inside, serving_capacity
+from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary
+from disagg_sim.simulation.options import MOST_SAMPLES
+from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.run import run as simulate
+from disagg_sim.sweep.backends import run_tasks
+from disagg_sim.sweep.run import Listener
+from disagg_sim.sweep.store import Key, State, Store
+from disagg_sim.units import HOUR
+from disagg_sim.workload.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Samples of a run whose scenario does not say how often [1], at least so far apart [s].
+SAMPLED, LEAST_SAMPLE_S = 200, 0.1
+#: What tells the runs of a scenario apart, in every table.
+NAMES = ("system", "deployment", "trace", "rate_scale")
+DECISION_COLUMNS = ("tick_s", "kind", "instance", "wish", "reason")
+#: Columns of the blocks of runs and searches: those that do not depend on the machine.
+STORED = tuple(name for name in COLUMNS if name not in MEASURED)
+CAPACITY_COLUMNS = (
+    "system", "deployment", "trace", "criterion", "rate_scale", "requests_per_s", "requests_per_s_per_gpu",
+    "above_rate_scale", "met_again_rate_scale", "runs", "note",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunTask:
+    """A run and the store that takes it."""
+
+    store: Store
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A run that ended, well or by a fault of its policy."""
+
+    name: str
+    requests: int  # [request]
+    fault: str = ""  # one line; empty when it went well
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScenarioResult:
+    """The tables of a scenario, in plan order."""
+
+    plan: ScenarioPlan
+    store: Store
+    summary: pd.DataFrame  # a row a run, the columns of ``metrics.Summary``
+    decisions: pd.DataFrame  # a row a decision
+    capacity: pd.DataFrame  # a row a search; empty when the scenario asks for none
+    searched: pd.DataFrame  # a row a run of the searches, the columns of ``summary``
+    faults: tuple[str, ...]  # of runs that their policies stopped
+
+    def requests(self, run: Run) -> pd.DataFrame:
+        """Records of a run's requests; columns of ``records.Requests``."""
+        return self.store.read(run.key(REQUESTS))
+
+    def samples(self, run: Run) -> pd.DataFrame:
+        """State of a run over time; columns of ``records.Samples``."""
+        return self.store.read(run.key(SAMPLES))
+
+
+def compute_run(task: RunTask) -> Done:
+    """Simulate one run, or one search for a capacity, and write it into the store."""
+    run = task.run
+    try:
+        for path in run.scenario.policies:
+            load_policies(path)
+        trace = replace(run.source.load(run.scenario.seed), name=run.source.name)
+        if run.rate_scale is None:
+            _search(task, trace)
+        else:
+            result = _simulated(run, trace, run.rate_scale)
+            _write_records(task, result)
+            row = summary(result, run.scenario.slo, rate_scale=run.rate_scale)
+            log_timing(task.store.root, run.key(RUNS), [row])
+            task.store.write(run.key(RUNS), _frame([row]), _note(result))
+    except StoreError:
+        raise  # what cannot be written ends all runs
+    except DisaggSimError as error:
+        kept = ""
+        if isinstance(error, PolicyError) and isinstance(error.so_far, RunResult):
+            _write_records(task, _named(error.so_far, run))
+            kept = f"; its rows so far are in {task.store.path(run.key(REQUESTS))}"
+        return Done(run.name, run.requests, f"{run.name}: {error}{kept}")
+    return Done(run.name, run.requests)
+
+
+def run_scenario(
+    plan: ScenarioPlan, root: Path, *, jobs: int, listener: Listener, overwrite: bool = False
+) -> ScenarioResult:
+    """Simulate every run that ``root`` does not hold, then write ``summary.csv`` and the tables beside it.
+
+    Parameters
+    ----------
+    plan : ScenarioPlan
+        What ``plan_scenario`` made of a scenario.
+    root : Path
+        Directory of the results; made if missing. A run that was interrupted, or killed, goes on where
+        it stood.
+    jobs : int
+        Worker processes. But for the measured columns the tables do not depend on it. [1]
+    listener : Listener
+        Told what happens.
+    overwrite : bool
+        Whether the results of another scenario in ``root`` may be removed.
+
+    Raises
+    ------
+    StoreError
+        When the directory cannot be written, another run is writing there, or nothing in it is of this
+        scenario.
+
+    Notes
+    -----
+    A policy whose wish is impossible stops its own run: ``requests/`` keeps its rows so far, ``faults`` has
+    its line, and the same command simulates it again.
+    """
+    store = Store(root)
+    store.prepare()
+    with store.lock():
+        planned = {key.relative for run in plan.tasks for key in run.blocks}
+        if not overwrite:
+            _require_own(plan, store, planned)
+        removed = store.clean(TABLES, planned)
+        if removed:
+            listener.note(f"{removed} stored blocks are not part of this scenario: removed")
+        for note in plan.notes:
+            listener.note(note)
+        missing = _missing(plan.tasks, store, listener)
+        warm_up(missing, listener)
+        listener.start(sum(run.requests for run in missing))
+        faults = []
+        for done in run_tasks(compute_run, [RunTask(store, run) for run in missing], jobs=jobs):
+            listener.advance(done.requests)
+            faults += [done.fault] if done.fault else []
+        listener.finish()
+        result = _collect(plan, store, tuple(sorted(faults)))
+        _write_tables(result, root)
+    return result
+
+
+def require_no_faults(result: ScenarioResult) -> None:
+    """Raise ``DisaggSimError`` with a line for every run that its policy stopped."""
+    if result.faults:
+        raise DisaggSimError("\n".join(result.faults))
+
+
+def _simulated(run: Run, trace: Trace, scale: float) -> RunResult:
+    scenario, replayed = run.scenario, trace.scaled(scale)
+    period = scenario.run.sample_s if scenario.sampled else max(replayed.duration / SAMPLED, LEAST_SAMPLE_S)
+    least = float(replayed.arrival[-1]) / MOST_SAMPLES  # a search may try rates so low that the file's own is too short
+    result = simulate(
+        replayed, run.deployment, run.choice.system, setting=scenario.setting, slo=scenario.slo, seed=scenario.seed,
+        options=replace(scenario.run, sample_s=max(period, least)),
+    )  # fmt: skip
+    return _named(result, run)
+
+
+def _named(result: RunResult, run: Run) -> RunResult:
+    return replace(result, system=run.choice.label, deployment=run.deployment.name, trace=run.source.name)
+
+
+def _aim(scenario: Scenario) -> Aim:
+    aim = scenario.capacity
+    assert aim is not None, "a search is planned only where the scenario asks for it"
+    return attains(aim.share) if aim.criterion == "attainment" else p99_inside(scenario.slo)
+
+
+def _search(task: RunTask, trace: Trace) -> None:
+    run = task.run
+
+    def summarised(scale: float) -> Summary:
+        return summary(_simulated(run, trace, scale), run.scenario.slo, rate_scale=scale)
+
+    found = serving_capacity(summarised, _aim(run.scenario), rate=trace.rate)
+    answer = {
+        "rate_scale": found.rate_scale, "requests_per_s": found.requests_per_s, "above": found.above,
+        "met_again": found.met_again,
+    }  # fmt: skip
+    note = json.dumps({**answer, "message": found.message})
+    log_timing(task.store.root, run.key(run.table), found.runs)
+    task.store.write(run.key(run.table), _frame(found.runs), note)
+
+
+def _write_records(task: RunTask, result: RunResult) -> None:
+    """All that does not depend on the machine."""
+    import pandas as pd
+
+    store, run, samples = task.store, task.run, result.samples
+    store.write(run.key(SAMPLES), pd.DataFrame({f.name: getattr(samples, f.name) for f in fields(samples)}), "{}")
+    store.write(run.key(DECISIONS), pd.DataFrame(list(result.decisions), columns=list(DECISION_COLUMNS)), "{}")
+    store.write(run.key(REQUESTS), result.frame(), "{}")
+
+
+def _note(result: RunResult) -> str:
+    """What plots and readers need beside the row: the histogram of gaps, and the instances."""
+    instances = {f.name: getattr(result.instances, f.name).tolist() for f in fields(result.instances)}
+    gaps = {"edges_s": result.itl_edges.tolist(), "counts": result.itl_counts.tolist()}
+    return json.dumps({"instances": instances, "itl": gaps})
+
+
+def _frame(rows: Sequence[Summary]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame([asdict(row) for row in rows], columns=list(STORED))
+
+
+def _require_own(plan: ScenarioPlan, store: Store, planned: set[Path]) -> None:
+    """Raise ``StoreError`` when the directory holds runs, and none of them by this scenario's names."""
+    held = [path.relative_to(store.root) for table in TABLES for path in (store.root / table).glob("*/[!.]*.parquet")]
+    if held and not planned & {*held}:
+        raise StoreError(
+            f"{store.root}: holds {len(held)} blocks of other runs ({held[0]}, ...) and none of "
+            f"{plan.scenario.name!r}; give another --out, or --overwrite to remove them"
+        )
+
+
+def _missing(runs: Sequence[Run], store: Store, listener: Listener) -> list[Run]:
+    """Runs with a block that is missing, stale or corrupt."""
+    states = {run: [(key, store.state(key)) for key in run.blocks] for run in runs}
+    for blocks in states.values():
+        for key, state in blocks:
+            if state is State.CORRUPT:
+                listener.warn(f"{store.path(key)}: corrupt block, simulating its run again")
+    unsealed = sum(any(state is State.UNSEALED for _, state in blocks) for blocks in states.values())
+    if unsealed:
+        listener.warn(f"{unsealed} stored runs have no checksum: simulating them again")
+    missing = [run for run, blocks in states.items() if any(state is not State.STORED for _, state in blocks)]
+    stale = Counter(any(state is State.STALE for _, state in blocks) for blocks in states.values())[True]
+    if stale:
+        listener.note(f"{stale} stored runs are stale (their inputs changed): simulating them again")
+    listener.note(f"{len(runs) - len(missing)} of {len(runs)} runs already stored")
+    return missing
+
+
+def _collect(plan: ScenarioPlan, store: Store, faults: tuple[str, ...]) -> ScenarioResult:
+    import pandas as pd
+
+    whole = [run for run in plan.runs if store.state(run.key(RUNS)) is State.STORED]
+    logged = [run for run in plan.runs if store.state(run.key(DECISIONS)) is State.STORED]
+    searches = [run for run in plan.searches if store.state(run.key(run.table)) is State.STORED]
+    timings = read_timings(store.root)
+    return ScenarioResult(
+        plan=plan,
+        store=store,
+        summary=pd.DataFrame(_timed(store, [run.key(RUNS) for run in whole], timings), columns=list(COLUMNS)),
+        decisions=pd.DataFrame(
+            [{**_names(run), **row} for run in logged for row in _records(store, run.key(DECISIONS))],
+            columns=[*NAMES, *DECISION_COLUMNS],
+        ),
+        capacity=pd.DataFrame([_capacity_row(run, store) for run in searches], columns=list(CAPACITY_COLUMNS)),
+        searched=pd.DataFrame(
+            _timed(store, [run.key(run.table) for run in searches], timings), columns=list(COLUMNS)
+        ),
+        faults=faults,
+    )
+
+
+def _records(store: Store, key: Key) -> list[dict[str, Any]]:
+    """Rows of a block."""
+    return [{str(name): value for name, value in row.items()} for row in store.read(key).to_dict("records")]
+
+
+def _timed(store: Store, keys: Sequence[Key], timings: Timings) -> list[dict[str, Any]]:
+    """Rows of some blocks, one after another, with their measured columns."""
+    return [row for key in keys for row in timed(_records(store, key), key, timings)]
+
+
+def _names(run: Run) -> dict[str, Any]:
+    values = (run.choice.label, run.deployment.name, run.source.name, run.rate_scale)
+    return dict(zip(NAMES, values, strict=True))
+
+
+def _capacity_row(run: Run, store: Store) -> dict[str, Any]:
+    key, aim = run.key(run.table), run.scenario.capacity
+    assert aim is not None, "a search is planned only where the scenario asks for it"
+    found, tried = json.loads(store.note(key)), store.read(key)
+    best = tried[tried["rate_scale"] == found["rate_scale"]]  # empty where no rate meets the aim
+    gpus = float((best["gpu_hours"] * HOUR / best["duration_s"]).sum())  # held over the run
+    criterion = f"{aim.share:g} inside the SLO" if aim.criterion == "attainment" else "p99 inside the SLO"
+    return {
+        **_names(run),
+        "criterion": criterion,
+        "rate_scale": found["rate_scale"],
+        "requests_per_s": found["requests_per_s"],
+        "requests_per_s_per_gpu": found["requests_per_s"] / gpus if gpus else 0.0,
+        "above_rate_scale": found["above"],
+        "met_again_rate_scale": found["met_again"],
+        "runs": len(tried),
+        "note": found["message"],
+    }
+
+
+def _write_tables(result: ScenarioResult, root: Path) -> None:
+    """``summary.csv``, ``decisions.csv``, ``notes.txt`` and, where it was searched for, ``capacity.csv``."""
+    write_text(root / "notes.txt", "".join(f"{note}\n" for note in result.plan.notes))
+    write_text(root / "summary.csv", result.summary.to_csv(index=False, float_format="%.9g"))
+    write_text(root / "decisions.csv", result.decisions.to_csv(index=False, float_format="%.9g"))
+    if len(result.capacity):
+        write_text(root / "capacity.csv", result.capacity.to_csv(index=False, float_format="%.9g"))
+        write_text(root / "capacity_runs.csv", result.searched.to_csv(index=False, float_format="%.9g"))

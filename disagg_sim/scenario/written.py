@@ -1,0 +1,189 @@
+"""A simulation as a scenario: a YAML file and a trace beside it that ``disagg-sim simulate`` runs to the same records.
+
+What is written is read back and compared, so that a file that says something else is never left unnoticed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from disagg_sim.atomic import write_text
+from disagg_sim.errors import InputError
+from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
+from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.options import options_of
+from disagg_sim.simulation.policy import System, systems
+from disagg_sim.simulation.simulate import SimulationResult
+from disagg_sim.sweep.reader import PLAIN_NAME
+from disagg_sim.workload.trace import Trace
+
+if TYPE_CHECKING:
+    from disagg_sim.scenario.spec import Scenario
+    from disagg_sim.simulation.run import RunOptions
+
+#: Where the classes of the shipped systems stand; others come from files of the user.
+SHIPPED = "disagg_sim."
+
+
+def write_scenario(result: SimulationResult, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write what was simulated as a scenario, and its trace as a CSV file beside it.
+
+    ``disagg-sim simulate PATH --out DIR`` gives the same records, but for the last bit of an arrival where the first
+    is not at 0. The trace is written at the rate at which it was simulated. Other systems, rates and deployments can be
+    added to the file by hand.
+
+    Parameters
+    ----------
+    result : SimulationResult
+        Of ``simulate``: deployment with its batches, trace, SLO, system, options and seed are taken from it.
+    path : str or Path
+        Of the YAML file, such as ``plan.yaml``; the trace becomes ``plan.csv``.
+    overwrite : bool
+        Whether files that are there already may be replaced.
+
+    Returns
+    -------
+    Path
+        Of the YAML file.
+
+    Raises
+    ------
+    InputError
+        What a scenario cannot say: a system that is not shipped, a network of one's own, block ids of a trace, a
+        model that differs from the spec of its name; or files that are there.
+    StoreError
+        The directory cannot be written.
+    """
+    from disagg_sim.scenario.spec import load_scenario
+
+    path = Path(path)
+    trace_path = path.with_suffix(".csv")
+    if path.suffix not in (".yaml", ".yml"):
+        raise InputError(f"{path}: a scenario is a YAML file; allowed: .yaml, .yml")
+    for each in (path, trace_path):
+        if each.exists() and not overwrite:
+            raise InputError(f"{each} is there already; give another path, or overwrite=True")
+    document = _document(result, path.stem, trace_path.name)
+    write_text(trace_path, _table(result.trace))
+    write_text(path, _heading(result, path) + _dump(document))
+    _compare(load_scenario(str(path)), result, path)
+    return path
+
+
+def _document(result: SimulationResult, name: str, trace: str) -> dict[str, Any]:
+    what, source = result.setting, result.trace
+    if source.prefix is not None:
+        raise InputError(f"trace {source.name} has block ids, which a CSV file cannot hold; name its own file by hand")
+    start = float(source.arrival[0])
+    return {
+        "name": name,
+        "model": what.model.name,
+        "system": what.system.name,
+        "precision": what.precision.name,
+        "profile": what.profile.name,
+        **({"engine": what.engine} if what.engine else {}),
+        "trace": {
+            "path": trace,
+            "name": source.name if PLAIN_NAME.fullmatch(source.name) else "trace",
+            **({"start_s": start} if start else {}),
+        },
+        "slo": {"ttft_s": result.slo.ttft, "tpot_s": result.slo.tpot},
+        "deployments": {result.deployment.name: _deployment(result.deployment)},
+        "systems": [_system(result.system)],
+        "seed": result.records.seed,
+        "run": _run(result.options),
+    }
+
+
+def _deployment(deployment: ServedDeployment) -> dict[str, Any]:
+    parts = {part: [_replicas(each) for each in getattr(deployment, part)] for part in PARTS}
+    return {"gpus": deployment.gpus, **{part: entries for part, entries in parts.items() if entries}}
+
+
+def _replicas(replicas: Replicas) -> dict[str, int]:
+    """Degrees above 1, and limits that are given."""
+    from disagg_sim.scenario.spec import PART_LIMITS
+
+    mapping = replicas.mapping
+    degrees = {"tp": mapping.tp_attn, "dp": mapping.dp_attn, "ep": mapping.ep, "pp": mapping.pp}
+    limits = dict(zip(PART_LIMITS, (replicas.batch, replicas.token_budget, mapping.chunk_tokens), strict=True))
+    return {
+        **{key: degree for key, degree in degrees.items() if degree > 1},
+        "instances": replicas.instances,
+        **{key: limit for key, limit in limits.items() if limit},
+    }
+
+
+def _system(system: System) -> Any:
+    """Its name, with the options that are not the default."""
+    name = next((name for name, kind in systems().items() if kind is type(system)), None)
+    if name is None or not type(system).__module__.startswith(SHIPPED):
+        raise InputError(
+            f"system {name or type(system).__name__!r} is not shipped, and a scenario finds it by its file alone; "
+            "write the scenario of a shipped one and add the file under policies:"
+        )
+    options = _changed(system)
+    return {"kind": name, **options} if options else name
+
+
+def _run(options: RunOptions) -> dict[str, Any]:
+    """Options that are not the default, and the period of the samples, whose default is another in a scenario."""
+    if options.link != LinkSpec():
+        raise InputError("a scenario has no key for a network of one's own (options.link); allowed: the default")
+    return {"sample_s": options.sample_s, **_changed(options)}
+
+
+def _changed(chosen: Any) -> dict[str, Any]:
+    pairs = ((name, getattr(chosen, name), known.default) for name, known in options_of(chosen).items())
+    return {name: value for name, value, default in pairs if value != default}
+
+
+def _table(trace: Trace) -> str:
+    """Arrivals from the first on, every digit of them. [s], [token]"""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(("arrival_s", "input_tokens", "output_tokens"))
+    arrivals = (trace.arrival - trace.arrival[0]).tolist()
+    rows.writerows(zip(arrivals, trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
+    return text.getvalue()
+
+
+def _heading(result: SimulationResult, path: Path) -> str:
+    lines = [f"# As simulated: disagg-sim simulate {path.name} --out DIR gives the same requests."]
+    if (plan := result.plan) is not None:
+        lengths = f"{plan.conditions.isl:g}/{plan.conditions.osl:g} tokens"
+        lines.append(f"# Planned for {lengths}: {plan.tokens_per_s_per_gpu:.4g} tokens/s/GPU.")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _dump(document: dict[str, Any]) -> str:
+    """YAML with a line for each innermost mapping, in the order given."""
+    import yaml
+
+    text: str = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=120)
+    return text
+
+
+def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
+    """``InputError`` unless a scenario that was read back says what was simulated."""
+    trace, what, said = scenario.traces[0].load(scenario.seed), result.setting, scenario.setting
+    same = {
+        "model": said.model == what.model,
+        "system": said.system == what.system,
+        "precision": said.precision == what.precision,
+        "profile": said.profile == what.profile,
+        "deployments": scenario.deployments == (result.deployment,),
+        "systems": scenario.systems[0].system == result.system,
+        "run": scenario.run == result.options,
+        "trace": np.array_equal(trace.input_tokens, result.trace.input_tokens)
+        and np.array_equal(trace.output_tokens, result.trace.output_tokens)
+        and np.allclose(trace.arrival, result.trace.arrival, rtol=1e-15, atol=0.0),
+    }
+    for key, equal in same.items():
+        if not equal:
+            raise InputError(f"{path}: {key} reads back differently from what was simulated; its runs would differ")

@@ -1,0 +1,88 @@
+"""What no schedule can change: whether a model fits an instance, and the least latencies of a request alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from disagg_sim.domain import Slo
+from disagg_sim.errors import InfeasibleError
+from disagg_sim.physics.phases import decode_step, prefill_pass
+from disagg_sim.physics.setting import Setting
+from disagg_sim.search.mappings import mappings_for
+from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment, degrees_of
+from disagg_sim.units import GB
+from disagg_sim.workload.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """Latencies of the shortest request of a trace, served alone."""
+
+    ttft: float  # [s]
+    tpot: float  # 0 where a request has a single token [s]
+    prompt: int  # of the shortest prompt [token]
+
+
+def require_fit(what: Setting, deployment: ServedDeployment) -> None:
+    """Raise when a mapping of the deployment is impossible, or the model with one token does not fit.
+
+    Raises
+    ------
+    InputError
+        A mapping that the model cannot take on the system; says why.
+    InfeasibleError
+        Names the part and what a GPU lacks.
+    """
+    for part in PARTS:
+        for replicas in getattr(deployment, part):
+            mappings_for(what.model, what.system, replicas.mapping)
+            need = float(np.max(what.decode_bytes(degrees_of(replicas.mapping), 1, isl=1, osl=0)))
+            if need > what.memory_limit:
+                raise InfeasibleError(
+                    f"{deployment.name}.{part}: {what.model.name} in {what.precision.name} does not fit on "
+                    f"{replicas.mapping.gpus} x {what.system.name}: with a single cached token it needs "
+                    f"{need / GB:.1f} GB a GPU and may use {what.memory_limit / GB:.1f} GB, "
+                    f"{(need - what.memory_limit) / GB:.1f} GB too few"
+                )
+
+
+def least_latencies(what: Setting, replicas: Iterable[Replicas], trace: Trace) -> Least:
+    """What the fastest instance needs for the trace's shortest prompt and first decode step, alone.
+
+    Parameters
+    ----------
+    what : Setting
+        Model, system, recipe and rates.
+    replicas : iterable of Replicas
+        Instances of which each phase takes the fastest.
+    trace : Trace
+        Where it has shared prefixes, a prompt may be cached but for one token.
+    """
+    prompt = int(trace.input_tokens.min())
+    computed = 1 if trace.prefix is not None else prompt
+    mappings = [degrees_of(each.mapping) for each in replicas]
+    first = [prefill_pass(what.model, what.rates, degrees, batch=1, isl=computed).ftl for degrees in mappings]
+    steps = [decode_step(what.model, what.rates, degrees, batch=1, context=prompt).ttl for degrees in mappings]
+    single = int(trace.output_tokens.min()) == 1
+    return Least(ttft=float(np.min(first)), tpot=0.0 if single else float(np.min(steps)), prompt=prompt)
+
+
+def require_possible(
+    what: Setting, deployment: ServedDeployment, parts: tuple[str, ...], trace: Trace, slo: Slo
+) -> None:
+    """Raise ``InfeasibleError`` when not even the shortest request, alone, meets the SLO; names the least possible."""
+    least = least_latencies(what, [each for part in parts for each in deployment.part(part)], trace)
+    beside = f"on deployment {deployment.name!r} with no other request"
+    if least.ttft > slo.ttft:
+        raise InfeasibleError(
+            f"slo: no request of {trace.name} can meet ttft_s {slo.ttft:g}; the least TTFT {beside} is "
+            f"{least.ttft:.4g} s, of a prompt of {least.prompt} tokens"
+        )
+    if least.tpot > slo.tpot:
+        raise InfeasibleError(
+            f"slo: no request of {trace.name} can meet tpot_s {slo.tpot:g}; the least TPOT {beside} is "
+            f"{least.tpot:.4g} s, behind a prompt of {least.prompt} tokens"
+        )

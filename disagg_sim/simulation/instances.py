@@ -1,0 +1,300 @@
+"""The instances of a run: their roles, their lives, and the wishes that change them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import PolicyError, quoted
+from disagg_sim.simulation.engine import FIRST, Engine
+from disagg_sim.simulation.faults import place_of
+from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.layout import Mode
+from disagg_sim.simulation.kv_link import KvLink
+from disagg_sim.simulation.policy import Flip, Limits, Move, Parts, Role, SetLimits, Site, Start, State, Stop, Wish
+from disagg_sim.simulation.records import Decision
+from disagg_sim.simulation.service import Traffic, prefill_rate, seats
+from disagg_sim.simulation.wellformed import limits_fault, wish_fault
+
+Index = NDArray[np.intp]
+
+PHASES = {"prefill": (Role.PREFILL, Role.BOTH), "decode": (Role.DECODE, Role.BOTH)}
+
+
+def spec_of(system: str, site: Site, parts: Parts, mapping: Mapping, role: Role) -> InstanceSpec:
+    """One instance as the fleet wants it; it has room for the most sequences that any role of it may run."""
+    limits = _limits_of(system, parts, mapping, role)
+    most = max(_limits_of(system, parts, mapping, each).max_sequences for each in Role)
+    blocks = site.blocks(mapping, limits)  # first: steps too large for the memory would fill the host's with a table
+    return InstanceSpec(table=site.table(mapping, most), blocks=blocks, max_sequences=most)
+
+
+def _limits_of(system: str, parts: Parts, mapping: Mapping, role: Role) -> Limits:
+    limits = parts.steps.limits(mapping, role)
+    if fault := limits_fault(limits):
+        where = f"system {system!r}: limits of a {role.name.lower()} instance"
+        raise PolicyError(f"{where}: {fault}{place_of(parts.steps.limits)}")
+    return limits
+
+
+class Roster:
+    """Who serves what. Wishes are checked here, delayed, applied and logged.
+
+    Parameters
+    ----------
+    system : str
+        Name of the serving system, for messages.
+    site, parts : Site, Parts
+        What is there, and the first instances.
+    engine, fleet, link : Engine, Fleet, KvLink
+        Clock, kernel and network; an instance has the same number in all of them.
+    """
+
+    def __init__(self, system: str, site: Site, parts: Parts, engine: Engine, fleet: Fleet, link: KvLink) -> None:
+        self.system, self.site, self.parts = system, site, parts
+        self.engine, self.fleet, self.link = engine, fleet, link
+        self.mapping: list[Mapping] = []
+        self.role: list[Role] = []
+        self.mode: list[Mode] = []
+        self.state: list[State] = []
+        self.gpus: list[int] = []
+        self.start_s: list[float] = []
+        self.stop_s: list[float] = []
+        self.flips: list[int] = []
+        self.coming: list[int] = []  # segments promised to it: in transfer, waiting for a batch [1]
+        self.prefill_rate: list[float] = []  # what each serves of the expected traffic [request/s]
+        self.seats: list[int] = []  # [1]
+        self._served: dict[tuple[Mapping, Role], tuple[float, int]] = {}
+        self.decisions: list[Decision] = []
+        self.prefill: Index = np.empty(0, np.intp)  # ready instances that take prefill
+        self.decode: Index = np.empty(0, np.intp)
+        self._asked: object = None  # method of the policy whose wishes are carried out, for messages
+        self.joined: Callable[[], None] = _nothing  # called when instances have come
+        self.serves: Callable[[int], None] = _nothing  # called when an instance serves, for the first time or again
+        self.died: Callable[[int], None] = _nothing  # called when an instance has stopped without draining
+        self.carries: Callable[[Move], None] = _nothing  # called for a move that names a ready instance
+        for mapping, role in parts.start:
+            self._add(mapping, role, State.READY)
+        self._regroup()
+
+    @property
+    def gpus_used(self) -> int:
+        """GPUs of all instances that have not stopped. [1]"""
+        return sum(gpus for gpus, state in zip(self.gpus, self.state, strict=True) if state != State.STOPPED)
+
+    def apply(self, wishes: Sequence[Wish], asked: object = None) -> None:
+        """Check, log and carry out what the method ``asked`` of the policy wishes.
+
+        Raises
+        ------
+        PolicyError
+            A wish that cannot be: names system, wish and reason.
+        """
+        self._asked = asked
+        if type(wishes) not in (list, tuple):
+            self.refuse(wishes, "wishes come in a list, which may be empty")
+        for wish in wishes:
+            if fault := wish_fault(wish):
+                self.refuse(quoted(wish), fault)
+            if isinstance(wish, Flip):
+                self._flip(wish)
+            elif isinstance(wish, Start):
+                self._start(wish)
+            elif isinstance(wish, Stop):
+                self._stop(wish)
+            elif isinstance(wish, Move):
+                self._move(wish)
+            else:
+                self._limit(wish)
+        self._asked = None
+
+    def refuse(self, wish: object, why: str, asked: object = None) -> NoReturn:
+        """Stop the run over what the method ``asked`` answered, by default the one whose wishes are carried out.
+
+        A text for ``wish`` stands in the message as it is.
+        """
+        where = f"system {self.system!r} at {self.engine.now:.6g} s"
+        raise PolicyError(f"{where}: {in_words(wish)} is impossible: {why}{place_of(asked or self._asked)}")
+
+    def emptied(self, instance: int) -> None:
+        """An instance that drained has nothing left: it stops, or reloads for its new role."""
+        if self.state[instance] == State.DRAINING:
+            self.state[instance] = State.STOPPED
+            self.stop_s[instance] = self.engine.now
+        else:
+            self.engine.at(self.engine.now + self.site.flip_s, FIRST, self._serve, instance)
+
+    def came(self, instance: int) -> None:
+        """A promised segment has reached an instance; one that drains waits for the last."""
+        self.coming[instance] -= 1
+        if self.coming[instance] == 0 and self.state[instance] in (State.DRAINING, State.FLIPPING):
+            self.fleet.drain(instance, self.engine.now)
+
+    # --- wishes -------------------------------------------------------------------------------------------------
+
+    def _flip(self, wish: Flip) -> None:
+        instance = self._ready(wish, wish.instance)
+        if wish.role == self.role[instance]:
+            self.refuse(wish, f"instance {instance} has that role")
+        self._spare(wish, instance, wish.role if self.site.flip_s == 0 else None)
+        self.role[instance] = Role(wish.role)
+        self.flips[instance] += 1
+        self._log("flip", instance, wish)
+        if self.site.flip_s > 0:
+            self._leave(instance, State.FLIPPING)
+        else:
+            self._step_as_usual(instance)
+        self._regroup()
+
+    def _start(self, wish: Start) -> None:
+        left = self.site.deployment.gpus - self.gpus_used
+        if wish.mapping.gpus > left:
+            self.refuse(wish, f"it takes {wish.mapping.gpus} GPUs, and {left} of {self.site.deployment.gpus} are free")
+        instance = self._add(wish.mapping, Role(wish.role), State.STARTING)
+        self._log("start", instance, wish)
+        self.joined()
+        self.engine.at(self.engine.now + self.site.start_up_s, FIRST, self._serve, instance)
+
+    def _stop(self, wish: Stop) -> None:
+        instance = self._known(wish, wish.instance)
+        if self.state[instance] not in (State.READY, State.STARTING):
+            self.refuse(wish, f"instance {instance} is {self.state[instance].name.lower()}")
+        if self.state[instance] == State.READY:
+            self._spare(wish, instance, None)
+        self._log("stop", instance, wish)
+        if wish.drain:
+            self._leave(instance, State.DRAINING)
+        else:
+            self.fleet.abort(instance, self.engine.now)
+            self.state[instance], self.stop_s[instance] = State.STOPPED, self.engine.now
+            self.died(instance)
+        self._regroup()
+
+    def _move(self, wish: Move) -> None:
+        self._known(wish, wish.origin)
+        instance = self._ready(wish, wish.instance)
+        self.carries(wish)
+        self._log("move", instance, wish)
+
+    def _limit(self, wish: SetLimits) -> None:
+        self._set(self._known(wish, wish.instance), wish.limits)
+        self._log("limits", wish.instance, wish)
+
+    # --- carried out --------------------------------------------------------------------------------------------
+
+    def _add(self, mapping: Mapping, role: Role, state: State) -> int:
+        instance = len(self.role)
+        if instance == len(self.fleet):
+            self.fleet.add(spec_of(self.system, self.site, self.parts, mapping, role), self.engine.now)
+        self.link.join(self.site.instance_bandwidth(mapping))
+        self.mapping.append(mapping)
+        self.role.append(role)
+        self.mode.append(Mode.CHUNKED)
+        self.state.append(state)
+        self.gpus.append(mapping.gpus)
+        self.start_s.append(self.engine.now)
+        self.stop_s.append(np.nan)
+        self.flips.append(0)
+        self.coming.append(0)
+        rate, seats = self._serves_of(mapping, role)
+        self.prefill_rate.append(rate)
+        self.seats.append(seats)
+        self._step_as_usual(instance)
+        return instance
+
+    def _serves_of(self, mapping: Mapping, role: Role) -> tuple[float, int]:
+        """Prefill rate and seats of an instance, each in the role that it has for it; see ``service``."""
+        if (mapping, role) not in self._served:
+            shared, limits, site = role == Role.BOTH, self.parts.steps.limits, self.site
+            traffic = Traffic(site.prompt_tokens, site.output_tokens, site.slo.tpot)
+            prefill, decode = (limits(mapping, role if shared else each) for each in (Role.PREFILL, Role.DECODE))
+            spec = spec_of(self.system, site, self.parts, mapping, role)
+            self._served[mapping, role] = (
+                prefill_rate(spec.table, prefill, traffic),
+                seats(spec.table, decode, spec.blocks, traffic, shared=shared),
+            )
+        return self._served[mapping, role]
+
+    def _serve(self, instance: int) -> None:
+        if self.state[instance] == State.FLIPPING:
+            self._step_as_usual(instance)
+            self.fleet.start(instance, self.engine.now)
+        elif self.state[instance] != State.STARTING:
+            return  # stopped while it started
+        self.state[instance] = State.READY
+        self._regroup()
+        self.serves(instance)
+
+    def _leave(self, instance: int, state: State) -> None:
+        starting = self.state[instance] == State.STARTING
+        self.state[instance] = state
+        if starting:
+            self.emptied(instance)
+        elif self.coming[instance] == 0:
+            self.fleet.drain(instance, self.engine.now)
+
+    def _step_as_usual(self, instance: int) -> None:
+        """Give an instance the limits of its role."""
+        self._set(instance, _limits_of(self.system, self.parts, self.mapping[instance], self.role[instance]))
+
+    def _set(self, instance: int, limits: Limits) -> None:
+        self.mode[instance] = limits.mode
+        self.fleet.set_limits(
+            instance, self.engine.now, token_budget=limits.token_budget, step_limit_s=limits.step_limit_s,
+            max_sequences=limits.max_sequences, max_prompts=limits.max_prompts, mode=limits.mode,
+        )  # fmt: skip
+
+    def _regroup(self) -> None:
+        def ready(roles: tuple[Role, ...]) -> Index:
+            pairs = zip(self.role, self.state, strict=True)
+            return np.array([i for i, (r, s) in enumerate(pairs) if s == State.READY and r in roles], np.intp)
+
+        self.prefill, self.decode = ready(PHASES["prefill"]), ready(PHASES["decode"])
+
+    def _ready(self, wish: Wish, instance: int) -> int:
+        """The instance, refused unless it serves."""
+        known = self._known(wish, instance)
+        if self.state[known] != State.READY:
+            self.refuse(wish, f"instance {known} is {self.state[known].name.lower()}, not ready")
+        return known
+
+    def _known(self, wish: Wish, instance: int) -> int:
+        if not 0 <= instance < len(self.role):
+            self.refuse(wish, f"there is no instance {instance}; known: 0 to {len(self.role) - 1}")
+        return int(instance)
+
+    def _spare(self, wish: Wish, instance: int, role: Role | None) -> None:
+        """Refuse what leaves a phase without a ready instance."""
+        for phase, group in (("prefill", self.prefill), ("decode", self.decode)):
+            if instance in group and group.size == 1 and role not in PHASES[phase]:
+                self.refuse(wish, f"instance {instance} is the last that serves {phase}")
+
+    def _log(self, kind: str, instance: int, wish: Wish) -> None:
+        self.decisions.append(Decision(self.engine.now, kind, instance, in_words(wish), wish.reason))
+
+
+def _nothing(*_: object) -> None:
+    """Nobody listens."""
+
+
+def in_words(wish: object) -> str:
+    """A wish for the log and for messages."""
+    if isinstance(wish, Flip):
+        return f"flip of instance {wish.instance} to {Role(wish.role).name.lower()}"
+    if isinstance(wish, Start):
+        degrees = wish.mapping
+        parallel = f"tp {degrees.tp_attn}" + "".join(
+            f", {name} {value}" for name, value in (("dp", degrees.dp_attn), ("pp", degrees.pp)) if value > 1
+        )
+        return f"start of a {Role(wish.role).name.lower()} instance ({parallel})"
+    if isinstance(wish, Stop):
+        return f"stop of instance {wish.instance}" + ("" if wish.drain else " without draining")
+    if isinstance(wish, Move):
+        return f"move of request {wish.request} from instance {wish.origin} to {wish.instance}"
+    if isinstance(wish, SetLimits):
+        return f"limits of instance {wish.instance}: {wish.limits}"
+    return wish if isinstance(wish, str) else quoted(wish)

@@ -1,0 +1,1 @@
+"""The compiled instances, their step tables and their Python face."""

@@ -1,0 +1,143 @@
+"""How the kernel is compiled, and where the machine code is kept.
+
+Only the entry points are kept on disk, each with everything that it calls inside. Numba looks at the file of the
+entry point alone when it decides whether that is still valid, so the directory is named after the content of all the
+kernel's sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+
+def _load_array_functions() -> None:
+    """Load numba's functions of arrays, which it needs before any compiled code, as where there is no BLAS.
+
+    Looking for one would import ``scipy.linalg``, a sixth of the time that a first run takes to start. The kernel has
+    no linear algebra; that of others compiles all the same, because numba looks again where it is used.
+    """
+    name, modules = "scipy.linalg.cython_blas", cast(dict[str, Any], sys.modules)
+    if name in modules:
+        return
+    modules[name] = None  # an import of it fails
+    try:
+        import numba.np.arraymath  # noqa: F401
+    finally:
+        del modules[name]
+
+
+_load_array_functions()
+_numba: Any = numba  # its stubs know neither the wrapper flags nor the directory
+Function = TypeVar("Function", bound=Callable[..., object])
+
+#: Files whose code or constants end up in the machine code.
+SOURCES = ("compiled", "layout", "entry", "queue", "runs", "steps", "times")
+
+
+#: What a process is told that compiles.
+COMPILING = "compiling the kernel (once, about a minute)"
+
+
+@dataclass(frozen=True, slots=True)
+class CodeHome:
+    """Where machine code is kept."""
+
+    directory: Path | None  # None = nowhere: every process compiles anew
+    note: str  # one line for the user where it is no place that keeps it for good; else empty
+
+
+@cache
+def code_home() -> CodeHome:
+    """The first place that can be written: of ``NUMBA_CACHE_DIR``, beside the sources, in the home, for this boot."""
+    here = Path(__file__).parent
+    content = hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in SOURCES)).hexdigest()
+    name, wanted = f"kernel-{content[:16]}", _numba.config.CACHE_DIR
+    lasting = [Path(wanted)] if wanted else []
+    lasting.append(here / "__pycache__")
+    with suppress(RuntimeError):  # a user without a home
+        lasting.append(Path.home() / ".cache" / "disagg_sim")
+    for base in lasting:
+        if _can_be_written(base / name):
+            moved = wanted and base != Path(wanted)
+            note = f"NUMBA_CACHE_DIR {wanted} cannot be written: the kernel's machine code is kept in {base}"
+            return CodeHome(base / name, note if moved else "")
+    tried = ", ".join(str(base) for base in lasting)
+    passing = _own_temporary()
+    if passing is not None and _can_be_written(passing / name):
+        return CodeHome(passing / name, f"the kernel's machine code is kept in {passing}: cannot write {tried}")
+    advice = "give a directory that can be written in NUMBA_CACHE_DIR"
+    return CodeHome(None, f"every process compiles the kernel anew, about a minute: cannot write {tried}; {advice}")
+
+
+def _can_be_written(directory: Path) -> bool:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return True
+    except OSError:
+        return False
+
+
+def _own_temporary() -> Path | None:
+    """A directory of temporary files that nobody else can write: what lies there is executed."""
+    try:
+        path = Path(tempfile.gettempdir()) / f"disagg_sim-{os.getuid()}"
+        path.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+        found = path.lstat()
+    except OSError:
+        return None
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return path if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & others else None
+
+
+@contextmanager
+def compilation_told(tell: Callable[[], None]) -> Iterator[None]:
+    """Call ``tell`` when something is compiled inside the block, once; not where machine code is loaded."""
+    from numba.core import event
+
+    class Told(event.Listener):
+        """Hears of every compilation."""
+
+        told = False
+
+        def on_start(self, event: object) -> None:  # noqa: ARG002 - numba's signature
+            """The first one."""
+            if not self.told:
+                self.told = True
+                tell()
+
+        def on_end(self, event: object) -> None:
+            """Nothing to tell."""
+
+    with event.install_listener("numba:compile", Told()):
+        yield
+
+
+def inner(function: Function) -> Function:
+    """Compile a function that only compiled code calls: nothing is made for calls from Python."""
+    return cast(Function, _numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+
+
+def entry(function: Function) -> Function:
+    """Compile a function that Python calls, and keep its machine code where there is a place for it."""
+    home = code_home().directory
+    if home is None:
+        return cast(Function, _numba.njit(error_model="numpy", no_cfunc_wrapper=True)(function))
+    before = _numba.config.CACHE_DIR
+    _numba.config.CACHE_DIR = str(home)
+    try:
+        return cast(Function, _numba.njit(cache=True, error_model="numpy", no_cfunc_wrapper=True)(function))
+    finally:
+        _numba.config.CACHE_DIR = before

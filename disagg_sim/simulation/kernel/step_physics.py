@@ -1,0 +1,104 @@
+"""The physics of one instance in the parts that a step table adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.facts.model import MlaAttention
+from disagg_sim.physics.cost import hop_cost
+from disagg_sim.physics.layer import Tokens
+from disagg_sim.physics.phases import (
+    Degrees,
+    LayerTimes,
+    all_stages,
+    attention_cost,
+    attention_side,
+    decode_step,
+    join_experts,
+    slowest_stage,
+)
+from disagg_sim.physics.roofline import NO_SUMS
+from disagg_sim.physics.setting import Setting
+from disagg_sim.physics.tabulate import Levels
+from disagg_sim.physics.work import Numeric
+
+Floats = NDArray[np.float64]
+
+
+class StepPhysics:
+    """Steps of one instance: ``max(m*max_s t_s, sum_s t_s) + host + hops`` over m micro-batches, part by part."""
+
+    def __init__(self, setting: Setting, degrees: Degrees, mla_form: str = "auto") -> None:
+        self._model, self._rates, self._degrees, self._form = setting.model, setting.rates, degrees, mla_form
+        self.stages, self.ranks = int(np.max(degrees.pp)), int(np.max(degrees.dp_attn))
+        self.host: float = setting.rates.profile.host
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Window sizes of the model's attention: kinks of its step time. [token]"""
+        return tuple({getattr(kind.attention, "window", 0) for kind in self._model.kinds} - {0})
+
+    @property
+    def latent(self) -> bool:
+        """Whether any layer has latent attention (MLA)."""
+        return any(isinstance(kind.attention, MlaAttention) for kind in self._model.kinds)
+
+    def decode(self, decodes: Floats, contexts: Floats) -> Floats:
+        """Decode steps, shape (decodes, contexts). [s]"""
+        step = decode_step(self._model, self._rates, self._degrees, batch=decodes, context=contexts[:, None])
+        return np.ascontiguousarray(np.broadcast_to(step.ttl, (contexts.size, decodes.size)).T)
+
+    def linear(self, phase: str, decodes: Floats, prefill: Floats) -> Floats:
+        """Everything but scores and values of steps in the kernels of ``phase``; ``prefill`` of all ranks. [s]"""
+        micro = np.minimum(self.stages, np.maximum(decodes, 1.0))
+        sequences = np.ceil(np.ceil(decodes / micro) / self.ranks)
+        share = prefill / micro / self.ranks
+        share = np.where(share > 0, np.maximum(share, 1.0), 0.0)
+        times = self._linear_times(phase, sequences, share, np.ceil(decodes / micro) + prefill / micro)
+        hops = np.where(decodes > 0, self.stages, self.stages - 1) if self.stages > 1 else 0.0
+        hop = hop_cost(sequences + share, self._model.hidden, self._degrees.gpus, self._rates) * hops
+        time: Floats = self._through(times, micro) + self.host + hop.time
+        return time
+
+    def stage(self, prefill: Floats) -> Floats:
+        """The slowest stage at one prompt a rank, without scores, values and host; ``prefill`` of all ranks. [s]"""
+        times = self._linear_times("prefill", np.zeros_like(prefill), prefill / self.ranks, prefill)
+        return np.asarray(slowest_stage(self._model, self._degrees.pp, times))
+
+    def attention(self, lengths: Floats, pasts: Floats, prompts: Floats) -> Floats:
+        """Scores and values of a token of prefill, shape (stages + 1, prompts, lengths, pasts). [s]
+
+        Row m - 1 belongs to a step of m micro-batches; the last one, of pipelines alone, is the slowest stage.
+        """
+        shape = (prompts.size, lengths.size, pasts.size)
+        tokens = Tokens(prompts=prompts[:, None, None], new=lengths[:, None], past=pasts)
+        cores = tuple(
+            np.broadcast_to(attention_cost(kind, self._rates, self._degrees.tp_attn, tokens, self._form).time, shape)
+            for kind in self._model.kinds
+        )
+        times = LayerTimes(cores, 0.0, 0.0, NO_SUMS)
+        rows = [self._through(times, micro) for micro in range(1, self.stages + 1)]
+        if self.stages > 1:
+            rows.append(np.asarray(slowest_stage(self._model, self._degrees.pp, times)))
+        return np.stack(rows) / (prompts[:, None, None] * lengths[:, None])
+
+    def _linear_times(self, phase: str, sequences: Floats, share: Floats, total: Floats) -> LayerTimes:
+        """Layers without scores and values, for what the fullest rank and all ranks of a micro-batch hold. [s]"""
+        prompts = np.where(share > 0, 1.0, 0.0)
+        tokens = Tokens(prompts=prompts, new=share, decodes=sequences, emitted=sequences + prompts)
+        model, rates, tp = self._model, self._rates, self._degrees.tp_attn
+        side = attention_side(model, rates, tp, tokens, self._form, phase, core=False)
+        return join_experts(
+            model, rates, self._degrees, side, phase=phase, rank=Levels(sequences + share), total=Levels(total)
+        )
+
+    def _through(self, times: LayerTimes, micro: Numeric) -> Floats:
+        """Time of ``micro`` micro-batches through all stages, without host and hops. [s]"""
+        slowest = slowest_stage(self._model, self._degrees.pp, times)
+        return np.asarray(np.maximum(micro * slowest, all_stages(self._model, times)))
+
+
+Linear = Callable[[str, Floats, Floats], Floats]

@@ -1,0 +1,299 @@
+"""Step times of one instance as a table, built once from the physics and interpolated by the kernel.
+
+A step of n decodes at mean context c and of p tokens of prefill after q cached ones is a sum of three parts:
+
+* everything linear in tokens, and the host: a function of n and of the tokens n + p of the fullest rank;
+* scores and values of the decodes: a function of n and c;
+* scores and values of the prefill: a function of p, q and the number of pieces, stored a token.
+
+For one pipeline stage the sum is what ``physics.mixed`` adds up. Steps without prefill are taken from
+``physics.phases.decode_step`` at every n, linear in c between knots. Interpolation stays within 1 % of the physics
+(tests sample it). Kernels' times jump where a tile of rows is full, so the token axis is exact up to 512 and holds
+both ends of every tile of 64 above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.physics.counts import prefill_work
+from disagg_sim.physics.phases import Degrees
+from disagg_sim.physics.setting import Setting
+from disagg_sim.simulation.kernel import entry as kernel
+from disagg_sim.simulation.kernel import times as k
+from disagg_sim.simulation.kernel.step_physics import Linear, StepPhysics
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+#: Prompts of a step at which prefill attention is tabulated. [1]
+PROMPT_AXIS: Floats = 2.0 ** (0.5 * np.arange(13.0))
+#: Lengths a doubling at which it is tabulated; finer for MLA, whose fastest form changes at some length. [1]
+OCTAVE, LATENT_OCTAVE = 4, 8
+
+#: Kernels and expert imbalance of a step are those of the phase with more tokens.
+PHASES = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """FLOP of a model's passes: linear in tokens, in query-key pairs and in emitted tokens. [FLOP]"""
+
+    per_token: float
+    per_pair: float
+    per_emitted: float
+
+
+@dataclass(frozen=True, eq=False)
+class StepTable:
+    """Step times of one instance; ``build`` takes them from the physics, ``affine`` from a formula.
+
+    Parameters
+    ----------
+    head
+        Sizes and places, see ``kernel_times``.
+    values
+        The numbers themselves, end to end. [s]
+    work
+        FLOP of the whole instance.
+    """
+
+    head: Ints
+    values: Floats
+    work: Work
+
+    @classmethod
+    def build(
+        cls, setting: Setting, degrees: Degrees, *, max_sequences: int = 256, max_context: int = 131_072,
+        max_tokens: int = 32_768, chunk_tokens: int = 0, mla_form: str = "auto",
+    ) -> StepTable:  # fmt: skip
+        """Tabulate the physics of ``setting`` on an instance of ``degrees``; takes some tens of milliseconds.
+
+        Parameters
+        ----------
+        setting, degrees
+            Model, system, recipe and profile; sharding of the instance.
+        max_sequences
+            Largest number of decodes of a step. [1]
+        max_context
+            Longest context and past; beyond it times go on along their last cell. [token]
+        max_tokens
+            Most tokens of a step over all DP ranks, likewise. [token]
+        chunk_tokens
+            CPP: chunks into which a pipeline cuts the prompts of a pass; 0 = whole prompts. [token]
+        mla_form
+            Form of MLA in prefill, as in ``physics.phases``.
+        """
+        physics = StepPhysics(setting, degrees, mla_form)
+        knots = _knots(max_context, physics.windows)
+        pasts = np.concatenate([[0.0], 2.0 ** (0.5 * np.arange(8, 2 * np.ceil(np.log2(max_context)) + 1))])
+        octave = LATENT_OCTAVE if physics.latent else OCTAVE
+        lengths = 2.0 ** (np.arange(int(octave * np.ceil(np.log2(max_tokens))) + 1) / octave)
+        decodes = np.arange(1.0, max_sequences + 1)
+        whole = physics.decode(decodes, knots)
+        scores = whole - physics.linear("decode", decodes, np.zeros_like(decodes))[:, None]
+        tokens = _token_axis(max_tokens)
+        return _Parts(
+            whole=whole, scores=scores, knots=knots, rows=_rows(max_sequences, physics.stages, physics.ranks),
+            tokens=tokens, linear=physics.linear, lengths=lengths, octave=octave, pasts=pasts,
+            attention=physics.attention(lengths, pasts, PROMPT_AXIS), stages=physics.stages, ranks=physics.ranks,
+            stage=physics.stage(tokens) if physics.stages > 1 else np.zeros(0), chunk=chunk_tokens,
+            host=setting.rates.profile.host,
+        ).table(_work(setting))  # fmt: skip
+
+    @classmethod
+    def affine(
+        cls, *, step: float = 0.0, per_sequence: float = 0.0, per_context: float = 0.0, per_token: float = 0.0,
+        max_sequences: int = 256, max_context: int = 131_072,
+    ) -> StepTable:  # fmt: skip
+        """A table that is exactly ``step + per_sequence*n + per_context*n*c + per_token*p``. [s]
+
+        Parameters
+        ----------
+        step
+            Of every step. [s]
+        per_sequence, per_context, per_token
+            For each decode, each cached token that decodes read, each token of prefill. [s]
+        max_sequences, max_context
+            Range of the table; the formula holds beyond ``max_context``.
+        """
+        decodes, knots = np.arange(1.0, max_sequences + 1), np.array([1.0, float(max_context)])
+        scores = per_context * decodes[:, None] * knots
+        pasts, lengths = np.array([0.0, float(max_context)]), np.array([1.0, 2.0])
+
+        def linear(_phase: str, n: Floats, p: Floats) -> Floats:
+            return step + per_sequence * n + per_token * p
+
+        return _Parts(
+            whole=scores + linear("", decodes, np.zeros_like(decodes))[:, None], scores=scores, knots=knots,
+            rows=np.array([0.0, 1.0, float(max_sequences)]), tokens=_token_axis(2 * k.FINE_END), linear=linear,
+            lengths=lengths, octave=1, pasts=pasts, attention=np.zeros((1, PROMPT_AXIS.size, lengths.size, pasts.size)),
+        ).table(Work(0.0, 0.0, 0.0))  # fmt: skip
+
+    @property
+    def max_sequences(self) -> int:
+        """Largest number of decodes of a step. [1]"""
+        return int(self.head[k.SEQUENCES])
+
+    def step_time(self, decodes: int, context: float, prefill: int = 0, past: float = 0.0, pieces: int = 1) -> float:
+        """A step of ``decodes`` at mean ``context`` and ``pieces`` equal pieces of ``prefill`` tokens in all. [s]"""
+        return self._ask(kernel.STEP_TIME, decodes, context, pieces, prefill, past)[0]
+
+    @property
+    def ranks(self) -> int:
+        """DP ranks of attention. [1]"""
+        return int(self.head[k.RANKS])
+
+    def pass_time(self, prompt: int, past: int = 0, prompts: int = 1) -> tuple[float, float]:
+        """Latency of equal prompts in one pass, and how long they keep the instance from starting the next.
+
+        Through a pipeline the prompts of each DP rank go in micro-batches, or, cut into chunks, all together.
+
+        Parameters
+        ----------
+        prompt, past
+            Tokens of each prompt to prefill, and those that are cached. [token]
+        prompts
+            Of the pass, over all DP ranks. [1]
+
+        Returns
+        -------
+        latency, busy : float
+            [s], [s]
+        """
+        if self.head[k.PIPELINE] == 1:
+            time = self.step_time(0, 0.0, prompts * prompt, float(past), prompts)
+            return time, time
+        own = -(-prompts // self.ranks)
+        together = own if self.head[k.CHUNK] else -(-own // min(int(self.head[k.PIPELINE]), own))
+        busy, others = float(self.values[self.head[k.HOST_AT]]), 0.0
+        for first in range(0, own, together):
+            slowest, rest = self._ask(kernel.PASS_TIME, 0, 0.0, min(together, own - first), prompt, past)
+            busy, others = busy + slowest, max(others, rest)
+        return busy + others, busy
+
+    def largest_prefill(self, decodes: int, context: float, past: int, limit_s: float, most: int = 32_768) -> int:
+        """Most tokens of prefill that keep a step within ``limit_s``, at least one. [token]"""
+        return int(self._ask(kernel.LARGEST_PREFILL, decodes, context, 1, most, past, limit_s)[0])
+
+    def _ask(
+        self, action: int, decodes: int, context: float, pieces: int, prefill: int, past: float, limit_s: float = 0.0
+    ) -> tuple[float, float]:
+        found: tuple[float, float] = kernel.look_up(
+            self.head, self.values, action, decodes, float(context), pieces, prefill, float(past), float(limit_s)
+        )
+        return found
+
+
+def pack_tables(tables: Sequence[StepTable]) -> tuple[Ints, Floats]:
+    """Headers (tables, columns) and values of several tables end to end."""
+    heads = np.stack([table.head for table in tables])
+    starts = np.cumsum([0, *(table.values.size for table in tables)])[:-1]
+    heads[:, list(PLACES)] += starts[:, None]
+    return heads, np.concatenate([table.values for table in tables])
+
+
+#: Columns of a header that are places in ``values``.
+PLACES = (
+    k.KNOTS_AT, k.DECODE_AT, k.SCORES_AT, k.ROW_AT, k.LINEAR_AT, k.PASTS_AT, k.LENGTHS_AT, k.ATTENTION_AT, k.STAGE_AT,
+    k.HOST_AT,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Parts:
+    """The parts of a table before they are laid end to end."""
+
+    whole: Floats  # decode steps, (decodes from 1, knots) [s]
+    scores: Floats  # their scores and values [s]
+    knots: Floats  # mean contexts [token]
+    rows: Floats  # numbers of decodes of the linear part [1]
+    tokens: Floats  # its tokens [token]
+    linear: Linear
+    lengths: Floats  # of prompts [token]
+    octave: int  # lengths a doubling [1]
+    pasts: Floats  # [token]
+    attention: Floats  # (rows, prompts, lengths, pasts) [s/token]
+    stage: Floats = field(default_factory=lambda: np.zeros(0))  # of pipelines, (tokens) [s]
+    stages: int = 1
+    ranks: int = 1
+    chunk: int = 0  # [token]
+    host: float = 0.0  # [s]
+
+    def table(self, work: Work) -> StepTable:
+        """Everything in one array of numbers and a header that says where what is."""
+        none, sequences = np.zeros((1, self.knots.size)), self.whole.shape[0]
+        parts = {
+            k.KNOTS_AT: self.knots,
+            k.DECODE_AT: np.concatenate([none, self.whole]),
+            k.SCORES_AT: np.concatenate([none, self.scores]),
+            k.ROW_AT: np.interp(np.arange(sequences + 1.0), self.rows, np.arange(float(self.rows.size))),
+            k.LINEAR_AT: np.stack([_sheet(phase, self.rows, self.tokens, self.linear) for phase in PHASES]),
+            k.PASTS_AT: self.pasts,
+            k.LENGTHS_AT: self.lengths,
+            k.ATTENTION_AT: self.attention,
+            k.STAGE_AT: self.stage,
+            k.HOST_AT: np.array([self.host]),
+        }
+        head = np.zeros(k.HEADER, dtype=np.int64)
+        start = 0
+        for column, part in parts.items():
+            head[column] = start
+            start += part.size
+        sizes = {
+            k.SEQUENCES: sequences, k.KNOTS: self.knots.size, k.TOKENS: self.tokens.size, k.ROWS: self.rows.size,
+            k.PASTS: self.pasts.size, k.PROMPTS: self.attention.shape[1], k.LENGTHS: self.lengths.size,
+            k.OCTAVE: self.octave, k.PIPELINE: self.stages, k.RANKS: self.ranks, k.CHUNK: self.chunk,
+        }  # fmt: skip
+        for column, size in sizes.items():
+            head[column] = size
+        return StepTable(head, np.concatenate([part.ravel() for part in parts.values()]), work)
+
+
+def _sheet(phase: str, rows: Floats, tokens: Floats, linear: Linear) -> Floats:
+    """The linear part in the kernels of one phase, shape (rows, tokens). [s]
+
+    Row n needs a value at n tokens and below, where no prefill is left: there it runs parallel to the row before.
+    """
+    sheet = np.empty((rows.size, tokens.size))
+    sheet[0] = linear("prefill", np.zeros_like(tokens), tokens)
+    n, t = np.meshgrid(rows[1:], tokens, indexing="ij")
+    real = t > n
+    sheet[1:][real] = linear(phase, n[real], (t - n)[real])
+    for row in range(1, rows.size):
+        first = int(np.argmax(tokens > rows[row]))
+        sheet[row, :first] = sheet[row - 1, :first] + (sheet[row, first] - sheet[row - 1, first])
+    return sheet
+
+
+def _token_axis(most: int) -> Floats:
+    """Every number up to ``EXACT``, the first and last number of every tile, and a far one. [token]"""
+    fine = np.arange(k.EXACT, k.FINE_END, k.FINE_TILE)
+    coarse = np.arange(k.FINE_END, max(most, k.FINE_END + k.COARSE_TILE), k.COARSE_TILE)
+    tiles = [np.stack([start + 1, start + width], axis=1).ravel() for start, width in
+             ((fine, k.FINE_TILE), (coarse, k.COARSE_TILE))]  # fmt: skip
+    return np.concatenate([np.arange(1.0, k.EXACT + 1), *tiles, [k.FAR * float(coarse[-1] + k.COARSE_TILE)]])
+
+
+def _knots(most: int, windows: tuple[int, ...]) -> Floats:
+    """Contexts of the decode axis: half powers of two, and the windows of the model. [token]"""
+    powers = 2.0 ** (0.5 * np.arange(8, int(2 * np.ceil(np.log2(most))) + 1))
+    return np.unique(np.concatenate([[1.0], powers, np.array(windows, dtype=float)]))
+
+
+def _rows(most: int, stages: int, ranks: int) -> Floats:
+    """Numbers of decodes of the linear part: all below a full pipeline, then steps of a fifth. [1]"""
+    steps = stages * ranks * np.round(1.2 ** np.arange(64))
+    return np.unique(np.concatenate([np.arange(min(stages, most) + 1.0), steps[steps < most], [float(most)]]))
+
+
+def _work(setting: Setting) -> Work:
+    """Solve ``a*S + b*S*(S+1)/2 + h`` for the FLOP of three prompts, short enough to lie inside any window."""
+    lengths = np.array([32.0, 64.0, 96.0])
+    flops = [prefill_work(setting.model, isl=int(each), precision=setting.precision).flops for each in lengths]
+    columns = np.stack([lengths, lengths * (lengths + 1) / 2, np.ones(3)], axis=1)
+    return Work(*(float(x) for x in np.linalg.solve(columns, np.array(flops))))

@@ -1,0 +1,1 @@
+"""Arrow: its profile, its ledger and its policy."""

@@ -1,0 +1,348 @@
+"""Arrow: stateless instances that change between prefill and decode at no cost, steered by the SLOs.
+
+Y. Wu et al., "Arrow: Adaptive Scheduling Mechanisms for Disaggregated LLM Inference Architecture", arXiv 2505.11916:
+pools and algorithms 1 to 4. An instance belongs to one of four pools: P and D do only what they are assigned to;
+D->P is assigned to prefill and still decodes what it has; P->D is assigned to decode and still prefills what it has.
+It drops into the pure pool when the old work is done, so that the pools follow from role and load alone.
+
+Read from the paper's text where it is silent: limits are the SLOs themselves; the load of decode is low when
+the instances left would be at most half full and tokens come in time; running tokens count requests that wait for
+memory, else memory would keep them below ``MaxRunningTokens`` for ever, and an instance also needs a free sequence
+(``waiting_counts: false`` is the printed rule);
+"for a period" is three looks of the monitor; an instance of prefill is idle when it computed nothing since the last.
+
+The paper has equal instances. For unequal ones loads are compared by what an instance serves, which is ours:
+
+* a prompt goes where it would be done first, its own time there included, not to the shortest queue;
+* running tokens count as a share of ``MaxRunningTokens``, the request to place included; an instance that never
+  decodes within the TPOT limit decodes only where all are so; mean intervals are weighted by ``MaxRunningTokens``;
+* a request is given to nobody whose memory is too small for its prompt;
+* decode gives an instance up only where the prompt would be done sooner there than late in P;
+* steps above the TPOT limit are no call for help at a low load: such an instance is slow by nature;
+* at a look, prompts that wait and will be late go to the end of queues that last less than a look, from the tail of
+  the longest queue; where there is none, an instance flips as for an arrival, or one of decode that has nothing to
+  do (``moves``). A prompt that has begun stays.
+
+On equal instances every choice is the paper's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
+from disagg_sim.simulation.options import MOST, check_options, option
+from disagg_sim.simulation.policies.arrow.ledger import (
+    AHEAD,
+    FREE,
+    HELD,
+    WEIGHT,
+    busy_instance,
+    hand_over,
+    idle_instance,
+    least_delay,
+    lightest,
+    low,
+    measure,
+    place,
+    prompt_s,
+    sooner,
+    soonest_free,
+    take,
+)
+from disagg_sim.simulation.policies.arrow.profile import Predictor, max_running_tokens
+from disagg_sim.simulation.policies.common_options import (
+    max_sequences_option,
+    period_option,
+    prompts_per_step_option,
+    token_budget_option,
+)
+from disagg_sim.simulation.policies.loads import ByRole
+from disagg_sim.simulation.policy import (
+    LATER,
+    AsPlanned,
+    Flip,
+    Leg,
+    Limits,
+    Move,
+    Parts,
+    Role,
+    Site,
+    State,
+    StepLimits,
+    Wish,
+    register,
+)
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.view import ClusterView
+
+#: An enum's members are slow to look up.
+PREFILL, DECODE, READY, FLIPPING = Role.PREFILL, Role.DECODE, State.READY, State.FLIPPING
+#: What makes a decode instance turn to prefill: the TTFT predicted for a request that arrives, or those observed.
+TRIGGERS = ("predicted", "observed")
+#: Where prompts that wait may move: nowhere, as printed; between instances of unequal mappings; between any.
+MOVES = ("never", "unequal", "always")
+#: Most looks of the monitor in its window, each of which is kept: 0.2 MB an instance; the default keeps five. [1]
+MOST_PAST = 10_000
+
+
+@register("arrow")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrow:
+    """Placement within the limits, flips where there is none, decode before prefill in overload."""
+
+    needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
+    token_budget: int = token_budget_option()
+    max_sequences: int = max_sequences_option()
+    prompts_per_step: int = prompts_per_step_option()
+    trigger: str = option(
+        "predicted", "what flips a decode instance to prefill: the TTFT predicted at an arrival, or late ones observed",
+        choices=TRIGGERS,
+    )  # fmt: skip
+    monitor_s: float = period_option(1.0, "time between two looks of the monitor")
+    window_s: float = period_option(5.0, "time over which the interval between tokens is averaged; from monitor_s")
+    patience: int = option(3, "looks in a row with late tokens before an instance turns to decode", low=1, high=MOST)
+    low_load: float = option(
+        0.5, "share of MaxRunningTokens up to which decode may give an instance up", low=0.0, high=1.0
+    )
+    busy_interval: float = option(
+        0.8, "share of the TPOT limit above which decode takes an idle instance", low=0.0, high=1.0
+    )
+    waiting_counts: bool = option(
+        True, "requests that wait for memory are load of decode; false: running ones alone, as printed"
+    )
+    moves: str = option(
+        "unequal", "whether prompts that wait late may move to a free instance: never, as printed, or between which",
+        choices=MOVES,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        check_options(self)
+        longest = MOST_PAST * self.monitor_s
+        if not self.monitor_s <= self.window_s <= longest:
+            raise InputError(
+                f"window_s {self.window_s} is out of range; allowed: from monitor_s = {self.monitor_s} s to "
+                f"{longest:g} s, {MOST_PAST:,} looks"
+            )
+
+    def build(self, site: Site) -> Parts:
+        """See ``System``; prefill and decode parts say where the instances begin."""
+        limits = Limits(
+            token_budget=self.token_budget, max_sequences=self.max_sequences, max_prompts=self.prompts_per_step
+        )
+        start = site.instances(("prefill", PREFILL), ("decode", DECODE))
+        steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits))
+        scheduler = GlobalScheduler(self, site, steps, [mapping for mapping, _ in start])
+        return Parts(start=start, routing=scheduler, steps=steps, roles=scheduler)
+
+
+class GlobalScheduler:
+    """Routing and monitor of Arrow: one state, looked at by both.
+
+    Parameters
+    ----------
+    options : Arrow
+        The system's.
+    site, steps, mappings
+        What is there, how instances step, and the mapping of each instance.
+    """
+
+    def __init__(self, options: Arrow, site: Site, steps: StepLimits, mappings: Sequence[Mapping]) -> None:
+        self.period_s = options.monitor_s
+        self._options, self._ttft, self._tpot = options, site.slo.ttft, site.slo.tpot
+        self._at_once = site.flip_s == 0.0
+        self._reacts = options.trigger == "observed"
+        self._nothing = None if options.waiting_counts else np.zeros(len(mappings), np.int64)
+        rows = {}
+        for mapping in set(mappings):
+            chunk, limits = steps.limits(mapping, PREFILL).token_budget, steps.limits(mapping, DECODE)
+            table, blocks = site.table(mapping, limits.max_sequences), site.blocks(mapping, limits)
+            most = max_running_tokens(table, blocks, limits.max_sequences, self._tpot)
+            seats = limits.max_sequences if options.waiting_counts else np.inf
+            fit = Predictor.fit(table, chunk)
+            rows[mapping] = (*fit, 0.0, 0.0, 0.0, most, seats, blocks * BLOCK_TOKENS, 1.0)
+        self.ledger = np.array([rows[mapping] for mapping in mappings], dtype=float)
+        held = self.ledger[:, HELD]
+        if held.any():
+            self.ledger[:, WEIGHT] = held / held.max()
+            held[held == 0.0] = -1.0
+        self._unequal = len(rows) > 1
+        self._moves = options.moves == "always" or (options.moves == "unequal" and self._unequal)
+        #: Of the prompts in the queue of each instance, in its order: predicted ends, on the clock of the instance [s]
+        self._ends: list[dict[int, float]] = [{} for _ in mappings]
+        looks = max(round(options.window_s / options.monitor_s), 1)
+        self._past = np.zeros((looks, 2, len(mappings)))  # steps and time of decode at the last looks, in turn
+        self._looks = 0
+        self._computed = np.zeros(len(mappings), np.int64)  # prompt tokens, at the last look
+        self._mean_interval = 0.0  # of the decode instances [s]
+        self._late = 0  # looks in a row
+        self._worst = 0.0  # TTFT observed since the last look [s]
+
+    # --- routing ------------------------------------------------------------------------------------------------
+
+    def place(self, view: ClusterView, request: int) -> Leg:
+        """Algorithm 1: the prefill instance that meets the TTFT limit, of P, of D->P, or flipped; else late in P."""
+        tokens, queued, now = view.input_tokens[request], view.queued_prompt_tokens, view.now
+        chosen, end, late = place(
+            view.prefill, self.ledger, queued, view.running_requests, view.coming_tokens, self._waiting(view),
+            tokens, self._ttft, now,
+        )  # fmt: skip
+        wishes: tuple[Wish, ...] = ()
+        if chosen < 0:
+            chosen = late if late >= 0 else int(view.prefill[0])
+            flip = None if self._reacts else self._to_prefill(view, "predicted", tokens, end)
+            if flip is not None:
+                wishes = (flip,)
+                chosen = flip.instance if self._at_once else chosen
+            end = take(self.ledger, chosen, tokens, queued, now)
+        self._ends[chosen][request] = end
+        return Leg(chosen, tokens + 1, LATER, wishes)
+
+    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:
+        """Algorithm 2: where the prefill was if that decodes now; else in D or P->D within the limits, or flipped."""
+        now = view.now
+        self.ledger[origin, AHEAD] = now - self._ends[origin].pop(request)
+        if self._reacts:
+            self._worst = max(self._worst, now - view.arrival_s[request])
+        if view.roles[origin] is DECODE and view.states[origin] is READY:
+            return Leg(origin)
+        view.refresh()  # else steps since the last event of an instance would be missing
+        chosen = hand_over(
+            view.decode, self.ledger, view.running_tokens, view.coming_tokens, self._waiting(view),
+            view.queued_prompt_tokens, view.running_requests, view.queued_requests, view.input_tokens[request],
+            self._tpot,
+        )  # fmt: skip
+        if chosen >= 0:
+            return Leg(chosen)
+        flip = self._to_decode(view, "no decode instance within its limits")
+        if flip is None:
+            return Leg(-1 - chosen)
+        return Leg(flip.instance if self._at_once else -1 - chosen, wishes=(flip,))
+
+    # --- flips --------------------------------------------------------------------------------------------------
+
+    def _to_prefill(self, view: ClusterView, how: str, tokens: int = 0, within: float = np.inf) -> Flip | None:
+        """Algorithm 3: of P->D, else of D, the one with fewest running tokens, if the load of decode is low.
+
+        Of unequal ones only where a prompt of ``tokens`` would be done ``within`` that time [s].
+        """
+        if view.decode.size < 2 or self._mean_interval > self._tpot or self._changing(view, PREFILL):
+            return None
+        running, coming, waiting = view.running_tokens, view.coming_tokens, self._waiting(view)
+        prompts, among = view.queued_prompt_tokens, view.decode
+        if self._unequal:
+            among = sooner(among, self.ledger, prompts, tokens, within, view.now)
+        pure, _, mixed, _ = lightest(among, self.ledger, running, coming, waiting, prompts, 0)
+        chosen = mixed if mixed >= 0 else pure
+        if chosen < 0 or not low(
+            view.decode, self.ledger, running, coming, waiting, view.running_requests, view.queued_requests, chosen,
+            self._options.low_load,
+        ):  # fmt: skip
+            return None
+        return Flip(chosen, PREFILL, f"first token {how} after the limit of {self._ttft:g} s")
+
+    def _to_decode(self, view: ClusterView, why: str) -> Flip | None:
+        """Algorithm 4: of D->P, else of P, the one with the least prefill delay."""
+        if view.prefill.size < 2 or self._changing(view, DECODE):
+            return None
+        chosen = least_delay(
+            view.prefill, self.ledger, view.queued_prompt_tokens, view.running_requests, view.coming_tokens,
+            self._waiting(view), view.now,
+        )  # fmt: skip
+        return Flip(chosen, DECODE, why) if chosen >= 0 else None
+
+    def _waiting(self, view: ClusterView) -> Any:
+        """Cached tokens of the requests that wait for memory, where they count. [token]"""
+        return view.queued_context_tokens if self._nothing is None else self._nothing
+
+    def _changing(self, view: ClusterView, role: Role) -> bool:
+        """Whether an instance is on its way to a role already; possible where a change takes time."""
+        return not self._at_once and any(
+            each is role and state is FLIPPING for each, state in zip(view.roles, view.states, strict=True)
+        )
+
+    # --- monitor ------------------------------------------------------------------------------------------------
+
+    def flips(self, view: ClusterView) -> Sequence[Wish]:
+        """Measure the intervals between tokens; turn an instance to decode where they are late or could be better."""
+        oldest = self._past[self._looks % len(self._past)]
+        self._looks += 1
+        self._mean_interval = measure(view.decode, self.ledger, view.decode_steps, view.decode_time, oldest)
+        self._late = self._late + 1 if self._mean_interval > self._tpot else 0
+        late, self._worst = self._worst > self._ttft, 0.0
+        wish = None
+        if self._late >= self._options.patience:
+            self._late = 0
+            wish = self._to_decode(view, f"tokens every {self._mean_interval:.3g} s, limit {self._tpot:g} s")
+        elif view.prefill.size > 1:
+            wish = self._idle_to_decode(view)
+        self._computed = view.prefill_tokens.copy()
+        if wish is None and late:
+            wish = self._to_prefill(view, "observed")
+        if wish is None and self._moves and view.prefix is None:  # else those behind may count on a prompt's blocks
+            return self._relief(view)
+        return () if wish is None else (wish,)
+
+    def _idle_to_decode(self, view: ClusterView) -> Flip | None:
+        """An idle instance of prefill, if some decode instance is busy."""
+        prompts, ledger = view.queued_prompt_tokens, self.ledger
+        idle = idle_instance(view.prefill, ledger, view.prefill_tokens, self._computed, prompts, view.running_requests)
+        if idle < 0:
+            return None
+        busy = busy_instance(
+            view.decode, ledger, view.running_tokens, view.coming_tokens, self._waiting(view),
+            self._options.busy_interval * self._tpot, self._options.low_load if self._unequal else -1.0,
+        )  # fmt: skip
+        if busy < 0 or self._changing(view, DECODE):
+            return None
+        return Flip(idle, DECODE, f"idle, while instance {busy} needs help")
+
+    def _idle_to_prefill(self, view: ClusterView, tokens: int, within: float, origin: int) -> Flip | None:
+        """An idle instance of decode, where a prompt that waits on ``origin`` would be done ``within`` that time."""
+        if view.decode.size < 2 or self._changing(view, PREFILL):
+            return None
+        taken = view.running_tokens + view.coming_tokens + self._waiting(view) + view.queued_requests
+        idle = view.decode[taken[view.decode] == 0]
+        chosen, time = soonest_free(idle, self.ledger, view.queued_prompt_tokens, tokens, np.inf, view.now)
+        if chosen < 0 or time > within:
+            return None
+        return Flip(chosen, PREFILL, f"idle, while prompts wait late on instance {origin}")
+
+    def _relief(self, view: ClusterView) -> list[Wish]:
+        """Moves of prompts that wait and will be late to queues that last less than a look; a flip where none does."""
+        now, ledger, among = view.now, self.ledger, view.prefill
+        queued = view.queued_prompt_tokens.copy()
+        wishes: list[Wish] = []
+        flips = not self._reacts
+        origins = np.flatnonzero(queued)
+        for origin in origins[np.argsort(-(ledger[origins, FREE] + ledger[origins, AHEAD]), kind="stable")].tolist():
+            for request in reversed(view.waiting_prompts(origin).tolist()):
+                tokens, left = view.input_tokens[request], self._ends[origin][request] + ledger[origin, AHEAD] - now
+                if now + left <= view.arrival_s[request] + self._ttft:
+                    break
+                target, time = soonest_free(among, ledger, queued, tokens, self.period_s, now)
+                if target < 0 and flips:
+                    flips = False
+                    flip = self._to_prefill(view, "of a prompt that waits predicted", tokens, left - self.period_s)
+                    flip = flip or self._idle_to_prefill(view, tokens, left - self.period_s, origin)
+                    wishes += [] if flip is None else [flip]
+                    if flip is not None and self._at_once:
+                        among = np.append(among, flip.instance)
+                        target, time = soonest_free(among, ledger, queued, tokens, self.period_s, now)
+                if target < 0 or time + self.period_s > left:
+                    break
+                wishes.append(Move(request, origin, target, f"late by {now + left - view.arrival_s[request]:.3g} s"))
+                del self._ends[origin][request]
+                ledger[origin, FREE] -= prompt_s(ledger, origin, tokens)
+                queued[origin] -= tokens
+                self._ends[target][request] = take(ledger, target, tokens, queued, now)
+                queued[target] += tokens
+        return wishes

@@ -1,0 +1,62 @@
+"""What Arrow measures when it starts: the time of prompts, and how much an instance can decode within the limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.kernel.step_table import StepTable
+
+#: Prompt lengths to which the predictor is fitted: two a doubling. [token]
+FITTED_LENGTHS = tuple(round(2.0 ** (half / 2)) for half in range(10, 35))
+#: Longest context that the profile of decode steps tries. [token]
+LONGEST_CONTEXT = 131_072
+
+
+class Predictor(NamedTuple):
+    """Time of one prompt alone, quadratic in its length. [s]"""
+
+    constant: float  # [s]
+    linear: float  # [s/token]
+    quadratic: float  # [s/token^2]
+
+    @classmethod
+    def fit(cls, table: StepTable, token_budget: int) -> Predictor:
+        """Least squares of the relative error over ``FITTED_LENGTHS``, each prompt in chunks of the budget."""
+        lengths = np.array(FITTED_LENGTHS, dtype=float)
+        times = np.array([prompt_time(table, length, token_budget) for length in FITTED_LENGTHS])
+        terms = np.stack([np.ones_like(lengths), lengths, lengths**2], axis=1) / times[:, None]
+        found, *_ = np.linalg.lstsq(terms, np.ones_like(times), rcond=None)
+        return cls(*found.tolist())
+
+    def __call__(self, tokens: int) -> float:
+        """Of a prompt of ``tokens``. [s]"""
+        return self.constant + tokens * (self.linear + tokens * self.quadratic)
+
+
+def prompt_time(table: StepTable, tokens: int, token_budget: int) -> float:
+    """A prompt alone on an instance, in chunks of the budget. [s]"""
+    return sum(
+        table.step_time(0, 0.0, min(token_budget, tokens - past), float(past))
+        for past in range(0, tokens, token_budget)
+    )
+
+
+def max_running_tokens(table: StepTable, blocks: int, max_sequences: int, tpot: float) -> int:
+    """MaxRunningTokens: what memory holds, and the most that one decode step reads within ``tpot`` [s]. [token]"""
+    most = 0
+    for doubling in range(max_sequences.bit_length()):
+        sequences = 2**doubling
+        low, high = 0, LONGEST_CONTEXT
+        while low < high:
+            middle = (low + high + 1) // 2
+            if table.step_time(sequences, float(middle)) <= tpot:
+                low = middle
+            else:
+                high = middle - 1
+        most = max(most, sequences * low)
+    return min(blocks * BLOCK_TOKENS, most)

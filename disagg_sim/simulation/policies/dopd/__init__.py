@@ -1,0 +1,1 @@
+"""DOPD: its pools, its batches and its policy."""

@@ -1,0 +1,213 @@
+"""DOPD: dynamic optimal prefill/decode ratio, with prefill batches formed by length.
+
+"DOPD", built on NVIDIA Dynamo; equations as in ``simulation.policies.dopd.ratio``. Its parts:
+
+* P/D manager (algorithm 2, ``dopd_sizes``): every window it records mean input, mean output and the requests that are
+  there, and forecasts each; from the profile of prefill and decode times, corrected by what was observed, follow
+  the sizes of both pools.
+* Prefill scheduler (algorithm 1, ``dopd_batches``): short prompts are batched up to the forecast input length,
+  long ones run alone.
+* Ultra-short prompts are computed on the decode instance itself, beside its decodes.
+
+Mended, as printed it cannot be: after a batch the scheduler goes on without a request in hand; the ratio holds the
+whole concurrency already, so that multiplying it by the decode instances counts them twice (``sizing="printed"``
+does); the mean context of a decode step is input plus half the output; the time-out of a batch is an upper bound.
+Left open by the paper and chosen here: windows of 60 s, an action every 300 s, half of the queueing
+time as time-out, 128 tokens as ultra-short, and the correction as a moving average of busy time observed over
+predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
+from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
+from disagg_sim.simulation.policies.common_options import max_sequences_option, period_option, token_budget_option
+from disagg_sim.simulation.policies.dopd.batches import BATCHES, LengthAware, kingman_wait
+from disagg_sim.simulation.policies.dopd.sizes import SIZINGS, Profile
+from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
+from disagg_sim.simulation.policies.loads import ByRole, least, least_decode
+from disagg_sim.simulation.policies.pools import Pools, Sizes, within
+from disagg_sim.simulation.policy import AsPlanned, Leg, Limits, Parts, Role, Site, StepLimits, Wish, register
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.instances import Index
+    from disagg_sim.simulation.view import ClusterView
+
+PREFILL, DECODE = Role.PREFILL, Role.DECODE
+#: Weight of the newest window in the correction. [1]
+NEWEST = 0.3
+
+
+@register("dopd")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dopd:
+    """Pools at the optimal ratio for the forecast load; prefill batches by length."""
+
+    needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
+    resize: bool = option(True, "size the pools; false: they stay as they are")
+    sizing: str = option("mended", "rule of the optimal ratio: with the faults of the paper mended, or as printed",
+                         choices=SIZINGS)  # fmt: skip
+    forecast: str = forecast_option()
+    correct: bool = option(True, "correct the times of the profile by observed ones")
+    window_s: float = period_option(60.0, "time of one observation")
+    action_s: float = period_option(300.0, "time between two decisions on sizes")
+    check_s: float = period_option(5.0, "time between two looks whether GPUs are free for wanted instances")
+    batches: str = option(
+        "knapsack", "how prompts are packed into prefill batches: by length, or as they came", choices=BATCHES
+    )
+    timeout_share: float = option(
+        0.5, "share of the queueing time after which a batch runs before further long prompts", low=0.0, above=True,
+        high=1.0,
+    )  # fmt: skip
+    profile_tokens: int = option(
+        1024, "mean input of the profile: longer prompts run alone until the first forecast", unit="token", low=1,
+        high=MOST_TOKENS,
+    )  # fmt: skip
+    local_tokens: int = option(
+        128, "prompts up to this are computed on the decode instance; 0: none", unit="token", low=0, high=MOST_TOKENS
+    )
+    token_budget: int = token_budget_option("decodes and prefill of one step of a decode instance")
+    max_sequences: int = max_sequences_option("most sequences of an instance: the largest captured CUDA graph")
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        check_options(self)
+
+    def build(self, site: Site) -> Parts:
+        """See ``System``."""
+        decode = Limits(token_budget=self.token_budget, max_sequences=self.max_sequences)
+        prefill = Limits(mode=Mode.MANUAL, token_budget=self.token_budget, max_sequences=self.max_sequences)
+        steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=prefill, decode=decode))
+        forming = LengthAware(site, self.batches, self.timeout_share, self.profile_tokens)
+        routing = Router(forming, self.local_tokens)
+        return Parts(
+            start=site.instances(("prefill", PREFILL), ("decode", DECODE)),
+            routing=routing, steps=steps, forming=forming,
+            scaling=Manager(self, site, steps, forming, routing),
+        )  # fmt: skip
+
+
+class Router:
+    """Fewest tokens not yet computed for prefill, fewest in decode for decode; ultra-short prompts whole there."""
+
+    def __init__(self, forming: LengthAware, local_tokens: int) -> None:
+        self._forming, self._local = forming, local_tokens
+
+    def idlest(self, view: ClusterView, among: Index, tokens: int = 0) -> int:
+        """The prefill instance that has prefilled its tokens first, those that wait for a batch included."""
+        waiting = self._forming.waiting_tokens(view)
+        instance: int = least(among, view.queued_prompt_tokens, waiting, view.prefill_rate, tokens)
+        return instance
+
+    def place(self, view: ClusterView, request: int) -> Leg:
+        """See ``Routing``."""
+        tokens = view.input_tokens[request]
+        if tokens <= self._local:
+            return Leg(least_decode(view, view.decode, tokens))
+        instance = self.idlest(view, view.prefill, tokens)
+        if tokens < view.total_blocks[instance] * BLOCK_TOKENS:  # else the instance refuses it
+            self._forming.came(instance, tokens)
+        return Leg(instance, tokens + 1)
+
+    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  wherever it was
+        """See ``Routing``."""
+        return Leg(least_decode(view, view.decode, view.input_tokens[request]))
+
+
+class Manager:
+    """Algorithm 2: observes window by window, forecasts, and sizes the pools."""
+
+    def __init__(
+        self, options: Dopd, site: Site, steps: StepLimits, forming: LengthAware, routing: Router
+    ) -> None:  # fmt: skip
+        self.period_s = min(options.check_s, options.window_s)
+        self._options, self._forming = options, forming
+        self._pools = Pools(site, idlest=routing.idlest)
+        prefill, decode = self._pools.mappings
+        self.profile = Profile.of(site, prefill, decode, steps.limits(decode, DECODE))
+        self._requests, self._inputs, self._outputs = (forecast_named(options.forecast) for _ in range(3))
+        self._window_end, self._action = options.window_s, options.action_s
+        self._wanted: tuple[Sizes, str] | None = None
+        self._there, self._looks = 0.0, 0  # requests in service, added up over the looks of a window
+        self._seen = 0  # requests up to the last window
+        self._totals_before: NDArray[np.float64] = np.zeros(5)  # see ``_totals``
+        self._correction = [1.0, 1.0]  # of prefill and decode times [1]
+
+    def resize(self, view: ClusterView) -> Sequence[Wish]:
+        """See ``Autoscaler``."""
+        self._there += float(view.queued_requests.sum() + view.running_requests.sum()) + sum(view.coming)
+        self._looks += 1
+        if view.now >= self._window_end:
+            self._window_end += self._options.window_s
+            self._observe(view)
+        if not self._options.resize:
+            return ()
+        if view.now >= self._action:
+            self._action += self._options.action_s
+            self._decide(view)
+        if self._wanted is None:
+            return ()
+        wanted, reason = self._wanted
+        wishes = self._pools.steps(view, wanted, reason)
+        if self._pools.there(view) == wanted:
+            self._wanted = None
+        return wishes
+
+    def _observe(self, view: ClusterView) -> None:
+        """One window: forecasts, length threshold, time-out and corrections."""
+        window = view.window(self._options.window_s)
+        self._requests.observe(self._there / self._looks)
+        self._there, self._looks = 0.0, 0
+        self._inputs.observe(window.input_tokens)
+        self._outputs.observe(window.output_tokens)
+        threshold = self._inputs.next()
+        if not math.isnan(threshold):
+            self._forming.threshold = threshold
+        came = slice(self._seen, view.arrived)
+        self._seen = view.arrived
+        lengths = np.array(view.input_tokens[came])
+        times = np.array([self.profile.prefill_time(length) for length in lengths.tolist()])
+        self._forming.wait_s = kingman_wait(np.diff(view.arrival_s[came]), times, servers=int(view.prefill.size))
+        if self._options.correct:
+            self._correct(view, float(lengths.mean()) if lengths.size else math.nan)
+
+    def _correct(self, view: ClusterView, inputs: float) -> None:
+        """Moving averages of the times observed over the window by those that the profile has for its means."""
+        totals = self._totals(view)
+        busy, computed, steps, time, emitted = (totals - self._totals_before).tolist()
+        self._totals_before = totals
+        if computed > 0 and inputs > 0:
+            self._learn(0, busy / computed * inputs / self.profile.prefill_time(max(round(inputs), 1)))
+        if steps > 0 and not math.isnan(self._outputs.next()):
+            context = self._inputs.next() + self._outputs.next() / 2
+            self._learn(1, time / steps / self.profile.step_time(emitted / steps, context))
+
+    def _totals(self, view: ClusterView) -> NDArray[np.float64]:
+        """Busy time and tokens of all prefill instances; decode steps, their time and tokens of all of decode."""
+        prefill = np.array([role is PREFILL for role in view.roles])
+        columns = (
+            view.busy_time[prefill], view.prefill_tokens[prefill],
+            view.decode_steps[~prefill], view.decode_time[~prefill], view.decode_tokens[~prefill],
+        )  # fmt: skip
+        return np.array([column.sum() for column in columns])
+
+    def _learn(self, which: int, ratio: float) -> None:
+        self._correction[which] += NEWEST * (ratio - self._correction[which])
+
+    def _decide(self, view: ClusterView) -> None:
+        requests, inputs, outputs = self._requests.next(), self._inputs.next(), self._outputs.next()
+        if math.isnan(inputs) or math.isnan(outputs):
+            return
+        wanted = self.profile.sizes(requests, inputs, outputs, rule=self._options.sizing, correction=self._correction)
+        wanted = within(wanted, self._pools.gpus, self._pools.budget)
+        there = self._pools.there(view)
+        reason = f"{requests:.4g} requests of {inputs:.0f}/{outputs:.0f} tokens: {there.words} to {wanted.words}"
+        self._wanted = wanted, reason

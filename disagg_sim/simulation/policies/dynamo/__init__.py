@@ -1,0 +1,1 @@
+"""The planners of Dynamo: by load and by SLO."""

@@ -1,0 +1,207 @@
+"""NVIDIA Dynamo's planner, load-based: a look every few seconds, one instance more or less of each pool.
+
+As its public source and issue threads describe it in 2026. By ``mode``:
+
+* ``sla``: up when all workers' estimates exceed their SLO: TTFT from the prompt tokens in their queue at a chunk
+  budget a step, ITL from the sequences and the cache that they hold and will hold. Down when the estimates with the
+  load of N shared by N - 1 stay under ``sensitivity`` of the SLO, and the cache of decode fits.
+* ``throughput``, ``latency``: thresholds of queued prompt tokens over the context length, any worker up and all
+  of them down, and of the use of KV memory.
+
+Known faults as options: ``drain=False`` (workers that leave take their requests with them), ``project=False`` (down by
+the load of N workers, not of the N - 1 that are left: sizes swing), ``deaf=True`` (workers started later never
+report, as after a restored snapshot), and start-up ignored, which is ``RunOptions(start_up_s=0)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
+from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
+from disagg_sim.simulation.policies.common_options import (
+    drain_option,
+    least_option,
+    max_sequences_option,
+    period_option,
+    token_budget_option,
+)
+from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, least_prefill
+from disagg_sim.simulation.policies.pools import Pools, Sizes, within
+from disagg_sim.simulation.policy import (
+    AsPlanned,
+    Autoscaler,
+    Limits,
+    Parts,
+    Role,
+    Site,
+    StepLimits,
+    Wish,
+    register,
+)
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.instances import Index
+    from disagg_sim.simulation.view import ClusterView
+
+Floats = NDArray[np.float64]
+
+
+class Thresholds(NamedTuple):
+    """Load of a worker above which a pool grows and below which it shrinks. [1]"""
+
+    prefill_up: float  # prompt tokens in wait over the context length, of any worker
+    prefill_down: float  # of all
+    decode_up: float  # use of KV memory, what waits included, of any worker
+    decode_down: float  # of all
+
+
+THRESHOLDS = {"throughput": Thresholds(1.0, 0.1, 1.0, 0.6), "latency": Thresholds(0.1, 0.0, 0.4, 0.1)}
+MODES = ("sla", *THRESHOLDS)
+
+
+@register("dynamo_load")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamoLoad:
+    """One instance up or down by the load of now, within the GPUs of the deployment."""
+
+    needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
+    mode: str = option(
+        "sla", "what decides: estimated TTFT and ITL against the SLO, or thresholds for throughput or latency",
+        choices=MODES,
+    )  # fmt: skip
+    period_s: float = period_option(5.0, "time between two decisions")
+    sensitivity: float = option(
+        0.8, "share of the SLO under which an estimate must stay to scale down", low=0.0, above=True, high=1.0
+    )
+    context_tokens: int = option(
+        0, "context length of the thresholds on queues; 0: the longest that the model takes", unit="token", low=0,
+        high=MOST_TOKENS,
+    )  # fmt: skip
+    least: int = least_option()
+    token_budget: int = token_budget_option()
+    max_sequences: int = max_sequences_option()
+    drain: bool = drain_option()
+    project: bool = option(True, "scale down by the load of the instances left; false: by the load of all of them")
+    deaf: bool = option(False, "instances started later never report their load")
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        check_options(self)
+
+    def build(self, site: Site) -> Parts:
+        """See ``System``."""
+        steps = stepping(site, self.token_budget, self.max_sequences)
+        return planned(site, LoadPlanner(self, site, steps), steps)
+
+
+def stepping(site: Site, token_budget: int, max_sequences: int) -> StepLimits:
+    """How the instances of both pools fill their steps, unless their parts say."""
+    limits = Limits(token_budget=token_budget, max_sequences=max_sequences)
+    return AsPlanned(site=site, parts=("prefill", "decode"), usual=ByRole(prefill=limits, decode=limits))
+
+
+def planned(site: Site, scaling: Autoscaler, steps: StepLimits) -> Parts:
+    """Disaggregation as Dynamo runs it, under one of its planners."""
+    return Parts(
+        start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
+        routing=Handover(least_prefill, least_decode), steps=steps, scaling=scaling,
+    )  # fmt: skip
+
+
+class LoadPlanner:
+    """Both pools, each by itself; nothing is decided while an instance starts.
+
+    ``floor`` is what another planner may have found to be the least; it is the larger of that and ``least``.
+    """
+
+    def __init__(self, options: DynamoLoad, site: Site, steps: StepLimits) -> None:
+        self.period_s = options.period_s
+        self.floor = Sizes(options.least, options.least)
+        self._options, self._site = options, site
+        self._pools = Pools(site, drain=options.drain)
+        prefill, decode = self._pools.mappings
+        here, there = steps.limits(prefill, Role.PREFILL), steps.limits(decode, Role.DECODE)
+        self._tables = (site.table(prefill, here.max_sequences), site.table(decode, there.max_sequences))
+        self._budget, self._sequences = here.token_budget, there.max_sequences
+        self._context = options.context_tokens or site.setting.model.max_context
+        self._first = len(site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)))
+
+    def resize(self, view: ClusterView) -> Sequence[Wish]:
+        """See ``Autoscaler``."""
+        if self._pools.starting(view):
+            return ()
+        there = self._pools.there(view)
+        steps = Sizes(self._prefill_step(view), self._decode_step(view))
+        wanted = Sizes(*(max(n + step, floor) for n, step, floor in zip(there, steps, self.floor, strict=True)))
+        wanted = within(wanted, self._pools.gpus, self._pools.budget, self._options.least)
+        return self._pools.steps(view, wanted, f"by load, mode {self._options.mode}: {there.words} to {wanted.words}")
+
+    def _heard(self, among: Index) -> Index:
+        """Workers that report."""
+        return among[among < self._first] if self._options.deaf else among
+
+    def _prefill_step(self, view: ClusterView) -> int:
+        """+1, 0 or -1 prefill instance."""
+        workers = self._heard(view.prefill)
+        queued = view.queued_prompt_tokens[workers].astype(float)
+        if self._options.mode != "sla":
+            limits = THRESHOLDS[self._options.mode]
+            return _by_thresholds(queued / self._context, limits.prefill_up, limits.prefill_down)
+        budget, limit = self._budget, self._site.slo.ttft
+        chunk = self._tables[0].step_time(0, 0.0, budget) / budget
+        share = self._share(int(view.prefill.size))
+        return _by_estimates(queued * chunk, queued * share * chunk, limit, self._options.sensitivity)
+
+    def _decode_step(self, view: ClusterView) -> int:
+        """+1, 0 or -1 decode instance."""
+        workers = self._heard(view.decode)
+        capacity = view.total_blocks[workers] * float(BLOCK_TOKENS)
+        running, tokens = view.running_requests[workers], view.running_tokens[workers].astype(float)
+        mean = tokens.sum() / max(int(running.sum()), 1)
+        waiting = view.queued_requests[workers]
+        held = tokens + view.coming_tokens[workers] + waiting * mean
+        if self._options.mode != "sla":
+            limits = THRESHOLDS[self._options.mode]
+            return _by_thresholds(held / capacity, limits.decode_up, limits.decode_down)
+        coming = view.coming_tokens[workers] / mean if mean > 0 else np.zeros(workers.size)
+        requests = running + waiting + coming
+        share = self._share(int(view.decode.size))
+        step = _by_estimates(
+            self._itl(requests, held), self._itl(requests * share, held * share),
+            self._site.slo.tpot, self._options.sensitivity,
+        )  # fmt: skip
+        return step if step >= 0 or bool((held * share <= capacity).all()) else 0
+
+    def _share(self, workers: int) -> float:
+        """By what the load of each of N workers grows when one leaves; the last stays by the floor. [1]"""
+        return workers / max(workers - 1, 1) if self._options.project else 1.0
+
+    def _itl(self, requests: Floats, held: Floats) -> Floats:
+        """Time of a decode step of each worker that would read all it holds, beyond what its memory takes, too. [s]"""
+        batches = np.clip(np.round(requests), 1, self._sequences)
+        return np.array([
+            self._tables[1].step_time(int(n), tokens / n)
+            for n, tokens in zip(batches.tolist(), held.tolist(), strict=True)
+        ])  # fmt: skip
+
+
+def _by_thresholds(load: Floats, up: float, down: float) -> int:
+    """Any worker up, all of them down; an empty queue is below a threshold of 0."""
+    if (load >= up).any():
+        return 1
+    return -1 if ((load < down) | (load == 0.0)).all() and load.size else 0
+
+
+def _by_estimates(now: Floats, with_one_less: Floats, limit: float, sensitivity: float) -> int:
+    """All workers up; down where all stay under a share of the limit with one less."""
+    if not now.size:
+        return 0
+    if (now > limit).all():
+        return 1
+    return -1 if (with_one_less < sensitivity * limit).all() else 0

@@ -1,0 +1,148 @@
+"""NVIDIA Dynamo's planner, SLA-based: sizes both pools for the load forecast for the next window.
+
+As its public source and issue threads describe it in 2026. Every window it forecasts requests, input and
+output length, and divides by what one instance serves inside the SLO according to a model of the engine, here the step
+times of the simulation itself: a prefill instance one prompt after the other, a decode instance the largest batch
+whose steps are inside the TPOT limit and whose cache fits. Where a prompt alone takes longer than the TTFT limit, there
+are at least so many prefill instances as it takes limits. At most ``most_changes`` instances change at a time.
+
+With ``load=True`` the load planner decides in between, and the sizes found here are its floor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from disagg_sim.domain import Slo
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
+from disagg_sim.simulation.options import MOST, check_options, option
+from disagg_sim.simulation.policies.common_options import (
+    drain_option,
+    least_option,
+    max_sequences_option,
+    period_option,
+    token_budget_option,
+)
+from disagg_sim.simulation.policies.dynamo.load import DynamoLoad, LoadPlanner, planned, stepping
+from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
+from disagg_sim.simulation.policies.pools import Pools, Sizes, within
+from disagg_sim.simulation.policy import Parts, Role, Site, StepLimits, Wish, register
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.kernel.step_table import StepTable
+    from disagg_sim.simulation.view import ClusterView
+
+
+@register("dynamo_sla")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamoSla:
+    """Pools for the forecast load, within the GPUs of the deployment."""
+
+    needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
+    window_s: float = period_option(180.0, "time between two decisions, and what each looks back on")
+    forecast: str = forecast_option()
+    most_changes: int = option(8, "instances that one decision starts or stops at most", low=1, high=MOST)
+    load: bool = option(False, "the load planner decides in between; the sizes found here are its floor")
+    load_period_s: float = period_option(5.0, "time between two decisions of the load planner")
+    least: int = least_option()
+    token_budget: int = token_budget_option()
+    max_sequences: int = max_sequences_option()
+    drain: bool = drain_option()
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        check_options(self)
+
+    def build(self, site: Site) -> Parts:
+        """See ``System``."""
+        steps = stepping(site, self.token_budget, self.max_sequences)
+        return planned(site, Planner(self, site, steps), steps)
+
+
+class Planner:
+    """The forecasts, the sizes for them, and the load planner in between if there is one."""
+
+    def __init__(self, options: DynamoSla, site: Site, steps: StepLimits) -> None:
+        self._options, self._slo = options, site.slo
+        self._pools = Pools(site, drain=options.drain)
+        prefill, decode = self._pools.mappings
+        here, there = steps.limits(prefill, Role.PREFILL), steps.limits(decode, Role.DECODE)
+        self._prefill, self._decode = site.table(prefill, here.max_sequences), site.table(decode, there.max_sequences)
+        self._budget, self._sequences = here.token_budget, there.max_sequences
+        self._load: LoadPlanner | None = None
+        self.period_s = options.window_s
+        if options.load:
+            load = DynamoLoad(
+                period_s=options.load_period_s, least=options.least, token_budget=options.token_budget,
+                max_sequences=options.max_sequences, drain=options.drain,
+            )  # fmt: skip
+            self._load, self.period_s = LoadPlanner(load, site, steps), options.load_period_s
+        self._tokens = site.blocks(decode, there) * BLOCK_TOKENS
+        self._rate, self._inputs, self._outputs = (forecast_named(options.forecast) for _ in range(3))
+        self._due = options.window_s
+
+    def resize(self, view: ClusterView) -> Sequence[Wish]:
+        """See ``Autoscaler``."""
+        if view.now < self._due:
+            return () if self._load is None else self._load.resize(view)
+        self._due += self._options.window_s
+        window = view.window(self._options.window_s)
+        self._rate.observe(window.arrivals / window.seconds)
+        self._inputs.observe(window.input_tokens)
+        self._outputs.observe(window.output_tokens)
+        rate, inputs, outputs = self._rate.next(), self._inputs.next(), self._outputs.next()
+        if math.isnan(inputs) or math.isnan(outputs) or self._pools.starting(view):
+            return ()
+        floor = Sizes(
+            prefill_instances(self._prefill, rate, inputs, self._slo, self._budget),
+            decode_instances(
+                self._decode, rate, inputs, outputs, self._slo, tokens=self._tokens, most=self._sequences
+            ),
+        )
+        wanted = within(floor, self._pools.gpus, self._pools.budget, self._options.least)
+        there = self._pools.there(view)
+        if self._load is not None:
+            self._load.floor = wanted
+            wanted = Sizes(*(max(n, need) for n, need in zip(there, wanted, strict=True)))
+            wanted = within(wanted, self._pools.gpus, self._pools.budget, self._options.least)
+        reason = f"{rate:.3g} requests/s of {inputs:.0f}/{outputs:.0f} tokens: {there.words} to {wanted.words}"
+        return self._pools.steps(view, wanted, reason)[: self._options.most_changes]
+
+
+def prefill_instances(table: StepTable, rate: float, inputs: float, slo: Slo, token_budget: int) -> int:
+    """Instances that prefill ``rate`` [request/s] prompts of ``inputs`` [token] one after the other, in chunks. [1]"""
+    prompt = max(round(inputs), 1)
+    alone = sum(
+        table.step_time(0, 0.0, min(token_budget, prompt - past), float(past))
+        for past in range(0, prompt, token_budget)
+    )
+    late = math.ceil(alone / slo.ttft) if alone > slo.ttft else 0
+    return max(math.ceil(rate * alone), late)
+
+
+def decode_instances(
+    table: StepTable, rate: float, inputs: float, outputs: float, slo: Slo, *, tokens: int, most: int
+) -> int:
+    """Instances that decode ``rate`` [request/s] inside the TPOT limit, each with the largest batch that can. [1]
+
+    Parameters
+    ----------
+    table, slo
+        Step times of an instance, and the limit.
+    rate, inputs, outputs
+        Load: requests [request/s] and their lengths [token]; the mean context is input plus half the output.
+    tokens, most
+        What the memory of an instance holds [token], and its most sequences [1].
+    """
+    context = inputs + outputs / 2
+    low, high = 1, max(1, min(most, int(tokens / context)))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if table.step_time(middle, context) <= slo.tpot:
+            low = middle
+        else:
+            high = middle - 1
+    return math.ceil(rate * outputs * table.step_time(low, context) / low)

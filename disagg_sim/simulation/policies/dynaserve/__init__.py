@@ -1,0 +1,1 @@
+"""DynaServe: its predictor and its policy."""

@@ -1,0 +1,1 @@
+"""Arrow (arXiv 2505.11916), claim by claim."""

@@ -1,0 +1,175 @@
+"""What the evaluators of claims look at: frontiers of the figures, and pools that no figure shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from disagg_sim.errors import InfeasibleError
+from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
+from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.serving.disaggregated import disaggregated
+from disagg_sim.serving.gains import COLOCATED, DISAGGREGATED, Curve, curve
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+
+SYSTEM = "gb200_nvl72"
+DOMAIN = 72  # GPUs of its NVLink domain [1]
+RECIPE = "nvfp4_fp8kv"
+BF16_ATTENTION = "nvfp4_fp8kv_bf16_attention"  # the recipe without fp8 attention arithmetic
+R1, SMALL, MIDDLE, LARGE = "deepseek_r1", "llama_3_1_8b", "llama_3_1_70b", "llama_3_1_405b"
+LONG_PROMPTS = (16_384, 2048)  # traffic of most figures: input and output length [token]
+#: Range of interactivity near that of the paper's plots; own ranges run to one request an instance. [token/s]
+LOW, HIGH = 20.0, 100.0
+SAME_TIME = 1e-9  # rounding of a throughput that must not fall [1]
+
+
+class Source(Protocol):
+    """Where frontiers come from (``study.beyond_the_buzz.frontiers.Frontiers``)."""
+
+    def frontier(self, figure: str, profile: str) -> pd.DataFrame:
+        """Frontiers of all modes and cases of a figure or of one sweep, below one another."""
+
+
+class Finding(NamedTuple):
+    """What an evaluator found."""
+
+    value: str  # the numbers that the acceptance speaks of
+    holds: bool
+    note: str  # what stands beside them, and what a miss comes from
+
+
+class Front(NamedTuple):
+    """A frontier in order of interactivity."""
+
+    table: pd.DataFrame
+
+    @property
+    def x(self) -> Floats:
+        """Interactivity, rising. [token/s]"""
+        return self.column(INTERACTIVITY)
+
+    @property
+    def curve(self) -> Curve:
+        """As a step function."""
+        return curve(self.table)
+
+    @property
+    def span(self) -> str:
+        """``20-163``, own range of interactivity. [token/s]"""
+        return f"{self.x[0]:.0f}-{self.x[-1]:.0f}"
+
+    def column(self, name: str) -> Floats:
+        """A column as floats, in order of interactivity."""
+        return self.table[name].to_numpy(dtype=float)
+
+    def at(self, name: str, x: ArrayLike) -> Any:
+        """A column of the point that serves interactivity ``x``; the last point's beyond the reach."""
+        return self.column(name)[np.minimum(np.searchsorted(self.x, x), len(self.table) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Frontiers and grids of one profile, each computed once."""
+
+    source: Source
+    profile: str
+    _known: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False)
+
+    def front(self, sweep: str, *, modes: Sequence[str] = (DISAGGREGATED,), **where: object) -> Front:
+        """One frontier of a sweep: its rows in ``modes`` whose columns have the values ``where``."""
+        found: Front = self._once(
+            ("front", sweep, tuple(modes), *where.items()), lambda: self._front(sweep, modes, where)
+        )
+        return found
+
+    def _front(self, sweep: str, modes: Sequence[str], where: dict[str, object]) -> Front:
+        table = self._once(("table", sweep), lambda: self.source.frontier(sweep, self.profile))
+        keep = table["mode"].isin(modes)
+        if "sweep" in table:
+            keep &= table["sweep"] == sweep
+        for name, value in where.items():
+            keep &= table[name] == value
+        if not keep.any():
+            asked = ", ".join(f"{name} {value}" for name, value in where.items())
+            raise InfeasibleError(f"{sweep} under {self.profile}: no frontier of {', '.join(modes)} with {asked}")
+        return Front(pareto_front(table[keep], by=[]))
+
+    def both(self, sweep: str, **where: Any) -> tuple[Front, Front]:
+        """The disaggregated frontier, and the best of both co-located modes."""
+        return self.front(sweep, **where), self.front(sweep, modes=COLOCATED, **where)
+
+    def pipelines(self, sweep: str = "fig05") -> pd.DataFrame:
+        """The rows of figure 5."""
+        return self.source.frontier(sweep, self.profile)
+
+    def pools(
+        self, model: str, *, isl: int = LONG_PROMPTS[0], osl: int = LONG_PROMPTS[1], precision: str = RECIPE,
+        mla_form: str = "auto",
+    ) -> tuple[PhaseGrid, PhaseGrid]:  # fmt: skip
+        """Scored prefill and decode configurations of a model."""
+
+        def score() -> tuple[PhaseGrid, PhaseGrid]:
+            table = enumerate_mappings(load_model(model), load_system(SYSTEM))
+            arguments: dict[str, Any] = {
+                "isl": isl, "osl": osl, "precision": precision, "profile": self.profile, "allow_long_context": True,
+            }  # fmt: skip
+            prefill = prefill_grid(model, SYSTEM, table, mla_form=mla_form, **arguments)
+            return prefill, decode_grid(model, SYSTEM, table, **arguments)
+
+        scored: tuple[PhaseGrid, PhaseGrid] = self._once(("pools", model, isl, osl, precision, mla_form), score)
+        return scored
+
+    def naive_pools(self, isl: int = LONG_PROMPTS[0], *, ftl_limit: float = 10.0) -> Front:
+        """R1's disaggregated frontier where chunks of prefill project the past again."""
+
+        def match() -> Front:
+            points = disaggregated(*self.pools(R1, isl=isl, mla_form="naive"), ftl_limit=ftl_limit)
+            return Front(pareto_front(points, by=[]))
+
+        matched: Front = self._once(("naive", isl, ftl_limit), match)
+        return matched
+
+    def _once(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            self._known[key] = compute()
+        return self._known[key]
+
+
+def shared(*fronts: Front, low: float = LOW, high: float = HIGH) -> tuple[float, float]:
+    """``low`` to ``high``, or as far as all frontiers reach. [token/s]"""
+    return low, min(high, *(float(front.x[-1]) for front in fronts))
+
+
+def third(low: float, high: float, part: int) -> Floats:
+    """Fifty interactivities of a third (0, 1, 2) of a range on a log axis. [token/s]"""
+    edges = np.geomspace(low, high, 4)
+    return np.geomspace(edges[part], edges[part + 1], 50)
+
+
+def throughput(front: Front, x: ArrayLike) -> Floats:
+    """Throughput per GPU at interactivity ``x``; 0 beyond the reach. [token/s]"""
+    return front.curve.at(x)
+
+
+def listed(values: dict[str, float], digits: str = ".3g") -> str:
+    """``8B 1.1; 70B 1.57``."""
+    return "; ".join(f"{name} {value:{digits}}" for name, value in values.items())
+
+
+def never_below(better: Front, worse: Front) -> tuple[float, float]:
+    """Smallest ratio of two frontiers, and the largest at a point of the second. [1]
+
+    Between its points the second is flat and the first never rises, so the ratio is smallest at a point.
+    """
+    ratio = throughput(better, worse.x) / worse.column(THROUGHPUT)
+    return float(ratio.min()), float(ratio.max())

@@ -1,0 +1,208 @@
+"""The sweeps of a study, each computed once per profile and kept on disk: figures and claims read the same tables.
+
+A figure is one YAML file, ``fig06.yaml``, and where it needs a second sweep, files beside it such as
+``fig06_every_step_mixed.yaml``. Its frontier is that of all of them, told apart by the column ``sweep``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from disagg_sim.errors import UnknownNameError, nearest
+from disagg_sim.facts.load import list_specs
+from disagg_sim.facts.yaml_files import read_mapping, spec_roots
+from disagg_sim.study.beyond_the_buzz.pipelining import KIND, load_pipelining, pipelined_prefill
+from disagg_sim.sweep.backends import run_tasks
+from disagg_sim.sweep.plan import POINTS, plan_sweep
+from disagg_sim.sweep.results import SweepResult
+from disagg_sim.sweep.run import Listener, run_sweep
+from disagg_sim.sweep.spec import SweepSpec, load_sweep
+from disagg_sim.sweep.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Directory below ``sweeps/`` of the study of arXiv 2506.05508.
+BEYOND_THE_BUZZ = "beyond_the_buzz"
+
+
+class Silent:
+    """A listener that says nothing."""
+
+    def note(self, text: str) -> None:
+        """Drop it."""
+
+    def warn(self, text: str) -> None:
+        """Drop it."""
+
+    def start(self, points: int) -> None:
+        """Drop it."""
+
+    def advance(self, points: int) -> None:
+        """Drop it."""
+
+    def finish(self) -> None:
+        """Nothing to take away."""
+
+
+def study_files(study: str = BEYOND_THE_BUZZ) -> dict[str, Path]:
+    """Name -> file of every sweep of a study, sorted; those of the user's directories come first."""
+    found: dict[str, Path] = {}
+    for root in spec_roots():
+        for path in (root / "sweeps" / study).glob("*.yaml"):
+            found.setdefault(path.stem, path)
+    return dict(sorted(found.items()))
+
+
+def parts_of(figure: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The sweeps among ``names`` that make a figure: its own, and those named after it.
+
+    Raises
+    ------
+    UnknownNameError
+        When there is none.
+
+    Examples
+    --------
+    >>> parts_of("fig06", ("fig01", "fig06", "fig06_every_step_mixed"))
+    ('fig06', 'fig06_every_step_mixed')
+    """
+    parts = tuple(name for name in names if name == figure or name.startswith(f"{figure}_"))
+    if not parts:
+        raise UnknownNameError(f"unknown figure or sweep {figure!r}{nearest(figure, names)}; known: {', '.join(names)}")
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Frontiers:
+    """Frontiers of the sweeps of a study, computed when first asked for.
+
+    Attributes
+    ----------
+    root
+        Directory of the results: ``root/<profile>/sweeps/<sweep>/``. What lies there already and is not
+        stale is taken from there.
+    jobs
+        Worker processes. [1]
+    listener
+        Told what a computation does.
+    study
+        Directory of the sweeps below ``sweeps/``.
+    """
+
+    root: Path
+    jobs: int = 1
+    listener: Listener = field(default_factory=Silent)
+    study: str = BEYOND_THE_BUZZ
+    _tables: dict[tuple[str, str], pd.DataFrame] = field(default_factory=dict, init=False, repr=False)
+    _results: dict[tuple[str, str], SweepResult] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All sweeps of the study."""
+        return tuple(study_files(self.study))
+
+    @property
+    def design_points(self) -> int:
+        """Design points whose time and memory were computed for what was asked so far. [1]"""
+        counts = [int(table.attrs["design_points"]) for table in self._tables.values()]
+        return sum(counts) + sum(result.total.computed for result in self._results.values())
+
+    def frontier(self, figure: str, profile: str) -> pd.DataFrame:
+        """The frontiers of a figure in all its modes and cases, below one another.
+
+        Parameters
+        ----------
+        figure : str
+            A figure such as ``"fig06"``, all its sweeps, or the name of one sweep, such as
+            ``"fig06_every_step_mixed"``.
+        profile : str
+            ``"ideal"``, ``"optimistic"`` or ``"measured"``.
+
+        Returns
+        -------
+        DataFrame
+            Columns of ``serving.points.COLUMNS``, ``case``, the axes of the sweep, ``inherited_fits`` and
+            ``sweep``; for figure 5 those of ``study.beyond_the_buzz.pipelining.pipelined_prefill``. Cases without a
+            feasible point are absent.
+
+        Raises
+        ------
+        DisaggSimError
+            An unknown figure or profile, a fault in a file, a directory that cannot be written.
+        """
+        import pandas as pd
+
+        parts = [
+            self._table(name, profile).assign(sweep=name) for name in parts_of(figure, self.names)
+        ]
+        return pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
+
+    def points(self, sweep: str, profile: str) -> Iterator[pd.DataFrame]:
+        """Every matched point of one sweep, block by block: the frontier is taken from these."""
+        result = self._result(sweep, profile)
+        store = Store(self._directory(sweep, profile))
+        for block in result.plan.blocks:
+            if block.key.table == POINTS:
+                yield store.read(block.key)
+
+    def prepare(self, figures: Iterable[str], profiles: Iterable[str]) -> None:
+        """Compute all sweeps of these figures under these profiles, several at once."""
+        names = dict.fromkeys(part for figure in figures for part in parts_of(figure, self.names))
+        wanted = [(name, profile) for profile in profiles for name in names if not self._is_pipelining(name)]
+        tasks = [self._task(*key) for key in wanted if key not in self._results]
+        for name, profile, result in run_tasks(_run, tasks, jobs=self.jobs):
+            self.listener.note(f"{profile}, {name}: {result.total.computed:,} design points")
+            self._results[name, profile] = result
+
+    def _directory(self, sweep: str, profile: str) -> Path:
+        return self.root / profile / "sweeps" / sweep
+
+    def _is_pipelining(self, name: str) -> bool:
+        return read_mapping(study_files(self.study)[name]).get("kind") == KIND
+
+    def _table(self, name: str, profile: str) -> pd.DataFrame:
+        if not self._is_pipelining(name):
+            return self._result(name, profile).frontier
+        if (name, profile) not in self._tables:
+            study = load_pipelining(study_files(self.study)[name])
+            self._tables[name, profile] = pipelined_prefill(study, profile=_known(profile))
+        return self._tables[name, profile]
+
+    def _result(self, name: str, profile: str) -> SweepResult:
+        if (name, profile) not in self._results:
+            parts_of(name, self.names)
+            self.listener.note(f"{profile}, {name}")
+            task = self._task(name, profile)
+            self._results[name, profile] = run_sweep(
+                plan_sweep(task.spec), task.directory, jobs=self.jobs, listener=self.listener
+            )
+        return self._results[name, profile]
+
+    def _task(self, name: str, profile: str) -> _Task:
+        spec = load_sweep(str(study_files(self.study)[name]), profile=_known(profile))
+        return _Task(name, profile, spec, self._directory(name, profile))
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    name: str
+    profile: str
+    spec: SweepSpec
+    directory: Path
+
+
+def _run(task: _Task) -> tuple[str, str, SweepResult]:
+    """A whole sweep in this process."""
+    result = run_sweep(plan_sweep(task.spec), task.directory, jobs=1, listener=Silent())
+    return task.name, task.profile, result
+
+
+def _known(profile: str) -> str:
+    known = list_specs("profile")
+    if profile not in known:
+        raise UnknownNameError(f"unknown profile {profile!r}{nearest(profile, known)}; known: {', '.join(known)}")
+    return profile

@@ -1,0 +1,1 @@
+"""DOPD, claim by claim."""

@@ -1,0 +1,1 @@
+"""DynaServe, claim by claim."""

@@ -1,0 +1,264 @@
+"""What the study of DynaServe runs: its workloads, its systems, and a bench that keeps what each run showed.
+
+Setting of the paper: Qwen2.5 models in bf16 on A100-80GB, instances in pairs. Lengths are those of published
+traces, arrivals Poisson, which the paper leaves open. Caches move over NVLink, of which 80 % are reached here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from disagg_sim.domain import Mapping, Slo
+from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.simulation.capacity import bracket
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, ITL_PER_OCTAVE
+from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.metrics import Summary, summary
+from disagg_sim.simulation.policy import System, system_named
+from disagg_sim.simulation.records import Floats, RunResult
+from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.study.arrow.setup import SHAPES as SHAPES_OF_TRACES
+from disagg_sim.study.arrow.setup import workloads as published
+from disagg_sim.study.published_like import mini_reasoning_standin
+from disagg_sim.workload.synthetic import synthetic_trace
+from disagg_sim.workload.trace import Trace
+
+SYSTEM, RECIPE, PROFILE = "a100_sxm_80gb", "bf16", "measured"
+MODEL, MIDDLE, LARGE = "qwen2_5_14b", "qwen2_5_32b", "qwen2_5_72b"
+LINK_SHARE = 0.8  # of NVLink's bandwidth that a transfer of cache reaches, assumed [1]
+CHUNK = 512  # of a pushed cache: what a step of 100 ms prefills beside some decodes [token]
+#: Largest gap between tokens; the paper bounds the time to the first one by nothing. [s]
+LIMIT = Slo(ttft=3600.0, tpot=0.1)
+#: Rate of completions over that of arrivals from which a rate counts as served: this study's own, as a system that
+#: serves nobody has no late gaps. [1]
+SUSTAINED = 0.95
+#: Gaps are counted in bins of this width, and steps are filled up to the limit itself: its bin counts as inside. [1]
+BIN = 2.0 ** (1 / ITL_PER_OCTAVE)
+SETTLED = 0.4  # share of the time of all arrivals after which rates are taken [1]
+REQUESTS, QUICK_REQUESTS = 2000, 300  # of a run [request]
+SATURATED = 1000  # of a run in a closed loop [request]
+#: Requests in the loop for each instance that decodes: what rates and gaps of the paper's table 1 imply for 219/1467.
+BATCH = 125
+WORKLOADS = ("code", "conversation", "burstgpt", "reasoning")
+MIX = "mix"
+#: Shapes of table 1: prompt and output. [token]
+SHAPES = ((8192, 32), (2048, 512), (219, 1467))
+
+
+def instances(tp: int) -> ServedDeployment:
+    """Two instances of ``tp`` GPUs, for every kind of system."""
+    mapping = Mapping(tp_attn=tp, tp_ffn=tp)
+    one, two = ((Replicas(mapping=mapping, instances=count),) for count in (1, 2))
+    return ServedDeployment(name=f"2 x TP{tp}", gpus=2 * tp, prefill=one, decode=one, colocated=two, pairs=two)
+
+
+class Case(NamedTuple):
+    """A system on two instances of a model."""
+
+    label: str
+    system: System
+    model: str = MODEL
+    tp: int = 1
+
+
+def _colocated(budget: int) -> Case:
+    return Case(f"co-located, chunk {budget:,}", system_named("vllm", token_budget=budget))
+
+
+CASES = {
+    "dynaserve": Case("DynaServe", system_named("dynaserve")),
+    "disaggregated": Case("disaggregated", system_named("disaggregated")),
+    "chunk_2048": _colocated(2048),
+    "chunk_1024": _colocated(1024),
+    "chunk_512": _colocated(512),
+    "chunk_256": _colocated(256),
+    "printed": Case("DynaServe, all work balanced as printed", system_named("dynaserve", balance="all")),
+    "least_loaded": Case("DynaServe, first parts to the less loaded", system_named("dynaserve", alpha="least_loaded")),
+    "full_steps": Case("DynaServe, steps fill the budget", system_named("dynaserve", slo_aware=False)),
+}
+#: Chunks of co-location, the best of which counts.
+COLOCATED = ("chunk_2048", "chunk_1024", "chunk_512", "chunk_256")
+for _model, _tp in ((MIDDLE, 2), (LARGE, 4)):
+    for _name in ("dynaserve", "disaggregated", *COLOCATED):
+        CASES[f"{_name}_{_model}"] = CASES[_name]._replace(
+            label=f"{CASES[_name].label}, {_model} TP{_tp}", model=_model, tp=_tp
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What one run showed."""
+
+    summary: Summary
+    rate: float  # at which its requests arrived; NaN in a closed loop [request/s]
+    steady: float  # requests served over time, by their tokens, in the later part of the arrivals [request/s]
+    kept_up: float  # rate of completions from the 30th to the 70th percentile, over that of as many arrivals [1]
+    inside: float  # of the gaps, those within the limit [1]
+    goodput: float  # output tokens within the limit, over the same time as ``steady`` [token/s]
+    busy: tuple[float, ...]  # share of the time that each instance worked, until 90 % of the requests were done [1]
+    mfu: tuple[float, ...]  # of each instance [1]
+    memory: tuple[float, ...]  # of its KV blocks, each instance over time [1]
+    exposed: float  # of the time of all transfers, what requests waited for [1]
+    moved: float  # cached tokens that crossed, a request [token]
+    step: float  # mean time of the steps with decodes [s]
+    batch: float  # decodes of such a step [1]
+
+
+def workloads(traces: Path | None, *, quick: bool) -> dict[str, tuple[Trace, str]]:
+    """Traces of one request a second whose lengths are drawn from published ones, and what stands in."""
+    count = QUICK_REQUESTS if quick else REQUESTS
+    found = {}
+    sources = {
+        name: (each.trace, f"log-normal lengths with the means and c_v of {_source(name)}" if each.stand_in else "")
+        for name, each in published(traces).items()
+    }
+    reasoning = mini_reasoning_standin(rate=1.0, requests=count)
+    sources["reasoning"] = (reasoning, "means 219/1467 of Mini Reasoning, log-normal with c_v 1")
+    for name in WORKLOADS:
+        trace, stand_in = sources[name]
+        found[name] = (synthetic_trace(rate=1.0, lengths=trace, requests=count, name=name), stand_in)
+    code, burst = found["code"], found["burstgpt"]
+    rows = np.arange(count)
+    half = rows % 2 == 0  # arrivals of both are independent of lengths: every other request from each
+    mixed = replace(
+        code[0], input_tokens=np.where(half, code[0].input_tokens, burst[0].input_tokens),
+        output_tokens=np.where(half, code[0].output_tokens, burst[0].output_tokens), name=MIX,
+    )  # fmt: skip
+    found[MIX] = (mixed, "; ".join(dict.fromkeys(text for text in (code[1], burst[1]) if text)))
+    return found
+
+
+def _source(name: str) -> str:
+    return SHAPES_OF_TRACES[name].file if name in SHAPES_OF_TRACES else "BurstGPT"
+
+
+def serves(seen: Seen) -> bool:
+    """Whether a run is inside: P99 of the gaps, all requests done, and as fast as they came."""
+    row = seen.summary
+    return row.completed == row.requests and row.itl_p99_s <= LIMIT.tpot * BIN and seen.kept_up >= SUSTAINED
+
+
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """Runs workloads under cases and keeps what they showed; each run is done once."""
+
+    workloads: dict[str, tuple[Trace, str]]
+    quick: bool = False
+    runs: int = 0  # done so far [1]
+    _seen: dict[tuple[str, str, float], Seen] = field(default_factory=dict)
+    _saturated: dict[tuple[tuple[int, int], Case, int], Seen] = field(default_factory=dict)
+    _capacities: dict[tuple[str, str], float] = field(default_factory=dict)
+    _settings: dict[str, Setting] = field(default_factory=dict)
+
+    def setting(self, model: str) -> Setting:
+        """Model, hardware, recipe and profile; one object a model."""
+        if model not in self._settings:
+            self._settings[model] = setting(model, SYSTEM, RECIPE, PROFILE)
+        return self._settings[model]
+
+    def result(self, trace: Trace, case: Case, *, concurrency: int = 0) -> RunResult:
+        """A run in full; a closed loop of ``concurrency`` requests where that is above 0."""
+        here = self.setting(case.model)
+        link = LinkSpec(
+            bandwidth=LINK_SHARE * here.system.nvlink_bandwidth, chunk_tokens=CHUNK
+        )
+        self.runs += 1
+        return run(
+            trace, instances(case.tp), case.system, setting=here, slo=LIMIT,
+            options=RunOptions(link=link, concurrency=concurrency),
+        )  # fmt: skip
+
+    def seen(self, workload: str, name: str, rate: float) -> Seen:
+        """A run at a request rate. [request/s]"""
+        key = (workload, name, rate)
+        if key not in self._seen:
+            self._seen[key] = look(self.result(self.workloads[workload][0].scaled(rate), CASES[name]), rate)
+        return self._seen[key]
+
+    def saturated(self, shape: tuple[int, int], case: Case, batch: int = BATCH) -> Seen:
+        """Equal requests in a closed loop: ``batch`` for every instance that decodes."""
+        key = (shape, case, batch)
+        if key in self._saturated:
+            return self._saturated[key]
+        count = QUICK_REQUESTS if self.quick else SATURATED
+        trace = synthetic_trace(rate=1.0, lengths=shape, requests=count, name=f"{shape[0]}/{shape[1]}")
+        decoding = 1 if "decode" in case.system.needs else 2
+        self._saturated[key] = look(self.result(trace, case, concurrency=batch * decoding), float("nan"))
+        return self._saturated[key]
+
+    def rate(self, workload: str, name: str) -> float:
+        """Serving capacity: largest rate at which ``serves`` holds; 0 where there is none. [request/s]"""
+        key = (workload, name)
+        if key not in self._capacities:
+            low, _ = bracket(lambda rate: serves(self.seen(workload, name, rate)), start=4.0)
+            self._capacities[key] = low
+        return self._capacities[key]
+
+    def at_capacity(self, workload: str, name: str) -> Seen:
+        """The run at the capacity."""
+        return self.seen(workload, name, self.rate(workload, name))
+
+    def colocated(self, workload: str, model: str = MODEL) -> str:
+        """The chunk of co-location with the largest capacity."""
+        names = [name if model == MODEL else f"{name}_{model}" for name in COLOCATED]
+        return max(names, key=lambda name: self.rate(workload, name))
+
+    def runs_seen(self) -> list[tuple[str, str, Seen]]:
+        """Every run kept so far: workload, case, what it showed."""
+        return [(workload, case, seen) for (workload, case, _), seen in self._seen.items()]
+
+    def stand_ins(self, *names: str) -> str:
+        """What a claim that uses these workloads has to say of its data; "" = they are the paper's."""
+        said = [self.workloads[name][1] for name in names]
+        return "".join(f"stand-in: {text}; " for text in dict.fromkeys(said) if text)
+
+
+def look(result: RunResult, rate: float) -> Seen:
+    """The numbers that claims speak of."""
+    records, machines = result.requests, result.instances
+    finish = np.sort(records.finish_s[~np.isnan(records.finish_s)])
+    early, late = int(0.3 * finish.size), int(0.7 * finish.size)
+    ended_in, came_in = finish[late] - finish[early], records.arrival_s[late] - records.arrival_s[early]
+    gaps = result.itl_counts
+    inside = float(gaps[result.itl_edges[:-1] <= LIMIT.tpot].sum() / max(gaps.sum(), 1))
+    transfer = float(np.nansum(records.transfer_s))
+    served = _served(result)
+    return Seen(
+        summary=summary(result, LIMIT, rate_scale=rate), rate=rate, inside=inside, steady=float(served.sum()),
+        kept_up=float(came_in / ended_in), goodput=inside * float((served * records.output_tokens).sum()),
+        busy=tuple((machines.busy_s / result.duration_s).tolist()),
+        mfu=tuple((machines.flops / (machines.gpus * result.peak_flops * result.duration_s)).tolist()),
+        memory=tuple(_held(result).tolist()),
+        exposed=float(np.nansum(records.exposed_transfer_s)) / transfer if transfer else float("nan"),
+        moved=float(records.transferred_tokens.mean()),
+        step=float(machines.decode_s.sum() / machines.decode_steps.sum()),
+        batch=float(machines.decode_tokens.sum() / machines.decode_steps.sum()),
+    )  # fmt: skip
+
+
+def _served(result: RunResult) -> Floats:
+    """What each request adds to the requests served a second between ``SETTLED`` of the arrivals and the last of them,
+    its tokens evenly from the first to the last. [1/s]"""
+    records = result.requests
+    end = np.nanmax(records.arrival_s) or np.nanmax(records.finish_s)  # all at once: until the last one is done
+    begin = SETTLED * end
+    overlap = np.minimum(records.finish_s, end) - np.maximum(records.first_token_s, begin)
+    took = np.maximum(records.finish_s - records.first_token_s, 1e-9)
+    return np.asarray(np.clip(np.nan_to_num(overlap), 0.0, None) / took / (end - begin))
+
+
+def _held(result: RunResult) -> Floats:
+    """Share of its KV blocks that the requests of each instance hold, over time: prompts from their first step until
+    they have left, then the prompt and half of the output. [1]"""
+    records, machines = result.requests, result.instances
+    left = np.where(records.segments > 1, records.first_token_s + records.exposed_transfer_s, records.first_token_s)
+    held = np.zeros(machines.gpus.size)
+    np.add.at(held, records.prefill_instance, records.input_tokens * (left - records.prefill_start_s))
+    mean = records.input_tokens + records.output_tokens / 2
+    np.add.at(held, records.decode_instance, mean * (records.finish_s - records.decode_start_s))
+    return np.asarray(held / (BLOCK_TOKENS * machines.kv_blocks * result.duration_s))

@@ -1,0 +1,75 @@
+"""Designs of a table timed again: the same numbers under the same settings, and what changes under others."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from design_tables import tables_of
+
+import disagg_sim as ds
+from disagg_sim.certainty.breakdown import uses_of
+from disagg_sim.certainty.designs import designs_of, scores_of, times_of
+from disagg_sim.errors import InputError
+
+NUMBERS = ("tokens_per_s_per_user", "tokens_per_s_per_gpu", "ftl_s", "ttl_s")
+
+
+@pytest.mark.parametrize("case", ["dense", "latent", "long_prompt"])
+def test_unchanged_settings_give_the_rows_own_numbers(case):
+    for points in tables_of(case):
+        again = ds.rescore(points)
+        for name in NUMBERS:
+            assert np.allclose(again[name], points[name], rtol=1e-12, atol=0.0), (points["mode"].iloc[0], name)
+
+
+def test_rates_twice_as_fast_halve_the_times_of_the_ideal_profile():
+    for points in tables_of("ideal"):
+        again = ds.rescore(points, _twice)
+        assert np.allclose(again["ttl_s"], points["ttl_s"] / 2, rtol=1e-12)
+        assert np.allclose(again["ftl_s"], points["ftl_s"] / 2, rtol=1e-12)
+        assert np.allclose(again["tokens_per_s_per_gpu"], 2 * points["tokens_per_s_per_gpu"], rtol=1e-12)
+
+
+def _twice(at):
+    system = at.system
+    faster = replace(
+        system,
+        peak_flops={name: 2 * peak for name, peak in system.peak_flops.items()},
+        hbm_bandwidth=2 * system.hbm_bandwidth,
+        nvlink_bandwidth=2 * system.nvlink_bandwidth,
+        nic_bandwidth=2 * system.nic_bandwidth,
+    )
+    from disagg_sim.physics.setting import setting
+
+    return setting(at.model, faster, at.precision.name, at.profile.name)
+
+
+@pytest.mark.parametrize("case", ["dense", "latent"])
+def test_operator_times_and_host_add_up_to_every_pass(case):
+    for points in tables_of(case):
+        for designs in designs_of(points):
+            times, host = times_of(designs), designs.at.profile.host
+            uses = uses_of(designs, times)
+            for part, whole in enumerate(times):
+                rest = whole - sum(use.seconds[part] for use in uses)
+                assert np.allclose(rest, host, rtol=0.0, atol=1e-3 * whole.max())
+
+
+def test_rematched_pools_lose_what_rounding_took_before():
+    points = tables_of("dense")[0]
+    for designs in designs_of(points):
+        times = times_of(designs)
+        kept, free = (scores_of(designs, times, rematch=each).throughput for each in (False, True))
+        assert np.allclose(kept, free, rtol=1e-12)
+        slow = times._replace(busy=2 * times.busy)
+        assert (scores_of(designs, slow, rematch=True).throughput >= scores_of(designs, slow).throughput).all()
+
+
+def test_a_table_that_its_settings_do_not_give_is_refused():
+    points = tables_of("dense")[0].head(3)
+    wrong = points.assign(ttl_s=points["ttl_s"] * 1.01, ttl_mean_s=points["ttl_mean_s"] * 1.01)
+    with pytest.raises(InputError, match="row 0 of the table: its settings give ttl_s"):
+        ds.rescore(wrong)
+    with pytest.raises(InputError, match=r"no column .mixed_step_share."):
+        ds.rescore(pd.DataFrame(points).drop(columns="mixed_step_share"))

@@ -1,0 +1,271 @@
+"""The form of a scenario: what it crosses, and every fault of a file at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InfeasibleError, SpecError
+from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.scenario.plan import plan_scenario
+from disagg_sim.scenario.spec import load_scenario
+from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.simulation.deployment import Replicas
+from disagg_sim.simulation.policy import SYSTEMS
+
+TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(f"{i},{100 + i},{10 + i}\n" for i in range(20))
+SCENARIO = """
+name: trial
+model: llama_3_1_8b
+system: h100_sxm
+precision: fp8
+trace: {path: short.csv, rate_scale: [1.0, 2.0]}
+slo: {ttft_s: 2.0, tpot_s: 0.15}
+deployments:
+  four: {gpus: 4, prefill: {instances: 2}, decode: {tp: 2, instances: 1}, colocated: {instances: 4}}
+systems: [vllm, disaggregated]
+"""
+
+
+def colocated(part) -> dict:
+    """Changes to a scenario: one deployment of that part alone."""
+    return {"deployments": {"one": {"colocated": part}}, "systems": ["vllm"]}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a scenario with some keys changed, beside its trace."""
+    (tmp_path / "short.csv").write_text(TRACE)
+
+    def write(**changes) -> str:
+        document = {**yaml.safe_load(SCENARIO), **changes}
+        path = tmp_path / "trial.yaml"
+        path.write_text(yaml.safe_dump({key: value for key, value in document.items() if value is not None}))
+        return str(path)
+
+    return write
+
+
+def faults(path: str, **options) -> str:
+    with pytest.raises(SpecError) as caught:
+        load_scenario(path, **options)
+    return str(caught.value)
+
+
+def test_a_scenario_crosses_its_axes(written):
+    scenario = load_scenario(written())
+    (deployment,) = scenario.deployments
+    assert deployment.decode[0].mapping == Mapping(tp_attn=2, tp_ffn=2)
+    plan = plan_scenario(scenario)
+    assert [run.name for run in plan.runs] == [
+        "four/vllm-short-x1", "four/disaggregated-short-x1", "four/vllm-short-x2", "four/disaggregated-short-x2",
+    ]  # fmt: skip
+    assert not plan.searches
+    assert len({run.digest for run in plan.runs}) == 4
+
+
+def test_a_path_is_relative_to_the_file_and_an_option_to_the_working_directory(written, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "other.csv").write_text(TRACE.replace("\n1,", "\n0.5,"))
+    monkeypatch.chdir(elsewhere)
+    assert load_scenario(written()).traces[0].name == "short"
+    replaced = load_scenario(written(), trace="other.csv")
+    assert [(source.name, source.rate_scales) for source in replaced.traces] == [("other", (1.0, 2.0))]
+    assert len(replaced.traces[0].load(0)) == 20
+
+
+def test_a_replaced_trace_need_not_be_there(written, tmp_path):
+    path = written(trace={"path": "nowhere.csv"})
+    assert "nowhere.csv" in faults(path)
+    assert load_scenario(path, trace=str(tmp_path / "short.csv")).traces[0].name == "short"
+
+
+def test_a_trace_that_is_not_there_is_a_fault_of_the_option(written):
+    assert faults(written(), trace="gone.csv").startswith("--trace: gone.csv")
+
+
+def test_a_digest_follows_the_trace_and_the_options_and_no_path(written, tmp_path):
+    before = plan_scenario(load_scenario(written())).runs[0].digest
+    (tmp_path / "moved.csv").write_text(TRACE)
+    moved = {"path": "moved.csv", "name": "short", "rate_scale": [1.0, 2.0]}
+    assert plan_scenario(load_scenario(written(trace=moved))).runs[0].digest == before
+    assert plan_scenario(load_scenario(written(), seed=1)).runs[0].digest != before
+    assert plan_scenario(load_scenario(written(slo={"ttft_s": 1.0, "tpot_s": 0.15}))).runs[0].digest != before
+    options = [{"kind": "vllm", "token_budget": 512}]
+    assert plan_scenario(load_scenario(written(systems=options))).runs[0].digest != before
+    (tmp_path / "moved.csv").write_text(TRACE.replace("19,119", "19,120"))
+    assert plan_scenario(load_scenario(written(trace=moved))).runs[0].digest != before
+
+
+def test_a_synthetic_trace_is_drawn_from_the_seed(written):
+    trace = {"kind": "synthetic", "lengths": "azure_2023_conversation", "rate_per_s": 5.0, "requests": 50, "cv": 2.0}
+    source = load_scenario(written(trace=trace)).traces[0]
+    assert len(source.load(1)) == 50
+    assert source.load(1).input_tokens.tolist() == source.load(1).input_tokens.tolist()
+    assert source.load(1).input_tokens.tolist() != source.load(2).input_tokens.tolist()
+
+
+def test_a_part_says_how_it_batches(written):
+    prefill = [{"pp": 2, "batch": 5, "token_budget": 10240, "chunk_tokens": 1024}, {"tp": 2}]
+    deployments = {"planned": {"prefill": prefill, "decode": {"tp": 2, "batch": 128}}}
+    scenario = load_scenario(written(deployments=deployments, systems=["disaggregated"]))
+    (deployment,) = scenario.deployments
+    assert deployment.prefill == (
+        Replicas(mapping=Mapping(pp=2, chunk_tokens=1024), instances=1, batch=5, token_budget=10240),
+        Replicas(mapping=Mapping(tp_attn=2, tp_ffn=2), instances=1),
+    )
+    assert deployment.decode == (Replicas(mapping=Mapping(tp_attn=2, tp_ffn=2), instances=1, batch=128),)
+    before = plan_scenario(scenario).runs[0].digest
+    deployments["planned"]["decode"]["batch"] = 64
+    other = load_scenario(written(deployments=deployments, systems=["disaggregated"]))
+    assert plan_scenario(other).runs[0].digest != before
+
+
+@pytest.mark.parametrize("model", ["llama_3_1_70b", "deepseek_r1", "gpt_oss_120b"])
+@pytest.mark.parametrize("system", ["h100_sxm", "gb200_nvl72"])
+def test_every_mapping_of_a_search_can_be_written(model, system):
+    """tp, dp, ep and pp say all: a stage has tp x dp GPUs, over which experts have tp x dp / ep shards each."""
+    table = enumerate_mappings(load_model(model), load_system(system), max_gpus=128)
+    assert len(table) > 10
+    assert (table.tp_attn * table.dp_attn == table.tp_ffn * table.ep).all()
+
+
+def test_all_faults_are_told_at_once(written):
+    said = faults(written(
+        modell="x", system="h100_smx", precision=None, slo={"ttft_s": "2 s"}, systems=["vlm", "vllm", "vllm"],
+        trace={"path": "gone.csv", "rate_scal": 1.0},
+        deployments={"four": {"gpus": 4, "prefil": {"tp": 2}, "decode": {"tp": 0}}}, seed=-1,
+    ))  # fmt: skip
+    for part in (
+        "unknown key 'modell', did you mean 'model'?", "unknown system 'h100_smx', did you mean 'h100_sxm'?",
+        "missing key 'precision'", "slo.ttft_s: '2 s' is not a plain number; the key counts in s: write 2",
+        "slo: missing key 'tpot_s'", "unknown system 'vlm', did you mean 'vllm'?", "systems: vllm stands there 2 times",
+        "unknown key 'trace.rate_scal', did you mean 'rate_scale'?",
+        "unknown key 'deployments.four.prefil', did you mean 'prefill'?", "deployments.four.decode.tp: 0 is outside",
+        "seed: -1 is outside",
+    ):  # fmt: skip
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"deployments": {"one": {"gpus": 4, "colocated": {"instances": 4}}}},
+            "'one' has no prefill and no decode instances, which system 'disaggregated' needs; it has colocated",
+        ),
+        (
+            {"deployments": {"one": {"gpus": 3, "colocated": {"instances": 4}}}, "systems": ["vllm"]},
+            "the instances of system 'vllm' take 4 GPUs (colocated 4 x 1), 1 more than its 3",
+        ),
+        ({"model": "llama_3_1_405b"}, "llama_3_1_405b in fp8 does not fit on 1 x h100_sxm"),
+        ({"systems": [{"kind": "vllm", "token_budgt": 512}]}, "did you mean 'token_budget'"),
+        (
+            {"systems": [{"kind": "vllm", "token_budget": 0.5}]},
+            "systems[0].token_budget: 0.5 is out of range; allowed: whole numbers from 1 to 16777216 token",
+        ),
+        (
+            {"systems": [{"kind": "arrow", "monitor_s": 1.0e-9}]},
+            "systems[0].monitor_s: 1e-09 is out of range; allowed: from 0.001 s",
+        ),
+        (
+            {"systems": [{"kind": "dopd", "forecast": "arma"}]},
+            "systems[0].forecast: 'arma' is unknown, did you mean 'arima'?; allowed: constant, arima",
+        ),
+        ({"run": {"start_up_s": -1}}, "run.start_up_s: -1 is out of range; allowed: from 0 to 1000000000 s"),
+        ({"capacity": {"criterion": "p95"}}, "capacity.criterion: 'p95' is unknown, did you mean 'p99'?"),
+        ({"run": {"sample": 1.0}}, "unknown key 'run.sample', did you mean 'sample_s'?"),
+        ({"trace": {"path": "short.csv", "kind": "azur"}}, "did you mean 'azure'?"),
+        ({"trace": {"kind": "synthetic", "lengths": "azure_2023_cod", "rate_per_s": 1, "requests": 5}}, "did you mean"),
+        (
+            {"trace": {"kind": "synthetic", "lengths": {"isl": 5, "osl": 5}, "rate_per_s": 1}},
+            "a synthetic trace has either 'requests' or 'duration_s'",
+        ),
+        ({"name": "two\nlines"}, "name: 'two\\nlines' is not a name; allowed: one line of up to 200 characters"),
+        ({"systems": [{"kind": "vllm", "label": "a\nb"}]}, "systems[0].label: 'a\\nb' is no plain name"),
+        ({"trace": {"path": "short.csv", "name": "x" * 81}}, "is no plain name; allowed: letters, digits, '_', '.' "),
+        ({"systems": ["y" * 10**5]}, "systems[0]: unknown system 'yyy"),
+        ({"model": ["m"] * 10**4}, "model: ['m', 'm', "),
+        ({"seed": 10**40}, "seed: 10000000000000000000000000000000000000000 is outside [0, 4294967296]"),
+        (
+            {"trace": {"path": "short.csv", "rate_scale": [1 + 1e-3 * each for each in range(60000)]}},
+            "deployments x rates x systems: 120000 combinations; allowed: up to 100000",
+        ),
+        ({"deployments": {"a/b": {"colocated": {}}}, "systems": ["vllm"]}, "'a/b' is no plain name"),
+        (
+            colocated({"batch": 0}), "deployments.one.colocated.batch: 0 is outside [1, 65536]",
+        ),
+        (
+            colocated({"batch": 64, "token_budget": 63}),
+            "deployments.one.colocated: token_budget 63 is below batch 64; allowed: from the batch up",
+        ),
+        (colocated({"batches": 8}), "unknown key 'deployments.one.colocated.batches', did you mean 'batch'?"),
+        (
+            colocated({"chunk_tokens": 512}),
+            "deployments.one.colocated.chunk_tokens: 512 cuts the prompts of a pass for the stages of a pipeline; "
+            "allowed: with pp above 1, in prefill and colocated",
+        ),
+        (
+            {"deployments": {"one": {"prefill": {}, "decode": {"pp": 2, "chunk_tokens": 512}}},
+             "systems": ["disaggregated"]},
+            "deployments.one.decode.chunk_tokens: 512 cuts the prompts",
+        ),
+        (
+            colocated([{"batch": 8}, {"tp": 2}, {"batch": 9}]),
+            "deployment 'one': two entries of colocated have one mapping and batch differently (batch 8 and 9, ",
+        ),
+    ],
+)
+def test_a_fault_is_one_line_that_names_it(written, changes, said):
+    text = faults(written(**changes))
+    assert said in text
+    assert len(text.splitlines()) == 1
+    assert len(text) < 1000
+
+
+def test_a_faulty_line_of_a_trace_is_named(written, tmp_path):
+    (tmp_path / "short.csv").write_text(TRACE.replace("7,107,17", "7,many,17"))
+    assert "short.csv, line 9" in faults(written()).replace(":9", ", line 9")
+
+
+def test_limits_that_nothing_can_meet_name_the_least(written):
+    scenario = load_scenario(written(slo={"ttft_s": 1e-4, "tpot_s": 1.0}))
+    with pytest.raises(InfeasibleError, match=r"no request of short can meet ttft_s 0.0001; the least TTFT on .* is"):
+        plan_scenario(scenario)
+
+
+def test_shipped_scenarios_are_sound():
+    for path in (Path(__file__).parents[2] / "scenarios").glob("*.yaml"):
+        scenario = load_scenario(path.stem)
+        assert scenario.name == path.stem
+        assert plan_scenario(scenario).runs
+
+
+MINE = """
+from dataclasses import dataclass
+from disagg_sim.simulation.policies.vllm import Vllm
+from disagg_sim.simulation.policy import register
+
+@register("small_chunks")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallChunks(Vllm):
+    token_budget: int = 256
+"""
+
+
+def test_a_system_of_the_users_own_comes_from_a_file_beside_the_scenario(written, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    scenario = load_scenario(written(policies="mine.py", systems=["vllm", "small_chunks"]))
+    assert [choice.parts for choice in scenario.systems] == [("colocated",)] * 2
+    assert plan_scenario(scenario).runs[1].name == "four/small_chunks-short-x1"
+    del SYSTEMS["small_chunks"]
+
+
+def test_a_policy_file_that_is_none_is_named_with_its_line(written, tmp_path):
+    (tmp_path / "broken.py").write_text("import os\nclass Half(\n")
+    assert "broken.py: line 2: '(' was never closed" in faults(written(policies=["broken.py"]))
+    assert "gone.py: no such file" in faults(written(policies=["gone.py"]))

@@ -1,0 +1,116 @@
+"""Traces of a scenario: headers and units of files, and limits on what is drawn."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from disagg_sim.errors import SpecError
+from disagg_sim.scenario.plan import plan_scenario
+from disagg_sim.scenario.run import run_scenario
+from disagg_sim.scenario.spec import Scenario, load_scenario
+
+START = 1_700_000_000_000  # a clock time [ms]
+ROWS = "ts,prompt_len,gen_len\n" + "".join(f"{START + 1000 * i},{100 + i},{10 + i}\n" for i in range(20))
+COLUMNS = {"arrival": "ts", "input_tokens": "prompt_len", "output_tokens": "gen_len"}
+SCENARIO = {
+    "name": "trial", "model": "llama_3_1_8b", "system": "h100_sxm", "precision": "fp8",
+    "slo": {"ttft_s": 2.0, "tpot_s": 0.15}, "deployments": {"one": {"colocated": {"instances": 1}}},
+    "systems": ["vllm"],
+}  # fmt: skip
+
+
+class Silent:
+    """A listener that hears nothing."""
+
+    def note(self, text): ...
+
+    def warn(self, text): ...
+
+    def start(self, total): ...
+
+    def advance(self, count): ...
+
+    def finish(self): ...
+
+
+def scenario(folder: Path, trace: object) -> Scenario:
+    (folder / "log.csv").write_text(ROWS)
+    path = folder / "trial.yaml"
+    path.write_text(yaml.safe_dump({**SCENARIO, "trace": trace}))
+    return load_scenario(str(path))
+
+
+def test_other_headers_and_units_of_a_file(tmp_path):
+    trace = {"path": "log.csv", "columns": COLUMNS, "time_unit": "ms", "from_s": 5, "to_s": 8}
+    found = scenario(tmp_path, trace)
+    loaded = found.traces[0].load(0)
+    assert loaded.arrival.tolist() == [0, 1, 2]  # from_s counts from the first request
+    assert loaded.input_tokens.tolist() == [105, 106, 107]
+    (note,) = plan_scenario(found).notes
+    assert note.startswith("log: arrivals count from the first request, which is at ts 1700000000000 ms (2023-11-14T")
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        ({"columns": COLUMNS}, "looks like a date in ms since 1970, and would be taken for s; say which: time_unit"),
+        ({"columns": COLUMNS, "time_unit": "msec"}, "trace.time_unit: 'msec' is unknown, did you mean 'ms'?"),
+        ({"columns": {**COLUMNS, "arrival": "tss"}}, "no column 'tss', did you mean 'ts'?"),
+        ({"columns": {"arival": "ts"}}, "unknown key 'trace.columns.arival', did you mean 'arrival'?"),
+        ({"columns": {"arrival": 3}}, "trace.columns.arrival: 3 is not the header of a column"),
+        ({"columns": "ts"}, "trace.columns: 'ts' is not a mapping"),
+        ({"time_unit": "ms"}, "no column 'arrival_s'"),
+    ],
+)
+def test_a_wrong_header_or_unit_is_a_fault_of_the_file(tmp_path, trace, said):
+    with pytest.raises(SpecError) as error:
+        scenario(tmp_path, {"path": "log.csv", **trace})
+    assert said in str(error.value)
+
+
+def test_the_first_request_may_arrive_later(tmp_path):
+    """The first of the part from 2 s on is taken for 0, and 7 s are added."""
+    rows = "".join(f"{i},9,9\n" for i in range(5))
+    (tmp_path / "late.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
+    (source,) = scenario(tmp_path, {"path": "late.csv", "start_s": 7, "from_s": 2}).traces
+    assert source.load(0).arrival.tolist() == [7.0, 8.0, 9.0]
+    with pytest.raises(SpecError, match=r"trace\.start_s: -1 is outside"):
+        scenario(tmp_path, {"path": "late.csv", "start_s": -1})
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        ({"requests": 10**9}, "1,000,000,000 requests are too many; allowed: up to 10,000,000"),
+        ({"rate_per_s": 1e6, "duration_s": 1e9}, "1,000,000,000,000,000 requests are too many"),
+        ({"requests": 50, "rate_per_s": 1e-6, "rate_scale": 1e-6}, "allowed: up to 1e+09 s"),
+        ({"requests": 50, "bursts": {"contrast": 2, "share": 0.2, "length_s": 1e-12}}, "bursts in"),
+    ],
+)
+def test_no_count_takes_the_memory(tmp_path, trace, said):
+    begun = time.monotonic()
+    with pytest.raises(SpecError) as error:
+        scenario(tmp_path, {"kind": "synthetic", "lengths": {"isl": 9, "osl": 9}, "rate_per_s": 1.0, **trace})
+    assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+    assert time.monotonic() - begun < 10
+
+
+def test_notes_of_the_traces_lie_beside_the_summary(tmp_path):
+    trace = {"path": "log.csv", "columns": COLUMNS, "time_unit": "ms", "requests": 3}
+    plan = plan_scenario(scenario(tmp_path, trace))
+    run_scenario(plan, tmp_path / "out", jobs=1, listener=Silent())
+    (line,) = (tmp_path / "out" / "notes.txt").read_text().splitlines()
+    assert line == plan.notes[0]
+
+
+def test_a_late_single_request_needs_no_period_of_samples(tmp_path):
+    """A trace of one request has no duration to take a 200th of; its arrival counts for the number of samples."""
+    trace = {"kind": "synthetic", "lengths": {"isl": 9, "osl": 9}, "rate_per_s": 1e-6, "requests": 1}
+    plan = plan_scenario(scenario(tmp_path, trace))
+    result = run_scenario(plan, tmp_path / "out", jobs=1, listener=Silent())
+    assert result.summary["completed"].tolist() == [1]
