@@ -64,9 +64,7 @@ def test_decode(benchmark, table, model):
 def test_unchunked_prefill(benchmark, table, model):
     mappings = mappings_of(model)
     batch = dense_batches(len(mappings))
-    grid = benchmark(
-        prefill_grid, model, SYSTEM, mappings, isl=ISL, precision=RECIPE, batch=batch, chunk_tokens=[]
-    )
+    grid = benchmark(prefill_grid, model, SYSTEM, mappings, isl=ISL, precision=RECIPE, batch=batch, chunk_tokens=[])
     assert not grid.chunk_tokens.any()
     report(benchmark, table, "prefill", model, grid.latency.size)
 
@@ -78,9 +76,7 @@ def test_chunked_prefill(benchmark, table, model):
     deep = mappings[mappings.pp > 1]
     sizes = (512, 1024, 2048, 4096, 8192)
     batch = dense_batches(len(deep) * len(sizes))
-    grid = benchmark(
-        prefill_grid, model, SYSTEM, deep, isl=ISL, precision=RECIPE, batch=batch, chunk_tokens=sizes
-    )
+    grid = benchmark(prefill_grid, model, SYSTEM, deep, isl=ISL, precision=RECIPE, batch=batch, chunk_tokens=sizes)
     chunked = int(np.sum(grid.chunk_tokens > 0)) * grid.batch.size
     assert chunked >= LEAST_POINTS
     report(benchmark, table, "chunked prefill", model, chunked)

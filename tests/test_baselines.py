@@ -75,7 +75,12 @@ CASES = {
         model="qwen3_235b_a22b", system="h200_sxm", precision="fp8", isl=8192, osl=1024, max_gpus=16
     ),
     "maverick_gb300_optimistic": Case(
-        model="llama_4_maverick", system="gb300_nvl72", precision="nvfp4_fp8kv", isl=8192, osl=1024, max_gpus=16,
+        model="llama_4_maverick",
+        system="gb300_nvl72",
+        precision="nvfp4_fp8kv",
+        isl=8192,
+        osl=1024,
+        max_gpus=16,
         profile="optimistic",
     ),
     # experts, latent attention
@@ -86,15 +91,29 @@ CASES = {
         model="deepseek_r1", system="h200_sxm", precision="fp8", isl=4096, osl=512, max_gpus=32, ftl_limit=2.0
     ),
     "deepseek_r1_gb200": Case(
-        model="deepseek_r1", system="gb200_nvl72", precision="nvfp4_fp8kv", isl=16384, osl=2048, max_gpus=36,
+        model="deepseek_r1",
+        system="gb200_nvl72",
+        precision="nvfp4_fp8kv",
+        isl=16384,
+        osl=2048,
+        max_gpus=36,
         gpu_cap=144,
     ),
     "deepseek_r1_b200_ideal": Case(
-        model="deepseek_r1", system="b200_sxm", precision="nvfp4_fp8kv", isl=4096, osl=1024, max_gpus=16,
+        model="deepseek_r1",
+        system="b200_sxm",
+        precision="nvfp4_fp8kv",
+        isl=4096,
+        osl=1024,
+        max_gpus=16,
         profile="ideal",
     ),
     "deepseek_r1_gb200_bf16_attention": Case(
-        model="deepseek_r1", system="gb200_nvl72", precision="nvfp4_fp8kv_bf16_attention", isl=4096, osl=1024,
+        model="deepseek_r1",
+        system="gb200_nvl72",
+        precision="nvfp4_fp8kv_bf16_attention",
+        isl=4096,
+        osl=1024,
         max_gpus=8,
     ),
     # formats of published checkpoints and of caches that engines keep by default; systems with inherited fits
@@ -126,7 +145,7 @@ CASES = {
     "deepseek_r1_h200_piggyback": Case(
         model="deepseek_r1", system="h200_sxm", precision="fp8", isl=4096, osl=1024, max_gpus=16, mode="piggyback"
     ),
-}  # fmt: skip
+}
 
 
 def front_of(name: str) -> pd.DataFrame:
@@ -211,8 +230,13 @@ OFF_THE_FRONTIERS = ("nic_latency",)
 #: of a kernel under test that serving does not give it, picks of other ranks and the quantising of A, which both fitted
 #: profiles leave to the operator before; a sending kernel (33 GB/s) that the NICs of these systems never outrun.
 WITHOUT_EFFECT = (
-    *(field.name for field in fields(Fit)), "bytes_per_element", "stray", "e_quantise", "least_row", "token_bandwidth",
-)  # fmt: skip
+    *(field.name for field in fields(Fit)),
+    "bytes_per_element",
+    "stray",
+    "e_quantise",
+    "least_row",
+    "token_bandwidth",
+)
 #: Fits that rows of kernels are compared with; passes take elementwise kernels from the profile.
 OF_NO_PASS = ("elementwise",)
 MEASURED = [name for name in ds.list_specs("efficiency") if not load_efficiency(name).inherited]

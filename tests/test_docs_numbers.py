@@ -66,8 +66,12 @@ def test_no_mark_is_left_open_or_misspelt(numbers):
 def test_marks_stand_where_a_reader_does_not_see_them(numbers):
     """A comment shows inside code; where it begins a line, Markdown takes the line for HTML and shows its asterisks."""
     for path in numbers.PAGES:
-        text = re.sub(r"^```.*?^```$", lambda found: found[0].replace("\n", "\n    "), path.read_text(encoding="utf-8"),
-                      flags=re.DOTALL | re.MULTILINE)  # fmt: skip
+        text = re.sub(
+            r"^```.*?^```$",
+            lambda found: found[0].replace("\n", "\n    "),
+            path.read_text(encoding="utf-8"),
+            flags=re.DOTALL | re.MULTILINE,
+        )
         for line in text.splitlines():
             if re.search(r"<!-- /?number", line):
                 assert not line.startswith(("    ", "<!--")), f"{path}: {line}"

@@ -90,9 +90,14 @@ def in_shell(block: Block, folder: Path) -> None:
     kept = f'set -e\n. "{folder}/.env"\ncd "$PWD"\n{{\n{script}\n}}\n'
     env = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(folder), "COLUMNS": "80"}
     done = subprocess.run(
-        ["bash", "-c", f"trap 'export -p > \"{folder}/.env\"' EXIT\n{kept}"], cwd=folder, env=env, text=True,
-        capture_output=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+        ["bash", "-c", f"trap 'export -p > \"{folder}/.env\"' EXIT\n{kept}"],
+        cwd=folder,
+        env=env,
+        text=True,
+        capture_output=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
     said = done.stdout + done.stderr
     expected = any(line.startswith("error: ") for line in printed)
     assert (done.returncode == 2) is expected, f"{block.where}: exit code {done.returncode}\n{said}"

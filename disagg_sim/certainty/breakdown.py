@@ -28,10 +28,17 @@ _Key = tuple[str, str, str]  # name, kind and format
 SLOWED = 1e-4
 #: Operator kinds as people read them, and the words under which their fits were taken (``Rates.used``).
 LABELS = {
-    "gemm": "GEMM", "prefill_attention": "prefill attention", "decode_attention": "decode attention",
-    "experts": "experts", "elementwise": "elementwise kernels", "copy": "elementwise kernels",
-    "all_reduce": "all-reduce", "gather": "expert gather", "all_to_all": "MoE exchange", "hop": "pipeline hop",
-}  # fmt: skip
+    "gemm": "GEMM",
+    "prefill_attention": "prefill attention",
+    "decode_attention": "decode attention",
+    "experts": "experts",
+    "elementwise": "elementwise kernels",
+    "copy": "elementwise kernels",
+    "all_reduce": "all-reduce",
+    "gather": "expert gather",
+    "all_to_all": "MoE exchange",
+    "hop": "pipeline hop",
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -82,9 +89,12 @@ def uses_of(designs: Designs, times: Times, wanted: Callable[[Use], bool] = lamb
 
 
 def uses_in(
-    phase: str, at: Setting, timed: Callable[[Setting], Times], times: Times,
+    phase: str,
+    at: Setting,
+    timed: Callable[[Setting], Times],
+    times: Times,
     wanted: Callable[[Use], bool] = lambda _: True,
-) -> list[Use]:  # fmt: skip
+) -> list[Use]:
     """Every operator that takes time where ``timed`` times passes of one phase under a setting; others stay zero.
 
     Parameters
@@ -99,15 +109,23 @@ def uses_in(
     for (name, kind, form), sizes in _recorded(at, timed, rows).items():
         fits = tuple(fits_of(at.rates, name, kind, form))
         use = Use(
-            phase=phase, name=name, kind=kind, format=form, seconds=nothing, sizes=sizes, fits=fits,
+            phase=phase,
+            name=name,
+            kind=kind,
+            format=form,
+            seconds=nothing,
+            sizes=sizes,
+            fits=fits,
             architecture=at.system.architecture,
-        )  # fmt: skip
+        )
         if not wanted(use):
             continue
-        seconds = Times(*(
-            (after - before) / SLOWED if np.any(after) else np.zeros(rows)
-            for after, before in zip(timed(_slowed(at, name, kind)), times, strict=True)
-        ))  # fmt: skip
+        seconds = Times(
+            *(
+                (after - before) / SLOWED if np.any(after) else np.zeros(rows)
+                for after, before in zip(timed(_slowed(at, name, kind)), times, strict=True)
+            )
+        )
         if any(np.any(part) for part in seconds):
             found.append(replace(use, seconds=seconds))
     return found
@@ -158,16 +176,21 @@ def sizes_of(op: Operator, *, latent: bool) -> dict[str, Any]:
         case "prefill_attention" | "decode_attention":
             shape = op.attention
             length = "seq_len" if op.kind == "prefill_attention" else "kv_len"
-            heads = {"heads": shape.q_heads} if latent else {
-                "q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim
-            }  # fmt: skip
+            heads = (
+                {"heads": shape.q_heads}
+                if latent
+                else {"q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+            )
             return {"batch": shape.sequences, length: shape.longest, **heads}
         case "experts":
             rows = op.experts
             return {
-                "num_tokens": op.size, "hidden": rows.hidden, "width": rows.width, "ep": op.ranks,
+                "num_tokens": op.size,
+                "hidden": rows.hidden,
+                "width": rows.width,
+                "ep": op.ranks,
                 "num_experts": rows.experts * op.ranks,
-            }  # fmt: skip
+            }
         case "all_reduce" | "gather":
             return {"num_gpus": op.ranks, "message_bytes": op.size}
         case "all_to_all":

@@ -91,9 +91,12 @@ class Designs:
 
 
 def rescore(
-    points: pd.DataFrame, change: Callable[[Setting], Setting] | None = None, *,
-    systems: Mapping[str, SystemSpec] | None = None, interference: Interference = NO_INTERFERENCE,
-) -> pd.DataFrame:  # fmt: skip
+    points: pd.DataFrame,
+    change: Callable[[Setting], Setting] | None = None,
+    *,
+    systems: Mapping[str, SystemSpec] | None = None,
+    interference: Interference = NO_INTERFERENCE,
+) -> pd.DataFrame:
     """Latencies and throughput of the designs of a table, under changed settings.
 
     Parameters
@@ -128,16 +131,21 @@ def rescore(
         for name, values in result.items():
             values[designs.rows] = getattr(found, name)
     columns = {
-        "tokens_per_s_per_user": 1.0 / result["ttl"], "tokens_per_s_per_gpu": result["throughput"],
-        "ftl_s": result["ftl"], "ttl_s": result["ttl"],
-    }  # fmt: skip
+        "tokens_per_s_per_user": 1.0 / result["ttl"],
+        "tokens_per_s_per_gpu": result["throughput"],
+        "ftl_s": result["ftl"],
+        "ttl_s": result["ttl"],
+    }
     return pd.DataFrame(columns, index=points.index)
 
 
 def designs_of(
-    points: pd.DataFrame, *, systems: Mapping[str, SystemSpec] | None = None,
-    interference: Interference = NO_INTERFERENCE, exact: bool = True,
-) -> Iterator[Designs]:  # fmt: skip
+    points: pd.DataFrame,
+    *,
+    systems: Mapping[str, SystemSpec] | None = None,
+    interference: Interference = NO_INTERFERENCE,
+    exact: bool = True,
+) -> Iterator[Designs]:
     """The designs of a table, those that are timed in one go together; arguments and errors as in ``rescore``.
 
     Parameters
@@ -158,11 +166,14 @@ def designs_of(
             raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}{nearest(mode, MODES)}")
         sides = [
             setting(
-                str(words["model"]), given.get(str(words[f"{side}system"]), str(words[f"{side}system"])),
-                str(words[f"{side}precision"]), str(words[f"{side}profile"]), _engine(str(words[f"{side}engine"])),
+                str(words["model"]),
+                given.get(str(words[f"{side}system"]), str(words[f"{side}system"])),
+                str(words[f"{side}precision"]),
+                str(words[f"{side}profile"]),
+                _engine(str(words[f"{side}engine"])),
             )
             for side in ("", "prefill_")
-        ]  # fmt: skip
+        ]
         for designs in _by_form(_read(rows, words, sides, interference), rows["ftl_s"].to_numpy(dtype=float)):
             if exact:
                 _check(designs, points)
@@ -180,15 +191,27 @@ def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setting], inter
 
     decode, prefill = (Degrees(**{d: column(f"{side}_{d}") for d in _DEGREES}) for side in ("decode", "prefill"))
     return Designs(
-        mode=str(words["mode"]), isl=float(words["isl"]), osl=float(words["osl"]), at=sides[0], prefill_at=sides[1],
-        interference=interference, rows=rows["_place"].to_numpy(), degrees=decode, prefill_degrees=prefill,
-        batch=column("decode_batch"), prefill_batch=column("prefill_batch"),
-        chunk_tokens=column("prefill_chunk_tokens"), instances=column("decode_instances"),
-        prefill_instances=column("prefill_instances"), total_gpus=column("total_gpus"),
-        mixed_chunk=column("mixed_chunk_tokens"), mixed_share=column("mixed_step_share"),
+        mode=str(words["mode"]),
+        isl=float(words["isl"]),
+        osl=float(words["osl"]),
+        at=sides[0],
+        prefill_at=sides[1],
+        interference=interference,
+        rows=rows["_place"].to_numpy(),
+        degrees=decode,
+        prefill_degrees=prefill,
+        batch=column("decode_batch"),
+        prefill_batch=column("prefill_batch"),
+        chunk_tokens=column("prefill_chunk_tokens"),
+        instances=column("decode_instances"),
+        prefill_instances=column("prefill_instances"),
+        total_gpus=column("total_gpus"),
+        mixed_chunk=column("mixed_chunk_tokens"),
+        mixed_share=column("mixed_step_share"),
         rounding=_rounding(rows) if words["mode"] == MODES[0] else np.ones(len(rows)),
-        by_gap=column("ttl_s") != column("ttl_mean_s"), form="auto",
-    )  # fmt: skip
+        by_gap=column("ttl_s") != column("ttl_mean_s"),
+        form="auto",
+    )
 
 
 def _rounding(rows: pd.DataFrame) -> Floats:
@@ -257,9 +280,16 @@ def _fill(designs: Designs) -> tuple[Any, Any]:
     at, isl, form = designs.prefill_at, designs.isl, designs.form
     if designs.mode == "piggyback":
         step = mixed_step(
-            at.model, at.rates, designs.degrees, batch=designs.batch, context=isl + designs.osl / 2,
-            chunk_tokens=designs.mixed_chunk, isl=isl, mla_form=form, interference=designs.interference,
-        )  # fmt: skip
+            at.model,
+            at.rates,
+            designs.degrees,
+            batch=designs.batch,
+            context=isl + designs.osl / 2,
+            chunk_tokens=designs.mixed_chunk,
+            isl=isl,
+            mla_form=form,
+            interference=designs.interference,
+        )
         return step.time, step.time
     degrees, batch = designs.prefill_degrees, designs.prefill_batch
     if designs.chunk_tokens[0]:

@@ -63,9 +63,7 @@ def scaled_system(system: SystemSpec, parameter: str, factor: float) -> SystemSp
     if parameter == "flops":
         return replace(system, peak_flops={name: peak * factor for name, peak in system.peak_flops.items()})
     if parameter == CAPACITY:
-        return replace(
-            system, hbm_capacity=system.hbm_capacity * factor, hbm_reported=system.hbm_reported * factor
-        )
+        return replace(system, hbm_capacity=system.hbm_capacity * factor, hbm_reported=system.hbm_reported * factor)
     changed: dict[str, Any] = {parameter: getattr(system, parameter) * factor}
     return replace(system, **changed)
 
@@ -98,9 +96,13 @@ def _with_latency(rates: Rates, parameter: str, factor: float) -> Rates:
 
 
 def sensitivity(
-    points: pd.DataFrame, *, parameters: Sequence[str] = PARAMETERS, search: Search | None = None,
-    systems: Mapping[str, SystemSpec] | None = None, interference: Interference = NO_INTERFERENCE,
-) -> pd.DataFrame:  # fmt: skip
+    points: pd.DataFrame,
+    *,
+    parameters: Sequence[str] = PARAMETERS,
+    search: Search | None = None,
+    systems: Mapping[str, SystemSpec] | None = None,
+    interference: Interference = NO_INTERFERENCE,
+) -> pd.DataFrame:
     """Elasticities of latencies and throughput to the hardware, at the designs of a frontier and along it.
 
     Parameters

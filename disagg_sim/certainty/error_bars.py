@@ -63,9 +63,13 @@ MARGINS = (0.2, 0.1, 0.05, 0.02)
 CANDIDATES = 400
 #: Section of the efficiency files that speaks of a kind of operators, where it has another name.
 _SECTION = {
-    "experts": "moe", "all_reduce": "collectives", "gather": "collectives", "all_to_all": "alltoall",
-    "copy": "elementwise", "hop": "collectives",
-}  # fmt: skip
+    "experts": "moe",
+    "all_reduce": "collectives",
+    "gather": "collectives",
+    "all_to_all": "alltoall",
+    "copy": "elementwise",
+    "hop": "collectives",
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -175,10 +179,17 @@ class Uncertainty:
 
 
 def uncertainty(
-    points: pd.DataFrame, *, samples: int = 1000, seed: int = 0, rematch: bool = True,
-    spreads: UncertaintySpec | str = "measured", throughput: str = THROUGHPUT, exact: bool = True,
-    systems: Mapping[str, SystemSpec] | None = None, interference: Interference = NO_INTERFERENCE,
-) -> Uncertainty:  # fmt: skip
+    points: pd.DataFrame,
+    *,
+    samples: int = 1000,
+    seed: int = 0,
+    rematch: bool = True,
+    spreads: UncertaintySpec | str = "measured",
+    throughput: str = THROUGHPUT,
+    exact: bool = True,
+    systems: Mapping[str, SystemSpec] | None = None,
+    interference: Interference = NO_INTERFERENCE,
+) -> Uncertainty:
     """Error bars of designs: bands of latencies and throughput, of the frontier, and of what disaggregation gains.
 
     Parameters
@@ -279,9 +290,7 @@ class _Draws:
         return np.asarray(np.sqrt(share) * self.of(common) + np.sqrt(1.0 - share) * apart)
 
 
-def _sampled(
-    designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch: bool
-) -> tuple[Scores, list[str]]:
+def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch: bool) -> tuple[Scores, list[str]]:
     """Scores of designs in every sample, arrays of shape (rows, samples), and what they rest on."""
     if not (designs.at.profile.fitted and designs.prefill_at.profile.fitted):
         raise InputError(f"profile {designs.at.profile.name!r} has no fits, so that nothing says how far it may be off")
@@ -321,9 +330,7 @@ def _engine_factor(
     return np.asarray(np.exp(sigma * draws.mixed(f"engine {engine} {kind}", own, spread.shared)))
 
 
-def log_factor(
-    use: Use, designs: Designs, spec: UncertaintySpec, draws: _Draws, places: Sequence[str]
-) -> Floats:
+def log_factor(use: Use, designs: Designs, spec: UncertaintySpec, draws: _Draws, places: Sequence[str]) -> Floats:
     """Logarithm of the factor on an operator's time, (rows, samples)."""
     at = designs.at if use.phase == "decode" else designs.prefill_at
     kind = kind_of(use, spec)

@@ -31,9 +31,16 @@ WORTH_TELLING = 0.01
 ROUNDING = 1e-9
 #: Sizes of the kernel tables as people call them.
 SIZE_WORDS = {
-    "num_gpus": "ranks", "ep_size": "ranks", "node_num": "domains", "num_tokens": "tokens", "width": "expert width",
-    "num_experts": "experts", "message_bytes": "bytes", "kv_len": "context", "seq_len": "prompt",
-}  # fmt: skip
+    "num_gpus": "ranks",
+    "ep_size": "ranks",
+    "node_num": "domains",
+    "num_tokens": "tokens",
+    "width": "expert width",
+    "num_experts": "experts",
+    "message_bytes": "bytes",
+    "kv_len": "context",
+    "seq_len": "prompt",
+}
 #: What stands between two statements about a design.
 BETWEEN = "; "
 

@@ -55,5 +55,6 @@ def kernels(
     print_table(lines_of(table), header=(*keys, "size", "rows", "median", "p90", "bias"), numeric=(4, 5, 6, 7))
     fitted, unseen = (sum(getattr(file, key) for file in spec.files) for key in ("fitted", "held_out"))
     dropped = sum(sum(file.dropped.values()) for file in spec.files)
-    typer.echo(f"{out}: {sum(map(len, done.fits.values()))} fits, {fitted} rows fitted, {unseen} held out, "
-               f"{dropped} dropped")  # fmt: skip
+    typer.echo(
+        f"{out}: {sum(map(len, done.fits.values()))} fits, {fitted} rows fitted, {unseen} held out, {dropped} dropped"
+    )

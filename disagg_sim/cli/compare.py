@@ -206,7 +206,12 @@ def _percent(relative: float) -> str:
 
 
 def _write_json(
-    path: Path | None, comparison: Comparison, causes: list[Change] | None, *, baseline: Path, results: Path,
+    path: Path | None,
+    comparison: Comparison,
+    causes: list[Change] | None,
+    *,
+    baseline: Path,
+    results: Path,
     rtol: float,
 ) -> None:
     if path is None:
@@ -230,13 +235,11 @@ def _front_entry(front: FrontChange) -> dict[str, Any]:
         "same": front.same,
         "worse": front.worse,
         "points": {"baseline": front.points[0], "results": front.points[1]},
-        "area": {
-            "baseline": front.areas[0], "results": front.areas[1], "relative_change": _finite(front.area_change)
-        },
+        "area": {"baseline": front.areas[0], "results": front.areas[1], "relative_change": _finite(front.area_change)},
         "lost": [_point_entry(point) for point in front.lost],
         "new": [_point_entry(point) for point in front.new],
         "moved": [_point_entry(point) for point in front.moved],
-    }  # fmt: skip
+    }
 
 
 def _point_entry(point: PointChange) -> dict[str, Any]:

@@ -62,13 +62,15 @@ app.add_typer(trace_app, name="trace", short_help="What a request trace is like.
 app.add_typer(calibrate_app, name="calibrate", short_help="Measurements to fitted efficiencies.")
 app.add_typer(validate_app, name="validate", short_help="Hold predictions against measurements.")
 calibrate_app.command(
-    "uncertainty", short_help="Spreads behind error bars.",
+    "uncertainty",
+    short_help="Spreads behind error bars.",
     epilog="Example: disagg-sim calibrate uncertainty gemm.csv --out uncertainty.yaml",
-)(uncertainty)  # fmt: skip
+)(uncertainty)
 calibrate_app.command(
-    "engine", short_help="Host times of an engine.",
+    "engine",
+    short_help="Host times of an engine.",
     epilog="Example: disagg-sim calibrate engine served.csv --engine vllm --out vllm.yaml",
-)(engine)  # fmt: skip
+)(engine)
 
 
 def _print_version(asked: bool) -> None:

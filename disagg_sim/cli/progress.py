@@ -20,9 +20,7 @@ def listener(noun: str = "design points", done: str = "computed") -> Listener:
 class Lines:
     """A line every few seconds."""
 
-    def __init__(
-        self, noun: str = "design points", done: str = "computed", interval: float = PLAIN_INTERVAL
-    ) -> None:
+    def __init__(self, noun: str = "design points", done: str = "computed", interval: float = PLAIN_INTERVAL) -> None:
         self._noun, self._did = noun, done
         self._interval = interval  # [s]
         self._total = self._done = 0

@@ -27,8 +27,7 @@ def reproduce(
         typer.Option(help="beyond-the-buzz: number of a figure, or where_it_pays; all of them by default."),
     ] = None,
     profile: Annotated[
-        list[str] | None,
-        typer.Option(help="beyond-the-buzz: ideal, optimistic or measured; all of them by default."),
+        list[str] | None, typer.Option(help="beyond-the-buzz: ideal, optimistic or measured; all of them by default.")
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="beyond-the-buzz: worker processes; all cores by default.")

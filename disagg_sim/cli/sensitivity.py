@@ -50,8 +50,11 @@ def sensitivity(
         middle = table.groupby(["mode", "parameter"], sort=False)[["throughput", "frontier"]].median()
         typer.echo(f"{case_name}: median elasticity along the frontiers")
         print_table(
-            ((*key, f"{row.throughput:+.2f}", f"{row.frontier:+.2f}") for key, row in zip(
-                middle.index, middle.itertuples(), strict=True)),
-            header=("mode", "parameter", "same design", "frontier"), numeric=(2, 3),
-        )  # fmt: skip
+            (
+                (*key, f"{row.throughput:+.2f}", f"{row.frontier:+.2f}")
+                for key, row in zip(middle.index, middle.itertuples(), strict=True)
+            ),
+            header=("mode", "parameter", "same design", "frontier"),
+            numeric=(2, 3),
+        )
     typer.echo(f"{out / 'sensitivity.csv'}: {len(tables)} cases")

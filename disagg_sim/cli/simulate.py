@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    name: Annotated[
-        str, typer.Argument(metavar="FILE|NAME", help="YAML file of a scenario, or a shipped one's name.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="FILE|NAME", help="YAML file of a scenario, or a shipped one's name.")],
     out: Annotated[Path, typer.Option(help="Directory of the results; a stopped run goes on there.")],
     trace: Annotated[str, typer.Option(metavar="FILE", help="Trace file in place of the scenario's traces.")] = "",
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; all cores by default.")] = None,
@@ -44,9 +42,7 @@ def simulate(
         raise typer.Exit(130) from None
 
 
-def _simulate(
-    plan: ScenarioPlan, out: Path, jobs: int, *, figures: bool, overwrite: bool, perfetto: bool
-) -> None:
+def _simulate(plan: ScenarioPlan, out: Path, jobs: int, *, figures: bool, overwrite: bool, perfetto: bool) -> None:
     from disagg_sim.cli.progress import listener
     from disagg_sim.report.perfetto import write_perfetto
     from disagg_sim.report.simulation import draw_simulation
@@ -69,12 +65,18 @@ def _print_summary(result: ScenarioResult) -> None:
     header = ("system", "deployment", "trace", "rate", "attainment", "goodput", "TTFT p90", "TPOT p90", "GPU-hours")
     rows = [
         (
-            row["system"], row["deployment"], row["trace"], f"x{row['rate_scale']:g}", f"{row['slo_attainment']:.1%}",
-            f"{row['goodput_requests_per_s']:.3g}/s", f"{row['ttft_p90_s']:.3g} s", f"{row['tpot_p90_s']:.3g} s",
+            row["system"],
+            row["deployment"],
+            row["trace"],
+            f"x{row['rate_scale']:g}",
+            f"{row['slo_attainment']:.1%}",
+            f"{row['goodput_requests_per_s']:.3g}/s",
+            f"{row['ttft_p90_s']:.3g} s",
+            f"{row['tpot_p90_s']:.3g} s",
             f"{row['gpu_hours']:.3g}",
         )
         for row in result.summary.to_dict("records")
-    ]  # fmt: skip
+    ]
     if rows:
         print_table(rows, header=header, numeric=range(3, len(header)))
     for row in result.capacity.to_dict("records"):

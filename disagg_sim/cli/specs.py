@@ -49,10 +49,7 @@ app = typer.Typer(
 )
 
 
-@app.command(
-    "list", short_help="Names and titles of what is shipped.",
-    epilog="Example: disagg-sim specs list model",
-)
+@app.command("list", short_help="Names and titles of what is shipped.", epilog="Example: disagg-sim specs list model")
 def list_(kind: Annotated[str, typer.Argument(help=_KIND_HELP)] = "") -> None:
     """List what is shipped, with titles; of 'policies' every option, too."""
     known = _known_kind(kind) if kind else ""
@@ -67,8 +64,7 @@ def list_(kind: Annotated[str, typer.Argument(help=_KIND_HELP)] = "") -> None:
 
 
 @app.command(
-    short_help="One spec with units and sources.",
-    epilog="Example: disagg-sim specs show hardware h100_sxm --fits",
+    short_help="One spec with units and sources.", epilog="Example: disagg-sim specs show hardware h100_sxm --fits"
 )
 def show(
     kind: Annotated[str, typer.Argument(help=_KIND_HELP)],
@@ -94,8 +90,7 @@ def show(
 
 
 @app.command(
-    short_help="Every fault of spec files.",
-    epilog="Example: disagg-sim specs check my_gpu.yaml my_sweep.yaml",
+    short_help="Every fault of spec files.", epilog="Example: disagg-sim specs check my_gpu.yaml my_sweep.yaml"
 )
 def check(
     files: Annotated[list[Path] | None, typer.Argument(help="YAML files; all shipped ones when none is given")] = None,
@@ -157,8 +152,19 @@ _FIT_HEADER = ("operator", "engine", "fit", "error: median, p90", "of rows held 
 #: Fields of every fitted row: not numbers of its form.
 _PROVENANCE = frozenset(Fit.__dataclass_fields__)
 #: Fields of a form that are times. [s]
-_TIMES = ("t0", "latency", "seconds_per_token", "k_step", "k_split", "block_time", "serial_time", "ramp", "per_expert",
-          "hop", "step")  # fmt: skip
+_TIMES = (
+    "t0",
+    "latency",
+    "seconds_per_token",
+    "k_step",
+    "k_split",
+    "block_time",
+    "serial_time",
+    "ramp",
+    "per_expert",
+    "hop",
+    "step",
+)
 
 
 def _origin(row: Any, efficiency: EfficiencySpec) -> str:

@@ -27,8 +27,7 @@ def _group() -> None:
 
 
 @app.command(
-    short_help="Rate, burstiness, lengths, prefix reuse.",
-    epilog="Example: disagg-sim trace stats conv.csv --json",
+    short_help="Rate, burstiness, lengths, prefix reuse.", epilog="Example: disagg-sim trace stats conv.csv --json"
 )
 def stats(
     file: Annotated[Path, typer.Argument(help="a trace; of ServeGen a folder or a tar archive")],
@@ -41,7 +40,8 @@ def stats(
     column: Annotated[
         list[str] | None,
         typer.Option(
-            "--column", metavar="ROLE=HEADER",
+            "--column",
+            metavar="ROLE=HEADER",
             help="of a table with other headers: arrival=ts, input_tokens=NAME, output_tokens=NAME, one an option",
         ),
     ] = None,

@@ -21,9 +21,10 @@ app = typer.Typer(
 
 
 app.command(
-    "serving", short_help="Evaluate every row of served runs.",
+    "serving",
+    short_help="Evaluate every row of served runs.",
     epilog="Example: disagg-sim validate serving served.csv --out reports/serving",
-)(validate_serving)  # fmt: skip
+)(validate_serving)
 
 
 @app.callback()
@@ -62,8 +63,10 @@ def kernels(
     print_table(lines_of(shown), header=tuple(shown.columns), numeric=(4, 5, 6, 7, 8))
     left = verdicts.loc[~verdicts["evaluated"], "reason"].value_counts()
     print_table(((count, reason) for reason, count in left.items()), header=("not evaluated", "reason"), numeric=(0,))
-    typer.echo(f"{out}: {int(verdicts['evaluated'].sum())} of {len(verdicts)} rows evaluated, "
-               f"{int((verdicts['masked'] != '').sum())} masked")  # fmt: skip
+    typer.echo(
+        f"{out}: {int(verdicts['evaluated'].sum())} of {len(verdicts)} rows evaluated, "
+        f"{int((verdicts['masked'] != '').sum())} masked"
+    )
 
 
 def _draw(verdicts: pd.DataFrame, out: Path) -> None:

@@ -88,9 +88,15 @@ def _chunk_cores(
 
 
 def chunked_prefill_pass(
-    model: ModelSpec, rates: Rates, degrees: Degrees, *, batch: Numeric, isl: float, chunk_tokens: Numeric,
+    model: ModelSpec,
+    rates: Rates,
+    degrees: Degrees,
+    *,
+    batch: Numeric,
+    isl: float,
+    chunk_tokens: Numeric,
     mla_form: str = "auto",
-) -> PrefillPass:  # fmt: skip
+) -> PrefillPass:
     """CPP: FTL is host + critical path + (p-1)*hop, with equal stages ``sum(t_i) + (p-1)*max(t_i)``.
 
     A chunk takes ``chunk_tokens`` of each of the prompts of a rank. Attention re-reads what came
@@ -110,9 +116,14 @@ def chunked_prefill_pass(
             return attention_side(model, rates, tp, tokens, mla_form, "prefill", core=False)
 
         return join_experts(
-            model, rates, degrees, tabulate(side, (degrees.tp_attn, size), levels), phase="prefill",
-            rank=Levels(prompts * size), total=Levels(np.minimum(prompts * degrees.dp_attn, batch) * size),
-        )  # fmt: skip
+            model,
+            rates,
+            degrees,
+            tabulate(side, (degrees.tp_attn, size), levels),
+            phase="prefill",
+            rank=Levels(prompts * size),
+            total=Levels(np.minimum(prompts * degrees.dp_attn, batch) * size),
+        )
 
     def cores(tp: Numeric, size: Numeric, sequences: Numeric) -> _Cores:
         return _chunk_cores(model, rates, tp, size, sequences, isl, mla_form)

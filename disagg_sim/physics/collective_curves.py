@@ -117,9 +117,7 @@ def algorithm_of(fit: CollectiveFit, link: float) -> Algorithm:
     return Algorithm(name, fit.latency, fit.hop, fit.e_bandwidth * link, fit.ramp)
 
 
-def collective_curve(
-    rows: Sequence[CollectiveFit], link: float, *, latency: float | None, step: float
-) -> LinkCurve:
+def collective_curve(rows: Sequence[CollectiveFit], link: float, *, latency: float | None, step: float) -> LinkCurve:
     """Fits of one collective, rank count by rank count or by algorithm, to a curve.
 
     Parameters

@@ -161,9 +161,17 @@ def all_to_all_cost(
 
 @np.errstate(divide="ignore", invalid="ignore")
 def exchange_cost(
-    tokens: Numeric, *, phase: str, ep: Numeric, tp_ffn: Numeric, gpus: Numeric, exchanges: Numeric, hidden: int,
-    top_k: int, rates: Rates,
-) -> tuple[Cost, Cost]:  # fmt: skip
+    tokens: Numeric,
+    *,
+    phase: str,
+    ep: Numeric,
+    tp_ffn: Numeric,
+    gpus: Numeric,
+    exchanges: Numeric,
+    hidden: int,
+    top_k: int,
+    rates: Rates,
+) -> tuple[Cost, Cost]:
     """Dispatch (with prepare) and combine of an MoE layer, expert-TP gather and scatter included.
 
     ``tokens`` are those that one GPU sends (its slice of its attention rank's tokens);

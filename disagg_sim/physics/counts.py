@@ -94,9 +94,13 @@ def prefill_work(
 
 
 def decode_work(
-    model: ModelSpec | str, *, context: float, batch: int = 1, precision: Precision | str = "bf16",
+    model: ModelSpec | str,
+    *,
+    context: float,
+    batch: int = 1,
+    precision: Precision | str = "bf16",
     mla_form: str = "auto",
-) -> PassWork:  # fmt: skip
+) -> PassWork:
     """FLOP and bytes of one decode step, a token for each sequence, operator by operator (physics page, section 2).
 
     Parameters

@@ -49,9 +49,17 @@ NO_EXPERTS = ExpertRows(0.0, 0.0, 0.0, 0.0, 0.0)
 
 #: Kinds of operators: kernels, then transfers.
 KINDS = (
-    "gemm", "prefill_attention", "decode_attention", "experts", "elementwise", "copy", "all_reduce", "gather",
-    "all_to_all", "hop",
-)  # fmt: skip
+    "gemm",
+    "prefill_attention",
+    "decode_attention",
+    "experts",
+    "elementwise",
+    "copy",
+    "all_reduce",
+    "gather",
+    "all_to_all",
+    "hop",
+)
 
 
 class Operator(NamedTuple):
@@ -143,10 +151,7 @@ def projections(
     else:
         heads = attention.q_heads / tp
         columns = (heads + 2 * kv_heads_per_gpu(attention, tp)) * attention.head_dim
-        operators = [
-            _gemm("qkv", tokens, columns, d, fmt),
-            _gemm("o", tokens, d, heads * attention.head_dim, fmt),
-        ]
+        operators = [_gemm("qkv", tokens, columns, d, fmt), _gemm("o", tokens, d, heads * attention.head_dim, fmt)]
     return [*operators, _all_reduce("attention all-reduce", tokens, d, precision.combine_bytes, tp)]
 
 
@@ -162,14 +167,25 @@ def prefill_attention(
     if isinstance(attention, GqaAttention):
         q_heads, kv_heads, window = attention.q_heads / tp, kv_heads_per_gpu(attention, tp), attention.window
         work = gqa_prefill_work(
-            sequences=prompts, new=new, past=past, q_heads=q_heads, kv_heads=kv_heads, head_dim=attention.head_dim,
-            window=window, cache_bytes=cache,
-        )  # fmt: skip
+            sequences=prompts,
+            new=new,
+            past=past,
+            q_heads=q_heads,
+            kv_heads=kv_heads,
+            head_dim=attention.head_dim,
+            window=window,
+            cache_bytes=cache,
+        )
         keys = 2.0 * causal_pairs(new, past, window) / new
         held = gqa_decode_work(
-            sequences=prompts, context=past, q_heads=q_heads, kv_heads=kv_heads, head_dim=attention.head_dim,
-            window=window, cache_bytes=cache,
-        ).hbm_bytes  # fmt: skip
+            sequences=prompts,
+            context=past,
+            q_heads=q_heads,
+            kv_heads=kv_heads,
+            head_dim=attention.head_dim,
+            window=window,
+            cache_bytes=cache,
+        ).hbm_bytes
         shape = AttentionShape(prompts, new, past, q_heads, kv_heads, attention.head_dim, held, window)
         return ([Operator("prefill attention", "prefill_attention", work, keys=keys, attention=shape)],)
     dims = mla_dims(attention, tp, cache)
@@ -180,9 +196,12 @@ def prefill_attention(
     if form == "cached" or (np.ndim(past) == 0 and past == 0.0 and form != "absorbed"):
         return (cached,)
     again = _gemm(
-        "kv_b of the past", prompts * past, dims.heads * (dims.nope + dims.value), dims.kv_rank,
+        "kv_b of the past",
+        prompts * past,
+        dims.heads * (dims.nope + dims.value),
+        dims.kv_rank,
         precision.attention_projection,
-    )._replace(runs=np.where(np.asarray(past) > 0, 1.0, 0.0))  # fmt: skip
+    )._replace(runs=np.where(np.asarray(past) > 0, 1.0, 0.0))
     latent = mla_work("absorbed", dims, sequences=prompts, new=new, past=past)
     if form == "auto":
         latent = Work(np.where(np.asarray(past) > 0, latent.flops, np.inf), latent.hbm_bytes)
@@ -199,9 +218,14 @@ def decode_attention(
     if isinstance(attention, GqaAttention):
         q_heads, kv_heads, window = attention.q_heads / tp, kv_heads_per_gpu(attention, tp), attention.window
         work = gqa_decode_work(
-            sequences=tokens.decodes, context=tokens.context, q_heads=q_heads, kv_heads=kv_heads,
-            head_dim=attention.head_dim, window=window, cache_bytes=cache,
-        )  # fmt: skip
+            sequences=tokens.decodes,
+            context=tokens.context,
+            q_heads=q_heads,
+            kv_heads=kv_heads,
+            head_dim=attention.head_dim,
+            window=window,
+            cache_bytes=cache,
+        )
         past = tokens.context - 1.0
         shape = AttentionShape(tokens.decodes, 1.0, past, q_heads, kv_heads, attention.head_dim, window=window)
         return ([Operator("decode attention", "decode_attention", work, attention=shape)],)
@@ -255,14 +279,25 @@ def shared_experts(model: ModelSpec, ffn: MoeFfn, precision: Precision, tp: Nume
 
 
 def routed_experts(
-    model: ModelSpec, ffn: MoeFfn, precision: Precision, *, ep: Numeric, tp_ffn: Numeric, tokens: Numeric,
+    model: ModelSpec,
+    ffn: MoeFfn,
+    precision: Precision,
+    *,
+    ep: Numeric,
+    tp_ffn: Numeric,
+    tokens: Numeric,
     imbalance: float,
-) -> Operator:  # fmt: skip
+) -> Operator:
     """Grouped GEMMs of the routed experts; ``tokens`` counts all ranks of the stage."""
     rows = expert_rows(
-        tokens=tokens, experts=ffn.experts, top_k=ffn.top_k, hidden=model.hidden, width=ffn.width / tp_ffn, ep=ep,
+        tokens=tokens,
+        experts=ffn.experts,
+        top_k=ffn.top_k,
+        hidden=model.hidden,
+        width=ffn.width / tp_ffn,
+        ep=ep,
         imbalance=imbalance,
-    )  # fmt: skip
+    )
     work = expert_work(rows, weight_bytes=precision.expert.bytes)
     return Operator("routed experts", "experts", work, precision.expert.name, size=tokens, ranks=ep, experts=rows)
 

@@ -147,9 +147,7 @@ def prefill_live(
     return Live(own, total, np.where(chunk_tokens > 0, prompts, microbatch))
 
 
-def activation_bytes(
-    model: ModelSpec, degrees: Degrees, residents: Residents, imbalance: float
-) -> Numeric:
+def activation_bytes(model: ModelSpec, degrees: Degrees, residents: Residents, imbalance: float) -> Numeric:
     """Activations of the live layer and the logits. [B]"""
     tp, live = degrees.tp_attn, residents.live
     widest: Numeric = 0.0
@@ -181,9 +179,13 @@ def communication_bytes(model: ModelSpec, degrees: Degrees, live: Numeric) -> Nu
 
 
 def instance_bytes(
-    model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, residents: Residents,
+    model: ModelSpec,
+    precision: Precision,
+    profile: ProfileSpec,
+    degrees: Degrees,
+    residents: Residents,
     imbalance: float = 1.0,
-) -> Numeric:  # fmt: skip
+) -> Numeric:
     """Bytes on the fullest GPU of the fullest stage. [B]"""
     tp, d = degrees.tp_attn, model.hidden
     table = stage_table(model, degrees.pp)
@@ -219,9 +221,15 @@ def instance_bytes(
 
 
 def decode_bytes(
-    model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, batch: Numeric, *,
-    cached: CachedTokens, expanded: bool = False,
-) -> Numeric:  # fmt: skip
+    model: ModelSpec,
+    precision: Precision,
+    profile: ProfileSpec,
+    degrees: Degrees,
+    batch: Numeric,
+    *,
+    cached: CachedTokens,
+    expanded: bool = False,
+) -> Numeric:
     """Bytes on the fullest GPU of a decode instance at its steady batch of sequences ``cached``. [B]
 
     ``expanded`` keeps the up-projected MLA keys and values of every sequence (form ``cached``).
@@ -241,9 +249,16 @@ def decode_bytes(
 
 
 def prefill_bytes(
-    model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, batch: Numeric, *,
-    prompt: CachedTokens, chunk_tokens: Numeric, expanded: bool = False,
-) -> Numeric:  # fmt: skip
+    model: ModelSpec,
+    precision: Precision,
+    profile: ProfileSpec,
+    degrees: Degrees,
+    batch: Numeric,
+    *,
+    prompt: CachedTokens,
+    chunk_tokens: Numeric,
+    expanded: bool = False,
+) -> Numeric:
     """Bytes on the fullest GPU of a prefill instance: the caches of ``2*pp*b`` prompts, running and leaving. [B]
 
     ``expanded`` adds the up-projected MLA keys and values of the pass that is in a stage.
@@ -264,9 +279,19 @@ def prefill_bytes(
 
 
 def colocated_bytes(
-    model: ModelSpec, precision: Precision, profile: ProfileSpec, degrees: Degrees, batch: Numeric, *,
-    cached: CachedTokens, prompt: CachedTokens, prompts: Numeric, new: Numeric, mixed: bool, expanded: bool = False,
-) -> Numeric:  # fmt: skip
+    model: ModelSpec,
+    precision: Precision,
+    profile: ProfileSpec,
+    degrees: Degrees,
+    batch: Numeric,
+    *,
+    cached: CachedTokens,
+    prompt: CachedTokens,
+    prompts: Numeric,
+    new: Numeric,
+    mixed: bool,
+    expanded: bool = False,
+) -> Numeric:
     """Bytes on the fullest GPU of an instance that decodes ``batch`` requests and prefills beside them. [B]
 
     To the residents of a decode instance come the ``prompts`` in prefill (over all DP ranks), each with

@@ -86,10 +86,18 @@ def chunk_share(chunk_tokens: Numeric, dp: Numeric) -> Numeric:
 
 
 def mixed_step(
-    model: ModelSpec, rates: Rates, degrees: Degrees, *, batch: Numeric, context: Numeric, chunk_tokens: Numeric,
-    isl: Numeric, mla_form: str = "auto", interference: Interference = NO_INTERFERENCE,
+    model: ModelSpec,
+    rates: Rates,
+    degrees: Degrees,
+    *,
+    batch: Numeric,
+    context: Numeric,
+    chunk_tokens: Numeric,
+    isl: Numeric,
+    mla_form: str = "auto",
+    interference: Interference = NO_INTERFERENCE,
     chunk_ranks: Numeric | None = None,
-) -> MixedStep:  # fmt: skip
+) -> MixedStep:
     """One step of ``batch`` decodes at mean length ``context`` and ``chunk_tokens`` tokens of prefill.
 
     Both counts are over all DP ranks, and each is zero everywhere or positive everywhere; no chunk
@@ -166,9 +174,14 @@ def _step_as(
 
     rank = Levels(decodes + share)
     times = join_experts(
-        model, rates, degrees, tabulate_pairs(side, (degrees.tp_attn,), decodes, share), phase=phase, rank=rank,
+        model,
+        rates,
+        degrees,
+        tabulate_pairs(side, (degrees.tp_attn,), decodes, share),
+        phase=phase,
+        rank=rank,
         total=Levels(load.decodes + load.chunk),
-    )  # fmt: skip
+    )
     stage = slowest_stage(model, pp, times)
     hops = np.where(np.asarray(pp) > 1, pp, 0.0) if _any(load.decodes) else pp - 1  # decodes return to the first stage
     hop = hop_cost(rank.tokens, model.hidden, degrees.gpus, rates) * hops

@@ -175,9 +175,16 @@ def _exchange(
         tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric
     ) -> tuple[Numeric, Numeric, Sums]:
         dispatch, combine = exchange_cost(
-            tokens / tp, phase=phase, ep=ep, tp_ffn=tp_ffn, gpus=tp * dp, exchanges=np.where(dp > 1, 1.0, 0.0),
-            hidden=model.hidden, top_k=ffn.top_k, rates=rates,
-        )  # fmt: skip
+            tokens / tp,
+            phase=phase,
+            ep=ep,
+            tp_ffn=tp_ffn,
+            gpus=tp * dp,
+            exchanges=np.where(dp > 1, 1.0, 0.0),
+            hidden=model.hidden,
+            top_k=ffn.top_k,
+            rates=rates,
+        )
         return dispatch.time, combine.time, Sums().plus(dispatch.sums, layers).plus(combine.sums, layers)
 
     return tabulate(exchange, (degrees.tp_attn, degrees.dp_attn, degrees.tp_ffn, degrees.ep), rank)
@@ -256,9 +263,14 @@ def prefill_pass(
         return attention_side(model, rates, tp, tokens, mla_form, "prefill")
 
     times = join_experts(
-        model, rates, degrees, tabulate(side, (degrees.tp_attn,), Levels(prompts)), phase="prefill",
-        rank=Levels(prompts * isl), total=Levels(np.minimum(prompts * degrees.dp_attn, batch) * isl),
-    )  # fmt: skip
+        model,
+        rates,
+        degrees,
+        tabulate(side, (degrees.tp_attn,), Levels(prompts)),
+        phase="prefill",
+        rank=Levels(prompts * isl),
+        total=Levels(np.minimum(prompts * degrees.dp_attn, batch) * isl),
+    )
     stage = slowest_stage(model, pp, times)
     hop = hop_cost(prompts * isl, model.hidden, degrees.gpus, rates) * (pp - 1)
     busy = microbatches * stage + rates.profile.host

@@ -109,9 +109,14 @@ def prefill_attention_rate(fit: PrefillAttentionFit, system: SystemSpec, *, read
     if fit.e_io is None:
         return AttentionRate(flops, reads_past_at, fit.t0, fit.s_half)
     return AttentionRate(
-        flops, reads_past_at, fit.t0, tile_rows(system.architecture), multiprocessors=system.sm_count,
-        io_bandwidth=fit.e_io * system.hbm_bandwidth, tail=fit.tail,
-    )  # fmt: skip
+        flops,
+        reads_past_at,
+        fit.t0,
+        tile_rows(system.architecture),
+        multiprocessors=system.sm_count,
+        io_bandwidth=fit.e_io * system.hbm_bandwidth,
+        tail=fit.tail,
+    )
 
 
 def decode_attention_rate(fit: DecodeAttentionFit, system: SystemSpec, *, resident: float = 0.0) -> AttentionRate:
@@ -120,9 +125,16 @@ def decode_attention_rate(fit: DecodeAttentionFit, system: SystemSpec, *, reside
     if fit.block_time is None:
         return AttentionRate(flops, bandwidth, fit.t0)
     return AttentionRate(
-        flops, bandwidth, fit.t0, multiprocessors=system.sm_count, block_time=fit.block_time,
-        serial_time=fit.serial_time, serial_power=fit.serial_power, ramp=fit.ramp, resident=resident,
-    )  # fmt: skip
+        flops,
+        bandwidth,
+        fit.t0,
+        multiprocessors=system.sm_count,
+        block_time=fit.block_time,
+        serial_time=fit.serial_time,
+        serial_power=fit.serial_power,
+        ramp=fit.ramp,
+        resident=resident,
+    )
 
 
 def _decode_flops(fit: DecodeAttentionFit, system: SystemSpec) -> float:

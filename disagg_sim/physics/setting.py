@@ -54,24 +54,31 @@ class Setting:
         self, degrees: Degrees, batch: Numeric, *, isl: int, chunk_tokens: Numeric, cached: bool = False
     ) -> Numeric:
         """Bytes on the fullest GPU of a prefill instance; see ``physics.memory``. [B]"""
-        return self.prefill_bytes_of(
-            degrees, batch, prompt_residents(isl), chunk_tokens=chunk_tokens, expanded=cached
-        )
+        return self.prefill_bytes_of(degrees, batch, prompt_residents(isl), chunk_tokens=chunk_tokens, expanded=cached)
 
     def prefill_bytes_of(
         self, degrees: Degrees, batch: Numeric, prompt: CachedTokens, *, chunk_tokens: Numeric, expanded: bool = False
     ) -> Numeric:
         """``prefill_bytes`` where each prompt has the length ``prompt``. [B]"""
         return prefill_bytes(
-            self.model, self.precision, self.profile, degrees, batch, prompt=prompt, chunk_tokens=chunk_tokens,
+            self.model,
+            self.precision,
+            self.profile,
+            degrees,
+            batch,
+            prompt=prompt,
+            chunk_tokens=chunk_tokens,
             expanded=expanded,
-        )  # fmt: skip
+        )
 
 
 def setting(
-    model: ModelSpec | str, system: SystemSpec | str, precision: str, profile: str = "measured",
+    model: ModelSpec | str,
+    system: SystemSpec | str,
+    precision: str,
+    profile: str = "measured",
     engine: str | None = None,
-) -> Setting:  # fmt: skip
+) -> Setting:
     """Load what names stand for, and resolve the rates.
 
     Raises

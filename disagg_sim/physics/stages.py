@@ -66,7 +66,5 @@ def stage_table(model: ModelSpec, pp: Numeric) -> StageTable:
     layers = np.array([[s.layers for s in plan] for plan in padded], dtype=float)  # (values, candidates, kinds)
     ends = np.array([[(s.first, s.last) for s in plan] for plan in padded], dtype=float)
     return StageTable(
-        np.moveaxis(layers[where], -2, 0),
-        np.moveaxis(ends[where, :, 0], -1, 0),
-        np.moveaxis(ends[where, :, 1], -1, 0),
+        np.moveaxis(layers[where], -2, 0), np.moveaxis(ends[where, :, 0], -1, 0), np.moveaxis(ends[where, :, 1], -1, 0)
     )

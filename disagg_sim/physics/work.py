@@ -83,9 +83,16 @@ class AttentionShape(NamedTuple):
 
 
 def gqa_prefill_work(
-    *, sequences: Numeric, new: Numeric, past: Numeric, q_heads: Numeric, kv_heads: Numeric, head_dim: int,
-    window: float, cache_bytes: float,
-) -> Work:  # fmt: skip
+    *,
+    sequences: Numeric,
+    new: Numeric,
+    past: Numeric,
+    q_heads: Numeric,
+    kv_heads: Numeric,
+    head_dim: int,
+    window: float,
+    cache_bytes: float,
+) -> Work:
     """Scores and values of ``sequences`` prompts: ``4*n_q*h*pairs`` FLOP, cache read and written once.
 
     Heads are those of one GPU. Source: physics page, section 2 (GQA attention).
@@ -96,9 +103,15 @@ def gqa_prefill_work(
 
 
 def gqa_decode_work(
-    *, sequences: Numeric, context: Numeric, q_heads: Numeric, kv_heads: Numeric, head_dim: int, window: float,
+    *,
+    sequences: Numeric,
+    context: Numeric,
+    q_heads: Numeric,
+    kv_heads: Numeric,
+    head_dim: int,
+    window: float,
     cache_bytes: float,
-) -> Work:  # fmt: skip
+) -> Work:
     """One new token of each sequence: ``4*n_q*h*ctx`` FLOP, ``2*n_kv*h*b_kv*ctx`` bytes (section 2)."""
     seen = np.minimum(context, window) if window else context
     tokens = sequences * seen

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
 #: Parameters as people read them.
 WORDS = {
-    "flops": "FLOP rate", "hbm_bandwidth": "HBM bandwidth", "nvlink_bandwidth": "NVLink bandwidth",
-    "nic_bandwidth": "NIC bandwidth", "nvlink_latency": "NVLink latency (less)", "nic_latency": "NIC latency (less)",
+    "flops": "FLOP rate",
+    "hbm_bandwidth": "HBM bandwidth",
+    "nvlink_bandwidth": "NVLink bandwidth",
+    "nic_bandwidth": "NIC bandwidth",
+    "nvlink_latency": "NVLink latency (less)",
+    "nic_latency": "NIC latency (less)",
     "hbm_capacity": "HBM capacity",
-}  # fmt: skip
+}
 REST = "nothing of it: host, fixed times of kernels"
 #: Elasticities of a frontier are drawn up to this: near its end they grow without limit. [1]
 TOP = 3.0
@@ -38,8 +42,7 @@ def draw_elasticities(table: pd.DataFrame, path: Path, *, title: str) -> None:
 
     modes = list(dict.fromkeys(table["mode"]))
     signed = table.assign(
-        sign=np.where(table["parameter"].str.endswith("latency"), -1.0, 1.0),
-        parameter=table["parameter"].map(WORDS),
+        sign=np.where(table["parameter"].str.endswith("latency"), -1.0, 1.0), parameter=table["parameter"].map(WORDS)
     )
     both = signed[["throughput", "frontier"]].abs()
     largest = both.groupby(signed["parameter"]).max().max(axis=1)
@@ -74,9 +77,7 @@ def _stack(panel: Any, table: pd.DataFrame, names: list[str], colours: dict[str,
     present = [name for name in names if name in table]
     parts = [table[name].to_numpy().clip(min=0.0) for name in present]
     rest = np.clip(1.0 - np.sum(parts, axis=0), 0.0, None)
-    panel.stackplot(
-        table.index, *parts, rest, colors=[*(colours[name] for name in present), "#DDDDDD"], linewidth=0.0
-    )
+    panel.stackplot(table.index, *parts, rest, colors=[*(colours[name] for name in present), "#DDDDDD"], linewidth=0.0)
     panel.set_ylim(0, 1)
     panel.set_xlim(left=0)
 

@@ -58,9 +58,15 @@ def draw_scatter(table: pd.DataFrame, path: Path, *, title: str, unit: str) -> N
                 points = mine[mine["curve"] == curve]
                 if len(points):
                     drawn[curve] = panel.plot(
-                        points["measured"], points["predicted"], ".", markersize=_size(len(mine)), alpha=0.5, mew=0.0,
-                        color=COLOURS[place % len(COLOURS)], rasterized=True,
-                    )[0]  # fmt: skip
+                        points["measured"],
+                        points["predicted"],
+                        ".",
+                        markersize=_size(len(mine)),
+                        alpha=0.5,
+                        mew=0.0,
+                        color=COLOURS[place % len(COLOURS)],
+                        rasterized=True,
+                    )[0]
             panel.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=f"{name} ({len(mine)})")
             panel.set_xlabel(f"measured [{unit}]")
             if number == 0:

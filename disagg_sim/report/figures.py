@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from disagg_sim.atomic import written
 from disagg_sim.report.labels import place_labels
-from disagg_sim.report.words import (
-    MODE_TEXT,
-    case_title,
-    mapping_text,
-    overview_name,
-    pools_text,
-    records,
-    tag_text,
-)
+from disagg_sim.report.words import MODE_TEXT, case_title, mapping_text, overview_name, pools_text, records, tag_text
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.results import SweepResult, throughput_column
@@ -52,10 +44,20 @@ MODE_STYLE = {
 DISAGGREGATED = "disaggregated"
 #: Of all pictures.
 STYLE: Any = {
-    "figure.figsize": (9.0, 5.6), "figure.dpi": 110, "savefig.dpi": 110, "font.size": 11.0, "axes.titlesize": 11.5,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E6E6E6",
-    "axes.axisbelow": True, "legend.frameon": False, "lines.linewidth": 1.8, "lines.markersize": 5.0,
-}  # fmt: skip
+    "figure.figsize": (9.0, 5.6),
+    "figure.dpi": 110,
+    "savefig.dpi": 110,
+    "font.size": 11.0,
+    "axes.titlesize": 11.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E6E6E6",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5.0,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,9 +89,7 @@ class Overview:
     frontiers: tuple[tuple[str, pd.DataFrame], ...]  # (label, frontier)
 
 
-def draw_figures(
-    result: SweepResult, root: Path, *, jobs: int, bands: Mapping[str, pd.DataFrame] | None = None
-) -> int:
+def draw_figures(result: SweepResult, root: Path, *, jobs: int, bands: Mapping[str, pd.DataFrame] | None = None) -> int:
     """Draw ``figures/<case>/*.png`` of every case with results, and ``figures/*.png`` comparing cases.
 
     Parameters
@@ -229,9 +229,15 @@ def _pareto(task: CaseFigures) -> None:
             colour, mark, line = MODE_STYLE[mode]
             hollow = mode == "colocated"  # so that the curve of a mode that contains it does not hide its marks
             axes.plot(
-                curve[X], curve[y], line + mark, color=colour, markersize=6.0 if hollow else 3.5, zorder=3,
-                markerfacecolor="white" if hollow else colour, label=f"{MODE_TEXT[mode]} frontier",
-            )  # fmt: skip
+                curve[X],
+                curve[y],
+                line + mark,
+                color=colour,
+                markersize=6.0 if hollow else 3.5,
+                zorder=3,
+                markerfacecolor="white" if hollow else colour,
+                label=f"{MODE_TEXT[mode]} frontier",
+            )
         axes.set_xlim(0, max(curve[X].max() for _, curve in task.fronts) * 1.2)  # room for the last labels
         tops = [*(curve[y].max() for _, curve in task.fronts), *(band["frontier_p90"].max() for _, band in task.bands)]
         axes.set_ylim(0, max(tops) * 1.22)
@@ -277,9 +283,14 @@ def _ratio(task: CaseFigures, front: pd.DataFrame) -> None:
         axes.plot(front[X], front["ctx_gen_gpu_ratio"], "-o", color=COLOURS[0], markersize=4)
         axes.axhline(1.0, color="#666666", linewidth=1.0, linestyle="--")
         axes.annotate(
-            "equal pools", (1.0, 1.0), xycoords=("axes fraction", "data"), xytext=(0, 4), textcoords="offset points",
-            ha="right", color="#444444",
-        )  # fmt: skip
+            "equal pools",
+            (1.0, 1.0),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 4),
+            textcoords="offset points",
+            ha="right",
+            color="#444444",
+        )
         axes.set_yscale("log")
         low, high = min(front["ctx_gen_gpu_ratio"].min(), 1.0), max(front["ctx_gen_gpu_ratio"].max(), 1.0)
         ticks = [t * 10.0**e for e in range(-4, 4) for t in (1, 2, 5) if low / 1.6 <= t * 10.0**e <= high * 1.6]

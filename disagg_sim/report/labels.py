@@ -51,11 +51,17 @@ def place_labels(
         x, y, text = points[index]
         for offset in _RIGHT + (_LEFT if index == len(points) - 1 else ()):
             note = axes.annotate(
-                text, (x, y), xytext=offset, textcoords="offset points", fontsize=8.5, color="#222222", zorder=4,
+                text,
+                (x, y),
+                xytext=offset,
+                textcoords="offset points",
+                fontsize=8.5,
+                color="#222222",
+                zorder=4,
                 ha="left" if offset[0] > 0 else "right",
                 arrowprops={"arrowstyle": "-", "color": "#777777", "linewidth": 0.7, "shrinkA": 1, "shrinkB": 3},
                 bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
-            )  # fmt: skip
+            )
             note.set_in_layout(False)
             note.update_positions(renderer)
             box = Text.get_window_extent(note, renderer)  # of the text alone, without its line

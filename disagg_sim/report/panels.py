@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 FEW_DECADES = 1000.0  # span up to which an axis has ticks between the powers of ten [1]
 #: Small: several panels share a picture.
 _STYLE: Any = {
-    **STYLE, "font.size": 10.0, "axes.titlesize": 10.5, "axes.spines.top": True, "lines.linewidth": 1.7,
+    **STYLE,
+    "font.size": 10.0,
+    "axes.titlesize": 10.5,
+    "axes.spines.top": True,
+    "lines.linewidth": 1.7,
     "lines.markersize": 3.6,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +81,12 @@ def _panel(panel: Any, table: pd.DataFrame, axes: Axes, curves: list[str], drawn
         if not len(points):
             continue
         (drawn[curve],) = panel.plot(
-            points["x"], points["y"], color=COLOURS[number % len(COLOURS)], marker=MARKS[number % len(MARKS)],
+            points["x"],
+            points["y"],
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKS[number % len(MARKS)],
             linestyle=LINES[number % len(LINES)],
-        )  # fmt: skip
+        )
         first = points.iloc[0]
         if axes.hold and first["x"] > table["x"].min():
             ends = [table["x"].min(), first["x"]]

@@ -62,9 +62,14 @@ def _scatter(part: pd.DataFrame, quantity: str, path: Path) -> Path:
                 for full, face in ((False, COLOURS[index % len(COLOURS)]), (True, "none")):
                     dots = mine[(mine["system"] == system) & (mine["saturated"] == full)]
                     axis.scatter(
-                        dots["measured"] / scale, dots["predicted"] / scale, s=14, marker=_mark(index),
-                        facecolors=face, edgecolors=COLOURS[index % len(COLOURS)], linewidths=0.7,
-                    )  # fmt: skip
+                        dots["measured"] / scale,
+                        dots["predicted"] / scale,
+                        s=14,
+                        marker=_mark(index),
+                        facecolors=face,
+                        edgecolors=COLOURS[index % len(COLOURS)],
+                        linewidths=0.7,
+                    )
             below = mine.loc[~mine["saturated"], "relative_error"].abs()
             error = f", median error {below.median():.1%}" if len(below) else ""
             axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, title=f"{form} ({len(mine)} lines{error})")

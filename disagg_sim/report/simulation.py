@@ -145,8 +145,9 @@ def _over_time(task: OverTime) -> Any:
     done = requests[requests["status"] == "completed"]
     arrival, ttft, tpot = _times(done)
     for panel, values, limit, scale, label in (
-        (first, ttft, slo.ttft, 1.0, "TTFT [s]"), (gap, tpot, slo.tpot, MS, "TPOT [ms]")
-    ):  # fmt: skip
+        (first, ttft, slo.ttft, 1.0, "TTFT [s]"),
+        (gap, tpot, slo.tpot, MS, "TPOT [ms]"),
+    ):
         shown = _percentiles(panel, edges, arrival, values / scale)
         _log(panel.yaxis, np.append(shown, limit / scale))
         panel.axhline(limit / scale, **LIMIT, label="SLO")

@@ -35,14 +35,33 @@ MOST_KINDS = 6
 #: What a table of throughput counts in.
 UNITS = {"gpu": "tokens/s/GPU", "usd": "tokens/USD", "watt": "tokens/J"}
 POOL_COLUMNS = (
-    "decode mapping", "decode batch", "prefill mapping", "prefill batch", "prefill : decode instances×GPUs",
-    "GPU ratio", "GPUs", "requests/s", "FTL [s]",
-    "with slot wait [s]", "TTL [ms]", "egress [GB/s]", "ingress [GB/s]", "bound",
-)  # fmt: skip
+    "decode mapping",
+    "decode batch",
+    "prefill mapping",
+    "prefill batch",
+    "prefill : decode instances×GPUs",
+    "GPU ratio",
+    "GPUs",
+    "requests/s",
+    "FTL [s]",
+    "with slot wait [s]",
+    "TTL [ms]",
+    "egress [GB/s]",
+    "ingress [GB/s]",
+    "bound",
+)
 SHARED_COLUMNS = (
-    "mapping", "batch", "prefill", "GPUs", "requests/s", "FTL [s]", "with slot wait [s]", "TTL [ms]",
-    "largest gap [ms]", "bound",
-)  # fmt: skip
+    "mapping",
+    "batch",
+    "prefill",
+    "GPUs",
+    "requests/s",
+    "FTL [s]",
+    "with slot wait [s]",
+    "TTL [ms]",
+    "largest gap [ms]",
+    "bound",
+)
 
 
 def write_summary(result: SweepResult, root: Path, *, figures: bool, fidelity: Sequence[CaseFidelity] = ()) -> None:

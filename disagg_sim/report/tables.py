@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 DIGITS = 3  # significant, of every measured figure
 NO_MATCHING = "none"  # matching of a co-located point; tells no case from another
 COST_TEXT = {
-    "usd_per_hour": "USD/h", "tokens_per_usd": "tokens/USD", "tdp_watts": "TDP [W]", "tokens_per_joule": "tokens/J",
-}  # fmt: skip
+    "usd_per_hour": "USD/h",
+    "tokens_per_usd": "tokens/USD",
+    "tdp_watts": "TDP [W]",
+    "tokens_per_joule": "tokens/J",
+}
 
 
 def readable(points: pd.DataFrame, *, at: Sequence[float] | None = None) -> pd.DataFrame:

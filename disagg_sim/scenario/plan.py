@@ -126,16 +126,25 @@ def _searches(scenario: Scenario, specs: str) -> Iterator[Run]:
 
 
 def _run(
-    scenario: Scenario, specs: str, deployment: ServedDeployment, choice: SystemChoice, source: TraceSource,
+    scenario: Scenario,
+    specs: str,
+    deployment: ServedDeployment,
+    choice: SystemChoice,
+    source: TraceSource,
     scale: float | None,
-) -> Run:  # fmt: skip
+) -> Run:
     trace = (replace(source, path="", rate_scales=()), source.content())
     aim = scenario.capacity if scale is None else None
     values: tuple[Any, ...] = (deployment, choice, trace, scale, aim, scenario.slo, scenario.seed, scenario.run, specs)
     return Run(
-        scenario=scenario, deployment=deployment, choice=choice, source=source, rate_scale=scale,
-        requests=len(source.load(scenario.seed)), digest=digest_of(values),
-    )  # fmt: skip
+        scenario=scenario,
+        deployment=deployment,
+        choice=choice,
+        source=source,
+        rate_scale=scale,
+        requests=len(source.load(scenario.seed)),
+        digest=digest_of(values),
+    )
 
 
 def _specs(scenario: Scenario) -> tuple[Any, ...]:
@@ -145,6 +154,14 @@ def _specs(scenario: Scenario) -> tuple[Any, ...]:
     fits = load.load_efficiency(what.system.name)
     own = [Path(path).read_text(encoding="utf-8") for path in scenario.policies]
     return (
-        what.model, what.system, what.precision, what.profile, fits, scenario.engine, traffic, own,
-        version("disagg-sim"), code_digest(ROOMS),
-    )  # fmt: skip
+        what.model,
+        what.system,
+        what.precision,
+        what.profile,
+        fits,
+        scenario.engine,
+        traffic,
+        own,
+        version("disagg-sim"),
+        code_digest(ROOMS),
+    )

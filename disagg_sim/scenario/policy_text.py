@@ -122,9 +122,12 @@ def _registered(decorator: ast.expr, own: set[str]) -> str | None:
 
 
 def _form(
-    name: str, node: ast.ClassDef, classes: Mapping[str, ast.ClassDef], aliases: Mapping[str, tuple[str, str]],
+    name: str,
+    node: ast.ClassDef,
+    classes: Mapping[str, ast.ClassDef],
+    aliases: Mapping[str, tuple[str, str]],
     path: Path,
-) -> Form:  # fmt: skip
+) -> Form:
     needs: Any = None
     options: dict[str, Option | None] = {}
     whole = True

@@ -38,9 +38,18 @@ DECISION_COLUMNS = ("tick_s", "kind", "instance", "wish", "reason")
 #: Columns of the blocks of runs and searches: those that do not depend on the machine.
 STORED = tuple(name for name in COLUMNS if name not in MEASURED)
 CAPACITY_COLUMNS = (
-    "system", "deployment", "trace", "criterion", "rate_scale", "requests_per_s", "requests_per_s_per_gpu",
-    "above_rate_scale", "met_again_rate_scale", "runs", "note",
-)  # fmt: skip
+    "system",
+    "deployment",
+    "trace",
+    "criterion",
+    "rate_scale",
+    "requests_per_s",
+    "requests_per_s_per_gpu",
+    "above_rate_scale",
+    "met_again_rate_scale",
+    "runs",
+    "note",
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,9 +181,14 @@ def _simulated(run: Run, trace: Trace, scale: float) -> RunResult:
     period = scenario.run.sample_s if scenario.sampled else max(replayed.duration / SAMPLED, LEAST_SAMPLE_S)
     least = float(replayed.arrival[-1]) / MOST_SAMPLES  # a search may try rates so low that the file's own is too short
     result = simulate(
-        replayed, run.deployment, run.choice.system, setting=scenario.setting, slo=scenario.slo, seed=scenario.seed,
+        replayed,
+        run.deployment,
+        run.choice.system,
+        setting=scenario.setting,
+        slo=scenario.slo,
+        seed=scenario.seed,
         options=replace(scenario.run, sample_s=max(period, least)),
-    )  # fmt: skip
+    )
     return _named(result, run)
 
 
@@ -196,9 +210,11 @@ def _search(task: RunTask, trace: Trace) -> None:
 
     found = serving_capacity(summarised, _aim(run.scenario), rate=trace.rate)
     answer = {
-        "rate_scale": found.rate_scale, "requests_per_s": found.requests_per_s, "above": found.above,
+        "rate_scale": found.rate_scale,
+        "requests_per_s": found.requests_per_s,
+        "above": found.above,
         "met_again": found.met_again,
-    }  # fmt: skip
+    }
     note = json.dumps({**answer, "message": found.message})
     log_timing(task.store.root, run.key(run.table), found.runs)
     task.store.write(run.key(run.table), _frame(found.runs), note)
@@ -271,9 +287,7 @@ def _collect(plan: ScenarioPlan, store: Store, faults: tuple[str, ...]) -> Scena
             columns=[*NAMES, *DECISION_COLUMNS],
         ),
         capacity=pd.DataFrame([_capacity_row(run, store) for run in searches], columns=list(CAPACITY_COLUMNS)),
-        searched=pd.DataFrame(
-            _timed(store, [run.key(run.table) for run in searches], timings), columns=list(COLUMNS)
-        ),
+        searched=pd.DataFrame(_timed(store, [run.key(run.table) for run in searches], timings), columns=list(COLUMNS)),
         faults=faults,
     )
 

@@ -26,9 +26,21 @@ from disagg_sim.simulation.run import RunOptions
 from disagg_sim.sweep.reader import Reader, plain_number
 
 KEYS = (
-    "name", "model", "system", "precision", "profile", "engine", "trace", "slo", "deployments", "systems", "seed",
-    "capacity", "run", "policies",
-)  # fmt: skip
+    "name",
+    "model",
+    "system",
+    "precision",
+    "profile",
+    "engine",
+    "trace",
+    "slo",
+    "deployments",
+    "systems",
+    "seed",
+    "capacity",
+    "run",
+    "policies",
+)
 REQUIRED = ("name", "model", "system", "precision", "trace", "slo", "deployments", "systems")
 DEGREES = ("tp", "dp", "ep", "pp")
 #: Limits of the instances of a part -> their largest value [1], [token], [token].

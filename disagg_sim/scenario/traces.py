@@ -40,9 +40,14 @@ class Synthetic:
         if isinstance(lengths, str):
             lengths = load.load_traffic(lengths).cases[0]
         return synthetic_trace(
-            rate=self.rate, lengths=lengths, requests=self.requests, duration=self.duration, arrivals_as=self.process,
-            seed=seed, name=name,
-        )  # fmt: skip
+            rate=self.rate,
+            lengths=lengths,
+            requests=self.requests,
+            duration=self.duration,
+            arrivals_as=self.process,
+            seed=seed,
+            name=name,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +92,14 @@ def _load(source: TraceSource, seed: int, version: int) -> Trace:  # noqa: ARG00
     if source.synthetic is not None:
         return source.synthetic.draw(seed, source.name)
     trace = load_trace(
-        source.path, source.kind, columns=dict(source.columns), time_unit=source.time_unit, spread=source.spread,
-        rate=source.rate, seed=seed,
-    )  # fmt: skip
+        source.path,
+        source.kind,
+        columns=dict(source.columns),
+        time_unit=source.time_unit,
+        spread=source.spread,
+        rate=source.rate,
+        seed=seed,
+    )
     if source.span is not None:
         trace = trace.between(*source.span)
     if source.start:

@@ -30,6 +30,11 @@ def warm_up(runs: Sequence[Run], listener: Listener) -> None:
             scenario = run.scenario
             with suppress(Exception):
                 simulate(
-                    run.source.load(scenario.seed).head(REQUESTS), run.deployment, run.choice.system,
-                    setting=scenario.setting, slo=scenario.slo, seed=scenario.seed, options=scenario.run,
-                )  # fmt: skip
+                    run.source.load(scenario.seed).head(REQUESTS),
+                    run.deployment,
+                    run.choice.system,
+                    setting=scenario.setting,
+                    slo=scenario.slo,
+                    seed=scenario.seed,
+                    options=scenario.run,
+                )

@@ -62,10 +62,18 @@ from disagg_sim.workload.joint import JointLengths, joint_lengths
 
 
 def decode_grid_under(
-    model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable | Mapping | list[Mapping], *,
-    lengths: JointLengths | str, precision: str, profile: str = "measured", engine: str | None = None,
-    batch: Any = None, mla_form: str = "auto", allow_long_context: bool = False,
-) -> PhaseGrid:  # fmt: skip
+    model: ModelSpec | str,
+    system: SystemSpec | str,
+    mappings: MappingTable | Mapping | list[Mapping],
+    *,
+    lengths: JointLengths | str,
+    precision: str,
+    profile: str = "measured",
+    engine: str | None = None,
+    batch: Any = None,
+    mla_form: str = "auto",
+    allow_long_context: bool = False,
+) -> PhaseGrid:
     """Score every decode configuration where requests have ``lengths``; costs no more than ``decode_grid``.
 
     Parameters
@@ -106,11 +114,20 @@ def decode_grid_under(
 
 
 def prefill_grid_under(
-    model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable | Mapping | list[Mapping], *,
-    lengths: JointLengths | str, precision: str, profile: str = "measured", engine: str | None = None,
-    batch: Any = None, chunk_tokens: Any = None, mla_form: str = "auto", ftl_quantile: float | None = None,
+    model: ModelSpec | str,
+    system: SystemSpec | str,
+    mappings: MappingTable | Mapping | list[Mapping],
+    *,
+    lengths: JointLengths | str,
+    precision: str,
+    profile: str = "measured",
+    engine: str | None = None,
+    batch: Any = None,
+    chunk_tokens: Any = None,
+    mla_form: str = "auto",
+    ftl_quantile: float | None = None,
     allow_long_context: bool = False,
-) -> PhaseGrid:  # fmt: skip
+) -> PhaseGrid:
     """Score every prefill configuration where requests have ``lengths``; about 10 times the work of ``prefill_grid``.
 
     Parameters
@@ -162,9 +179,16 @@ def prefill_grid_under(
 
 
 def batch_axis_under(
-    model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable, *, phase: str,
-    lengths: JointLengths | str, precision: str, profile: str = "measured", engine: str | None = None,
-) -> Ints:  # fmt: skip
+    model: ModelSpec | str,
+    system: SystemSpec | str,
+    mappings: MappingTable,
+    *,
+    phase: str,
+    lengths: JointLengths | str,
+    precision: str,
+    profile: str = "measured",
+    engine: str | None = None,
+) -> Ints:
     """As ``search.grid.batch_axis``, where requests have ``lengths``. [request]"""
     at = setting(model, system, precision, profile, engine)
     return batch_axis_of(at, mappings, _cached(_law(lengths), phase), phase=phase)

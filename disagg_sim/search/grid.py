@@ -2,6 +2,8 @@
 
 Grids are scored in blocks of rows that stay in cache; an infeasible point keeps its place, with its
 status and the bytes that it lacks.
+
+Past 400 lines: the axes, the blocks and both phases share their private forms.
 """
 
 from __future__ import annotations
@@ -105,10 +107,14 @@ class PhaseGrid(Shown):
             memory_bytes=float(self.memory_bytes[row, column]),
             system=self.system.name,
             conditions=Conditions(
-                model=self.model.name, precision=self.precision, profile=self.profile, engine=self.engine,
-                isl=self.isl, osl=self.osl,
+                model=self.model.name,
+                precision=self.precision,
+                profile=self.profile,
+                engine=self.engine,
+                isl=self.isl,
+                osl=self.osl,
             ),
-        )  # fmt: skip
+        )
 
 
 def batch_sizes(largest: int) -> Ints:
@@ -132,9 +138,17 @@ def degree_columns(table: MappingTable) -> Degrees:
 
 
 def batch_axis(
-    model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable | Mapping | list[Mapping], *, phase: str,
-    isl: int, osl: int = 2, precision: str, profile: str = "measured", engine: str | None = None,
-) -> Ints:  # fmt: skip
+    model: ModelSpec | str,
+    system: SystemSpec | str,
+    mappings: MappingTable | Mapping | list[Mapping],
+    *,
+    phase: str,
+    isl: int,
+    osl: int = 2,
+    precision: str,
+    profile: str = "measured",
+    engine: str | None = None,
+) -> Ints:
     """Batch sizes from 1 to the memory limit of the most spacious mapping (physics page, section 4).
 
     Parameters
@@ -199,10 +213,19 @@ def check_lengths(model: ModelSpec, isl: int, osl: int, *, allow_long_context: b
 
 
 def decode_grid(
-    model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable | Mapping | list[Mapping], *, isl: int,
-    osl: int, precision: str, profile: str = "measured", engine: str | None = None, batch: Any = None,
-    mla_form: str = "auto", allow_long_context: bool = False,
-) -> PhaseGrid:  # fmt: skip
+    model: ModelSpec | str,
+    system: SystemSpec | str,
+    mappings: MappingTable | Mapping | list[Mapping],
+    *,
+    isl: int,
+    osl: int,
+    precision: str,
+    profile: str = "measured",
+    engine: str | None = None,
+    batch: Any = None,
+    mla_form: str = "auto",
+    allow_long_context: bool = False,
+) -> PhaseGrid:
     """Score every decode configuration of ``mappings`` at every batch size (physics page, sections 2-8).
 
     Parameters
@@ -253,10 +276,20 @@ def decode_grid(
 
 
 def prefill_grid(
-    model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable | Mapping | list[Mapping], *, isl: int,
-    osl: int = 2, precision: str, profile: str = "measured", engine: str | None = None, batch: Any = None,
-    chunk_tokens: Any = None, mla_form: str = "auto", allow_long_context: bool = False,
-) -> PhaseGrid:  # fmt: skip
+    model: ModelSpec | str,
+    system: SystemSpec | str,
+    mappings: MappingTable | Mapping | list[Mapping],
+    *,
+    isl: int,
+    osl: int = 2,
+    precision: str,
+    profile: str = "measured",
+    engine: str | None = None,
+    batch: Any = None,
+    chunk_tokens: Any = None,
+    mla_form: str = "auto",
+    allow_long_context: bool = False,
+) -> PhaseGrid:
     """Score every prefill configuration: each mapping unchunked and, with a pipeline, at every CPP chunk size.
 
     Where MLA's form is free, chunked rows keep up-projected keys and values (``cached``) wherever that
@@ -326,9 +359,7 @@ def _score_chunked(
     return best_form(at, form, score)
 
 
-def best_form(
-    at: Setting, form: str, score: Callable[[str], tuple[PrefillPass, Any]]
-) -> tuple[PrefillPass, Any]:
+def best_form(at: Setting, form: str, score: Callable[[str], tuple[PrefillPass, Any]]) -> tuple[PrefillPass, Any]:
     """Passes and bytes of CPP as ``score`` gives them; a free MLA form becomes ``cached`` where faster and it fits."""
     best, memory = score(form)
     if form != "auto" or not at.model.is_mla:
@@ -356,9 +387,7 @@ def row_blocks(rows: int, columns: int, split: int | None = None) -> list[slice]
     """Slices of rows of about ``BLOCK_POINTS`` points; none crosses ``split``."""
     step = max(1, BLOCK_POINTS // max(columns, 1))
     edges = [0, rows] if split is None else [0, split, rows]
-    return [
-        slice(i, min(i + step, end)) for start, end in pairwise(edges) for i in range(start, end, step)
-    ]
+    return [slice(i, min(i + step, end)) for start, end in pairwise(edges) for i in range(start, end, step)]
 
 
 def bound_codes(sums: Sums) -> Any:
@@ -380,18 +409,47 @@ def given_sizes(name: str, values: Any, least: int = 1) -> Ints:
 
 
 def phase_grid(
-    at: Setting, phase: str, table: MappingTable, isl: float, osl: float, batch: Ints, latency: Floats, rate: Floats,
-    memory: Floats, micro: Ints, bound: Any, chunks: Ints | None = None,
-) -> PhaseGrid:  # fmt: skip
+    at: Setting,
+    phase: str,
+    table: MappingTable,
+    isl: float,
+    osl: float,
+    batch: Ints,
+    latency: Floats,
+    rate: Floats,
+    memory: Floats,
+    micro: Ints,
+    bound: Any,
+    chunks: Ints | None = None,
+) -> PhaseGrid:
     """A grid of scored points: adds status, KV bytes and distinct GPUs; arguments as the fields of ``PhaseGrid``."""
     status = np.where(memory > at.memory_limit, Status.OUT_OF_MEMORY, Status.OK).astype(np.int8)
     shards = np.broadcast_to(unique_gpus(at.model, degree_columns(table)), (len(table), 1))[:, 0]
     return PhaseGrid(
-        phase=phase, model=at.model, system=at.system, precision=at.precision.name, profile=at.profile.name,
-        engine=at.engine, isl=isl, osl=osl, tp_attn=table.tp_attn, dp_attn=table.dp_attn, tp_ffn=table.tp_ffn,
-        ep=table.ep, pp=table.pp, chunk_tokens=np.zeros(len(table), dtype=np.int64) if chunks is None else chunks,
-        batch=batch, latency=latency, request_rate=rate, memory_bytes=memory, memory_limit=at.memory_limit,
-        microbatches=micro, status=status, bound=bound,
-        kv_bytes_per_request=kv_bytes_per_request(at.model, at.precision, isl), unique_gpus=shards.astype(np.int64),
-        inherited=at.rates.inherited, cache_format=at.precision.cache.name,
-    )  # fmt: skip
+        phase=phase,
+        model=at.model,
+        system=at.system,
+        precision=at.precision.name,
+        profile=at.profile.name,
+        engine=at.engine,
+        isl=isl,
+        osl=osl,
+        tp_attn=table.tp_attn,
+        dp_attn=table.dp_attn,
+        tp_ffn=table.tp_ffn,
+        ep=table.ep,
+        pp=table.pp,
+        chunk_tokens=np.zeros(len(table), dtype=np.int64) if chunks is None else chunks,
+        batch=batch,
+        latency=latency,
+        request_rate=rate,
+        memory_bytes=memory,
+        memory_limit=at.memory_limit,
+        microbatches=micro,
+        status=status,
+        bound=bound,
+        kv_bytes_per_request=kv_bytes_per_request(at.model, at.precision, isl),
+        unique_gpus=shards.astype(np.int64),
+        inherited=at.rates.inherited,
+        cache_format=at.precision.cache.name,
+    )

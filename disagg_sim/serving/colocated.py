@@ -36,11 +36,24 @@ Floats = NDArray[np.float64]
 
 
 def colocated(
-    model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable | Mapping | list[Mapping], *, isl: int,
-    osl: int, precision: str, profile: str = "measured", engine: str | None = None, batch: Any = None,
-    prefill_batch: Any = None, ftl_limit: float = 10.0, ttl_limit: float | None = None, ttl_measure: str = "mean",
-    mla_form: str = "auto", allow_long_context: bool = False, allow_empty: bool = False,
-) -> pd.DataFrame:  # fmt: skip
+    model: ModelSpec | str,
+    system: SystemSpec | str,
+    mappings: MappingTable | Mapping | list[Mapping],
+    *,
+    isl: int,
+    osl: int,
+    precision: str,
+    profile: str = "measured",
+    engine: str | None = None,
+    batch: Any = None,
+    prefill_batch: Any = None,
+    ftl_limit: float = 10.0,
+    ttl_limit: float | None = None,
+    ttl_measure: str = "mean",
+    mla_form: str = "auto",
+    allow_long_context: bool = False,
+    allow_empty: bool = False,
+) -> pd.DataFrame:
     r"""In-flight batching without piggyback: whole prompts are prefilled b at a time, and decode waits.
 
     While all B residents are replaced once, an instance makes OSL-1 decode steps and B/b passes of
@@ -92,9 +105,19 @@ def colocated(
         Values out of range, unknown names.
     """
     case = checked_case(
-        model, system, precision=precision, profile=profile, engine=engine, isl=isl, osl=osl, ftl_limit=ftl_limit,
-        ttl_limit=ttl_limit, ttl_measure=ttl_measure, mla_form=mla_form, allow_long_context=allow_long_context,
-    )  # fmt: skip
+        model,
+        system,
+        precision=precision,
+        profile=profile,
+        engine=engine,
+        isl=isl,
+        osl=osl,
+        ftl_limit=ftl_limit,
+        ttl_limit=ttl_limit,
+        ttl_measure=ttl_measure,
+        mla_form=mla_form,
+        allow_long_context=allow_long_context,
+    )
     sizes = None if prefill_batch is None else given_sizes("prefill_batch", prefill_batch)
     tally, chosen = Tally(), []
     for group in groups(case, mappings, batch):

@@ -53,9 +53,18 @@ class Case:
         """Bytes on the fullest GPU; see ``physics.memory.colocated_bytes``. [B]"""
         at = self.at
         return colocated_bytes(
-            at.model, at.precision, at.profile, degrees, batch, cached=decode_residents(self.isl, self.osl),
-            prompt=prompt_residents(self.isl), prompts=prompts, new=new, mixed=mixed, expanded=expanded,
-        )  # fmt: skip
+            at.model,
+            at.precision,
+            at.profile,
+            degrees,
+            batch,
+            cached=decode_residents(self.isl, self.osl),
+            prompt=prompt_residents(self.isl),
+            prompts=prompts,
+            new=new,
+            mixed=mixed,
+            expanded=expanded,
+        )
 
     def forms(self, form: str) -> tuple[str, ...]:
         """MLA forms of a chunk to try: a free one may also keep the up-projected past."""
@@ -63,9 +72,20 @@ class Case:
 
 
 def checked_case(
-    model: ModelSpec | str, system: SystemSpec | str, *, precision: str, profile: str, engine: str | None, isl: int,
-    osl: int, ftl_limit: float, ttl_limit: float | None, ttl_measure: str, mla_form: str, allow_long_context: bool,
-) -> Case:  # fmt: skip
+    model: ModelSpec | str,
+    system: SystemSpec | str,
+    *,
+    precision: str,
+    profile: str,
+    engine: str | None,
+    isl: int,
+    osl: int,
+    ftl_limit: float,
+    ttl_limit: float | None,
+    ttl_measure: str,
+    mla_form: str,
+    allow_long_context: bool,
+) -> Case:
     """The arguments that both modes take, checked; ``InputError`` or ``UnknownNameError`` for a wrong one."""
     at = setting(model, system, precision, profile, engine)
     check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
@@ -228,9 +248,7 @@ class Chosen:
     bound: NDArray[np.int8]  # index into ``BOUNDS``
 
 
-def points_table(
-    case: Case, mode: str, chosen: list[Chosen], tally: Tally, *, allow_empty: bool
-) -> pd.DataFrame:
+def points_table(case: Case, mode: str, chosen: list[Chosen], tally: Tally, *, allow_empty: bool) -> pd.DataFrame:
     """The table of points (``points.COLUMNS``) of a co-located mode, the tally in ``attrs``.
 
     ``throughput = B*OSL/(G*(OSL-1)*mean TTL)`` tokens/s/GPU in every co-located mode (physics page,

@@ -145,9 +145,15 @@ def gain(
         widths = np.diff(np.log(steps) if axis == "log" else steps)
         share = float(widths[ratios[1:] >= worth].sum() / widths.sum())
     return Gain(
-        axis=axis, low=first, high=last, area_ratio=ratio, hypervolume_ratio=whole,
-        largest=float(ratios[best]), largest_at=float(steps[best]), share_above=share,
-    )  # fmt: skip
+        axis=axis,
+        low=first,
+        high=last,
+        area_ratio=ratio,
+        hypervolume_ratio=whole,
+        largest=float(ratios[best]),
+        largest_at=float(steps[best]),
+        share_above=share,
+    )
 
 
 def where_it_pays(

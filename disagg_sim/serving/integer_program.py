@@ -207,12 +207,7 @@ def _solvers(pulp: Any, time_limit: float) -> Iterator[Any]:
     HiGHS 1.15). Its feasibility-jump heuristic costs 4 ms a program and finds nothing that these lack.
     """
     highs = pulp.HiGHS(
-        msg=False,
-        timeLimit=time_limit,
-        gapRel=0.0,
-        gapAbs=0.0,
-        threads=1,
-        mip_heuristic_run_feasibility_jump=False,
+        msg=False, timeLimit=time_limit, gapRel=0.0, gapAbs=0.0, threads=1, mip_heuristic_run_feasibility_jump=False
     )
     if highs.available():
         yield highs

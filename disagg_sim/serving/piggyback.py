@@ -38,12 +38,26 @@ RANK_CHUNK_TOKENS = tuple(2**k for k in range(4, 16))
 
 
 def piggyback(
-    model: ModelSpec | str, system: SystemSpec | str, mappings: MappingTable | Mapping | list[Mapping], *, isl: int,
-    osl: int, precision: str, profile: str = "measured", engine: str | None = None, batch: Any = None,
-    rank_chunk_tokens: Any = None, every_step_mixed: bool = False, interference: Interference = NO_INTERFERENCE,
-    ftl_limit: float = 10.0, ttl_limit: float | None = None, ttl_measure: str = "mean", mla_form: str = "auto",
-    allow_long_context: bool = False, allow_empty: bool = False,
-) -> pd.DataFrame:  # fmt: skip
+    model: ModelSpec | str,
+    system: SystemSpec | str,
+    mappings: MappingTable | Mapping | list[Mapping],
+    *,
+    isl: int,
+    osl: int,
+    precision: str,
+    profile: str = "measured",
+    engine: str | None = None,
+    batch: Any = None,
+    rank_chunk_tokens: Any = None,
+    every_step_mixed: bool = False,
+    interference: Interference = NO_INTERFERENCE,
+    ftl_limit: float = 10.0,
+    ttl_limit: float | None = None,
+    ttl_measure: str = "mean",
+    mla_form: str = "auto",
+    allow_long_context: bool = False,
+    allow_empty: bool = False,
+) -> pd.DataFrame:
     r"""In-flight batching in which steps carry a chunk of prefill beside the decodes.
 
     Each request brings ISL prefill tokens per OSL-1 decode steps, so B residents need
@@ -92,9 +106,19 @@ def piggyback(
         Values out of range, unknown names.
     """
     case = checked_case(
-        model, system, precision=precision, profile=profile, engine=engine, isl=isl, osl=osl, ftl_limit=ftl_limit,
-        ttl_limit=ttl_limit, ttl_measure=ttl_measure, mla_form=mla_form, allow_long_context=allow_long_context,
-    )  # fmt: skip
+        model,
+        system,
+        precision=precision,
+        profile=profile,
+        engine=engine,
+        isl=isl,
+        osl=osl,
+        ftl_limit=ftl_limit,
+        ttl_limit=ttl_limit,
+        ttl_measure=ttl_measure,
+        mla_form=mla_form,
+        allow_long_context=allow_long_context,
+    )
     sizes = _chunk_sizes(rank_chunk_tokens, every_step_mixed=every_step_mixed)
     tally, chosen = Tally(), []
     for group in groups(case, mappings, batch):
@@ -133,9 +157,7 @@ def _chunks(case: Case, group: Group, sizes: Ints) -> tuple[Ints, Floats, Floats
     return batch_index, chunk, balance[batch_index] / chunk
 
 
-def _search(
-    case: Case, group: Group, sizes: Ints, form: str, interference: Interference
-) -> list[tuple[Chosen, Tally]]:
+def _search(case: Case, group: Group, sizes: Ints, form: str, interference: Interference) -> list[tuple[Chosen, Tally]]:
     """Score every (batch, chunk) of the rows of a group, in blocks, and keep the best."""
     forms = case.forms(form)
     batch_index, chunk, share = _chunks(case, group, sizes)
@@ -146,9 +168,15 @@ def _search(
 
 
 def _block(
-    case: Case, group: Group, rows: slice, batch_index: Ints, chunk: Floats, share: Floats, forms: tuple[str, ...],
+    case: Case,
+    group: Group,
+    rows: slice,
+    batch_index: Ints,
+    chunk: Floats,
+    share: Floats,
+    forms: tuple[str, ...],
     interference: Interference,
-) -> tuple[Chosen, Tally]:  # fmt: skip
+) -> tuple[Chosen, Tally]:
     """Score some rows of a group; a column is one (batch, chunk), forms of MLA one after the other."""
     at, part = case.at, group.table[rows]
     degrees, context = degree_columns(part), case.isl + case.osl / 2
@@ -158,11 +186,18 @@ def _block(
     new = chunk_share(chunk / np.minimum(degrees.pp, residents), group.dp)
     mixed = [
         mixed_step(
-            at.model, at.rates, degrees, batch=residents, context=context, chunk_tokens=chunk[None, :], isl=case.isl,
-            mla_form=form, interference=interference,
+            at.model,
+            at.rates,
+            degrees,
+            batch=residents,
+            context=context,
+            chunk_tokens=chunk[None, :],
+            isl=case.isl,
+            mla_form=form,
+            interference=interference,
         )
         for form in forms
-    ]  # fmt: skip
+    ]
     memory = [
         case.memory_bytes(degrees, residents, prompts=prompts, new=new, mixed=True, expanded=form == "cached")
         for form in forms

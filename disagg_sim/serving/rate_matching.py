@@ -111,8 +111,10 @@ def match_rates(
     above_zero("ftl_limit", ftl_limit, "s")
     above_zero("time_limit", time_limit, "s")
     numbers: dict[str, object] = {
-        "ttl_limit": ttl_limit, "required_rate": required_rate, "kv_link_limit": kv_link_limit
-    }  # fmt: skip
+        "ttl_limit": ttl_limit,
+        "required_rate": required_rate,
+        "kv_link_limit": kv_link_limit,
+    }
     if usd_per_gpu_hour is not None:
         if np.shape(usd_per_gpu_hour) != (2,):
             raise InputError(f"usd_per_gpu_hour {quoted(usd_per_gpu_hour)} is no pair of prices")
@@ -298,12 +300,7 @@ class _Search:
     def _least_cost(self, required_rate: float, prices: tuple[float, float]) -> Filling:
         prefill, decode = (side.choices for side in self.sides)
         return least_cost(
-            prefill,
-            decode,
-            required_rate=required_rate,
-            prices=prices,
-            kinds=self.kinds,
-            time_limit=self._time_left(),
+            prefill, decode, required_rate=required_rate, prices=prices, kinds=self.kinds, time_limit=self._time_left()
         )
 
     def _time_left(self) -> float:

@@ -12,6 +12,7 @@ from disagg_sim.simulation.policy import Batch, BatchForming
 if TYPE_CHECKING:
     from disagg_sim.simulation.view import ClusterView
 
+
 class Refuse(Protocol):
     """Stop the run over the answer of a method of the policy."""
 
@@ -29,9 +30,8 @@ class Batches:
     """Queues of waiting prompts by instance; asks the policy when an instance is free and prompts wait."""
 
     def __init__(
-        self, forming: BatchForming | None, *, view: ClusterView, engine: Engine, submit: Submit,
-        refuse: Refuse,
-    ) -> None:  # fmt: skip
+        self, forming: BatchForming | None, *, view: ClusterView, engine: Engine, submit: Submit, refuse: Refuse
+    ) -> None:
         self.forming = forming
         self._view, self._engine, self._submit, self._refuse = view, engine, submit, refuse
         self._queues: dict[int, dict[int, Waiting]] = {}  # instance -> request -> segment, oldest first

@@ -128,9 +128,12 @@ def serving_capacity(
             low, high = bracket(met, start=missed / STEP, tolerance=tolerance, above=missed)
     again = max((scale for scale in seen if scale > high and met(scale)), default=0.0)
     return Capacity(
-        rate_scale=low, requests_per_s=low * rate, above=high, met_again=again,
+        rate_scale=low,
+        requests_per_s=low * rate,
+        above=high,
+        met_again=again,
         runs=tuple(seen[key] for key in sorted(seen)),
-    )  # fmt: skip
+    )
 
 
 def _close(one: float, other: float, tolerance: float) -> bool:

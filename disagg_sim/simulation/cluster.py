@@ -55,9 +55,16 @@ class Cluster:
     """
 
     def __init__(
-        self, parts: Parts, *, engine: Engine, fleet: Fleet, link: KvLink, roster: Roster, view: ClusterView,
+        self,
+        parts: Parts,
+        *,
+        engine: Engine,
+        fleet: Fleet,
+        link: KvLink,
+        roster: Roster,
+        view: ClusterView,
         concurrency: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.parts, self.engine, self.fleet, self.link = parts, engine, fleet, link
         self.roster, self.view, self.site = roster, view, view.site
         self.prefix = view.prefix
@@ -66,9 +73,7 @@ class Cluster:
         self.refused: list[int] = []  # requests
         self.lost: list[int] = []
         self.moved: list[Moved] = []
-        self.batches = Batches(
-            parts.forming, view=view, engine=engine, submit=self._submit_batch, refuse=roster.refuse
-        )
+        self.batches = Batches(parts.forming, view=view, engine=engine, submit=self._submit_batch, refuse=roster.refuse)
         self._going: dict[int, Going] = {}
         self._told = -1
         self._closed = concurrency > 0

@@ -35,11 +35,19 @@ class Sampler:
         gpus = np.where(stopped, 0, roster.gpus)
         prefill = np.array([role == Role.PREFILL for role in roster.role])
         blocks = view.total_blocks[~stopped].sum()
-        self._rows.append((
-            cluster.engine.now, view.arrived, view.queued_requests.sum() + cluster.batches.waiting,
-            view.running_requests.sum(), 1.0 - view.free_blocks[~stopped].sum() / blocks, gpus.sum(),
-            gpus[prefill].sum(), gpus[~prefill].sum(), cluster.link.in_flight,
-        ))  # fmt: skip
+        self._rows.append(
+            (
+                cluster.engine.now,
+                view.arrived,
+                view.queued_requests.sum() + cluster.batches.waiting,
+                view.running_requests.sum(),
+                1.0 - view.free_blocks[~stopped].sum() / blocks,
+                gpus.sum(),
+                gpus[prefill].sum(),
+                gpus[~prefill].sum(),
+                cluster.link.in_flight,
+            )
+        )
         if len(self._rows) > MOST_SAMPLES:  # an odd number: the last stays
             del self._rows[1::2]
             self._period *= 2
@@ -52,9 +60,17 @@ class Sampler:
         whole = table.astype(np.int64)
         finished = np.searchsorted(np.sort(finish_s), table[0], side="right")
         return Samples(
-            time_s=table[0], arrivals=whole[1], finished=finished, queued=whole[2], running=whole[3], kv_use=table[4],
-            gpus=whole[5], prefill_gpus=whole[6], decode_gpus=whole[7], transfers=whole[8],
-        )  # fmt: skip
+            time_s=table[0],
+            arrivals=whole[1],
+            finished=finished,
+            queued=whole[2],
+            running=whole[3],
+            kv_use=table[4],
+            gpus=whole[5],
+            prefill_gpus=whole[6],
+            decode_gpus=whole[7],
+            transfers=whole[8],
+        )
 
 
 def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: Ints) -> Requests:

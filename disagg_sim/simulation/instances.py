@@ -244,9 +244,14 @@ class Roster:
     def _set(self, instance: int, limits: Limits) -> None:
         self.mode[instance] = limits.mode
         self.fleet.set_limits(
-            instance, self.engine.now, token_budget=limits.token_budget, step_limit_s=limits.step_limit_s,
-            max_sequences=limits.max_sequences, max_prompts=limits.max_prompts, mode=limits.mode,
-        )  # fmt: skip
+            instance,
+            self.engine.now,
+            token_budget=limits.token_budget,
+            step_limit_s=limits.step_limit_s,
+            max_sequences=limits.max_sequences,
+            max_prompts=limits.max_prompts,
+            mode=limits.mode,
+        )
 
     def _regroup(self) -> None:
         def ready(roles: tuple[Role, ...]) -> Index:

@@ -164,9 +164,7 @@ class KvLink:
 
     def _pace(self, transfer: _Transfer, now: float) -> None:
         sender, receiver = transfer.sender, transfer.receiver
-        rate = min(
-            self.bandwidth[sender] / len(self._out[sender]), self.bandwidth[receiver] / len(self._in[receiver])
-        )
+        rate = min(self.bandwidth[sender] / len(self._out[sender]), self.bandwidth[receiver] / len(self._in[receiver]))
         if rate == transfer.rate:
             return
         if now > transfer.since:

@@ -22,9 +22,15 @@ LARGEST_CACHE = 2**30
 
 
 def kv_blocks(
-    setting: Setting, degrees: Degrees, *, max_sequences: int = 256, max_tokens: int = 2048, prompts: int = 0,
-    chunk_tokens: int = 0, mla_form: str = "auto",
-) -> int:  # fmt: skip
+    setting: Setting,
+    degrees: Degrees,
+    *,
+    max_sequences: int = 256,
+    max_tokens: int = 2048,
+    prompts: int = 0,
+    chunk_tokens: int = 0,
+    mla_form: str = "auto",
+) -> int:
     """KV blocks of an instance: what its GPUs hold beside weights and the activations of a full step. [block]
 
     The blocks of all DP ranks form one pool, as if requests were spread evenly over them. A layer with a sliding
@@ -55,9 +61,13 @@ def kv_blocks(
     def held(blocks: int) -> float:
         tokens = float(blocks * BLOCK_TOKENS)
         residents = Residents(
-            sequences=min(np.ceil(max_sequences / ranks), tokens), tokens=tokens, live=live.tokens,
-            live_total=live.total, emitted=live.emitted, expanded=tokens if mla_form == "cached" else 0.0,
-        )  # fmt: skip
+            sequences=min(np.ceil(max_sequences / ranks), tokens),
+            tokens=tokens,
+            live=live.tokens,
+            live_total=live.total,
+            emitted=live.emitted,
+            expanded=tokens if mla_form == "cached" else 0.0,
+        )
         model, precision, profile = setting.model, setting.precision, setting.profile
         return float(np.max(instance_bytes(model, precision, profile, degrees, residents, imbalance)))
 

@@ -100,9 +100,7 @@ def latencies(result: RunResult) -> Latencies:
     first, finish = records.first_token_s[done], records.finish_s[done]
     output = records.output_tokens[done]
     return Latencies(
-        ttft=first - records.arrival_s[done],
-        tpot=(finish - first) / np.maximum(output - 1, 1),
-        output_tokens=output,
+        ttft=first - records.arrival_s[done], tpot=(finish - first) / np.maximum(output - 1, 1), output_tokens=output
     )
 
 

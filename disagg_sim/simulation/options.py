@@ -99,9 +99,8 @@ def option(
 ) -> Plain:
     """A field of a dataclass, with its meaning; see ``Option``."""
     known = Option(
-        default=default, meaning=meaning, unit=unit, low=low, above=above, high=high, infinite=infinite,
-        choices=choices,
-    )  # fmt: skip
+        default=default, meaning=meaning, unit=unit, low=low, above=above, high=high, infinite=infinite, choices=choices
+    )
     made: Plain = field(default=default, metadata={Option: known})
     return made
 
@@ -122,4 +121,3 @@ def check_options(chosen: Any) -> None:
     for name, known in options_of(chosen).items():
         if fault := known.fault(getattr(chosen, name)):
             raise InputError(f"{name} {fault}")
-

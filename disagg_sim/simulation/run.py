@@ -50,13 +50,19 @@ class RunOptions:
     """What a run assumes beside deployment and system."""
 
     concurrency: int = option(
-        0, "closed loop: so many requests are always there; 0: the arrivals of the trace", unit="request", low=0,
+        0,
+        "closed loop: so many requests are always there; 0: the arrivals of the trace",
+        unit="request",
+        low=0,
         high=MOST,
-    )  # fmt: skip
+    )
     start_up_s: float = option(
-        30.0, "time from the wish for an instance until it serves; weights are cached", unit="s", low=0.0,
+        30.0,
+        "time from the wish for an instance until it serves; weights are cached",
+        unit="s",
+        low=0.0,
         high=LONGEST_S,
-    )  # fmt: skip
+    )
     flip_s: float = option(
         0.0, "time out of service of a drained instance that changes its role", unit="s", low=0.0, high=LONGEST_S
     )
@@ -65,9 +71,12 @@ class RunOptions:
         0, "tokens of prompts that an instance remembers beside its requests; 0: none", unit="token", low=0, high=MOST
     )
     sample_s: float = option(
-        10.0, "time between two samples of the state; a scenario without it takes a 200th of the trace", unit="s",
-        low=LEAST_PERIOD_S, infinite=True,
-    )  # fmt: skip
+        10.0,
+        "time between two samples of the state; a scenario without it takes a 200th of the trace",
+        unit="s",
+        low=LEAST_PERIOD_S,
+        infinite=True,
+    )
     until_s: float = option(math.inf, "time at which the run is cut", unit="s", low=0.0, above=True, infinite=True)
     step_by_step: bool = option(False, "compute every decode step by itself, for comparison with the closed form")
 
@@ -131,12 +140,20 @@ def run(
     engine = Engine(seed)
     bandwidth, latency = options.link.wire(setting, deployment.gpus)
     site = Site(
-        setting=setting, deployment=deployment, slo=slo, link=options.link, link_bandwidth=bandwidth,
-        link_latency_s=latency, tables=_tables_of(setting, inputs, outputs),
-        blocks=cache(partial(_blocks, setting)), rng=engine.rng,
-        start_up_s=options.start_up_s, flip_s=options.flip_s,
-        prompt_tokens=float(inputs.mean()), output_tokens=float(outputs.mean()),
-    )  # fmt: skip
+        setting=setting,
+        deployment=deployment,
+        slo=slo,
+        link=options.link,
+        link_bandwidth=bandwidth,
+        link_latency_s=latency,
+        tables=_tables_of(setting, inputs, outputs),
+        blocks=cache(partial(_blocks, setting)),
+        rng=engine.rng,
+        start_up_s=options.start_up_s,
+        flip_s=options.flip_s,
+        prompt_tokens=float(inputs.mean()),
+        output_tokens=float(outputs.mean()),
+    )
     return serve(trace, system, site, engine, options)
 
 
@@ -162,12 +179,21 @@ def serve(trace: Trace, system: System | str, site: Site, engine: Engine, option
     requests = request_records(cluster, arrival, trace.input_tokens, trace.output_tokens)
     end = last_moment(cluster)
     result = RunResult(
-        system=name, deployment=site.deployment.name, trace=trace.name, seed=engine.seed, requests=requests,
-        itl_edges=cluster.fleet.itl_edges, itl_counts=cluster.fleet.itl_counts.copy(),
+        system=name,
+        deployment=site.deployment.name,
+        trace=trace.name,
+        seed=engine.seed,
+        requests=requests,
+        itl_edges=cluster.fleet.itl_edges,
+        itl_counts=cluster.fleet.itl_counts.copy(),
         samples=sampler.samples(requests.finish_s[~np.isnan(requests.finish_s)]),
-        instances=instance_records(cluster, end), decisions=tuple(cluster.roster.decisions), duration_s=end,
-        peak_flops=_peak_flops(site.setting), wall_s=wall, cpu_s=cpu,
-    )  # fmt: skip
+        instances=instance_records(cluster, end),
+        decisions=tuple(cluster.roster.decisions),
+        duration_s=end,
+        peak_flops=_peak_flops(site.setting),
+        wall_s=wall,
+        cpu_s=cpu,
+    )
     if failure is not None:
         raise PolicyError(str(failure), result) from failure.__cause__ or failure
     return result
@@ -200,9 +226,10 @@ def _check_looks(roster: Roster, period: float, end: float) -> None:
         roster.refuse(wish, f"allowed: from {LEAST_PERIOD_S} s")
     if end / period > MOST_LOOKS:
         roster.refuse(
-            wish, f"the trace lasts {end:g} s, {end / period:,.0f} looks; allowed: up to {MOST_LOOKS:,} looks, every "
+            wish,
+            f"the trace lasts {end:g} s, {end / period:,.0f} looks; allowed: up to {MOST_LOOKS:,} looks, every "
             f"{end / MOST_LOOKS:.3g} s",
-        )  # fmt: skip
+        )
 
 
 #: Step tables of the last settings used; a setting is told apart by identity, and kept so that it stays so.
@@ -242,9 +269,13 @@ def _tables_of(setting: Setting, inputs: Tokens, outputs: Tokens) -> Tables:
         key = (replace(mapping), max_sequences, longest, most)
         if key not in tables:
             tables[key] = StepTable.build(
-                setting, degrees_of(mapping), max_sequences=max_sequences, max_context=longest, max_tokens=most,
+                setting,
+                degrees_of(mapping),
+                max_sequences=max_sequences,
+                max_context=longest,
+                max_tokens=most,
                 chunk_tokens=mapping.chunk_tokens,
-            )  # fmt: skip
+            )
         return tables[key]
 
     return table
@@ -257,9 +288,13 @@ def _power_of_two(number: int, least: int) -> int:
 def _blocks(setting: Setting, mapping: Mapping, limits: Limits) -> int:
     planned = limits.mode == Mode.PREFILL_FIRST and limits.max_prompts < Limits().max_prompts
     return kv_blocks(
-        setting, degrees_of(mapping), max_sequences=limits.max_sequences, max_tokens=limits.token_budget,
-        prompts=limits.max_prompts if planned else 0, chunk_tokens=mapping.chunk_tokens,
-    )  # fmt: skip
+        setting,
+        degrees_of(mapping),
+        max_sequences=limits.max_sequences,
+        max_tokens=limits.token_budget,
+        prompts=limits.max_prompts if planned else 0,
+        chunk_tokens=mapping.chunk_tokens,
+    )
 
 
 def _peak_flops(setting: Setting) -> float:

@@ -115,9 +115,14 @@ class SimulationResult(Shown):
 
         def at(scale: float) -> Summary:
             records = run(
-                self.trace.scaled(scale), self.deployment, self.system, setting=self.setting, slo=self.slo,
-                seed=self.records.seed, options=self.options,
-            )  # fmt: skip
+                self.trace.scaled(scale),
+                self.deployment,
+                self.system,
+                setting=self.setting,
+                slo=self.slo,
+                seed=self.records.seed,
+                options=self.options,
+            )
             return summary(replace(records, system=self.records.system), slo or self.slo, rate_scale=scale)
 
         return serving_capacity(at, attains(share), rate=self.trace.rate)
@@ -154,15 +159,17 @@ class SimulationResult(Shown):
             ("full queue, planned lengths", self._saturated(constant), "batches, transfers, whole passes"),
             ("full queue, lengths of the trace", self._saturated(self.trace), self._lengths_text()),
             (
-                "arrivals of the trace", row.throughput_tokens_per_s / gpus,
+                "arrivals of the trace",
+                row.throughput_tokens_per_s / gpus,
                 f"the trace offers {offered:.4g} tokens/s/GPU, {offered / planned:.0%} of the plan; "
                 "start and drain are in",
             ),
             (
-                "inside the SLO", row.goodput_tokens_per_s / gpus,
+                "inside the SLO",
+                row.goodput_tokens_per_s / gpus,
                 f"{row.slo_attainment:.1%} of the requests meet TTFT {limits.ttft:g} s and TPOT {limits.tpot:g} s",
             ),
-        )  # fmt: skip
+        )
         frame = pd.DataFrame(steps, columns=["step", "tokens_per_s_per_gpu", "because"])
         values = frame["tokens_per_s_per_gpu"]
         frame.insert(2, "share_of_plan", values / planned)
@@ -183,13 +190,20 @@ class SimulationResult(Shown):
         held = self.plan.in_flight
         rows = np.arange(GENERATIONS * held) % len(lengths)
         loop = Trace(
-            arrival=np.zeros(rows.size), input_tokens=lengths.input_tokens[rows],
-            output_tokens=lengths.output_tokens[rows], name=lengths.name,
-        )  # fmt: skip
+            arrival=np.zeros(rows.size),
+            input_tokens=lengths.input_tokens[rows],
+            output_tokens=lengths.output_tokens[rows],
+            name=lengths.name,
+        )
         result = run(
-            loop, self.deployment, self.system, setting=self.setting, slo=self.slo, seed=self.records.seed,
+            loop,
+            self.deployment,
+            self.system,
+            setting=self.setting,
+            slo=self.slo,
+            seed=self.records.seed,
             options=replace(self.options, concurrency=held),
-        )  # fmt: skip
+        )
         done = np.flatnonzero(result.requests.status == Outcome.COMPLETED)
         order = done[np.argsort(result.requests.finish_s[done], kind="stable")]
         part = order[BEFORE * held : (GENERATIONS - AFTER) * held]
@@ -273,9 +287,12 @@ def simulate(
         names = [f"{key}=..." for key, value in lacking.items() if value is None]
         raise InputError(f"the deployment does not say what it serves: give {', '.join(names)}")
     what = setting(
-        served_model, served_on, recipe, profile or (said.profile if said else "measured"),
+        served_model,
+        served_on,
+        recipe,
+        profile or (said.profile if said else "measured"),
         engine or (said.engine if said else None) or None,
-    )  # fmt: skip
+    )
     serving = system_named(policy) if isinstance(policy, str) else policy
     name = policy if isinstance(policy, str) else None
     limits = slo or DEFAULT_SLO
@@ -287,9 +304,16 @@ def simulate(
     chosen = options or RunOptions()
     records = run(at_rate, parts, serving, setting=what, slo=limits, seed=seed, options=chosen)
     return SimulationResult(
-        records=replace(records, system=name or records.system), slo=limits, rate_scale=rate_scale, trace=at_rate,
-        deployment=parts, setting=what, system=serving, plan=plan, options=chosen,
-    )  # fmt: skip
+        records=replace(records, system=name or records.system),
+        slo=limits,
+        rate_scale=rate_scale,
+        trace=at_rate,
+        deployment=parts,
+        setting=what,
+        system=serving,
+        plan=plan,
+        options=chosen,
+    )
 
 
 def _plan_of(deployment: Deployment) -> Plan | None:

@@ -54,9 +54,16 @@ class ClusterView:
     """
 
     def __init__(
-        self, site: Site, engine: Engine, fleet: Fleet, roster: Roster,
-        arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, prefix: PrefixCache | None,
-    ) -> None:  # fmt: skip
+        self,
+        site: Site,
+        engine: Engine,
+        fleet: Fleet,
+        roster: Roster,
+        arrival_s: Floats,
+        input_tokens: Ints,
+        output_tokens: Ints,
+        prefix: PrefixCache | None,
+    ) -> None:
         self.site, self.prefix = site, prefix
         self.arrival_s: list[float] = arrival_s.tolist()
         self.input_tokens: list[int] = input_tokens.tolist()

@@ -10,26 +10,18 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import PolicyError, quoted
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import MOST_SEQUENCES
-from disagg_sim.simulation.policy import (
-    END,
-    LATER,
-    Flip,
-    Leg,
-    Limits,
-    Move,
-    Parts,
-    Role,
-    SetLimits,
-    Start,
-    State,
-    Wish,
-)  # fmt: skip
+from disagg_sim.simulation.policy import END, LATER, Flip, Leg, Limits, Move, Parts, Role, SetLimits, Start, State, Wish
 
 #: Protocols of ``Parts`` -> what they have to answer to; the first two must be there.
 METHODS = {
-    "routing": ("place", "proceed"), "steps": ("limits",), "admission": ("admit",), "forming": ("form",),
-    "roles": ("flips",), "scaling": ("resize",), "listener": ("finished",),
-}  # fmt: skip
+    "routing": ("place", "proceed"),
+    "steps": ("limits",),
+    "admission": ("admit",),
+    "forming": ("form",),
+    "roles": ("flips",),
+    "scaling": ("resize",),
+    "listener": ("finished",),
+}
 NEEDED = ("routing", "steps")
 #: Most of whatever is counted of a step: the kernel keeps it in 64 bits. [1]
 MOST_COUNTED = END

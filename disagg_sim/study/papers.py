@@ -29,11 +29,7 @@ COLUMNS = ("id", "statement", "kind", "profile", "value", "acceptance", "holds",
 #: Kinds of claims: said in a paper's text, following from its equations, or a reading of this project's own.
 PAPER, DERIVED, OWN = "paper", "derived", "own"
 #: Module of this room by paper.
-HOMES = {
-    "arrow": "arrow.experiments",
-    "dopd": "dopd.experiments",
-    "dynaserve": "dynaserve.experiments",
-}
+HOMES = {"arrow": "arrow.experiments", "dopd": "dopd.experiments", "dynaserve": "dynaserve.experiments"}
 
 Evidence = TypeVar("Evidence")
 
@@ -99,9 +95,11 @@ def paper(name: str) -> Reproduction:
 
 
 def evaluate(
-    claims: Mapping[Claim, Callable[[Evidence], Finding]], evidence: Evidence, profile: str,
+    claims: Mapping[Claim, Callable[[Evidence], Finding]],
+    evidence: Evidence,
+    profile: str,
     listener: Listener | None = None,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Every claim, judged by its evaluator, as rows of ``claims.csv``; the listener hears of each."""
     import pandas as pd
 

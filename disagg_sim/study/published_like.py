@@ -38,9 +38,12 @@ MINI_REASONING_CV = 1.0
 def burstgpt_process(requests: int = BURSTGPT_REQUESTS) -> Mmpp:
     """The MMPP of so many requests an hour whose input tokens of a minute have the c_v of the clip, in the long run."""
     return fit_mmpp(
-        BURSTGPT_CV, rate=requests / BURSTGPT_S, length_cv=BURSTGPT_INPUT_CV,
-        burst_share=BURSTGPT_BURST_SHARE, burst_s=BURSTGPT_BURST_S,
-    )  # fmt: skip
+        BURSTGPT_CV,
+        rate=requests / BURSTGPT_S,
+        length_cv=BURSTGPT_INPUT_CV,
+        burst_share=BURSTGPT_BURST_SHARE,
+        burst_s=BURSTGPT_BURST_S,
+    )
 
 
 def burstgpt_standin(seed: int = 0, requests: int = BURSTGPT_REQUESTS) -> Trace:
@@ -62,9 +65,12 @@ def burstgpt_standin(seed: int = 0, requests: int = BURSTGPT_REQUESTS) -> Trace:
         minutes = per_minute(times, lengths)
         if abs(minutes.std() / minutes.mean() - BURSTGPT_CV) <= BURSTGPT_CV_ERROR:
             return Trace(
-                arrival=times, input_tokens=lengths, output_tokens=outputs.sample(rng["output_tokens"], times.size),
-                name="burstgpt_standin", notes=("stand-in: MMPP fitted to the published c_v and means",),
-            )  # fmt: skip
+                arrival=times,
+                input_tokens=lengths,
+                output_tokens=outputs.sample(rng["output_tokens"], times.size),
+                name="burstgpt_standin",
+                notes=("stand-in: MMPP fitted to the published c_v and means",),
+            )
     raise InputError(
         f"none of {BURSTGPT_DRAWS} hours of {requests} requests has a c_v of {BURSTGPT_CV} within {BURSTGPT_CV_ERROR}; "
         f"allowed: about {BURSTGPT_REQUESTS} requests"

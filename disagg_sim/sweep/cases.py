@@ -112,12 +112,23 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
     axes = (spec.traffic, spec.pools, spec.limits, spec.ctx_gen_ratios, spec.nvlink_domains, forms)
     cases = [
         Case(
-            tags=(), model=model, pools=pools, profile=spec.profile, engine=spec.engine, matching=spec.matching,
-            traffic=traffic, limits=limits, ctx_gen_ratio=ratio, nvlink_domain=domain, mla_form=form,
-            sharing=spec.sharing, per=spec.per, prices=spec.prices,
+            tags=(),
+            model=model,
+            pools=pools,
+            profile=spec.profile,
+            engine=spec.engine,
+            matching=spec.matching,
+            traffic=traffic,
+            limits=limits,
+            ctx_gen_ratio=ratio,
+            nvlink_domain=domain,
+            mla_form=form,
+            sharing=spec.sharing,
+            per=spec.per,
+            prices=spec.prices,
         )
         for traffic, pools, limits, ratio, domain, form in product(*axes)
-    ]  # fmt: skip
+    ]
     told, usual = [_axis_texts(case) for case in cases], _axis_texts(_DEFAULTS)
     shown = [axis for axis in usual if {texts[axis] for texts in told} != {usual[axis]}]
     return [replace(case, tags=tuple(texts[axis] for axis in shown)) for case, texts in zip(cases, told, strict=True)]
@@ -182,7 +193,18 @@ def axis_columns(case: Case) -> dict[str, Any]:
 
 
 _DEFAULTS = Case(
-    tags=(), model="", pools=same_system("", ""), profile="", engine="", matching="exact",
-    traffic=Traffic(isl=1, osl=2), limits=Limits(), ctx_gen_ratio=None, nvlink_domain=None, mla_form="auto",
-    sharing=Sharing(), per="gpu", prices=(),
-)  # fmt: skip
+    tags=(),
+    model="",
+    pools=same_system("", ""),
+    profile="",
+    engine="",
+    matching="exact",
+    traffic=Traffic(isl=1, osl=2),
+    limits=Limits(),
+    ctx_gen_ratio=None,
+    nvlink_domain=None,
+    mla_form="auto",
+    sharing=Sharing(),
+    per="gpu",
+    prices=(),
+)

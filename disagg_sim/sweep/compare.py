@@ -347,9 +347,14 @@ def _rows(table: pd.DataFrame, roles: Roles) -> dict[tuple[Any, ...], tuple[int,
 
 
 def _point(
-    key: tuple[Any, ...], roles: Roles, *, old: dict[str, Any] | None = None, new: dict[str, Any] | None = None,
-    moves: Iterable[Move] = (), reached: bool = False,
-) -> PointChange:  # fmt: skip
+    key: tuple[Any, ...],
+    roles: Roles,
+    *,
+    old: dict[str, Any] | None = None,
+    new: dict[str, Any] | None = None,
+    moves: Iterable[Move] = (),
+    reached: bool = False,
+) -> PointChange:
     places = [None if row is None else (float(row[roles.x]), float(row[roles.y])) for row in (old, new)]
     named = tuple(zip(roles.key, key[:-1], strict=True))
     return PointChange(key=named, old=places[0], new=places[1], moves=tuple(moves), reached=reached)

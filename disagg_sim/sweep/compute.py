@@ -156,9 +156,7 @@ def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
     if left > len(frame):
         unmatched = Removal(phase="decode", reason=reason, count=left - len(frame), shortfall=math.inf, unit="")
         removals = (*removals, unmatched)
-    tally = Tally(
-        computed=grid.status.size, feasible=int(grid.feasible.sum()), rows=len(frame), removals=removals
-    )
+    tally = Tally(computed=grid.status.size, feasible=int(grid.feasible.sum()), rows=len(frame), removals=removals)
     return _typed(frame, block), tally
 
 
@@ -234,12 +232,19 @@ def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
     case, pools = block.case, block.case.pools
     engine = case.engine or OWN_ENGINE
     constant = {
-        "case": case.name, "model": case.model, "system": pools.system, "precision": pools.precision,
-        "profile": case.profile, "engine": engine, "mode": block.mode,
+        "case": case.name,
+        "model": case.model,
+        "system": pools.system,
+        "precision": pools.precision,
+        "profile": case.profile,
+        "engine": engine,
+        "mode": block.mode,
         "matching": case.matching if block.mode == DISAGGREGATED else "none",
-        "prefill_system": pools.prefill_system, "prefill_precision": pools.prefill_precision,
-        "prefill_profile": case.profile, "prefill_engine": engine,
-    }  # fmt: skip
+        "prefill_system": pools.prefill_system,
+        "prefill_precision": pools.prefill_precision,
+        "prefill_profile": case.profile,
+        "prefill_engine": engine,
+    }
     words = {name: pd.Categorical([value] * len(frame), categories=[value]) for name, value in constant.items()}
     bound = frame["decode_bound"].astype(pd.CategoricalDtype(list(BOUNDS)))
     typed = frame.assign(**words, decode_bound=bound)[["case", *(column.name for column in _columns(case))]]

@@ -46,10 +46,11 @@ def elasticities(item: CaseResult, root: Path) -> pd.DataFrame:
     """
     case = item.plan.case
     return sensitivity(
-        candidates(item, Store(root), "tokens_per_s_per_gpu"), search=partial(_search, item),
+        candidates(item, Store(root), "tokens_per_s_per_gpu"),
+        search=partial(_search, item),
         systems={spec.name: spec for spec in (case.prefill_system, case.decode_system)},
         interference=case.sharing.interference,
-    )  # fmt: skip
+    )
 
 
 def write_elasticities(tables: Mapping[str, pd.DataFrame], root: Path) -> None:
@@ -85,18 +86,28 @@ def _points(case: Case, mode: str, systems: Mapping[str, SystemSpec]) -> pd.Data
     )
     if mode == MODES[0]:
         first = prefill_grid(
-            model, prefill, enumerate_mappings(model, prefill, max_gpus=limits.max_gpus),
+            model,
+            prefill,
+            enumerate_mappings(model, prefill, max_gpus=limits.max_gpus),
             **asked(precision=case.pools.prefill_precision, mla_form=case.mla_form),
-        )  # fmt: skip
+        )
         return disaggregated(
-            first, decode_grid(model, decode, table, **asked(precision=case.pools.precision)),
-            ftl_limit=limits.ftl_s, ttl_limit=ttl, gpu_cap=limits.gpu_cap, matching=case.matching,
-            ctx_gen_ratio=case.ctx_gen_ratio, nic_limit=None if limits.nic_limit == float("inf") else limits.nic_limit,
-        )  # fmt: skip
+            first,
+            decode_grid(model, decode, table, **asked(precision=case.pools.precision)),
+            ftl_limit=limits.ftl_s,
+            ttl_limit=ttl,
+            gpu_cap=limits.gpu_cap,
+            matching=case.matching,
+            ctx_gen_ratio=case.ctx_gen_ratio,
+            nic_limit=None if limits.nic_limit == float("inf") else limits.nic_limit,
+        )
     both = asked(
-        precision=case.pools.precision, mla_form=case.mla_form, ftl_limit=limits.ftl_s, ttl_limit=ttl,
+        precision=case.pools.precision,
+        mla_form=case.mla_form,
+        ftl_limit=limits.ftl_s,
+        ttl_limit=ttl,
         ttl_measure=sharing.ttl_measure,
-    )  # fmt: skip
+    )
     table = table[table.gpus <= limits.gpu_cap]
     if mode == "colocated":
         return colocated(model, decode, table, **both)

@@ -85,9 +85,14 @@ def _of_case(item: CaseResult, store: Store, *, error_bars: bool, seed: int) -> 
     if not error_bars:
         return CaseFidelity(case=case.name, outside=outside, bands=nothing, gain=nothing)
     found = uncertainty(
-        candidates(item, store, column), samples=SAMPLES, seed=seed, throughput=column, systems=systems,
-        interference=case.sharing.interference, exact=case.law is None,
-    )  # fmt: skip
+        candidates(item, store, column),
+        samples=SAMPLES,
+        seed=seed,
+        throughput=column,
+        systems=systems,
+        interference=case.sharing.interference,
+        exact=case.law is None,
+    )
     keys: list[str] = ["mode", INTERACTIVITY]
     envelope = found.frontier().rename(columns={f"{column}_{q}": f"frontier_{q}" for q in QUANTILES})
     bands = found.bands().drop_duplicates(keys)

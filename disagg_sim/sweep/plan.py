@@ -135,14 +135,26 @@ def _plan_pools(case: Case, digest: str, block_points: int) -> ModePlan:
     longest = case.isl if case.law is None else longest_timed(case.law)
     chunked = sum(size < longest for size in CHUNK_TOKENS)
     prefill = _blocks(
-        case, DISAGGREGATED, prefill_table, prefill_batch, block_points, digest, table=PREFILL,
+        case,
+        DISAGGREGATED,
+        prefill_table,
+        prefill_batch,
+        block_points,
+        digest,
+        table=PREFILL,
         points=[prefill_batch.size * (1 + chunked * (pp > 1)) for pp in prefill_table.pp.tolist()],
-    )  # fmt: skip
+    )
     batch = _batch(case, table, "decode")
     decode = _blocks(
-        case, DISAGGREGATED, table, batch, block_points, digest, points=[batch.size] * len(table),
+        case,
+        DISAGGREGATED,
+        table,
+        batch,
+        block_points,
+        digest,
+        points=[batch.size] * len(table),
         candidates=tuple(block.key for block in prefill),
-    )  # fmt: skip
+    )
     return ModePlan(mode=DISAGGREGATED, prefill=prefill, points=decode, mappings=len(table), refused=table.refused)
 
 
@@ -153,17 +165,24 @@ def _plan_shared(case: Case, mode: str, digest: str, block_points: int) -> ModeP
     refused = table.refused + ((("more GPUs than gpu_cap", int((~within).sum())),) if not within.all() else ())
     table = table[within]
     checked = checked_case(
-        load.load_model(case.model), case.decode_system, precision=case.pools.precision, profile=case.profile,
-        engine=case.engine or None, isl=case.isl, osl=case.osl, ftl_limit=case.limits.ftl_s, ttl_limit=None,
-        ttl_measure=case.sharing.ttl_measure, mla_form=case.mla_form, allow_long_context=True,
-    )  # fmt: skip
+        load.load_model(case.model),
+        case.decode_system,
+        precision=case.pools.precision,
+        profile=case.profile,
+        engine=case.engine or None,
+        isl=case.isl,
+        osl=case.osl,
+        ftl_limit=case.limits.ftl_s,
+        ttl_limit=None,
+        ttl_measure=case.sharing.ttl_measure,
+        mla_form=case.mla_form,
+        allow_long_context=True,
+    )
 
     def count(part: MappingTable) -> int:
         if mode == "colocated":
             return count_colocated(checked, part, mla_form=case.mla_form)
-        return count_piggyback(
-            checked, part, every_step_mixed=case.sharing.every_step_mixed, mla_form=case.mla_form
-        )
+        return count_piggyback(checked, part, every_step_mixed=case.sharing.every_step_mixed, mla_form=case.mla_form)
 
     batches = _batch(case, table, "decode").size
     blocks = _blocks(case, mode, table, None, block_points, digest, points=[batches] * len(table), count=count)
@@ -179,17 +198,31 @@ def _batch(case: Case, table: MappingTable, phase: str) -> Ints:
     precision = pools.precision if phase == "decode" else pools.prefill_precision
     system = case.decode_system if phase == "decode" else case.prefill_system
     axis = partial(
-        batch_axis if case.law is None else batch_axis_under, load.load_model(case.model), system, table, phase=phase,
-        precision=precision, profile=case.profile, engine=case.engine or None,
-    )  # fmt: skip
+        batch_axis if case.law is None else batch_axis_under,
+        load.load_model(case.model),
+        system,
+        table,
+        phase=phase,
+        precision=precision,
+        profile=case.profile,
+        engine=case.engine or None,
+    )
     return axis(isl=case.isl, osl=case.osl) if case.law is None else axis(lengths=case.law)
 
 
 def _blocks(
-    case: Case, mode: str, mappings: MappingTable, batch: Ints | None, block_points: int, digest: str, *,
-    points: list[int], table: str = POINTS, candidates: tuple[Key, ...] = (),
+    case: Case,
+    mode: str,
+    mappings: MappingTable,
+    batch: Ints | None,
+    block_points: int,
+    digest: str,
+    *,
+    points: list[int],
+    table: str = POINTS,
+    candidates: tuple[Key, ...] = (),
     count: Callable[[MappingTable], int] | None = None,
-) -> tuple[Block, ...]:  # fmt: skip
+) -> tuple[Block, ...]:
     """Slices of the mappings; ``points`` weighs each row, ``count`` gives a slice's points where they differ."""
     return tuple(
         Block(

@@ -1,4 +1,7 @@
-"""A sweep's YAML to a frozen ``SweepSpec``; all faults of a file at once."""
+"""A sweep's YAML to a frozen ``SweepSpec``; all faults of a file at once.
+
+Past 400 lines: every key of a sweep, its range and its messages.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,26 @@ from disagg_sim.workload.joint import joint_lengths
 from disagg_sim.workload.lengths import representative_shape
 
 KEYS = (
-    "name", "models", "systems", "traffic", "modes", "limits", "profile", "engine", "matching", "ctx_gen_ratio",
-    "nvlink_domain", "mla_form", "ttl_measure", "every_step_mixed", "interference", "per", "prices", "block_points",
+    "name",
+    "models",
+    "systems",
+    "traffic",
+    "modes",
+    "limits",
+    "profile",
+    "engine",
+    "matching",
+    "ctx_gen_ratio",
+    "nvlink_domain",
+    "mla_form",
+    "ttl_measure",
+    "every_step_mixed",
+    "interference",
+    "per",
+    "prices",
+    "block_points",
     "allow_long_context",
-)  # fmt: skip
+)
 REQUIRED = ("name", "models", "systems", "traffic")
 LIMIT_KEYS = ("ftl_s", "ttl_s", "gpu_cap", "max_gpus", "nic_gb_per_s")
 INTERFERENCE_KEYS = ("minority_efficiency", "overlap_loss")

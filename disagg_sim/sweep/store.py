@@ -108,9 +108,11 @@ class Store:
 
         table = pa.Table.from_pandas(frame, preserve_index=False)
         own = {
-            _DIGEST: key.digest.encode(), _NOTE: note.encode(), _ATTRS: json.dumps(frame.attrs).encode(),
+            _DIGEST: key.digest.encode(),
+            _NOTE: note.encode(),
+            _ATTRS: json.dumps(frame.attrs).encode(),
             _SEAL: _MARK + _OPEN,
-        }  # fmt: skip
+        }
         file = pa.BufferOutputStream()
         metadata = dict(table.schema.metadata or {}) | own
         pq.write_table(table.replace_schema_metadata(metadata), file, compression="zstd")

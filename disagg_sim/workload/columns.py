@@ -30,9 +30,14 @@ SHOWN_COLUMNS, LONGEST_NAME = 12, 100
 GZIP_MAGIC = b"\x1f\x8b"
 #: First bytes of files that are no text, and what they are.
 NO_TEXT = {
-    b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "a zstd file", b"\xfd7zXZ\x00": "an xz file",
-    b"BZh": "a bzip2 file", b"PAR1": "a Parquet file", b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16",
-}  # fmt: skip
+    b"PK\x03\x04": "a zip archive",
+    b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"\xfd7zXZ\x00": "an xz file",
+    b"BZh": "a bzip2 file",
+    b"PAR1": "a Parquet file",
+    b"\xff\xfe": "text in UTF-16",
+    b"\xfe\xff": "text in UTF-16",
+}
 UTF8_MARK = b"\xef\xbb\xbf"
 
 
@@ -87,9 +92,13 @@ class Table:
             raise TraceError(f"{path}:1: {columns:,} columns; allowed: up to {MOST_COLUMNS:,}")
         try:
             rows = pd.read_csv(
-                io.BytesIO(content), header=None, dtype=str, keep_default_na=False, skip_blank_lines=False,
+                io.BytesIO(content),
+                header=None,
+                dtype=str,
+                keep_default_na=False,
+                skip_blank_lines=False,
                 encoding="utf-8-sig",
-            )  # fmt: skip
+            )
         except UnicodeDecodeError:
             raise TraceError(_undecoded(path, content)) from None
         except pd.errors.EmptyDataError:

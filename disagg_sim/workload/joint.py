@@ -121,9 +121,13 @@ def independent_lengths(isl: LengthDistribution, osl: LengthDistribution) -> Joi
     mean_isl = float(weight @ inputs)
     variance = float(weight @ (inputs - mean_isl) ** 2) + second / 3 - first**2 / 4
     return JointLengths(
-        isl=inputs, isl_weight=weight, mean_osl=mean_osl, context=mean_isl + first / 2,
-        context_deviation=math.sqrt(variance), longest=float(inputs[-1] + outputs[-1]),
-    )  # fmt: skip
+        isl=inputs,
+        isl_weight=weight,
+        mean_osl=mean_osl,
+        context=mean_isl + first / 2,
+        context_deviation=math.sqrt(variance),
+        longest=float(inputs[-1] + outputs[-1]),
+    )
 
 
 def observed_lengths(isl: NDArray[np.int64] | Floats, osl: NDArray[np.int64] | Floats) -> JointLengths:
@@ -151,9 +155,13 @@ def observed_lengths(isl: NDArray[np.int64] | Floats, osl: NDArray[np.int64] | F
     variance = float(steps @ ((inputs + outputs / 2 - context) ** 2 + outputs**2 / 12))
     values, counts = np.unique(inputs, return_counts=True)
     return JointLengths(
-        isl=values, isl_weight=counts / inputs.size, mean_osl=mean_osl, context=context,
-        context_deviation=math.sqrt(variance), longest=float(np.max(inputs + outputs)),
-    )  # fmt: skip
+        isl=values,
+        isl_weight=counts / inputs.size,
+        mean_osl=mean_osl,
+        context=context,
+        context_deviation=math.sqrt(variance),
+        longest=float(np.max(inputs + outputs)),
+    )
 
 
 def joint_lengths(traffic: str | TrafficCase) -> JointLengths:

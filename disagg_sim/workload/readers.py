@@ -32,9 +32,15 @@ NO_TIME = "XXX"
 
 
 def load_trace(
-    path: str | Path, kind: str = "auto", *, columns: Mapping[str, str] | None = None, time_unit: str = "",
-    spread: bool = True, rate: float | None = None, seed: int = 0,
-) -> Trace:  # fmt: skip
+    path: str | Path,
+    kind: str = "auto",
+    *,
+    columns: Mapping[str, str] | None = None,
+    time_unit: str = "",
+    spread: bool = True,
+    rate: float | None = None,
+    seed: int = 0,
+) -> Trace:
     """A trace from a file; see ``docs/traces.md`` for the forms. Its first request arrives at 0.
 
     Parameters
@@ -188,9 +194,13 @@ def assemble(
             notes = (*notes, f"arrivals count from the first request, which is at {stamp} in the file")
     try:
         return Trace(
-            arrival=arrival, input_tokens=input_tokens[rows], output_tokens=output_tokens[rows],
-            prefix=prefix.take(rows) if prefix else None, name=path.name.split(".")[0],
-            notes=(*notes, *gap_note(arrival)), dropped=dropped,
-        )  # fmt: skip
+            arrival=arrival,
+            input_tokens=input_tokens[rows],
+            output_tokens=output_tokens[rows],
+            prefix=prefix.take(rows) if prefix else None,
+            name=path.name.split(".")[0],
+            notes=(*notes, *gap_note(arrival)),
+            dropped=dropped,
+        )
     except InputError as error:
         raise TraceError(f"{path}: {error}") from None

@@ -107,9 +107,12 @@ def prefix_hit_rate(prefix: PrefixBlocks) -> float:
 def _minutes(amounts: Floats) -> MinuteStatistics:
     requests, inputs, outputs = amounts
     return MinuteStatistics(
-        minutes=requests.size, requests_cv=_cv(requests), input_cv=_cv(inputs), output_cv=_cv(outputs),
+        minutes=requests.size,
+        requests_cv=_cv(requests),
+        input_cv=_cv(inputs),
+        output_cv=_cv(outputs),
         correlation=_correlation(inputs, outputs),
-    )  # fmt: skip
+    )
 
 
 def _lengths(tokens: Tokens) -> LengthStatistics:

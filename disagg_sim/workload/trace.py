@@ -167,16 +167,21 @@ class Trace:
     def take(self, rows: NDArray[np.intp]) -> Trace:
         """Some requests, by ascending row numbers; their times stay."""
         return replace(
-            self, arrival=self.arrival[rows], input_tokens=self.input_tokens[rows],
-            output_tokens=self.output_tokens[rows], prefix=self.prefix.take(rows) if self.prefix else None,
-        )  # fmt: skip
+            self,
+            arrival=self.arrival[rows],
+            input_tokens=self.input_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            prefix=self.prefix.take(rows) if self.prefix else None,
+        )
 
     def with_lengths(self, input_tokens: ArrayLike, output_tokens: ArrayLike) -> Trace:
         """The same arrivals, other lengths: numbers or arrays of shape (requests,); prefix blocks are lost. [token]"""
         return replace(
-            self, input_tokens=np.broadcast_to(np.asarray(input_tokens), self.arrival.shape),
-            output_tokens=np.broadcast_to(np.asarray(output_tokens), self.arrival.shape), prefix=None,
-        )  # fmt: skip
+            self,
+            input_tokens=np.broadcast_to(np.asarray(input_tokens), self.arrival.shape),
+            output_tokens=np.broadcast_to(np.asarray(output_tokens), self.arrival.shape),
+            prefix=None,
+        )
 
     def repeated(self, n: int) -> Trace:
         """``n`` copies one after another, one mean gap apart; a copy shares no prefix block with another."""

@@ -28,9 +28,13 @@ EP64 = Degrees(dp_attn=64.0, ep=64.0)
 
 #: Measured rows of W2 (InferenceX, Llama-3.1-70B, H100, vLLM): TP, ISL, OSL, requests in flight, TPOT [ms].
 W2 = (
-    (2, 1024, 1024, 4, 17.41), (2, 1024, 1024, 64, 28.77), (2, 8192, 1024, 16, 34.63),
-    (8, 8192, 1024, 4, 10.22), (8, 8192, 1024, 64, 34.48), (8, 1024, 1024, 64, 15.45),
-)  # fmt: skip
+    (2, 1024, 1024, 4, 17.41),
+    (2, 1024, 1024, 64, 28.77),
+    (2, 8192, 1024, 16, 34.63),
+    (8, 8192, 1024, 4, 10.22),
+    (8, 8192, 1024, 64, 34.48),
+    (8, 1024, 1024, 64, 15.45),
+)
 
 
 def w2_row(tp: int, isl: float, osl: float, batch: int) -> tuple[float, float, float]:
@@ -81,10 +85,12 @@ def w1_measured() -> str:
     """Operators and whole of that step. [ms]"""
     at, parts, step = w1()
     named = {
-        "GEMM": total(parts, *GEMMS), "attention": total(parts, "decode attention"),
-        "all-reduce": total(parts, *ALL_REDUCES), "elementwise": total(parts, "elementwise"),
+        "GEMM": total(parts, *GEMMS),
+        "attention": total(parts, "decode attention"),
+        "all-reduce": total(parts, *ALL_REDUCES),
+        "elementwise": total(parts, "elementwise"),
         "head and host": total(parts, "head") + at.profile.host / MS,
-    }  # fmt: skip
+    }
     return f"{', '.join(f'{name} {ms:.2f}' for name, ms in named.items())}: **{step / MS:.2f} ms**, {64 / step:,.0f}"
 
 
@@ -109,9 +115,11 @@ def w2_prefill_at_tp4() -> str:
     tokens = Tokens(prompts=1.0, new=8192.0, emitted=1.0)
     parts = seconds_by_operator(at, tensor_parallel(4), tokens, phase="prefill", stage_tokens=8192.0)
     named = {
-        "GEMM": total(parts, *GEMMS), "all-reduce": total(parts, *ALL_REDUCES),
-        "elementwise": total(parts, "elementwise"), "attention": total(parts, "prefill attention"),
-    }  # fmt: skip
+        "GEMM": total(parts, *GEMMS),
+        "all-reduce": total(parts, *ALL_REDUCES),
+        "elementwise": total(parts, "elementwise"),
+        "attention": total(parts, "prefill attention"),
+    }
     return ", ".join(f"{name} {ms:.0f}" for name, ms in named.items())
 
 
@@ -173,9 +181,15 @@ def w5_rows() -> str:
     """Table of W5."""
     at = setting(*R1, "measured", "trtllm")
     header = (
-        "sequences a GPU", "GEMM without head", "experts", "attention", "exchange", "TTL", "tokens/s/GPU",
+        "sequences a GPU",
+        "GEMM without head",
+        "experts",
+        "attention",
+        "exchange",
+        "TTL",
+        "tokens/s/GPU",
         "tokens/s/user",
-    )  # fmt: skip
+    )
     gemms = ("q_a, kv_a", "q_b", "kv_b", "o", "gate, up", "down", "shared gate, up", "shared down", "router")
     rows = []
     for count in (16, 64, 200):
@@ -223,9 +237,17 @@ def w7_ftl(profile: str, form: str) -> list[float]:
         n = 64 // pp
         mapping = ds.Mapping(dp_attn=n, ep=n, pp=pp)
         grid = ds.prefill_grid(
-            R1[0], R1[1], mapping, isl=262_144, precision=R1[2], profile=profile, batch=[n],
-            chunk_tokens=[512 if pp > 1 else 0], mla_form=form, allow_long_context=True,
-        )  # fmt: skip
+            R1[0],
+            R1[1],
+            mapping,
+            isl=262_144,
+            precision=R1[2],
+            profile=profile,
+            batch=[n],
+            chunk_tokens=[512 if pp > 1 else 0],
+            mla_form=form,
+            allow_long_context=True,
+        )
         found.append(float(grid.latency[-1, 0]))
     return found
 

@@ -18,9 +18,16 @@ PROFILES = ("ideal", "optimistic", "measured")
 #: Instances and limits of the table of unequal instances on the page of policies.
 UNEQUAL_RATES = (0.6, 1.5, 3.0, 4.5, 6.0)  # [request/s]
 UNEQUAL_SYSTEMS = {
-    "vllm": "`vllm` on all six", "arrow": "", "disaggregated": "", "least_load": "", "dynamo_sla": "", "dopd": "",
-    "dynaserve": "`dynaserve`, pairs of equals", "dynamo_load": "", "round_robin": "",
-}  # fmt: skip
+    "vllm": "`vllm` on all six",
+    "arrow": "",
+    "disaggregated": "",
+    "least_load": "",
+    "dynamo_sla": "",
+    "dopd": "",
+    "dynaserve": "`dynaserve`, pairs of equals",
+    "dynamo_load": "",
+    "round_robin": "",
+}
 
 
 @slow
@@ -31,9 +38,13 @@ def unequal_instances() -> str:
     tp8_once, tp8_twice = (ds.Replicas(mapping=tp8, instances=count) for count in (1, 2))
     prefill, decode = (pp4_twice, tp8_once), (tp4_twice, tp8_once)
     deployment = ds.ServedDeployment(
-        name="unequal", gpus=32, prefill=prefill, decode=decode, colocated=(*prefill, *decode),
+        name="unequal",
+        gpus=32,
+        prefill=prefill,
+        decode=decode,
+        colocated=(*prefill, *decode),
         pairs=(pp4_twice, tp4_twice, tp8_twice),
-    )  # fmt: skip
+    )
     served = {"model": "llama_3_1_70b", "system": "a100_sxm_80gb", "precision": "bf16"}
     lengths = (log_normal(2048, 1.0), log_normal(300, 1.0))
     traces = [ds.synthetic_trace(rate=rate, lengths=lengths, requests=2000, seed=1) for rate in UNEQUAL_RATES]

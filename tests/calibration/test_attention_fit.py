@@ -32,11 +32,17 @@ BASE = {"engine": "vllm", "version": "1", "points": 0, "median_error": 0.0, "p90
 PROMPTS = PrefillAttentionFit(**BASE, compute="bf16", cache="bf16", e_compute=0.6, t0=9 * US, e_io=0.4, tail=0.0)
 TOKENS = [
     DecodeAttentionFit(
-        **BASE, cache=cache, e_memory=share, t0=t0, block_time=block, serial_time=2.5 * US, serial_power=0.45,
+        **BASE,
+        cache=cache,
+        e_memory=share,
+        t0=t0,
+        block_time=block,
+        serial_time=2.5 * US,
+        serial_power=0.45,
         ramp=9 * US,
     )
     for cache, share, t0, block in (("bf16", 0.9, 8 * US, 2 * US), ("fp8", 0.7, 12 * US, 4 * US))
-]  # fmt: skip
+]
 
 
 def rows_of(length: str, lengths: list[int], cache: str = "bfloat16") -> pd.DataFrame:

@@ -46,8 +46,10 @@ def test_rows_that_a_fit_never_saw_do_not_change_it(table):
     rows = [line.split(",") for line in table.read_text().splitlines()]
     before = calibrate_kernels([table], "h100_sxm")
     held = before.residuals["held_out"].tolist()
-    slow = [",".join([*line[:-1], str(float(line[-1]) * 3)]) if out else ",".join(line)
-            for line, out in zip(rows[1:], held, strict=True)]  # fmt: skip
+    slow = [
+        ",".join([*line[:-1], str(float(line[-1]) * 3)]) if out else ",".join(line)
+        for line, out in zip(rows[1:], held, strict=True)
+    ]
     (first,), (other,) = (
         done.fits["elementwise"] for done in (before, calibrate_kernels([write(table, QUANTIZE, *slow)], "h100_sxm"))
     )

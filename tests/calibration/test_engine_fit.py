@@ -28,10 +28,23 @@ TRUE = replace(
 def row_of(tp: int, isl: float, concurrency: float) -> ServingRow:
     quantities = (Quantity(name="tpot", measured=1.0), Quantity(name="ttft", measured=1.0))
     return ServingRow(
-        file="x", row=f"{tp}-{isl}-{concurrency}", form="nvidia_gap", quantities=quantities, model="llama_3_1_70b",
-        system="h100_sxm", engine="vllm", recipe="fp8_bf16kv", load="closed_loop", mode="aggregated", framework="vllm",
-        workers=Workers(mapping=instance(tp)), isl=isl, osl=1000.0, concurrency=concurrency, waves=10.0,
-    )  # fmt: skip
+        file="x",
+        row=f"{tp}-{isl}-{concurrency}",
+        form="nvidia_gap",
+        quantities=quantities,
+        model="llama_3_1_70b",
+        system="h100_sxm",
+        engine="vllm",
+        recipe="fp8_bf16kv",
+        load="closed_loop",
+        mode="aggregated",
+        framework="vllm",
+        workers=Workers(mapping=instance(tp)),
+        isl=isl,
+        osl=1000.0,
+        concurrency=concurrency,
+        waves=10.0,
+    )
 
 
 def test_known_host_times_are_found_again():

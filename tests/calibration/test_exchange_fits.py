@@ -23,9 +23,16 @@ SIZES = 2.0 ** np.arange(9, 31, 2)
 
 def law(algorithm: str, latency: float, hop: float, share: float, ramp: float = 0.0, engine: str = "nccl"):
     return CollectiveFit(
-        engine=engine, op="all_reduce", gpus=0, algorithm=algorithm, latency=latency * US, hop=hop * US,
-        e_bandwidth=share, ramp=ramp * US, **NO_FIT,
-    )  # fmt: skip
+        engine=engine,
+        op="all_reduce",
+        gpus=0,
+        algorithm=algorithm,
+        latency=latency * US,
+        hop=hop * US,
+        e_bandwidth=share,
+        ramp=ramp * US,
+        **NO_FIT,
+    )
 
 
 RING = [law("ring", 5.0, 1.5, 0.85, 4.0), law("ring_ll", 5.0, 1.5, 0.3)]
@@ -36,8 +43,15 @@ EAGER = law("eager", 22.0, 0.0, 0.7, engine="vllm")
 
 def messages(kernel_source: str, framework: str):
     sizes, ranks = zip(*product(SIZES, (2, 4, 8)), strict=True)
-    return frame({"message_bytes": sizes, "num_gpus": ranks, "op": "all_reduce", "framework": framework,
-                  "kernel_source": kernel_source})  # fmt: skip
+    return frame(
+        {
+            "message_bytes": sizes,
+            "num_gpus": ranks,
+            "op": "all_reduce",
+            "framework": framework,
+            "kernel_source": kernel_source,
+        }
+    )
 
 
 def test_numbers_of_nccl_and_of_an_engine_come_back():
@@ -48,9 +62,13 @@ def test_numbers_of_nccl_and_of_an_engine_come_back():
     rows["latency"] = predict_collectives(rows, H100, [*NCCL, *ENGINE, EAGER])
     fits = fit_collectives(rows, H100)
     assert [(fit.engine, fit.algorithm) for fit in fits] == [
-        ("nccl", "ring"), ("nccl", "ring_ll"), ("nccl", "in_switch"),
-        ("vllm", "one_shot"), ("vllm", "two_shot"), ("vllm", "eager"),
-    ]  # fmt: skip
+        ("nccl", "ring"),
+        ("nccl", "ring_ll"),
+        ("nccl", "in_switch"),
+        ("vllm", "one_shot"),
+        ("vllm", "two_shot"),
+        ("vllm", "eager"),
+    ]
     assert sum(fit.parameters for fit in fits) == 6 + 5 + 2
     again = predict_collectives(rows, H100, fits)
     assert np.median(np.abs(again / rows["latency"] - 1)) < 0.01
@@ -103,17 +121,39 @@ def exchange(backend: str, phase: str, groups, *, sms=(0,), dtype: str = "fp8"):
     """Rows over 8 GPUs a node."""
     points = list(product((1, 16, 128, 1024, 8192), groups, (4, 8), sms))
     tokens, ranks, top_k, given = (list(column) for column in zip(*points, strict=True))
-    return frame({
-        "num_tokens": tokens, "ep_size": ranks, "node_num": [max(n // 8, 1) for n in ranks], "topk": top_k,
-        "sms": given, "hidden": 7168, "num_experts": 256, "comm_backend": backend, "kernel_source": "deepep",
-        "phase": phase, "framework": "sglang", "dtype": dtype,
-    })  # fmt: skip
+    return frame(
+        {
+            "num_tokens": tokens,
+            "ep_size": ranks,
+            "node_num": [max(n // 8, 1) for n in ranks],
+            "topk": top_k,
+            "sms": given,
+            "hidden": 7168,
+            "num_experts": 256,
+            "comm_backend": backend,
+            "kernel_source": "deepep",
+            "phase": phase,
+            "framework": "sglang",
+            "dtype": dtype,
+        }
+    )
 
 
 def fit_of(backend: str, phase: str, link: str, volume: str, **numbers):
     unset = {"e_bandwidth": None, "seconds_per_token": None}
-    return AllToAllFit(engine="sglang", backend=backend, phase=phase, format="default", ranks=0, nodes=0, volume=volume,
-                       bytes_per_element=None, link=link, **NO_FIT, **unset | numbers)  # fmt: skip
+    return AllToAllFit(
+        engine="sglang",
+        backend=backend,
+        phase=phase,
+        format="default",
+        ranks=0,
+        nodes=0,
+        volume=volume,
+        bytes_per_element=None,
+        link=link,
+        **NO_FIT,
+        **unset | numbers,
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,12 +161,35 @@ def fit_of(backend: str, phase: str, link: str, volume: str, **numbers):
     [
         (fit_of("deepep_ll", "dispatch", "nvlink", PER_PICK, latency=15 * US, e_bandwidth=0.55), (8,), (0,)),
         (fit_of("deepep_normal", "combine", "nvlink", PER_RANK, latency=40 * US, e_bandwidth=0.6), (8,), (20,)),
-        (fit_of("deepep_normal", "dispatch", "nic", PER_NODE, latency=20 * US, step=6 * US, e_bandwidth=0.9,
-                token_bandwidth=40 * GB), (16, 32, 64), (4, 8, 24)),
-        (fit_of("deepep_ll", "prepare", "nvlink", "T (seconds per token)", latency=11 * US, step=US,
-                seconds_per_token=6e-9), (2, 4, 8), (0,)),
+        (
+            fit_of(
+                "deepep_normal",
+                "dispatch",
+                "nic",
+                PER_NODE,
+                latency=20 * US,
+                step=6 * US,
+                e_bandwidth=0.9,
+                token_bandwidth=40 * GB,
+            ),
+            (16, 32, 64),
+            (4, 8, 24),
+        ),
+        (
+            fit_of(
+                "deepep_ll",
+                "prepare",
+                "nvlink",
+                "T (seconds per token)",
+                latency=11 * US,
+                step=US,
+                seconds_per_token=6e-9,
+            ),
+            (2, 4, 8),
+            (0,),
+        ),
     ],
-)  # fmt: skip
+)
 def test_numbers_of_an_exchange_come_back(truth, groups, sms):
     rows = exchange(truth.backend, truth.phase, groups, sms=sms)
     rows["latency"] = predict_alltoall(rows, H100, [truth])

@@ -23,10 +23,18 @@ SHARED = {"blend_q": 2.5, "k_step": 1e-3 * US, "reuse": 400.0}
 LAW = (
     GemmFit(**BASE, **SHARED, format="bf16", tiled=True, e_compute=0.8, e_memory=0.9, t0=3 * US, k_split=1 * US),
     GemmFit(
-        **BASE, **SHARED, format="fp8", tiled=True, e_compute=0.6, e_memory=0.8, t0=8 * US, k_split=4 * US,
-        e_quantise=0.4, least_row=3000.0,
+        **BASE,
+        **SHARED,
+        format="fp8",
+        tiled=True,
+        e_compute=0.6,
+        e_memory=0.8,
+        t0=8 * US,
+        k_split=4 * US,
+        e_quantise=0.4,
+        least_row=3000.0,
     ),
-)  # fmt: skip
+)
 
 
 def gemm_rows() -> pd.DataFrame:
@@ -66,9 +74,19 @@ def moe_rows(**words: object) -> pd.DataFrame:
 
 
 EXPERTS = MoeFit(
-    **BASE, kernel="k", format="fp8", regime=ANY_REGIME, picks="T*k/ep", e_compute=0.5, e_memory=0.9, t0=25 * US,
-    blend_q=moe.BLEND_Q, least_rows=moe.LEAST_ROWS, per_expert=0.2 * US, e_handling=0.4,
-)  # fmt: skip
+    **BASE,
+    kernel="k",
+    format="fp8",
+    regime=ANY_REGIME,
+    picks="T*k/ep",
+    e_compute=0.5,
+    e_memory=0.9,
+    t0=25 * US,
+    blend_q=moe.BLEND_Q,
+    least_rows=moe.LEAST_ROWS,
+    per_expert=0.2 * US,
+    e_handling=0.4,
+)
 
 
 def test_the_numbers_of_a_known_grouped_gemm_are_found_again():
@@ -137,8 +155,7 @@ def held_out_errors(name: str, fit, predict, framework: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("name", "fit", "predict", "bar"),
-    [("gemm", fit_gemm, predict_gemm, 0.07), ("moe", fit_moe, predict_moe, 0.15)],
+    ("name", "fit", "predict", "bar"), [("gemm", fit_gemm, predict_gemm, 0.07), ("moe", fit_moe, predict_moe, 0.15)]
 )
 def test_shapes_not_seen_are_met(name, fit, predict, bar):
     """H200, vLLM: median error of all sizes below the bar of the operator, 90 % quantile below 3.5 times it."""

@@ -26,8 +26,16 @@ def test_a_large_product_is_bound_by_arithmetic_and_a_thin_one_by_weights_beyond
 
 
 def test_what_l2_holds_need_not_move():
-    assert least("generation_attention", batch=1, kv_len=64, q_heads=8, kv_heads=8, head_dim=128,
-                 compute_dtype="bfloat16", kv_dtype="bfloat16") == pytest.approx(4 * 64 * 128 * 8 / PEAK)  # fmt: skip
+    assert least(
+        "generation_attention",
+        batch=1,
+        kv_len=64,
+        q_heads=8,
+        kv_heads=8,
+        head_dim=128,
+        compute_dtype="bfloat16",
+        kv_dtype="bfloat16",
+    ) == pytest.approx(4 * 64 * 128 * 8 / PEAK)
 
 
 def test_a_cache_in_fp8_is_multiplied_in_fp8():

@@ -25,25 +25,67 @@ from disagg_sim.facts.load import list_specs
 
 #: Published serving measurements, each row of which is read.
 MEASURED = (
-    "argonne_llm_inference_bench", "inferencex_dsr1_runs", "inferencex_llama70b_gptoss120b_runs", "mlperf_inference",
-    "nvidia_gap_runs", "published_points", "splitwise_perf_model", "trtllm_docs_throughput",
-)  # fmt: skip
+    "argonne_llm_inference_bench",
+    "inferencex_dsr1_runs",
+    "inferencex_llama70b_gptoss120b_runs",
+    "mlperf_inference",
+    "nvidia_gap_runs",
+    "published_points",
+    "splitwise_perf_model",
+    "trtllm_docs_throughput",
+)
 #: Tables beside them that hold no runs: read_rows finds none.
 WITHOUT_RUNS = ("core_points", "manifest")
 
 R1 = {
-    "row_id": "r1", "hardware": "gb200", "gpu_family": "GB200", "model": "DeepSeek-R1-0528", "precision": "fp4",
-    "framework": "dynamo-trt", "spec_decode": "none", "mode": "disaggregated", "isl": 8192, "osl": 1024,
-    "concurrency": 102, "gpus_total": 28, "tput_total_tok_s_gpu": 1581.0, "ttft_median_ms": 900, "tpot_median_ms": 12.4,
-    "tpot_mean_ms": "", "ttft_mean_ms": "", "prefill_gpus": 4, "prefill_workers": 1, "prefill_tp": 4, "prefill_ep": 4,
-    "prefill_dp_attention": False, "decode_gpus": 24, "decode_workers": 3, "decode_tp": 8, "decode_ep": 8,
-    "decode_dp_attention": True, "qa_flag": "", "tp": "", "ep": "", "dp_attention": "",
-}  # fmt: skip
+    "row_id": "r1",
+    "hardware": "gb200",
+    "gpu_family": "GB200",
+    "model": "DeepSeek-R1-0528",
+    "precision": "fp4",
+    "framework": "dynamo-trt",
+    "spec_decode": "none",
+    "mode": "disaggregated",
+    "isl": 8192,
+    "osl": 1024,
+    "concurrency": 102,
+    "gpus_total": 28,
+    "tput_total_tok_s_gpu": 1581.0,
+    "ttft_median_ms": 900,
+    "tpot_median_ms": 12.4,
+    "tpot_mean_ms": "",
+    "ttft_mean_ms": "",
+    "prefill_gpus": 4,
+    "prefill_workers": 1,
+    "prefill_tp": 4,
+    "prefill_ep": 4,
+    "prefill_dp_attention": False,
+    "decode_gpus": 24,
+    "decode_workers": 3,
+    "decode_tp": 8,
+    "decode_ep": 8,
+    "decode_dp_attention": True,
+    "qa_flag": "",
+    "tp": "",
+    "ep": "",
+    "dp_attention": "",
+}
 ARGONNE = {
-    "row_id": "a1", "hardware": "Nvidia A100 GPU", "gpu_family": "A100", "gpus_total": 4, "framework": "vLLM",
-    "model": "meta-llama/Llama-2-70b-hf", "precision_weights": "", "parallelism": "", "isl": 128, "osl": 128,
-    "batch": 16, "latency_s": 5.0, "throughput_total_tok_s": 819.2, "ttft_latency_s": "",
-}  # fmt: skip
+    "row_id": "a1",
+    "hardware": "Nvidia A100 GPU",
+    "gpu_family": "A100",
+    "gpus_total": 4,
+    "framework": "vLLM",
+    "model": "meta-llama/Llama-2-70b-hf",
+    "precision_weights": "",
+    "parallelism": "",
+    "isl": 128,
+    "osl": 128,
+    "batch": 16,
+    "latency_s": 5.0,
+    "throughput_total_tok_s": 819.2,
+    "ttft_latency_s": "",
+}
 
 
 def write(path: Path, *lines: dict) -> Path:
@@ -67,8 +109,15 @@ def test_a_disaggregated_run_knows_its_workers(tmp_path):
 
 
 def test_rows_that_cannot_be_evaluated_keep_their_place_with_a_reason(tmp_path):
-    lines = [R1, R1 | {"spec_decode": "mtp"}, R1 | {"prefill_workers": ""}, R1 | {"model": "Unheard-Of 9B"},
-             R1 | {"gpu_family": "TPU"}, R1 | {"framework": "abacus"}, R1 | {"hardware": "gb200-maxq"}]  # fmt: skip
+    lines = [
+        R1,
+        R1 | {"spec_decode": "mtp"},
+        R1 | {"prefill_workers": ""},
+        R1 | {"model": "Unheard-Of 9B"},
+        R1 | {"gpu_family": "TPU"},
+        R1 | {"framework": "abacus"},
+        R1 | {"hardware": "gb200-maxq"},
+    ]
     rows = read_rows(write(tmp_path / "x.csv", *lines))
     assert [row.reason for row in rows] == [
         "",
@@ -116,13 +165,22 @@ def test_the_split_follows_the_configuration_not_the_load(tmp_path):
 
 @pytest.mark.parametrize(
     ("said", "ours"),
-    [("Llama-70B (InferenceX key llama70b; aiconfigurator labels it Llama-3.1-70B)", "llama_3_1_70b"),
-     ("nvidia/Llama-3.1-8B-Instruct-FP8", "llama_3_1_8b"), ("Llama-3.1-405B", "llama_3_1_405b"),
-     ("openai/gpt-oss-120b", "gpt_oss_120b"), ("llama2-70b-99.9", "llama_2_70b"), ("GPTJ 6B", "gpt_j_6b"),
-     ("bigscience/bloom-7b1", "bloom_7b"), ("bloom-176b", "bloom_176b"),
-     ("Qwen/Qwen3-235B-A22B-FP8", "qwen3_235b_a22b"),
-     ("Mixtral 8x7B", "mixtral_8x7b"), ("Mistral 7B", "mistral_7b"), ("DeepSeek-V3/R1", "deepseek_r1"), ("x", "")],
-)  # fmt: skip
+    [
+        ("Llama-70B (InferenceX key llama70b; aiconfigurator labels it Llama-3.1-70B)", "llama_3_1_70b"),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "llama_3_1_8b"),
+        ("Llama-3.1-405B", "llama_3_1_405b"),
+        ("openai/gpt-oss-120b", "gpt_oss_120b"),
+        ("llama2-70b-99.9", "llama_2_70b"),
+        ("GPTJ 6B", "gpt_j_6b"),
+        ("bigscience/bloom-7b1", "bloom_7b"),
+        ("bloom-176b", "bloom_176b"),
+        ("Qwen/Qwen3-235B-A22B-FP8", "qwen3_235b_a22b"),
+        ("Mixtral 8x7B", "mixtral_8x7b"),
+        ("Mistral 7B", "mistral_7b"),
+        ("DeepSeek-V3/R1", "deepseek_r1"),
+        ("x", ""),
+    ],
+)
 def test_models_by_their_many_names(said, ours):
     assert model_named(said) == ours
 

@@ -55,16 +55,30 @@ def test_a_band_of_a_normal_law_holds_four_fifths():
 
 def served_lines(step, throughput, rows=400):
     columns = {
-        "evaluated": True, "saturated": False, "part": "fitted", "load": "closed_loop", "engine": "vllm",
-        "concurrency": 16.0, "workers": "2xTP4", "system": "h100_sxm", "recipe": "fp8", "kernel_sigma": 0.06,
-    }  # fmt: skip
+        "evaluated": True,
+        "saturated": False,
+        "part": "fitted",
+        "load": "closed_loop",
+        "engine": "vllm",
+        "concurrency": 16.0,
+        "workers": "2xTP4",
+        "system": "h100_sxm",
+        "recipe": "fp8",
+        "kernel_sigma": 0.06,
+    }
     parts = [
-        pd.DataFrame({
-            "quantity": name, "predicted": 1.0, "measured": np.exp(sigma * RNG.standard_normal(rows)),
-            "model": [f"m{n % 20}" for n in range(rows)], "configuration": range(rows), **columns,
-        })
+        pd.DataFrame(
+            {
+                "quantity": name,
+                "predicted": 1.0,
+                "measured": np.exp(sigma * RNG.standard_normal(rows)),
+                "model": [f"m{n % 20}" for n in range(rows)],
+                "configuration": range(rows),
+                **columns,
+            }
+        )
         for name, sigma in (("tpot", step), ("ttft", 0.3), ("throughput", throughput))
-    ]  # fmt: skip
+    ]
     return pd.concat(parts, ignore_index=True)
 
 
@@ -101,11 +115,21 @@ def test_the_same_data_give_the_same_file_and_a_wrong_one_is_not_written(tmp_pat
 
 def served_row(row, concurrency, tp=4, system="h100_sxm"):
     return ServingRow(
-        file="f.csv", row=row, form="inferencex_dense", model="llama_3_1_70b", system=system, engine="vllm",
-        recipe="fp8", load="closed_loop", mode="aggregated", workers=Workers(mapping=Mapping(tp_attn=tp, tp_ffn=tp)),
-        isl=1024.0, osl=1024.0, concurrency=concurrency,
+        file="f.csv",
+        row=row,
+        form="inferencex_dense",
+        model="llama_3_1_70b",
+        system=system,
+        engine="vllm",
+        recipe="fp8",
+        load="closed_loop",
+        mode="aggregated",
+        workers=Workers(mapping=Mapping(tp_attn=tp, tp_ffn=tp)),
+        isl=1024.0,
+        osl=1024.0,
+        concurrency=concurrency,
         quantities=(Quantity(name="tpot", measured=0.02), Quantity(name="ttft", measured=0.2)),
-    )  # fmt: skip
+    )
 
 
 def test_every_evaluated_line_of_a_served_run_has_a_band_and_says_what_it_rests_on():

@@ -27,7 +27,12 @@ from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.phases import Degrees
 
 ENGINE = replace(
-    load_engine("vllm"), step_host=0.0, sequence_host=0.0, rank_host=0.0, prefill_stretch=1.0, kernel_launch=0.0,
+    load_engine("vllm"),
+    step_host=0.0,
+    sequence_host=0.0,
+    rank_host=0.0,
+    prefill_stretch=1.0,
+    kernel_launch=0.0,
     request_host=0.0,
 )
 ONE = np.ones(1)
@@ -183,11 +188,14 @@ def test_two_batch_overlap_hides_exchange_beyond_one_nvlink_domain(ranks, overla
     degrees, shape = Degrees(dp_attn=ranks, ep=ranks), lengths(2048, 1)
     serial, hidden = (
         prefill_time(
-            served("deepseek_r1", "h100_sxm", "fp8_bf16kv", replace(ENGINE, two_batch_overlap=told)), degrees,
-            ranks * 16384 * ONE, ranks * ONE, shape,
+            served("deepseek_r1", "h100_sxm", "fp8_bf16kv", replace(ENGINE, two_batch_overlap=told)),
+            degrees,
+            ranks * 16384 * ONE,
+            ranks * ONE,
+            shape,
         )[0]
         for told in (False, True)
-    )  # fmt: skip
+    )
     if overlaps:
         assert 0.5 * serial <= hidden <= 0.75 * serial
     else:

@@ -68,7 +68,7 @@ def test_a_lenient_reader_keeps_bad_rows_with_their_fault(tmp_path):
 
 
 def test_the_mask_marks_rows_and_a_broken_condition_is_named(tmp_path):
-    mask = 'file,system,framework,condition,reason\ngemm.csv,*,*,"m == 128 and system == \'h100_sxm\'",odd\n'
+    mask = "file,system,framework,condition,reason\ngemm.csv,*,*,\"m == 128 and system == 'h100_sxm'\",odd\n"
     (tmp_path / "mask.csv").write_text(mask)
     path = write(tmp_path / "a.csv", GEMM, GOOD, GOOD.replace(",128,", ",256,"))
     assert read(path, exclusions=read_exclusions(tmp_path / "mask.csv")).rows["masked"].tolist() == ["odd", ""]

@@ -24,9 +24,17 @@ def frontiers(case):
 
 def fit(median, p90):
     return GemmFit(
-        engine="vllm", version="1", points=9, median_error=median, p90_error=p90, format="bf16", e_compute=0.5,
-        e_memory=0.5, t0=0.0, blend_q=1.0,
-    )  # fmt: skip
+        engine="vllm",
+        version="1",
+        points=9,
+        median_error=median,
+        p90_error=p90,
+        format="bf16",
+        e_compute=0.5,
+        e_memory=0.5,
+        t0=0.0,
+        blend_q=1.0,
+    )
 
 
 def test_spread_of_a_normal_fit_is_its_standard_deviation():
@@ -53,16 +61,13 @@ def test_same_seed_same_bands_and_the_median_lies_near_the_nominal_numbers():
 def test_wider_engine_spreads_never_give_narrower_bands(wider, which):
     points = frontiers("dense").groupby("mode", observed=True).head(3)
     engines = {
-        name: replace(e, **{key: wider * getattr(e, key) for key in which})
-        for name, e in SPREADS.engines.items()
+        name: replace(e, **{key: wider * getattr(e, key) for key in which}) for name, e in SPREADS.engines.items()
     }
     widths = []
     for each in (SPREADS.engines, engines):
         found = ds.uncertainty(points, samples=100, spreads=replace(SPREADS, engines=each))
         widths.append([np.quantile(x, 0.9, axis=1) / np.quantile(x, 0.1, axis=1) for x in (found.ttl, found.ftl)])
     assert all((after >= before * (1 - 1e-9)).all() for before, after in zip(*widths, strict=True))
-
-
 
 
 def test_what_both_modes_share_cancels_in_the_gain():

@@ -84,9 +84,14 @@ def test_a_scenario_leaves_its_tables_pictures_and_traces(scenario, tmp_path, ca
     assert len(requests) == 60
     assert (requests["prefill_instance"] != requests["decode_instance"]).all()
     assert {path.name for path in (out / "figures" / "two").iterdir()} == {
-        "vllm-short-x1.png", "vllm-short-x2.png", "disaggregated-short-x1.png", "disaggregated-short-x2.png",
-        "latencies-short-x1.png", "latencies-short-x2.png", "attainment-short.png",
-    }  # fmt: skip
+        "vllm-short-x1.png",
+        "vllm-short-x2.png",
+        "disaggregated-short-x1.png",
+        "disaggregated-short-x2.png",
+        "latencies-short-x1.png",
+        "latencies-short-x2.png",
+        "attainment-short.png",
+    }
     capacity = pd.read_csv(out / "capacity.csv")
     assert capacity["system"].tolist() == ["vllm", "disaggregated"]
     assert (capacity["met_again_rate_scale"] == 0).all()
@@ -271,7 +276,7 @@ def test_steps_that_leave_no_memory_stop_their_own_runs_alone(scenario, tmp_path
     assert pd.read_csv(out / "summary.csv")["deployment"].tolist() == ["two"]
 
 
-OWN = '''
+OWN = """
 import sys
 from dataclasses import dataclass
 from disagg_sim.simulation.policies.vllm import Vllm
@@ -299,7 +304,7 @@ class Mine(Vllm):
     def build(self, site):
         from dataclasses import replace
         return replace(Vllm.build(self, site), routing=Router())
-'''
+"""
 FAILS = {
     "raises": ("1 // 0", "system 'own_raises' at 1.25 s: ZeroDivisionError: integer division or modulo by zero"),
     "exits": ("sys.exit()", "system 'own_exits' at 1.25 s: it called sys.exit()"),
@@ -327,9 +332,7 @@ def own(tmp_path):
 def test_a_policy_that_fails_stops_its_runs_alone(scenario, tmp_path, capsys, own, jobs):
     """Five policies fail, each in its own way; each has its line with run and place, and the sixth has its row."""
     names = [own(f"own_{case}", fails=code) for case, (code, _) in FAILS.items()]
-    path = scenario(
-        systems=[*names, "vllm"], trace={"path": "short.csv"}, policies=[f"{name}.py" for name in names]
-    )
+    path = scenario(systems=[*names, "vllm"], trace={"path": "short.csv"}, policies=[f"{name}.py" for name in names])
     out = tmp_path / "out"
     assert run(["simulate", path, "--out", str(out), "--jobs", jobs, "--no-figures"]) == 2
     error = capsys.readouterr().err

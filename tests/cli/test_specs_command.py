@@ -79,9 +79,18 @@ def test_the_policies_of_a_file_are_shown_as_far_as_they_are_known(capsys, tmp_p
 def test_list_of_one_kind(capsys):
     lines = output(capsys, "list", "precision").splitlines()
     assert [line.split()[1] for line in lines[1:]] == [
-        "bf16", "bf16_fp8kv", "fp8", "fp8_bf16kv", "fp8_block", "fp8_block_bf16kv", "mxfp4", "mxfp4_fp8kv",
-        "nvfp4_bf16kv", "nvfp4_fp8kv", "nvfp4_fp8kv_bf16_attention",
-    ]  # fmt: skip
+        "bf16",
+        "bf16_fp8kv",
+        "fp8",
+        "fp8_bf16kv",
+        "fp8_block",
+        "fp8_block_bf16kv",
+        "mxfp4",
+        "mxfp4_fp8kv",
+        "nvfp4_bf16kv",
+        "nvfp4_fp8kv",
+        "nvfp4_fp8kv_bf16_attention",
+    ]
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in list_specs(kind)])
@@ -153,15 +162,20 @@ def test_check_names_the_faults_of_every_file(capsys, tmp_path):
     ("arguments", "message"),
     [
         (["list", "modle"], "unknown kind 'modle', did you mean 'model'?; known: " + ", ".join((*KINDS, "policy"))),
-        (["show", "precision", "fp9"], "unknown precision recipe 'fp9', did you mean 'fp8'?; known: "
-         "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, mxfp4, mxfp4_fp8kv, nvfp4_bf16kv, "
-         "nvfp4_fp8kv, nvfp4_fp8kv_bf16_attention"),
+        (
+            ["show", "precision", "fp9"],
+            "unknown precision recipe 'fp9', did you mean 'fp8'?; known: "
+            "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, mxfp4, mxfp4_fp8kv, nvfp4_bf16kv, "
+            "nvfp4_fp8kv, nvfp4_fp8kv_bf16_attention",
+        ),
         (["show", "profile", "xyz"], "unknown profile 'xyz'; known: ideal, measured, optimistic"),
         (["show", "model", "none.yaml"], "none.yaml: no such file"),
-        (["show", "policy", "vlm"],
-         "unknown system 'vlm', did you mean 'vllm'?; known: " + ", ".join(sorted(systems()))),
+        (
+            ["show", "policy", "vlm"],
+            "unknown system 'vlm', did you mean 'vllm'?; known: " + ", ".join(sorted(systems())),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_name_is_one_line_with_exit_code_2(capsys, arguments, message):
     assert run(["specs", *arguments]) == 2
     assert capsys.readouterr().err == f"error: {message}\n"

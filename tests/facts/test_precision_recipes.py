@@ -36,10 +36,18 @@ def test_nvfp4_counts_its_scales():
 REFUSED = [
     ("fp8", "a100_sxm_80gb", "fp8", "bf16, bf16_fp8kv, mxfp4, mxfp4_fp8kv"),
     ("nvfp4_fp8kv", "a100_sxm_80gb", "fp8 and nvfp4", "bf16, bf16_fp8kv, mxfp4, mxfp4_fp8kv"),
-    ("nvfp4_fp8kv", "h100_sxm", "nvfp4", "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, mxfp4, "
-     "mxfp4_fp8kv"),
-    ("nvfp4_fp8kv", "mi300x", "nvfp4", "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, mxfp4, "
-     "mxfp4_fp8kv"),
+    (
+        "nvfp4_fp8kv",
+        "h100_sxm",
+        "nvfp4",
+        "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, mxfp4, mxfp4_fp8kv",
+    ),
+    (
+        "nvfp4_fp8kv",
+        "mi300x",
+        "nvfp4",
+        "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, mxfp4, mxfp4_fp8kv",
+    ),
 ]
 
 

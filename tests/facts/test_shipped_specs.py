@@ -23,9 +23,19 @@ from disagg_sim.facts.model import GqaAttention, MoeFfn
 from disagg_sim.facts.yaml_files import DIRECTORIES, spec_files
 
 SYSTEMS = [
-    "a100_sxm_40gb", "a100_sxm_80gb", "b200_sxm", "b300_sxm", "gb200_nvl72", "gb300_nvl72", "gh200", "h100_sxm",
-    "h200_sxm", "h20_sxm", "h800_sxm", "mi300x",
-]  # fmt: skip
+    "a100_sxm_40gb",
+    "a100_sxm_80gb",
+    "b200_sxm",
+    "b300_sxm",
+    "gb200_nvl72",
+    "gb300_nvl72",
+    "gh200",
+    "h100_sxm",
+    "h200_sxm",
+    "h20_sxm",
+    "h800_sxm",
+    "mi300x",
+]
 COUNTS = list(csv.DictReader((Path(__file__).parent / "model_counts.csv").open(encoding="utf-8")))
 FACTS = [(kind, name) for kind in DIRECTORIES if kind not in ("sweep", "scenario") for name in list_specs(kind)]
 
@@ -42,9 +52,18 @@ def test_the_shipped_names():
     assert list(list_specs("hardware")) == SYSTEMS
     assert list(list_specs("efficiency")) == SYSTEMS
     assert list_specs("precision") == (
-        "bf16", "bf16_fp8kv", "fp8", "fp8_bf16kv", "fp8_block", "fp8_block_bf16kv", "mxfp4", "mxfp4_fp8kv",
-        "nvfp4_bf16kv", "nvfp4_fp8kv", "nvfp4_fp8kv_bf16_attention",
-    )  # fmt: skip
+        "bf16",
+        "bf16_fp8kv",
+        "fp8",
+        "fp8_bf16kv",
+        "fp8_block",
+        "fp8_block_bf16kv",
+        "mxfp4",
+        "mxfp4_fp8kv",
+        "nvfp4_bf16kv",
+        "nvfp4_fp8kv",
+        "nvfp4_fp8kv_bf16_attention",
+    )
     assert list_specs("engine") == ("sglang", "trtllm", "trtllm_engine", "vllm", "vllm_eager", "vllm_v0")
     assert list_specs("profile") == ("ideal", "measured", "optimistic")
     assert set(list_specs("model")) == {row["name"] for row in COUNTS}

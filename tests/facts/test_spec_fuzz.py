@@ -10,11 +10,39 @@ from disagg_sim.errors import SpecError
 from disagg_sim.facts.check import check_file
 from disagg_sim.facts.yaml_files import spec_files
 
-JUNK = [None, "", "x", "1 GB", "-5 ms", "1e400", -1, 0, 10**30, 1.5, float("inf"), float("nan"), True, [], [[1]], {},
-        {"x": 1}, {1: 2}, ["a", None]]  # fmt: skip
-FILES = [("hardware", "h100_sxm"), ("efficiency", "a100_sxm_80gb"), ("efficiency", "h800_sxm"), ("precision", "fp8"),
-         ("precision", "nvfp4_fp8kv"), ("profile", "measured"), ("model", "deepseek_r1"), ("model", "gpt_oss_120b"),
-         ("traffic", "mooncake_long_prompts"), ("traffic", "short_answers")]  # fmt: skip
+JUNK = [
+    None,
+    "",
+    "x",
+    "1 GB",
+    "-5 ms",
+    "1e400",
+    -1,
+    0,
+    10**30,
+    1.5,
+    float("inf"),
+    float("nan"),
+    True,
+    [],
+    [[1]],
+    {},
+    {"x": 1},
+    {1: 2},
+    ["a", None],
+]
+FILES = [
+    ("hardware", "h100_sxm"),
+    ("efficiency", "a100_sxm_80gb"),
+    ("efficiency", "h800_sxm"),
+    ("precision", "fp8"),
+    ("precision", "nvfp4_fp8kv"),
+    ("profile", "measured"),
+    ("model", "deepseek_r1"),
+    ("model", "gpt_oss_120b"),
+    ("traffic", "mooncake_long_prompts"),
+    ("traffic", "short_answers"),
+]
 
 
 def places(node, path=()):

@@ -18,29 +18,45 @@ from disagg_sim.facts.yaml_files import DIRECTORIES, spec_files
 from disagg_sim.simulation.policy import systems
 
 SWEEP: dict[str, Any] = {
-    "name": "trial", "models": ["llama_3_1_8b"], "systems": {"h100_sxm": "fp8"}, "traffic": [{"isl": 1024, "osl": 128}],
-    "modes": ["disaggregated", "colocated", "piggyback"], "limits": {"max_gpus": 2, "gpu_cap": 32, "ftl_s": 10.0},
+    "name": "trial",
+    "models": ["llama_3_1_8b"],
+    "systems": {"h100_sxm": "fp8"},
+    "traffic": [{"isl": 1024, "osl": 128}],
+    "modes": ["disaggregated", "colocated", "piggyback"],
+    "limits": {"max_gpus": 2, "gpu_cap": 32, "ftl_s": 10.0},
     "profile": "measured",
-}  # fmt: skip
+}
 STUDY: dict[str, Any] = SWEEP | {
-    "modes": ["disaggregated"], "limits": {"ftl_s": 10.0, "ttl_s": ["none", 0.1], "max_gpus": 2,
-    "nic_gb_per_s": "none"}, "ctx_gen_ratio": ["optimal", 0.5], "nvlink_domain": ["own", 4],
-    "mla_form": ["auto", "naive"], "per": "usd", "prices": {"h100_sxm": 2.5}, "engine": "vllm", "matching": "exact",
-    "traffic": ["short_answers", {"isl": 512, "osl": 32}], "block_points": 100,
+    "modes": ["disaggregated"],
+    "limits": {"ftl_s": 10.0, "ttl_s": ["none", 0.1], "max_gpus": 2, "nic_gb_per_s": "none"},
+    "ctx_gen_ratio": ["optimal", 0.5],
+    "nvlink_domain": ["own", 4],
+    "mla_form": ["auto", "naive"],
+    "per": "usd",
+    "prices": {"h100_sxm": 2.5},
+    "engine": "vllm",
+    "matching": "exact",
+    "traffic": ["short_answers", {"isl": 512, "osl": 32}],
+    "block_points": 100,
     "systems": [{"prefill": {"h100_sxm": "fp8"}, "decode": {"h200_sxm": "fp8"}}],
-}  # fmt: skip
+}
 SCENARIO: dict[str, Any] = {
-    "name": "trial", "model": "llama_3_1_8b", "system": "h100_sxm", "precision": "fp8",
-    "trace": {"path": "trace.csv", "rate_scale": [1.0, 2.0]}, "slo": {"ttft_s": 0.5, "tpot_s": 0.05},
+    "name": "trial",
+    "model": "llama_3_1_8b",
+    "system": "h100_sxm",
+    "precision": "fp8",
+    "trace": {"path": "trace.csv", "rate_scale": [1.0, 2.0]},
+    "slo": {"ttft_s": 0.5, "tpot_s": 0.05},
     "deployments": {"two": {"gpus": 4, "prefill": {"tp": 1}, "decode": {}, "colocated": {"instances": 2}}},
-    "systems": ["vllm", {"kind": "disaggregated", "label": "split"}], "run": {"start_up_s": 1.0, "sample_s": 1.0},
+    "systems": ["vllm", {"kind": "disaggregated", "label": "split"}],
+    "run": {"start_up_s": 1.0, "sample_s": 1.0},
     "seed": 1,
-}  # fmt: skip
+}
 SYNTHETIC: dict[str, Any] = SCENARIO | {
     "trace": {"kind": "synthetic", "lengths": {"isl": 256, "osl": 16}, "rate_per_s": 4.0, "requests": 30, "cv": 2.0},
     "systems": [{"kind": "arrow"}, {"kind": "dynamo_load"}, {"kind": "dopd"}, {"kind": "dynaserve"}],
     "capacity": {"criterion": "attainment", "share": 0.9},
-}  # fmt: skip
+}
 
 _TIMES = [(i / 4, 200 + 37 * i % 500, 5 + 11 * i % 40) for i in range(24)]
 TRACES = {
@@ -57,8 +73,12 @@ TRACES = {
 }
 
 TRACE_OPTIONS: tuple[tuple[str, ...], ...] = (
-    ("--json",), ("--as-is",), ("--time-unit", "ms"), ("--column", "arrival=Timestamp"), ("--rate", "2"),
-)  # fmt: skip
+    ("--json",),
+    ("--as-is",),
+    ("--time-unit", "ms"),
+    ("--column", "arrival=Timestamp"),
+    ("--rate", "2"),
+)
 
 GEMM = "system,framework,version,kernel_source,dtype,m,n,k,latency_us\n" + "".join(
     f"h100_sxm,trtllm,1.0,cublas,fp8,{m},{n},4096,{5 + 2e-6 * m * n * 4096 / 800:.6g}\n"
@@ -104,14 +124,18 @@ def _jobs(rng: Random) -> str:
 
 def sweep_counted(rng: Random) -> Spoilt:
     """A sweep, counted."""
-    return Spoilt("sweep --dry-run", {"s.yaml": spoilt_yaml(rng.choice((SWEEP, STUDY)), rng)},
-                  ["sweep", "s.yaml", "--dry-run"])  # fmt: skip
+    return Spoilt(
+        "sweep --dry-run", {"s.yaml": spoilt_yaml(rng.choice((SWEEP, STUDY)), rng)}, ["sweep", "s.yaml", "--dry-run"]
+    )
 
 
 def sweep_run(rng: Random) -> Spoilt:
     """A sweep, computed."""
-    return Spoilt("sweep", {"s.yaml": spoilt_yaml(SWEEP, rng)},
-                  ["sweep", "s.yaml", "--out", "out", "--jobs", _jobs(rng), "--no-figures"])  # fmt: skip
+    return Spoilt(
+        "sweep",
+        {"s.yaml": spoilt_yaml(SWEEP, rng)},
+        ["sweep", "s.yaml", "--out", "out", "--jobs", _jobs(rng), "--no-figures"],
+    )
 
 
 def scenario(rng: Random) -> Spoilt:
@@ -173,9 +197,12 @@ def spec(rng: Random) -> Spoilt:
     document = yaml.safe_load(source.read_text(encoding="utf-8"))
     path = str(Path(DIRECTORIES[kind]) / source.name)
     used = {
-        "model": ["models", source.stem], "hardware": ["systems", source.stem], "traffic": ["traffic", source.stem],
-        "precision": ["precision", source.stem], "profile": ["profile", source.stem],
-    }.get(kind)  # fmt: skip
+        "model": ["models", source.stem],
+        "hardware": ["systems", source.stem],
+        "traffic": ["traffic", source.stem],
+        "precision": ["precision", source.stem],
+        "profile": ["profile", source.stem],
+    }.get(kind)
     sweep = dict(SWEEP, modes=["disaggregated"])
     if used and used[0] in ("models", "traffic"):
         sweep[used[0]] = [used[1]]
@@ -188,8 +215,13 @@ def spec(rng: Random) -> Spoilt:
     then = [["sweep", "s.yaml", *rng.choice((("--dry-run",), ("--out", "out", "--jobs", "1", "--no-figures")))]]
     if kind in ("hardware", "model", "traffic", "precision", "profile"):
         then.insert(0, ["specs", "show", kind, source.stem])
-    return Spoilt(f"specs {kind}", {path: spoilt_yaml(document, rng), "s.yaml": _dump(sweep)},
-                  ["specs", "check", path], specs=True, then=then)  # fmt: skip
+    return Spoilt(
+        f"specs {kind}",
+        {path: spoilt_yaml(document, rng), "s.yaml": _dump(sweep)},
+        ["specs", "check", path],
+        specs=True,
+        then=then,
+    )
 
 
 def kernels(rng: Random) -> Spoilt:
@@ -256,32 +288,53 @@ OPTIONS = tuple(sorted({name for command in LEAVES.values() for each in command.
 def command_line(rng: Random) -> Spoilt:
     """Options and arguments of every command, with good files."""
     lines = [
-        ["sweep", "s.yaml", "--dry-run"], ["sweep", "s.yaml", "--out", "out", "--jobs", "1", "--no-figures"],
-        ["simulate", "sc.yaml", "--out", "out", "--jobs", "1", "--no-figures"], ["trace", "stats", "trace.csv"],
-        ["specs", "list"], ["specs", "list", "model"], ["specs", "show", "hardware", "h100_sxm"],
-        ["specs", "check", "s.yaml"], ["check", "results", "--baseline", "baseline"],
+        ["sweep", "s.yaml", "--dry-run"],
+        ["sweep", "s.yaml", "--out", "out", "--jobs", "1", "--no-figures"],
+        ["simulate", "sc.yaml", "--out", "out", "--jobs", "1", "--no-figures"],
+        ["trace", "stats", "trace.csv"],
+        ["specs", "list"],
+        ["specs", "list", "model"],
+        ["specs", "show", "hardware", "h100_sxm"],
+        ["specs", "check", "s.yaml"],
+        ["check", "results", "--baseline", "baseline"],
         ["compare", "results", "baseline"],
-        ["reproduce", "nothing", "--out", "out"], ["measure", "--out", "m", "--system", "h100_sxm",
-         "--device", "x"],
+        ["reproduce", "nothing", "--out", "out"],
+        ["measure", "--out", "m", "--system", "h100_sxm", "--device", "x"],
         ["calibrate", "kernels", "gemm.csv", "--system", "h100_sxm", "--out", "o.yaml"],
         ["calibrate", "engine", "served.csv", "--engine", "vllm", "--out", "v.yaml"],
-        ["calibrate", "uncertainty", "gemm.csv", "--out", "u.yaml"], ["validate", "kernels", "gemm.csv",
-        "--out", "out"],
-        ["validate", "serving", "served.csv"], ["sensitivity", "missing", "--out", "out"], ["--version"], [],
-    ]  # fmt: skip
+        ["calibrate", "uncertainty", "gemm.csv", "--out", "u.yaml"],
+        ["validate", "kernels", "gemm.csv", "--out", "out"],
+        ["validate", "serving", "served.csv"],
+        ["sensitivity", "missing", "--out", "out"],
+        ["--version"],
+        [],
+    ]
     files = {
-        "s.yaml": _dump(SWEEP), "sc.yaml": _dump(SCENARIO), "trace.csv": TRACES["csv"].encode(),
-        "gemm.csv": GEMM.encode(), "served.csv": SERVED.encode(), "here/file": b"",
-    }  # fmt: skip
+        "s.yaml": _dump(SWEEP),
+        "sc.yaml": _dump(SCENARIO),
+        "trace.csv": TRACES["csv"].encode(),
+        "gemm.csv": GEMM.encode(),
+        "served.csv": SERVED.encode(),
+        "here/file": b"",
+    }
     words = spoilt_arguments(rng.choice(lines), OPTIONS, rng)
     return Spoilt("command line", files, words, stores=("results", "baseline"))
 
 
 #: Kinds of input with their share of all.
 KINDS: tuple[tuple[Callable[[Random], Spoilt], int], ...] = (
-    (sweep_counted, 20), (sweep_run, 8), (scenario, 12), (trace, 14), (spec, 16), (kernels, 8), (served, 4), (store, 8),
-    (runs, 4), (policy, 6), (command_line, 16),
-)  # fmt: skip
+    (sweep_counted, 20),
+    (sweep_run, 8),
+    (scenario, 12),
+    (trace, 14),
+    (spec, 16),
+    (kernels, 8),
+    (served, 4),
+    (store, 8),
+    (runs, 4),
+    (policy, 6),
+    (command_line, 16),
+)
 
 
 def spoilt(seed: int) -> Spoilt:

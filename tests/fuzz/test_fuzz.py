@@ -89,6 +89,7 @@ def test_equal_seeds_give_equal_inputs_and_all_kinds_are_met() -> None:
 
 def test_the_judge_sees_what_is_wrong(tmp_path: Path, monkeypatch) -> None:
     """A traceback, an endless run, much memory, a silent failure, two errors and code that was run are all told."""
+
     def verdict(command) -> str:
         monkeypatch.setattr(worker, "run", command)
         return " ".join(judged(spoilt(0), ["specs"], tmp_path)[0])

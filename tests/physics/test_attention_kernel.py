@@ -18,30 +18,38 @@ from disagg_sim.physics.layer import absorbed_shape, expanded_shape
 from disagg_sim.physics.work import AttentionShape, MlaDims, Work, gqa_decode_work, gqa_prefill_work, mla_work
 from disagg_sim.units import US
 
-PREFILL = AttentionRate(
-    1e15, 2e12, 10 * US, s_half=128.0, multiprocessors=100, io_bandwidth=1e12, tail=0.4
-)  # fmt: skip
+PREFILL = AttentionRate(1e15, 2e12, 10 * US, s_half=128.0, multiprocessors=100, io_bandwidth=1e12, tail=0.4)
 DECODE = AttentionRate(
     1e15, 2e12, 10 * US, multiprocessors=100, block_time=2 * US, serial_time=3 * US, serial_power=0.5, ramp=4 * US
-)  # fmt: skip
+)
 
 
 def prefill(rate=PREFILL, *, sequences=1.0, new=1024.0, past=0.0, q_heads=8.0, kv_heads=2.0, window=0.0):
     sizes = {"sequences": sequences, "new": new, "past": past, "q_heads": q_heads, "kv_heads": kv_heads}
     work = gqa_prefill_work(**sizes, head_dim=128, window=window, cache_bytes=2)
     held = gqa_decode_work(
-        sequences=sequences, context=past, q_heads=q_heads, kv_heads=kv_heads, head_dim=128, window=window,
+        sequences=sequences,
+        context=past,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=128,
+        window=window,
         cache_bytes=2,
-    ).hbm_bytes  # fmt: skip
+    ).hbm_bytes
     shape = AttentionShape(sequences, new, past, q_heads, kv_heads, 128, held, window)
     return prefill_attention_cost(work, shape, work.flops / (sequences * q_heads * 256 * new), rate).time
 
 
 def decode(rate=DECODE, *, sequences=8.0, context=4096.0, q_heads=32.0, kv_heads=8.0, cache_bytes=2):
     work = gqa_decode_work(
-        sequences=sequences, context=context, q_heads=q_heads, kv_heads=kv_heads, head_dim=128, window=0.0,
+        sequences=sequences,
+        context=context,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=128,
+        window=0.0,
         cache_bytes=cache_bytes,
-    )  # fmt: skip
+    )
     return decode_attention_cost(work, AttentionShape(sequences, 1.0, context - 1, q_heads, kv_heads, 128), rate).time
 
 

@@ -194,9 +194,14 @@ def test_one_fit_serves_every_regime_and_the_faster_kernel_counts():
     assert kernels == (moe_rate(fits[0], H100), moe_rate(fits[1], H100))
     model = load_model("qwen3_235b_a22b")
     op = routed_experts(
-        model, model.layers[-1].ffn, rates.precision, ep=8.0, tp_ffn=1.0, tokens=np.array([1.0, 4.0, 4096.0]),
+        model,
+        model.layers[-1].ffn,
+        rates.precision,
+        ep=8.0,
+        tp_ffn=1.0,
+        tokens=np.array([1.0, 4.0, 4096.0]),
         imbalance=1.0,
-    )  # fmt: skip
+    )
     times = [moe_cost(op.experts, op.work, kernel).time for kernel in kernels]
     together = expert_cost(op, np.float64(8.0), np.float64(1.0), rates).time
     assert np.array_equal(together, np.minimum(*times))

@@ -62,8 +62,14 @@ def test_ftl_never_falls_as_batch_or_prompt_grows(case, batch, more, isl, longer
 
 
 @quick
-@given(cases(), st.integers(1, 16), st.integers(1, 16), st.integers(1, 12_000), st.integers(1, 12_000),
-       st.sampled_from([512, 2048]))  # fmt: skip
+@given(
+    cases(),
+    st.integers(1, 16),
+    st.integers(1, 16),
+    st.integers(1, 12_000),
+    st.integers(1, 12_000),
+    st.sampled_from([512, 2048]),
+)
 def test_ftl_in_chunks_never_falls_as_batch_or_prompt_grows(case, batch, more, isl, longer, chunk):
     at, mapping = case
     base = ftl_of(at, mapping, batch, isl, chunk)
@@ -93,8 +99,13 @@ def test_memory_never_falls_as_batch_or_lengths_grow(case, batch, more, isl, lon
 
 
 @quick
-@given(cases(), st.sampled_from(["hbm_bandwidth", "nvlink_bandwidth", "nic_bandwidth", "peak_flops"]),
-       st.floats(1.0, 10.0), batches, st.integers(1, 30_000))  # fmt: skip
+@given(
+    cases(),
+    st.sampled_from(["hbm_bandwidth", "nvlink_bandwidth", "nic_bandwidth", "peak_flops"]),
+    st.floats(1.0, 10.0),
+    batches,
+    st.integers(1, 30_000),
+)
 def test_faster_hardware_is_never_slower(case, what, factor, batch, length):
     at, mapping = case
     rates = rates_on(at, scaled(at.system, what, factor))
@@ -184,9 +195,7 @@ def test_mixed_step_without_decodes_is_a_chunk(case, chunk):
     at, mapping = case
     tp = float(mapping.tp_attn)
     degrees = Degrees(tp_attn=tp, tp_ffn=tp)
-    mixed = mixed_step(
-        at.model, at.rates, degrees, batch=0.0, context=1.0, chunk_tokens=float(chunk), isl=float(chunk)
-    )
+    mixed = mixed_step(at.model, at.rates, degrees, batch=0.0, context=1.0, chunk_tokens=float(chunk), isl=float(chunk))
     alone = prefill_pass(at.model, at.rates, degrees, batch=1.0, isl=float(chunk))
     assert float(mixed.time) == pytest.approx(float(alone.ftl), rel=1e-12)
 
@@ -212,21 +221,33 @@ def head_time(at: Setting, tp: float = 1.0, emitted: float = 1.0) -> float:
 
 
 PROFILE_TIMES = (
-    "gemm_t0", "gemm_t0_cap_quantised", "attention_t0", "moe_t0", "all_reduce_latency", "all_to_all_latency",
-    "elementwise_latency", "host", "p2p_latency_inside", "p2p_latency_across", "nic_latency",
+    "gemm_t0",
+    "gemm_t0_cap_quantised",
+    "attention_t0",
+    "moe_t0",
+    "all_reduce_latency",
+    "all_to_all_latency",
+    "elementwise_latency",
+    "host",
+    "p2p_latency_inside",
+    "p2p_latency_across",
+    "nic_latency",
     "all_reduce_step_latency",
-)  # fmt: skip
+)
 
 
 def in_another_unit(section: str, row, c: float):
     """A fit with its times divided by ``c`` and its rates multiplied."""
     factors = {"s": 1.0 / c, "B/s": c}
     units = {field.name: unit_of_field(section, field.name) for field in fields(row)}
-    return replace(row, **{
-        name: getattr(row, name) * factors[unit]
-        for name, unit in units.items()
-        if unit and getattr(row, name) is not None
-    })  # fmt: skip
+    return replace(
+        row,
+        **{
+            name: getattr(row, name) * factors[unit]
+            for name, unit in units.items()
+            if unit and getattr(row, name) is not None
+        },
+    )
 
 
 @settings(max_examples=100, deadline=None)

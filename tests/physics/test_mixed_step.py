@@ -23,9 +23,15 @@ SIZES = np.array([1.0, 2, 3, 7, 64, 100, 1000])[None, :]
 
 def step_of(at, mapping, batch, chunk, context=5000, isl=4096, **more):
     return mixed_step(
-        at.model, at.rates, degrees_of(mapping), batch=float(batch), context=float(context), chunk_tokens=float(chunk),
-        isl=float(isl), **more,
-    )  # fmt: skip
+        at.model,
+        at.rates,
+        degrees_of(mapping),
+        batch=float(batch),
+        context=float(context),
+        chunk_tokens=float(chunk),
+        isl=float(isl),
+        **more,
+    )
 
 
 @pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_70b"])
@@ -143,10 +149,18 @@ def colocated_memory(at, mapping, batch, prompts, *, mixed):
     """Bytes with ``prompts`` in prefill, of which 512 tokens are live on a rank."""
     return float(
         colocated_bytes(
-            at.model, at.precision, at.profile, degrees_of(mapping), float(batch), cached=decode_residents(4096, 512),
-            prompt=prompt_residents(4096), prompts=prompts, new=min(prompts, 1.0) * 512.0, mixed=mixed,
+            at.model,
+            at.precision,
+            at.profile,
+            degrees_of(mapping),
+            float(batch),
+            cached=decode_residents(4096, 512),
+            prompt=prompt_residents(4096),
+            prompts=prompts,
+            new=min(prompts, 1.0) * 512.0,
+            mixed=mixed,
         )
-    )  # fmt: skip
+    )
 
 
 @quick

@@ -88,10 +88,16 @@ def test_all_reduce_on_gb200_above_four_gpus_is_the_stated_assumption():
 
 @pytest.mark.parametrize(
     ("system", "recipe", "inherited"),
-    [("h100_sxm", "fp8", False), ("h200_sxm", "fp8", False), ("gb200_nvl72", "nvfp4_fp8kv", False),
-     ("a100_sxm_80gb", "bf16", False), ("h800_sxm", "fp8", True), ("gb300_nvl72", "nvfp4_fp8kv", True),
-     ("mi300x", "fp8", True)],
-)  # fmt: skip
+    [
+        ("h100_sxm", "fp8", False),
+        ("h200_sxm", "fp8", False),
+        ("gb200_nvl72", "nvfp4_fp8kv", False),
+        ("a100_sxm_80gb", "bf16", False),
+        ("h800_sxm", "fp8", True),
+        ("gb300_nvl72", "nvfp4_fp8kv", True),
+        ("mi300x", "fp8", True),
+    ],
+)
 def test_fits_of_another_system_are_marked(system, recipe, inherited):
     rates = rates_of("llama_3_1_70b", system=(system, recipe))
     assert rates.inherited is inherited
@@ -122,8 +128,10 @@ def test_the_faster_of_two_expert_kernels_counts_at_every_point():
     assert np.any(alone[1] < alone[0])
 
 
-@pytest.mark.parametrize(("ep", "tp_ffn", "regime"), [(1, 1, "single"), (1, 8, "tp"), (8, 2, "ep2_8"), (2, 1, "ep2_8"),
-                                                      (16, 1, "ep16_256"), (64, 1, "ep16_256")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ep", "tp_ffn", "regime"),
+    [(1, 1, "single"), (1, 8, "tp"), (8, 2, "ep2_8"), (2, 1, "ep2_8"), (16, 1, "ep16_256"), (64, 1, "ep16_256")],
+)
 def test_regime_of_the_expert_kernel(ep, tp_ffn, regime):
     rates = rates_of("mixtral_8x7b", system=("h100_sxm", "bf16"))
     operator = Operator("routed experts", "experts", Work(0.0, 0.0), "bf16")

@@ -102,9 +102,7 @@ def test_latent_and_grouped_attention_agree_when_their_products_match():
     kept = mla_work("cached", dims, sequences=3.0, new=new, past=past)
     assert kept.flops == gqa.flops
     assert kept.hbm_bytes == gqa.hbm_bytes + 3 * new * 256 * 2  # the latent is written too
-    wide = gqa_decode_work(
-        sequences=3.0, context=past, q_heads=n, kv_heads=1, head_dim=256, window=0, cache_bytes=2.0
-    )
+    wide = gqa_decode_work(sequences=3.0, context=past, q_heads=n, kv_heads=1, head_dim=256, window=0, cache_bytes=2.0)
     latent = mla_work("absorbed", dims, sequences=3.0, new=1.0, past=past - 1)
     assert latent.flops == wide.flops
     assert 3 * past * dims.latent * 2.0 == wide.hbm_bytes / 2
@@ -142,8 +140,10 @@ def test_compute_bound_gemms_and_attention_take_one_nth(tp):
     assert times[1] == pytest.approx(times[0] / tp, rel=1e-12)
 
 
-@pytest.mark.parametrize(("model", "system"), [("deepseek_r1", "gb200_nvl72"), ("gpt_oss_120b", "h100_sxm"),
-                                               ("llama_3_1_70b", "a100_sxm_80gb")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "system"),
+    [("deepseek_r1", "gb200_nvl72"), ("gpt_oss_120b", "h100_sxm"), ("llama_3_1_70b", "a100_sxm_80gb")],
+)
 @pytest.mark.parametrize("profile", ["ideal", "measured"])
 def test_grid_points_equal_single_calls(model, system, profile):
     """Every tenth row at every batch: the blocks of a grid and a call with plain numbers give the same time."""
@@ -156,9 +156,12 @@ def test_grid_points_equal_single_calls(model, system, profile):
     prefill = prefill_grid(at.model, at.system, table, isl=3000, chunk_tokens=[512], mla_form="naive", **args)
     for row, mapping in enumerate(table):
         degrees = Degrees(
-            tp_attn=float(mapping.tp_attn), dp_attn=float(mapping.dp_attn), tp_ffn=float(mapping.tp_ffn),
-            ep=float(mapping.ep), pp=float(mapping.pp),
-        )  # fmt: skip
+            tp_attn=float(mapping.tp_attn),
+            dp_attn=float(mapping.dp_attn),
+            tp_ffn=float(mapping.tp_ffn),
+            ep=float(mapping.ep),
+            pp=float(mapping.pp),
+        )
         for column, b in enumerate(batch):
             one = decode_step(at.model, at.rates, degrees, batch=float(b), context=3250.0)
             assert decode.latency[row, column] == pytest.approx(float(one.ttl), rel=1e-12)

@@ -29,14 +29,26 @@ def seconds_by_operator(
             operators += layer.moe_local(at.model, kind.ffn, precision, tp, tokens.linear)
             operators += layer.shared_experts(at.model, kind.ffn, precision, tp, tokens.linear)
             routed = layer.routed_experts(
-                at.model, kind.ffn, precision, ep=degrees.ep, tp_ffn=degrees.tp_ffn, tokens=stage_tokens,
+                at.model,
+                kind.ffn,
+                precision,
+                ep=degrees.ep,
+                tp_ffn=degrees.tp_ffn,
+                tokens=stage_tokens,
                 imbalance=imbalance,
-            )  # fmt: skip
+            )
             found["routed experts"] += count * float(expert_cost(routed, degrees.ep, degrees.tp_ffn, rates).time)
             dispatch, combine = exchange_cost(
-                tokens.linear / tp, phase=phase, ep=degrees.ep, tp_ffn=degrees.tp_ffn, gpus=degrees.stage_gpus,
-                exchanges=1.0, hidden=at.model.hidden, top_k=kind.ffn.top_k, rates=rates,
-            )  # fmt: skip
+                tokens.linear / tp,
+                phase=phase,
+                ep=degrees.ep,
+                tp_ffn=degrees.tp_ffn,
+                gpus=degrees.stage_gpus,
+                exchanges=1.0,
+                hidden=at.model.hidden,
+                top_k=kind.ffn.top_k,
+                rates=rates,
+            )
             found["dispatch"] += count * float(dispatch.time)
             found["combine"] += count * float(combine.time)
         for op in operators:

@@ -54,9 +54,19 @@ def test_four_stages_of_10_12_14_16_ms_give_100_ms():
     size, heads, head_dim = 1000, 4, 16
     layer = LayerKind(GqaAttention(q_heads=heads, kv_heads=heads, head_dim=head_dim), DenseFfn(width=8))
     model = ModelSpec(
-        name="four_layers", title="", hidden=8, vocab=8, layers=(layer,) * 4, tied_embeddings=False, layer_norm=False,
-        learned_positions=0, block_scaled_fp8=False, max_context=10_000, max_context_sure=True, source="made up",
-    )  # fmt: skip
+        name="four_layers",
+        title="",
+        hidden=8,
+        vocab=8,
+        layers=(layer,) * 4,
+        tied_embeddings=False,
+        layer_norm=False,
+        learned_positions=0,
+        block_scaled_fp8=False,
+        max_context=10_000,
+        max_context_sure=True,
+        source="made up",
+    )
     at = setting(model, "gb200_nvl72", "bf16", "ideal")
     per_past_chunk = 4 * heads * head_dim * size**2 / (2 * MS)  # FLOP/s that make an earlier chunk cost 2 ms
     rates = flat_rates(at.rates, np.inf)

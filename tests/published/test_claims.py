@@ -54,9 +54,14 @@ def pipelines(profile: str, form: str, chunk: int = 512) -> dict[int, tuple[floa
     for pp in (1, 2, 4, 8, 16, 32):
         n = 64 // pp
         grid = prefill(
-            "deepseek_r1", Mapping(dp_attn=n, ep=n, pp=pp), QUARTER_MILLION, profile=profile, batch=[n],
-            chunk_tokens=[chunk], mla_form=form,
-        )  # fmt: skip
+            "deepseek_r1",
+            Mapping(dp_attn=n, ep=n, pp=pp),
+            QUARTER_MILLION,
+            profile=profile,
+            batch=[n],
+            chunk_tokens=[chunk],
+            mla_form=form,
+        )
         found[pp] = float(grid.latency[-1, 0]), float(grid.request_rate[-1, 0]), bool(grid.feasible[-1, 0])
     return found
 
@@ -110,13 +115,21 @@ def test_c10_the_missing_throughput_is_experts_read_again():
     """The other terms of the explanation above, from the operators. [GPU s a prompt]"""
     at = setting("deepseek_r1", SYSTEM, RECIPE)
     whole = seconds_by_operator(
-        at, Degrees(dp_attn=64.0, ep=64.0), Tokens(prompts=1.0, new=float(QUARTER_MILLION), emitted=1.0),
-        phase="prefill", stage_tokens=64.0 * QUARTER_MILLION, imbalance=1.2,
-    )  # fmt: skip
+        at,
+        Degrees(dp_attn=64.0, ep=64.0),
+        Tokens(prompts=1.0, new=float(QUARTER_MILLION), emitted=1.0),
+        phase="prefill",
+        stage_tokens=64.0 * QUARTER_MILLION,
+        imbalance=1.2,
+    )
     chunk = seconds_by_operator(
-        at, Degrees(dp_attn=2.0, ep=2.0), Tokens(prompts=1.0, new=512.0, emitted=1.0), phase="prefill",
-        stage_tokens=1024.0, imbalance=1.2,
-    )  # fmt: skip
+        at,
+        Degrees(dp_attn=2.0, ep=2.0),
+        Tokens(prompts=1.0, new=512.0, emitted=1.0),
+        phase="prefill",
+        stage_tokens=1024.0,
+        imbalance=1.2,
+    )
     extra = {name: seconds * 512 - whole[name] for name, seconds in chunk.items()}
     assert sum(whole.values()) == pytest.approx(95.5, rel=0.002)
     assert extra["routed experts"] == pytest.approx(12.83, abs=0.05)
@@ -217,9 +230,13 @@ def test_c19_ingress_goes_with_one_over_osl_minus_one(model):
 @pytest.mark.parametrize("profile", EVERY_PROFILE)
 @pytest.mark.parametrize(
     ("model", "mapping"),
-    [("deepseek_r1", Mapping(dp_attn=64, ep=64)), ("deepseek_r1", Mapping(tp_attn=8, ep=8)),
-     ("llama_3_1_70b", Mapping(tp_attn=8, tp_ffn=8)), ("llama_3_1_70b", Mapping(tp_attn=2, tp_ffn=2, pp=2))],
-)  # fmt: skip
+    [
+        ("deepseek_r1", Mapping(dp_attn=64, ep=64)),
+        ("deepseek_r1", Mapping(tp_attn=8, ep=8)),
+        ("llama_3_1_70b", Mapping(tp_attn=8, tp_ffn=8)),
+        ("llama_3_1_70b", Mapping(tp_attn=2, tp_ffn=2, pp=2)),
+    ],
+)
 def test_c20_ingress_falls_as_ttl_tightens(model, mapping, profile):
     """Along the full batches of a mapping: a shorter TTL means fewer sequences and fewer bytes a second."""
     ranks = mapping.dp_attn * mapping.pp

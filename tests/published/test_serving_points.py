@@ -35,17 +35,31 @@ def workers(line: dict[str, str], side: str = "") -> Workers | None:
 
 def row_of(line: dict[str, str]) -> ServingRow:
     quantity = Quantity(
-        name=line["quantity"], basis=line["basis"], gpus=number(line, "per_gpus", 1.0),
+        name=line["quantity"],
+        basis=line["basis"],
+        gpus=number(line, "per_gpus", 1.0),
         measured=number(line, "measured"),
-    )  # fmt: skip
+    )
     prefill = workers(line, "prefill_")
     return ServingRow(
-        file="serving_points.csv", row=line["source"], form="points", quantities=(quantity,), model=line["model"],
-        system=line["system"], engine=line["engine"], recipe=line["recipe"], load=line["load"],
-        mode="disaggregated" if prefill else "aggregated", workers=workers(line), prefill=prefill,
-        isl=number(line, "isl"), osl=number(line, "osl"), concurrency=number(line, "concurrency"),
-        batch=number(line, "batch"), waves=number(line, "waves"),
-    )  # fmt: skip
+        file="serving_points.csv",
+        row=line["source"],
+        form="points",
+        quantities=(quantity,),
+        model=line["model"],
+        system=line["system"],
+        engine=line["engine"],
+        recipe=line["recipe"],
+        load=line["load"],
+        mode="disaggregated" if prefill else "aggregated",
+        workers=workers(line),
+        prefill=prefill,
+        isl=number(line, "isl"),
+        osl=number(line, "osl"),
+        concurrency=number(line, "concurrency"),
+        batch=number(line, "batch"),
+        waves=number(line, "waves"),
+    )
 
 
 @pytest.fixture(scope="module")

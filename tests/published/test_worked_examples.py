@@ -270,11 +270,16 @@ def test_w6_keeping_keys_and_values_takes_2_5_mb_a_token():
 @pytest.mark.parametrize(
     ("profile", "tp", "ttl_ms"),
     [
-        ("measured", 2, 8.7), ("measured", 8, 5.7), ("measured", 64, 5.5),
-        ("optimistic", 2, 7.3), ("optimistic", 8, 4.0), ("optimistic", 64, 3.1),
-        ("ideal", 2, 2.7), ("ideal", 8, 0.7),
+        ("measured", 2, 8.7),
+        ("measured", 8, 5.7),
+        ("measured", 64, 5.5),
+        ("optimistic", 2, 7.3),
+        ("optimistic", 8, 4.0),
+        ("optimistic", 64, 3.1),
+        ("ideal", 2, 2.7),
+        ("ideal", 8, 0.7),
     ],
-)  # fmt: skip
+)
 def test_w8_table(profile, tp, ttl_ms):
     """3 %: two digits in the table, which leaves out activations, embedding and the all-reduce's own bytes."""
     at = setting("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", profile, "trtllm")

@@ -54,9 +54,12 @@ def shown(value) -> list[str]:
 @pytest.mark.parametrize("kind", ["hardware", "model", "traffic", "precision", "profile"])
 def test_every_shipped_spec_shows_itself(kind):
     load = {
-        "hardware": ds.load_system, "model": ds.load_model, "traffic": ds.load_traffic,
-        "precision": ds.load_precision, "profile": ds.load_profile,
-    }[kind]  # fmt: skip
+        "hardware": ds.load_system,
+        "model": ds.load_model,
+        "traffic": ds.load_traffic,
+        "precision": ds.load_precision,
+        "profile": ds.load_profile,
+    }[kind]
     for name in ds.list_specs(kind):
         assert load(name).title in shown(load(name))
 
@@ -137,8 +140,9 @@ def test_a_priced_plan_shows_its_cost_and_a_refused_one_its_reason(grids):
 def test_points_are_readable_in_every_mode(grids):
     prefill, decode = grids
     front = ds.pareto_front(ds.disaggregated(prefill, decode))
-    mixed = ds.pareto_front(ds.piggyback(decode.model, decode.system, ds.Mapping(tp_attn=8, tp_ffn=8), **SHAPE,
-                                         precision="fp8"))  # fmt: skip
+    mixed = ds.pareto_front(
+        ds.piggyback(decode.model, decode.system, ds.Mapping(tp_attn=8, tp_ffn=8), **SHAPE, precision="fp8")
+    )
     table = ds.readable(ds.with_cost(pd.concat([front, mixed]), "usd"))
     assert len(table) == len(front) + len(mixed)
     first, last = table.iloc[0], table.iloc[-1]

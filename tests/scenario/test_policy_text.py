@@ -19,10 +19,15 @@ from disagg_sim.simulation.policy import SYSTEMS, systems
 
 TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(f"{i},{100 + i},{10 + i}\n" for i in range(20))
 SCENARIO = {
-    "name": "trial", "model": "llama_3_1_8b", "system": "h100_sxm", "precision": "fp8", "trace": {"path": "short.csv"},
-    "slo": {"ttft_s": 2.0, "tpot_s": 0.15}, "policies": "mine.py",
+    "name": "trial",
+    "model": "llama_3_1_8b",
+    "system": "h100_sxm",
+    "precision": "fp8",
+    "trace": {"path": "short.csv"},
+    "slo": {"ttft_s": 2.0, "tpot_s": 0.15},
+    "policies": "mine.py",
     "deployments": {"four": {"gpus": 4, "prefill": {"instances": 2}, "decode": {"instances": 2}}},
-}  # fmt: skip
+}
 HEAD = """
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -90,14 +95,18 @@ def test_options_are_read_from_literals(written):
     form = only(written(PLAIN))
     assert (form.needs, form.whole) == (("prefill", "decode"), True)
     assert form.options == {
-        "target": Option(default=8), "share": Option(default=0.5), "fast": Option(default=False),
+        "target": Option(default=8),
+        "share": Option(default=0.5),
+        "fast": Option(default=False),
         "kind": Option(default="near", choices=("near", "far")),
-        "most": Option(default=64, low=1, high=2**24), "product": None,
-    }  # fmt: skip
+        "most": Option(default=64, low=1, high=2**24),
+        "product": None,
+    }
 
 
 def test_a_class_has_the_options_of_those_below_it(written):
-    form = only(written("""
+    form = only(
+        written("""
 class Between(Usual):
     undecorated: int = 3
 
@@ -105,7 +114,8 @@ class Between(Usual):
 @dataclass(frozen=True)
 class Plain(Between):
     own: int = 7
-"""))
+""")
+    )
     shipped = systems()["disaggregated"]
     assert form.needs == shipped.needs
     assert form.options == {**options_of(shipped), "own": Option(default=7)}
@@ -138,12 +148,15 @@ def test_the_parts_that_a_system_takes_are_checked(written):
     ("text", "kind", "said"),
     [
         ('register("pl" + "ain")(Usual)\n', {"kind": "plain", "any": 1}, "names that it registers as it runs"),
-        (PLAIN.replace("class Plain:", "class Plain(elsewhere.Base):"), {"kind": "plain", "any": 1},
-         "not checked: the options of plain"),
+        (
+            PLAIN.replace("class Plain:", "class Plain(elsewhere.Base):"),
+            {"kind": "plain", "any": 1},
+            "not checked: the options of plain",
+        ),
         (PLAIN.replace('("prefill", "decode")', "PARTS"), "plain", "the parts that plain takes"),
         ("", "disaggregated", "registers no system by its text"),
     ],
-)  # fmt: skip
+)
 def test_what_only_running_shows_is_told_and_no_fault(written, text, kind, said):
     (note,) = check_scenario(written(text, kind))
     assert said in note

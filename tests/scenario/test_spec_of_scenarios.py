@@ -61,8 +61,11 @@ def test_a_scenario_crosses_its_axes(written):
     assert deployment.decode[0].mapping == Mapping(tp_attn=2, tp_ffn=2)
     plan = plan_scenario(scenario)
     assert [run.name for run in plan.runs] == [
-        "four/vllm-short-x1", "four/disaggregated-short-x1", "four/vllm-short-x2", "four/disaggregated-short-x2",
-    ]  # fmt: skip
+        "four/vllm-short-x1",
+        "four/disaggregated-short-x1",
+        "four/vllm-short-x2",
+        "four/disaggregated-short-x2",
+    ]
     assert not plan.searches
     assert len({run.digest for run in plan.runs}) == 4
 
@@ -135,19 +138,31 @@ def test_every_mapping_of_a_search_can_be_written(model, system):
 
 
 def test_all_faults_are_told_at_once(written):
-    said = faults(written(
-        modell="x", system="h100_smx", precision=None, slo={"ttft_s": "2 s"}, systems=["vlm", "vllm", "vllm"],
-        trace={"path": "gone.csv", "rate_scal": 1.0},
-        deployments={"four": {"gpus": 4, "prefil": {"tp": 2}, "decode": {"tp": 0}}}, seed=-1,
-    ))  # fmt: skip
+    said = faults(
+        written(
+            modell="x",
+            system="h100_smx",
+            precision=None,
+            slo={"ttft_s": "2 s"},
+            systems=["vlm", "vllm", "vllm"],
+            trace={"path": "gone.csv", "rate_scal": 1.0},
+            deployments={"four": {"gpus": 4, "prefil": {"tp": 2}, "decode": {"tp": 0}}},
+            seed=-1,
+        )
+    )
     for part in (
-        "unknown key 'modell', did you mean 'model'?", "unknown system 'h100_smx', did you mean 'h100_sxm'?",
-        "missing key 'precision'", "slo.ttft_s: '2 s' is not a plain number; the key counts in s: write 2",
-        "slo: missing key 'tpot_s'", "unknown system 'vlm', did you mean 'vllm'?", "systems: vllm stands there 2 times",
+        "unknown key 'modell', did you mean 'model'?",
+        "unknown system 'h100_smx', did you mean 'h100_sxm'?",
+        "missing key 'precision'",
+        "slo.ttft_s: '2 s' is not a plain number; the key counts in s: write 2",
+        "slo: missing key 'tpot_s'",
+        "unknown system 'vlm', did you mean 'vllm'?",
+        "systems: vllm stands there 2 times",
         "unknown key 'trace.rate_scal', did you mean 'rate_scale'?",
-        "unknown key 'deployments.four.prefil', did you mean 'prefill'?", "deployments.four.decode.tp: 0 is outside",
+        "unknown key 'deployments.four.prefil', did you mean 'prefill'?",
+        "deployments.four.decode.tp: 0 is outside",
         "seed: -1 is outside",
-    ):  # fmt: skip
+    ):
         assert part in said
 
 
@@ -196,9 +211,7 @@ def test_all_faults_are_told_at_once(written):
             "deployments x rates x systems: 120000 combinations; allowed: up to 100000",
         ),
         ({"deployments": {"a/b": {"colocated": {}}}, "systems": ["vllm"]}, "'a/b' is no plain name"),
-        (
-            colocated({"batch": 0}), "deployments.one.colocated.batch: 0 is outside [1, 65536]",
-        ),
+        (colocated({"batch": 0}), "deployments.one.colocated.batch: 0 is outside [1, 65536]"),
         (
             colocated({"batch": 64, "token_budget": 63}),
             "deployments.one.colocated: token_budget 63 is below batch 64; allowed: from the batch up",
@@ -210,8 +223,10 @@ def test_all_faults_are_told_at_once(written):
             "allowed: with pp above 1, in prefill and colocated",
         ),
         (
-            {"deployments": {"one": {"prefill": {}, "decode": {"pp": 2, "chunk_tokens": 512}}},
-             "systems": ["disaggregated"]},
+            {
+                "deployments": {"one": {"prefill": {}, "decode": {"pp": 2, "chunk_tokens": 512}}},
+                "systems": ["disaggregated"],
+            },
             "deployments.one.decode.chunk_tokens: 512 cuts the prompts",
         ),
         (

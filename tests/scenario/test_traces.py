@@ -17,10 +17,14 @@ START = 1_700_000_000_000  # a clock time [ms]
 ROWS = "ts,prompt_len,gen_len\n" + "".join(f"{START + 1000 * i},{100 + i},{10 + i}\n" for i in range(20))
 COLUMNS = {"arrival": "ts", "input_tokens": "prompt_len", "output_tokens": "gen_len"}
 SCENARIO = {
-    "name": "trial", "model": "llama_3_1_8b", "system": "h100_sxm", "precision": "fp8",
-    "slo": {"ttft_s": 2.0, "tpot_s": 0.15}, "deployments": {"one": {"colocated": {"instances": 1}}},
+    "name": "trial",
+    "model": "llama_3_1_8b",
+    "system": "h100_sxm",
+    "precision": "fp8",
+    "slo": {"ttft_s": 2.0, "tpot_s": 0.15},
+    "deployments": {"one": {"colocated": {"instances": 1}}},
     "systems": ["vllm"],
-}  # fmt: skip
+}
 
 
 class Silent:

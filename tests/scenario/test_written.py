@@ -131,18 +131,23 @@ def test_the_file_is_one_that_a_person_reads(small, tmp_path):
     assert heading == "# As simulated: disagg-sim simulate my_plan.yaml --out DIR gives the same requests."
     assert planned_for.startswith("# Planned for 1024/128 tokens: ")
     assert rest[:5] == [
-        "name: my_plan", "model: llama_3_1_8b", "system: h100_sxm", "precision: fp8", "profile: measured",
-    ]  # fmt: skip
+        "name: my_plan",
+        "model: llama_3_1_8b",
+        "system: h100_sxm",
+        "precision: fp8",
+        "profile: measured",
+    ]
     document = yaml.safe_load(text)
     (part,) = document["deployments"]["planned"]["decode"]
-    (pool, count), = small.plan.deployment.decode.members
+    ((pool, count),) = small.plan.deployment.decode.members
     assert part["batch"] == pool.batch
     assert part["instances"] == count
     assert document["systems"] == ["disaggregated"]
     assert document["slo"] == {"ttft_s": 60.0, "tpot_s": 1.0}
     assert (tmp_path / "my_plan.csv").read_text().splitlines()[:2] == [
-        "arrival_s,input_tokens,output_tokens", "0.0,1024,128",
-    ]  # fmt: skip
+        "arrival_s,input_tokens,output_tokens",
+        "0.0,1024,128",
+    ]
 
 
 def test_options_seed_and_parts_by_hand_are_kept(small, tmp_path):
@@ -150,10 +155,17 @@ def test_options_seed_and_parts_by_hand_are_kept(small, tmp_path):
         name="by_hand", gpus=5, colocated=(ds.Replicas(mapping=ds.Mapping(tp_attn=2, tp_ffn=2), instances=2, batch=7),)
     )
     result = ds.simulate(
-        parts, small.trace, system_named("vllm", token_budget=1000, chunked=False), model="llama_3_1_8b",
-        system="h100_sxm", precision="bf16", profile="ideal", seed=9, rate_scale=0.5,
+        parts,
+        small.trace,
+        system_named("vllm", token_budget=1000, chunked=False),
+        model="llama_3_1_8b",
+        system="h100_sxm",
+        precision="bf16",
+        profile="ideal",
+        seed=9,
+        rate_scale=0.5,
         options=RunOptions(sample_s=2.5, concurrency=12),
-    )  # fmt: skip
+    )
     path = ds.write_scenario(result, tmp_path / "by_hand.yaml")
     document = yaml.safe_load(path.read_text())
     assert document["systems"] == [{"kind": "vllm", "token_budget": 1000, "chunked": False}]

@@ -13,14 +13,7 @@ from disagg_sim.facts.load import load_model, load_system, load_traffic
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.gemm import TILE_M
 from disagg_sim.physics.layer import Tokens
-from disagg_sim.physics.phases import (
-    Degrees,
-    LayerTimes,
-    attention_side,
-    decode_step,
-    prefill_pass,
-    slowest_stage,
-)
+from disagg_sim.physics.phases import Degrees, LayerTimes, attention_side, decode_step, prefill_pass, slowest_stage
 from disagg_sim.physics.setting import setting
 from disagg_sim.search.distribution import decode_grid_under, prefill_grid_under
 from disagg_sim.search.grid import decode_grid, prefill_grid

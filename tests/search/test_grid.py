@@ -37,9 +37,7 @@ def test_batches_are_four_a_doubling():
 def test_batch_axis_ends_at_the_memory_limit(phase):
     """The last batch fits on some mapping, the next step of the axis on none."""
     table = mapping_table([*tensor_parallel(1, 2, 4, 8), Mapping(pp=8)])
-    axis = batch_axis(
-        "llama_3_1_70b", "gb200_nvl72", table, phase=phase, isl=4096, osl=512, precision="nvfp4_fp8kv"
-    )
+    axis = batch_axis("llama_3_1_70b", "gb200_nvl72", table, phase=phase, isl=4096, osl=512, precision="nvfp4_fp8kv")
     beyond = next(b for b in batch_sizes(4 * int(axis[-1])).tolist() if b > axis[-1])
     score = decode_grid if phase == "decode" else prefill_grid
     args = {"isl": 4096, "osl": 512, "precision": "nvfp4_fp8kv", "batch": [int(axis[-1]), beyond]}
@@ -116,12 +114,15 @@ def test_rates_follow_from_latencies():
 
 def test_chunks_are_tried_on_pipelines_and_below_the_prompt_only():
     done = prefill_grid(
-        "llama_3_1_70b", "gb200_nvl72", [Mapping(), Mapping(pp=4)], isl=4096, precision="nvfp4_fp8kv", batch=[1],
+        "llama_3_1_70b",
+        "gb200_nvl72",
+        [Mapping(), Mapping(pp=4)],
+        isl=4096,
+        precision="nvfp4_fp8kv",
+        batch=[1],
         chunk_tokens=[512, 2048, 4096, 8192],
-    )  # fmt: skip
-    assert list(zip(done.pp.tolist(), done.chunk_tokens.tolist(), strict=True)) == [
-        (1, 0), (4, 0), (4, 512), (4, 2048),
-    ]  # fmt: skip
+    )
+    assert list(zip(done.pp.tolist(), done.chunk_tokens.tolist(), strict=True)) == [(1, 0), (4, 0), (4, 512), (4, 2048)]
     assert done.microbatches[:, 0].tolist() == [1, 1, 8, 2]
     assert done.mapping(2) == Mapping(pp=4, chunk_tokens=512)
 
@@ -207,11 +208,14 @@ def test_chunks_are_whole(chunk):
         )
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"phase": "decod"}, "phase 'decod' is not one of prefill, decode, did you mean 'decode'"),
-    ({"isl": "2k"}, "isl 2k is out of range"),
-    ({"mappings": Mapping(pp=100)}, "pp above 80 layers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"phase": "decod"}, "phase 'decod' is not one of prefill, decode, did you mean 'decode'"),
+        ({"isl": "2k"}, "isl 2k is out of range"),
+        ({"mappings": Mapping(pp=100)}, "pp above 80 layers"),
+    ],
+)
 def test_bad_arguments_of_a_batch_axis_are_refused(change, message):
     args = {"mappings": [Mapping(tp_attn=4, tp_ffn=4)], "phase": "decode", "isl": 128, "osl": 16} | change
     with pytest.raises(InputError, match=message):

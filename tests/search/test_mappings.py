@@ -94,9 +94,7 @@ def test_a_domain_of_72_may_be_used_whole():
     base = load_model("gpt_oss_120b")
     kind = base.kinds[0]
     layer = replace(
-        kind,
-        attention=replace(kind.attention, q_heads=72, kv_heads=36),
-        ffn=replace(kind.ffn, experts=144, width=2304),
+        kind, attention=replace(kind.attention, q_heads=72, kv_heads=36), ffn=replace(kind.ffn, experts=144, width=2304)
     )
     model = replace(base, layers=(layer,) * 36)
     table = enumerate_mappings(model, load_system("gb200_nvl72"))

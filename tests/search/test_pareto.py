@@ -45,11 +45,7 @@ def test_infinite_values_are_ordinary_values():
 
 def test_each_group_has_its_own_front_in_order_of_first_appearance():
     table = pd.DataFrame(
-        {
-            "kind": ["b", "a", "b", "a", "b"],
-            "speed": [2.0, 1.0, 1.0, 2.0, 0.5],
-            "load": [1.0, 9.0, 3.0, 8.0, 2.0],
-        }
+        {"kind": ["b", "a", "b", "a", "b"], "speed": [2.0, 1.0, 1.0, 2.0, 0.5], "load": [1.0, 9.0, 3.0, 8.0, 2.0]}
     )
     front = pareto_front(table, x="speed", y="load", by=("kind",))
     assert front["kind"].tolist() == ["b", "b", "a", "a"]

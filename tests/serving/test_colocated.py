@@ -69,9 +69,14 @@ def test_one_request_a_batch_piggybacked_by_hand():
     """8 chunks of 512 tokens for every 511 steps."""
     at = setting(LLAMA, SYSTEM, RECIPE)
     t_mix = mixed_step(
-        at.model, at.rates, Degrees(tp_attn=4.0, tp_ffn=4.0), batch=1.0, context=4096 + 256.0, chunk_tokens=512.0,
+        at.model,
+        at.rates,
+        Degrees(tp_attn=4.0, tp_ffn=4.0),
+        batch=1.0,
+        context=4096 + 256.0,
+        chunk_tokens=512.0,
         isl=4096.0,
-    ).time  # fmt: skip
+    ).time
     rows = run("piggyback", batch=1, rank_chunk_tokens=512, ttl_measure="p99")
     row = only(rows[rows.mixed_chunk_tokens == 512])
     assert row.mixed_step_share == pytest.approx(8 / 511)
@@ -147,9 +152,12 @@ def test_memory_holds_the_live_tokens_of_the_largest_pass(mode, live):
     row = only(rows[rows.mixed_chunk_tokens == (1024 if mode == "piggyback" else 0)])
     at = setting(LLAMA, SYSTEM, RECIPE)
     residents = Residents(
-        sequences=65.0, tokens=64 * (4096 + 256) + 2 * 8 * 512 / 12**0.5 + 4096, live=float(live),
-        live_total=float(live), emitted=65.0 if mode == "piggyback" else 64.0,
-    )  # fmt: skip
+        sequences=65.0,
+        tokens=64 * (4096 + 256) + 2 * 8 * 512 / 12**0.5 + 4096,
+        live=float(live),
+        live_total=float(live),
+        emitted=65.0 if mode == "piggyback" else 64.0,
+    )
     held = instance_bytes(
         at.model, at.precision, at.profile, Degrees(tp_attn=4.0, tp_ffn=4.0), residents, at.profile.prefill_imbalance
     )
@@ -208,13 +216,13 @@ def test_infinitely_fast_prefill_leaves_decode_alone(monkeypatch):
     grid = decode_grid(R1, SYSTEM, table, isl=4096, osl=512, precision=RECIPE)
     plain = {
         (*(int(getattr(grid, name)[i]) for name in ("tp_attn", "dp_attn", "tp_ffn", "ep")), int(b)): (
-            grid.latency[i, j], grid.request_rate[i, j] * 512 / grid.gpus[i]
+            grid.latency[i, j],
+            grid.request_rate[i, j] * 512 / grid.gpus[i],
         )
-        for i in range(len(table)) for j, b in enumerate(grid.batch)
-    }  # fmt: skip
-    keys = zip(
-        *(rows[f"decode_{name}"] for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "batch")), strict=True
-    )
+        for i in range(len(table))
+        for j, b in enumerate(grid.batch)
+    }
+    keys = zip(*(rows[f"decode_{name}"] for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "batch")), strict=True)
     expected = np.array([plain[key] for key in keys])
     np.testing.assert_allclose(rows[["ttl_s", THROUGHPUT]].to_numpy(), expected, rtol=1e-12)
     assert (rows["ttl_largest_gap_s"] == rows["ttl_s"]).all()
@@ -271,9 +279,10 @@ def frontier(rows: pd.DataFrame) -> np.ndarray:
 
 
 @pytest.mark.parametrize("measure", ["mean", "p99"])
-@pytest.mark.parametrize(("mode", "axis", "sizes"), [
-    ("colocated", "prefill_batch", (8, 16, 64)), ("piggyback", "rank_chunk_tokens", (64, 256, 2048)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mode", "axis", "sizes"),
+    [("colocated", "prefill_batch", (8, 16, 64)), ("piggyback", "rank_chunk_tokens", (64, 256, 2048))],
+)
 def test_the_frontier_of_a_search_is_that_of_all_its_options_apart(mode, axis, sizes, measure):
     """Batches from 64, so that every option exists at each; the balance of piggyback is in every part."""
     table, common = mappings(R1, 8), {"batch": [64, 100, 512], "ttl_measure": measure, "mla_form": "auto"}
@@ -300,10 +309,21 @@ def test_more_options_never_lower_the_frontier():
 
 def test_naive_chunks_of_mla_cost_most_and_kept_keys_take_memory():
     rows = {
-        form: only(run("piggyback", R1, DEP8, isl=16384, osl=2048, batch=64, every_step_mixed=True, ftl_limit=1e3,
-                       mla_form=form))
+        form: only(
+            run(
+                "piggyback",
+                R1,
+                DEP8,
+                isl=16384,
+                osl=2048,
+                batch=64,
+                every_step_mixed=True,
+                ftl_limit=1e3,
+                mla_form=form,
+            )
+        )
         for form in ("naive", "absorbed", "cached", "auto")
-    }  # fmt: skip
+    }
     assert rows["naive"].ttl_s > rows["absorbed"].ttl_s
     assert rows["auto"].ttl_s == min(row.ttl_s for row in rows.values())
     kept = 61 * 128 * 320 * 16384  # one prompt a rank: layers, heads, key and value elements of 1 B, tokens
@@ -314,8 +334,10 @@ def test_naive_chunks_of_mla_cost_most_and_kept_keys_take_memory():
 @given(st.floats(0.2, 1.0), st.floats(0.0, 1.0))
 def test_interference_never_raises_the_throughput(efficiency, loss):
     knobs = Interference(minority_efficiency=efficiency, overlap_loss=loss)
-    free, slow = (run("piggyback", batch=[4, 64], every_step_mixed=True, interference=i, ftl_limit=100.0)
-                  for i in (Interference(), knobs))  # fmt: skip
+    free, slow = (
+        run("piggyback", batch=[4, 64], every_step_mixed=True, interference=i, ftl_limit=100.0)
+        for i in (Interference(), knobs)
+    )
     assert (slow.tokens_per_s_per_gpu <= free.tokens_per_s_per_gpu).all()
 
 

@@ -283,8 +283,15 @@ def test_candidates_say_what_does_not_fit():
 
 def test_arguments_out_of_range_are_refused():
     prefill, decode = make_grid("prefill", [4], [1.0]), make_grid("decode", [4], [1.0])
-    for faulty in ({"ftl_limit": -1.0}, {"ttl_limit": 0.0}, {"gpu_cap": 1}, {"gpu_cap": 2.5},
-                   {"nic_limit": -1.0}, {"ctx_gen_ratio": math.inf}, {"ctx_gen_ratio": "1:2"}):  # fmt: skip
+    for faulty in (
+        {"ftl_limit": -1.0},
+        {"ttl_limit": 0.0},
+        {"gpu_cap": 1},
+        {"gpu_cap": 2.5},
+        {"nic_limit": -1.0},
+        {"ctx_gen_ratio": math.inf},
+        {"ctx_gen_ratio": "1:2"},
+    ):
         with pytest.raises(InputError, match=next(iter(faulty))):
             disaggregated(prefill, decode, **faulty)
     with pytest.raises(InputError, match="did you mean 'paper'"):

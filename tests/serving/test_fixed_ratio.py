@@ -62,9 +62,9 @@ def test_no_fixed_ratio_beats_the_best_one(prefill, decode, ratio, cap) -> None:
 
 def test_a_match_by_hand() -> None:
     """q = 1/2 with instances of 2 and 3 GPUs: 3 prefill (6 GPUs) to 4 decode (12 GPUs); 3*10 < 4*8 requests/s."""
-    (row,) = disaggregated(
-        *grids([(2, 10.0)], [(3, 8.0)]), ftl_limit=1e9, gpu_cap=18, ctx_gen_ratio=0.5
-    ).to_dict("records")
+    (row,) = disaggregated(*grids([(2, 10.0)], [(3, 8.0)]), ftl_limit=1e9, gpu_cap=18, ctx_gen_ratio=0.5).to_dict(
+        "records"
+    )
     assert (row["prefill_instances"], row["decode_instances"], row["total_gpus"]) == (3, 4, 18)
     assert row["request_rate_per_s"] == pytest.approx(30.0, rel=1e-12)
     assert row["ctx_gen_gpu_ratio"] == 0.5

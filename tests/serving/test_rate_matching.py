@@ -296,10 +296,19 @@ def test_arguments_out_of_range_are_refused():
     prefill, decode = grids([(2, 1.0)], [(4, 1.0)])
     with pytest.raises(InputError, match="give gpu_budget"):
         match_rates(prefill, decode)
-    for faulty in ({"ftl_limit": 0.0}, {"required_rate": -1.0}, {"kv_link_limit": math.nan}, {"time_limit": 0.0},
-                   {"ttl_limit": "fast"}, {"gpu_budget": 2.5}, {"gpu_budget": 10**30}, {"mixing_gain": "much"},
-                   {"usd_per_gpu_hour": 3.0}, {"usd_per_gpu_hour": (3.0,)},
-                   {"max_configurations_per_pool": 0}):  # fmt: skip
+    for faulty in (
+        {"ftl_limit": 0.0},
+        {"required_rate": -1.0},
+        {"kv_link_limit": math.nan},
+        {"time_limit": 0.0},
+        {"ttl_limit": "fast"},
+        {"gpu_budget": 2.5},
+        {"gpu_budget": 10**30},
+        {"mixing_gain": "much"},
+        {"usd_per_gpu_hour": 3.0},
+        {"usd_per_gpu_hour": (3.0,)},
+        {"max_configurations_per_pool": 0},
+    ):
         with pytest.raises(InputError, match=next(iter(faulty))):
             match_rates(prefill, decode, **({"gpu_budget": 8} | faulty))
     with pytest.raises(InputError, match="decode price must be above 0, got -2"):

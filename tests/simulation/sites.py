@@ -38,11 +38,20 @@ def trace(requests):
 def site(engine, served, *, table, blocks=1000, slo=None, options=PLAIN, link_bandwidth=131_072e3):
     """Every instance has this table and so many blocks; the link moves 1,000 tokens/s by default."""
     return Site(
-        setting=small_setting(), deployment=served, slo=slo or Slo(ttft=2.0, tpot=0.1), link=options.link,
-        link_bandwidth=link_bandwidth, link_latency_s=options.link.latency_s or 0.0,
-        tables=lambda mapping, sequences: table, blocks=lambda mapping, limits: blocks, rng=engine.rng,
-        start_up_s=options.start_up_s, flip_s=options.flip_s, prompt_tokens=1000.0, output_tokens=100.0,
-    )  # fmt: skip
+        setting=small_setting(),
+        deployment=served,
+        slo=slo or Slo(ttft=2.0, tpot=0.1),
+        link=options.link,
+        link_bandwidth=link_bandwidth,
+        link_latency_s=options.link.latency_s or 0.0,
+        tables=lambda mapping, sequences: table,
+        blocks=lambda mapping, limits: blocks,
+        rng=engine.rng,
+        start_up_s=options.start_up_s,
+        flip_s=options.flip_s,
+        prompt_tokens=1000.0,
+        output_tokens=100.0,
+    )
 
 
 def served(requests, system, served_by, *, table, seed=0, options=PLAIN, **more):

@@ -83,9 +83,7 @@ def test_a_decode_pool(deployment):
 def test_a_prefill_pool(deployment, together):
     _, _, isl, _, _, at, cut, table = deployment
     exact = prefill_pass(at.model, at.rates, cut, batch=float(together), isl=isl)
-    spec = InstanceSpec(
-        table=table, blocks=10**6, mode=Mode.PREFILL_FIRST, token_budget=10**6, max_prompts=together,
-    )  # fmt: skip
+    spec = InstanceSpec(table=table, blocks=10**6, mode=Mode.PREFILL_FIRST, token_budget=10**6, max_prompts=together)
     fleet = full_queue(spec, (0, isl, 1), residents=0, requests=40 * together, waiting=8 * together)
     segments, rows = steady(fleet, together)
     ends = np.unique(segments.finish_s[rows])
@@ -100,13 +98,14 @@ def test_a_prefill_pool_that_cuts_prompts_into_chunks(stages, together):
     """CPP: chunks of 512 tokens of each prompt of a pass follow each other through the stages."""
     at, isl = setting("llama_3_1_70b", "h100_sxm", "fp8"), 1024
     cut = Degrees(tp_attn=2.0, tp_ffn=2.0, pp=float(stages))
-    exact = chunked_prefill_pass(
-        at.model, at.rates, cut, batch=float(together), isl=isl, chunk_tokens=np.array(512.0)
-    )  # fmt: skip
+    exact = chunked_prefill_pass(at.model, at.rates, cut, batch=float(together), isl=isl, chunk_tokens=np.array(512.0))
     spec = InstanceSpec(
-        table=StepTable.build(at, cut, chunk_tokens=512), blocks=10**6, mode=Mode.PREFILL_FIRST,
-        token_budget=together * isl, max_prompts=together,
-    )  # fmt: skip
+        table=StepTable.build(at, cut, chunk_tokens=512),
+        blocks=10**6,
+        mode=Mode.PREFILL_FIRST,
+        token_budget=together * isl,
+        max_prompts=together,
+    )
     fleet = full_queue(spec, (0, isl, 1), residents=0, requests=40 * together, waiting=8 * together)
     segments, rows = steady(fleet, together)
     latency = segments.finish_s[rows] - segments.start_s[rows]
@@ -122,9 +121,13 @@ def test_in_flight_batching(deployment, together):
     ).iloc[0]
     table = StepTable.build(at, cut, chunk_tokens=int(exact.prefill_chunk_tokens))
     spec = InstanceSpec(
-        table=table, blocks=10**6, mode=Mode.PREFILL_FIRST, token_budget=10**6, max_prompts=together,
+        table=table,
+        blocks=10**6,
+        mode=Mode.PREFILL_FIRST,
+        token_budget=10**6,
+        max_prompts=together,
         max_sequences=batch,
-    )  # fmt: skip
+    )
     if together == 1:
         fleet = full_queue(spec, (0, isl, osl), residents=batch, requests=8 * batch, waiting=batch)
         segments, rows = steady(fleet, batch)

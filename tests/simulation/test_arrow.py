@@ -29,16 +29,28 @@ class View(SimpleNamespace):
     def __init__(self, roles, **columns):
         count = len(roles)
         super().__init__(
-            now=0.0, roles=list(roles), states=[State.READY] * count, input_tokens=[400] * 20, arrival_s=[0.0] * 20,
-            decode_time=np.zeros(count), prefix=None, waiting={},
+            now=0.0,
+            roles=list(roles),
+            states=[State.READY] * count,
+            input_tokens=[400] * 20,
+            arrival_s=[0.0] * 20,
+            decode_time=np.zeros(count),
+            prefix=None,
+            waiting={},
             **{
                 name: np.zeros(count, np.int64)
                 for name in (
-                    "queued_requests", "queued_prompt_tokens", "queued_context_tokens", "running_requests",
-                    "running_tokens", "coming_tokens", "decode_steps", "prefill_tokens",
+                    "queued_requests",
+                    "queued_prompt_tokens",
+                    "queued_context_tokens",
+                    "running_requests",
+                    "running_tokens",
+                    "coming_tokens",
+                    "decode_steps",
+                    "prefill_tokens",
                 )
             },
-        )  # fmt: skip
+        )
         for name, values in columns.items():
             setattr(self, name, np.array(values, dtype=float if name == "decode_time" else np.int64))
 
@@ -59,9 +71,13 @@ class View(SimpleNamespace):
 def scheduler(count, *, flip_s=0.0, **options):
     """At affine times: a prompt of 400 tokens takes 50 ms; an instance holds 16,000 tokens in decode."""
     here = site(
-        Engine(0), deployment(prefill=1, decode=1), table=SIMPLE, blocks=BLOCKS, slo=SLO,
+        Engine(0),
+        deployment(prefill=1, decode=1),
+        table=SIMPLE,
+        blocks=BLOCKS,
+        slo=SLO,
         options=RunOptions(flip_s=flip_s),
-    )  # fmt: skip
+    )
     steps = ByRole(prefill=Limits(token_budget=WHOLE), decode=Limits(token_budget=WHOLE))
     return GlobalScheduler(Arrow(token_budget=WHOLE, **options), here, steps, [Mapping()] * count)
 
@@ -252,9 +268,12 @@ def test_the_reactive_variant_flips_after_a_late_first_token_and_not_before():
 def test_a_burst_by_hand_from_arrival_to_flip():
     """Three prompts of 50 ms at once, limit 60 ms: one on 0, one on an instance that flips for it, then none can."""
     result = served(
-        [(0.0, 400, 3)] * 3, system_named("arrow", token_budget=2048), deployment(prefill=1, decode=2),
-        table=StepTable.affine(step=0.0, per_sequence=0.001, per_token=0.000125), slo=Slo(ttft=0.06, tpot=0.1),
-    )  # fmt: skip
+        [(0.0, 400, 3)] * 3,
+        system_named("arrow", token_budget=2048),
+        deployment(prefill=1, decode=2),
+        table=StepTable.affine(step=0.0, per_sequence=0.001, per_token=0.000125),
+        slo=Slo(ttft=0.06, tpot=0.1),
+    )
     r = result.requests
     assert r.prefill_instance.tolist() == [0, 1, 0]
     assert [(each.time_s, each.instance) for each in result.decisions] == [(0.0, 1)]
@@ -266,9 +285,13 @@ def test_a_burst_by_hand_from_arrival_to_flip():
 def test_a_request_that_stays_is_not_transferred():
     """Decode instances are full after one request: the others decode on the instance that flips, their own."""
     result = served(
-        [(0.0, 400, 200)] * 2 + [(0.06, 100, 200)] * 4, system_named("arrow"), deployment(prefill=2, decode=1),
-        table=SIMPLE, blocks=60, slo=Slo(ttft=2.0, tpot=0.1),
-    )  # fmt: skip
+        [(0.0, 400, 200)] * 2 + [(0.06, 100, 200)] * 4,
+        system_named("arrow"),
+        deployment(prefill=2, decode=1),
+        table=SIMPLE,
+        blocks=60,
+        slo=Slo(ttft=2.0, tpot=0.1),
+    )
     r = result.requests
     stayed = r.prefill_instance == r.decode_instance
     assert stayed.any()

@@ -30,13 +30,12 @@ SLOW = StepTable.affine(step=0.060, per_sequence=0.001, per_token=0.0001)
 
 def unequal_site(served_by, *, small=SIMPLE, slo=SLO, engine=None):
     """Instances of one GPU have 16,000 tokens, those of four GPUs four times as many and ``FAST``."""
-    here = site(
-        engine or Engine(0), served_by, table=SIMPLE, blocks=BLOCKS, slo=slo, link_bandwidth=1e12
-    )  # fmt: skip
+    here = site(engine or Engine(0), served_by, table=SIMPLE, blocks=BLOCKS, slo=slo, link_bandwidth=1e12)
     return replace(
-        here, tables=lambda mapping, sequences: FAST if mapping.gpus == 4 else small,
+        here,
+        tables=lambda mapping, sequences: FAST if mapping.gpus == 4 else small,
         blocks=lambda mapping, limits: mapping.gpus * BLOCKS,
-    )  # fmt: skip
+    )
 
 
 def unequal(*mappings, small=SIMPLE, **options):
@@ -162,9 +161,10 @@ def test_an_idle_instance_of_decode_takes_prompts_that_wait_even_when_the_others
     assert move[:3] == (0, 0, 2)
 
 
-@pytest.mark.parametrize(("moves", "equal", "moved"), [
-    ("unequal", True, False), ("always", True, True), ("never", False, False), ("unequal", False, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("moves", "equal", "moved"),
+    [("unequal", True, False), ("always", True, True), ("never", False, False), ("unequal", False, True)],
+)
 def test_the_option_says_between_which_instances_prompts_move(moves, equal, moved):
     arrow = scheduler(3, moves=moves) if equal else unequal(SMALL, LARGE, SMALL, moves=moves)
     view = View([P, P, D], prefill_tokens=[1, 1, 0])
@@ -234,16 +234,23 @@ def test_attainment_falls_with_the_rate_on_a_plan_of_unequal_pools():
     """Pipelines of four GPUs that take 10.8 s for a prompt, limit 10 s, beside TP8 that takes 2 s."""
     pipeline, eight = Mapping(pp=4), Mapping(tp_attn=8, tp_ffn=8)
     served_by = ServedDeployment(
-        name="plan", gpus=28, prefill=(Replicas(mapping=pipeline, instances=1),),
+        name="plan",
+        gpus=28,
+        prefill=(Replicas(mapping=pipeline, instances=1),),
         decode=(Replicas(mapping=eight, instances=3),),
-    )  # fmt: skip
+    )
     inside = []
     for rate in (0.01, 0.05, 0.15):
         requests = ds.synthetic_trace(rate=rate, lengths=(16_384, 2048), requests=120, seed=1)
         result = ds.simulate(
-            served_by, requests, "arrow", slo=ds.Slo(ttft=10.0, tpot=0.04), model="llama_3_1_70b",
-            system="a100_sxm_80gb", precision="bf16",
-        )  # fmt: skip
+            served_by,
+            requests,
+            "arrow",
+            slo=ds.Slo(ttft=10.0, tpot=0.04),
+            model="llama_3_1_70b",
+            system="a100_sxm_80gb",
+            precision="bf16",
+        )
         inside.append(result.summary().slo_attainment)
     assert min(inside) > 0.95
 
@@ -269,17 +276,18 @@ def test_on_equal_instances_a_prompt_goes_to_the_least_delay_as_printed(queued, 
         return
     zero = np.zeros(COUNT, np.int64)
     found, _, late = place(
-        view.prefill, arrow.ledger, view.queued_prompt_tokens, view.running_requests, zero, zero, tokens, SLO.ttft,
-        0.05,
-    )  # fmt: skip
+        view.prefill, arrow.ledger, view.queued_prompt_tokens, view.running_requests, zero, zero, tokens, SLO.ttft, 0.05
+    )
     assert (found if found >= 0 else -1) == (in_time[0] if in_time else -1)
     assert late == (in_time or best)[0]
 
 
 @given(
-    running=st.lists(st.integers(0, 20_000), min_size=COUNT, max_size=COUNT), prompts=NUMBERS,
-    interval=st.lists(st.sampled_from([0.0, 0.04, 0.06]), min_size=COUNT, max_size=COUNT), more=st.integers(1, 9000),
-)  # fmt: skip
+    running=st.lists(st.integers(0, 20_000), min_size=COUNT, max_size=COUNT),
+    prompts=NUMBERS,
+    interval=st.lists(st.sampled_from([0.0, 0.04, 0.06]), min_size=COUNT, max_size=COUNT),
+    more=st.integers(1, 9000),
+)
 def test_on_equal_instances_decode_goes_to_the_fewest_tokens_as_printed(running, prompts, interval, more):
     """Algorithm 2: fewest tokens of D if within MaxRunningTokens and the TPOT limit, else of P->D; else the fewer."""
     arrow, view = scheduler(COUNT), View([D] * COUNT, running_tokens=running, queued_prompt_tokens=prompts)
@@ -289,19 +297,32 @@ def test_on_equal_instances_decode_goes_to_the_fewest_tokens_as_printed(running,
     inside = [i for i in best if running[i] <= 16_000 and interval[i] <= SLO.tpot]
     zero = np.zeros(COUNT, np.int64)
     found = hand_over(
-        view.decode, arrow.ledger, view.running_tokens, zero, zero, view.queued_prompt_tokens, zero, zero, more,
+        view.decode,
+        arrow.ledger,
+        view.running_tokens,
+        zero,
+        zero,
+        view.queued_prompt_tokens,
+        zero,
+        zero,
+        more,
         SLO.tpot,
-    )  # fmt: skip
+    )
     assert found == (inside[0] if inside else -1 - min(best, key=lambda i: running[i]))
 
 
 def test_on_equal_instances_the_option_that_is_the_default_moves_nothing():
     requests = [(0.02 * k, 400 + 37 * k % 900, 2 + 13 * k % 50) for k in range(120)]
     results = [
-        serve(trace(requests), system_named("arrow", moves=moves), site(
-            (engine := Engine(0)), deployment(prefill=2, decode=2), table=SIMPLE, slo=SLO,
-        ), engine, RunOptions()) for moves in ("unequal", "never")
-    ]  # fmt: skip
+        serve(
+            trace(requests),
+            system_named("arrow", moves=moves),
+            site((engine := Engine(0)), deployment(prefill=2, decode=2), table=SIMPLE, slo=SLO),
+            engine,
+            RunOptions(),
+        )
+        for moves in ("unequal", "never")
+    ]
     one, two = (result.requests.finish_s for result in results)
     assert np.array_equal(one, two)
     assert not any(each.kind == "move" for each in results[0].decisions)

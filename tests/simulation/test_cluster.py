@@ -25,7 +25,7 @@ from disagg_sim.simulation.policy import (
     register,
     system_named,
     systems,
-)  # fmt: skip
+)
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.workload.trace import PrefixBlocks, Trace
@@ -176,7 +176,7 @@ def test_a_drained_instance_finishes_what_it_has():
 
 
 def test_without_draining_its_requests_fail():
-    system = Scripted(wishes=((), (Stop(2, "scale down", drain=False),),))
+    system = Scripted(wishes=((), (Stop(2, "scale down", drain=False),)))
     result = served([(0.0, 100, 50), (0.01, 100, 3)], system, PAIR, table=SIMPLE)
     assert result.requests.status.tolist() == [Outcome.FAILED, Outcome.COMPLETED]
     assert result.instances.stop_s[2] == pytest.approx(0.2)
@@ -195,9 +195,7 @@ def test_a_prompt_that_waits_moves_to_another_instance_at_no_cost():
     assert r.status.tolist() == [Outcome.COMPLETED] * 2
     assert result.instances.prefill_tokens.tolist() == [1990, 1990, 0, 0]
     decision = result.decisions[0]
-    assert (decision.kind, decision.instance, decision.wish) == (
-        "move", 1, "move of request 1 from instance 0 to 1"
-    )  # fmt: skip
+    assert (decision.kind, decision.instance, decision.wish) == ("move", 1, "move of request 1 from instance 0 to 1")
 
 
 def test_the_rest_of_a_moved_request_goes_where_it_would_have_gone():
@@ -268,8 +266,11 @@ class Astray:
 @pytest.mark.parametrize(
     ("leg", "text"),
     [
-        (Leg(7), "no such instance; known: 0 to 1"), (Leg(-1), "no such instance"), (Leg(0, 0), "end at token 0"),
-        (0, "0 is impossible: a place for request 0 has to be a Leg"), (None, "has to be a Leg"),
+        (Leg(7), "no such instance; known: 0 to 1"),
+        (Leg(-1), "no such instance"),
+        (Leg(0, 0), "end at token 0"),
+        (0, "0 is impossible: a place for request 0 has to be a Leg"),
+        (None, "has to be a Leg"),
     ],
 )
 def test_an_impossible_leg_is_named(leg, text):

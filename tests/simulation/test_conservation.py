@@ -21,8 +21,9 @@ TABLE = StepTable.affine(step=0.010, per_sequence=0.001, per_context=1e-6, per_t
 EVERYTHING = deployment(prefill=2, decode=2, colocated=4, pairs=4)
 REQUESTS = st.lists(
     st.tuples(st.floats(0, 3), st.integers(1, 500) | st.integers(900, 1000), st.integers(1, 200)),
-    min_size=1, max_size=40,
-).map(sorted)  # fmt: skip
+    min_size=1,
+    max_size=40,
+).map(sorted)
 OPTIONS = st.builds(
     RunOptions,
     concurrency=st.sampled_from([0, 0, 3]),
@@ -139,9 +140,10 @@ class Chaos:
         possible += [Stop(each, "chaos") for role in Role for each in view.starting(role)]
         possible += [
             Move(int(request), origin, int(each), "chaos")
-            for origin in range(len(view.roles)) for request in view.waiting_prompts(origin)[-2:]
+            for origin in range(len(view.roles))
+            for request in view.waiting_prompts(origin)[-2:]
             for each in view.prefill
-        ]  # fmt: skip
+        ]
         return [possible[self.rng.integers(len(possible))]] if possible else []
 
 

@@ -34,10 +34,25 @@ def ask(fleet, prompt, expected, *, book=None, promised=(), now=0.0, rounds=0, t
     open_list = np.array([*promised, 0], dtype=np.int64)
     tally = np.array([0, len(promised)], dtype=np.int64)
     return predictor.finish_times(
-        arrays.ints, arrays.floats, arrays.seg, arrays.sets, arrays.heads, arrays.values,
-        book_of() if book is None else book, open_list, tally, 0, 1, prompt, expected, now, rounds, tolerance, 0.0,
+        arrays.ints,
+        arrays.floats,
+        arrays.seg,
+        arrays.sets,
+        arrays.heads,
+        arrays.values,
+        book_of() if book is None else book,
+        open_list,
+        tally,
+        0,
+        1,
+        prompt,
+        expected,
+        now,
+        rounds,
+        tolerance,
+        0.0,
         watch,
-    )  # fmt: skip
+    )
 
 
 def test_plain_disaggregation_on_an_idle_pair():
@@ -145,9 +160,14 @@ def test_steps_hold_the_limit():
 
 @pytest.mark.parametrize(
     ("option", "value", "text"),
-    [("alpha", "fixd", "fixed"), ("balance", "work", "all, request"), ("ratio", 1.5, "from 0 to 1"),
-     ("length_error", -1.0, "from 0 to 16777216 token"), ("rounds", -1, "rounds")],
-)  # fmt: skip
+    [
+        ("alpha", "fixd", "fixed"),
+        ("balance", "work", "all, request"),
+        ("ratio", 1.5, "from 0 to 1"),
+        ("length_error", -1.0, "from 0 to 16777216 token"),
+        ("rounds", -1, "rounds"),
+    ],
+)
 def test_options_out_of_range_are_named(option, value, text):
     with pytest.raises(InputError, match=text):
         system_named("dynaserve", **{option: value})

@@ -48,9 +48,11 @@ def arrivals(draw):
     kind = draw(st.sampled_from(["whole", "prefill", "decode", "rest"]))
     context, prompt, generate = draw(LENGTH), draw(LENGTH), draw(LENGTH)
     lengths = {
-        "whole": (0, prompt, generate), "prefill": (0, prompt, 1), "decode": (context, 0, generate),
+        "whole": (0, prompt, generate),
+        "prefill": (0, prompt, 1),
+        "decode": (context, 0, generate),
         "rest": (context, prompt, generate),
-    }[kind]  # fmt: skip
+    }[kind]
     hold, ready = draw(st.booleans()), draw(st.booleans())
     return draw(gap), draw(st.integers(0, 1)), lengths, hold, ready, draw(st.integers(0, 9))
 
@@ -82,9 +84,18 @@ def play(specs, work, *, step_by_step, look=lambda fleet, now: None):
             if what == "submit":
                 instance, (context, prompt, generate), hold, ready, budget = about
                 fleet.submit(
-                    instance, 0, context, prompt, generate, now, True, hold, now - 0.01 if context else math.nan,
-                    True, ready or context == 0,
-                )  # fmt: skip
+                    instance,
+                    0,
+                    context,
+                    prompt,
+                    generate,
+                    now,
+                    True,
+                    hold,
+                    now - 0.01 if context else math.nan,
+                    True,
+                    ready or context == 0,
+                )
                 if budget == 0:
                     fleet.set_limits(instance, now, token_budget=17)
             elif what == "ready":
@@ -149,6 +160,7 @@ def test_tokens_blocks_and_segments_are_conserved(given_work, step_by_step):
 @given(WORK)
 def test_looking_changes_nothing(given_work):
     specs, work = given_work
+
     def look(fleet, now):
         fleet.refresh(now)
         for instance in range(2):

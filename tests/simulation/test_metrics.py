@@ -11,22 +11,19 @@ from hypothesis import strategies as st
 from made_runs import made_requests, made_run
 
 from disagg_sim.domain import Slo
-from disagg_sim.simulation.metrics import (
-    COLUMNS,
-    histogram_percentile,
-    latencies,
-    percentile,
-    slo_attainment,
-    summary,
-)
+from disagg_sim.simulation.metrics import COLUMNS, histogram_percentile, latencies, percentile, slo_attainment, summary
 
 SLO = Slo(ttft=2.0, tpot=0.1)
 
 # arrival, first token, finish, output: TTFT 1, 2, 3, -, 1 s; TPOT 0.1, 0.2, 0.05, -, 0 s
 FIVE = made_requests(
-    arrival=[10, 20, 30, 40, 50], first=[11, 22, 33, np.nan, 51], finish=[12, 24, 33.5, np.nan, 51],
-    output=[11, 11, 11, 11, 1], status="cccrc", transfer=[0.0, 0.2, 0.4, 0.0, 0.0],
-)  # fmt: skip
+    arrival=[10, 20, 30, 40, 50],
+    first=[11, 22, 33, np.nan, 51],
+    finish=[12, 24, 33.5, np.nan, 51],
+    output=[11, 11, 11, 11, 1],
+    status="cccrc",
+    transfer=[0.0, 0.2, 0.4, 0.0, 0.0],
+)
 
 
 def test_latencies_are_those_of_completed_requests():
@@ -71,10 +68,28 @@ def test_nothing_completed_is_no_number():
 
 def test_the_first_columns_are_those_that_readers_rely_on():
     assert COLUMNS[:21] == (
-        "system", "deployment", "trace", "rate_scale", "requests", "completed", "rejected", "slo_attainment",
-        "goodput_requests_per_s", "goodput_tokens_per_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s",
-        "tpot_p90_s", "tpot_p99_s", "itl_p99_s", "gpu_hours", "utilisation", "wall_s", "requests_per_cpu_s",
-    )  # fmt: skip
+        "system",
+        "deployment",
+        "trace",
+        "rate_scale",
+        "requests",
+        "completed",
+        "rejected",
+        "slo_attainment",
+        "goodput_requests_per_s",
+        "goodput_tokens_per_s",
+        "ttft_p50_s",
+        "ttft_p90_s",
+        "ttft_p99_s",
+        "tpot_p50_s",
+        "tpot_p90_s",
+        "tpot_p99_s",
+        "itl_p99_s",
+        "gpu_hours",
+        "utilisation",
+        "wall_s",
+        "requests_per_cpu_s",
+    )
 
 
 def test_a_percentile_of_a_histogram_divides_its_bin():
@@ -90,10 +105,7 @@ def test_a_bin_without_an_end_gives_its_beginning():
     assert histogram_percentile(np.array([0.0, 1.0, np.inf]), np.array([1, 99]), 0.99) == 1.0
 
 
-@given(
-    gaps=st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=300),
-    share=st.floats(0.0, 1.0),
-)
+@given(gaps=st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=300), share=st.floats(0.0, 1.0))
 def test_a_percentile_of_a_histogram_is_that_of_its_tokens_to_a_bin(gaps, share):
     edges = np.geomspace(1e-3, 10.0 * (1 + 1e-9), 120)
     counts, _ = np.histogram(gaps, edges)

@@ -57,8 +57,10 @@ def test_a_budget_alone_leaves_the_batch_to_the_policy(name):
     for part, found in limits_of(system, of_parts(system.needs, token_budget=900)).items():
         assert found.token_budget == 900
         assert (found.mode, found.max_sequences, found.max_prompts) == (
-            usual[part].mode, usual[part].max_sequences, usual[part].max_prompts,
-        )  # fmt: skip
+            usual[part].mode,
+            usual[part].max_sequences,
+            usual[part].max_prompts,
+        )
 
 
 @EVERY_SYSTEM
@@ -93,9 +95,11 @@ def test_disaggregated_prefills_whole_prompts_of_a_batch():
     In chunks of 250 tokens the second would be done after 10 + 25 ms more, before the third.
     """
     deployment = ServedDeployment(
-        name="limited", gpus=2, prefill=(Replicas(mapping=ONE, instances=1, batch=2, token_budget=400),),
+        name="limited",
+        gpus=2,
+        prefill=(Replicas(mapping=ONE, instances=1, batch=2, token_budget=400),),
         decode=(Replicas(mapping=ONE, instances=1),),
-    )  # fmt: skip
+    )
     system = system_named("disaggregated", token_budget=250)
     found = served([(0.0, 200, 1)] * 3, system, deployment, table=SIMPLE).requests
     assert found.first_token_s.tolist() == pytest.approx([0.030, 0.080, 0.080])
@@ -104,10 +108,11 @@ def test_disaggregated_prefills_whole_prompts_of_a_batch():
 def test_entries_of_one_part_batch_each_in_its_own_way():
     two = Mapping(tp_attn=2, tp_ffn=2)
     deployment = ServedDeployment(
-        name="mixed", gpus=4,
+        name="mixed",
+        gpus=4,
         prefill=(Replicas(mapping=ONE, instances=1),),
         decode=(Replicas(mapping=ONE, instances=1, batch=5), Replicas(mapping=two, instances=1, batch=9)),
-    )  # fmt: skip
+    )
     steps = system_named("disaggregated").build(site(Engine(0), deployment, table=SIMPLE)).steps
     assert steps.limits(ONE, Role.DECODE).max_sequences == 5
     assert steps.limits(two, Role.DECODE).max_sequences == 9
@@ -129,13 +134,14 @@ def test_entries_of_one_part_batch_each_in_its_own_way():
         ),
         (
             lambda: ServedDeployment(
-                name="twice", gpus=2,
+                name="twice",
+                gpus=2,
                 decode=(Replicas(mapping=ONE, instances=1, batch=5), Replicas(mapping=ONE, instances=1)),
             ),
             "deployment 'twice': two entries of decode have one mapping and batch differently .batch 5 and None",
         ),
     ],
-)  # fmt: skip
+)
 def test_limits_that_cannot_be_are_refused_in_one_line(make, text):
     with pytest.raises(InputError, match=text) as caught:
         make()

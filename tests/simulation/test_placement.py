@@ -33,9 +33,12 @@ def test_a_decode_limit_bounds_the_batch():
 
 def test_the_counts_are_the_best_of_all():
     placement = distserve_placement(
-        EVEN, setting=small_setting(), slo=Slo(ttft=0.2, tpot=0.01), gpus=4,
+        EVEN,
+        setting=small_setting(),
+        slo=Slo(ttft=0.2, tpot=0.01),
+        gpus=4,
         mappings=[Mapping(), Mapping(tp_attn=2, tp_ffn=2)],
-    )  # fmt: skip
+    )
     rates = [
         min(n_p * p.requests_per_s, n_d * d.requests_per_s)
         for p, d in itertools.product(placement.prefill, placement.decode)
@@ -49,6 +52,4 @@ def test_the_counts_are_the_best_of_all():
 
 def test_limits_that_nothing_meets_are_named():
     with pytest.raises(InfeasibleError, match=r"no placement of .* meets TTFT 1e-06 s and TPOT 1 s for 90%"):
-        distserve_placement(
-            EVEN, setting=small_setting(), slo=Slo(ttft=1e-6, tpot=1.0), gpus=2, mappings=[Mapping()]
-        )  # fmt: skip
+        distserve_placement(EVEN, setting=small_setting(), slo=Slo(ttft=1e-6, tpot=1.0), gpus=2, mappings=[Mapping()])

@@ -177,9 +177,13 @@ def kinds(result):
 
 def test_the_load_planner_adds_one_at_a_time_and_waits_for_its_start():
     result = served(
-        BUSY, system_named("dynamo_load", period_s=1.0), ROOM, table=TABLE, slo=Slo(ttft=1.0, tpot=0.1),
+        BUSY,
+        system_named("dynamo_load", period_s=1.0),
+        ROOM,
+        table=TABLE,
+        slo=Slo(ttft=1.0, tpot=0.1),
         options=RunOptions(start_up_s=3.5),
-    )  # fmt: skip
+    )
     times = [decision.time_s for decision in result.decisions if decision.kind == "start"]
     assert times
     assert all(later - sooner >= 4.0 for sooner, later in pairwise(times))
@@ -208,11 +212,16 @@ def test_without_projection_sizes_swing_more():
     wide = deployment(prefill=1, decode=2, colocated=2)
     stops = {
         project: kinds(
-            served(steady, system_named("dynamo_load", project=project, period_s=5.0), wide, table=slow,
-                   slo=Slo(ttft=2.0, tpot=0.6))
+            served(
+                steady,
+                system_named("dynamo_load", project=project, period_s=5.0),
+                wide,
+                table=slow,
+                slo=Slo(ttft=2.0, tpot=0.6),
+            )
         ).count("stop")
         for project in (True, False)
-    }  # fmt: skip
+    }
     assert stops[True] < stops[False]
 
 
@@ -234,7 +243,11 @@ def test_a_deaf_planner_does_not_hear_of_workers_that_came_later():
 
 
 def test_values_out_of_range_are_named():
-    for name, option in (("dynamo_load", {"mode": "fast"}), ("dynamo_load", {"sensitivity": 2}),
-                         ("dynamo_sla", {"window_s": 0}), ("dynamo_sla", {"forecast": "prophet"})):  # fmt: skip
+    for name, option in (
+        ("dynamo_load", {"mode": "fast"}),
+        ("dynamo_load", {"sensitivity": 2}),
+        ("dynamo_sla", {"window_s": 0}),
+        ("dynamo_sla", {"forecast": "prophet"}),
+    ):
         with pytest.raises(InputError, match=next(iter(option))):
             system_named(name, **option)

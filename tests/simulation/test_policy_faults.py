@@ -30,7 +30,7 @@ from disagg_sim.simulation.policy import (
     Stop,
     register,
     require_system,
-)  # fmt: skip
+)
 from disagg_sim.simulation.records import Outcome
 
 HERE = Path(__file__).name
@@ -112,11 +112,14 @@ def strange():
 @pytest.mark.parametrize(
     ("call", "cause", "said"),
     [
-        (fails, KeyError, "at 9 s: KeyError: 'no such key' ("), (deeper, RecursionError, "at 9 s: RecursionError: "),
-        (leaves, SystemExit, "at 9 s: it called sys.exit() ("), (interrupts, KeyboardInterrupt, "KeyboardInterrupt ("),
-        (strange, Strange, "at 9 s: Strange ("), (lambda: np.zeros(2)[5], IndexError, "IndexError: index 5 is out of"),
+        (fails, KeyError, "at 9 s: KeyError: 'no such key' ("),
+        (deeper, RecursionError, "at 9 s: RecursionError: "),
+        (leaves, SystemExit, "at 9 s: it called sys.exit() ("),
+        (interrupts, KeyboardInterrupt, "KeyboardInterrupt ("),
+        (strange, Strange, "at 9 s: Strange ("),
+        (lambda: np.zeros(2)[5], IndexError, "IndexError: index 5 is out of"),
     ],
-)  # fmt: skip
+)
 def test_what_a_policy_raises_is_one_line_with_its_place_and_keeps_what_was_served(call, cause, said):
     error = fault(Mine(place=at_second(call)))
     assert said in str(error)
@@ -164,7 +167,7 @@ LEGS = {
     "never": (Leg(0, delay_s=math.inf), "its delay_s is inf; allowed: from 0 s"),
     "a giant": (Leg("x" * 10**6), "(1,000,002 characters), no whole number"),
     "wishes that are no list": (Leg(0, wishes=7), "7 is impossible: wishes come in a list, which may be empty"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", LEGS)
@@ -296,8 +299,13 @@ def test_an_object_of_ones_own_fails_in_the_notebook_as_a_policy_error():
     requests = ds.Trace(arrival=np.array([0.0, 9.0]), input_tokens=np.array([100, 100]), output_tokens=np.array([5, 5]))
     with pytest.raises(PolicyError, match=r"system 'Mine' at 9 s: KeyError: .*, in fails\)") as caught:
         ds.simulate(
-            TWO, requests, policy=Mine(place=at_second(fails)), model="llama_3_1_8b", system="h100_sxm",
-            precision="bf16", profile="ideal",
-        )  # fmt: skip
+            TWO,
+            requests,
+            policy=Mine(place=at_second(fails)),
+            model="llama_3_1_8b",
+            system="h100_sxm",
+            precision="bf16",
+            profile="ideal",
+        )
     assert isinstance(caught.value.__cause__, KeyError)
     assert caught.value.so_far.requests.status.tolist() == [Outcome.COMPLETED, Outcome.UNFINISHED]

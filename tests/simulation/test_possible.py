@@ -74,11 +74,16 @@ def test_limits_that_nothing_can_meet_name_the_least(slo, said):
 def test_a_planned_deployment_keeps_its_mappings_batches_and_counts():
     """Three prompts of 1,000.5 tokens on average are 3,002 tokens a pass."""
     prefill = Instance(
-        phase="prefill", mapping=Mapping(tp_attn=2, tp_ffn=2), batch=3, latency_s=1.0, request_rate_per_s=1.0,
-        memory_bytes=1.0, conditions=Conditions(
+        phase="prefill",
+        mapping=Mapping(tp_attn=2, tp_ffn=2),
+        batch=3,
+        latency_s=1.0,
+        request_rate_per_s=1.0,
+        memory_bytes=1.0,
+        conditions=Conditions(
             model="llama_3_1_8b", precision="bf16", profile="measured", engine="", isl=1000.5, osl=10.0
         ),
-    )  # fmt: skip
+    )
     decode = replace(prefill, phase="decode", batch=64)
     found = served(Deployment(Pool(((prefill, 3),)), Pool(((decode, 1), (decode, 2)))))
     assert found.gpus == 12

@@ -52,9 +52,11 @@ class Watchful:
 
         limits = Limits()
         return Parts(
-            start=site.instances(("colocated", Role.BOTH)), routing=Whole(fewest_requests),
-            steps=ByRole(prefill=limits, decode=limits), roles=Roles(),
-        )  # fmt: skip
+            start=site.instances(("colocated", Role.BOTH)),
+            routing=Whole(fewest_requests),
+            steps=ByRole(prefill=limits, decode=limits),
+            roles=Roles(),
+        )
 
 
 @pytest.mark.parametrize("sample_s", [1e-7, 0.0, -1.0, float("nan")])
@@ -216,9 +218,13 @@ def test_the_command_line_says_so_and_stays_small(tmp_path):
     (tmp_path / "trial.yaml").write_text(SCENARIO)
     done = subprocess.run(
         [sys.executable, "-c", COMMAND, "simulate", "trial.yaml", "--out", "out", "--no-figures", "--jobs=1"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30)),
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "log: 1 of 3 requests exceed the context of llama_3_1_8b (131072 tokens) and are rejected" in done.stderr
     (row,) = csv.DictReader((tmp_path / "out" / "summary.csv").open())

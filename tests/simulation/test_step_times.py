@@ -47,9 +47,14 @@ def test_mixed_steps_of_one_piece_a_rank(case):
         batch, context = int(rng.integers(0, 257)), geometric(rng, 16, 32_768)
         piece, past = geometric(rng, 1, 16_384 / ranks), int(rng.choice([0, geometric(rng, 16, 65_536)]))
         step = mixed_step(
-            at.model, at.rates, degrees, batch=float(batch), context=float(context), chunk_tokens=float(piece * ranks),
+            at.model,
+            at.rates,
+            degrees,
+            batch=float(batch),
+            context=float(context),
+            chunk_tokens=float(piece * ranks),
             isl=float(piece + 2 * past),
-        )  # fmt: skip
+        )
         found = table.step_time(batch, context, piece * ranks, past, ranks)
         assert found == pytest.approx(float(step.time), rel=BOUND), (batch, context, piece, past)
 
@@ -63,9 +68,14 @@ def test_mixed_steps_of_several_prompts(case):
         prompts = max(min(prompts, 32_768 // (isl * ranks)), 1)
         tokens = prompts * isl * ranks
         step = mixed_step(
-            at.model, at.rates, degrees, batch=float(batch), context=float(context), chunk_tokens=float(tokens),
+            at.model,
+            at.rates,
+            degrees,
+            batch=float(batch),
+            context=float(context),
+            chunk_tokens=float(tokens),
             isl=float(isl),
-        )  # fmt: skip
+        )
         found = table.step_time(batch, context, tokens, 0.0, prompts * ranks)
         assert found == pytest.approx(float(step.time), rel=BOUND), (batch, context, prompts, isl)
 

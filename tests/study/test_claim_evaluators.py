@@ -78,9 +78,11 @@ def test_one_row_a_claim_and_profile(monkeypatch):
     table = claims.evaluate(ByHand(), profiles=("ideal", "measured"))
     assert list(table.columns) == list(claims.COLUMNS)
     assert table[["id", "profile", "holds", "note"]].to_numpy().tolist() == [
-        ["C1", "ideal", True, "ideal"], ["C1", "measured", True, "measured"],
-        ["C2", "ideal", False, "by profile"], ["C2", "measured", True, "by profile"],
-    ]  # fmt: skip
+        ["C1", "ideal", True, "ideal"],
+        ["C1", "measured", True, "measured"],
+        ["C2", "ideal", False, "by profile"],
+        ["C2", "measured", True, "by profile"],
+    ]
     assert claims.holding(table).to_numpy().tolist() == [["ideal", 1, 2, "C2"], ["measured", 2, 2, ""]]
 
 
@@ -170,13 +172,10 @@ def test_c9_batch_of_the_loosest_point(batch, holds):
 
 def pipelines(ftl: dict[int, float], rate: float) -> pd.DataFrame:
     return pd.DataFrame(
-        {
-            "mla_form": form, "pp": pp, "ftl_s": seconds, "request_rate_per_s": rate if pp == 32 else 1.0,
-            "fits": pp != 2,
-        }
+        {"mla_form": form, "pp": pp, "ftl_s": seconds, "request_rate_per_s": rate if pp == 32 else 1.0, "fits": pp != 2}
         for form in ("cached", "naive")
         for pp, seconds in ftl.items()
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("deep", "rate", "holds"), [(4.0, 0.95, True), (4.0, 0.89, False), (6.0, 0.95, False)])
@@ -233,9 +232,12 @@ def fixed_ratios(loose: float, tight: float) -> pd.DataFrame:
     best = r / (1 + r)
     curves = {"optimal": best, "0.5": np.minimum(0.5, r) / 1.5, "3.5": np.minimum(3.5, r) / 4.5}
     columns = {
-        "prefill_request_rate_per_s": 4.0, "prefill_gpus": 4, "decode_request_rate_per_s": 8 * r, "decode_gpus": 8,
+        "prefill_request_rate_per_s": 4.0,
+        "prefill_gpus": 4,
+        "decode_request_rate_per_s": 8 * r,
+        "decode_gpus": 8,
         "ctx_gen_gpu_ratio": r,
-    }  # fmt: skip
+    }
     return below(*(points(y, ctx_gen_ratio=text, **columns) for text, y in curves.items()))
 
 
@@ -270,7 +272,9 @@ BUMP, RISE = np.array([1, 1, 1, 1, 2, 1, 1, 1, 1.0]), np.array([1, 1, 1, 1, 1, 1
 @pytest.mark.parametrize(
     ("r1", "llama", "worse", "where"),
     [
-        (BUMP, RISE, True, True), (RISE, RISE, True, False), (BUMP, np.ones(9), False, True),
+        (BUMP, RISE, True, True),
+        (RISE, RISE, True, False),
+        (BUMP, np.ones(9), False, True),
         (0.9 * BUMP, RISE, False, True),
     ],
 )
@@ -285,11 +289,19 @@ def transfers(**columns: Any) -> pd.DataFrame:
     """Integer pairs of n_p = 3 prefill and n_d = 5 decode instances, whose rates do not quite balance."""
     p, r, cache = 2.0, np.linspace(1.3, 1.0, 9), 1e8
     given = {
-        "isl": 16_384, "prefill_instances": 3, "decode_instances": 5, "prefill_request_rate_per_s": p,
-        "decode_request_rate_per_s": r, "prefill_unique_gpus": 4, "decode_unique_gpus": 2, "decode_gpus": 8,
-        "kv_egress_bytes_per_s_per_gpu": p * cache / 4, "kv_ingress_bytes_per_s_per_gpu": r * cache / 2, "ftl_s": 1.0,
+        "isl": 16_384,
+        "prefill_instances": 3,
+        "decode_instances": 5,
+        "prefill_request_rate_per_s": p,
+        "decode_request_rate_per_s": r,
+        "prefill_unique_gpus": 4,
+        "decode_unique_gpus": 2,
+        "decode_gpus": 8,
+        "kv_egress_bytes_per_s_per_gpu": p * cache / 4,
+        "kv_ingress_bytes_per_s_per_gpu": r * cache / 2,
+        "ftl_s": 1.0,
         "request_rate_per_s": np.minimum(3 * p, 5 * r),
-    }  # fmt: skip
+    }
     return points(1 / X, **given | columns)
 
 
@@ -319,9 +331,13 @@ def test_c22_allows_three_times_the_bands(monkeypatch, factor, holds):
 @pytest.mark.parametrize(("latent", "grouped", "holds"), [(0.8, 0.95, True), (0.95, 0.95, False), (0.8, 0.85, False)])
 def test_c25_compares_every_step_mixed_with_the_best_shared_mode(latent, grouped, holds):
     step = {
-        "mixed_chunk_tokens": 1024.0, "decode_dp_attn": 8, "decode_batch": 64, "decode_gpus": 8,
-        "decode_request_rate_per_s": 2.0, "ttl_largest_gap_s": 0.03,
-    }  # fmt: skip
+        "mixed_chunk_tokens": 1024.0,
+        "decode_dp_attn": 8,
+        "decode_batch": 64,
+        "decode_gpus": 8,
+        "decode_request_rate_per_s": 2.0,
+        "ttl_largest_gap_s": 0.03,
+    }
     shared = [points(1000 / X, mode=mode, model=m, **step) for mode in ("colocated", "piggyback") for m in (R1, MIDDLE)]
     mixed = [
         points(1000 / X * level, mode="piggyback", model=m, mla_form=form, **step)
@@ -376,10 +392,7 @@ def test_c31_takes_the_median_of_tp(tp, holds):
 @pytest.mark.parametrize("profile", claims.PROFILES)
 @pytest.mark.parametrize(
     "rule",
-    [
-        claims_transfer.c19_ingress_of_long_prompts, claims_transfer.c23_duplication,
-        claims_limits.c32_active_parameters,
-    ],
+    [claims_transfer.c19_ingress_of_long_prompts, claims_transfer.c23_duplication, claims_limits.c32_active_parameters],
 )
 def test_claims_on_counts_and_single_configurations_hold_under_every_profile(rule, profile):
     assert rule(Evidence(ByHand(), profile)).holds

@@ -50,9 +50,11 @@ def test_a_decode_instance_takes_what_it_holds_to_the_end(bench):
 def test_the_second_pass_by_hand():
     """Requests 2 and 3 of four: TTFT 1 and 3 s, gaps of 0.05 and 0.1 s; both ends inside [4, 8] but one."""
     requests = SimpleNamespace(
-        arrival_s=np.array([0.0, 0.0, 4.0, 8.0]), first_token_s=np.array([1.0, 1.0, 5.0, 11.0]),
-        finish_s=np.array([4.0, 5.0, 6.0, 12.0]), output_tokens=np.array([2, 2, 21, 11]),
-    )  # fmt: skip
+        arrival_s=np.array([0.0, 0.0, 4.0, 8.0]),
+        first_token_s=np.array([1.0, 1.0, 5.0, 11.0]),
+        finish_s=np.array([4.0, 5.0, 6.0, 12.0]),
+        output_tokens=np.array([2, 2, 21, 11]),
+    )
     found = _second_pass(SimpleNamespace(requests=requests), 2)
     assert found.attainment == 0.5
     assert found.goodput == pytest.approx(0.5 * 2 / 4)

@@ -19,9 +19,10 @@ from disagg_sim.study.dynaserve.setup import MIX, WORKLOADS, Bench, workloads
 def test_served_by_hand():
     """From 4 s to 10 s: all of a request of 6 to 8 s, a quarter of one of 2 to 10 s is before, half of 7 to 13 s."""
     records = SimpleNamespace(
-        arrival_s=np.array([1.0, 6.0, 10.0]), first_token_s=np.array([2.0, 6.0, 7.0]),
+        arrival_s=np.array([1.0, 6.0, 10.0]),
+        first_token_s=np.array([2.0, 6.0, 7.0]),
         finish_s=np.array([10.0, 8.0, 13.0]),
-    )  # fmt: skip
+    )
     found = dynaserve_setup._served(SimpleNamespace(requests=records))
     assert found * 6.0 == pytest.approx([0.75, 1.0, 0.5])
 

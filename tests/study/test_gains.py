@@ -17,9 +17,9 @@ from disagg_sim.serving.gains import Curve, gain, pointwise_gain, shared_range, 
 A = Curve(np.array([20.0, 40.0, 80.0]), np.array([12.0, 6.0, 1.0]))
 B = Curve(np.array([10.0, 40.0]), np.array([6.0, 4.0]))
 
-curves = st.lists(
-    st.tuples(st.floats(1.0, 1e3), st.floats(1e-2, 1e4)), min_size=1, max_size=12
-).map(lambda points: Curve(*np.array(points).T))  # fmt: skip
+curves = st.lists(st.tuples(st.floats(1.0, 1e3), st.floats(1e-2, 1e4)), min_size=1, max_size=12).map(
+    lambda points: Curve(*np.array(points).T)
+)
 
 
 def table(mode: str, curve: Curve, **columns: object) -> pd.DataFrame:
@@ -120,10 +120,14 @@ def test_the_verdict_follows_the_share_of_the_range(factor: float, low: float, s
 
 
 def test_settings_are_told_apart_and_lonely_modes_said() -> None:
-    frontier = pd.concat([
-        table("disaggregated", A, system="one"), table("colocated", B, system="one"),
-        table("disaggregated", A, system="two"), table("piggyback", B, system="three"),
-    ])  # fmt: skip
+    frontier = pd.concat(
+        [
+            table("disaggregated", A, system="one"),
+            table("colocated", B, system="one"),
+            table("disaggregated", A, system="two"),
+            table("piggyback", B, system="three"),
+        ]
+    )
     found = where_it_pays(frontier)
     assert found["system"].tolist() == ["one", "two", "three"]
     assert found["pays"].tolist() == ["everywhere", "disaggregated only", "colocated only"]

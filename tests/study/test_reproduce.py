@@ -229,8 +229,12 @@ def test_wrong_arguments_end_in_one_line(
 
 
 def test_cells_stand_where_their_setting_says(tmp_path: Path) -> None:
-    settings = [(model, system, isl) for model in ("llama_3_1_8b", "deepseek_r1") for isl in (1024, 2048)
-                for system in ("h100_sxm", "gb200_nvl72")]  # fmt: skip
+    settings = [
+        (model, system, isl)
+        for model in ("llama_3_1_8b", "deepseek_r1")
+        for isl in (1024, 2048)
+        for system in ("h100_sxm", "gb200_nvl72")
+    ]
     table = pd.DataFrame(settings, columns=["model", "system", "isl"]).assign(osl=128, profile="ideal", pays="mostly")
     table["area_ratio"] = [1.5, 1.25, 1.0, 0.5, 2.0, np.nan, 1.1, 1.2]
     cells = pays_cells(table)

@@ -196,10 +196,14 @@ def test_a_larger_domain_is_never_worse(tmp_path: Path) -> None:
 
 def test_the_mla_form_is_a_case_of_models_that_have_one(tmp_path: Path) -> None:
     spec = replace(
-        SMALL, models=("llama_3_1_8b", "deepseek_r1"), pools=(same_system("b200_sxm", "nvfp4_fp8kv"),),
-        traffic=(Traffic(isl=16384, osl=256),), mla_forms=("auto", "naive"), modes=("piggyback",),
+        SMALL,
+        models=("llama_3_1_8b", "deepseek_r1"),
+        pools=(same_system("b200_sxm", "nvfp4_fp8kv"),),
+        traffic=(Traffic(isl=16384, osl=256),),
+        mla_forms=("auto", "naive"),
+        modes=("piggyback",),
         sharing=Sharing(every_step_mixed=True),
-    )  # fmt: skip
+    )
     one, free, naive = fronts(run(spec, tmp_path))
     assert (set(one["mla_form"]), set(free["mla_form"]), set(naive["mla_form"])) == ({"auto"}, {"auto"}, {"naive"})
     assert set(one["mixed_step_share"]) == {1.0}
@@ -264,4 +268,3 @@ def test_pools_on_different_systems_per_usd(tmp_path: Path) -> None:
     np.testing.assert_allclose(front["tokens_per_usd"], tokens_per_usd, rtol=1e-12)
     assert len(pareto_front(front, throughput="tokens_per_usd")) == len(front)
     assert reaches(front, same.modes[0].frontier, y="tokens_per_usd")  # prefill at a thirtieth of the price
-

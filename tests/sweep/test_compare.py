@@ -25,10 +25,18 @@ from disagg_sim.sweep.compare import (
 )
 
 TOY = Roles(group=("farm",), key=("crop", "row"), x="sugar", y="yield", derived=("baskets",))
-BASE = pd.DataFrame({
-    "farm": ["hill"] * 3, "crop": [1, 1, 2], "row": [1, 2, 1], "sugar": [10.0, 20.0, 40.0], "yield": [8.0, 5.0, 2.0],
-    "soil": ["clay", "clay", "sand"], "depth": [0.5, math.nan, 3.0], "baskets": [3, 7, 9],
-})  # fmt: skip
+BASE = pd.DataFrame(
+    {
+        "farm": ["hill"] * 3,
+        "crop": [1, 1, 2],
+        "row": [1, 2, 1],
+        "sugar": [10.0, 20.0, 40.0],
+        "yield": [8.0, 5.0, 2.0],
+        "soil": ["clay", "clay", "sand"],
+        "depth": [0.5, math.nan, 3.0],
+        "baskets": [3, 7, 9],
+    }
+)
 
 
 def compared(new: pd.DataFrame, old: pd.DataFrame = BASE, rtol: float = 1e-6) -> FrontChange:
@@ -131,10 +139,7 @@ def test_fronts_are_compared_group_by_group() -> None:
     assert (other.group, other.same_points) == (("valley",), True)
 
 
-@given(
-    st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=8),
-    st.floats(0.5, 0.999),
-)
+@given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=8), st.floats(0.5, 0.999))
 def test_a_front_scaled_down_moves_everywhere_and_is_worse(places: list[tuple[float, float]], factor: float) -> None:
     x, y = np.array(places).T
     old = pd.DataFrame({"farm": "hill", "crop": 1, "row": np.arange(len(x)), "sugar": x, "yield": y})

@@ -126,9 +126,12 @@ def test_the_limit_of_an_instance_is_the_one_in_force(
     smoke: SweepPlan, system: str, domain: int | None, max_gpus: int | None, limit: int
 ) -> None:
     spec = replace(
-        smoke.spec, models=("deepseek_r1",), pools=(same_system(system, "fp8"),), nvlink_domains=(domain,),
+        smoke.spec,
+        models=("deepseek_r1",),
+        pools=(same_system(system, "fp8"),),
+        nvlink_domains=(domain,),
         limits=(Limits(max_gpus=max_gpus),),
-    )  # fmt: skip
+    )
     case = cases_of(spec)[0]
     mappings = enumerate_mappings(load_model("deepseek_r1"), case.decode_system, max_gpus=max_gpus)
     assert axis_columns(case)["max_instance_gpus"] == limit
@@ -240,9 +243,7 @@ def test_changed_inputs_make_blocks_stale(smoke: SweepPlan, tmp_path: Path) -> N
     assert set(pd.read_parquet(tmp_path / "points")["case"]) == {other.cases[0].case.name}
 
 
-def test_a_changed_spec_changes_every_digest(
-    smoke: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_spec_changes_every_digest(smoke: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Path(__file__).parents[2] / "hw_specs" / "h100_sxm.yaml"
     text = re.sub(r"(?m)^hbm_bandwidth:.*$", "hbm_bandwidth: 3.0 TB/s", source.read_text())
     assert text != source.read_text()

@@ -64,12 +64,16 @@ FAULTS = {
     "fixed ratio as a word": ("profile:", "ctx_gen_ratio: half\nprofile:", ["ctx_gen_ratio: 'half'", "too: optimal"]),
     "fixed ratio 0": ("profile:", "ctx_gen_ratio: [optimal, 0]\nprofile:", ["ctx_gen_ratio: 0 is outside"]),
     "fixed ratio of the paper's matching": (
-        "profile:", "ctx_gen_ratio: 0.5\nmatching: paper\nprofile:", ["ctx_gen_ratio", "needs 'matching: exact'"],
+        "profile:",
+        "ctx_gen_ratio: 0.5\nmatching: paper\nprofile:",
+        ["ctx_gen_ratio", "needs 'matching: exact'"],
     ),
     "domain 1": ("profile:", "nvlink_domain: [1, 8]\nprofile:", ["nvlink_domain: 1 is outside [2, 1024]"]),
     "domain as a word": ("profile:", "nvlink_domain: wide\nprofile:", ["nvlink_domain: 'wide'", "allowed, too: own"]),
     "own domain twice": (
-        "profile:", "nvlink_domain: [own, 8, 72]\nprofile:", ["nvlink_domain: 8 is what 'own' stands for on h100_sxm"],
+        "profile:",
+        "nvlink_domain: [own, 8, 72]\nprofile:",
+        ["nvlink_domain: 8 is what 'own' stands for on h100_sxm"],
     ),
     "value twice": ("10.0", "[1, 1.0]", ["limits.ftl_s: 1.0 stands there 2 times"]),
     "empty axis": ("10.0", "[]", ["limits.ftl_s: the list is empty"]),
@@ -79,23 +83,28 @@ FAULTS = {
     "unknown measure": ("profile:", "ttl_measure: p90\nprofile:", ["ttl_measure", "did you mean 'p99'"]),
     "mixed as a number": ("profile:", "every_step_mixed: 1\nprofile:", ["every_step_mixed: 1 is not true or false"]),
     "efficiency above 1": (
-        "profile:", "interference: {minority_efficiency: 1.5}\nprofile:", ["minority_efficiency: 1.5 is outside"],
+        "profile:",
+        "interference: {minority_efficiency: 1.5}\nprofile:",
+        ["minority_efficiency: 1.5 is outside"],
     ),
-    "misspelt knob": (
-        "profile:", "interference: {overlap_los: 0}\nprofile:", ["did you mean 'overlap_loss'"],
-    ),
+    "misspelt knob": ("profile:", "interference: {overlap_los: 0}\nprofile:", ["did you mean 'overlap_loss'"]),
     "unknown objective": ("profile:", "per: wat\nprofile:", ["per", "did you mean 'watt'"]),
     "prices without use": ("profile:", "prices: {h100_sxm: 2}\nprofile:", ["prices: act with 'per: usd' only"]),
     "price of an unknown system": (
-        "profile:", "per: usd\nprices: {h100_smx: 2}\nprofile:", ["prices", "did you mean 'h100_sxm'"],
+        "profile:",
+        "per: usd\nprices: {h100_smx: 2}\nprofile:",
+        ["prices", "did you mean 'h100_sxm'"],
     ),
     "price 0": ("profile:", "per: usd\nprices: {h100_sxm: 0}\nprofile:", ["prices.h100_sxm: 0 is outside"]),
     "one pool": ("{h100_sxm: fp8}", "[{prefill: {h100_sxm: fp8}}]", ["systems[0]: missing key 'decode'"]),
     "misspelt pool": (
-        "{h100_sxm: fp8}", "[{prefil: {h100_sxm: fp8}, decode: {h100_sxm: fp8}}]", ["systems[0].prefil", "'prefill'"],
+        "{h100_sxm: fp8}",
+        "[{prefil: {h100_sxm: fp8}, decode: {h100_sxm: fp8}}]",
+        ["systems[0].prefil", "'prefill'"],
     ),
     "caches that differ": (
-        "{h100_sxm: fp8}", "[{prefill: {a100_sxm_80gb: bf16}, decode: {h100_sxm: fp8}}]",
+        "{h100_sxm: fp8}",
+        "[{prefill: {a100_sxm_80gb: bf16}, decode: {h100_sxm: fp8}}]",
         ["cannot hand over the KV cache", "writes bf16", "reads fp8"],
     ),
     "pools that differ in one instance": (
@@ -104,35 +113,45 @@ FAULTS = {
         ["serves disaggregated only; modes has colocated"],
     ),
     "lengths that vary in one instance": (
-        "  - {isl: 1024, osl: 128}", "  - log_normal_4096_512\nmodes: [piggyback]", ["only the mode disaggregated"],
+        "  - {isl: 1024, osl: 128}",
+        "  - log_normal_4096_512\nmodes: [piggyback]",
+        ["only the mode disaggregated"],
     ),
     "ratio without pools": (
-        "profile:", "modes: [colocated]\nctx_gen_ratio: [0.5]\nprofile:",
+        "profile:",
+        "modes: [colocated]\nctx_gen_ratio: [0.5]\nprofile:",
         ["ctx_gen_ratio: acts in disaggregated only; modes has colocated"],
     ),
     "measure of no shared instance": (
-        "profile:", "ttl_measure: p99\nprofile:",
+        "profile:",
+        "ttl_measure: p99\nprofile:",
         ["ttl_measure: acts in colocated and piggyback only; modes has disaggregated"],
     ),
     "mixing without mixed steps": (
-        "profile:", "modes: [disaggregated, colocated]\nevery_step_mixed: true\nprofile:",
+        "profile:",
+        "modes: [disaggregated, colocated]\nevery_step_mixed: true\nprofile:",
         ["every_step_mixed: acts in piggyback only; modes has disaggregated, colocated"],
     ),
     "interference without mixed steps": (
-        "profile:", "modes: [colocated]\ninterference: {overlap_loss: 0.2}\nprofile:",
+        "profile:",
+        "modes: [colocated]\ninterference: {overlap_loss: 0.2}\nprofile:",
         ["interference: acts in piggyback only; modes has colocated"],
     ),
     "too many combinations": (
-        "profile:", "ctx_gen_ratio: [" + ", ".join(f"{n}.5" for n in range(1, 901)) + "]\n"
+        "profile:",
+        "ctx_gen_ratio: [" + ", ".join(f"{n}.5" for n in range(1, 901)) + "]\n"
         "nvlink_domain: [" + ", ".join(map(str, range(2, 902))) + "]\nprofile:",
         ["810000 combinations; allowed: up to 100000"],
     ),
     "too many limits": (
-        "{ftl_s: 10.0}", "{ftl_s: " + str([*range(1, 501)]) + ", gpu_cap: " + str([*range(2, 502)]) + "}",
+        "{ftl_s: 10.0}",
+        "{ftl_s: " + str([*range(1, 501)]) + ", gpu_cap: " + str([*range(2, 502)]) + "}",
         ["limits: 250000 combinations; allowed: up to 100000"],
     ),
     "a ratio without bounds": (
-        "profile:", "ctx_gen_ratio: '1e999999999'\nprofile:", ["'1e999999999' is not a ratio such as 0.5"]
+        "profile:",
+        "ctx_gen_ratio: '1e999999999'\nprofile:",
+        ["'1e999999999' is not a ratio such as 0.5"],
     ),
     "a name of two lines": ("name: trial", 'name: "a\\nb"', ["name: 'a\\nb' is not a name; allowed: one line"]),
     "broken": ("[llama_3_1_8b]", "[llama_3_1_8b", ["broken YAML: line"]),
@@ -169,9 +188,7 @@ def test_the_command_line_overrides_profile_and_engine(tmp_path: Path) -> None:
         ({"prices": {"h100_sxm": 0.0}}, "--price h100_sxm: 0.0 is outside [0.001, 10000] USD/h"),
     ],
 )
-def test_a_fault_of_an_option_names_the_option_and_no_file(
-    tmp_path: Path, options: dict[str, Any], said: str
-) -> None:
+def test_a_fault_of_an_option_names_the_option_and_no_file(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError) as caught:
         load_sweep(write(tmp_path, GOOD), **options)
     assert str(caught.value) == said

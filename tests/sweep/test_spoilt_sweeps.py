@@ -39,9 +39,13 @@ GOOD: dict[str, Any] = {
 }
 
 ODD = (
-    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats() | st.text(max_size=6)
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**12), 10**12)
+    | st.floats()
+    | st.text(max_size=6)
     | st.sampled_from(["h100_sxm", "10 ms", "1e400", "../x", "x.yaml", [], {}, [[]], [{}], {"isl": None}, {1: 2}])
-)  # fmt: skip
+)
 
 
 def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -361,10 +361,32 @@ TEXTS = [
     mooncake(record(0, hash_ids=[1, 2]), record(3000, hash_ids=[1, 3])),
 ]
 PIECES = [
-    b"nan", b"inf", b"-1", b"1e400", b"1e-320", b"", b",", b"\n", b"\r", b'"', b"\xff", b"\0", b"0", 30 * b"9", b"0x10",
-    b"1700000000000", b"2023-02-30", b"0001-01-01", b"99999-01-01", b"true", b"null", b"[", b"{", b"XXX",
+    b"nan",
+    b"inf",
+    b"-1",
+    b"1e400",
+    b"1e-320",
+    b"",
+    b",",
+    b"\n",
+    b"\r",
+    b'"',
+    b"\xff",
+    b"\0",
+    b"0",
+    30 * b"9",
+    b"0x10",
+    b"1700000000000",
+    b"2023-02-30",
+    b"0001-01-01",
+    b"99999-01-01",
+    b"true",
+    b"null",
+    b"[",
+    b"{",
+    b"XXX",
     b"\xef\xbb\xbf",
-]  # fmt: skip
+]
 
 
 @settings(deadline=None)

@@ -116,16 +116,30 @@ def _fit(tables: dict[str, pd.DataFrame], system: SystemSpec, backend: str, link
         for phase, table in tables.items():
             prepares = phase == "prepare"
             first = table.iloc[0]
-            found.append(AllToAllFit(
-                engine=first["framework"], version=" ".join(sorted(table["version"].unique())), points=len(table),
-                median_error=0.0, p90_error=0.0, parameters=0 if found else len(names), backend=backend, phase=phase,
-                format="default", ranks=0, nodes=0, volume=_volume(backend, phase, link), bytes_per_element=None,
-                link=link, latency=number[_latency_of(backend, phase)], step=number.get("step", 0.0),
-                e_bandwidth=None if prepares else number[_share_of(phase)],
-                seconds_per_token=number["seconds_per_token"] if prepares else None,
-                token_bandwidth=None if prepares else number.get("token_bandwidth"),
-                valid=tuple((s, float(table[s].min()), float(table[s].max())) for s in (group, "num_tokens")),
-            ))  # fmt: skip
+            found.append(
+                AllToAllFit(
+                    engine=first["framework"],
+                    version=" ".join(sorted(table["version"].unique())),
+                    points=len(table),
+                    median_error=0.0,
+                    p90_error=0.0,
+                    parameters=0 if found else len(names),
+                    backend=backend,
+                    phase=phase,
+                    format="default",
+                    ranks=0,
+                    nodes=0,
+                    volume=_volume(backend, phase, link),
+                    bytes_per_element=None,
+                    link=link,
+                    latency=number[_latency_of(backend, phase)],
+                    step=number.get("step", 0.0),
+                    e_bandwidth=None if prepares else number[_share_of(phase)],
+                    seconds_per_token=number["seconds_per_token"] if prepares else None,
+                    token_bandwidth=None if prepares else number.get("token_bandwidth"),
+                    valid=tuple((s, float(table[s].min()), float(table[s].max())) for s in (group, "num_tokens")),
+                )
+            )
         return found
 
     def times(values: NDArray[np.float64]) -> NDArray[np.float64]:

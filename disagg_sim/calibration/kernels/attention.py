@@ -68,17 +68,32 @@ class _Table(Generic[AttentionFit]):
 def _prefill_fit(table: _Table[Any], variant: Variant, numbers: Mapping[str, Any]) -> PrefillAttentionFit:
     kernel, compute, cache = variant
     return PrefillAttentionFit(
-        engine="", version="", points=0, median_error=0.0, p90_error=0.0, kind=table.kind, compute=compute,
-        cache=cache, kernel=kernel, **numbers,
-    )  # fmt: skip
+        engine="",
+        version="",
+        points=0,
+        median_error=0.0,
+        p90_error=0.0,
+        kind=table.kind,
+        compute=compute,
+        cache=cache,
+        kernel=kernel,
+        **numbers,
+    )
 
 
 def _decode_fit(table: _Table[Any], variant: Variant, numbers: Mapping[str, Any]) -> DecodeAttentionFit:
     kernel, _, cache = variant
     return DecodeAttentionFit(
-        engine="", version="", points=0, median_error=0.0, p90_error=0.0, kind=table.kind, cache=cache, kernel=kernel,
+        engine="",
+        version="",
+        points=0,
+        median_error=0.0,
+        p90_error=0.0,
+        kind=table.kind,
+        cache=cache,
+        kernel=kernel,
         **numbers,
-    )  # fmt: skip
+    )
 
 
 def prefill_times(calls: Calls, fit: PrefillAttentionFit, system: SystemSpec) -> Array:
@@ -107,20 +122,30 @@ _DECODE = (
 )
 _PREFILL_OWN = (("e_compute",), ("e_compute", "t0"), ("e_compute", "t0", "e_io"))
 _CONTEXT = _Table(
-    "gqa", "compute_dtype", attention_calls.context_attention, _PREFILL, _PREFILL_OWN, 9, "tail",
-    (0.0, GRID_TAIL), _prefill_fit, prefill_times,
-)  # fmt: skip
-_MLA_CONTEXT = replace(
-    _CONTEXT,
-    kind="mla",
-    compute_column="kv_dtype",
-    calls=attention_calls.mla_context,
+    "gqa",
+    "compute_dtype",
+    attention_calls.context_attention,
+    _PREFILL,
+    _PREFILL_OWN,
+    9,
+    "tail",
+    (0.0, GRID_TAIL),
+    _prefill_fit,
+    prefill_times,
 )
+_MLA_CONTEXT = replace(_CONTEXT, kind="mla", compute_column="kv_dtype", calls=attention_calls.mla_context)
 _GENERATION = _Table(
-    "gqa", "kv_dtype", attention_calls.generation_attention, _DECODE,
-    (("e_memory",), ("e_memory", "t0"), ("e_memory", "t0", "block_time")), 11, "serial_power", (SPLIT_POWER,),
-    _decode_fit, decode_times,
-)  # fmt: skip
+    "gqa",
+    "kv_dtype",
+    attention_calls.generation_attention,
+    _DECODE,
+    (("e_memory",), ("e_memory", "t0"), ("e_memory", "t0", "block_time")),
+    11,
+    "serial_power",
+    (SPLIT_POWER,),
+    _decode_fit,
+    decode_times,
+)
 _MLA_GENERATION = replace(
     _GENERATION,
     kind="mla",

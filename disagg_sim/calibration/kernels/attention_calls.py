@@ -36,9 +36,15 @@ def context_attention(rows: pd.DataFrame) -> Calls:
     batch, new, q_heads, kv_heads = (_column(rows, c) for c in ("batch", "seq_len", "q_heads", "kv_heads"))
     size: Any = _column(rows, "head_dim")
     work = gqa_prefill_work(
-        sequences=batch, new=new, past=0.0, q_heads=q_heads, kv_heads=kv_heads, head_dim=size, window=0.0,
+        sequences=batch,
+        new=new,
+        past=0.0,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=size,
+        window=0.0,
         cache_bytes=_cache_bytes(rows),
-    )  # fmt: skip
+    )
     return Calls(work, AttentionShape(batch, new, 0.0, q_heads, kv_heads, size), 2.0 * causal_pairs(new) / new)
 
 
@@ -47,9 +53,14 @@ def generation_attention(rows: pd.DataFrame) -> Calls:
     batch, length, q_heads, kv_heads = (_column(rows, c) for c in ("batch", "kv_len", "q_heads", "kv_heads"))
     size: Any = _column(rows, "head_dim")
     work = gqa_decode_work(
-        sequences=batch, context=length, q_heads=q_heads, kv_heads=kv_heads, head_dim=size, window=0.0,
+        sequences=batch,
+        context=length,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=size,
+        window=0.0,
         cache_bytes=_cache_bytes(rows),
-    )  # fmt: skip
+    )
     return Calls(work, AttentionShape(batch, 1.0, length - 1.0, q_heads, kv_heads, size))
 
 

@@ -97,9 +97,7 @@ def _fastest(
     return np.asarray(fastest([algorithm_of(fit, link).transfer(size, n) for fit in laws]).time)
 
 
-def _predict_counted(
-    rows: pd.DataFrame, system: SystemSpec, fit: CollectiveFit, result: NDArray[np.float64]
-) -> None:
+def _predict_counted(rows: pd.DataFrame, system: SystemSpec, fit: CollectiveFit, result: NDArray[np.float64]) -> None:
     """Times of the rows on just as many GPUs as a fit was made on, into ``result``."""
     here = ((rows["framework"] == fit.engine) & (rows["op"] == fit.op) & (rows["num_gpus"] == fit.gpus)).to_numpy()
     law = algorithm_of(replace(fit, algorithm="ring"), system.nvlink_bandwidth)
@@ -164,17 +162,30 @@ def _fit(
     latency, hop, share, ramp = values
     first = table.iloc[0]
     return CollectiveFit(
-        engine=first["framework"], version=first["version"], points=len(table), median_error=0.0, p90_error=0.0,
-        op=first["op"], gpus=0, latency=latency, e_bandwidth=share, algorithm=algorithm, hop=hop, ramp=ramp,
+        engine=first["framework"],
+        version=first["version"],
+        points=len(table),
+        median_error=0.0,
+        p90_error=0.0,
+        op=first["op"],
+        gpus=0,
+        latency=latency,
+        e_bandwidth=share,
+        algorithm=algorithm,
+        hop=hop,
+        ramp=ramp,
         parameters=parameters,
         valid=tuple((s, float(table[s].min()), float(table[s].max())) for s in ("num_gpus", "message_bytes")),
-    )  # fmt: skip
+    )
 
 
 def _solve(
-    table: pd.DataFrame, system: SystemSpec, parameters: Sequence[Parameter], build: Build,
+    table: pd.DataFrame,
+    system: SystemSpec,
+    parameters: Sequence[Parameter],
+    build: Build,
     others: Sequence[CollectiveFit] = (),
-) -> list[CollectiveFit]:  # fmt: skip
+) -> list[CollectiveFit]:
     def times(values: NDArray[np.float64]) -> NDArray[np.float64]:
         return predict_collectives(table, system, [*build(values), *others])
 

@@ -124,10 +124,16 @@ def _row(section: str, fit: Fit) -> str:
 
 
 def _file(file: DataFile) -> str:
-    return _flow({
-        "name": _word(file.name), "sha256": _word(file.sha256), "rows": str(file.rows), "fitted": str(file.fitted),
-        "held_out": str(file.held_out), "dropped": _flow(_words(file.dropped)),
-    })  # fmt: skip
+    return _flow(
+        {
+            "name": _word(file.name),
+            "sha256": _word(file.sha256),
+            "rows": str(file.rows),
+            "fitted": str(file.fitted),
+            "held_out": str(file.held_out),
+            "dropped": _flow(_words(file.dropped)),
+        }
+    )
 
 
 def _words(row: Mapping[str, Any]) -> dict[str, str]:

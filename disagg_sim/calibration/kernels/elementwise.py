@@ -36,12 +36,19 @@ def fit_elementwise(rows: pd.DataFrame, system: SystemSpec) -> list[ElementwiseF
     share, *floors = fit_logarithm(times, measured, [_SHARE] + [_FLOOR] * len(tables)).tolist()
     return [
         ElementwiseFit(
-            engine=table["framework"].iloc[0], version=table["version"].iloc[0], points=len(table), median_error=0.0,
-            p90_error=0.0, parameters=1 if number else 2, op=op, t0=t0, e_memory=share,
+            engine=table["framework"].iloc[0],
+            version=table["version"].iloc[0],
+            points=len(table),
+            median_error=0.0,
+            p90_error=0.0,
+            parameters=1 if number else 2,
+            op=op,
+            t0=t0,
+            e_memory=share,
             valid=tuple((size, float(table[size].min()), float(table[size].max())) for size in ("m", "k")),
         )
         for number, ((op, table), t0) in enumerate(zip(tables.items(), floors, strict=True))
-    ]  # fmt: skip
+    ]
 
 
 def predict_elementwise(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[ElementwiseFit]) -> NDArray[np.float64]:

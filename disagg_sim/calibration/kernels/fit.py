@@ -78,8 +78,9 @@ def calibrate_kernels(
         Unknown framework, or no row of the system.
     """
     if framework and framework not in LIBRARIES:
-        raise InputError(f"framework {framework!r} is unknown{nearest(framework, LIBRARIES)}; "
-                         f"allowed: {', '.join(LIBRARIES)}")  # fmt: skip
+        raise InputError(
+            f"framework {framework!r} is unknown{nearest(framework, LIBRARIES)}; allowed: {', '.join(LIBRARIES)}"
+        )
     spec = load_system(system if is_path(system) else spec_name(system))
     tables = _read_all(paths, exclude, spec)
     forms = {form: _rows_of(tables, form, spec) for form in OPERATORS}
@@ -172,10 +173,15 @@ def _judged(
         known = errors[1] if errors[1][0] else errors[0]
         for fit in members:
             judged[id(fit)] = replace(
-                fit, points=errors[0][0], median_error=errors[0][1], p90_error=errors[0][2],
-                held_out_points=errors[1][0], held_out_median_error=errors[1][1], held_out_p90_error=errors[1][2],
+                fit,
+                points=errors[0][0],
+                median_error=errors[0][1],
+                p90_error=errors[0][2],
+                held_out_points=errors[1][0],
+                held_out_median_error=errors[1][1],
+                held_out_p90_error=errors[1][2],
                 sigma_log=known[3],
-            )  # fmt: skip
+            )
     return tuple(judged[id(fit)] for fit in fits)
 
 
@@ -212,9 +218,13 @@ def _data_file(
     fate = np.where(masked != "", masked, fate)
     counts = Counter(fate.tolist())
     return DataFile(
-        name=table.path.name, sha256=table.sha256, rows=len(rows), fitted=counts.pop("fitted", 0),
-        held_out=counts.pop("held out", 0), dropped=dict(sorted(counts.items())),
-    )  # fmt: skip
+        name=table.path.name,
+        sha256=table.sha256,
+        rows=len(rows),
+        fitted=counts.pop("fitted", 0),
+        held_out=counts.pop("held out", 0),
+        dropped=dict(sorted(counts.items())),
+    )
 
 
 def _residuals(

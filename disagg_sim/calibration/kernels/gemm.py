@@ -126,9 +126,16 @@ def _fit(table: pd.DataFrame, name: str, values: dict[str, Any]) -> GemmFit:
     sizes = tuple((size, float(table[size].min()), float(table[size].max())) for size in ("m", "n", "k"))
     first = table.iloc[0]
     return GemmFit(
-        engine=first["framework"], version=first["version"], points=len(table), median_error=0.0, p90_error=0.0,
-        valid=sizes, format=name, tiled=True, **values,
-    )  # fmt: skip
+        engine=first["framework"],
+        version=first["version"],
+        points=len(table),
+        median_error=0.0,
+        p90_error=0.0,
+        valid=sizes,
+        format=name,
+        tiled=True,
+        **values,
+    )
 
 
 def _times(table: pd.DataFrame, fit: GemmFit, system: SystemSpec) -> NDArray[np.float64]:

@@ -27,10 +27,26 @@ if TYPE_CHECKING:
 
 #: Columns of the verdicts, in order.
 COLUMNS = (
-    "file", "row", "operator", "system", "framework", "version", "kernel_source", "shape", "measured_us",
-    "predicted_us", "predicted_p10_us", "predicted_p90_us", "relative_error", "evaluated", "reason", "masked", "part",
-    "held_out", "in_range",
-)  # fmt: skip
+    "file",
+    "row",
+    "operator",
+    "system",
+    "framework",
+    "version",
+    "kernel_source",
+    "shape",
+    "measured_us",
+    "predicted_us",
+    "predicted_p10_us",
+    "predicted_p90_us",
+    "relative_error",
+    "evaluated",
+    "reason",
+    "masked",
+    "part",
+    "held_out",
+    "in_range",
+)
 #: Keys of the summary.
 GROUPS = ("operator", "framework", "system", "part")
 #: Word for all systems together.
@@ -127,12 +143,20 @@ def _verdicts(table: KernelTable, rows: pd.DataFrame, system: str, efficiency: P
     unseen = rows["held_out"].to_numpy(dtype=bool) & split
     return rows[["row", "system", "framework", "version", "kernel_source", "masked"]].assign(
         **{ROW_ID: rows[ROW_ID] if ROW_ID in rows else rows["row"]},
-        file=shown(table.path), operator=form.name, shape=_shapes(form, rows), measured_us=measured / US,
-        predicted_us=predicted / US, predicted_p10_us=low / US, predicted_p90_us=high / US,
-        relative_error=predicted / measured - 1.0, evaluated=np.isfinite(predicted) & np.isfinite(measured),
-        reason=reason, held_out=unseen, in_range=within,
+        file=shown(table.path),
+        operator=form.name,
+        shape=_shapes(form, rows),
+        measured_us=measured / US,
+        predicted_us=predicted / US,
+        predicted_p10_us=low / US,
+        predicted_p90_us=high / US,
+        relative_error=predicted / measured - 1.0,
+        evaluated=np.isfinite(predicted) & np.isfinite(measured),
+        reason=reason,
+        held_out=unseen,
+        in_range=within,
         part=[part_of(bool(each)) if known else "new" for each in unseen],
-    )  # fmt: skip
+    )
 
 
 def _fits_of(system: str, directory: Path | None) -> EfficiencySpec | None:

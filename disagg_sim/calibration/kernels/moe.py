@@ -95,9 +95,11 @@ def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
 
 
 def _fit_together(
-    tables: Mapping[tuple[str, str], pd.DataFrame], given: Mapping[tuple[str, str], RankLoad], system: SystemSpec,
+    tables: Mapping[tuple[str, str], pd.DataFrame],
+    given: Mapping[tuple[str, str], RankLoad],
+    system: SystemSpec,
     names: Sequence[str],
-) -> tuple[float, list[MoeFit]]:  # fmt: skip
+) -> tuple[float, list[MoeFit]]:
     """Loss and fits where each kernel has the numbers ``names`` to itself."""
     own = [number for number in _NUMBERS if number.name in names]
     shared = [number for number in _NUMBERS if number.name not in names]
@@ -235,11 +237,20 @@ def _fit(table: pd.DataFrame, key: tuple[str, str], values: dict[str, Any]) -> M
     first, width = table.iloc[0], table["inter"] / table["tp"]
     ranges = {size: table[size] for size in sizes} | {"width": width}  # columns of an expert on a rank
     return MoeFit(
-        engine=first["framework"], version=first["version"], points=len(table), median_error=0.0, p90_error=0.0,
+        engine=first["framework"],
+        version=first["version"],
+        points=len(table),
+        median_error=0.0,
+        p90_error=0.0,
         valid=tuple((size, float(values.min()), float(values.max())) for size, values in ranges.items()),
-        format=key[0], kernel=key[1], regime=ANY_REGIME, picks="T*k/ep", blend_q=BLEND_Q, least_rows=LEAST_ROWS,
+        format=key[0],
+        kernel=key[1],
+        regime=ANY_REGIME,
+        picks="T*k/ep",
+        blend_q=BLEND_Q,
+        least_rows=LEAST_ROWS,
         **values,
-    )  # fmt: skip
+    )
 
 
 def _times(given: RankLoad, fit: MoeFit, system: SystemSpec) -> Array:

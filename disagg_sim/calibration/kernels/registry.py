@@ -49,16 +49,25 @@ class Operator:
 _ALL = (
     Operator("gemm", ("gemm",), gemm.predict_gemm, gemm.fit_gemm, bar=0.07),
     Operator(
-        "context_attention", ("prefill_attention",), attention.predict_context_attention,
-        attention.fit_context_attention, bar=0.08,
+        "context_attention",
+        ("prefill_attention",),
+        attention.predict_context_attention,
+        attention.fit_context_attention,
+        bar=0.08,
     ),
     Operator(
-        "generation_attention", ("decode_attention",), attention.predict_generation_attention,
-        attention.fit_generation_attention, bar=0.08,
+        "generation_attention",
+        ("decode_attention",),
+        attention.predict_generation_attention,
+        attention.fit_generation_attention,
+        bar=0.08,
     ),
     Operator("mla_context", ("prefill_attention",), attention.predict_mla_context, attention.fit_mla_context, bar=0.12),
     Operator(
-        "mla_generation", ("decode_attention",), attention.predict_mla_generation, attention.fit_mla_generation,
+        "mla_generation",
+        ("decode_attention",),
+        attention.predict_mla_generation,
+        attention.fit_mla_generation,
         bar=0.12,
     ),
     Operator("mla_module", ("gemm", "prefill_attention", "decode_attention"), mla_module.predict_mla_module),
@@ -66,13 +75,18 @@ _ALL = (
     Operator("moe", ("moe",), moe.predict_moe, moe.fit_moe, bar=0.15),
     Operator("moe_ep_compute", ("moe",), moe.predict_moe, bar=0.15),
     Operator(
-        "collectives", ("collectives",), collectives.predict_collectives, collectives.fit_collectives,
-        by_library=False, unit=collectives.unit_of, bar=0.12,
+        "collectives",
+        ("collectives",),
+        collectives.predict_collectives,
+        collectives.fit_collectives,
+        by_library=False,
+        unit=collectives.unit_of,
+        bar=0.12,
     ),
     Operator(
         "moe_alltoall", ("alltoall",), alltoall.predict_alltoall, alltoall.fit_alltoall, by_library=False, bar=0.20
     ),
     Operator("quantize_ops", ("elementwise",), elementwise.predict_elementwise, elementwise.fit_elementwise),
-)  # fmt: skip
+)
 #: Form -> operator, in the order in which a system is fitted.
 OPERATORS = {operator.form: operator for operator in _ALL}

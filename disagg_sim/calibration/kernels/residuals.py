@@ -54,12 +54,16 @@ def error_table(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     order = ["all", *(name for name, _ in CLASSES)]
     lines = [
         {
-            **dict(zip(keys, key, strict=False)), "size": key[-1], "rows": len(group),
-            "median": group["error"].abs().median(), "p90": group["error"].abs().quantile(0.9),
-            "bias": group["error"].median(), **({COVERAGE: group[COVERAGE].mean()} if COVERAGE in figures else {}),
+            **dict(zip(keys, key, strict=False)),
+            "size": key[-1],
+            "rows": len(group),
+            "median": group["error"].abs().median(),
+            "p90": group["error"].abs().quantile(0.9),
+            "bias": group["error"].median(),
+            **({COVERAGE: group[COVERAGE].mean()} if COVERAGE in figures else {}),
         }
         for key, group in both.groupby([*keys, "size"], sort=True)
-    ]  # fmt: skip
+    ]
     result = pd.DataFrame(lines, columns=[*keys, "size", *figures])
     rank = {name: number for number, name in enumerate(order)}
     return result.sort_values([*keys, "size"], key=lambda c: c.map(rank) if c.name == "size" else c, ignore_index=True)

@@ -36,8 +36,17 @@ Floats = NDArray[np.float64]
 
 #: Sizes that tell rows of one group of shapes apart: they change from step to step, the others are the model's.
 _WITHIN = (
-    "m", "batch", "seq_len", "kv_len", "q_len", "past_len", "num_tokens", "rank0_num_tokens", "message_bytes", "sms",
-)  # fmt: skip
+    "m",
+    "batch",
+    "seq_len",
+    "kv_len",
+    "q_len",
+    "past_len",
+    "num_tokens",
+    "rank0_num_tokens",
+    "message_bytes",
+    "sms",
+)
 #: Errors count up to so many deviations: a few kernels that were timed wrongly shall not speak for all. [1]
 CLIP = 3.0
 #: Every so many rows are predicted by the fits of another system.
@@ -83,8 +92,10 @@ def kernel_spreads(
         alike, across = (moved.get((section, same), 0.0) for same in (True, False))
         kinds[section] = KindSpread(
             shared=shared_part(mine, mine["error"].to_numpy(dtype=float)) if len(mine) else 1.0,
-            transfer=alike or across, transfer_across=max(across, alike), rows=len(mine),
-        )  # fmt: skip
+            transfer=alike or across,
+            transfer_across=max(across, alike),
+            rows=len(mine),
+        )
     return kinds, composed
 
 
@@ -167,9 +178,7 @@ def engine_spreads(lines: pd.DataFrame) -> dict[str, EngineSpread]:
         Evaluated lines of served rows with ``kernel_sigma`` (``calibration.served.bands``): those of the fitted part,
         below saturation, under one of ``LOADS``, are used.
     """
-    usable = lines[
-        lines["evaluated"] & ~lines["saturated"] & (lines["part"] == "fitted") & lines["load"].isin(LOADS)
-    ]
+    usable = lines[lines["evaluated"] & ~lines["saturated"] & (lines["part"] == "fitted") & lines["load"].isin(LOADS)]
     error = np.log(usable["measured"].astype(float) / usable["predicted"].astype(float))
     loads = zip(usable["concurrency"], usable["workers"], strict=True)
     few = [per_instance(*load) <= TTFT_CONCURRENCY for load in loads]
@@ -188,9 +197,11 @@ def _parts(lines: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Lines that speak of each field of ``EngineSpread``."""
     first = lines[lines["quantity"] == "ttft"]
     return {
-        "step": lines[lines["quantity"].isin(["tpot", "latency"])], "first_token": first[first["few"]],
-        "first_token_loaded": first[~first["few"]], "throughput": lines[lines["quantity"] == "throughput"],
-    }  # fmt: skip
+        "step": lines[lines["quantity"].isin(["tpot", "latency"])],
+        "first_token": first[first["few"]],
+        "first_token_loaded": first[~first["few"]],
+        "throughput": lines[lines["quantity"] == "throughput"],
+    }
 
 
 #: Lines from which an engine's spread is its own, else that of all engines. [1]
@@ -228,9 +239,15 @@ def _shared_by_case(lines: pd.DataFrame) -> float:
 
 
 def spreads_text(
-    kinds: Mapping[str, KindSpread], composed: Mapping[str, float], engines: Mapping[str, EngineSpread], *,
-    data: str, date: str, assumed: float, per_doubling: float,
-) -> str:  # fmt: skip
+    kinds: Mapping[str, KindSpread],
+    composed: Mapping[str, float],
+    engines: Mapping[str, EngineSpread],
+    *,
+    data: str,
+    date: str,
+    assumed: float,
+    per_doubling: float,
+) -> str:
     """The YAML of ``hw_specs/uncertainty/``, the same text for the same numbers."""
 
     def flow(value: Any) -> str:

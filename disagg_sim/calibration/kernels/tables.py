@@ -154,9 +154,7 @@ def read_exclusions(path: Path) -> tuple[Exclusion, ...]:
 
 def _condition(path: Path, line: int, form: Form, text: str) -> Condition:
     try:
-        return parse_condition(
-            text, words=(*IDENTITY, *form.words), numbers=(*form.sizes, LATENCY)
-        )
+        return parse_condition(text, words=(*IDENTITY, *form.words), numbers=(*form.sizes, LATENCY))
     except ConditionError as error:
         where = f"{shown(path)}: line {line}: condition {quoted(text)} of {form.name}"
         raise TableError(f"{where}: {error}; a condition is made of {ALLOWED}") from None

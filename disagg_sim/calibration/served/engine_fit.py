@@ -113,10 +113,14 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
 def _with_request_host(rows: Sequence[ServingRow], engine: EngineSpec) -> EngineSpec:
     """The profile with the request time of least median TTFT error where an instance has few requests."""
     mine = [
-        row for row in rows
-        if row.engine == engine.name and row.load == "closed_loop" and not (row.reason or row.qa_flag or row.held_out)
-        and row.workers is not None and row.concurrency / row.workers.count <= TTFT_CONCURRENCY
-    ]  # fmt: skip
+        row
+        for row in rows
+        if row.engine == engine.name
+        and row.load == "closed_loop"
+        and not (row.reason or row.qa_flag or row.held_out)
+        and row.workers is not None
+        and row.concurrency / row.workers.count <= TTFT_CONCURRENCY
+    ]
     if not mine:
         return engine
     table = evaluate(mine, {engine.name: engine})

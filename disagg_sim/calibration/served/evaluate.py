@@ -42,11 +42,38 @@ MATMUL_SHARE = 0.85
 
 #: Columns of ``rows.csv``, in order.
 COLUMNS = (
-    "file", "row", "form", "quantity", "statistic", "basis", "measured", "predicted", "relative_error", "evaluated",
-    "reason", "saturated", "part", "system", "hardware", "model", "framework", "engine", "recipe", "mode",
-    "load", "gpus", "workers", "prefill_workers", "isl", "osl", "concurrency", "batch", "capacity", "qa_flag",
+    "file",
+    "row",
+    "form",
+    "quantity",
+    "statistic",
+    "basis",
+    "measured",
+    "predicted",
+    "relative_error",
+    "evaluated",
+    "reason",
+    "saturated",
+    "part",
+    "system",
+    "hardware",
+    "model",
+    "framework",
+    "engine",
+    "recipe",
+    "mode",
+    "load",
+    "gpus",
+    "workers",
+    "prefill_workers",
+    "isl",
+    "osl",
+    "concurrency",
+    "batch",
+    "capacity",
+    "qa_flag",
     "configuration",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -247,13 +274,41 @@ def _lines(row: ServingRow, answer: tuple[Prediction, int] | None, part: str) ->
                 else:
                     reason = "no finite prediction" if quantity.measured > 0 else "the measured value is not above 0"
         evaluated = bool(np.isfinite(error))
-        lines.append((
-            row.file, row.row, row.form, quantity.name, quantity.statistic, quantity.basis, quantity.measured,
-            predicted, error, evaluated, reason, saturated, part,
-            row.system, row.hardware, row.model, row.framework, row.engine, row.recipe, row.mode, row.load, row.gpus,
-            _named(row.workers), _named(row.prefill), row.isl, row.osl, row.concurrency, row.batch, capacity,
-            row.qa_flag, row.configuration,
-        ))  # fmt: skip
+        lines.append(
+            (
+                row.file,
+                row.row,
+                row.form,
+                quantity.name,
+                quantity.statistic,
+                quantity.basis,
+                quantity.measured,
+                predicted,
+                error,
+                evaluated,
+                reason,
+                saturated,
+                part,
+                row.system,
+                row.hardware,
+                row.model,
+                row.framework,
+                row.engine,
+                row.recipe,
+                row.mode,
+                row.load,
+                row.gpus,
+                _named(row.workers),
+                _named(row.prefill),
+                row.isl,
+                row.osl,
+                row.concurrency,
+                row.batch,
+                capacity,
+                row.qa_flag,
+                row.configuration,
+            )
+        )
     return lines
 
 

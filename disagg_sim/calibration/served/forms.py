@@ -62,41 +62,67 @@ def inferencex_r1(line: Any) -> ServingRow:
     reason = names.reason
     if split and prefill is None:
         reason = reason or "the split of GPUs into prefill and decode is not stated"
-    return _inferencex(line, replace(
-        _row(line, names), reason=reason, mode="disaggregated" if split else "aggregated", workers=workers,
-        prefill=prefill, speculative=text(line, "spec_decode") not in ("", "none"),
-        quantities=mean_or_median(line, "tpot", "ttft") + total_throughput(line, value(line, "gpus_total")),
-    ))  # fmt: skip
+    return _inferencex(
+        line,
+        replace(
+            _row(line, names),
+            reason=reason,
+            mode="disaggregated" if split else "aggregated",
+            workers=workers,
+            prefill=prefill,
+            speculative=text(line, "spec_decode") not in ("", "none"),
+            quantities=mean_or_median(line, "tpot", "ttft") + total_throughput(line, value(line, "gpus_total")),
+        ),
+    )
 
 
 def inferencex_dense(line: Any) -> ServingRow:
     """A run of Llama 70B or gpt-oss 120B."""
     gpus = count(line, "gpus_total") or count(line, "tp")
     said = text(line, "spec_decode")
-    return _inferencex(line, replace(
-        _row(line, names_of(line, weights=text(line, "precision"))), mode="aggregated",
-        workers=Workers(mapping=instance(gpus, ep=count(line, "ep"), dp=groups_of(line))),
-        speculative="mtp" in said or "eagle" in said,
-        quantities=mean_or_median(line, "tpot", "ttft") + total_throughput(line, gpus),
-    ))  # fmt: skip
+    return _inferencex(
+        line,
+        replace(
+            _row(line, names_of(line, weights=text(line, "precision"))),
+            mode="aggregated",
+            workers=Workers(mapping=instance(gpus, ep=count(line, "ep"), dp=groups_of(line))),
+            speculative="mtp" in said or "eagle" in said,
+            quantities=mean_or_median(line, "tpot", "ttft") + total_throughput(line, gpus),
+        ),
+    )
 
 
 def _row(line: Any, names: Any) -> ServingRow:
     """The row of a line with its names and nothing measured yet."""
     return ServingRow(
-        file="", row=text(line, "row_id"), form="", quantities=(), model=names.model, system=names.system,
-        engine=names.engine, recipe=names.recipe, hardware=names.hardware, framework=names.framework,
-        reason=names.reason, isl=value(line, "isl"), osl=value(line, "osl"),
-    )  # fmt: skip
+        file="",
+        row=text(line, "row_id"),
+        form="",
+        quantities=(),
+        model=names.model,
+        system=names.system,
+        engine=names.engine,
+        recipe=names.recipe,
+        hardware=names.hardware,
+        framework=names.framework,
+        reason=names.reason,
+        isl=value(line, "isl"),
+        osl=value(line, "osl"),
+    )
 
 
 def _inferencex(line: Any, row: ServingRow) -> ServingRow:
     """What all InferenceX runs share: mean lengths, waves and flag."""
     return replace(
-        row, load="closed_loop", isl=INFERENCEX_MEAN_LENGTH * row.isl, osl=INFERENCEX_MEAN_LENGTH * row.osl,
-        concurrency=value(line, "concurrency"), waves=INFERENCEX_WAVES, spread=INFERENCEX_SPREAD,
+        row,
+        load="closed_loop",
+        isl=INFERENCEX_MEAN_LENGTH * row.isl,
+        osl=INFERENCEX_MEAN_LENGTH * row.osl,
+        concurrency=value(line, "concurrency"),
+        waves=INFERENCEX_WAVES,
+        spread=INFERENCEX_SPREAD,
         qa_flag=text(line, "qa_flag"),
-    )  # fmt: skip
+    )
 
 
 def _r1_workers(line: Any, split: bool) -> tuple[Workers | None, Workers | None]:
@@ -134,20 +160,26 @@ def nvidia_gap(line: Any) -> ServingRow:
     groups = gpus if yes(line, "attention_dp") else gpus // tp
     isl = value(line, "isl")
     return replace(
-        _row(line, names), load="closed_loop", mode="aggregated", concurrency=value(line, "concurrency"),
-        quantities=mean_or_median(line, "tpot", "ttft"), waves=GAP_WAVES,
+        _row(line, names),
+        load="closed_loop",
+        mode="aggregated",
+        concurrency=value(line, "concurrency"),
+        quantities=mean_or_median(line, "tpot", "ttft"),
+        waves=GAP_WAVES,
         spread=0.0 if isl > 0 and math.log2(isl).is_integer() else GAP_SPREAD,
         workers=Workers(mapping=instance(gpus * pp, ep=count(line, "moe_ep"), dp=groups, pp=pp)),
-    )  # fmt: skip
+    )
 
 
 def trtllm_docs(line: Any) -> ServingRow:
     """A cell of a TensorRT-LLM performance table: everything queued, a static batch, or one prompt."""
     static = "static" in text(line, "framework")
     names = names_of(
-        line, weights=text(line, "precision_weights"), cache=text(line, "precision_kv"),
+        line,
+        weights=text(line, "precision_weights"),
+        cache=text(line, "precision_kv"),
         engine=old_engine("trtllm") if static else "trtllm",
-    )  # fmt: skip
+    )
     gpus, scenario, metric = count(line, "gpus_total"), text(line, "scenario"), text(line, "metric")
     if metric == "first_token_latency":
         quantity = Quantity(name="ttft", measured=value(line, "value") * MS)
@@ -156,11 +188,14 @@ def trtllm_docs(line: Any) -> ServingRow:
         quantity = Quantity(name="throughput", measured=value(line, "value"), basis="output", gpus=per)
     row = _row(line, names)
     return replace(
-        row, quantities=(quantity,), mode="aggregated", batch=value(line, "batch"),
+        row,
+        quantities=(quantity,),
+        mode="aggregated",
+        batch=value(line, "batch"),
         load="offline" if scenario.startswith("offline") else "static" if "static" in scenario else "prefill",
         workers=Workers(mapping=instance(gpus, ep=count(line, "ep"), dp=groups_of(line))),
         osl=row.osl if stated(row.osl) else 1.0,
-    )  # fmt: skip
+    )
 
 
 def mlperf(line: Any) -> ServingRow:
@@ -183,14 +218,19 @@ def mlperf(line: Any) -> ServingRow:
     quantities = (Quantity(name="throughput", measured=samples, basis="request", reason=known),)
     reason = "open division: the model may be changed" if text(line, "division") == "open" else ""
     return replace(
-        _row(line, names), load="offline" if offline else "server", mode="aggregated",
+        _row(line, names),
+        load="offline" if offline else "server",
+        mode="aggregated",
         quantities=quantities if offline else quantities + mean_or_median(line, "tpot", "ttft"),
         workers=Workers(
             count=max(gpus // own, 1), mapping=instance(own, ep=count(line, "ep"), dp=groups_of(line), pp=pp)
         ),
-        isl=MLPERF_INPUT.get(names.model, math.nan), osl=tokens,
-        rate=samples, batch=value(line, "batch"), reason=names.reason or reason,
-    )  # fmt: skip
+        isl=MLPERF_INPUT.get(names.model, math.nan),
+        osl=tokens,
+        rate=samples,
+        batch=value(line, "batch"),
+        reason=names.reason or reason,
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -218,10 +258,14 @@ def argonne(line: Any) -> ServingRow:
         found = [Quantity(name="ttft", measured=first)]
     pipeline = text(line, "parallelism").startswith("Pipeline")
     return replace(
-        _row(line, names), system=ARGONNE_SYSTEMS.get(names.system, names.system), load="static", mode="aggregated",
-        quantities=tuple(quantity for quantity in found if stated(quantity.measured)), batch=value(line, "batch"),
+        _row(line, names),
+        system=ARGONNE_SYSTEMS.get(names.system, names.system),
+        load="static",
+        mode="aggregated",
+        quantities=tuple(quantity for quantity in found if stated(quantity.measured)),
+        batch=value(line, "batch"),
         workers=Workers(mapping=instance(gpus, pp=gpus if pipeline else 1)),
-    )  # fmt: skip
+    )
 
 
 def splitwise(line: Any) -> ServingRow:
@@ -231,12 +275,13 @@ def splitwise(line: Any) -> ServingRow:
     why = "the run made another number of tokens than stated" if apart else ""
     latency = (replace(each, reason=why) for each in times(line, ("latency", "mean", "e2e_time_ms")))
     return replace(
-        _row(line, names_of(line, weights="", engine="vllm_eager")), load="static", mode="aggregated",
-        quantities=(
-            *times(line, ("tpot", "mean", "token_time_ms"), ("ttft", "mean", "prompt_time_ms")), *latency,
-        ),
-        workers=Workers(mapping=instance(count(line, "tp"))), batch=value(line, "batch"),
-    )  # fmt: skip
+        _row(line, names_of(line, weights="", engine="vllm_eager")),
+        load="static",
+        mode="aggregated",
+        quantities=(*times(line, ("tpot", "mean", "token_time_ms"), ("ttft", "mean", "prompt_time_ms")), *latency),
+        workers=Workers(mapping=instance(count(line, "tp"))),
+        batch=value(line, "batch"),
+    )
 
 
 def _marks(*names: str) -> frozenset[str]:

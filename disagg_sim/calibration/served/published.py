@@ -46,9 +46,13 @@ PHASES = {
 #: Engine of a source whose lines name none: start of its name -> engine. Of papers by the date of their software alone:
 #: DOPD is built on NVIDIA Dynamo (2025), whose vLLM is the V1 engine; DynaServe states vLLM 0.7.2, the V0 engine.
 SOURCE_ENGINES = {
-    "lmsys": "sglang", "deepseek": "sglang", "paper_dopd": "vllm", "paper": "vllm_v0", "mooncake": "sglang",
+    "lmsys": "sglang",
+    "deepseek": "sglang",
+    "paper_dopd": "vllm",
+    "paper": "vllm_v0",
+    "mooncake": "sglang",
     "llmd": "vllm",
-}  # fmt: skip
+}
 #: Token budget of a step where only the paper, not the line, states it. [token]
 SOURCE_CHUNKS = {"paper_dynaserve": 2048}
 
@@ -69,13 +73,28 @@ def published_row(line: Any) -> ServingRow:
     weights = text(line, "precision_weights").lower() or _own_weights(text(line, "model"))
     names = names_of(line, weights=weights, engine=engine, cache=text(line, "precision_kv"))
     return ServingRow(
-        file="", row=text(line, "row_id"), form="", quantities=(quantity,), model=names.model, system=names.system,
-        engine=names.engine, recipe=names.recipe, load=load, mode="disaggregated" if prefill else "aggregated",
-        workers=workers, prefill=prefill, isl=isl, osl=osl if stated(osl) else 1.0,
-        concurrency=value(line, "concurrency"), batch=batch, chunk_tokens=SOURCE_CHUNKS.get(source, 0),
-        speculative=text(line, "spec_decode") not in ("", "none"), hardware=names.hardware,
-        framework=names.framework or source, reason=names.reason or reason or missing,
-    )  # fmt: skip
+        file="",
+        row=text(line, "row_id"),
+        form="",
+        quantities=(quantity,),
+        model=names.model,
+        system=names.system,
+        engine=names.engine,
+        recipe=names.recipe,
+        load=load,
+        mode="disaggregated" if prefill else "aggregated",
+        workers=workers,
+        prefill=prefill,
+        isl=isl,
+        osl=osl if stated(osl) else 1.0,
+        concurrency=value(line, "concurrency"),
+        batch=batch,
+        chunk_tokens=SOURCE_CHUNKS.get(source, 0),
+        speculative=text(line, "spec_decode") not in ("", "none"),
+        hardware=names.hardware,
+        framework=names.framework or source,
+        reason=names.reason or reason or missing,
+    )
 
 
 def _own_weights(model: str) -> str:

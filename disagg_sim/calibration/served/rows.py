@@ -184,13 +184,7 @@ SYSTEM_NAMES = {
 #: Boards that carry a name of ``SYSTEM_NAMES`` but not its chip, power or links.
 OTHER_BOARDS = ("pcie", "nvl_", "nvlx", "cts", "maxq", "h100_nvl", "h200_nvl")
 #: Part of a framework's name -> engine; the first match counts.
-ENGINE_NAMES = (
-    ("sglang", "sglang"),
-    ("vllm", "vllm"),
-    ("trt", "trtllm"),
-    ("tensorrt", "trtllm"),
-    ("dynamo", "trtllm"),
-)
+ENGINE_NAMES = (("sglang", "sglang"), ("vllm", "vllm"), ("trt", "trtllm"), ("tensorrt", "trtllm"), ("dynamo", "trtllm"))
 
 
 def _first(text: str, table: Iterable[tuple[str, str]]) -> str:

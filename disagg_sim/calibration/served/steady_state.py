@@ -12,6 +12,8 @@ sequences in a decode step, and m pieces of at most one token budget a prompt,
 where :math:`\varphi` pieces of s tokens fall due in a step, k = max(1, phi) of them go together (each DP rank
 works on prompts of its own) and a share f = phi/k of the steps carries them. x is found by bisection.
 Source: physics page, section 8 (co-located), with the steps as the engine forms them.
+
+Past 400 lines: one derivation, in the order of its equations.
 """
 
 from __future__ import annotations
@@ -95,9 +97,8 @@ def served(
     """
     at = setting(model, system, precision, profile, engine.kernels)
     own = replace(
-        at.profile, host=0.0, memory_utilisation=engine.memory_utilisation, resident_deviations=0.0,
-        random_routing=True,
-    )  # fmt: skip
+        at.profile, host=0.0, memory_utilisation=engine.memory_utilisation, resident_deviations=0.0, random_routing=True
+    )
     return Served(replace(at, profile=own, rates=replace(at.rates, profile=own)), engine)
 
 
@@ -130,9 +131,15 @@ def prefill_time(
     """A pass of ``tokens`` new tokens shared by ``ranks`` DP ranks, with ``decodes`` sequences riding along. [s]"""
     context = lengths.isl + lengths.osl / 2
     step = mixed_step(
-        run.at.model, run.at.rates, degrees, batch=decodes, context=context, chunk_tokens=tokens, isl=lengths.isl,
+        run.at.model,
+        run.at.rates,
+        degrees,
+        batch=decodes,
+        context=context,
+        chunk_tokens=tokens,
+        isl=lengths.isl,
         chunk_ranks=ranks,
-    ).time  # fmt: skip
+    ).time
     alone: Numeric = 0.0  # the decodes, which need no more time beside a prompt
     if np.any(np.asarray(decodes) > 0):
         alone = decode_step(run.at.model, run.at.rates, degrees, batch=decodes, context=context).ttl
@@ -148,9 +155,15 @@ def _overlapped(run: Served, degrees: Degrees, tokens: Numeric, ranks: Numeric, 
     rates = run.at.rates
     apart = replace(rates, profile=replace(rates.profile, shared_expert_overlaps_dispatch=False))
     half = mixed_step(
-        run.at.model, apart, degrees, batch=0.0, context=lengths.isl, chunk_tokens=tokens / 2, isl=lengths.isl,
+        run.at.model,
+        apart,
+        degrees,
+        batch=0.0,
+        context=lengths.isl,
+        chunk_tokens=tokens / 2,
+        isl=lengths.isl,
         chunk_ranks=ranks,
-    )  # fmt: skip
+    )
     exchange = half.sums.communication
     return 2.0 * np.maximum(half.time - exchange, exchange)
 
@@ -173,9 +186,17 @@ def capacity(run: Served, degrees: Degrees, lengths: Lengths) -> Numeric:
 
     def held(sequences: Numeric) -> Numeric:
         return colocated_bytes(
-            at.model, at.precision, at.profile, degrees, sequences * degrees.dp_attn, cached=cached, prompt=whole,
-            prompts=0.0, new=new, mixed=engine.mixed_steps,
-        )  # fmt: skip
+            at.model,
+            at.precision,
+            at.profile,
+            degrees,
+            sequences * degrees.dp_attn,
+            cached=cached,
+            prompt=whole,
+            prompts=0.0,
+            new=new,
+            mixed=engine.mixed_steps,
+        )
 
     empty = 2.0 * held(1.0) - held(2.0)
     limit = empty + engine.cache_share * (at.memory_limit - empty)

@@ -49,7 +49,7 @@ BARS = (
     Bar("TTFT at 4 and fewer an instance", "ttft", 0.25, _rows(f"per_instance <= {TTFT_CONCURRENCY}")),
     Bar("rank of TPOT", "tpot", 0.95, _rows("load == 'closed_loop'"), rank=True),
     Bar("rank of throughput", "throughput", 0.95, _rows("load == 'closed_loop'"), rank=True),
-)  # fmt: skip
+)
 
 
 def rank_correlation(table: pd.DataFrame) -> float:

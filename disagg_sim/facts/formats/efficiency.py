@@ -33,9 +33,7 @@ _format = choice(FORMATS)
 _bf16_or_fp8 = choice(("bf16", "fp8"))
 _share = number(1e-6, 2.0)  # of the BF16 peak: fp8 arithmetic passes 1
 _time = quantity("s", 0.0, 1.0)
-_ranges = checked(
-    mapping_of(str, span(0.0, 1e18)), lambda lines: tuple((size, *ends) for size, ends in lines.items())
-)
+_ranges = checked(mapping_of(str, span(0.0, 1e18)), lambda lines: tuple((size, *ends) for size, ends in lines.items()))
 _origin = {
     "engine": _engine,
     "points": integer(0, 10**9),
@@ -59,7 +57,8 @@ _TYPES: dict[str, dict[str, Any]] = {
         "e_quantise": optional(_share),
         "least_row": number(0.0, 1e6),
     },
-    "prefill_attention": _attention | {"compute": _bf16_or_fp8, "e_compute": _share, "s_half": number(0.0, 1e6)}
+    "prefill_attention": _attention
+    | {"compute": _bf16_or_fp8, "e_compute": _share, "s_half": number(0.0, 1e6)}
     | {"e_io": optional(_share), "tail": number(0.0, 1.0)},
     "decode_attention": _attention
     | {

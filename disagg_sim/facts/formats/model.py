@@ -42,9 +42,7 @@ def _picks_exist(block: Any) -> Any:
 
 _BLOCKS: dict[str, type[Any]] = {"gqa": GqaAttention, "mla": MlaAttention, "dense": DenseFfn, "moe": MoeFfn}
 _Gqa = schema_of(
-    GqaAttention,
-    {"q_heads": _count, "kv_heads": _count, "head_dim": _count, "window": integer(0, 10**9)},
-    kind="gqa",
+    GqaAttention, {"q_heads": _count, "kv_heads": _count, "head_dim": _count, "window": integer(0, 10**9)}, kind="gqa"
 )
 _Mla = schema_of(
     MlaAttention,
@@ -118,8 +116,7 @@ def model_of(path: Path, data: Mapping[str, Any], name: str) -> ModelSpec:
         if not parts:
             found.append(f"layers[{index}]: needs either 'attention' and 'ffn', or 'pattern'")
         unknown = [
-            f"layers[{index}].{group}: {quoted(used)} is unknown{nearest(used, known)}; "
-            f"allowed: {', '.join(known)}"
+            f"layers[{index}].{group}: {quoted(used)} is unknown{nearest(used, known)}; allowed: {', '.join(known)}"
             for part in parts
             for group, known in blocks.items()
             if (used := getattr(part, group)) not in known

@@ -135,9 +135,8 @@ def _soonest(st: Any) -> int:
 
 @entry
 def run_until(
-    ints: Any, floats: Any, seg: Any, seg_s: Any, sets: Any, heads: Any, values: Any, itl: Any, world: Any,
-    limit: float,
-) -> tuple[int, float]:  # fmt: skip
+    ints: Any, floats: Any, seg: Any, seg_s: Any, sets: Any, heads: Any, values: Any, itl: Any, world: Any, limit: float
+) -> tuple[int, float]:
     """Process events up to ``limit`` in the order of time, or up to the first one to report."""
     st = State(ints, floats, seg, seg_s, sets, heads, values, itl, world)
     while True:
@@ -164,10 +163,29 @@ def run_until(
 
 @entry
 def submit(
-    ints: Any, floats: Any, seg: Any, seg_s: Any, sets: Any, heads: Any, values: Any, itl: Any, world: Any,
-    s: int, i: int, request: int, context: int, prompt: int, generate: int, now: float, notify: bool, hold: bool,
-    last_token_s: float, closes: bool, ready: bool, hit: int,
-) -> int:  # fmt: skip
+    ints: Any,
+    floats: Any,
+    seg: Any,
+    seg_s: Any,
+    sets: Any,
+    heads: Any,
+    values: Any,
+    itl: Any,
+    world: Any,
+    s: int,
+    i: int,
+    request: int,
+    context: int,
+    prompt: int,
+    generate: int,
+    now: float,
+    notify: bool,
+    hold: bool,
+    last_token_s: float,
+    closes: bool,
+    ready: bool,
+    hit: int,
+) -> int:
     """Queue segment ``s`` at instance ``i``; 0, or why not: ``IMPOSSIBLE``, ``LATE``."""
     if floats[i, NEXT_S] < now:
         return LATE
@@ -257,9 +275,20 @@ def _withdraw(st: Any, s: int, i: int, now: float) -> bool:
 
 @entry
 def control(
-    ints: Any, floats: Any, seg: Any, seg_s: Any, sets: Any, heads: Any, values: Any, itl: Any, world: Any,
-    action: int, s: int, i: int, now: float,
-) -> float:  # fmt: skip
+    ints: Any,
+    floats: Any,
+    seg: Any,
+    seg_s: Any,
+    sets: Any,
+    heads: Any,
+    values: Any,
+    itl: Any,
+    world: Any,
+    action: int,
+    s: int,
+    i: int,
+    now: float,
+) -> float:
     """Everything that is called seldom, by its number; what it returns depends on it."""
     st = State(ints, floats, seg, seg_s, sets, heads, values, itl, world)
     if action == REFRESH:
@@ -304,9 +333,16 @@ def waiting(ints: Any, seg: Any, seg_s: Any, i: int, found: Any) -> int:
 
 @entry
 def look_up(
-    head: Any, values: Any, action: int, decodes: int, context: float, pieces: int, prefill: int, past: float,
+    head: Any,
+    values: Any,
+    action: int,
+    decodes: int,
+    context: float,
+    pieces: int,
+    prefill: int,
+    past: float,
     limit: float,
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     """What a step table says, by the number of the question."""
     if action == PASS_TIME:
         return pass_part(head, values, float(pieces), prefill, int(past))

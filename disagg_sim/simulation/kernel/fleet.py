@@ -74,9 +74,7 @@ class Fleet:
         Histogram of the gaps between the tokens of a request: tokens a bin, and the bins + 1 edges [s].
     """
 
-    def __init__(
-        self, instances: Sequence[InstanceSpec], *, step_by_step: bool = False, capacity: int = 4096
-    ) -> None:
+    def __init__(self, instances: Sequence[InstanceSpec], *, step_by_step: bool = False, capacity: int = 4096) -> None:
         self._specs: list[InstanceSpec] = []
         self._count = 0
         self._ints: Ints = np.zeros((0, state.INST_INTS), dtype=np.int64)
@@ -127,9 +125,20 @@ class Fleet:
         return tokens <= int(self._ints[instance, state.TOTAL_BLOCKS]) * BLOCK_TOKENS
 
     def submit(
-        self, instance: int, request: int, context: int, prompt: int, generate: int, now: float, notify: bool = False,
-        hold: bool = False, last_token_s: float = np.nan, closes: bool = True, ready: bool = True, cached: int = 0,
-    ) -> int:  # fmt: skip
+        self,
+        instance: int,
+        request: int,
+        context: int,
+        prompt: int,
+        generate: int,
+        now: float,
+        notify: bool = False,
+        hold: bool = False,
+        last_token_s: float = np.nan,
+        closes: bool = True,
+        ready: bool = True,
+        cached: int = 0,
+    ) -> int:
         """Queue a segment and return its number (0, 1, 2, ...).
 
         Parameters
@@ -165,9 +174,21 @@ class Fleet:
             self._seg_s = np.concatenate([self._seg_s, np.zeros_like(self._seg_s)])
             self._bind()
         error = kernel.submit(
-            *self._arrays, segment, instance, request, context, prompt, generate, float(now), notify, hold,
-            last_token_s, closes, ready, cached,
-        )  # fmt: skip
+            *self._arrays,
+            segment,
+            instance,
+            request,
+            context,
+            prompt,
+            generate,
+            float(now),
+            notify,
+            hold,
+            last_token_s,
+            closes,
+            ready,
+            cached,
+        )
         if error == kernel.LATE:
             raise InputError(f"submit at {now:g} s, but instance {instance} has events before; call run_until first")
         if error:
@@ -213,9 +234,16 @@ class Fleet:
         return found[: kernel.waiting(self._ints, self._seg, self._seg_s, instance, found)]
 
     def set_limits(
-        self, instance: int, now: float, *, token_budget: int | None = None, step_limit_s: float | None = None,
-        max_sequences: int | None = None, max_prompts: int | None = None, mode: Mode | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        instance: int,
+        now: float,
+        *,
+        token_budget: int | None = None,
+        step_limit_s: float | None = None,
+        max_sequences: int | None = None,
+        max_prompts: int | None = None,
+        mode: Mode | None = None,
+    ) -> None:
         """Change how an instance forms its steps, from its next step on; None leaves a limit as it is.
 
         Raises
@@ -336,14 +364,26 @@ class Fleet:
     def _bind(self) -> None:
         """Hand the arrays, which may be new ones, to the kernel and to the views."""
         self._arrays = (
-            self._ints, self._floats, self._seg, self._seg_s, self._sets, self._heads, self._values, self._itl,
+            self._ints,
+            self._floats,
+            self._seg,
+            self._seg_s,
+            self._sets,
+            self._heads,
+            self._values,
+            self._itl,
             self._world,
-        )  # fmt: skip
+        )
         self.views = Views.of(self._ints, self._floats)
 
 
 #: Ends of the queues of an instance: -1 = empty.
 _ENDS = (
-    state.HEAD, state.TAIL, state.LAST_ADMITTED, state.COMING_HEAD, state.COMING_TAIL, state.LEAVE_HEAD,
+    state.HEAD,
+    state.TAIL,
+    state.LAST_ADMITTED,
+    state.COMING_HEAD,
+    state.COMING_TAIL,
+    state.LEAVE_HEAD,
     state.LEAVE_TAIL,
-)  # fmt: skip
+)

@@ -48,12 +48,19 @@ class Segments:
     def of(cls, ints: Ints, times: Floats) -> Segments:
         """Columns of the kernel's arrays."""
         return cls(
-            request=ints[:, state.REQUEST], instance=ints[:, state.INSTANCE], context=ints[:, state.CONTEXT],
-            prompt=ints[:, state.PROMPT], generate=ints[:, state.GENERATE], status=ints[:, state.STATUS],
-            preemptions=ints[:, state.PREEMPTED], cached=ints[:, state.HIT], submit_s=times[:, state.SUBMIT_S],
-            start_s=times[:, state.START_S], first_token_s=times[:, state.FIRST_S],
+            request=ints[:, state.REQUEST],
+            instance=ints[:, state.INSTANCE],
+            context=ints[:, state.CONTEXT],
+            prompt=ints[:, state.PROMPT],
+            generate=ints[:, state.GENERATE],
+            status=ints[:, state.STATUS],
+            preemptions=ints[:, state.PREEMPTED],
+            cached=ints[:, state.HIT],
+            submit_s=times[:, state.SUBMIT_S],
+            start_s=times[:, state.START_S],
+            first_token_s=times[:, state.FIRST_S],
             finish_s=times[:, state.FINISH_S],
-        )  # fmt: skip
+        )
 
     def kept(self) -> Segments:
         """Those that were not withdrawn."""
@@ -92,13 +99,21 @@ class Views:
     def of(cls, ints: Ints, floats: Floats) -> Views:
         """Columns of the kernel's arrays, whose last row of ``floats`` is its clock."""
         return cls(
-            active=ints[:, state.ACTIVE], queued_requests=ints[:, state.QUEUED],
-            queued_prompt_tokens=ints[:, state.QUEUED_TOKENS], queued_context_tokens=ints[:, state.QUEUED_CONTEXT],
-            running_requests=ints[:, state.RUNNING], running_tokens=ints[:, state.RUNNING_TOKENS],
-            free_blocks=ints[:, state.FREE_BLOCKS], total_blocks=ints[:, state.TOTAL_BLOCKS],
-            decode_steps=ints[:, state.DECODE_STEPS], passes=ints[:, state.PASSES],
-            prefill_tokens=ints[:, state.PREFILL_TOKENS], decode_tokens=ints[:, state.DECODE_TOKENS],
-            first_tokens=ints[:, state.FIRST_TOKENS], preemptions=ints[:, state.PREEMPTIONS],
-            decode_time=floats[:-1, state.DECODE_S], busy_time=floats[:-1, state.BUSY_S],
+            active=ints[:, state.ACTIVE],
+            queued_requests=ints[:, state.QUEUED],
+            queued_prompt_tokens=ints[:, state.QUEUED_TOKENS],
+            queued_context_tokens=ints[:, state.QUEUED_CONTEXT],
+            running_requests=ints[:, state.RUNNING],
+            running_tokens=ints[:, state.RUNNING_TOKENS],
+            free_blocks=ints[:, state.FREE_BLOCKS],
+            total_blocks=ints[:, state.TOTAL_BLOCKS],
+            decode_steps=ints[:, state.DECODE_STEPS],
+            passes=ints[:, state.PASSES],
+            prefill_tokens=ints[:, state.PREFILL_TOKENS],
+            decode_tokens=ints[:, state.DECODE_TOKENS],
+            first_tokens=ints[:, state.FIRST_TOKENS],
+            preemptions=ints[:, state.PREEMPTIONS],
+            decode_time=floats[:-1, state.DECODE_S],
+            busy_time=floats[:-1, state.BUSY_S],
             next_event=floats[:-1, state.NEXT_S],
-        )  # fmt: skip
+        )

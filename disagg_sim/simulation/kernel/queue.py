@@ -60,9 +60,13 @@ from disagg_sim.simulation.kernel.runs import itl_bin
 QUEUED_STATUS, RUNNING_STATUS, HELD, DONE, RESERVED = (
     int(status)
     for status in (
-        SegmentStatus.QUEUED, SegmentStatus.RUNNING, SegmentStatus.HELD, SegmentStatus.DONE, SegmentStatus.RESERVED
+        SegmentStatus.QUEUED,
+        SegmentStatus.RUNNING,
+        SegmentStatus.HELD,
+        SegmentStatus.DONE,
+        SegmentStatus.RESERVED,
     )
-)  # fmt: skip
+)
 
 
 @inner

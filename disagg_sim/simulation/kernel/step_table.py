@@ -68,9 +68,16 @@ class StepTable:
 
     @classmethod
     def build(
-        cls, setting: Setting, degrees: Degrees, *, max_sequences: int = 256, max_context: int = 131_072,
-        max_tokens: int = 32_768, chunk_tokens: int = 0, mla_form: str = "auto",
-    ) -> StepTable:  # fmt: skip
+        cls,
+        setting: Setting,
+        degrees: Degrees,
+        *,
+        max_sequences: int = 256,
+        max_context: int = 131_072,
+        max_tokens: int = 32_768,
+        chunk_tokens: int = 0,
+        mla_form: str = "auto",
+    ) -> StepTable:
         """Tabulate the physics of ``setting`` on an instance of ``degrees``; takes some tens of milliseconds.
 
         Parameters
@@ -98,18 +105,34 @@ class StepTable:
         scores = whole - physics.linear("decode", decodes, np.zeros_like(decodes))[:, None]
         tokens = _token_axis(max_tokens)
         return _Parts(
-            whole=whole, scores=scores, knots=knots, rows=_rows(max_sequences, physics.stages, physics.ranks),
-            tokens=tokens, linear=physics.linear, lengths=lengths, octave=octave, pasts=pasts,
-            attention=physics.attention(lengths, pasts, PROMPT_AXIS), stages=physics.stages, ranks=physics.ranks,
-            stage=physics.stage(tokens) if physics.stages > 1 else np.zeros(0), chunk=chunk_tokens,
+            whole=whole,
+            scores=scores,
+            knots=knots,
+            rows=_rows(max_sequences, physics.stages, physics.ranks),
+            tokens=tokens,
+            linear=physics.linear,
+            lengths=lengths,
+            octave=octave,
+            pasts=pasts,
+            attention=physics.attention(lengths, pasts, PROMPT_AXIS),
+            stages=physics.stages,
+            ranks=physics.ranks,
+            stage=physics.stage(tokens) if physics.stages > 1 else np.zeros(0),
+            chunk=chunk_tokens,
             host=setting.rates.profile.host,
-        ).table(_work(setting))  # fmt: skip
+        ).table(_work(setting))
 
     @classmethod
     def affine(
-        cls, *, step: float = 0.0, per_sequence: float = 0.0, per_context: float = 0.0, per_token: float = 0.0,
-        max_sequences: int = 256, max_context: int = 131_072,
-    ) -> StepTable:  # fmt: skip
+        cls,
+        *,
+        step: float = 0.0,
+        per_sequence: float = 0.0,
+        per_context: float = 0.0,
+        per_token: float = 0.0,
+        max_sequences: int = 256,
+        max_context: int = 131_072,
+    ) -> StepTable:
         """A table that is exactly ``step + per_sequence*n + per_context*n*c + per_token*p``. [s]
 
         Parameters
@@ -129,10 +152,17 @@ class StepTable:
             return step + per_sequence * n + per_token * p
 
         return _Parts(
-            whole=scores + linear("", decodes, np.zeros_like(decodes))[:, None], scores=scores, knots=knots,
-            rows=np.array([0.0, 1.0, float(max_sequences)]), tokens=_token_axis(2 * k.FINE_END), linear=linear,
-            lengths=lengths, octave=1, pasts=pasts, attention=np.zeros((1, PROMPT_AXIS.size, lengths.size, pasts.size)),
-        ).table(Work(0.0, 0.0, 0.0))  # fmt: skip
+            whole=scores + linear("", decodes, np.zeros_like(decodes))[:, None],
+            scores=scores,
+            knots=knots,
+            rows=np.array([0.0, 1.0, float(max_sequences)]),
+            tokens=_token_axis(2 * k.FINE_END),
+            linear=linear,
+            lengths=lengths,
+            octave=1,
+            pasts=pasts,
+            attention=np.zeros((1, PROMPT_AXIS.size, lengths.size, pasts.size)),
+        ).table(Work(0.0, 0.0, 0.0))
 
     @property
     def max_sequences(self) -> int:
@@ -199,9 +229,17 @@ def pack_tables(tables: Sequence[StepTable]) -> tuple[Ints, Floats]:
 
 #: Columns of a header that are places in ``values``.
 PLACES = (
-    k.KNOTS_AT, k.DECODE_AT, k.SCORES_AT, k.ROW_AT, k.LINEAR_AT, k.PASTS_AT, k.LENGTHS_AT, k.ATTENTION_AT, k.STAGE_AT,
+    k.KNOTS_AT,
+    k.DECODE_AT,
+    k.SCORES_AT,
+    k.ROW_AT,
+    k.LINEAR_AT,
+    k.PASTS_AT,
+    k.LENGTHS_AT,
+    k.ATTENTION_AT,
+    k.STAGE_AT,
     k.HOST_AT,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -245,10 +283,18 @@ class _Parts:
             head[column] = start
             start += part.size
         sizes = {
-            k.SEQUENCES: sequences, k.KNOTS: self.knots.size, k.TOKENS: self.tokens.size, k.ROWS: self.rows.size,
-            k.PASTS: self.pasts.size, k.PROMPTS: self.attention.shape[1], k.LENGTHS: self.lengths.size,
-            k.OCTAVE: self.octave, k.PIPELINE: self.stages, k.RANKS: self.ranks, k.CHUNK: self.chunk,
-        }  # fmt: skip
+            k.SEQUENCES: sequences,
+            k.KNOTS: self.knots.size,
+            k.TOKENS: self.tokens.size,
+            k.ROWS: self.rows.size,
+            k.PASTS: self.pasts.size,
+            k.PROMPTS: self.attention.shape[1],
+            k.LENGTHS: self.lengths.size,
+            k.OCTAVE: self.octave,
+            k.PIPELINE: self.stages,
+            k.RANKS: self.ranks,
+            k.CHUNK: self.chunk,
+        }
         for column, size in sizes.items():
             head[column] = size
         return StepTable(head, np.concatenate([part.ravel() for part in parts.values()]), work)
@@ -274,8 +320,10 @@ def _token_axis(most: int) -> Floats:
     """Every number up to ``EXACT``, the first and last number of every tile, and a far one. [token]"""
     fine = np.arange(k.EXACT, k.FINE_END, k.FINE_TILE)
     coarse = np.arange(k.FINE_END, max(most, k.FINE_END + k.COARSE_TILE), k.COARSE_TILE)
-    tiles = [np.stack([start + 1, start + width], axis=1).ravel() for start, width in
-             ((fine, k.FINE_TILE), (coarse, k.COARSE_TILE))]  # fmt: skip
+    tiles = [
+        np.stack([start + 1, start + width], axis=1).ravel()
+        for start, width in ((fine, k.FINE_TILE), (coarse, k.COARSE_TILE))
+    ]
     return np.concatenate([np.arange(1.0, k.EXACT + 1), *tiles, [k.FAR * float(coarse[-1] + k.COARSE_TILE)]])
 
 

@@ -80,15 +80,7 @@ from disagg_sim.simulation.kernel.queue import (
     unlink,
 )
 from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, steps_in_memory, steps_time
-from disagg_sim.simulation.kernel.times import (
-    CHUNK,
-    HOST_AT,
-    PIPELINE,
-    RANKS,
-    largest_prefill,
-    pass_part,
-    step_time,
-)
+from disagg_sim.simulation.kernel.times import CHUNK, HOST_AT, PIPELINE, RANKS, largest_prefill, pass_part, step_time
 
 CHUNKED, PREFILL_FIRST, ONE_PROMPT, MANUAL, SLO_AWARE = (int(mode) for mode in Mode)
 RESERVED, LEAVING = int(SegmentStatus.RESERVED), int(SegmentStatus.LEAVING)

@@ -196,9 +196,7 @@ def pass_part(head: Any, values: Any, prompts: float, length: int, past: int) ->
 
 
 @inner
-def largest_prefill(
-    head: Any, values: Any, decodes: int, context: float, past: int, limit: float, most: int
-) -> int:
+def largest_prefill(head: Any, values: Any, decodes: int, context: float, past: int, limit: float, most: int) -> int:
     """Most tokens of one piece that keep a step within ``limit`` [s], by bisection; at least one. [token]"""
     low, high = 1, most + 1
     while high - low > 1:

@@ -10,9 +10,7 @@ def token_budget_option(meaning: str = "decodes and prefill of one step of an in
     return option(2048, meaning, unit="token", low=1, high=MOST_TOKENS)
 
 
-def max_sequences_option(
-    meaning: str = "most sequences of an instance, running and in prefill; vLLM's default",
-) -> int:
+def max_sequences_option(meaning: str = "most sequences of an instance, running and in prefill; vLLM's default") -> int:
     """Sequences of an instance. [1]"""
     return option(256, meaning, low=1, high=MOST_SEQUENCES)
 

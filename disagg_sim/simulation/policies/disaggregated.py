@@ -31,9 +31,10 @@ class Disaggregated:
     token_budget: int = token_budget_option("prompt tokens of one step of a prefill instance")
     max_sequences: int = max_sequences_option("most sequences of a decode instance; vLLM's default")
     prefill: str = option(
-        "chunked", "chunks of token_budget over several prompts, or whole prompts up to token_budget a pass",
+        "chunked",
+        "chunks of token_budget over several prompts, or whole prompts up to token_budget a pass",
         choices=tuple(PREFILLS),
-    )  # fmt: skip
+    )
     early_push: bool = option(
         False, "choose the decode instance at arrival and push the cache while the prompt is computed"
     )

@@ -75,9 +75,7 @@ class Pools:
     """
 
     def __init__(self, site: Site, *, drain: bool = True, idlest: Choice = least_prefill) -> None:
-        self.mappings: tuple[Mapping, Mapping] = (
-            site.deployment.prefill[0].mapping, site.deployment.decode[0].mapping,
-        )  # fmt: skip
+        self.mappings: tuple[Mapping, Mapping] = (site.deployment.prefill[0].mapping, site.deployment.decode[0].mapping)
         self.gpus = Sizes(*(mapping.gpus for mapping in self.mappings))
         self.budget = site.deployment.gpus
         self._drain = drain

@@ -184,9 +184,10 @@ def a9_both_phases(bench: Bench) -> Finding:
     prefill, decode = (min(each.fewest[phase] for each in seen) for phase in (0, 1))
     flips = sum(each.summary.flips for each in seen)
     return Finding(
-        f"fewest: {prefill} of prefill, {decode} of decode", min(prefill, decode) >= 1,
+        f"fewest: {prefill} of prefill, {decode} of decode",
+        min(prefill, decode) >= 1,
         f"over {len(seen)} runs with {flips:,} flips, by their decision logs",
-    )  # fmt: skip
+    )
 
 
 def a10_staying(bench: Bench) -> Finding:
@@ -195,9 +196,10 @@ def a10_staying(bench: Bench) -> Finding:
     stayed, transfer = sum(each.stayed for each in seen), sum(each.stayed_transfer_s for each in seen)
     moved = sum(each.summary.transfers for each in seen)
     return Finding(
-        f"{transfer:g} s over {stayed:,} requests that stayed", stayed > 0 and transfer == 0.0,
+        f"{transfer:g} s over {stayed:,} requests that stayed",
+        stayed > 0 and transfer == 0.0,
         f"{moved:,} requests moved, over {len(seen)} runs",
-    )  # fmt: skip
+    )
 
 
 def a11_what_breaks(bench: Bench) -> Finding:
@@ -273,40 +275,64 @@ def _claim(name: str, kind: str, statement: str, acceptance: str, evaluator: Cal
 
 
 _claim(
-    "A1", PAPER, "SLO-aware flips sustain more than static 4 + 4 with least load, most on bursty traffic",
-    "capacity ratio code > conversation >= 1.0, code >= 1.3", a1_flipping,
-)  # fmt: skip
+    "A1",
+    PAPER,
+    "SLO-aware flips sustain more than static 4 + 4 with least load, most on bursty traffic",
+    "capacity ratio code > conversation >= 1.0, code >= 1.3",
+    a1_flipping,
+)
 _claim(
-    "A2", PAPER, "least load beats round robin by a few points of attainment", "0 to 10 points on average",
+    "A2",
+    PAPER,
+    "least load beats round robin by a few points of attainment",
+    "0 to 10 points on average",
     a2_least_load,
-)  # fmt: skip
+)
 _claim(
-    "A3", PAPER, "Arrow beats vLLM TP8 and vLLM-disaggregated TP4 + TP4 on all four traces", "capacity ratio > 1.5",
+    "A3",
+    PAPER,
+    "Arrow beats vLLM TP8 and vLLM-disaggregated TP4 + TP4 on all four traces",
+    "capacity ratio > 1.5",
     a3_baselines,
-)  # fmt: skip
+)
 _claim(
-    "A4", DERIVED, "the predicted TTFT is exact for FIFO prefill of one prompt at a time", "largest error below 1 %",
+    "A4",
+    DERIVED,
+    "the predicted TTFT is exact for FIFO prefill of one prompt at a time",
+    "largest error below 1 %",
     a4_predictor,
-)  # fmt: skip
+)
 _claim(
-    "A5", PAPER, "TTFT grows during a burst, so that reacting to finished requests is too late",
-    "lower attainment on average over the traces, and on code", a5_reacting,
-)  # fmt: skip
+    "A5",
+    PAPER,
+    "TTFT grows during a burst, so that reacting to finished requests is too late",
+    "lower attainment on average over the traces, and on code",
+    a5_reacting,
+)
 _claim(
-    "A6", PAPER, "the decode load peaks after the prefill load", "lag of the largest cross-correlation above 0", a6_lag,
-)  # fmt: skip
+    "A6", PAPER, "the decode load peaks after the prefill load", "lag of the largest cross-correlation above 0", a6_lag
+)
 _claim(
-    "A7", PAPER, "in overload TPOT stays near its SLO while TTFT diverges",
-    "at twice capacity P90 TPOT at most 1.2 times its SLO, P90 TTFT above its own", a7_overload,
-)  # fmt: skip
+    "A7",
+    PAPER,
+    "in overload TPOT stays near its SLO while TTFT diverges",
+    "at twice capacity P90 TPOT at most 1.2 times its SLO, P90 TTFT above its own",
+    a7_overload,
+)
 _claim("A8", PAPER, "capacity grows nearly linearly with GPUs", "8 over 4 instances: 1.7 to 2.2", a8_scaling)
 _claim("A9", DERIVED, "at least one instance always serves each phase", "exact", a9_both_phases)
 _claim("A10", DERIVED, "staying on the prefill instance removes the transfer", "exactly 0", a10_staying)
 _claim(
-    "A11", PAPER, "co-located TP8: TPOT low, TTFT explodes first",
-    "just above capacity P90 TTFT is outside, TPOT inside", a11_what_breaks,
-)  # fmt: skip
+    "A11",
+    PAPER,
+    "co-located TP8: TPOT low, TTFT explodes first",
+    "just above capacity P90 TTFT is outside, TPOT inside",
+    a11_what_breaks,
+)
 _claim(
-    "A12", PAPER, "flips are cheap: with 60 to 300 s a flip the gain of A1 vanishes", "code within 10 % of static",
+    "A12",
+    PAPER,
+    "flips are cheap: with 60 to 300 s a flip the gain of A1 vanishes",
+    "code within 10 % of static",
     a12_slow_flips,
-)  # fmt: skip
+)

@@ -24,9 +24,12 @@ EVERYWHERE = ("arrow", "observed", "least_load", "vllm", "disaggregated", "coloc
 #: Further searches.
 MORE = (
     *((name, case) for case in ("arrow_4", "arrow_batched", "least_load_batched", "static_7_1") for name in AZURE),
-    ("code", "flip_60"), ("code", "flip_300"), (HALF, "arrow_4"), (HALF, "arrow"),
+    ("code", "flip_60"),
+    ("code", "flip_300"),
+    (HALF, "arrow_4"),
+    (HALF, "arrow"),
     *((name, case) for name in TIGHT for case in ("arrow", "colocated")),
-)  # fmt: skip
+)
 BURSTY = ("code", "burstgpt")  # workloads whose pools are drawn over time
 MOMENTS = 60  # of such a picture [1]
 
@@ -61,12 +64,18 @@ def capacities(bench: Bench, searches: list[tuple[str, str]]) -> pd.DataFrame:
     rows = []
     for name, case in searches:
         found = bench.capacity(name, case)
-        rows.append({
-            "workload": name, "system": CASES[case].label, "gpus": CASES[case].deployment.gpus,
-            "stand_in": bench.workloads[name].stand_in, "rate_scale": found.rate_scale,
-            "requests_per_s": found.requests_per_s, "above_rate_scale": found.above,
-            "arrow_over_it": bench.ratio(name, "arrow", case),
-        })  # fmt: skip
+        rows.append(
+            {
+                "workload": name,
+                "system": CASES[case].label,
+                "gpus": CASES[case].deployment.gpus,
+                "stand_in": bench.workloads[name].stand_in,
+                "rate_scale": found.rate_scale,
+                "requests_per_s": found.requests_per_s,
+                "above_rate_scale": found.above,
+                "arrow_over_it": bench.ratio(name, "arrow", case),
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -89,13 +98,15 @@ def attainment(bench: Bench) -> Picture:
     rows = [
         {
             "panel": f"{name}, TTFT {bench.workloads[name].slo.ttft:g} s, TPOT {bench.workloads[name].slo.tpot:g} s",
-            "curve": CASES[case].label, "x": seen.rate_scale * bench.workloads[name].trace.rate,
-            "y": 100 * seen.slo_attainment, "x_unit": 1.0,
+            "curve": CASES[case].label,
+            "x": seen.rate_scale * bench.workloads[name].trace.rate,
+            "y": 100 * seen.slo_attainment,
+            "x_unit": 1.0,
         }
         for name in ALL
         for case in EVERYWHERE
         for seen in bench.capacity(name, case).runs
-    ]  # fmt: skip
+    ]
     return Picture(
         title="Requests inside both SLOs, Llama-3.1-8B on eight H800",
         axes=Axes(x_label="request rate [requests/s]", y_label="requests inside both SLOs [%]", x_scale="log"),
@@ -119,11 +130,17 @@ def pools(bench: Bench, workload: str) -> Picture:
             ("requests that decode", "requests", samples.running),
         ):
             frames.append(
-                pd.DataFrame({
-                    "panel": panel, "curve": CASES[case].label, "x": samples.time_s[:last], "y": values[:last],
-                    "x_unit": 1.0, "y_label": label,
-                })
-            )  # fmt: skip
+                pd.DataFrame(
+                    {
+                        "panel": panel,
+                        "curve": CASES[case].label,
+                        "x": samples.time_s[:last],
+                        "y": values[:last],
+                        "x_unit": 1.0,
+                        "y_label": label,
+                    }
+                )
+            )
     return Picture(
         title=f"{workload} at {bench.rate(workload, 'arrow'):.0f} requests/s, the capacity of Arrow",
         axes=Axes(x_label="time [s]", y_label=""),
@@ -142,9 +159,13 @@ def _draw_ratios(table: pd.DataFrame, path: Path) -> Path:
     )
     write_text(path.with_suffix(".csv"), as_csv(found.reset_index(names="system")))
     cells = Cells(
-        title="Serving capacity of Arrow over that of", rows=tuple(others), columns=ALL,
-        values=tuple(map(tuple, found.to_numpy())), legend="capacity of Arrow over it", limit=8.0,
+        title="Serving capacity of Arrow over that of",
+        rows=tuple(others),
+        columns=ALL,
+        values=tuple(map(tuple, found.to_numpy())),
+        legend="capacity of Arrow over it",
+        limit=8.0,
         texts=tuple(tuple(f"{value:.2f}" for value in row) for row in found.to_numpy()),
-    )  # fmt: skip
+    )
     draw_cells(cells, path)
     return path

@@ -58,35 +58,54 @@ class Shape:
         if not self.minute_cv:
             return Poisson()
         return fit_mmpp(
-            self.minute_cv, rate=self.requests / self.duration, length_cv=self.inputs[1], burst_share=0.2,
+            self.minute_cv,
+            rate=self.requests / self.duration,
+            length_cv=self.inputs[1],
+            burst_share=0.2,
             burst_s=self.burst_s,
-        )  # fmt: skip
+        )
 
     def drawn(self, name: str) -> Trace:
         """Lengths log-normal and independent; stretched to the duration, which a few bursts do not fix."""
         lengths = (log_normal(*self.inputs), log_normal(*self.outputs))
         trace = synthetic_trace(
-            rate=self.requests / self.duration, requests=self.requests, lengths=lengths, arrivals_as=self.arrivals(),
+            rate=self.requests / self.duration,
+            requests=self.requests,
+            lengths=lengths,
+            arrivals_as=self.arrivals(),
             name=f"{name}_standin",
-        )  # fmt: skip
+        )
         return trace.scaled(trace.duration / self.duration)
 
 
 #: Azure: Patel et al., "Splitwise", ISCA 2024; Mooncake: Qin et al., FAST 2025, conversation, first ten minutes.
 SHAPES = {
     "code": Shape(
-        file="AzureLLMInferenceTrace_code.csv", requests=8819, duration=3436.0, inputs=(2047.8, 0.964),
-        outputs=(27.9, 2.147), minute_cv=1.013, burst_s=60.0,
+        file="AzureLLMInferenceTrace_code.csv",
+        requests=8819,
+        duration=3436.0,
+        inputs=(2047.8, 0.964),
+        outputs=(27.9, 2.147),
+        minute_cv=1.013,
+        burst_s=60.0,
     ),
     "conversation": Shape(
-        file="AzureLLMInferenceTrace_conv.csv", requests=19366, duration=3501.7, inputs=(1154.7, 0.960),
-        outputs=(211.1, 0.771), minute_cv=0.371, burst_s=300.0,
+        file="AzureLLMInferenceTrace_conv.csv",
+        requests=19366,
+        duration=3501.7,
+        inputs=(1154.7, 0.960),
+        outputs=(211.1, 0.771),
+        minute_cv=0.371,
+        burst_s=300.0,
     ),
     "mooncake": Shape(
-        file="conversation_trace.jsonl.gz", requests=1750, duration=MOONCAKE_S, inputs=(13992.0, 1.323),
+        file="conversation_trace.jsonl.gz",
+        requests=1750,
+        duration=MOONCAKE_S,
+        inputs=(13992.0, 1.323),
         outputs=(354.1, 0.711),
     ),
-}  # fmt: skip
+}
 
 
 class Workload(NamedTuple):
@@ -136,9 +155,7 @@ def _equal(tp: int, instances: int) -> tuple[Replicas, ...]:
     return (Replicas(mapping=Mapping(tp_attn=tp, tp_ffn=tp), instances=instances),)
 
 
-EIGHT = ServedDeployment(
-    name="8 x TP1", gpus=8, prefill=_equal(1, 4), decode=_equal(1, 4), colocated=_equal(1, 8)
-)
+EIGHT = ServedDeployment(name="8 x TP1", gpus=8, prefill=_equal(1, 4), decode=_equal(1, 4), colocated=_equal(1, 8))
 FOUR = ServedDeployment(name="4 x TP1", gpus=4, prefill=_equal(1, 2), decode=_equal(1, 2))
 SEVEN = ServedDeployment(name="7 + 1 x TP1", gpus=8, prefill=_equal(1, 7), decode=_equal(1, 1))
 PAIR = ServedDeployment(name="2 x TP1", gpus=2, prefill=_equal(1, 1), decode=_equal(1, 1))
@@ -206,9 +223,13 @@ class Bench:
         link = LinkSpec(bandwidth=LINK_SHARE * self._setting.system.nvlink_bandwidth)
         self.runs += 1
         return run(
-            where.trace.scaled(scale), how.deployment, how.system, setting=self._setting, slo=where.slo,
+            where.trace.scaled(scale),
+            how.deployment,
+            how.system,
+            setting=self._setting,
+            slo=where.slo,
             options=RunOptions(link=link, flip_s=how.flip_s, sample_s=sample_s),
-        )  # fmt: skip
+        )
 
     def seen(self, workload: str, case: str, scale: float) -> Seen:
         """A run at a rate scale."""
@@ -231,9 +252,13 @@ class Bench:
         if key not in self._capacities:
             where = self.workloads[workload]
             self._capacities[key] = serving_capacity(
-                lambda scale: self.seen(workload, case, scale).summary, attains(SHARE), rate=where.trace.rate,
-                start=where.start, tolerance=TOLERANCE, checked=False,
-            )  # fmt: skip
+                lambda scale: self.seen(workload, case, scale).summary,
+                attains(SHARE),
+                rate=where.trace.rate,
+                start=where.start,
+                tolerance=TOLERANCE,
+                checked=False,
+            )
         return self._capacities[key]
 
     def rate(self, workload: str, case: str) -> float:
@@ -285,7 +310,4 @@ def loads(result: RunResult, step: float) -> tuple[Ints, Ints]:
     def between(start: Floats, end: Floats) -> Ints:
         return np.searchsorted(np.sort(start), times, "right") - np.searchsorted(np.sort(end), times, "right")
 
-    return (
-        between(requests.arrival_s, requests.first_token_s),
-        between(requests.first_token_s, requests.finish_s),
-    )
+    return (between(requests.arrival_s, requests.first_token_s), between(requests.first_token_s, requests.finish_s))

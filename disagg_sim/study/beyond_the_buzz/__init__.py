@@ -1,1 +1,1 @@
-""""Beyond the Buzz" (arXiv 2506.05508), claim by claim."""
+""" "Beyond the Buzz" (arXiv 2506.05508), claim by claim."""

@@ -74,8 +74,10 @@ def c28_representative_lengths(evidence: Evidence) -> Finding:
     prefill, decode = evidence.pools(MIDDLE, isl=4096, osl=512)
     constant = Front(pareto_front(disaggregated(prefill, decode), by=[]))
     errors = {}
-    for name, (low, high) in {"own": shared(spread, constant, low=_first(spread, constant), high=np.inf),
-                              "range": shared(spread, constant)}.items():  # fmt: skip
+    for name, (low, high) in {
+        "own": shared(spread, constant, low=_first(spread, constant), high=np.inf),
+        "range": shared(spread, constant),
+    }.items():
         x = np.geomspace(low, high, 200)
         errors[name] = np.abs(throughput(constant, x) / throughput(spread, x) - 1)
     ends = [float(throughput(constant, x) / throughput(spread, x)) for x in (LOW, HIGH)]
@@ -158,9 +160,17 @@ def _coarse_pipeline(evidence: Evidence) -> tuple[float, float]:
     for depth in DEPTHS:
         ranks = 64 // depth
         grid = prefill_grid(
-            R1, SYSTEM, Mapping(dp_attn=ranks, ep=ranks, pp=depth), isl=262_144, precision=RECIPE,
-            profile=evidence.profile, batch=ranks, chunk_tokens=1024, mla_form="cached", allow_long_context=True,
-        )  # fmt: skip
+            R1,
+            SYSTEM,
+            Mapping(dp_attn=ranks, ep=ranks, pp=depth),
+            isl=262_144,
+            precision=RECIPE,
+            profile=evidence.profile,
+            batch=ranks,
+            chunk_tokens=1024,
+            mla_form="cached",
+            allow_long_context=True,
+        )
         times.append(float(grid.latency[-1, 0]))
         rates.append(float(grid.request_rate[-1, 0]))
     return times[0] / times[1], rates[1] / rates[0]

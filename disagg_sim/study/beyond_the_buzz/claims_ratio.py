@@ -151,9 +151,7 @@ def _largest_rise(ratio: Floats) -> float:
     return float((ratio / np.minimum.accumulate(ratio)).max())
 
 
-def _over_models(
-    evidence: Evidence, measure: Callable[[Front], float], *, sweep: str = "fig09"
-) -> dict[str, float]:
+def _over_models(evidence: Evidence, measure: Callable[[Front], float], *, sweep: str = "fig09") -> dict[str, float]:
     """A number of every model's frontier."""
     return {model: measure(evidence.front(sweep, model=model)) for model in MODELS}
 

@@ -50,9 +50,7 @@ def c18_egress_falls(evidence: Evidence) -> Finding:
 def c19_ingress_of_long_prompts(evidence: Evidence) -> Finding:
     """Ingress from 64k to 1M at the same resident tokens, and its law in OSL."""
     change, law = {}, 0.0
-    for model, mapping, batch in (
-        (R1, Mapping(dp_attn=64, ep=64), 2048), (MIDDLE, Mapping(tp_attn=8, tp_ffn=8), 64),
-    ):  # fmt: skip
+    for model, mapping, batch in ((R1, Mapping(dp_attn=64, ep=64), 2048), (MIDDLE, Mapping(tp_attn=8, tp_ffn=8), 64)):
         lengths = [(65_536 * 2**k, batch >> k) for k in range(5)]
         ingress = [_ingress(evidence, model, mapping, isl, 2048, each) for isl, each in lengths]
         change[model] = max(ingress) / min(ingress) - 1
@@ -96,10 +94,7 @@ def c21_latent_cache(evidence: Evidence) -> Finding:
 
 def c22_bandwidth(evidence: Evidence) -> Finding:
     """Figure 12: the larger of egress and ingress along R1's frontiers."""
-    fronts = {
-        LONG_PROMPTS[0]: evidence.front("fig12"),
-        MILLION: evidence.front("fig12_long"),
-    }
+    fronts = {LONG_PROMPTS[0]: evidence.front("fig12"), MILLION: evidence.front("fig12_long")}
     inside, values = True, []
     for isl, front in fronts.items():
         along, (low, high) = _larger(front), FIGURE_12[isl]
@@ -108,9 +103,10 @@ def c22_bandwidth(evidence: Evidence) -> Finding:
     pairs = {
         "bf16 attention": [evidence.front(f"bf16_attention_{sweep}") for sweep in ("fig12", "fig12_long")],
         "MLA chunks naive": [
-            evidence.naive_pools(LONG_PROMPTS[0], ftl_limit=10.0), evidence.naive_pools(MILLION, ftl_limit=NO_CUT_OFF),
+            evidence.naive_pools(LONG_PROMPTS[0], ftl_limit=10.0),
+            evidence.naive_pools(MILLION, ftl_limit=NO_CUT_OFF),
         ],
-    }  # fmt: skip
+    }
     switched = [f"{name} {' and '.join(_span(_larger(front)) for front in pair)}" for name, pair in pairs.items()]
     highest = max(float(_larger(front).max()) for front in fronts.values())
     note = (
@@ -179,9 +175,16 @@ def _best_egress(evidence: Evidence, model: str, isl: int, precision: str = RECI
 
 def _decode(evidence: Evidence, model: str, mapping: Mapping, isl: int, osl: int, batch: int) -> PhaseGrid:
     return decode_grid(
-        model, SYSTEM, mapping, isl=isl, osl=osl, precision=RECIPE, profile=evidence.profile, batch=batch,
+        model,
+        SYSTEM,
+        mapping,
+        isl=isl,
+        osl=osl,
+        precision=RECIPE,
+        profile=evidence.profile,
+        batch=batch,
         allow_long_context=True,
-    )  # fmt: skip
+    )
 
 
 def _ingress(evidence: Evidence, model: str, mapping: Mapping, isl: int, osl: int, batch: int) -> float:

@@ -113,16 +113,25 @@ class Evidence:
         return self.source.frontier(sweep, self.profile)
 
     def pools(
-        self, model: str, *, isl: int = LONG_PROMPTS[0], osl: int = LONG_PROMPTS[1], precision: str = RECIPE,
+        self,
+        model: str,
+        *,
+        isl: int = LONG_PROMPTS[0],
+        osl: int = LONG_PROMPTS[1],
+        precision: str = RECIPE,
         mla_form: str = "auto",
-    ) -> tuple[PhaseGrid, PhaseGrid]:  # fmt: skip
+    ) -> tuple[PhaseGrid, PhaseGrid]:
         """Scored prefill and decode configurations of a model."""
 
         def score() -> tuple[PhaseGrid, PhaseGrid]:
             table = enumerate_mappings(load_model(model), load_system(SYSTEM))
             arguments: dict[str, Any] = {
-                "isl": isl, "osl": osl, "precision": precision, "profile": self.profile, "allow_long_context": True,
-            }  # fmt: skip
+                "isl": isl,
+                "osl": osl,
+                "precision": precision,
+                "profile": self.profile,
+                "allow_long_context": True,
+            }
             prefill = prefill_grid(model, SYSTEM, table, mla_form=mla_form, **arguments)
             return prefill, decode_grid(model, SYSTEM, table, **arguments)
 

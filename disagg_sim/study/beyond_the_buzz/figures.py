@@ -91,10 +91,7 @@ def _front(points: pd.DataFrame) -> pd.DataFrame:
 def _modes(points: pd.DataFrame, *, mixed: bool) -> Curves:
     """Disaggregated and co-located curves of one case."""
     every, naive = points["every_step_mixed"], points["mla_form"].isin(["naive", "auto"])
-    curves = [
-        ("disaggregated", points[points["mode"] == DISAGGREGATED]),
-        (BEST, best_colocated(points[~every])),
-    ]
+    curves = [("disaggregated", points[points["mode"] == DISAGGREGATED]), (BEST, best_colocated(points[~every]))]
     if mixed:
         curves.append((PIGGYBACK, points[every & naive]))
         curves.append((f"{PIGGYBACK}, MLA cached", points[every & (points["mla_form"] == "cached")]))
@@ -147,9 +144,7 @@ def _lengths(points: pd.DataFrame) -> str:
     return f"{points['isl'].iloc[0]:.0f}/{points['osl'].iloc[0]:.0f}"
 
 
-def _gains(
-    points: pd.DataFrame, profile: str, *, number: int, subject: str, by: list[str], mixed: bool
-) -> Picture:
+def _gains(points: pd.DataFrame, profile: str, *, number: int, subject: str, by: list[str], mixed: bool) -> Picture:
     """Figures 1, 6, 7 and 8: disaggregated against co-located, a panel per case."""
     panels = [
         (f"{NAMES[case['model'].iloc[0]]}, {_lengths(case)}", _modes(case, mixed=mixed))
@@ -183,9 +178,7 @@ def _ratios(points: pd.DataFrame, profile: str) -> Picture:
     curves = [(NAMES[str(model)], case) for model, case in points.groupby("model", sort=False, observed=True)]
     axes = Axes(x_label=f"interactivity [{USER}]", y_label="context / generation GPUs", y_scale="log", x_scale="log")
     title = _title(9, f"best ratio of the pools, {_lengths(points)}", points, profile)
-    return Picture(
-        title=title, axes=axes, table=_panels([("", curves)], y="ctx_gen_gpu_ratio", normalised=False)
-    )
+    return Picture(title=title, axes=axes, table=_panels([("", curves)], y="ctx_gen_gpu_ratio", normalised=False))
 
 
 def _fixed_ratios(points: pd.DataFrame, profile: str) -> Picture:
@@ -216,10 +209,7 @@ def _transfer(points: pd.DataFrame, profile: str) -> Picture:
     """Figure 12: the larger of egress and ingress per GPU, absolute."""
     sides = ("kv_egress_bytes_per_s_per_gpu", "kv_ingress_bytes_per_s_per_gpu")
     rate = points[list(sides)].max(axis=1) / GB
-    curves = [
-        (f"{_lengths(case)}", case)
-        for _, case in points.assign(kv_gb_per_s=rate).groupby("isl", sort=True)
-    ]
+    curves = [(f"{_lengths(case)}", case) for _, case in points.assign(kv_gb_per_s=rate).groupby("isl", sort=True)]
     title = _title(12, f"KV-cache transfer, {NAMES[points['model'].iloc[0]]}", points, profile)
     axes = Axes(x_label=f"interactivity [{USER}]", y_label="max(egress, ingress) per distinct GPU [GB/s]")
     table = _panels([("", curves)], y="kv_gb_per_s", normalised=False)

@@ -136,9 +136,7 @@ class Frontiers:
         """
         import pandas as pd
 
-        parts = [
-            self._table(name, profile).assign(sweep=name) for name in parts_of(figure, self.names)
-        ]
+        parts = [self._table(name, profile).assign(sweep=name) for name in parts_of(figure, self.names)]
         return pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
 
     def points(self, sweep: str, profile: str) -> Iterator[pd.DataFrame]:

@@ -106,15 +106,32 @@ def _row(study: Pipelining, profile: str, form: str, pp: int) -> dict[str, Any]:
     ranks = study.gpus // pp
     chunk = study.chunk_tokens if pp > 1 else 0
     grid = prefill_grid(
-        study.model, study.system, Degrees(dp_attn=ranks, ep=ranks, pp=pp), isl=study.isl, precision=study.precision,
-        profile=profile, batch=ranks, chunk_tokens=chunk, mla_form=form, allow_long_context=True,
-    )  # fmt: skip
+        study.model,
+        study.system,
+        Degrees(dp_attn=ranks, ep=ranks, pp=pp),
+        isl=study.isl,
+        precision=study.precision,
+        profile=profile,
+        batch=ranks,
+        chunk_tokens=chunk,
+        mla_form=form,
+        allow_long_context=True,
+    )
     at = int((grid.chunk_tokens == chunk).argmax())
     return {
-        "model": study.model, "system": study.system, "precision": study.precision, "profile": profile,
-        "isl": study.isl, "mla_form": form, "pp": pp, "ep": ranks, "chunk_tokens": chunk, "batch": ranks,
-        "gpus": study.gpus, **_scored(grid, at, study),
-    }  # fmt: skip
+        "model": study.model,
+        "system": study.system,
+        "precision": study.precision,
+        "profile": profile,
+        "isl": study.isl,
+        "mla_form": form,
+        "pp": pp,
+        "ep": ranks,
+        "chunk_tokens": chunk,
+        "batch": ranks,
+        "gpus": study.gpus,
+        **_scored(grid, at, study),
+    }
 
 
 def _scored(grid: PhaseGrid, row: int, study: Pipelining) -> dict[str, Any]:

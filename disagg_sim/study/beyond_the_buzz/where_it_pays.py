@@ -39,9 +39,7 @@ def pays_cells(table: pd.DataFrame) -> Cells:
     """The table as cells: a row per model and system, a column per traffic, the area ratio over the shared range."""
     rows = list(dict.fromkeys(zip(table["model"], table["system"], strict=True)))
     columns = list(dict.fromkeys(zip(table["isl"], table["osl"], strict=True)))
-    found = {
-        (row["model"], row["system"], row["isl"], row["osl"]): row for row in table.to_dict("records")
-    }
+    found = {(row["model"], row["system"], row["isl"], row["osl"]): row for row in table.to_dict("records")}
     profile = table["profile"].iloc[0]
     cells = [[found[(*row, *column)] for column in columns] for row in rows]
     return Cells(

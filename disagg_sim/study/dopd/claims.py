@@ -51,7 +51,7 @@ def concurrencies(bench: Bench) -> list[Concurrency]:
             at.model, at.system, at.precision, tp=2, isl=isl, osl=osl, tpot_limit=SLO.tpot, utilisation=ENGINE_SHARE
         )
         for isl, osl in SHAPES
-    ]  # fmt: skip
+    ]
 
 
 def ratios(bench: Bench, *, own: bool) -> list[float]:
@@ -60,11 +60,13 @@ def ratios(bench: Bench, *, own: bool) -> list[float]:
         return [wanted_ratio(bench, *shape)[0] for shape in SHAPES]
     return [
         prefill_decode_ratio(
-            each.requests, prefill_time=table_one_prefill(isl),
-            step_time=table_one_step(each.requests, isl + osl / 2), osl=osl,
+            each.requests,
+            prefill_time=table_one_prefill(isl),
+            step_time=table_one_step(each.requests, isl + osl / 2),
+            osl=osl,
         )
         for (isl, osl), each in zip(SHAPES, concurrencies(bench), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def wanted_ratio(bench: Bench, isl: float, osl: float) -> tuple[float, float]:
@@ -83,20 +85,18 @@ def d1_concurrency(bench: Bench) -> Finding:
     found = [each.requests for each in concurrencies(bench)]
     near = all(abs(cc / printed - 1) <= 0.03 for cc, printed in zip(found, PRINTED_CONCURRENCY, strict=True))
     return Finding(
-        f"{found[0]:.1f} and {found[1]:.1f}", near,
+        f"{found[0]:.1f} and {found[1]:.1f}",
+        near,
         "bf16 cache of 327,680 B a token, fp8 weights of 72.65 GB, 0.9 of 85.52 GB a GPU; the printed pair follows "
         "from no single memory figure: the two differ by 2.8 %",
-    )  # fmt: skip
+    )
 
 
 def d2_memory(bench: Bench) -> Finding:
     """Which of the two limits binds."""
     found = concurrencies(bench)
     limits = [f"V_mem {each.memory_bytes / GB:.0f} GB, V_BW {each.bandwidth_bytes / GB:.0f} GB" for each in found]
-    return Finding(
-        ", ".join(limits), all(each.memory_bound for each in found),
-        "alpha 0.6 and a TPOT limit of 0.08 s",
-    )  # fmt: skip
+    return Finding(", ".join(limits), all(each.memory_bound for each in found), "alpha 0.6 and a TPOT limit of 0.08 s")
 
 
 def d3_ratio(bench: Bench) -> Finding:
@@ -104,8 +104,9 @@ def d3_ratio(bench: Bench) -> Finding:
     theirs, ours = ratios(bench, own=False), ratios(bench, own=True)
     return Finding(
         f"table I {theirs[0]:.2f} and {theirs[1]:.2f}; simulated {ours[0]:.2f} and {ours[1]:.2f}",
-        _near(theirs, 0.08) and _near(ours, 0.2), "printed 4.58 and 3.18; t_p is well determined, t_d is not stated",
-    )  # fmt: skip
+        _near(theirs, 0.08) and _near(ours, 0.2),
+        "printed 4.58 and 3.18; t_p is well determined, t_d is not stated",
+    )
 
 
 def _near(found: list[float], share: float) -> bool:
@@ -136,9 +137,10 @@ def d7_variance(bench: Bench) -> Finding:
     excess = float(np.mean([work(each) for each in lengths.tolist()])) - work(int(lengths.mean()))
     off = abs(excess / (square * float(lengths.var())) - 1)
     return Finding(
-        f"excess {excess / TERA:.2f} TFLOP, b*Var within {off:.0e}", off < 1e-9 and excess > 0,
+        f"excess {excess / TERA:.2f} TFLOP, b*Var within {off:.0e}",
+        off < 1e-9 and excess > 0,
         f"lengths log-normal, mean {lengths.mean():.0f} tokens, c_v {lengths.std() / lengths.mean():.2f}",
-    )  # fmt: skip
+    )
 
 
 def d8_kingman(bench: Bench) -> Finding:
@@ -150,14 +152,20 @@ def d8_kingman(bench: Bench) -> Finding:
         for prompts in ((sum(BIMODAL) // 2,), BIMODAL):
             mean = float(np.mean([times.pass_time(each)[1] for each in prompts]))
             trace = synthetic_trace(
-                rate=load / mean, requests=5_000 if bench.quick else 40_000, seed=3,
+                rate=load / mean,
+                requests=5_000 if bench.quick else 40_000,
+                seed=3,
                 lengths=LengthTable(np.array(prompts), np.ones(len(prompts), np.int64)),
-            )  # fmt: skip
+            )
             services = np.array([times.pass_time(each)[1] for each in trace.input_tokens.tolist()])
             found = bench.result(
-                ("kingman", load, prompts), trace, pools(1, 1), "disaggregated",
-                {"prefill": "whole", "token_budget": 1}, run_options=RunOptions(),
-            ).requests  # fmt: skip
+                ("kingman", load, prompts),
+                trace,
+                pools(1, 1),
+                "disaggregated",
+                {"prefill": "whole", "token_budget": 1},
+                run_options=RunOptions(),
+            ).requests
             waits.append(float(np.mean(found.prefill_start_s - found.arrival_s)))
             expected = kingman_wait(np.diff(trace.arrival), services, servers=1)
             worst = max(worst, abs(waits[-1] / expected - 1))
@@ -166,8 +174,9 @@ def d8_kingman(bench: Bench) -> Finding:
         longer.append(waits[1] / waits[0])
     return Finding(
         f"within {worst:.1%}; mixed over equal {', '.join(f'{each:.2f}' for each in longer)}",
-        worst <= 0.2 and min(longer) > 1, "; ".join(rows),
-    )  # fmt: skip
+        worst <= 0.2 and min(longer) > 1,
+        "; ".join(rows),
+    )
 
 
 def speedups(bench: Bench) -> Floats:
@@ -181,8 +190,9 @@ def d11_tensor_parallel(bench: Bench) -> Finding:
     shares = speedups(bench) / np.array(DEGREES)
     return Finding(
         ", ".join(f"S({tp})/{tp} = {share:.2f}" for tp, share in zip(DEGREES[1:], shares[1:], strict=True)),
-        bool((np.diff(shares) < 0).all()), "a prompt of 1,000 tokens; all-reduces and smaller matrices",
-    )  # fmt: skip
+        bool((np.diff(shares) < 0).all()),
+        "a prompt of 1,000 tokens; all-reduces and smaller matrices",
+    )
 
 
 def d16_printed_rule(_bench: Bench) -> Finding:
@@ -203,34 +213,43 @@ def d16_printed_rule(_bench: Bench) -> Finding:
 
 DERIVED_CLAIMS: dict[Claim, Callable[[Bench], Finding]] = {
     Claim(
-        id="D1", kind=DERIVED, statement="eq. (13) with engine utilisation 0.9 gives concurrencies near 235 and 78",
+        id="D1",
+        kind=DERIVED,
+        statement="eq. (13) with engine utilisation 0.9 gives concurrencies near 235 and 78",
         acceptance="within 3 %",
     ): d1_concurrency,
+    Claim(id="D2", kind=DERIVED, statement="memory, not bandwidth, limits both", acceptance="V_mem < V_BW"): d2_memory,
     Claim(
-        id="D2", kind=DERIVED, statement="memory, not bandwidth, limits both", acceptance="V_mem < V_BW"
-    ): d2_memory,
-    Claim(
-        id="D3", kind=PAPER, statement="optimal P/D is 4.58 at 1000/150 and 3.18 at 3000/300",
+        id="D3",
+        kind=PAPER,
+        statement="optimal P/D is 4.58 at 1000/150 and 3.18 at 3000/300",
         acceptance="table I within 8 %, simulated times within 20 %",
     ): d3_ratio,
     Claim(
-        id="D6", kind=PAPER, statement="the optimum falls when both lengths grow",
-        acceptance="3000/300 below 1000/150",
+        id="D6", kind=PAPER, statement="the optimum falls when both lengths grow", acceptance="3000/300 below 1000/150"
     ): d6_longer,
     Claim(
-        id="D7", kind=DERIVED, statement="mixed lengths take more work than the mean length",
+        id="D7",
+        kind=DERIVED,
+        statement="mixed lengths take more work than the mean length",
         acceptance="E[C] - C(E) = b*Var",
     ): d7_variance,
     Claim(
-        id="D8", kind=DERIVED, statement="mixing lengths raises queueing",
+        id="D8",
+        kind=DERIVED,
+        statement="mixing lengths raises queueing",
         acceptance="wait within 20 % of Kingman at rho 0.7-0.9, longer than with equal lengths",
     ): d8_kingman,
     Claim(
-        id="D11", kind=PAPER, statement="raising TP of a prefill instance gives diminishing returns",
+        id="D11",
+        kind=PAPER,
+        statement="raising TP of a prefill instance gives diminishing returns",
         acceptance="S(8)/8 < S(4)/4 < S(2)/2",
     ): d11_tensor_parallel,
     Claim(
-        id="D16", kind=OWN, statement="the printed rule for n_p over-provisions by n_d",
+        id="D16",
+        kind=OWN,
+        statement="the printed rule for n_p over-provisions by n_d",
         acceptance="exact for n_d = 2, 3",
     ): d16_printed_rule,
-}  # fmt: skip
+}

@@ -46,11 +46,12 @@ def d4_scaling(bench: Bench) -> Finding:
     holds = bool((gains[:4] >= 0.9).all()) and 0.3 <= gains[4] <= 0.75 and rates[5] / rates[4] - 1 < 0.05
     return Finding(
         f"{', '.join(f'{rate:.1f}' for rate in rates)} requests/s; gains of one unit "
-        f"{', '.join(f'{gain:.2f}' for gain in gains)}", holds,
+        f"{', '.join(f'{gain:.2f}' for gain in gains)}",
+        holds,
         f"the optimum by eq. (15) with the simulated times is {ratios(bench, own=True)[0]:.2f} prefill instances; "
         f"decode takes the {bench.full_batch} requests that it holds to their end. Up to 256, preempted ones are "
         f"computed again on it: {', '.join(f'{rate:.1f}' for rate in recomputed)} requests/s with 4, 5 and 6",
-    )  # fmt: skip
+    )
 
 
 def d5_idle(bench: Bench) -> Finding:
@@ -116,10 +117,11 @@ def d10_local(bench: Bench) -> Finding:
             bare.append(before < here)
             rows.append(f"{tokens} tokens, {1e3 * transfer:.0f} ms: {1e3 * here:.0f} of {1e3 * there:.0f} ms")
     return Finding(
-        "; ".join(rows), holds,
+        "; ".join(rows),
+        holds,
         "the first token counts when decode can go on from it, as in Dynamo, where the decode worker returns it; "
         f"counted at the prefill instance it is earlier there in {sum(bare)} of {len(bare)} cases",
-    )  # fmt: skip
+    )
 
 
 def d12_colocated(bench: Bench) -> Finding:
@@ -167,11 +169,10 @@ def d14_bursts(bench: Bench) -> Finding:
     strict = (hours["DOPD"] > hours["SLA-driven"]) & (hours["SLA-driven"] > hours["load-driven"])
     dopd, sla, load = (means[name] for name in ("DOPD", "SLA-driven", "load-driven"))
     others = ", ".join(f"{name} {means[name]:.1%}" for name in list(PLANNERS)[3:])
-    clip = ", ".join(
-        f"{name} {bench.attainments(name, 1)[0]:.1%}" for name in ("DOPD", "SLA-driven", "load-driven")
-    )
+    clip = ", ".join(f"{name} {bench.attainments(name, 1)[0]:.1%}" for name in ("DOPD", "SLA-driven", "load-driven"))
     return Finding(
-        f"DOPD {dopd:.1%}, SLA-driven {sla:.1%}, load-driven {load:.1%}", dopd > sla > load,
+        f"DOPD {dopd:.1%}, SLA-driven {sla:.1%}, load-driven {load:.1%}",
+        dopd > sla > load,
         f"stand-in: MMPP with the published c_v of per-minute input and means for BurstGPT, bursts of 300 s; mean of "
         f"{len(bench.hours)} hours of a service four times the clip's, at whose own rate 1P + 1D are enough ({clip}); "
         f"strict in {int(strict.sum())} of the hours. Also {others}",
@@ -196,38 +197,51 @@ def d15_splits(bench: Bench) -> Finding:
 
 RUN_CLAIMS: dict[Claim, Callable[[Bench], Finding]] = {
     Claim(
-        id="D4", kind=PAPER, statement="throughput at 1000/150 grows linearly up to 4 prefill instances, then stops",
+        id="D4",
+        kind=PAPER,
+        statement="throughput at 1000/150 grows linearly up to 4 prefill instances, then stops",
         acceptance="gains >= 0.9 of linear up to 4; the 5th adds 30-75 % of one unit; the 6th < 5 %",
     ): d4_scaling,
     Claim(
-        id="D5", kind=PAPER, statement="prefill instances idle only when they exceed the optimum",
+        id="D5",
+        kind=PAPER,
+        statement="prefill instances idle only when they exceed the optimum",
         acceptance="utilisation > 0.97 up to 4, then falls as optimum/n_p",
     ): d5_idle,
     Claim(
-        id="D9", kind=PAPER, statement="batches of short prompts up to i_next cut TTFT under a bimodal 100/1900 mix",
+        id="D9",
+        kind=PAPER,
+        statement="batches of short prompts up to i_next cut TTFT under a bimodal 100/1900 mix",
         acceptance="P90 TTFT below that of batches in order, throughput not lower",
     ): d9_batches,
     Claim(
-        id="D10", kind=PAPER, statement="ultra-short prompts are better prefilled on the decode instance",
+        id="D10",
+        kind=PAPER,
+        statement="ultra-short prompts are better prefilled on the decode instance",
         acceptance="TTFT lower for s <= 128 with transfers of 15-80 ms",
     ): d10_local,
     Claim(
-        id="D12", kind=PAPER,
+        id="D12",
+        kind=PAPER,
         statement="against co-located vLLM: P90 TPOT 0.097 to 0.079 s, goodput up to 1.5, concurrency 72 to 112",
         acceptance="order and sign; goodput ratio 1.2-1.8",
     ): d12_colocated,
     Claim(
-        id="D13", kind=PAPER,
+        id="D13",
+        kind=PAPER,
         statement="OPT-30B against DistServe: P90 TTFT 7.10 to 2.31 s, goodput +27 %, concurrency 88 to 104",
         acceptance="order and sign",
     ): d13_distserve,
     Claim(
-        id="D14", kind=PAPER,
+        id="D14",
+        kind=PAPER,
         statement="under bursts SLO attainment is 99.4 %, against 87.3 % SLA-driven and 80.8 % load-driven",
         acceptance="strict order on a bursty trace",
     ): d14_bursts,
     Claim(
-        id="D15", kind=PAPER, statement="P/D choice is worth up to 3.2 in throughput, TTFT to 1/15, P90 TPOT -22.8 %",
+        id="D15",
+        kind=PAPER,
+        statement="P/D choice is worth up to 3.2 in throughput, TTFT to 1/15, P90 TPOT -22.8 %",
         acceptance="order of magnitude: throughput 1.6-6.4, TTFT below 1/5, TPOT lower",
     ): d15_splits,
-}  # fmt: skip
+}

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 CLAIMS = DERIVED_CLAIMS | RUN_CLAIMS
 #: Curves of the pictures: of closed loops by case, of bursts by planner.
 LOOPS = {
-    "vllm": "vLLM, TP4: four GPUs", "vllm_six": "vLLM, 3 x TP2: six GPUs", "dopd": "DOPD, 2P + 2D: six GPUs",
+    "vllm": "vLLM, TP4: four GPUs",
+    "vllm_six": "vLLM, 3 x TP2: six GPUs",
+    "dopd": "DOPD, 2P + 2D: six GPUs",
     "dopd_4_1": "DOPD, 4P + 1D: six GPUs",
-}  # fmt: skip
+}
 SHOWN = ("DOPD", "SLA-driven", "load-driven")
 LABELS = {"knapsack": "by length", "fifo": "in order, up to as many tokens", "chunked": "chunks of 2,048 in order"}
 
@@ -61,15 +63,13 @@ def ratio(bench: Bench) -> Picture:
     rates, shares = throughputs(bench), utilisations(bench)
     count = np.arange(1, len(rates) + 1)
     frames = [
-        pd.DataFrame({
-            "panel": panel, "curve": curve, "x": count, "y": values, "x_unit": 1.0, "y_label": label,
-        })
+        pd.DataFrame({"panel": panel, "curve": curve, "x": count, "y": values, "x_unit": 1.0, "y_label": label})
         for panel, curve, values, label in (
             ("throughput", "simulated", rates, "requests/s"),
             ("throughput", "in proportion", count * rates[0], "requests/s"),
             ("prefill instances", "simulated", shares, "share of the time at work"),
         )
-    ]  # fmt: skip
+    ]
     return Picture(
         title="1000/150 tokens, one decode instance, Llama-70B on H100",
         axes=Axes(x_label="prefill instances", y_label=""),
@@ -98,14 +98,12 @@ def static(bench: Bench) -> Picture:
     import pandas as pd
 
     rows = [
-        {
-            "panel": panel, "curve": label, "x": concurrency, "y": value, "x_unit": 1.0, "y_label": unit,
-        }
+        {"panel": panel, "curve": label, "x": concurrency, "y": value, "x_unit": 1.0, "y_label": unit}
         for panel, unit in (("goodput", "requests/s inside the SLO"), ("P90 TPOT", "s"))
         for name, label in LOOPS.items()
         for concurrency, found in bench.tried(name)
         for value in [found.goodput if panel == "goodput" else found.tpot_p90]
-    ]  # fmt: skip
+    ]
     return Picture(
         title=f"{bench.azure.name}, closed loop, TTFT 2 s and TPOT 0.08 s",
         axes=Axes(x_label="requests in service", y_label="", x_scale="log2"),
@@ -122,14 +120,15 @@ def bursts(bench: Bench) -> Picture:
         samples = bench.dynamic(name, 0).samples
         minutes = samples.time_s / MINUTE
         for panel, values, label in (
-            ("prefill GPUs", samples.prefill_gpus, "GPUs"), ("decode GPUs", samples.decode_gpus, "GPUs"),
+            ("prefill GPUs", samples.prefill_gpus, "GPUs"),
+            ("decode GPUs", samples.decode_gpus, "GPUs"),
             ("requests that wait for their first token", samples.queued, "requests"),
-        ):  # fmt: skip
+        ):
             frames.append(
-                pd.DataFrame({
-                    "panel": panel, "curve": name, "x": minutes, "y": values, "x_unit": 1.0, "y_label": label,
-                })
-            )  # fmt: skip
+                pd.DataFrame(
+                    {"panel": panel, "curve": name, "x": minutes, "y": values, "x_unit": 1.0, "y_label": label}
+                )
+            )
     table = pd.concat(frames).sort_values("panel", kind="stable")
     return Picture(
         title=f"An hour of bursts, {SERVICE} times the clip's rate, eight GPUs",

@@ -61,9 +61,11 @@ def replicas(tp: int, instances: int) -> tuple[Replicas, ...]:
 def pools(prefill: int, decode: int, *, tp_decode: int = 2, gpus: int = 0) -> ServedDeployment:
     """Prefill instances of one GPU and decode instances; further GPUs are free to start more."""
     return ServedDeployment(
-        name=f"{prefill}P + {decode}D", gpus=gpus or prefill + tp_decode * decode,
-        prefill=replicas(1, prefill), decode=replicas(tp_decode, decode),
-    )  # fmt: skip
+        name=f"{prefill}P + {decode}D",
+        gpus=gpus or prefill + tp_decode * decode,
+        prefill=replicas(1, prefill),
+        decode=replicas(tp_decode, decode),
+    )
 
 
 #: The co-located deployments that DOPD is compared with: the paper's four GPUs, and as many as DOPD has.
@@ -104,10 +106,12 @@ CASES = {
     ),
     "dopd_opt": Case(system="dopd", deployment=pools(1, 1, tp_decode=4), options=STATIC, model="opt"),
     "one_by_one": Case(
-        system="disaggregated", deployment=pools(1, 1, tp_decode=4), options={"prefill": "whole", "token_budget": 1},
+        system="disaggregated",
+        deployment=pools(1, 1, tp_decode=4),
+        options={"prefill": "whole", "token_budget": 1},
         model="opt",
     ),
-}  # fmt: skip
+}
 #: Planners of the dynamic experiment, by their names in pictures: system and options.
 PLANNERS: dict[str, tuple[str, dict[str, object]]] = {
     "DOPD": ("dopd", {}),
@@ -166,16 +170,27 @@ class Bench:
         return synthetic_trace(rate=1.0, requests=count, lengths=lengths, name="azure_standin")
 
     def result(
-        self, key: tuple[object, ...], trace: Trace, deployment: ServedDeployment, system: str,
-        options: dict[str, object], *, at: Setting | None = None, run_options: RunOptions,
-    ) -> RunResult:  # fmt: skip
+        self,
+        key: tuple[object, ...],
+        trace: Trace,
+        deployment: ServedDeployment,
+        system: str,
+        options: dict[str, object],
+        *,
+        at: Setting | None = None,
+        run_options: RunOptions,
+    ) -> RunResult:
         """A run, done once for a key that says all that differs."""
         if key not in self._kept:
             self.runs += 1
             self._kept[key] = run(
-                trace, deployment, system_named(system, **options), setting=at or self.llama, slo=SLO,
+                trace,
+                deployment,
+                system_named(system, **options),
+                setting=at or self.llama,
+                slo=SLO,
                 options=run_options,
-            )  # fmt: skip
+            )
         return self._kept[key]
 
     def results(self) -> list[tuple[str, RunResult]]:
@@ -198,9 +213,13 @@ class Bench:
         trace = synthetic_trace(rate=1.0, requests=2_000 if self.quick else 12_000, lengths=SHAPES[0])
         options = STATIC if recompute else STATIC | {"max_sequences": self.full_batch}
         return self.result(
-            ("saturated", prefill, decode, recompute), trace, pools(prefill, decode), "dopd", options,
+            ("saturated", prefill, decode, recompute),
+            trace,
+            pools(prefill, decode),
+            "dopd",
+            options,
             run_options=RunOptions(concurrency=SATURATED * decode),
-        )  # fmt: skip
+        )
 
     def open_loop(self, prefill: int, decode: int, rate: float) -> Summary:
         """Poisson arrivals of the first of ``SHAPES`` at a rate. [request/s]"""
@@ -226,9 +245,13 @@ class Bench:
         trace = synthetic_trace(rate=1.0, requests=2_000 if self.quick else 12_000, lengths=table, seed=1)
         options = STATIC | {"batches": batches, "local_tokens": 0, "max_sequences": self.full_batch}
         return self.result(
-            ("bimodal_full", batches), trace, pools(4, 1), "dopd", options,
+            ("bimodal_full", batches),
+            trace,
+            pools(4, 1),
+            "dopd",
+            options,
             run_options=RunOptions(concurrency=SATURATED),
-        )  # fmt: skip
+        )
 
     def short(self, tokens: int, *, local: bool, transfer_s: float) -> RunResult:
         """One short prompt among ten of 1000/150, at half of what 4P + 1D serves; a transfer takes at least so long."""
@@ -236,9 +259,13 @@ class Bench:
         trace = synthetic_trace(rate=18.0, requests=1_000 if self.quick else 4_000, lengths=table, seed=2)
         options = STATIC | {"local_tokens": tokens if local else 0}
         return self.result(
-            ("short", tokens, local, transfer_s), trace, pools(4, 1), "dopd", options,
+            ("short", tokens, local, transfer_s),
+            trace,
+            pools(4, 1),
+            "dopd",
+            options,
             run_options=RunOptions(link=LinkSpec(latency_s=transfer_s)),
-        )  # fmt: skip
+        )
 
     # --- closed loops of the Azure requests -------------------------------------------------------------------------
 
@@ -249,13 +276,20 @@ class Bench:
             trace = self._suited(case.model)
             count = len(trace)
             twice = Trace(
-                arrival=np.arange(2.0 * count), input_tokens=np.tile(trace.input_tokens, 2),
-                output_tokens=np.tile(trace.output_tokens, 2), name=trace.name,
-            )  # fmt: skip
+                arrival=np.arange(2.0 * count),
+                input_tokens=np.tile(trace.input_tokens, 2),
+                output_tokens=np.tile(trace.output_tokens, 2),
+                name=trace.name,
+            )
             found = self.result(
-                ("warm", name, concurrency), twice, case.deployment, case.system, case.options,
-                at=self.opt if case.model == "opt" else self.llama, run_options=RunOptions(concurrency=concurrency),
-            )  # fmt: skip
+                ("warm", name, concurrency),
+                twice,
+                case.deployment,
+                case.system,
+                case.options,
+                at=self.opt if case.model == "opt" else self.llama,
+                run_options=RunOptions(concurrency=concurrency),
+            )
             self._warm[name, concurrency] = _second_pass(found, count)
         return self._warm[name, concurrency]
 
@@ -307,9 +341,7 @@ class Bench:
 
     def attainments(self, planner: str, service: int = SERVICE) -> Floats:
         """Of every hour. [1]"""
-        return np.array([
-            summary(self.dynamic(planner, hour, service), SLO).slo_attainment for hour in self.hours
-        ])  # fmt: skip
+        return np.array([summary(self.dynamic(planner, hour, service), SLO).slo_attainment for hour in self.hours])
 
 
 def _may_fill(at: Setting) -> Setting:

@@ -61,10 +61,12 @@ def y7_capacity(bench: Bench) -> Finding:
         other: [bench.rate(name, "least_loaded") / bench.rate(name, other) for name in WORKLOADS]
         for other in (LARGEST, "disaggregated")
     }
-    printed = ", ".join(f"{name} {bench.rate(name, 'printed') / bench.rate(name, 'dynaserve'):.2f}"
-                        for name in WORKLOADS)  # fmt: skip
-    small = ", ".join(f"{name} {bench.rate(name, 'dynaserve') / bench.rate(name, bench.colocated(name)):.2f}"
-                      for name in WORKLOADS)  # fmt: skip
+    printed = ", ".join(
+        f"{name} {bench.rate(name, 'printed') / bench.rate(name, 'dynaserve'):.2f}" for name in WORKLOADS
+    )
+    small = ", ".join(
+        f"{name} {bench.rate(name, 'dynaserve') / bench.rate(name, bench.colocated(name)):.2f}" for name in WORKLOADS
+    )
     return Finding(
         f"co-located {_by_name(ratios[LARGEST])} (mean {means[0]:.2f}), disaggregated "
         f"{_by_name(ratios['disaggregated'])} (mean {means[1]:.2f})",
@@ -118,12 +120,14 @@ def y10_who_is_strong(bench: Bench) -> Finding:
     cases = (LARGEST, "disaggregated")
     rates = {(name, case): bench.rate(name, case) for name in ("code", "reasoning") for case in cases}
     return Finding(
-        ", ".join(f"{name} {rates[name, LARGEST]:.2f} against {rates[name, 'disaggregated']:.2f}"
-                  for name in ("code", "reasoning")),
+        ", ".join(
+            f"{name} {rates[name, LARGEST]:.2f} against {rates[name, 'disaggregated']:.2f}"
+            for name in ("code", "reasoning")
+        ),
         rates["code", "disaggregated"] > rates["code", LARGEST]
         and rates["reasoning", LARGEST] > rates["reasoning", "disaggregated"],
         f"{bench.stand_ins('code', 'reasoning')}requests/s, co-located against disaggregated",
-    )  # fmt: skip
+    )
 
 
 def y11_slo_aware(bench: Bench) -> Finding:
@@ -149,10 +153,11 @@ def y12_length_error(bench: Bench) -> Finding:
     loss = 1 - found[-1] / found[0]
     paper = 1 - GOODPUT[-1] / GOODPUT[0]
     return Finding(
-        f"{listed(found, '.0f')} tokens/s, loss {100 * loss:.1f} %", loss < 0.06,
+        f"{listed(found, '.0f')} tokens/s, loss {100 * loss:.1f} %",
+        loss < 0.06,
         f"standard deviation {listed(ERRORS, 'g')} tokens, {shape_name(SHAPES[-1])} in a closed loop; paper loses "
         f"{100 * paper:.1f} %",
-    )  # fmt: skip
+    )
 
 
 def y13_push(bench: Bench) -> Finding:
@@ -163,7 +168,8 @@ def y13_push(bench: Bench) -> Finding:
     seen = look(bench.result(trace, case), rate)
     code = bench.at_capacity("code", "dynaserve").exposed
     return Finding(
-        f"exposed {100 * seen.exposed:.1f} % of the transfer", seen.exposed <= 0.1,
+        f"exposed {100 * seen.exposed:.1f} % of the transfer",
+        seen.exposed <= 0.1,
         f"{shape_name(SHAPES[0])} at 0.7 of its largest rate, {seen.moved:,.0f} tokens a request in chunks of {CHUNK}: "
         f"one chunk is exposed; whole prompts of 8,192 would expose {100 * CHUNK / SHAPES[0][0]:.1f} %, as in the "
         f"paper; the shorter parts of code {100 * code:.0f} %",
@@ -182,9 +188,10 @@ def y15_six_steps(bench: Bench) -> Finding:
         said.append(f"{shape_name(shape)} {six:.3f} against {many:.3f}")
     best = max(seen.steady for seen in scan(bench).values())
     return Finding(
-        f"{'; '.join(said)} requests/s", worst <= 0.02,
+        f"{'; '.join(said)} requests/s",
+        worst <= 0.02,
         f"closed loops, {FINE} halvings without a tolerance; the best split of Y5, the same for all, {best:.3f}",
-    )  # fmt: skip
+    )
 
 
 def _by_name(ratios: list[float]) -> str:
@@ -194,37 +201,102 @@ def _by_name(ratios: list[float]) -> str:
 def _claims() -> dict[Claim, Callable[[Bench], Finding]]:
     """Every claim with its evaluator, in order."""
     lines: list[tuple[str, str, str, str, Callable[[Bench], Finding]]] = [
-        ("Y1", PAPER, "without an SLO disaggregation loses rate at 8192/32 and 219/1467, little at 2048/512",
-         "that order; each within 12 points", y1_rates),
-        ("Y2", PAPER, "co-location with chunk 2048 violates p99 100 ms in all three shapes, p50 in the first alone",
-         "exact pattern", y2_colocated_late),
+        (
+            "Y1",
+            PAPER,
+            "without an SLO disaggregation loses rate at 8192/32 and 219/1467, little at 2048/512",
+            "that order; each within 12 points",
+            y1_rates,
+        ),
+        (
+            "Y2",
+            PAPER,
+            "co-location with chunk 2048 violates p99 100 ms in all three shapes, p50 in the first alone",
+            "exact pattern",
+            y2_colocated_late,
+        ),
         ("Y3", PAPER, "disaggregation keeps p99 below 100 ms in all three", "exact", y3_disaggregated_in_time),
-        ("Y4", PAPER, "long prompts use the compute of one GPU and none of its memory, long answers the reverse",
-         "8192/32: MFU above 30 %, memory below 5 % in prefill; 219/1467: more of both in decode", y4_imbalance),
-        ("Y5", PAPER, "1024/1024 on Qwen2.5-32B is best split past the prompt",
-         "best in 1200 to 1600, better than 1024", y5_best_split),
-        ("Y6", PAPER, "throughput peaks where both instances take equally long", "busy times within 10 %",
-         y6_equal_times),
-        ("Y7", PAPER, "serving capacity 1.15 to 3.07 times co-located, 1.09 to 1.67 times disaggregated",
-         "at least 1 everywhere, means within 30 %", y7_capacity),
+        (
+            "Y4",
+            PAPER,
+            "long prompts use the compute of one GPU and none of its memory, long answers the reverse",
+            "8192/32: MFU above 30 %, memory below 5 % in prefill; 219/1467: more of both in decode",
+            y4_imbalance,
+        ),
+        (
+            "Y5",
+            PAPER,
+            "1024/1024 on Qwen2.5-32B is best split past the prompt",
+            "best in 1200 to 1600, better than 1024",
+            y5_best_split,
+        ),
+        (
+            "Y6",
+            PAPER,
+            "throughput peaks where both instances take equally long",
+            "busy times within 10 %",
+            y6_equal_times,
+        ),
+        (
+            "Y7",
+            PAPER,
+            "serving capacity 1.15 to 3.07 times co-located, 1.09 to 1.67 times disaggregated",
+            "at least 1 everywhere, means within 30 %",
+            y7_capacity,
+        ),
         ("Y8", PAPER, "goodput up to 1.91 times co-located, 1.61 times disaggregated", "both above 1", y8_goodput),
-        ("Y9", PAPER, "half BurstGPT, half Azure code: co-located below disaggregated below DynaServe",
-         "that order, ratios within 20 %", y9_mix),
-        ("Y10", PAPER, "Azure code wants disaggregation, Mini Reasoning co-location", "that order of capacities",
-         y10_who_is_strong),
-        ("Y11", PAPER, "SLO-aware batches raise the tokens within 100 ms at capacity",
-         "at least 95 % against at most 75 %", y11_slo_aware),
-        ("Y12", PAPER, "errors of predicted outputs cost little goodput",
-         "loss at 100 tokens below 6 %", y12_length_error),
+        (
+            "Y9",
+            PAPER,
+            "half BurstGPT, half Azure code: co-located below disaggregated below DynaServe",
+            "that order, ratios within 20 %",
+            y9_mix,
+        ),
+        (
+            "Y10",
+            PAPER,
+            "Azure code wants disaggregation, Mini Reasoning co-location",
+            "that order of capacities",
+            y10_who_is_strong,
+        ),
+        (
+            "Y11",
+            PAPER,
+            "SLO-aware batches raise the tokens within 100 ms at capacity",
+            "at least 95 % against at most 75 %",
+            y11_slo_aware,
+        ),
+        (
+            "Y12",
+            PAPER,
+            "errors of predicted outputs cost little goodput",
+            "loss at 100 tokens below 6 %",
+            y12_length_error,
+        ),
         ("Y13", PAPER, "pushing chunk by chunk hides 94 % of the transfer", "exposed at most 0.1", y13_push),
-        ("Y14", DERIVED, "a split in the decode moves as many times the cache as it lies times the prompt", "exact",
-         y14_more_cache),
+        (
+            "Y14",
+            DERIVED,
+            "a split in the decode moves as many times the cache as it lies times the prompt",
+            "exact",
+            y14_more_cache,
+        ),
         ("Y15", PAPER, "six steps of bisection suffice", "at least 0.98 of a fine search", y15_six_steps),
-        ("Y16", OWN, "Llama-3.1-8B: beside 512 tokens of prefill about 29 decodes at 1,024 fit into 50 ms", "20 to 45",
-         y16_batch),
-        ("Y17", PAPER, "p99 of the gaps grows with the chunk, and so does the rate without SLO", "monotone",
-         y17_chunks),
-    ]  # fmt: skip
+        (
+            "Y16",
+            OWN,
+            "Llama-3.1-8B: beside 512 tokens of prefill about 29 decodes at 1,024 fit into 50 ms",
+            "20 to 45",
+            y16_batch,
+        ),
+        (
+            "Y17",
+            PAPER,
+            "p99 of the gaps grows with the chunk, and so does the rate without SLO",
+            "monotone",
+            y17_chunks,
+        ),
+    ]
     return {
         Claim(id=name, kind=kind, statement=statement, acceptance=acceptance): evaluator
         for name, kind, statement, acceptance, evaluator in lines

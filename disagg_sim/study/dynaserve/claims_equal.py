@@ -94,21 +94,22 @@ def y2_colocated_late(bench: Bench) -> Finding:
     gaps = listed([1e3 * seen.summary.itl_p99_s for seen in faster], ".0f")
     half = [row.itl_p50_s > LIMIT.tpot for row in rows.values()]
     return Finding(
-        _gaps(rows), late == [True] * 3 and half == [True, False, False],
+        _gaps(rows),
+        late == [True] * 3 and half == [True, False, False],
         "at the paper's rates, Poisson arrivals; paper p50/p99 "
         "310/353, 47/337, 48/163 ms; 219/1467 is a mean: with lengths spread by c_v 1, "
         "an assumption, p99 is " + gaps + " ms at 0.9 and 1.1 times its rate",
-    )  # fmt: skip
+    )
 
 
 def y3_disaggregated_in_time(bench: Bench) -> Finding:
     """Gaps of disaggregation."""
     rows = {shape: _table_1(bench, shape, "disaggregated").summary for shape in SHAPES}
     return Finding(
-        _gaps(rows), all(row.itl_p99_s < LIMIT.tpot for row in rows.values()),
-        "at the paper's rates, Poisson arrivals; paper p50/p99 "
-        "23/58, 47/65, 51/74 ms",
-    )  # fmt: skip
+        _gaps(rows),
+        all(row.itl_p99_s < LIMIT.tpot for row in rows.values()),
+        "at the paper's rates, Poisson arrivals; paper p50/p99 23/58, 47/65, 51/74 ms",
+    )
 
 
 def y4_imbalance(bench: Bench) -> Finding:
@@ -120,12 +121,13 @@ def y4_imbalance(bench: Bench) -> Finding:
         f"{shape_name(shape)} MFU {100 * seen.mfu[0]:.1f} % and {100 * seen.mfu[1]:.2f} %, memory "
         f"{100 * seen.memory[0]:.1f} % and {100 * seen.memory[1]:.1f} %"
         for shape, seen in ((SHAPES[0], long), (SHAPES[-1], answers))
-    ]  # fmt: skip
+    ]
     return Finding(
-        "; ".join(said), holds,
+        "; ".join(said),
+        holds,
         "prefill and decode instance, at the paper's rates; its MFU "
         "is 1.5 times lower at the same rates in all of table 1, so it divides by another peak or counts fewer FLOP",
-    )  # fmt: skip
+    )
 
 
 def y5_best_split(bench: Bench) -> Finding:
@@ -149,9 +151,10 @@ def y6_equal_times(bench: Bench) -> Finding:
     one, two = found[best].busy
     apart = {split: seen.busy[0] / seen.busy[1] for split, seen in found.items()}
     return Finding(
-        f"busy {one:.3f} and {two:.3f} of the time at {best}", abs(one / two - 1) <= 0.1,
+        f"busy {one:.3f} and {two:.3f} of the time at {best}",
+        abs(one / two - 1) <= 0.1,
         f"first over second {apart[EQUAL[0]]:.2f} at {EQUAL[0]}, {apart[SPLITS[-1]]:.2f} at {SPLITS[-1]}",
-    )  # fmt: skip
+    )
 
 
 def y14_more_cache(bench: Bench) -> Finding:
@@ -170,10 +173,11 @@ def y14_more_cache(bench: Bench) -> Finding:
         said.append(f"{moved / whole:g}")
     busy = bench.at_capacity("reasoning", "dynaserve").moved / prompt
     return Finding(
-        f"ratios {', '.join(said)} with 2, 3 and 5 prompts of cache at the split", bool(exact),
+        f"ratios {', '.join(said)} with 2, 3 and 5 prompts of cache at the split",
+        bool(exact),
         f"stand-in: means 219/1467 of Mini Reasoning; at capacity on the stand-in for Mini Reasoning {busy:.1f}; paper "
         f"about 3",
-    )  # fmt: skip
+    )
 
 
 def y16_batch(bench: Bench) -> Finding:  # noqa: ARG001  a table alone
@@ -191,10 +195,11 @@ def y16_batch(bench: Bench) -> Finding:  # noqa: ARG001  a table alone
     found, hosted = fits(0.0, 0.0, 1.0), fits(old.step_host, old.sequence_host, 1.0)
     stretched = fits(old.step_host, old.sequence_host, old.prefill_stretch)
     return Finding(
-        f"{found} decodes", 20 <= found <= 45,
+        f"{found} decodes",
+        20 <= found <= 45,
         f"the 512 tokens alone take {1e3 * alone:.1f} ms and a decode adds little, so host times decide: with those "
         f"fitted to vLLM of its time {hosted}, with its slower prefill ({old.prefill_stretch:g} times) too {stretched}",
-    )  # fmt: skip
+    )
 
 
 def y17_chunks(bench: Bench) -> Finding:
@@ -204,9 +209,7 @@ def y17_chunks(bench: Bench) -> Finding:
     rates = [seen.steady for seen in found]
     roomy = [bench.saturated(SHAPES[1], CASES[f"chunk_{chunk}"], BATCH // 2) for chunk in CHUNKS]
     old = load_engine("vllm_v0")
-    hosted = [
-        seen.steady * seen.step / (seen.step + old.step_host + old.sequence_host * seen.batch) for seen in roomy
-    ]
+    hosted = [seen.steady * seen.step / (seen.step + old.step_host + old.sequence_host * seen.batch) for seen in roomy]
     return Finding(
         f"p99 {listed([1e3 * gap for gap in late], '.0f')} ms, {listed(rates, '.2f')} requests/s",
         bool((np.diff(late) >= 0).all() and (np.diff(rates) >= 0).all()),
@@ -228,5 +231,9 @@ def listed(values: Iterable[float], form: str) -> str:
 
 
 def _gaps(rows: Map[tuple[int, int], Summary]) -> str:
-    return ", ".join(f"{shape_name(shape)} {1e3 * row.itl_p50_s:.0f}/{1e3 * row.itl_p99_s:.0f}"
-                     for shape, row in rows.items()) + " ms (p50/p99)"  # fmt: skip
+    return (
+        ", ".join(
+            f"{shape_name(shape)} {1e3 * row.itl_p50_s:.0f}/{1e3 * row.itl_p99_s:.0f}" for shape, row in rows.items()
+        )
+        + " ms (p50/p99)"
+    )

@@ -56,15 +56,23 @@ def capacities(bench: Bench, searches: list[tuple[str, str]]) -> pd.DataFrame:
     for name, case in searches:
         rate = bench.rate(name, case)
         row = {
-            "workload": name, "case": case, "system": CASES[case].label, "model": CASES[case].model,
-            "tp": CASES[case].tp, "stand_in": bench.workloads[name][1], "requests_per_s": rate,
-        }  # fmt: skip
+            "workload": name,
+            "case": case,
+            "system": CASES[case].label,
+            "model": CASES[case].model,
+            "tp": CASES[case].tp,
+            "stand_in": bench.workloads[name][1],
+            "requests_per_s": rate,
+        }
         if rate:
             seen = bench.at_capacity(name, case)
             row |= {
-                "goodput_tokens_per_s": seen.goodput, "inside": seen.inside, "itl_p99_s": seen.summary.itl_p99_s,
-                "ttft_p90_s": seen.summary.ttft_p90_s, "exposed_transfer": seen.exposed,
-            }  # fmt: skip
+                "goodput_tokens_per_s": seen.goodput,
+                "inside": seen.inside,
+                "itl_p99_s": seen.summary.itl_p99_s,
+                "ttft_p90_s": seen.summary.ttft_p90_s,
+                "exposed_transfer": seen.exposed,
+            }
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -73,10 +81,12 @@ def _runs(bench: Bench) -> pd.DataFrame:
     """Every run at a request rate, in the columns of a simulation's summary."""
     import pandas as pd
 
-    return pd.DataFrame([
-        {"workload": name, "case": case, "kept_up": seen.kept_up, "inside": seen.inside} | asdict(seen.summary)
-        for name, case, seen in bench.runs_seen()
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {"workload": name, "case": case, "kept_up": seen.kept_up, "inside": seen.inside} | asdict(seen.summary)
+            for name, case, seen in bench.runs_seen()
+        ]
+    )
 
 
 def splits(bench: Bench) -> Picture:
@@ -92,8 +102,9 @@ def splits(bench: Bench) -> Picture:
     table["panel"] = pd.Categorical(table["panel"], ["throughput", "time at work"], ordered=True)
     return Picture(
         title=f"Every request cut at the same token, {shape_name(EQUAL)}, Qwen2.5-32B on two A100",
-        axes=Axes(x_label="tokens on the first instance", y_label=""), table=table,
-    )  # fmt: skip
+        axes=Axes(x_label="tokens on the first instance", y_label=""),
+        table=table,
+    )
 
 
 def gaps(bench: Bench) -> Picture:
@@ -105,14 +116,17 @@ def gaps(bench: Bench) -> Picture:
         {"panel": name, "curve": CASES[case].label, "x": seen.rate, "y": 1e3 * seen.summary.itl_p99_s, "x_unit": 1.0}
         for name in ALL
         for case in shown
-        for seen in sorted((each for where, what, each in bench.runs_seen() if (where, what) == (name, case)),
-                           key=lambda each: each.rate)
+        for seen in sorted(
+            (each for where, what, each in bench.runs_seen() if (where, what) == (name, case)),
+            key=lambda each: each.rate,
+        )
         if seen.rate <= 2 * max(bench.rate(name, other) for other in shown)
-    ]  # fmt: skip
+    ]
     return Picture(
         title="P99 of the gaps between tokens, Qwen2.5-14B on two A100",
-        axes=Axes(x_label="request rate [requests/s]", y_label="P99 gap [ms]", x_scale="log"), table=pd.DataFrame(rows),
-    )  # fmt: skip
+        axes=Axes(x_label="request rate [requests/s]", y_label="P99 gap [ms]", x_scale="log"),
+        table=pd.DataFrame(rows),
+    )
 
 
 def _draw_ratios(table: pd.DataFrame, path: Path) -> Path:
@@ -123,12 +137,18 @@ def _draw_ratios(table: pd.DataFrame, path: Path) -> Path:
     rate = table.set_index(["case", "workload"])["requests_per_s"]
     values = [[rate["dynaserve", name] / rate[other, name] for name in ALL] for other in others]
     labels = tuple(CASES[other].label for other in others)
-    write_text(path.with_suffix(".csv"), as_csv(pd.DataFrame(values, columns=list(ALL), index=labels)
-                                                .reset_index(names="system")))  # fmt: skip
+    write_text(
+        path.with_suffix(".csv"),
+        as_csv(pd.DataFrame(values, columns=list(ALL), index=labels).reset_index(names="system")),
+    )
     cells = Cells(
-        title="Serving capacity of DynaServe over that of", rows=labels, columns=ALL,
-        values=tuple(map(tuple, values)), legend="capacity of DynaServe over it", limit=8.0,
+        title="Serving capacity of DynaServe over that of",
+        rows=labels,
+        columns=ALL,
+        values=tuple(map(tuple, values)),
+        legend="capacity of DynaServe over it",
+        limit=8.0,
         texts=tuple(tuple(f"{value:.2f}" for value in row) for row in values),
-    )  # fmt: skip
+    )
     draw_cells(cells, path)
     return path

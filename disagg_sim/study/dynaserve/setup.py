@@ -126,9 +126,11 @@ def workloads(traces: Path | None, *, quick: bool) -> dict[str, tuple[Trace, str
     rows = np.arange(count)
     half = rows % 2 == 0  # arrivals of both are independent of lengths: every other request from each
     mixed = replace(
-        code[0], input_tokens=np.where(half, code[0].input_tokens, burst[0].input_tokens),
-        output_tokens=np.where(half, code[0].output_tokens, burst[0].output_tokens), name=MIX,
-    )  # fmt: skip
+        code[0],
+        input_tokens=np.where(half, code[0].input_tokens, burst[0].input_tokens),
+        output_tokens=np.where(half, code[0].output_tokens, burst[0].output_tokens),
+        name=MIX,
+    )
     found[MIX] = (mixed, "; ".join(dict.fromkeys(text for text in (code[1], burst[1]) if text)))
     return found
 
@@ -164,14 +166,16 @@ class Bench:
     def result(self, trace: Trace, case: Case, *, concurrency: int = 0) -> RunResult:
         """A run in full; a closed loop of ``concurrency`` requests where that is above 0."""
         here = self.setting(case.model)
-        link = LinkSpec(
-            bandwidth=LINK_SHARE * here.system.nvlink_bandwidth, chunk_tokens=CHUNK
-        )
+        link = LinkSpec(bandwidth=LINK_SHARE * here.system.nvlink_bandwidth, chunk_tokens=CHUNK)
         self.runs += 1
         return run(
-            trace, instances(case.tp), case.system, setting=here, slo=LIMIT,
+            trace,
+            instances(case.tp),
+            case.system,
+            setting=here,
+            slo=LIMIT,
             options=RunOptions(link=link, concurrency=concurrency),
-        )  # fmt: skip
+        )
 
     def seen(self, workload: str, name: str, rate: float) -> Seen:
         """A run at a request rate. [request/s]"""
@@ -229,8 +233,12 @@ def look(result: RunResult, rate: float) -> Seen:
     transfer = float(np.nansum(records.transfer_s))
     served = _served(result)
     return Seen(
-        summary=summary(result, LIMIT, rate_scale=rate), rate=rate, inside=inside, steady=float(served.sum()),
-        kept_up=float(came_in / ended_in), goodput=inside * float((served * records.output_tokens).sum()),
+        summary=summary(result, LIMIT, rate_scale=rate),
+        rate=rate,
+        inside=inside,
+        steady=float(served.sum()),
+        kept_up=float(came_in / ended_in),
+        goodput=inside * float((served * records.output_tokens).sum()),
         busy=tuple((machines.busy_s / result.duration_s).tolist()),
         mfu=tuple((machines.flops / (machines.gpus * result.peak_flops * result.duration_s)).tolist()),
         memory=tuple(_held(result).tolist()),
@@ -238,7 +246,7 @@ def look(result: RunResult, rate: float) -> Seen:
         moved=float(records.transferred_tokens.mean()),
         step=float(machines.decode_s.sum() / machines.decode_steps.sum()),
         batch=float(machines.decode_tokens.sum() / machines.decode_steps.sum()),
-    )  # fmt: skip
+    )
 
 
 def _served(result: RunResult) -> Floats:

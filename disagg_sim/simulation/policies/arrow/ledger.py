@@ -142,9 +142,17 @@ def lightest(among: Any, ledger: Any, running: Any, coming: Any, waiting: Any, p
 
 @entry
 def hand_over(
-    among: Any, ledger: Any, running: Any, coming: Any, waiting: Any, prompts: Any, requests: Any, queued: Any,
-    more: int, tpot: float,
-) -> int:  # fmt: skip
+    among: Any,
+    ledger: Any,
+    running: Any,
+    coming: Any,
+    waiting: Any,
+    prompts: Any,
+    requests: Any,
+    queued: Any,
+    more: int,
+    tpot: float,
+) -> int:
     """First steps of algorithm 2: an instance of D, else of P->D within the limits; else minus 1 minus the lighter.
 
     The limits are MaxRunningTokens, a free sequence, and intervals up to ``tpot`` [s].
@@ -161,9 +169,16 @@ def hand_over(
 
 @entry
 def low(
-    among: Any, ledger: Any, running: Any, coming: Any, waiting: Any, requests: Any, queued: Any, without: int,
+    among: Any,
+    ledger: Any,
+    running: Any,
+    coming: Any,
+    waiting: Any,
+    requests: Any,
+    queued: Any,
+    without: int,
     most: float,
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether all that decodes would take a share up to ``most`` of what the instances but ``without`` hold."""
     tokens, sequences, held, seats = 0, 0, 0.0, 0.0
     for i in among:

@@ -103,9 +103,10 @@ class Arrow:
     max_sequences: int = max_sequences_option()
     prompts_per_step: int = prompts_per_step_option()
     trigger: str = option(
-        "predicted", "what flips a decode instance to prefill: the TTFT predicted at an arrival, or late ones observed",
+        "predicted",
+        "what flips a decode instance to prefill: the TTFT predicted at an arrival, or late ones observed",
         choices=TRIGGERS,
-    )  # fmt: skip
+    )
     monitor_s: float = period_option(1.0, "time between two looks of the monitor")
     window_s: float = period_option(5.0, "time over which the interval between tokens is averaged; from monitor_s")
     patience: int = option(3, "looks in a row with late tokens before an instance turns to decode", low=1, high=MOST)
@@ -119,9 +120,10 @@ class Arrow:
         True, "requests that wait for memory are load of decode; false: running ones alone, as printed"
     )
     moves: str = option(
-        "unequal", "whether prompts that wait late may move to a free instance: never, as printed, or between which",
+        "unequal",
+        "whether prompts that wait late may move to a free instance: never, as printed, or between which",
         choices=MOVES,
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
@@ -192,9 +194,16 @@ class GlobalScheduler:
         """Algorithm 1: the prefill instance that meets the TTFT limit, of P, of D->P, or flipped; else late in P."""
         tokens, queued, now = view.input_tokens[request], view.queued_prompt_tokens, view.now
         chosen, end, late = place(
-            view.prefill, self.ledger, queued, view.running_requests, view.coming_tokens, self._waiting(view),
-            tokens, self._ttft, now,
-        )  # fmt: skip
+            view.prefill,
+            self.ledger,
+            queued,
+            view.running_requests,
+            view.coming_tokens,
+            self._waiting(view),
+            tokens,
+            self._ttft,
+            now,
+        )
         wishes: tuple[Wish, ...] = ()
         if chosen < 0:
             chosen = late if late >= 0 else int(view.prefill[0])
@@ -216,10 +225,17 @@ class GlobalScheduler:
             return Leg(origin)
         view.refresh()  # else steps since the last event of an instance would be missing
         chosen = hand_over(
-            view.decode, self.ledger, view.running_tokens, view.coming_tokens, self._waiting(view),
-            view.queued_prompt_tokens, view.running_requests, view.queued_requests, view.input_tokens[request],
+            view.decode,
+            self.ledger,
+            view.running_tokens,
+            view.coming_tokens,
+            self._waiting(view),
+            view.queued_prompt_tokens,
+            view.running_requests,
+            view.queued_requests,
+            view.input_tokens[request],
             self._tpot,
-        )  # fmt: skip
+        )
         if chosen >= 0:
             return Leg(chosen)
         flip = self._to_decode(view, "no decode instance within its limits")
@@ -243,9 +259,16 @@ class GlobalScheduler:
         pure, _, mixed, _ = lightest(among, self.ledger, running, coming, waiting, prompts, 0)
         chosen = mixed if mixed >= 0 else pure
         if chosen < 0 or not low(
-            view.decode, self.ledger, running, coming, waiting, view.running_requests, view.queued_requests, chosen,
+            view.decode,
+            self.ledger,
+            running,
+            coming,
+            waiting,
+            view.running_requests,
+            view.queued_requests,
+            chosen,
             self._options.low_load,
-        ):  # fmt: skip
+        ):
             return None
         return Flip(chosen, PREFILL, f"first token {how} after the limit of {self._ttft:g} s")
 
@@ -254,9 +277,14 @@ class GlobalScheduler:
         if view.prefill.size < 2 or self._changing(view, DECODE):
             return None
         chosen = least_delay(
-            view.prefill, self.ledger, view.queued_prompt_tokens, view.running_requests, view.coming_tokens,
-            self._waiting(view), view.now,
-        )  # fmt: skip
+            view.prefill,
+            self.ledger,
+            view.queued_prompt_tokens,
+            view.running_requests,
+            view.coming_tokens,
+            self._waiting(view),
+            view.now,
+        )
         return Flip(chosen, DECODE, why) if chosen >= 0 else None
 
     def _waiting(self, view: ClusterView) -> Any:
@@ -298,9 +326,14 @@ class GlobalScheduler:
         if idle < 0:
             return None
         busy = busy_instance(
-            view.decode, ledger, view.running_tokens, view.coming_tokens, self._waiting(view),
-            self._options.busy_interval * self._tpot, self._options.low_load if self._unequal else -1.0,
-        )  # fmt: skip
+            view.decode,
+            ledger,
+            view.running_tokens,
+            view.coming_tokens,
+            self._waiting(view),
+            self._options.busy_interval * self._tpot,
+            self._options.low_load if self._unequal else -1.0,
+        )
         if busy < 0 or self._changing(view, DECODE):
             return None
         return Flip(idle, DECODE, f"idle, while instance {busy} needs help")

@@ -53,8 +53,9 @@ class Dopd:
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
     resize: bool = option(True, "size the pools; false: they stay as they are")
-    sizing: str = option("mended", "rule of the optimal ratio: with the faults of the paper mended, or as printed",
-                         choices=SIZINGS)  # fmt: skip
+    sizing: str = option(
+        "mended", "rule of the optimal ratio: with the faults of the paper mended, or as printed", choices=SIZINGS
+    )
     forecast: str = forecast_option()
     correct: bool = option(True, "correct the times of the profile by observed ones")
     window_s: float = period_option(60.0, "time of one observation")
@@ -64,13 +65,19 @@ class Dopd:
         "knapsack", "how prompts are packed into prefill batches: by length, or as they came", choices=BATCHES
     )
     timeout_share: float = option(
-        0.5, "share of the queueing time after which a batch runs before further long prompts", low=0.0, above=True,
+        0.5,
+        "share of the queueing time after which a batch runs before further long prompts",
+        low=0.0,
+        above=True,
         high=1.0,
-    )  # fmt: skip
+    )
     profile_tokens: int = option(
-        1024, "mean input of the profile: longer prompts run alone until the first forecast", unit="token", low=1,
+        1024,
+        "mean input of the profile: longer prompts run alone until the first forecast",
+        unit="token",
+        low=1,
         high=MOST_TOKENS,
-    )  # fmt: skip
+    )
     local_tokens: int = option(
         128, "prompts up to this are computed on the decode instance; 0: none", unit="token", low=0, high=MOST_TOKENS
     )
@@ -90,9 +97,11 @@ class Dopd:
         routing = Router(forming, self.local_tokens)
         return Parts(
             start=site.instances(("prefill", PREFILL), ("decode", DECODE)),
-            routing=routing, steps=steps, forming=forming,
+            routing=routing,
+            steps=steps,
+            forming=forming,
             scaling=Manager(self, site, steps, forming, routing),
-        )  # fmt: skip
+        )
 
 
 class Router:
@@ -125,9 +134,7 @@ class Router:
 class Manager:
     """Algorithm 2: observes window by window, forecasts, and sizes the pools."""
 
-    def __init__(
-        self, options: Dopd, site: Site, steps: StepLimits, forming: LengthAware, routing: Router
-    ) -> None:  # fmt: skip
+    def __init__(self, options: Dopd, site: Site, steps: StepLimits, forming: LengthAware, routing: Router) -> None:
         self.period_s = min(options.check_s, options.window_s)
         self._options, self._forming = options, forming
         self._pools = Pools(site, idlest=routing.idlest)
@@ -194,9 +201,12 @@ class Manager:
         """Busy time and tokens of all prefill instances; decode steps, their time and tokens of all of decode."""
         prefill = np.array([role is PREFILL for role in view.roles])
         columns = (
-            view.busy_time[prefill], view.prefill_tokens[prefill],
-            view.decode_steps[~prefill], view.decode_time[~prefill], view.decode_tokens[~prefill],
-        )  # fmt: skip
+            view.busy_time[prefill],
+            view.prefill_tokens[prefill],
+            view.decode_steps[~prefill],
+            view.decode_time[~prefill],
+            view.decode_tokens[~prefill],
+        )
         return np.array([column.sum() for column in columns])
 
     def _learn(self, which: int, ratio: float) -> None:

@@ -39,9 +39,18 @@ class Concurrency:
 
 
 def decode_concurrency(
-    model: ModelSpec, system: SystemSpec, precision: Precision, *, tp: int, isl: float, osl: float, tpot_limit: float,
-    utilisation: float = 0.9, bandwidth_share: float = BANDWIDTH_SHARE, reads_weights: bool = False,
-) -> Concurrency:  # fmt: skip
+    model: ModelSpec,
+    system: SystemSpec,
+    precision: Precision,
+    *,
+    tp: int,
+    isl: float,
+    osl: float,
+    tpot_limit: float,
+    utilisation: float = 0.9,
+    bandwidth_share: float = BANDWIDTH_SHARE,
+    reads_weights: bool = False,
+) -> Concurrency:
     """Eq. (11)-(13).
 
     Parameters

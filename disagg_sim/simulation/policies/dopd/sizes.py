@@ -40,9 +40,11 @@ class Profile:
         bandwidth = site.slo.tpot * BANDWIDTH_SHARE * decode.gpus * site.setting.system.hbm_bandwidth
         held = site.blocks(decode, limits) * BLOCK_TOKENS
         return cls(
-            prefill=site.table(prefill, limits.max_sequences), decode=site.table(decode, limits.max_sequences),
-            tokens=min(held, bandwidth / site.kv_bytes(1)), graph=limits.max_sequences,
-        )  # fmt: skip
+            prefill=site.table(prefill, limits.max_sequences),
+            decode=site.table(decode, limits.max_sequences),
+            tokens=min(held, bandwidth / site.kv_bytes(1)),
+            graph=limits.max_sequences,
+        )
 
     def prefill_time(self, prompt: int) -> float:
         """t_p: what one prompt keeps a prefill instance busy. [s]"""
@@ -57,9 +59,14 @@ class Profile:
         return max(1.0, min(self.tokens / (inputs + outputs / 2), self.graph))
 
     def sizes(
-        self, requests: float, inputs: float, outputs: float, *, rule: str = "mended",
+        self,
+        requests: float,
+        inputs: float,
+        outputs: float,
+        *,
+        rule: str = "mended",
         correction: Sequence[float] = (1.0, 1.0),
-    ) -> Sizes:  # fmt: skip
+    ) -> Sizes:
         """Instances of both pools.
 
         Parameters

@@ -33,17 +33,7 @@ from disagg_sim.simulation.policies.common_options import (
 )
 from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, least_prefill
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
-from disagg_sim.simulation.policy import (
-    AsPlanned,
-    Autoscaler,
-    Limits,
-    Parts,
-    Role,
-    Site,
-    StepLimits,
-    Wish,
-    register,
-)
+from disagg_sim.simulation.policy import AsPlanned, Autoscaler, Limits, Parts, Role, Site, StepLimits, Wish, register
 
 if TYPE_CHECKING:
     from disagg_sim.simulation.instances import Index
@@ -72,17 +62,21 @@ class DynamoLoad:
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
     mode: str = option(
-        "sla", "what decides: estimated TTFT and ITL against the SLO, or thresholds for throughput or latency",
+        "sla",
+        "what decides: estimated TTFT and ITL against the SLO, or thresholds for throughput or latency",
         choices=MODES,
-    )  # fmt: skip
+    )
     period_s: float = period_option(5.0, "time between two decisions")
     sensitivity: float = option(
         0.8, "share of the SLO under which an estimate must stay to scale down", low=0.0, above=True, high=1.0
     )
     context_tokens: int = option(
-        0, "context length of the thresholds on queues; 0: the longest that the model takes", unit="token", low=0,
+        0,
+        "context length of the thresholds on queues; 0: the longest that the model takes",
+        unit="token",
+        low=0,
         high=MOST_TOKENS,
-    )  # fmt: skip
+    )
     least: int = least_option()
     token_budget: int = token_budget_option()
     max_sequences: int = max_sequences_option()
@@ -110,8 +104,10 @@ def planned(site: Site, scaling: Autoscaler, steps: StepLimits) -> Parts:
     """Disaggregation as Dynamo runs it, under one of its planners."""
     return Parts(
         start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
-        routing=Handover(least_prefill, least_decode), steps=steps, scaling=scaling,
-    )  # fmt: skip
+        routing=Handover(least_prefill, least_decode),
+        steps=steps,
+        scaling=scaling,
+    )
 
 
 class LoadPlanner:
@@ -173,9 +169,11 @@ class LoadPlanner:
         requests = running + waiting + coming
         share = self._share(int(view.decode.size))
         step = _by_estimates(
-            self._itl(requests, held), self._itl(requests * share, held * share),
-            self._site.slo.tpot, self._options.sensitivity,
-        )  # fmt: skip
+            self._itl(requests, held),
+            self._itl(requests * share, held * share),
+            self._site.slo.tpot,
+            self._options.sensitivity,
+        )
         return step if step >= 0 or bool((held * share <= capacity).all()) else 0
 
     def _share(self, workers: int) -> float:
@@ -185,10 +183,12 @@ class LoadPlanner:
     def _itl(self, requests: Floats, held: Floats) -> Floats:
         """Time of a decode step of each worker that would read all it holds, beyond what its memory takes, too. [s]"""
         batches = np.clip(np.round(requests), 1, self._sequences)
-        return np.array([
-            self._tables[1].step_time(int(n), tokens / n)
-            for n, tokens in zip(batches.tolist(), held.tolist(), strict=True)
-        ])  # fmt: skip
+        return np.array(
+            [
+                self._tables[1].step_time(int(n), tokens / n)
+                for n, tokens in zip(batches.tolist(), held.tolist(), strict=True)
+            ]
+        )
 
 
 def _by_thresholds(load: Floats, up: float, down: float) -> int:

@@ -76,9 +76,12 @@ class Planner:
         self.period_s = options.window_s
         if options.load:
             load = DynamoLoad(
-                period_s=options.load_period_s, least=options.least, token_budget=options.token_budget,
-                max_sequences=options.max_sequences, drain=options.drain,
-            )  # fmt: skip
+                period_s=options.load_period_s,
+                least=options.least,
+                token_budget=options.token_budget,
+                max_sequences=options.max_sequences,
+                drain=options.drain,
+            )
             self._load, self.period_s = LoadPlanner(load, site, steps), options.load_period_s
         self._tokens = site.blocks(decode, there) * BLOCK_TOKENS
         self._rate, self._inputs, self._outputs = (forecast_named(options.forecast) for _ in range(3))
@@ -98,9 +101,7 @@ class Planner:
             return ()
         floor = Sizes(
             prefill_instances(self._prefill, rate, inputs, self._slo, self._budget),
-            decode_instances(
-                self._decode, rate, inputs, outputs, self._slo, tokens=self._tokens, most=self._sequences
-            ),
+            decode_instances(self._decode, rate, inputs, outputs, self._slo, tokens=self._tokens, most=self._sequences),
         )
         wanted = within(floor, self._pools.gpus, self._pools.budget, self._options.least)
         there = self._pools.there(view)

@@ -62,17 +62,22 @@ class DynaServe:
         0.0, "share of every request that its first instance takes; 0: searched for each request", low=0.0, high=1.0
     )
     balance: str = option(
-        "request", "what is to end at the same time on both: all that they were given, or the parts of the new request",
+        "request",
+        "what is to end at the same time on both: all that they were given, or the parts of the new request",
         choices=BALANCES,
-    )  # fmt: skip
+    )
     alpha: str = option(
-        "fixed", "which instance of a pair takes first parts: always the same, or the one with fewer requests",
+        "fixed",
+        "which instance of a pair takes first parts: always the same, or the one with fewer requests",
         choices=ALPHAS,
-    )  # fmt: skip
+    )
     length_error: float = option(
-        51.0, "standard deviation of the error of predicted outputs: 95 % within 100 tokens", unit="token", low=0.0,
+        51.0,
+        "standard deviation of the error of predicted outputs: 95 % within 100 tokens",
+        unit="token",
+        low=0.0,
         high=float(MOST_TOKENS),
-    )  # fmt: skip
+    )
     margin: int = option(20, "added to predicted outputs", unit="token", low=0, high=MOST_TOKENS)
     overhead_s: float = option(
         0.015, "time of the decision, before a request reaches its first instance", unit="s", low=0.0
@@ -91,9 +96,11 @@ class DynaServe:
                 f"even number, two a pair"
             )
         limits = Limits(
-            mode=Mode.SLO_AWARE if self.slo_aware else Mode.CHUNKED, token_budget=self.token_budget,
-            max_sequences=self.max_sequences, step_limit_s=site.slo.tpot,
-        )  # fmt: skip
+            mode=Mode.SLO_AWARE if self.slo_aware else Mode.CHUNKED,
+            token_budget=self.token_budget,
+            max_sequences=self.max_sequences,
+            step_limit_s=site.slo.tpot,
+        )
         steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits))
         return Parts(start=start, routing=Splits(self, site), steps=steps)
 
@@ -120,9 +127,7 @@ class Splits:
         prompt, expected = view.input_tokens[request], self._expected[request]
         kernel = view.kernel
         view.refresh()
-        pair = predictor.choose_pair(
-            kernel.ints, kernel.seg, kernel.submitted, book, self._open, tally, self._pairs
-        )
+        pair = predictor.choose_pair(kernel.ints, kernel.seg, kernel.submitted, book, self._open, tally, self._pairs)
         first, second = int(self._pairs[pair, 0]), int(self._pairs[pair, 1])
         if options.alpha == "least_loaded" and _requests(view, second) < _requests(view, first):
             first, second = second, first
@@ -132,10 +137,25 @@ class Splits:
             split = prompt  # the first request of all: plain disaggregation
         else:
             split, *_ = predictor.finish_times(
-                kernel.ints, kernel.floats, kernel.seg, kernel.sets, kernel.heads, kernel.values, book, self._open,
-                tally, first, second, prompt, expected, view.now, options.rounds, options.tolerance,
-                LEAST_DIFFERENCE_S, options.balance == "request",
-            )  # fmt: skip
+                kernel.ints,
+                kernel.floats,
+                kernel.seg,
+                kernel.sets,
+                kernel.heads,
+                kernel.values,
+                book,
+                self._open,
+                tally,
+                first,
+                second,
+                prompt,
+                expected,
+                view.now,
+                options.rounds,
+                options.tolerance,
+                LEAST_DIFFERENCE_S,
+                options.balance == "request",
+            )
         self._any = True
         whole = split >= expected
         book[request] = prompt, expected, split, first, -1 if whole else second, -1, -1

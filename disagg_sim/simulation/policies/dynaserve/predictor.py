@@ -4,6 +4,8 @@ DynaServe's global scheduler looks at what waits and runs on both instances and 
 first served, decodes before prefill, times from the step table. Runs of equal decode steps are taken in closed form.
 Outputs end where they were predicted to. Both instances start on their part of the new request at once, as if
 it were two: it is the work that is balanced.
+
+Past 400 lines: one compiled function and what it inlines.
 """
 
 from __future__ import annotations
@@ -189,9 +191,7 @@ def play(
     time = 0.0
     tokens = row[TOTAL_BLOCKS] * BLOCK_TOKENS
     while plan[WAIT_TOKENS] > stop or stop < 0:
-        while plan[DECODES_AT] < plan[DECODES] and room(
-            plan, row[MAX_SEQUENCES], tokens, decodes[plan[DECODES_AT], 0]
-        ):
+        while plan[DECODES_AT] < plan[DECODES] and room(plan, row[MAX_SEQUENCES], tokens, decodes[plan[DECODES_AT], 0]):
             if plan[DECODES_AT] == plan[WATCH_DECODE]:
                 plan[WATCH_END] = plan[STEP] + decodes[plan[DECODES_AT], 1]
             join(plan, running, decodes[plan[DECODES_AT], 0], decodes[plan[DECODES_AT], 1])
@@ -233,9 +233,18 @@ def until_of(book: Any, request: int, instance: int) -> int:
 
 @inner
 def there(
-    ints: Any, floats: Any, seg: Any, sets: Any, book: Any, i: int, now: float,
-    plan: Any, prompts: Any, decodes: Any, running: Any,
-) -> float:  # fmt: skip
+    ints: Any,
+    floats: Any,
+    seg: Any,
+    sets: Any,
+    book: Any,
+    i: int,
+    now: float,
+    plan: Any,
+    prompts: Any,
+    decodes: Any,
+    running: Any,
+) -> float:
     """Enter what an instance has; the time until its step in progress ends. [s]"""
     row = ints[i]
     mixed = row[RUN_KIND] == MIXED  # its step in progress counts as done
@@ -298,9 +307,7 @@ def refresh_book(seg: Any, count: int, book: Any, open_list: Any, tally: Any) ->
     for j in range(tally[OPEN]):
         r = open_list[j]
         first = book[r, FIRST_AT]
-        over = first >= 0 and (
-            book[r, SECOND] < 0 or seg[first, STATUS] == DONE or seg[first, STATUS] == LOST
-        )
+        over = first >= 0 and (book[r, SECOND] < 0 or seg[first, STATUS] == DONE or seg[first, STATUS] == LOST)
         if book[r, SECOND_AT] < 0 and not over:
             open_list[kept] = r
             kept += 1
@@ -350,10 +357,25 @@ def gather(
 
 @entry
 def finish_times(
-    ints: Any, floats: Any, seg: Any, sets: Any, heads: Any, values: Any, book: Any, open_list: Any, tally: Any,
-    first: int, second: int, prompt: int, expected: int, now: float, rounds: int, tolerance: float, least: float,
+    ints: Any,
+    floats: Any,
+    seg: Any,
+    sets: Any,
+    heads: Any,
+    values: Any,
+    book: Any,
+    open_list: Any,
+    tally: Any,
+    first: int,
+    second: int,
+    prompt: int,
+    expected: int,
+    now: float,
+    rounds: int,
+    tolerance: float,
+    least: float,
     watch: bool,
-) -> tuple[int, float, float]:  # fmt: skip
+) -> tuple[int, float, float]:
     """Bisection of the split: existing tokens at the end of the first part, and when either instance is done [s].
 
     From plain disaggregation, up to ``rounds`` halvings of the share of the first part, until both times differ by at
@@ -364,13 +386,9 @@ def finish_times(
     head1, head2 = heads[ints[first, TABLE]], heads[ints[second, TABLE]]
     limit1, limit2 = floats[first, STEP_LIMIT_S], floats[second, STEP_LIMIT_S]
     # prompts before the new one are the same for every split: played once, but for those that share its first pass
-    t1 += play(
-        plan1, prompts1, decodes1, running1, ints[first], limit1, head1, values, ints[first, TOKEN_BUDGET]
-    )
+    t1 += play(plan1, prompts1, decodes1, running1, ints[first], limit1, head1, values, ints[first, TOKEN_BUDGET])
     plan3, prompts3, decodes3, running3 = copy_of(plan2, prompts2, decodes2, running2)
-    t3 = t2 + play(
-        plan3, prompts3, decodes3, running3, ints[second], limit2, head2, values, ints[second, TOKEN_BUDGET]
-    )
+    t3 = t2 + play(plan3, prompts3, decodes3, running3, ints[second], limit2, head2, values, ints[second, TOKEN_BUDGET])
     low, high = 0.0, 1.0
     ratio = prompt / expected
     split, a, b = prompt, 0.0, 0.0
