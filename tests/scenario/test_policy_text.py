@@ -194,7 +194,7 @@ def test_what_python_would_not_import_is_refused_by_the_check_too(tmp_path):
 def test_the_text_of_every_shipped_policy_shows_what_its_class_says():
     """The reader of texts and Python agree on all systems of this package."""
     there = {}
-    for path in Path(policies.__file__).parent.glob("*.py"):
+    for path in Path(policies.__file__).parent.rglob("*.py"):
         for form in read_policies(path).forms:
             there[form.name] = form
     assert there.keys() == {name for name, kind in systems().items() if kind.__module__.startswith("disagg_sim.")}
