@@ -1,0 +1,90 @@
+from .certainty.designs import rescore
+from .certainty.elasticity import sensitivity
+from .certainty.error_bars import Uncertainty, uncertainty
+from .certainty.extrapolation import outside_calibration
+from .domain import Deployment, Instance, Mapping, Pool, Slo, Status
+from .errors import DisaggSimError
+from .facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
+from .physics.counts import decode_work, prefill_work
+from .physics.mixed import Interference
+from .report.tables import readable
+from .scenario.written import write_scenario
+from .search.distribution import decode_grid_under, prefill_grid_under
+from .search.grid import PhaseGrid, batch_axis, decode_grid, prefill_grid
+from .search.mappings import MappingTable, enumerate_mappings
+from .serving.colocated import colocated
+from .serving.costs import with_cost
+from .serving.disaggregated import disaggregated
+from .serving.gains import Curve, Gain, curve, gain, pointwise_gain, where_it_pays
+from .serving.piggyback import piggyback
+from .serving.points import pareto_front
+from .serving.rate_matching import MatchPlan, match_rates
+from .simulation.deployment import Replicas, ServedDeployment
+from .simulation.metrics import Summary
+from .simulation.simulate import SimulationResult, simulate
+from .workload.joint import JointLengths, joint_lengths, observed_lengths
+from .workload.lengths import representative_shape
+from .workload.readers import load_trace
+from .workload.synthetic import synthetic_trace
+from .workload.trace import Trace
+
+__version__: str
+
+__all__ = [
+    "Curve",
+    "Deployment",
+    "DisaggSimError",
+    "Gain",
+    "Instance",
+    "Interference",
+    "JointLengths",
+    "Mapping",
+    "MappingTable",
+    "MatchPlan",
+    "PhaseGrid",
+    "Pool",
+    "Replicas",
+    "ServedDeployment",
+    "SimulationResult",
+    "Slo",
+    "Status",
+    "Summary",
+    "Trace",
+    "Uncertainty",
+    "batch_axis",
+    "colocated",
+    "curve",
+    "decode_grid",
+    "decode_grid_under",
+    "decode_work",
+    "disaggregated",
+    "enumerate_mappings",
+    "gain",
+    "joint_lengths",
+    "list_specs",
+    "load_model",
+    "load_precision",
+    "load_profile",
+    "load_system",
+    "load_trace",
+    "load_traffic",
+    "match_rates",
+    "observed_lengths",
+    "outside_calibration",
+    "pareto_front",
+    "piggyback",
+    "pointwise_gain",
+    "prefill_grid",
+    "prefill_grid_under",
+    "prefill_work",
+    "readable",
+    "representative_shape",
+    "rescore",
+    "sensitivity",
+    "simulate",
+    "synthetic_trace",
+    "uncertainty",
+    "where_it_pays",
+    "with_cost",
+    "write_scenario",
+]
