@@ -15,7 +15,7 @@ import pytest
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.physics.setting import setting
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
-from disagg_sim.simulation.policy import systems
+from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.run import run
 from disagg_sim.workload.trace import Trace
 
@@ -66,7 +66,7 @@ def llama():
 
 
 @pytest.mark.parametrize("instances", SIZES)
-@pytest.mark.parametrize("system", list(systems()))
+@pytest.mark.parametrize("system", list(policies()))
 def test_run(benchmark, table, llama, system, instances):
     """CPU seconds of the run itself, as its result has them: a shared machine moves the wall clock."""
     trace = conversations(SIZES[instances])

@@ -13,13 +13,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from disagg_sim.facts.yaml_files import PATH_VARIABLE
-from disagg_sim.simulation import policy
+from disagg_sim.simulation.policies.registry import policies
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -107,8 +109,8 @@ def in_shell(block: Block, folder: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with the command and a trace; systems that a page registers are forgotten afterwards."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with the command and a trace; policies that a page registers are forgotten afterwards."""
     for name in ("bin", "baselines"):
         (tmp_path / name).mkdir()
     (tmp_path / "bin" / "disagg-sim").write_text(COMMAND)
@@ -120,8 +122,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / ".env").write_text(f'cd "{tmp_path}"\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(PATH_VARIABLE, raising=False)
-    monkeypatch.setattr(policy, "SYSTEMS", dict(policy.systems()))
-    return tmp_path
+    with patch.dict(policies()):
+        yield tmp_path
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if ALL[page]], ids=lambda page: str(page.relative_to(ROOT)))

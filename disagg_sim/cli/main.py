@@ -48,7 +48,7 @@ app = typer.Typer(
 #: Commands in the order of their use: what a list of commands says of each, and an example.
 COMMANDS: tuple[tuple[str, Callable[..., None], str, str], ...] = (
     ("sweep", sweep, "Frontiers, rate matching, KV bandwidth of a sweep.", "sweep demo --out reports/demo --jobs 2"),
-    ("simulate", simulate, "Replay traces through serving systems.", "simulate azure_conv_on_h100 --out results"),
+    ("simulate", simulate, "Replay traces through serving policies.", "simulate azure_conv_on_h100 --out results"),
     ("sensitivity", sensitivity, "Elasticities along every frontier.", "sensitivity demo --out reports/demo"),
     ("check", check, "Hold frontiers against a baseline.", "check reports/mine --baseline baselines/mine"),
     ("compare", compare, "Tell what two frontiers differ in.", "compare reports/mine reports/other --all"),

@@ -1,4 +1,4 @@
-"""``disagg-sim simulate``: replay request traces through serving systems, into a directory."""
+"""``disagg-sim simulate``: replay request traces through serving policies, into a directory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def simulate(
     ] = False,
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Write tables only.")] = False,
 ) -> None:
-    """Simulate every system, deployment, trace and rate of a scenario: latencies, attainment, goodput, GPU-hours."""
+    """Simulate every policy, deployment, trace and rate of a scenario: latencies, attainment, goodput, GPU-hours."""
     try:
         from disagg_sim.scenario.plan import plan_scenario
         from disagg_sim.scenario.spec import load_scenario
@@ -62,10 +62,10 @@ def _simulate(plan: ScenarioPlan, out: Path, jobs: int, *, figures: bool, overwr
 def _print_summary(result: ScenarioResult) -> None:
     from disagg_sim.cli.tables import print_table
 
-    header = ("system", "deployment", "trace", "rate", "attainment", "goodput", "TTFT p90", "TPOT p90", "GPU-hours")
+    header = ("policy", "deployment", "trace", "rate", "attainment", "goodput", "TTFT p90", "TPOT p90", "GPU-hours")
     rows = [
         (
-            row["system"],
+            row["policy"],
             row["deployment"],
             row["trace"],
             f"x{row['rate_scale']:g}",
@@ -80,4 +80,4 @@ def _print_summary(result: ScenarioResult) -> None:
     if rows:
         print_table(rows, header=header, numeric=range(3, len(header)))
     for row in result.capacity.to_dict("records"):
-        typer.echo(f"capacity of {row['system']} on {row['deployment']} under {row['trace']}: {row['note']}")
+        typer.echo(f"capacity of {row['policy']} on {row['deployment']} under {row['trace']}: {row['note']}")

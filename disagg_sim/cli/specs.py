@@ -35,7 +35,8 @@ from disagg_sim.report.specs import (
     system_lines,
     traffic_lines,
 )
-from disagg_sim.simulation.policy import System, system_named, systems, title_of
+from disagg_sim.simulation.policies.registry import policies, policy_named, title_of
+from disagg_sim.simulation.policy import Policy
 from disagg_sim.units import US
 
 #: The kind that is no file.
@@ -54,12 +55,12 @@ def list_(kind: Annotated[str, typer.Argument(help=_KIND_HELP)] = "") -> None:
     """List what is shipped, with titles; of 'policies' every option, too."""
     known = _known_kind(kind) if kind else ""
     if known == POLICY:
-        _print_policies(systems())
+        _print_policies(policies())
         return
     kinds = (known,) if known else tuple(_KINDS)
     rows = [(each, name, _KINDS[each][0](name).title) for each in kinds for name in list_specs(each)]
     if not known:
-        rows += [(POLICY, name, title_of(system)) for name, system in systems().items()]
+        rows += [(POLICY, name, title_of(policy)) for name, policy in policies().items()]
     print_table(rows, header=("kind", "name", "title"))
 
 
@@ -120,28 +121,28 @@ def check(
         raise SpecError("\n".join(faulty))
 
 
-def _policies_of(name: str) -> dict[str, type[System]]:
+def _policies_of(name: str) -> dict[str, type[Policy]]:
     """The policy of that name, or all that a Python file registers."""
     from disagg_sim.scenario.policy_files import load_policies
 
     if not name.endswith(".py"):
-        return {name: type(system_named(name))}
-    before = set(systems())
+        return {name: type(policy_named(name))}
+    before = set(policies())
     load_policies(name)
-    found = {each: system for each, system in systems().items() if each not in before}
+    found = {each: policy for each, policy in policies().items() if each not in before}
     if not found:
         raise SpecError(f"{name}: registers no serving policy")
     return found
 
 
-def _print_policies(policies: Mapping[str, type[System]]) -> None:
+def _print_policies(chosen: Mapping[str, type[Policy]]) -> None:
     """A block for each: what it does, the parts of a deployment that it takes, its options; then the keys of a run."""
     from disagg_sim.simulation.run import RunOptions
 
-    for name, system in policies.items():
-        typer.echo(": ".join(filter(None, (name, title_of(system)))))
-        typer.echo(f"takes the parts {', '.join(system.needs)} of a deployment")
-        print_table(option_lines(system), header=_OPTION_HEADER)
+    for name, policy in chosen.items():
+        typer.echo(": ".join(filter(None, (name, title_of(policy)))))
+        typer.echo(f"takes the parts {', '.join(policy.needs)} of a deployment")
+        print_table(option_lines(policy), header=_OPTION_HEADER)
         typer.echo()
     typer.echo("run: keys of a scenario that hold for every policy")
     print_table(option_lines(RunOptions), header=_OPTION_HEADER)

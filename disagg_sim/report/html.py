@@ -133,7 +133,7 @@ def _(deployment: ServedDeployment) -> str:
 
 @html_of.register
 def _(row: Summary) -> str:
-    return _lines(f"{row.system} on {row.deployment} under {row.trace} x {row.rate_scale:g}", summary_lines(row))
+    return _lines(f"{row.policy} on {row.deployment} under {row.trace} x {row.rate_scale:g}", summary_lines(row))
 
 
 @html_of.register
@@ -143,7 +143,7 @@ def _(result: SimulationResult) -> str:
 
 @html_of.register
 def _(result: RunResult) -> str:
-    caption = f"{result.system} on {result.deployment} under {result.trace}: {result.duration_s:,.4g} s"
+    caption = f"{result.policy} on {result.deployment} under {result.trace}: {result.duration_s:,.4g} s"
     ended = result.frame()["status"].value_counts()
     return _lines(caption, [(str(status), _counted(count, "request")) for status, count in ended.items()])
 

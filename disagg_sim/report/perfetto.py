@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from disagg_sim.atomic import write_text
 from disagg_sim.scenario.plan import DECISIONS, REQUESTS, RUNS, SAMPLES, Run
 from disagg_sim.scenario.run import ScenarioResult
-from disagg_sim.simulation.policy import Role
+from disagg_sim.simulation.wishes import Role
 from disagg_sim.sweep.store import State, Store
 from disagg_sim.units import US
 

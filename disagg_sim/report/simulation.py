@@ -1,4 +1,4 @@
-"""Pictures of a scenario: each run over time, the latencies of all systems, and attainment over the rate."""
+"""Pictures of a scenario: each run over time, the latencies of all policies, and attainment over the rate."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OverTime:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spread:
-    """Latencies of all systems on one deployment, under one trace at one rate."""
+    """Latencies of all policies on one deployment, under one trace at one rate."""
 
     path: Path
     title: str
@@ -54,7 +54,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OverRate:
-    """Attainment and goodput of all systems on one deployment under one trace."""
+    """Attainment and goodput of all policies on one deployment under one trace."""
 
     path: Path
     title: str
@@ -191,7 +191,7 @@ def _percentiles(panel: Any, edges: Floats, arrival: Floats, values: Floats) -> 
 
 
 def _look(number: int) -> dict[str, Any]:
-    """Colour and line of a system, the same in every picture of a scenario."""
+    """Colour and line of a policy, the same in every picture of a scenario."""
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number // len(COLOURS) % len(LINES)]}
 
 
@@ -223,11 +223,11 @@ def _over_rate(task: OverRate) -> Any:
     figure = blank_figure((9.6, 4.6))
     figure.suptitle(task.title, x=0.01, ha="left", fontsize=11.0)
     attainment, goodput = figure.subplots(1, 2)
-    systems: Iterable[Any] = task.rows.groupby("system", sort=False)
-    for number, (system, rows) in enumerate(systems):
+    policies: Iterable[Any] = task.rows.groupby("policy", sort=False)
+    for number, (policy, rows) in enumerate(policies):
         ordered = rows.drop_duplicates("rate_scale").sort_values("rate_scale")
         look = {**_look(number), "marker": MARKS[number % len(MARKS)]}
-        attainment.plot(ordered["rate_scale"], 100 * ordered["slo_attainment"], label=system, **look)
+        attainment.plot(ordered["rate_scale"], 100 * ordered["slo_attainment"], label=policy, **look)
         goodput.plot(ordered["rate_scale"], ordered["goodput_requests_per_s"], **look)
     if task.share:
         attainment.axhline(100 * task.share, **LIMIT)

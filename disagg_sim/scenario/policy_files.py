@@ -1,4 +1,4 @@
-"""Serving systems that a scenario may name: the registered ones, and those of the user's own Python files."""
+"""Serving policies that a scenario may name: the registered ones, and those of the user's own Python files."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from disagg_sim.errors import DisaggSimError, PolicyError, SpecError, UnknownNam
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.scenario.policy_text import Form, PolicyText, form_of, python_file, read_policies
 from disagg_sim.simulation.faults import is_own, own_faults
-from disagg_sim.simulation.policy import systems
+from disagg_sim.simulation.policies.registry import policies
 
 
 @cache
 def load_policies(path: str) -> None:
-    """Import a file that registers serving systems, once in a process.
+    """Import a file that registers serving policies, once in a process.
 
     Raises
     ------
     SpecError
-        A file that is not there or is no Python, whatever it raises, and a system that is none or whose name another
+        A file that is not there or is no Python, whatever it raises, and a policy that is none or whose name another
         has; names the line.
     """
     file = python_file(Path(path))
@@ -43,8 +43,8 @@ def load_policies(path: str) -> None:
         raise SpecError(str(error)) from cause
 
 
-class KnownSystems:
-    """Systems that a scenario may name.
+class KnownPolicies:
+    """Policies that a scenario may name.
 
     Parameters
     ----------
@@ -55,34 +55,34 @@ class KnownSystems:
     def __init__(self, run: bool) -> None:
         self.run = run
         self._texts: list[PolicyText] = []
-        self._open = False  # whether there may be systems that are not known
-        there = {name: kind for name, kind in systems().items() if run or not is_own(kind.__module__)}
+        self._open = False  # whether there may be policies that are not known
+        there = {name: kind for name, kind in policies().items() if run or not is_own(kind.__module__)}
         self._forms = {name: form_of(name, kind) for name, kind in there.items()}
 
     def take(self, path: str) -> None:
-        """Add the systems of a policy file; ``SpecError`` for its faults."""
+        """Add the policies of a policy file; ``SpecError`` for its faults."""
         before, self._open = self._open, True  # a file that has faults may hold any system
         if self.run:
             load_policies(path)
-            self._forms = {name: form_of(name, kind) for name, kind in systems().items()}
+            self._forms = {name: form_of(name, kind) for name, kind in policies().items()}
             self._open = before
         else:
             text = read_policies(Path(path))
             if twice := given_twice([*self._forms, *(form.name for form in text.forms)]):
-                raise SpecError(f"{shown(text.path)}: system {quoted(twice)} is registered twice")
+                raise SpecError(f"{shown(text.path)}: policy {quoted(twice)} is registered twice")
             self._texts.append(text)
             self._forms |= {form.name: form for form in text.forms}
             self._open = before or not text.whole
 
     def form(self, name: str) -> Form | None:
-        """What may be said of a system; None for one that cannot be known; ``UnknownNameError`` where there is none."""
+        """What may be said of a policy; None for one that cannot be known; ``UnknownNameError`` where there is none."""
         if name not in self._forms and not self._open:
             known = ", ".join(sorted(self._forms))
-            raise UnknownNameError(f"unknown system {quoted(name)}{nearest(name, self._forms)}; known: {known}")
+            raise UnknownNameError(f"unknown policy {quoted(name)}{nearest(name, self._forms)}; known: {known}")
         return self._forms.get(name)
 
     def needs(self, name: str) -> tuple[str, ...]:
-        """Parts of a deployment that a system takes; empty where that is not known."""
+        """Parts of a deployment that a policy takes; empty where that is not known."""
         return self._forms[name].needs or ()
 
     def notes(self) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ class KnownSystems:
 
 
 def _note(text: PolicyText) -> str:
-    names = ", ".join(form.name for form in text.forms) or "no system by its text"
+    names = ", ".join(form.name for form in text.forms) or "no policy by its text"
     open_ = [f"the options of {form.name}" for form in text.forms if not form.whole]
     open_ += [f"{form.name}.{key}" for form in text.forms for key, known in form.options.items() if known is None]
     open_ += [f"the parts that {form.name} takes" for form in text.forms if form.needs is None]

@@ -17,7 +17,8 @@ from disagg_sim.facts.yaml_files import shown
 from disagg_sim.simulation import options as option_module
 from disagg_sim.simulation.deployment import PARTS
 from disagg_sim.simulation.options import Option, options_of
-from disagg_sim.simulation.policy import System, systems
+from disagg_sim.simulation.policies.registry import policies
+from disagg_sim.simulation.policy import Policy
 
 #: Largest policy file: the shipped ones have 20 kB. [B]
 MOST_BYTES = 10**6
@@ -25,7 +26,7 @@ MOST_BYTES = 10**6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """What a scenario may say of a serving system."""
+    """What a scenario may say of a serving policy."""
 
     name: str
     needs: tuple[str, ...] | None  # parts of a deployment that it takes; None = the text does not show them
@@ -42,9 +43,9 @@ class PolicyText:
     whole: bool  # whether it registers nothing else
 
 
-def form_of(name: str, system: type[System]) -> Form:
-    """The form of a system whose class is there."""
-    return Form(name=name, needs=system.needs, options=options_of(system))
+def form_of(name: str, policy: type[Policy]) -> Form:
+    """The form of a policy whose class is there."""
+    return Form(name=name, needs=policy.needs, options=options_of(policy))
 
 
 def read_policies(path: Path) -> PolicyText:
@@ -157,14 +158,14 @@ def _form(
     take(node)
     known = isinstance(needs, tuple) and bool(needs) and all(each in PARTS for each in needs)
     if needs is not None and not known:
-        where = f"{shown(path)}: line {node.lineno}: system {quoted(name)}"
+        where = f"{shown(path)}: line {node.lineno}: policy {quoted(name)}"
         raise SpecError(f"{where}: needs is {quoted(needs)}; allowed: a tuple of some of {', '.join(PARTS)}")
     return Form(name=name, needs=needs, options=options, whole=whole)
 
 
-def _shipped(place: tuple[str, str] | None) -> type[System] | None:
+def _shipped(place: tuple[str, str] | None) -> type[Policy] | None:
     """The class of this package that a file imports from there; it is loaded already."""
-    return next((each for each in systems().values() if (each.__module__, each.__name__) == place), None)
+    return next((each for each in policies().values() if (each.__module__, each.__name__) == place), None)
 
 
 def _is_dataclass(node: ast.ClassDef) -> bool:

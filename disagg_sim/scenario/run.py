@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 #: Samples of a run whose scenario does not say how often [1], at least so far apart [s].
 SAMPLED, LEAST_SAMPLE_S = 200, 0.1
 #: What tells the runs of a scenario apart, in every table.
-NAMES = ("system", "deployment", "trace", "rate_scale")
+NAMES = ("policy", "deployment", "trace", "rate_scale")
 DECISION_COLUMNS = ("tick_s", "kind", "instance", "wish", "reason")
 #: Columns of the blocks of runs and searches: those that do not depend on the machine.
 STORED = tuple(name for name in COLUMNS if name not in MEASURED)
 CAPACITY_COLUMNS = (
-    "system",
+    "policy",
     "deployment",
     "trace",
     "criterion",
@@ -183,7 +183,7 @@ def _simulated(run: Run, trace: Trace, scale: float) -> RunResult:
     result = simulate(
         replayed,
         run.deployment,
-        run.choice.system,
+        run.choice.policy,
         setting=scenario.setting,
         slo=scenario.slo,
         seed=scenario.seed,
@@ -193,7 +193,7 @@ def _simulated(run: Run, trace: Trace, scale: float) -> RunResult:
 
 
 def _named(result: RunResult, run: Run) -> RunResult:
-    return replace(result, system=run.choice.label, deployment=run.deployment.name, trace=run.source.name)
+    return replace(result, policy=run.choice.label, deployment=run.deployment.name, trace=run.source.name)
 
 
 def _aim(scenario: Scenario) -> Aim:

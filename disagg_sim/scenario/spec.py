@@ -15,13 +15,14 @@ from disagg_sim.facts import load
 from disagg_sim.facts.yaml_files import read_mapping, spec_error, spec_files
 from disagg_sim.physics.rates import ENGINES
 from disagg_sim.physics.setting import Setting, setting
-from disagg_sim.scenario.policy_files import KnownSystems
+from disagg_sim.scenario.policy_files import KnownPolicies
 from disagg_sim.scenario.policy_text import Form
 from disagg_sim.scenario.traces import TraceSource, read_traces
 from disagg_sim.simulation.deployment import LIMITS, PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.feasibility import require_fit
 from disagg_sim.simulation.options import MOST_TOKENS, options_of
-from disagg_sim.simulation.policy import System, system_named
+from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.sweep.reader import Reader, plain_number
 
@@ -60,14 +61,14 @@ class SystemChoice:
     options: tuple[tuple[str, Any], ...] = ()
 
     @property
-    def system(self) -> System:
-        """The system itself."""
-        return system_named(self.kind, **dict(self.options))
+    def policy(self) -> Policy:
+        """The policy itself."""
+        return policy_named(self.kind, **dict(self.options))
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Parts of a deployment that it takes."""
-        return self.system.needs
+        return self.policy.needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +143,9 @@ def check_scenario(name: str) -> tuple[str, ...]:
     return _loaded(name, "", run=False)[1].notes()
 
 
-def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownSystems]:
+def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownPolicies]:
     path = _find(name)
-    reader, known = Reader(), KnownSystems(run)
+    reader, known = Reader(), KnownPolicies(run)
     scenario = _read(reader, read_mapping(path), path, trace, known)
     if not reader.faults:
         _cross_check(reader, scenario, known)
@@ -167,11 +168,11 @@ def _find(name: str) -> Path:
     raise SpecError(f"{name}: no such file or shipped scenario ({', '.join(shipped)}){nearest(path.stem, shipped)}")
 
 
-def _read(reader: Reader, document: Mapping[Any, Any], path: Path, trace: str, known: KnownSystems) -> Scenario:
+def _read(reader: Reader, document: Mapping[Any, Any], path: Path, trace: str, known: KnownPolicies) -> Scenario:
     reader.keys("", document, KEYS)
     reader.faults += [f"missing key {key!r}" for key in REQUIRED if key not in document]
     policies = _policies(reader, document.get("policies", []), path.parent)
-    for file in policies:  # systems are looked up after them
+    for file in policies:  # they are looked up after these
         reader.attempt("policies", known.take, file)
     return Scenario(
         source=str(path),
@@ -283,7 +284,7 @@ def _is_path(value: object) -> bool:
     return isinstance(value, str) and value.isprintable() and bool(value.strip())
 
 
-def _systems(reader: Reader, value: object, known: KnownSystems) -> tuple[SystemChoice, ...]:
+def _systems(reader: Reader, value: object, known: KnownPolicies) -> tuple[SystemChoice, ...]:
     """Names, or ``{kind: dopd, label: dopd_slow, ...}`` with options of the system."""
     entries = value if isinstance(value, list) else [value]
     if not entries:
@@ -299,7 +300,7 @@ def _systems(reader: Reader, value: object, known: KnownSystems) -> tuple[System
         if (form := reader.attempt(where, known.form, kind)) is not None:
             before, options = len(reader.faults), _options(reader, where, form, wished)
             if len(reader.faults) == before and known.run:
-                reader.attempt(where, lambda kind=kind, options=options: system_named(kind, **options))
+                reader.attempt(where, lambda kind=kind, options=options: policy_named(kind, **options))
             label = reader.plain_name(f"{where}.label", given.get("label", kind))
             found.append(SystemChoice(kind=kind, label=label, options=tuple(options.items())))
     reader.distinct("systems", tuple(choice.label for choice in found))
@@ -339,7 +340,7 @@ def _capacity(reader: Reader, value: object) -> CapacityAim:
     return CapacityAim(criterion=criterion, share=share)
 
 
-def _cross_check(reader: Reader, scenario: Scenario, known: KnownSystems) -> None:
+def _cross_check(reader: Reader, scenario: Scenario, known: KnownPolicies) -> None:
     """What only shows when the values stand together: recipe on system, parts of systems, memory."""
     try:
         what = scenario.setting

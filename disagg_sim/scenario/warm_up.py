@@ -32,7 +32,7 @@ def warm_up(runs: Sequence[Run], listener: Listener) -> None:
                 simulate(
                     run.source.load(scenario.seed).head(REQUESTS),
                     run.deployment,
-                    run.choice.system,
+                    run.choice.policy,
                     setting=scenario.setting,
                     slo=scenario.slo,
                     seed=scenario.seed,

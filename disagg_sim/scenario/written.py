@@ -17,7 +17,8 @@ from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.options import options_of
-from disagg_sim.simulation.policy import System, systems
+from disagg_sim.simulation.policies.registry import policies
+from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.simulate import SimulationResult
 from disagg_sim.sweep.reader import PLAIN_NAME
 from disagg_sim.workload.trace import Trace
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from disagg_sim.scenario.spec import Scenario
     from disagg_sim.simulation.run import RunOptions
 
-#: Where the classes of the shipped systems stand; others come from files of the user.
+#: Where the classes of the shipped policies stand; others come from files of the user.
 SHIPPED = "disagg_sim."
 
 
@@ -34,8 +35,8 @@ def write_scenario(result: SimulationResult, path: str | Path, *, overwrite: boo
     """Write what was simulated as a scenario, and its trace as a CSV file beside it.
 
     ``disagg-sim simulate PATH --out DIR`` gives the same records, but for the last bit of an arrival where the first
-    is not at 0. The trace is written at the rate at which it was simulated. Other systems, rates and deployments can be
-    added to the file by hand.
+    is not at 0. The trace is written at the rate at which it was simulated. Other policies, rates and deployments
+    can be added to the file by hand.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ def _document(result: SimulationResult, name: str, trace: str) -> dict[str, Any]
         },
         "slo": {"ttft_s": result.slo.ttft, "tpot_s": result.slo.tpot},
         "deployments": {result.deployment.name: _deployment(result.deployment)},
-        "systems": [_system(result.system)],
+        "systems": [_policy(result.policy)],
         "seed": result.records.seed,
         "run": _run(result.options),
     }
@@ -119,15 +120,15 @@ def _replicas(replicas: Replicas) -> dict[str, int]:
     }
 
 
-def _system(system: System) -> Any:
+def _policy(policy: Policy) -> Any:
     """Its name, with the options that are not the default."""
-    name = next((name for name, kind in systems().items() if kind is type(system)), None)
-    if name is None or not type(system).__module__.startswith(SHIPPED):
+    name = next((name for name, kind in policies().items() if kind is type(policy)), None)
+    if name is None or not type(policy).__module__.startswith(SHIPPED):
         raise InputError(
-            f"system {name or type(system).__name__!r} is not shipped, and a scenario finds it by its file alone; "
+            f"policy {name or type(policy).__name__!r} is not shipped, and a scenario finds it by its file alone; "
             "write the scenario of a shipped one and add the file under policies:"
         )
-    options = _changed(system)
+    options = _changed(policy)
     return {"kind": name, **options} if options else name
 
 
@@ -178,7 +179,7 @@ def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
         "precision": said.precision == what.precision,
         "profile": said.profile == what.profile,
         "deployments": scenario.deployments == (result.deployment,),
-        "systems": scenario.systems[0].system == result.system,
+        "systems": scenario.systems[0].policy == result.policy,
         "run": scenario.run == result.options,
         "trace": np.array_equal(trace.input_tokens, result.trace.input_tokens)
         and np.array_equal(trace.output_tokens, result.trace.output_tokens)

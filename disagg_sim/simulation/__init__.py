@@ -1,1 +1,1 @@
-"""Trace-driven simulation of serving systems on the physics of the analytic model."""
+"""Trace-driven simulation of serving policies on the physics of the analytic model."""

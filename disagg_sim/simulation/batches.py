@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from disagg_sim.simulation.engine import NORMAL, Engine
-from disagg_sim.simulation.policy import Batch, BatchForming
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.policy import BatchForming
+from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.wishes import Batch
 
 
 class Refuse(Protocol):

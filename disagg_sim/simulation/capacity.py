@@ -1,6 +1,6 @@
 """Serving capacity: the largest request rate up to which a run meets its aim, by bisection over the rate scale.
 
-Bisection takes for granted that an aim that is missed at one rate is missed at every higher one. Systems that change
+Bisection takes for granted that an aim that is missed at one rate is missed at every higher one. Policies that change
 roles need not oblige: they may miss it under light load, and meet it again when more instances help. So a few further
 rates are tried, and where the aim is met above a rate that misses it, the answer says so and is the lower one.
 """

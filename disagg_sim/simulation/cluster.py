@@ -14,9 +14,10 @@ from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_LOOKS
-from disagg_sim.simulation.policy import END, LATER, Leg, Move, Parts, State, Wish
+from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wellformed import leg_fault
+from disagg_sim.simulation.wishes import END, LATER, Leg, Move, State, Wish
 
 NAN = math.nan
 NOWHERE = -1  # instance of a request that has just arrived
@@ -47,7 +48,7 @@ class Cluster:
     Parameters
     ----------
     parts : Parts
-        The system.
+        Of the policy.
     engine, fleet, link, roster, view
         Clock, kernel, network, instances, and what policies look at.
     concurrency : int

@@ -11,8 +11,8 @@ from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.engine import OBSERVE
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.options import MOST_SAMPLES
-from disagg_sim.simulation.policy import Role, State
 from disagg_sim.simulation.records import Floats, Instances, Ints, Outcome, Requests, Samples
+from disagg_sim.simulation.wishes import Role, State
 
 
 class Sampler:

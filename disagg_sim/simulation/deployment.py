@@ -1,4 +1,4 @@
-"""What serves: equal instances by part. A system takes the parts that it needs of one deployment."""
+"""What serves: equal instances by part. A policy takes the parts that it needs of one deployment."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedDeployment(Shown):
-    """Parts that systems choose from; each system has all GPUs for its own parts."""
+    """Parts that policies choose from; each policy has all GPUs for its own parts."""
 
     name: str
-    gpus: int  # that a system may use [1]
+    gpus: int  # that a policy may use [1]
     prefill: tuple[Replicas, ...] = ()
     decode: tuple[Replicas, ...] = ()
     colocated: tuple[Replicas, ...] = ()
@@ -87,13 +87,13 @@ class ServedDeployment(Shown):
         """GPUs of some of its parts together. [1]"""
         return sum(replicas.gpus for part in parts for replicas in self.part(part))
 
-    def require(self, system: str, parts: tuple[str, ...]) -> None:
-        """Raise ``InputError`` when it lacks a part that a system needs, or these parts exceed its GPUs."""
+    def require(self, policy: str, parts: tuple[str, ...]) -> None:
+        """Raise ``InputError`` when it lacks a part that a policy needs, or these parts exceed its GPUs."""
         lacking = [part for part in parts if not self.part(part)]
         if lacking:
             has = [part for part in PARTS if getattr(self, part)]
             raise InputError(
-                f"deployment {self.name!r} has no {' and no '.join(lacking)} instances, which system {system!r} "
+                f"deployment {self.name!r} has no {' and no '.join(lacking)} instances, which policy {policy!r} "
                 f"needs; it has {' and '.join(has) or 'none at all'}"
             )
         used = self.gpus_of(*parts)
@@ -104,7 +104,7 @@ class ServedDeployment(Shown):
                 for replicas in self.part(part)
             )
             raise InputError(
-                f"deployment {self.name!r}: the instances of system {system!r} take {used} GPUs ({each}), "
+                f"deployment {self.name!r}: the instances of policy {policy!r} take {used} GPUs ({each}), "
                 f"{used - self.gpus} more than its {self.gpus}"
             )
 

@@ -29,7 +29,7 @@ def own_faults(what: str, module: str, now: Callable[[], float] | None = None) -
     Parameters
     ----------
     what : str
-        Whose code, to begin the line with: ``system 'mine'``.
+        Whose code, to begin the line with: ``policy 'mine'``.
     module : str
         Module of that code; where it belongs to this package, nothing is turned.
     now : callable, optional

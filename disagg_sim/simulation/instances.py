@@ -15,29 +15,30 @@ from disagg_sim.simulation.faults import place_of
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kv_link import KvLink
-from disagg_sim.simulation.policy import Flip, Limits, Move, Parts, Role, SetLimits, Site, Start, State, Stop, Wish
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.service import Traffic, prefill_rate, seats
+from disagg_sim.simulation.site import Site, StepLimits
 from disagg_sim.simulation.wellformed import limits_fault, wish_fault
+from disagg_sim.simulation.wishes import Flip, Limits, Move, Role, SetLimits, Start, State, Stop, Wish
 
 Index = NDArray[np.intp]
 
 PHASES = {"prefill": (Role.PREFILL, Role.BOTH), "decode": (Role.DECODE, Role.BOTH)}
 
 
-def spec_of(system: str, site: Site, parts: Parts, mapping: Mapping, role: Role) -> InstanceSpec:
+def spec_of(policy: str, site: Site, steps: StepLimits, mapping: Mapping, role: Role) -> InstanceSpec:
     """One instance as the fleet wants it; it has room for the most sequences that any role of it may run."""
-    limits = _limits_of(system, parts, mapping, role)
-    most = max(_limits_of(system, parts, mapping, each).max_sequences for each in Role)
+    limits = _limits_of(policy, steps, mapping, role)
+    most = max(_limits_of(policy, steps, mapping, each).max_sequences for each in Role)
     blocks = site.blocks(mapping, limits)  # first: steps too large for the memory would fill the host's with a table
     return InstanceSpec(table=site.table(mapping, most), blocks=blocks, max_sequences=most)
 
 
-def _limits_of(system: str, parts: Parts, mapping: Mapping, role: Role) -> Limits:
-    limits = parts.steps.limits(mapping, role)
+def _limits_of(policy: str, steps: StepLimits, mapping: Mapping, role: Role) -> Limits:
+    limits = steps.limits(mapping, role)
     if fault := limits_fault(limits):
-        where = f"system {system!r}: limits of a {role.name.lower()} instance"
-        raise PolicyError(f"{where}: {fault}{place_of(parts.steps.limits)}")
+        where = f"policy {policy!r}: limits of a {role.name.lower()} instance"
+        raise PolicyError(f"{where}: {fault}{place_of(steps.limits)}")
     return limits
 
 
@@ -46,16 +47,18 @@ class Roster:
 
     Parameters
     ----------
-    system : str
-        Name of the serving system, for messages.
-    site, parts : Site, Parts
-        What is there, and the first instances.
+    policy : str
+        Its name, for messages.
+    site, steps : Site, StepLimits
+        What is there, and how its instances fill their steps.
     engine, fleet, link : Engine, Fleet, KvLink
         Clock, kernel and network; an instance has the same number in all of them.
     """
 
-    def __init__(self, system: str, site: Site, parts: Parts, engine: Engine, fleet: Fleet, link: KvLink) -> None:
-        self.system, self.site, self.parts = system, site, parts
+    def __init__(
+        self, policy: str, site: Site, steps: StepLimits, *, engine: Engine, fleet: Fleet, link: KvLink
+    ) -> None:
+        self.policy, self.site, self.steps = policy, site, steps
         self.engine, self.fleet, self.link = engine, fleet, link
         self.mapping: list[Mapping] = []
         self.role: list[Role] = []
@@ -77,7 +80,10 @@ class Roster:
         self.serves: Callable[[int], None] = _nothing  # called when an instance serves, for the first time or again
         self.died: Callable[[int], None] = _nothing  # called when an instance has stopped without draining
         self.carries: Callable[[Move], None] = _nothing  # called for a move that names a ready instance
-        for mapping, role in parts.start:
+
+    def open(self, start: Sequence[tuple[Mapping, Role]]) -> None:
+        """Let the first instances serve; the fleet has them already."""
+        for mapping, role in start:
             self._add(mapping, role, State.READY)
         self._regroup()
 
@@ -92,7 +98,7 @@ class Roster:
         Raises
         ------
         PolicyError
-            A wish that cannot be: names system, wish and reason.
+            A wish that cannot be: names policy, wish and reason.
         """
         self._asked = asked
         if type(wishes) not in (list, tuple):
@@ -117,7 +123,7 @@ class Roster:
 
         A text for ``wish`` stands in the message as it is.
         """
-        where = f"system {self.system!r} at {self.engine.now:.6g} s"
+        where = f"policy {self.policy!r} at {self.engine.now:.6g} s"
         raise PolicyError(f"{where}: {in_words(wish)} is impossible: {why}{place_of(asked or self._asked)}")
 
     def emptied(self, instance: int) -> None:
@@ -189,7 +195,7 @@ class Roster:
     def _add(self, mapping: Mapping, role: Role, state: State) -> int:
         instance = len(self.role)
         if instance == len(self.fleet):
-            self.fleet.add(spec_of(self.system, self.site, self.parts, mapping, role), self.engine.now)
+            self.fleet.add(spec_of(self.policy, self.site, self.steps, mapping, role), self.engine.now)
         self.link.join(self.site.instance_bandwidth(mapping))
         self.mapping.append(mapping)
         self.role.append(role)
@@ -209,10 +215,10 @@ class Roster:
     def _serves_of(self, mapping: Mapping, role: Role) -> tuple[float, int]:
         """Prefill rate and seats of an instance, each in the role that it has for it; see ``service``."""
         if (mapping, role) not in self._served:
-            shared, limits, site = role == Role.BOTH, self.parts.steps.limits, self.site
+            shared, limits, site = role == Role.BOTH, self.steps.limits, self.site
             traffic = Traffic(site.prompt_tokens, site.output_tokens, site.slo.tpot)
             prefill, decode = (limits(mapping, role if shared else each) for each in (Role.PREFILL, Role.DECODE))
-            spec = spec_of(self.system, site, self.parts, mapping, role)
+            spec = spec_of(self.policy, site, self.steps, mapping, role)
             self._served[mapping, role] = (
                 prefill_rate(spec.table, prefill, traffic),
                 seats(spec.table, decode, spec.blocks, traffic, shared=shared),
@@ -239,7 +245,7 @@ class Roster:
 
     def _step_as_usual(self, instance: int) -> None:
         """Give an instance the limits of its role."""
-        self._set(instance, _limits_of(self.system, self.parts, self.mapping[instance], self.role[instance]))
+        self._set(instance, _limits_of(self.policy, self.steps, self.mapping[instance], self.role[instance]))
 
     def _set(self, instance: int, limits: Limits) -> None:
         self.mode[instance] = limits.mode

@@ -44,7 +44,7 @@ class Latencies:
 class Summary(Shown):
     """One row of ``summary.csv``; NaN where nothing was completed."""
 
-    system: str
+    policy: str
     deployment: str
     trace: str
     rate_scale: float  # of the trace's own request rate [1]
@@ -167,7 +167,7 @@ def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0) -> Summary:
     held = float(np.sum(result.instances.gpu_s))
     moved = records.transferred_tokens > 0
     return Summary(
-        system=result.system,
+        policy=result.policy,
         deployment=result.deployment,
         trace=result.trace,
         rate_scale=rate_scale,

@@ -1,4 +1,4 @@
-"""Options of serving systems and of runs: default, meaning, unit and range stand in one place, at the field.
+"""Options of serving policies and of runs: default, meaning, unit and range stand in one place, at the field.
 
 ``option(2048, "tokens of one step", unit="token", low=1, high=MOST_TOKENS)`` makes a field of a dataclass. Checks,
 scenarios and ``disagg-sim specs list policies`` all read the same ``Option``. A dataclass with plain defaults has
@@ -37,7 +37,7 @@ class Option:
     """One option: what it means, and which values it takes; they are of the kind of its default."""
 
     default: bool | int | float | str
-    meaning: str = ""  # empty of a plain field of a user's own system
+    meaning: str = ""  # empty of a plain field of a user's own policy
     unit: str = ""
     low: float = -math.inf  # least value of a number
     above: bool = False  # whether a value must lie above ``low``

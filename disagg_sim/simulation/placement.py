@@ -24,7 +24,7 @@ from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks
-from disagg_sim.simulation.policy import MAX_SEQUENCES
+from disagg_sim.simulation.wishes import MAX_SEQUENCES
 from disagg_sim.workload.trace import Trace
 
 #: GPUs of the largest instance tried unless mappings are given: a server of the paper. [1]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.notebook import Shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -103,7 +101,7 @@ class Decision(NamedTuple):
 class RunResult(Shown):
     """All that a run left behind; metrics are computed from it alone."""
 
-    system: str  # name of the serving system
+    policy: str  # its name
     deployment: str
     trace: str
     seed: int
@@ -120,8 +118,6 @@ class RunResult(Shown):
 
     def frame(self) -> pd.DataFrame:
         """The requests as a table; ``status`` in words."""
-        import pandas as pd
-
         columns = {field.name: getattr(self.requests, field.name) for field in fields(self.requests)}
         words = np.array([outcome.name.lower() for outcome in Outcome])
         return pd.DataFrame(columns | {"status": words[self.requests.status]})

@@ -1,4 +1,4 @@
-"""One run: a trace through a deployment under a serving system."""
+"""One run: a trace through a deployment under a serving policy."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ from disagg_sim.simulation.options import (
     check_options,
     option,
 )
-from disagg_sim.simulation.policy import Limits, Parts, Site, System, system_named, systems
+from disagg_sim.simulation.policies.registry import policies, policy_named
+from disagg_sim.simulation.policy import Parts, Policy, require_parts
 from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView
-from disagg_sim.simulation.wellformed import require_parts
+from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.trace import Tokens, Trace
 
 Tables = Callable[[Mapping, int], StepTable]
@@ -47,7 +49,7 @@ Tables = Callable[[Mapping, int], StepTable]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a run assumes beside deployment and system."""
+    """What a run assumes beside deployment and policy."""
 
     concurrency: int = option(
         0,
@@ -101,7 +103,7 @@ class RunOptions:
 def run(
     trace: Trace,
     deployment: ServedDeployment,
-    system: System | str,
+    policy: Policy | str,
     *,
     setting: Setting,
     slo: Slo,
@@ -115,13 +117,13 @@ def run(
     trace : Trace
         Requests; in a closed loop (``options.concurrency``) their lengths alone count.
     deployment : ServedDeployment
-        The system takes the parts that it needs.
-    system : System or str
-        A registered name, or ``system_named(name, option=...)``.
+        The policy takes the parts that it needs.
+    policy : Policy or str
+        A registered name, or ``policy_named(name, option=...)``.
     setting : Setting
         Model, hardware, recipe and profile.
     slo : Slo
-        What SLO-aware systems steer by.
+        What SLO-aware policies steer by.
     seed : int
         Of all random streams.
     options : RunOptions
@@ -130,10 +132,10 @@ def run(
     Raises
     ------
     PolicyError
-        The system wished the impossible, or a user's own raised an error, which is its cause; ``so_far`` is the result
+        The policy wished the impossible, or a user's own raised an error, which is its cause; ``so_far`` is the result
         until then.
     InputError
-        The deployment lacks a part that the system needs, or has too few GPUs for it; more samples than a run holds.
+        The deployment lacks a part that the policy needs, or has too few GPUs for it; more samples than a run holds.
     """
     options.check_samples(trace)
     inputs, outputs = _servable(setting, trace)
@@ -154,18 +156,18 @@ def run(
         prompt_tokens=float(inputs.mean()),
         output_tokens=float(outputs.mean()),
     )
-    return serve(trace, system, site, engine, options)
+    return serve(trace, policy, site, engine, options)
 
 
-def serve(trace: Trace, system: System | str, site: Site, engine: Engine, options: RunOptions) -> RunResult:
+def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, options: RunOptions) -> RunResult:
     """A run at a site that is there already; ``run`` makes one from the physics."""
-    if isinstance(system, str):
-        system = system_named(system)
-    name = next((name for name, kind in systems().items() if kind is type(system)), type(system).__name__)
-    site.deployment.require(name, system.needs)
-    faults = partial(own_faults, f"system {name!r}", type(system).__module__, lambda: engine.now)
+    if isinstance(policy, str):
+        policy = policy_named(policy)
+    name = next((name for name, kind in policies().items() if kind is type(policy)), type(policy).__name__)
+    site.deployment.require(name, policy.needs)
+    faults = partial(own_faults, f"policy {name!r}", type(policy).__module__, lambda: engine.now)
     with faults():
-        cluster = _cluster(name, site, require_parts(name, system.build(site)), engine, trace, options)
+        cluster = _cluster(name, site, require_parts(name, policy.build(site)), engine, trace, options)
     sampler = Sampler(cluster, options.sample_s)
     wall, cpu = time.perf_counter(), time.process_time()
     failure: PolicyError | None = None
@@ -179,7 +181,7 @@ def serve(trace: Trace, system: System | str, site: Site, engine: Engine, option
     requests = request_records(cluster, arrival, trace.input_tokens, trace.output_tokens)
     end = last_moment(cluster)
     result = RunResult(
-        system=name,
+        policy=name,
         deployment=site.deployment.name,
         trace=trace.name,
         seed=engine.seed,
@@ -201,9 +203,10 @@ def serve(trace: Trace, system: System | str, site: Site, engine: Engine, option
 
 def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, options: RunOptions) -> Cluster:
     """Everything that takes part in a run, wired up."""
-    fleet = Fleet([spec_of(name, site, parts, *each) for each in parts.start], step_by_step=options.step_by_step)
+    fleet = Fleet([spec_of(name, site, parts.steps, *each) for each in parts.start], step_by_step=options.step_by_step)
     link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s)
-    roster = Roster(name, site, parts, engine, fleet, link)
+    roster = Roster(name, site, parts.steps, engine=engine, fleet=fleet, link=link)
+    roster.open(parts.start)
     for part in (parts.roles, parts.scaling):
         if part is not None:
             _check_looks(roster, part.period_s, options.last_arrival(trace))

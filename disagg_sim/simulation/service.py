@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.policy import Limits
+from disagg_sim.simulation.wishes import Limits
 
 #: Modes whose steps mix pieces of prompts with decodes.
 MIXED = (Mode.CHUNKED, Mode.SLO_AWARE)

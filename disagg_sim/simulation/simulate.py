@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from disagg_sim.domain import Conditions, Deployment, Slo
 from disagg_sim.errors import InputError, above_zero
@@ -31,15 +31,13 @@ from disagg_sim.physics.setting import Setting, setting
 from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
 from disagg_sim.simulation.deployment import ServedDeployment, served
 from disagg_sim.simulation.feasibility import require_fit, require_possible
+from disagg_sim.simulation.kernel.compiled import code_home
 from disagg_sim.simulation.metrics import Summary, summary
+from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.simulation.policy import Policy, require_policy
 from disagg_sim.simulation.records import Outcome, RunResult
+from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.workload.trace import Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from disagg_sim.simulation.policy import System
-    from disagg_sim.simulation.run import RunOptions
 
 #: Limits where none are given: TTFT as ``match_rates`` allows by default, ten tokens per second to every reader. [s]
 DEFAULT_SLO = Slo(ttft=10.0, tpot=0.1)
@@ -80,7 +78,7 @@ class SimulationResult(Shown):
     trace: Trace  # at that rate
     deployment: ServedDeployment
     setting: Setting
-    system: System
+    policy: Policy
     plan: Plan | None  # None of a deployment that was not matched
     options: RunOptions
 
@@ -94,15 +92,11 @@ class SimulationResult(Shown):
 
     def samples(self) -> pd.DataFrame:
         """The state over time; columns of ``records.Samples``."""
-        import pandas as pd
-
         held = self.records.samples
         return pd.DataFrame({field.name: getattr(held, field.name) for field in fields(held)})
 
     def decisions(self) -> pd.DataFrame:
         """The decision log: time, kind, instance, wish, reason."""
-        import pandas as pd
-
         return pd.DataFrame(self.records.decisions, columns=["tick_s", "kind", "instance", "wish", "reason"])
 
     def capacity(self, share: float = 0.9, slo: Slo | None = None) -> Capacity:
@@ -111,19 +105,18 @@ class SimulationResult(Shown):
         Rate scales are relative to this run's; every rate that was tried is among its ``runs``, and ``met_again``
         says where the share was reached above a rate that missed it.
         """
-        from disagg_sim.simulation.run import run
 
         def at(scale: float) -> Summary:
             records = run(
                 self.trace.scaled(scale),
                 self.deployment,
-                self.system,
+                self.policy,
                 setting=self.setting,
                 slo=self.slo,
                 seed=self.records.seed,
                 options=self.options,
             )
-            return summary(replace(records, system=self.records.system), slo or self.slo, rate_scale=scale)
+            return summary(replace(records, policy=self.records.policy), slo or self.slo, rate_scale=scale)
 
         return serving_capacity(at, attains(share), rate=self.trace.rate)
 
@@ -145,8 +138,6 @@ class SimulationResult(Shown):
         InputError
             When the deployment was not matched by ``match_rates``, so that nothing was planned.
         """
-        import pandas as pd
-
         if self.plan is None:
             raise InputError("a deployment that match_rates did not plan has no planned throughput to lose against")
         row, gpus = self.summary(slo), self.deployment.gpus
@@ -184,8 +175,6 @@ class SimulationResult(Shown):
 
     def _saturated(self, lengths: Trace) -> float:
         """Output tokens per second and GPU of a closed loop with the lengths of a trace, taken in turn. [token/s]"""
-        from disagg_sim.simulation.run import run
-
         assert self.plan is not None, "asked of a planned deployment only"
         held = self.plan.in_flight
         rows = np.arange(GENERATIONS * held) % len(lengths)
@@ -198,7 +187,7 @@ class SimulationResult(Shown):
         result = run(
             loop,
             self.deployment,
-            self.system,
+            self.policy,
             setting=self.setting,
             slo=self.slo,
             seed=self.records.seed,
@@ -215,7 +204,7 @@ class SimulationResult(Shown):
 def simulate(
     deployment: Deployment | ServedDeployment,
     trace: Trace,
-    policy: str | System = "disaggregated",
+    policy: str | Policy = "disaggregated",
     *,
     slo: Slo | None = None,
     model: ModelSpec | str | None = None,
@@ -227,7 +216,7 @@ def simulate(
     seed: int = 0,
     options: RunOptions | None = None,
 ) -> SimulationResult:
-    """Replay a trace through a deployment under a serving system.
+    """Replay a trace through a deployment under a serving policy.
 
     Parameters
     ----------
@@ -235,12 +224,12 @@ def simulate(
         A matched one, such as ``match_rates(...).deployment``, or parts written by hand.
     trace : Trace
         Of ``load_trace``, ``synthetic_trace``, or made from arrays.
-    policy : str or System
-        ``"vllm"``, ``"disaggregated"``, ``"arrow"``, ...; or a system with options of its own. A matched
-        deployment under ``"disaggregated"`` batches as it was planned. Other systems prefill by their own rules, and
+    policy : str or Policy
+        ``"vllm"``, ``"disaggregated"``, ``"arrow"``, ...; or a policy with options of its own. A matched
+        deployment under ``"disaggregated"`` batches as it was planned. Other policies prefill by their own rules, and
         decode no more sequences together than planned.
     slo : Slo, optional
-        What SLO-aware systems steer by and the summary measures; by default TTFT 10 s and TPOT 0.1 s. [s]
+        What SLO-aware policies steer by and the summary measures; by default TTFT 10 s and TPOT 0.1 s. [s]
     model, system : spec or str, optional
         A matched deployment knows its own; needed for parts written by hand.
     precision, profile, engine : str, optional
@@ -261,18 +250,14 @@ def simulate(
     Raises
     ------
     InputError
-        A deployment that lacks a part that the system needs, has too few GPUs, or does not say what it serves.
+        A deployment that lacks a part that the policy needs, has too few GPUs, or does not say what it serves.
     InfeasibleError
         A model that does not fit; an SLO that not even the shortest request alone can meet.
     PolicyError
-        The system wished the impossible; ``so_far`` holds the records until then.
+        The policy wished the impossible; ``so_far`` holds the records until then.
     UnknownNameError
-        No such system, model, precision or profile.
+        No such policy, system, model, precision or profile.
     """
-    from disagg_sim.simulation.kernel.compiled import code_home
-    from disagg_sim.simulation.policy import require_system, system_named
-    from disagg_sim.simulation.run import RunOptions, run
-
     if note := code_home().note:
         warnings.warn(note, stacklevel=2)  # Python shows it once
     plan = _plan_of(deployment) if isinstance(deployment, Deployment) else None
@@ -293,10 +278,10 @@ def simulate(
         profile or (said.profile if said else "measured"),
         engine or (said.engine if said else None) or None,
     )
-    serving = system_named(policy) if isinstance(policy, str) else policy
+    serving = policy_named(policy) if isinstance(policy, str) else policy
     name = policy if isinstance(policy, str) else None
     limits = slo or DEFAULT_SLO
-    require_system(name or type(serving).__name__, serving)
+    require_policy(name or type(serving).__name__, serving)
     parts.require(name or type(serving).__name__, serving.needs)
     require_fit(what, parts)
     require_possible(what, parts, serving.needs, trace, limits)
@@ -304,13 +289,13 @@ def simulate(
     chosen = options or RunOptions()
     records = run(at_rate, parts, serving, setting=what, slo=limits, seed=seed, options=chosen)
     return SimulationResult(
-        records=replace(records, system=name or records.system),
+        records=replace(records, policy=name or records.policy),
         slo=limits,
         rate_scale=rate_scale,
         trace=at_rate,
         deployment=parts,
         setting=what,
-        system=serving,
+        policy=serving,
         plan=plan,
         options=chosen,
     )

@@ -16,8 +16,9 @@ from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.fleet_views import Arrays
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.policy import Role, Site, State
 from disagg_sim.simulation.prefix_cache import PrefixCache
+from disagg_sim.simulation.site import Site
+from disagg_sim.simulation.wishes import Role, State
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

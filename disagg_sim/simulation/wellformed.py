@@ -1,4 +1,4 @@
-"""Whether what a policy hands over has the form of its protocol: parts, limits, legs, wishes."""
+"""Check the form of what a policy returns: limits, legs and wishes."""
 
 from __future__ import annotations
 
@@ -7,48 +7,13 @@ from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
 
 from disagg_sim.domain import Mapping
-from disagg_sim.errors import PolicyError, quoted
+from disagg_sim.errors import quoted
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import MOST_SEQUENCES
-from disagg_sim.simulation.policy import END, LATER, Flip, Leg, Limits, Move, Parts, Role, SetLimits, Start, State, Wish
+from disagg_sim.simulation.wishes import END, LATER, Flip, Leg, Limits, Move, Role, SetLimits, Start, State, Wish
 
-#: Protocols of ``Parts`` -> what they have to answer to; the first two must be there.
-METHODS = {
-    "routing": ("place", "proceed"),
-    "steps": ("limits",),
-    "admission": ("admit",),
-    "forming": ("form",),
-    "roles": ("flips",),
-    "scaling": ("resize",),
-    "listener": ("finished",),
-}
-NEEDED = ("routing", "steps")
 #: Most of whatever is counted of a step: the kernel keeps it in 64 bits. [1]
 MOST_COUNTED = END
-
-
-def require_parts(system: str, parts: object) -> Parts:
-    """What ``build`` returned, if a run can begin with it; ``PolicyError`` with all that is wrong otherwise."""
-    if not isinstance(parts, Parts):
-        raise PolicyError(f"system {system!r}: build has to return Parts, not {quoted(parts)}")
-    faults = []
-    for name, methods in METHODS.items():
-        part = getattr(parts, name)
-        if part is None and name not in NEEDED:
-            continue
-        faults += [f"{name} has no method {each}" for each in methods if not callable(getattr(part, each, None))]
-        if name in ("roles", "scaling"):
-            period = getattr(part, "period_s", None)
-            if not isinstance(period, Real):
-                faults.append(f"period_s of {name} is {quoted(period)}, no number of seconds")
-    if not isinstance(parts.start, Sequence) or not parts.start:
-        faults.append(f"start is {quoted(parts.start)}; allowed: one (Mapping, Role) or more")
-    else:
-        bad = [each for each in parts.start if not _is_start(each)]
-        faults += [f"start holds {quoted(bad[0])}; allowed: (Mapping, Role)"] if bad else []
-    if faults:
-        raise PolicyError(f"system {system!r}: {'; '.join(faults)}")
-    return parts
 
 
 def limits_fault(limits: object) -> str:
@@ -95,10 +60,6 @@ def _wish_faults(wish: object) -> Iterator[str]:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _is_start(each: object) -> bool:
-    return isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], Mapping) and each[1] in tuple(Role)
 
 
 def _leg_faults(leg: Leg, have: int, states: Sequence[State], origin: int) -> Iterator[str]:

@@ -23,7 +23,8 @@ from disagg_sim.scenario import warm_up
 from disagg_sim.simulation.kernel.compiled import COMPILING, CodeHome
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED
 from disagg_sim.simulation.policies.disaggregated import Disaggregated
-from disagg_sim.simulation.policy import SYSTEMS, Flip, Role, register
+from disagg_sim.simulation.policy import POLICIES, register
+from disagg_sim.simulation.wishes import Flip, Role
 
 pytestmark = pytest.mark.alone
 
@@ -76,7 +77,7 @@ def test_a_scenario_leaves_its_tables_pictures_and_traces(scenario, tmp_path, ca
     assert "capacity of vllm on two under short:" in said.out
     summary = pd.read_csv(out / "summary.csv")
     assert tuple(summary.columns) == COLUMNS
-    assert summary["system"].tolist() == ["vllm", "disaggregated"] * 2
+    assert summary["policy"].tolist() == ["vllm", "disaggregated"] * 2
     assert (summary["requests"] == 60).all()
     assert (summary["completed"] == 60).all()
     assert summary["rate_scale"].tolist() == [1.0, 1.0, 2.0, 2.0]
@@ -93,7 +94,7 @@ def test_a_scenario_leaves_its_tables_pictures_and_traces(scenario, tmp_path, ca
         "attainment-short.png",
     }
     capacity = pd.read_csv(out / "capacity.csv")
-    assert capacity["system"].tolist() == ["vllm", "disaggregated"]
+    assert capacity["policy"].tolist() == ["vllm", "disaggregated"]
     assert (capacity["met_again_rate_scale"] == 0).all()
     assert capacity["requests_per_s"].tolist() == pytest.approx(2 * capacity["requests_per_s_per_gpu"], rel=0.05)
     events = json.loads((out / "perfetto" / "two" / "disaggregated-short-x1.json").read_text())["traceEvents"]
@@ -227,7 +228,7 @@ def test_another_trace_takes_the_place_of_the_scenarios(scenario, tmp_path, caps
     [
         ({"slo": {"ttft_s": 0.0001, "tpot_s": 1.0}}, "the least TTFT on deployment 'two' with no other request is"),
         ({"systems": ["vlmm"]}, "did you mean 'vllm'"),
-        ({"deployments": {"two": {"colocated": {}}}}, "no prefill and no decode instances, which system"),
+        ({"deployments": {"two": {"colocated": {}}}}, "no prefill and no decode instances, which policy"),
         ({"deployments": {"two": {"gpus": 1, "prefill": {}, "decode": {}, "colocated": {}}}}, "1 more than its 1"),
         ({"model": "llama_3_1_405b"}, "GB too few"),
         ({"trace": {"path": "gone.csv"}}, "gone.csv"),
@@ -262,7 +263,7 @@ def impossible() -> Iterator[str]:
             return replace(Disaggregated().build(site), roles=Nowhere())
 
     yield "impossible"
-    del SYSTEMS["impossible"]
+    del POLICIES["impossible"]
 
 
 def test_steps_that_leave_no_memory_stop_their_own_runs_alone(scenario, tmp_path, capsys):
@@ -280,7 +281,8 @@ OWN = """
 import sys
 from dataclasses import dataclass
 from disagg_sim.simulation.policies.vllm import Vllm
-from disagg_sim.simulation.policy import Leg, register
+from disagg_sim.simulation.policy import register
+from disagg_sim.simulation.wishes import Leg
 {top}
 
 class Router:
@@ -306,11 +308,11 @@ class Mine(Vllm):
         return replace(Vllm.build(self, site), routing=Router())
 """
 FAILS = {
-    "raises": ("1 // 0", "system 'own_raises' at 1.25 s: ZeroDivisionError: integer division or modulo by zero"),
-    "exits": ("sys.exit()", "system 'own_exits' at 1.25 s: it called sys.exit()"),
-    "interrupts": ("raise KeyboardInterrupt", "system 'own_interrupts' at 1.25 s: KeyboardInterrupt"),
-    "recurs": ("self.again()", "system 'own_recurs' at 1.25 s: RecursionError: maximum recursion depth exceeded"),
-    "errs": ("return Leg(0.5)", "system 'own_errs' at 1.25 s: request 5 on instance 0.5 is impossible"),
+    "raises": ("1 // 0", "policy 'own_raises' at 1.25 s: ZeroDivisionError: integer division or modulo by zero"),
+    "exits": ("sys.exit()", "policy 'own_exits' at 1.25 s: it called sys.exit()"),
+    "interrupts": ("raise KeyboardInterrupt", "policy 'own_interrupts' at 1.25 s: KeyboardInterrupt"),
+    "recurs": ("self.again()", "policy 'own_recurs' at 1.25 s: RecursionError: maximum recursion depth exceeded"),
+    "errs": ("return Leg(0.5)", "policy 'own_errs' at 1.25 s: request 5 on instance 0.5 is impossible"),
 }
 
 
@@ -324,8 +326,8 @@ def own(tmp_path):
         return name
 
     yield write
-    for name in [name for name in SYSTEMS if name.startswith("own_")]:
-        del SYSTEMS[name]
+    for name in [name for name in POLICIES if name.startswith("own_")]:
+        del POLICIES[name]
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
@@ -345,7 +347,7 @@ def test_a_policy_that_fails_stops_its_runs_alone(scenario, tmp_path, capsys, ow
         assert f"own_{case}.py:" in line
         kept = pd.read_parquet(out / "requests" / "two" / f"own_{case}-short-x1.parquet")
         assert len(kept) == 60
-    assert pd.read_csv(out / "summary.csv")["system"].tolist() == ["vllm"]
+    assert pd.read_csv(out / "summary.csv")["policy"].tolist() == ["vllm"]
 
 
 @pytest.mark.parametrize(
@@ -355,8 +357,8 @@ def test_a_policy_that_fails_stops_its_runs_alone(scenario, tmp_path, capsys, ow
         ({"top": "1 / 0"}, "ZeroDivisionError: division by zero ("),
         ({"top": "raise KeyboardInterrupt"}, "KeyboardInterrupt ("),
         ({"top": "import nonsense_that_is_not_there"}, "ModuleNotFoundError: No module named 'nonsense_that_is_not_"),
-        ({"made": "raise ValueError('not like\\nthat')"}, "system 'own_import': ValueError: not like that ("),
-        ({"made": "sys.exit(0)"}, "system 'own_import': it called sys.exit() ("),
+        ({"made": "raise ValueError('not like\\nthat')"}, "policy 'own_import': ValueError: not like that ("),
+        ({"made": "sys.exit(0)"}, "policy 'own_import': it called sys.exit() ("),
     ],
 )
 def test_a_policy_file_that_fails_at_its_import_is_one_line(scenario, tmp_path, capsys, own, changes, said):
@@ -375,7 +377,7 @@ def test_an_impossible_wish_stops_its_run_alone_and_keeps_what_it_had(scenario, 
     assert "two/impossible-short-x1: " in error
     assert "flip of instance 99 to prefill is impossible: there is no instance 99" in error
     assert f"; its rows so far are in {out / 'requests' / 'two' / 'impossible-short-x1.parquet'}" in error
-    assert pd.read_csv(out / "summary.csv")["system"].tolist() == ["vllm"]
+    assert pd.read_csv(out / "summary.csv")["policy"].tolist() == ["vllm"]
     kept = pd.read_parquet(out / "requests" / "two" / "impossible-short-x1.parquet")
     assert set(kept["status"]) == {"completed", "unfinished"}
     assert simulated(path, "--out", str(out), "--no-figures") == 2

@@ -1,13 +1,14 @@
 """``disagg-sim specs``: what it prints, and one line with exit code 2 for what a user can mend."""
 
+from unittest.mock import patch
+
 import pytest
 
 from disagg_sim.cli.main import run
 from disagg_sim.facts.load import list_specs, load_efficiency
 from disagg_sim.facts.yaml_files import spec_files
-from disagg_sim.simulation import policy
 from disagg_sim.simulation.options import options_of
-from disagg_sim.simulation.policy import systems, title_of
+from disagg_sim.simulation.policies.registry import policies, title_of
 
 KINDS = ("hardware", "model", "traffic", "precision", "profile")
 
@@ -28,13 +29,13 @@ def test_the_list_of_policies_has_every_option_with_its_default_and_its_meaning(
     text = output(capsys, "list", "policies")
     assert text == output(capsys, "list", "policy")
     *blocks, run_keys = text.split("\n\n")
-    assert len(blocks) == len(systems())
-    for (name, system), block in zip(systems().items(), blocks, strict=True):
+    assert len(blocks) == len(policies())
+    for (name, policy), block in zip(policies().items(), blocks, strict=True):
         title, takes, _, *rows = block.splitlines()
-        assert title == f"{name}: {title_of(system)}"
-        assert takes == f"takes the parts {', '.join(system.needs)} of a deployment"
-        assert [row.split()[0] for row in rows] == list(options_of(system))
-        assert all(options_of(system)[row.split()[0]].meaning in row for row in rows)
+        assert title == f"{name}: {title_of(policy)}"
+        assert takes == f"takes the parts {', '.join(policy.needs)} of a deployment"
+        assert [row.split()[0] for row in rows] == list(options_of(policy))
+        assert all(options_of(policy)[row.split()[0]].meaning in row for row in rows)
     assert run_keys.startswith("run: ")
     assert "\nprefix_cache_tokens  0 token" in run_keys
 
@@ -61,8 +62,8 @@ class Mine:
 """
 
 
+@patch.dict(policies())
 def test_the_policies_of_a_file_are_shown_as_far_as_they_are_known(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(policy, "SYSTEMS", dict(systems()))
     (tmp_path / "mine.py").write_text(MINE)
     lines = output(capsys, "show", "policy", str(tmp_path / "mine.py")).splitlines()
     assert lines[:2] == ["mine_alone", "takes the parts colocated of a deployment"]
@@ -172,7 +173,7 @@ def test_check_names_the_faults_of_every_file(capsys, tmp_path):
         (["show", "model", "none.yaml"], "none.yaml: no such file"),
         (
             ["show", "policy", "vlm"],
-            "unknown system 'vlm', did you mean 'vllm'?; known: " + ", ".join(sorted(systems())),
+            "unknown policy 'vlm', did you mean 'vllm'?; known: " + ", ".join(sorted(policies())),
         ),
     ],
 )

@@ -15,7 +15,7 @@ from every_command import LEAVES
 from spoiling import CANARY, spoilt_arguments, spoilt_bytes, spoilt_table, spoilt_yaml
 
 from disagg_sim.facts.yaml_files import DIRECTORIES, spec_files
-from disagg_sim.simulation.policy import systems
+from disagg_sim.simulation.policies.registry import policies
 
 SWEEP: dict[str, Any] = {
     "name": "trial",
@@ -164,7 +164,7 @@ def trace(rng: Random) -> Spoilt:
 
 def policy(rng: Random) -> Spoilt:
     """A policy file of a scenario, checked, which never runs it."""
-    text = Path(str(inspect.getsourcefile(rng.choice(list(systems().values()))))).read_bytes()
+    text = Path(str(inspect.getsourcefile(rng.choice(list(policies().values()))))).read_bytes()
     for _ in range(rng.choice((1, 2, 3))):
         text = _spoilt_word(text, rng) if rng.random() < 0.7 else spoilt_bytes(text, rng)
     document = SYNTHETIC | {"policies": "mine.py", "systems": [rng.choice(("mine", "arrow", "vllm"))]}

@@ -13,9 +13,10 @@ from disagg_sim.errors import SpecError
 from disagg_sim.scenario.policy_files import load_policies
 from disagg_sim.scenario.policy_text import MOST_BYTES, read_policies
 from disagg_sim.scenario.spec import check_scenario
-from disagg_sim.simulation import policies
 from disagg_sim.simulation.options import Option, options_of
-from disagg_sim.simulation.policy import SYSTEMS, systems
+from disagg_sim.simulation.policies import registry
+from disagg_sim.simulation.policies.registry import policies
+from disagg_sim.simulation.policy import POLICIES
 
 TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(f"{i},{100 + i},{10 + i}\n" for i in range(20))
 SCENARIO = {
@@ -63,7 +64,7 @@ def written(tmp_path):
 
     yield write
     assert {path.name for path in tmp_path.iterdir()} == {"short.csv", "mine.py", "trial.yaml"}
-    assert "plain" not in SYSTEMS
+    assert "plain" not in POLICIES
 
 
 def only(path: str):
@@ -116,16 +117,16 @@ class Plain(Between):
     own: int = 7
 """)
     )
-    shipped = systems()["disaggregated"]
-    assert form.needs == shipped.needs
-    assert form.options == {**options_of(shipped), "own": Option(default=7)}
+    usual = policies()["disaggregated"]
+    assert form.needs == usual.needs
+    assert form.options == {**options_of(usual), "own": Option(default=7)}
     assert form.whole
 
 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("plein", "systems[0]: unknown system 'plein', did you mean 'plain'?; known: arrow, disaggregated, "),
+        ("plein", "systems[0]: unknown policy 'plein', did you mean 'plain'?; known: arrow, disaggregated, "),
         ({"kind": "plain", "targt": 3}, "unknown key 'systems[0].targt', did you mean 'target'?"),
         ({"kind": "plain", "target": "many"}, "systems[0].target: 'many' is out of range; allowed: whole numbers"),
         ({"kind": "plain", "fast": 1}, "systems[0].fast: 1 is out of range; allowed: true or false"),
@@ -141,7 +142,7 @@ def test_a_scenario_is_held_to_what_the_text_shows(written, kind, said):
 
 def test_the_parts_that_a_system_takes_are_checked(written):
     text = PLAIN.replace('("prefill", "decode")', '("colocated",)')
-    assert "has no colocated instances, which system 'plain' needs" in faults(written(text, "plain"))
+    assert "has no colocated instances, which policy 'plain' needs" in faults(written(text, "plain"))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_the_parts_that_a_system_takes_are_checked(written):
             "not checked: the options of plain",
         ),
         (PLAIN.replace('("prefill", "decode")', "PARTS"), "plain", "the parts that plain takes"),
-        ("", "disaggregated", "registers no system by its text"),
+        ("", "disaggregated", "registers no policy by its text"),
     ],
 )
 def test_what_only_running_shows_is_told_and_no_fault(written, text, kind, said):
@@ -166,9 +167,9 @@ def test_what_only_running_shows_is_told_and_no_fault(written, text, kind, said)
     ("text", "said"),
     [
         ("class Half(\n", "mine.py: line 7: '(' was never closed"),
-        (PLAIN + PLAIN.replace("class Plain", "class Other"), "mine.py: system 'plain' is registered twice"),
-        (PLAIN.replace('"plain"', '"vllm"'), "mine.py: system 'vllm' is registered twice"),
-        (PLAIN.replace('("prefill", "decode")', '"decode"'), "system 'plain': needs is 'decode'; allowed: a tuple of"),
+        (PLAIN + PLAIN.replace("class Plain", "class Other"), "mine.py: policy 'plain' is registered twice"),
+        (PLAIN.replace('"plain"', '"vllm"'), "mine.py: policy 'vllm' is registered twice"),
+        (PLAIN.replace('("prefill", "decode")', '"decode"'), "policy 'plain': needs is 'decode'; allowed: a tuple of"),
         ("x = " + "(" * 10**5, "mine.py: "),
         ("x = " + "-" * 10**5 + "1", "mine.py: not a Python file, or nested too deeply"),
         ("x = '\0'", "mine.py: "),
@@ -194,12 +195,12 @@ def test_what_python_would_not_import_is_refused_by_the_check_too(tmp_path):
 def test_the_text_of_every_shipped_policy_shows_what_its_class_says():
     """The reader of texts and Python agree on all systems of this package."""
     there = {}
-    for path in Path(policies.__file__).parent.rglob("*.py"):
+    for path in Path(registry.__file__).parent.rglob("*.py"):
         for form in read_policies(path).forms:
             there[form.name] = form
-    assert there.keys() == {name for name, kind in systems().items() if kind.__module__.startswith("disagg_sim.")}
+    assert there.keys() == {name for name, kind in policies().items() if kind.__module__.startswith("disagg_sim.")}
     for name, form in there.items():
-        told = options_of(systems()[name])
+        told = options_of(policies()[name])
         assert form.options.keys() <= told.keys()
         for key, found in form.options.items():
             assert found is None or found.default == told[key].default

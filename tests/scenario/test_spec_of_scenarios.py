@@ -14,7 +14,7 @@ from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.simulation.deployment import Replicas
-from disagg_sim.simulation.policy import SYSTEMS
+from disagg_sim.simulation.policy import POLICIES
 
 TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(f"{i},{100 + i},{10 + i}\n" for i in range(20))
 SCENARIO = """
@@ -156,7 +156,7 @@ def test_all_faults_are_told_at_once(written):
         "missing key 'precision'",
         "slo.ttft_s: '2 s' is not a plain number; the key counts in s: write 2",
         "slo: missing key 'tpot_s'",
-        "unknown system 'vlm', did you mean 'vllm'?",
+        "unknown policy 'vlm', did you mean 'vllm'?",
         "systems: vllm stands there 2 times",
         "unknown key 'trace.rate_scal', did you mean 'rate_scale'?",
         "unknown key 'deployments.four.prefil', did you mean 'prefill'?",
@@ -171,11 +171,11 @@ def test_all_faults_are_told_at_once(written):
     [
         (
             {"deployments": {"one": {"gpus": 4, "colocated": {"instances": 4}}}},
-            "'one' has no prefill and no decode instances, which system 'disaggregated' needs; it has colocated",
+            "'one' has no prefill and no decode instances, which policy 'disaggregated' needs; it has colocated",
         ),
         (
             {"deployments": {"one": {"gpus": 3, "colocated": {"instances": 4}}}, "systems": ["vllm"]},
-            "the instances of system 'vllm' take 4 GPUs (colocated 4 x 1), 1 more than its 3",
+            "the instances of policy 'vllm' take 4 GPUs (colocated 4 x 1), 1 more than its 3",
         ),
         ({"model": "llama_3_1_405b"}, "llama_3_1_405b in fp8 does not fit on 1 x h100_sxm"),
         ({"systems": [{"kind": "vllm", "token_budgt": 512}]}, "did you mean 'token_budget'"),
@@ -203,7 +203,7 @@ def test_all_faults_are_told_at_once(written):
         ({"name": "two\nlines"}, "name: 'two\\nlines' is not a name; allowed: one line of up to 200 characters"),
         ({"systems": [{"kind": "vllm", "label": "a\nb"}]}, "systems[0].label: 'a\\nb' is no plain name"),
         ({"trace": {"path": "short.csv", "name": "x" * 81}}, "is no plain name; allowed: letters, digits, '_', '.' "),
-        ({"systems": ["y" * 10**5]}, "systems[0]: unknown system 'yyy"),
+        ({"systems": ["y" * 10**5]}, "systems[0]: unknown policy 'yyy"),
         ({"model": ["m"] * 10**4}, "model: ['m', 'm', "),
         ({"seed": 10**40}, "seed: 10000000000000000000000000000000000000000 is outside [0, 4294967296]"),
         (
@@ -277,7 +277,7 @@ def test_a_system_of_the_users_own_comes_from_a_file_beside_the_scenario(written
     scenario = load_scenario(written(policies="mine.py", systems=["vllm", "small_chunks"]))
     assert [choice.parts for choice in scenario.systems] == [("colocated",)] * 2
     assert plan_scenario(scenario).runs[1].name == "four/small_chunks-short-x1"
-    del SYSTEMS["small_chunks"]
+    del POLICIES["small_chunks"]
 
 
 def test_a_policy_file_that_is_none_is_named_with_its_line(written, tmp_path):

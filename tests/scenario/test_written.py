@@ -19,7 +19,7 @@ from disagg_sim.scenario.run import require_no_faults, run_scenario
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import Summary
-from disagg_sim.simulation.policy import system_named
+from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run import RunOptions
 
 #: Name -> model, system, recipe, largest instance [GPU], prompt and output [token] or a law, budget [GPU], and more.
@@ -157,7 +157,7 @@ def test_options_seed_and_parts_by_hand_are_kept(small, tmp_path):
     result = ds.simulate(
         parts,
         small.trace,
-        system_named("vllm", token_budget=1000, chunked=False),
+        policy_named("vllm", token_budget=1000, chunked=False),
         model="llama_3_1_8b",
         system="h100_sxm",
         precision="bf16",
@@ -209,7 +209,7 @@ def another(model: ModelSpec) -> ModelSpec:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (lambda it: {"system": Mine()}, "system 'Mine' is not shipped"),
+        (lambda it: {"policy": Mine()}, "policy 'Mine' is not shipped"),
         (lambda it: {"trace": with_prefix(it.trace)}, "has block ids, which a CSV file cannot hold"),
         (lambda it: {"options": RunOptions(link=LinkSpec(bandwidth=1e9))}, "no key for a network of one's own"),
         (lambda it: {"setting": replace(it.setting, model=another(it.setting.model))}, "model reads back differently"),

@@ -39,7 +39,7 @@ def made_run(requests: Requests, *, edges=(0.0, 0.1, 0.2), counts=(0, 0)) -> Run
     """A run of two instances of 2 GPUs over 100 s, one of them busy half the time, the other for the first 25 s."""
     zero = np.zeros(3, dtype=int)
     return RunResult(
-        system="vllm",
+        policy="vllm",
         deployment="two",
         trace="made",
         seed=7,

@@ -9,8 +9,8 @@ from disagg_sim.physics.setting import setting
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.policy import Site
 from disagg_sim.simulation.run import RunOptions, serve
+from disagg_sim.simulation.site import Site
 from disagg_sim.workload.trace import Trace
 
 ONE = Mapping()
@@ -54,11 +54,11 @@ def site(engine, served, *, table, blocks=1000, slo=None, options=PLAIN, link_ba
     )
 
 
-def served(requests, system, served_by, *, table, seed=0, options=PLAIN, **more):
+def served(requests, policy, served_by, *, table, seed=0, options=PLAIN, **more):
     """The result of a run at such a site."""
     engine = Engine(seed)
     here = site(engine, served_by, table=table, options=options, **more)
-    return serve(requests if isinstance(requests, Trace) else trace(requests), system, here, engine, options)
+    return serve(requests if isinstance(requests, Trace) else trace(requests), policy, here, engine, options)
 
 
 #: 10 ms of every step, 1 ms a sequence that decodes, 0.1 ms a prompt token.

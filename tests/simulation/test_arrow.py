@@ -13,9 +13,10 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.policy import Arrow, GlobalScheduler
 from disagg_sim.simulation.policies.arrow.profile import Predictor, max_running_tokens, prompt_time
 from disagg_sim.simulation.policies.loads import ByRole
-from disagg_sim.simulation.policy import LATER, Flip, Leg, Limits, Role, State, system_named
+from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.wishes import LATER, Flip, Leg, Limits, Role, State
 
 P, D = Role.PREFILL, Role.DECODE
 WHOLE = 200_000  # a budget that no prompt exceeds, so that p is exactly linear [token]
@@ -269,7 +270,7 @@ def test_a_burst_by_hand_from_arrival_to_flip():
     """Three prompts of 50 ms at once, limit 60 ms: one on 0, one on an instance that flips for it, then none can."""
     result = served(
         [(0.0, 400, 3)] * 3,
-        system_named("arrow", token_budget=2048),
+        policy_named("arrow", token_budget=2048),
         deployment(prefill=1, decode=2),
         table=StepTable.affine(step=0.0, per_sequence=0.001, per_token=0.000125),
         slo=Slo(ttft=0.06, tpot=0.1),
@@ -286,7 +287,7 @@ def test_a_request_that_stays_is_not_transferred():
     """Decode instances are full after one request: the others decode on the instance that flips, their own."""
     result = served(
         [(0.0, 400, 200)] * 2 + [(0.06, 100, 200)] * 4,
-        system_named("arrow"),
+        policy_named("arrow"),
         deployment(prefill=2, decode=1),
         table=SIMPLE,
         blocks=60,

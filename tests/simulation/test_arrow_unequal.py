@@ -17,9 +17,10 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.ledger import AHEAD, FREE, HELD, INTERVAL, hand_over, place
 from disagg_sim.simulation.policies.arrow.policy import Arrow, GlobalScheduler
 from disagg_sim.simulation.policies.loads import ByRole
-from disagg_sim.simulation.policy import Limits, Move, system_named
+from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions, serve
+from disagg_sim.simulation.wishes import Limits, Move
 
 SMALL, LARGE = Mapping(), Mapping(tp_attn=4, tp_ffn=4)
 #: A quarter of the time of ``SIMPLE``: 400 tokens take 12.5 ms in place of 50.
@@ -192,9 +193,9 @@ def test_nobody_gets_a_prompt_that_its_memory_cannot_hold():
 # --- whole runs -----------------------------------------------------------------------------------------------------
 
 
-def run(requests, served_by, system="arrow", **more):
+def run(requests, served_by, policy="arrow", **more):
     engine = Engine(0)
-    return serve(trace(requests), system, unequal_site(served_by, engine=engine, **more), engine, RunOptions())
+    return serve(trace(requests), policy, unequal_site(served_by, engine=engine, **more), engine, RunOptions())
 
 
 def parts(prefill, decode):
@@ -216,7 +217,7 @@ def test_queues_that_can_move_are_done_sooner():
     served_by = parts([(SMALL, 1), (LARGE, 2)], [(SMALL, 1)])
     requests = [(0.0025 * k, 1500, 60) for k in range(400)]
     results = {
-        moves: run(requests, served_by, system_named("arrow", moves=moves), slo=Slo(ttft=1.0, tpot=0.05))
+        moves: run(requests, served_by, policy_named("arrow", moves=moves), slo=Slo(ttft=1.0, tpot=0.05))
         for moves in ("unequal", "never")
     }
     waits = {moves: (r.requests.prefill_start_s - r.requests.arrival_s).max() for moves, r in results.items()}
@@ -316,7 +317,7 @@ def test_on_equal_instances_the_option_that_is_the_default_moves_nothing():
     results = [
         serve(
             trace(requests),
-            system_named("arrow", moves=moves),
+            policy_named("arrow", moves=moves),
             site((engine := Engine(0)), deployment(prefill=2, decode=2), table=SIMPLE, slo=SLO),
             engine,
             RunOptions(),

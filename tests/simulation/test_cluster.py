@@ -12,22 +12,11 @@ from disagg_sim.errors import InputError, PolicyError, UnknownNameError
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.loads import ByRole, Handover, fewest_requests, least_decode
-from disagg_sim.simulation.policy import (
-    Batch,
-    Flip,
-    Leg,
-    Limits,
-    Move,
-    Parts,
-    Role,
-    Start,
-    Stop,
-    register,
-    system_named,
-    systems,
-)
+from disagg_sim.simulation.policies.registry import policies, policy_named
+from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.wishes import Batch, Flip, Leg, Limits, Move, Role, Start, Stop
 from disagg_sim.workload.trace import PrefixBlocks, Trace
 
 BY_ROLE = ByRole(prefill=Limits(), decode=Limits())
@@ -98,9 +87,9 @@ def test_a_single_token_never_leaves_prefill():
 
 def test_an_early_push_exposes_its_last_chunk():
     """A pass of 100 tokens, pushed in 4 pieces of 25 while it runs: 0.015 s hide 15 of 100 tokens."""
-    system = system_named("disaggregated", early_push=True)
+    policy = policy_named("disaggregated", early_push=True)
     options = RunOptions(link=LinkSpec(push="chunk", chunk_tokens=25))
-    r = served([(0.0, 100, 5)], system, SPLIT, table=SIMPLE, options=options).requests
+    r = served([(0.0, 100, 5)], policy, SPLIT, table=SIMPLE, options=options).requests
     assert r.exposed_transfer_s[0] == pytest.approx(0.085)
     assert r.transfer_s[0] == pytest.approx(0.100)
 
@@ -108,8 +97,8 @@ def test_an_early_push_exposes_its_last_chunk():
 def test_a_request_too_large_for_every_instance_is_rejected_and_counted():
     """100 blocks are 1,600 tokens."""
     requests = [(0.0, 100, 5), (0.0, 1590, 20), (0.5, 100, 5)]
-    for system, served_by in (("vllm", deployment(colocated=2)), ("disaggregated", PAIR)):
-        status = served(requests, system, served_by, table=SIMPLE, blocks=100).requests.status
+    for policy, served_by in (("vllm", deployment(colocated=2)), ("disaggregated", PAIR)):
+        status = served(requests, policy, served_by, table=SIMPLE, blocks=100).requests.status
         assert status.tolist() == [Outcome.COMPLETED, Outcome.REJECTED, Outcome.COMPLETED]
 
 
@@ -136,8 +125,8 @@ def test_a_run_that_is_cut_leaves_requests_unfinished():
 
 def test_a_flip_moves_work_and_is_logged():
     """Instance 0 becomes a decode instance at 0.1 s: later prompts go to instance 1 alone."""
-    system = Scripted(wishes=((Flip(0, Role.DECODE, "try it"),),))
-    result = served([(0.0, 100, 5), (0.2, 100, 5), (0.2, 100, 5)], system, PAIR, table=SIMPLE)
+    policy = Scripted(wishes=((Flip(0, Role.DECODE, "try it"),),))
+    result = served([(0.0, 100, 5), (0.2, 100, 5), (0.2, 100, 5)], policy, PAIR, table=SIMPLE)
     assert result.requests.prefill_instance.tolist() == [0, 1, 1]
     assert [(each.kind, each.instance, each.reason) for each in result.decisions] == [("flip", 0, "try it")]
     assert result.decisions[0].time_s == pytest.approx(0.1)
@@ -145,10 +134,10 @@ def test_a_flip_moves_work_and_is_logged():
 
 
 def test_a_flip_that_takes_time_leaves_the_instance_out_of_service():
-    system = Scripted(wishes=((Flip(0, Role.DECODE, "slow"),), (), (), ()))
+    policy = Scripted(wishes=((Flip(0, Role.DECODE, "slow"),), (), (), ()))
     requests = [(0.05, 100, 50), (0.2, 100, 5), (1.5, 100, 5)]
     options = RunOptions(flip_s=1.0)
-    r = served(requests, system, PAIR, table=SIMPLE, options=options).requests
+    r = served(requests, policy, PAIR, table=SIMPLE, options=options).requests
     assert r.prefill_instance.tolist() == [0, 1, 1]
     assert r.decode_instance[1] != 0
     assert r.decode_instance[2] == 0  # idle since 1.1 s; the lowest number of equals
@@ -168,16 +157,16 @@ def test_a_started_instance_serves_after_its_start_up_time():
 
 
 def test_a_drained_instance_finishes_what_it_has():
-    system = Scripted(wishes=((Stop(2, "scale down"),),))
-    result = served([(0.0, 100, 50)], system, PAIR, table=SIMPLE)
+    policy = Scripted(wishes=((Stop(2, "scale down"),),))
+    result = served([(0.0, 100, 50)], policy, PAIR, table=SIMPLE)
     assert result.requests.status.tolist() == [Outcome.COMPLETED]
     assert result.requests.decode_instance.tolist() == [2]
     assert result.instances.stop_s[2] == pytest.approx(result.requests.finish_s[0])
 
 
 def test_without_draining_its_requests_fail():
-    system = Scripted(wishes=((), (Stop(2, "scale down", drain=False),)))
-    result = served([(0.0, 100, 50), (0.01, 100, 3)], system, PAIR, table=SIMPLE)
+    policy = Scripted(wishes=((), (Stop(2, "scale down", drain=False),)))
+    result = served([(0.0, 100, 50), (0.01, 100, 3)], policy, PAIR, table=SIMPLE)
     assert result.requests.status.tolist() == [Outcome.FAILED, Outcome.COMPLETED]
     assert result.instances.stop_s[2] == pytest.approx(0.2)
 
@@ -185,8 +174,8 @@ def test_without_draining_its_requests_fail():
 def test_a_prompt_that_waits_moves_to_another_instance_at_no_cost():
     """Both go to instance 0, 1,990 tokens take 209 ms each; at 0.1 s the second moves and starts at once."""
     requests = [(0.0, 1990, 3), (0.05, 1990, 3)]
-    system = Scripted(wishes=((Move(1, 0, 1, "idle"),),), routing=Handover(lambda *_: 0, least_decode))
-    result = served(requests, system, PAIR, table=SIMPLE)
+    policy = Scripted(wishes=((Move(1, 0, 1, "idle"),),), routing=Handover(lambda *_: 0, least_decode))
+    result = served(requests, policy, PAIR, table=SIMPLE)
     r = result.requests
     assert r.prefill_instance.tolist() == [0, 1]
     assert r.prefill_start_s == pytest.approx([0.0, 0.1])
@@ -202,8 +191,8 @@ def test_the_rest_of_a_moved_request_goes_where_it_would_have_gone():
     """Early push: its decode instance, 3, was chosen at arrival."""
     turns = iter((2, 3))
     routing = Handover(lambda *_: 0, lambda *_: next(turns), early=True)
-    system = Scripted(wishes=((Move(1, 0, 1, "idle"),),), routing=routing)
-    r = served([(0.0, 1990, 3), (0.05, 1990, 3)], system, PAIR, table=SIMPLE).requests
+    policy = Scripted(wishes=((Move(1, 0, 1, "idle"),),), routing=routing)
+    r = served([(0.0, 1990, 3), (0.05, 1990, 3)], policy, PAIR, table=SIMPLE).requests
     assert r.prefill_instance.tolist() == [0, 1]
     assert r.decode_instance.tolist() == [2, 3]
 
@@ -220,9 +209,9 @@ NO_MOVES = {
 def test_a_move_of_what_does_not_wait_there_stops_the_run(case):
     wish, extra, text = NO_MOVES[case]
     wishes = ((*extra.get("before", ()), wish),)
-    system = Scripted(wishes=wishes, routing=Handover(lambda *_: 0, least_decode))
+    policy = Scripted(wishes=wishes, routing=Handover(lambda *_: 0, least_decode))
     with pytest.raises(PolicyError, match=text):
-        served([(0.0, 1990, 3), (0.05, 1990, 3)], system, PAIR, table=SIMPLE)
+        served([(0.0, 1990, 3), (0.05, 1990, 3)], policy, PAIR, table=SIMPLE)
 
 
 IMPOSSIBLE = {
@@ -295,8 +284,8 @@ class Pairwise:
 def test_a_policy_forms_batches_and_waits_for_its_timeout():
     """Two prompts of 100 tokens in one pass: 30 ms. The third waits a second for a companion."""
     manual = ByRole(prefill=Limits(mode=Mode.MANUAL), decode=Limits())
-    system = Scripted(forming=Pairwise(), steps=manual)
-    r = served([(0.0, 100, 1), (0.5, 100, 1), (0.51, 100, 1)], system, SPLIT, table=SIMPLE).requests
+    policy = Scripted(forming=Pairwise(), steps=manual)
+    r = served([(0.0, 100, 1), (0.5, 100, 1), (0.51, 100, 1)], policy, SPLIT, table=SIMPLE).requests
     assert r.first_token_s == pytest.approx([0.53, 0.53, 0.53 + 1.0 + 0.02])
 
 
@@ -349,26 +338,26 @@ def test_a_window_shows_what_happened_in_it():
     assert (last.arrivals, last.input_tokens) == (2, 155)
 
 
-def test_systems_are_known_by_name_and_options_are_checked():
-    assert {"vllm", "disaggregated", "least_load", "round_robin"} <= set(systems())
+def test_policies_are_known_by_name_and_options_are_checked():
+    assert {"vllm", "disaggregated", "least_load", "round_robin"} <= set(policies())
     with pytest.raises(UnknownNameError, match="did you mean 'vllm'"):
-        system_named("vlm")
+        policy_named("vlm")
     with pytest.raises(UnknownNameError, match=r"no option 'token_budgets', did you mean 'token_budget'"):
-        system_named("vllm", token_budgets=1)
+        policy_named("vllm", token_budgets=1)
     with pytest.raises(InputError, match="allowed: chunked, whole"):
-        system_named("disaggregated", prefill="half")
+        policy_named("disaggregated", prefill="half")
     with pytest.raises(InputError, match="registered twice"):
         register("vllm")(Scripted)
     with pytest.raises(InputError, match="no decode instances"):
         served([(0.0, 1, 1)], "disaggregated", deployment(prefill=1), table=SIMPLE)
 
 
-@pytest.mark.parametrize("system", ["arrow", "disaggregated", "least_load", "round_robin"])
-def test_decode_goes_where_it_goes_step_by_step(system):
+@pytest.mark.parametrize("policy", ["arrow", "disaggregated", "least_load", "round_robin"])
+def test_decode_goes_where_it_goes_step_by_step(policy):
     """A choice by load sees the steps of a run that is going on."""
     requests = [(0.05 * k, 50 + 37 * k % 90, 20 + 53 * k % 200) for k in range(60)]
     whole, stepped = (
-        served(requests, system, PAIR, table=SIMPLE, options=RunOptions(step_by_step=each)).requests
+        served(requests, policy, PAIR, table=SIMPLE, options=RunOptions(step_by_step=each)).requests
         for each in (False, True)
     )
     assert whole.decode_instance.tolist() == stepped.decode_instance.tolist()

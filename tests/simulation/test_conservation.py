@@ -1,4 +1,4 @@
-"""What holds for every registered system under any workload."""
+"""What holds for every registered policy under any workload."""
 
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -12,9 +12,10 @@ from sites import deployment, served
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.policy import Flip, Move, Role, Start, Stop, system_named, systems
+from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.wishes import Flip, Move, Role, Start, Stop
 
 BLOCKS = 60  # of an instance: 960 tokens, so that requests preempt each other and some never fit [block]
 TABLE = StepTable.affine(step=0.010, per_sequence=0.001, per_context=1e-6, per_token=0.0001)
@@ -32,14 +33,14 @@ OPTIONS = st.builds(
     sample_s=st.just(0.5),
     link=st.builds(LinkSpec, sharing=st.sampled_from(["fair", "fifo"]), push=st.sampled_from(["whole", "chunk"])),
 )
-EVERY_SYSTEM = pytest.mark.parametrize("name", sorted(systems()))
+EVERY_SYSTEM = pytest.mark.parametrize("name", sorted(policies()))
 
 
 class Watched:
-    """A system whose every placement is watched."""
+    """A policy whose every placement is watched."""
 
     def __init__(self, name):
-        self.inner = system_named(name)
+        self.inner = policy_named(name)
         self.needs = self.inner.needs
         self.now = 0.0
 
@@ -68,16 +69,16 @@ class Watched:
 
 
 def run(name, requests, options, seed=0):
-    system = Watched(name)
-    result = served(requests, system, EVERYTHING, table=TABLE, blocks=BLOCKS, seed=seed, options=options)
-    return system, result
+    policy = Watched(name)
+    result = served(requests, policy, EVERYTHING, table=TABLE, blocks=BLOCKS, seed=seed, options=options)
+    return policy, result
 
 
 @EVERY_SYSTEM
 @settings(max_examples=15, deadline=None)
 @given(requests=REQUESTS, options=OPTIONS)
 def test_every_request_ends_once_and_nothing_is_lost(name, requests, options):
-    system, result = run(name, requests, options)
+    policy, result = run(name, requests, options)
     r = result.requests
     inputs, outputs = r.input_tokens, r.output_tokens
     too_large = inputs + outputs > 16 * BLOCKS
@@ -95,7 +96,7 @@ def test_every_request_ends_once_and_nothing_is_lost(name, requests, options):
         assert computed == prompts
     assert ((result.samples.kv_use >= 0) & (result.samples.kv_use <= 1)).all()
     if done.any():
-        view = system.view
+        view = policy.view
         view.refresh()
         assert np.array_equal(view.free_blocks, view.total_blocks), "blocks are lost"
         assert view.queued_requests.sum() + view.running_requests.sum() + view.queued_prompt_tokens.sum() == 0
@@ -127,7 +128,7 @@ class Chaos:
 
     def build(self, site):
         self.rng = site.rng("chaos")
-        parts = system_named("least_load").build(site)
+        parts = policy_named("least_load").build(site)
         return replace(parts, roles=self)
 
     def flips(self, view):
@@ -150,8 +151,8 @@ class Chaos:
 @settings(max_examples=40, deadline=None)
 @given(requests=REQUESTS, options=OPTIONS, drain=st.booleans(), seed=st.integers(0, 99))
 def test_instances_that_come_and_go_lose_nothing_but_what_dies_with_them(requests, options, drain, seed):
-    system = Chaos(drain)
-    result = served(requests, system, EVERYTHING, table=TABLE, blocks=BLOCKS, seed=seed, options=options)
+    policy = Chaos(drain)
+    result = served(requests, policy, EVERYTHING, table=TABLE, blocks=BLOCKS, seed=seed, options=options)
     r = result.requests
     too_large = r.input_tokens + r.output_tokens > 16 * BLOCKS
     assert ((r.status == Outcome.REJECTED) == too_large).all()
@@ -162,8 +163,8 @@ def test_instances_that_come_and_go_lose_nothing_but_what_dies_with_them(request
     gpus = result.samples.gpus
     assert (gpus <= EVERYTHING.gpus).all()
     assert (result.instances.stop_s >= result.instances.start_s).all()
-    if hasattr(system, "view"):
-        view = system.view
+    if hasattr(policy, "view"):
+        view = policy.view
         assert np.array_equal(view.free_blocks, view.total_blocks), "blocks are lost"
         assert not any(view.coming)
 
@@ -171,7 +172,7 @@ def test_instances_that_come_and_go_lose_nothing_but_what_dies_with_them(request
 @settings(max_examples=5, deadline=None)
 @given(requests=REQUESTS, seed=st.integers(0, 9))
 def test_another_policy_shifts_nobody_elses_draws(requests, seed):
-    draws = {run(name, requests, RunOptions(), seed)[0].site.rng("workload").random() for name in systems()}
+    draws = {run(name, requests, RunOptions(), seed)[0].site.rng("workload").random() for name in policies()}
     assert len(draws) == 1
 
 

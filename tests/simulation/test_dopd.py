@@ -13,7 +13,7 @@ from disagg_sim.simulation.policies.dopd.batches import LengthAware, kingman_wai
 from disagg_sim.simulation.policies.dopd.ratio import prefill_decode_ratio
 from disagg_sim.simulation.policies.dopd.sizes import Profile, matching_prefill
 from disagg_sim.simulation.policies.pools import Sizes
-from disagg_sim.simulation.policy import system_named
+from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
 
@@ -159,8 +159,8 @@ def test_short_prompts_that_wait_come_together():
 
 def test_pools_follow_the_load_and_new_instances_take_their_time():
     busy = [(k * 0.05, 800, 20) for k in range(1200)]
-    system = system_named("dopd", window_s=5.0, action_s=10.0, check_s=1.0)
-    result = served(busy, system, ROOM, table=SIMPLE, options=RunOptions(start_up_s=2.0), link_bandwidth=1e15)
+    policy = policy_named("dopd", window_s=5.0, action_s=10.0, check_s=1.0)
+    result = served(busy, policy, ROOM, table=SIMPLE, options=RunOptions(start_up_s=2.0), link_bandwidth=1e15)
     first = result.decisions[0]
     assert (first.time_s, first.kind) == (10.0, "start")
     started = result.instances.start_s > 0
@@ -176,17 +176,17 @@ def test_pools_follow_the_load_and_new_instances_take_their_time():
 def test_pools_shrink_when_the_load_is_gone():
     calm = [(k * 1.0, 300, 10) for k in range(40)]
     wide = deployment(prefill=3, decode=3)
-    result = served(calm, system_named("dopd", window_s=5.0, action_s=10.0), wide, table=SIMPLE)
+    result = served(calm, policy_named("dopd", window_s=5.0, action_s=10.0), wide, table=SIMPLE)
     assert [decision.kind for decision in result.decisions] == ["stop"] * 4
     assert (result.requests.status == Outcome.COMPLETED).all()
 
 
 def test_fixed_pools_stay():
     busy = [(k * 0.05, 800, 20) for k in range(400)]
-    assert not served(busy, system_named("dopd", resize=False, action_s=5.0), ROOM, table=SIMPLE).decisions
+    assert not served(busy, policy_named("dopd", resize=False, action_s=5.0), ROOM, table=SIMPLE).decisions
 
 
 def test_values_out_of_range_are_named():
     for option in ({"sizing": "prited"}, {"batches": "sorted"}, {"timeout_share": 0}, {"local_tokens": -1}):
         with pytest.raises(InputError, match=next(iter(option))):
-            system_named("dopd", **option)
+            policy_named("dopd", **option)

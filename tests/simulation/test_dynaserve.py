@@ -12,7 +12,7 @@ from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.dynaserve import predictor
-from disagg_sim.simulation.policy import system_named
+from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run import RunOptions
 
 PAIR = deployment(pairs=2)
@@ -121,9 +121,9 @@ def test_predictor_and_kernel_agree_when_lengths_are_known(requests, mode, when)
 
 
 def test_a_split_in_the_prompt_leaves_the_rest_to_the_second_instance():
-    system = system_named("dynaserve", ratio=0.5, length_error=0.0, margin=0, overhead_s=0.0)
+    policy = policy_named("dynaserve", ratio=0.5, length_error=0.0, margin=0, overhead_s=0.0)
     options = RunOptions(link=LinkSpec(latency_s=0.0))
-    found = served([(0.0, 100, 50)], system, PAIR, table=SIMPLE, options=options).requests
+    found = served([(0.0, 100, 50)], policy, PAIR, table=SIMPLE, options=options).requests
     assert (found.segments[0], found.transferred_tokens[0]) == (2, 75)
     assert (found.prefill_instance[0], found.decode_instance[0]) == (1, 1)
     # 75 tokens: 17.5 ms; 1,000 tokens/s: 75 ms; 25 tokens: 12.5 ms; 49 steps
@@ -132,8 +132,8 @@ def test_a_split_in_the_prompt_leaves_the_rest_to_the_second_instance():
 
 
 def test_first_request_is_plain_disaggregation_after_the_overhead():
-    system = system_named("dynaserve", overhead_s=0.015)
-    found = served([(0.0, 100, 50)], system, PAIR, table=SIMPLE).requests
+    policy = policy_named("dynaserve", overhead_s=0.015)
+    found = served([(0.0, 100, 50)], policy, PAIR, table=SIMPLE).requests
     assert (found.prefill_instance[0], found.decode_instance[0], found.transferred_tokens[0]) == (0, 1, 100)
     assert found.first_token_s[0] == pytest.approx(0.015 + 0.020)
 
@@ -142,8 +142,8 @@ def test_first_request_is_plain_disaggregation_after_the_overhead():
 def test_outputs_longer_and_shorter_than_predicted_end_where_they_do(options):
     requests = [(0.01 * k, 50 + 7 * k, 1 + 5 * k) for k in range(20)]
     for error in (0.0, 500.0):
-        system = system_named("dynaserve", length_error=error, **options)
-        found = served(requests, system, PAIR, table=SIMPLE)
+        policy = policy_named("dynaserve", length_error=error, **options)
+        found = served(requests, policy, PAIR, table=SIMPLE)
         assert (found.requests.status == 0).all()
         assert found.itl_counts.sum() == sum(output - 1 for _, _, output in requests)
 
@@ -152,8 +152,8 @@ def test_steps_hold_the_limit():
     # 900 tokens fill a step of 100 ms, 2,048 one of 215 ms; every request decodes a part on each instance
     late = {}
     for aware in (True, False):
-        system = system_named("dynaserve", slo_aware=aware, ratio=0.99)
-        result = served([(0.02 * k, 3000, 100) for k in range(30)], system, PAIR, table=SIMPLE, blocks=20_000)
+        policy = policy_named("dynaserve", slo_aware=aware, ratio=0.99)
+        result = served([(0.02 * k, 3000, 100) for k in range(30)], policy, PAIR, table=SIMPLE, blocks=20_000)
         late[aware] = int(result.itl_counts[result.itl_edges[:-1] > 0.1].sum())
     assert late[True] <= 30 < late[False]  # at most the token after each transfer
 
@@ -170,7 +170,7 @@ def test_steps_hold_the_limit():
 )
 def test_options_out_of_range_are_named(option, value, text):
     with pytest.raises(InputError, match=text):
-        system_named("dynaserve", **{option: value})
+        policy_named("dynaserve", **{option: value})
 
 
 def test_an_odd_instance_has_no_partner():

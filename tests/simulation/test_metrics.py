@@ -40,7 +40,7 @@ def test_attainment_counts_the_rejected_against_it_and_the_limits_as_inside():
 
 def test_the_summary_of_five_requests():
     row = summary(made_run(FIVE), SLO, rate_scale=1.5)
-    assert (row.system, row.deployment, row.trace, row.rate_scale, row.seed) == ("vllm", "two", "made", 1.5, 7)
+    assert (row.policy, row.deployment, row.trace, row.rate_scale, row.seed) == ("vllm", "two", "made", 1.5, 7)
     assert (row.requests, row.completed, row.rejected, row.unfinished, row.failed) == (5, 4, 1, 0, 0)
     assert row.duration_s == pytest.approx(41)  # 10 s to 51 s
     assert row.goodput_requests_per_s == pytest.approx(2 / 41)
@@ -68,7 +68,7 @@ def test_nothing_completed_is_no_number():
 
 def test_the_first_columns_are_those_that_readers_rely_on():
     assert COLUMNS[:21] == (
-        "system",
+        "policy",
         "deployment",
         "trace",
         "rate_scale",

@@ -8,10 +8,10 @@ import pytest
 
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.options import Option, check_options, option, options_of
-from disagg_sim.simulation.policy import systems, title_of
+from disagg_sim.simulation.policies.registry import policies, title_of
 from disagg_sim.simulation.run import RunOptions
 
-OWNERS = {**systems(), "run": RunOptions}
+OWNERS = {**policies(), "run": RunOptions}
 EVERY_OPTION = pytest.mark.parametrize(
     ("owner", "name"), [(owner, name) for owner, kind in OWNERS.items() for name in options_of(kind)]
 )
@@ -84,7 +84,7 @@ def test_both_ends_of_a_range_are_inside():
 
 @dataclass(frozen=True, kw_only=True)
 class Plain:
-    """A system as a user may write it.
+    """A policy as a user may write it.
 
     With more below.
     """
@@ -112,6 +112,6 @@ def test_a_plain_dataclass_has_options_of_which_the_default_is_known():
 
 
 def test_a_title_is_the_first_line_that_somebody_wrote():
-    assert title_of(Plain) == "A system as a user may write it."
+    assert title_of(Plain) == "A policy as a user may write it."
     assert title_of(Bare) == ""
-    assert all(title_of(system).endswith(".") for system in systems().values())
+    assert all(title_of(policy).endswith(".") for policy in policies().values())

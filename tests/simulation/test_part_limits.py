@@ -1,4 +1,4 @@
-"""Step limits of the parts of a deployment: they hold under every system, before its own options."""
+"""Step limits of the parts of a deployment: they hold under every policy, before its own options."""
 
 import math
 
@@ -10,51 +10,53 @@ from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.layout import Mode
-from disagg_sim.simulation.policy import ROLE_OF, Role, system_named, systems
+from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.site import ROLE_OF
+from disagg_sim.simulation.wishes import Role
 
-EVERY_SYSTEM = pytest.mark.parametrize("name", sorted(systems()))
+EVERY_SYSTEM = pytest.mark.parametrize("name", sorted(policies()))
 PROMPT = 1000.0  # mean of the traffic that the sites of these tests expect [token]
 
 
 def of_parts(names, **limits):
-    """Two instances of every part that a system takes, all with these limits."""
+    """Two instances of every part that a policy takes, all with these limits."""
     parts = {part: (Replicas(mapping=ONE, instances=2, **limits),) for part in names}
     return ServedDeployment(name="limited", gpus=2 * len(names), **parts)
 
 
-def limits_of(system, deployment):
+def limits_of(policy, deployment):
     """Step limits of each part, in the role that its instances have when they start."""
-    parts = system.build(site(Engine(0), deployment, table=SIMPLE))
-    return {part: parts.steps.limits(ONE, ROLE_OF[part]) for part in system.needs}
+    parts = policy.build(site(Engine(0), deployment, table=SIMPLE))
+    return {part: parts.steps.limits(ONE, ROLE_OF[part]) for part in policy.needs}
 
 
 @EVERY_SYSTEM
 def test_a_part_without_limits_leaves_them_to_the_policy(name):
-    system = system_named(name, token_budget=512, max_sequences=40)
-    found = limits_of(system, of_parts(system.needs))
+    policy = policy_named(name, token_budget=512, max_sequences=40)
+    found = limits_of(policy, of_parts(policy.needs))
     assert {each.token_budget for each in found.values()} == {512}
     assert all(each.max_sequences == 40 for part, each in found.items() if part != "prefill")
 
 
 @EVERY_SYSTEM
 def test_a_part_goes_before_the_options_of_the_policy(name):
-    system = system_named(name, token_budget=512, max_sequences=40)
-    found = limits_of(system, of_parts(system.needs, batch=7, token_budget=900))
+    policy = policy_named(name, token_budget=512, max_sequences=40)
+    found = limits_of(policy, of_parts(policy.needs, batch=7, token_budget=900))
     prefill = found.pop("prefill", None)
     assert {(each.token_budget, each.max_sequences) for each in found.values()} == {(900, 7)}
     if name == "disaggregated":
         assert (prefill.mode, prefill.max_prompts, prefill.token_budget) == (Mode.PREFILL_FIRST, 7, 900)
     elif prefill:  # passes of whole prompts are not what it does
-        assert prefill == limits_of(system, of_parts(system.needs))["prefill"]
+        assert prefill == limits_of(policy, of_parts(policy.needs))["prefill"]
 
 
 @EVERY_SYSTEM
 def test_a_budget_alone_leaves_the_batch_to_the_policy(name):
-    system = system_named(name)
-    usual = limits_of(system, of_parts(system.needs))
-    for part, found in limits_of(system, of_parts(system.needs, token_budget=900)).items():
+    policy = policy_named(name)
+    usual = limits_of(policy, of_parts(policy.needs))
+    for part, found in limits_of(policy, of_parts(policy.needs, token_budget=900)).items():
         assert found.token_budget == 900
         assert (found.mode, found.max_sequences, found.max_prompts) == (
             usual[part].mode,
@@ -66,23 +68,23 @@ def test_a_budget_alone_leaves_the_batch_to_the_policy(name):
 @EVERY_SYSTEM
 def test_a_batch_alone_has_the_budget_that_it_needs(name):
     """Seven prompts of 1,000 tokens; 3,000 sequences need a token each, whatever the budget of the policy."""
-    system = system_named(name)
+    policy = policy_named(name)
     if name == "disaggregated":
-        assert limits_of(system, of_parts(system.needs, batch=7))["prefill"].token_budget == math.ceil(7 * PROMPT)
-    for part, found in limits_of(system, of_parts(system.needs, batch=3000)).items():
+        assert limits_of(policy, of_parts(policy.needs, batch=7))["prefill"].token_budget == math.ceil(7 * PROMPT)
+    for part, found in limits_of(policy, of_parts(policy.needs, batch=3000)).items():
         assert found.token_budget >= 3000 or part == "prefill"
 
 
 @EVERY_SYSTEM
 def test_no_more_requests_run_together_than_a_part_allows(name):
     """Forty requests at once on two instances of every part, of at most three sequences each."""
-    system = system_named(name)
+    policy = policy_named(name)
     parts = {
-        part: (Replicas(mapping=ONE, instances=2, batch=3 if part != "prefill" else None),) for part in system.needs
+        part: (Replicas(mapping=ONE, instances=2, batch=3 if part != "prefill" else None),) for part in policy.needs
     }
     deployment = ServedDeployment(name="limited", gpus=2 * len(parts), **parts)
     requests = [(0.0, 200, 60)] * 40
-    result = served(requests, system, deployment, table=SIMPLE, options=RunOptions(sample_s=0.01))
+    result = served(requests, policy, deployment, table=SIMPLE, options=RunOptions(sample_s=0.01))
     assert (result.requests.status == Outcome.COMPLETED).all()
     flips = sum(decision.kind == "flip" for decision in result.decisions)
     most = 3 * 2 if not flips else 3 * 4  # an instance that flips decodes what it has
@@ -100,8 +102,8 @@ def test_disaggregated_prefills_whole_prompts_of_a_batch():
         prefill=(Replicas(mapping=ONE, instances=1, batch=2, token_budget=400),),
         decode=(Replicas(mapping=ONE, instances=1),),
     )
-    system = system_named("disaggregated", token_budget=250)
-    found = served([(0.0, 200, 1)] * 3, system, deployment, table=SIMPLE).requests
+    policy = policy_named("disaggregated", token_budget=250)
+    found = served([(0.0, 200, 1)] * 3, policy, deployment, table=SIMPLE).requests
     assert found.first_token_s.tolist() == pytest.approx([0.030, 0.080, 0.080])
 
 
@@ -113,7 +115,7 @@ def test_entries_of_one_part_batch_each_in_its_own_way():
         prefill=(Replicas(mapping=ONE, instances=1),),
         decode=(Replicas(mapping=ONE, instances=1, batch=5), Replicas(mapping=two, instances=1, batch=9)),
     )
-    steps = system_named("disaggregated").build(site(Engine(0), deployment, table=SIMPLE)).steps
+    steps = policy_named("disaggregated").build(site(Engine(0), deployment, table=SIMPLE)).steps
     assert steps.limits(ONE, Role.DECODE).max_sequences == 5
     assert steps.limits(two, Role.DECODE).max_sequences == 9
     assert steps.limits(ONE, Role.PREFILL).max_prompts > 9

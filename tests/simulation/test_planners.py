@@ -16,7 +16,7 @@ from disagg_sim.simulation.policies import forecast
 from disagg_sim.simulation.policies.dynamo.sla import decode_instances, prefill_instances
 from disagg_sim.simulation.policies.knapsack import greedy
 from disagg_sim.simulation.policies.pools import Sizes, within
-from disagg_sim.simulation.policy import system_named
+from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
 
@@ -29,9 +29,9 @@ BUSY = [(k * 0.05, 800, 20) for k in range(800)]  # 20 prompts/s of 90 ms: 1.8 p
 IDLE = [(k * 1.0, 100, 5) for k in range(60)]
 
 
-def served(requests, system, served_by, **more):
+def served(requests, policy, served_by, **more):
     """A run whose network is no limit."""
-    return slowly_linked(requests, system, served_by, link_bandwidth=1e15, **more)
+    return slowly_linked(requests, policy, served_by, link_bandwidth=1e15, **more)
 
 
 # --- forecasts ------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_decode_instances_by_hand():
 def test_the_sla_planner_sizes_both_pools_for_the_forecast():
     """20 requests/s of 90 ms: 2 prefill instances; their decode needs no more than one."""
     options = RunOptions(start_up_s=2.0)
-    result = served(BUSY, system_named("dynamo_sla", window_s=10.0), ROOM, table=TABLE, options=options)
+    result = served(BUSY, policy_named("dynamo_sla", window_s=10.0), ROOM, table=TABLE, options=options)
     first = result.decisions[0]
     assert (first.time_s, first.kind, first.wish) == (10.0, "start", "start of a prefill instance (tp 1)")
     assert first.reason == "20 requests/s of 800/20 tokens: 1P + 1D to 2P + 1D"
@@ -158,9 +158,9 @@ def test_the_sla_planner_sizes_both_pools_for_the_forecast():
 
 def test_with_load_the_sla_planner_is_a_floor():
     options = RunOptions(start_up_s=0.5)
-    alone = served(BUSY, system_named("dynamo_sla", window_s=15.0), ROOM, table=TABLE, options=options)
-    system = system_named("dynamo_sla", window_s=15.0, load=True, load_period_s=1.0)
-    both = served(BUSY, system, ROOM, table=TABLE, options=options)
+    alone = served(BUSY, policy_named("dynamo_sla", window_s=15.0), ROOM, table=TABLE, options=options)
+    policy = policy_named("dynamo_sla", window_s=15.0, load=True, load_period_s=1.0)
+    both = served(BUSY, policy, ROOM, table=TABLE, options=options)
     assert alone.decisions[0].time_s == 15.0
     assert both.decisions[0].time_s < 15.0  # the load planner did not wait for the window
     floor = [decision for decision in both.decisions if decision.kind == "stop" and 15.0 <= decision.time_s < 40.0]
@@ -178,7 +178,7 @@ def kinds(result):
 def test_the_load_planner_adds_one_at_a_time_and_waits_for_its_start():
     result = served(
         BUSY,
-        system_named("dynamo_load", period_s=1.0),
+        policy_named("dynamo_load", period_s=1.0),
         ROOM,
         table=TABLE,
         slo=Slo(ttft=1.0, tpot=0.1),
@@ -191,7 +191,7 @@ def test_the_load_planner_adds_one_at_a_time_and_waits_for_its_start():
 
 
 def test_the_load_planner_shrinks_to_its_floor_when_idle():
-    result = served(IDLE, system_named("dynamo_load", least=2), WIDE, table=TABLE)
+    result = served(IDLE, policy_named("dynamo_load", least=2), WIDE, table=TABLE)
     assert kinds(result) == ["stop"] * 4
     assert result.decisions[0].time_s == 5.0
     assert result.decisions[-1].time_s == 10.0
@@ -199,10 +199,10 @@ def test_the_load_planner_shrinks_to_its_floor_when_idle():
 
 @pytest.mark.parametrize("mode", ["throughput", "latency"])
 def test_thresholds_grow_and_shrink(mode):
-    system = system_named("dynamo_load", mode=mode, period_s=1.0, context_tokens=800)
-    result = served(BUSY, system, ROOM, table=TABLE, options=RunOptions(start_up_s=0.5))
+    policy = policy_named("dynamo_load", mode=mode, period_s=1.0, context_tokens=800)
+    result = served(BUSY, policy, ROOM, table=TABLE, options=RunOptions(start_up_s=0.5))
     assert "start" in kinds(result)
-    assert served(IDLE, system, WIDE, table=TABLE).decisions[0].kind == "stop"
+    assert served(IDLE, policy, WIDE, table=TABLE).decisions[0].kind == "stop"
 
 
 def test_without_projection_sizes_swing_more():
@@ -214,7 +214,7 @@ def test_without_projection_sizes_swing_more():
         project: kinds(
             served(
                 steady,
-                system_named("dynamo_load", project=project, period_s=5.0),
+                policy_named("dynamo_load", project=project, period_s=5.0),
                 wide,
                 table=slow,
                 slo=Slo(ttft=2.0, tpot=0.6),
@@ -228,7 +228,7 @@ def test_without_projection_sizes_swing_more():
 def test_without_draining_requests_fail():
     steady = [(k * 0.02, 100, 100) for k in range(500)]
     for drain, outcomes in ((True, {Outcome.COMPLETED}), (False, {Outcome.COMPLETED, Outcome.FAILED})):
-        result = served(steady, system_named("dynamo_load", drain=drain), WIDE, table=TABLE)
+        result = served(steady, policy_named("dynamo_load", drain=drain), WIDE, table=TABLE)
         assert set(result.requests.status.tolist()) == outcomes
 
 
@@ -236,7 +236,7 @@ def test_a_deaf_planner_does_not_hear_of_workers_that_came_later():
     options = RunOptions(start_up_s=0.5)
     slo = Slo(ttft=0.5, tpot=0.1)
     hears, deaf = (
-        served(BUSY, system_named("dynamo_load", deaf=deaf, period_s=1.0), ROOM, table=TABLE, slo=slo, options=options)
+        served(BUSY, policy_named("dynamo_load", deaf=deaf, period_s=1.0), ROOM, table=TABLE, slo=slo, options=options)
         for deaf in (False, True)
     )
     assert hears.decisions != deaf.decisions
@@ -250,4 +250,4 @@ def test_values_out_of_range_are_named():
         ("dynamo_sla", {"forecast": "prophet"}),
     ):
         with pytest.raises(InputError, match=next(iter(option))):
-            system_named(name, **option)
+            policy_named(name, **option)

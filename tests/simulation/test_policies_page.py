@@ -1,14 +1,14 @@
-"""The page about policies: its example runs as it stands there, its table knows every system."""
+"""The page about policies: its example runs as it stands there, its table knows every policy."""
 
 import re
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from sites import ONE, SIMPLE, served
 
-from disagg_sim.simulation import policy
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
-from disagg_sim.simulation.policy import system_named, systems
+from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
 
@@ -18,19 +18,19 @@ ONE_INSTANCE = (Replicas(mapping=ONE, instances=1),)
 SPARE = ServedDeployment(name="spare", gpus=4, prefill=ONE_INSTANCE, decode=ONE_INSTANCE)  # two GPUs to grow into
 
 
-@pytest.mark.parametrize("name", list(systems()))
-def test_every_system_stands_on_the_page(name):
+@pytest.mark.parametrize("name", list(policies()))
+def test_every_policy_stands_on_the_page(name):
     assert f"| `{name}` |" in PAGE
 
 
-def test_the_example_grows_in_a_burst_and_shrinks_after_it(monkeypatch):
+@patch.dict(policies())
+def test_the_example_grows_in_a_burst_and_shrinks_after_it():
     """3 s of prompts come at once; at 30 ms each, they keep one instance busy for as long."""
-    monkeypatch.setattr(policy, "SYSTEMS", dict(systems()))
     exec(compile(EXAMPLE, "docs/policies.md", "exec"), {"__name__": "example"})
     assert len(EXAMPLE.splitlines()) <= 55
     requests = [(0.0, 200, 3)] * 100 + [(3.0 + 0.1 * k, 200, 3) for k in range(20)]
-    system = system_named("queue_depth", target_tokens=2000, period_s=0.1)
-    result = served(requests, system, SPARE, table=SIMPLE, options=RunOptions(start_up_s=0.2))
+    policy = policy_named("queue_depth", target_tokens=2000, period_s=0.1)
+    result = served(requests, policy, SPARE, table=SIMPLE, options=RunOptions(start_up_s=0.2))
     assert (result.requests.status == Outcome.COMPLETED).all()
     kinds = [decision.kind for decision in result.decisions]
     assert kinds[:2] == ["start", "start"]

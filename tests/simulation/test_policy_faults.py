@@ -18,20 +18,9 @@ from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policies.vllm import Vllm
-from disagg_sim.simulation.policy import (
-    Batch,
-    Flip,
-    Leg,
-    Limits,
-    Parts,
-    Role,
-    SetLimits,
-    Start,
-    Stop,
-    register,
-    require_system,
-)
+from disagg_sim.simulation.policy import Parts, register, require_policy
 from disagg_sim.simulation.records import Outcome
+from disagg_sim.simulation.wishes import Batch, Flip, Leg, Limits, Role, SetLimits, Start, Stop
 
 HERE = Path(__file__).name
 REQUESTS = [(0.0, 100, 5), (9.0, 100, 5)]
@@ -71,9 +60,9 @@ class Mine:
         return Parts(**{**usual, **(self.more or {})})
 
 
-def fault(system, requests=REQUESTS) -> PolicyError:
+def fault(policy, requests=REQUESTS) -> PolicyError:
     with pytest.raises(PolicyError) as caught:
-        served(requests, system, TWO, table=SIMPLE)
+        served(requests, policy, TWO, table=SIMPLE)
     assert len(str(caught.value).splitlines()) == 1
     assert "'Mine'" in str(caught.value)
     return caught.value
@@ -180,8 +169,8 @@ def test_a_leg_that_is_none_is_told_with_the_method_that_gave_it(case):
 
 
 def test_whole_numbers_of_numpy_are_whole_numbers():
-    system = Mine(place=lambda request: Leg(np.int64(1), until=np.int64(101)), proceed=lambda *_: Leg(np.intp(0)))
-    records = served(REQUESTS, system, TWO, table=SIMPLE).requests
+    policy = Mine(place=lambda request: Leg(np.int64(1), until=np.int64(101)), proceed=lambda *_: Leg(np.intp(0)))
+    records = served(REQUESTS, policy, TWO, table=SIMPLE).requests
     assert records.status.tolist() == [Outcome.COMPLETED] * 2
 
 
@@ -254,7 +243,7 @@ def test_build_has_to_return_parts():
         def build(self, site):
             return None
 
-    assert str(fault(Mine())) == "system 'Mine': build has to return Parts, not None"
+    assert str(fault(Mine())) == "policy 'Mine': build has to return Parts, not None"
 
 
 class Former:
@@ -277,19 +266,19 @@ def test_a_batch_that_is_none_is_told():
         ({"build": None}, "has no method build"),
     ],
 )
-def test_what_is_no_system_is_refused(change, said):
+def test_what_is_no_policy_is_refused(change, said):
     kind = type("Odd", (), {"needs": ("colocated",), "build": lambda self, site: None, **change})
     with pytest.raises(InputError) as caught:
-        require_system("odd", kind())
+        require_policy("odd", kind())
     assert said in str(caught.value)
     with pytest.raises(InputError):
         register("odd")(kind)
 
 
-def test_a_system_is_registered_as_the_dataclass_that_it_is():
+def test_a_policy_is_registered_as_the_dataclass_that_it_is():
     with pytest.raises(InputError, match="Odd is no dataclass; @register stands above @dataclass"):
         register("odd")(type("Odd", (), {"needs": ("colocated",), "build": lambda self, site: None}))
-    with pytest.raises(InputError, match=r"'a\\nb' is no name of a system"):
+    with pytest.raises(InputError, match=r"'a\\nb' is no name of a policy"):
         register("a\nb")(Mine)
 
 
@@ -297,7 +286,7 @@ def test_an_object_of_ones_own_fails_in_the_notebook_as_a_policy_error():
     import disagg_sim as ds
 
     requests = ds.Trace(arrival=np.array([0.0, 9.0]), input_tokens=np.array([100, 100]), output_tokens=np.array([5, 5]))
-    with pytest.raises(PolicyError, match=r"system 'Mine' at 9 s: KeyError: .*, in fails\)") as caught:
+    with pytest.raises(PolicyError, match=r"policy 'Mine' at 9 s: KeyError: .*, in fails\)") as caught:
         ds.simulate(
             TWO,
             requests,

@@ -26,7 +26,7 @@ EIGHT = ServedDeployment(name="eight", gpus=8, prefill=of(2, 2), colocated=of(1,
 
 
 def test_a_part_that_is_missing_is_named():
-    with pytest.raises(InputError, match="'eight' has no decode instances, which system 'dopd' needs; it has prefill"):
+    with pytest.raises(InputError, match="'eight' has no decode instances, which policy 'dopd' needs; it has prefill"):
         EIGHT.require("dopd", ("prefill", "decode"))
 
 

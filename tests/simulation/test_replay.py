@@ -49,7 +49,7 @@ def test_the_planned_batches_are_kept(plan, replayed):
 
 def test_a_result_shows_itself_and_answers_for_another_slo(replayed):
     row = replayed.summary()
-    assert (row.system, row.deployment, row.requests) == ("disaggregated", "planned", 800)
+    assert (row.policy, row.deployment, row.requests) == ("disaggregated", "planned", 800)
     assert replayed.summary(ds.Slo(ttft=1e-6, tpot=1.0)).slo_attainment == 0.0
     assert len(replayed.frame()) == 800
     html = replayed._repr_html_()
@@ -67,11 +67,11 @@ def test_the_capacity_lies_between_a_rate_that_holds_and_one_that_does_not(plan,
     assert "Capacity: " in found._repr_html_()
 
 
-def test_another_system_takes_the_same_pools(plan):
+def test_another_policy_takes_the_same_pools(plan):
     trace = ds.synthetic_trace(rate=10.0, lengths=LENGTHS, requests=50)
     result = ds.simulate(plan.deployment, trace, policy="least_load")
     assert result.summary().completed == 50
-    assert result.summary().system == "least_load"
+    assert result.summary().policy == "least_load"
 
 
 def test_parts_by_hand_must_say_what_they_serve():
@@ -90,7 +90,7 @@ def test_parts_by_hand_must_say_what_they_serve():
 
 def test_a_plan_lacks_colocated_instances_and_a_typing_error_is_named(plan):
     trace = ds.Trace(arrival=[0.0], input_tokens=[100], output_tokens=[5])
-    with pytest.raises(InputError, match="'planned' has no colocated instances, which system 'vllm' needs"):
+    with pytest.raises(InputError, match="'planned' has no colocated instances, which policy 'vllm' needs"):
         ds.simulate(plan.deployment, trace, policy="vllm")
     with pytest.raises(UnknownNameError, match="did you mean 'least_load'"):
         ds.simulate(plan.deployment, trace, policy="least_lod")

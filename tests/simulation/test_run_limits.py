@@ -24,9 +24,11 @@ from disagg_sim.simulation.kernel import times as kernel_times
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
-from disagg_sim.simulation.policy import Limits, Parts, Role, system_named, systems
+from disagg_sim.simulation.policies.registry import policies, policy_named
+from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions, _tables_of, run
+from disagg_sim.simulation.wishes import Limits, Role
 from disagg_sim.units import MB
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
@@ -38,7 +40,7 @@ YEARS = 3e8  # a pause of ten years [s]
 
 @dataclass(frozen=True)
 class Watchful:
-    """A system of a user that looks every ``period_s`` and does nothing."""
+    """A policy of a user that looks every ``period_s`` and does nothing."""
 
     needs: ClassVar[tuple[str, ...]] = ("colocated",)
     period_s: float = 1.0
@@ -88,7 +90,7 @@ def test_a_pause_of_years_costs_nothing_where_nobody_looks(options):
     """An instance that is idle has no step, so the clock jumps; and what lies beyond the cut does not count."""
     requests, begun = [*TEN, (YEARS, 100, 10)], time.monotonic()
     options.check_samples(trace(requests))
-    result = served(requests, system_named("vllm"), ONE, table=SIMPLE, options=options)
+    result = served(requests, policy_named("vllm"), ONE, table=SIMPLE, options=options)
     assert time.monotonic() - begun < 60  # the first run compiles
     assert (result.requests.status == Outcome.COMPLETED).sum() == (11 if options.until_s > YEARS else 10)
 
@@ -96,7 +98,7 @@ def test_a_pause_of_years_costs_nothing_where_nobody_looks(options):
 def test_a_run_that_outlasts_its_trace_thins_its_samples(monkeypatch):
     """Of every full lot each second sample stays; the times stay even."""
     monkeypatch.setattr(collect, "MOST_SAMPLES", 8)
-    result = served([(0.0, 100, 400)], system_named("vllm"), ONE, table=SIMPLE, options=RunOptions(sample_s=0.1))
+    result = served([(0.0, 100, 400)], policy_named("vllm"), ONE, table=SIMPLE, options=RunOptions(sample_s=0.1))
     times = result.samples.time_s
     assert 4 <= times.size <= 9
     assert result.requests.finish_s[0] == pytest.approx(times[-1], abs=1.0)
@@ -114,7 +116,7 @@ def test_a_policy_that_looks_on_and_on_is_stopped_with_what_there_is(monkeypatch
 
 def test_a_closed_loop_of_more_places_than_requests_holds_them_all():
     begun = time.monotonic()
-    result = served(TEN, system_named("vllm"), ONE, table=SIMPLE, options=RunOptions(concurrency=10**9))
+    result = served(TEN, policy_named("vllm"), ONE, table=SIMPLE, options=RunOptions(concurrency=10**9))
     assert (result.requests.status == Outcome.COMPLETED).all()
     assert result.requests.arrival_s.tolist() == [0.0] * 10
     assert time.monotonic() - begun < 60
@@ -144,15 +146,15 @@ def with_one_more(lengths, place):
     return some, more, np.where(rows < place, rows, rows + 1)
 
 
-@pytest.mark.parametrize("system", sorted(systems()))
-def test_a_request_beyond_the_context_is_rejected_at_no_cost_to_the_others(system):
+@pytest.mark.parametrize("policy", sorted(policies()))
+def test_a_request_beyond_the_context_is_rejected_at_no_cost_to_the_others(policy):
     """A row of 10^9 tokens took all memory for step times of its length, and moved the mean that policies plan by."""
-    place = 20 if system == "dynaserve" else 10  # which draws its predictions in the order of the trace
+    place = 20 if policy == "dynaserve" else 10  # which draws its predictions in the order of the trace
     some, more, others = with_one_more((10**9, 5), place)
     slo, setting = Slo(ttft=2.0, tpot=0.1), small_setting()
-    alone = run(some, DEPLOYMENT, system, setting=setting, slo=slo).requests
+    alone = run(some, DEPLOYMENT, policy, setting=setting, slo=slo).requests
     tracemalloc.start()
-    beside = run(more, DEPLOYMENT, system, setting=setting, slo=slo).requests
+    beside = run(more, DEPLOYMENT, policy, setting=setting, slo=slo).requests
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 300 * MB

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import event
 
 
 def _load_array_functions() -> None:
@@ -105,7 +106,6 @@ def _own_temporary() -> Path | None:
 @contextmanager
 def compilation_told(tell: Callable[[], None]) -> Iterator[None]:
     """Call ``tell`` when something is compiled inside the block, once; not where machine code is loaded."""
-    from numba.core import event
 
     class Told(event.Listener):
         """Hears of every compilation."""

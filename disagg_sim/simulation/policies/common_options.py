@@ -1,4 +1,4 @@
-"""Options that several systems have: their default, meaning and range are the same wherever they stand."""
+"""Options that several policies have: their default, meaning and range are the same wherever they stand."""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
 from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, shortest_queue
-from disagg_sim.simulation.policy import AsPlanned, Limits, Parts, Role, Site, register
+from disagg_sim.simulation.policy import Parts, register
+from disagg_sim.simulation.site import AsPlanned, Site
+from disagg_sim.simulation.wishes import Limits, Role
 
 #: How prefill instances work: chunks of the budget over several prompts, or whole prompts up to the budget.
 PREFILLS = {"chunked": Mode.CHUNKED, "whole": Mode.PREFILL_FIRST}
@@ -44,7 +46,7 @@ class Disaggregated:
         check_options(self)
 
     def build(self, site: Site) -> Parts:
-        """See ``System``."""
+        """See ``Policy``."""
         return Parts(
             start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
             routing=Handover(shortest_queue, least_decode, early=self.early_push),

@@ -107,7 +107,7 @@ FORECASTS: dict[str, Callable[[], Forecast]] = {"constant": Constant, "arima": A
 
 
 def forecast_option() -> str:
-    """The option of systems that forecast their load."""
+    """The option of policies that forecast their load."""
     return option("arima", "of load and lengths: an ARIMA model, or the last window", choices=tuple(FORECASTS))
 
 

@@ -15,7 +15,9 @@ from disagg_sim.simulation.policies.common_options import (
     token_budget_option,
 )
 from disagg_sim.simulation.policies.loads import ByRole, Choice, Handover, RoundRobin, least_decode, least_prefill
-from disagg_sim.simulation.policy import AsPlanned, Limits, Parts, Role, Site, register
+from disagg_sim.simulation.policy import Parts, register
+from disagg_sim.simulation.site import AsPlanned, Site
+from disagg_sim.simulation.wishes import Limits, Role
 
 
 @register("least_load")
@@ -37,7 +39,7 @@ class LeastLoad:
         return least_prefill, least_decode
 
     def build(self, site: Site) -> Parts:
-        """See ``System``."""
+        """See ``Policy``."""
         limits = Limits(
             token_budget=self.token_budget, max_sequences=self.max_sequences, max_prompts=self.prompts_per_step
         )

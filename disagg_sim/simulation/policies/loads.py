@@ -1,4 +1,4 @@
-"""Measures of load, and choices by them, that several systems share.
+"""Measures of load, and choices by them, that several policies share.
 
 Loads of unequal instances are compared over what each serves (``simulation.service``): queues over the prompts that it
 prefills in a second, sequences over its seats. Among equal instances these cancel.
@@ -7,15 +7,13 @@ prefills in a second, sequences over its seats. Among equal instances these canc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from disagg_sim.domain import Mapping
+from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import entry
-from disagg_sim.simulation.policy import Leg, Limits, Role
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.instances import Index
-    from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.wishes import Leg, Limits, Role
 
 
 @entry  # numpy takes four times as long for so few numbers
@@ -109,7 +107,7 @@ class ByRole:
 
 
 class Whole:
-    """Routing of co-located systems: a request stays where it was placed."""
+    """Routing of co-located policies: a request stays where it was placed."""
 
     def __init__(self, choice: Choice) -> None:
         self._choice = choice

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.policies.loads import Choice, least_decode, least_prefill
-from disagg_sim.simulation.policy import Role, Site, Start, Stop, Wish
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.site import Site
+from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.wishes import Role, Start, Stop, Wish
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 

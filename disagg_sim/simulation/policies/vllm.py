@@ -13,7 +13,9 @@ from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
 from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
-from disagg_sim.simulation.policy import AsPlanned, Limits, Parts, Role, Site, register
+from disagg_sim.simulation.policy import Parts, register
+from disagg_sim.simulation.site import AsPlanned, Site
+from disagg_sim.simulation.wishes import Limits, Role
 
 
 @register("vllm")
@@ -35,7 +37,7 @@ class Vllm:
         check_options(self)
 
     def build(self, site: Site) -> Parts:
-        """See ``System``."""
+        """See ``Policy``."""
         mode = Mode.CHUNKED if self.chunked else Mode.PREFILL_FIRST
         limits = Limits(mode=mode, token_budget=self.token_budget, max_sequences=self.max_sequences)
         return Parts(

@@ -18,7 +18,8 @@ from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import Summary, summary
-from disagg_sim.simulation.policy import System, system_named
+from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.records import Floats, Ints, RunResult
 from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.study.papers import trace_file
@@ -168,26 +169,26 @@ class Case(NamedTuple):
 
     label: str
     deployment: ServedDeployment
-    system: System
+    system: Policy
     flip_s: float = 0.0  # out of service for a change of role [s]
 
 
 CASES = {
-    "arrow": Case("Arrow, 8 x TP1", EIGHT, system_named("arrow")),
-    "least_load": Case("least load, 4 + 4 x TP1", EIGHT, system_named("least_load")),
-    "round_robin": Case("round robin, 4 + 4 x TP1", EIGHT, system_named("round_robin")),
-    "vllm": Case("vLLM, TP8", WHOLE, system_named("vllm")),
-    "disaggregated": Case("vLLM-disaggregated, TP4 + TP4", HALVES, system_named("disaggregated")),
-    "colocated": Case("vLLM, 8 x TP1", EIGHT, system_named("vllm")),
-    "observed": Case("Arrow that reacts, 8 x TP1", EIGHT, system_named("arrow", trigger="observed")),
-    "arrow_4": Case("Arrow, 4 x TP1", FOUR, system_named("arrow")),
-    "static_7_1": Case("least load, 7 + 1 x TP1", SEVEN, system_named("least_load")),
-    "flip_60": Case("Arrow, flips of 60 s", EIGHT, system_named("arrow"), 60.0),
-    "flip_300": Case("Arrow, flips of 300 s", EIGHT, system_named("arrow"), 300.0),
-    "arrow_batched": Case("Arrow, several prompts a step", EIGHT, system_named("arrow", prompts_per_step=256)),
-    "arrow_printed": Case("Arrow, as printed", EIGHT, system_named("arrow", waiting_counts=False)),
+    "arrow": Case("Arrow, 8 x TP1", EIGHT, policy_named("arrow")),
+    "least_load": Case("least load, 4 + 4 x TP1", EIGHT, policy_named("least_load")),
+    "round_robin": Case("round robin, 4 + 4 x TP1", EIGHT, policy_named("round_robin")),
+    "vllm": Case("vLLM, TP8", WHOLE, policy_named("vllm")),
+    "disaggregated": Case("vLLM-disaggregated, TP4 + TP4", HALVES, policy_named("disaggregated")),
+    "colocated": Case("vLLM, 8 x TP1", EIGHT, policy_named("vllm")),
+    "observed": Case("Arrow that reacts, 8 x TP1", EIGHT, policy_named("arrow", trigger="observed")),
+    "arrow_4": Case("Arrow, 4 x TP1", FOUR, policy_named("arrow")),
+    "static_7_1": Case("least load, 7 + 1 x TP1", SEVEN, policy_named("least_load")),
+    "flip_60": Case("Arrow, flips of 60 s", EIGHT, policy_named("arrow"), 60.0),
+    "flip_300": Case("Arrow, flips of 300 s", EIGHT, policy_named("arrow"), 300.0),
+    "arrow_batched": Case("Arrow, several prompts a step", EIGHT, policy_named("arrow", prompts_per_step=256)),
+    "arrow_printed": Case("Arrow, as printed", EIGHT, policy_named("arrow", waiting_counts=False)),
     "least_load_batched": Case(
-        "least load, several prompts a step", EIGHT, system_named("least_load", prompts_per_step=256)
+        "least load, several prompts a step", EIGHT, policy_named("least_load", prompts_per_step=256)
     ),
 }
 

@@ -24,7 +24,7 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.metrics import Summary, summary
-from disagg_sim.simulation.policy import system_named
+from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Floats, RunResult
 from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.study.papers import trace_file
@@ -186,7 +186,7 @@ class Bench:
             self._kept[key] = run(
                 trace,
                 deployment,
-                system_named(system, **options),
+                policy_named(system, **options),
                 setting=at or self.llama,
                 slo=SLO,
                 options=run_options,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from disagg_sim.simulation.policy import system_named
+from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.study.dynaserve.claims_equal import (
     EQUAL,
     IN_LOOP,
@@ -147,7 +147,7 @@ def y12_length_error(bench: Bench) -> Finding:
     """Goodput by the error of predicted outputs."""
     found = []
     for error in ERRORS:
-        case = Case("", system_named("dynaserve", length_error=error))
+        case = Case("", policy_named("dynaserve", length_error=error))
         seen = bench.saturated(SHAPES[-1], case)
         found.append(seen.goodput)
     loss = 1 - found[-1] / found[0]
@@ -181,7 +181,7 @@ def y15_six_steps(bench: Bench) -> Finding:
     worst, said = 0.0, []
     for shape, model, batch in ((EQUAL, MIDDLE, IN_LOOP), (SHAPES[1], MODEL, BATCH), (SHAPES[2], MODEL, BATCH)):
         six, many = (
-            bench.saturated(shape, Case("", system_named("dynaserve", **options), model), batch).steady
+            bench.saturated(shape, Case("", policy_named("dynaserve", **options), model), batch).steady
             for options in ({}, {"rounds": FINE, "tolerance": 0.0})
         )
         worst = max(worst, 1 - six / many)

@@ -16,7 +16,7 @@ from disagg_sim.physics.setting import setting
 from disagg_sim.simulation.deployment import degrees_of
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import Summary
-from disagg_sim.simulation.policy import system_named
+from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.study.dynaserve.setup import (
     BATCH,
     CASES,
@@ -50,7 +50,7 @@ LARGEST, CO = "chunk_2048", 0  # the paper's co-location; place of its rate in `
 def fixed(split: int, *, tp: int = 1) -> Case:
     """Every request of Y5 cut at the same token."""
     ratio = split / sum(EQUAL)
-    system = system_named("dynaserve", ratio=ratio, length_error=0.0, margin=0)
+    system = policy_named("dynaserve", ratio=ratio, length_error=0.0, margin=0)
     return Case(f"DynaServe, split at {split:,}", system, MIDDLE, tp)
 
 
@@ -167,7 +167,7 @@ def y14_more_cache(bench: Bench) -> Finding:
     for times in (2, 3, 5):
         split = times * prompt + 1  # the token emitted last is not in the cache yet
         ratio = split / (prompt + output)
-        case = Case("", system_named("dynaserve", ratio=ratio, length_error=0.0, margin=0))
+        case = Case("", policy_named("dynaserve", ratio=ratio, length_error=0.0, margin=0))
         moved = int(bench.result(trace, case).requests.transferred_tokens[0])
         exact = exact and moved == times * prompt
         said.append(f"{moved / whole:g}")

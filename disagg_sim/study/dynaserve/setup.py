@@ -19,7 +19,8 @@ from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, ITL_PER_OCTAVE
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import Summary, summary
-from disagg_sim.simulation.policy import System, system_named
+from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.records import Floats, RunResult
 from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.study.arrow.setup import SHAPES as SHAPES_OF_TRACES
@@ -61,25 +62,25 @@ class Case(NamedTuple):
     """A system on two instances of a model."""
 
     label: str
-    system: System
+    system: Policy
     model: str = MODEL
     tp: int = 1
 
 
 def _colocated(budget: int) -> Case:
-    return Case(f"co-located, chunk {budget:,}", system_named("vllm", token_budget=budget))
+    return Case(f"co-located, chunk {budget:,}", policy_named("vllm", token_budget=budget))
 
 
 CASES = {
-    "dynaserve": Case("DynaServe", system_named("dynaserve")),
-    "disaggregated": Case("disaggregated", system_named("disaggregated")),
+    "dynaserve": Case("DynaServe", policy_named("dynaserve")),
+    "disaggregated": Case("disaggregated", policy_named("disaggregated")),
     "chunk_2048": _colocated(2048),
     "chunk_1024": _colocated(1024),
     "chunk_512": _colocated(512),
     "chunk_256": _colocated(256),
-    "printed": Case("DynaServe, all work balanced as printed", system_named("dynaserve", balance="all")),
-    "least_loaded": Case("DynaServe, first parts to the less loaded", system_named("dynaserve", alpha="least_loaded")),
-    "full_steps": Case("DynaServe, steps fill the budget", system_named("dynaserve", slo_aware=False)),
+    "printed": Case("DynaServe, all work balanced as printed", policy_named("dynaserve", balance="all")),
+    "least_loaded": Case("DynaServe, first parts to the less loaded", policy_named("dynaserve", alpha="least_loaded")),
+    "full_steps": Case("DynaServe, steps fill the budget", policy_named("dynaserve", slo_aware=False)),
 }
 #: Chunks of co-location, the best of which counts.
 COLOCATED = ("chunk_2048", "chunk_1024", "chunk_512", "chunk_256")

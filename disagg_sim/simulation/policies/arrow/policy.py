@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -64,24 +64,10 @@ from disagg_sim.simulation.policies.common_options import (
     token_budget_option,
 )
 from disagg_sim.simulation.policies.loads import ByRole
-from disagg_sim.simulation.policy import (
-    LATER,
-    AsPlanned,
-    Flip,
-    Leg,
-    Limits,
-    Move,
-    Parts,
-    Role,
-    Site,
-    State,
-    StepLimits,
-    Wish,
-    register,
-)
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.policy import Parts, register
+from disagg_sim.simulation.site import AsPlanned, Site, StepLimits
+from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.wishes import LATER, Flip, Leg, Limits, Move, Role, State, Wish
 
 #: An enum's members are slow to look up.
 PREFILL, DECODE, READY, FLIPPING = Role.PREFILL, Role.DECODE, State.READY, State.FLIPPING
@@ -136,7 +122,7 @@ class Arrow:
             )
 
     def build(self, site: Site) -> Parts:
-        """See ``System``; prefill and decode parts say where the instances begin."""
+        """See ``Policy``; prefill and decode parts say where the instances begin."""
         limits = Limits(
             token_budget=self.token_budget, max_sequences=self.max_sequences, max_prompts=self.prompts_per_step
         )
@@ -152,7 +138,7 @@ class GlobalScheduler:
     Parameters
     ----------
     options : Arrow
-        The system's.
+        The policy's.
     site, steps, mappings
         What is there, how instances step, and the mapping of each instance.
     """

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.kernel.step_table import StepTable
 
 #: Prompt lengths to which the predictor is fitted: two a doubling. [token]
 FITTED_LENGTHS = tuple(round(2.0 ** (half / 2)) for half in range(10, 35))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.simulation.policies.knapsack import greedy
-from disagg_sim.simulation.policy import MAX_SEQUENCES, Batch, Site
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.site import Site
+from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.wishes import MAX_SEQUENCES, Batch
 
 #: Short prompts filled into the length threshold by worth, or prompts in order of arrival up to the threshold.
 BATCHES = ("knapsack", "fifo")

@@ -22,11 +22,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, period_option, token_budget_option
@@ -35,11 +36,10 @@ from disagg_sim.simulation.policies.dopd.sizes import SIZINGS, Profile
 from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
 from disagg_sim.simulation.policies.loads import ByRole, least, least_decode
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
-from disagg_sim.simulation.policy import AsPlanned, Leg, Limits, Parts, Role, Site, StepLimits, Wish, register
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.instances import Index
-    from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.policy import Parts, register
+from disagg_sim.simulation.site import AsPlanned, Site, StepLimits
+from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.wishes import Leg, Limits, Role, Wish
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 #: Weight of the newest window in the correction. [1]
@@ -89,7 +89,7 @@ class Dopd:
         check_options(self)
 
     def build(self, site: Site) -> Parts:
-        """See ``System``."""
+        """See ``Policy``."""
         decode = Limits(token_budget=self.token_budget, max_sequences=self.max_sequences)
         prefill = Limits(mode=Mode.MANUAL, token_budget=self.token_budget, max_sequences=self.max_sequences)
         steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=prefill, decode=decode))

@@ -10,16 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
+from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.dopd.ratio import BANDWIDTH_SHARE
 from disagg_sim.simulation.policies.pools import Sizes
-from disagg_sim.simulation.policy import Limits, Site
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.site import Site
+from disagg_sim.simulation.wishes import Limits
 
 #: The rule of eq. (15) and the one that algorithm 2 prints.
 SIZINGS = ("mended", "printed")

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.common_options import (
@@ -33,11 +34,10 @@ from disagg_sim.simulation.policies.common_options import (
 )
 from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, least_prefill
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
-from disagg_sim.simulation.policy import AsPlanned, Autoscaler, Limits, Parts, Role, Site, StepLimits, Wish, register
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.instances import Index
-    from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.policy import Autoscaler, Parts, register
+from disagg_sim.simulation.site import AsPlanned, Site, StepLimits
+from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.wishes import Limits, Role, Wish
 
 Floats = NDArray[np.float64]
 
@@ -89,7 +89,7 @@ class DynamoLoad:
         check_options(self)
 
     def build(self, site: Site) -> Parts:
-        """See ``System``."""
+        """See ``Policy``."""
         steps = stepping(site, self.token_budget, self.max_sequences)
         return planned(site, LoadPlanner(self, site, steps), steps)
 

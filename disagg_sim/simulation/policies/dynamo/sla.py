@@ -14,10 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from disagg_sim.domain import Slo
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
+from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.options import MOST, check_options, option
 from disagg_sim.simulation.policies.common_options import (
     drain_option,
@@ -29,11 +30,10 @@ from disagg_sim.simulation.policies.common_options import (
 from disagg_sim.simulation.policies.dynamo.load import DynamoLoad, LoadPlanner, planned, stepping
 from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
-from disagg_sim.simulation.policy import Parts, Role, Site, StepLimits, Wish, register
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.kernel.step_table import StepTable
-    from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.policy import Parts, register
+from disagg_sim.simulation.site import Site, StepLimits
+from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.wishes import Role, Wish
 
 
 @register("dynamo_sla")
@@ -57,7 +57,7 @@ class DynamoSla:
         check_options(self)
 
     def build(self, site: Site) -> Parts:
-        """See ``System``."""
+        """See ``Policy``."""
         steps = stepping(site, self.token_budget, self.max_sequences)
         return planned(site, Planner(self, site, steps), steps)
 

@@ -18,7 +18,7 @@ simulation the running average of observed ones could only repeat.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,10 +28,10 @@ from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
 from disagg_sim.simulation.policies.dynaserve import predictor
 from disagg_sim.simulation.policies.loads import ByRole
-from disagg_sim.simulation.policy import AsPlanned, Leg, Limits, Parts, Role, Site, register
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.policy import Parts, register
+from disagg_sim.simulation.site import AsPlanned, Site
+from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.wishes import Leg, Limits, Role
 
 #: Which instance of a pair takes first parts: always the same, or the one with fewer requests.
 ALPHAS = ("fixed", "least_loaded")
@@ -88,11 +88,11 @@ class DynaServe:
         check_options(self)
 
     def build(self, site: Site) -> Parts:
-        """See ``System``."""
+        """See ``Policy``."""
         start = site.instances(("pairs", Role.BOTH))
         if len(start) % 2:
             raise InputError(
-                f"deployment {site.deployment.name!r} has {len(start)} instances for system 'dynaserve'; allowed: an "
+                f"deployment {site.deployment.name!r} has {len(start)} instances for policy 'dynaserve'; allowed: an "
                 f"even number, two a pair"
             )
         limits = Limits(

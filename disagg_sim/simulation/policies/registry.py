@@ -1,0 +1,57 @@
+"""The registered policies by name: the built-in ones, and those of the user's own files once these are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from disagg_sim.errors import UnknownNameError, nearest, quoted
+from disagg_sim.simulation.faults import own_faults
+from disagg_sim.simulation.policies.arrow.policy import Arrow
+from disagg_sim.simulation.policies.disaggregated import Disaggregated
+from disagg_sim.simulation.policies.dopd.policy import Dopd
+from disagg_sim.simulation.policies.dynamo.load import DynamoLoad
+from disagg_sim.simulation.policies.dynamo.sla import DynamoSla
+from disagg_sim.simulation.policies.dynaserve.policy import DynaServe
+from disagg_sim.simulation.policies.least_load import InTurn, LeastLoad
+from disagg_sim.simulation.policies.vllm import Vllm
+from disagg_sim.simulation.policy import POLICIES, Policy
+
+#: What this package ships; importing their modules has registered them.
+BUILT_IN = (Arrow, Disaggregated, Dopd, DynamoLoad, DynamoSla, DynaServe, LeastLoad, InTurn, Vllm)
+
+
+def policies() -> dict[str, type[Policy]]:
+    """All registered policies by name, the built-in ones first."""
+    return POLICIES
+
+
+def title_of(policy: type[Policy]) -> str:
+    """What a policy does, in one line: the first of its docstring; empty where nobody wrote one."""
+    written = (policy.__doc__ or "").strip()
+    made = written.startswith(f"{policy.__name__}(")  # ``dataclass`` puts the signature where nothing stands
+    return "" if made or not written else written.splitlines()[0]
+
+
+def policy_named(name: str, **options: Any) -> Policy:
+    """Return the registered policy of that name with some of its options changed.
+
+    Raises
+    ------
+    UnknownNameError
+        No such policy, or no such option of it; the text names the nearest.
+    PolicyError
+        A user's own policy that cannot be made, with the error that it raised as the cause.
+    """
+    if name not in policies():
+        names = ", ".join(sorted(POLICIES))
+        raise UnknownNameError(f"unknown policy {quoted(name)}{nearest(name, POLICIES)}; known: {names}")
+    known = [field.name for field in fields(POLICIES[name])]  # type: ignore[arg-type]
+    for option in options:
+        if option not in known:
+            raise UnknownNameError(
+                f"policy {name!r} has no option {quoted(option)}{nearest(option, known)}; "
+                f"it has {', '.join(known) or 'none'}"
+            )
+    with own_faults(f"policy {name!r}", POLICIES[name].__module__):
+        return POLICIES[name](**options)

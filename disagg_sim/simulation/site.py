@@ -1,0 +1,116 @@
+"""What a policy may know before its run: the site, and how its instances fill their steps as planned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from disagg_sim.domain import Mapping, Slo
+from disagg_sim.physics.kv_transfer import kv_bytes_per_request
+from disagg_sim.physics.setting import Setting
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.kernel.layout import Mode
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.kv_link import LinkSpec, instance_bandwidth
+from disagg_sim.simulation.options import MOST_SEQUENCES
+from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What a policy may know before its run."""
+
+    setting: Setting
+    deployment: ServedDeployment
+    slo: Slo
+    link: LinkSpec
+    link_bandwidth: float  # of one GPU, one way [B/s]
+    link_latency_s: float  # [s]
+    tables: Callable[[Mapping, int], StepTable]  # step times of an instance and its most sequences
+    blocks: Callable[[Mapping, Limits], int]  # KV blocks that it holds [block]
+    rng: Callable[[str], np.random.Generator]  # random stream of that name
+    start_up_s: float  # from the wish to the first token served [s]
+    flip_s: float  # a change of role takes the instance out of service that long [s]
+    prompt_tokens: float  # mean of the traffic that is expected [token]
+    output_tokens: float  # mean of the traffic that is expected [token]
+
+    def table(self, mapping: Mapping, max_sequences: int = MAX_SEQUENCES) -> StepTable:
+        """Step times of an instance that decodes up to ``max_sequences`` [1]."""
+        return self.tables(mapping, max_sequences)
+
+    def instance_bandwidth(self, mapping: Mapping) -> float:
+        """Into or out of an instance, one way. [B/s]"""
+        return instance_bandwidth(self.setting, mapping, self.link_bandwidth)
+
+    def kv_bytes(self, tokens: int) -> float:
+        """Cache of ``tokens`` of one request, each element once. [B]"""
+        return kv_bytes_per_request(self.setting.model, self.setting.precision, tokens)
+
+    def transfer_s(self, tokens: int, sender: Mapping, receiver: Mapping) -> float:
+        """Time to move the cache of ``tokens`` between two instances that share their links with nobody. [s]"""
+        bandwidth = min(self.instance_bandwidth(sender), self.instance_bandwidth(receiver))
+        return self.link_latency_s + self.kv_bytes(tokens) / bandwidth
+
+    def instances(self, *parts: tuple[str, Role]) -> tuple[tuple[Mapping, Role], ...]:
+        """Instances of parts of the deployment, one entry each: ``site.instances(("prefill", Role.PREFILL))``."""
+        return tuple(
+            (replicas.mapping, role)
+            for part, role in parts
+            for replicas in self.deployment.part(part)
+            for _ in range(replicas.instances)
+        )
+
+
+#: Role of the instances of a part when they start.
+ROLE_OF = {"prefill": Role.PREFILL, "decode": Role.DECODE, "colocated": Role.BOTH, "pairs": Role.BOTH}
+
+
+class StepLimits(Protocol):
+    """Decode scheduling: how the instances of a role fill their steps."""
+
+    def limits(self, mapping: Mapping, role: Role) -> Limits:
+        """Rules and bounds of an instance, when it starts or takes the role."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsPlanned:
+    """Step limits as the parts of the deployment say, as usual for the policy where these are silent.
+
+    What a part says holds before an option of the policy. ``batch`` of a part that decodes is the most sequences that
+    run together, ``token_budget`` the most tokens of a step; the budget of the policy grows to a token a sequence.
+    ``batch`` of a prefill part means passes of so many whole prompts, of at most ``token_budget`` tokens, or of what
+    they have at the expected lengths. A policy that prefills in chunks, or forms batches by a rule of its own, has no
+    such passes: it keeps to its own limits there.
+    """
+
+    site: Site
+    usual: StepLimits
+    parts: tuple[str, ...]  # that the policy takes
+    alone: bool = False  # one phase an instance: passes of whole prompts, no room for prefill in decode steps
+
+    def limits(self, mapping: Mapping, role: Role) -> Limits:
+        """See ``StepLimits``."""
+        usual = self.usual.limits(mapping, role)
+        part = self._part(mapping, role)
+        if part is None:
+            return usual
+        if part.batch is None:
+            return replace(usual, token_budget=part.token_budget or usual.token_budget)
+        if role != Role.PREFILL:
+            budget = part.token_budget or max(part.batch, 1 if self.alone else usual.token_budget)
+            return replace(usual, token_budget=budget, max_sequences=part.batch)
+        if not self.alone:
+            return usual
+        budget = part.token_budget or math.ceil(part.batch * self.site.prompt_tokens)
+        resident = min(2 * mapping.pp * part.batch, MOST_SEQUENCES)  # in the pipeline and leaving, as in memory
+        return Limits(mode=Mode.PREFILL_FIRST, token_budget=budget, max_prompts=part.batch, max_sequences=resident)
+
+    def _part(self, mapping: Mapping, role: Role) -> Replicas | None:
+        """What the deployment says of instances of that mapping; of two entries of one mapping the limits are equal."""
+        own = (self.site.deployment.part(part) for part in self.parts if ROLE_OF[part] == role)
+        return next((each for replicas in own for each in replicas if each.mapping == mapping), None)

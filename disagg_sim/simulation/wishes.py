@@ -1,0 +1,118 @@
+"""The nouns in which a policy speaks: roles, limits of steps, legs of requests, batches, and wishes with a reason.
+
+A policy changes nothing itself. The cluster checks each wish, delays it by start-up or flip times, applies it and
+writes it into the decision log; an impossible one stops the run with ``PolicyError``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from disagg_sim.domain import Mapping
+from disagg_sim.simulation.kernel.layout import Mode
+
+#: Most sequences of an instance unless a policy says otherwise; vLLM's default. [1]
+MAX_SEQUENCES = 256
+#: ``Leg.until`` of a leg that runs to the end of its request: the cluster clips it to the true length. [token]
+END = 2**62
+#: ``Leg.then`` of a leg whose successor is not known yet.
+LATER = -1
+
+
+class Role(IntEnum):
+    """What an instance is there for; routing keeps to it, the instance itself can run any segment."""
+
+    PREFILL = 0
+    DECODE = 1
+    BOTH = 2
+
+
+class State(IntEnum):
+    """Where an instance is in its life."""
+
+    STARTING = 0  # holds its GPUs, does not serve yet
+    READY = 1
+    DRAINING = 2  # finishes what it has, then stops
+    FLIPPING = 3  # finishes what it has, then reloads for the new role
+    STOPPED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How an instance forms its steps; see ``state.Mode``."""
+
+    mode: Mode = Mode.CHUNKED
+    token_budget: int = 2048  # decodes and prefill of one step; of a pass in PREFILL_FIRST [token]
+    max_sequences: int = MAX_SEQUENCES  # running and in prefill together [1]
+    max_prompts: int = 2**31  # prompts of one pass [1]
+    step_limit_s: float = np.inf  # of a SLO_AWARE step [s]
+
+
+class Leg(NamedTuple):
+    """One segment of a request as a policy wishes it."""
+
+    instance: int
+    #: Tokens of the request, prompt and output, that exist when the leg ends: ``END``, or the prompt plus
+    #: one for plain disaggregation (prefill emits the first token). [token]
+    until: int = END
+    #: Instance of the rest, where it is known already: its cache is pushed chunk by chunk.
+    then: int = LATER
+    #: Other wishes that this decision makes, applied before the leg starts.
+    wishes: tuple[Wish, ...] = ()
+    #: What the decision itself takes: the leg, or its transfer, starts that much later. [s]
+    delay_s: float = 0.0
+
+
+class Flip(NamedTuple):
+    """Give an instance another role; it finishes what it has."""
+
+    instance: int
+    role: Role
+    reason: str
+
+
+class Start(NamedTuple):
+    """Start an instance; it serves after the start-up time."""
+
+    mapping: Mapping
+    role: Role
+    reason: str
+
+
+class Stop(NamedTuple):
+    """Stop an instance: it takes nothing new and leaves when it is empty, or at once and its requests fail."""
+
+    instance: int
+    reason: str
+    drain: bool = True
+
+
+class Move(NamedTuple):
+    """Give a prompt that waits on an instance, none of it computed yet, to another: nothing has to be transferred."""
+
+    request: int
+    origin: int
+    instance: int
+    reason: str
+
+
+class SetLimits(NamedTuple):
+    """Change how an instance forms its steps."""
+
+    instance: int
+    limits: Limits
+    reason: str
+
+
+Wish = Flip | Start | Stop | Move | SetLimits
+
+
+class Batch(NamedTuple):
+    """A prefill batch to run now, or none and the time at which to ask again."""
+
+    requests: tuple[int, ...]
+    wake_s: float = np.inf  # where nothing runs: ask again at this time, arrivals ask anyway [s]
