@@ -7,7 +7,11 @@ from typing import Annotated
 
 import typer
 
+from disagg_sim.calibration.served.engine_fit import fit_engine
+from disagg_sim.calibration.served.engine_yaml import UNITS, engine_text, write_engine
+from disagg_sim.calibration.served.rows import read_rows
 from disagg_sim.cli.tables import print_table
+from disagg_sim.facts.load import load_engine
 
 
 def engine(
@@ -20,11 +24,6 @@ def engine(
 
     Runs of the held-out part are not seen, and the same data give the same file. Fit the kernels first.
     """
-    from disagg_sim.calibration.served.engine_fit import fit_engine
-    from disagg_sim.calibration.served.engine_yaml import UNITS, engine_text, write_engine
-    from disagg_sim.calibration.served.rows import read_rows
-    from disagg_sim.facts.load import load_engine
-
     before = load_engine(engine)
     fit = fit_engine([row for path in files for row in read_rows(path)], before.name)
     spec = write_engine(out, engine_text(fit, date=date))

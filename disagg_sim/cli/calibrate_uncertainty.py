@@ -8,7 +8,12 @@ from typing import Annotated
 
 import typer
 
+from disagg_sim.calibration.kernels.spreads import engine_spreads, kernel_spreads, spreads_text, write_spreads
+from disagg_sim.calibration.served.bands import with_bands
+from disagg_sim.calibration.served.evaluate import evaluate
+from disagg_sim.calibration.served.rows import read_rows
 from disagg_sim.cli.tables import print_table
+from disagg_sim.facts.load import load_uncertainty
 
 
 def uncertainty(
@@ -30,12 +35,6 @@ def uncertainty(
 
     Without served measurements the shipped spreads of the engines stay.
     """
-    from disagg_sim.calibration.kernels.spreads import engine_spreads, kernel_spreads, spreads_text, write_spreads
-    from disagg_sim.calibration.served.bands import with_bands
-    from disagg_sim.calibration.served.evaluate import evaluate
-    from disagg_sim.calibration.served.rows import read_rows
-    from disagg_sim.facts.load import load_uncertainty
-
     kinds, composed = kernel_spreads(files, exclude=exclude, efficiency=efficiency)
     shipped = load_uncertainty("measured")
     spread = replace(shipped, kinds=kinds, composed=composed, assumed=assumed, per_doubling=per_doubling)

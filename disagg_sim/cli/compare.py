@@ -7,15 +7,25 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from disagg_sim.atomic import write_text
-
-if TYPE_CHECKING:
-    from disagg_sim.sweep.compare import Comparison, FrontChange, Frontier, Move, PointChange
-    from disagg_sim.sweep.inputs import Change
+from disagg_sim.cli.tables import print_table
+from disagg_sim.report.words import mapping_text
+from disagg_sim.sweep.compare import (
+    FRONTIER,
+    Comparison,
+    FrontChange,
+    Frontier,
+    Move,
+    PointChange,
+    compare_frontiers,
+    read_frontier,
+    require_same_cases,
+)
+from disagg_sim.sweep.inputs import Change
 
 MOVED = 1  # exit code of ``check``, and of nothing else
 SHOWN = 10  # changed points printed of each front, and changed inputs, unless all are asked for [1]
@@ -43,8 +53,6 @@ def check(
     Exit code 0: nothing changed. 1: points were lost, are new, or moved beyond the tolerance. 2: nothing to compare, as
     without a baseline. 3: a fault of the program, or nobody reads its output.
     """
-    from disagg_sim.sweep.compare import compare_frontiers, read_frontier, require_same_cases
-
     old, new = read_frontier(baseline), read_frontier(results)
     require_same_cases(old, new)
     comparison = compare_frontiers(old, new, rtol=rtol)
@@ -67,8 +75,6 @@ def compare(
     everything: _All = False,
 ) -> None:
     """Tell what is lost, new or moved from A to B, in the cases that both have."""
-    from disagg_sim.sweep.compare import compare_frontiers, read_frontier
-
     old, new = read_frontier(a), read_frontier(b)
     comparison = compare_frontiers(old, new, rtol=rtol)
     causes = _causes(old, new)
@@ -103,8 +109,6 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def _print(comparison: Comparison, *, everything: bool) -> None:
-    from disagg_sim.cli.tables import print_table
-
     for front in comparison.fronts:
         if front.same_points:
             continue
@@ -162,8 +166,6 @@ def _size(point: PointChange) -> float:
 
 
 def _configuration(point: PointChange) -> list[str]:
-    from disagg_sim.report.words import mapping_text
-
     key: dict[str, Any] = dict(point.key)
     chunk = f" chunk {key['prefill_chunk_tokens']}" if key["prefill_chunk_tokens"] else ""
     return [
@@ -174,8 +176,6 @@ def _configuration(point: PointChange) -> list[str]:
 
 def _values(point: PointChange) -> list[str]:
     """Both quantities of the frontier, and what else moved, the farthest first."""
-    from disagg_sim.sweep.compare import FRONTIER
-
     pairs = [
         (None if point.old is None else point.old[at], None if point.new is None else point.new[at]) for at in (0, 1)
     ]

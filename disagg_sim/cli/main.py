@@ -10,80 +10,42 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 
-from disagg_sim.cli.calibrate import app as calibrate_app
-from disagg_sim.cli.calibrate_engine import engine
-from disagg_sim.cli.calibrate_uncertainty import uncertainty
-from disagg_sim.cli.compare import check, compare
-from disagg_sim.cli.measure import measure
-from disagg_sim.cli.reproduce import reproduce
-from disagg_sim.cli.sensitivity import sensitivity
-from disagg_sim.cli.simulate import simulate
-from disagg_sim.cli.specs import app as specs_app
-from disagg_sim.cli.sweep import sweep
-from disagg_sim.cli.trace import app as trace_app
-from disagg_sim.cli.validate import app as validate_app
+from disagg_sim.cli.commands import Commands
 from disagg_sim.errors import DisaggSimError, InputError, printable
 from disagg_sim.facts.yaml_files import spec_roots
 
 EXPECTED, FAULT, INTERRUPTED = 2, 3, 130  # exit codes
 
 UsageError: Any = typer.BadParameter.__bases__[0]  # click's, which typer may bring along under a name of its own
-NoArguments: Any = getattr(sys.modules[UsageError.__module__], "NoArgsIsHelpError", ())  # older ones show help and end
+
 
 app = typer.Typer(
     name="disagg-sim",
     help="Design-space simulator for disaggregated LLM inference.",
-    no_args_is_help=True,
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-#: Commands in the order of their use: what a list of commands says of each, and an example.
-COMMANDS: tuple[tuple[str, Callable[..., None], str, str], ...] = (
-    ("sweep", sweep, "Frontiers, rate matching, KV bandwidth of a sweep.", "sweep demo --out reports/demo --jobs 2"),
-    ("simulate", simulate, "Replay traces through serving policies.", "simulate azure_conv_on_h100 --out results"),
-    ("sensitivity", sensitivity, "Elasticities along every frontier.", "sensitivity demo --out reports/demo"),
-    ("check", check, "Hold frontiers against a baseline.", "check reports/mine --baseline baselines/mine"),
-    ("compare", compare, "Tell what two frontiers differ in.", "compare reports/mine reports/other --all"),
-    ("reproduce", reproduce, "Figures and claims of a published study.", "reproduce beyond-the-buzz --out reports/b"),
-    ("measure", measure, "Time the kernels of the GPU at hand.", "measure --out own.csv --system h200_sxm --quick"),
-)
-for _name, _function, _said, _example in COMMANDS:
-    app.command(_name, short_help=_said, epilog=f"Example: disagg-sim {_example}")(_function)
-app.add_typer(specs_app, name="specs", short_help="Shipped systems, models, traffic, policies.")
-app.add_typer(trace_app, name="trace", short_help="What a request trace is like.")
-app.add_typer(calibrate_app, name="calibrate", short_help="Measurements to fitted efficiencies.")
-app.add_typer(validate_app, name="validate", short_help="Hold predictions against measurements.")
-calibrate_app.command(
-    "uncertainty",
-    short_help="Spreads behind error bars.",
-    epilog="Example: disagg-sim calibrate uncertainty gemm.csv --out uncertainty.yaml",
-)(uncertainty)
-calibrate_app.command(
-    "engine",
-    short_help="Host times of an engine.",
-    epilog="Example: disagg-sim calibrate engine served.csv --engine vllm --out vllm.yaml",
-)(engine)
 
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
-
         typer.echo(f"disagg-sim {version('disagg-sim')}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: Annotated[  # noqa: ARG001 - its callback answers it
+    shows: Annotated[  # noqa: ARG001 - its callback answers it
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
@@ -107,9 +69,6 @@ def run(arguments: Sequence[str]) -> int:
     except DisaggSimError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return EXPECTED
-    except NoArguments as error:  # a usage error that holds the help
-        print(error.format_message())
-        return 0
     except UsageError as error:
         text = printable(str(error.format_message()))
         print(f"error: {text or 'no command given'} ('disagg-sim --help' shows what there is)", file=sys.stderr)

@@ -7,6 +7,13 @@ from typing import Annotated
 
 import typer
 
+from disagg_sim.calibration.bench.measure import QUICK, TRIAL, Plan
+from disagg_sim.calibration.bench.measure import measure as run
+from disagg_sim.calibration.bench.torch_bench import torch_bench
+from disagg_sim.calibration.kernels.tables import read_tables, write_measured
+from disagg_sim.cli.progress import listener
+from disagg_sim.facts.load import load_system
+
 
 def measure(
     out: Annotated[
@@ -19,13 +26,6 @@ def measure(
     ] = False,
 ) -> None:
     """Time GEMM, attention, copies, launches and (with several GPUs) collectives of this machine. Needs PyTorch."""
-    from disagg_sim.calibration.bench.measure import QUICK, TRIAL, Plan
-    from disagg_sim.calibration.bench.measure import measure as run
-    from disagg_sim.calibration.bench.torch_bench import torch_bench
-    from disagg_sim.calibration.kernels.tables import read_tables, write_measured
-    from disagg_sim.cli.progress import listener
-    from disagg_sim.facts.load import load_system
-
     spec = load_system(system)
     bench = torch_bench(device)
     plan = TRIAL if device == "cpu" else QUICK if quick else Plan()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import pandas as pd
 import typer
 
+from disagg_sim.cli.progress import listener
 from disagg_sim.cli.sweep import cores
 from disagg_sim.errors import InputError, UnknownNameError, nearest
-
-if TYPE_CHECKING:
-    import pandas as pd
+from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told
+from disagg_sim.study.beyond_the_buzz.claims import PROFILES, holding
+from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
+from disagg_sim.study.beyond_the_buzz.reproduce import reproduce as write
+from disagg_sim.study.papers import paper, paper_names
 
 FRONTIERS = "beyond-the-buzz"  # a study of frontiers; the others simulate traces
 
@@ -41,9 +45,6 @@ def reproduce(
     ] = False,
 ) -> None:
     """Write every figure of a published study with its data, and whether its claims hold."""
-    from disagg_sim.cli.progress import listener
-    from disagg_sim.study.papers import paper, paper_names
-
     known = (FRONTIERS, *paper_names())
     if study not in known:
         raise UnknownNameError(f"unknown study {study!r}{nearest(study, known)}; known: {', '.join(known)}")
@@ -55,8 +56,6 @@ def reproduce(
     if study == FRONTIERS:
         _frontiers(out, figure or [], profile or [], jobs)
         return
-    from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told
-
     if traces is not None and not traces.is_dir():
         raise InputError(f"--traces {traces}: no such directory")
     told = listener("experiments", "done")
@@ -69,8 +68,6 @@ def reproduce(
 
 
 def _tell_claims(claims: pd.DataFrame, out: Path) -> None:
-    from disagg_sim.study.beyond_the_buzz.claims import holding
-
     for line in holding(claims).to_dict("records"):
         misses = f"; not: {line['misses']}" if line["misses"] else ""
         typer.echo(f"{line['profile']}: {line['holds']} of {line['of']} claims hold{misses}")
@@ -79,11 +76,6 @@ def _tell_claims(claims: pd.DataFrame, out: Path) -> None:
 
 def _frontiers(out: Path, figure: list[str], profile: list[str], jobs: int | None) -> None:
     """The study of frontiers."""
-    from disagg_sim.cli.progress import listener
-    from disagg_sim.study.beyond_the_buzz.claims import PROFILES
-    from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
-    from disagg_sim.study.beyond_the_buzz.reproduce import reproduce as write
-
     try:
         frontiers = Frontiers(out, jobs=jobs or cores(), listener=listener())
         items = [f"fig{int(name):02d}" if name.isdecimal() else name for name in figure]

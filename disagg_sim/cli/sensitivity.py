@@ -7,8 +7,15 @@ from typing import Annotated
 
 import typer
 
+from disagg_sim.cli.progress import listener
 from disagg_sim.cli.sweep import cores
 from disagg_sim.cli.tables import print_table
+from disagg_sim.report.elasticities import draw_elasticities
+from disagg_sim.report.words import case_title
+from disagg_sim.sweep.elasticities import sweep_elasticities, why_not, write_elasticities
+from disagg_sim.sweep.plan import plan_sweep
+from disagg_sim.sweep.run import run_sweep
+from disagg_sim.sweep.spec import load_sweep
 
 
 def sensitivity(
@@ -23,14 +30,6 @@ def sensitivity(
     DIR receives sensitivity.csv (at each frontier point and for each parameter: of TTL, FTL and throughput at the same
     design, and of the frontier at the same interactivity with designs chosen anew) and figures/CASE/sensitivity.png.
     """
-    from disagg_sim.cli.progress import listener
-    from disagg_sim.report.elasticities import draw_elasticities
-    from disagg_sim.report.words import case_title
-    from disagg_sim.sweep.elasticities import sweep_elasticities, why_not, write_elasticities
-    from disagg_sim.sweep.plan import plan_sweep
-    from disagg_sim.sweep.run import run_sweep
-    from disagg_sim.sweep.spec import load_sweep
-
     told = listener()
     result = run_sweep(plan_sweep(load_sweep(name, profile=profile)), out, jobs=jobs or cores(), listener=told)
     result.require()

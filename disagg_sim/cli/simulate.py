@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from disagg_sim.cli.progress import listener
 from disagg_sim.cli.sweep import cores
+from disagg_sim.cli.tables import print_table
 from disagg_sim.domain import MOST_SEED
-
-if TYPE_CHECKING:
-    from disagg_sim.scenario.plan import ScenarioPlan
-    from disagg_sim.scenario.run import ScenarioResult
+from disagg_sim.report.perfetto import write_perfetto
+from disagg_sim.report.simulation import draw_simulation
+from disagg_sim.scenario.plan import ScenarioPlan, plan_scenario
+from disagg_sim.scenario.run import ScenarioResult, require_no_faults, run_scenario
+from disagg_sim.scenario.spec import load_scenario
 
 
 def simulate(
@@ -32,9 +35,6 @@ def simulate(
 ) -> None:
     """Simulate every policy, deployment, trace and rate of a scenario: latencies, attainment, goodput, GPU-hours."""
     try:
-        from disagg_sim.scenario.plan import plan_scenario
-        from disagg_sim.scenario.spec import load_scenario
-
         plan = plan_scenario(load_scenario(name, trace=trace, seed=seed))
         _simulate(plan, out, jobs or cores(), figures=not no_figures, overwrite=overwrite, perfetto=perfetto)
     except KeyboardInterrupt:
@@ -43,11 +43,6 @@ def simulate(
 
 
 def _simulate(plan: ScenarioPlan, out: Path, jobs: int, *, figures: bool, overwrite: bool, perfetto: bool) -> None:
-    from disagg_sim.cli.progress import listener
-    from disagg_sim.report.perfetto import write_perfetto
-    from disagg_sim.report.simulation import draw_simulation
-    from disagg_sim.scenario.run import require_no_faults, run_scenario
-
     told = listener("requests", "simulated")
     result = run_scenario(plan, out, jobs=jobs, listener=told, overwrite=overwrite)
     if perfetto:
@@ -60,8 +55,6 @@ def _simulate(plan: ScenarioPlan, out: Path, jobs: int, *, figures: bool, overwr
 
 
 def _print_summary(result: ScenarioResult) -> None:
-    from disagg_sim.cli.tables import print_table
-
     header = ("policy", "deployment", "trace", "rate", "attainment", "goodput", "TTFT p90", "TPOT p90", "GPU-hours")
     rows = [
         (

@@ -14,6 +14,7 @@ import typer
 
 from disagg_sim.cli.tables import print_table
 from disagg_sim.errors import SpecError, UnknownNameError, nearest
+from disagg_sim.facts.check import check_file
 from disagg_sim.facts.efficiency import ASSUMED, SECTIONS, EfficiencySpec, Fit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import (
@@ -35,22 +36,19 @@ from disagg_sim.report.specs import (
     system_lines,
     traffic_lines,
 )
+from disagg_sim.scenario.policy_files import load_policies
+from disagg_sim.scenario.spec import check_scenario
 from disagg_sim.simulation.policies.registry import policies, policy_named, title_of
 from disagg_sim.simulation.policy import Policy
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.units import US
 
 #: The kind that is no file.
 POLICY = "policy"
 _KIND_HELP = "hardware, model, traffic, precision, profile or policy"
 
-app = typer.Typer(
-    help="Shipped systems, models, traffic, precision recipes, profiles and serving policies.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
 
-
-@app.command("list", short_help="Names and titles of what is shipped.", epilog="Example: disagg-sim specs list model")
 def list_(kind: Annotated[str, typer.Argument(help=_KIND_HELP)] = "") -> None:
     """List what is shipped, with titles; of 'policies' every option, too."""
     known = _known_kind(kind) if kind else ""
@@ -64,9 +62,6 @@ def list_(kind: Annotated[str, typer.Argument(help=_KIND_HELP)] = "") -> None:
     print_table(rows, header=("kind", "name", "title"))
 
 
-@app.command(
-    short_help="One spec with units and sources.", epilog="Example: disagg-sim specs show hardware h100_sxm --fits"
-)
 def show(
     kind: Annotated[str, typer.Argument(help=_KIND_HELP)],
     name: Annotated[str, typer.Argument(help="a name that 'specs list' prints, or a YAML file; policy: a Python file")],
@@ -90,17 +85,10 @@ def show(
             print_table(_fit_summary(efficiency), header=("fitted operator", "rows", "engines", "measured on"))
 
 
-@app.command(
-    short_help="Every fault of spec files.", epilog="Example: disagg-sim specs check my_gpu.yaml my_sweep.yaml"
-)
 def check(
     files: Annotated[list[Path] | None, typer.Argument(help="YAML files; all shipped ones when none is given")] = None,
 ) -> None:
     """Check spec files and name every fault. Nothing is run: policy files of a scenario are read as text."""
-    from disagg_sim.facts.check import check_file
-    from disagg_sim.scenario.spec import check_scenario
-    from disagg_sim.sweep.spec import load_sweep
-
     rows, faulty = [], []
     notes: list[str] = []
     for path in files or [path for kind in DIRECTORIES for path in spec_files(kind).values()]:
@@ -123,8 +111,6 @@ def check(
 
 def _policies_of(name: str) -> dict[str, type[Policy]]:
     """The policy of that name, or all that a Python file registers."""
-    from disagg_sim.scenario.policy_files import load_policies
-
     if not name.endswith(".py"):
         return {name: type(policy_named(name))}
     before = set(policies())
@@ -137,8 +123,6 @@ def _policies_of(name: str) -> dict[str, type[Policy]]:
 
 def _print_policies(chosen: Mapping[str, type[Policy]]) -> None:
     """A block for each: what it does, the parts of a deployment that it takes, its options; then the keys of a run."""
-    from disagg_sim.simulation.run import RunOptions
-
     for name, policy in chosen.items():
         typer.echo(": ".join(filter(None, (name, title_of(policy)))))
         typer.echo(f"takes the parts {', '.join(policy.needs)} of a deployment")

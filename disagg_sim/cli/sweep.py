@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from disagg_sim.sweep.plan import SweepPlan
+from disagg_sim.cli.progress import listener
+from disagg_sim.report.figures import draw_figures
+from disagg_sim.report.summary import write_summary
+from disagg_sim.sweep.fidelity import fidelity_of, write_fidelity
+from disagg_sim.sweep.plan import SweepPlan, plan_sweep
+from disagg_sim.sweep.run import run_sweep
+from disagg_sim.sweep.spec import load_sweep
 
 
 def sweep(
@@ -36,9 +41,6 @@ def sweep(
     if out is None and not dry_run:
         raise typer.BadParameter("needed, unless --dry-run is given", param_hint="'--out'")
     try:
-        from disagg_sim.sweep.plan import plan_sweep
-        from disagg_sim.sweep.spec import load_sweep
-
         plan = plan_sweep(load_sweep(name, profile=profile, engine=engine, prices=_prices(price or [])))
         if out is None or dry_run:
             typer.echo(_counts(plan))
@@ -50,12 +52,6 @@ def sweep(
 
 
 def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool, overwrite: bool, error_bars: bool) -> None:
-    from disagg_sim.cli.progress import listener
-    from disagg_sim.report.figures import draw_figures
-    from disagg_sim.report.summary import write_summary
-    from disagg_sim.sweep.fidelity import fidelity_of, write_fidelity
-    from disagg_sim.sweep.run import run_sweep
-
     told = listener()
     result = run_sweep(plan, out, jobs=jobs, listener=told, overwrite=overwrite)
     fidelity = fidelity_of(result, out, error_bars=error_bars)

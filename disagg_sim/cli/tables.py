@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from disagg_sim.errors import printable
 
@@ -12,12 +17,6 @@ WIDE = 200
 
 def print_table(rows: Iterable[Sequence[object]], *, header: Sequence[str] = (), numeric: Sequence[int] = ()) -> None:
     """Print rows in columns; ``numeric`` columns are flush right."""
-    import sys
-
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, show_header=bool(header), padding=(0, 2, 0, 0), pad_edge=False)
     body = [[" ".join(printable(str(cell)).splitlines()) for cell in row] for row in rows]
     for index in range(max((len(row) for row in body), default=len(header))):

@@ -7,28 +7,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from disagg_sim.cli.tables import print_table
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError
-
-if TYPE_CHECKING:
-    from disagg_sim.workload.statistics import LengthStatistics, MinuteStatistics, TraceStatistics
-
-app = typer.Typer(help="Request traces.", no_args_is_help=True, rich_markup_mode=None)
+from disagg_sim.workload.readers import load_trace
+from disagg_sim.workload.statistics import LengthStatistics, MinuteStatistics, TraceStatistics, trace_statistics
 
 
-@app.callback()
-def _group() -> None:
-    """Request traces."""
-
-
-@app.command(
-    short_help="Rate, burstiness, lengths, prefix reuse.", epilog="Example: disagg-sim trace stats conv.csv --json"
-)
 def stats(
     file: Annotated[Path, typer.Argument(help="a trace; of ServeGen a folder or a tar archive")],
     kind: Annotated[
@@ -55,9 +44,6 @@ def stats(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Requests, rate, burstiness, lengths and prefix reuse of a trace."""
-    from disagg_sim.workload.readers import load_trace
-    from disagg_sim.workload.statistics import trace_statistics
-
     trace = load_trace(
         file, kind, columns=_columns(column or ()), time_unit=time_unit, spread=not as_is, rate=rate, seed=seed
     )

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import pandas as pd
 import typer
 
+from disagg_sim.calibration.served.bands import with_bands
+from disagg_sim.calibration.served.evaluate import evaluate
+from disagg_sim.calibration.served.rows import read_rows
+from disagg_sim.calibration.served.tables import (
+    ENGINE_NOISE,
+    RERUN_NOISE,
+    counted,
+    judged,
+    summary,
+    who_wins,
+    write_rows,
+    write_tables,
+)
 from disagg_sim.cli.tables import print_table
-
-if TYPE_CHECKING:
-    import pandas as pd
+from disagg_sim.report.serving_fidelity import scatter_plots
 
 
 def validate_serving(
@@ -20,21 +32,6 @@ def validate_serving(
     ] = None,
 ) -> None:
     """Evaluate every row of measured serving runs and print the errors below saturation."""
-    from disagg_sim.calibration.served.bands import with_bands
-    from disagg_sim.calibration.served.evaluate import evaluate
-    from disagg_sim.calibration.served.rows import read_rows
-    from disagg_sim.calibration.served.tables import (
-        ENGINE_NOISE,
-        RERUN_NOISE,
-        counted,
-        judged,
-        summary,
-        who_wins,
-        write_rows,
-        write_tables,
-    )
-    from disagg_sim.report.serving_fidelity import scatter_plots
-
     rows = [row for path in files for row in read_rows(path)]
     table = evaluate(rows)
     if table.empty:

@@ -169,6 +169,19 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["calibrate", "--help"], ["swep"]])
+def test_a_list_of_commands_and_a_wrong_one_load_no_room(arguments: list[str]) -> None:
+    """A command is imported when it is called."""
+    heavy = {*HEAVY, "numpy", "numba", "disagg_sim.sweep", "disagg_sim.simulation", "disagg_sim.calibration"}
+    heavy -= {"pydantic"}  # typer itself reads options with it
+    script = f"""import sys
+from disagg_sim.cli.main import run
+run({arguments!r})
+print([m for m in {heavy!r} if m in sys.modules])"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_importing_the_package_takes_less_than_half_a_second() -> None:
     """CPU seconds, the best of three, as other processes may hold the cores."""
     script = "import time; t = time.process_time(); import disagg_sim; print(time.process_time() - t)"

@@ -7,22 +7,12 @@ from typing import Annotated
 
 import typer
 
+from disagg_sim.calibration.kernels.efficiency_yaml import efficiency_text, find_assumptions, write_efficiency
+from disagg_sim.calibration.kernels.fit import calibrate_kernels
+from disagg_sim.calibration.kernels.residuals import error_table, lines_of, part_of
 from disagg_sim.cli.tables import print_table
 
-app = typer.Typer(
-    help="Fit what kernels reach of a system's peaks to measurements.", no_args_is_help=True, rich_markup_mode=None
-)
 
-
-@app.callback()
-def _root() -> None:
-    """Fit what kernels reach of a system's peaks to measurements."""
-
-
-@app.command(
-    short_help="Efficiencies of kernels.",
-    epilog="Example: disagg-sim calibrate kernels gemm.csv --system h200_sxm --out h200_sxm.yaml",
-)
 def kernels(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Kernel tables (CSV; docs/calibration.md).")],
     system: Annotated[str, typer.Option(help="System that was measured: a name, or its YAML file.")],
@@ -42,10 +32,6 @@ def kernels(
 
     The same data give the same file: the clock does not enter, the date is what --date says.
     """
-    from disagg_sim.calibration.kernels.efficiency_yaml import efficiency_text, find_assumptions, write_efficiency
-    from disagg_sim.calibration.kernels.fit import calibrate_kernels
-    from disagg_sim.calibration.kernels.residuals import error_table, lines_of, part_of
-
     done = calibrate_kernels(files, system, exclude=exclude, framework=framework, split=split)
     beside = assumptions or find_assumptions(done.system.name)
     spec = write_efficiency(out, efficiency_text(done, data=data, date=date, assumptions=beside, split=split))

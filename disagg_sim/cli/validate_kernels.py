@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import pandas as pd
 import typer
 
+from disagg_sim.calibration.kernels.judge import POOLED, judge_kernels, summarise
+from disagg_sim.calibration.kernels.residuals import lines_of
 from disagg_sim.cli.tables import print_table
-from disagg_sim.cli.validate_serving import validate_serving
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-app = typer.Typer(
-    help="Hold predictions against measurements: every row, the errors by group, and pictures.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+from disagg_sim.report.fidelity import draw_scatter, write_tables
 
 
-app.command(
-    "serving",
-    short_help="Evaluate every row of served runs.",
-    epilog="Example: disagg-sim validate serving served.csv --out reports/serving",
-)(validate_serving)
-
-
-@app.callback()
-def _root() -> None:
-    """Hold predictions against measurements: every row, the errors by group, and pictures."""
-
-
-@app.command(
-    short_help="Predict every row of kernel tables.",
-    epilog="Example: disagg-sim validate kernels gemm.csv --out reports/kernels",
-)
 def kernels(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Kernel tables (CSV; docs/calibration.md).")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for rows.csv, summary.csv and the plots.")],
@@ -50,10 +28,6 @@ def kernels(
     summary.csv (median, 90 % quantile, bias and share inside the 80 % band by operator, library, system, part and
     size), and a scatter plot of each operator.
     """
-    from disagg_sim.calibration.kernels.judge import POOLED, judge_kernels, summarise
-    from disagg_sim.calibration.kernels.residuals import lines_of
-    from disagg_sim.report.fidelity import write_tables
-
     verdicts = judge_kernels(files, exclude=exclude, efficiency=efficiency)
     summary = summarise(verdicts)
     write_tables(out, {"rows": verdicts, "summary": summary})
@@ -70,8 +44,6 @@ def kernels(
 
 
 def _draw(verdicts: pd.DataFrame, out: Path) -> None:
-    from disagg_sim.report.fidelity import draw_scatter
-
     good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "")]
     for operator, rows in good.groupby("operator"):
         table = rows.assign(

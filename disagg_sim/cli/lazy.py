@@ -1,0 +1,75 @@
+"""Groups whose commands are imported when they are called, so that help and errors load none of the rooms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+
+class Entry(NamedTuple):
+    """Where a command stands, and what is said of it before it is imported."""
+
+    place: str  # "module:name" below ``disagg_sim.cli``: a function or a ``LazyGroup``
+    said: str  # in the list of commands
+    example: str = ""  # of a function: arguments of a call, shown below the help
+
+
+class LazyGroup(TyperGroup):
+    """A group of the commands in ``table``; its docstring is its help.
+
+    References: "Lazily loading subcommands", documentation of click, https://click.palletsprojects.com.
+    """
+
+    table: ClassVar[Mapping[str, Entry]]
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = _Commands(self.table)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Show the help where no command is given."""
+        if not args:
+            typer.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - what click asks for
+        """Names of the commands, in the order of the table."""
+        return list(self.table)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write the list of commands from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.said) for name, entry in self.table.items()])
+
+
+class _Commands(Mapping[str, Any]):
+    """Commands by name, each imported at its first use."""
+
+    def __init__(self, table: Mapping[str, Entry]) -> None:
+        self._table, self._loaded = table, dict[str, Any]()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = _load(name, self._table[name])
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+
+def _load(name: str, entry: Entry) -> Any:
+    module, _, attribute = entry.place.partition(":")
+    found = getattr(import_module(f"disagg_sim.cli.{module}"), attribute)
+    if isinstance(found, type):
+        return found(name=name, help=found.__doc__, rich_markup_mode=None)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name, short_help=entry.said, epilog=f"Example: disagg-sim {entry.example}")(found)
+    return typer.main.get_command(app)
