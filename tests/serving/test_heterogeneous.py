@@ -291,7 +291,13 @@ def test_a_plan_says_on_which_system_each_instance_runs(shipped):
 @settings(max_examples=30, deadline=None)
 @given(configurations, configurations, st.floats(0.1, 8), gpu_prices, gpu_prices)
 def test_lowest_cost_on_two_systems_equals_enumeration(prefill, decode, required, left, right):
-    plan = match_rates(*grids(prefill, decode), ftl_limit=LOOSE, required_rate=required, usd_per_gpu_hour=(left, right))
+    plan = match_rates(
+        *grids(prefill, decode),
+        ftl_limit=LOOSE,
+        required_rate=required,
+        usd_per_gpu_hour=(left, right),
+        mixing_gain=0.0,
+    )
     n_p, n_d = (fewest_gpus(side, required, most=7000) for side in (prefill, decode))
     assert plan.cost == pytest.approx(n_p * left + n_d * right, rel=1e-9)
     assert plan.total_gpus == n_p + n_d
