@@ -1,12 +1,13 @@
-# make demo: the main job into reports/demo/.  make test: lint, types, tests.  make docs-numbers: the numbers that README
-# and docs mark, computed and written; ARGS=--all for those that take minutes, too.  All create .venv when needed.
+# make demo: run the main job into reports/demo/.  make test: lint, types, tests.  make docs-numbers: compute and write the
+# numbers that README and docs mark; ARGS=--all for those that take minutes, too.  make figures: draw docs/img/.
+# All create .venv when needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?=
 SWEEP := $(BIN)/disagg-sim sweep sweeps/demo.yaml --out reports/demo $(if $(JOBS),--jobs $(JOBS))
 
-.PHONY: venv demo test lint types bench docs-numbers clean
+.PHONY: venv demo test lint types bench docs-numbers figures clean
 
 venv: $(VENV)/.installed-dev
 
@@ -41,6 +42,9 @@ bench: $(VENV)/.installed-dev
 
 docs-numbers: $(VENV)/.installed-dev
 	$(BIN)/python docs/page_numbers.py $(ARGS)
+
+figures: $(VENV)/.installed-dev
+	$(BIN)/python docs/figures.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks

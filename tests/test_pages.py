@@ -1,4 +1,4 @@
-"""Whatever a page tells to run, runs: every block of code in README and docs, in the order of its page.
+"""Whatever a page tells to run, runs: every block of code in README, CONTRIBUTING and docs, in the order of its page.
 
 A page is worked through in a directory of its own. Blocks of YAML begin with a comment that names their file; all of
 them are written first, and checked; blocks of Python that name one are written, too. Python blocks share one namespace.
@@ -9,22 +9,25 @@ A block that cannot run here says why, in a comment before it that a reader does
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import yaml
 
 from disagg_sim.facts.yaml_files import PATH_VARIABLE
 from disagg_sim.simulation.policies.registry import policies
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)$")
 MARK = re.compile(r"^<!-- not run:(.*)-->$")
 RUN, SHOWN = ("python", "console", "yaml"), ("text",)
@@ -115,8 +118,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).mkdir()
     (tmp_path / "bin" / "disagg-sim").write_text(COMMAND)
     (tmp_path / "bin" / "disagg-sim").chmod(0o755)
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv" / "bin").symlink_to(tmp_path / "bin")
     (tmp_path / "conv.csv").write_text(TRACE)
     (tmp_path / "log.csv").write_text(TRACE.replace("arrival_s,input_tokens,output_tokens", "ts,prompt_len,gen_len"))
     (tmp_path / ".env").write_text(f'cd "{tmp_path}"\n')
@@ -145,6 +146,50 @@ def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
             exec(compile(block.text, block.where, "exec", dont_inherit=True), names)
         elif block.language == "console":
             in_shell(block, folder)
+
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+PICTURE_BYTES = 150_000
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    heads = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.relative_to(ROOT)}: no {path}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: no heading #{anchor} in {target.name}"
+
+
+def test_pictures_are_small_and_each_is_drawn_by_the_script_and_shown_by_a_page() -> None:
+    spec = importlib.util.spec_from_file_location("figures", ROOT / "docs" / "figures.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    stored = {path.name: path for path in module.FOLDER.iterdir()}
+    shown = {Path(link).name for page in PAGES for link in LINK.findall(page.read_text()) if "img/" in link}
+    assert set(stored) == {f"{name}.svg" for name in module.FIGURES} == shown
+    assert all(path.stat().st_size < PICTURE_BYTES for path in stored.values())
+
+
+def test_the_citation_and_the_package_agree() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (cited["title"], cited["version"], cited["license"]) == tuple(
+        project[k] for k in ("name", "version", "license")
+    )
+    assert cited["cff-version"] == "1.2.0"
+    assert cited["type"] == "software"
+    assert cited["message"]
+    assert cited["authors"]
 
 
 def test_a_block_that_does_not_run_says_why() -> None:

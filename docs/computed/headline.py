@@ -1,0 +1,79 @@
+"""The result on the first screen of README: DeepSeek-R1 on GB200 NVL72, disaggregated against co-located."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pandas as pd
+
+import disagg_sim as ds
+from docs.computed import quick
+
+MODEL, SYSTEM, PRECISION = "deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"
+LENGTHS = {"isl": 16_384, "osl": 2_048}  # [token]
+FTL_LIMIT = 10.0  # [s]
+#: Interactivity at which the modes are compared. [token/s/user]
+AT = 50.0
+
+
+@cache
+def disaggregated() -> pd.DataFrame:
+    """Every disaggregated design: each decode configuration with its best match."""
+    system, model = ds.load_system(SYSTEM), ds.load_model(MODEL)
+    mappings = ds.enumerate_mappings(model, system, max_gpus=72)
+    prefill = ds.prefill_grid(model, system, mappings, isl=LENGTHS["isl"], precision=PRECISION)
+    decode = ds.decode_grid(model, system, mappings, **LENGTHS, precision=PRECISION)
+    return ds.disaggregated(prefill, decode, ftl_limit=FTL_LIMIT)
+
+
+@cache
+def colocated() -> pd.DataFrame:
+    """Every co-located design, with prefill between decode steps and with prefill inside them."""
+    system, model = ds.load_system(SYSTEM), ds.load_model(MODEL)
+    mappings = ds.enumerate_mappings(model, system, max_gpus=72)
+    modes = (ds.colocated, ds.piggyback)
+    found = [mode(model, system, mappings, **LENGTHS, precision=PRECISION, ftl_limit=FTL_LIMIT) for mode in modes]
+    return pd.concat(found, ignore_index=True)
+
+
+def at_speed(points: pd.DataFrame) -> float:
+    """Best throughput at ``AT``. [token/s/GPU]"""
+    return float(ds.curve(ds.pareto_front(points)).at(AT))
+
+
+def gain() -> float:
+    """Throughput of the best disaggregated design over that of the best co-located one. [1]"""
+    return at_speed(disaggregated()) / at_speed(colocated())
+
+
+@cache
+def gain_band() -> tuple[float, float]:
+    """10 % and 90 % quantile of that gain, by the errors of the fits. [1]"""
+    both = pd.concat([disaggregated(), colocated()], ignore_index=True)
+    row = ds.uncertainty(both, samples=1000, seed=0).gain([AT]).iloc[0]
+    return float(row["gain_p10"]), float(row["gain_p90"])
+
+
+@quick
+def headline_disaggregated() -> str:
+    """Throughput of the best disaggregated design. [token/s/GPU]"""
+    return f"{at_speed(disaggregated()):,.0f}"
+
+
+@quick
+def headline_colocated() -> str:
+    """Throughput of the best co-located design. [token/s/GPU]"""
+    return f"{at_speed(colocated()):,.0f}"
+
+
+@quick
+def headline_gain() -> str:
+    """The gain."""
+    return f"{gain():.1f}"
+
+
+@quick
+def headline_band() -> str:
+    """Its 80 % band."""
+    least, most = gain_band()
+    return f"{least:.1f} to {most:.1f}"
