@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import Mapping, Slo
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.run import run
@@ -62,7 +62,7 @@ def deployment(instances: int) -> ServedDeployment:
 
 @pytest.fixture(scope="module")
 def llama():
-    return setting("llama_3_1_70b", "h100_sxm", "fp8", "measured")
+    return setup("llama_3_1_70b", "h100_sxm", "fp8", "measured")
 
 
 @pytest.mark.parametrize("instances", SIZES)

@@ -7,6 +7,7 @@ from .errors import DisaggSimError
 from .facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
 from .physics.counts import decode_work, prefill_work
 from .physics.mixed import Interference
+from .physics.setup import Setup, setup
 from .report.tables import readable
 from .scenario.written import write_scenario
 from .search.distribution import decode_grid_under, prefill_grid_under
@@ -45,6 +46,7 @@ __all__ = [
     "Pool",
     "Replicas",
     "ServedDeployment",
+    "Setup",
     "SimulationResult",
     "Slo",
     "Status",
@@ -81,6 +83,7 @@ __all__ = [
     "representative_shape",
     "rescore",
     "sensitivity",
+    "setup",
     "simulate",
     "synthetic_trace",
     "uncertainty",

@@ -15,7 +15,7 @@ import disagg_sim as ds
 from disagg_sim.facts.efficiency import SECTIONS, Fit
 from disagg_sim.facts.load import load_efficiency
 from disagg_sim.facts.profile import ProfileSpec
-from disagg_sim.physics import setting
+from disagg_sim.physics import setup
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import CASE_COLUMNS
@@ -255,7 +255,7 @@ FITTED = [
 def test_two_percent_on_a_fitted_number_moves_some_baseline(
     section: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setting, "load_efficiency", lambda of: scaled_rows(load_efficiency(of), section, name, 1.02))
+    monkeypatch.setattr(setup, "load_efficiency", lambda of: scaled_rows(load_efficiency(of), section, name, 1.02))
     assert some_baseline_moves()
 
 
@@ -272,13 +272,13 @@ def test_two_percent_on_a_fitted_number_moves_some_baseline(
 def test_two_percent_on_an_assumption_of_the_profiles_moves_some_baseline(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setting, "load_profile", lambda of: scaled(ds.load_profile(of), name, 1.02))
+    monkeypatch.setattr(setup, "load_profile", lambda of: scaled(ds.load_profile(of), name, 1.02))
     assert some_baseline_moves()
 
 
 @pytest.mark.parametrize("name", ["peak_flops", "hbm_reported", "hbm_bandwidth", "nvlink_bandwidth", "nic_bandwidth"])
 def test_two_percent_on_a_vendors_number_moves_some_baseline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setting, "load_system", lambda of: scaled(ds.load_system(of), name, 1.02))
+    monkeypatch.setattr(setup, "load_system", lambda of: scaled(ds.load_system(of), name, 1.02))
     assert some_baseline_moves()
 
 

@@ -18,7 +18,7 @@ from disagg_sim.certainty.designs import Designs, Times, times_of
 from disagg_sim.facts.efficiency import Fit
 from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.rates import Rates
-from disagg_sim.physics.setting import Setting
+from disagg_sim.physics.setup import Setup
 
 Floats = NDArray[np.float64]
 Ranges = Mapping[str, tuple[Floats, Floats]]
@@ -76,10 +76,10 @@ def uses_of(designs: Designs, times: Times, wanted: Callable[[Use], bool] = lamb
         Which operators are timed at all, by all that is known of them but their time.
     """
 
-    def decode(at: Setting) -> Times:
+    def decode(at: Setup) -> Times:
         return times_of(designs.under(decode=at), fill=False)
 
-    def prefill(at: Setting) -> Times:
+    def prefill(at: Setup) -> Times:
         return times_of(designs.under(prefill=at), step=False)
 
     return [
@@ -89,11 +89,7 @@ def uses_of(designs: Designs, times: Times, wanted: Callable[[Use], bool] = lamb
 
 
 def uses_in(
-    phase: str,
-    at: Setting,
-    timed: Callable[[Setting], Times],
-    times: Times,
-    wanted: Callable[[Use], bool] = lambda _: True,
+    phase: str, at: Setup, timed: Callable[[Setup], Times], times: Times, wanted: Callable[[Use], bool] = lambda _: True
 ) -> list[Use]:
     """Every operator that takes time where ``timed`` times passes of one phase under a setting; others stay zero.
 
@@ -131,15 +127,15 @@ def uses_in(
     return found
 
 
-def _adjusted(at: Setting, adjust: Callable[[Operator], Any]) -> Setting:
+def _adjusted(at: Setup, adjust: Callable[[Operator], Any]) -> Setup:
     return replace(at, rates=replace(at.rates, adjust=adjust))
 
 
-def _slowed(at: Setting, name: str, kind: str) -> Setting:
+def _slowed(at: Setup, name: str, kind: str) -> Setup:
     return _adjusted(at, lambda op: 1.0 + SLOWED if (op.name, op.kind) == (name, kind) else 1.0)
 
 
-def _recorded(at: Setting, timed: Callable[[Setting], Times], rows: int) -> dict[_Key, Ranges]:
+def _recorded(at: Setup, timed: Callable[[Setup], Times], rows: int) -> dict[_Key, Ranges]:
     """Names, kinds and formats of the operators of a phase, in order of first appearance, with their sizes."""
     seen: dict[_Key, dict[str, tuple[Floats, Floats]]] = defaultdict(dict)
 

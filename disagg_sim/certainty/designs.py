@@ -19,10 +19,10 @@ from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.layer import MLA_FORMS
-from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference, mixed_step
+from disagg_sim.physics.mixed import NO_INTERFERENCE, Chunk, Interference, mixed_step
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
 from disagg_sim.physics.rates import ENGINES
-from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class Designs:
     mode: str
     isl: float  # [token]
     osl: float  # [token]
-    at: Setting  # of decode, and of instances that do both phases
-    prefill_at: Setting
+    at: Setup  # of decode, and of instances that do both phases
+    prefill_at: Setup
     interference: Interference
     rows: Ints  # places in the table
     degrees: Degrees  # of decode
@@ -85,14 +85,14 @@ class Designs:
         """Whether one instance does both phases."""
         return self.mode != MODES[0]
 
-    def under(self, *, decode: Setting | None = None, prefill: Setting | None = None) -> Designs:
+    def under(self, *, decode: Setup | None = None, prefill: Setup | None = None) -> Designs:
         """The same designs with other settings."""
         return replace(self, at=decode or self.at, prefill_at=prefill or self.prefill_at)
 
 
 def rescore(
     points: pd.DataFrame,
-    change: Callable[[Setting], Setting] | None = None,
+    change: Callable[[Setup], Setup] | None = None,
     *,
     systems: Mapping[str, SystemSpec] | None = None,
     interference: Interference = NO_INTERFERENCE,
@@ -104,7 +104,7 @@ def rescore(
     points : DataFrame
         A table of points or a frontier (``points.COLUMNS``), any modes and cases, with constant lengths.
     change : callable, optional
-        From the setting of a row (``physics.setting.Setting``: model, system, rates) to the one to time it under; by
+        From the setting of a row (``physics.setup.Setup``: model, system, rates) to the one to time it under; by
         default nothing changes and the result equals the row's own numbers.
     systems : mapping, optional
         Systems by name, in place of the shipped ones.
@@ -165,7 +165,7 @@ def designs_of(
         if mode not in MODES:
             raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}{nearest(mode, MODES)}")
         sides = [
-            setting(
+            setup(
                 str(words["model"]),
                 given.get(str(words[f"{side}system"]), str(words[f"{side}system"])),
                 str(words[f"{side}precision"]),
@@ -185,7 +185,7 @@ def _engine(word: str) -> str | None:
     return word if word in ENGINES else None
 
 
-def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setting], interference: Interference) -> Designs:
+def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interference: Interference) -> Designs:
     def column(name: str) -> Floats:
         return rows[name].to_numpy(dtype=float)
 
@@ -269,7 +269,7 @@ def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times
     decode, first, busy = zero, zero, zero
     if step:
         at, context = designs.at, designs.isl + designs.osl / 2
-        decode = decode_step(at.model, at.rates, designs.degrees, batch=designs.batch, context=context).ttl
+        decode = decode_step(at, designs.degrees, batch=designs.batch, context=context).ttl
     if fill:
         first, busy = _fill(designs)
     return Times(decode, first, busy)
@@ -280,24 +280,20 @@ def _fill(designs: Designs) -> tuple[Any, Any]:
     at, isl, form = designs.prefill_at, designs.isl, designs.form
     if designs.mode == "piggyback":
         step = mixed_step(
-            at.model,
-            at.rates,
+            at,
             designs.degrees,
             batch=designs.batch,
             context=isl + designs.osl / 2,
-            chunk_tokens=designs.mixed_chunk,
-            isl=isl,
+            chunk=Chunk(designs.mixed_chunk, isl),
             mla_form=form,
             interference=designs.interference,
         )
         return step.time, step.time
     degrees, batch = designs.prefill_degrees, designs.prefill_batch
     if designs.chunk_tokens[0]:
-        done = chunked_prefill_pass(
-            at.model, at.rates, degrees, batch=batch, isl=isl, chunk_tokens=designs.chunk_tokens, mla_form=form
-        )
+        done = chunked_prefill_pass(at, degrees, batch=batch, isl=isl, chunk_tokens=designs.chunk_tokens, mla_form=form)
     else:
-        done = prefill_pass(at.model, at.rates, degrees, batch=batch, isl=isl, mla_form=form)
+        done = prefill_pass(at, degrees, batch=batch, isl=isl, mla_form=form)
     return done.ftl, done.busy
 
 

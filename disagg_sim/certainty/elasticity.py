@@ -21,8 +21,7 @@ from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.collective_curves import AllToAllRate
 from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference
-from disagg_sim.physics.rates import Rates
-from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.physics.setup import Setup
 from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 
@@ -46,16 +45,15 @@ _RATES = ("hbm_bandwidth", "nvlink_bandwidth", "nic_bandwidth")
 PARAMETERS = ("flops", *_RATES, "nvlink_latency", "nic_latency", CAPACITY)
 
 
-def scaled(at: Setting, parameter: str, factor: float) -> Setting:
+def scaled(at: Setup, parameter: str, factor: float) -> Setup:
     """The setting with one number of its hardware times ``factor``.
 
     ``flops`` is the peak in every arithmetic. Latencies are no vendor's facts but fits: those of collectives and of the
     exchange inside a domain (``nvlink_latency``) or over NICs (``nic_latency``), and of a hop between stages.
     """
     if parameter.endswith("_latency"):
-        return replace(at, rates=_with_latency(at.rates, parameter, factor))
-    system = scaled_system(at.system, parameter, factor)
-    return setting(at.model, system, at.precision.name, at.profile.name, at.engine or None)
+        return _with_latency(at, parameter, factor)
+    return at.changed(system=scaled_system(at.system, parameter, factor))
 
 
 def scaled_system(system: SystemSpec, parameter: str, factor: float) -> SystemSpec:
@@ -68,8 +66,8 @@ def scaled_system(system: SystemSpec, parameter: str, factor: float) -> SystemSp
     return replace(system, **changed)
 
 
-def _with_latency(rates: Rates, parameter: str, factor: float) -> Rates:
-    profile = rates.profile
+def _with_latency(at: Setup, parameter: str, factor: float) -> Setup:
+    profile, rates = at.profile, at.rates
     if parameter == "nic_latency":
         own = replace(
             profile, nic_latency=profile.nic_latency * factor, p2p_latency_across=profile.p2p_latency_across * factor
@@ -92,7 +90,7 @@ def _with_latency(rates: Rates, parameter: str, factor: float) -> Rates:
     dispatch, combine = (
         {phase: slower(rate) for phase, rate in both.items()} for both in (rates.dispatch, rates.combine)
     )
-    return replace(rates, profile=own, dispatch=dispatch, combine=combine, **links)
+    return replace(at, profile=own, rates=replace(rates, dispatch=dispatch, combine=combine, **links))
 
 
 def sensitivity(

@@ -46,7 +46,7 @@ from disagg_sim.facts.load import load_system, load_uncertainty
 from disagg_sim.facts.uncertainty import KindSpread, UncertaintySpec, spread_of
 from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.rates import Rates
-from disagg_sim.physics.setting import Setting
+from disagg_sim.physics.setup import Setup
 from disagg_sim.search.front import best_from
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 
@@ -318,7 +318,7 @@ def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch:
 
 
 def _engine_factor(
-    at: Setting, what: str, kind: str, places: Sequence[str], spec: UncertaintySpec, draws: _Draws
+    at: Setup, what: str, kind: str, places: Sequence[str], spec: UncertaintySpec, draws: _Draws
 ) -> Floats:
     """What an engine adds to passes of a kind, or to the first token beyond its pass, (rows, samples). [1]"""
     engine = engine_of(at.rates, at.engine, spec)

@@ -23,8 +23,8 @@ from disagg_sim.physics.phases import (
     join_experts,
     with_ends,
 )
-from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.tabulate import Levels, tabulate
 from disagg_sim.physics.work import Numeric
@@ -60,9 +60,7 @@ class _Cores(NamedTuple):
     sums: Sums  # of every chunk and layer
 
 
-def _chunk_cores(
-    model: ModelSpec, rates: Rates, tp: Numeric, chunk_tokens: Numeric, prompts: Numeric, isl: float, form: str
-) -> _Cores:
+def _chunk_cores(at: Setup, tp: Numeric, chunk_tokens: Numeric, prompts: Numeric, isl: float, form: str) -> _Cores:
     """Attention of every chunk; the chunks are a trailing axis that is summed away."""
     plan = ChunkPlan(*(np.asarray(x)[..., None] for x in chunk_plan(isl, chunk_tokens)))
     step = np.arange(int(np.max(plan.chunks)), dtype=float)
@@ -75,8 +73,8 @@ def _chunk_cores(
     )
     times: list[list[Numeric]] = [[], [], []]
     sums = Sums()
-    for kind, count in zip(model.kinds, model.kind_counts, strict=True):
-        cost = attention_cost(kind, rates, np.asarray(tp)[..., None], tokens, form)
+    for kind, count in zip(at.model.kinds, at.model.kind_counts, strict=True):
+        cost = attention_cost(kind, at, np.asarray(tp)[..., None], tokens, form)
         shape = np.broadcast_shapes(np.shape(cost.time), live.shape)
         every = np.broadcast_to(cost.time, shape)
         times[0].append(np.sum(every * live, axis=-1))
@@ -88,14 +86,7 @@ def _chunk_cores(
 
 
 def chunked_prefill_pass(
-    model: ModelSpec,
-    rates: Rates,
-    degrees: Degrees,
-    *,
-    batch: Numeric,
-    isl: float,
-    chunk_tokens: Numeric,
-    mla_form: str = "auto",
+    at: Setup, degrees: Degrees, *, batch: Numeric, isl: float, chunk_tokens: Numeric, mla_form: str = "auto"
 ) -> PrefillPass:
     """CPP: FTL is host + critical path + (p-1)*hop, with equal stages ``sum(t_i) + (p-1)*max(t_i)``.
 
@@ -113,11 +104,10 @@ def chunked_prefill_pass(
     def linear(size: Numeric) -> LayerTimes:
         def side(tp: Numeric, new: Numeric, sequences: Numeric) -> AttentionSide:
             tokens = Tokens(prompts=sequences, new=new)  # the head runs once, below
-            return attention_side(model, rates, tp, tokens, mla_form, "prefill", core=False)
+            return attention_side(at, tp, tokens, mla_form, "prefill", core=False)
 
         return join_experts(
-            model,
-            rates,
+            at,
             degrees,
             tabulate(side, (degrees.tp_attn, size), levels),
             phase="prefill",
@@ -126,10 +116,10 @@ def chunked_prefill_pass(
         )
 
     def cores(tp: Numeric, size: Numeric, sequences: Numeric) -> _Cores:
-        return _chunk_cores(model, rates, tp, size, sequences, isl, mla_form)
+        return _chunk_cores(at, tp, size, sequences, isl, mla_form)
 
     def last_token(tp: Numeric, sequences: Numeric) -> tuple[Numeric, Sums]:
-        cost = total_cost([head(model, rates.precision, tp, sequences)], rates)
+        cost = total_cost([head(at.model, at.precision, tp, sequences)], at)
         return cost.time, cost.sums
 
     full = linear(plan.size)
@@ -138,11 +128,11 @@ def chunked_prefill_pass(
     final = final._replace(head=head_time, sums=final.sums.plus(head_sums))
     attention = tabulate(cores, (degrees.tp_attn, chunk_tokens), levels)
     before = plan.chunks - 1
-    busy, path = _busy_and_path(model, pp, before, full, final, attention)
-    host = rates.profile.host
-    hop = hop_cost(prompts * plan.size, model.hidden, degrees.gpus, rates) * (pp - 1)
+    busy, path = _busy_and_path(at.model, pp, before, full, final, attention)
+    host = at.profile.host
+    hop = hop_cost(prompts * plan.size, degrees.gpus, at) * (pp - 1)
     sums = full.sums.plus(full.sums, before - 1).plus(final.sums).plus(attention.sums)
-    return PrefillPass(path + host + hop.time, busy + host, with_ends(rates, sums, hop))
+    return PrefillPass(path + host + hop.time, busy + host, with_ends(at, sums, hop))
 
 
 def _busy_and_path(

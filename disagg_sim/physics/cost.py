@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +19,12 @@ from disagg_sim.physics.collective_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.gemm import gemm_cost
 from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.moe import MoeRate, moe_cost
-from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
+from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric, Work
+
+if TYPE_CHECKING:
+    from disagg_sim.physics.phases import Degrees
 
 #: Of a transfer.
 NOTHING_DONE = Work(0.0, 0.0)
@@ -28,39 +32,39 @@ NOTHING_DONE = Work(0.0, 0.0)
 IN_SWITCH_ARCHITECTURES = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
 
 
-def kernel_cost(op: Operator, rates: Rates) -> Cost:
+def kernel_cost(op: Operator, at: Setup) -> Cost:
     """Cost of one operator (collectives inside the attention group included)."""
-    return adjusted(op, _kernel_cost(op, rates), rates)
+    return adjusted(op, _kernel_cost(op, at), at)
 
 
-def adjusted(op: Operator, cost: Cost, rates: Rates) -> Cost:
-    """The cost times the factor that ``rates.adjust`` sets for the operator."""
-    return cost if rates.adjust is None else cost * rates.adjust(op)
+def adjusted(op: Operator, cost: Cost, at: Setup) -> Cost:
+    """The cost times the factor that ``Rates.adjust`` sets for the operator."""
+    return cost if at.rates.adjust is None else cost * at.rates.adjust(op)
 
 
-def _kernel_cost(op: Operator, rates: Rates) -> Cost:
+def _kernel_cost(op: Operator, at: Setup) -> Cost:
     match op.kind:
         case "gemm":
-            cost = gemm_cost(*op.shape, op.work, rates.gemm[op.format])
+            cost = gemm_cost(*op.shape, op.work, at.rates.gemm[op.format])
             return cost if np.ndim(op.runs) == 0 and op.runs == 1.0 else cost * op.runs
         case "prefill_attention":
-            return prefill_attention_cost(op.work, op.attention, op.keys, rates.prefill_attention)
+            return prefill_attention_cost(op.work, op.attention, op.keys, at.rates.prefill_attention)
         case "decode_attention":
-            return decode_attention_cost(op.work, op.attention, rates.decode_attention)
+            return decode_attention_cost(op.work, op.attention, at.rates.decode_attention)
         case "elementwise" | "copy":
-            memory = op.work.hbm_bytes / rates.elementwise_bandwidth
-            floor = rates.profile.elementwise_latency if op.kind == "elementwise" else 0.0
+            memory = op.work.hbm_bytes / at.rates.elementwise_bandwidth
+            floor = at.profile.elementwise_latency if op.kind == "elementwise" else 0.0
             return Cost(floor + memory, Sums(0.0, memory, 0.0, floor))
         case "all_reduce":
-            return all_reduce_cost(op.size, op.ranks, rates)
+            return all_reduce_cost(op.size, op.ranks, at)
     raise ValueError(f"no cost for operator kind {op.kind!r}")
 
 
-def total_cost(operators: Iterable[Operator], rates: Rates) -> Cost:
+def total_cost(operators: Iterable[Operator], at: Setup) -> Cost:
     """Cost of operators run one after the other."""
     total = NOTHING
     for op in operators:
-        total = total + kernel_cost(op, rates)
+        total = total + kernel_cost(op, at)
     return total
 
 
@@ -78,13 +82,13 @@ def _wire_cost(transfer: Transfer) -> Cost:
     return Cost(transfer.time, Sums(0.0, 0.0, transfer.wire, transfer.latency))
 
 
-def all_reduce_cost(size: Numeric, n: Numeric, rates: Rates) -> Cost:
+def all_reduce_cost(size: Numeric, n: Numeric, at: Setup) -> Cost:
     """All-reduce of ``size`` bytes over ``n`` ranks, across domains hierarchically; n = 1 costs nothing."""
-    system, profile = rates.system, rates.profile
+    system, profile = at.system, at.profile
     inner = np.minimum(n, system.nvlink_domain)
     in_switch = system.architecture in IN_SWITCH_ARCHITECTURES
     volume = all_reduce_bytes(size, inner, best=profile.best_algorithm, in_switch=in_switch)
-    latency, wire = rates.all_reduce.transfer(size, inner, volume)
+    latency, wire = at.rates.all_reduce.transfer(size, inner, volume)
     inside = Transfer(np.where(inner > 1, latency, 0.0), wire)
     if np.all(np.asarray(n) <= system.nvlink_domain):
         return _wire_cost(inside)
@@ -101,13 +105,13 @@ def _gather_cost(size: Numeric, n: Numeric, curve: LinkCurve) -> Cost:
     return _wire_cost(Transfer(np.where(n > 1, latency, 0.0), wire))
 
 
-def expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, rates: Rates) -> Cost:
+def expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, at: Setup) -> Cost:
     """Grouped GEMM at the fastest kernel, of the regime that (ep, tp_ffn) falls into where fits differ by regime."""
-    return adjusted(op, _expert_cost(op, ep, tp_ffn, rates), rates)
+    return adjusted(op, _expert_cost(op, ep, tp_ffn, at), at)
 
 
-def _expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, rates: Rates) -> Cost:
-    anywhere, *others = rates.moe.values()
+def _expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, at: Setup) -> Cost:
+    anywhere, *others = at.rates.moe.values()
     if all(kernels is anywhere for kernels in others):
         return cheapest(moe_cost(op.experts, op.work, rate) for rate in anywhere)
     regimes = {
@@ -116,10 +120,10 @@ def _expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, rates: Rates) -> Co
         "ep2_8": (ep > 1) & (ep <= 8),
         "ep16_256": ep > 8,
     }
-    kernels = max(len(rates.moe[name]) for name in regimes)
+    kernels = max(len(at.rates.moe[name]) for name in regimes)
     costs = []
     for index in range(kernels):
-        chosen = [rates.moe[name][min(index, len(rates.moe[name]) - 1)] for name in regimes]
+        chosen = [at.rates.moe[name][min(index, len(at.rates.moe[name]) - 1)] for name in regimes]
         here = {
             name: np.select(list(regimes.values()), [getattr(rate, name) for rate in chosen])
             for name in ("flops", "bandwidth", "t0", "blend", "least_rows", "per_expert", "handling")
@@ -160,55 +164,52 @@ def all_to_all_cost(
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def exchange_cost(
-    tokens: Numeric,
-    *,
-    phase: str,
-    ep: Numeric,
-    tp_ffn: Numeric,
-    gpus: Numeric,
-    exchanges: Numeric,
-    hidden: int,
-    top_k: int,
-    rates: Rates,
-) -> tuple[Cost, Cost]:
+def exchange_cost(tokens: Numeric, degrees: Degrees, top_k: int, phase: str, at: Setup) -> tuple[Cost, Cost]:
     """Dispatch (with prepare) and combine of an MoE layer, expert-TP gather and scatter included.
 
-    ``tokens`` are those that one GPU sends (its slice of its attention rank's tokens);
-    ``exchanges`` is 0 where all tokens are everywhere already (no DP attention: TP and TEP).
+    ``tokens`` are those that one GPU sends (its slice of its attention rank's tokens). Nothing is exchanged
+    where all tokens are everywhere already (no DP attention: TP and TEP).
     Under expert TP the picks of an expert group are all-gathered over its ``tp_ffn`` ranks and the
     outputs reduce-scattered: T_g = T*(1-(1-1/ep)^k) tokens, all T of them for ep = 1.
     """
-    precision, domain = rates.precision, rates.system.nvlink_domain
+    precision, domain, hidden = at.precision, at.system.nvlink_domain, at.model.hidden
+    gpus, ep, tp_ffn = degrees.stage_gpus, degrees.ep, degrees.tp_ffn
+    exchanges = np.where(np.asarray(degrees.dp_attn) > 1, 1.0, 0.0)
     domains = np.ceil(gpus / domain)
     spread = np.minimum(domains, ep)
     dispatch = all_to_all_cost(
-        tokens, ep, spread, hidden=hidden, top_k=top_k, wire_bytes=precision.dispatch_bytes, rate=rates.dispatch[phase]
+        tokens,
+        ep,
+        spread,
+        hidden=hidden,
+        top_k=top_k,
+        wire_bytes=precision.dispatch_bytes,
+        rate=at.rates.dispatch[phase],
     )
     combine = all_to_all_cost(
-        tokens, ep, spread, hidden=hidden, top_k=top_k, wire_bytes=precision.combine_bytes, rate=rates.combine[phase]
+        tokens, ep, spread, hidden=hidden, top_k=top_k, wire_bytes=precision.combine_bytes, rate=at.rates.combine[phase]
     )
-    if rates.prepare is not None:
-        delay = np.where(ep > 1, rates.prepare.at(ep)[0] + rates.prepare_per_token * tokens, 0.0)
+    if at.rates.prepare is not None:
+        delay = np.where(ep > 1, at.rates.prepare.at(ep)[0] + at.rates.prepare_per_token * tokens, 0.0)
         dispatch = dispatch + Cost(delay, Sums(latency=delay))
     sent = Operator(f"{phase} dispatch", "all_to_all", NOTHING_DONE, size=tokens, ranks=ep, domains=spread)
-    dispatch = adjusted(sent, dispatch, rates)
-    combine = adjusted(sent._replace(name=f"{phase} combine"), combine, rates)
+    dispatch = adjusted(sent, dispatch, at)
+    combine = adjusted(sent._replace(name=f"{phase} combine"), combine, at)
     if np.any(np.asarray(tp_ffn) > 1):
         group = tokens * gpus * (1.0 - (1.0 - 1.0 / ep) ** top_k)
         size = group * hidden
         for_all = Operator("all-gather", "gather", NOTHING_DONE, size=size * precision.dispatch_bytes, ranks=tp_ffn)
         back = Operator("reduce-scatter", "gather", NOTHING_DONE, size=size * precision.combine_bytes, ranks=tp_ffn)
-        dispatch = dispatch + adjusted(for_all, _gather_cost(for_all.size, tp_ffn, rates.all_gather), rates)
-        combine = combine + adjusted(back, _gather_cost(back.size, tp_ffn, rates.reduce_scatter), rates)
+        dispatch = dispatch + adjusted(for_all, _gather_cost(for_all.size, tp_ffn, at.rates.all_gather), at)
+        combine = combine + adjusted(back, _gather_cost(back.size, tp_ffn, at.rates.reduce_scatter), at)
     return dispatch * exchanges, combine * exchanges
 
 
-def hop_cost(tokens: Numeric, hidden: int, instance_gpus: Numeric, rates: Rates) -> Cost:
+def hop_cost(tokens: Numeric, instance_gpus: Numeric, at: Setup) -> Cost:
     """Hand-over of one micro-batch to the next pipeline stage, inside or across domains."""
-    profile, system = rates.profile, rates.system
+    profile, system = at.profile, at.system
     across = np.asarray(instance_gpus) > system.nvlink_domain
     latency = np.where(across, profile.p2p_latency_across, profile.p2p_latency_inside)
     link = np.where(across, system.nic_bandwidth, system.nvlink_bandwidth) * profile.p2p_efficiency
-    op = Operator("hop", "hop", NOTHING_DONE, size=tokens * (hidden * rates.precision.combine_bytes))
-    return adjusted(op, _wire_cost(pipeline_hop(op.size, latency=latency, bandwidth=link)), rates)
+    op = Operator("hop", "hop", NOTHING_DONE, size=tokens * (at.model.hidden * at.precision.combine_bytes))
+    return adjusted(op, _wire_cost(pipeline_hop(op.size, latency=latency, bandwidth=link)), at)

@@ -12,22 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import DenseFfn, LayerKind, MlaAttention, ModelSpec, MoeFfn
 from disagg_sim.facts.precision import Precision
-from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.layer import kv_heads_per_gpu
 from disagg_sim.physics.phases import Degrees
+from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.work import ACTIVATION_BYTES, LOGIT_BYTES, Numeric, fullest_rank
 
 #: Dispatch arrives in one byte per element, combine leaves in two (section 4, M_comm).
 ALL_TO_ALL_BUFFER_BYTES = 3.0
-
-
-def memory_limit(system: SystemSpec, profile: ProfileSpec) -> float:
-    """What an engine may fill of one GPU: ``u * M_usable``. [B]"""
-    return profile.memory_utilisation * system.hbm_reported
+#: The MLA form that keeps up-projected keys and values beside the latent.
+EXPANDED = "cached"
 
 
 def layer_weight_bytes(model: ModelSpec, kind: LayerKind, precision: Precision, degrees: Degrees) -> Numeric:
@@ -109,6 +105,16 @@ class CachedTokens:
         return np.minimum(held, requests * self.most)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilling:
+    """Prompts that an instance prefills while it decodes."""
+
+    prompts: Numeric  # over all DP ranks [1]
+    prompt: CachedTokens  # length of each
+    new: Numeric  # prefill tokens of the fullest rank that are live in one forward pass [token]
+    mixed: bool  # whether in one pass together with the decodes, or in one of their own
+
+
 def decode_residents(isl: float, osl: float) -> CachedTokens:
     """Cache of one sequence in steady decode: ages are uniform, so ``ISL + OSL/2`` with deviation ``OSL/sqrt(12)``."""
     return CachedTokens(mean=isl + osl / 2, deviation=osl / math.sqrt(12.0), most=isl + osl)
@@ -178,15 +184,9 @@ def communication_bytes(model: ModelSpec, degrees: Degrees, live: Numeric) -> Nu
     return total + np.where(exchanged, ffn.top_k * d * ALL_TO_ALL_BUFFER_BYTES / tp, 0.0) * live
 
 
-def instance_bytes(
-    model: ModelSpec,
-    precision: Precision,
-    profile: ProfileSpec,
-    degrees: Degrees,
-    residents: Residents,
-    imbalance: float = 1.0,
-) -> Numeric:
+def instance_bytes(at: Setup, degrees: Degrees, residents: Residents, imbalance: float = 1.0) -> Numeric:
     """Bytes on the fullest GPU of the fullest stage. [B]"""
+    model, precision, profile = at.model, at.precision, at.profile
     tp, d = degrees.tp_attn, model.hidden
     table = stage_table(model, degrees.pp)
     weights = [layer_weight_bytes(model, kind, precision, degrees) for kind in model.kinds]
@@ -221,21 +221,14 @@ def instance_bytes(
 
 
 def decode_bytes(
-    model: ModelSpec,
-    precision: Precision,
-    profile: ProfileSpec,
-    degrees: Degrees,
-    batch: Numeric,
-    *,
-    cached: CachedTokens,
-    expanded: bool = False,
+    at: Setup, degrees: Degrees, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
 ) -> Numeric:
     """Bytes on the fullest GPU of a decode instance at its steady batch of sequences ``cached``. [B]
 
-    ``expanded`` keeps the up-projected MLA keys and values of every sequence (form ``cached``).
+    The MLA form ``cached`` keeps the up-projected keys and values of every sequence.
     """
     sequences = np.ceil(batch / degrees.dp_attn)
-    tokens = cached.of(sequences, profile.resident_deviations)
+    tokens = cached.of(sequences, at.profile.resident_deviations)
     live = decode_live(degrees, batch)
     residents = Residents(
         sequences=sequences,
@@ -243,27 +236,19 @@ def decode_bytes(
         live=live.tokens,
         live_total=live.total,
         emitted=live.emitted,
-        expanded=tokens if expanded else 0.0,
+        expanded=tokens if mla_form == EXPANDED else 0.0,
     )
-    return instance_bytes(model, precision, profile, degrees, residents, profile.decode_imbalance)
+    return instance_bytes(at, degrees, residents, at.profile.decode_imbalance)
 
 
 def prefill_bytes(
-    model: ModelSpec,
-    precision: Precision,
-    profile: ProfileSpec,
-    degrees: Degrees,
-    batch: Numeric,
-    *,
-    prompt: CachedTokens,
-    chunk_tokens: Numeric,
-    expanded: bool = False,
+    at: Setup, degrees: Degrees, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
 ) -> Numeric:
     """Bytes on the fullest GPU of a prefill instance: the caches of ``2*pp*b`` prompts, running and leaving. [B]
 
-    ``expanded`` adds the up-projected MLA keys and values of the pass that is in a stage.
+    The MLA form ``cached`` adds the up-projected keys and values of the pass that is in a stage.
     """
-    deviations = profile.resident_deviations
+    deviations = at.profile.resident_deviations
     prompts = np.ceil(batch / degrees.dp_attn)
     live = prefill_live(degrees, batch, prompt, chunk_tokens, deviations)
     resident = 2.0 * degrees.pp * prompts
@@ -273,36 +258,24 @@ def prefill_bytes(
         live=live.tokens,
         live_total=live.total,
         emitted=live.emitted,
-        expanded=prompt.of(prompts, deviations) if expanded else 0.0,
+        expanded=prompt.of(prompts, deviations) if mla_form == EXPANDED else 0.0,
     )
-    return instance_bytes(model, precision, profile, degrees, residents, profile.prefill_imbalance)
+    return instance_bytes(at, degrees, residents, at.profile.prefill_imbalance)
 
 
 def colocated_bytes(
-    model: ModelSpec,
-    precision: Precision,
-    profile: ProfileSpec,
-    degrees: Degrees,
-    batch: Numeric,
-    *,
-    cached: CachedTokens,
-    prompt: CachedTokens,
-    prompts: Numeric,
-    new: Numeric,
-    mixed: bool,
-    expanded: bool = False,
+    at: Setup, degrees: Degrees, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
 ) -> Numeric:
     """Bytes on the fullest GPU of an instance that decodes ``batch`` requests and prefills beside them. [B]
 
-    To the residents of a decode instance come the ``prompts`` in prefill (over all DP ranks), each with
-    its whole cache. ``new`` prefill tokens of the fullest rank are live in one forward pass: together
-    with the decodes in a ``mixed`` one, else in a pass of their own. ``expanded`` adds the up-projected
-    MLA keys and values of the prompts. No prompts is ``decode_bytes`` at the imbalance of prefill.
+    To the residents of a decode instance come the prompts in prefill, each with its whole cache. The MLA form
+    ``cached`` adds their up-projected keys and values. No prompts is ``decode_bytes`` at the imbalance of prefill.
     """
-    deviations = profile.resident_deviations
+    deviations = at.profile.resident_deviations
+    prompt, prompts, new = prefilling.prompt, prefilling.prompts, prefilling.new
     sequences, own = np.ceil(batch / degrees.dp_attn), np.ceil(prompts / degrees.dp_attn)
     decodes = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
-    together = np.add if mixed else np.maximum
+    together = np.add if prefilling.mixed else np.maximum
     decodes_total = np.minimum(decodes * degrees.dp_attn, batch)
     new_total = np.minimum(new * degrees.dp_attn, prompt.of(prompts, deviations))
     whole = prompt.of(own, deviations)
@@ -312,6 +285,6 @@ def colocated_bytes(
         live=together(decodes, new),
         live_total=together(decodes_total, new_total),
         emitted=together(decodes, own),
-        expanded=whole if expanded else 0.0,
+        expanded=whole if mla_form == EXPANDED else 0.0,
     )
-    return instance_bytes(model, precision, profile, degrees, residents, profile.prefill_imbalance)
+    return instance_bytes(at, degrees, residents, at.profile.prefill_imbalance)

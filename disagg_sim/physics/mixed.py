@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.errors import InputError
-from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.phases import (
@@ -25,8 +24,8 @@ from disagg_sim.physics.phases import (
     slowest_stage,
     with_ends,
 )
-from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Levels, tabulate_pairs
 from disagg_sim.physics.work import Numeric
 
@@ -70,6 +69,25 @@ class MixedStep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """The prefill that rides along with the decodes of a step.
+
+    Parameters
+    ----------
+    tokens
+        New tokens over all DP ranks. [token]
+    isl
+        Length of the prompts that they are cut from; a share of a rank above it is several prompts. [token]
+    ranks
+        DP ranks that take an even share each, from a prompt of its own; None = all. [1]
+    """
+
+    tokens: Numeric
+    isl: Numeric
+    ranks: Numeric | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Load:
     """What every micro-batch of a step carries."""
 
@@ -86,25 +104,20 @@ def chunk_share(chunk_tokens: Numeric, dp: Numeric) -> Numeric:
 
 
 def mixed_step(
-    model: ModelSpec,
-    rates: Rates,
+    at: Setup,
     degrees: Degrees,
     *,
     batch: Numeric,
     context: Numeric,
-    chunk_tokens: Numeric,
-    isl: Numeric,
+    chunk: Chunk,
     mla_form: str = "auto",
     interference: Interference = NO_INTERFERENCE,
-    chunk_ranks: Numeric | None = None,
 ) -> MixedStep:
-    """One step of ``batch`` decodes at mean length ``context`` and ``chunk_tokens`` tokens of prefill.
+    """One step of ``batch`` decodes at mean length ``context`` and a chunk of prefill.
 
-    Both counts are over all DP ranks, and each is zero everywhere or positive everywhere; no chunk
-    is the decode step, no decodes a chunk. Each of ``chunk_ranks`` DP ranks, by default all of them, takes
-    an even share of the chunk from a prompt of its own, the micro-batches of a pipeline successive pieces
-    of it; a share above ``isl`` is several prompts. Kernels and expert imbalance are those of the phase with
-    more tokens.
+    Both counts are over all DP ranks, and each is zero everywhere or positive everywhere; no chunk is the decode
+    step, no decodes a chunk. The micro-batches of a pipeline take successive pieces of a rank's share. Kernels and
+    expert imbalance are those of the phase with more tokens.
 
     The time is the mean over the chunks of a prompt: it is taken at their mean past, ``(ISL-S)/2``
     for pieces of S tokens. Scores, cache traffic and re-projection are affine in the past, so this is
@@ -113,15 +126,15 @@ def mixed_step(
     ``absorbed`` works in latent space, ``cached`` kept the up-projected past); decodes are absorbed.
     """
     microbatches = np.minimum(degrees.pp, np.maximum(batch, 1.0))
-    ranks = degrees.dp_attn if chunk_ranks is None else chunk_ranks
-    both = _Load(microbatches, np.ceil(batch / microbatches), chunk_tokens / microbatches, ranks)
-    step = _step(model, rates, degrees, both, context, isl, mla_form)
-    if interference == NO_INTERFERENCE or not (_any(batch) and _any(chunk_tokens)):
+    isl, ranks = chunk.isl, degrees.dp_attn if chunk.ranks is None else chunk.ranks
+    both = _Load(microbatches, np.ceil(batch / microbatches), chunk.tokens / microbatches, ranks)
+    step = _step(at, degrees, both, context, isl, mla_form)
+    if interference == NO_INTERFERENCE or not (_any(batch) and _any(chunk.tokens)):
         return step
     time = step.time + interference.overlap_loss * np.minimum(step.sums.compute, step.sums.memory)
     if interference.minority_efficiency < 1:
         alone = [
-            _step(model, rates, degrees, load, context, isl, mla_form).time
+            _step(at, degrees, load, context, isl, mla_form).time
             for load in (replace(both, chunk=0.0), replace(both, decodes=0.0))
         ]
         added = np.maximum(step.time - np.maximum(*alone), 0.0)
@@ -133,24 +146,22 @@ def _any(count: Numeric) -> bool:
     return bool(np.any(np.asarray(count) > 0))
 
 
-def _step(
-    model: ModelSpec, rates: Rates, degrees: Degrees, load: _Load, context: Numeric, isl: Numeric, form: str
-) -> MixedStep:
+def _step(at: Setup, degrees: Degrees, load: _Load, context: Numeric, isl: Numeric, form: str) -> MixedStep:
     """The step without interference, in the kernels of the phase with more tokens at each point."""
     prefill_leads = np.asarray(load.chunk > load.decodes)
     if np.all(prefill_leads):
-        return _step_as("prefill", model, rates, degrees, load, context, isl, form)
-    decode = _step_as("decode", model, rates, degrees, load, context, isl, form)
-    same_kernels = not model.is_moe and rates.profile.all_reduce_hidden_fraction == 0.0
+        return _step_as("prefill", at, degrees, load, context, isl, form)
+    decode = _step_as("decode", at, degrees, load, context, isl, form)
+    same_kernels = not at.model.is_moe and at.profile.all_reduce_hidden_fraction == 0.0
     if same_kernels or not np.any(prefill_leads):
         return decode
-    prefill = _step_as("prefill", model, rates, degrees, load, context, isl, form)
+    prefill = _step_as("prefill", at, degrees, load, context, isl, form)
     sums = Sums(*(np.where(prefill_leads, p, d) for p, d in zip(prefill.sums, decode.sums, strict=True)))
     return MixedStep(np.where(prefill_leads, prefill.time, decode.time), sums)
 
 
 def _step_as(
-    phase: str, model: ModelSpec, rates: Rates, degrees: Degrees, load: _Load, context: Numeric, isl: Numeric, form: str
+    phase: str, at: Setup, degrees: Degrees, load: _Load, context: Numeric, isl: Numeric, form: str
 ) -> MixedStep:
     """The step in the kernels of ``phase``: ``max(m*max_s t_s, sum_s t_s) + host + p*hop``, as a decode step."""
     pp = degrees.pp
@@ -164,26 +175,25 @@ def _step_as(
         chunk = Tokens(prompts=prompts, new=piece, past=(isl - piece) / 2)
         running = Tokens(decodes=sequences, context=context)
         linear = Tokens(prompts=prompts, new=piece, decodes=sequences, emitted=sequences + prompts)
-        ends = attention_side(model, rates, tp, linear, form, phase, core=False)
+        ends = attention_side(at, tp, linear, form, phase, core=False)
         layers, sums = list(ends.layers), ends.sums
-        for index, (kind, count) in enumerate(zip(model.kinds, model.kind_counts, strict=True)):
-            core = attention_cost(kind, rates, tp, chunk, form) + attention_cost(kind, rates, tp, running, "auto")
+        for index, (kind, count) in enumerate(zip(at.model.kinds, at.model.kind_counts, strict=True)):
+            core = attention_cost(kind, at, tp, chunk, form) + attention_cost(kind, at, tp, running, "auto")
             layers[index] = layers[index] + core.time
             sums = sums.plus(core.sums, count)
         return ends._replace(layers=tuple(layers), sums=sums)
 
     rank = Levels(decodes + share)
     times = join_experts(
-        model,
-        rates,
+        at,
         degrees,
         tabulate_pairs(side, (degrees.tp_attn,), decodes, share),
         phase=phase,
         rank=rank,
         total=Levels(load.decodes + load.chunk),
     )
-    stage = slowest_stage(model, pp, times)
+    stage = slowest_stage(at.model, pp, times)
     hops = np.where(np.asarray(pp) > 1, pp, 0.0) if _any(load.decodes) else pp - 1  # decodes return to the first stage
-    hop = hop_cost(rank.tokens, model.hidden, degrees.gpus, rates) * hops
-    time = np.maximum(load.microbatches * stage, all_stages(model, times)) + rates.profile.host + hop.time
-    return MixedStep(time, with_ends(rates, times.sums, hop))
+    hop = hop_cost(rank.tokens, degrees.gpus, at) * hops
+    time = np.maximum(load.microbatches * stage, all_stages(at.model, times)) + at.profile.host + hop.time
+    return MixedStep(time, with_ends(at, times.sums, hop))

@@ -15,8 +15,8 @@ from disagg_sim.facts.model import DenseFfn, LayerKind, ModelSpec, MoeFfn
 from disagg_sim.physics import layer
 from disagg_sim.physics.cost import cheapest, exchange_cost, expert_cost, hop_cost, total_cost
 from disagg_sim.physics.layer import Tokens
-from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
+from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.tabulate import Levels, tabulate
 from disagg_sim.physics.work import Numeric, fullest_of_random
@@ -78,47 +78,47 @@ class AttentionSide(NamedTuple):
     sums: Sums
 
 
-def attention_cost(kind: LayerKind, rates: Rates, tp: Numeric, tokens: Tokens, form: str) -> Cost:
+def attention_cost(kind: LayerKind, at: Setup, tp: Numeric, tokens: Tokens, form: str) -> Cost:
     """Scores and values of one layer, prompts and decodes one after the other (serial kernels)."""
     total = NOTHING
     if np.any(np.asarray(tokens.prompts) > 0):
         total = total + cheapest(
-            total_cost(ops, rates) for ops in layer.prefill_attention(kind, rates.precision, tp, tokens, form)
+            total_cost(ops, at) for ops in layer.prefill_attention(kind, at.precision, tp, tokens, form)
         )
     if np.any(np.asarray(tokens.decodes) > 0):
         total = total + cheapest(
-            total_cost(ops, rates) for ops in layer.decode_attention(kind, rates.precision, tp, tokens, form)
+            total_cost(ops, at) for ops in layer.decode_attention(kind, at.precision, tp, tokens, form)
         )
     return total
 
 
 def attention_side(
-    model: ModelSpec, rates: Rates, tp: Numeric, tokens: Tokens, form: str, phase: str, *, core: bool = True
+    at: Setup, tp: Numeric, tokens: Tokens, form: str, phase: str, *, core: bool = True
 ) -> AttentionSide:
     """Everything on the attention ranks; ``core = False`` leaves scores and values out (chunks add their own).
 
     The head is timed for ``tokens.emitted`` sequences; it enters the sums only where ``emitted`` is not a plain 0.
     """
-    precision, linear = rates.precision, tokens.linear
-    hidden = rates.profile.all_reduce_hidden_fraction if phase == "prefill" else 0.0
+    model, precision, linear = at.model, at.precision, tokens.linear
+    hidden = at.profile.all_reduce_hidden_fraction if phase == "prefill" else 0.0
     emits = not (np.ndim(tokens.emitted) == 0 and tokens.emitted == 0)
-    start = total_cost([layer.embedding(model, precision, linear)], rates)
-    end = total_cost([layer.head(model, precision, tp, tokens.emitted)], rates) if emits else NOTHING
+    start = total_cost([layer.embedding(model, precision, linear)], at)
+    end = total_cost([layer.head(model, precision, tp, tokens.emitted)], at) if emits else NOTHING
     sums = start.sums.plus(end.sums)
     layers: list[Numeric] = []
     shared: list[Numeric] = []
     for kind, count in zip(model.kinds, model.kind_counts, strict=True):
-        own = total_cost(layer.projections(model, kind, precision, tp, linear), rates)
+        own = total_cost(layer.projections(model, kind, precision, tp, linear), at)
         apart = NOTHING
         if isinstance(kind.ffn, DenseFfn):
-            own = own + total_cost(layer.dense_ffn(model, kind.ffn, precision, tp, linear), rates)
+            own = own + total_cost(layer.dense_ffn(model, kind.ffn, precision, tp, linear), at)
         else:
-            own = own + total_cost(layer.moe_local(model, kind.ffn, precision, tp, linear), rates)
-            apart = total_cost(layer.shared_experts(model, kind.ffn, precision, tp, linear), rates)
-        own = own + total_cost([layer.elementwise(model, kind, tp, linear)], rates)
+            own = own + total_cost(layer.moe_local(model, kind.ffn, precision, tp, linear), at)
+            apart = total_cost(layer.shared_experts(model, kind.ffn, precision, tp, linear), at)
+        own = own + total_cost([layer.elementwise(model, kind, tp, linear)], at)
         time = own.time - hidden * own.sums.communication
         if core:
-            scores = attention_cost(kind, rates, tp, tokens, form)
+            scores = attention_cost(kind, at, tp, tokens, form)
             own, time = own + scores, time + scores.time
         layers.append(time)
         shared.append(apart.time)
@@ -127,7 +127,7 @@ def attention_side(
 
 
 def join_experts(
-    model: ModelSpec, rates: Rates, degrees: Degrees, side: AttentionSide, *, phase: str, rank: Levels, total: Levels
+    at: Setup, degrees: Degrees, side: AttentionSide, *, phase: str, rank: Levels, total: Levels
 ) -> LayerTimes:
     """Add routed experts and their exchange to the attention side.
 
@@ -135,37 +135,35 @@ def join_experts(
     shared expert hides dispatch where the profile says so (physics page, section 5, overlap rules).
     """
     layers, sums = list(side.layers), side.sums
-    for index, (kind, count) in enumerate(zip(model.kinds, model.kind_counts, strict=True)):
+    for index, (kind, count) in enumerate(zip(at.model.kinds, at.model.kind_counts, strict=True)):
         if not isinstance(kind.ffn, MoeFfn):
             continue
-        routed, routed_sums = _routed(model, kind.ffn, count, rates, degrees, phase, total)
-        dispatch, combine, exchange_sums = _exchange(model, kind.ffn, count, rates, degrees, phase, rank)
-        overlap = np.maximum if rates.profile.shared_expert_overlaps_dispatch else np.add
+        routed, routed_sums = _routed(at, kind.ffn, count, degrees, phase, total)
+        dispatch, combine, exchange_sums = _exchange(at, kind.ffn, count, degrees, phase, rank)
+        overlap = np.maximum if at.profile.shared_expert_overlaps_dispatch else np.add
         together = overlap(side.shared[index], dispatch)
         layers[index] = layers[index] + routed + together + combine
         sums = sums.plus(routed_sums).plus(exchange_sums)
     return LayerTimes(tuple(layers), side.embedding, side.head, sums)
 
 
-def _routed(
-    model: ModelSpec, ffn: MoeFfn, layers: int, rates: Rates, degrees: Degrees, phase: str, total: Levels
-) -> tuple[Numeric, Sums]:
+def _routed(at: Setup, ffn: MoeFfn, layers: int, degrees: Degrees, phase: str, total: Levels) -> tuple[Numeric, Sums]:
     """Time of the routed experts of one layer, and the sums of all ``layers`` of its kind. [s]"""
-    profile = rates.profile
+    profile = at.profile
     imbalance = profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance
 
     def experts(tp_ffn: Numeric, ep: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
         if profile.random_routing:
             tokens = tokens * fullest_of_random(tokens * (ffn.top_k / ep), ep)
-        op = layer.routed_experts(model, ffn, rates.precision, ep=ep, tp_ffn=tp_ffn, tokens=tokens, imbalance=imbalance)
-        cost = expert_cost(op, ep, tp_ffn, rates)
+        op = layer.routed_experts(at.model, ffn, at.precision, ep=ep, tp_ffn=tp_ffn, tokens=tokens, imbalance=imbalance)
+        cost = expert_cost(op, ep, tp_ffn, at)
         return cost.time, Sums().plus(cost.sums, layers)
 
     return tabulate(experts, (degrees.tp_ffn, degrees.ep), total)
 
 
 def _exchange(
-    model: ModelSpec, ffn: MoeFfn, layers: int, rates: Rates, degrees: Degrees, phase: str, rank: Levels
+    at: Setup, ffn: MoeFfn, layers: int, degrees: Degrees, phase: str, rank: Levels
 ) -> tuple[Numeric, Numeric, Sums]:
     """Times of dispatch and combine of one layer, and the sums of all ``layers`` of its kind. [s]"""
     if np.all(np.asarray(degrees.dp_attn) == 1):
@@ -174,17 +172,8 @@ def _exchange(
     def exchange(
         tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric
     ) -> tuple[Numeric, Numeric, Sums]:
-        dispatch, combine = exchange_cost(
-            tokens / tp,
-            phase=phase,
-            ep=ep,
-            tp_ffn=tp_ffn,
-            gpus=tp * dp,
-            exchanges=np.where(dp > 1, 1.0, 0.0),
-            hidden=model.hidden,
-            top_k=ffn.top_k,
-            rates=rates,
-        )
+        here = Degrees(tp_attn=tp, dp_attn=dp, tp_ffn=tp_ffn, ep=ep)
+        dispatch, combine = exchange_cost(tokens / tp, here, ffn.top_k, phase, at)
         return dispatch.time, combine.time, Sums().plus(dispatch.sums, layers).plus(combine.sums, layers)
 
     return tabulate(exchange, (degrees.tp_attn, degrees.dp_attn, degrees.tp_ffn, degrees.ep), rank)
@@ -210,14 +199,12 @@ def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
     return total
 
 
-def with_ends(rates: Rates, sums: Sums, hop: Cost) -> Sums:
+def with_ends(at: Setup, sums: Sums, hop: Cost) -> Sums:
     """Add host and hops of a pass to the sums of its layers."""
-    return sums.plus(hop.sums).plus(Sums(latency=rates.profile.host))
+    return sums.plus(hop.sums).plus(Sums(latency=at.profile.host))
 
 
-def decode_step(
-    model: ModelSpec, rates: Rates, degrees: Degrees, *, batch: Numeric, context: Numeric, mla_form: str = "auto"
-) -> DecodeStep:
+def decode_step(at: Setup, degrees: Degrees, *, batch: Numeric, context: Numeric, mla_form: str = "auto") -> DecodeStep:
     """One decode step of ``batch`` sequences (over all DP ranks) at mean length ``context``.
 
     ``TTL = max(m*max_s t_s, sum_s t_s) + host + p*hop`` over the stages s of m = min(pp, B)
@@ -233,20 +220,18 @@ def decode_step(
 
     def side(tp: Numeric, sequences: Numeric) -> AttentionSide:
         tokens = Tokens(decodes=sequences, context=context, emitted=sequences)
-        return attention_side(model, rates, tp, tokens, mla_form, "decode")
+        return attention_side(at, tp, tokens, mla_form, "decode")
 
     times = join_experts(
-        model, rates, degrees, tabulate(side, (degrees.tp_attn,), rank), phase="decode", rank=rank, total=Levels(micro)
+        at, degrees, tabulate(side, (degrees.tp_attn,), rank), phase="decode", rank=rank, total=Levels(micro)
     )
-    stage = slowest_stage(model, pp, times)
-    hop = hop_cost(rank.tokens, model.hidden, degrees.gpus, rates) * np.where(np.asarray(pp) > 1, pp, 0.0)
-    ttl = np.maximum(microbatches * stage, all_stages(model, times)) + rates.profile.host + hop.time
-    return DecodeStep(ttl, microbatches, with_ends(rates, times.sums, hop))
+    stage = slowest_stage(at.model, pp, times)
+    hop = hop_cost(rank.tokens, degrees.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
+    ttl = np.maximum(microbatches * stage, all_stages(at.model, times)) + at.profile.host + hop.time
+    return DecodeStep(ttl, microbatches, with_ends(at, times.sums, hop))
 
 
-def prefill_pass(
-    model: ModelSpec, rates: Rates, degrees: Degrees, *, batch: Numeric, isl: float, mla_form: str = "auto"
-) -> PrefillPass:
+def prefill_pass(at: Setup, degrees: Degrees, *, batch: Numeric, isl: float, mla_form: str = "auto") -> PrefillPass:
     """Prefill of ``batch`` prompts of ``isl`` tokens, unchunked.
 
     With pp stages the prompts of a rank go through in m = min(pp, prompts) micro-batches:
@@ -260,19 +245,18 @@ def prefill_pass(
 
     def side(tp: Numeric, sequences: Numeric) -> AttentionSide:
         tokens = Tokens(prompts=sequences, new=float(isl), emitted=sequences)
-        return attention_side(model, rates, tp, tokens, mla_form, "prefill")
+        return attention_side(at, tp, tokens, mla_form, "prefill")
 
     times = join_experts(
-        model,
-        rates,
+        at,
         degrees,
         tabulate(side, (degrees.tp_attn,), Levels(prompts)),
         phase="prefill",
         rank=Levels(prompts * isl),
         total=Levels(np.minimum(prompts * degrees.dp_attn, batch) * isl),
     )
-    stage = slowest_stage(model, pp, times)
-    hop = hop_cost(prompts * isl, model.hidden, degrees.gpus, rates) * (pp - 1)
-    busy = microbatches * stage + rates.profile.host
-    ftl = busy + (all_stages(model, times) - stage) + hop.time
-    return PrefillPass(ftl, busy, with_ends(rates, times.sums, hop))
+    stage = slowest_stage(at.model, pp, times)
+    hop = hop_cost(prompts * isl, degrees.gpus, at) * (pp - 1)
+    busy = microbatches * stage + at.profile.host
+    ftl = busy + (all_stages(at.model, times) - stage) + hop.time
+    return PrefillPass(ftl, busy, with_ends(at, times.sums, hop))

@@ -60,9 +60,6 @@ F = TypeVar("F", bound=Fit)
 class Rates:
     """Everything that turns the counts of one model on one system into seconds."""
 
-    system: SystemSpec
-    profile: ProfileSpec
-    precision: Precision
     gemm: Mapping[str, GemmRate]  # by format name
     prefill_attention: AttentionRate
     decode_attention: AttentionRate
@@ -337,9 +334,6 @@ def resolve_rates(
             prepare = exchange_curve(rows, system.nvlink_bandwidth, None, nodes=False)
             per_token = float(np.mean([row.seconds_per_token or 0.0 for row in rows]))
     return Rates(
-        system=system,
-        profile=profile,
-        precision=precision,
         gemm={f.name: resolver.gemm(f.name) for f in formats},
         prefill_attention=prefill,
         decode_attention=decode,

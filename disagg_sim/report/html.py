@@ -17,6 +17,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision, PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.traffic import TrafficSpec
+from disagg_sim.physics.setup import Setup
 from disagg_sim.report.simulated import capacity_lines, deployment_rows, summary_lines
 from disagg_sim.report.specs import (
     Line,
@@ -77,6 +78,19 @@ def _(spec: Precision) -> str:
 @html_of.register
 def _(spec: ProfileSpec) -> str:
     return _lines(spec.title, profile_lines(spec))
+
+
+@html_of.register
+def _(at: Setup) -> str:
+    lines = [
+        ("precision", at.precision.name),
+        ("profile", at.profile.title),
+        ("kernels", at.engine or "in the order of the system's fits"),
+        ("engine overheads", at.overheads.title if at.overheads else "none"),
+        ("memory that an engine may fill", f"{at.memory_limit / GB:.1f} GB a GPU"),
+        *(("fit", fit) for fit in at.rates.fits),
+    ]
+    return _lines(f"{at.model.title} on {at.system.title}", lines)
 
 
 @html_of.register

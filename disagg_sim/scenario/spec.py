@@ -14,7 +14,7 @@ from disagg_sim.errors import DisaggSimError, SpecError, nearest, quoted
 from disagg_sim.facts import load
 from disagg_sim.facts.yaml_files import read_mapping, spec_error, spec_files
 from disagg_sim.physics.rates import ENGINES
-from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.scenario.policy_files import KnownPolicies
 from disagg_sim.scenario.policy_text import Form
 from disagg_sim.scenario.traces import TraceSource, read_traces
@@ -101,14 +101,14 @@ class Scenario:
     sampled: bool = False  # whether the file says how often to sample; else a run has 200 samples
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> Setup:
         """Model, system, recipe and profile with their rates; the same object each time."""
         return _setting(self.model, self.system, self.precision, self.profile, self.engine)
 
 
 @lru_cache(maxsize=8)
-def _setting(model: str, system: str, precision: str, profile: str, engine: str) -> Setting:
-    return setting(model, system, precision, profile, engine or None)
+def _setting(model: str, system: str, precision: str, profile: str, engine: str) -> Setup:
+    return setup(model, system, precision, profile, engine or None)
 
 
 def load_scenario(name: str, *, trace: str = "", seed: int | None = None) -> Scenario:

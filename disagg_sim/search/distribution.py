@@ -39,10 +39,10 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.layer import check_form
-from disagg_sim.physics.memory import CachedTokens
+from disagg_sim.physics.memory import CachedTokens, decode_bytes, prefill_bytes
 from disagg_sim.physics.phases import Degrees, PrefillPass, decode_step, prefill_pass
 from disagg_sim.physics.roofline import Sums
-from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import (
     CHUNK_TOKENS,
     Floats,
@@ -93,7 +93,7 @@ def decode_grid_under(
     InputError, UnknownNameError
         Values out of range, mappings that the model cannot take, unknown names.
     """
-    at, law = setting(model, system, precision, profile, engine), _law(lengths)
+    at, law = setup(model, system, precision, profile, engine), _law(lengths)
     table = mappings_for(at.model, at.system, mappings)
     at.model.check_context(law.mean_isl, law.mean_osl, allow_long=allow_long_context)
     check_form(mla_form)
@@ -105,9 +105,9 @@ def decode_grid_under(
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     for rows in row_blocks(*shape):
         degrees = degree_columns(table[rows])
-        step = decode_step(at.model, at.rates, degrees, batch=axis, context=law.context, mla_form=mla_form)
+        step = decode_step(at, degrees, batch=axis, context=law.context, mla_form=mla_form)
         ttl[rows], micro[rows], bound[rows] = step.ttl, step.microbatches, bound_codes(step.sums)
-        memory[rows] = at.decode_bytes_of(degrees, axis, cached, mla_form=mla_form)
+        memory[rows] = decode_bytes(at, degrees, axis, cached=cached, mla_form=mla_form)
     rate = axis / (ttl * (law.mean_osl - 1))
     grid = phase_grid(at, "decode", table, law.mean_isl, law.mean_osl, sizes, ttl, rate, memory, micro, bound)
     return replace(grid, kv_bytes_per_request=_kv_bytes(at, law))
@@ -150,7 +150,7 @@ def prefill_grid_under(
     InputError, UnknownNameError
         Values out of range, mappings that the model cannot take, unknown names.
     """
-    at, law = setting(model, system, precision, profile, engine), _law(lengths)
+    at, law = setup(model, system, precision, profile, engine), _law(lengths)
     table = mappings_for(at.model, at.system, mappings)
     at.model.check_context(law.mean_isl, law.mean_osl, allow_long=allow_long_context)
     check_form(mla_form)
@@ -190,7 +190,7 @@ def batch_axis_under(
     engine: str | None = None,
 ) -> Ints:
     """As ``search.grid.batch_axis``, where requests have ``lengths``. [request]"""
-    at = setting(model, system, precision, profile, engine)
+    at = setup(model, system, precision, profile, engine)
     return batch_axis_of(at, mappings, _cached(_law(lengths), phase), phase=phase)
 
 
@@ -216,7 +216,7 @@ class _Timed(NamedTuple):
 
 
 def _score(
-    at: Setting, timed: _Timed, prompt: CachedTokens, degrees: Degrees, axis: Any, form: str
+    at: Setup, timed: _Timed, prompt: CachedTokens, degrees: Degrees, axis: Any, form: str
 ) -> tuple[PrefillPass, Any]:
     """Expected pass and bytes of one block of rows."""
     # a column, as CPP is tabulated over distinct degrees and chunk sizes
@@ -225,12 +225,10 @@ def _score(
     def score(each: str) -> tuple[PrefillPass, Any]:
         def one(isl: float) -> PrefillPass:
             if not timed.chunk_tokens:
-                return prefill_pass(at.model, at.rates, degrees, batch=axis, isl=isl, mla_form=each)
-            return chunked_prefill_pass(
-                at.model, at.rates, degrees, batch=axis, isl=isl, chunk_tokens=chunk, mla_form=each
-            )
+                return prefill_pass(at, degrees, batch=axis, isl=isl, mla_form=each)
+            return chunked_prefill_pass(at, degrees, batch=axis, isl=isl, chunk_tokens=chunk, mla_form=each)
 
-        held = at.prefill_bytes_of(degrees, axis, prompt, chunk_tokens=chunk, expanded=each == "cached")
+        held = prefill_bytes(at, degrees, axis, prompt=prompt, chunk_tokens=chunk, mla_form=each)
         return _expected(timed, one), held
 
     return best_form(at, form, score) if timed.chunk_tokens else score(form)
@@ -249,7 +247,7 @@ def _law(lengths: JointLengths | str) -> JointLengths:
     return joint_lengths(lengths) if isinstance(lengths, str) else lengths
 
 
-def _kv_bytes(at: Setting, law: JointLengths) -> float:
+def _kv_bytes(at: Setup, law: JointLengths) -> float:
     """Expected cache of a prompt; sliding windows saturate prompt by prompt. [B]"""
     each = [kv_bytes_per_request(at.model, at.precision, isl) for isl in law.isl.tolist()]
     return float(law.isl_weight @ np.array(each))

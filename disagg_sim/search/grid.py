@@ -24,10 +24,10 @@ from disagg_sim.notebook import Shown
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.layer import check_form
-from disagg_sim.physics.memory import CachedTokens, decode_residents, prompt_residents
+from disagg_sim.physics.memory import CachedTokens, decode_bytes, decode_residents, prefill_bytes, prompt_residents
 from disagg_sim.physics.phases import Degrees, PrefillPass, decode_step, prefill_pass
 from disagg_sim.physics.roofline import Sums
-from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.mappings import MappingTable, mappings_for
 
@@ -169,30 +169,30 @@ def batch_axis(
     InputError, UnknownNameError
         Values out of range, unknown names.
     """
-    at = setting(model, system, precision, profile, engine)
+    at = setup(model, system, precision, profile, engine)
     if phase not in PHASES:
         raise InputError(f"phase {phase!r} is not one of {', '.join(PHASES)}{nearest(phase, PHASES)}")
     check_lengths(at.model, isl, osl, allow_long_context=True)
     return batch_axis_at(at, mappings_for(at.model, at.system, mappings), phase=phase, isl=isl, osl=osl)
 
 
-def batch_axis_at(at: Setting, mappings: MappingTable, *, phase: str, isl: int, osl: int) -> Ints:
+def batch_axis_at(at: Setup, mappings: MappingTable, *, phase: str, isl: int, osl: int) -> Ints:
     """As ``batch_axis``, for a setting and a table. [request]"""
     law = decode_residents(isl, osl) if phase == "decode" else prompt_residents(isl)
     return batch_axis_of(at, mappings, law, phase=phase)
 
 
-def batch_axis_of(at: Setting, mappings: MappingTable, law: CachedTokens, *, phase: str) -> Ints:
+def batch_axis_of(at: Setup, mappings: MappingTable, law: CachedTokens, *, phase: str) -> Ints:
     """As ``batch_axis``, where a request holds ``law`` tokens of cache. [request]"""
     doublings = 2.0 ** np.arange(MAX_BATCH.bit_length())[None, :]
     degrees = degree_columns(mappings)
 
     def fits(batch: Numeric) -> Any:
         if phase == "decode":
-            memory = at.decode_bytes_of(degrees, batch, law)
+            memory = decode_bytes(at, degrees, batch, cached=law)
         else:
             chunk = np.where(degrees.pp > 1, min(CHUNK_TOKENS), 0)
-            memory = at.prefill_bytes_of(degrees, batch, law, chunk_tokens=chunk)
+            memory = prefill_bytes(at, degrees, batch, prompt=law, chunk_tokens=chunk)
         return np.any(memory <= at.memory_limit, axis=0)
 
     if not len(mappings):
@@ -255,7 +255,7 @@ def decode_grid(
     InputError, UnknownNameError
         Values out of range, mappings that the model cannot take, unknown names.
     """
-    at = setting(model, system, precision, profile, engine)
+    at = setup(model, system, precision, profile, engine)
     table = mappings_for(at.model, at.system, mappings)
     check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
     check_form(mla_form)
@@ -266,11 +266,11 @@ def decode_grid(
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     for rows in row_blocks(*shape):
         degrees = degree_columns(table[rows])
-        step = decode_step(at.model, at.rates, degrees, batch=axis, context=isl + osl / 2, mla_form=mla_form)
+        step = decode_step(at, degrees, batch=axis, context=isl + osl / 2, mla_form=mla_form)
         ttl[rows] = step.ttl
         micro[rows] = step.microbatches
         bound[rows] = bound_codes(step.sums)
-        memory[rows] = at.decode_bytes(degrees, axis, isl=isl, osl=osl, mla_form=mla_form)
+        memory[rows] = decode_bytes(at, degrees, axis, cached=decode_residents(isl, osl), mla_form=mla_form)
     rate = axis / (ttl * (osl - 1))
     return phase_grid(at, "decode", table, int(isl), int(osl), sizes, ttl, rate, memory, micro, bound)
 
@@ -317,7 +317,7 @@ def prefill_grid(
     InputError, UnknownNameError
         Values out of range, mappings that the model cannot take, unknown names.
     """
-    at = setting(model, system, precision, profile, engine)
+    at = setup(model, system, precision, profile, engine)
     table = mappings_for(at.model, at.system, mappings)
     check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
     check_form(mla_form)
@@ -336,8 +336,8 @@ def prefill_grid(
             micro[rows] = np.ceil(isl / np.minimum(chunk, isl))
         else:
             scored = (
-                prefill_pass(at.model, at.rates, degrees, batch=axis, isl=isl, mla_form=mla_form),
-                at.prefill_bytes(degrees, axis, isl=isl, chunk_tokens=chunk),
+                prefill_pass(at, degrees, batch=axis, isl=isl, mla_form=mla_form),
+                prefill_bytes(at, degrees, axis, prompt=prompt_residents(isl), chunk_tokens=chunk),
             )
             micro[rows] = np.minimum(degrees.pp, prompts)
         (ftl[rows], busy[rows], sums), memory[rows] = scored
@@ -345,21 +345,18 @@ def prefill_grid(
     return phase_grid(at, "prefill", table, int(isl), int(osl), sizes, ftl, axis / busy, memory, micro, bound, chunks)
 
 
-def _score_chunked(
-    at: Setting, degrees: Degrees, axis: Any, isl: int, chunk: Any, form: str
-) -> tuple[PrefillPass, Any]:
+def _score_chunked(at: Setup, degrees: Degrees, axis: Any, isl: int, chunk: Any, form: str) -> tuple[PrefillPass, Any]:
     """CPP rows."""
 
     def score(each: str) -> tuple[PrefillPass, Any]:
-        scored = chunked_prefill_pass(
-            at.model, at.rates, degrees, batch=axis, isl=isl, chunk_tokens=chunk, mla_form=each
-        )
-        return scored, at.prefill_bytes(degrees, axis, isl=isl, chunk_tokens=chunk, cached=each == "cached")
+        scored = chunked_prefill_pass(at, degrees, batch=axis, isl=isl, chunk_tokens=chunk, mla_form=each)
+        held = prefill_bytes(at, degrees, axis, prompt=prompt_residents(isl), chunk_tokens=chunk, mla_form=each)
+        return scored, held
 
     return best_form(at, form, score)
 
 
-def best_form(at: Setting, form: str, score: Callable[[str], tuple[PrefillPass, Any]]) -> tuple[PrefillPass, Any]:
+def best_form(at: Setup, form: str, score: Callable[[str], tuple[PrefillPass, Any]]) -> tuple[PrefillPass, Any]:
     """Passes and bytes of CPP as ``score`` gives them; a free MLA form becomes ``cached`` where faster and it fits."""
     best, memory = score(form)
     if form != "auto" or not at.model.is_mla:
@@ -409,7 +406,7 @@ def given_sizes(name: str, values: Any, least: int = 1) -> Ints:
 
 
 def phase_grid(
-    at: Setting,
+    at: Setup,
     phase: str,
     table: MappingTable,
     isl: float,

@@ -157,11 +157,9 @@ def _cuts(case: Case, group: Group, passes: Ints, form: str) -> list[_Cut]:
 
     def time(size: int, each: str) -> Any:
         if not size:
-            return prefill_pass(at.model, at.rates, degrees, batch=prompts, isl=case.isl, mla_form=each).ftl
+            return prefill_pass(at, degrees, batch=prompts, isl=case.isl, mla_form=each).ftl
         chunk = np.full((len(group.table), 1), float(size))
-        return chunked_prefill_pass(
-            at.model, at.rates, degrees, batch=prompts, isl=case.isl, chunk_tokens=chunk, mla_form=each
-        ).ftl
+        return chunked_prefill_pass(at, degrees, batch=prompts, isl=case.isl, chunk_tokens=chunk, mla_form=each).ftl
 
     return [
         _Cut(size, bool(size) and each == "cached", time(size, each)) for size, each in _cut_sizes(case, group, form)
@@ -187,9 +185,7 @@ def _search(case: Case, group: Group, sizes: Ints | None, form: str) -> list[tup
     if not batch_index.size:
         return []
     passes, which = np.unique(prompts[batch_index, step], return_inverse=True)
-    decode = decode_step(
-        at.model, at.rates, group.degrees, batch=group.batch[None, :].astype(float), context=case.isl + case.osl / 2
-    )
+    decode = decode_step(at, group.degrees, batch=group.batch[None, :].astype(float), context=case.isl + case.osl / 2)
     bound = np.broadcast_to(bound_codes(decode.sums), decode.ttl.shape)
     cuts = _cuts(case, group, passes, form)
     scored = _Scored(case, group, cuts, batch_index, passes[which], which, decode.ttl, bound)

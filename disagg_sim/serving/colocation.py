@@ -20,9 +20,9 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.layer import check_form
-from disagg_sim.physics.memory import colocated_bytes, decode_residents, prompt_residents
+from disagg_sim.physics.memory import Prefilling, colocated_bytes, decode_residents, prompt_residents
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import BLOCK_POINTS, batch_axis_at, check_lengths, degree_columns, given_sizes
 from disagg_sim.search.mappings import MappingTable, mappings_for
 from disagg_sim.serving.candidates import least
@@ -42,7 +42,7 @@ TTL_MEASURES = ("mean", "p99")
 class Case:
     """One co-located study: a setting, its lengths and its limits, all checked."""
 
-    at: Setting
+    at: Setup
     isl: int  # [token]
     osl: int  # [token]
     ftl_limit: float  # inclusive [s]
@@ -51,19 +51,13 @@ class Case:
 
     def memory_bytes(self, degrees: Degrees, batch: Any, *, prompts: Any, new: Any, mixed: bool, expanded: bool) -> Any:
         """Bytes on the fullest GPU; see ``physics.memory.colocated_bytes``. [B]"""
-        at = self.at
         return colocated_bytes(
-            at.model,
-            at.precision,
-            at.profile,
+            self.at,
             degrees,
             batch,
             cached=decode_residents(self.isl, self.osl),
-            prompt=prompt_residents(self.isl),
-            prompts=prompts,
-            new=new,
-            mixed=mixed,
-            expanded=expanded,
+            prefilling=Prefilling(prompts=prompts, prompt=prompt_residents(self.isl), new=new, mixed=mixed),
+            mla_form="cached" if expanded else "auto",
         )
 
     def forms(self, form: str) -> tuple[str, ...]:
@@ -87,7 +81,7 @@ def checked_case(
     allow_long_context: bool,
 ) -> Case:
     """The arguments that both modes take, checked; ``InputError`` or ``UnknownNameError`` for a wrong one."""
-    at = setting(model, system, precision, profile, engine)
+    at = setup(model, system, precision, profile, engine)
     check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
     check_form(mla_form)
     ftl = above_zero("ftl_limit", ftl_limit, "s")

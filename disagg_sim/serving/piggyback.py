@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference, chunk_share, mixed_step
+from disagg_sim.physics.mixed import NO_INTERFERENCE, Chunk, Interference, chunk_share, mixed_step
 from disagg_sim.physics.phases import decode_step
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.search.grid import bound_codes, degree_columns, given_sizes
@@ -180,19 +180,17 @@ def _block(
     """Score some rows of a group; a column is one (batch, chunk), forms of MLA one after the other."""
     at, part = case.at, group.table[rows]
     degrees, context = degree_columns(part), case.isl + case.osl / 2
-    decode = decode_step(at.model, at.rates, degrees, batch=group.batch[None, :].astype(float), context=context)
+    decode = decode_step(at, degrees, batch=group.batch[None, :].astype(float), context=context)
     step, residents = decode.ttl[:, batch_index], group.batch[batch_index].astype(float)[None, :]
     prompts = group.dp * np.maximum(np.ceil(chunk / (group.dp * case.isl)), 1.0)  # in progress, over all DP ranks
     new = chunk_share(chunk / np.minimum(degrees.pp, residents), group.dp)
     mixed = [
         mixed_step(
-            at.model,
-            at.rates,
+            at,
             degrees,
             batch=residents,
             context=context,
-            chunk_tokens=chunk[None, :],
-            isl=case.isl,
+            chunk=Chunk(chunk[None, :], case.isl),
             mla_form=form,
             interference=interference,
         )

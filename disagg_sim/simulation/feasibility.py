@@ -9,8 +9,9 @@ import numpy as np
 
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InfeasibleError
+from disagg_sim.physics.memory import decode_bytes, decode_residents
 from disagg_sim.physics.phases import decode_step, prefill_pass
-from disagg_sim.physics.setting import Setting
+from disagg_sim.physics.setup import Setup
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment, degrees_of
 from disagg_sim.units import GB
@@ -26,7 +27,7 @@ class Least:
     prompt: int  # of the shortest prompt [token]
 
 
-def require_fit(what: Setting, deployment: ServedDeployment) -> None:
+def require_fit(what: Setup, deployment: ServedDeployment) -> None:
     """Raise when a mapping of the deployment is impossible, or the model with one token does not fit.
 
     Raises
@@ -39,7 +40,7 @@ def require_fit(what: Setting, deployment: ServedDeployment) -> None:
     for part in PARTS:
         for replicas in getattr(deployment, part):
             mappings_for(what.model, what.system, replicas.mapping)
-            need = float(np.max(what.decode_bytes(degrees_of(replicas.mapping), 1, isl=1, osl=0)))
+            need = float(np.max(decode_bytes(what, degrees_of(replicas.mapping), 1, cached=decode_residents(1, 0))))
             if need > what.memory_limit:
                 raise InfeasibleError(
                     f"{deployment.name}.{part}: {what.model.name} in {what.precision.name} does not fit on "
@@ -49,12 +50,12 @@ def require_fit(what: Setting, deployment: ServedDeployment) -> None:
                 )
 
 
-def least_latencies(what: Setting, replicas: Iterable[Replicas], trace: Trace) -> Least:
+def least_latencies(what: Setup, replicas: Iterable[Replicas], trace: Trace) -> Least:
     """What the fastest instance needs for the trace's shortest prompt and first decode step, alone.
 
     Parameters
     ----------
-    what : Setting
+    what : Setup
         Model, system, recipe and rates.
     replicas : iterable of Replicas
         Instances of which each phase takes the fastest.
@@ -64,15 +65,13 @@ def least_latencies(what: Setting, replicas: Iterable[Replicas], trace: Trace) -
     prompt = int(trace.input_tokens.min())
     computed = 1 if trace.prefix is not None else prompt
     mappings = [degrees_of(each.mapping) for each in replicas]
-    first = [prefill_pass(what.model, what.rates, degrees, batch=1, isl=computed).ftl for degrees in mappings]
-    steps = [decode_step(what.model, what.rates, degrees, batch=1, context=prompt).ttl for degrees in mappings]
+    first = [prefill_pass(what, degrees, batch=1, isl=computed).ftl for degrees in mappings]
+    steps = [decode_step(what, degrees, batch=1, context=prompt).ttl for degrees in mappings]
     single = int(trace.output_tokens.min()) == 1
     return Least(ttft=float(np.min(first)), tpot=0.0 if single else float(np.min(steps)), prompt=prompt)
 
 
-def require_possible(
-    what: Setting, deployment: ServedDeployment, parts: tuple[str, ...], trace: Trace, slo: Slo
-) -> None:
+def require_possible(what: Setup, deployment: ServedDeployment, parts: tuple[str, ...], trace: Trace, slo: Slo) -> None:
     """Raise ``InfeasibleError`` when not even the shortest request, alone, meets the SLO; names the least possible."""
     least = least_latencies(what, [each for part in parts for each in deployment.part(part)], trace)
     beside = f"on deployment {deployment.name!r} with no other request"

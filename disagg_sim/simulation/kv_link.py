@@ -14,7 +14,7 @@ from typing import Any
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.physics.kv_transfer import own_link_bandwidth, unique_gpus
-from disagg_sim.physics.setting import Setting
+from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import degrees_of
 from disagg_sim.simulation.engine import FIRST, LAST, Engine
 
@@ -48,7 +48,7 @@ class LinkSpec:
         if self.chunk_tokens < 1:
             raise InputError(f"link chunk_tokens {self.chunk_tokens} is out of range; allowed: whole numbers from 1")
 
-    def wire(self, setting: Setting, gpus: int) -> tuple[float, float]:
+    def wire(self, setting: Setup, gpus: int) -> tuple[float, float]:
         """Bandwidth of one GPU, one way [B/s], and latency [s] in a deployment of ``gpus``."""
         system, profile = setting.system, setting.profile
         inside = gpus <= system.nvlink_domain
@@ -66,7 +66,7 @@ class LinkSpec:
         return max(1, -(-tokens // self.chunk_tokens)) * (layers if self.push == "layer" else 1)
 
 
-def instance_bandwidth(setting: Setting, mapping: Mapping, per_gpu: float) -> float:
+def instance_bandwidth(setting: Setup, mapping: Mapping, per_gpu: float) -> float:
     """One way into or out of an instance: that of its GPUs with distinct parts of the cache. [B/s]"""
     return float(unique_gpus(setting.model, degrees_of(mapping))) * per_gpu
 

@@ -13,7 +13,7 @@ import numpy as np
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.memory import Live, Residents, decode_live, instance_bytes, prefill_live, prompt_residents
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.physics.setting import Setting
+from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.units import GIB
 
@@ -22,7 +22,7 @@ LARGEST_CACHE = 2**30
 
 
 def kv_blocks(
-    setting: Setting,
+    setting: Setup,
     degrees: Degrees,
     *,
     max_sequences: int = 256,
@@ -68,8 +68,7 @@ def kv_blocks(
             emitted=live.emitted,
             expanded=tokens if mla_form == "cached" else 0.0,
         )
-        model, precision, profile = setting.model, setting.precision, setting.profile
-        return float(np.max(instance_bytes(model, precision, profile, degrees, residents, imbalance)))
+        return float(np.max(instance_bytes(setting, degrees, residents, imbalance)))
 
     low, high = 0, LARGEST_CACHE // BLOCK_TOKENS
     while low < high:  # the most blocks that fit
@@ -91,7 +90,7 @@ def kv_blocks(
 
 
 def _live(
-    setting: Setting, degrees: Degrees, max_sequences: int, max_tokens: int, prompts: int, chunk_tokens: int
+    setting: Setup, degrees: Degrees, max_sequences: int, max_tokens: int, prompts: int, chunk_tokens: int
 ) -> tuple[Live, float]:
     """What the largest pass works on, and the imbalance of its experts."""
     profile, ranks = setting.profile, degrees.dp_attn

@@ -16,7 +16,7 @@ import numpy as np
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InfeasibleError, whole_number
 from disagg_sim.notebook import Shown
-from disagg_sim.physics.setting import Setting
+from disagg_sim.physics.setup import Setup
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.simulation.capacity import bracket
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, degrees_of
@@ -52,7 +52,7 @@ class Placement(Shown):
 def distserve_placement(
     trace: Trace,
     *,
-    setting: Setting,
+    setting: Setup,
     slo: Slo,
     gpus: int,
     mappings: Iterable[Mapping] | None = None,
@@ -65,7 +65,7 @@ def distserve_placement(
     ----------
     trace : Trace
         The workload; some hundred requests suffice. Its time stamps are stretched to try rates.
-    setting : Setting
+    setting : Setup
         Model, hardware, recipe and profile.
     slo : Slo
         TTFT is the limit of the prefill phase, TPOT that of the decode phase.

@@ -14,7 +14,7 @@ import numpy as np
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.facts.model import DenseFfn
-from disagg_sim.physics.setting import Setting
+from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
 from disagg_sim.simulation.deployment import ServedDeployment, degrees_of
@@ -105,7 +105,7 @@ def run(
     deployment: ServedDeployment,
     policy: Policy | str,
     *,
-    setting: Setting,
+    setting: Setup,
     slo: Slo,
     seed: int = 0,
     options: RunOptions = RunOptions(),
@@ -120,7 +120,7 @@ def run(
         The policy takes the parts that it needs.
     policy : Policy or str
         A registered name, or ``policy_named(name, option=...)``.
-    setting : Setting
+    setting : Setup
         Model, hardware, recipe and profile.
     slo : Slo
         What SLO-aware policies steer by.
@@ -236,13 +236,13 @@ def _check_looks(roster: Roster, period: float, end: float) -> None:
 
 
 #: Step tables of the last settings used; a setting is told apart by identity, and kept so that it stays so.
-_KEPT: list[tuple[Setting, dict[Any, StepTable]]] = []
+_KEPT: list[tuple[Setup, dict[Any, StepTable]]] = []
 _KEEP = 4
 #: Least range of step tables, so that most traces share them. [token]
 _CONTEXT, _TOKENS = 131_072, 32_768
 
 
-def _servable(setting: Setting, trace: Trace) -> tuple[Tokens, Tokens]:
+def _servable(setting: Setup, trace: Trace) -> tuple[Tokens, Tokens]:
     """Input and output lengths of the requests that the model's context takes: the others are rejected, and shape
     nothing. Where there are none, of one request that fills it. [token]
     """
@@ -253,7 +253,7 @@ def _servable(setting: Setting, trace: Trace) -> tuple[Tokens, Tokens]:
     return trace.input_tokens[rows], trace.output_tokens[rows]
 
 
-def _tables_of(setting: Setting, inputs: Tokens, outputs: Tokens) -> Tables:
+def _tables_of(setting: Setup, inputs: Tokens, outputs: Tokens) -> Tables:
     """Step tables of a setting by mapping and sequences, each built once, for such lengths. [token]"""
     known = next((tables for kept, tables in _KEPT if kept is setting), None)
     if known is None:
@@ -288,7 +288,7 @@ def _power_of_two(number: int, least: int) -> int:
     return max(least, 1 << (number - 1).bit_length())
 
 
-def _blocks(setting: Setting, mapping: Mapping, limits: Limits) -> int:
+def _blocks(setting: Setup, mapping: Mapping, limits: Limits) -> int:
     planned = limits.mode == Mode.PREFILL_FIRST and limits.max_prompts < Limits().max_prompts
     return kv_blocks(
         setting,
@@ -300,7 +300,7 @@ def _blocks(setting: Setting, mapping: Mapping, limits: Limits) -> int:
     )
 
 
-def _peak_flops(setting: Setting) -> float:
+def _peak_flops(setting: Setup) -> float:
     """Dense peak of one GPU in the arithmetic of the model's feed-forward matrices. [FLOP/s]"""
     dense = isinstance(setting.model.layers[-1].ffn, DenseFfn)
     form = setting.precision.ffn if dense else setting.precision.expert

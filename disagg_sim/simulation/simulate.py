@@ -27,7 +27,7 @@ from disagg_sim.errors import InputError, above_zero
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.notebook import Shown
-from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
 from disagg_sim.simulation.deployment import ServedDeployment, served
 from disagg_sim.simulation.feasibility import require_fit, require_possible
@@ -77,7 +77,7 @@ class SimulationResult(Shown):
     rate_scale: float  # of the trace's own request rate [1]
     trace: Trace  # at that rate
     deployment: ServedDeployment
-    setting: Setting
+    setting: Setup
     policy: Policy
     plan: Plan | None  # None of a deployment that was not matched
     options: RunOptions
@@ -271,7 +271,7 @@ def simulate(
         lacking = {"model": served_model, "system": served_on, "precision": recipe}
         names = [f"{key}=..." for key, value in lacking.items() if value is None]
         raise InputError(f"the deployment does not say what it serves: give {', '.join(names)}")
-    what = setting(
+    what = setup(
         served_model,
         served_on,
         recipe,

@@ -11,7 +11,7 @@ import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
-from disagg_sim.physics.setting import Setting
+from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
@@ -24,7 +24,7 @@ from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
 class Site:
     """What a policy may know before its run."""
 
-    setting: Setting
+    setting: Setup
     deployment: ServedDeployment
     slo: Slo
     link: LinkSpec

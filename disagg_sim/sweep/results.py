@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from disagg_sim.atomic import write_text
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts import load
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, pareto_front
 from disagg_sim.sweep.cases import Case, axis_columns
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, manifest_text
@@ -139,7 +139,7 @@ def fits_used(case: Case) -> tuple[str, ...]:
     """Provenance of every fit behind the case's times; empty for a profile without fits."""
     model, pools = load.load_model(case.model), case.pools
     sides = ((case.prefill_system, pools.prefill_precision), (case.decode_system, pools.precision))
-    fits = [setting(model, *side, case.profile, case.engine or None).rates.fits for side in sides]
+    fits = [setup(model, *side, case.profile, case.engine or None).rates.fits for side in sides]
     if pools.alike:
         return fits[0]
     names = (pools.prefill_system, pools.system)

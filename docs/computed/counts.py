@@ -6,9 +6,9 @@ import disagg_sim as ds
 from disagg_sim.facts.load import load_efficiency, resolve_precision
 from disagg_sim.physics.collective import copies_per_rank, copies_with_own
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
-from disagg_sim.physics.memory import Residents, activation_bytes
+from disagg_sim.physics.memory import Residents, activation_bytes, decode_bytes, decode_residents
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import expected_distinct_experts
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.spec import load_sweep
@@ -95,14 +95,16 @@ def llama_activations() -> str:
 @quick
 def llama_decode_memory() -> str:
     """Fullest GPU of Llama-70B, 64 sequences of 4096/1024, at TP2, TP4, TP8. [GB]"""
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8_bf16kv")
-    return joined([at.decode_bytes(tensor_parallel(n), 64.0, isl=4096, osl=1024) / GB for n in (2, 4, 8)], ".1f")
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv")
+    return joined(
+        [decode_bytes(at, tensor_parallel(n), 64.0, cached=decode_residents(4096, 1024)) / GB for n in (2, 4, 8)], ".1f"
+    )
 
 
 @quick
 def h100_memory_limit() -> str:
     """What an H100 may fill. [GB]"""
-    return f"{setting('llama_3_1_70b', 'h100_sxm', 'fp8').memory_limit / GB:.1f}"
+    return f"{setup('llama_3_1_70b', 'h100_sxm', 'fp8').memory_limit / GB:.1f}"
 
 
 @quick

@@ -8,7 +8,7 @@ import disagg_sim as ds
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.layer import Tokens, mla_dims
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
-from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.physics.work import mla_work
 from disagg_sim.units import GB, MS
 from docs.computed import joined, plain, power, quick, table
@@ -39,10 +39,10 @@ W2 = (
 
 def w2_row(tp: int, isl: float, osl: float, batch: int) -> tuple[float, float, float]:
     """Decode step, prefill of one prompt and mean TTL of a co-located instance, at 0.9 of the columns. [s]"""
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
     isl, osl = 0.9 * isl, 0.9 * osl
-    step = decode_step(at.model, at.rates, tensor_parallel(tp), batch=float(batch), context=isl + osl / 2).ttl
-    prefill = prefill_pass(at.model, at.rates, tensor_parallel(tp), batch=1.0, isl=isl).ftl
+    step = decode_step(at, tensor_parallel(tp), batch=float(batch), context=isl + osl / 2).ttl
+    prefill = prefill_pass(at, tensor_parallel(tp), batch=1.0, isl=isl).ftl
     return float(step), float(prefill), float(step + batch * prefill / (osl - 1))
 
 
@@ -66,16 +66,16 @@ def w2_largest_errors() -> str:
 @plain
 def w1_ideal() -> str:
     """Decode step of W1 under ``ideal``. [ms]"""
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "ideal")
-    return f"{decode_step(at.model, at.rates, tensor_parallel(8), batch=64.0, context=4096.0).ttl / MS:.2f}"
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "ideal")
+    return f"{decode_step(at, tensor_parallel(8), batch=64.0, context=4096.0).ttl / MS:.2f}"
 
 
-def w1() -> tuple[Setting, dict[str, float], float]:
+def w1() -> tuple[Setup, dict[str, float], float]:
     """W1 under ``measured``: setting, seconds of each operator, step. [s]"""
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
     tokens = Tokens(decodes=64.0, context=4096.0, emitted=64.0)
     parts = seconds_by_operator(at, tensor_parallel(8), tokens, phase="decode", stage_tokens=64.0)
-    step = decode_step(at.model, at.rates, tensor_parallel(8), batch=64.0, context=4096.0).ttl
+    step = decode_step(at, tensor_parallel(8), batch=64.0, context=4096.0).ttl
     return at, parts, float(step)
 
 
@@ -111,7 +111,7 @@ def w2_rows() -> str:
 @plain
 def w2_prefill_at_tp4() -> str:
     """Prefill of 8192 tokens at TP4, by operator. [ms]"""
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
     tokens = Tokens(prompts=1.0, new=8192.0, emitted=1.0)
     parts = seconds_by_operator(at, tensor_parallel(4), tokens, phase="prefill", stage_tokens=8192.0)
     named = {
@@ -125,8 +125,8 @@ def w2_prefill_at_tp4() -> str:
 
 def w3(recipe: str, engine: str) -> str:
     """Prefill of 1000 tokens of Llama-70B on one H100. [ms]"""
-    at = setting("llama_3_1_70b", "h100_sxm", recipe, "measured", engine)
-    return f"{prefill_pass(at.model, at.rates, Degrees(), batch=1.0, isl=1000.0).ftl / MS:.0f}"
+    at = setup("llama_3_1_70b", "h100_sxm", recipe, "measured", engine)
+    return f"{prefill_pass(at, Degrees(), batch=1.0, isl=1000.0).ftl / MS:.0f}"
 
 
 @quick
@@ -147,7 +147,7 @@ def w3_trtllm() -> str:
 @plain
 def w4_operators() -> str:
     """Operators of W4. [ms]"""
-    at = setting(*R1, "measured", "trtllm")
+    at = setup(*R1, "measured", "trtllm")
     tokens = Tokens(prompts=1.0, new=16384.0, emitted=1.0)
     even, skewed = (
         seconds_by_operator(at, EP64, tokens, phase="prefill", stage_tokens=64 * 16384.0, imbalance=imbalance)
@@ -168,8 +168,8 @@ def w4_operators() -> str:
 @plain
 def w4_ftl() -> str:
     """FTL of W4, requests/s and egress of a GPU."""
-    at = setting(*R1, "measured", "trtllm")
-    found = prefill_pass(at.model, at.rates, EP64, batch=64.0, isl=16384.0)
+    at = setup(*R1, "measured", "trtllm")
+    found = prefill_pass(at, EP64, batch=64.0, isl=16384.0)
     rate = 1 / float(found.busy)
     egress = rate * kv_bytes_per_request(at.model, at.precision, 16384) / GB
     return f"**FTL {float(found.ftl):.2f} s**, {rate:.2f} requests/s and {egress:.2f} GB/s"
@@ -179,7 +179,7 @@ def w4_ftl() -> str:
 @plain
 def w5_rows() -> str:
     """Table of W5."""
-    at = setting(*R1, "measured", "trtllm")
+    at = setup(*R1, "measured", "trtllm")
     header = (
         "sequences a GPU",
         "GEMM without head",
@@ -195,7 +195,7 @@ def w5_rows() -> str:
     for count in (16, 64, 200):
         tokens = Tokens(decodes=float(count), context=17_408.0, emitted=float(count))
         parts = seconds_by_operator(at, EP64, tokens, phase="decode", stage_tokens=64.0 * count)
-        ttl = float(decode_step(at.model, at.rates, EP64, batch=64.0 * count, context=17_408.0).ttl)
+        ttl = float(decode_step(at, EP64, batch=64.0 * count, context=17_408.0).ttl)
         named = (total(parts, *gemms), *(total(parts, *of) for of in (["routed experts"], ["decode attention"])))
         cells = (*named, total(parts, "dispatch", "combine"), ttl / MS)
         rows.append((f"{count}", *(f"{ms:.1f}" for ms in cells), f"{count / ttl:,.0f}", f"{1 / ttl:.0f}"))
@@ -277,7 +277,7 @@ def w8_rows() -> str:
     """Table of W8."""
     rows = []
     for profile in ("measured", "optimistic", "ideal"):
-        at = setting("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", profile, "trtllm")
-        steps = [decode_step(at.model, at.rates, tensor_parallel(n), batch=1.0, context=17_000.0) for n in (2, 8, 64)]
+        at = setup("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", profile, "trtllm")
+        steps = [decode_step(at, tensor_parallel(n), batch=1.0, context=17_000.0) for n in (2, 8, 64)]
         rows.append((f"`{profile}`", *(f"{float(step.ttl) / MS:.2f}" for step in steps)))
     return table(("profile", "TP2", "TP8", "TP64"), rows)

@@ -11,6 +11,7 @@ from disagg_sim.calibration.served.steady_state import (
     Lengths,
     Pool,
     Run,
+    Served,
     at_rate,
     capacity,
     colocated,
@@ -77,7 +78,7 @@ def test_little_s_law_holds(run, n, isl, osl):
 def test_an_engine_that_drains_prompts_does_all_prefill_between_decode_steps():
     """In a cycle everybody decodes OSL-1 steps and every prompt is prefilled once: E2E = (OSL-1)*T_d(N) + N*t_p."""
     shape, one, n = lengths(2000, 400), tensor_parallel(ONE), 16.0
-    chunk = replace(DRAINS, engine=replace(DRAINS.engine, chunk_tokens=2000))  # one prompt a pass
+    chunk = Served(replace(DRAINS.at, overheads=replace(DRAINS.engine, chunk_tokens=2000)))  # one prompt a pass
     state = colocated(chunk, one, shape, n * ONE, Run(waves=10, spread=0.0))
     prompt = prefill_time(chunk, one, 2000 * ONE, ONE, shape)
     residual = decode_time(chunk, one, n * ONE, shape) / 2  # of the step that an arrival interrupts
@@ -87,7 +88,7 @@ def test_an_engine_that_drains_prompts_does_all_prefill_between_decode_steps():
 
 def test_requests_that_start_together_wait_for_half_of_all_prompts():
     shape, one, n = lengths(2000, 2000), tensor_parallel(ONE), 32.0
-    chunk = replace(DRAINS, engine=replace(DRAINS.engine, chunk_tokens=2000))
+    chunk = Served(replace(DRAINS.at, overheads=replace(DRAINS.engine, chunk_tokens=2000)))
     together = colocated(chunk, one, shape, n * ONE, Run(waves=10, spread=0.0))
     prompt = prefill_time(chunk, one, 2000 * ONE, ONE, shape)
     assert together.ttft == pytest.approx((n + 1) / 2 * prompt, rel=0.05)

@@ -40,9 +40,9 @@ def _twice(at):
         nvlink_bandwidth=2 * system.nvlink_bandwidth,
         nic_bandwidth=2 * system.nic_bandwidth,
     )
-    from disagg_sim.physics.setting import setting
+    from disagg_sim.physics.setup import setup
 
-    return setting(at.model, faster, at.precision.name, at.profile.name)
+    return setup(at.model, faster, at.precision.name, at.profile.name)
 
 
 @pytest.mark.parametrize("case", ["dense", "latent"])

@@ -1,4 +1,4 @@
-"""Settings and mappings that the property tests draw from."""
+"""Setups and mappings that the property tests draw from."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.load import load_efficiency, load_model, load_profile, load_system, resolve_precision
+from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.physics.rates import Rates, resolve_rates
-from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.mappings import MappingTable, enumerate_mappings
 
 PROFILES = ("ideal", "optimistic", "measured")
@@ -21,8 +20,8 @@ MODELS = ("llama_3_1_70b", "deepseek_r1", "gpt_oss_120b", "mixtral_8x7b", "opt_3
 
 
 @cache
-def cached_setting(model: str, system: str, profile: str) -> Setting:
-    return setting(model, system, RECIPES[system], profile)
+def cached_setting(model: str, system: str, profile: str) -> Setup:
+    return setup(model, system, RECIPES[system], profile)
 
 
 @cache
@@ -39,19 +38,12 @@ def degrees_of(mapping: Mapping) -> Degrees:
 
 
 @st.composite
-def cases(draw, models=MODELS, systems=tuple(RECIPES), profiles=PROFILES) -> tuple[Setting, Mapping]:
-    """A setting and one of its mappings."""
+def cases(draw, models=MODELS, systems=tuple(RECIPES), profiles=PROFILES) -> tuple[Setup, Mapping]:
+    """A setup and one of its mappings."""
     model, system = draw(st.sampled_from(models)), draw(st.sampled_from(systems))
     table = mappings_of(model, system)
     row = draw(st.integers(0, len(table) - 1))
     return cached_setting(model, system, draw(st.sampled_from(profiles))), table[row]
-
-
-def rates_on(at: Setting, system: SystemSpec) -> Rates:
-    """The rates of a setting when its system is changed."""
-    fits = load_efficiency(at.system.name)
-    recipe = resolve_precision(at.precision.name, at.model, at.system)
-    return resolve_rates(at.model, system, recipe, load_profile(at.profile.name), fits, at.engine)
 
 
 def scaled(system: SystemSpec, what: str, factor: float) -> SystemSpec:

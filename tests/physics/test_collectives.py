@@ -19,7 +19,8 @@ from disagg_sim.physics.collective import (
 )
 from disagg_sim.physics.collective_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.cost import all_reduce_cost, all_to_all_cost, exchange_cost, hop_cost
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.phases import Degrees
+from disagg_sim.physics.setup import setup
 
 MESSAGE = 8e6  # [B]
 
@@ -55,9 +56,9 @@ def test_only_switches_that_reduce_do():
         ("a100_sxm_80gb", 14e6),
         ("mi300x", 14e6),
     ):
-        at = setting("llama_3_1_70b", name, "bf16", "ideal")
+        at = setup("llama_3_1_70b", name, "bf16", "ideal")
         expected = volume / at.system.nvlink_bandwidth
-        assert float(all_reduce_cost(MESSAGE, 8.0, at.rates).time) == pytest.approx(expected, rel=1e-12)
+        assert float(all_reduce_cost(MESSAGE, 8.0, at).time) == pytest.approx(expected, rel=1e-12)
 
 
 def test_hierarchical_all_reduce_by_hand():
@@ -77,8 +78,8 @@ def test_hierarchical_all_reduce_inside_one_domain_adds_nothing():
 
 
 def test_tp_over_the_nic_costs_more_than_inside():
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8", "measured")
-    inside, across = (float(all_reduce_cost(MESSAGE, n, at.rates).time) for n in (8.0, 16.0))
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8", "measured")
+    inside, across = (float(all_reduce_cost(MESSAGE, n, at).time) for n in (8.0, 16.0))
     nic = at.profile.nic_efficiency * at.system.nic_bandwidth
     assert across - inside == pytest.approx(1e6 / nic + 2 * at.profile.nic_latency, rel=1e-9)
 
@@ -128,33 +129,33 @@ def test_all_to_all_across_domains_takes_the_slower_path_and_the_latency_of_the_
 
 
 def exchange(at, **degrees):
-    at_rest = {"phase": "decode", "exchanges": 1.0, "hidden": 7168, "top_k": 8, "rates": at.rates}
-    return [float(part.time) for part in exchange_cost(1000.0, **at_rest, **degrees)]
+    """Dispatch and combine of 1000 tokens a GPU of R1: 7168 elements a token, 8 experts. [s]"""
+    return [float(part.time) for part in exchange_cost(1000.0, Degrees(**degrees), 8, "decode", at)]
 
 
 def test_exchange_leaves_the_domain_only_where_the_stage_does():
     """The ideal rates: dispatch 1.03 B and combine 2 B an element; 16 ranks on H100 stand in two domains of 8."""
-    at = setting("deepseek_r1", "h100_sxm", "fp8", "ideal")
-    inside = exchange(at, ep=8.0, tp_ffn=1.0, gpus=8.0)
+    at = setup("deepseek_r1", "h100_sxm", "fp8", "ideal")
+    inside = exchange(at, dp_attn=8.0, ep=8.0)
     copies = 7 * (1 - (7 / 8) ** 8)
     assert inside == pytest.approx([b * 7_168_000 * copies / at.system.nvlink_bandwidth for b in (1.03, 2)], rel=1e-9)
-    across = exchange(at, ep=16.0, tp_ffn=1.0, gpus=16.0)
+    across = exchange(at, dp_attn=16.0, ep=16.0)
     nic_copies = 1 - (1 / 2) ** 8
     assert across == pytest.approx([b * 7_168_000 * nic_copies / at.system.nic_bandwidth for b in (1.03, 2)], rel=1e-9)
 
 
 def test_expert_tensor_parallelism_gathers_and_scatters_the_tokens():
     """DP attention with expert TP over 8 GPUs: all-gather of 8*T tokens at 1.03 B, reduce-scatter at 2 B."""
-    at = setting("deepseek_r1", "h100_sxm", "fp8", "ideal")
-    done = exchange(at, ep=1.0, tp_ffn=8.0, gpus=8.0)
+    at = setup("deepseek_r1", "h100_sxm", "fp8", "ideal")
+    done = exchange(at, dp_attn=8.0, tp_ffn=8.0)
     by_hand = [7 / 8 * 8 * 7_168_000 * size / at.system.nvlink_bandwidth for size in (1.03, 2)]
     assert done == pytest.approx(by_hand, rel=1e-9)
 
 
 def test_pipeline_hop():
     assert pipeline_hop(1e6, latency=10e-6, bandwidth=100e9).time == pytest.approx(20e-6)
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8", "measured")
-    near, far = (float(hop_cost(1000.0, 8192, n, at.rates).time) for n in (8.0, 16.0))
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8", "measured")
+    near, far = (float(hop_cost(1000.0, n, at).time) for n in (8.0, 16.0))
     assert near == pytest.approx(10e-6 + 1000 * 8192 * 2 / 450e9, rel=1e-9)
     assert far == pytest.approx(17.5e-6 + 1000 * 8192 * 2 / 50e9, rel=1e-9)
 
@@ -168,15 +169,15 @@ def test_curves_go_straight_in_the_doublings_and_stay_flat_outside():
 
 def test_group_of_one_costs_nothing_at_any_rate():
     for profile in ("ideal", "optimistic", "measured"):
-        at = setting("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", profile)
-        assert float(all_reduce_cost(MESSAGE, 1.0, at.rates).time) == 0.0
-        assert exchange(at, ep=1.0, tp_ffn=1.0, gpus=1.0) == [0.0, 0.0]
+        at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", profile)
+        assert float(all_reduce_cost(MESSAGE, 1.0, at).time) == 0.0
+        assert exchange(at) == [0.0, 0.0]
 
 
 @pytest.mark.usefixtures("seed_fits")
 def test_volume_counts_what_the_fit_counted():
     """GB200's NVLink exchange was fitted with one copy per pick, DeepEP with one per distinct rank."""
-    at = setting("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "measured")
+    at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "measured")
     rate = at.rates.dispatch["decode"]
     assert rate.inside.copies is copies_per_pick
     latency, bandwidth = rate.inside.at(64.0)

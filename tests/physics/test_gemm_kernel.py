@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.facts.efficiency import ANY_REGIME, GemmFit, MoeFit
-from disagg_sim.facts.load import load_efficiency, load_model, load_profile, load_system, resolve_precision
+from disagg_sim.facts.load import load_efficiency, load_profile, load_system
 from disagg_sim.physics.cost import expert_cost
 from disagg_sim.physics.gemm import GemmRate, gemm_cost
 from disagg_sim.physics.layer import routed_experts
 from disagg_sim.physics.moe import MoeRate, moe_cost
 from disagg_sim.physics.rates import gemm_rate, moe_rate, resolve_rates
 from disagg_sim.physics.roofline import Rate, operator_cost
+from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import ExpertRows, expert_rows, expert_work, gemm_work
 from disagg_sim.units import US
 
@@ -95,11 +96,13 @@ def test_a_fit_without_tiles_is_the_form_of_old():
     assert np.isinf(tiled.reuse)
 
 
+QWEN = setup("qwen3_235b_a22b", H100, "fp8")
+
+
 def rates_with(profile="measured", **fits):
     """Rates with the fits of one or two operators instead of the shipped ones."""
-    model = load_model("qwen3_235b_a22b")
-    recipe = resolve_precision("fp8", model, H100)
-    return resolve_rates(model, H100, recipe, load_profile(profile), replace(load_efficiency("h100_sxm"), **fits))
+    spec = replace(load_efficiency("h100_sxm"), **fits)
+    return resolve_rates(QWEN.model, H100, QWEN.precision, load_profile(profile), spec)
 
 
 def test_engines_fuse_quantising_and_overlap_the_loop_where_a_profile_sets_the_floor():
@@ -192,18 +195,17 @@ def test_one_fit_serves_every_regime_and_the_faster_kernel_counts():
     assert len({id(kernels) for kernels in rates.moe.values()}) == 1
     kernels = rates.moe["tp"]
     assert kernels == (moe_rate(fits[0], H100), moe_rate(fits[1], H100))
-    model = load_model("qwen3_235b_a22b")
     op = routed_experts(
-        model,
-        model.layers[-1].ffn,
-        rates.precision,
+        QWEN.model,
+        QWEN.model.layers[-1].ffn,
+        QWEN.precision,
         ep=8.0,
         tp_ffn=1.0,
         tokens=np.array([1.0, 4.0, 4096.0]),
         imbalance=1.0,
     )
     times = [moe_cost(op.experts, op.work, kernel).time for kernel in kernels]
-    together = expert_cost(op, np.float64(8.0), np.float64(1.0), rates).time
+    together = expert_cost(op, np.float64(8.0), np.float64(1.0), replace(QWEN, rates=rates)).time
     assert np.array_equal(together, np.minimum(*times))
     assert times[0][0] < times[1][0]
     assert times[0][-1] > times[1][-1]

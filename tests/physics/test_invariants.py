@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from cases import cached_setting, cases, degrees_of, rates_on, scaled
+from cases import cached_setting, cases, degrees_of, scaled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,11 +17,12 @@ from disagg_sim.facts.load import load_efficiency
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.cost import kernel_cost
 from disagg_sim.physics.layer import head
-from disagg_sim.physics.mixed import mixed_step
+from disagg_sim.physics.memory import decode_bytes, decode_residents, prefill_bytes, prompt_residents
+from disagg_sim.physics.mixed import Chunk, mixed_step
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
 from disagg_sim.physics.rates import resolve_rates
 from disagg_sim.physics.roofline import blend
-from disagg_sim.physics.setting import Setting
+from disagg_sim.physics.setup import Setup
 
 quick = settings(max_examples=100, deadline=None)
 batches = st.integers(1, 3000)
@@ -29,13 +30,12 @@ lengths = st.integers(1, 100_000)
 CLOSE = 1 + 1e-12  # rounding of sums taken in another order
 
 
-def ttl_of(at: Setting, mapping: Mapping, batch: float, context: float, rates=None) -> float:
-    rates = at.rates if rates is None else rates
-    return float(decode_step(at.model, rates, degrees_of(mapping), batch=float(batch), context=float(context)).ttl)
+def ttl_of(at: Setup, mapping: Mapping, batch: float, context: float) -> float:
+    return float(decode_step(at, degrees_of(mapping), batch=float(batch), context=float(context)).ttl)
 
 
-def ftl_of(at: Setting, mapping: Mapping, batch: float, isl: float, chunk: int = 0, rates=None) -> float:
-    args = at.model, at.rates if rates is None else rates, degrees_of(mapping)
+def ftl_of(at: Setup, mapping: Mapping, batch: float, isl: float, chunk: int = 0) -> float:
+    args = at, degrees_of(mapping)
     if chunk:
         done = chunked_prefill_pass(*args, batch=float(batch), isl=float(isl), chunk_tokens=float(chunk))
     else:
@@ -84,10 +84,19 @@ def test_memory_never_falls_as_batch_or_lengths_grow(case, batch, more, isl, lon
     degrees = degrees_of(mapping)
 
     def decode(batch, isl, osl):
-        return float(at.decode_bytes(degrees, float(batch), isl=isl, osl=osl))
+        return float(decode_bytes(at, degrees, float(batch), cached=decode_residents(isl, osl)))
 
     def prefill(batch, isl, chunk=0.0, cached=False):
-        return float(at.prefill_bytes(degrees, float(batch), isl=isl, chunk_tokens=chunk, cached=cached))
+        return float(
+            prefill_bytes(
+                at,
+                degrees,
+                float(batch),
+                prompt=prompt_residents(isl),
+                chunk_tokens=chunk,
+                mla_form="cached" if cached else "auto",
+            )
+        )
 
     assert decode(batch, isl, osl) <= decode(batch + more, isl, osl) * CLOSE
     assert decode(batch, isl, osl) <= decode(batch, isl + longer, osl) * CLOSE
@@ -108,11 +117,11 @@ def test_memory_never_falls_as_batch_or_lengths_grow(case, batch, more, isl, lon
 )
 def test_faster_hardware_is_never_slower(case, what, factor, batch, length):
     at, mapping = case
-    rates = rates_on(at, scaled(at.system, what, factor))
+    faster = at.changed(system=scaled(at.system, what, factor))
     prompts = 1 + batch % 32
-    assert ttl_of(at, mapping, batch, length, rates) <= ttl_of(at, mapping, batch, length) * CLOSE
-    assert ftl_of(at, mapping, prompts, length, rates=rates) <= ftl_of(at, mapping, prompts, length) * CLOSE
-    in_chunks = [ftl_of(at, mapping, prompts, 4000, 512, r) for r in (rates, at.rates)]
+    assert ttl_of(faster, mapping, batch, length) <= ttl_of(at, mapping, batch, length) * CLOSE
+    assert ftl_of(faster, mapping, prompts, length) <= ftl_of(at, mapping, prompts, length) * CLOSE
+    in_chunks = [ftl_of(one, mapping, prompts, 4000, 512) for one in (faster, at)]
     assert in_chunks[0] <= in_chunks[1] * CLOSE
 
 
@@ -122,10 +131,10 @@ def test_a_larger_nvlink_domain_is_never_slower(case, batch, length):
     at, mapping = case
     if max(mapping.tp_attn, mapping.tp_ffn) > 8:
         return
-    small = rates_on(at, replace(at.system, nvlink_domain=8))
+    small = at.changed(system=replace(at.system, nvlink_domain=8))
     prompts = 1 + batch % 32
-    assert ttl_of(at, mapping, batch, length) <= ttl_of(at, mapping, batch, length, small) * CLOSE
-    assert ftl_of(at, mapping, prompts, length) <= ftl_of(at, mapping, prompts, length, rates=small) * CLOSE
+    assert ttl_of(at, mapping, batch, length) <= ttl_of(small, mapping, batch, length) * CLOSE
+    assert ftl_of(at, mapping, prompts, length) <= ftl_of(small, mapping, prompts, length) * CLOSE
 
 
 @quick
@@ -153,7 +162,7 @@ def test_optimistic_floors_are_never_above_measured(case, batch, length):
     assert ftl_of(fast, mapping, prompts, length) <= ftl_of(at, mapping, prompts, length) * CLOSE
 
 
-def of_profile(at: Setting, profile: str) -> Setting:
+def of_profile(at: Setup, profile: str) -> Setup:
     return cached_setting(at.model.name, at.system.name, profile)
 
 
@@ -162,9 +171,9 @@ def of_profile(at: Setting, profile: str) -> Setting:
 def test_one_gpu_does_not_communicate(case, batch, length):
     at, _ = case
     for sums in (
-        decode_step(at.model, at.rates, Degrees(), batch=float(batch), context=float(length)).sums,
-        prefill_pass(at.model, at.rates, Degrees(), batch=1.0, isl=float(length)).sums,
-        chunked_prefill_pass(at.model, at.rates, Degrees(), batch=1.0, isl=3000.0, chunk_tokens=512.0).sums,
+        decode_step(at, Degrees(), batch=float(batch), context=float(length)).sums,
+        prefill_pass(at, Degrees(), batch=1.0, isl=float(length)).sums,
+        chunked_prefill_pass(at, Degrees(), batch=1.0, isl=3000.0, chunk_tokens=512.0).sums,
     ):
         assert float(sums.communication) == 0.0
 
@@ -182,8 +191,8 @@ def test_pipelines_never_lower_ttl_below_the_unsharded_sum(case, batch, context)
 @given(cases(), st.integers(1, 500), st.integers(2, 50_000))
 def test_mixed_step_without_a_chunk_is_the_decode_step(case, batch, context):
     at, mapping = case
-    args = at.model, at.rates, degrees_of(mapping)
-    mixed = mixed_step(*args, batch=float(batch), context=float(context), chunk_tokens=0.0, isl=100.0)
+    args = at, degrees_of(mapping)
+    mixed = mixed_step(*args, batch=float(batch), context=float(context), chunk=Chunk(0.0, 100.0))
     plain = decode_step(*args, batch=float(batch), context=float(context))
     assert float(mixed.time) == pytest.approx(float(plain.ttl), rel=1e-12)
     assert [float(s) for s in mixed.sums] == pytest.approx([float(s) for s in plain.sums], rel=1e-12)
@@ -195,8 +204,8 @@ def test_mixed_step_without_decodes_is_a_chunk(case, chunk):
     at, mapping = case
     tp = float(mapping.tp_attn)
     degrees = Degrees(tp_attn=tp, tp_ffn=tp)
-    mixed = mixed_step(at.model, at.rates, degrees, batch=0.0, context=1.0, chunk_tokens=float(chunk), isl=float(chunk))
-    alone = prefill_pass(at.model, at.rates, degrees, batch=1.0, isl=float(chunk))
+    mixed = mixed_step(at, degrees, batch=0.0, context=1.0, chunk=Chunk(float(chunk), float(chunk)))
+    alone = prefill_pass(at, degrees, batch=1.0, isl=float(chunk))
     assert float(mixed.time) == pytest.approx(float(alone.ftl), rel=1e-12)
 
 
@@ -209,15 +218,15 @@ def test_mixed_steps_without_decodes_are_a_prompt_in_chunks(case, chunk, chunks)
     affine in the past: 1 %.
     """
     at, _ = case
-    args, isl, form = (at.model, at.rates, Degrees()), float(chunks * chunk), "cached"
-    step = mixed_step(*args, batch=0.0, context=1.0, chunk_tokens=float(chunk), isl=isl, mla_form=form)
+    args, isl, form = (at, Degrees()), float(chunks * chunk), "cached"
+    step = mixed_step(*args, batch=0.0, context=1.0, chunk=Chunk(float(chunk), isl), mla_form=form)
     whole = chunked_prefill_pass(*args, batch=1.0, isl=isl, chunk_tokens=float(chunk), mla_form=form)
     ends = (chunks - 1) * (at.profile.host + head_time(at))
     assert chunks * float(step.time) - ends == pytest.approx(float(whole.ftl), rel=0.01)
 
 
-def head_time(at: Setting, tp: float = 1.0, emitted: float = 1.0) -> float:
-    return float(kernel_cost(head(at.model, at.precision, tp, emitted), at.rates).time)
+def head_time(at: Setup, tp: float = 1.0, emitted: float = 1.0) -> float:
+    return float(kernel_cost(head(at.model, at.precision, tp, emitted), at).time)
 
 
 PROFILE_TIMES = (
@@ -265,11 +274,12 @@ def test_changing_the_unit_of_time_scales_every_time(case, c, batch, length):
     fits = load_efficiency(at.system.name)
     tables = {name: tuple(in_another_unit(name, row, c) for row in getattr(fits, name)) for name in SECTIONS}
     rates = resolve_rates(at.model, system, at.precision, profile, replace(fits, **tables))
+    there = replace(at, system=system, profile=profile, rates=rates)
     prompts = 1 + batch % 8
-    assert ttl_of(at, mapping, batch, length, rates) == pytest.approx(ttl_of(at, mapping, batch, length) / c, rel=1e-9)
+    assert ttl_of(there, mapping, batch, length) == pytest.approx(ttl_of(at, mapping, batch, length) / c, rel=1e-9)
     for chunk in (0, 512):
-        there, here = (ftl_of(at, mapping, prompts, min(length, 9000), chunk, r) for r in (rates, at.rates))
-        assert there == pytest.approx(here / c, rel=1e-9)
+        both = [ftl_of(one, mapping, prompts, min(length, 9000), chunk) for one in (there, at)]
+        assert both[0] == pytest.approx(both[1] / c, rel=1e-9)
 
 
 @pytest.mark.parametrize("q", [1.0, 2.0, 3.7, np.inf])

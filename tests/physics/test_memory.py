@@ -6,19 +6,21 @@ import numpy as np
 import pytest
 from cases import cached_setting
 
-from disagg_sim.facts.load import load_model, load_precision, load_profile
+from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.physics.memory import (
     Residents,
     activation_bytes,
     cache_elements_per_gpu,
     communication_bytes,
+    decode_bytes,
     decode_residents,
     instance_bytes,
     layer_weight_bytes,
-    memory_limit,
+    prefill_bytes,
     prompt_residents,
 )
 from disagg_sim.physics.phases import Degrees
+from disagg_sim.physics.setup import setup
 from disagg_sim.units import GB
 
 IDLE = Residents(sequences=0.0, tokens=0.0, live=0.0, live_total=0.0, emitted=0.0)
@@ -27,9 +29,7 @@ FIXED = 3.9 * GB  # runtime and communication library
 
 def weights(name: str, recipe: str, **degrees: float) -> float:
     """Bytes of an instance that serves nothing, without the fixed part. [B]"""
-    model = load_model(name)
-    precision, profile = load_precision(recipe).resolve(model), load_profile("ideal")
-    return float(instance_bytes(model, precision, profile, Degrees(**degrees), IDLE)) - FIXED
+    return float(instance_bytes(setup(name, "gb200_nvl72", recipe, "ideal"), Degrees(**degrees), IDLE)) - FIXED
 
 
 @pytest.mark.parametrize("name", ["llama_3_1_70b", "deepseek_r1", "gpt_oss_120b", "opt_30b", "qwen3_32b", "glm_4_5"])
@@ -155,7 +155,7 @@ def test_sliding_windows_hold_at_most_the_window():
     """gpt-oss-120b in bf16: of one more sequence of 4096+2 tokens 18 layers hold 128, 18 hold all: 1024*2*18 B each."""
     at = cached_setting("gpt_oss_120b", "a100_sxm_80gb", "ideal")
     degrees = Degrees()
-    long, short = (float(at.decode_bytes(degrees, 1.0, isl=isl, osl=2)) for isl in (8192, 4096))
+    long, short = (float(decode_bytes(at, degrees, 1.0, cached=decode_residents(isl, 2))) for isl in (8192, 4096))
     assert long - short == pytest.approx(1024 * 2 * 18 * 4096, rel=1e-6)
 
 
@@ -165,7 +165,7 @@ def test_prefill_holds_two_passes_of_prompts_per_stage():
     cache = 4096 * 163_840
     for pp, prompts in ((1.0, 2), (4.0, 8)):
         batch = 4.0
-        held = float(at.prefill_bytes(Degrees(pp=pp), batch, isl=4096, chunk_tokens=512.0))
+        held = float(prefill_bytes(at, Degrees(pp=pp), batch, prompt=prompt_residents(4096), chunk_tokens=512.0))
         base = weights("llama_3_1_70b", "nvfp4_fp8kv", pp=pp) + FIXED
         live = batch * 512 * 2 * (4 * 8192 + 2 * 28_672) + batch * 128_256 * 4
         assert held - base - live == pytest.approx(prompts * batch * cache / pp, rel=1e-9)
@@ -173,7 +173,7 @@ def test_prefill_holds_two_passes_of_prompts_per_stage():
 
 def test_an_engine_fills_nine_tenths_of_the_reported_memory():
     at = cached_setting("llama_3_1_70b", "h100_sxm", "measured")
-    assert memory_limit(at.system, at.profile) == pytest.approx(0.9 * at.system.hbm_reported)
+    assert at.memory_limit == pytest.approx(0.9 * at.system.hbm_reported)
     assert at.memory_limit < at.system.hbm_capacity
 
 
@@ -181,6 +181,8 @@ def test_keeping_expanded_keys_and_values_in_decode_costs_their_memory():
     """R1, fp8 cache: 128 heads x 320 B a token and layer beside the latent; one sequence of 1,000 + 2 tokens."""
     at = cached_setting("deepseek_r1", "gb200_nvl72", "measured")
     one = Degrees(dp_attn=64.0, ep=64.0)
-    latent, expanded = (at.decode_bytes(one, 64.0, isl=1000, osl=2, mla_form=form) for form in ("auto", "cached"))
+    latent, expanded = (
+        decode_bytes(at, one, 64.0, cached=decode_residents(1000, 2), mla_form=form) for form in ("auto", "cached")
+    )
     tokens = 1000 + 1 + 2 * 2 / 12**0.5  # mean and two standard deviations, at most 1002
     assert expanded - latent == pytest.approx(61 * 128 * 320 * min(tokens, 1002), rel=1e-9)

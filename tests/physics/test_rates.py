@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from disagg_sim.errors import InputError
-from disagg_sim.facts.load import load_efficiency, load_model, load_profile, load_system, resolve_precision
+from disagg_sim.facts.load import load_efficiency, load_engine, load_model, load_profile, load_system, resolve_precision
 from disagg_sim.physics.cost import expert_cost
 from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
 from disagg_sim.physics.rates import Rates, resolve_rates
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import Work
 from disagg_sim.units import US
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("seed_fits_throughout")  # numbers by hand 
 
 
 def rates_of(model: str, profile: str = "measured", engine: str | None = None, system=GB200) -> Rates:
-    return setting(model, *system, profile, engine).rates
+    return setup(model, *system, profile, engine).rates
 
 
 def test_ideal_is_the_vendors_peak():
@@ -36,7 +36,7 @@ def test_ideal_is_the_vendors_peak():
         assert rate.t0 == 0
         assert np.isinf(rate.blend)
     assert rates.all_reduce.at(8.0) == (0.0, 900e9)
-    assert rates.profile.host == 0
+    assert setup("deepseek_r1", *GB200, "ideal").profile.host == 0
 
 
 def test_measured_takes_the_fits_of_tensorrt_llm_first():
@@ -107,22 +107,24 @@ def test_fits_of_another_system_are_marked(system, recipe, inherited):
 
 def test_h800_has_the_fits_of_h100_on_its_own_links():
     """The same shares of the same peaks; messages over the narrower NVLink."""
-    h100, h800 = (rates_of("llama_3_1_70b", system=(name, "fp8")) for name in ("h100_sxm", "h800_sxm"))
-    assert h800.gemm["fp8"] == h100.gemm["fp8"]
+    h100, h800 = (setup("llama_3_1_70b", name, "fp8") for name in ("h100_sxm", "h800_sxm"))
+    assert h800.rates.gemm["fp8"] == h100.rates.gemm["fp8"]
     links = h800.system.nvlink_bandwidth / h100.system.nvlink_bandwidth
     assert links < 1
-    assert h800.all_reduce.at(8.0)[1] == pytest.approx(links * h100.all_reduce.at(8.0)[1])
+    assert h800.rates.all_reduce.at(8.0)[1] == pytest.approx(links * h100.rates.all_reduce.at(8.0)[1])
 
 
 def test_the_faster_of_two_expert_kernels_counts_at_every_point():
     """NVFP4 experts on GB200: the low-latency kernel for few tokens, cutlass for many."""
-    rates = rates_of("deepseek_r1")
-    kernels = rates.moe["ep16_256"]
+    at = setup("deepseek_r1", *GB200)
+    rates, kernels = at.rates, at.rates.moe["ep16_256"]
     assert len(kernels) == 2
     moved = np.array([1e6, 1e7, 1e8, 1e9, 1e10])
     operator = Operator("routed experts", "experts", Work(np.zeros(5), moved), "nvfp4")
     single = [replace(rates, moe={**rates.moe, "ep16_256": (kernel,)}) for kernel in kernels]
-    together, *alone = (expert_cost(operator, np.full(5, 64.0), np.ones(5), r).time for r in (rates, *single))
+    together, *alone = (
+        expert_cost(operator, np.full(5, 64.0), np.ones(5), replace(at, rates=r)).time for r in (rates, *single)
+    )
     np.testing.assert_allclose(together, np.minimum(*alone), rtol=1e-12)
     assert np.any(alone[0] < alone[1])
     assert np.any(alone[1] < alone[0])
@@ -133,10 +135,10 @@ def test_the_faster_of_two_expert_kernels_counts_at_every_point():
     [(1, 1, "single"), (1, 8, "tp"), (8, 2, "ep2_8"), (2, 1, "ep2_8"), (16, 1, "ep16_256"), (64, 1, "ep16_256")],
 )
 def test_regime_of_the_expert_kernel(ep, tp_ffn, regime):
-    rates = rates_of("mixtral_8x7b", system=("h100_sxm", "bf16"))
+    at = setup("mixtral_8x7b", "h100_sxm", "bf16")
     operator = Operator("routed experts", "experts", Work(0.0, 0.0), "bf16")
-    cost = expert_cost(operator, np.float64(ep), np.float64(tp_ffn), rates)
-    assert float(cost.time) == min(rate.t0 for rate in rates.moe[regime])
+    cost = expert_cost(operator, np.float64(ep), np.float64(tp_ffn), at)
+    assert float(cost.time) == min(rate.t0 for rate in at.rates.moe[regime])
 
 
 def test_unknown_engine_is_refused_with_the_nearest():
@@ -155,7 +157,7 @@ def test_a_system_without_fits_has_only_the_ideal_profile():
 
 
 def test_a_missing_fit_is_named():
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8")
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8")
     fits = replace(load_efficiency("h100_sxm"), gemm=())
     with pytest.raises(InputError, match=r"'h100_sxm' has no fitted .* GEMM: use profile 'ideal' or add the fit"):
         resolve_rates(at.model, at.system, at.precision, at.profile, fits)
@@ -163,19 +165,35 @@ def test_a_missing_fit_is_named():
 
 def test_hidden_all_reduce_is_an_option_of_prefill():
     """A fraction of 0.3 takes 0.3 of the wire time of prefill's all-reduce off, and leaves decode alone."""
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8")
-    split = replace(at.rates, profile=replace(at.profile, all_reduce_hidden_fraction=0.3))
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8")
+    split = at.changed(profile=replace(at.profile, all_reduce_hidden_fraction=0.3))
     degrees = Degrees(tp_attn=4.0, tp_ffn=4.0)
-    serial, hidden = (prefill_pass(at.model, rates, degrees, batch=1.0, isl=8192.0) for rates in (at.rates, split))
+    serial, hidden = (prefill_pass(one, degrees, batch=1.0, isl=8192.0) for one in (at, split))
     assert serial.ftl - hidden.ftl == pytest.approx(0.3 * serial.sums.communication, rel=1e-9)
-    steps = [decode_step(at.model, r, degrees, batch=8.0, context=100.0).ttl for r in (at.rates, split)]
+    steps = [decode_step(one, degrees, batch=8.0, context=100.0).ttl for one in (at, split)]
     assert steps[0] == steps[1]
 
 
 def test_bf16_attention_over_an_fp8_cache_keeps_the_memory_side_and_takes_the_arithmetic_of_bf16():
     """GB200, MLA, from its table of fits: decode 0.52 and prefill 0.584 of the bf16 peak, 0.658 of HBM."""
-    rates = rates_of("deepseek_r1", system=("gb200_nvl72", "nvfp4_fp8kv_bf16_attention"))
-    peak = rates.system.peak_flops["bf16"]
+    at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv_bf16_attention")
+    rates, peak = at.rates, at.system.peak_flops["bf16"]
     assert rates.decode_attention.flops == pytest.approx(0.52 * peak)
-    assert rates.decode_attention.bandwidth == pytest.approx(0.658 * rates.system.hbm_bandwidth)
+    assert rates.decode_attention.bandwidth == pytest.approx(0.658 * at.system.hbm_bandwidth)
     assert rates.prefill_attention.flops == pytest.approx(0.584 * peak)
+
+
+def test_a_changed_setup_is_the_setup_of_the_changed_names():
+    """One place to change: rates that follow from a profile or a system are resolved again; an adjustment stays."""
+    at = setup("deepseek_r1", *GB200)
+    hopeful = at.changed(profile=load_profile("optimistic"))
+    assert repr(hopeful) == repr(setup("deepseek_r1", *GB200, "optimistic"))
+    fast = replace(at.system, hbm_bandwidth=2 * at.system.hbm_bandwidth)
+    assert at.changed(system=fast).rates.elementwise_bandwidth == 2 * at.rates.elementwise_bandwidth
+    twice = replace(at, rates=replace(at.rates, adjust=lambda _: 2.0))
+    slow, slower = (
+        decode_step(one.changed(profile=at.profile), Degrees(), batch=8.0, context=100.0) for one in (at, twice)
+    )
+    assert slower.ttl - at.profile.host == pytest.approx(2 * (slow.ttl - at.profile.host))
+    engine = load_engine("vllm")
+    assert at.changed(overheads=engine).overheads is engine

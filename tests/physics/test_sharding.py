@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import cached_setting, mappings_of, rates_on
+from cases import cached_setting, mappings_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ from disagg_sim.physics import layer
 from disagg_sim.physics.chunked import chunk_plan, chunked_prefill_pass
 from disagg_sim.physics.cost import kernel_cost
 from disagg_sim.physics.layer import Tokens
-from disagg_sim.physics.memory import kv_duplication
+from disagg_sim.physics.memory import decode_bytes, decode_residents, kv_duplication
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
 from disagg_sim.physics.stages import stages_of
 from disagg_sim.physics.work import MlaDims, gqa_decode_work, gqa_prefill_work, mla_work
@@ -116,10 +116,9 @@ def test_with_infinite_links_sharded_parts_take_one_nth(tp):
     elementwise kernels; once: the head's input and the embedding's row.
     """
     at = cached_setting("llama_3_1_70b", "gb200_nvl72", "ideal")
-    rates = rates_on(at, replace(at.system, nvlink_bandwidth=np.inf))
+    free = at.changed(system=replace(at.system, nvlink_bandwidth=np.inf))
     alone, shared = (
-        float(decode_step(at.model, rates, Degrees(tp_attn=n, tp_ffn=n), batch=1.0, context=9000.0).ttl)
-        for n in (1.0, float(tp))
+        float(decode_step(free, Degrees(tp_attn=n, tp_ffn=n), batch=1.0, context=9000.0).ttl) for n in (1.0, float(tp))
     )
     d = at.model.hidden
     repeated = 80 * d * (0.5625 + 2 + 0.5625 + 2 + 16) + d * 2 + d * 4
@@ -136,7 +135,7 @@ def test_compute_bound_gemms_and_attention_take_one_nth(tp):
         ops = layer.projections(at.model, kind, at.precision, n, 32_768.0)
         ops += layer.prefill_attention(kind, at.precision, n, tokens, "auto")[0]
         ops += layer.dense_ffn(at.model, kind.ffn, at.precision, n, 32_768.0)
-        times.append(sum(float(kernel_cost(op, at.rates).time) for op in ops if op.kind != "all_reduce"))
+        times.append(sum(float(kernel_cost(op, at).time) for op in ops if op.kind != "all_reduce"))
     assert times[1] == pytest.approx(times[0] / tp, rel=1e-12)
 
 
@@ -163,9 +162,9 @@ def test_grid_points_equal_single_calls(model, system, profile):
             pp=float(mapping.pp),
         )
         for column, b in enumerate(batch):
-            one = decode_step(at.model, at.rates, degrees, batch=float(b), context=3250.0)
+            one = decode_step(at, degrees, batch=float(b), context=3250.0)
             assert decode.latency[row, column] == pytest.approx(float(one.ttl), rel=1e-12)
-            held = at.decode_bytes(degrees, float(b), isl=3000, osl=500)
+            held = decode_bytes(at, degrees, float(b), cached=decode_residents(3000, 500))
             assert decode.memory_bytes[row, column] == pytest.approx(float(held), rel=1e-12)
     for row in range(len(prefill.pp)):
         m, chunk = prefill.mapping(row), float(prefill.chunk_tokens[row])
@@ -175,10 +174,10 @@ def test_grid_points_equal_single_calls(model, system, profile):
         for column, b in enumerate(batch):
             if chunk:
                 one = chunked_prefill_pass(
-                    at.model, at.rates, degrees, batch=float(b), isl=3000.0, chunk_tokens=chunk, mla_form="naive"
+                    at, degrees, batch=float(b), isl=3000.0, chunk_tokens=chunk, mla_form="naive"
                 )
             else:
-                one = prefill_pass(at.model, at.rates, degrees, batch=float(b), isl=3000.0, mla_form="naive")
+                one = prefill_pass(at, degrees, batch=float(b), isl=3000.0, mla_form="naive")
             assert prefill.latency[row, column] == pytest.approx(float(one.ftl), rel=1e-12)
             assert prefill.request_rate[row, column] == pytest.approx(b / float(one.busy), rel=1e-12)
 
@@ -189,8 +188,8 @@ def test_a_prompt_shorter_than_its_chunk_is_one_chunk():
     assert [float(x) for x in chunk_plan(1024, 512)] == [2, 512, 512]
     at = cached_setting("llama_3_1_70b", "gb200_nvl72", "measured")
     args = {"batch": 2.0, "isl": 300.0}
-    whole = prefill_pass(at.model, at.rates, Degrees(), **args)
-    one = chunked_prefill_pass(at.model, at.rates, Degrees(), chunk_tokens=512.0, **args)
+    whole = prefill_pass(at, Degrees(), **args)
+    one = chunked_prefill_pass(at, Degrees(), chunk_tokens=512.0, **args)
     assert float(one.ftl) == pytest.approx(float(whole.ftl), rel=1e-12)
 
 
@@ -211,7 +210,7 @@ def test_chunked_pipeline_is_a_flow_shop(profile, chunk):
     def pass_of(tokens: int) -> float:
         """Busy time of one stage for the first ``tokens`` tokens, without host. [s]"""
         done = chunked_prefill_pass(
-            quarter, at.rates, Degrees(), batch=1.0, isl=float(tokens), chunk_tokens=float(chunk)
+            replace(at, model=quarter), Degrees(), batch=1.0, isl=float(tokens), chunk_tokens=float(chunk)
         )
         return float(done.busy) - at.profile.host
 
@@ -225,7 +224,7 @@ def test_chunked_pipeline_is_a_flow_shop(profile, chunk):
             free = done[s, i - 1] if i else 0.0
             done[s, i] = max(ready, free) + times[i]
     whole = chunked_prefill_pass(
-        model, at.rates, Degrees(pp=float(stages)), batch=1.0, isl=float(isl), chunk_tokens=float(chunk)
+        replace(at, model=model), Degrees(pp=float(stages)), batch=1.0, isl=float(isl), chunk_tokens=float(chunk)
     )
     # Small change: the one-word head of each prefix pass, and the embedding that only the first stage runs.
     assert float(whole.ftl) - at.profile.host == pytest.approx(done[-1, -1], rel=2e-3)
@@ -252,6 +251,6 @@ def test_cache_duplication(tp):
     at = cached_setting("llama_3_1_70b", "gb200_nvl72", "ideal")
     degrees = Degrees(tp_attn=float(tp), tp_ffn=float(tp))
     # the cache of one more sequence of 8192+2 tokens on each of tp GPUs
-    more, less = (at.decode_bytes(degrees, b, isl=8192, osl=2) for b in (2.0, 1.0))
+    more, less = (decode_bytes(at, degrees, b, cached=decode_residents(8192, 2)) for b in (2.0, 1.0))
     live = 2 * (4 * 8192 + max(2 * 28_672, 80 * 128) / tp) + model.vocab * 4 / tp + (tp > 1) * 2 * 2 * 8192
     assert tp * float(more - less - live) == pytest.approx(8194 * 163_840 * max(1, tp / 8), rel=1e-3)

@@ -9,14 +9,14 @@ from disagg_sim.physics import layer
 from disagg_sim.physics.cost import exchange_cost, expert_cost, kernel_cost
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.physics.setting import Setting
+from disagg_sim.physics.setup import Setup
 
 
 def seconds_by_operator(
-    at: Setting, degrees: Degrees, tokens: Tokens, *, phase: str, stage_tokens: float, imbalance: float = 1.0
+    at: Setup, degrees: Degrees, tokens: Tokens, *, phase: str, stage_tokens: float, imbalance: float = 1.0
 ) -> dict[str, float]:
     """Time of each operator times the layers that have it; dispatch and combine under those names. [s]"""
-    tp, precision, rates = degrees.tp_attn, at.precision, at.rates
+    tp, precision = degrees.tp_attn, at.precision
     found: defaultdict[str, float] = defaultdict(float)
     attend = layer.prefill_attention if phase == "prefill" else layer.decode_attention
     for kind, count in zip(at.model.kinds, at.model.kind_counts, strict=True):
@@ -37,22 +37,12 @@ def seconds_by_operator(
                 tokens=stage_tokens,
                 imbalance=imbalance,
             )
-            found["routed experts"] += count * float(expert_cost(routed, degrees.ep, degrees.tp_ffn, rates).time)
-            dispatch, combine = exchange_cost(
-                tokens.linear / tp,
-                phase=phase,
-                ep=degrees.ep,
-                tp_ffn=degrees.tp_ffn,
-                gpus=degrees.stage_gpus,
-                exchanges=1.0,
-                hidden=at.model.hidden,
-                top_k=kind.ffn.top_k,
-                rates=rates,
-            )
+            found["routed experts"] += count * float(expert_cost(routed, degrees.ep, degrees.tp_ffn, at).time)
+            dispatch, combine = exchange_cost(tokens.linear / tp, degrees, kind.ffn.top_k, phase, at)
             found["dispatch"] += count * float(dispatch.time)
             found["combine"] += count * float(combine.time)
         for op in operators:
-            found[op.name] += count * float(kernel_cost(op, rates).time)
-    found["head"] = float(kernel_cost(layer.head(at.model, precision, tp, tokens.emitted), rates).time)
-    found["embedding"] = float(kernel_cost(layer.embedding(at.model, precision, tokens.linear), rates).time)
+            found[op.name] += count * float(kernel_cost(op, at).time)
+    found["head"] = float(kernel_cost(layer.head(at.model, precision, tp, tokens.emitted), at).time)
+    found["embedding"] = float(kernel_cost(layer.embedding(at.model, precision, tokens.linear), at).time)
     return dict(found)

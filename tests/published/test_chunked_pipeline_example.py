@@ -16,22 +16,23 @@ from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.collective_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.gemm import GemmRate
+from disagg_sim.physics.memory import prefill_bytes, prompt_residents
 from disagg_sim.physics.moe import MoeRate
 from disagg_sim.physics.phases import Degrees, prefill_pass
-from disagg_sim.physics.rates import AttentionRate, Rates
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.rates import AttentionRate
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.units import GB, MS
 
 FREE_LINK = LinkCurve(np.array([1.0]), np.array([0.0]), np.array([np.inf]))
 
 
-def flat_rates(rates: Rates, flops: float) -> Rates:
+def flat_rates(at: Setup, flops: float) -> Setup:
     """Every FLOP at the same rate; bytes and messages cost nothing."""
     attention = AttentionRate(flops, np.inf, 0.0, 0.0)
     exchange = dict.fromkeys(("prefill", "decode"), AllToAllRate(FREE_LINK, FREE_LINK))
-    return replace(
+    system, rates = replace(at.system, nvlink_bandwidth=np.inf, nic_bandwidth=np.inf), at.rates
+    rates = replace(
         rates,
-        system=replace(rates.system, nvlink_bandwidth=np.inf, nic_bandwidth=np.inf),
         gemm=dict.fromkeys(rates.gemm, GemmRate(flops, np.inf, 0.0, np.inf)),
         prefill_attention=attention,
         decode_attention=attention,
@@ -43,6 +44,7 @@ def flat_rates(rates: Rates, flops: float) -> Rates:
         dispatch=exchange,
         combine=exchange,
     )
+    return replace(at, system=system, rates=rates)
 
 
 def test_four_stages_of_10_12_14_16_ms_give_100_ms():
@@ -67,16 +69,16 @@ def test_four_stages_of_10_12_14_16_ms_give_100_ms():
         max_context_sure=True,
         source="made up",
     )
-    at = setting(model, "gb200_nvl72", "bf16", "ideal")
+    at = setup(model, "gb200_nvl72", "bf16", "ideal")
     per_past_chunk = 4 * heads * head_dim * size**2 / (2 * MS)  # FLOP/s that make an earlier chunk cost 2 ms
-    rates = flat_rates(at.rates, np.inf)
-    rates = replace(
-        rates,
-        prefill_attention=replace(rates.prefill_attention, flops=per_past_chunk),
+    flat = flat_rates(at, np.inf)
+    flat = replace(
+        flat,
+        rates=replace(flat.rates, prefill_attention=replace(flat.rates.prefill_attention, flops=per_past_chunk)),
         profile=replace(at.profile, elementwise_latency=10 * MS - 2 * MS * (0.5 + 0.5 / size)),
     )
     degrees = Degrees(pp=4.0)
-    done = chunked_prefill_pass(model, rates, degrees, batch=1.0, isl=4.0 * size, chunk_tokens=float(size))
+    done = chunked_prefill_pass(flat, degrees, batch=1.0, isl=4.0 * size, chunk_tokens=float(size))
     assert done.busy == pytest.approx((10 + 12 + 14 + 16) * MS, rel=1e-12)
     assert done.ftl == pytest.approx(100 * MS, rel=1e-12)
 
@@ -87,17 +89,15 @@ RATE = 2.08e15  # what the paper's figure 5 comes to: 64 prompts on 64 GPUs in 9
 
 @pytest.fixture(scope="module")
 def r1():
-    return setting("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "ideal")
+    return setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "ideal")
 
 
 def r1_pass(at, pp: int, form: str, chunk: int = 0):
-    rates, n = flat_rates(at.rates, RATE), 64 // pp
+    flat, n = flat_rates(at, RATE), 64 // pp
     degrees = Degrees(dp_attn=float(n), ep=float(n), pp=float(pp))
     if not chunk:
-        return prefill_pass(at.model, rates, degrees, batch=float(n), isl=float(ISL), mla_form=form)
-    return chunked_prefill_pass(
-        at.model, rates, degrees, batch=float(n), isl=float(ISL), chunk_tokens=float(chunk), mla_form=form
-    )
+        return prefill_pass(flat, degrees, batch=float(n), isl=float(ISL), mla_form=form)
+    return chunked_prefill_pass(flat, degrees, batch=float(n), isl=float(ISL), chunk_tokens=float(chunk), mla_form=form)
 
 
 def test_r1_256k_unchunked_takes_91_5_s(r1):
@@ -140,7 +140,16 @@ def test_r1_256k_cached_needs_the_memory_of_eight_stages(r1):
     for pp in (2, 4, 8, 16, 32):
         degrees = Degrees(dp_attn=64.0 / pp, ep=64.0 / pp, pp=float(pp))
         held = [
-            float(r1.prefill_bytes(degrees, 64.0 / pp, isl=ISL, chunk_tokens=512.0, cached=cached))
+            float(
+                prefill_bytes(
+                    r1,
+                    degrees,
+                    64.0 / pp,
+                    prompt=prompt_residents(ISL),
+                    chunk_tokens=512.0,
+                    mla_form="cached" if cached else "auto",
+                )
+            )
             for cached in (True, False)
         ]
         kept.append((held[0] - held[1]) / GB)

@@ -20,7 +20,7 @@ from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.memory import kv_duplication
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.search import grid as grid_module
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
@@ -104,16 +104,16 @@ def test_c10_throughput_misses_ten_percent_in_chunks_of_512():
 
 def test_c10_the_last_wave_of_attention_takes_nearly_half_of_it(monkeypatch):
     """Blocks that balance themselves over the multiprocessors: 0.843. No kernel with a past was measured."""
-    at_rest = setting("deepseek_r1", SYSTEM, RECIPE).rates
+    at_rest = setup("deepseek_r1", SYSTEM, RECIPE).rates
     assert at_rest.prefill_attention.tail == 0.4
     rates = replace(at_rest, prefill_attention=replace(at_rest.prefill_attention, tail=0.0))
-    monkeypatch.setattr(grid_module, "setting", lambda *names: replace(setting(*names), rates=rates))
+    monkeypatch.setattr(grid_module, "setup", lambda *names: replace(setup(*names), rates=rates))
     assert relative_rates("measured", 512)[32] == pytest.approx(0.843, abs=0.002)
 
 
 def test_c10_the_missing_throughput_is_experts_read_again():
     """The other terms of the explanation above, from the operators. [GPU s a prompt]"""
-    at = setting("deepseek_r1", SYSTEM, RECIPE)
+    at = setup("deepseek_r1", SYSTEM, RECIPE)
     whole = seconds_by_operator(
         at,
         Degrees(dp_attn=64.0, ep=64.0),
@@ -380,7 +380,7 @@ def test_c32_misses_under_tensor_parallelism():
     assert ftl_ratio("h100_sxm", "fp8", tp8, "measured") == pytest.approx(3.97, rel=0.02)
     at, parts = {}, {}
     for name in ("llama_3_1_405b", "llama_3_1_70b"):
-        at[name] = setting(name, "gb200_nvl72", RECIPE)
+        at[name] = setup(name, "gb200_nvl72", RECIPE)
         tokens = Tokens(prompts=1.0, new=4096.0, emitted=1.0)
         degrees = Degrees(tp_attn=8.0, tp_ffn=8.0)
         parts[name] = seconds_by_operator(at[name], degrees, tokens, phase="prefill", stage_tokens=4096.0)

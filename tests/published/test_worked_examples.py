@@ -13,8 +13,9 @@ from breakdown import seconds_by_operator
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.layer import Tokens, mla_dims
+from disagg_sim.physics.memory import prefill_bytes, prompt_residents
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import mla_work
 from disagg_sim.units import GB, MS
 
@@ -70,15 +71,15 @@ def test_w1_ideal_step_is_the_hand_sum_of_all_its_bytes():
     activations = 64 * 80 * (inputs + 2 * outputs) + 64 * 2 * (8192 + 16_032)
     all_reduce = 160 * 64 * 8192 * 2 * 1.125 / link
     by_hand = (weights + cache + elementwise + activations) / hbm + all_reduce
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "ideal")
-    ttl = decode_step(at.model, at.rates, tensor_parallel(8), batch=64.0, context=4096.0).ttl
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "ideal")
+    ttl = decode_step(at, tensor_parallel(8), batch=64.0, context=4096.0).ttl
     assert by_hand == pytest.approx(6.61 * MS, rel=ROUNDING)
     assert ttl == pytest.approx(by_hand, rel=1e-3)
 
 
 def test_w1_realistic_step_takes_12_7_ms():
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
-    ttl = decode_step(at.model, at.rates, tensor_parallel(8), batch=64.0, context=4096.0).ttl
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
+    ttl = decode_step(at, tensor_parallel(8), batch=64.0, context=4096.0).ttl
     assert ttl == pytest.approx(12.7 * MS, rel=ROUNDING)
     assert 64 / ttl == pytest.approx(5040, rel=ROUNDING)
     tokens = Tokens(decodes=64.0, context=4096.0, emitted=64.0)
@@ -105,17 +106,17 @@ def test_w1_realistic_step_takes_12_7_ms():
     ],
 )
 def test_w2_tpot_of_co_located_llama(tp, isl, osl, in_flight, step_ms, prefill_ms, tpot_ms):
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
     isl, osl = 0.9 * isl, 0.9 * osl
-    step = decode_step(at.model, at.rates, tensor_parallel(tp), batch=float(in_flight), context=isl + osl / 2).ttl
-    prefill = prefill_pass(at.model, at.rates, tensor_parallel(tp), batch=1.0, isl=isl).ftl
+    step = decode_step(at, tensor_parallel(tp), batch=float(in_flight), context=isl + osl / 2).ttl
+    prefill = prefill_pass(at, tensor_parallel(tp), batch=1.0, isl=isl).ftl
     assert step == pytest.approx(step_ms * MS, rel=ROUNDING)
     assert prefill == pytest.approx(prefill_ms * MS, rel=ROUNDING)
     assert step + in_flight * prefill / (osl - 1) == pytest.approx(tpot_ms * MS, rel=ROUNDING)
 
 
 def test_w2_prefill_at_tp4_loses_a_quarter_to_the_all_reduce():
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
     tokens = Tokens(prompts=1.0, new=8192.0, emitted=1.0)
     parts = seconds_by_operator(at, tensor_parallel(4), tokens, phase="prefill", stage_tokens=8192.0)
     assert total(parts, *GQA_GEMMS) == pytest.approx(252 * MS, rel=ROUNDING)
@@ -132,14 +133,10 @@ def test_w3_prefill_of_1000_tokens():
     work = prefill_work("llama_3_1_70b", isl=1000)
     assert work.flops == pytest.approx(1.382e14, rel=ROUNDING)
     assert work.flops / load_system("h100_sxm").peak_flops["fp8"] == pytest.approx(70 * MS, rel=0.01)
-    vllm = setting("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
-    trtllm = setting("llama_3_1_70b", "h100_sxm", "fp8", "measured", "trtllm")
-    assert prefill_pass(vllm.model, vllm.rates, Degrees(), batch=1.0, isl=1000.0).ftl == pytest.approx(
-        143 * MS, rel=ROUNDING
-    )
-    assert prefill_pass(trtllm.model, trtllm.rates, Degrees(), batch=1.0, isl=1000.0).ftl == pytest.approx(
-        136 * MS, rel=ROUNDING
-    )
+    vllm = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
+    trtllm = setup("llama_3_1_70b", "h100_sxm", "fp8", "measured", "trtllm")
+    assert prefill_pass(vllm, Degrees(), batch=1.0, isl=1000.0).ftl == pytest.approx(143 * MS, rel=ROUNDING)
+    assert prefill_pass(trtllm, Degrees(), batch=1.0, isl=1000.0).ftl == pytest.approx(136 * MS, rel=ROUNDING)
 
 
 # W4: R1 prefill of 16,384 tokens a GPU, GB200, EP64 with DP attention.
@@ -147,7 +144,7 @@ def test_w3_prefill_of_1000_tokens():
 
 @pytest.fixture(scope="module")
 def r1():
-    return setting("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "measured", "trtllm")
+    return setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "measured", "trtllm")
 
 
 EP64 = Degrees(dp_attn=64.0, ep=64.0)
@@ -192,7 +189,7 @@ def test_w4_first_token_latency_with_exposed_communication(r1):
 
     2 %: the exchange counts one copy per pick (+18 ms), shared experts hide behind dispatch (-23 ms).
     """
-    ftl = prefill_pass(r1.model, r1.rates, EP64, batch=64.0, isl=16384.0).ftl
+    ftl = prefill_pass(r1, EP64, batch=64.0, isl=16384.0).ftl
     tokens = Tokens(prompts=1.0, new=16384.0, emitted=1.0)
     args = {"phase": "prefill", "stage_tokens": 64 * 16384.0}
     skewed = seconds_by_operator(r1, EP64, tokens, imbalance=1.2, **args)
@@ -218,7 +215,7 @@ def test_w5_decode_of_r1(r1, per_gpu, experts_ms, attention_ms, exchange_ms, ttl
     assert parts["routed experts"] == pytest.approx(experts_ms * MS, rel=0.02)
     assert parts["decode attention"] == pytest.approx(attention_ms * MS, rel=0.02)
     assert total(parts, "dispatch", "combine") == pytest.approx(exchange_ms * MS, rel=0.04)
-    ttl = decode_step(r1.model, r1.rates, EP64, batch=64.0 * per_gpu, context=17_408.0).ttl
+    ttl = decode_step(r1, EP64, batch=64.0 * per_gpu, context=17_408.0).ttl
     assert ttl == pytest.approx(ttl_ms * MS, rel=0.02)
     assert per_gpu / ttl == pytest.approx(per_gpu_rate, rel=0.02)
 
@@ -253,9 +250,16 @@ def test_w6_reprojection_of_earlier_chunks(chunk, flops, share):
 
 
 def test_w6_keeping_keys_and_values_takes_2_5_mb_a_token():
-    at = setting("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "ideal")
+    at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "ideal")
     held = {
-        cached: at.prefill_bytes(Degrees(), 1.0, isl=16384, chunk_tokens=512.0, cached=cached)
+        cached: prefill_bytes(
+            at,
+            Degrees(),
+            1.0,
+            prompt=prompt_residents(16384),
+            chunk_tokens=512.0,
+            mla_form="cached" if cached else "auto",
+        )
         for cached in (True, False)
     }
     extra = float(held[True] - held[False])
@@ -282,14 +286,14 @@ def test_w6_keeping_keys_and_values_takes_2_5_mb_a_token():
 )
 def test_w8_table(profile, tp, ttl_ms):
     """3 %: two digits in the table, which leaves out activations, embedding and the all-reduce's own bytes."""
-    at = setting("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", profile, "trtllm")
-    ttl = decode_step(at.model, at.rates, tensor_parallel(tp), batch=1.0, context=17_000.0).ttl
+    at = setup("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", profile, "trtllm")
+    ttl = decode_step(at, tensor_parallel(tp), batch=1.0, context=17_000.0).ttl
     assert ttl == pytest.approx(ttl_ms * MS, rel=0.03)
 
 
 def test_w8_ideal_at_tp64_is_weights_and_cache_of_0_12_ms():
     """0.12 ms are 0.08 of weights and 0.044 of cache (8 heads over 64 GPUs); elementwise bytes add 0.01."""
-    at = setting("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "ideal")
+    at = setup("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "ideal")
     tokens = Tokens(decodes=1.0, context=17_000.0, emitted=1.0)
     parts = seconds_by_operator(at, tensor_parallel(64), tokens, phase="decode", stage_tokens=1.0)
     cache = 17_000 * 163_840 / 8 / at.system.hbm_bandwidth
@@ -303,11 +307,11 @@ def test_w8_ideal_at_tp64_is_weights_and_cache_of_0_12_ms():
 def test_w8_engine_matters_at_tp2(engine, ttl_ms):
     """2.8 %: the figures keep TensorRT-LLM's floors and change e_m of the NVFP4 linears alone; here the engine's own
     attention, all-reduce and floors come with it."""
-    base = setting("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "measured", "trtllm")
-    other = setting("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "measured", engine)
+    base = setup("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "measured", "trtllm")
+    other = setup("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "measured", engine)
     tokens = Tokens(decodes=1.0, context=17_000.0, emitted=1.0)
     args = {"phase": "decode", "stage_tokens": 1.0}
     ours, theirs = (seconds_by_operator(at, tensor_parallel(2), tokens, **args) for at in (base, other))
-    ttl = decode_step(base.model, base.rates, tensor_parallel(2), batch=1.0, context=17_000.0).ttl
+    ttl = decode_step(base, tensor_parallel(2), batch=1.0, context=17_000.0).ttl
     swapped = ttl - total(ours, *GQA_GEMMS) + total(theirs, *GQA_GEMMS)
     assert swapped == pytest.approx(ttl_ms * MS, rel=0.028)

@@ -74,6 +74,14 @@ def test_a_resolved_recipe_shows_the_format_of_every_group():
     assert {"nvfp4, 0.5625 B an element", "fp8, 1 B an element"} <= {*cells}
 
 
+def test_a_setup_shows_what_it_stands_for():
+    at = ds.setup("llama_3_1_70b", "h200_sxm", "fp8")
+    cells = shown(at)
+    assert at.model.title in cells[0]
+    assert {"fp8", at.profile.title, "none", f"{at.memory_limit / 1e9:.1f} GB a GPU"} <= {*cells}
+    assert {*at.rates.fits} <= {*cells}
+
+
 def test_a_mapping_is_told_in_words():
     cells = shown(ds.Mapping(tp_attn=2, dp_attn=4, ep=8, pp=3, chunk_tokens=4096))
     assert cells[0] == "DP4 TP2 EP8 PP3, chunk 4,096: 24 GPUs"

@@ -14,7 +14,7 @@ from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.gemm import TILE_M
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.phases import Degrees, LayerTimes, attention_side, decode_step, prefill_pass, slowest_stage
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.search.distribution import decode_grid_under, prefill_grid_under
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
@@ -121,12 +121,9 @@ def timed_passes(at, lengths, chunk):
     """FTL and busy time of a prompt of each length on eight stages of TP 4; (lengths, 2). [s]"""
     degrees = Degrees(tp_attn=4.0, tp_ffn=4.0, pp=8.0)
     if chunk:
-        timed = [
-            chunked_prefill_pass(at.model, at.rates, degrees, batch=1.0, isl=s, chunk_tokens=chunk)
-            for s in lengths.tolist()
-        ]
+        timed = [chunked_prefill_pass(at, degrees, batch=1.0, isl=s, chunk_tokens=chunk) for s in lengths.tolist()]
     else:
-        timed = [prefill_pass(at.model, at.rates, degrees, batch=1.0, isl=s) for s in lengths.tolist()]
+        timed = [prefill_pass(at, degrees, batch=1.0, isl=s) for s in lengths.tolist()]
     return np.array([(float(t.ftl), float(t.busy)) for t in timed])
 
 
@@ -159,7 +156,7 @@ BOTH_MODELS = pytest.mark.parametrize("model", ["llama_3_1_70b", "deepseek_r1"])
 @pytest.mark.usefixtures("seed_fits")
 def test_quadrature_of_smooth_passes_is_within_half_a_percent_of_a_dense_sum(model, traffic):
     """Mean FTL and busy time, kernels without tiles; measured: 4e-4 unchunked, 0.43 % in chunks at worst."""
-    at = setting(model, SYSTEM, RECIPE)
+    at = setup(model, SYSTEM, RECIPE)
     for chunk, limit in ((0.0, 1e-3), (512.0, 5e-3), (2048.0, 5e-3)):
         assert quadrature(at, traffic, chunk)[0] < limit, chunk
 
@@ -171,7 +168,7 @@ def test_tiles_add_at_most_half_a_stair_to_the_error_of_the_quadrature(model, tr
 
     A node stands anywhere on its stair, half a stair off at most; measured: 0.18 % unchunked where half a stair is 0.8.
     """
-    at = setting(model, SYSTEM, RECIPE)
+    at = setup(model, SYSTEM, RECIPE)
     for chunk, limit in ((0.0, 1e-3), (512.0, 5e-3)):
         error, half_a_stair = quadrature(at, traffic, chunk)
         assert error < limit + half_a_stair, chunk
@@ -180,7 +177,7 @@ def test_tiles_add_at_most_half_a_stair_to_the_error_of_the_quadrature(model, tr
 
 def test_a_pass_climbs_a_stair_at_every_row_of_tiles():
     """Size of the stairs over the time of the pass, 70B: the last row is one of T/64, times the share of the GEMMs."""
-    at = setting("llama_3_1_70b", SYSTEM, RECIPE)
+    at = setup("llama_3_1_70b", SYSTEM, RECIPE)
     for tokens, most in ((128, 0.03), (1024, 0.02), (4096, 0.008), (16384, 0.002)):
         lengths = np.array([float(tokens)])
         stair = stairs_at(at, lengths, 0) / timed_passes(at, lengths, 0)
@@ -284,7 +281,7 @@ def test_convexity_costs_prefill_rate_and_memory_is_never_below_that_of_the_mean
 
 def test_sampled_and_integrated_answers_agree_within_the_sampling_error():
     """4000 requests, seed 11; standard errors from the sample itself; z below 4 for rate, FTL, context and r."""
-    at, law = setting("llama_3_1_70b", SYSTEM, RECIPE), joint_lengths(TRAFFIC)
+    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE), joint_lengths(TRAFFIC)
     case, n = load_traffic(TRAFFIC).cases[0], 4000
     rng = np.random.default_rng(11)
     isl = length_distribution(case.isl).sample(rng, n).astype(float)
@@ -296,7 +293,7 @@ def test_sampled_and_integrated_answers_agree_within_the_sampling_error():
         return abs(sample.mean() - expected) / (sample.std(ddof=1) / math.sqrt(sample.size))
 
     lengths, count = np.unique(isl[:1500], return_counts=True)
-    each = [float(prefill_pass(at.model, at.rates, degrees, batch=4.0, isl=s).ftl) for s in lengths.tolist()]
+    each = [float(prefill_pass(at, degrees, batch=4.0, isl=s).ftl) for s in lengths.tolist()]
     times = np.repeat(each, count)
     prefill = prefill_grid_under("llama_3_1_70b", SYSTEM, DENSE[:1], lengths=law, **rest)
     assert z(times, prefill.latency[0, 0]) < 4
@@ -311,7 +308,7 @@ def test_sampled_and_integrated_answers_agree_within_the_sampling_error():
     assert z(residual, 0.0) < 4
     assert z(osl, law.mean_osl) < 4
     decode = decode_grid_under("llama_3_1_70b", SYSTEM, DENSE[:1], lengths=law, **rest)
-    step = decode_step(at.model, at.rates, degrees, batch=4.0, context=law.context)
+    step = decode_step(at, degrees, batch=4.0, context=law.context)
     rate = 4 / (float(step.ttl) * (osl.mean() - 1))
     error = osl.std(ddof=1) / math.sqrt(n) / osl.mean()
     assert abs(rate / decode.request_rate[0, 0] - 1) < 4 * error
@@ -322,14 +319,14 @@ def test_passes_of_independent_lengths_take_the_mean_time_of_passes_that_share_o
 
     A pass sees lengths through its tokens T = sum S and its pairs, sum S^2 = Q: T^2/Q prompts of Q/T tokens.
     """
-    at, law = setting("llama_3_1_70b", SYSTEM, RECIPE), joint_lengths(TRAFFIC)
+    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE), joint_lengths(TRAFFIC)
     isl = length_distribution(load_traffic(TRAFFIC).cases[0].isl)
     drawn = isl.sample(np.random.default_rng(3), 4 * 4000).reshape(-1, 4).astype(float)
     total, squares = drawn.sum(axis=1), (drawn**2).sum(axis=1)
     tokens = Tokens(prompts=total**2 / squares, new=squares / total, emitted=4.0)
-    side = attention_side(at.model, at.rates, np.full_like(total, 4.0), tokens, "auto", "prefill")
+    side = attention_side(at, np.full_like(total, 4.0), tokens, "auto", "prefill")
     layers = LayerTimes(side.layers, side.embedding, side.head, side.sums)
-    times = np.asarray(slowest_stage(at.model, 1.0, layers)) + at.rates.profile.host
+    times = np.asarray(slowest_stage(at.model, 1.0, layers)) + at.profile.host
     grid = prefill_grid_under("llama_3_1_70b", SYSTEM, DENSE[:1], lengths=law, precision=RECIPE, batch=[4])
     assert abs(times.mean() - grid.latency[0, 0]) < 4 * times.std() / math.sqrt(times.size)
     assert times.std() / math.sqrt(times.size) < 0.015 * times.mean()

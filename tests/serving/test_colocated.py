@@ -12,10 +12,10 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.memory import Residents, instance_bytes
-from disagg_sim.physics.mixed import Interference, mixed_step
+from disagg_sim.physics.mixed import Chunk, Interference, mixed_step
 from disagg_sim.physics.phases import Degrees, PrefillPass
 from disagg_sim.physics.roofline import Sums
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving import colocated as colocated_module
@@ -67,15 +67,9 @@ def test_one_request_a_batch_by_hand():
 
 def test_one_request_a_batch_piggybacked_by_hand():
     """8 chunks of 512 tokens for every 511 steps."""
-    at = setting(LLAMA, SYSTEM, RECIPE)
+    at = setup(LLAMA, SYSTEM, RECIPE)
     t_mix = mixed_step(
-        at.model,
-        at.rates,
-        Degrees(tp_attn=4.0, tp_ffn=4.0),
-        batch=1.0,
-        context=4096 + 256.0,
-        chunk_tokens=512.0,
-        isl=4096.0,
+        at, Degrees(tp_attn=4.0, tp_ffn=4.0), batch=1.0, context=4096 + 256.0, chunk=Chunk(512.0, 4096.0)
     ).time
     rows = run("piggyback", batch=1, rank_chunk_tokens=512, ttl_measure="p99")
     row = only(rows[rows.mixed_chunk_tokens == 512])
@@ -150,7 +144,7 @@ def test_memory_holds_the_live_tokens_of_the_largest_pass(mode, live):
     option = {"colocated": {"prefill_batch": 1}, "piggyback": {"rank_chunk_tokens": 1024}}
     rows = run(mode, batch=64, **option[mode], ttl_measure="p99")
     row = only(rows[rows.mixed_chunk_tokens == (1024 if mode == "piggyback" else 0)])
-    at = setting(LLAMA, SYSTEM, RECIPE)
+    at = setup(LLAMA, SYSTEM, RECIPE)
     residents = Residents(
         sequences=65.0,
         tokens=64 * (4096 + 256) + 2 * 8 * 512 / 12**0.5 + 4096,
@@ -158,9 +152,7 @@ def test_memory_holds_the_live_tokens_of_the_largest_pass(mode, live):
         live_total=float(live),
         emitted=65.0 if mode == "piggyback" else 64.0,
     )
-    held = instance_bytes(
-        at.model, at.precision, at.profile, Degrees(tp_attn=4.0, tp_ffn=4.0), residents, at.profile.prefill_imbalance
-    )
+    held = instance_bytes(at, Degrees(tp_attn=4.0, tp_ffn=4.0), residents, at.profile.prefill_imbalance)
     assert row.decode_memory_bytes == row.prefill_memory_bytes == pytest.approx(float(held), rel=1e-12)
 
 
@@ -205,7 +197,7 @@ def test_measured_rows_are_met_within_the_stated_error(tp, isl, osl, batch, meas
 
 
 def test_infinitely_fast_prefill_leaves_decode_alone(monkeypatch):
-    def instant(model, rates, degrees, *, batch, isl, **more):
+    def instant(at, degrees, *, batch, isl, **more):
         nothing = 0.0 * batch * degrees.gpus
         return PrefillPass(nothing + 1e-300, nothing + 1e-300, Sums())
 

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.step_table import StepTable
@@ -20,7 +20,7 @@ PLAIN = RunOptions()
 @functools.lru_cache
 def small_setting():
     """Llama-3.1-8B: 131,072 B of cache a token in bf16."""
-    return setting("llama_3_1_8b", "h100_sxm", "bf16", "ideal")
+    return setup("llama_3_1_8b", "h100_sxm", "bf16", "ideal")
 
 
 def deployment(**instances):

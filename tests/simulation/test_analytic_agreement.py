@@ -12,9 +12,9 @@ import pytest
 
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.chunked import chunked_prefill_pass
-from disagg_sim.physics.mixed import mixed_step
+from disagg_sim.physics.mixed import Chunk, mixed_step
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
@@ -36,7 +36,7 @@ DEPLOYMENTS = {
 def deployment(request):
     model, system, precision, degrees, isl, osl, batch = DEPLOYMENTS[request.param]
     names = {"model": model, "system": system, "precision": precision}
-    at, cut = setting(model, system, precision), Degrees(**{k: float(v) for k, v in degrees.items()})
+    at, cut = setup(model, system, precision), Degrees(**{k: float(v) for k, v in degrees.items()})
     return names, Mapping(**degrees), isl, osl, batch, at, cut, StepTable.build(at, cut)
 
 
@@ -70,7 +70,7 @@ def rate(times):
 
 def test_a_decode_pool(deployment):
     _, _, isl, osl, batch, at, cut, table = deployment
-    exact = decode_step(at.model, at.rates, cut, batch=float(batch), context=isl + osl / 2).ttl
+    exact = decode_step(at, cut, batch=float(batch), context=isl + osl / 2).ttl
     spec = InstanceSpec(table=table, blocks=10**6, max_sequences=batch)
     fleet = full_queue(spec, (isl, 0, osl - 1), residents=batch, requests=8 * batch, waiting=batch)
     segments, rows = steady(fleet, batch)
@@ -82,7 +82,7 @@ def test_a_decode_pool(deployment):
 @pytest.mark.parametrize("together", [1, 4])
 def test_a_prefill_pool(deployment, together):
     _, _, isl, _, _, at, cut, table = deployment
-    exact = prefill_pass(at.model, at.rates, cut, batch=float(together), isl=isl)
+    exact = prefill_pass(at, cut, batch=float(together), isl=isl)
     spec = InstanceSpec(table=table, blocks=10**6, mode=Mode.PREFILL_FIRST, token_budget=10**6, max_prompts=together)
     fleet = full_queue(spec, (0, isl, 1), residents=0, requests=40 * together, waiting=8 * together)
     segments, rows = steady(fleet, together)
@@ -96,9 +96,9 @@ def test_a_prefill_pool(deployment, together):
 @pytest.mark.parametrize(("stages", "together"), [(2, 1), (2, 16), (4, 20)])
 def test_a_prefill_pool_that_cuts_prompts_into_chunks(stages, together):
     """CPP: chunks of 512 tokens of each prompt of a pass follow each other through the stages."""
-    at, isl = setting("llama_3_1_70b", "h100_sxm", "fp8"), 1024
+    at, isl = setup("llama_3_1_70b", "h100_sxm", "fp8"), 1024
     cut = Degrees(tp_attn=2.0, tp_ffn=2.0, pp=float(stages))
-    exact = chunked_prefill_pass(at.model, at.rates, cut, batch=float(together), isl=isl, chunk_tokens=np.array(512.0))
+    exact = chunked_prefill_pass(at, cut, batch=float(together), isl=isl, chunk_tokens=np.array(512.0))
     spec = InstanceSpec(
         table=StepTable.build(at, cut, chunk_tokens=512),
         blocks=10**6,
@@ -172,10 +172,8 @@ def test_piggyback_with_a_chunk_in_every_fourth_step(deployment):
     _, _, isl, osl, batch, at, cut, _ = deployment
     chunk = 4 * isl * batch // (osl - 1)
     resident = batch - 0.25
-    mixed = mixed_step(
-        at.model, at.rates, cut, batch=float(batch), context=isl + osl / 2, chunk_tokens=float(chunk), isl=float(isl)
-    ).time
-    plain = decode_step(at.model, at.rates, cut, batch=float(batch), context=isl + osl / 2).ttl
+    mixed = mixed_step(at, cut, batch=float(batch), context=isl + osl / 2, chunk=Chunk(float(chunk), float(isl))).time
+    plain = decode_step(at, cut, batch=float(batch), context=isl + osl / 2).ttl
     ttl = (float(mixed) + 3 * float(plain)) / 4
     per_token, latency, throughput = chunks_beside_decode(deployment, chunk, batch)
     assert per_token == pytest.approx(ttl, rel=BOUND)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.engine import NORMAL, Engine
 from disagg_sim.simulation.kv_link import KvLink, LinkSpec, instance_bandwidth
 
@@ -84,13 +84,13 @@ def test_pieces_are_chunks_and_layers():
 
 def test_bandwidth_counts_gpus_with_distinct_cache():
     """Llama-3.1-8B has 8 KV heads: TP 4 has 4 distinct parts, TP 16 still 8."""
-    small = setting("llama_3_1_8b", "h100_sxm", "fp8")
+    small = setup("llama_3_1_8b", "h100_sxm", "fp8")
     assert instance_bandwidth(small, Mapping(tp_attn=4, tp_ffn=4), 7.0) == 28.0
     assert instance_bandwidth(small, Mapping(tp_attn=16, tp_ffn=16), 7.0) == 56.0
 
 
 def test_the_wire_is_nvlink_inside_a_domain_and_the_nic_beyond():
-    small = setting("llama_3_1_8b", "h100_sxm", "fp8", "ideal")
+    small = setup("llama_3_1_8b", "h100_sxm", "fp8", "ideal")
     inside, _ = LinkSpec().wire(small, 8)
     across, _ = LinkSpec().wire(small, 9)
     ratio = small.system.nvlink_bandwidth / small.system.nic_bandwidth

@@ -6,7 +6,7 @@ import pytest
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.memory import decode_residents
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.simulation.deployment import degrees_of
@@ -22,7 +22,7 @@ CASES = {
 
 def test_blocks_are_what_memory_holds_beside_the_weights():
     """80 layers x 2 x 8 heads x 128 values in fp8 are 163,840 B a token, a quarter of them on each of 4 GPUs."""
-    at = setting("llama_3_1_70b", "h100_sxm", "fp8")
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8")
     degrees = Degrees(tp_attn=4.0, tp_ffn=4.0)
     blocks = kv_blocks(at, degrees)
     cache = blocks * BLOCK_TOKENS * 163_840 / 4
@@ -34,13 +34,13 @@ def test_blocks_are_what_memory_holds_beside_the_weights():
 
 def test_a_model_that_leaves_no_memory_is_refused():
     with pytest.raises(InfeasibleError, match="leaves no memory for a KV cache"):
-        kv_blocks(setting("llama_3_1_70b", "h100_sxm", "fp8"), Degrees())
+        kv_blocks(setup("llama_3_1_70b", "h100_sxm", "fp8"), Degrees())
 
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request):
     model, system, precision, most = CASES[request.param]
-    at = setting(model, system, precision)
+    at = setup(model, system, precision)
     return at, enumerate_mappings(at.model, at.system, max_gpus=most)
 
 
@@ -88,7 +88,7 @@ def test_a_window_keeps_its_own_tokens_alone():
     With W = 128 tokens of S sequences in the windows, the full layers of a token take half of its bytes: capacity is
     (2*C - S*W) tokens, C those that fit where every layer keeps every token.
     """
-    at, cut = setting("gpt_oss_120b", "h100_sxm", "bf16"), Degrees(tp_attn=4.0, ep=4.0)
+    at, cut = setup("gpt_oss_120b", "h100_sxm", "bf16"), Degrees(tp_attn=4.0, ep=4.0)
     few, many = (kv_blocks(at, cut, max_sequences=n, max_tokens=8192) * BLOCK_TOKENS for n in (64, 1024))
     logits = 4 * at.model.vocab / 4 * (1024 - 64)  # 4 B of each that emits, a quarter on each GPU [B]
     per_token = 36 * 2 * 8 / 4 * 64 * 2  # layers, K and V, heads of a GPU, values of a head, bytes [B]
@@ -97,5 +97,5 @@ def test_a_window_keeps_its_own_tokens_alone():
 
 def test_a_model_of_windows_alone_holds_every_sequence_at_its_longest():
     """Mistral keeps 4,096 tokens a sequence, 0.27 GB of 131,072 B each: 64 sequences fit, whatever their length."""
-    at = setting("mistral_7b", "h100_sxm", "fp8")
+    at = setup("mistral_7b", "h100_sxm", "fp8")
     assert kv_blocks(at, Degrees(), max_sequences=64) == 64 * at.model.max_context // BLOCK_TOKENS

@@ -8,13 +8,13 @@ import pytest
 
 from disagg_sim.domain import Conditions, Deployment, Instance, Mapping, Pool, Slo
 from disagg_sim.errors import InfeasibleError, InputError
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
 from disagg_sim.simulation.feasibility import least_latencies, require_fit, require_possible
 from disagg_sim.workload.trace import Trace
 
-WHAT = setting("llama_3_1_8b", "h100_sxm", "fp8")
+WHAT = setup("llama_3_1_8b", "h100_sxm", "fp8")
 TRACE = Trace(arrival=[0.0, 1.0], input_tokens=[512, 2048], output_tokens=[2, 100], name="two")
 
 
@@ -41,7 +41,7 @@ def test_colocated_instances_pair_up_where_no_pairs_are_given():
 
 
 def test_a_model_that_does_not_fit_says_by_how_much():
-    large = setting("llama_3_1_405b", "h100_sxm", "fp8")
+    large = setup("llama_3_1_405b", "h100_sxm", "fp8")
     with pytest.raises(InfeasibleError, match=r"eight.prefill: llama_3_1_405b .* [\d.]+ GB too few"):
         require_fit(large, EIGHT)
     require_fit(WHAT, EIGHT)

@@ -17,7 +17,7 @@ from sites import SIMPLE, deployment, served, small_setting, trace
 
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, PolicyError
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.simulation import cluster, collect
 from disagg_sim.simulation.deployment import degrees_of
 from disagg_sim.simulation.kernel import times as kernel_times
@@ -184,7 +184,7 @@ def test_a_trace_of_nothing_but_oversized_requests_is_all_rejected():
 
 def test_step_tables_end_where_the_memory_of_an_instance_does():
     """Ten million tokens fit the context of the model, and not one GPU: its table holds no more than the GPU does."""
-    wide = setting("llama_4_scout", "b200_sxm", "nvfp4_fp8kv", "ideal")
+    wide = setup("llama_4_scout", "b200_sxm", "nvfp4_fp8kv", "ideal")
     assert wide.model.max_context > 10**7
     lengths = np.array([10**7, 100]), np.array([100, 10])
     tables = _tables_of(wide, *lengths)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from disagg_sim.physics.chunked import chunked_prefill_pass
-from disagg_sim.physics.mixed import mixed_step
+from disagg_sim.physics.mixed import Chunk, mixed_step
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
-from disagg_sim.physics.setting import setting
+from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel.step_table import StepTable
 
 BOUND = 0.01
@@ -24,7 +24,7 @@ CASES = {
 @pytest.fixture(scope="module", params=CASES)
 def case(request):
     model, system, precision, degrees = CASES[request.param]
-    at = setting(model, system, precision)
+    at = setup(model, system, precision)
     return at, degrees, StepTable.build(at, degrees), np.random.default_rng(7)
 
 
@@ -36,7 +36,7 @@ def test_decode_steps(case):
     at, degrees, table, rng = case
     for _ in range(150):
         batch, context = geometric(rng, 1, 257), geometric(rng, 16, 131_072)
-        exact = float(decode_step(at.model, at.rates, degrees, batch=float(batch), context=float(context)).ttl)
+        exact = float(decode_step(at, degrees, batch=float(batch), context=float(context)).ttl)
         assert table.step_time(batch, context) == pytest.approx(exact, rel=BOUND), (batch, context)
 
 
@@ -47,13 +47,11 @@ def test_mixed_steps_of_one_piece_a_rank(case):
         batch, context = int(rng.integers(0, 257)), geometric(rng, 16, 32_768)
         piece, past = geometric(rng, 1, 16_384 / ranks), int(rng.choice([0, geometric(rng, 16, 65_536)]))
         step = mixed_step(
-            at.model,
-            at.rates,
+            at,
             degrees,
             batch=float(batch),
             context=float(context),
-            chunk_tokens=float(piece * ranks),
-            isl=float(piece + 2 * past),
+            chunk=Chunk(float(piece * ranks), float(piece + 2 * past)),
         )
         found = table.step_time(batch, context, piece * ranks, past, ranks)
         assert found == pytest.approx(float(step.time), rel=BOUND), (batch, context, piece, past)
@@ -68,13 +66,7 @@ def test_mixed_steps_of_several_prompts(case):
         prompts = max(min(prompts, 32_768 // (isl * ranks)), 1)
         tokens = prompts * isl * ranks
         step = mixed_step(
-            at.model,
-            at.rates,
-            degrees,
-            batch=float(batch),
-            context=float(context),
-            chunk_tokens=float(tokens),
-            isl=float(isl),
+            at, degrees, batch=float(batch), context=float(context), chunk=Chunk(float(tokens), float(isl))
         )
         found = table.step_time(batch, context, tokens, 0.0, prompts * ranks)
         assert found == pytest.approx(float(step.time), rel=BOUND), (batch, context, prompts, isl)
@@ -85,7 +77,7 @@ def test_passes_of_whole_prompts(case):
     ranks = int(degrees.dp_attn)
     for _ in range(60):
         isl = geometric(rng, 16, 32_768 / ranks)
-        exact = prefill_pass(at.model, at.rates, degrees, batch=float(ranks), isl=isl)
+        exact = prefill_pass(at, degrees, batch=float(ranks), isl=isl)
         whole = (table.step_time(0, 0.0, isl * ranks, 0.0, ranks),) * 2
         found = whole if degrees.pp == 1 else table.pass_time(isl)
         assert found == pytest.approx((float(exact.ftl), float(exact.busy)), rel=BOUND), isl
@@ -93,10 +85,10 @@ def test_passes_of_whole_prompts(case):
 
 def test_passes_cut_into_chunks():
     model, system, precision, degrees = CASES["llama_tp2_pp2"]
-    at = setting(model, system, precision)
+    at = setup(model, system, precision)
     table = StepTable.build(at, degrees, chunk_tokens=1024)
     for isl in (500, 1024, 3000, 16_384, 50_000):
-        exact = chunked_prefill_pass(at.model, at.rates, degrees, batch=1.0, isl=isl, chunk_tokens=np.array(1024.0))
+        exact = chunked_prefill_pass(at, degrees, batch=1.0, isl=isl, chunk_tokens=np.array(1024.0))
         assert table.pass_time(isl) == pytest.approx((float(exact.ftl), float(exact.busy)), rel=BOUND), isl
 
 
@@ -127,7 +119,7 @@ def test_an_affine_table_is_its_formula():
 
 def test_work_of_a_prompt_is_two_flop_a_weight_and_token():
     """70.6e9 weights, 1.05e9 of them the embedding, 1.05e9 the head; 4*8192*80 FLOP a query-key pair."""
-    work = StepTable.build(setting("llama_3_1_70b", "h100_sxm", "fp8"), CASES["llama_tp4"][3]).work
+    work = StepTable.build(setup("llama_3_1_70b", "h100_sxm", "fp8"), CASES["llama_tp4"][3]).work
     assert work.per_token == pytest.approx(2 * (70.55e9 - 2 * 1.05e9), rel=0.005)
     assert work.per_pair == pytest.approx(4 * 8192 * 80, rel=1e-6)
     assert work.per_emitted == pytest.approx(2 * 8192 * 128_256, rel=1e-6)

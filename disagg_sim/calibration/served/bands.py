@@ -33,7 +33,7 @@ from disagg_sim.certainty.error_bars import kind_of, sigma_of
 from disagg_sim.certainty.extrapolation import words_of
 from disagg_sim.facts.load import load_uncertainty
 from disagg_sim.facts.uncertainty import EngineSpread, UncertaintySpec
-from disagg_sim.physics.setting import Setting
+from disagg_sim.physics.setup import Setup
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,10 +70,10 @@ def kernel_doubt(
     size = pieces_of(run.engine, lengths.isl)[1]
     zero = np.zeros(np.shape(batch))
 
-    def step(at: Setting) -> Times:
+    def step(at: Setup) -> Times:
         return Times(decode_time(replace(run, at=at), decode.degrees, batch, lengths) + zero, zero, zero)
 
-    def fill(at: Setting) -> Times:
+    def fill(at: Setup) -> Times:
         first = prefill_time(replace(run, at=at), prefill.degrees, size, 1.0, lengths) + zero
         return Times(zero, first, first)
 

@@ -12,8 +12,6 @@ sequences in a decode step, and m pieces of at most one token budget a prompt,
 where :math:`\varphi` pieces of s tokens fall due in a step, k = max(1, phi) of them go together (each DP rank
 works on prompts of its own) and a share f = phi/k of the steps carries them. x is found by bisection.
 Source: physics page, section 8 (co-located), with the steps as the engine forms them.
-
-Past 400 lines: one derivation, in the order of its equations.
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import DenseFfn, MlaAttention, ModelSpec
 from disagg_sim.physics.kv_transfer import unique_gpus
-from disagg_sim.physics.memory import colocated_bytes, decode_residents, prompt_residents
-from disagg_sim.physics.mixed import mixed_step
+from disagg_sim.physics.memory import Prefilling, colocated_bytes, decode_residents, prompt_residents
+from disagg_sim.physics.mixed import Chunk, mixed_step
 from disagg_sim.physics.phases import Degrees, decode_step
-from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.physics.work import Numeric
 
 #: Kernels of a layer, norms, quantisation, cache write and collectives included: GQA, MLA; dense FFN, MoE. [1]
@@ -43,8 +41,13 @@ HALVINGS = 16
 class Served:
     """A model on a system in one recipe, run by one engine."""
 
-    at: Setting
-    engine: EngineSpec
+    at: Setup
+
+    @property
+    def engine(self) -> EngineSpec:
+        """What the engine adds to its kernels."""
+        assert self.at.overheads is not None, "made by `served`"
+        return self.at.overheads
 
 
 class Lengths(NamedTuple):
@@ -93,13 +96,13 @@ def served(
     Raises
     ------
     UnknownNameError, InputError
-        As ``physics.setting.setting``.
+        As ``physics.setup.setup``.
     """
-    at = setting(model, system, precision, profile, engine.kernels)
+    at = setup(model, system, precision, profile, engine.kernels)
     own = replace(
         at.profile, host=0.0, memory_utilisation=engine.memory_utilisation, resident_deviations=0.0, random_routing=True
     )
-    return Served(replace(at, profile=own, rates=replace(at.rates, profile=own)), engine)
+    return Served(at.changed(profile=own, overheads=engine))
 
 
 def host_time(engine: EngineSpec, degrees: Degrees, sequences: Numeric) -> Numeric:
@@ -120,7 +123,7 @@ def launch_time(run: Served, degrees: Degrees) -> Numeric:
 def decode_time(run: Served, degrees: Degrees, batch: Numeric, lengths: Lengths) -> Numeric:
     """A decode step of ``batch`` sequences of an instance at their mean length. [s]"""
     context = lengths.isl + lengths.osl / 2
-    step = decode_step(run.at.model, run.at.rates, degrees, batch=batch, context=context)
+    step = decode_step(run.at, degrees, batch=batch, context=context)
     busy = step.ttl if run.engine.decode_graphs else np.maximum(step.ttl, launch_time(run, degrees))
     return busy + host_time(run.engine, degrees, batch)
 
@@ -130,19 +133,10 @@ def prefill_time(
 ) -> Numeric:
     """A pass of ``tokens`` new tokens shared by ``ranks`` DP ranks, with ``decodes`` sequences riding along. [s]"""
     context = lengths.isl + lengths.osl / 2
-    step = mixed_step(
-        run.at.model,
-        run.at.rates,
-        degrees,
-        batch=decodes,
-        context=context,
-        chunk_tokens=tokens,
-        isl=lengths.isl,
-        chunk_ranks=ranks,
-    ).time
+    step = mixed_step(run.at, degrees, batch=decodes, context=context, chunk=Chunk(tokens, lengths.isl, ranks)).time
     alone: Numeric = 0.0  # the decodes, which need no more time beside a prompt
     if np.any(np.asarray(decodes) > 0):
-        alone = decode_step(run.at.model, run.at.rates, degrees, batch=decodes, context=context).ttl
+        alone = decode_step(run.at, degrees, batch=decodes, context=context).ttl
     elif run.engine.two_batch_overlap and run.at.model.is_moe:
         wide = (degrees.dp_attn > run.at.system.nvlink_domain) & (degrees.tp_attn == 1) & (degrees.pp == 1)
         step = np.where(wide, _overlapped(run, degrees, tokens, ranks, lengths), step)
@@ -152,18 +146,9 @@ def prefill_time(
 
 def _overlapped(run: Served, degrees: Degrees, tokens: Numeric, ranks: Numeric, lengths: Lengths) -> Numeric:
     """Prefill in two halves, of which one exchanges while the other computes: twice the longer of the two. [s]"""
-    rates = run.at.rates
-    apart = replace(rates, profile=replace(rates.profile, shared_expert_overlaps_dispatch=False))
-    half = mixed_step(
-        run.at.model,
-        apart,
-        degrees,
-        batch=0.0,
-        context=lengths.isl,
-        chunk_tokens=tokens / 2,
-        isl=lengths.isl,
-        chunk_ranks=ranks,
-    )
+    apart = replace(run.at, profile=replace(run.at.profile, shared_expert_overlaps_dispatch=False))
+    chunk = Chunk(tokens / 2, lengths.isl, ranks)
+    half = mixed_step(apart, degrees, batch=0.0, context=lengths.isl, chunk=chunk)
     exchange = half.sums.communication
     return 2.0 * np.maximum(half.time - exchange, exchange)
 
@@ -184,19 +169,10 @@ def capacity(run: Served, degrees: Degrees, lengths: Lengths) -> Numeric:
     cached = whole if engine.reserves_output else decode_residents(lengths.isl, lengths.osl)
     new = np.minimum(lengths.isl, engine.chunk_tokens)
 
+    none = Prefilling(prompts=0.0, prompt=whole, new=new, mixed=engine.mixed_steps)
+
     def held(sequences: Numeric) -> Numeric:
-        return colocated_bytes(
-            at.model,
-            at.precision,
-            at.profile,
-            degrees,
-            sequences * degrees.dp_attn,
-            cached=cached,
-            prompt=whole,
-            prompts=0.0,
-            new=new,
-            mixed=engine.mixed_steps,
-        )
+        return colocated_bytes(at, degrees, sequences * degrees.dp_attn, cached=cached, prefilling=none)
 
     empty = 2.0 * held(1.0) - held(2.0)
     limit = empty + engine.cache_share * (at.memory_limit - empty)

@@ -21,7 +21,7 @@ from disagg_sim.physics.phases import (
     slowest_stage,
 )
 from disagg_sim.physics.roofline import NO_SUMS
-from disagg_sim.physics.setting import Setting
+from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Levels
 from disagg_sim.physics.work import Numeric
 
@@ -31,10 +31,10 @@ Floats = NDArray[np.float64]
 class StepPhysics:
     """Steps of one instance: ``max(m*max_s t_s, sum_s t_s) + host + hops`` over m micro-batches, part by part."""
 
-    def __init__(self, setting: Setting, degrees: Degrees, mla_form: str = "auto") -> None:
-        self._model, self._rates, self._degrees, self._form = setting.model, setting.rates, degrees, mla_form
+    def __init__(self, setting: Setup, degrees: Degrees, mla_form: str = "auto") -> None:
+        self._at, self._model, self._degrees, self._form = setting, setting.model, degrees, mla_form
         self.stages, self.ranks = int(np.max(degrees.pp)), int(np.max(degrees.dp_attn))
-        self.host: float = setting.rates.profile.host
+        self.host: float = setting.profile.host
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ class StepPhysics:
 
     def decode(self, decodes: Floats, contexts: Floats) -> Floats:
         """Decode steps, shape (decodes, contexts). [s]"""
-        step = decode_step(self._model, self._rates, self._degrees, batch=decodes, context=contexts[:, None])
+        step = decode_step(self._at, self._degrees, batch=decodes, context=contexts[:, None])
         return np.ascontiguousarray(np.broadcast_to(step.ttl, (contexts.size, decodes.size)).T)
 
     def linear(self, phase: str, decodes: Floats, prefill: Floats) -> Floats:
@@ -59,7 +59,7 @@ class StepPhysics:
         share = np.where(share > 0, np.maximum(share, 1.0), 0.0)
         times = self._linear_times(phase, sequences, share, np.ceil(decodes / micro) + prefill / micro)
         hops = np.where(decodes > 0, self.stages, self.stages - 1) if self.stages > 1 else 0.0
-        hop = hop_cost(sequences + share, self._model.hidden, self._degrees.gpus, self._rates) * hops
+        hop = hop_cost(sequences + share, self._degrees.gpus, self._at) * hops
         time: Floats = self._through(times, micro) + self.host + hop.time
         return time
 
@@ -76,7 +76,7 @@ class StepPhysics:
         shape = (prompts.size, lengths.size, pasts.size)
         tokens = Tokens(prompts=prompts[:, None, None], new=lengths[:, None], past=pasts)
         cores = tuple(
-            np.broadcast_to(attention_cost(kind, self._rates, self._degrees.tp_attn, tokens, self._form).time, shape)
+            np.broadcast_to(attention_cost(kind, self._at, self._degrees.tp_attn, tokens, self._form).time, shape)
             for kind in self._model.kinds
         )
         times = LayerTimes(cores, 0.0, 0.0, NO_SUMS)
@@ -89,10 +89,9 @@ class StepPhysics:
         """Layers without scores and values, for what the fullest rank and all ranks of a micro-batch hold. [s]"""
         prompts = np.where(share > 0, 1.0, 0.0)
         tokens = Tokens(prompts=prompts, new=share, decodes=sequences, emitted=sequences + prompts)
-        model, rates, tp = self._model, self._rates, self._degrees.tp_attn
-        side = attention_side(model, rates, tp, tokens, self._form, phase, core=False)
+        side = attention_side(self._at, self._degrees.tp_attn, tokens, self._form, phase, core=False)
         return join_experts(
-            model, rates, self._degrees, side, phase=phase, rank=Levels(sequences + share), total=Levels(total)
+            self._at, self._degrees, side, phase=phase, rank=Levels(sequences + share), total=Levels(total)
         )
 
     def _through(self, times: LayerTimes, micro: Numeric) -> Floats:

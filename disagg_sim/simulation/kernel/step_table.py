@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.physics.setting import Setting
+from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel import times as k
 from disagg_sim.simulation.kernel.step_physics import Linear, StepPhysics
@@ -69,7 +69,7 @@ class StepTable:
     @classmethod
     def build(
         cls,
-        setting: Setting,
+        setting: Setup,
         degrees: Degrees,
         *,
         max_sequences: int = 256,
@@ -119,7 +119,7 @@ class StepTable:
             ranks=physics.ranks,
             stage=physics.stage(tokens) if physics.stages > 1 else np.zeros(0),
             chunk=chunk_tokens,
-            host=setting.rates.profile.host,
+            host=setting.profile.host,
         ).table(_work(setting))
 
     @classmethod
@@ -339,7 +339,7 @@ def _rows(most: int, stages: int, ranks: int) -> Floats:
     return np.unique(np.concatenate([np.arange(min(stages, most) + 1.0), steps[steps < most], [float(most)]]))
 
 
-def _work(setting: Setting) -> Work:
+def _work(setting: Setup) -> Work:
     """Solve ``a*S + b*S*(S+1)/2 + h`` for the FLOP of three prompts, short enough to lie inside any window."""
     lengths = np.array([32.0, 64.0, 96.0])
     flops = [prefill_work(setting.model, isl=int(each), precision=setting.precision).flops for each in lengths]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
-from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
@@ -211,10 +211,10 @@ class Bench:
     runs: int = 0  # done so far [1]
     _seen: dict[tuple[str, str, float], Seen] = field(default_factory=dict)
     _capacities: dict[tuple[str, str], Capacity] = field(default_factory=dict)
-    _setting: Setting = field(default_factory=lambda: setting(MODEL, SYSTEM, RECIPE, PROFILE))
+    _setting: Setup = field(default_factory=lambda: setup(MODEL, SYSTEM, RECIPE, PROFILE))
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> Setup:
         """Model, hardware, recipe and profile."""
         return self._setting
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
@@ -139,14 +139,14 @@ class Bench:
         self._hours: dict[tuple[int, int], Trace] = {}
 
     @cached_property
-    def llama(self) -> Setting:
+    def llama(self) -> Setup:
         """Llama-70B: fp8 matrices, bf16 cache."""
-        return _may_fill(setting("llama_3_1_70b", SYSTEM, "fp8_bf16kv", PROFILE))
+        return _may_fill(setup("llama_3_1_70b", SYSTEM, "fp8_bf16kv", PROFILE))
 
     @cached_property
-    def opt(self) -> Setting:
+    def opt(self) -> Setup:
         """OPT-30B in bf16."""
-        return _may_fill(setting("opt_30b", SYSTEM, "bf16", PROFILE))
+        return _may_fill(setup("opt_30b", SYSTEM, "bf16", PROFILE))
 
     def table(self, tp: int) -> StepTable:
         """Step times of Llama-70B on ``tp`` GPUs."""
@@ -177,7 +177,7 @@ class Bench:
         system: str,
         options: dict[str, object],
         *,
-        at: Setting | None = None,
+        at: Setup | None = None,
         run_options: RunOptions,
     ) -> RunResult:
         """A run, done once for a key that says all that differs."""
@@ -344,8 +344,8 @@ class Bench:
         return np.array([summary(self.dynamic(planner, hour, service), SLO).slo_attainment for hour in self.hours])
 
 
-def _may_fill(at: Setting) -> Setting:
-    return replace(at, profile=replace(at.profile, memory_utilisation=UTILISATION))
+def _may_fill(at: Setup) -> Setup:
+    return at.changed(profile=replace(at.profile, memory_utilisation=UTILISATION))
 
 
 def _second_pass(result: RunResult, count: int) -> Warm:

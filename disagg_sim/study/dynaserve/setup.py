@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
-from disagg_sim.physics.setting import Setting, setting
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.simulation.capacity import bracket
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, ITL_PER_OCTAVE
@@ -156,12 +156,12 @@ class Bench:
     _seen: dict[tuple[str, str, float], Seen] = field(default_factory=dict)
     _saturated: dict[tuple[tuple[int, int], Case, int], Seen] = field(default_factory=dict)
     _capacities: dict[tuple[str, str], float] = field(default_factory=dict)
-    _settings: dict[str, Setting] = field(default_factory=dict)
+    _settings: dict[str, Setup] = field(default_factory=dict)
 
-    def setting(self, model: str) -> Setting:
+    def setting(self, model: str) -> Setup:
         """Model, hardware, recipe and profile; one object a model."""
         if model not in self._settings:
-            self._settings[model] = setting(model, SYSTEM, RECIPE, PROFILE)
+            self._settings[model] = setup(model, SYSTEM, RECIPE, PROFILE)
         return self._settings[model]
 
     def result(self, trace: Trace, case: Case, *, concurrency: int = 0) -> RunResult:
