@@ -13,9 +13,10 @@ from disagg_sim.cli.progress import listener
 from disagg_sim.cli.sweep import cores
 from disagg_sim.errors import InputError, UnknownNameError, nearest
 from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told
-from disagg_sim.study.beyond_the_buzz.claims import PROFILES, holding
+from disagg_sim.study.beyond_the_buzz.claims import PROFILES
 from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
 from disagg_sim.study.beyond_the_buzz.reproduce import reproduce as write
+from disagg_sim.study.claims import holding
 from disagg_sim.study.papers import paper, paper_names
 
 FRONTIERS = "beyond-the-buzz"  # a study of frontiers; the others simulate traces
@@ -62,9 +63,10 @@ def reproduce(
     if note := code_home().note:
         told.note(note)
     with compilation_told(lambda: told.note(COMPILING)):
-        done = paper(study)(out, traces=traces, listener=told, quick=quick)
-    _tell_claims(done.claims, out)
-    typer.echo(f"{done.simulations:,} simulations, {len(done.pictures)} pictures with their data in {out}")
+        done = paper(study).reproduce(out, traces=traces, listener=told, quick=quick)
+    if done.claims is not None:
+        _tell_claims(done.claims, out)
+    typer.echo(f"{done.computed:,} simulations, {len(done.pictures)} pictures with their data in {out}")
 
 
 def _tell_claims(claims: pd.DataFrame, out: Path) -> None:
@@ -85,4 +87,4 @@ def _frontiers(out: Path, figure: list[str], profile: list[str], jobs: int | Non
         raise typer.Exit(130) from None
     if done.claims is not None:
         _tell_claims(done.claims, out)
-    typer.echo(f"{done.design_points:,} design points, {len(done.pictures)} pictures with their data in {out}")
+    typer.echo(f"{done.computed:,} design points, {len(done.pictures)} pictures with their data in {out}")

@@ -6,12 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.ticker import FuncFormatter
 
 from disagg_sim.report.figures import COLOURS, LINES, MARKS, STYLE, blank_figure, save_png
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FEW_DECADES = 1000.0  # span up to which an axis has ticks between the powers of ten [1]
 #: Small: several panels share a picture.
@@ -54,8 +57,6 @@ class Picture:
 
 def draw_picture(picture: Picture, path: Path) -> None:
     """Write a picture of curves as PNG."""
-    import matplotlib as mpl
-
     table, axes = picture.table, picture.axes
     panels = list(dict.fromkeys(table["panel"]))
     curves = list(dict.fromkeys(table["curve"]))
@@ -114,8 +115,6 @@ def _panel(panel: Any, table: pd.DataFrame, axes: Axes, curves: list[str], drawn
 
 def _top_axis(panel: Any, axes: Axes, unit: float) -> None:
     """x in its own unit above the panel."""
-    from matplotlib.ticker import FuncFormatter
-
     top = panel.secondary_xaxis("top", functions=(lambda x: x * unit, lambda x: x / unit))
     top.set_xlabel(axes.top_label, fontsize="small", color="#555555")
     if axes.x_scale == "log":
@@ -127,8 +126,6 @@ def _top_axis(panel: Any, axes: Axes, unit: float) -> None:
 
 
 def _scale(axis: Any, scale: str, values: Any) -> None:
-    from matplotlib.ticker import FuncFormatter
-
     if scale == "linear":
         return
     base = 2 if scale == "log2" else 10
@@ -161,13 +158,14 @@ class Cells:
     legend: str
     limit: float  # ratio, and its inverse, at which the colour is full [1]
 
+    @property
+    def table(self) -> pd.DataFrame:
+        """The ratios: a row each with its name as ``system``, the columns behind it."""
+        return pd.DataFrame(self.values, columns=list(self.columns), index=self.rows).reset_index(names="system")
+
 
 def draw_cells(cells: Cells, path: Path) -> None:
     """Write a table of ratios as PNG, purple above 1 and orange below, each with its text."""
-    import matplotlib as mpl
-    import numpy as np
-    from matplotlib.colors import TwoSlopeNorm
-
     with mpl.rc_context({**_STYLE, "axes.grid": False}):
         figure = blank_figure((2.6 + 1.75 * len(cells.columns), 1.7 + 0.46 * len(cells.rows)))
         panel = figure.add_subplot()

@@ -1,71 +1,57 @@
-"""Papers on serving policies: what running one leaves behind, and where each is found.
+"""Papers that can be reproduced: where their experiments are found, how these are run, and what they leave behind.
 
-A module of this room that is named in ``HOMES`` has
-
-    reproduce(out, *, traces, listener, quick) -> PaperResults
-
-It writes figures with their data and ``claims.csv`` below ``out``, in the columns of the study of frontiers.
+A paper on serving policies is a ``Paper`` in the module that ``HOMES`` names; the study of frontiers
+(``beyond_the_buzz``) writes the same files with the same functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+import pandas as pd
 
 from disagg_sim.atomic import write_text
 from disagg_sim.errors import InputError, UnknownNameError, nearest
-from disagg_sim.report.panels import Picture, draw_picture
+from disagg_sim.report.panels import Cells, Picture, draw_cells, draw_picture
+from disagg_sim.study.bench import AnySeen, Bench, RatedBench
+from disagg_sim.study.claims import Claim, evaluate
 from disagg_sim.sweep.run import Listener
 from disagg_sim.sweep.store import Store
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-#: Columns of ``claims.csv``.
-COLUMNS = ("id", "statement", "kind", "profile", "value", "acceptance", "holds", "note")
-#: Kinds of claims: said in a paper's text, following from its equations, or a reading of this project's own.
-PAPER, DERIVED, OWN = "paper", "derived", "own"
 #: Module of this room by paper.
-HOMES = {"arrow": "arrow.experiments", "dopd": "dopd.experiments", "dynaserve": "dynaserve.experiments"}
+HOMES = {name: f"disagg_sim.study.{name}.experiments" for name in ("arrow", "dopd", "dynaserve")}
 
-Evidence = TypeVar("Evidence")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """One claim and when it counts as reproduced."""
-
-    id: str
-    statement: str
-    kind: str  # of ``PAPER``, ``DERIVED``, ``OWN``
-    acceptance: str
-
-
-class Finding(NamedTuple):
-    """What an evaluator found."""
-
-    value: str  # the numbers that the acceptance speaks of
-    holds: bool
-    note: str  # what stands beside them, and what a miss comes from; "stand-in: ..." where data is not the paper's
+AnyBench = TypeVar("AnyBench", bound=Bench)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PaperResults:
     """What was written."""
 
-    claims: pd.DataFrame  # ``claims.csv``
+    claims: pd.DataFrame | None  # ``claims.csv``; None where only some figures were asked for
     pictures: tuple[Path, ...]  # each with its data beside it, ``.csv``
-    simulations: int  # runs of a trace through a deployment [1]
+    computed: int  # runs of a trace through a deployment, or design points whose time and memory were computed [1]
 
 
-class Reproduction(Protocol):
-    """All experiments of a paper."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paper(Generic[AnyBench]):
+    """All experiments of a paper on serving policies."""
 
-    def __call__(self, out: Path, *, traces: Path | None, listener: Listener, quick: bool) -> PaperResults:
-        """Write figures and claims below ``out``.
+    bench: Callable[[Path | None, bool], AnyBench]  # of a directory of traces, and of short samples
+    profile: str  # efficiency profile
+    claims: tuple[Claim[AnyBench], ...]
+    #: Searches for a capacity, by workload and case, that are done before the claims are judged.
+    searches: Callable[[], list[tuple[str, str]]] = list
+    search: Callable[[AnyBench, str, str], object] = lambda *_: None
+    tables: Mapping[str, Callable[[AnyBench], pd.DataFrame]] = field(default_factory=dict)
+    pictures: Mapping[str, Callable[[AnyBench], Picture | Cells]] = field(default_factory=dict)
+
+    def reproduce(self, out: Path, *, traces: Path | None, listener: Listener, quick: bool) -> PaperResults:
+        """Run the experiments; write figures with their data, tables and ``claims.csv`` below ``out``.
 
         Parameters
         ----------
@@ -77,61 +63,76 @@ class Reproduction(Protocol):
             Told how far it is.
         quick : bool
             Short samples, to see that it works: the verdicts mean little.
+
+        Raises
+        ------
+        InputError
+            A trace is missing.
+        StoreError
+            ``out`` cannot be written.
         """
-        ...
+        Store(out).prepare()
+        bench, searches = self.bench(traces, quick), self.searches()
+        listener.start(len(searches) + len(self.claims))
+        for workload, case in searches:
+            self.search(bench, workload, case)
+            listener.advance(1)
+        claims = evaluate(self.claims, {self.profile: bench}, listener)
+        listener.finish()
+        write_table(out / "claims.csv", claims)
+        for name, table in self.tables.items():
+            write_table(out / f"{name}.csv", table(bench))
+        pictures = tuple(write_picture(out / f"{name}.png", draw(bench)) for name, draw in self.pictures.items())
+        return PaperResults(claims=claims, pictures=pictures, computed=bench.runs)
 
 
 def paper_names() -> tuple[str, ...]:
-    """Papers that can be reproduced."""
+    """Papers on serving policies that can be reproduced."""
     return tuple(HOMES)
 
 
-def paper(name: str) -> Reproduction:
+def paper(name: str) -> Paper[Bench]:
     """The experiments of a paper; ``UnknownNameError`` names the nearest."""
     if name not in HOMES:
         raise UnknownNameError(f"unknown paper {name!r}{nearest(name, HOMES)}; known: {', '.join(HOMES)}")
-    found: Reproduction = import_module(f"disagg_sim.study.{HOMES[name]}").reproduce
+    found: Paper[Bench] = import_module(HOMES[name]).PAPER
     return found
 
 
-def evaluate(
-    claims: Mapping[Claim, Callable[[Evidence], Finding]],
-    evidence: Evidence,
-    profile: str,
-    listener: Listener | None = None,
-) -> pd.DataFrame:
-    """Every claim, judged by its evaluator, as rows of ``claims.csv``; the listener hears of each."""
-    import pandas as pd
-
-    rows = []
-    for claim, evaluator in claims.items():
-        rows.append(asdict(claim) | {"profile": profile} | evaluator(evidence)._asdict())
-        if listener is not None:
-            listener.advance(1)
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write a table as CSV, ten digits of each number."""
+    write_text(path, table.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
 
 
-def prepare(out: Path) -> None:
-    """Make the directory; ``StoreError`` when it cannot be written."""
-    Store(out).prepare()
-
-
-def write_claims(out: Path, claims: pd.DataFrame) -> None:
-    """``claims.csv``."""
-    write_text(out / "claims.csv", as_csv(claims))
-
-
-def write_picture(out: Path, name: str, picture: Picture) -> Path:
-    """A picture with its data beside it; the path of the picture."""
-    path = out / f"{name}.png"
-    write_text(path.with_suffix(".csv"), as_csv(picture.table))
-    draw_picture(picture, path)
+def write_picture(path: Path, picture: Picture | Cells, table: pd.DataFrame | None = None) -> Path:
+    """Write a picture, and its data beside it as ``.csv``; ``table`` stands in place of its own. Returns ``path``."""
+    write_table(path.with_suffix(".csv"), picture.table if table is None else table)
+    draw(picture, path)
     return path
 
 
-def as_csv(table: pd.DataFrame) -> str:
-    """A table as text."""
-    return table.to_csv(index=False, float_format="%.10g", lineterminator="\n")
+def draw(picture: Picture | Cells, path: Path) -> Path:
+    """Draw curves or coloured cells as PNG; returns ``path``."""
+    if isinstance(picture, Cells):
+        draw_cells(picture, path)
+    else:
+        draw_picture(picture, path)
+    return path
+
+
+def capacity_cells(bench: RatedBench[AnySeen], cases: tuple[str, ...], workloads: tuple[str, ...]) -> Cells:
+    """Capacity of the first case over that of each other one, by workload."""
+    name = bench.cases[cases[0]].label.split(",")[0]
+    values = [[bench.ratio(workload, cases[0], other) for workload in workloads] for other in cases[1:]]
+    return Cells(
+        title=f"Serving capacity of {name} over that of",
+        rows=tuple(bench.cases[other].label for other in cases[1:]),
+        columns=workloads,
+        values=tuple(map(tuple, values)),
+        legend=f"capacity of {name} over it",
+        limit=8.0,
+        texts=tuple(tuple(f"{value:.2f}" for value in row) for row in values),
+    )
 
 
 def trace_file(traces: Path, *names: str) -> Path:

@@ -8,11 +8,11 @@ import pytest
 
 from disagg_sim.cli.main import run
 from disagg_sim.simulation.records import Decision
-from disagg_sim.study import papers
 from disagg_sim.study.arrow import claims as arrow_claims
 from disagg_sim.study.arrow import experiments as arrow
 from disagg_sim.study.arrow import setup as arrow_setup
-from disagg_sim.study.arrow.setup import ALL, EIGHT, HALF, SHAPES, Bench, fewest_instances, loads, workloads
+from disagg_sim.study.arrow.setup import ALL, EIGHT, HALF, SHAPES, ArrowBench, fewest_instances, loads, workloads
+from disagg_sim.study.claims import COLUMNS
 from disagg_sim.workload.statistics import per_minute
 
 
@@ -58,7 +58,7 @@ def test_stand_ins_have_the_numbers_of_the_published_traces():
 
 def test_predictions_are_exact_for_one_prompt_after_the_other(monkeypatch):
     monkeypatch.setattr(arrow_claims, "FIFO_REQUESTS", 200)
-    finding = arrow_claims.a4_predictor(Bench(workloads=workloads(None, quick=True)))
+    finding = arrow_claims.a4_predictor(ArrowBench(workloads=workloads(None, quick=True)))
     assert finding.holds
 
 
@@ -72,7 +72,7 @@ def test_the_command_writes_every_claim_and_picture(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(arrow_setup, "TOLERANCE", 1.0)
     assert run(["reproduce", "arrow", "--quick", "--out", str(tmp_path)]) == 0
     claims = pd.read_csv(tmp_path / "claims.csv")
-    assert claims.columns.tolist() == list(papers.COLUMNS)
+    assert claims.columns.tolist() == list(COLUMNS)
     assert claims["id"].tolist() == [f"A{number}" for number in range(1, 13)]
     assert claims.loc[claims["id"].isin(["A4", "A9"]), "holds"].all()
     assert claims["note"].str.startswith("stand-in: ").sum() >= 8

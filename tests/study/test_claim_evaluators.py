@@ -12,7 +12,6 @@ import pytest
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.study.beyond_the_buzz import (
     claims,
-    claims_domain,
     claims_gain,
     claims_limits,
     claims_ratio,
@@ -20,8 +19,8 @@ from disagg_sim.study.beyond_the_buzz import (
     claims_sharing,
     claims_transfer,
 )
-from disagg_sim.study.beyond_the_buzz.evidence import Evidence, Finding, Front, never_below, third
-from disagg_sim.study.beyond_the_buzz.frontiers import study_files
+from disagg_sim.study.beyond_the_buzz.evidence import Evidence, Front, never_below, third
+from disagg_sim.study.claims import COLUMNS, Finding, holding
 
 R1, SMALL, MIDDLE, LARGE = "deepseek_r1", "llama_3_1_8b", "llama_3_1_70b", "llama_3_1_405b"
 X = np.geomspace(20.0, 100.0, 9)
@@ -64,26 +63,22 @@ def test_there_are_32_claims_in_order_with_their_origin():
         assert claim.acceptance
 
 
-def test_the_sweeps_that_claims_ask_for_are_shipped():
-    assert set(claims.SWEEPS) <= set(study_files())
-
-
 def test_one_row_a_claim_and_profile(monkeypatch):
-    first, second = list(claims.CLAIMS)[:2]
-    found = {
-        first: lambda e: Finding("1", holds=True, note=e.profile),
-        second: lambda e: Finding("2", e.profile == "measured", "by profile"),
-    }
+    first, second = claims.CLAIMS[:2]
+    found = (
+        replace(first, judge=lambda e: Finding("1", holds=True, note=e.profile)),
+        replace(second, judge=lambda e: Finding("2", e.profile == "measured", "by profile")),
+    )
     monkeypatch.setattr(claims, "CLAIMS", found)
     table = claims.evaluate(ByHand(), profiles=("ideal", "measured"))
-    assert list(table.columns) == list(claims.COLUMNS)
+    assert list(table.columns) == list(COLUMNS)
     assert table[["id", "profile", "holds", "note"]].to_numpy().tolist() == [
         ["C1", "ideal", True, "ideal"],
         ["C1", "measured", True, "measured"],
         ["C2", "ideal", False, "by profile"],
         ["C2", "measured", True, "by profile"],
     ]
-    assert claims.holding(table).to_numpy().tolist() == [["ideal", 1, 2, "C2"], ["measured", 2, 2, ""]]
+    assert holding(table).to_numpy().tolist() == [["ideal", 1, 2, "C2"], ["measured", 2, 2, ""]]
 
 
 def test_evaluation_without_a_profile_is_refused():
@@ -281,8 +276,8 @@ BUMP, RISE = np.array([1, 1, 1, 1, 2, 1, 1, 1, 1.0]), np.array([1, 1, 1, 1, 1, 1
 def test_c16_and_c17_on_two_domains(r1, llama, worse, where):
     table = domains(r1, llama)
     by_hand = evidence(fig11=table, bf16_attention_fig11=table)
-    assert claims_domain.c16_never_worse(by_hand).holds == worse
-    assert claims_domain.c17_where(by_hand).holds == where
+    assert claims_gain.c16_never_worse(by_hand).holds == worse
+    assert claims_gain.c17_where(by_hand).holds == where
 
 
 def transfers(**columns: Any) -> pd.DataFrame:

@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 
 from disagg_sim.cli.main import run
-from disagg_sim.study import papers
+from disagg_sim.study.claims import COLUMNS, claims_of
 from disagg_sim.study.dopd import claims as dopd_claims
-from disagg_sim.study.dopd.setup import OPT_POSITIONS, SHAPES, Bench, _second_pass, pools, steady_rate
+from disagg_sim.study.dopd.setup import OPT, OPT_POSITIONS, SHAPES, DopdBench, _second_pass, pools, steady_rate
 
 
 @pytest.fixture(scope="module")
 def bench():
-    return Bench(None, quick=True)
+    return DopdBench(None, quick=True)
 
 
 def test_table_one_at_its_own_points():
@@ -38,8 +38,7 @@ def test_ratios_of_table_one_by_hand(bench):
 
 @pytest.mark.parametrize("name", ["D1", "D2", "D3", "D6", "D7", "D8", "D11", "D16"])
 def test_what_follows_from_equations_holds(bench, name):
-    evaluator = next(found for claim, found in dopd_claims.DERIVED_CLAIMS.items() if claim.id == name)
-    finding = evaluator(bench)
+    finding = next(claim for claim in claims_of(dopd_claims) if claim.id == name)(bench)
     assert finding.holds, finding
 
 
@@ -70,7 +69,7 @@ def test_the_steady_rate_is_that_of_the_middle():
 def test_stand_ins_are_named_and_opt_takes_what_it_has_positions_for(bench):
     assert bench.stand_in.startswith("stand-in: ")
     assert bench.azure.input_tokens.mean() == pytest.approx(1024, rel=0.2)
-    opt = bench._suited("opt")
+    opt = bench._suited(OPT)
     assert 0 < len(opt) < len(bench.azure)
     assert (opt.input_tokens + opt.output_tokens).max() <= OPT_POSITIONS
 
@@ -84,7 +83,7 @@ def test_pools_are_named_and_leave_room():
 def test_the_command_writes_every_claim_and_picture(tmp_path, capsys):
     assert run(["reproduce", "dopd", "--quick", "--out", str(tmp_path)]) == 0
     claims = pd.read_csv(tmp_path / "claims.csv").set_index("id")
-    assert claims.reset_index().columns.tolist() == list(papers.COLUMNS)
+    assert claims.reset_index().columns.tolist() == list(COLUMNS)
     assert claims.index.tolist() == [f"D{number}" for number in range(1, 17)]
     assert claims.loc[["D1", "D2", "D3", "D6", "D7", "D8", "D11", "D16"], "holds"].all()
     assert claims.loc[["D12", "D13", "D14"], "note"].str.startswith("stand-in: ").all()

@@ -7,13 +7,12 @@ import pandas as pd
 import pytest
 
 from disagg_sim.cli.main import run
-from disagg_sim.study import papers
+from disagg_sim.study.claims import COLUMNS
 from disagg_sim.study.dynaserve import claims_equal as dynaserve_equal
 from disagg_sim.study.dynaserve import experiments as dynaserve
 from disagg_sim.study.dynaserve import setup as dynaserve_setup
-from disagg_sim.study.dynaserve.claims import CLAIMS
 from disagg_sim.study.dynaserve.claims_equal import y14_more_cache
-from disagg_sim.study.dynaserve.setup import MIX, WORKLOADS, Bench, workloads
+from disagg_sim.study.dynaserve.setup import MIX, WORKLOADS, DynaServeBench, workloads
 
 
 def test_served_by_hand():
@@ -31,20 +30,20 @@ def test_workloads_are_poisson_with_the_lengths_of_their_sources():
     found = workloads(None, quick=False)
     assert set(found) == {*WORKLOADS, MIX}
     for name, mean in (("code", (2048, 28)), ("conversation", (1155, 211)), ("reasoning", (219, 1467))):
-        trace, stand_in = found[name]
+        trace, stand_in = found[name].trace, found[name].stand_in
         gaps = np.diff(trace.arrival)
         assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.1)
         assert trace.input_tokens.mean() == pytest.approx(mean[0], rel=0.1)
         assert trace.output_tokens.mean() == pytest.approx(mean[1], rel=0.15)
         assert stand_in
-    mixed = found[MIX][0]
-    assert np.array_equal(mixed.input_tokens[::2], found["code"][0].input_tokens[::2])
-    assert np.array_equal(mixed.output_tokens[1::2], found["burstgpt"][0].output_tokens[1::2])
+    mixed = found[MIX].trace
+    assert np.array_equal(mixed.input_tokens[::2], found["code"].trace.input_tokens[::2])
+    assert np.array_equal(mixed.output_tokens[1::2], found["burstgpt"].trace.output_tokens[1::2])
 
 
 def test_a_split_in_the_decode_moves_so_many_times_the_cache(monkeypatch):
-    bench = Bench(workloads=workloads(None, quick=True))
-    monkeypatch.setattr(Bench, "at_capacity", lambda *_: SimpleNamespace(moved=657.0))
+    bench = DynaServeBench(workloads=workloads(None, quick=True))
+    monkeypatch.setattr(DynaServeBench, "at_capacity", lambda *_: SimpleNamespace(moved=657.0))
     finding = y14_more_cache(bench)
     assert finding.holds
     assert finding.value.startswith("ratios 2, 3, 5 ")
@@ -64,8 +63,12 @@ def test_the_command_writes_every_claim_and_picture(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(dynaserve_setup, "bracket", once)
     assert run(["reproduce", "dynaserve", "--quick", "--out", str(tmp_path)]) == 0
     claims = pd.read_csv(tmp_path / "claims.csv")
-    assert claims.columns.tolist() == list(papers.COLUMNS)
-    assert claims["id"].tolist() == [f"Y{number}" for number in range(1, 18)] == [claim.id for claim in CLAIMS]
+    assert claims.columns.tolist() == list(COLUMNS)
+    assert (
+        claims["id"].tolist()
+        == [f"Y{number}" for number in range(1, 18)]
+        == [claim.id for claim in dynaserve.PAPER.claims]
+    )
     assert claims.loc[claims["id"] == "Y14", "holds"].all()
     assert claims["note"].str.startswith("stand-in: ").sum() >= 6
     for name in ("splits", "gaps", "ratios"):

@@ -6,7 +6,6 @@ Nothing is tuned for a claim: a miss stands with what decides it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -17,8 +16,8 @@ from disagg_sim.simulation.policies.arrow.profile import Predictor, prompt_time
 from disagg_sim.simulation.policies.least_load import LeastLoad
 from disagg_sim.simulation.records import Floats, Ints
 from disagg_sim.simulation.run import run
-from disagg_sim.study.arrow.setup import ALL, AZURE, HALF, PAIR, TIGHT, TIGHT_TPOT, Bench, loads
-from disagg_sim.study.papers import DERIVED, PAPER, Claim, Finding
+from disagg_sim.study.arrow.setup import ALL, AZURE, HALF, MODEL, PAIR, TIGHT, TIGHT_TPOT, ArrowBench, loads
+from disagg_sim.study.claims import DERIVED, PAPER, Finding, claim
 from disagg_sim.workload.arrivals import named_rng
 from disagg_sim.workload.trace import Trace
 
@@ -34,7 +33,13 @@ FIFO_REQUESTS, FIFO_LOAD = 2000, 0.7  # of A4: requests, and share of the time t
 PROMPTS = (200.0, 8000.0)  # of A4, even in the logarithm [token]
 
 
-def a1_flipping(bench: Bench) -> Finding:
+@claim(
+    "A1",
+    kind=PAPER,
+    statement="SLO-aware flips sustain more than static 4 + 4 with least load, most on bursty traffic",
+    acceptance="capacity ratio code > conversation >= 1.0, code >= 1.3",
+)
+def a1_flipping(bench: ArrowBench) -> Finding:
     """Capacity over static instances."""
     code, conversation = (bench.ratio(name, "arrow", "least_load") for name in AZURE)
     batched = [bench.ratio(name, "arrow_batched", "least_load_batched") for name in AZURE]
@@ -49,7 +54,13 @@ def a1_flipping(bench: Bench) -> Finding:
     )
 
 
-def a2_least_load(bench: Bench) -> Finding:
+@claim(
+    "A2",
+    kind=PAPER,
+    statement="least load beats round robin by a few points of attainment",
+    acceptance="0 to 10 points on average",
+)
+def a2_least_load(bench: ArrowBench) -> Finding:
     """Attainment of least load minus that of round robin, static both."""
     points = {}
     for name in AZURE:
@@ -66,7 +77,13 @@ def a2_least_load(bench: Bench) -> Finding:
     )
 
 
-def a3_baselines(bench: Bench) -> Finding:
+@claim(
+    "A3",
+    kind=PAPER,
+    statement="Arrow beats vLLM TP8 and vLLM-disaggregated TP4 + TP4 on all four traces",
+    acceptance="capacity ratio > 1.5",
+)
+def a3_baselines(bench: ArrowBench) -> Finding:
     """Capacity over TP8 co-located and 4 + 4 disaggregated."""
     said, ratios = [], []
     for name in ALL:
@@ -86,10 +103,17 @@ def a3_baselines(bench: Bench) -> Finding:
     )
 
 
-def a4_predictor(bench: Bench) -> Finding:
+@claim(
+    "A4",
+    kind=DERIVED,
+    statement="the predicted TTFT is exact for FIFO prefill of one prompt at a time",
+    acceptance="largest error below 1 %",
+)
+def a4_predictor(bench: ArrowBench) -> Finding:
     """FIFO on one prefill instance: simulated TTFT against the recursion over predicted times."""
     budget = LeastLoad().token_budget
-    table = StepTable.build(bench.setting, degrees_of(Mapping()))
+    at = bench.setting(MODEL)
+    table = StepTable.build(at, degrees_of(Mapping()))
     shortest, longest = map(math.log, PROMPTS)
     prompts = np.exp(named_rng(0, "prompts").uniform(shortest, longest, FIFO_REQUESTS)).astype(np.int64)
     predictor = Predictor.fit(table, budget)
@@ -97,7 +121,7 @@ def a4_predictor(bench: Bench) -> Finding:
     fitted = np.array([predictor(length) for length in prompts.tolist()])
     arrival = np.cumsum(named_rng(0, "arrivals").exponential(whole.mean() / FIFO_LOAD, FIFO_REQUESTS))
     trace = Trace(arrival=arrival, input_tokens=prompts, output_tokens=np.full(FIFO_REQUESTS, 2), name="fifo")
-    result = run(trace, PAIR, LeastLoad(), setting=bench.setting, slo=bench.workloads["code"].slo)
+    result = run(trace, PAIR, LeastLoad(), setting=at, slo=bench.workloads["code"].slo)
     ttft = result.requests.first_token_s - arrival
     exact, quadratic = (float(np.abs(ttft_in_turn(arrival, times) / ttft - 1).max()) for times in (whole, fitted))
     single = float(np.abs(fitted / whole - 1).max())
@@ -110,7 +134,13 @@ def a4_predictor(bench: Bench) -> Finding:
     )
 
 
-def a5_reacting(bench: Bench) -> Finding:
+@claim(
+    "A5",
+    kind=PAPER,
+    statement="TTFT grows during a burst, so that reacting to finished requests is too late",
+    acceptance="lower attainment on average over the traces, and on code",
+)
+def a5_reacting(bench: ArrowBench) -> Finding:
     """Attainment when flips answer to late requests instead of predictions."""
     points = {}
     for name in ALL:
@@ -127,7 +157,13 @@ def a5_reacting(bench: Bench) -> Finding:
     )
 
 
-def a6_lag(bench: Bench) -> Finding:
+@claim(
+    "A6",
+    kind=PAPER,
+    statement="the decode load peaks after the prefill load",
+    acceptance="lag of the largest cross-correlation above 0",
+)
+def a6_lag(bench: ArrowBench) -> Finding:
     """Lag at which the decode load follows the prefill load best, where the two have something in common."""
     said, holds, common = [], True, 0
     for share in SHARES:
@@ -146,7 +182,13 @@ def a6_lag(bench: Bench) -> Finding:
     )
 
 
-def a7_overload(bench: Bench) -> Finding:
+@claim(
+    "A7",
+    kind=PAPER,
+    statement="in overload TPOT stays near its SLO while TTFT diverges",
+    acceptance="at twice capacity P90 TPOT at most 1.2 times its SLO, P90 TTFT above its own",
+)
+def a7_overload(bench: ArrowBench) -> Finding:
     """Latencies at twice the capacity."""
     said, printed, worst, late = [], [], 0.0, True
     for name in ALL:
@@ -164,7 +206,10 @@ def a7_overload(bench: Bench) -> Finding:
     )
 
 
-def a8_scaling(bench: Bench) -> Finding:
+@claim(
+    "A8", kind=PAPER, statement="capacity grows nearly linearly with GPUs", acceptance="8 over 4 instances: 1.7 to 2.2"
+)
+def a8_scaling(bench: ArrowBench) -> Finding:
     """Eight instances over four."""
     ratios = {name: bench.rate(name, "arrow") / bench.rate(name, "arrow_4") for name in AZURE}
     thinned = bench.rate("code", "arrow") / bench.rate(HALF, "arrow_4")
@@ -178,7 +223,8 @@ def a8_scaling(bench: Bench) -> Finding:
     )
 
 
-def a9_both_phases(bench: Bench) -> Finding:
+@claim("A9", kind=DERIVED, statement="at least one instance always serves each phase", acceptance="exact")
+def a9_both_phases(bench: ArrowBench) -> Finding:
     """Fewest instances of either phase over all runs of Arrow."""
     seen = bench.all_seen("arrow", "observed", "arrow_4", "arrow_batched")
     prefill, decode = (min(each.fewest[phase] for each in seen) for phase in (0, 1))
@@ -190,7 +236,8 @@ def a9_both_phases(bench: Bench) -> Finding:
     )
 
 
-def a10_staying(bench: Bench) -> Finding:
+@claim("A10", kind=DERIVED, statement="staying on the prefill instance removes the transfer", acceptance="exactly 0")
+def a10_staying(bench: ArrowBench) -> Finding:
     """Transfer of requests that decode where their prefill was."""
     seen = bench.all_seen("arrow", "arrow_4", "arrow_batched")
     stayed, transfer = sum(each.stayed for each in seen), sum(each.stayed_transfer_s for each in seen)
@@ -202,7 +249,13 @@ def a10_staying(bench: Bench) -> Finding:
     )
 
 
-def a11_what_breaks(bench: Bench) -> Finding:
+@claim(
+    "A11",
+    kind=PAPER,
+    statement="co-located TP8: TPOT low, TTFT explodes first",
+    acceptance="just above capacity P90 TTFT is outside, TPOT inside",
+)
+def a11_what_breaks(bench: ArrowBench) -> Finding:
     """What the TP8 instance violates just above its capacity."""
     said, holds = [], True
     for name in ALL:
@@ -221,7 +274,13 @@ def a11_what_breaks(bench: Bench) -> Finding:
     )
 
 
-def a12_slow_flips(bench: Bench) -> Finding:
+@claim(
+    "A12",
+    kind=PAPER,
+    statement="flips are cheap: with 60 to 300 s a flip the gain of A1 vanishes",
+    acceptance="code within 10 % of static",
+)
+def a12_slow_flips(bench: ArrowBench) -> Finding:
     """Capacity over static instances when a flip takes an instance out of service."""
     ratios = {name: bench.ratio("code", name, "least_load") for name in ("arrow", "flip_60", "flip_300")}
     lasts = bench.workloads["code"].trace.duration / bench.capacity("code", "arrow").rate_scale
@@ -233,7 +292,7 @@ def a12_slow_flips(bench: Bench) -> Finding:
     )
 
 
-def _rates(bench: Bench, case: str) -> str:
+def _rates(bench: ArrowBench, case: str) -> str:
     return ", ".join(f"{bench.rate(name, case):.1f}" for name in AZURE)
 
 
@@ -251,7 +310,7 @@ def correlation(one: Ints, other: Ints) -> float:
     return float(np.corrcoef(one, other)[0, 1]) if np.ptp(one) > 0 and np.ptp(other) > 0 else 0.0
 
 
-def best_lag(bench: Bench, workload: str, share: float) -> tuple[float, float]:
+def best_lag(bench: ArrowBench, workload: str, share: float) -> tuple[float, float]:
     """Shift of the decode load against the prefill load that makes them most alike [s], and their correlation [1].
 
     ``share`` is that of Arrow's capacity.
@@ -264,75 +323,3 @@ def best_lag(bench: Bench, workload: str, share: float) -> tuple[float, float]:
     found = [correlation(middle, decode[steps + shift : decode.size - steps + shift]) for shift in shifts]
     best = int(np.argmax(found))
     return LOAD_STEP_S * shifts[best], found[best]
-
-
-#: Every claim with its evaluator, in order.
-CLAIMS: dict[Claim, Callable[[Bench], Finding]] = {}
-
-
-def _claim(name: str, kind: str, statement: str, acceptance: str, evaluator: Callable[[Bench], Finding]) -> None:
-    CLAIMS[Claim(id=name, statement=statement, kind=kind, acceptance=acceptance)] = evaluator
-
-
-_claim(
-    "A1",
-    PAPER,
-    "SLO-aware flips sustain more than static 4 + 4 with least load, most on bursty traffic",
-    "capacity ratio code > conversation >= 1.0, code >= 1.3",
-    a1_flipping,
-)
-_claim(
-    "A2",
-    PAPER,
-    "least load beats round robin by a few points of attainment",
-    "0 to 10 points on average",
-    a2_least_load,
-)
-_claim(
-    "A3",
-    PAPER,
-    "Arrow beats vLLM TP8 and vLLM-disaggregated TP4 + TP4 on all four traces",
-    "capacity ratio > 1.5",
-    a3_baselines,
-)
-_claim(
-    "A4",
-    DERIVED,
-    "the predicted TTFT is exact for FIFO prefill of one prompt at a time",
-    "largest error below 1 %",
-    a4_predictor,
-)
-_claim(
-    "A5",
-    PAPER,
-    "TTFT grows during a burst, so that reacting to finished requests is too late",
-    "lower attainment on average over the traces, and on code",
-    a5_reacting,
-)
-_claim(
-    "A6", PAPER, "the decode load peaks after the prefill load", "lag of the largest cross-correlation above 0", a6_lag
-)
-_claim(
-    "A7",
-    PAPER,
-    "in overload TPOT stays near its SLO while TTFT diverges",
-    "at twice capacity P90 TPOT at most 1.2 times its SLO, P90 TTFT above its own",
-    a7_overload,
-)
-_claim("A8", PAPER, "capacity grows nearly linearly with GPUs", "8 over 4 instances: 1.7 to 2.2", a8_scaling)
-_claim("A9", DERIVED, "at least one instance always serves each phase", "exact", a9_both_phases)
-_claim("A10", DERIVED, "staying on the prefill instance removes the transfer", "exactly 0", a10_staying)
-_claim(
-    "A11",
-    PAPER,
-    "co-located TP8: TPOT low, TTFT explodes first",
-    "just above capacity P90 TTFT is outside, TPOT inside",
-    a11_what_breaks,
-)
-_claim(
-    "A12",
-    PAPER,
-    "flips are cheap: with 60 to 300 s a flip the gain of A1 vanishes",
-    "code within 10 % of static",
-    a12_slow_flips,
-)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
+import pandas as pd
 
-from disagg_sim.atomic import write_text
-from disagg_sim.report.panels import Axes, Cells, Picture, draw_cells
+from disagg_sim.report.panels import Axes, Picture
 from disagg_sim.simulation.options import LEAST_PERIOD_S
-from disagg_sim.study.arrow.claims import CLAIMS
-from disagg_sim.study.arrow.setup import ALL, AZURE, CASES, HALF, PROFILE, TIGHT, Bench, workloads
-from disagg_sim.study.papers import PaperResults, as_csv, evaluate, prepare, write_claims, write_picture
-from disagg_sim.sweep.run import Listener
-
-if TYPE_CHECKING:
-    import pandas as pd
+from disagg_sim.study.arrow import claims
+from disagg_sim.study.arrow.setup import ALL, AZURE, CASES, HALF, PROFILE, TIGHT, ArrowBench, workloads
+from disagg_sim.study.claims import claims_of
+from disagg_sim.study.papers import Paper, capacity_cells
 
 #: Systems whose capacity is searched on every workload; the first is compared with the others.
 EVERYWHERE = ("arrow", "observed", "least_load", "vllm", "disaggregated", "colocated")
@@ -34,35 +29,15 @@ BURSTY = ("code", "burstgpt")  # workloads whose pools are drawn over time
 MOMENTS = 60  # of such a picture [1]
 
 
-def reproduce(out: Path, *, traces: Path | None, listener: Listener, quick: bool) -> PaperResults:
-    """All experiments of the paper; see ``papers.Reproduction``."""
-    prepare(out)
-    bench = Bench(workloads=workloads(traces, quick=quick))
-    searches = [*((name, case) for name in ALL for case in EVERYWHERE), *MORE]
-    listener.start(len(searches) + len(CLAIMS))
-    for search in searches:
-        bench.capacity(*search)
-        listener.advance(1)
-    claims = evaluate(CLAIMS, bench, PROFILE, listener)
-    listener.finish()
-    write_claims(out, claims)
-    write_text(out / "runs.csv", as_csv(_runs(bench)))
-    table = capacities(bench, searches)
-    write_text(out / "capacities.csv", as_csv(table))
-    pictures = (
-        write_picture(out, "attainment", attainment(bench)),
-        *(write_picture(out, f"pools_{name}", pools(bench, name)) for name in BURSTY),
-        _draw_ratios(table, out / "ratios.png"),
-    )
-    return PaperResults(claims=claims, pictures=pictures, simulations=bench.runs)
+def searches() -> list[tuple[str, str]]:
+    """Workload and case of every search."""
+    return [*((name, case) for name in ALL for case in EVERYWHERE), *MORE]
 
 
-def capacities(bench: Bench, searches: list[tuple[str, str]]) -> pd.DataFrame:
+def capacities(bench: ArrowBench) -> pd.DataFrame:
     """Serving capacity of each search, and that of Arrow over it."""
-    import pandas as pd
-
     rows = []
-    for name, case in searches:
+    for name, case in searches():
         found = bench.capacity(name, case)
         rows.append(
             {
@@ -79,22 +54,13 @@ def capacities(bench: Bench, searches: list[tuple[str, str]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _runs(bench: Bench) -> pd.DataFrame:
+def runs(bench: ArrowBench) -> pd.DataFrame:
     """Every run, in the columns of a simulation's summary."""
-    import pandas as pd
-
-    rows = [
-        {"workload": name, "case": case, "fewest_prefill": seen.fewest[0], "fewest_decode": seen.fewest[1]}
-        | asdict(seen.summary)
-        for name, case, seen in bench.runs_seen()
-    ]
-    return pd.DataFrame(rows)
+    return bench.table(lambda seen: {"fewest_prefill": seen.fewest[0], "fewest_decode": seen.fewest[1]})
 
 
-def attainment(bench: Bench) -> Picture:
+def attainment(bench: ArrowBench) -> Picture:
     """Share of requests inside both limits over the request rate, a panel for each workload."""
-    import pandas as pd
-
     rows = [
         {
             "panel": f"{name}, TTFT {bench.workloads[name].slo.ttft:g} s, TPOT {bench.workloads[name].slo.tpot:g} s",
@@ -114,10 +80,8 @@ def attainment(bench: Bench) -> Picture:
     )
 
 
-def pools(bench: Bench, workload: str) -> Picture:
+def pools(bench: ArrowBench, workload: str) -> Picture:
     """Instances of prefill and waiting requests over time, Arrow and static, at the capacity of Arrow."""
-    import pandas as pd
-
     scale = bench.capacity(workload, "arrow").rate_scale
     lasts = bench.workloads[workload].trace.duration / scale
     frames = []
@@ -148,24 +112,16 @@ def pools(bench: Bench, workload: str) -> Picture:
     )
 
 
-def _draw_ratios(table: pd.DataFrame, path: Path) -> Path:
-    """Capacity of Arrow over that of the other systems, beside its data."""
-    import pandas as pd
-
-    others = [CASES[case].label for case in EVERYWHERE[1:]]
-    found = table[table["system"].isin(others)].set_index(["system", "workload"])
-    found = pd.DataFrame(
-        {name: [found.loc[(other, name), "arrow_over_it"] for other in others] for name in ALL}, index=others
-    )
-    write_text(path.with_suffix(".csv"), as_csv(found.reset_index(names="system")))
-    cells = Cells(
-        title="Serving capacity of Arrow over that of",
-        rows=tuple(others),
-        columns=ALL,
-        values=tuple(map(tuple, found.to_numpy())),
-        legend="capacity of Arrow over it",
-        limit=8.0,
-        texts=tuple(tuple(f"{value:.2f}" for value in row) for row in found.to_numpy()),
-    )
-    draw_cells(cells, path)
-    return path
+PAPER = Paper(
+    bench=lambda traces, quick: ArrowBench(workloads(traces, quick=quick), quick=quick),
+    profile=PROFILE,
+    claims=claims_of(claims),
+    searches=searches,
+    search=ArrowBench.capacity,
+    tables={"runs": runs, "capacities": capacities},
+    pictures={
+        "attainment": attainment,
+        **{f"pools_{name}": partial(pools, workload=name) for name in BURSTY},
+        "ratios": lambda bench: capacity_cells(bench, EVERYWHERE, ALL),
+    },
+)

@@ -6,22 +6,20 @@ multiplying their time stamps. NVLink moves 200 GB/s one way, of which 80 % are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
-from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.metrics import Summary, summary
+from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.records import Floats, Ints, RunResult
-from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.study.bench import Case, Place, RatedBench, Seen, Workload
 from disagg_sim.study.papers import trace_file
 from disagg_sim.study.published_like import burstgpt_standin
 from disagg_sim.workload.arrivals import Mmpp, Poisson, fit_mmpp
@@ -109,16 +107,6 @@ SHAPES = {
 }
 
 
-class Workload(NamedTuple):
-    """A trace with its limits, and what the paper says of it."""
-
-    trace: Trace
-    slo: Slo
-    start: float  # rate scale at which searches begin [1]
-    paper: tuple[float, float]  # capacity of Arrow over vLLM's and vLLM-disaggregated's [1]
-    stand_in: str  # what stands in for the trace; "" = it is the published one
-
-
 def workloads(traces: Path | None, *, quick: bool = False) -> dict[str, Workload]:
     """The four of the paper, published where a directory has them, else stand-ins; and changes of them for claims."""
     limits = {
@@ -132,7 +120,7 @@ def workloads(traces: Path | None, *, quick: bool = False) -> dict[str, Workload
         trace, stand_in = _trace(name, traces)
         if quick:
             trace = trace.between(0.0, QUICK_S)
-        found[name] = Workload(trace, slo, start, paper, stand_in)
+        found[name] = Workload(trace, slo, stand_in, start, paper)
     code = found["code"]
     found[HALF] = code._replace(trace=code.trace.take(np.arange(0, len(code.trace), 2)))
     for name, tight in zip(AZURE, TIGHT, strict=True):
@@ -164,129 +152,88 @@ WHOLE = ServedDeployment(name="TP8", gpus=8, colocated=_equal(8, 1))
 HALVES = ServedDeployment(name="TP4 + TP4", gpus=8, prefill=_equal(4, 1), decode=_equal(4, 1))
 
 
-class Case(NamedTuple):
-    """A system on a deployment."""
-
-    label: str
-    deployment: ServedDeployment
-    system: Policy
-    flip_s: float = 0.0  # out of service for a change of role [s]
+def _case(label: str, deployment: ServedDeployment, policy: str, flip_s: float = 0.0, **options: object) -> Case:
+    return Case(label, deployment, policy_named(policy, **options), MODEL, flip_s)
 
 
 CASES = {
-    "arrow": Case("Arrow, 8 x TP1", EIGHT, policy_named("arrow")),
-    "least_load": Case("least load, 4 + 4 x TP1", EIGHT, policy_named("least_load")),
-    "round_robin": Case("round robin, 4 + 4 x TP1", EIGHT, policy_named("round_robin")),
-    "vllm": Case("vLLM, TP8", WHOLE, policy_named("vllm")),
-    "disaggregated": Case("vLLM-disaggregated, TP4 + TP4", HALVES, policy_named("disaggregated")),
-    "colocated": Case("vLLM, 8 x TP1", EIGHT, policy_named("vllm")),
-    "observed": Case("Arrow that reacts, 8 x TP1", EIGHT, policy_named("arrow", trigger="observed")),
-    "arrow_4": Case("Arrow, 4 x TP1", FOUR, policy_named("arrow")),
-    "static_7_1": Case("least load, 7 + 1 x TP1", SEVEN, policy_named("least_load")),
-    "flip_60": Case("Arrow, flips of 60 s", EIGHT, policy_named("arrow"), 60.0),
-    "flip_300": Case("Arrow, flips of 300 s", EIGHT, policy_named("arrow"), 300.0),
-    "arrow_batched": Case("Arrow, several prompts a step", EIGHT, policy_named("arrow", prompts_per_step=256)),
-    "arrow_printed": Case("Arrow, as printed", EIGHT, policy_named("arrow", waiting_counts=False)),
-    "least_load_batched": Case(
-        "least load, several prompts a step", EIGHT, policy_named("least_load", prompts_per_step=256)
-    ),
+    "arrow": _case("Arrow, 8 x TP1", EIGHT, "arrow"),
+    "least_load": _case("least load, 4 + 4 x TP1", EIGHT, "least_load"),
+    "round_robin": _case("round robin, 4 + 4 x TP1", EIGHT, "round_robin"),
+    "vllm": _case("vLLM, TP8", WHOLE, "vllm"),
+    "disaggregated": _case("vLLM-disaggregated, TP4 + TP4", HALVES, "disaggregated"),
+    "colocated": _case("vLLM, 8 x TP1", EIGHT, "vllm"),
+    "observed": _case("Arrow that reacts, 8 x TP1", EIGHT, "arrow", trigger="observed"),
+    "arrow_4": _case("Arrow, 4 x TP1", FOUR, "arrow"),
+    "static_7_1": _case("least load, 7 + 1 x TP1", SEVEN, "least_load"),
+    "flip_60": _case("Arrow, flips of 60 s", EIGHT, "arrow", 60.0),
+    "flip_300": _case("Arrow, flips of 300 s", EIGHT, "arrow", 300.0),
+    "arrow_batched": _case("Arrow, several prompts a step", EIGHT, "arrow", prompts_per_step=256),
+    "arrow_printed": _case("Arrow, as printed", EIGHT, "arrow", waiting_counts=False),
+    "least_load_batched": _case("least load, several prompts a step", EIGHT, "least_load", prompts_per_step=256),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What one run showed."""
+class ArrowSeen(Seen):
+    """What one run showed of flips."""
 
-    summary: Summary
     fewest: tuple[int, int]  # instances of prefill and of decode at any time [1]
     stayed: int  # requests that decoded where their prefill was [1]
     stayed_transfer_s: float  # transfer of those, in all [s]
 
 
-@dataclass(slots=True, kw_only=True)
-class Bench:
-    """Runs workloads under cases and keeps what they showed; each run is done once."""
+class ArrowBench(RatedBench[ArrowSeen]):
+    """Runs workloads under the cases of Arrow."""
 
-    workloads: dict[str, Workload]
-    runs: int = 0  # done so far [1]
-    _seen: dict[tuple[str, str, float], Seen] = field(default_factory=dict)
-    _capacities: dict[tuple[str, str], Capacity] = field(default_factory=dict)
-    _setting: Setup = field(default_factory=lambda: setup(MODEL, SYSTEM, RECIPE, PROFILE))
-
-    @property
-    def setting(self) -> Setup:
-        """Model, hardware, recipe and profile."""
-        return self._setting
+    def __init__(self, workloads: dict[str, Workload], *, quick: bool = False) -> None:
+        super().__init__(workloads, CASES, Place(SYSTEM, PROFILE, {MODEL: RECIPE}), quick=quick)
 
     def result(self, workload: str, case: str, scale: float, *, sample_s: float = 10.0) -> RunResult:
         """A run in full."""
         where, how = self.workloads[workload], CASES[case]
-        link = LinkSpec(bandwidth=LINK_SHARE * self._setting.system.nvlink_bandwidth)
-        self.runs += 1
-        return run(
-            where.trace.scaled(scale),
-            how.deployment,
-            how.system,
-            setting=self._setting,
-            slo=where.slo,
-            options=RunOptions(link=link, flip_s=how.flip_s, sample_s=sample_s),
-        )
+        link = LinkSpec(bandwidth=LINK_SHARE * self.setting(MODEL).system.nvlink_bandwidth)
+        options = RunOptions(link=link, flip_s=how.flip_s, sample_s=sample_s)
+        return self.run(where.trace.scaled(scale), how, slo=where.slo, options=options)
 
-    def seen(self, workload: str, case: str, scale: float) -> Seen:
-        """A run at a rate scale."""
-        key = (workload, case, scale)
-        if key not in self._seen:
-            result = self.result(workload, case, scale)
-            here = result.requests.segments > 1
-            here &= result.requests.prefill_instance == result.requests.decode_instance
-            self._seen[key] = Seen(
-                summary=summary(result, self.workloads[workload].slo, rate_scale=scale),
-                fewest=fewest_instances(result, CASES[case].deployment),
-                stayed=int(here.sum()),
-                stayed_transfer_s=float(result.requests.transfer_s[here].sum()),
-            )
-        return self._seen[key]
+    def look(self, workload: str, case: str, scale: float) -> ArrowSeen:
+        """A run at a rate scale. [1]"""
+        result = self.result(workload, case, scale)
+        here = result.requests.segments > 1
+        here &= result.requests.prefill_instance == result.requests.decode_instance
+        return ArrowSeen(
+            summary=summary(result, self.workloads[workload].slo, rate_scale=scale),
+            fewest=fewest_instances(result, CASES[case].deployment),
+            stayed=int(here.sum()),
+            stayed_transfer_s=float(result.requests.transfer_s[here].sum()),
+        )
 
     def capacity(self, workload: str, case: str) -> Capacity:
         """Largest rate with ``SHARE`` of the requests inside both limits, as the paper looks for it: a boundary."""
-        key = (workload, case)
-        if key not in self._capacities:
-            where = self.workloads[workload]
-            self._capacities[key] = serving_capacity(
+        where = self.workloads[workload]
+        return self.once(
+            ("capacity", workload, case),
+            lambda: serving_capacity(
                 lambda scale: self.seen(workload, case, scale).summary,
                 attains(SHARE),
                 rate=where.trace.rate,
                 start=where.start,
                 tolerance=TOLERANCE,
                 checked=False,
-            )
-        return self._capacities[key]
+            ),
+        )
 
     def rate(self, workload: str, case: str) -> float:
         """Serving capacity. [request/s]"""
         return self.capacity(workload, case).requests_per_s
 
-    def ratio(self, workload: str, case: str, over: str) -> float:
-        """Capacity of a case over that of another; NaN where the other has none. [1]"""
-        least = self.rate(workload, over)
-        return self.rate(workload, case) / least if least else np.nan
-
     def attainments(self, workload: str, case: str, scales: tuple[float, ...]) -> list[float]:
         """Shares of requests inside both limits at some rate scales. [1]"""
         return [self.seen(workload, case, scale).summary.slo_attainment for scale in scales]
 
-    def runs_seen(self) -> list[tuple[str, str, Seen]]:
-        """Every run kept so far: workload, case, what it showed."""
-        return [(workload, case, seen) for (workload, case, _), seen in self._seen.items()]
-
-    def all_seen(self, *cases: str) -> list[Seen]:
-        """Every run kept so far of some cases."""
+    def all_seen(self, *cases: str) -> list[ArrowSeen]:
+        """What every run of some cases showed so far."""
         return [seen for _, case, seen in self.runs_seen() if case in cases]
-
-    def stand_ins(self, *names: str) -> str:
-        """What a claim that uses these workloads has to say of its data; "" = they are the paper's."""
-        said = [self.workloads[name].stand_in for name in names]
-        return "".join(f"stand-in: {text}; " for text in dict.fromkeys(said) if text)
 
 
 def fewest_instances(result: RunResult, deployment: ServedDeployment) -> tuple[int, int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_model, load_system, load_traffic
@@ -27,22 +28,25 @@ from disagg_sim.study.beyond_the_buzz.evidence import (
     SAME_TIME,
     SYSTEM,
     Evidence,
-    Finding,
     Front,
     listed,
     never_below,
     shared,
     throughput,
 )
+from disagg_sim.study.claims import FIGURE, PAPER, Finding, claim
 from disagg_sim.workload.joint import JointLengths, joint_lengths
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 DEPTHS = (1, 32)  # pipeline stages that figure 5 begins and ends with [1]
 CUT_OFFS = (0.5, 1.0, 2.0, 10.0, 100.0)  # limits on the first token [s]
 
 
+@claim(
+    "C10",
+    kind=FIGURE,
+    statement="R1, 256k prompts, EP x PP = 64: PP 32 cuts FTL about 31 times at the throughput of PP 1",
+    acceptance="chunks of 512, MLA cached: factor 20-32, rate within 10 %, FTL 60-140 s at PP 1 and 2-5 s at PP 32",
+)
 def c10_pipelined_prefill(evidence: Evidence) -> Finding:
     """Figure 5: FTL and rate from one to 32 stages."""
     table, switched = evidence.pipelines(), evidence.pipelines("bf16_attention_fig05")
@@ -67,6 +71,12 @@ def c10_pipelined_prefill(evidence: Evidence) -> Finding:
     return Finding(f"factor {factor:.1f} ({ftl:.1f} s to {deep:.2f} s), rate {kept:.3f}", bool(holds), note)
 
 
+@claim(
+    "C28",
+    kind=f"{PAPER}, figure 14",
+    statement="constant lengths at the medians track a distribution (Llama-70B, 4096/512)",
+    acceptance="log-normal with these medians: within 20 % everywhere, 10 % on average",
+)
 def c28_representative_lengths(evidence: Evidence) -> Finding:
     """Figure 14: Llama-70B under a log-normal law against the constant lengths of its medians."""
     law = joint_lengths("log_normal_4096_512")
@@ -96,6 +106,12 @@ def c28_representative_lengths(evidence: Evidence) -> Finding:
     return Finding(value, bool(error.max() <= 0.20 and error.mean() <= 0.10), note)
 
 
+@claim(
+    "C29",
+    kind=PAPER,
+    statement="no point exceeds the FTL limit, and loosening it never lowers the frontier",
+    acceptance="exact",
+)
 def c29_cut_off(evidence: Evidence) -> Finding:
     """No point above the limit; a looser limit never lowers the frontier."""
     fronts = [evidence.front("ftl_cut_off", ftl_limit_s=limit) for limit in CUT_OFFS]
@@ -108,6 +124,12 @@ def c29_cut_off(evidence: Evidence) -> Finding:
     return Finding(value, within and slowest <= 10.0 and least >= 1 - SAME_TIME, note)
 
 
+@claim(
+    "C32",
+    kind=PAPER,
+    statement="FTL goes with active parameters, the cache does not (Llama 405B over 70B at 4k)",
+    acceptance="FTL ratio 5.8 within 15 %, cache 1.575",
+)
 def c32_active_parameters(evidence: Evidence) -> Finding:
     """Llama 405B over 70B at 4k prompts: FTL and cache, both models on the same GPUs."""
     large, small = (load_model(name) for name in (LARGE, MIDDLE))

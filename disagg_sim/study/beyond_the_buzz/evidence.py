@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from disagg_sim.errors import InfeasibleError
@@ -16,9 +17,6 @@ from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.gains import COLOCATED, DISAGGREGATED, Curve, curve
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Floats = NDArray[np.float64]
 
@@ -38,14 +36,6 @@ class Source(Protocol):
 
     def frontier(self, figure: str, profile: str) -> pd.DataFrame:
         """Frontiers of all modes and cases of a figure or of one sweep, below one another."""
-
-
-class Finding(NamedTuple):
-    """What an evaluator found."""
-
-    value: str  # the numbers that the acceptance speaks of
-    holds: bool
-    note: str  # what stands beside them, and what a miss comes from
 
 
 class Front(NamedTuple):

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.report.panels import Axes, Picture
@@ -19,9 +20,6 @@ from disagg_sim.serving.gains import COLOCATED, DISAGGREGATED
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
 from disagg_sim.units import GB
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Range of interactivity near the plots of the paper, over which gains are stated. [token/s]
 RANGE = (20.0, 100.0)
@@ -100,8 +98,6 @@ def _modes(points: pd.DataFrame, *, mixed: bool) -> Curves:
 
 def _panels(panels: list[tuple[str, Curves]], *, y: str = THROUGHPUT, normalised: bool = True) -> pd.DataFrame:
     """The table of a picture: x and y over the largest of each panel, or as they are."""
-    import pandas as pd
-
     rows = []
     for panel, curves in panels:
         shown = [(name, points) for name, points in curves if len(points)]
@@ -155,8 +151,6 @@ def _gains(points: pd.DataFrame, profile: str, *, number: int, subject: str, by:
 
 def _pipelining(table: pd.DataFrame, profile: str) -> Picture:
     """Figure 5: time to the first token and throughput over the depth of the pipeline."""
-    import pandas as pd
-
     rows = []
     for form, points in table.groupby("mla_form", sort=False):
         reference = points.loc[points["pp"] == points["pp"].min(), "tokens_per_s_per_gpu"].iloc[0]

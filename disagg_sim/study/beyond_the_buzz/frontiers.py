@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.facts.load import list_specs
@@ -21,9 +22,6 @@ from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import Listener, run_sweep
 from disagg_sim.sweep.spec import SweepSpec, load_sweep
 from disagg_sim.sweep.store import Store
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Directory below ``sweeps/`` of the study of arXiv 2506.05508.
 BEYOND_THE_BUZZ = "beyond_the_buzz"
@@ -134,8 +132,6 @@ class Frontiers:
         DisaggSimError
             An unknown figure or profile, a fault in a file, a directory that cannot be written.
         """
-        import pandas as pd
-
         parts = [self._table(name, profile).assign(sweep=name) for name in parts_of(figure, self.names)]
         return pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
 

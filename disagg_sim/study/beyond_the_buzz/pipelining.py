@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from disagg_sim.domain import Mapping as Degrees
 from disagg_sim.facts import load
@@ -18,9 +20,6 @@ from disagg_sim.facts.yaml_files import read_mapping, spec_error
 from disagg_sim.physics.layer import MLA_FORMS
 from disagg_sim.search.grid import PhaseGrid, prefill_grid
 from disagg_sim.sweep.reader import Reader
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: ``kind`` of such a file; a file without one is a sweep.
 KIND = "pipelined_prefill"
@@ -94,8 +93,6 @@ def pipelined_prefill(study: Pipelining, *, profile: str) -> pd.DataFrame:
         ``memory_bytes``, ``memory_limit_bytes`` and ``fits``. A depth of 1 is not chunked. ``attrs`` counts
         ``design_points``.
     """
-    import pandas as pd
-
     rows = [_row(study, profile, form, pp) for form in study.mla_forms for pp in study.pp]
     table = pd.DataFrame(rows)
     table.attrs = {"design_points": len(rows)}

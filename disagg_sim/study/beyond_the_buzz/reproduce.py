@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from disagg_sim.atomic import write_text
+import pandas as pd
+
 from disagg_sim.errors import UnknownNameError, nearest
-from disagg_sim.report.panels import Cells, Picture, draw_cells, draw_picture
+from disagg_sim.report.panels import Cells, Picture
 from disagg_sim.study.beyond_the_buzz.claims import evaluate
 from disagg_sim.study.beyond_the_buzz.figures import figure_data, figure_names
 from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
 from disagg_sim.study.beyond_the_buzz.where_it_pays import PAYS, pays_cells, pays_table
+from disagg_sim.study.papers import PaperResults, draw, write_table
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.store import Store
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reproduction:
-    """What was written."""
-
-    pictures: tuple[Path, ...]  # each with its data beside it, ``.csv``
-    claims: pd.DataFrame | None  # ``claims.csv``; None where only some figures were asked for
-    design_points: int  # whose time and memory were computed, or are stored [1]
 
 
 def item_names() -> tuple[str, ...]:
@@ -35,7 +23,7 @@ def item_names() -> tuple[str, ...]:
     return (*figure_names(), PAYS)
 
 
-def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequence[str]) -> Reproduction:
+def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequence[str]) -> PaperResults:
     """Write figures with their data, and the claims, below ``frontiers.root``.
 
     ``<profile>/fig01.png`` and ``.csv`` hold a figure, ``<profile>/sweeps/`` what it was made of.
@@ -61,26 +49,20 @@ def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequ
         if item not in known:
             raise UnknownNameError(f"unknown figure {item!r}{nearest(item, known)}; known: {', '.join(known)}")
     frontiers.prepare(items or frontiers.names, profiles)
-    drawings: list[_Drawing] = []
+    drawings: list[tuple[Picture | Cells, Path]] = []
     for profile in profiles:
         Store(frontiers.root / profile).prepare()
         for item in items or known:
             picture, table = _item(frontiers, item, profile)
             path = frontiers.root / profile / f"{item}.png"
-            write_text(path.with_suffix(".csv"), _csv(table))
-            drawings.append(_Drawing(picture, path))
+            write_table(path.with_suffix(".csv"), table)
+            drawings.append((picture, path))
     claims = None
     if not items:
         claims = evaluate(frontiers, profiles)
-        write_text(frontiers.root / "claims.csv", _csv(claims))
+        write_table(frontiers.root / "claims.csv", claims)
     pictures = tuple(run_tasks(_draw, drawings, jobs=frontiers.jobs))
-    return Reproduction(tuple(sorted(pictures)), claims, frontiers.design_points)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Drawing:
-    picture: Picture | Cells
-    path: Path
+    return PaperResults(claims=claims, pictures=tuple(sorted(pictures)), computed=frontiers.design_points)
 
 
 def _item(frontiers: Frontiers, item: str, profile: str) -> tuple[Picture | Cells, pd.DataFrame]:
@@ -91,13 +73,5 @@ def _item(frontiers: Frontiers, item: str, profile: str) -> tuple[Picture | Cell
     return data.picture, data.table
 
 
-def _draw(drawing: _Drawing) -> Path:
-    if isinstance(drawing.picture, Cells):
-        draw_cells(drawing.picture, drawing.path)
-    else:
-        draw_picture(drawing.picture, drawing.path)
-    return drawing.path
-
-
-def _csv(table: pd.DataFrame) -> str:
-    return table.to_csv(index=False, float_format="%.10g", lineterminator="\n")
+def _draw(drawing: tuple[Picture | Cells, Path]) -> Path:
+    return draw(*drawing)

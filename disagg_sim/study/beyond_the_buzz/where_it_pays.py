@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from disagg_sim.report.panels import Cells
 from disagg_sim.serving.gains import where_it_pays
 from disagg_sim.study.beyond_the_buzz.figures import NAMES, RANGE
 from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Name of the sweep.
 PAYS = "where_it_pays"

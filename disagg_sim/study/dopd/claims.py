@@ -5,8 +5,6 @@ Those about serving are in ``dopd_claims_runs``. Nothing is tuned for a claim: a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from disagg_sim.physics.counts import prefill_work
@@ -14,9 +12,8 @@ from disagg_sim.simulation.policies.dopd.batches import kingman_wait
 from disagg_sim.simulation.policies.dopd.ratio import Concurrency, decode_concurrency, prefill_decode_ratio
 from disagg_sim.simulation.policies.dopd.sizes import matching_prefill
 from disagg_sim.simulation.records import Floats
-from disagg_sim.simulation.run import RunOptions
-from disagg_sim.study.dopd.setup import BIMODAL, SHAPES, SLO, Bench, pools
-from disagg_sim.study.papers import DERIVED, OWN, PAPER, Claim, Finding
+from disagg_sim.study.claims import DERIVED, OWN, PAPER, Finding, claim
+from disagg_sim.study.dopd.setup import BIMODAL, SHAPES, SLO, DopdBench, case_of, pools
 from disagg_sim.units import GB, MS, TERA
 from disagg_sim.workload.synthetic import LengthTable, log_normal, synthetic_trace
 
@@ -43,7 +40,7 @@ def table_one_step(sequences: float, context: float) -> float:
     return DECODE_FIT[0] + sequences * (DECODE_FIT[1] + DECODE_FIT[2] * context)
 
 
-def concurrencies(bench: Bench) -> list[Concurrency]:
+def concurrencies(bench: DopdBench) -> list[Concurrency]:
     """Eq. (13) for both of ``SHAPES``."""
     at = bench.llama
     return [
@@ -54,7 +51,7 @@ def concurrencies(bench: Bench) -> list[Concurrency]:
     ]
 
 
-def ratios(bench: Bench, *, own: bool) -> list[float]:
+def ratios(bench: DopdBench, *, own: bool) -> list[float]:
     """Eq. (15) for both of ``SHAPES``, with the step times simulated or with those of table I."""
     if own:
         return [wanted_ratio(bench, *shape)[0] for shape in SHAPES]
@@ -69,7 +66,7 @@ def ratios(bench: Bench, *, own: bool) -> list[float]:
     ]
 
 
-def wanted_ratio(bench: Bench, isl: float, osl: float) -> tuple[float, float]:
+def wanted_ratio(bench: DopdBench, isl: float, osl: float) -> tuple[float, float]:
     """Eq. (15) and (13) of any lengths with the step times simulated: ratio [1], concurrency [request]."""
     at = bench.llama
     each = decode_concurrency(
@@ -80,7 +77,13 @@ def wanted_ratio(bench: Bench, isl: float, osl: float) -> tuple[float, float]:
     return prefill_decode_ratio(each, prefill_time=first, step_time=step, osl=osl), each
 
 
-def d1_concurrency(bench: Bench) -> Finding:
+@claim(
+    "D1",
+    kind=DERIVED,
+    statement="eq. (13) with engine utilisation 0.9 gives concurrencies near 235 and 78",
+    acceptance="within 3 %",
+)
+def d1_concurrency(bench: DopdBench) -> Finding:
     """Eq. (13)."""
     found = [each.requests for each in concurrencies(bench)]
     near = all(abs(cc / printed - 1) <= 0.03 for cc, printed in zip(found, PRINTED_CONCURRENCY, strict=True))
@@ -92,14 +95,21 @@ def d1_concurrency(bench: Bench) -> Finding:
     )
 
 
-def d2_memory(bench: Bench) -> Finding:
+@claim("D2", kind=DERIVED, statement="memory, not bandwidth, limits both", acceptance="V_mem < V_BW")
+def d2_memory(bench: DopdBench) -> Finding:
     """Which of the two limits binds."""
     found = concurrencies(bench)
     limits = [f"V_mem {each.memory_bytes / GB:.0f} GB, V_BW {each.bandwidth_bytes / GB:.0f} GB" for each in found]
     return Finding(", ".join(limits), all(each.memory_bound for each in found), "alpha 0.6 and a TPOT limit of 0.08 s")
 
 
-def d3_ratio(bench: Bench) -> Finding:
+@claim(
+    "D3",
+    kind=PAPER,
+    statement="optimal P/D is 4.58 at 1000/150 and 3.18 at 3000/300",
+    acceptance="table I within 8 %, simulated times within 20 %",
+)
+def d3_ratio(bench: DopdBench) -> Finding:
     """Eq. (15) against the printed ratios."""
     theirs, ours = ratios(bench, own=False), ratios(bench, own=True)
     return Finding(
@@ -113,7 +123,8 @@ def _near(found: list[float], share: float) -> bool:
     return all(abs(ratio / printed - 1) <= share for ratio, printed in zip(found, PRINTED_RATIO, strict=True))
 
 
-def d6_longer(bench: Bench) -> Finding:
+@claim("D6", kind=PAPER, statement="the optimum falls when both lengths grow", acceptance="3000/300 below 1000/150")
+def d6_longer(bench: DopdBench) -> Finding:
     """The ratio as both lengths grow."""
     theirs, ours = ratios(bench, own=False), ratios(bench, own=True)
     return Finding(
@@ -123,7 +134,10 @@ def d6_longer(bench: Bench) -> Finding:
     )
 
 
-def d7_variance(bench: Bench) -> Finding:
+@claim(
+    "D7", kind=DERIVED, statement="mixed lengths take more work than the mean length", acceptance="E[C] - C(E) = b*Var"
+)
+def d7_variance(bench: DopdBench) -> Finding:
     """Mean work of mixed lengths against the work of the mean length, FLOP of the model."""
     model, recipe = bench.llama.model, bench.llama.precision
 
@@ -143,7 +157,13 @@ def d7_variance(bench: Bench) -> Finding:
     )
 
 
-def d8_kingman(bench: Bench) -> Finding:
+@claim(
+    "D8",
+    kind=DERIVED,
+    statement="mixing lengths raises queueing",
+    acceptance="wait within 20 % of Kingman at rho 0.7-0.9, longer than with equal lengths",
+)
+def d8_kingman(bench: DopdBench) -> Finding:
     """Waits of a prefill queue of one server, one prompt a pass, mixed against equal lengths."""
     times = bench.table(1)
     worst, longer, rows = 0.0, [], []
@@ -158,14 +178,8 @@ def d8_kingman(bench: Bench) -> Finding:
                 lengths=LengthTable(np.array(prompts), np.ones(len(prompts), np.int64)),
             )
             services = np.array([times.pass_time(each)[1] for each in trace.input_tokens.tolist()])
-            found = bench.result(
-                ("kingman", load, prompts),
-                trace,
-                pools(1, 1),
-                "disaggregated",
-                {"prefill": "whole", "token_budget": 1},
-                run_options=RunOptions(),
-            ).requests
+            case = case_of(pools(1, 1), "disaggregated", prefill="whole", token_budget=1)
+            found = bench.result(("kingman", load, prompts), trace, case).requests
             waits.append(float(np.mean(found.prefill_start_s - found.arrival_s)))
             expected = kingman_wait(np.diff(trace.arrival), services, servers=1)
             worst = max(worst, abs(waits[-1] / expected - 1))
@@ -179,13 +193,19 @@ def d8_kingman(bench: Bench) -> Finding:
     )
 
 
-def speedups(bench: Bench) -> Floats:
+def speedups(bench: DopdBench) -> Floats:
     """S(TP) of a prompt of 1,000 tokens on each of ``DEGREES``. [1]"""
     times = np.array([bench.table(tp).pass_time(1000)[0] for tp in DEGREES])
     return np.asarray(times[0] / times)
 
 
-def d11_tensor_parallel(bench: Bench) -> Finding:
+@claim(
+    "D11",
+    kind=PAPER,
+    statement="raising TP of a prefill instance gives diminishing returns",
+    acceptance="S(8)/8 < S(4)/4 < S(2)/2",
+)
+def d11_tensor_parallel(bench: DopdBench) -> Finding:
     """Speedup of prefill a GPU."""
     shares = speedups(bench) / np.array(DEGREES)
     return Finding(
@@ -195,7 +215,8 @@ def d11_tensor_parallel(bench: Bench) -> Finding:
     )
 
 
-def d16_printed_rule(_bench: Bench) -> Finding:
+@claim("D16", kind=OWN, statement="the printed rule for n_p over-provisions by n_d", acceptance="exact for n_d = 2, 3")
+def d16_printed_rule(_bench: DopdBench) -> Finding:
     """n_p as printed over n_p by eq. (15), for the same requests in all."""
     found = {}
     for decode in (2, 3):
@@ -209,47 +230,3 @@ def d16_printed_rule(_bench: Bench) -> Finding:
         all(abs(ratio - decode) < 1e-12 for decode, ratio in found.items()),
         "before rounding up; the ratio as printed holds the requests of all decode instances already",
     )
-
-
-DERIVED_CLAIMS: dict[Claim, Callable[[Bench], Finding]] = {
-    Claim(
-        id="D1",
-        kind=DERIVED,
-        statement="eq. (13) with engine utilisation 0.9 gives concurrencies near 235 and 78",
-        acceptance="within 3 %",
-    ): d1_concurrency,
-    Claim(id="D2", kind=DERIVED, statement="memory, not bandwidth, limits both", acceptance="V_mem < V_BW"): d2_memory,
-    Claim(
-        id="D3",
-        kind=PAPER,
-        statement="optimal P/D is 4.58 at 1000/150 and 3.18 at 3000/300",
-        acceptance="table I within 8 %, simulated times within 20 %",
-    ): d3_ratio,
-    Claim(
-        id="D6", kind=PAPER, statement="the optimum falls when both lengths grow", acceptance="3000/300 below 1000/150"
-    ): d6_longer,
-    Claim(
-        id="D7",
-        kind=DERIVED,
-        statement="mixed lengths take more work than the mean length",
-        acceptance="E[C] - C(E) = b*Var",
-    ): d7_variance,
-    Claim(
-        id="D8",
-        kind=DERIVED,
-        statement="mixing lengths raises queueing",
-        acceptance="wait within 20 % of Kingman at rho 0.7-0.9, longer than with equal lengths",
-    ): d8_kingman,
-    Claim(
-        id="D11",
-        kind=PAPER,
-        statement="raising TP of a prefill instance gives diminishing returns",
-        acceptance="S(8)/8 < S(4)/4 < S(2)/2",
-    ): d11_tensor_parallel,
-    Claim(
-        id="D16",
-        kind=OWN,
-        statement="the printed rule for n_p over-provisions by n_d",
-        acceptance="exact for n_d = 2, 3",
-    ): d16_printed_rule,
-}

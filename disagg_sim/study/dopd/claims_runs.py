@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.dopd.batches import BATCHES
+from disagg_sim.study.claims import PAPER, Finding, claim
 from disagg_sim.study.dopd.claims import ratios, wanted_ratio
-from disagg_sim.study.dopd.setup import BIMODAL, PLANNERS, SLO, STATIC, Bench, steady_rate
-from disagg_sim.study.papers import PAPER, Claim, Finding
+from disagg_sim.study.dopd.setup import BIMODAL, PLANNERS, SLO, DopdBench, steady_rate
 
 MOST_PREFILL = 6  # instances of D4 and D5 [1]
 #: Loads of D9 over what 4P serve one prompt at a time, and the one that is judged: batches need a queue. [1]
@@ -23,12 +21,12 @@ AT_CONCURRENCY = {"llama": 112, "opt": 104}
 SPLITS, OPEN_LOAD = ((6, 1), (4, 2), (2, 3)), 0.9
 
 
-def throughputs(bench: Bench) -> list[float]:
+def throughputs(bench: DopdBench) -> list[float]:
     """Of 1 to ``MOST_PREFILL`` prefill instances and one decode instance, saturated. [request/s]"""
     return [steady_rate(bench.saturated(n)) for n in range(1, MOST_PREFILL + 1)]
 
 
-def utilisations(bench: Bench) -> list[float]:
+def utilisations(bench: DopdBench) -> list[float]:
     """Share of the time in which the prefill instances of each work: throughput times busy time a prompt. [1]"""
     found = []
     for n in range(1, MOST_PREFILL + 1):
@@ -38,7 +36,13 @@ def utilisations(bench: Bench) -> list[float]:
     return found
 
 
-def d4_scaling(bench: Bench) -> Finding:
+@claim(
+    "D4",
+    kind=PAPER,
+    statement="throughput at 1000/150 grows linearly up to 4 prefill instances, then stops",
+    acceptance="gains >= 0.9 of linear up to 4; the 5th adds 30-75 % of one unit; the 6th < 5 %",
+)
+def d4_scaling(bench: DopdBench) -> Finding:
     """Gains of further prefill instances."""
     rates = throughputs(bench)
     gains = np.diff([0.0, *rates]) / rates[0]
@@ -54,7 +58,13 @@ def d4_scaling(bench: Bench) -> Finding:
     )
 
 
-def d5_idle(bench: Bench) -> Finding:
+@claim(
+    "D5",
+    kind=PAPER,
+    statement="prefill instances idle only when they exceed the optimum",
+    acceptance="utilisation > 0.97 up to 4, then falls as optimum/n_p",
+)
+def d5_idle(bench: DopdBench) -> Finding:
     """Utilisation of the prefill instances."""
     found, rates = utilisations(bench), throughputs(bench)
     optimum = rates[-1] / rates[0]
@@ -66,23 +76,29 @@ def d5_idle(bench: Bench) -> Finding:
     )
 
 
-def bimodal_ttft(bench: Bench, load: float, batches: str) -> float:
+def bimodal_ttft(bench: DopdBench, load: float, batches: str) -> float:
     """P90 of the TTFT at a load over what 4P serve one prompt at a time. [s]"""
     rate = load * one_by_one(bench)
     if batches in BATCHES:
-        result = bench.bimodal(rate, "dopd", batches=batches, local_tokens=0, **STATIC)
+        result = bench.bimodal(rate, "dopd", batches=batches, local_tokens=0, resize=False)
     else:
         result = bench.bimodal(rate, "disaggregated", prefill=batches)
     return summary(result, SLO).ttft_p90_s
 
 
-def one_by_one(bench: Bench) -> float:
+def one_by_one(bench: DopdBench) -> float:
     """Bimodal prompts that 4P serve without batches. [request/s]"""
     times = bench.table(1)
     return 4 / float(np.mean([times.pass_time(tokens)[1] for tokens in BIMODAL]))
 
 
-def d9_batches(bench: Bench) -> Finding:
+@claim(
+    "D9",
+    kind=PAPER,
+    statement="batches of short prompts up to i_next cut TTFT under a bimodal 100/1900 mix",
+    acceptance="P90 TTFT below that of batches in order, throughput not lower",
+)
+def d9_batches(bench: DopdBench) -> Finding:
     """Batches by length against batches in order of arrival, up to the same number of tokens."""
     rows = {load: [bimodal_ttft(bench, load, each) for each in BATCHES] for load in BIMODAL_LOADS}
     ours, theirs = rows[JUDGED_LOAD]
@@ -98,7 +114,7 @@ def d9_batches(bench: Bench) -> Finding:
     )
 
 
-def short_ttft(bench: Bench, tokens: int, *, local: bool, transfer_s: float) -> tuple[float, float]:
+def short_ttft(bench: DopdBench, tokens: int, *, local: bool, transfer_s: float) -> tuple[float, float]:
     """Mean time to the first token of short prompts, and to where decode can go on from it. [s]"""
     r = bench.short(tokens, local=local, transfer_s=transfer_s).requests
     those = r.input_tokens == tokens
@@ -106,7 +122,13 @@ def short_ttft(bench: Bench, tokens: int, *, local: bool, transfer_s: float) -> 
     return float(first.mean()), float((first + r.exposed_transfer_s[those]).mean())
 
 
-def d10_local(bench: Bench) -> Finding:
+@claim(
+    "D10",
+    kind=PAPER,
+    statement="ultra-short prompts are better prefilled on the decode instance",
+    acceptance="TTFT lower for s <= 128 with transfers of 15-80 ms",
+)
+def d10_local(bench: DopdBench) -> Finding:
     """Short prompts on the decode instance against the prefill instance and a transfer."""
     rows, holds, bare = [], True, []
     for tokens in SHORT:
@@ -124,7 +146,13 @@ def d10_local(bench: Bench) -> Finding:
     )
 
 
-def d12_colocated(bench: Bench) -> Finding:
+@claim(
+    "D12",
+    kind=PAPER,
+    statement="against co-located vLLM: P90 TPOT 0.097 to 0.079 s, goodput up to 1.5, concurrency 72 to 112",
+    acceptance="order and sign; goodput ratio 1.2-1.8",
+)
+def d12_colocated(bench: DopdBench) -> Finding:
     """2P + 2D against vLLM on four GPUs."""
     at = AT_CONCURRENCY["llama"]
     tpot = [bench.warm(name, at).tpot_p90 for name in ("vllm", "dopd")]
@@ -145,7 +173,13 @@ def d12_colocated(bench: Bench) -> Finding:
     )
 
 
-def d13_distserve(bench: Bench) -> Finding:
+@claim(
+    "D13",
+    kind=PAPER,
+    statement="OPT-30B against DistServe: P90 TTFT 7.10 to 2.31 s, goodput +27 %, concurrency 88 to 104",
+    acceptance="order and sign",
+)
+def d13_distserve(bench: DopdBench) -> Finding:
     """OPT-30B on the same GPUs, against whole prompts in order of arrival, 2,048 tokens a pass."""
     at = AT_CONCURRENCY["opt"]
     names = ("distserve", "dopd_opt", "one_by_one")
@@ -162,7 +196,13 @@ def d13_distserve(bench: Bench) -> Finding:
     )
 
 
-def d14_bursts(bench: Bench) -> Finding:
+@claim(
+    "D14",
+    kind=PAPER,
+    statement="under bursts SLO attainment is 99.4 %, against 87.3 % SLA-driven and 80.8 % load-driven",
+    acceptance="strict order on a bursty trace",
+)
+def d14_bursts(bench: DopdBench) -> Finding:
     """Attainment over hours of bursts."""
     hours = {name: bench.attainments(name) for name in PLANNERS}
     means = {name: float(found.mean()) for name, found in hours.items()}
@@ -179,7 +219,13 @@ def d14_bursts(bench: Bench) -> Finding:
     )
 
 
-def d15_splits(bench: Bench) -> Finding:
+@claim(
+    "D15",
+    kind=PAPER,
+    statement="P/D choice is worth up to 3.2 in throughput, TTFT to 1/15, P90 TPOT -22.8 %",
+    acceptance="order of magnitude: throughput 1.6-6.4, TTFT below 1/5, TPOT lower",
+)
+def d15_splits(bench: DopdBench) -> Finding:
     """The best against the worst split of eight GPUs."""
     rates = {split: steady_rate(bench.saturated(*split)) for split in SPLITS}
     most, least = max(rates.values()), min(rates.values())
@@ -193,55 +239,3 @@ def d15_splits(bench: Bench) -> Finding:
         "; ".join(f"{p}P + {d}D {rate:.1f} requests/s" for (p, d), rate in rates.items())
         + f"; TTFT at {OPEN_LOAD:g} of the highest throughput, TPOT at {OPEN_LOAD:g} of the lowest",
     )
-
-
-RUN_CLAIMS: dict[Claim, Callable[[Bench], Finding]] = {
-    Claim(
-        id="D4",
-        kind=PAPER,
-        statement="throughput at 1000/150 grows linearly up to 4 prefill instances, then stops",
-        acceptance="gains >= 0.9 of linear up to 4; the 5th adds 30-75 % of one unit; the 6th < 5 %",
-    ): d4_scaling,
-    Claim(
-        id="D5",
-        kind=PAPER,
-        statement="prefill instances idle only when they exceed the optimum",
-        acceptance="utilisation > 0.97 up to 4, then falls as optimum/n_p",
-    ): d5_idle,
-    Claim(
-        id="D9",
-        kind=PAPER,
-        statement="batches of short prompts up to i_next cut TTFT under a bimodal 100/1900 mix",
-        acceptance="P90 TTFT below that of batches in order, throughput not lower",
-    ): d9_batches,
-    Claim(
-        id="D10",
-        kind=PAPER,
-        statement="ultra-short prompts are better prefilled on the decode instance",
-        acceptance="TTFT lower for s <= 128 with transfers of 15-80 ms",
-    ): d10_local,
-    Claim(
-        id="D12",
-        kind=PAPER,
-        statement="against co-located vLLM: P90 TPOT 0.097 to 0.079 s, goodput up to 1.5, concurrency 72 to 112",
-        acceptance="order and sign; goodput ratio 1.2-1.8",
-    ): d12_colocated,
-    Claim(
-        id="D13",
-        kind=PAPER,
-        statement="OPT-30B against DistServe: P90 TTFT 7.10 to 2.31 s, goodput +27 %, concurrency 88 to 104",
-        acceptance="order and sign",
-    ): d13_distserve,
-    Claim(
-        id="D14",
-        kind=PAPER,
-        statement="under bursts SLO attainment is 99.4 %, against 87.3 % SLA-driven and 80.8 % load-driven",
-        acceptance="strict order on a bursty trace",
-    ): d14_bursts,
-    Claim(
-        id="D15",
-        kind=PAPER,
-        statement="P/D choice is worth up to 3.2 in throughput, TTFT to 1/15, P90 TPOT -22.8 %",
-        acceptance="order of magnitude: throughput 1.6-6.4, TTFT below 1/5, TPOT lower",
-    ): d15_splits,
-}

@@ -3,63 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
-from disagg_sim.atomic import write_text
 from disagg_sim.report.panels import Axes, Picture
 from disagg_sim.simulation.metrics import summary
-from disagg_sim.study.dopd.claims import DERIVED_CLAIMS
-from disagg_sim.study.dopd.claims_runs import BIMODAL_LOADS, RUN_CLAIMS, bimodal_ttft, throughputs, utilisations
-from disagg_sim.study.dopd.setup import PROFILE, SERVICE, SLO, Bench
-from disagg_sim.study.papers import PaperResults, as_csv, evaluate, prepare, write_claims, write_picture
-from disagg_sim.sweep.run import Listener
+from disagg_sim.study.claims import claims_of
+from disagg_sim.study.dopd import claims, claims_runs
+from disagg_sim.study.dopd.claims_runs import BIMODAL_LOADS, bimodal_ttft, throughputs, utilisations
+from disagg_sim.study.dopd.setup import CASES, PROFILE, SERVICE, SLO, DopdBench
+from disagg_sim.study.papers import Paper
 from disagg_sim.workload.statistics import MINUTE
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-CLAIMS = DERIVED_CLAIMS | RUN_CLAIMS
-#: Curves of the pictures: of closed loops by case, of bursts by planner.
-LOOPS = {
-    "vllm": "vLLM, TP4: four GPUs",
-    "vllm_six": "vLLM, 3 x TP2: six GPUs",
-    "dopd": "DOPD, 2P + 2D: six GPUs",
-    "dopd_4_1": "DOPD, 4P + 1D: six GPUs",
-}
+#: Curves of the pictures: of closed loops, of bursts by planner, of batches.
+LOOPS = ("vllm", "vllm_six", "dopd", "dopd_4_1")
 SHOWN = ("DOPD", "SLA-driven", "load-driven")
 LABELS = {"knapsack": "by length", "fifo": "in order, up to as many tokens", "chunked": "chunks of 2,048 in order"}
 
 
-def reproduce(out: Path, *, traces: Path | None, listener: Listener, quick: bool) -> PaperResults:
-    """All experiments of the paper; see ``papers.Reproduction``."""
-    prepare(out)
-    bench = Bench(traces, quick=quick)
-    listener.start(len(CLAIMS))
-    claims = evaluate(CLAIMS, bench, PROFILE, listener).sort_values("id", key=lambda ids: ids.str[1:].astype(int))
-    listener.finish()
-    write_claims(out, claims)
-    write_text(out / "runs.csv", as_csv(_runs(bench)))
-    pictures = tuple(
-        write_picture(out, name, picture(bench))
-        for name, picture in {"ratio": ratio, "batches": batches, "static": static, "bursts": bursts}.items()
-    )
-    return PaperResults(claims=claims, pictures=pictures, simulations=bench.runs)
-
-
-def _runs(bench: Bench) -> pd.DataFrame:
+def runs(bench: DopdBench) -> pd.DataFrame:
     """Every run, in the columns of a simulation's summary."""
-    import pandas as pd
-
     return pd.DataFrame([{"experiment": name} | asdict(summary(result, SLO)) for name, result in bench.results()])
 
 
-def ratio(bench: Bench) -> Picture:
+def ratio(bench: DopdBench) -> Picture:
     """Throughput and utilisation over the prefill instances of one decode instance."""
-    import pandas as pd
-
     rates, shares = throughputs(bench), utilisations(bench)
     count = np.arange(1, len(rates) + 1)
     frames = [
@@ -77,10 +46,8 @@ def ratio(bench: Bench) -> Picture:
     )
 
 
-def batches(bench: Bench) -> Picture:
+def batches(bench: DopdBench) -> Picture:
     """P90 of the TTFT over the load, by how batches are formed."""
-    import pandas as pd
-
     rows = [
         {"panel": "", "curve": label, "x": load, "y": bimodal_ttft(bench, load, name), "x_unit": 1.0}
         for name, label in LABELS.items()
@@ -93,14 +60,12 @@ def batches(bench: Bench) -> Picture:
     )
 
 
-def static(bench: Bench) -> Picture:
+def static(bench: DopdBench) -> Picture:
     """Goodput and P90 of the TPOT over the requests in service."""
-    import pandas as pd
-
     rows = [
-        {"panel": panel, "curve": label, "x": concurrency, "y": value, "x_unit": 1.0, "y_label": unit}
+        {"panel": panel, "curve": CASES[name].label, "x": concurrency, "y": value, "x_unit": 1.0, "y_label": unit}
         for panel, unit in (("goodput", "requests/s inside the SLO"), ("P90 TPOT", "s"))
-        for name, label in LOOPS.items()
+        for name in LOOPS
         for concurrency, found in bench.tried(name)
         for value in [found.goodput if panel == "goodput" else found.tpot_p90]
     ]
@@ -111,10 +76,8 @@ def static(bench: Bench) -> Picture:
     )
 
 
-def bursts(bench: Bench) -> Picture:
+def bursts(bench: DopdBench) -> Picture:
     """GPUs and waiting prompts over one hour of bursts, by planner."""
-    import pandas as pd
-
     frames = []
     for name in SHOWN:
         samples = bench.dynamic(name, 0).samples
@@ -135,3 +98,12 @@ def bursts(bench: Bench) -> Picture:
         axes=Axes(x_label="time [min]", y_label=""),
         table=table,
     )
+
+
+PAPER = Paper(
+    bench=lambda traces, quick: DopdBench(traces, quick=quick),
+    profile=PROFILE,
+    claims=claims_of(claims, claims_runs),
+    tables={"runs": runs},
+    pictures={"ratio": ratio, "batches": batches, "static": static, "bursts": bursts},
+)

@@ -8,7 +8,7 @@ that, M' of eq. (11) is the tenth of a GPU that the paper's concurrency of 235 a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
@@ -26,7 +26,8 @@ from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.metrics import Summary, summary
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Floats, RunResult
-from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.study.bench import Bench, Case, Place
 from disagg_sim.study.papers import trace_file
 from disagg_sim.study.published_like import BURSTGPT_REQUESTS, burstgpt_standin
 from disagg_sim.workload.readers import load_trace
@@ -34,11 +35,13 @@ from disagg_sim.workload.synthetic import LengthTable, log_normal, synthetic_tra
 from disagg_sim.workload.trace import Trace
 
 SYSTEM, PROFILE, UTILISATION = "h100_sxm", "measured", 0.95
+LLAMA, OPT = "llama_3_1_70b", "opt_30b"
 SLO = Slo(ttft=2.0, tpot=0.08)
 #: Mean input and output of the two workloads of the ratio. [token]
 SHAPES = ((1000, 150), (3000, 300))
 #: Requests in service of a closed loop that never lets an instance wait for work. [1]
 SATURATED = 400
+OPEN = RunOptions()  # requests arrive as in their trace
 #: The static experiment: requests of the Azure conversation trace, and what its stand-in has of them: means and c_v.
 AZURE_FILE, AZURE_REQUESTS = "AzureLLMInferenceTrace_conv.csv", 1024
 AZURE_INPUTS, AZURE_OUTPUTS = (1024.4, 0.983), (245.2, 0.667)
@@ -73,7 +76,6 @@ COLOCATED = {
     "four": ServedDeployment(name="TP4", gpus=4, colocated=replicas(4, 1)),
     "six": ServedDeployment(name="3 x TP2", gpus=6, colocated=replicas(2, 3)),
 }
-STATIC: dict[str, object] = {"resize": False}
 
 
 class Warm(NamedTuple):
@@ -85,74 +87,67 @@ class Warm(NamedTuple):
     tpot_p90: float  # [s]
 
 
-@dataclass(slots=True, kw_only=True)
-class Case:
-    """One system on one deployment, in closed loops."""
-
-    system: str
-    deployment: ServedDeployment
-    options: dict[str, object] = field(default_factory=dict)
-    model: str = "llama"
+def case_of(deployment: ServedDeployment, policy: str, **options: object) -> Case:
+    """A policy with some of its options serves Llama-70B."""
+    return Case("", deployment, policy_named(policy, **options), LLAMA)
 
 
+def static_case(deployment: ServedDeployment, **options: object) -> Case:
+    """DOPD on pools that keep their sizes."""
+    return case_of(deployment, "dopd", resize=False, **options)
+
+
+#: One instance of either phase and room for more; and the pools of OPT-30B.
+ROOM, FOR_OPT = pools(1, 1, gpus=8), pools(1, 1, tp_decode=4)
 #: Cases of the static experiments.
 CASES = {
-    "vllm": Case(system="vllm", deployment=COLOCATED["four"]),
-    "vllm_six": Case(system="vllm", deployment=COLOCATED["six"]),
-    "dopd": Case(system="dopd", deployment=pools(2, 2), options=STATIC),
-    "dopd_4_1": Case(system="dopd", deployment=pools(4, 1), options=STATIC),
-    "distserve": Case(
-        system="disaggregated", deployment=pools(1, 1, tp_decode=4), options={"prefill": "whole"}, model="opt"
-    ),
-    "dopd_opt": Case(system="dopd", deployment=pools(1, 1, tp_decode=4), options=STATIC, model="opt"),
-    "one_by_one": Case(
-        system="disaggregated",
-        deployment=pools(1, 1, tp_decode=4),
-        options={"prefill": "whole", "token_budget": 1},
-        model="opt",
-    ),
+    "vllm": case_of(COLOCATED["four"], "vllm")._replace(label="vLLM, TP4: four GPUs"),
+    "vllm_six": case_of(COLOCATED["six"], "vllm")._replace(label="vLLM, 3 x TP2: six GPUs"),
+    "dopd": static_case(pools(2, 2))._replace(label="DOPD, 2P + 2D: six GPUs"),
+    "dopd_4_1": static_case(pools(4, 1))._replace(label="DOPD, 4P + 1D: six GPUs"),
+    "distserve": case_of(FOR_OPT, "disaggregated", prefill="whole")._replace(model=OPT),
+    "dopd_opt": static_case(FOR_OPT)._replace(model=OPT),
+    "one_by_one": case_of(FOR_OPT, "disaggregated", prefill="whole", token_budget=1)._replace(model=OPT),
 }
-#: Planners of the dynamic experiment, by their names in pictures: system and options.
-PLANNERS: dict[str, tuple[str, dict[str, object]]] = {
-    "DOPD": ("dopd", {}),
-    "SLA-driven": ("dynamo_sla", {}),
-    "load-driven": ("dynamo_load", {"mode": "throughput"}),
-    "load-driven, estimates": ("dynamo_load", {"mode": "sla"}),
-    "load-driven, low thresholds": ("dynamo_load", {"mode": "latency"}),
-    "DOPD, action every 60 s": ("dopd", {"action_s": 60.0}),
-    "DOPD, last value": ("dopd", {"forecast": "constant"}),
-    "DOPD, batches in order": ("dopd", {"batches": "fifo"}),
-    "DOPD, rule as printed": ("dopd", {"sizing": "printed"}),
+#: Planners of the dynamic experiment, by their names in pictures.
+PLANNERS = {
+    "DOPD": case_of(ROOM, "dopd"),
+    "SLA-driven": case_of(ROOM, "dynamo_sla"),
+    "load-driven": case_of(ROOM, "dynamo_load", mode="throughput"),
+    "load-driven, estimates": case_of(ROOM, "dynamo_load", mode="sla"),
+    "load-driven, low thresholds": case_of(ROOM, "dynamo_load", mode="latency"),
+    "DOPD, action every 60 s": case_of(ROOM, "dopd", action_s=60.0),
+    "DOPD, last value": case_of(ROOM, "dopd", forecast="constant"),
+    "DOPD, batches in order": case_of(ROOM, "dopd", batches="fifo"),
+    "DOPD, rule as printed": case_of(ROOM, "dopd", sizing="printed"),
 }
 
 
-class Bench:
+class DopdBench(Bench):
     """Settings, traces, and the results of runs, each done once."""
 
     def __init__(self, traces: Path | None, *, quick: bool) -> None:
-        self.quick = quick
-        self.runs = 0
+        super().__init__(Place(SYSTEM, PROFILE, {LLAMA: "fp8_bf16kv", OPT: "bf16"}), quick=quick)
         self._traces = traces
-        self._kept: dict[tuple[object, ...], RunResult] = {}
         self._warm: dict[tuple[str, int], Warm] = {}
-        self._tables: dict[int, StepTable] = {}
-        self._hours: dict[tuple[int, int], Trace] = {}
 
-    @cached_property
+    def setting(self, model: str) -> Setup:
+        """A model on hardware of which an engine may fill ``UTILISATION``."""
+
+        def filled() -> Setup:
+            at = Bench.setting(self, model)
+            return at.changed(profile=replace(at.profile, memory_utilisation=UTILISATION))
+
+        return self.once(("filled", model), filled)
+
+    @property
     def llama(self) -> Setup:
         """Llama-70B: fp8 matrices, bf16 cache."""
-        return _may_fill(setup("llama_3_1_70b", SYSTEM, "fp8_bf16kv", PROFILE))
-
-    @cached_property
-    def opt(self) -> Setup:
-        """OPT-30B in bf16."""
-        return _may_fill(setup("opt_30b", SYSTEM, "bf16", PROFILE))
+        return self.setting(LLAMA)
 
     def table(self, tp: int) -> StepTable:
         """Step times of Llama-70B on ``tp`` GPUs."""
-        if tp not in self._tables:
-            self._tables[tp] = StepTable.build(self.llama, Degrees(tp_attn=tp, tp_ffn=tp))
-        return self._tables[tp]
+        return self.once(("table", tp), lambda: StepTable.build(self.llama, Degrees(tp_attn=tp, tp_ffn=tp)))
 
     @property
     def stand_in(self) -> str:
@@ -169,33 +164,17 @@ class Bench:
         lengths = (log_normal(*AZURE_INPUTS), log_normal(*AZURE_OUTPUTS))
         return synthetic_trace(rate=1.0, requests=count, lengths=lengths, name="azure_standin")
 
-    def result(
-        self,
-        key: tuple[object, ...],
-        trace: Trace,
-        deployment: ServedDeployment,
-        system: str,
-        options: dict[str, object],
-        *,
-        at: Setup | None = None,
-        run_options: RunOptions,
-    ) -> RunResult:
+    def result(self, key: tuple[object, ...], trace: Trace, case: Case, options: RunOptions = OPEN) -> RunResult:
         """A run, done once for a key that says all that differs."""
-        if key not in self._kept:
-            self.runs += 1
-            self._kept[key] = run(
-                trace,
-                deployment,
-                policy_named(system, **options),
-                setting=at or self.llama,
-                slo=SLO,
-                options=run_options,
-            )
-        return self._kept[key]
+        return self.once(("run", *key), lambda: self.run(trace, case, slo=SLO, options=options))
 
     def results(self) -> list[tuple[str, RunResult]]:
         """All runs so far, each with the words of its key."""
-        return [(" ".join(map(str, key)), result) for key, result in self._kept.items()]
+        return [
+            (" ".join(map(str, key[1:])), result)
+            for key, result in self._kept.items()
+            if isinstance(key, tuple) and isinstance(result, RunResult)
+        ]
 
     # --- saturated pools of constant lengths ------------------------------------------------------------------------
 
@@ -211,61 +190,40 @@ class Bench:
         A decode instance takes as many as it holds to the end; with ``recompute`` up to 256, and preempts.
         """
         trace = synthetic_trace(rate=1.0, requests=2_000 if self.quick else 12_000, lengths=SHAPES[0])
-        options = STATIC if recompute else STATIC | {"max_sequences": self.full_batch}
-        return self.result(
-            ("saturated", prefill, decode, recompute),
-            trace,
-            pools(prefill, decode),
-            "dopd",
-            options,
-            run_options=RunOptions(concurrency=SATURATED * decode),
-        )
+        most = {} if recompute else {"max_sequences": self.full_batch}
+        case = static_case(pools(prefill, decode), **most)
+        closed = RunOptions(concurrency=SATURATED * decode)
+        return self.result(("saturated", prefill, decode, recompute), trace, case, closed)
 
     def open_loop(self, prefill: int, decode: int, rate: float) -> Summary:
         """Poisson arrivals of the first of ``SHAPES`` at a rate. [request/s]"""
         trace = synthetic_trace(rate=rate, requests=1_000 if self.quick else 6_000, lengths=SHAPES[0])
-        options = STATIC | {"max_sequences": self.full_batch}
-        found = self.result(
-            ("open", prefill, decode, rate), trace, pools(prefill, decode), "dopd", options, run_options=RunOptions()
-        )
-        return summary(found, SLO)
+        case = static_case(pools(prefill, decode), max_sequences=self.full_batch)
+        return summary(self.result(("open", prefill, decode, rate), trace, case), SLO)
 
     # --- batches by length ------------------------------------------------------------------------------------------
 
-    def bimodal(self, rate: float, system: str, **options: object) -> RunResult:
+    def bimodal(self, rate: float, policy: str, **options: object) -> RunResult:
         """Short and long prompts in equal shares on 4P + 1D at a rate. [request/s]"""
         table = LengthTable(np.array(BIMODAL), np.full(2, BIMODAL_OUTPUT))
         trace = synthetic_trace(rate=rate, requests=1_000 if self.quick else 6_000, lengths=table, seed=1)
-        key = ("bimodal", rate, system, *options.items())
-        return self.result(key, trace, pools(4, 1), system, dict(options), run_options=RunOptions())
+        key = ("bimodal", rate, policy, *options.items())
+        return self.result(key, trace, case_of(pools(4, 1), policy, **options))
 
     def bimodal_full(self, batches: str) -> RunResult:
         """The same mix in a full closed loop, in batches by length or in order."""
         table = LengthTable(np.array(BIMODAL), np.full(2, BIMODAL_OUTPUT))
         trace = synthetic_trace(rate=1.0, requests=2_000 if self.quick else 12_000, lengths=table, seed=1)
-        options = STATIC | {"batches": batches, "local_tokens": 0, "max_sequences": self.full_batch}
-        return self.result(
-            ("bimodal_full", batches),
-            trace,
-            pools(4, 1),
-            "dopd",
-            options,
-            run_options=RunOptions(concurrency=SATURATED),
-        )
+        case = static_case(pools(4, 1), batches=batches, local_tokens=0, max_sequences=self.full_batch)
+        return self.result(("bimodal_full", batches), trace, case, RunOptions(concurrency=SATURATED))
 
     def short(self, tokens: int, *, local: bool, transfer_s: float) -> RunResult:
         """One short prompt among ten of 1000/150, at half of what 4P + 1D serves; a transfer takes at least so long."""
         table = LengthTable(np.array([tokens] + [1000] * 9), np.full(10, 150))
         trace = synthetic_trace(rate=18.0, requests=1_000 if self.quick else 4_000, lengths=table, seed=2)
-        options = STATIC | {"local_tokens": tokens if local else 0}
-        return self.result(
-            ("short", tokens, local, transfer_s),
-            trace,
-            pools(4, 1),
-            "dopd",
-            options,
-            run_options=RunOptions(link=LinkSpec(latency_s=transfer_s)),
-        )
+        case = static_case(pools(4, 1), local_tokens=tokens if local else 0)
+        link = RunOptions(link=LinkSpec(latency_s=transfer_s))
+        return self.result(("short", tokens, local, transfer_s), trace, case, link)
 
     # --- closed loops of the Azure requests -------------------------------------------------------------------------
 
@@ -281,21 +239,14 @@ class Bench:
                 output_tokens=np.tile(trace.output_tokens, 2),
                 name=trace.name,
             )
-            found = self.result(
-                ("warm", name, concurrency),
-                twice,
-                case.deployment,
-                case.system,
-                case.options,
-                at=self.opt if case.model == "opt" else self.llama,
-                run_options=RunOptions(concurrency=concurrency),
-            )
+            closed = RunOptions(concurrency=concurrency)
+            found = self.result(("warm", name, concurrency), twice, case, closed)
             self._warm[name, concurrency] = _second_pass(found, count)
         return self._warm[name, concurrency]
 
     def _suited(self, model: str) -> Trace:
         trace = self.azure
-        if model != "opt":
+        if model != OPT:
             return trace
         return trace.take(np.flatnonzero(trace.input_tokens + trace.output_tokens <= OPT_POSITIONS))
 
@@ -330,22 +281,17 @@ class Bench:
 
     def dynamic(self, planner: str, hour: int, service: int = SERVICE) -> RunResult:
         """An hour like the BurstGPT clip on a larger service, from 1P + 1D within eight GPUs."""
-        system, options = PLANNERS[planner]
-        if (hour, service) not in self._hours:
+
+        def drawn() -> Trace:
             trace = burstgpt_standin(hour, service * BURSTGPT_REQUESTS)
-            self._hours[hour, service] = trace.between(0.0, QUICK_S) if self.quick else trace
-        trace = self._hours[hour, service]
-        return self.result(
-            ("dynamic", planner, hour, service), trace, pools(1, 1, gpus=8), system, options, run_options=RunOptions()
-        )
+            return trace.between(0.0, QUICK_S) if self.quick else trace
+
+        trace = self.once(("hour", hour, service), drawn)
+        return self.result(("dynamic", planner, hour, service), trace, PLANNERS[planner])
 
     def attainments(self, planner: str, service: int = SERVICE) -> Floats:
         """Of every hour. [1]"""
         return np.array([summary(self.dynamic(planner, hour, service), SLO).slo_attainment for hour in self.hours])
-
-
-def _may_fill(at: Setup) -> Setup:
-    return at.changed(profile=replace(at.profile, memory_utilisation=UTILISATION))
 
 
 def _second_pass(result: RunResult, count: int) -> Warm:

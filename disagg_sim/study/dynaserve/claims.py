@@ -5,28 +5,10 @@ Nothing is tuned for a claim: a miss stands with what decides it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.study.dynaserve.claims_equal import (
-    EQUAL,
-    IN_LOOP,
-    LARGEST,
-    listed,
-    scan,
-    shape_name,
-    y1_rates,
-    y2_colocated_late,
-    y3_disaggregated_in_time,
-    y4_imbalance,
-    y5_best_split,
-    y6_equal_times,
-    y14_more_cache,
-    y16_batch,
-    y17_chunks,
-)
+from disagg_sim.study.claims import PAPER, Finding, claim
+from disagg_sim.study.dynaserve.claims_equal import EQUAL, IN_LOOP, LARGEST, listed, scan, shape_name
 from disagg_sim.study.dynaserve.setup import (
     BATCH,
     CASES,
@@ -36,11 +18,10 @@ from disagg_sim.study.dynaserve.setup import (
     MODEL,
     SHAPES,
     WORKLOADS,
-    Bench,
-    Case,
+    DynaServeBench,
+    case_of,
     look,
 )
-from disagg_sim.study.papers import DERIVED, OWN, PAPER, Claim, Finding
 from disagg_sim.workload.synthetic import synthetic_trace
 
 #: Errors of predicted outputs in Y12, and the paper's goodput at each. [token], [token/s]
@@ -48,7 +29,13 @@ ERRORS, GOODPUT = (0.0, 10.0, 50.0, 100.0), (3606.9, 3591.0, 3564.9, 3501.9)
 FINE = 20  # halvings of a fine search in Y15 [1]
 
 
-def y7_capacity(bench: Bench) -> Finding:
+@claim(
+    "Y7",
+    kind=PAPER,
+    statement="serving capacity 1.15 to 3.07 times co-located, 1.09 to 1.67 times disaggregated",
+    acceptance="at least 1 everywhere, means within 30 %",
+)
+def y7_capacity(bench: DynaServeBench) -> Finding:
     """Serving capacity over co-location and disaggregation."""
     ratios = {
         other: [bench.rate(name, "dynaserve") / bench.rate(name, other) for name in WORKLOADS]
@@ -78,7 +65,13 @@ def y7_capacity(bench: Bench) -> Finding:
     )
 
 
-def y8_goodput(bench: Bench) -> Finding:
+@claim(
+    "Y8",
+    kind=PAPER,
+    statement="goodput up to 1.91 times co-located, 1.61 times disaggregated",
+    acceptance="both above 1",
+)
+def y8_goodput(bench: DynaServeBench) -> Finding:
     """Goodput at each system's capacity."""
     best = {
         other: max(
@@ -93,7 +86,13 @@ def y8_goodput(bench: Bench) -> Finding:
     )
 
 
-def y9_mix(bench: Bench) -> Finding:
+@claim(
+    "Y9",
+    kind=PAPER,
+    statement="half BurstGPT, half Azure code: co-located below disaggregated below DynaServe",
+    acceptance="that order, ratios within 20 %",
+)
+def y9_mix(bench: DynaServeBench) -> Finding:
     """The mix of BurstGPT and Azure code."""
     names = (LARGEST, "disaggregated", "dynaserve")
     rates = [bench.rate(MIX, name) for name in names]
@@ -115,7 +114,13 @@ def y9_mix(bench: Bench) -> Finding:
     )
 
 
-def y10_who_is_strong(bench: Bench) -> Finding:
+@claim(
+    "Y10",
+    kind=PAPER,
+    statement="Azure code wants disaggregation, Mini Reasoning co-location",
+    acceptance="that order of capacities",
+)
+def y10_who_is_strong(bench: DynaServeBench) -> Finding:
     """Co-location against disaggregation on prompts and on answers."""
     cases = (LARGEST, "disaggregated")
     rates = {(name, case): bench.rate(name, case) for name in ("code", "reasoning") for case in cases}
@@ -130,7 +135,13 @@ def y10_who_is_strong(bench: Bench) -> Finding:
     )
 
 
-def y11_slo_aware(bench: Bench) -> Finding:
+@claim(
+    "Y11",
+    kind=PAPER,
+    statement="SLO-aware batches raise the tokens within 100 ms at capacity",
+    acceptance="at least 95 % against at most 75 %",
+)
+def y11_slo_aware(bench: DynaServeBench) -> Finding:
     """Tokens within the limit with and without SLO-aware batches."""
     rate = bench.rate(MIX, "dynaserve")
     aware, full = (bench.seen(MIX, name, rate) for name in ("dynaserve", "full_steps"))
@@ -143,11 +154,17 @@ def y11_slo_aware(bench: Bench) -> Finding:
     )
 
 
-def y12_length_error(bench: Bench) -> Finding:
+@claim(
+    "Y12",
+    kind=PAPER,
+    statement="errors of predicted outputs cost little goodput",
+    acceptance="loss at 100 tokens below 6 %",
+)
+def y12_length_error(bench: DynaServeBench) -> Finding:
     """Goodput by the error of predicted outputs."""
     found = []
     for error in ERRORS:
-        case = Case("", policy_named("dynaserve", length_error=error))
+        case = case_of("", "dynaserve", length_error=error)
         seen = bench.saturated(SHAPES[-1], case)
         found.append(seen.goodput)
     loss = 1 - found[-1] / found[0]
@@ -160,7 +177,10 @@ def y12_length_error(bench: Bench) -> Finding:
     )
 
 
-def y13_push(bench: Bench) -> Finding:
+@claim(
+    "Y13", kind=PAPER, statement="pushing chunk by chunk hides 94 % of the transfer", acceptance="exposed at most 0.1"
+)
+def y13_push(bench: DynaServeBench) -> Finding:
     """Transfer that requests wait for."""
     case = CASES["dynaserve"]
     rate = 0.7 * bench.saturated(SHAPES[0], case).steady
@@ -176,14 +196,14 @@ def y13_push(bench: Bench) -> Finding:
     )
 
 
-def y15_six_steps(bench: Bench) -> Finding:
+@claim("Y15", kind=PAPER, statement="six steps of bisection suffice", acceptance="at least 0.98 of a fine search")
+def y15_six_steps(bench: DynaServeBench) -> Finding:
     """Six halvings against many."""
+    fine = case_of("", "dynaserve", rounds=FINE, tolerance=0.0)
     worst, said = 0.0, []
     for shape, model, batch in ((EQUAL, MIDDLE, IN_LOOP), (SHAPES[1], MODEL, BATCH), (SHAPES[2], MODEL, BATCH)):
-        six, many = (
-            bench.saturated(shape, Case("", policy_named("dynaserve", **options), model), batch).steady
-            for options in ({}, {"rounds": FINE, "tolerance": 0.0})
-        )
+        cases = [case_of("", "dynaserve", model=model), fine._replace(model=model)]
+        six, many = (bench.saturated(shape, case, batch).steady for case in cases)
         worst = max(worst, 1 - six / many)
         said.append(f"{shape_name(shape)} {six:.3f} against {many:.3f}")
     best = max(seen.steady for seen in scan(bench).values())
@@ -196,111 +216,3 @@ def y15_six_steps(bench: Bench) -> Finding:
 
 def _by_name(ratios: list[float]) -> str:
     return ", ".join(f"{name} {ratio:.2f}" for name, ratio in zip(WORKLOADS, ratios, strict=True))
-
-
-def _claims() -> dict[Claim, Callable[[Bench], Finding]]:
-    """Every claim with its evaluator, in order."""
-    lines: list[tuple[str, str, str, str, Callable[[Bench], Finding]]] = [
-        (
-            "Y1",
-            PAPER,
-            "without an SLO disaggregation loses rate at 8192/32 and 219/1467, little at 2048/512",
-            "that order; each within 12 points",
-            y1_rates,
-        ),
-        (
-            "Y2",
-            PAPER,
-            "co-location with chunk 2048 violates p99 100 ms in all three shapes, p50 in the first alone",
-            "exact pattern",
-            y2_colocated_late,
-        ),
-        ("Y3", PAPER, "disaggregation keeps p99 below 100 ms in all three", "exact", y3_disaggregated_in_time),
-        (
-            "Y4",
-            PAPER,
-            "long prompts use the compute of one GPU and none of its memory, long answers the reverse",
-            "8192/32: MFU above 30 %, memory below 5 % in prefill; 219/1467: more of both in decode",
-            y4_imbalance,
-        ),
-        (
-            "Y5",
-            PAPER,
-            "1024/1024 on Qwen2.5-32B is best split past the prompt",
-            "best in 1200 to 1600, better than 1024",
-            y5_best_split,
-        ),
-        (
-            "Y6",
-            PAPER,
-            "throughput peaks where both instances take equally long",
-            "busy times within 10 %",
-            y6_equal_times,
-        ),
-        (
-            "Y7",
-            PAPER,
-            "serving capacity 1.15 to 3.07 times co-located, 1.09 to 1.67 times disaggregated",
-            "at least 1 everywhere, means within 30 %",
-            y7_capacity,
-        ),
-        ("Y8", PAPER, "goodput up to 1.91 times co-located, 1.61 times disaggregated", "both above 1", y8_goodput),
-        (
-            "Y9",
-            PAPER,
-            "half BurstGPT, half Azure code: co-located below disaggregated below DynaServe",
-            "that order, ratios within 20 %",
-            y9_mix,
-        ),
-        (
-            "Y10",
-            PAPER,
-            "Azure code wants disaggregation, Mini Reasoning co-location",
-            "that order of capacities",
-            y10_who_is_strong,
-        ),
-        (
-            "Y11",
-            PAPER,
-            "SLO-aware batches raise the tokens within 100 ms at capacity",
-            "at least 95 % against at most 75 %",
-            y11_slo_aware,
-        ),
-        (
-            "Y12",
-            PAPER,
-            "errors of predicted outputs cost little goodput",
-            "loss at 100 tokens below 6 %",
-            y12_length_error,
-        ),
-        ("Y13", PAPER, "pushing chunk by chunk hides 94 % of the transfer", "exposed at most 0.1", y13_push),
-        (
-            "Y14",
-            DERIVED,
-            "a split in the decode moves as many times the cache as it lies times the prompt",
-            "exact",
-            y14_more_cache,
-        ),
-        ("Y15", PAPER, "six steps of bisection suffice", "at least 0.98 of a fine search", y15_six_steps),
-        (
-            "Y16",
-            OWN,
-            "Llama-3.1-8B: beside 512 tokens of prefill about 29 decodes at 1,024 fit into 50 ms",
-            "20 to 45",
-            y16_batch,
-        ),
-        (
-            "Y17",
-            PAPER,
-            "p99 of the gaps grows with the chunk, and so does the rate without SLO",
-            "monotone",
-            y17_chunks,
-        ),
-    ]
-    return {
-        Claim(id=name, kind=kind, statement=statement, acceptance=acceptance): evaluator
-        for name, kind, statement, acceptance, evaluator in lines
-    }
-
-
-CLAIMS = _claims()

@@ -16,7 +16,8 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import degrees_of
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import Summary
-from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.study.bench import Case
+from disagg_sim.study.claims import DERIVED, OWN, PAPER, Finding, claim
 from disagg_sim.study.dynaserve.setup import (
     BATCH,
     CASES,
@@ -26,12 +27,11 @@ from disagg_sim.study.dynaserve.setup import (
     RECIPE,
     SHAPES,
     SYSTEM,
-    Bench,
-    Case,
-    Seen,
+    DynaServeBench,
+    DynaServeSeen,
+    case_of,
     look,
 )
-from disagg_sim.study.papers import Finding
 from disagg_sim.study.published_like import mini_reasoning_standin
 from disagg_sim.workload.synthetic import synthetic_trace
 
@@ -50,16 +50,16 @@ LARGEST, CO = "chunk_2048", 0  # the paper's co-location; place of its rate in `
 def fixed(split: int, *, tp: int = 1) -> Case:
     """Every request of Y5 cut at the same token."""
     ratio = split / sum(EQUAL)
-    system = policy_named("dynaserve", ratio=ratio, length_error=0.0, margin=0)
-    return Case(f"DynaServe, split at {split:,}", system, MIDDLE, tp)
+    label = f"DynaServe, split at {split:,}"
+    return case_of(label, "dynaserve", model=MIDDLE, tp=tp, ratio=ratio, length_error=0.0, margin=0)
 
 
-def scan(bench: Bench, tp: int = 1) -> dict[int, Seen]:
+def scan(bench: DynaServeBench, tp: int = 1) -> dict[int, DynaServeSeen]:
     """Runs in a closed loop by split; ``tp`` GPUs an instance hold more requests than in proportion."""
     return {split: bench.saturated(EQUAL, fixed(split, tp=tp), IN_LOOP * tp * tp) for split in SPLITS}
 
 
-def _table_1(bench: Bench, shape: tuple[int, int], name: str) -> Seen:
+def _table_1(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaServeSeen:
     """A shape at the paper's rate, equal requests, Poisson arrivals."""
     rate = RATES[shape][CO if name == LARGEST else 1]
     count = QUICK if bench.quick else COUNTED
@@ -67,7 +67,13 @@ def _table_1(bench: Bench, shape: tuple[int, int], name: str) -> Seen:
     return look(bench.result(trace, CASES[name]), rate)
 
 
-def y1_rates(bench: Bench) -> Finding:
+@claim(
+    "Y1",
+    kind=PAPER,
+    statement="without an SLO disaggregation loses rate at 8192/32 and 219/1467, little at 2048/512",
+    acceptance="that order; each within 12 points",
+)
+def y1_rates(bench: DynaServeBench) -> Finding:
     """Saturated rates, disaggregated over co-located."""
     losses, said, near = [], [], True
     for shape in SHAPES:
@@ -82,7 +88,13 @@ def y1_rates(bench: Bench) -> Finding:
     return Finding(", ".join(said), near and middle and max(losses[0], losses[2]) < 0, f"largest rates{rates}")
 
 
-def y2_colocated_late(bench: Bench) -> Finding:
+@claim(
+    "Y2",
+    kind=PAPER,
+    statement="co-location with chunk 2048 violates p99 100 ms in all three shapes, p50 in the first alone",
+    acceptance="exact pattern",
+)
+def y2_colocated_late(bench: DynaServeBench) -> Finding:
     """Gaps of co-location."""
     rows = {shape: _table_1(bench, shape, LARGEST).summary for shape in SHAPES}
     late = [row.itl_p99_s > LIMIT.tpot for row in rows.values()]
@@ -102,7 +114,8 @@ def y2_colocated_late(bench: Bench) -> Finding:
     )
 
 
-def y3_disaggregated_in_time(bench: Bench) -> Finding:
+@claim("Y3", kind=PAPER, statement="disaggregation keeps p99 below 100 ms in all three", acceptance="exact")
+def y3_disaggregated_in_time(bench: DynaServeBench) -> Finding:
     """Gaps of disaggregation."""
     rows = {shape: _table_1(bench, shape, "disaggregated").summary for shape in SHAPES}
     return Finding(
@@ -112,7 +125,13 @@ def y3_disaggregated_in_time(bench: Bench) -> Finding:
     )
 
 
-def y4_imbalance(bench: Bench) -> Finding:
+@claim(
+    "Y4",
+    kind=PAPER,
+    statement="long prompts use the compute of one GPU and none of its memory, long answers the reverse",
+    acceptance="8192/32: MFU above 30 %, memory below 5 % in prefill; 219/1467: more of both in decode",
+)
+def y4_imbalance(bench: DynaServeBench) -> Finding:
     """Use of compute and memory of both instances."""
     long, answers = (_table_1(bench, shape, "disaggregated") for shape in (SHAPES[0], SHAPES[-1]))
     holds = long.mfu[0] > 0.3 and long.memory[0] < 0.05 and long.mfu[0] > long.mfu[1]
@@ -130,7 +149,13 @@ def y4_imbalance(bench: Bench) -> Finding:
     )
 
 
-def y5_best_split(bench: Bench) -> Finding:
+@claim(
+    "Y5",
+    kind=PAPER,
+    statement="1024/1024 on Qwen2.5-32B is best split past the prompt",
+    acceptance="best in 1200 to 1600, better than 1024",
+)
+def y5_best_split(bench: DynaServeBench) -> Finding:
     """Where the throughput peaks."""
     found = {split: seen.steady for split, seen in scan(bench).items()}
     best = max(found, key=lambda split: found[split])
@@ -144,7 +169,13 @@ def y5_best_split(bench: Bench) -> Finding:
     )
 
 
-def y6_equal_times(bench: Bench) -> Finding:
+@claim(
+    "Y6",
+    kind=PAPER,
+    statement="throughput peaks where both instances take equally long",
+    acceptance="busy times within 10 %",
+)
+def y6_equal_times(bench: DynaServeBench) -> Finding:
     """Busy times at the best split."""
     found = scan(bench)
     best = max(found, key=lambda split: found[split].steady)
@@ -157,7 +188,13 @@ def y6_equal_times(bench: Bench) -> Finding:
     )
 
 
-def y14_more_cache(bench: Bench) -> Finding:
+@claim(
+    "Y14",
+    kind=DERIVED,
+    statement="a split in the decode moves as many times the cache as it lies times the prompt",
+    acceptance="exact",
+)
+def y14_more_cache(bench: DynaServeBench) -> Finding:
     """Cache that a split in the decode moves."""
     prompt, output = SHAPES[-1]
     trace = synthetic_trace(rate=1.0, lengths=SHAPES[-1], requests=1, name="one")
@@ -167,7 +204,7 @@ def y14_more_cache(bench: Bench) -> Finding:
     for times in (2, 3, 5):
         split = times * prompt + 1  # the token emitted last is not in the cache yet
         ratio = split / (prompt + output)
-        case = Case("", policy_named("dynaserve", ratio=ratio, length_error=0.0, margin=0))
+        case = case_of("", "dynaserve", ratio=ratio, length_error=0.0, margin=0)
         moved = int(bench.result(trace, case).requests.transferred_tokens[0])
         exact = exact and moved == times * prompt
         said.append(f"{moved / whole:g}")
@@ -180,7 +217,13 @@ def y14_more_cache(bench: Bench) -> Finding:
     )
 
 
-def y16_batch(bench: Bench) -> Finding:  # noqa: ARG001  a table alone
+@claim(
+    "Y16",
+    kind=OWN,
+    statement="Llama-3.1-8B: beside 512 tokens of prefill about 29 decodes at 1,024 fit into 50 ms",
+    acceptance="20 to 45",
+)
+def y16_batch(bench: DynaServeBench) -> Finding:  # noqa: ARG001  a table alone
     """Decodes beside 512 tokens of prefill."""
     here = setup("llama_3_1_8b", SYSTEM, RECIPE, PROFILE)
     table = StepTable.build(here, degrees_of(Mapping()))
@@ -202,7 +245,13 @@ def y16_batch(bench: Bench) -> Finding:  # noqa: ARG001  a table alone
     )
 
 
-def y17_chunks(bench: Bench) -> Finding:
+@claim(
+    "Y17",
+    kind=PAPER,
+    statement="p99 of the gaps grows with the chunk, and so does the rate without SLO",
+    acceptance="monotone",
+)
+def y17_chunks(bench: DynaServeBench) -> Finding:
     """Gaps and largest rate by chunk size."""
     found = [bench.saturated(SHAPES[1], CASES[f"chunk_{chunk}"]) for chunk in CHUNKS]
     late = [seen.summary.itl_p99_s for seen in found]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING
+import pandas as pd
 
-from disagg_sim.atomic import write_text
-from disagg_sim.report.panels import Axes, Cells, Picture, draw_cells
-from disagg_sim.study.dynaserve.claims import CLAIMS
+from disagg_sim.report.panels import Axes, Picture
+from disagg_sim.study.claims import claims_of
+from disagg_sim.study.dynaserve import claims, claims_equal
 from disagg_sim.study.dynaserve.claims_equal import EQUAL, scan, shape_name
-from disagg_sim.study.dynaserve.setup import CASES, COLOCATED, LARGE, MIDDLE, MIX, PROFILE, WORKLOADS, Bench, workloads
-from disagg_sim.study.papers import PaperResults, as_csv, evaluate, prepare, write_claims, write_picture
-from disagg_sim.sweep.run import Listener
-
-if TYPE_CHECKING:
-    import pandas as pd
+from disagg_sim.study.dynaserve.setup import (
+    CASES,
+    COLOCATED,
+    LARGE,
+    MIDDLE,
+    MIX,
+    PROFILE,
+    WORKLOADS,
+    DynaServeBench,
+    workloads,
+)
+from disagg_sim.study.papers import Paper, capacity_cells
 
 ALL = (*WORKLOADS, MIX)
 #: Systems whose capacity is searched on every workload; the first is compared with the others.
@@ -24,44 +28,25 @@ EVERYWHERE = ("dynaserve", "disaggregated", *COLOCATED, "printed", "least_loaded
 OTHERS = (MIDDLE, LARGE)
 
 
-def reproduce(out: Path, *, traces: Path | None, listener: Listener, quick: bool) -> PaperResults:
-    """All experiments of the paper; see ``papers.Reproduction``."""
-    prepare(out)
-    bench = Bench(workloads=workloads(traces, quick=quick), quick=quick)
-    searches = [(name, case) for name in ALL for case in EVERYWHERE]
-    searches += [(MIX, f"{case}_{model}") for model in OTHERS for case in ("dynaserve", "disaggregated", *COLOCATED)]
-    listener.start(len(searches) + len(CLAIMS))
-    for search in searches:
-        bench.rate(*search)
-        listener.advance(1)
-    claims = evaluate(CLAIMS, bench, PROFILE, listener)
-    listener.finish()
-    write_claims(out, claims)
-    write_text(out / "runs.csv", as_csv(_runs(bench)))
-    table = capacities(bench, searches)
-    write_text(out / "capacities.csv", as_csv(table))
-    pictures = (
-        write_picture(out, "splits", splits(bench)),
-        write_picture(out, "gaps", gaps(bench)),
-        _draw_ratios(table, out / "ratios.png"),
-    )
-    return PaperResults(claims=claims, pictures=pictures, simulations=bench.runs)
+def searches() -> list[tuple[str, str]]:
+    """Workload and case of every search."""
+    everywhere = [(name, case) for name in ALL for case in EVERYWHERE]
+    others = [f"{case}_{model}" for model in OTHERS for case in ("dynaserve", "disaggregated", *COLOCATED)]
+    return everywhere + [(MIX, case) for case in others]
 
 
-def capacities(bench: Bench, searches: list[tuple[str, str]]) -> pd.DataFrame:
+def capacities(bench: DynaServeBench) -> pd.DataFrame:
     """Serving capacity of each search and what the run there showed."""
-    import pandas as pd
-
     rows = []
-    for name, case in searches:
+    for name, case in searches():
         rate = bench.rate(name, case)
         row = {
             "workload": name,
             "case": case,
             "system": CASES[case].label,
             "model": CASES[case].model,
-            "tp": CASES[case].tp,
-            "stand_in": bench.workloads[name][1],
+            "tp": CASES[case].deployment.gpus // 2,
+            "stand_in": bench.workloads[name].stand_in,
             "requests_per_s": rate,
         }
         if rate:
@@ -77,22 +62,13 @@ def capacities(bench: Bench, searches: list[tuple[str, str]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _runs(bench: Bench) -> pd.DataFrame:
+def runs(bench: DynaServeBench) -> pd.DataFrame:
     """Every run at a request rate, in the columns of a simulation's summary."""
-    import pandas as pd
-
-    return pd.DataFrame(
-        [
-            {"workload": name, "case": case, "kept_up": seen.kept_up, "inside": seen.inside} | asdict(seen.summary)
-            for name, case, seen in bench.runs_seen()
-        ]
-    )
+    return bench.table(lambda seen: {"kept_up": seen.kept_up, "inside": seen.inside})
 
 
-def splits(bench: Bench) -> Picture:
+def splits(bench: DynaServeBench) -> Picture:
     """Throughput and busy time of both instances over the token at which every request is cut."""
-    import pandas as pd
-
     rows = []
     for split, seen in scan(bench).items():
         rows.append(("throughput", "both", split, seen.steady, "requests/s"))
@@ -107,10 +83,8 @@ def splits(bench: Bench) -> Picture:
     )
 
 
-def gaps(bench: Bench) -> Picture:
+def gaps(bench: DynaServeBench) -> Picture:
     """Share of tokens within the limit over the request rate, a panel for each workload."""
-    import pandas as pd
-
     shown = ("dynaserve", "disaggregated", "chunk_2048", "chunk_512")
     rows = [
         {"panel": name, "curve": CASES[case].label, "x": seen.rate, "y": 1e3 * seen.summary.itl_p99_s, "x_unit": 1.0}
@@ -129,26 +103,12 @@ def gaps(bench: Bench) -> Picture:
     )
 
 
-def _draw_ratios(table: pd.DataFrame, path: Path) -> Path:
-    """Capacity of DynaServe over that of the other systems, beside its data."""
-    import pandas as pd
-
-    others = EVERYWHERE[1:]
-    rate = table.set_index(["case", "workload"])["requests_per_s"]
-    values = [[rate["dynaserve", name] / rate[other, name] for name in ALL] for other in others]
-    labels = tuple(CASES[other].label for other in others)
-    write_text(
-        path.with_suffix(".csv"),
-        as_csv(pd.DataFrame(values, columns=list(ALL), index=labels).reset_index(names="system")),
-    )
-    cells = Cells(
-        title="Serving capacity of DynaServe over that of",
-        rows=labels,
-        columns=ALL,
-        values=tuple(map(tuple, values)),
-        legend="capacity of DynaServe over it",
-        limit=8.0,
-        texts=tuple(tuple(f"{value:.2f}" for value in row) for row in values),
-    )
-    draw_cells(cells, path)
-    return path
+PAPER = Paper(
+    bench=lambda traces, quick: DynaServeBench(workloads(traces, quick=quick), quick=quick),
+    profile=PROFILE,
+    claims=claims_of(claims, claims_equal),
+    searches=searches,
+    search=DynaServeBench.rate,
+    tables={"runs": runs, "capacities": capacities},
+    pictures={"splits": splits, "gaps": gaps, "ratios": lambda bench: capacity_cells(bench, EVERYWHERE, ALL)},
+)

@@ -6,25 +6,23 @@ traces, arrivals Poisson, which the paper leaves open. Caches move over NVLink, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
-from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.simulation.capacity import bracket
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, ITL_PER_OCTAVE
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.metrics import Summary, summary
+from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.records import Floats, RunResult
-from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.simulation.run import RunOptions
 from disagg_sim.study.arrow.setup import SHAPES as SHAPES_OF_TRACES
 from disagg_sim.study.arrow.setup import workloads as published
+from disagg_sim.study.bench import Case, Place, RatedBench, Seen, Workload
 from disagg_sim.study.published_like import mini_reasoning_standin
 from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
@@ -58,44 +56,39 @@ def instances(tp: int) -> ServedDeployment:
     return ServedDeployment(name=f"2 x TP{tp}", gpus=2 * tp, prefill=one, decode=one, colocated=two, pairs=two)
 
 
-class Case(NamedTuple):
-    """A system on two instances of a model."""
-
-    label: str
-    system: Policy
-    model: str = MODEL
-    tp: int = 1
+def case_of(label: str, policy: str, *, model: str = MODEL, tp: int = 1, **options: object) -> Case:
+    """A policy on two instances of a model."""
+    return Case(label, instances(tp), policy_named(policy, **options), model)
 
 
 def _colocated(budget: int) -> Case:
-    return Case(f"co-located, chunk {budget:,}", policy_named("vllm", token_budget=budget))
+    return case_of(f"co-located, chunk {budget:,}", "vllm", token_budget=budget)
 
 
 CASES = {
-    "dynaserve": Case("DynaServe", policy_named("dynaserve")),
-    "disaggregated": Case("disaggregated", policy_named("disaggregated")),
+    "dynaserve": case_of("DynaServe", "dynaserve"),
+    "disaggregated": case_of("disaggregated", "disaggregated"),
     "chunk_2048": _colocated(2048),
     "chunk_1024": _colocated(1024),
     "chunk_512": _colocated(512),
     "chunk_256": _colocated(256),
-    "printed": Case("DynaServe, all work balanced as printed", policy_named("dynaserve", balance="all")),
-    "least_loaded": Case("DynaServe, first parts to the less loaded", policy_named("dynaserve", alpha="least_loaded")),
-    "full_steps": Case("DynaServe, steps fill the budget", policy_named("dynaserve", slo_aware=False)),
+    "printed": case_of("DynaServe, all work balanced as printed", "dynaserve", balance="all"),
+    "least_loaded": case_of("DynaServe, first parts to the less loaded", "dynaserve", alpha="least_loaded"),
+    "full_steps": case_of("DynaServe, steps fill the budget", "dynaserve", slo_aware=False),
 }
 #: Chunks of co-location, the best of which counts.
 COLOCATED = ("chunk_2048", "chunk_1024", "chunk_512", "chunk_256")
 for _model, _tp in ((MIDDLE, 2), (LARGE, 4)):
     for _name in ("dynaserve", "disaggregated", *COLOCATED):
         CASES[f"{_name}_{_model}"] = CASES[_name]._replace(
-            label=f"{CASES[_name].label}, {_model} TP{_tp}", model=_model, tp=_tp
+            label=f"{CASES[_name].label}, {_model} TP{_tp}", model=_model, deployment=instances(_tp)
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What one run showed."""
+class DynaServeSeen(Seen):
+    """What one run showed of gaps, of both instances and of transfers."""
 
-    summary: Summary
     rate: float  # at which its requests arrived; NaN in a closed loop [request/s]
     steady: float  # requests served over time, by their tokens, in the later part of the arrivals [request/s]
     kept_up: float  # rate of completions from the 30th to the 70th percentile, over that of as many arrivals [1]
@@ -110,7 +103,7 @@ class Seen:
     batch: float  # decodes of such a step [1]
 
 
-def workloads(traces: Path | None, *, quick: bool) -> dict[str, tuple[Trace, str]]:
+def workloads(traces: Path | None, *, quick: bool) -> dict[str, Workload]:
     """Traces of one request a second whose lengths are drawn from published ones, and what stands in."""
     count = QUICK_REQUESTS if quick else REQUESTS
     found = {}
@@ -122,17 +115,19 @@ def workloads(traces: Path | None, *, quick: bool) -> dict[str, tuple[Trace, str
     sources["reasoning"] = (reasoning, "means 219/1467 of Mini Reasoning, log-normal with c_v 1")
     for name in WORKLOADS:
         trace, stand_in = sources[name]
-        found[name] = (synthetic_trace(rate=1.0, lengths=trace, requests=count, name=name), stand_in)
+        drawn = synthetic_trace(rate=1.0, lengths=trace, requests=count, name=name)
+        found[name] = Workload(drawn, LIMIT, stand_in)
     code, burst = found["code"], found["burstgpt"]
     rows = np.arange(count)
     half = rows % 2 == 0  # arrivals of both are independent of lengths: every other request from each
     mixed = replace(
-        code[0],
-        input_tokens=np.where(half, code[0].input_tokens, burst[0].input_tokens),
-        output_tokens=np.where(half, code[0].output_tokens, burst[0].output_tokens),
+        code.trace,
+        input_tokens=np.where(half, code.trace.input_tokens, burst.trace.input_tokens),
+        output_tokens=np.where(half, code.trace.output_tokens, burst.trace.output_tokens),
         name=MIX,
     )
-    found[MIX] = (mixed, "; ".join(dict.fromkeys(text for text in (code[1], burst[1]) if text)))
+    said = dict.fromkeys(each.stand_in for each in (code, burst) if each.stand_in)
+    found[MIX] = Workload(mixed, LIMIT, "; ".join(said))
     return found
 
 
@@ -140,90 +135,57 @@ def _source(name: str) -> str:
     return SHAPES_OF_TRACES[name].file if name in SHAPES_OF_TRACES else "BurstGPT"
 
 
-def serves(seen: Seen) -> bool:
+def serves(seen: DynaServeSeen) -> bool:
     """Whether a run is inside: P99 of the gaps, all requests done, and as fast as they came."""
     row = seen.summary
     return row.completed == row.requests and row.itl_p99_s <= LIMIT.tpot * BIN and seen.kept_up >= SUSTAINED
 
 
-@dataclass(slots=True, kw_only=True)
-class Bench:
-    """Runs workloads under cases and keeps what they showed; each run is done once."""
+class DynaServeBench(RatedBench[DynaServeSeen]):
+    """Runs workloads under the cases of DynaServe."""
 
-    workloads: dict[str, tuple[Trace, str]]
-    quick: bool = False
-    runs: int = 0  # done so far [1]
-    _seen: dict[tuple[str, str, float], Seen] = field(default_factory=dict)
-    _saturated: dict[tuple[tuple[int, int], Case, int], Seen] = field(default_factory=dict)
-    _capacities: dict[tuple[str, str], float] = field(default_factory=dict)
-    _settings: dict[str, Setup] = field(default_factory=dict)
-
-    def setting(self, model: str) -> Setup:
-        """Model, hardware, recipe and profile; one object a model."""
-        if model not in self._settings:
-            self._settings[model] = setup(model, SYSTEM, RECIPE, PROFILE)
-        return self._settings[model]
+    def __init__(self, workloads: dict[str, Workload], *, quick: bool = False) -> None:
+        recipes = dict.fromkeys((MODEL, MIDDLE, LARGE), RECIPE)
+        super().__init__(workloads, CASES, Place(SYSTEM, PROFILE, recipes), quick=quick)
 
     def result(self, trace: Trace, case: Case, *, concurrency: int = 0) -> RunResult:
         """A run in full; a closed loop of ``concurrency`` requests where that is above 0."""
-        here = self.setting(case.model)
-        link = LinkSpec(bandwidth=LINK_SHARE * here.system.nvlink_bandwidth, chunk_tokens=CHUNK)
-        self.runs += 1
-        return run(
-            trace,
-            instances(case.tp),
-            case.system,
-            setting=here,
-            slo=LIMIT,
-            options=RunOptions(link=link, concurrency=concurrency),
+        bandwidth = LINK_SHARE * self.setting(case.model).system.nvlink_bandwidth
+        link = LinkSpec(bandwidth=bandwidth, chunk_tokens=CHUNK)
+        return self.run(trace, case, slo=LIMIT, options=RunOptions(link=link, concurrency=concurrency))
+
+    def look(self, workload: str, case: str, scale: float) -> DynaServeSeen:
+        """A run at a request rate: traces have one request a second. [request/s]"""
+        return look(self.result(self.workloads[workload].trace.scaled(scale), CASES[case]), scale)
+
+    def saturated(self, shape: tuple[int, int], case: Case, batch: int = BATCH) -> DynaServeSeen:
+        """Equal requests in a closed loop: ``batch`` for every instance that decodes."""
+
+        def run() -> DynaServeSeen:
+            count = QUICK_REQUESTS if self.quick else SATURATED
+            trace = synthetic_trace(rate=1.0, lengths=shape, requests=count, name=f"{shape[0]}/{shape[1]}")
+            decoding = 1 if "decode" in case.policy.needs else 2
+            return look(self.result(trace, case, concurrency=batch * decoding), float("nan"))
+
+        return self.once(("saturated", shape, case, batch), run)
+
+    def rate(self, workload: str, case: str) -> float:
+        """Serving capacity: largest rate at which ``serves`` holds; 0 where there is none. [request/s]"""
+        return self.once(
+            ("rate", workload, case),
+            lambda: bracket(lambda rate: serves(self.seen(workload, case, rate)), start=4.0)[0],
         )
 
-    def seen(self, workload: str, name: str, rate: float) -> Seen:
-        """A run at a request rate. [request/s]"""
-        key = (workload, name, rate)
-        if key not in self._seen:
-            self._seen[key] = look(self.result(self.workloads[workload][0].scaled(rate), CASES[name]), rate)
-        return self._seen[key]
-
-    def saturated(self, shape: tuple[int, int], case: Case, batch: int = BATCH) -> Seen:
-        """Equal requests in a closed loop: ``batch`` for every instance that decodes."""
-        key = (shape, case, batch)
-        if key in self._saturated:
-            return self._saturated[key]
-        count = QUICK_REQUESTS if self.quick else SATURATED
-        trace = synthetic_trace(rate=1.0, lengths=shape, requests=count, name=f"{shape[0]}/{shape[1]}")
-        decoding = 1 if "decode" in case.system.needs else 2
-        self._saturated[key] = look(self.result(trace, case, concurrency=batch * decoding), float("nan"))
-        return self._saturated[key]
-
-    def rate(self, workload: str, name: str) -> float:
-        """Serving capacity: largest rate at which ``serves`` holds; 0 where there is none. [request/s]"""
-        key = (workload, name)
-        if key not in self._capacities:
-            low, _ = bracket(lambda rate: serves(self.seen(workload, name, rate)), start=4.0)
-            self._capacities[key] = low
-        return self._capacities[key]
-
-    def at_capacity(self, workload: str, name: str) -> Seen:
+    def at_capacity(self, workload: str, case: str) -> DynaServeSeen:
         """The run at the capacity."""
-        return self.seen(workload, name, self.rate(workload, name))
+        return self.seen(workload, case, self.rate(workload, case))
 
-    def colocated(self, workload: str, model: str = MODEL) -> str:
+    def colocated(self, workload: str) -> str:
         """The chunk of co-location with the largest capacity."""
-        names = [name if model == MODEL else f"{name}_{model}" for name in COLOCATED]
-        return max(names, key=lambda name: self.rate(workload, name))
-
-    def runs_seen(self) -> list[tuple[str, str, Seen]]:
-        """Every run kept so far: workload, case, what it showed."""
-        return [(workload, case, seen) for (workload, case, _), seen in self._seen.items()]
-
-    def stand_ins(self, *names: str) -> str:
-        """What a claim that uses these workloads has to say of its data; "" = they are the paper's."""
-        said = [self.workloads[name][1] for name in names]
-        return "".join(f"stand-in: {text}; " for text in dict.fromkeys(said) if text)
+        return max(COLOCATED, key=lambda case: self.rate(workload, case))
 
 
-def look(result: RunResult, rate: float) -> Seen:
+def look(result: RunResult, rate: float) -> DynaServeSeen:
     """The numbers that claims speak of."""
     records, machines = result.requests, result.instances
     finish = np.sort(records.finish_s[~np.isnan(records.finish_s)])
@@ -233,7 +195,7 @@ def look(result: RunResult, rate: float) -> Seen:
     inside = float(gaps[result.itl_edges[:-1] <= LIMIT.tpot].sum() / max(gaps.sum(), 1))
     transfer = float(np.nansum(records.transfer_s))
     served = _served(result)
-    return Seen(
+    return DynaServeSeen(
         summary=summary(result, LIMIT, rate_scale=rate),
         rate=rate,
         inside=inside,

@@ -1,0 +1,151 @@
+"""A bench: it runs what a study of serving policies compares, each run once, and keeps what the runs showed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import pandas as pd
+
+from disagg_sim.domain import Slo
+from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.simulation.deployment import ServedDeployment
+from disagg_sim.simulation.metrics import Summary
+from disagg_sim.simulation.policy import Policy
+from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.workload.trace import Trace
+
+
+class Place(NamedTuple):
+    """Where a study runs."""
+
+    system: str  # GPU system
+    profile: str  # efficiency profile
+    recipes: Mapping[str, str]  # precision by model
+
+
+class Case(NamedTuple):
+    """A serving policy on a deployment of a model."""
+
+    label: str
+    deployment: ServedDeployment
+    policy: Policy
+    model: str
+    flip_s: float = 0.0  # out of service for a change of role [s]
+
+
+class Workload(NamedTuple):
+    """A trace with its limits, and what the paper says of it."""
+
+    trace: Trace
+    slo: Slo
+    stand_in: str  # what stands in for the trace; "" = it is the published one
+    start: float = 1.0  # rate scale at which searches begin [1]
+    paper: tuple[float, ...] = ()  # capacities over others that the paper prints [1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What one run showed."""
+
+    summary: Summary
+
+
+Kept = TypeVar("Kept")
+AnySeen = TypeVar("AnySeen", bound=Seen)
+
+
+class Bench:
+    """Settings, runs and whatever else a study computes, each once.
+
+    Parameters
+    ----------
+    place : Place
+        Hardware and recipes.
+    quick : bool
+        Short samples.
+    """
+
+    def __init__(self, place: Place, *, quick: bool) -> None:
+        self.place, self.quick = place, quick
+        self.runs = 0  # done so far [1]
+        self._kept: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, compute: Callable[[], Kept]) -> Kept:
+        """Return what was kept under a key; compute it the first time."""
+        if key not in self._kept:
+            self._kept[key] = compute()
+        found: Kept = self._kept[key]
+        return found
+
+    def setting(self, model: str) -> Setup:
+        """Model, hardware, recipe and profile; one object a model."""
+        system, profile, recipes = self.place
+        return self.once(("setting", model), lambda: setup(model, system, recipes[model], profile))
+
+    def run(self, trace: Trace, case: Case, *, slo: Slo, options: RunOptions) -> RunResult:
+        """Run a trace under a case."""
+        self.runs += 1
+        return run(trace, case.deployment, case.policy, setting=self.setting(case.model), slo=slo, options=options)
+
+
+class RatedBench(Bench, Generic[AnySeen]):
+    """A bench whose workloads run under cases at many rates, in search of capacities.
+
+    Parameters
+    ----------
+    workloads : mapping of str to Workload
+        By name.
+    cases : mapping of str to Case
+        By name.
+    place : Place
+        Hardware and recipes.
+    quick : bool
+        Short samples.
+    """
+
+    def __init__(
+        self, workloads: Mapping[str, Workload], cases: Mapping[str, Case], place: Place, *, quick: bool
+    ) -> None:
+        super().__init__(place, quick=quick)
+        self.workloads, self.cases = workloads, cases
+        self._seen: dict[tuple[str, str, float], AnySeen] = {}
+
+    def look(self, workload: str, case: str, scale: float) -> AnySeen:
+        """Run a workload under a case at a rate scale, and take what claims speak of. [1]"""
+        raise NotImplementedError
+
+    def rate(self, workload: str, case: str) -> float:
+        """Serving capacity. [request/s]"""
+        raise NotImplementedError
+
+    def seen(self, workload: str, case: str, scale: float) -> AnySeen:
+        """What a run at a rate scale showed. [1]"""
+        key = (workload, case, scale)
+        if key not in self._seen:
+            self._seen[key] = self.look(*key)
+        return self._seen[key]
+
+    def ratio(self, workload: str, case: str, over: str) -> float:
+        """Capacity of a case over that of another; NaN where the other has none. [1]"""
+        least = self.rate(workload, over)
+        return self.rate(workload, case) / least if least else float("nan")
+
+    def runs_seen(self) -> list[tuple[str, str, AnySeen]]:
+        """Every run at a rate so far: workload, case, what it showed."""
+        return [(workload, case, seen) for (workload, case, _), seen in self._seen.items()]
+
+    def table(self, more: Callable[[AnySeen], dict[str, float]]) -> pd.DataFrame:
+        """Every run at a rate so far with some columns ``more``, then those of a simulation's summary."""
+        rows = [
+            {"workload": workload, "case": case} | more(seen) | asdict(seen.summary)
+            for workload, case, seen in self.runs_seen()
+        ]
+        return pd.DataFrame(rows)
+
+    def stand_ins(self, *names: str) -> str:
+        """What a claim that uses these workloads has to say of its data; "" = they are the paper's."""
+        said = [self.workloads[name].stand_in for name in names]
+        return "".join(f"stand-in: {text}; " for text in dict.fromkeys(said) if text)
