@@ -1,3 +1,4 @@
+from .certainty.breakdown import Breakdown, breakdown
 from .certainty.designs import rescore
 from .certainty.elasticity import sensitivity
 from .certainty.error_bars import Uncertainty, uncertainty
@@ -32,6 +33,7 @@ from .workload.trace import Trace
 __version__: str
 
 __all__ = [
+    "Breakdown",
     "Curve",
     "Deployment",
     "DisaggSimError",
@@ -54,6 +56,7 @@ __all__ = [
     "Trace",
     "Uncertainty",
     "batch_axis",
+    "breakdown",
     "colocated",
     "curve",
     "decode_grid",

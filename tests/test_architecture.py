@@ -57,7 +57,7 @@ PACKAGES = {
     "sweep": {"numpy", "pandas", "pyarrow", "joblib", "yaml", "pydantic", "pydantic_core"},
     "scenario": {"numpy", "pandas", "pyarrow", "joblib", "yaml", "pydantic", "pydantic_core"},
     "report": {"numpy", "pandas", "matplotlib"},
-    "study": {"numpy", "pandas", "pydantic", "yaml"},
+    "study": {"numpy", "pandas", "yaml"},
     "cli": {"typer", "click", "rich", "pandas"},
     "__init__": {"lazy_loader"},
 }
@@ -176,6 +176,7 @@ def test_importing_the_package_stays_light():
 
 def test_the_notebook_api_is_pinned():
     assert sorted(disagg_sim.__all__) == [
+        "Breakdown",
         "Curve",
         "Deployment",
         "DisaggSimError",
@@ -198,6 +199,7 @@ def test_the_notebook_api_is_pinned():
         "Trace",
         "Uncertainty",
         "batch_axis",
+        "breakdown",
         "colocated",
         "curve",
         "decode_grid",

@@ -1,211 +1,279 @@
-"""What the passes of designs are made of: every operator, its share of the time, its sizes and the fits behind it.
+"""Take the latencies of designs apart: which operator takes how long, for what, and where its number comes from.
 
-A pass is a sum of operator times, but for overlaps and for the slowest stage; where these do not change hands it is
-linear in the time of each operator. ``uses_of`` takes that derivative by slowing one operator after the other.
+How a pass is a sum stands in ``certainty.passes``; how derivatives are taken in ``certainty.contributions``.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.certainty.designs import Designs, Times, times_of
-from disagg_sim.facts.efficiency import Fit
-from disagg_sim.physics.layer import Operator
-from disagg_sim.physics.rates import Rates
-from disagg_sim.physics.setup import Setup
+from disagg_sim.certainty.contributions import STEP, Contribution
+from disagg_sim.certainty.designs import Designs, designs_of, scores_of, times_of
+from disagg_sim.certainty.elasticity import CAPACITY, PARAMETERS, scaled
+from disagg_sim.certainty.extrapolation import SIZE_WORDS, breaches
+from disagg_sim.certainty.passes import (
+    FACTOR,
+    RESOURCES,
+    Pass,
+    Summand,
+    at_light,
+    carried,
+    passes_of,
+    resources_of,
+    summands_of,
+)
+from disagg_sim.errors import InputError
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.provenance import place_of_fit, place_of_key
+from disagg_sim.notebook import Shown
+from disagg_sim.physics import attention, cost, gemm, moe, phases
+from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference, mixed_step
 
 Floats = NDArray[np.float64]
-Ranges = Mapping[str, tuple[Floats, Floats]]
-_Key = tuple[str, str, str]  # name, kind and format
 
-#: By how much an operator is slowed for its derivative: small, since the fastest kernel may change hands. [1]
-SLOWED = 1e-4
-#: Operator kinds as people read them, and the words under which their fits were taken (``Rates.used``).
-LABELS = {
-    "gemm": "GEMM",
-    "prefill_attention": "prefill attention",
-    "decode_attention": "decode attention",
-    "experts": "experts",
-    "elementwise": "elementwise kernels",
-    "copy": "elementwise kernels",
-    "all_reduce": "all-reduce",
-    "gather": "expert gather",
-    "all_to_all": "MoE exchange",
-    "hop": "pipeline hop",
+#: Kind of an operator -> function with its equation and the papers behind it.
+EQUATIONS: dict[str, Callable[..., Any]] = {
+    "gemm": gemm.gemm_cost,
+    "prefill_attention": attention.prefill_attention_cost,
+    "decode_attention": attention.decode_attention_cost,
+    "experts": moe.moe_cost,
+    "elementwise": cost.kernel_cost,
+    "copy": cost.kernel_cost,
+    "all_reduce": cost.all_reduce_cost,
+    "gather": cost.exchange_cost,
+    "all_to_all": cost.all_to_all_cost,
+    "hop": cost.hop_cost,
+    "host": phases.with_ends,
+    "waiting": phases.slowest_stage,
+    "interference": mixed_step,
 }
+#: Kinds that no fit covers, and the keys of a profile that they rest on.
+_ASSUMED = {
+    "elementwise": ("elementwise_efficiency", "elementwise_latency"),
+    "copy": ("elementwise_efficiency",),
+    "hop": ("p2p_latency_inside", "p2p_latency_across", "p2p_efficiency"),
+    "host": ("host",),
+    "all_to_all": ("nic_efficiency", "nic_latency"),
+}
+#: Kinds that the speed of light limits otherwise than by FLOP/s and bytes, and their number of the hardware.
+_HARDWARE = {
+    "elementwise": "hbm_bandwidth",
+    "copy": "hbm_bandwidth",
+    "decode_attention": "hbm_bandwidth",
+    "all_reduce": "nvlink_bandwidth",
+    "gather": "nvlink_bandwidth",
+    "all_to_all": "nvlink_bandwidth",
+    "hop": "nvlink_bandwidth",
+}
+#: Columns of ``Breakdown.operators`` that grow with the number of passes.
+_EXTENSIVE = ["calls", "seconds", *(f"{name}_s" for name in RESOURCES), "ideal_s", "flops", "hbm_bytes"]
+#: Columns of ``Breakdown.fits`` after ``row``.
+FIT_COLUMNS = ["step", "operator", "engine", "version", "points", "median_error", "p90_error", "range"]
+FIT_COLUMNS += ["inherited_from", "file", "line", "entry"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Use:
-    """One operator of some designs; arrays have shape (rows,)."""
+class Breakdown(Shown):
+    """Designs taken apart. Every frame has the column ``row``: the index of the design in ``points``."""
 
-    phase: str  # whose mapping and setting it runs under: "decode" or "prefill"
-    name: str
-    kind: str  # of ``physics.layer.KINDS``
-    format: str  # of a matrix multiply
-    seconds: Times  # what it contributes to each pass [s]
-    sizes: Ranges  # (least, largest) of each size, by the name that the kernel tables give it
-    fits: tuple[Fit, ...]  # behind its time; none = an assumption of the profile
-    architecture: str  # of the chip that it runs on
+    #: The designs, one a row.
+    points: pd.DataFrame
+    #: Parts of TTL and FTL: ``row``, ``latency`` ("ttl", "ftl"), ``step`` (the kind of pass), ``operator``, ``kind``,
+    #: ``calls`` [1], ``seconds``, ``share`` of the latency [1], ``compute_s`` ... ``waiting_s`` (``RESOURCES``, which
+    #: add up to ``seconds``), ``ideal_s`` (the same part at the speed of light), ``flops``, ``hbm_bytes`` of one GPU,
+    #: ``outside`` (sizes beyond the range of the fit, in words), ``source`` (file, line and entry), ``equation``.
+    operators: pd.DataFrame
+    #: Fits behind the operators: ``row``, ``step``, ``operator``, ``engine``, ``version``, ``points`` [1],
+    #: ``median_error``, ``p90_error`` [1], ``range`` in words, ``inherited_from``, ``file``, ``line``, ``entry``.
+    fits: pd.DataFrame
+    #: What one percent more of a number of the hardware brings, in percent: ``row``, ``parameter``, ``ttl``, ``ftl``,
+    #: ``throughput`` (with counts of instances that follow).
+    elasticities: pd.DataFrame
 
-    @property
-    def rows(self) -> int:
-        """Designs. [1]"""
-        return int(np.size(self.seconds.step))
+    def latency(self, row: Any, name: str) -> pd.DataFrame:
+        """Parts of one latency of one design, the longest first.
 
-    @property
-    def label(self) -> str:
-        """Kind as people read it."""
-        return LABELS[self.kind]
-
-
-def uses_of(designs: Designs, times: Times, wanted: Callable[[Use], bool] = lambda _: True) -> list[Use]:
-    """Every operator of the designs that takes time in any of them.
-
-    Parameters
-    ----------
-    times
-        Of the designs, as ``times_of`` gives them.
-    wanted
-        Which operators are timed at all, by all that is known of them but their time.
-    """
-
-    def decode(at: Setup) -> Times:
-        return times_of(designs.under(decode=at), fill=False)
-
-    def prefill(at: Setup) -> Times:
-        return times_of(designs.under(prefill=at), step=False)
-
-    return [
-        *uses_in("decode", designs.at, decode, times, wanted),
-        *uses_in("prefill", designs.prefill_at, prefill, times, wanted),
-    ]
+        Parameters
+        ----------
+        row
+            Index of the design.
+        name
+            "ttl" or "ftl".
+        """
+        mine: pd.DataFrame = self.operators[(self.operators["row"] == row) & (self.operators["latency"] == name)]
+        return mine.sort_values("seconds", ascending=False, kind="stable", ignore_index=True)
 
 
-def uses_in(
-    phase: str, at: Setup, timed: Callable[[Setup], Times], times: Times, wanted: Callable[[Use], bool] = lambda _: True
-) -> list[Use]:
-    """Every operator that takes time where ``timed`` times passes of one phase under a setting; others stay zero.
+def breakdown(
+    points: pd.DataFrame | pd.Series,
+    *,
+    systems: Mapping[str, SystemSpec] | None = None,
+    interference: Interference = NO_INTERFERENCE,
+) -> Breakdown:
+    """Take TTL and FTL of designs apart by operator and resource, and name the equation and the fit behind each part.
 
     Parameters
     ----------
-    times
-        What ``timed`` gives under ``at``, and of the other phase whatever it is; arrays of shape (rows,).
-    wanted
-        As in ``uses_of``.
+    points : DataFrame or Series
+        A table of points, a frontier, or one row of it (``points.COLUMNS``), any modes and cases.
+    systems : mapping, optional
+        Systems by name, in place of the shipped ones.
+    interference : Interference
+        What the phases cost each other in mixed steps, as the rows were made with.
+
+    Returns
+    -------
+    Breakdown
+        Tidy frames ``operators``, ``fits``, ``elasticities``. The seconds of a latency add up to its column of
+        ``points`` (``ttl_s``, ``ftl_s``) [s].
+
+    Raises
+    ------
+    InputError, UnknownNameError
+        No rows, a column that the table lacks, an unknown mode or name, rows that their specs do not give.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at = dict(precision="fp8", isl=4096, osl=512)
+    >>> mapping = ds.Mapping(tp_attn=4, tp_ffn=4)
+    >>> points = ds.colocated("llama_3_1_70b", "h100_sxm", mapping, batch=[32], prefill_batch=[1], **at)
+    >>> parts = ds.breakdown(points).latency(0, "ttl")
+    >>> parts["operator"][0], round(parts["seconds"].sum() / points["ttl_s"][0], 9)
+    ('gate, up', 1.0)
     """
-    rows, found = int(np.size(times.step)), []
-    nothing = Times(*(np.zeros(rows) for _ in times))
-    for (name, kind, form), sizes in _recorded(at, timed, rows).items():
-        fits = tuple(fits_of(at.rates, name, kind, form))
-        use = Use(
-            phase=phase,
-            name=name,
-            kind=kind,
-            format=form,
-            seconds=nothing,
-            sizes=sizes,
-            fits=fits,
-            architecture=at.system.architecture,
+    table = points.to_frame().T.infer_objects() if isinstance(points, pd.Series) else points
+    if not len(table):
+        raise InputError("no points: a breakdown needs one or more")
+    operators: list[pd.DataFrame] = []
+    fits: list[pd.DataFrame] = []
+    elasticities: list[pd.DataFrame] = []
+    for designs in designs_of(table, systems=systems, interference=interference):
+        labels = table.index[designs.rows]
+        for one, light in zip(passes_of(designs), passes_of(at_light(designs)), strict=True):
+            ideal = {each.key: each.seconds for each in summands_of(light)}
+            for each in summands_of(one):
+                frame = _frame(each, one, labels, ideal.get(each.key))
+                operators += _weighted(frame, one)
+                fits.append(_fit_rows(each, one, labels))
+        elasticities.append(_elasticities(designs, labels))
+    index = {label: place for place, label in enumerate(table.index)}
+    return Breakdown(
+        points=table,
+        operators=_joined(operators, index),
+        fits=_joined(fits, index),
+        elasticities=_joined(elasticities, index),
+    )
+
+
+def _joined(frames: list[pd.DataFrame], index: Mapping[Any, int]) -> pd.DataFrame:
+    """The frames below one another, rows of a design together."""
+    whole = pd.concat(frames, ignore_index=True)
+    return whole.sort_values("row", key=lambda labels: labels.map(index), kind="stable", ignore_index=True)
+
+
+def _frame(each: Summand, one: Pass, labels: pd.Index[Any], ideal: Floats | None) -> pd.DataFrame:
+    """A part of a pass of every design, as rows of ``Breakdown.operators`` but for the latency that it belongs to."""
+    name, kind, _ = each.key
+    nothing = np.zeros(len(labels))
+    by = dict.fromkeys(RESOURCES, nothing)
+    calls, flops, hbm_bytes = nothing + 1.0, nothing, nothing
+    outside = [""] * len(labels)
+    if each.operator is None:
+        by["host" if kind == "host" else "waiting"] = each.seconds
+    else:
+        by |= resources_of(each, one)
+        calls, flops, hbm_bytes = (
+            carried(each, one, quantity)
+            for quantity in (lambda _: 1.0, lambda op: op.work.flops, lambda op: op.work.hbm_bytes)
         )
-        if not wanted(use):
-            continue
-        seconds = Times(
-            *(
-                (after - before) / SLOWED if np.any(after) else np.zeros(rows)
-                for after, before in zip(timed(_slowed(at, name, kind)), times, strict=True)
-            )
-        )
-        if any(np.any(part) for part in seconds):
-            found.append(replace(use, seconds=seconds))
-    return found
+        outside = _outside(each.operator[0])
+    columns: dict[str, Any] = {"row": labels, "latency": "", "step": one.name, "operator": name, "kind": kind}
+    columns |= {"calls": calls, "seconds": each.seconds, "share": nothing}
+    columns |= {f"{resource}_s": by[resource] for resource in RESOURCES}
+    columns |= {"ideal_s": nothing if ideal is None else ideal, "flops": flops, "hbm_bytes": hbm_bytes}
+    equation = EQUATIONS[kind]
+    columns |= {
+        "outside": outside,
+        "source": _source(each, one),
+        "equation": f"{equation.__module__}.{equation.__name__}",
+    }
+    return pd.DataFrame(columns)
 
 
-def _adjusted(at: Setup, adjust: Callable[[Operator], Any]) -> Setup:
-    return replace(at, rates=replace(at.rates, adjust=adjust))
+def _weighted(frame: pd.DataFrame, one: Pass) -> Iterator[pd.DataFrame]:
+    """The part in every latency that holds such passes, as often as it does."""
+    scores = scores_of(one.designs, one.times)
+    for latency, weight in one.weights.items():
+        if np.any(weight):
+            found = frame.assign(latency=latency)
+            found[_EXTENSIVE] = frame[_EXTENSIVE].mul(weight, axis=0)
+            found["share"] = found["seconds"] / getattr(scores, latency)
+            yield found[found["seconds"] != 0.0]
 
 
-def _slowed(at: Setup, name: str, kind: str) -> Setup:
-    return _adjusted(at, lambda op: 1.0 + SLOWED if (op.name, op.kind) == (name, kind) else 1.0)
+def _outside(operator: Contribution) -> list[str]:
+    """Ends of ranges that an operator passes, in words, row by row."""
+    told: list[list[str]] = [[] for _ in range(operator.rows)]
+    for breach in breaches(operator):
+        size, side = SIZE_WORDS.get(breach.size, breach.size), "above" if breach.above else "below"
+        for row in np.flatnonzero(breach.where):
+            told[row].append(f"{size} {breach.value[row]:.4g} {side} {breach.end:.4g}")
+    return ["; ".join(each) for each in told]
 
 
-def _recorded(at: Setup, timed: Callable[[Setup], Times], rows: int) -> dict[_Key, Ranges]:
-    """Names, kinds and formats of the operators of a phase, in order of first appearance, with their sizes."""
-    seen: dict[_Key, dict[str, tuple[Floats, Floats]]] = defaultdict(dict)
-
-    def record(op: Operator) -> float:
-        mine = seen[op.name, op.kind, op.format]
-        for size, values in sizes_of(op, latent=at.model.is_mla).items():
-            low, high = _over_rows(values, rows)
-            before = mine.get(size, (low, high))
-            mine[size] = np.minimum(before[0], low), np.maximum(before[1], high)
-        return 1.0
-
-    timed(_adjusted(at, record))
-    return dict(seen)
+def _source(each: Summand, one: Pass) -> str:
+    """File, line and entry of the number that a part rests on."""
+    profile, kind = one.at.profile, each.key[1]
+    if each.operator and each.operator[0].fits:
+        return str(place_of_fit(each.operator[0].fits[0], one.at.system.name))
+    if each.operator and not profile.fitted:
+        return str(place_of_key("hardware", one.at.system.name, _HARDWARE.get(kind, "peak_flops")))
+    keys = _ASSUMED.get(kind, ())
+    return str(place_of_key("profile", profile.name, keys[0])) if keys else ""
 
 
-def _over_rows(values: Any, rows: int) -> tuple[Floats, Floats]:
-    """Least and largest of each row: a value may be a number, one a row, or several a row (chunks)."""
-    array = np.asarray(values, dtype=float)
-    table = array if array.ndim == 2 else np.broadcast_to(array, rows)[:, None]
-    return np.broadcast_to(table.min(axis=1), rows), np.broadcast_to(table.max(axis=1), rows)
-
-
-def sizes_of(op: Operator, *, latent: bool) -> dict[str, Any]:
-    """Sizes of an operator by the names that kernel tables give them (``calibration.kernels.forms``).
-
-    Parameters
-    ----------
-    latent
-        Whether attention is MLA, whose tables count heads alone.
-    """
-    match op.kind:
-        case "gemm":
-            return dict(zip(("m", "n", "k"), op.shape, strict=True))
-        case "prefill_attention" | "decode_attention":
-            shape = op.attention
-            length = "seq_len" if op.kind == "prefill_attention" else "kv_len"
-            heads = (
-                {"heads": shape.q_heads}
-                if latent
-                else {"q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-            )
-            return {"batch": shape.sequences, length: shape.longest, **heads}
-        case "experts":
-            rows = op.experts
-            return {
-                "num_tokens": op.size,
-                "hidden": rows.hidden,
-                "width": rows.width,
-                "ep": op.ranks,
-                "num_experts": rows.experts * op.ranks,
+def _fit_rows(each: Summand, one: Pass, labels: pd.Index[Any]) -> pd.DataFrame:
+    """Fits behind an operator, as rows of ``Breakdown.fits``."""
+    rows: list[dict[str, Any]] = []
+    for fit in each.operator[0].fits if each.operator else ():
+        place = place_of_fit(fit, one.at.system.name)
+        rows.append(
+            {
+                "step": one.name,
+                "operator": each.key[0],
+                "engine": fit.engine,
+                "version": fit.version,
+                "points": fit.points,
+                "median_error": fit.median_error,
+                "p90_error": fit.p90_error,
+                "range": ", ".join(f"{size} {low:g} to {high:g}" for size, low, high in fit.valid),
+                "inherited_from": fit.inherited_from,
+                "file": place.file,
+                "line": place.line,
+                "entry": place.entry,
             }
-        case "all_reduce" | "gather":
-            return {"num_gpus": op.ranks, "message_bytes": op.size}
-        case "all_to_all":
-            return {"ep_size": op.ranks, "node_num": op.domains, "num_tokens": op.size}
-    return {}
+        )
+    told = pd.DataFrame(rows * len(labels), columns=FIT_COLUMNS)
+    told.insert(0, "row", labels.repeat(len(rows)))
+    return told
 
 
-def fits_of(rates: Rates, name: str, kind: str, form: str) -> Iterator[Fit]:
-    """Fits behind an operator, by the words under which ``physics.rates`` took them."""
-    for what, fits in rates.used.items():
-        words = what.partition(" (")[0]
-        fitting = {
-            "gemm": words == f"{form} GEMM",
-            "experts": words == f"{form} MoE GEMM",
-            "prefill_attention": words.endswith("prefill attention"),
-            "decode_attention": words.endswith("decode attention"),
-            "all_reduce": words == "all-reduce",
-            "gather": words == name,
-            "all_to_all": words in (name, f"{name} across domains"),
-        }
-        if fitting.get(kind, False):
-            yield from fits
+def _elasticities(designs: Designs, labels: pd.Index[Any]) -> pd.DataFrame:
+    """Derivatives of the logarithms of latencies and throughput by that of every number of the hardware."""
+    frames = []
+    for parameter in (name for name in PARAMETERS if name != CAPACITY):
+        changed = designs.under(
+            decode=scaled(designs.at, parameter, FACTOR), prefill=scaled(designs.prefill_at, parameter, FACTOR)
+        )
+        with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
+            scores = scores_of(changed, times_of(changed), rematch=True)
+        columns = {name: np.imag(part) / np.real(part) / STEP for name, part in scores._asdict().items()}
+        frames.append(pd.DataFrame({"row": labels, "parameter": parameter, **columns}))
+    return pd.concat(frames, ignore_index=True)

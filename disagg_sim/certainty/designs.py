@@ -159,7 +159,7 @@ def designs_of(
         raise InputError(f"the table has no column {missing!r}{nearest(missing, map(str, points))}")
     given, place = systems or {}, np.arange(len(points))
     marked = points.assign(_place=place, _cut=points["prefill_chunk_tokens"] > 0)
-    for key, rows in marked.groupby([*_SHARED, "_cut"], sort=False, observed=True):
+    for key, rows in marked.groupby([*_SHARED, "_cut"], sort=False, observed=True, dropna=False):
         words = dict(zip(_SHARED, key, strict=False))
         mode = str(words["mode"])
         if mode not in MODES:

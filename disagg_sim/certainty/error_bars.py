@@ -21,9 +21,9 @@ All of z and :math:`\epsilon` are standard normal, and drawn by name from one se
 table twice, see the same factors.
 
 **Propagation.** A pass is linear in the times of its operators where no overlap and no pipeline stage changes hands, so
-its derivatives (``operators.uses_of``) times the factors give its time in every sample; latencies and throughput follow
-as the mode puts them together. Designs stay as they were chosen (limits on latency act on the nominal values), but for
-the counts of instances, which follow unless ``rematch`` is off.
+the contributions of its operators (``contributions_of``) times the factors give its time in every sample; latencies and
+throughput follow as the mode puts them together. Designs stay as they were chosen (limits on latency act on the nominal
+values), but for the counts of instances, which follow unless ``rematch`` is off.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from disagg_sim.certainty.breakdown import Use, uses_of
+from disagg_sim.certainty.contributions import Contribution, contributions_of
 from disagg_sim.certainty.designs import MODES, Designs, Scores, Times, designs_of, scores_of, times_of
 from disagg_sim.certainty.extrapolation import breaches, words_of
 from disagg_sim.errors import InputError, whole_number
@@ -295,12 +295,12 @@ def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch:
     if not (designs.at.profile.fitted and designs.prefill_at.profile.fitted):
         raise InputError(f"profile {designs.at.profile.name!r} has no fits, so that nothing says how far it may be off")
     nominal = times_of(designs)
-    uses = uses_of(designs, nominal)
+    operators = contributions_of(designs)
     places = {phase: _mapping_names(designs, phase) for phase in ("decode", "prefill")}
     sampled = [np.repeat(part[:, None], draws.samples, axis=1) for part in nominal]
-    for use in uses:
-        moved = np.expm1(log_factor(use, designs, spec, draws, places[use.phase]))
-        for index, part in enumerate(use.seconds):
+    for operator in operators:
+        moved = np.expm1(log_factor(operator, designs, spec, draws, places[operator.phase]))
+        for index, part in enumerate(operator.seconds):
             if np.any(part):
                 sampled[index] += part[:, None] * moved
     for phase, passes in (("decode", (0,)), ("prefill", (1, 2))):
@@ -314,7 +314,7 @@ def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch:
     found = Scores(*(np.asarray(value).T for value in scores_of(designs, turned, rematch=rematch)))
     what = f"{designs.mode} first token"
     first = _engine_factor(designs.prefill_at, what, "first token", places["prefill"], spec, draws)
-    return found._replace(ftl=found.ftl * first), words_of(uses, nominal)
+    return found._replace(ftl=found.ftl * first), words_of(operators, nominal)
 
 
 def _engine_factor(
@@ -330,34 +330,38 @@ def _engine_factor(
     return np.asarray(np.exp(sigma * draws.mixed(f"engine {engine} {kind}", own, spread.shared)))
 
 
-def log_factor(use: Use, designs: Designs, spec: UncertaintySpec, draws: _Draws, places: Sequence[str]) -> Floats:
+def log_factor(
+    operator: Contribution, designs: Designs, spec: UncertaintySpec, draws: _Draws, places: Sequence[str]
+) -> Floats:
     """Logarithm of the factor on an operator's time, (rows, samples)."""
-    at = designs.at if use.phase == "decode" else designs.prefill_at
-    kind = kind_of(use, spec)
-    library = use.fits[0].engine if use.fits else ASSUMED
-    common = f"{at.system.name} {library} {use.label}"
-    own = [f"{at.system.name} {library} {use.name} {use.format} {place}" for place in places]
-    return sigma_of(use, spec)[:, None] * draws.mixed(common, own, kind.shared)
+    at = designs.at if operator.phase == "decode" else designs.prefill_at
+    kind = kind_of(operator, spec)
+    library = operator.fits[0].engine if operator.fits else ASSUMED
+    common = f"{at.system.name} {library} {operator.label}"
+    own = [f"{at.system.name} {library} {operator.name} {operator.format} {place}" for place in places]
+    return sigma_of(operator, spec)[:, None] * draws.mixed(common, own, kind.shared)
 
 
-def kind_of(use: Use, spec: UncertaintySpec) -> KindSpread:
+def kind_of(operator: Contribution, spec: UncertaintySpec) -> KindSpread:
     """How the errors of the fits behind an operator are shared out."""
-    return spec.kinds[_SECTION.get(use.kind, use.kind)]
+    return spec.kinds[_SECTION.get(operator.kind, operator.kind)]
 
 
-def sigma_of(use: Use, spec: UncertaintySpec) -> Floats:
+def sigma_of(operator: Contribution, spec: UncertaintySpec) -> Floats:
     """S.d. of the logarithm of an operator's time, (rows,): of its fit, of a transfer, and of leaving the range. [1]"""
-    measured = [fit for fit in use.fits if fit.engine != ASSUMED]
+    measured = [fit for fit in operator.fits if fit.engine != ASSUMED]
     own = max((spread_of(fit, spec) for fit in measured), default=spec.assumed)
-    transfer = max((_transfer(fit.inherited_from, use, spec) for fit in measured if fit.inherited_from), default=0.0)
-    far = sum((breach.doublings for breach in breaches(use)), start=np.zeros(use.rows))
+    transfer = max(
+        (_transfer(fit.inherited_from, operator, spec) for fit in measured if fit.inherited_from), default=0.0
+    )
+    far = sum((breach.doublings for breach in breaches(operator)), start=np.zeros(operator.rows))
     return np.asarray(np.sqrt(own**2 + transfer**2) + spec.per_doubling * far)
 
 
-def _transfer(origin: str, use: Use, spec: UncertaintySpec) -> float:
+def _transfer(origin: str, operator: Contribution, spec: UncertaintySpec) -> float:
     """S.d. of the logarithm that a fit of another system adds. [1]"""
-    kind = kind_of(use, spec)
-    alike = load_system(origin).architecture == use.architecture
+    kind = kind_of(operator, spec)
+    alike = load_system(origin).architecture == operator.architecture
     return kind.transfer if alike else kind.transfer_across
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.certainty.breakdown import Use, uses_of
+from disagg_sim.certainty.contributions import Contribution, contributions_of
 from disagg_sim.certainty.designs import Times, designs_of, times_of
 from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, CollectiveFit, Fit
 from disagg_sim.facts.hardware import SystemSpec
@@ -62,15 +62,20 @@ class Breach:
             return np.where(self.where, np.abs(np.log2(self.value / self.end)), 0.0)
 
 
-def breaches(use: Use) -> list[Breach]:
+def breaches(operator: Contribution) -> list[Breach]:
     """Ends of ranges that an operator passes; of several fits that could speak, the one that it leaves least counts."""
-    measured = [fit for fit in use.fits if fit.engine != ASSUMED]
-    least, choice = np.full(use.rows, np.inf), np.full(use.rows, -1)
+    measured = [fit for fit in operator.fits if fit.engine != ASSUMED]
+    least, choice = np.full(operator.rows, np.inf), np.full(operator.rows, -1)
     found: list[list[Breach]] = []
     for number, (fit, ranges) in enumerate(_ranges(measured)):
-        mine = [breach for size, ends in ranges.items() if size in use.sizes for breach in _passed(use, size, ends)]
-        far = sum((breach.doublings for breach in mine), start=np.zeros(use.rows))
-        far = np.where(_speaks(fit, use), far, np.inf)
+        mine = [
+            breach
+            for size, ends in ranges.items()
+            if size in operator.sizes
+            for breach in _passed(operator, size, ends)
+        ]
+        far = sum((breach.doublings for breach in mine), start=np.zeros(operator.rows))
+        far = np.where(_speaks(fit, operator), far, np.inf)
         choice, least = np.where(far < least, number, choice), np.minimum(far, least)
         found.append(mine)
     kept = [(breach, breach.where & (choice == number)) for number, mine in enumerate(found) for breach in mine]
@@ -108,29 +113,29 @@ def outside_calibration(points: pd.DataFrame, *, systems: Mapping[str, SystemSpe
     words = np.full(len(points), "", dtype=object)
     for designs in designs_of(points, systems=systems, exact=False):
         times = times_of(designs)
-        words[designs.rows] = words_of(uses_of(designs, times, _doubtful), times)
+        words[designs.rows] = words_of(contributions_of(designs, _doubtful), times)
     return pd.Series(words, index=points.index, name="outside_calibration")
 
 
-def _doubtful(use: Use) -> bool:
-    return any(fit.inherited_from for fit in use.fits) or bool(breaches(use))
+def _doubtful(operator: Contribution) -> bool:
+    return any(fit.inherited_from for fit in operator.fits) or bool(breaches(operator))
 
 
-def words_of(uses: Sequence[Use], times: Times) -> list[str]:
+def words_of(parts: Sequence[Contribution], times: Times) -> list[str]:
     """Words of ``outside_calibration`` for designs whose operators and times are known, in row order."""
     rows = np.size(times.step)
     passed: dict[tuple[str, str, bool, float], Floats] = {}
     inherited: dict[str, dict[str, Mask]] = {}
-    for use in uses:
-        matters = _matters(use, times)
-        for breach in breaches(use):
-            key = (use.label, SIZE_WORDS.get(breach.size, breach.size), breach.above, breach.end)
+    for operator in parts:
+        matters = _matters(operator, times)
+        for breach in breaches(operator):
+            key = (operator.label, SIZE_WORDS.get(breach.size, breach.size), breach.above, breach.end)
             value = np.where(breach.where & matters, breach.value, np.nan)
             worst = np.fmax if breach.above else np.fmin
             passed[key] = worst(passed.get(key, np.full(rows, np.nan)), value)
-        for system in dict.fromkeys(fit.inherited_from for fit in use.fits if fit.inherited_from):
+        for system in dict.fromkeys(fit.inherited_from for fit in operator.fits if fit.inherited_from):
             kinds = inherited.setdefault(system, {})
-            kinds[use.label] = kinds.get(use.label, np.zeros(rows, dtype=bool)) | matters
+            kinds[operator.label] = kinds.get(operator.label, np.zeros(rows, dtype=bool)) | matters
     told: list[list[str]] = [[] for _ in range(rows)]
     for (label, size, above, end), values in passed.items():
         for row in np.flatnonzero(np.isfinite(values)).tolist():
@@ -161,10 +166,10 @@ def _without_numbers(statement: str) -> str:
     return f"{head}: {' '.join(size)} {side} {end}"
 
 
-def _matters(use: Use, times: Times) -> Mask:
+def _matters(operator: Contribution, times: Times) -> Mask:
     shares = [
-        np.divide(part, whole, out=np.zeros(use.rows), where=np.asarray(whole) > 0)
-        for part, whole in zip(use.seconds, times, strict=True)
+        np.divide(part, whole, out=np.zeros(operator.rows), where=np.asarray(whole) > 0)
+        for part, whole in zip(operator.seconds, times, strict=True)
     ]
     return np.asarray(np.max(shares, axis=0) >= WORTH_TELLING)
 
@@ -188,17 +193,17 @@ def _ranges(fits: Sequence[Fit]) -> Iterator[tuple[Fit, dict[str, tuple[float, f
                 yield fit, {}
 
 
-def _speaks(fit: Fit, use: Use) -> Mask:
+def _speaks(fit: Fit, operator: Contribution) -> Mask:
     """Whether a fit is asked at all: those of the exchange speak of one kind of link."""
-    if isinstance(fit, AllToAllFit) and "node_num" in use.sizes:
-        across = use.sizes["node_num"][1] > 1
+    if isinstance(fit, AllToAllFit) and "node_num" in operator.sizes:
+        across = operator.sizes["node_num"][1] > 1
         return np.asarray(across if fit.link == "nic" else ~across)
-    return np.ones(use.rows, dtype=bool)
+    return np.ones(operator.rows, dtype=bool)
 
 
-def _passed(use: Use, size: str, ends: tuple[float, float]) -> Iterator[Breach]:
+def _passed(operator: Contribution, size: str, ends: tuple[float, float]) -> Iterator[Breach]:
     """Below a range that begins at 1 there is nothing to extrapolate: means of counts may be fractions."""
-    (low, high), (least, largest) = ends, use.sizes[size]
+    (low, high), (least, largest) = ends, operator.sizes[size]
     if low > 1:
         yield Breach(size=size, above=False, end=low, value=least, where=least < low * (1.0 - ROUNDING))
     yield Breach(size=size, above=True, end=high, value=largest, where=largest > high * (1.0 + ROUNDING))

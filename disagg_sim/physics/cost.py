@@ -38,8 +38,8 @@ def kernel_cost(op: Operator, at: Setup) -> Cost:
 
 
 def adjusted(op: Operator, cost: Cost, at: Setup) -> Cost:
-    """The cost times the factor that ``Rates.adjust`` sets for the operator."""
-    return cost if at.rates.adjust is None else cost * at.rates.adjust(op)
+    """What ``Rates.adjust`` makes of the cost of the operator."""
+    return cost if at.rates.adjust is None else at.rates.adjust(op, cost)
 
 
 def _kernel_cost(op: Operator, at: Setup) -> Cost:

@@ -42,7 +42,7 @@ from disagg_sim.physics.collective_curves import (
 from disagg_sim.physics.gemm import GemmRate
 from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.moe import MoeRate
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.roofline import Cost
 
 ENGINES = ("trtllm", "vllm", "sglang")
 #: Parallel regimes of the grouped MoE GEMM fits, and where to look when one was not measured.
@@ -75,7 +75,7 @@ class Rates:
     inherited: bool  # whether any fit was made on another system
     fits: tuple[str, ...] = field(default=())  # provenance of every fit taken
     used: Mapping[str, tuple[Fit, ...]] = field(default_factory=dict)  # every fit taken, by what it was taken for
-    adjust: Callable[[Operator], Numeric] | None = None  # factor on the time of an operator; None = as fitted [1]
+    adjust: Callable[[Operator, Cost], Cost] | None = None  # changes costs of operators; None = as fitted
 
 
 def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:

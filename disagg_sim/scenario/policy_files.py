@@ -83,8 +83,7 @@ class KnownPolicies:
 
     def needs(self, name: str) -> tuple[str, ...]:
         """Parts of a deployment that a policy takes; empty where that is not known."""
-        form = self._forms.get(name)
-        return (form.needs if form is not None else None) or ()
+        return self._forms[name].needs or ()
 
     def notes(self) -> tuple[str, ...]:
         """A line a file on what its text did not tell."""

@@ -8,7 +8,7 @@ import pytest
 from design_tables import tables_of
 
 import disagg_sim as ds
-from disagg_sim.certainty.breakdown import uses_of
+from disagg_sim.certainty.contributions import contributions_of
 from disagg_sim.certainty.designs import designs_of, scores_of, times_of
 from disagg_sim.errors import InputError
 
@@ -50,10 +50,10 @@ def test_operator_times_and_host_add_up_to_every_pass(case):
     for points in tables_of(case):
         for designs in designs_of(points):
             times, host = times_of(designs), designs.at.profile.host
-            uses = uses_of(designs, times)
-            for part, whole in enumerate(times):
-                rest = whole - sum(use.seconds[part] for use in uses)
-                assert np.allclose(rest, host, rtol=0.0, atol=1e-3 * whole.max())
+            parts = contributions_of(designs)
+            for index, whole in enumerate(times):
+                rest = whole - sum(each.seconds[index] for each in parts)
+                assert np.allclose(rest, host, rtol=0.0, atol=1e-12 * whole.max())
 
 
 def test_rematched_pools_lose_what_rounding_took_before():

@@ -27,7 +27,7 @@ from disagg_sim.calibration.served.steady_state import (
     served,
 )
 from disagg_sim.calibration.served.tables import TTFT_CONCURRENCY
-from disagg_sim.certainty.breakdown import Use, uses_in
+from disagg_sim.certainty.contributions import Contribution, contributions_in
 from disagg_sim.certainty.designs import Times
 from disagg_sim.certainty.error_bars import kind_of, sigma_of
 from disagg_sim.certainty.extrapolation import words_of
@@ -78,7 +78,7 @@ def kernel_doubt(
         return Times(zero, first, first)
 
     times = Times(step(run.at).step, *fill(run.at)[1:])
-    steps, fills = uses_in("decode", run.at, step, times), uses_in("prefill", run.at, fill, times)
+    steps, fills = contributions_in("decode", run.at, step), contributions_in("prefill", run.at, fill)
     return KernelDoubt(
         decode=_deviation(steps, times, "step", spec),
         prefill=_deviation(fills, times, "fill", spec),
@@ -86,15 +86,15 @@ def kernel_doubt(
     )
 
 
-def _deviation(uses: list[Use], times: Times, name: str, spec: UncertaintySpec) -> Floats:
+def _deviation(parts: list[Contribution], times: Times, name: str, spec: UncertaintySpec) -> Floats:
     """S.d. of the logarithm of a pass: operators of one kind share a part of their errors, the rest averages. [1]"""
     whole = getattr(times, name)
     common: dict[str, Floats] = {}
     variance = np.zeros(np.shape(whole))
-    for use in uses:
-        own = getattr(use.seconds, name) / whole * sigma_of(use, spec)
-        share = kind_of(use, spec).shared
-        common[use.label] = common.get(use.label, np.zeros(np.shape(whole))) + np.sqrt(share) * own
+    for operator in parts:
+        own = getattr(operator.seconds, name) / whole * sigma_of(operator, spec)
+        share = kind_of(operator, spec).shared
+        common[operator.label] = common.get(operator.label, np.zeros(np.shape(whole))) + np.sqrt(share) * own
         variance = variance + (1.0 - share) * own**2
     return np.asarray(np.sqrt(variance + sum(part**2 for part in common.values())))
 

@@ -1,0 +1,259 @@
+r"""What every operator contributes to the passes of designs, with its sizes and the fits behind it.
+
+The time of a pass is a sum of operator times, but for overlaps and for the slowest pipeline stage, of which the larger
+counts. So it is homogeneous of degree one in the times :math:`t_o` of its operators and in what does not depend on them
+(host), and by Euler's theorem it is the sum of its contributions :math:`t_o\,\partial T/\partial t_o`: an operator that
+hides behind another contributes nothing, one of the slowest stage counts once per micro-batch.
+
+Derivatives are complex steps: with a factor :math:`1 + ih` on a time or on a rate, :math:`\Im(T)/h` is the exact
+derivative, since nothing is subtracted. References: W. Squire and G. Trapp, "Using complex variables to estimate
+derivatives of real functions", SIAM Review 40(1), 1998, :doi:`10.1137/S003614459631241X`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.certainty.designs import Designs, Times, times_of
+from disagg_sim.facts.efficiency import Fit
+from disagg_sim.physics.layer import Operator
+from disagg_sim.physics.rates import Rates
+from disagg_sim.physics.roofline import Cost, Sums
+from disagg_sim.physics.setup import Setup
+
+Floats = NDArray[np.float64]
+Ranges = Mapping[str, tuple[Floats, Floats]]
+_Key = tuple[str, str, str]  # name, kind and format
+
+#: Imaginary step of a derivative: so small that its square vanishes beside one. [1]
+STEP = 1e-30
+#: Operator kinds as people read them, and the words under which their fits were taken (``Rates.used``).
+LABELS = {
+    "gemm": "GEMM",
+    "prefill_attention": "prefill attention",
+    "decode_attention": "decode attention",
+    "experts": "experts",
+    "elementwise": "elementwise kernels",
+    "copy": "elementwise kernels",
+    "all_reduce": "all-reduce",
+    "gather": "expert gather",
+    "all_to_all": "MoE exchange",
+    "hop": "pipeline hop",
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Contribution:
+    """One operator of some designs; arrays have shape (rows,)."""
+
+    phase: str  # whose mapping and setting it runs under: "decode" or "prefill"
+    name: str
+    kind: str  # of ``physics.layer.KINDS``
+    format: str  # of a matrix multiply
+    seconds: Times  # its part of each pass [s]
+    sizes: Ranges  # (least, largest) of each size, by the name that the kernel tables give it
+    fits: tuple[Fit, ...]  # behind its time; none = an assumption of the profile
+    architecture: str  # of the chip that it runs on
+
+    @property
+    def rows(self) -> int:
+        """Designs. [1]"""
+        return int(np.size(self.seconds.step))
+
+    @property
+    def key(self) -> _Key:
+        """Name, kind and format, which tell operators of a pass apart."""
+        return self.name, self.kind, self.format
+
+    @property
+    def label(self) -> str:
+        """Kind as people read it."""
+        return LABELS[self.kind]
+
+
+#: What a pass takes under a setup. [s]
+Timed = Callable[[Setup], Times]
+Wanted = Callable[[Contribution], bool]
+
+
+def contributions_of(designs: Designs, wanted: Wanted = lambda _: True) -> list[Contribution]:
+    """Find every operator that takes time in any of the designs, and how much of each pass.
+
+    Parameters
+    ----------
+    designs
+        Rows of a table (``designs_of``).
+    wanted
+        Which operators are timed at all, by all that is known of them but their time.
+
+    Returns
+    -------
+    list of Contribution
+        Those of decode passes, then those of prefill passes. With ``Setup.profile.host`` their seconds add up to
+        every pass. [s]
+    """
+
+    def decode(at: Setup) -> Times:
+        return times_of(designs.under(decode=at), fill=False)
+
+    def prefill(at: Setup) -> Times:
+        return times_of(designs.under(prefill=at), step=False)
+
+    return [
+        *contributions_in("decode", designs.at, decode, wanted),
+        *contributions_in("prefill", designs.prefill_at, prefill, wanted),
+    ]
+
+
+def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambda _: True) -> list[Contribution]:
+    """Find every operator that takes time where ``timed`` times passes of one phase under a setup.
+
+    Parameters
+    ----------
+    phase
+        "decode" or "prefill".
+    timed
+        Times of the passes under a setup; arrays of shape (rows,). [s]
+    wanted
+        As in ``contributions_of``.
+    """
+    rows, recorded = _recorded(at, timed)
+    nothing, found = Times(*(np.zeros(rows) for _ in Times._fields)), []
+    for (name, kind, form), sizes in recorded.items():
+        one = Contribution(
+            phase=phase,
+            name=name,
+            kind=kind,
+            format=form,
+            seconds=nothing,
+            sizes=sizes,
+            fits=tuple(fits_of(at.rates, name, kind, form)),
+            architecture=at.system.architecture,
+        )
+        if wanted(one):
+            seconds = share_of(one, at, timed, lambda _, cost: cost * (1.0 + STEP * 1j))
+            if any(np.any(part) for part in seconds):
+                found.append(replace(one, seconds=seconds))
+    return found
+
+
+def share_of(one: Contribution, at: Setup, timed: Timed, marked: Callable[[Operator, Cost], Cost]) -> Times:
+    """Carry a quantity of one operator through the passes: what ``marked`` makes of its cost, but nobody else's.
+
+    Parameters
+    ----------
+    marked
+        From an operator and its cost to the cost with the quantity, times ``STEP``, as imaginary part.
+
+    Returns
+    -------
+    Times
+        The quantity over all calls of the operator, each as often as it counts in a pass; shape (rows,).
+    """
+
+    def adjust(op: Operator, cost: Cost) -> Cost:
+        return marked(op, cost) if (op.name, op.kind, op.format) == one.key else _real(cost)
+
+    with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
+        return derivative(timed(adjusted(at, adjust)))
+
+
+def derivative(times: Times) -> Times:
+    """Derivatives by the parameter that carries the step; arrays of shape (rows,)."""
+    return Times(*(np.imag(part) / STEP for part in times))
+
+
+def adjusted(at: Setup, adjust: Callable[[Operator, Cost], Cost]) -> Setup:
+    """The setup with costs of operators changed on their way."""
+    return replace(at, rates=replace(at.rates, adjust=adjust))
+
+
+def _real(cost: Cost) -> Cost:
+    return Cost(np.real(cost.time), Sums(*(np.real(part) for part in cost.sums)))
+
+
+def _recorded(at: Setup, timed: Timed) -> tuple[int, dict[_Key, Ranges]]:
+    """Number of rows; names, kinds and formats of operators in order of first appearance, with their sizes."""
+    seen: dict[_Key, list[dict[str, Any]]] = defaultdict(list)
+
+    def record(op: Operator, cost: Cost) -> Cost:
+        seen[op.name, op.kind, op.format].append(sizes_of(op, latent=at.model.is_mla))
+        return cost
+
+    rows = max(np.size(part) for part in timed(adjusted(at, record)))
+    return rows, {key: _ranges(each, rows) for key, each in seen.items()}
+
+
+def _ranges(calls: list[dict[str, Any]], rows: int) -> Ranges:
+    """Least and largest of every size over the calls of an operator."""
+    ends = {size: [_over_rows(call[size], rows) for call in calls] for size in calls[0]}
+    return {
+        size: (np.min([low for low, _ in pairs], axis=0), np.max([high for _, high in pairs], axis=0))
+        for size, pairs in ends.items()
+    }
+
+
+def _over_rows(values: Any, rows: int) -> tuple[Floats, Floats]:
+    """Least and largest of each row: a value may be a number, one a row, or several a row (chunks)."""
+    array = np.asarray(values, dtype=float)
+    table = array if array.ndim == 2 else np.broadcast_to(array, rows)[:, None]
+    return np.broadcast_to(table.min(axis=1), rows), np.broadcast_to(table.max(axis=1), rows)
+
+
+def sizes_of(op: Operator, *, latent: bool) -> dict[str, Any]:
+    """Sizes of an operator by the names that kernel tables give them (``calibration.kernels.forms``).
+
+    Parameters
+    ----------
+    latent
+        Whether attention is MLA, whose tables count heads alone.
+    """
+    match op.kind:
+        case "gemm":
+            return dict(zip(("m", "n", "k"), op.shape, strict=True))
+        case "prefill_attention" | "decode_attention":
+            shape = op.attention
+            length = "seq_len" if op.kind == "prefill_attention" else "kv_len"
+            heads = (
+                {"heads": shape.q_heads}
+                if latent
+                else {"q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+            )
+            return {"batch": shape.sequences, length: shape.longest, **heads}
+        case "experts":
+            rows = op.experts
+            return {
+                "num_tokens": op.size,
+                "hidden": rows.hidden,
+                "width": rows.width,
+                "ep": op.ranks,
+                "num_experts": rows.experts * op.ranks,
+            }
+        case "all_reduce" | "gather":
+            return {"num_gpus": op.ranks, "message_bytes": op.size}
+        case "all_to_all":
+            return {"ep_size": op.ranks, "node_num": op.domains, "num_tokens": op.size}
+    return {}
+
+
+def fits_of(rates: Rates, name: str, kind: str, form: str) -> Iterator[Fit]:
+    """Fits behind an operator, by the words under which ``physics.rates`` took them."""
+    for what, fits in rates.used.items():
+        words = what.partition(" (")[0]
+        fitting = {
+            "gemm": words == f"{form} GEMM",
+            "experts": words == f"{form} MoE GEMM",
+            "prefill_attention": words.endswith("prefill attention"),
+            "decode_attention": words.endswith("decode attention"),
+            "all_reduce": words == "all-reduce",
+            "gather": words == name,
+            "all_to_all": words in (name, f"{name} across domains"),
+        }
+        if fitting.get(kind, False):
+            yield from fits

@@ -1,0 +1,191 @@
+r"""A pass of a design as a sum: what runs on the way of one micro-batch, and what it waits for.
+
+.. math:: T = \sum_o t_o + t_{hop} + t_{host} + t_{waiting}
+
+* :math:`t_o`, an operator on the way of one micro-batch through all pipeline stages, layers and repetitions included;
+  in chunked pipelined prefill (CPP), on the way of all chunks of a prompt through the slowest stage. An operator that
+  hides behind another, as dispatch behind the shared expert, counts only where it is the longer one;
+* :math:`t_{hop}`, the hand-over between stages;
+* :math:`t_{host}`, host work of the pass, as the profile assumes it;
+* :math:`t_{waiting}`, what is left where there are stages: other micro-batches of the same step or pass at the slowest
+  stage, or, in CPP, the other stages while the pipeline fills and drains.
+
+The time of an operator is split over what it waits for: :math:`t_o = \sum_r r\,\partial t_o/\partial r + t_{latency}`
+over the inverse rates r of compute, HBM, NVLink and NIC. Where compute and memory traffic overlap fully, the longer one
+has all of the time. What no rate speeds up, such as kernel launches and the latency of links, is latency.
+
+Source: physics page, sections 5, 7 and 8; ``certainty.contributions``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.certainty.contributions import STEP, Contribution, Timed, Wanted, contributions_in, share_of
+from disagg_sim.certainty.designs import Designs, Times, scores_of, times_of
+from disagg_sim.certainty.elasticity import scaled
+from disagg_sim.facts.load import load_profile
+from disagg_sim.physics.layer import Operator
+from disagg_sim.physics.mixed import NO_INTERFERENCE
+from disagg_sim.physics.roofline import Cost
+from disagg_sim.physics.setup import Setup
+
+Floats = NDArray[np.float64]
+
+#: Latencies of a design and the fields of ``Scores`` that hold them.
+LATENCIES = ("ttl", "ftl")
+#: What time goes by for: a rate of the hardware each, then what no rate speeds up.
+RESOURCES = ("compute", "hbm", "nvlink", "nic", "latency", "host", "waiting")
+#: Resource -> number of the hardware (``elasticity.PARAMETERS``) that it stands for.
+_RATES = {"compute": "flops", "hbm": "hbm_bandwidth", "nvlink": "nvlink_bandwidth", "nic": "nic_bandwidth"}
+#: Factor on a number of the hardware that carries the step of a derivative by its logarithm. [1]
+FACTOR: Any = np.complex128(1.0 + STEP * 1j)
+#: Parts of a pass below this share of it are rounding. [1]
+_ROUNDING = 1e-12
+
+
+class Route(NamedTuple):
+    """Operators that count in a pass, in passes that hold nothing else of it."""
+
+    timed: Timed
+    field: int  # of ``Times``
+    hops: bool  # whether hand-over between stages is meant, or all other operators
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pass:
+    """A kind of pass that latencies of designs are made of."""
+
+    name: str
+    phase: str  # whose setup it runs under: "decode" or "prefill"
+    designs: Designs
+    field: int  # of ``Times``: its time
+    routes: tuple[Route, ...]
+
+    @property
+    def at(self) -> Setup:
+        """What it runs under."""
+        return self.designs.at if self.phase == "decode" else self.designs.prefill_at
+
+    @cached_property
+    def times(self) -> Times:
+        """Of the designs, (rows,). [s]"""
+        return times_of(self.designs)
+
+    @cached_property
+    def weights(self) -> dict[str, Floats]:
+        """Passes of this kind in each latency, (rows,). [1]"""
+        marked = [part + STEP * 1j * (index == self.field) for index, part in enumerate(self.times)]
+        scores = scores_of(self.designs, Times(*marked))
+        return {name: np.imag(getattr(scores, name)) / STEP + np.zeros(self.designs.rows.size) for name in LATENCIES}
+
+    @cached_property
+    def faster(self) -> dict[str, Setup]:
+        """The setup with the step of a derivative on each rate of the hardware, by resource."""
+        return {resource: scaled(self.at, parameter, FACTOR) for resource, parameter in _RATES.items()}
+
+
+def passes_of(designs: Designs) -> Iterator[Pass]:
+    """Kinds of passes; operators are those of a single stage that runs one micro-batch, or all chunks of CPP."""
+    stages = designs.degrees.pp
+    micro = np.minimum(stages, np.maximum(designs.batch, 1.0))
+    apart = replace(
+        designs,
+        degrees=replace(designs.degrees, pp=np.ones_like(stages)),
+        batch=np.ceil(designs.batch / micro),
+        mixed_chunk=designs.mixed_chunk / micro,
+        interference=NO_INTERFERENCE,
+    )
+    yield _pass("decode step", "decode", designs, apart, 0)
+    if designs.mode == "piggyback":
+        yield _pass("mixed step", "prefill", designs, apart, 1)
+        return
+    degrees, batch, field = designs.prefill_degrees, designs.prefill_batch, 1
+    if designs.chunk_tokens[0]:
+        apart, field = designs, 2  # the slowest stage is busy with its layers of all chunks
+    else:
+        prompts = np.ceil(batch / degrees.dp_attn)
+        prompts = np.ceil(prompts / np.minimum(degrees.pp, prompts))
+        one_stage = replace(degrees, pp=np.ones_like(degrees.pp))
+        apart = replace(designs, prefill_degrees=one_stage, prefill_batch=np.minimum(prompts * degrees.dp_attn, batch))
+    yield _pass("prefill pass", "prefill", designs, apart, field)
+
+
+def _pass(name: str, phase: str, designs: Designs, apart: Designs, field: int) -> Pass:
+    """The pass of ``designs`` whose operators are those of ``apart``, in its field of ``Times``."""
+
+    def timed(of: Designs) -> Timed:
+        if phase == "decode":
+            return lambda at: times_of(of.under(decode=at), fill=False)
+        return lambda at: times_of(of.under(prefill=at), step=False)
+
+    whole = 0 if phase == "decode" else 1
+    routes = Route(timed(apart), field, hops=False), Route(timed(designs), whole, hops=True)
+    return Pass(name=name, phase=phase, designs=designs, field=whole, routes=routes)
+
+
+def at_light(designs: Designs) -> Designs:
+    """The designs at the speed of light."""
+    ideal = load_profile("ideal")
+    return designs.under(decode=designs.at.changed(profile=ideal), prefill=designs.prefill_at.changed(profile=ideal))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Summand:
+    """One part of a pass; arrays have shape (rows,)."""
+
+    key: tuple[str, str, str]  # name, kind and format
+    seconds: Floats
+    operator: tuple[Contribution, Route] | None = None  # None = no operator: host, waiting, interference
+
+
+def summands_of(one: Pass) -> list[Summand]:
+    """Parts of a pass, which add up to its time: operators, host, interference, waiting."""
+    designs, at = one.designs, one.at
+    total = one.times[one.field]
+    found = [
+        Summand(key=each.key, seconds=each.seconds[route.field], operator=(each, route))
+        for route in one.routes
+        for each in contributions_in(one.phase, at, route.timed, _only(hops=route.hops))
+        if np.any(each.seconds[route.field])
+    ]
+    rest = {"host": np.full(designs.rows.shape, at.profile.host)}
+    if one.name == "mixed step" and designs.interference != NO_INTERFERENCE:
+        rest["interference"] = total - times_of(replace(designs, interference=NO_INTERFERENCE))[one.field]
+    left = total - sum(each.seconds for each in found) - sum(rest.values())
+    rest["waiting"] = np.where(np.abs(left) < _ROUNDING * total, 0.0, left)
+    return [*found, *(Summand(key=(name, name, ""), seconds=part) for name, part in rest.items() if np.any(part))]
+
+
+def _only(*, hops: bool) -> Wanted:
+    """Hand-over between stages, or all other operators."""
+    return lambda operator: (operator.kind == "hop") == hops
+
+
+def resources_of(each: Summand, one: Pass) -> dict[str, Floats]:
+    """Seconds of an operator by what they go by for."""
+    assert each.operator is not None
+    found, left = {}, each.seconds
+    contribution, route = each.operator
+    for resource, faster in one.faster.items():
+        part = 0.0 - share_of(contribution, faster, route.timed, lambda _, cost: cost)[route.field]
+        found[resource], left = part, left - part
+    found["latency"] = np.where(np.abs(left) < _ROUNDING * each.seconds, 0.0, left)
+    return found
+
+
+def carried(each: Summand, one: Pass, quantity: Callable[[Operator], Any]) -> Floats:
+    """A quantity of an operator over all its calls in a pass, each as often as it counts."""
+    assert each.operator is not None
+    contribution, route = each.operator
+
+    def marked(op: Operator, spent: Cost) -> Cost:
+        return replace(spent, time=spent.time + quantity(op) * STEP * 1j)
+
+    return np.asarray(share_of(contribution, one.at, route.timed, marked)[route.field])

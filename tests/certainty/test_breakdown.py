@@ -1,0 +1,140 @@
+"""Designs taken apart: parts add up, and each leads to its equation and to the line of its fit."""
+
+import io
+import re
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from design_tables import CASES, tables_of
+
+import disagg_sim as ds
+from disagg_sim.certainty.passes import LATENCIES, RESOURCES
+from disagg_sim.errors import InputError
+from disagg_sim.facts.yaml_files import spec_roots
+
+LLAMA = {"precision": "fp8", "isl": 4096, "osl": 512}
+RESOURCE_COLUMNS = [f"{name}_s" for name in RESOURCES]
+
+
+def llama(mapping, **sizes):
+    """A co-located Llama 3.1 70B on H100, one design."""
+    return ds.colocated("llama_3_1_70b", "h100_sxm", mapping, **LLAMA, **sizes)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["disaggregated", "colocated", "piggyback"])
+def test_parts_add_up_to_ttl_and_ftl_in_every_mode(case, mode):
+    points = tables_of(case)[mode]
+    found = ds.breakdown(points)
+    for name in LATENCIES:
+        parts = found.operators[found.operators["latency"] == name].groupby("row", sort=False)
+        assert np.allclose(parts["seconds"].sum(), points[f"{name}_s"], rtol=1e-12)
+        assert np.allclose(parts["share"].sum(), 1.0, rtol=1e-12)
+    split = found.operators[RESOURCE_COLUMNS]
+    assert np.allclose(split.sum(axis=1), found.operators["seconds"], rtol=1e-9)
+    assert (split >= 0).all(axis=None)
+
+
+def test_a_frontier_file_gives_what_the_table_gave():
+    """What a CSV writes in ten digits is enough, and so is one row of it."""
+    points = tables_of("dense")[0].head(4)
+    text = points.to_csv(index=False, float_format="%.10g")
+    again = pd.read_csv(io.StringIO(text))
+    parts = ds.breakdown(again.iloc[2]).latency(2, "ttl")
+    assert np.isclose(parts["seconds"].sum(), again["ttl_s"][2], rtol=1e-9)
+    assert parts.equals(ds.breakdown(again).latency(2, "ttl"))
+
+
+def test_layers_and_repetitions_are_counted():
+    """80 layers, each with one decode attention; 512 tokens out of 32 residents: a pass of prefill each 15.97 steps."""
+    points = llama(ds.Mapping(tp_attn=4, tp_ffn=4), batch=[32], prefill_batch=[1])
+    parts = ds.breakdown(points).operators.query("latency == 'ttl'").set_index(["step", "operator"])
+    assert parts.loc[("decode step", "decode attention"), "calls"] == 80
+    assert parts.loc[("decode step", "head"), "calls"] == 1
+    assert parts.loc[("decode step", "attention all-reduce"), "calls"] == 80
+    assert parts.loc[("prefill pass", "prefill attention"), "calls"] == pytest.approx(80 * 32 / 511)
+    # 2*m*n*k of gate and up on one of four GPUs: 32 tokens, hidden 8192, two times 28672 columns
+    assert parts.loc[("decode step", "gate, up"), "flops"] == pytest.approx(80 * 2 * 32 * 8192 * 2 * 28672 / 4)
+
+
+def test_resources_are_elasticities_where_nothing_waits():
+    """On one stage the seconds of HBM are what its elasticity says, taken here by differences of two scored tables."""
+    points = llama(ds.Mapping(tp_attn=8, tp_ffn=8), batch=[64], prefill_batch=[2])
+    found = ds.breakdown(points)
+    parts = found.operators.query("latency == 'ttl'")
+    moved = ds.sensitivity(points).set_index("parameter")
+    exact = found.elasticities.set_index("parameter")
+    for resource, parameter in (("compute", "flops"), ("hbm", "hbm_bandwidth"), ("nvlink", "nvlink_bandwidth")):
+        share = parts[f"{resource}_s"].sum() / points["ttl_s"][0]
+        assert exact.loc[parameter, "ttl"] == pytest.approx(-share, rel=1e-9)
+        assert moved.loc[parameter, "ttl"] == pytest.approx(-share, rel=1e-4)
+    assert np.allclose(moved["ftl"].drop("hbm_capacity"), exact["ftl"], rtol=1e-4, atol=1e-8)
+    assert np.allclose(moved["throughput"].drop("hbm_capacity"), exact["throughput"], rtol=1e-4, atol=1e-8)
+
+
+def test_what_hides_behind_another_operator_takes_no_time():
+    """The shared expert overlaps with dispatch: in every design one of the two counts, the longer one."""
+    parts = ds.breakdown(tables_of("latent")[0]).operators
+    steps = parts[(parts["step"] == "decode step") & (parts["latency"] == "ttl")]
+    names = steps.groupby("row")["operator"].agg(set)
+    assert any("decode dispatch" in each for each in names)
+    assert not any({"decode dispatch", "shared down"} <= each for each in names)
+
+
+def test_a_pass_waits_for_its_other_micro_batches():
+    """FTL = host + sum of t_s + (m - 1)*max t_s + (p - 1)*hop: with two stages and two prompts the second one waits."""
+    at = {"precision": "fp8", "isl": 512}  # too short for chunks
+    mapping = ds.Mapping(tp_attn=2, tp_ffn=2, pp=2)
+    one, two = (ds.prefill_grid("llama_3_1_70b", "h100_sxm", mapping, batch=[b], **at) for b in (1, 2))
+    decode = ds.decode_grid("llama_3_1_70b", "h100_sxm", mapping, osl=512, batch=[2], **at)
+    points = ds.disaggregated(two, decode, ftl_limit=10.0)
+    parts = ds.breakdown(points).latency(0, "ftl").set_index("operator")
+    waiting = parts.loc["waiting", "seconds"]
+    assert waiting == pytest.approx(float(two.latency[0, 0] - one.latency[0, 0]), rel=1e-9)
+    layers = one.latency[0, 0] - 0.5e-3 - parts.loc["hop", "seconds"]
+    assert waiting == pytest.approx(layers / 2, rel=0.02), "the slower of two stages"
+    assert parts.loc["hop", "calls"] == 1
+
+
+def test_the_ideal_profile_is_the_speed_of_light():
+    parts = ds.breakdown(tables_of("ideal")[2]).operators
+    assert np.allclose(parts["ideal_s"], parts["seconds"], rtol=1e-9)
+    real = ds.breakdown(tables_of("dense")[2]).operators
+    whole = real[real["latency"] == "ttl"].groupby("row")[["ideal_s", "seconds"]].sum()
+    assert (whole["ideal_s"] < whole["seconds"]).all()
+
+
+@pytest.mark.parametrize("case", ["latent", "inherited", "ideal"])
+def test_every_part_leads_to_a_line_and_an_equation(case):
+    """The line that a part names holds the entry; the function that it names explains itself."""
+    found = ds.breakdown(tables_of(case)[0])
+    for path in found.operators["equation"].unique():
+        module, _, name = path.rpartition(".")
+        assert getattr(import_module(module), name).__doc__
+    root = spec_roots()[-1]
+    for file, line, entry, version in found.fits[["file", "line", "entry", "version"]].drop_duplicates().to_numpy():
+        text = (root / file).read_text().splitlines()[line - 1]
+        assert re.match(r"\s*- \{engine: ", text), (file, line, entry)
+        assert version in text
+    for source in found.operators.loc[found.operators["kind"] == "elementwise", "source"].unique():
+        place, _, key = source.partition(" ")
+        file, _, line = place.partition(":")
+        assert (root / file).read_text().splitlines()[int(line) - 1].strip().startswith(f"{key}:")
+
+
+def test_fits_of_another_system_are_named_with_its_file():
+    fits = ds.breakdown(tables_of("inherited")[1]).fits
+    taken = fits[fits["inherited_from"] != ""]
+    assert len(taken)
+    assert {Path(file).stem for file in taken["file"]} == set(taken["inherited_from"])
+
+
+def test_rows_that_their_specs_do_not_give_are_refused():
+    points = tables_of("dense")[0].head(2)
+    with pytest.raises(InputError, match="no points"):
+        ds.breakdown(points.head(0))
+    with pytest.raises(InputError, match="row 0 of the table: its settings give ttl_s"):
+        ds.breakdown(points.assign(ttl_s=points["ttl_s"] * 1.01, ttl_mean_s=points["ttl_mean_s"] * 1.01))
