@@ -57,7 +57,7 @@ PACKAGES = {
     "sweep": {"numpy", "pandas", "pyarrow", "joblib", "yaml", "pydantic", "pydantic_core"},
     "scenario": {"numpy", "pandas", "pyarrow", "joblib", "yaml", "pydantic", "pydantic_core"},
     "report": {"numpy", "pandas", "matplotlib"},
-    "study": {"numpy", "pandas", "yaml"},
+    "study": {"numpy", "pandas", "pydantic", "yaml"},
     "cli": {"typer", "click", "rich", "pandas"},
     "__init__": {"lazy_loader"},
 }

@@ -11,9 +11,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BeforeValidator
+
 from disagg_sim.errors import InputError, UnknownNameError, quoted
+from disagg_sim.facts.faults import expected
 from disagg_sim.facts.yaml_files import (
     NOUNS,
+    PATH_VARIABLE,
     canonical_name,
     find_file,
     is_path,
@@ -44,6 +48,7 @@ __all__ = [
     "load_traffic",
     "load_uncertainty",
     "resolve_precision",
+    "spec_name",
 ]
 
 
@@ -178,6 +183,20 @@ def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) ->
             f"recipes that it can run: {', '.join(able) or 'none'}"
         )
     return precision
+
+
+def spec_name(kind: str) -> BeforeValidator:
+    """Mark of a text that names a spec: it is loaded, and given back in its canonical spelling."""
+    noun = NOUNS.get(kind, kind)
+
+    def read(value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError(f"{quoted(value)} is not the name of a {noun}")
+        if is_path(value):
+            raise ValueError(f"{quoted(value)} is a path; give the name, and its directory in {PATH_VARIABLE}")
+        return str(expected(_load, kind, value).name)
+
+    return BeforeValidator(read)
 
 
 def _load(kind: str, name: str | Path) -> Any:

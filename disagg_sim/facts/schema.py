@@ -7,17 +7,38 @@ schema adds units and ranges. All faults of a file are collected before any is r
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, TypeVar, Union, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    WrapValidator,
+    create_model,
+)
+from pydantic_core import CoreSchema, core_schema
 
-from disagg_sim.errors import LONGEST_SHOWN, nearest, quoted
+from disagg_sim.errors import LONGEST_SHOWN, nearest, printable, quoted
+from disagg_sim.facts.faults import NEITHER, SeveralFaultsError, fault_lines, out_of_range, said_of, told
 from disagg_sim.facts.yaml_files import spec_error
-from disagg_sim.units import parse_quantity
+from disagg_sim.units import GB, parse_quantity
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+K = TypeVar("K")
+
+#: A name that may be part of a file's name, and how long it may be: several make up one file's. [1]
+PLAIN_NAME = re.compile(r"\w[\w.-]*")
+LONGEST_NAME = 80
 
 # The types of a schema are values made at run time, which a static checker cannot follow.
 _Annotated: Any = Annotated
@@ -36,72 +57,223 @@ class Strict(BaseModel):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Unit:
-    """Mark of a type whose numbers are written with a unit."""
+class Quantity:
+    """Mark of a number with a unit: ``Annotated[float, Quantity("B/s", GB, 100 * TB)]`` reads ``3.35 TB/s``."""
 
     dimension: str
+    low: float
+    high: float
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Read the text, then hand the number on."""
+        return core_schema.no_info_before_validator_function(self.read, handler(source))
+
+    def read(self, value: object) -> float:
+        """The number in SI units; ``ValueError`` where it has none, another unit, or lies outside the range."""
+        number = parse_quantity(value, self.dimension)
+        if not (self.low <= number <= self.high):
+            text = f"{quoted(value)} = {number:g} {self.dimension}"
+            raise ValueError(out_of_range(text, self.low, self.high, self.dimension))
+        return number
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Range:
+    """Mark of a plain number: ``Annotated[int, Range(1, 1024)]``, or a float in the ``unit`` that its key names."""
+
+    low: float
+    high: float
+    unit: str = ""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Check the number, then hand it on."""
+        inner = handler(source)
+        read = self.whole if _core(inner)["type"] == "int" else self.plain
+        return core_schema.no_info_before_validator_function(read, inner)
+
+    def whole(self, value: object) -> int:
+        """A whole number; ``ValueError`` for all else."""
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"{said_of(value)} is not a whole number")
+        if not self.low <= value <= self.high:
+            raise ValueError(out_of_range(quoted(value), self.low, self.high, self.unit))
+        return value
+
+    def plain(self, value: object) -> float:
+        """A number; ``ValueError`` for all else, a quantity with a unit among it."""
+        number = plain_number(value)
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError(f"{said_of(value)} is not a {'plain ' if self.unit else ''}number{self._converted(value)}")
+        if not self.low <= number <= self.high:
+            raise ValueError(out_of_range(quoted(number), self.low, self.high, self.unit))
+        return float(number)
+
+    def _converted(self, value: object) -> str:
+        """What a quantity is in the unit of the key."""
+        dimension, scale = {"s": ("s", 1.0), "GB/s": ("B/s", GB)}.get(self.unit, ("", 1.0))
+        if not dimension:
+            return ""
+        try:
+            plain = f"{parse_quantity(value, dimension) / scale:g}"
+        except ValueError:
+            return f"; the key counts in {self.unit}"
+        return f"; the key counts in {self.unit}: write {plain}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OneOf:
+    """Mark of a text out of a list, which may be known only when a file is read."""
+
+    names: Iterable[str] | Callable[[], Iterable[str]]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Check the text that was read."""
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def check(self, value: str) -> str:
+        """One of the names; ``ValueError`` for all else."""
+        names = tuple(self.names() if callable(self.names) else self.names)
+        if value not in names:
+            raise ValueError(f"{quoted(value)} is unknown{nearest(value, names)}; allowed: {', '.join(names)}")
+        return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unless:
+    """Mark of a type that one word stands beside: ``Annotated[float, Range(0, 9, "s"), Unless("none", math.inf)]``."""
+
+    word: str
+    meaning: Any
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Take the word for its meaning and anything else as the type does; ``null`` is neither."""
+        return core_schema.no_info_wrap_validator_function(self._read, handler(source))
+
+    def _read(self, value: object, handler: Callable[[object], Any]) -> Any:
+        if value == self.word:
+            return self.meaning
+        if value is None:
+            raise ValueError(f"null is no value; allowed: {self.word}")
+        try:
+            return handler(value)
+        except ValidationError as error:
+            if not isinstance(value, str):
+                raise
+            raise ValueError(f"{told(error.errors()[0])}; allowed, too: {self.word}") from None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Written:
+    """Mark of a value that files write in another form: ``Annotated[Limits, Written(LimitKeys, limits_of)]``."""
+
+    form: Any  # type of what stands in the file
+    build: Callable[[Any], Any]  # makes the value of it; raises ValueError
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Read the form, then make the value."""
+        return core_schema.no_info_after_validator_function(self.build, handler.generate_schema(self.form))
+
+
+def _core(schema: Any) -> Any:
+    """The schema inside of what wraps it."""
+    return _core(schema["schema"]) if "schema" in schema else schema
+
+
+def _listed(value: object) -> object:
+    entries = value if isinstance(value, list) else [value]
+    if not entries:
+        raise ValueError("the list is empty")
+    return entries
+
+
+def distinct(values: tuple[T, ...]) -> tuple[T, ...]:
+    """The values; ``ValueError`` where one of them stands there twice."""
+    twice = [
+        f"{printable(str(value)[:LONGEST_SHOWN])} stands there {count} times"
+        for value, count in Counter(values).items()
+        if count > 1
+    ]
+    if twice:
+        raise SeveralFaultsError(((), each) for each in twice)
+    return values
+
+
+def _not_empty(value: object) -> object:
+    if value == {}:
+        raise ValueError("is empty")
+    return value
+
+
+def one_spelling(value: object, handler: Callable[[object], dict[Any, Any]]) -> dict[Any, Any]:
+    """A mapping as ``handler`` reads it; ``ValueError`` where two of its keys are spellings of one name."""
+    read = handler(value)
+    if isinstance(value, Mapping) and len(read) < len(value):
+        raise ValueError(f"{', '.join(map(quoted, value))}: two of these are one name")
+    return read
+
+
+def plain_name(value: str) -> str:
+    """A name that may be part of a file's name; ``ValueError`` for all else."""
+    if not PLAIN_NAME.fullmatch(value) or len(value) > LONGEST_NAME:
+        allowed = f"letters, digits, '_', '.' and '-', up to {LONGEST_NAME} of them"
+        raise ValueError(f"{quoted(value)} is no plain name; allowed: {allowed}")
+    return value
+
+
+def _is_title(value: str) -> str:
+    if not value.strip() or not value.isprintable() or len(value) > LONGEST_SHOWN:
+        raise ValueError(f"{quoted(value)} is not a name; allowed: one line of up to {LONGEST_SHOWN} characters")
+    return value
+
+
+#: A list, or a single value in place of a list of one; not empty.
+Several = Annotated[tuple[T, ...], Field(strict=False), BeforeValidator(_listed)]
+#: Values of an axis: several, each of which stands there once.
+Axis = Annotated[tuple[T, ...], Field(strict=False), BeforeValidator(_listed), AfterValidator(distinct)]
+#: ``NAME: value`` lines, one at least.
+Named = Annotated[dict[K, T], WrapValidator(one_spelling), BeforeValidator(_not_empty)]
+#: A name that may be part of a file's name.
+PlainName = Annotated[str, AfterValidator(plain_name)]
+#: A name that stands in headings: one line with something in it.
+Title = Annotated[str, AfterValidator(_is_title)]
+
+
+def plain_number(value: object) -> object:
+    """A number that was written without a dot, such as 1e-3, which YAML 1.1 reads as text; else the value itself."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
 
 
 def unit_of(annotation: Any) -> str:
     """Dimension of a ``quantity``, or of an optional one: "s", "B/s", ...; "" for every other type."""
     for part in getattr(annotation, "__metadata__", ()):
-        if isinstance(part, Unit):
+        if isinstance(part, Quantity):
             return part.dimension
     return next((unit for item in getattr(annotation, "__args__", ()) if (unit := unit_of(item))), "")
 
 
 def quantity(dimension: str, low: float, high: float) -> Any:
     """Type of a number with a unit, e.g. ``quantity("B/s", 1 * GB, 100 * TB)`` for ``3.35 TB/s``; both ends allowed."""
-
-    def read(value: object) -> float:
-        number = parse_quantity(value, dimension)
-        if not (low <= number <= high):
-            raise ValueError(f"{quoted(value)} = {number:g} {dimension} is outside [{low:g}, {high:g}] {dimension}")
-        return number
-
-    return Annotated[float, BeforeValidator(read), Unit(dimension)]
+    return Annotated[float, Quantity(dimension, low, high)]
 
 
 def number(low: float, high: float) -> Any:
     """Type of a pure number in ``[low, high]``."""
-
-    def read(value: object) -> object:
-        if isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
-            try:
-                return float(value)
-            except ValueError:
-                return value
-        return value
-
-    def check(value: float) -> float:
-        if not (low <= value <= high):
-            raise ValueError(f"{value:g} is outside [{low:g}, {high:g}]")
-        return value
-
-    return Annotated[float, BeforeValidator(read), AfterValidator(check)]
+    return Annotated[float, Range(low, high)]
 
 
 def integer(low: int, high: int) -> Any:
     """Type of a whole number in ``[low, high]``."""
-
-    def check(value: int) -> int:
-        if not (low <= value <= high):
-            raise ValueError(f"{quoted(value)} is outside [{low}, {high}]")
-        return value
-
-    return Annotated[int, AfterValidator(check)]
+    return Annotated[int, Range(low, high)]
 
 
 def choice(allowed: Iterable[str]) -> Any:
     """Type of a text out of a list."""
-    names = tuple(allowed)
-
-    def check(value: str) -> str:
-        if value not in names:
-            raise ValueError(f"{quoted(value)} is unknown{nearest(value, names)}; allowed: {', '.join(names)}")
-        return value
-
-    return Annotated[str, AfterValidator(check)]
+    return Annotated[str, OneOf(tuple(allowed))]
 
 
 def line() -> Any:
@@ -168,6 +340,11 @@ def tagged(*items: Any) -> Any:
     return _Annotated[_Union[items], Field(discriminator="kind")]
 
 
+def told_apart(by: Callable[[Any], str | None], wanted: str) -> Any:
+    """Mark of a union whose forms have no key ``kind``: ``by`` gives the tag of a value, None for one of no form."""
+    return Discriminator(by, custom_error_type=NEITHER, custom_error_message=wanted)
+
+
 def table(name: str, /, **fields: Any) -> type[Strict]:
     """Schema of ``key: value`` lines; a field is a type, or (type, default)."""
     pairs: Any = {key: field if isinstance(field, tuple) else (field, ...) for key, field in fields.items()}
@@ -199,71 +376,25 @@ def validate(schema: type[M], data: Mapping[str, Any], path: Path) -> M:
     SpecError
         With every fault of the file.
     """
+    found = checked_or_faults(schema, data)
+    if isinstance(found, list):
+        raise spec_error(path, found)
+    return found
+
+
+def checked_or_faults(schema: type[M], data: Mapping[str, Any], context: Any = None) -> M | list[str]:
+    """What a mapping says, or a line for each of its faults: key, value, what is allowed or the nearest key.
+
+    Parameters
+    ----------
+    schema : type
+        Fields with their types, units and ranges.
+    data : mapping
+        Content of a file.
+    context : object, optional
+        Handed to the checks of the schema, such as the directory that paths are relative to.
+    """
     try:
-        return schema.model_validate(data)
+        return schema.model_validate(data, context=context)
     except ValidationError as error:
-        raise spec_error(path, faults(error, schema, data)) from None
-
-
-def faults(error: ValidationError, schema: type[BaseModel], data: Mapping[str, Any]) -> list[str]:
-    """One line for each fault that pydantic found: key, value, what is allowed or the nearest key."""
-    known = _keys(schema)
-    return list(dict.fromkeys(_fault(item, known, data) for item in error.errors()))
-
-
-def _keys(schema: type[BaseModel]) -> tuple[str, ...]:
-    document = schema.model_json_schema()
-    parts = [document, *document.get("$defs", {}).values()]
-    return tuple(dict.fromkeys(key for part in parts for key in part.get("properties", {})))
-
-
-_WANTED = {
-    "int": "a whole number",
-    "float": "a number",
-    "string": "text",
-    "bool": "true or false",
-    "list": "a list",
-    "tuple": "a list",
-    "dict": "'key: value' lines",
-    "model": "'key: value' lines",
-}
-
-
-def _fault(item: Any, known: tuple[str, ...], data: Mapping[str, Any]) -> str:
-    kind: str = item["type"]
-    value = item["input"]
-    if kind in ("extra_forbidden", "missing"):
-        *outer, key = item["loc"]
-        where = _place(outer, data)
-        unknown = kind == "extra_forbidden"
-        said = f"unknown key {quoted(key)}{nearest(str(key), known)}" if unknown else f"missing key {key!r}"
-        return f"{where}: {said}" if where else said
-    where = _place(item["loc"], data)
-    if kind == "value_error":
-        return f"{where}: {item['ctx']['error']}"
-    if kind == "union_tag_not_found":
-        return f"{where}: missing key 'kind'"
-    if kind == "union_tag_invalid":
-        allowed = [tag.strip("' ") for tag in item["ctx"]["expected_tags"].split(",")]
-        tag = str(item["ctx"]["tag"])
-        return f"{where}.kind: {quoted(tag)} is unknown{nearest(tag, allowed)}; allowed: {', '.join(allowed)}"
-    if kind == "too_short":
-        return f"{where}: is empty"
-    wanted = _WANTED.get(kind.partition("_")[0])
-    return f"{where}: {_said(value)} is not {wanted}" if wanted else f"{where}: {_said(value)}: {item['msg']}"
-
-
-def _said(value: object) -> str:
-    """A value as a file writes it, cut when long."""
-    return {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else quoted(value)
-
-
-def _place(location: Sequence[str | int], data: object) -> str:
-    """``("gemm", 3, "t0")`` -> ``gemm[3].t0``; tags of unions, which are no keys of the file, are left out."""
-    text = ""
-    for part in location:
-        if isinstance(part, int) and isinstance(data, list):
-            text, data = f"{text}[{part}]", data[part] if part < len(data) else None
-        elif isinstance(data, Mapping) and part in data:
-            text, data = (f"{text}.{part}" if text else str(part)), data[part]
-    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+        return fault_lines(error, schema, data)

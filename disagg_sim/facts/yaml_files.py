@@ -122,6 +122,24 @@ def find_file(kind: str, name: str | Path) -> Path:
     return known[key]
 
 
+def find_document(kind: str, name: str) -> Path:
+    """The file of a sweep or a scenario: a path, or the name of a shipped one.
+
+    Raises
+    ------
+    SpecError
+        With the nearest shipped name and all of them.
+    """
+    path, shipped = Path(name), spec_files(kind)
+    if path.is_file():
+        return path
+    if name in shipped:
+        return shipped[name]
+    if path.is_dir():
+        raise SpecError(f"{name}: is a directory, not a {kind} file")
+    raise SpecError(f"{name}: no such file or shipped {kind} ({', '.join(shipped)}){nearest(path.stem, shipped)}")
+
+
 def shown(path: Path) -> str:
     """A path as messages print it: relative to the working directory when below it, on one line."""
     try:

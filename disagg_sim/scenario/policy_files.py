@@ -83,7 +83,8 @@ class KnownPolicies:
 
     def needs(self, name: str) -> tuple[str, ...]:
         """Parts of a deployment that a policy takes; empty where that is not known."""
-        return self._forms[name].needs or ()
+        form = self._forms.get(name)
+        return (form.needs if form is not None else None) or ()
 
     def notes(self) -> tuple[str, ...]:
         """A line a file on what its text did not tell."""

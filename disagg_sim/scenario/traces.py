@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Tag
 
 from disagg_sim.facts import load
-from disagg_sim.sweep.reader import Reader
+from disagg_sim.facts.faults import SeveralFaultsError, expected
+from disagg_sim.facts.schema import Axis, OneOf, PlainName, Range, Strict, Written, distinct, plain_name, told_apart
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
 from disagg_sim.workload.clock import TIME_UNITS
 from disagg_sim.workload.readers import ROLES, load_trace
@@ -18,10 +21,13 @@ from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
 
 SYNTHETIC = "synthetic"
-COMMON_KEYS = ("kind", "name", "rate_scale", "requests", "rate_per_s")
-FILE_KEYS = ("path", "columns", "time_unit", "from_s", "to_s", "start_s", "spread", *COMMON_KEYS)
-SYNTHETIC_KEYS = ("lengths", "duration_s", "cv", "bursts", *COMMON_KEYS)
-BURST_KEYS = ("contrast", "share", "length_s")
+
+_Rate = Annotated[float, Range(1e-6, 1e6)]
+_Seconds = Annotated[float, Range(0.0, 1e9, "s")]
+_Size = Annotated[float, Range(0.0, 1e6)]
+#: What a column is for -> its header in the file.
+_Columns = dict[Annotated[str, OneOf(ROLES)], str]
+_Requests = Annotated[int | None, Range(1, 10**9)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,126 +113,144 @@ def _load(source: TraceSource, seed: int, version: int) -> Trace:  # noqa: ARG00
     return trace if source.requests is None else trace.head(source.requests)
 
 
-def read_traces(reader: Reader, value: object, folder: Path, instead: str) -> tuple[TraceSource, ...]:
-    """Traces of a document: a mapping, or a list of them.
+class _Common(Strict):
+    name: PlainName = ""
+    kind: str = "auto"
+    rate_scale: Axis[_Rate] = (1.0,)
+    requests: _Requests = None
+    rate_per_s: _Rate | None = None
 
-    Parameters
-    ----------
-    reader : Reader
-        Takes the faults.
-    value : object
-        What stands under ``trace``.
-    folder : Path
-        Directory that paths are relative to.
-    instead : str
-        A file in place of all traces, at their rates; "" = none. Its own name stands for it.
-    """
-    entries = value if isinstance(value, list) else [value]
-    if not entries:
-        reader.faults.append("trace: the list is empty")
-    found = [
-        _trace(reader, f"trace[{number}]" if isinstance(value, list) else "trace", entry, folder, bool(instead))
-        for number, entry in enumerate(entries)
-    ]
-    sources = tuple(source for source in found if source is not None)
-    if instead:
-        rates = tuple(dict.fromkeys(scale for source in sources for scale in source.rate_scales)) or (1.0,)
-        sources = (TraceSource(name=reader.plain_name("--trace", _stem(instead)), path=instead, rate_scales=rates),)
-        reader.attempt("--trace", sources[0].load, 0)
-    reader.distinct("trace", tuple(source.name for source in sources))
+
+class _FileKeys(_Common):
+    """A trace from a file."""
+
+    path: str
+    columns: Annotated[tuple[tuple[str, str], ...], Written(_Columns, lambda given: tuple(given.items()))] = ()
+    time_unit: Annotated[str, OneOf(TIME_UNITS)] = ""
+    from_s: _Seconds | None = None
+    to_s: _Seconds | None = None
+    start_s: _Seconds = 0.0
+    spread: bool = True
+
+
+class _Constant(Strict):
+    """Constant lengths."""
+
+    isl: Annotated[int, Range(1, 10**9)]
+    osl: Annotated[int, Range(1, 10**9)]
+
+
+class _Bursts(Strict):
+    """Two rates that take turns."""
+
+    contrast: _Size
+    share: _Size
+    length_s: _Size
+
+
+#: The name of a shipped traffic, whose first case counts, or ``{isl: 1024, osl: 128}``.
+_Lengths: Any = Annotated[
+    Annotated[str, load.spec_name("traffic"), Tag("name")]
+    | Annotated[_Constant, AfterValidator(lambda lengths: (lengths.isl, lengths.osl)), Tag("constant")],
+    told_apart(
+        lambda value: "name" if isinstance(value, str) else "constant" if isinstance(value, Mapping) else None,
+        "neither {isl: ..., osl: ...} nor a traffic's name",
+    ),
+]
+
+
+def _mmpp(bursts: _Bursts) -> Mmpp:
+    return expected(partial(Mmpp, contrast=bursts.contrast, burst_share=bursts.share, burst_s=bursts.length_s))
+
+
+class _SyntheticKeys(_Common):
+    """A trace drawn from a process of arrivals and a law of lengths."""
+
+    lengths: Annotated[str | tuple[int, int], Written(_Lengths, lambda lengths: lengths)]
+    rate_per_s: _Rate
+    duration_s: Annotated[float | None, Range(1e-3, 1e9)] = None
+    cv: Annotated[float | None, Range(0.0, 100.0)] = None
+    bursts: Annotated[Mmpp | None, Written(_Bursts, _mmpp)] = None
+
+
+def _of_file(keys: _FileKeys, info: Any) -> TraceSource:
+    part = keys.from_s is not None or keys.to_s is not None
+    found = TraceSource(
+        name=keys.name or plain_name(_stem(keys.path)),
+        path=str(info.context.folder / keys.path),
+        kind=keys.kind,
+        columns=keys.columns,
+        time_unit=keys.time_unit,
+        spread=keys.spread,
+        rate=keys.rate_per_s,
+        requests=keys.requests,
+        span=(keys.from_s or 0.0, 1e9 if keys.to_s is None else keys.to_s) if part else None,
+        start=keys.start_s,
+        rate_scales=keys.rate_scale,
+    )
+    return _read(found, info)
+
+
+def _drawn(keys: _SyntheticKeys, info: Any) -> TraceSource:
+    faults = []
+    if (keys.requests is None) == (keys.duration_s is None):
+        faults.append("a synthetic trace has either 'requests' or 'duration_s'")
+    if keys.cv is not None and keys.bursts is not None:
+        faults.append("'cv' and 'bursts' are two processes of arrivals; give one of them")
+    if faults:
+        raise SeveralFaultsError(((), fault) for fault in faults)
+    drawn = Synthetic(
+        lengths=keys.lengths,
+        rate=keys.rate_per_s,
+        requests=keys.requests,
+        duration=keys.duration_s,
+        process=keys.bursts or (Poisson() if keys.cv is None else Gamma(keys.cv)),
+    )
+    found = TraceSource(
+        name=keys.name or SYNTHETIC,
+        kind=keys.kind,
+        rate=keys.rate_per_s,
+        synthetic=drawn,
+        requests=keys.requests,
+        rate_scales=keys.rate_scale,
+    )
+    return _read(found, info)
+
+
+def _read(source: TraceSource, info: Any) -> TraceSource:
+    """A source that was read once to find its faults, unless another takes its place."""
+    if not info.context.instead:
+        expected(lambda: source.load(0).scaled(min(source.rate_scales)))  # the longest of all
+    return source
+
+
+def _form(value: object) -> str | None:
+    if not isinstance(value, Mapping):
+        return None
+    return SYNTHETIC if value.get("kind") == SYNTHETIC else "file"
+
+
+#: A trace of a scenario: ``{path: ...}``, or ``{kind: synthetic, lengths: ..., rate_per_s: ...}``.
+TraceKeys: Any = Annotated[
+    Annotated[_FileKeys, AfterValidator(_of_file), Tag("file")]
+    | Annotated[_SyntheticKeys, AfterValidator(_drawn), Tag(SYNTHETIC)],
+    told_apart(_form, "not a mapping of keys such as path, rate_scale"),
+]
+
+
+def distinct_traces(sources: tuple[TraceSource, ...]) -> tuple[TraceSource, ...]:
+    """The traces; ``ValueError`` where two have one name."""
+    distinct(tuple(source.name for source in sources))
     return sources
+
+
+def replacing(path: str, sources: tuple[TraceSource, ...]) -> tuple[TraceSource, ...]:
+    """A file in place of some traces, at their rates; its own name stands for it. ``ValueError`` for its faults."""
+    rates = tuple(dict.fromkeys(scale for source in sources for scale in source.rate_scales)) or (1.0,)
+    source = TraceSource(name=plain_name(_stem(path)), path=path, rate_scales=rates)
+    expected(source.load, 0)
+    return (source,)
 
 
 def _stem(path: str) -> str:
     return Path(path).name.split(".")[0]
-
-
-def _trace(reader: Reader, where: str, value: object, folder: Path, replaced: bool) -> TraceSource | None:
-    """One trace, read once to find its faults unless another takes its place."""
-    synthetic = isinstance(value, Mapping) and value.get("kind") == SYNTHETIC
-    given = reader.mapping(where, value, SYNTHETIC_KEYS if synthetic else FILE_KEYS)
-    if not isinstance(value, Mapping):
-        return None
-    known = len(reader.faults)
-
-    def scale(key: str, each: object) -> float:
-        return reader.number(key, each, low=1e-6, high=1e6)
-
-    def second(key: str, default: float) -> float:
-        return reader.number(f"{where}.{key}", given.get(key, default), low=0.0, high=1e9, unit="s")
-
-    requests = reader.whole(f"{where}.requests", given["requests"], low=1, high=10**9) if "requests" in given else None
-    default = SYNTHETIC if synthetic else _stem(str(given.get("path", "trace")))
-    rate = None
-    if "rate_per_s" in given:
-        rate = reader.number(f"{where}.rate_per_s", given["rate_per_s"], low=1e-6, high=1e6)
-    source = TraceSource(
-        name=reader.plain_name(f"{where}.name", given.get("name", default)),
-        path="" if synthetic else str(folder / str(given.get("path", ""))),
-        kind=str(given.get("kind", "auto")),
-        columns=_columns(reader, f"{where}.columns", given["columns"]) if "columns" in given else (),
-        time_unit=reader.choice(f"{where}.time_unit", given["time_unit"], TIME_UNITS) if "time_unit" in given else "",
-        spread=reader.flag(f"{where}.spread", given.get("spread", True)),
-        rate=rate,
-        synthetic=_synthetic(reader, where, given, requests, rate) if synthetic else None,
-        requests=requests,
-        span=(second("from_s", 0.0), second("to_s", 1e9)) if {"from_s", "to_s"} & {*given} else None,
-        start=second("start_s", 0.0),
-        rate_scales=reader.several(f"{where}.rate_scale", given.get("rate_scale", 1.0), scale),
-    )
-    if not synthetic and not isinstance(given.get("path"), str):
-        reader.faults.append(f"{where}: missing key 'path', or kind: {SYNTHETIC}")
-    elif not replaced and len(reader.faults) == known:
-        reader.attempt(where, lambda: source.load(0).scaled(min(source.rate_scales)))  # the longest of all
-    return source
-
-
-def _columns(reader: Reader, where: str, value: object) -> tuple[tuple[str, str], ...]:
-    """``{arrival: ts, input_tokens: prompt_len, output_tokens: gen_len}``, or some of these."""
-    given = reader.mapping(where, value, ROLES)
-    for role, header in given.items():
-        if not isinstance(header, str):
-            reader.faults.append(f"{where}.{role}: {header!r} is not the header of a column")
-    return tuple((role, str(header)) for role, header in given.items())
-
-
-def _synthetic(
-    reader: Reader, where: str, given: Mapping[str, Any], requests: int | None, rate: float | None
-) -> Synthetic:
-    for key in ("lengths", "rate_per_s"):
-        if key not in given:
-            reader.faults.append(f"{where}: missing key {key!r}")
-    if (requests is None) == ("duration_s" not in given):
-        reader.faults.append(f"{where}: a synthetic trace has either 'requests' or 'duration_s'")
-    if "cv" in given and "bursts" in given:
-        reader.faults.append(f"{where}: 'cv' and 'bursts' are two processes of arrivals; give one of them")
-    duration = given.get("duration_s")
-    return Synthetic(
-        lengths=_lengths(reader, f"{where}.lengths", given.get("lengths", {"isl": 1, "osl": 1})),
-        rate=rate or 1.0,
-        requests=requests,
-        duration=None if duration is None else reader.number(f"{where}.duration_s", duration, low=1e-3, high=1e9),
-        process=_process(reader, where, given),
-    )
-
-
-def _lengths(reader: Reader, where: str, value: object) -> str | tuple[int, int]:
-    """The name of a shipped traffic, whose first case counts, or ``{isl: 1024, osl: 128}``."""
-    if isinstance(value, str):
-        return next(iter(reader.names(where, value, load.load_traffic)), value)
-    given = reader.mapping(where, value, ("isl", "osl"))
-    isl, osl = (reader.whole(f"{where}.{key}", given.get(key), low=1, high=10**9) for key in ("isl", "osl"))
-    return isl, osl
-
-
-def _process(reader: Reader, where: str, given: Mapping[str, Any]) -> ArrivalProcess:
-    if "cv" in given:
-        return Gamma(reader.number(f"{where}.cv", given["cv"], low=0.0, high=100.0))
-    if "bursts" not in given:
-        return Poisson()
-    bursts = reader.mapping(f"{where}.bursts", given["bursts"], BURST_KEYS)
-    contrast, share, length = (
-        reader.number(f"{where}.bursts.{key}", bursts.get(key), low=0.0, high=1e6) for key in BURST_KEYS
-    )
-    found = reader.attempt(f"{where}.bursts", lambda: Mmpp(contrast=contrast, burst_share=share, burst_s=length))
-    return found if isinstance(found, Mmpp) else Poisson()

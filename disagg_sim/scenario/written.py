@@ -14,13 +14,13 @@ import numpy as np
 
 from disagg_sim.atomic import write_text
 from disagg_sim.errors import InputError
+from disagg_sim.facts.schema import PLAIN_NAME
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.options import options_of
 from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.simulate import SimulationResult
-from disagg_sim.sweep.reader import PLAIN_NAME
 from disagg_sim.workload.trace import Trace
 
 if TYPE_CHECKING:

@@ -1,65 +1,57 @@
 """A sweep's YAML to a frozen ``SweepSpec``; all faults of a file at once.
 
-Past 400 lines: every key of a sweep, its range and its messages.
+Past 400 lines: every key of a sweep, the form it is written in, and the conflicts between keys.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
-from disagg_sim.errors import LONGEST_SHOWN, SpecError, nearest, quoted
+from pydantic import AfterValidator, BeforeValidator, PlainValidator, Tag, WrapValidator
+
+from disagg_sim.errors import LONGEST_SHOWN, DisaggSimError, SpecError, quoted
 from disagg_sim.facts import load
+from disagg_sim.facts.faults import expected, out_of_range, require_few, told_by
+from disagg_sim.facts.schema import (
+    Axis,
+    Named,
+    OneOf,
+    Range,
+    Several,
+    Strict,
+    Title,
+    Unless,
+    Written,
+    checked_or_faults,
+    distinct,
+    one_spelling,
+    told_apart,
+)
 from disagg_sim.facts.traffic import ConstantLength, TrafficCase
-from disagg_sim.facts.yaml_files import read_mapping, spec_error, spec_files
+from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.physics.layer import MLA_FORMS
 from disagg_sim.physics.mixed import Interference
 from disagg_sim.physics.rates import ENGINES
 from disagg_sim.serving.colocation import TTL_MEASURES
-from disagg_sim.serving.costs import PER
+from disagg_sim.serving.costs import PER, costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
-from disagg_sim.sweep.cross_check import cross_check
-from disagg_sim.sweep.reader import Reader
 from disagg_sim.units import GB
 from disagg_sim.workload.joint import joint_lengths
 from disagg_sim.workload.lengths import representative_shape
 
-KEYS = (
-    "name",
-    "models",
-    "systems",
-    "traffic",
-    "modes",
-    "limits",
-    "profile",
-    "engine",
-    "matching",
-    "ctx_gen_ratio",
-    "nvlink_domain",
-    "mla_form",
-    "ttl_measure",
-    "every_step_mixed",
-    "interference",
-    "per",
-    "prices",
-    "block_points",
-    "allow_long_context",
-)
-REQUIRED = ("name", "models", "systems", "traffic")
-LIMIT_KEYS = ("ftl_s", "ttl_s", "gpu_cap", "max_gpus", "nic_gb_per_s")
-INTERFERENCE_KEYS = ("minority_efficiency", "overlap_loss")
 #: The first has two pools; in the others every instance does both phases.
 MODES = ("disaggregated", "colocated", "piggyback")
 BLOCK_POINTS = 32_768
-
-T = TypeVar("T")
+#: Largest length of a request. [token]
+MOST_TOKENS = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +144,185 @@ def same_system(system: str, precision: str) -> Pools:
     return Pools(system=system, precision=precision, prefill_system=system, prefill_precision=precision)
 
 
+_USUAL: dict[str, Any] = {each.name: each.default for each in fields(SweepSpec)}
+_System = Annotated[str, load.spec_name("hardware")]
+_Recipe = Annotated[str, load.spec_name("precision")]
+_Seconds = Annotated[float, Range(1e-6, 1e6, "s")]
+
+
+def _ratio(value: object) -> Fraction | None:
+    """A ratio of whole numbers, such as 0.5, 3.5 or "1/3"; None = the best."""
+    if value == "optimal":
+        return None
+    try:
+        text = "" if isinstance(value, bool) else str(value)[: LONGEST_SHOWN + 1]
+        exact = re.fullmatch(r"\d{1,9}(\.\d{1,9})?|\d{1,9}/\d{1,9}", text.strip())  # else an exponent has no bound
+        ratio = Fraction(text if exact else float(text)).limit_denominator(10**6)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise ValueError(f"{quoted(value)} is not a ratio such as 0.5 or '1/3'; allowed, too: optimal") from None
+    if not Fraction(1, 1000) <= ratio <= 1000:
+        raise ValueError(out_of_range(quoted(value), 0.001, 1000))
+    return ratio
+
+
+def _decodes(value: object) -> object:
+    if isinstance(value, int) and not isinstance(value, bool) and value in (0, 1):
+        raise ValueError(f"{value} leaves nothing to decode; a frontier needs 2 or more (1 is prefill only)")
+    return value
+
+
+class _Shape(Strict):
+    """Constant lengths of the requests."""
+
+    isl: Annotated[int, Range(1, 10**9)]
+    osl: Annotated[int, Range(2, 10**9), BeforeValidator(_decodes)]
+
+
+def traffic_of(name: str, part: int, case: TrafficCase) -> Traffic:
+    """A case of a shipped traffic: constant lengths, or the law with its means."""
+    if isinstance(case.isl, ConstantLength) and isinstance(case.osl, ConstantLength):
+        return Traffic(isl=case.isl.tokens, osl=case.osl.tokens)
+    law = joint_lengths(case)
+    return Traffic(isl=round(law.mean_isl), osl=round(law.mean_osl), law=name, part=part)
+
+
+def _shipped(name: str) -> list[Traffic]:
+    return [expected(traffic_of, name, part, case) for part, case in enumerate(load.load_traffic(name).cases)]
+
+
+def _with_constant(entries: Sequence[Sequence[Traffic]]) -> tuple[Traffic, ...]:
+    """What stands in the file, and before each law the constant lengths that stand for it."""
+    given = distinct(tuple(traffic for entry in entries for traffic in entry))
+    constant = ((Traffic(isl=each.shape[0], osl=each.shape[1]), each) if each.law else (each,) for each in given)
+    return tuple(dict.fromkeys(traffic for pair in constant for traffic in pair))
+
+
+#: The name of a shipped traffic, or ``{isl: 1024, osl: 128}``.
+_Entry: Any = Annotated[
+    Annotated[str, load.spec_name("traffic"), AfterValidator(_shipped), Tag("name")]
+    | Annotated[_Shape, AfterValidator(lambda shape: [Traffic(isl=shape.isl, osl=shape.osl)]), Tag("shape")],
+    told_apart(
+        lambda value: "name" if isinstance(value, str) else "shape" if isinstance(value, Mapping) else None,
+        "neither {isl: ..., osl: ...} nor a traffic's name",
+    ),
+]
+
+_Recipes = Named[_System, Several[_Recipe]]
+
+
+class _Sides(Strict):
+    """Pools on systems of their own."""
+
+    prefill: _Recipes
+    decode: _Recipes
+
+
+def _pairs(recipes: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    return [(system, recipe) for system, several in recipes.items() for recipe in several]
+
+
+def _unlike(sides: _Sides) -> list[Pools]:
+    return [
+        Pools(system=system, precision=recipe, prefill_system=first[0], prefill_precision=first[1])
+        for first, (system, recipe) in product(_pairs(sides.prefill), _pairs(sides.decode))
+    ]
+
+
+def _pools_form(value: object) -> str | None:
+    if not isinstance(value, Mapping):
+        return None
+    return "sides" if {"prefill", "decode"} & {*value} else "alike"
+
+
+#: ``{system: precision, ...}``, or ``{prefill: {...}, decode: {...}}``.
+_Pools: Any = Annotated[
+    Annotated[_Recipes, AfterValidator(lambda given: [same_system(*pair) for pair in _pairs(given)]), Tag("alike")]
+    | Annotated[_Sides, AfterValidator(_unlike), Tag("sides")],
+    told_apart(_pools_form, "not a mapping of system to precision, such as 'h100_sxm: fp8'"),
+]
+
+
+class _Limits(Strict):
+    """Limits of a sweep, each of which may be a list."""
+
+    ftl_s: Axis[_Seconds] = (Limits().ftl_s,)
+    ttl_s: Axis[Annotated[_Seconds, Unless("none", math.inf)]] = (math.inf,)
+    gpu_cap: Axis[Annotated[int, Range(2, 10**6)]] = (Limits().gpu_cap,)
+    max_gpus: Axis[Annotated[int | None, Range(1, 10**4), Unless("own", None)]] = (None,)
+    nic_gb_per_s: Axis[Annotated[float, Range(1e-6, 1e6, "GB/s"), Unless("none", math.inf)]] = (math.inf,)
+
+
+def _combined(limits: _Limits) -> tuple[Limits, ...]:
+    axes = (limits.ftl_s, limits.ttl_s, limits.gpu_cap, limits.max_gpus, limits.nic_gb_per_s)
+    require_few("", *map(len, axes))
+    return tuple(
+        Limits(ftl_s=ftl, ttl_s=ttl, gpu_cap=cap, max_gpus=most, nic_limit=nic * GB)
+        for ftl, ttl, cap, most, nic in product(*axes)
+    )
+
+
+_Prices = Annotated[dict[_System, Annotated[float, Range(1e-3, 1e4, "USD/h")]], WrapValidator(one_spelling)]
+
+
+class _Interference(Strict):
+    """How mixed steps slow down."""
+
+    minority_efficiency: Annotated[float, Range(1e-3, 1.0)] = 1.0
+    overlap_loss: Annotated[float, Range(0.0, 1.0)] = 0.0
+
+
+class _File(Strict):
+    """Keys of a sweep's file."""
+
+    name: Title
+    models: Axis[Annotated[str, load.spec_name("model")]]
+    systems: Annotated[tuple[Pools, ...], Written(Several[_Pools], lambda each: distinct(tuple(chain(*each))))]
+    traffic: Annotated[tuple[Traffic, ...], Written(Several[_Entry], _with_constant)]
+    modes: Axis[Annotated[str, OneOf(MODES)]] = MODES[:1]
+    limits: Annotated[tuple[Limits, ...], Written(_Limits, _combined)] = (Limits(),)
+    profile: Annotated[str, OneOf(partial(load.list_specs, "profile"))] = _USUAL["profile"]
+    engine: Annotated[str, OneOf(ENGINES)] = ""
+    matching: Annotated[str, OneOf(MATCHINGS)] = _USUAL["matching"]
+    ctx_gen_ratio: Axis[Annotated[Fraction | None, PlainValidator(_ratio)]] = (None,)
+    nvlink_domain: Axis[Annotated[int | None, Range(2, 1024), Unless("own", None)]] = (None,)
+    mla_form: Axis[Annotated[str, OneOf(MLA_FORMS)]] = ("auto",)
+    ttl_measure: Annotated[str, OneOf(TTL_MEASURES)] = Sharing().ttl_measure
+    every_step_mixed: bool = False
+    interference: Annotated[Interference, Written(_Interference, lambda knobs: Interference(**dict(knobs)))] = (
+        Interference(minority_efficiency=1.0, overlap_loss=0.0)
+    )
+    per: Annotated[str, OneOf(PER)] = _USUAL["per"]
+    prices: Annotated[
+        tuple[tuple[str, float], ...], Written(_Prices, lambda prices: tuple(sorted(prices.items())))
+    ] = ()
+    block_points: Annotated[int, Range(1, 10**7)] = BLOCK_POINTS
+    allow_long_context: bool = False
+
+    def spec(self, source: str) -> SweepSpec:
+        """What the file says."""
+        return SweepSpec(
+            source=source,
+            name=self.name,
+            models=self.models,
+            pools=self.systems,
+            traffic=self.traffic,
+            modes=self.modes,
+            limits=self.limits,
+            ctx_gen_ratios=self.ctx_gen_ratio,
+            nvlink_domains=self.nvlink_domain,
+            mla_forms=self.mla_form,
+            sharing=Sharing(
+                ttl_measure=self.ttl_measure, every_step_mixed=self.every_step_mixed, interference=self.interference
+            ),
+            profile=self.profile,
+            engine=self.engine,
+            matching=self.matching,
+            per=self.per,
+            prices=self.prices,
+            block_points=self.block_points,
+        )
+
+
 def load_sweep(
     name: str, *, profile: str = "", engine: str = "", prices: Mapping[str, float] | None = None
 ) -> SweepSpec:
@@ -172,7 +343,7 @@ def load_sweep(
         With every fault of the file: key, value, what is allowed, the nearest valid name. A fault of what
         was put in its place names the option of the command line, not the file.
     """
-    path = _find(name)
+    path = find_document("sweep", name)
     document = read_mapping(path)
     overrides: dict[str, Any] = {key: value for key, value in (("profile", profile), ("engine", engine)) if value}
     options = {key: f"--{key}" for key in overrides}
@@ -181,13 +352,13 @@ def load_sweep(
         overrides["prices"] = {**own, **prices} if isinstance(own, Mapping) else own
         options |= {f"prices.{system}": f"--price {system}" for system in prices}
         options |= {} if own else {"prices": "--price"}
-    reader = Reader()
-    spec = _read(reader, {**document, **overrides}, source=str(path))
-    if not reader.faults:
-        cross_check(reader, spec, long_context=bool(document.get("allow_long_context", False)))
-    if reader.faults:
-        raise _error(path, reader.faults, options)
-    return spec
+    found = checked_or_faults(_File, {**document, **overrides})
+    if isinstance(found, _File):
+        spec = found.spec(str(path))
+        found = list(_conflicts(spec, long_context=found.allow_long_context))
+        if not found:
+            return spec
+    raise _error(path, list(dict.fromkeys(found)), options)
 
 
 def _error(path: Path, faults: list[str], options: Mapping[str, str]) -> SpecError:
@@ -202,213 +373,91 @@ def _error(path: Path, faults: list[str], options: Mapping[str, str]) -> SpecErr
     return SpecError("\n".join([*given, *([str(spec_error(path, own))] if own else [])]))
 
 
-def _find(name: str) -> Path:
-    path = Path(name)
-    if path.is_file():
-        return path
-    shipped = spec_files("sweep")
-    if name in shipped:
-        return shipped[name]
-    if path.is_dir():
-        raise SpecError(f"{name}: is a directory, not a sweep file")
-    raise SpecError(f"{name}: no such file or shipped sweep ({', '.join(shipped)}){nearest(path.stem, shipped)}")
+def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
+    """Recipes that a GPU lacks, prompts beyond a model's context: what only the combination of the keys shows."""
+    axes = (spec.models, spec.pools, spec.traffic, spec.limits, spec.ctx_gen_ratios, spec.nvlink_domains)
+    many = list(told_by("", require_few, "models x systems x traffic x limits ...", *map(len, (*axes, spec.mla_forms))))
+    if many:
+        yield from many
+        return
+    yield from _traffic_conflicts(spec, long_context=long_context)
+    yield from _domain_conflicts(spec)
+    yield from _idle_keys(spec)
+    for pools in spec.pools:
+        yield from _pool_conflicts(spec, pools)
+    if spec.prices and spec.per != "usd":
+        yield f"prices: act with 'per: usd' only, and per is {spec.per!r}"
+    if spec.matching != "exact" and spec.ctx_gen_ratios != (None,):
+        yield f"ctx_gen_ratio: a fixed ratio needs 'matching: exact', and matching is {spec.matching!r}"
+    yield from _lacking_fits(spec)
 
 
-def _read(reader: Reader, document: Mapping[Any, Any], *, source: str) -> SweepSpec:
-    reader.keys("", document, KEYS)
-    for key in REQUIRED:
-        if key not in document:
-            reader.faults.append(f"missing key {key!r}")
-    reader.flag("allow_long_context", document.get("allow_long_context", False))
+def _traffic_conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
+    for model in (load.load_model(name) for name in spec.models):
+        for traffic in spec.traffic:
+            check = partial(model.check_context, allow_long=long_context)
+            yield from told_by("traffic", check, traffic.isl, traffic.osl)
+    for traffic in spec.traffic:
+        if traffic.law and "disaggregated" not in spec.modes:
+            yield (
+                f"traffic: {traffic} has lengths that vary, which only the mode disaggregated serves; "
+                f"modes has {', '.join(spec.modes)}"
+            )
 
-    def choice(key: str, default: str, allowed: tuple[str, ...]) -> str:
-        return reader.choice(key, document.get(key, default), allowed)
 
-    def axis(key: str, default: Any, read: Callable[[str, object], T]) -> tuple[T, ...]:
-        return reader.several(key, document.get(key, default), read)
+def _domain_conflicts(spec: SweepSpec) -> Iterator[str]:
+    """Reject ``own`` next to the number it stands for: the case would run twice."""
+    if None not in spec.nvlink_domains:
+        return
+    for pools in spec.pools:
+        own = {load.load_system(name).nvlink_domain for name in (pools.prefill_system, pools.system)}
+        twice = own.pop()
+        if not own and twice in spec.nvlink_domains:
+            yield f"nvlink_domain: {twice} is what 'own' stands for on {pools.system}: a case twice"
 
-    domain = _unless(reader, "own", partial(reader.whole, low=2, high=1024))
-    return SweepSpec(
-        source=source,
-        name=reader.title("name", document.get("name", "-")),
-        models=reader.names("models", document["models"], load.load_model) if "models" in document else (),
-        pools=_pools(reader, document["systems"]) if "systems" in document else (),
-        traffic=_traffic(reader, document["traffic"]) if "traffic" in document else (),
-        modes=axis("modes", MODES[0], partial(reader.choice, allowed=MODES)),
-        limits=_limits(reader, document.get("limits", {})),
-        ctx_gen_ratios=axis("ctx_gen_ratio", "optimal", _unless(reader, "optimal", partial(_ratio, reader))),
-        nvlink_domains=axis("nvlink_domain", "own", domain),
-        mla_forms=axis("mla_form", "auto", partial(reader.choice, allowed=MLA_FORMS)),
-        sharing=_sharing(reader, document),
-        profile=choice("profile", "measured", tuple(load.list_specs("profile"))),
-        engine=reader.choice("engine", document["engine"], ENGINES) if "engine" in document else "",
-        matching=choice("matching", "exact", MATCHINGS),
-        per=choice("per", "gpu", PER),
-        prices=_prices(reader, document.get("prices", {})),
-        block_points=reader.whole("block_points", document.get("block_points", BLOCK_POINTS), low=1, high=10**7),
+
+def _idle_keys(spec: SweepSpec) -> Iterator[str]:
+    """Keys that act in no mode of the sweep."""
+    sharing, neutral = spec.sharing, type(spec.sharing)()
+    uses = (
+        ("ctx_gen_ratio", spec.ctx_gen_ratios != (None,), ("disaggregated",)),
+        ("ttl_measure", sharing.ttl_measure != neutral.ttl_measure, ("colocated", "piggyback")),
+        ("every_step_mixed", sharing.every_step_mixed, ("piggyback",)),
+        ("interference", sharing.interference != neutral.interference, ("piggyback",)),
     )
+    for key, given, modes in uses:
+        if given and not {*modes} & {*spec.modes}:
+            yield f"{key}: acts in {' and '.join(modes)} only; modes has {', '.join(spec.modes)}"
 
 
-def _unless(reader: Reader, word: str, read: Callable[[str, object], T]) -> Callable[[str, object], T | None]:
-    """Reads ``word`` as None and anything else as ``read`` does; a text that is neither is told of the word."""
-
-    def either(key: str, value: object) -> T | None:
-        if value == word:
-            return None
-        known, taken = len(reader.faults), read(key, value)
-        if isinstance(value, str) and len(reader.faults) > known:
-            reader.faults[-1] += f"; allowed, too: {word}"
-        return taken
-
-    return either
-
-
-def _ratio(reader: Reader, key: str, value: object) -> Fraction:
-    """A ratio of whole numbers, such as 0.5, 3.5 or "1/3"."""
-    try:
-        text = "" if isinstance(value, bool) else str(value)[: LONGEST_SHOWN + 1]
-        exact = re.fullmatch(r"\d{1,9}(\.\d{1,9})?|\d{1,9}/\d{1,9}", text.strip())  # else an exponent has no bound
-        ratio = Fraction(text if exact else float(text)).limit_denominator(10**6)
-    except (ValueError, ZeroDivisionError, OverflowError):
-        ratio = None
-    if ratio is None:
-        reader.faults.append(f"{key}: {quoted(value)} is not a ratio such as 0.5 or '1/3'")
-    elif not Fraction(1, 1000) <= ratio <= 1000:
-        reader.faults.append(f"{key}: {quoted(value)} is outside [0.001, 1000]")
-    else:
-        return ratio
-    return Fraction(1)
+def _pool_conflicts(spec: SweepSpec, pools: Pools) -> Iterator[str]:
+    """Whether both sides run their recipes, hand over the cache, suit the modes and have a price."""
+    where = f"systems.{pools.system}" if pools.alike else "systems"
+    for model in (load.load_model(name) for name in spec.models):
+        sides = ((pools.system, pools.precision), (pools.prefill_system, pools.prefill_precision))
+        try:
+            read, written = (
+                load.resolve_precision(recipe, model, load.load_system(system)) for system, recipe in sides
+            )
+        except DisaggSimError as error:
+            yield f"{where}: {error}"
+            continue
+        if read.cache.name != written.cache.name:
+            yield (
+                f"systems: {pools} cannot hand over the KV cache: prefill writes {written.cache.name}, "
+                f"decode reads {read.cache.name}; take recipes with the same cache format"
+            )
+    if not pools.alike and "disaggregated" not in spec.modes:
+        yield f"systems: {pools} serves disaggregated only; modes has {', '.join(spec.modes)}"
+    names = (pools.system, pools.prefill_system)
+    for fault in told_by("prices", costs_of_gpus, names, spec.per, dict(spec.prices)):
+        yield f"{fault}; on the command line: --price SYSTEM=USD"
 
 
-def _sharing(reader: Reader, document: Mapping[Any, Any]) -> Sharing:
-    given = reader.mapping("interference", document.get("interference", {}), INTERFERENCE_KEYS)
-    lows = {"minority_efficiency": 1e-3, "overlap_loss": 0.0}
-    knobs = {
-        name: reader.number(f"interference.{name}", value, low=lows[name], high=1.0) for name, value in given.items()
-    }
-    return Sharing(
-        ttl_measure=reader.choice("ttl_measure", document.get("ttl_measure", "mean"), TTL_MEASURES),
-        every_step_mixed=reader.flag("every_step_mixed", document.get("every_step_mixed", False)),
-        interference=Interference(**{"minority_efficiency": 1.0, "overlap_loss": 0.0, **knobs}),
-    )
-
-
-def _pools(reader: Reader, value: object) -> tuple[Pools, ...]:
-    """``{system: precision, ...}``, or a list of these and of ``{prefill: {...}, decode: {...}}``."""
-    entries = value if isinstance(value, list) else [value]
-    pools: list[Pools] = []
-    for number, entry in enumerate(entries):
-        where = f"systems[{number}]" if isinstance(value, list) else "systems"
-        if isinstance(entry, Mapping) and {"prefill", "decode"} & {*entry}:
-            reader.keys(f"{where}.", entry, ("prefill", "decode"))
-            sides = []
-            for side in ("prefill", "decode"):
-                if side in entry:
-                    sides.append(_recipes(reader, f"{where}.{side}", entry[side]))
-                else:
-                    reader.faults.append(f"{where}: missing key {side!r}")
-            if len(sides) == 2:
-                pools += [
-                    Pools(system=system, precision=recipe, prefill_system=first[0], prefill_precision=first[1])
-                    for first, (system, recipe) in product(*sides)
-                ]
-        else:
-            pools += [same_system(*pair) for pair in _recipes(reader, where, entry)]
-    if not entries:
-        reader.faults.append("systems: the list is empty")
-    return reader.distinct("systems", tuple(pools))
-
-
-def _recipes(reader: Reader, where: str, value: object) -> list[tuple[str, str]]:
-    """(system, precision) of a mapping of system to one recipe or several."""
-    if not isinstance(value, Mapping) or not value:
-        wanted = "a mapping of system to precision, such as 'h100_sxm: fp8'"
-        reader.faults.append(f"{where}: {quoted(value)} is not {wanted}")
-        return []
-    pairs = []
-    for system, recipes in value.items():
-        name = reader.names(where, system, load.load_system)
-        for recipe in reader.names(f"{where}.{system}", recipes, load.load_precision):
-            pairs += [(name[0], recipe)] if name else []
-    return pairs
-
-
-def _traffic(reader: Reader, value: object) -> tuple[Traffic, ...]:
-    entries = value if isinstance(value, list) else [value]
-    given: list[Traffic] = []  # what stands in the file
-    found: list[Traffic] = []  # and beside each law the constant lengths that stand for it
-    if not entries:
-        reader.faults.append("traffic: the list is empty")
-    for number, entry in enumerate(entries):
-        where, known = f"traffic[{number}]", len(given)
-        if isinstance(entry, str):
-            spec = reader.attempt(where, load.load_traffic, entry)
-            for part, case in enumerate(spec.cases if spec is not None else ()):
-                traffic = reader.attempt(where, traffic_of, spec.name, part, case)
-                given += [traffic] if traffic is not None else []
-                if traffic is not None and traffic.law:
-                    found.append(Traffic(isl=traffic.shape[0], osl=traffic.shape[1]))
-        elif isinstance(entry, Mapping):
-            reader.keys(f"{where}.", entry, ("isl", "osl"))
-            missing = [key for key in ("isl", "osl") if key not in entry]
-            reader.faults.extend(f"{where}: missing key {key!r}" for key in missing)
-            if not missing:
-                isl = reader.whole(f"{where}.isl", entry["isl"], low=1, high=10**9)
-                given.append(Traffic(isl=isl, osl=_osl(reader, f"{where}.osl", entry["osl"])))
-        else:
-            reader.faults.append(f"{where}: {quoted(entry)} is neither {{isl: ..., osl: ...}} nor a traffic's name")
-        found += given[known:]
-    reader.distinct("traffic", tuple(given))
-    return tuple(dict.fromkeys(found))
-
-
-def traffic_of(name: str, part: int, case: TrafficCase) -> Traffic:
-    """A case of a shipped traffic: constant lengths, or the law with its means."""
-    if isinstance(case.isl, ConstantLength) and isinstance(case.osl, ConstantLength):
-        return Traffic(isl=case.isl.tokens, osl=case.osl.tokens)
-    law = joint_lengths(case)
-    return Traffic(isl=round(law.mean_isl), osl=round(law.mean_osl), law=name, part=part)
-
-
-def _osl(reader: Reader, key: str, value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value in (0, 1):
-        reader.faults.append(f"{key}: {value} leaves nothing to decode; a frontier needs 2 or more (1 is prefill only)")
-        return 2
-    return reader.whole(key, value, low=2, high=10**9)
-
-
-def _limits(reader: Reader, value: object) -> tuple[Limits, ...]:
-    """Every combination of the limits, each of which may be a list."""
-    given = reader.mapping("limits", value, LIMIT_KEYS)
-    seconds = partial(reader.number, low=1e-6, high=1e6, unit="s")
-    readers: dict[str, Callable[[str, object], Any]] = {
-        "ftl_s": seconds,
-        "ttl_s": _unless(reader, "none", seconds),
-        "gpu_cap": partial(reader.whole, low=2, high=10**6),
-        "max_gpus": _unless(reader, "own", partial(reader.whole, low=1, high=10**4)),
-        "nic_gb_per_s": _unless(reader, "none", partial(reader.number, low=1e-6, high=1e6, unit="GB/s")),
-    }
-    axes = {key: reader.several(f"limits.{key}", given[key], readers[key]) for key in LIMIT_KEYS if key in given}
-    if not reader.crossed("limits", *map(len, axes.values())):
-        return (Limits(),)
-    return tuple(_limits_of(dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
-
-
-def _limits_of(values: dict[str, Any]) -> Limits:
-    if "ttl_s" in values:
-        values["ttl_s"] = math.inf if values["ttl_s"] is None else values["ttl_s"]
-    if "nic_gb_per_s" in values:
-        limit = values.pop("nic_gb_per_s")
-        values["nic_limit"] = math.inf if limit is None else limit * GB
-    return Limits(**values)
-
-
-def _prices(reader: Reader, value: object) -> tuple[tuple[str, float], ...]:
-    if not isinstance(value, Mapping):
-        reader.faults.append(f"prices: {quoted(value)} is not a mapping of system to USD/h, such as 'b200_sxm: 4.5'")
-        return ()
-    prices = []
-    for system, price in value.items():
-        amount = reader.number(f"prices.{system}", price, low=1e-3, high=1e4, unit="USD/h")
-        prices += [(name, amount) for name in reader.names(f"prices.{system}", system, load.load_system)]
-    return tuple(sorted(prices))
+def _lacking_fits(spec: SweepSpec) -> Iterator[str]:
+    """A fitted profile needs fits of each system."""
+    if not load.load_profile(spec.profile).fitted:
+        return
+    for system in dict.fromkeys(name for pools in spec.pools for name in (pools.system, pools.prefill_system)):
+        if load.load_efficiency(system) is None:
+            yield f"profile: {spec.profile!r} needs fitted efficiencies, {system} has none; use 'ideal'"

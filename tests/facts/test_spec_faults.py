@@ -55,7 +55,7 @@ FAULTS = [
         "h200_sxm",
         "hbm_capacity: 141 GB",
         "hbm_capacity: 141 TB",
-        ["hbm_capacity: '141 TB' = 1.41e+14 B is outside [1e+09, 1e+13] B"],
+        ["hbm_capacity: '141 TB' = 1.41e+14 B is out of range; allowed: from 1e+09 to 1e+13 B"],
     ),
     (
         "hardware",
@@ -83,9 +83,9 @@ FAULTS = [
         "h200_sxm",
         "hbm_capacity: 141 GB",
         "hbm_capacity: -141 GB",
-        ["hbm_capacity: '-141 GB' = -1.41e+11 B is outside [1e+09, 1e+13] B"],
+        ["hbm_capacity: '-141 GB' = -1.41e+11 B is out of range; allowed: from 1e+09 to 1e+13 B"],
     ),
-    ("hardware", "h200_sxm", "sm_count: 132", "sm_count: 0", ["sm_count: 0 is outside [1, 10000]"]),
+    ("hardware", "h200_sxm", "sm_count: 132", "sm_count: 0", ["sm_count: 0 is out of range; allowed: from 1 to 10000"]),
     ("hardware", "h200_sxm", "sm_count: 132", "sm_count: many", ["sm_count: 'many' is not a whole number"]),
     ("hardware", "h200_sxm", "[2.50, 7.00]", "[7.00, 2.50]", ["usd_per_gpu_hour: [7.0, 2.5] is not ascending"]),
     ("hardware", "h200_sxm", "[2.50, 7.00]", "[7.00]", ["usd_per_gpu_hour: [7.0] must hold two numbers, low and high"]),
@@ -95,14 +95,14 @@ FAULTS = [
         "measured",
         "memory_utilisation: 0.9\n",
         "memory_utilisation: 90\n",
-        ["memory_utilisation: 90 is outside [1e-06, 1]"],
+        ["memory_utilisation: 90 is out of range; allowed: from 1e-06 to 1"],
     ),
     (
         "profile",
         "measured",
         "memory_utilisation: 0.9\n",
         "memory_utilisation: .nan\n",
-        ["memory_utilisation: nan is outside [1e-06, 1]"],
+        ["memory_utilisation: nan is out of range; allowed: from 1e-06 to 1"],
     ),
     (
         "profile",
@@ -162,7 +162,7 @@ FAULTS = [
     ("model", "llama_3_1_8b", "  - {count: 32, attention: gqa, ffn: dense}", "  []", ["layers: is empty"]),
     ("model", "llama_3_1_8b", "hidden: 4096", "hidden: [4096]", ["hidden: [4096] is not a whole number"]),
     # traffic
-    ("traffic", "reasoning", "isl: 1024", "isl: 0", ["cases[0].isl: 0 is outside [1, 1000000000]"]),
+    ("traffic", "reasoning", "isl: 1024", "isl: 0", ["cases[0].isl: 0 is out of range; allowed: from 1 to 1000000000"]),
     ("traffic", "reasoning", "isl: 1024", "isl: long", ["cases[0].isl: 'long' is not a whole number"]),
     (
         "traffic",
@@ -196,7 +196,13 @@ FAULTS = [
         ["cases[0].osl: probabilities must rise strictly from 0 to 1"],
     ),
     ("traffic", "mooncake_long_prompts", "[1, 7, 20, ", "[1, 70, 20, ", ["cases[0].osl: tokens must not fall"]),
-    ("traffic", "log_normal_4096_512", "sigma: 0.985", "sigma: -1", ["cases[0].isl.sigma: -1 is outside [0, 10]"]),
+    (
+        "traffic",
+        "log_normal_4096_512",
+        "sigma: 0.985",
+        "sigma: -1",
+        ["cases[0].isl.sigma: -1 is out of range; allowed: from 0 to 10"],
+    ),
     # inheritance
     (
         "efficiency",
@@ -269,7 +275,7 @@ def test_all_faults_of_a_file_come_at_once(tmp_path):
     assert str(refusal.value) == message(
         path,
         [
-            "hbm_capacity: '141 TB' = 1.41e+14 B is outside [1e+09, 1e+13] B",
+            "hbm_capacity: '141 TB' = 1.41e+14 B is out of range; allowed: from 1e+09 to 1e+13 B",
             "missing key 'hbm_bandwidth'",
             "sm_count: 1.5 is not a whole number",
             "unknown key 'hbm_bandwith', did you mean 'hbm_bandwidth'?",

@@ -127,10 +127,10 @@ class Plain(Between):
     ("kind", "said"),
     [
         ("plein", "systems[0]: unknown policy 'plein', did you mean 'plain'?; known: arrow, disaggregated, "),
-        ({"kind": "plain", "targt": 3}, "unknown key 'systems[0].targt', did you mean 'target'?"),
+        ({"kind": "plain", "targt": 3}, "systems[0]: unknown key 'targt', did you mean 'target'?"),
         ({"kind": "plain", "target": "many"}, "systems[0].target: 'many' is out of range; allowed: whole numbers"),
         ({"kind": "plain", "fast": 1}, "systems[0].fast: 1 is out of range; allowed: true or false"),
-        ({"kind": "plain", "kind_": 1}, "unknown key 'systems[0].kind_'"),
+        ({"kind": "plain", "kind_": 1}, "systems[0]: unknown key 'kind_'"),
         ({"kind": "plain", "most": 0}, "systems[0].most: 0 is out of range; allowed: whole numbers from 1 to 16777216"),
     ],
 )

@@ -64,9 +64,9 @@ def test_other_headers_and_units_of_a_file(tmp_path):
         ({"columns": COLUMNS}, "looks like a date in ms since 1970, and would be taken for s; say which: time_unit"),
         ({"columns": COLUMNS, "time_unit": "msec"}, "trace.time_unit: 'msec' is unknown, did you mean 'ms'?"),
         ({"columns": {**COLUMNS, "arrival": "tss"}}, "no column 'tss', did you mean 'ts'?"),
-        ({"columns": {"arival": "ts"}}, "unknown key 'trace.columns.arival', did you mean 'arrival'?"),
-        ({"columns": {"arrival": 3}}, "trace.columns.arrival: 3 is not the header of a column"),
-        ({"columns": "ts"}, "trace.columns: 'ts' is not a mapping"),
+        ({"columns": {"arival": "ts"}}, "trace.columns.arival: 'arival' is unknown, did you mean 'arrival'?"),
+        ({"columns": {"arrival": 3}}, "trace.columns.arrival: 3 is not text"),
+        ({"columns": "ts"}, "trace.columns: 'ts' is not 'key: value' lines"),
         ({"time_unit": "ms"}, "no column 'arrival_s'"),
     ],
 )
@@ -82,7 +82,7 @@ def test_the_first_request_may_arrive_later(tmp_path):
     (tmp_path / "late.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
     (source,) = scenario(tmp_path, {"path": "late.csv", "start_s": 7, "from_s": 2}).traces
     assert source.load(0).arrival.tolist() == [7.0, 8.0, 9.0]
-    with pytest.raises(SpecError, match=r"trace\.start_s: -1 is outside"):
+    with pytest.raises(SpecError, match=r"trace\.start_s: -1 is out of range"):
         scenario(tmp_path, {"path": "late.csv", "start_s": -1})
 
 

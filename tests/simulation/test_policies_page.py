@@ -35,5 +35,5 @@ def test_the_example_grows_in_a_burst_and_shrinks_after_it():
     kinds = [decision.kind for decision in result.decisions]
     assert kinds[:2] == ["start", "start"]
     assert kinds.count("stop") == 2
-    assert result.decisions[0].reason.endswith("prompt tokens in wait, 1 instances")
+    assert result.decisions[0].reason.endswith("prompt tokens queued, 1 instances")
     assert result.samples.gpus.max() <= 4

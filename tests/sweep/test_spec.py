@@ -32,19 +32,19 @@ FAULTS = {
     "unknown precision": ("fp8", "fp9", ["'fp9'", "fp8"]),
     "unknown profile": ("measured", "mesured", ["profile", "'mesured'", "did you mean 'measured'"]),
     "misspelt key": ("limits:", "limts:", ["unknown key 'limts'", "did you mean 'limits'"]),
-    "misspelt limit": ("ftl_s:", "ftl:", ["unknown key 'limits.ftl'", "did you mean 'ftl_s'"]),
-    "misspelt shape key": ("isl:", "ils:", ["unknown key 'traffic[0].ils'", "missing key 'isl'"]),
+    "misspelt limit": ("ftl_s:", "ftl:", ["limits: unknown key 'ftl'", "did you mean 'ftl_s'"]),
+    "misspelt shape key": ("isl:", "ils:", ["traffic[0]: unknown key 'ils'", "missing key 'isl'"]),
     "missing key": ("name: trial", "", ["missing key 'name'"]),
     "wrong unit": ("10.0", '"10 ms"', ["limits.ftl_s: '10 ms'", "write 0.01"]),
     "unreadable unit": ("10.0", "ten", ["limits.ftl_s: 'ten'", "counts in s"]),
-    "negative FTL": ("10.0", "-1.0", ["limits.ftl_s: -1.0 is outside [1e-06, 1e+06] s"]),
-    "infinite FTL": ("10.0", ".inf", ["limits.ftl_s", "outside"]),
-    "not a number FTL": ("10.0", ".nan", ["limits.ftl_s", "outside"]),
+    "negative FTL": ("10.0", "-1.0", ["limits.ftl_s: -1.0 is out of range; allowed: from 1e-06 to 1e+06 s"]),
+    "infinite FTL": ("10.0", ".inf", ["limits.ftl_s", "out of range"]),
+    "not a number FTL": ("10.0", ".nan", ["limits.ftl_s", "out of range"]),
     "osl 0": ("128", "0", ["traffic[0].osl: 0", "2 or more"]),
     "osl 1": ("128", "1", ["traffic[0].osl: 1", "prefill only"]),
-    "negative osl": ("128", "-5", ["traffic[0].osl: -5 is outside [2, "]),
+    "negative osl": ("128", "-5", ["traffic[0].osl: -5 is out of range; allowed: from 2 to "]),
     "fractional isl": ("1024", "10.5", ["traffic[0].isl: 10.5 is not a whole number"]),
-    "isl 0": ("1024", "0", ["traffic[0].isl: 0 is outside [1, "]),
+    "isl 0": ("1024", "0", ["traffic[0].isl: 0 is out of range; allowed: from 1 to "]),
     "beyond context": ("1024", "131072", ["exceed the context limit of llama_3_1_8b, 131072", "allow_long_context"]),
     "recipe the GPU lacks": ("h100_sxm: fp8", "a100_sxm_80gb: fp8", ["systems.a100_sxm_80gb", "fp8", "bf16"]),
     "duplicate model": ("[llama_3_1_8b]", "[llama_3_1_8b, llama-3.1-8b]", ["models: llama_3_1_8b", "2 times"]),
@@ -57,18 +57,22 @@ FAULTS = {
     "empty traffic": ("  - {isl: 1024, osl: 128}", "  []", ["traffic: the list is empty"]),
     "unknown traffic": ("  - {isl: 1024, osl: 128}", "  - no_such_traffic", ["traffic[0]", "no_such_traffic"]),
     "systems as a list": ("{h100_sxm: fp8}", "[h100_sxm]", ["systems", "mapping of system to precision"]),
-    "models as a number": ("[llama_3_1_8b]", "7", ["models: 7 is not a list of names"]),
-    "gpu_cap 1": ("ftl_s: 10.0", "gpu_cap: 1", ["limits.gpu_cap: 1 is outside [2, "]),
-    "gpu_cap true": ("ftl_s: 10.0", "gpu_cap: true", ["limits.gpu_cap: True is not a whole number"]),
-    "limits a list": ("{ftl_s: 10.0}", "[10]", ["limits: [10] is not a mapping"]),
+    "models as a number": ("[llama_3_1_8b]", "7", ["models: 7 is not the name of a model"]),
+    "gpu_cap 1": ("ftl_s: 10.0", "gpu_cap: 1", ["limits.gpu_cap: 1 is out of range; allowed: from 2 to "]),
+    "gpu_cap true": ("ftl_s: 10.0", "gpu_cap: true", ["limits.gpu_cap: true is not a whole number"]),
+    "limits a list": ("{ftl_s: 10.0}", "[10]", ["limits: [10] is not 'key: value' lines"]),
     "fixed ratio as a word": ("profile:", "ctx_gen_ratio: half\nprofile:", ["ctx_gen_ratio: 'half'", "too: optimal"]),
-    "fixed ratio 0": ("profile:", "ctx_gen_ratio: [optimal, 0]\nprofile:", ["ctx_gen_ratio: 0 is outside"]),
+    "fixed ratio 0": ("profile:", "ctx_gen_ratio: [optimal, 0]\nprofile:", ["ctx_gen_ratio[1]: 0 is out of range"]),
     "fixed ratio of the paper's matching": (
         "profile:",
         "ctx_gen_ratio: 0.5\nmatching: paper\nprofile:",
         ["ctx_gen_ratio", "needs 'matching: exact'"],
     ),
-    "domain 1": ("profile:", "nvlink_domain: [1, 8]\nprofile:", ["nvlink_domain: 1 is outside [2, 1024]"]),
+    "domain 1": (
+        "profile:",
+        "nvlink_domain: [1, 8]\nprofile:",
+        ["nvlink_domain[0]: 1 is out of range; allowed: from 2 to 1024"],
+    ),
     "domain as a word": ("profile:", "nvlink_domain: wide\nprofile:", ["nvlink_domain: 'wide'", "allowed, too: own"]),
     "own domain twice": (
         "profile:",
@@ -77,7 +81,7 @@ FAULTS = {
     ),
     "value twice": ("10.0", "[1, 1.0]", ["limits.ftl_s: 1.0 stands there 2 times"]),
     "empty axis": ("10.0", "[]", ["limits.ftl_s: the list is empty"]),
-    "one bad value of an axis": ("10.0", "[1, -2]", ["limits.ftl_s: -2 is outside"]),
+    "one bad value of an axis": ("10.0", "[1, -2]", ["limits.ftl_s[1]: -2 is out of range"]),
     "NIC limit in GB": ("ftl_s: 10.0", "nic_gb_per_s: 5 GB", ["nic_gb_per_s: '5 GB'", "GB/s", "too: none"]),
     "unknown MLA form": ("profile:", "mla_form: [naif]\nprofile:", ["mla_form", "did you mean 'naive'"]),
     "unknown measure": ("profile:", "ttl_measure: p90\nprofile:", ["ttl_measure", "did you mean 'p99'"]),
@@ -85,7 +89,7 @@ FAULTS = {
     "efficiency above 1": (
         "profile:",
         "interference: {minority_efficiency: 1.5}\nprofile:",
-        ["minority_efficiency: 1.5 is outside"],
+        ["minority_efficiency: 1.5 is out of range"],
     ),
     "misspelt knob": ("profile:", "interference: {overlap_los: 0}\nprofile:", ["did you mean 'overlap_loss'"]),
     "unknown objective": ("profile:", "per: wat\nprofile:", ["per", "did you mean 'watt'"]),
@@ -95,12 +99,12 @@ FAULTS = {
         "per: usd\nprices: {h100_smx: 2}\nprofile:",
         ["prices", "did you mean 'h100_sxm'"],
     ),
-    "price 0": ("profile:", "per: usd\nprices: {h100_sxm: 0}\nprofile:", ["prices.h100_sxm: 0 is outside"]),
+    "price 0": ("profile:", "per: usd\nprices: {h100_sxm: 0}\nprofile:", ["prices.h100_sxm: 0 is out of range"]),
     "one pool": ("{h100_sxm: fp8}", "[{prefill: {h100_sxm: fp8}}]", ["systems[0]: missing key 'decode'"]),
     "misspelt pool": (
         "{h100_sxm: fp8}",
         "[{prefil: {h100_sxm: fp8}, decode: {h100_sxm: fp8}}]",
-        ["systems[0].prefil", "'prefill'"],
+        ["systems[0]: unknown key 'prefil'", "'prefill'"],
     ),
     "caches that differ": (
         "{h100_sxm: fp8}",
@@ -183,9 +187,12 @@ def test_the_command_line_overrides_profile_and_engine(tmp_path: Path) -> None:
         ({"engine": "foo"}, "--engine: 'foo' is unknown; allowed: trtllm, vllm, sglang"),
         ({"engine": "nccl"}, "--engine: 'nccl' is unknown; allowed: trtllm, vllm, sglang"),
         ({"profile": "ideal", "engine": "foo"}, "--engine: 'foo' is unknown; allowed: trtllm, vllm, sglang"),
-        ({"profile": "mesured"}, "--profile: 'mesured' is unknown, did you mean 'measured'?"),
+        (
+            {"profile": "mesured"},
+            "--profile: 'mesured' is unknown, did you mean 'measured'?; allowed: ideal, measured, optimistic",
+        ),
         ({"prices": {"h100_sxm": 2.0}}, "--price: act with 'per: usd' only, and per is 'gpu'"),
-        ({"prices": {"h100_sxm": 0.0}}, "--price h100_sxm: 0.0 is outside [0.001, 10000] USD/h"),
+        ({"prices": {"h100_sxm": 0.0}}, "--price h100_sxm: 0.0 is out of range; allowed: from 0.001 to 10000 USD/h"),
     ],
 )
 def test_a_fault_of_an_option_names_the_option_and_no_file(tmp_path: Path, options: dict[str, Any], said: str) -> None:
@@ -205,7 +212,7 @@ def test_faults_of_a_file_that_a_sweep_names_stand_below_their_file(
         load_sweep(write(tmp_path, text))
     lines = str(caught.value).splitlines()
     own = [line for line in lines if line.startswith("  - ")]
-    assert [line.split(":")[0] for line in own] == ["  - models", "  - limits.ftl_s"]
+    assert [line.split(":")[0] for line in own] == ["  - models[0]", "  - limits.ftl_s"]
     assert own[0].endswith("mine.yaml:")
     below = [line for line in lines if line.startswith("    - ")]
     assert any("'nonsense'" in line for line in below)

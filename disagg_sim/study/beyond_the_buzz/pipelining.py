@@ -6,20 +6,21 @@ pipelines hold fewer prompts at a time, so the first token comes earlier and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+from pydantic import AfterValidator
 
 from disagg_sim.domain import Mapping as Degrees
 from disagg_sim.facts import load
-from disagg_sim.facts.yaml_files import read_mapping, spec_error
+from disagg_sim.facts.faults import SeveralFaultsError
+from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Title, validate
+from disagg_sim.facts.yaml_files import read_mapping
 from disagg_sim.physics.layer import MLA_FORMS
 from disagg_sim.search.grid import PhaseGrid, prefill_grid
-from disagg_sim.sweep.reader import Reader
 
 #: ``kind`` of such a file; a file without one is a sweep.
 KIND = "pipelined_prefill"
@@ -40,6 +41,28 @@ class Pipelining:
     mla_forms: tuple[str, ...]
 
 
+def _stages_divide(depths: tuple[int, ...], info: Any) -> tuple[int, ...]:
+    gpus = info.data.get("gpus", math.prod(depths))
+    if wrong := [depth for depth in depths if gpus % depth]:
+        raise SeveralFaultsError(((), f"{depth} does not divide {gpus} GPUs") for depth in wrong)
+    return depths
+
+
+class _File(Strict):
+    """Keys of such a file."""
+
+    kind: Annotated[str, OneOf((KIND,))]
+    name: Title
+    model: Annotated[str, load.spec_name("model")]
+    system: Annotated[str, load.spec_name("hardware")]
+    precision: Annotated[str, load.spec_name("precision")]
+    isl: Annotated[int, Range(1, 10**9)]
+    gpus: Annotated[int, Range(1, 10**4)]
+    pp: Annotated[Axis[Annotated[int, Range(1, 10**4)]], AfterValidator(_stages_divide)]
+    chunk_tokens: Annotated[int, Range(1, 10**9)]
+    mla_forms: Axis[Annotated[str, OneOf(MLA_FORMS)]]
+
+
 def load_pipelining(path: Path) -> Pipelining:
     """Read a file of ``kind: pipelined_prefill``.
 
@@ -48,37 +71,8 @@ def load_pipelining(path: Path) -> Pipelining:
     SpecError
         With every fault of the file.
     """
-    document, reader = read_mapping(path), Reader()
-    keys = ("kind", *Pipelining.__slots__)
-    reader.keys("", document, keys)
-    reader.faults += [f"missing key {key!r}" for key in keys if key not in document]
-    study = None if reader.faults else _read(reader, document)
-    if study is None or reader.faults:
-        raise spec_error(path, reader.faults)
-    return study
-
-
-def _read(reader: Reader, document: Mapping[str, Any]) -> Pipelining:
-    def whole(key: str, most: int) -> int:
-        return reader.whole(key, document[key], low=1, high=most)
-
-    def name(key: str, loader: Callable[[str], Any]) -> str:
-        return "".join(reader.names(key, document[key], loader)[:1])
-
-    gpus = whole("gpus", 10**4)
-    depths = reader.several("pp", document["pp"], partial(reader.whole, low=1, high=gpus))
-    reader.faults += [f"pp: {depth} does not divide {gpus} GPUs" for depth in depths if gpus % depth]
-    return Pipelining(
-        name=str(document["name"]),
-        model=name("model", load.load_model),
-        system=name("system", load.load_system),
-        precision=name("precision", load.load_precision),
-        isl=whole("isl", 10**9),
-        gpus=gpus,
-        pp=depths,
-        chunk_tokens=whole("chunk_tokens", 10**9),
-        mla_forms=reader.several("mla_forms", document["mla_forms"], partial(reader.choice, allowed=MLA_FORMS)),
-    )
+    keys = validate(_File, read_mapping(path), path)
+    return Pipelining(**{key: value for key, value in keys if key != "kind"})
 
 
 def pipelined_prefill(study: Pipelining, *, profile: str) -> pd.DataFrame:

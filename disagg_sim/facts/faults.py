@@ -1,0 +1,144 @@
+"""Faults of a file in one line each: the key, the value, what is allowed or the nearest name.
+
+Checks raise ``ValueError`` where they stand; all faults of a file are collected before any is reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from disagg_sim.errors import LONGEST_SHOWN, DisaggSimError, nearest, quoted
+
+T = TypeVar("T")
+#: Cases of a sweep, or runs of a scenario; a study has some hundreds. [1]
+MOST_COMBINATIONS = 100_000
+#: A key of more characters is a slip, and no list of the allowed ones helps. [1]
+LONGEST_KEY = 80
+#: Type of the error of ``told_apart``.
+NEITHER = "neither"
+
+
+class SeveralFaultsError(ValueError):
+    """Several faults that one check found, each with the keys that lead to it from where the check stands."""
+
+    def __init__(self, found: Iterable[tuple[tuple[str | int, ...], str]]) -> None:
+        self.found = tuple(found)
+        super().__init__("; ".join(said for _, said in self.found))
+
+
+def out_of_range(value: str, low: float, high: float, unit: str = "") -> str:
+    """What is said of a value, given as messages show it, that lies outside ``[low, high]``."""
+    ends = [str(end) if isinstance(end, int) else f"{end:g}" for end in (low, high)]
+    return f"{value} is out of range; allowed: from {ends[0]} to {ends[1]}{unit and f' {unit}'}"
+
+
+def require_few(key: str, *sizes: int) -> None:
+    """``ValueError`` where axes of these sizes make more combinations than can be listed."""
+    if (many := math.prod(sizes)) > MOST_COMBINATIONS:
+        raise ValueError(f"{key and f'{key}: '}{many} combinations; allowed: up to {MOST_COMBINATIONS}")
+
+
+def expected(call: Callable[..., T], *args: Any) -> T:
+    """``call(*args)``, an expected failure of it being a fault of the file."""
+    try:
+        return call(*args)
+    except DisaggSimError as error:
+        raise ValueError(str(error)) from None
+
+
+def told_by(where: str, call: Callable[..., Any], *args: Any) -> Iterator[str]:
+    """The fault that ``call(*args)`` tells, behind the key that it belongs to; nothing where it has none."""
+    try:
+        call(*args)
+    except (DisaggSimError, ValueError) as error:
+        yield _behind(where, str(error))
+
+
+def fault_lines(error: ValidationError, schema: type[BaseModel], data: Mapping[str, Any]) -> list[str]:
+    """A line for each fault of a file's mapping: key, value, what is allowed or the nearest key."""
+    document = schema.model_json_schema()
+    levels = [tuple(part.get("properties", {})) for part in (document, *document.get("$defs", {}).values())]
+    return list(dict.fromkeys(said for item in error.errors() for said in _faults(item, levels, data)))
+
+
+_WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "'key: value' lines",
+    "model": "'key: value' lines",
+}
+
+
+def _faults(item: Any, levels: Sequence[tuple[str, ...]], data: Mapping[str, Any]) -> Iterator[str]:
+    kind, location = item["type"], item["loc"]
+    if kind in ("extra_forbidden", "missing"):
+        *outer, key = location
+        where, level = _place(outer, data)
+        said = f"unknown key {quoted(key)}{_near(str(key), levels, level)}"
+        yield _behind(where, said if kind == "extra_forbidden" else f"missing key {key!r}")
+    elif kind == "value_error" and isinstance(error := item["ctx"]["error"], SeveralFaultsError):
+        for below, said in error.found:
+            yield _behind(_place((*location, *below), data)[0], said)
+    else:
+        where, _ = _place(location, data)
+        yield _behind(f"{where}.kind" if kind == "union_tag_invalid" else where, told(item))
+
+
+def _behind(where: str, said: str) -> str:
+    """A fault behind its key, further lines of it indented."""
+    return (f"{where}: {said}" if where else said).replace("\n", "\n  ")
+
+
+def _near(key: str, levels: Sequence[tuple[str, ...]], level: object) -> str:
+    """The nearest known key; without one, all keys of the level that has most of those beside it."""
+    close = nearest(key, dict.fromkeys(name for names in levels for name in names))
+    if close or not isinstance(level, Mapping) or len(key) > LONGEST_KEY:
+        return close
+    names = max(levels, key=lambda names: len({*names} & {*level}))
+    return f"; allowed: {', '.join(names)}" if {*names} & {*level} else ""
+
+
+def told(item: Any) -> str:
+    """What pydantic found, without its place."""
+    kind, value = str(item["type"]), item["input"]
+    if kind == "value_error":
+        return str(item["ctx"]["error"])
+    if kind == "union_tag_not_found":
+        return "missing key 'kind'"
+    if kind == "union_tag_invalid":
+        allowed = [tag.strip("' ") for tag in item["ctx"]["expected_tags"].split(",")]
+        tag = str(item["ctx"]["tag"])
+        return f"{quoted(tag)} is unknown{nearest(tag, allowed)}; allowed: {', '.join(allowed)}"
+    if kind == "too_short":
+        return "is empty"
+    if kind == NEITHER:
+        return f"{said_of(value)} is {item['msg']}"
+    wanted = _WANTED.get(kind.partition("_")[0])
+    return f"{said_of(value)} is not {wanted}" if wanted else f"{said_of(value)}: {item['msg']}"
+
+
+def said_of(value: object) -> str:
+    """A value as a file writes it, cut when long."""
+    return {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else quoted(value)
+
+
+def _place(location: Sequence[str | int], data: object) -> tuple[str, object]:
+    """``("gemm", 3, "t0")`` -> ``gemm[3].t0`` and what stands there; tags of unions, no keys of the file, are left out.
+
+    A value that stands for a list of one has no number.
+    """
+    text = ""
+    for part in location:
+        if isinstance(part, int) and isinstance(data, list):
+            text, data = f"{text}[{part}]", data[part] if part < len(data) else None
+        elif isinstance(data, Mapping) and part in data:
+            text, data = (f"{text}.{part}" if text else str(part)), data[part]
+    return (text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."), data
