@@ -37,7 +37,7 @@ def played(spec: InstanceSpec, instances: int, requests: int, *, step_by_step: b
     start = time.process_time()
     for request, now in enumerate(arrival):
         fleet.run_until(now)
-        fleet.submit(request % instances, request, 0, inputs[request], outputs[request], now)
+        fleet.submit(request % instances, request, (0, inputs[request], outputs[request]), now)
     fleet.run_until(math.inf)
     return time.process_time() - start, fleet
 

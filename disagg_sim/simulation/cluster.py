@@ -11,7 +11,7 @@ from disagg_sim.simulation.batches import Batches, Waiting
 from disagg_sim.simulation.engine import LAST, NORMAL, Engine
 from disagg_sim.simulation.instances import Roster
 from disagg_sim.simulation.kernel.fleet import Fleet
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Mode
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_LOOKS
 from disagg_sim.simulation.policy import Parts
@@ -22,6 +22,7 @@ from disagg_sim.simulation.wishes import END, LATER, Leg, Move, State, Wish
 NAN = math.nan
 NOWHERE = -1  # instance of a request that has just arrived
 READY, STOPPED, MANUAL = State.READY, State.STOPPED, Mode.MANUAL  # an enum's members are slow to look up
+HEARD, KEPT = NOTIFY | CLOSES, NOTIFY | HOLD | CLOSES  # a last segment whose end is heard, and one that goes on
 
 
 class Going(NamedTuple):
@@ -222,9 +223,16 @@ class Cluster:
             return
         more = until < total
         notify = more or self._notify_all
+        flags = KEPT if more else HEARD if notify else CLOSES
         cached = self._remembered(instance, request, new) if self.prefix is not None and have == 0 else 0
         segment = self.fleet.submit(
-            instance, request, context, new, generate, self.engine.now, notify, more, last_token_s, True, True, cached
+            instance,
+            request,
+            (context, new, generate),
+            self.engine.now,
+            flags=flags,
+            last_token_s=last_token_s,
+            cached=cached,
         )
         if notify:
             self._going[segment] = Going(request, instance, until, then)
@@ -235,8 +243,9 @@ class Cluster:
             left -= 1
             more = until < self.prompts[request] + self.outputs[request]
             cached = self._remembered(instance, request, new) if self.prefix is not None and context == 0 else 0
+            flags = NOTIFY | (HOLD if more else 0) | (CLOSES if left == 0 else 0)
             segment = self.fleet.submit(
-                instance, request, context, new, generate, now, True, more, last_token_s, left == 0, True, cached
+                instance, request, (context, new, generate), now, flags=flags, last_token_s=last_token_s, cached=cached
             )
             self._going[segment] = Going(request, instance, until, then)
         for _ in batch:
@@ -266,7 +275,7 @@ class Cluster:
         hidden = 0.0
         if pushed:
             pieces = self.site.link.pieces(tokens, len(self.site.setting.model.layers))
-            window = now - float(self.fleet.segments.start_s[segment])
+            window = now - self.fleet.start_s(segment)
             hidden = self.link.hidden_bytes(origin, target, size, pieces, window)
         self.roster.coming[target] += 1
         self.view.coming_tokens[target] += tokens

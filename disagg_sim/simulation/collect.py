@@ -75,7 +75,8 @@ class Sampler:
 
 def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: Ints) -> Requests:
     """One row a request, from the segments that the kernel kept and the transfers that the cluster kept."""
-    segments, n = cluster.fleet.segments.kept(), inputs.size
+    segments, n = cluster.fleet.segments, inputs.size
+    segments = segments[segments.status != SegmentStatus.WITHDRAWN]
     request = segments.request
     every = np.arange(request.size)
     first, last = np.full(n, -1), np.full(n, -1)
@@ -112,7 +113,7 @@ def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: In
         decode_start_s=np.where(count > 1, np.maximum(_taken(segments.start_s, last), first_token), first_token),
         finish_s=finish,
         preemptions=np.bincount(request, segments.preemptions, minlength=n).astype(np.int64),
-        cached_tokens=np.bincount(request, segments.cached, minlength=n).astype(np.int64),
+        cached_tokens=np.bincount(request, segments.hit, minlength=n).astype(np.int64),
         segments=count,
         transferred_tokens=tokens.astype(np.int64),
     )
@@ -129,9 +130,9 @@ def instance_records(cluster: Cluster, end: float) -> Instances:
         gpus=np.array(roster.gpus, dtype=np.int64),
         start_s=np.minimum(roster.start_s, end),
         stop_s=np.where(np.isnan(stop), end, np.minimum(stop, end)),
-        busy_s=views.busy_time.copy(),
+        busy_s=views.busy_s.copy(),
         decode_steps=views.decode_steps.copy(),
-        decode_s=views.decode_time.copy(),
+        decode_s=views.decode_s.copy(),
         prefill_tokens=views.prefill_tokens.copy(),
         decode_tokens=views.decode_tokens.copy(),
         flops=fleet.flops(),

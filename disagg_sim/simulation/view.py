@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.instances import Index, Roster
-from disagg_sim.simulation.kernel.fleet import Fleet
-from disagg_sim.simulation.kernel.fleet_views import Arrays
+from disagg_sim.simulation.kernel.fleet import Arrays, Fleet
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.prefix_cache import PrefixCache
@@ -71,7 +70,6 @@ class ClusterView:
         self.output_tokens: list[int] = output_tokens.tolist()
         self._arrival, self._output, self._tokens = arrival_s.copy(), output_tokens, input_tokens + output_tokens
         self.arrived = 0  # requests so far; they arrive in order of their index [request]
-        self.coming_tokens: Ints = np.zeros(0, np.int64)  # over instances: cache in transfer there [token]
         self._engine, self._fleet, self._roster = engine, fleet, roster
         self._times: list[float] = []
         self._snapshots: list[tuple[NDArray[Any], ...]] = []
@@ -89,13 +87,13 @@ class ClusterView:
         self.free_blocks: Ints = fleet.free_blocks
         self.total_blocks: Ints = fleet.total_blocks
         self.decode_steps: Ints = fleet.decode_steps
-        self.decode_time: Floats = fleet.decode_time
-        self.busy_time: Floats = fleet.busy_time
+        self.decode_time: Floats = fleet.decode_s
+        self.busy_time: Floats = fleet.busy_s
         self.prefill_tokens: Ints = fleet.prefill_tokens
         self.decode_tokens: Ints = fleet.decode_tokens
         self.prefill_rate: Floats = np.array(self._roster.prefill_rate)
         self.seats: Ints = np.array(self._roster.seats, dtype=np.int64)
-        self.coming_tokens = np.append(self.coming_tokens, [0] * (fleet.total_blocks.size - self.coming_tokens.size))
+        self.coming_tokens: Ints = fleet.coming_tokens  # kept by the cluster
 
     @property
     def now(self) -> float:
@@ -153,11 +151,8 @@ class ClusterView:
     def waiting_prompts(self, instance: int) -> Ints:
         """Requests whose prompt waits on an instance, the next first, nothing of it computed yet: these can move."""
         fleet = self._fleet
-        return fleet.segments.request[fleet.waiting(instance)]
-
-    def step_end_s(self, instance: int) -> float:
-        """When the step in progress ends; the present where there is none. [s]"""
-        return self._fleet.step_end(instance, self._engine.now)
+        requests: Ints = fleet.segments.request[fleet.waiting(instance)]
+        return requests
 
     @property
     def kernel(self) -> Arrays:
@@ -191,9 +186,9 @@ class ClusterView:
             interval = grown[1] / grown[0]
         inputs = self.input_tokens[bisect_right(self.arrival_s, since, hi=self.arrived) : self.arrived]
         segments, tail = self._fleet.segments, self._tail(seconds)
-        request, finish, emitted = segments.request[tail], segments.finish_s[tail], segments.first_token_s[tail]
-        context, prompt = segments.context[tail], segments.prompt[tail]
-        exist = context + prompt + segments.generate[tail] + (prompt == 0)
+        request, finish, emitted = (segments[name][tail] for name in ("request", "finish_s", "first_token_s"))
+        context, prompt = segments["context"][tail], segments["prompt"][tail]
+        exist = context + prompt + segments["generate"][tail] + (prompt == 0)
         last = exist == self._tokens[request]
         done = request[last & (finish > since) & (finish <= now)]
         first = (emitted > since) & (emitted <= now) & (prompt > 0)
@@ -229,8 +224,8 @@ class ClusterView:
         if seconds > self._longest:
             self._longest, self._oldest = seconds, 0
         segments = self._fleet.segments
-        ended = segments.finish_s[self._oldest :] <= self._engine.now - self._longest
-        ended |= segments.status[self._oldest :] == SegmentStatus.WITHDRAWN
+        ended = segments["finish_s"][self._oldest :] <= self._engine.now - self._longest
+        ended |= segments["status"][self._oldest :] == SegmentStatus.WITHDRAWN
         self._oldest += ended.size if ended.all() else int(ended.argmin())
         return slice(self._oldest, None)
 

@@ -18,10 +18,11 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
-from disagg_sim.simulation.kernel.layout import Mode
+from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
 
 BOUND = 0.02
+HEARD = NOTIFY | CLOSES
 DEPLOYMENTS = {
     "llama_tp4": ("llama_3_1_70b", "h100_sxm", "fp8", {"tp_attn": 4, "tp_ffn": 4}, 1024, 257, 32),
     "llama_tp8_long": ("llama_3_1_70b", "h200_sxm", "fp8", {"tp_attn": 8, "tp_ffn": 8}, 4096, 481, 60),
@@ -46,12 +47,14 @@ def full_queue(spec, lengths, *, residents, requests, waiting):
     fleet = Fleet([spec])
     for request in range(residents):
         age = generate * request // residents
-        fleet.submit(0, request, context + prompt + age, 0, max(generate - age, 1), 0.0, True, False, 0.0)
+        fleet.submit(
+            0, request, (context + prompt + age, 0, max(generate - age, 1)), 0.0, flags=HEARD, last_token_s=0.0
+        )
     for request in range(waiting):
-        fleet.submit(0, request, *lengths, 0.0, True, False, 0.0 if context else math.nan)
+        fleet.submit(0, request, lengths, 0.0, flags=HEARD, last_token_s=0.0 if context else math.nan)
     for _ in range(requests):
         _, now = fleet.run_until(math.inf)
-        fleet.submit(0, 0, *lengths, now, True, False, now if context else math.nan)
+        fleet.submit(0, 0, lengths, now, flags=HEARD, last_token_s=now if context else math.nan)
     return fleet
 
 

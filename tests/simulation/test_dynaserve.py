@@ -25,34 +25,16 @@ def fleet_of(mode=Mode.CHUNKED, limit=np.inf):
 
 def book_of(*requests):
     """Of (prompt, expected, split, first, second); nothing has come yet."""
-    return np.array([(*request, -1, -1) for request in requests], dtype=np.int64).reshape(-1, predictor.BOOK)
+    return np.array([(*request, -1, -1) for request in requests], predictor.BOOK)
 
 
 def ask(fleet, prompt, expected, *, book=None, promised=(), now=0.0, rounds=0, tolerance=0.0, watch=True):
     """Split and times of a new request on instances 0 and 1."""
-    arrays = fleet.arrays
-    open_list = np.array([*promised, 0], dtype=np.int64)
-    tally = np.array([0, len(promised)], dtype=np.int64)
-    return predictor.finish_times(
-        arrays.ints,
-        arrays.floats,
-        arrays.seg,
-        arrays.sets,
-        arrays.heads,
-        arrays.values,
-        book_of() if book is None else book,
-        open_list,
-        tally,
-        0,
-        1,
-        prompt,
-        expected,
-        now,
-        rounds,
-        tolerance,
-        0.0,
-        watch,
-    )
+    inst, seg, sets, values, _ = fleet.arrays
+    open_list, tally = np.array([*promised, 0]), np.array([(0, len(promised))], predictor.TALLY)
+    known = predictor.Known(inst, seg, sets, values, book_of() if book is None else book, open_list, tally)
+    search = predictor.Search(rounds, tolerance, 0.0, watch)
+    return predictor.finish_times(known, predictor.Wanted(prompt, expected, 0, 1), now, search)
 
 
 def test_plain_disaggregation_on_an_idle_pair():
@@ -80,7 +62,7 @@ def test_bisection_ends_within_the_tolerance():
 
 def test_behind_a_pass_in_progress_and_a_decode():
     fleet = fleet_of()
-    fleet.submit(0, 0, 0, 200, 50, 0.0)
+    fleet.submit(0, 0, (0, 200, 50), 0.0)
     fleet.run_until(0.0)
     book = book_of((200, 250, 250, 0, -1))
     # 30 ms of its prefill, then one decode beside 100 tokens: 10 + 1 + 10 ms
@@ -110,7 +92,7 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 60)), min_siz
 def test_predictor_and_kernel_agree_when_lengths_are_known(requests, mode, when):
     fleet = fleet_of(mode, 0.10005)  # half a token from any step: rounding decides nothing
     for request, (prompt, output) in enumerate(requests):
-        fleet.submit(1, request, 0, prompt, output, 0.0)
+        fleet.submit(1, request, (0, prompt, output), 0.0)
     fleet.run_until(when)
     fleet.refresh(when)
     book = book_of(*((prompt, prompt + output, prompt + output, 1, -1) for prompt, output in requests))

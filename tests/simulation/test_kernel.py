@@ -17,9 +17,15 @@ from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel import compiled
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, SegmentStatus
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Mode, SegmentStatus
 from disagg_sim.simulation.kernel.step_table import StepTable
 
+#: Columns of instances that count something.
+COUNTED = (
+    *("active", "queued_requests", "queued_prompt_tokens", "queued_context_tokens", "running_requests"),
+    *("running_tokens", "free_blocks", "total_blocks", "decode_steps", "passes", "prefill_tokens", "decode_tokens"),
+    *("first_tokens", "preemptions"),
+)
 #: Two DP ranks in two pipeline stages, prompts of a pass cut into chunks, and a formula.
 PIPELINE = StepTable.build(
     setup("mixtral_8x7b", "h100_sxm", "bf16"), Degrees(dp_attn=2.0, ep=2.0, pp=2.0), max_sequences=16, chunk_tokens=64
@@ -43,7 +49,7 @@ def instances(draw):
 
 @st.composite
 def arrivals(draw):
-    """Time, instance, (context, prompt, generate), hold, ready, change of the token budget."""
+    """Time, instance, (context, prompt, generate), hold, change of the token budget."""
     gap = st.one_of(st.just(0.0), st.floats(0.0, 0.02), st.floats(0.0, 0.5))
     kind = draw(st.sampled_from(["whole", "prefill", "decode", "rest"]))
     context, prompt, generate = draw(LENGTH), draw(LENGTH), draw(LENGTH)
@@ -53,15 +59,14 @@ def arrivals(draw):
         "decode": (context, 0, generate),
         "rest": (context, prompt, generate),
     }[kind]
-    hold, ready = draw(st.booleans()), draw(st.booleans())
-    return draw(gap), draw(st.integers(0, 1)), lengths, hold, ready, draw(st.integers(0, 9))
+    return draw(gap), draw(st.integers(0, 1)), lengths, draw(st.booleans()), draw(st.integers(0, 9))
 
 
 WORK = st.tuples(st.lists(instances(), min_size=2, max_size=2), st.lists(arrivals(), min_size=1, max_size=25))
 
 
 def play(specs, work, *, step_by_step, look=lambda fleet, now: None):
-    """Submit the work, release held blocks 0.03 s later and let contexts come after 0.02 s; the fleet at the end."""
+    """Submit the work, release held blocks 0.03 s later; the fleet at the end."""
     fleet = Fleet(specs, step_by_step=step_by_step, capacity=4)
     serial, agenda, now = 0, [], 0.0
     for index, (gap, *rest) in enumerate(work):
@@ -73,33 +78,20 @@ def play(specs, work, *, step_by_step, look=lambda fleet, now: None):
         segment, now = fleet.run_until(limit)
         look(fleet, now)
         if segment >= 0:
-            after = "ready" if fleet.status_of(segment) == SegmentStatus.RESERVED else "release"
-            if after == "ready" or fleet.status_of(segment) == SegmentStatus.HELD:
-                heapq.heappush(agenda, (now + (0.02 if after == "ready" else 0.03), serial, after, segment))
+            if fleet.status_of(segment) == SegmentStatus.HELD:
+                heapq.heappush(agenda, (now + 0.03, serial, "release", segment))
                 serial += 1
         elif not agenda:
             return fleet
         else:
             now, _, what, about = heapq.heappop(agenda)
             if what == "submit":
-                instance, (context, prompt, generate), hold, ready, budget = about
-                fleet.submit(
-                    instance,
-                    0,
-                    context,
-                    prompt,
-                    generate,
-                    now,
-                    True,
-                    hold,
-                    now - 0.01 if context else math.nan,
-                    True,
-                    ready or context == 0,
-                )
+                instance, lengths, hold, budget = about
+                flags = NOTIFY | CLOSES | (HOLD if hold else 0)
+                last = now - 0.01 if lengths[0] else math.nan
+                fleet.submit(instance, 0, lengths, now, flags=flags, last_token_s=last)
                 if budget == 0:
                     fleet.set_limits(instance, now, token_budget=17)
-            elif what == "ready":
-                fleet.ready(about, now)
             else:
                 fleet.release(about, now)
 
@@ -109,11 +101,11 @@ def play(specs, work, *, step_by_step, look=lambda fleet, now: None):
 def test_closed_runs_equal_single_steps(given_work):
     specs, work = given_work
     fast, slow = (play(specs, work, step_by_step=slowly) for slowly in (False, True))
-    for name in ("status", "preemptions", "instance", "cached"):
+    for name in ("status", "preemptions", "instance", "hit"):
         np.testing.assert_array_equal(getattr(fast.segments, name), getattr(slow.segments, name))
     for name in ("start_s", "first_token_s", "finish_s"):
         np.testing.assert_allclose(getattr(fast.segments, name), getattr(slow.segments, name), rtol=1e-9, atol=1e-12)
-    for name in fast.views.__slots__:
+    for name in (*COUNTED, "decode_s", "busy_s", "next_s"):
         np.testing.assert_allclose(getattr(fast.views, name), getattr(slow.views, name), rtol=1e-9)
     np.testing.assert_array_equal(fast.itl_counts, slow.itl_counts)
 
@@ -132,7 +124,7 @@ def test_tokens_blocks_and_segments_are_conserved(given_work, step_by_step):
         ready = np.isin(segments.status, (SegmentStatus.RUNNING, SegmentStatus.HELD))
         np.add.at(held, segments.instance[ready], -(-segments.context[ready] // BLOCK_TOKENS))
         assert (held <= fleet.views.total_blocks - fleet.views.free_blocks).all()
-        assert (fleet.views.next_event >= clock[0]).all()
+        assert (fleet.views.next_s >= clock[0]).all()
         clock[0] = float(np.nanmax([clock[0], *segments.finish_s]))
 
     fleet = play(specs, work, step_by_step=step_by_step, look=look)
@@ -163,14 +155,12 @@ def test_looking_changes_nothing(given_work):
 
     def look(fleet, now):
         fleet.refresh(now)
-        for instance in range(2):
-            assert fleet.step_end(instance, now) >= now
 
     plain = play(specs, work, step_by_step=False)
     watched = play(specs, work, step_by_step=False, look=look)
     np.testing.assert_allclose(watched.segments.finish_s, plain.segments.finish_s, rtol=1e-9)
     np.testing.assert_array_equal(watched.itl_counts, plain.itl_counts)
-    np.testing.assert_allclose(watched.views.busy_time, plain.views.busy_time, rtol=1e-9)
+    np.testing.assert_allclose(watched.views.busy_s, plain.views.busy_s, rtol=1e-9)
 
 
 def one(mode=Mode.CHUNKED, **limits):
@@ -182,7 +172,7 @@ def one(mode=Mode.CHUNKED, **limits):
 def test_a_chunked_prompt_by_hand():
     """Budget 100: the prompt of 150 takes steps of 1 + 1 s and 1 + 0.5 s, then two decode steps of 1 s."""
     fleet = one(token_budget=100)
-    fleet.submit(0, 0, 0, 150, 3, 0.0)
+    fleet.submit(0, 0, (0, 150, 3), 0.0)
     fleet.run_until(math.inf)
     assert fleet.segments.first_token_s[0] == pytest.approx(3.5)
     assert fleet.segments.finish_s[0] == pytest.approx(5.5)
@@ -192,9 +182,9 @@ def test_a_chunked_prompt_by_hand():
 def test_an_arrival_joins_after_the_step_in_progress():
     """Decode steps end at 2, 3, 4 ...; what arrives at 3.5 is prefilled from 4 to 5.1, beside a decode."""
     fleet = one()
-    fleet.submit(0, 0, 0, 100, 8, 0.0)
+    fleet.submit(0, 0, (0, 100, 8), 0.0)
     assert fleet.run_until(3.5) == (-1, 3.5)
-    fleet.submit(0, 1, 0, 10, 1, 3.5)
+    fleet.submit(0, 1, (0, 10, 1), 3.5)
     fleet.run_until(math.inf)
     assert fleet.segments.start_s[1] == pytest.approx(4.0)
     assert fleet.segments.finish_s[1] == pytest.approx(5.1)
@@ -204,9 +194,9 @@ def test_an_arrival_joins_after_the_step_in_progress():
 def test_a_pass_of_whole_prompts_stops_decode():
     """The pass of the second prompt, 2 s, lies between two decode steps of the first."""
     fleet = one(Mode.PREFILL_FIRST)
-    fleet.submit(0, 0, 0, 100, 4, 0.0)
+    fleet.submit(0, 0, (0, 100, 4), 0.0)
     fleet.run_until(2.5)
-    fleet.submit(0, 1, 0, 100, 1, 2.5)
+    fleet.submit(0, 1, (0, 100, 1), 2.5)
     fleet.run_until(math.inf)
     assert fleet.segments.first_token_s[1] == pytest.approx(5.0)
     assert fleet.segments.finish_s[0] == pytest.approx(2.0 + 3 * 1.0 + 2.0)
@@ -216,10 +206,10 @@ def test_a_pass_of_whole_prompts_stops_decode():
 
 def test_a_manual_batch_starts_when_it_is_closed():
     fleet = one(Mode.MANUAL)
-    fleet.submit(0, 0, 0, 100, 1, 0.0, closes=False)
+    fleet.submit(0, 0, (0, 100, 1), 0.0, flags=0)
     fleet.run_until(7.0)
-    fleet.submit(0, 1, 0, 100, 1, 7.0)
-    fleet.submit(0, 2, 0, 100, 1, 7.0)
+    fleet.submit(0, 1, (0, 100, 1), 7.0)
+    fleet.submit(0, 2, (0, 100, 1), 7.0)
     fleet.run_until(math.inf)
     np.testing.assert_allclose(fleet.segments.finish_s, [10.0, 10.0, 12.0])
 
@@ -227,11 +217,11 @@ def test_a_manual_batch_starts_when_it_is_closed():
 def test_the_step_limit_bounds_prefill():
     """1 s + 0.01 s a token within 1.5 s: 50 tokens a step; within 0.5 s: one token a step."""
     fleet = one(Mode.SLO_AWARE, step_limit_s=1.5)
-    fleet.submit(0, 0, 0, 100, 1, 0.0)
+    fleet.submit(0, 0, (0, 100, 1), 0.0)
     fleet.run_until(math.inf)
     assert fleet.views.passes[0] == 2
     fleet.set_limits(0, 10.0, step_limit_s=0.5)
-    fleet.submit(0, 0, 0, 10, 1, 10.0)
+    fleet.submit(0, 0, (0, 10, 1), 10.0)
     fleet.run_until(math.inf)
     assert fleet.views.passes[0] == 12
 
@@ -243,7 +233,7 @@ def test_the_newest_is_preempted_and_computed_again():
     """
     fleet = one(blocks=10)
     for request in range(2):
-        fleet.submit(0, request, 0, 64, 30, 0.0)
+        fleet.submit(0, request, (0, 64, 30), 0.0)
     fleet.run_until(math.inf)
     assert fleet.segments.preemptions.tolist() == [0, 1]
     assert fleet.views.prefill_tokens[0] == 2 * 64 + 64 + 17
@@ -251,22 +241,10 @@ def test_the_newest_is_preempted_and_computed_again():
     assert fleet.segments.finish_s[1] > fleet.segments.finish_s[0]
 
 
-def test_who_holds_blocks_never_waits_for_who_does_not():
-    """36 of 60 blocks are reserved for a context of 161; the other request outgrows the 24 that are left."""
-    fleet = one(blocks=60, max_sequences=1)
-    fleet.submit(0, 0, 0, 1, 385, 0.0)
-    fleet.submit(0, 1, 161, 400, 1, 0.0, ready=False)
-    assert fleet.run_until(1.0) == (1, 0.0)
-    fleet.ready(1, 1.0)
-    fleet.run_until(math.inf)
-    assert fleet.segments.preemptions.tolist() == [1, 0]
-    assert fleet.segments.finish_s[1] < fleet.segments.finish_s[0]
-
-
 def test_blocks_are_held_until_the_transfer_ends():
     fleet = one(blocks=10)
-    fleet.submit(0, 0, 0, 100, 1, 0.0, notify=True, hold=True)
-    fleet.submit(0, 1, 0, 100, 1, 0.0, notify=True)
+    fleet.submit(0, 0, (0, 100, 1), 0.0, flags=NOTIFY | HOLD | CLOSES)
+    fleet.submit(0, 1, (0, 100, 1), 0.0, flags=NOTIFY | CLOSES)
     assert fleet.run_until(math.inf) == (0, 2.0)
     assert fleet.run_until(5.0) == (-1, 5.0)
     assert fleet.status_of(0) == SegmentStatus.HELD
@@ -276,12 +254,12 @@ def test_blocks_are_held_until_the_transfer_ends():
 
 def test_a_draining_instance_reports_when_it_is_empty():
     fleet = one()
-    fleet.submit(0, 0, 0, 100, 1, 0.0)
+    fleet.submit(0, 0, (0, 100, 1), 0.0)
     fleet.run_until(0.5)
     fleet.drain(0, 0.5)
     assert fleet.run_until(math.inf) == (-2, 2.0)
     assert fleet.views.active[0] == 0
-    fleet.submit(0, 1, 0, 100, 1, 9.0)
+    fleet.submit(0, 1, (0, 100, 1), 9.0)
     assert fleet.run_until(10.0) == (-1, 10.0)
     fleet.start(0, 10.0)
     fleet.run_until(math.inf)
@@ -291,12 +269,12 @@ def test_a_draining_instance_reports_when_it_is_empty():
 def test_an_aborted_instance_loses_its_segments_and_can_start_again():
     fleet = one()
     for request in range(3):
-        fleet.submit(0, request, 0, 100, 50, 0.0)
+        fleet.submit(0, request, (0, 100, 50), 0.0)
     fleet.run_until(10.0)
     assert fleet.abort(0, 10.0).tolist() == [0, 1, 2]
     assert fleet.run_until(math.inf)[0] == -1
     fleet.start(0, 20.0)
-    fleet.submit(0, 3, 0, 100, 1, 20.0)
+    fleet.submit(0, 3, (0, 100, 1), 20.0)
     fleet.run_until(math.inf)
     assert fleet.segments.finish_s[3] == pytest.approx(22.0)
     assert (fleet.views.free_blocks == fleet.views.total_blocks).all()
@@ -304,10 +282,10 @@ def test_an_aborted_instance_loses_its_segments_and_can_start_again():
 
 def test_an_added_instance_works_beside_the_others():
     fleet = one()
-    fleet.submit(0, 0, 0, 100, 30, 0.0)
+    fleet.submit(0, 0, (0, 100, 30), 0.0)
     fleet.run_until(3.0)
     other = fleet.add(InstanceSpec(table=TABLE, blocks=50, max_sequences=8), 3.0)
-    fleet.submit(other, 1, 0, 100, 2, 3.0)
+    fleet.submit(other, 1, (0, 100, 2), 3.0)
     fleet.run_until(math.inf)
     assert other == 1
     assert fleet.segments.finish_s[0] == pytest.approx(31.0)
@@ -317,7 +295,7 @@ def test_an_added_instance_works_beside_the_others():
 def test_waiting_segments_can_be_withdrawn():
     fleet = one(max_sequences=1)
     for request in range(3):
-        fleet.submit(0, request, 0, 100, 1, 0.0)
+        fleet.submit(0, request, (0, 100, 1), 0.0)
     fleet.run_until(1.0)
     assert not fleet.withdraw(0, 1.0)
     assert fleet.withdraw(1, 1.0)
@@ -329,7 +307,7 @@ def test_what_waits_is_what_nothing_was_computed_of():
     """A prompt in pieces of 40 and 2 behind it: the first has begun, a cache that came is no whole prompt."""
     fleet = one(max_sequences=2, token_budget=40)
     for request, context in enumerate((0, 0, 16, 0)):
-        fleet.submit(0, request, context, 100, 1, 0.0)
+        fleet.submit(0, request, (context, 100, 1), 0.0)
     assert fleet.waiting(0).tolist() == [0, 1, 3]
     fleet.run_until(0.5)
     assert fleet.waiting(0).tolist() == [1, 3]
@@ -343,14 +321,14 @@ def test_what_waits_is_what_nothing_was_computed_of():
 def test_impossible_segments_are_refused(lengths):
     fleet = one(blocks=10)
     with pytest.raises(InputError, match="at most 160 tokens"):
-        fleet.submit(0, 0, *lengths, 0.0)
+        fleet.submit(0, 0, lengths, 0.0)
 
 
 def test_time_does_not_run_backwards():
     fleet = one()
-    fleet.submit(0, 0, 0, 10, 1, 0.0)
+    fleet.submit(0, 0, (0, 10, 1), 0.0)
     with pytest.raises(InputError, match="run_until first"):
-        fleet.submit(0, 1, 0, 10, 1, 5.0)
+        fleet.submit(0, 1, (0, 10, 1), 5.0)
 
 
 def test_limits_out_of_range_are_refused():
@@ -359,7 +337,7 @@ def test_limits_out_of_range_are_refused():
     with pytest.raises(InputError, match="token_budget 0"):
         one().set_limits(0, 0.0, token_budget=0)
     fleet = one()
-    segment = fleet.submit(0, 0, 0, 10, 1, 0.0)
+    segment = fleet.submit(0, 0, (0, 10, 1), 0.0)
     with pytest.raises(InputError, match="which is queued"):
         fleet.release(segment, 0.0)
 

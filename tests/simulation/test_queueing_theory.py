@@ -61,7 +61,7 @@ def waits_on_fleet(gaps, services):
     for k, (time, prompt) in enumerate(zip(arrivals, prompts, strict=True)):
         while fleet.run_until(time)[0] != -1:
             pass
-        fleet.submit(0, k, 0, prompt, 1, time)
+        fleet.submit(0, k, (0, prompt, 1), time)
     fleet.run_until(1e12)
     return fleet.segments.start_s - fleet.segments.submit_s
 

@@ -20,7 +20,6 @@ from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation import cluster, collect
 from disagg_sim.simulation.deployment import degrees_of
-from disagg_sim.simulation.kernel import times as kernel_times
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
@@ -197,7 +196,7 @@ def test_step_tables_end_where_the_memory_of_an_instance_does():
 
 def farthest(table):
     """Longest context that a table holds. [token]"""
-    at, knots = table.head[kernel_times.KNOTS_AT], table.head[kernel_times.KNOTS]
+    at, knots = (int(table.head[name][0]) for name in ("knots_at", "knots"))
     return table.values[at : at + knots].max()
 
 

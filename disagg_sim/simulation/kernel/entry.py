@@ -8,154 +8,137 @@ tuple of arrays costs twice as much.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.layout import (
-    ACTIVE,
     BLOCK_TOKENS,
-    BLOCKS,
-    CACHED,
-    CLOSED,
     CLOSES,
-    COMING_HEAD,
-    COMING_TAIL,
-    CONTEXT,
+    COMING,
     DECODING,
-    DRAINED,
-    DRAINING,
-    FINISH_S,
-    FIRST_S,
-    FREE_BLOCKS,
-    GENERATE,
-    HEAD,
-    HIT,
     HOLD,
     IDLE,
-    INSTANCE,
-    LAST_S,
-    LEAVE_S,
-    LEFT,
-    NEXT,
-    NEXT_S,
     NOTIFY,
-    PENDING_HEAD,
-    PROMPT,
-    QUEUED,
-    QUEUED_CONTEXT,
-    QUEUED_TOKENS,
-    READY,
-    REQUEST,
-    RUN_END_S,
-    RUN_KIND,
-    RUN_START_S,
-    RUN_STEPS,
-    RUNNING,
-    RUNNING_TOKENS,
-    START_S,
-    STATUS,
-    SUBMIT_S,
-    TABLE,
-    TAIL,
-    TOTAL_BLOCKS,
+    PROMPTS,
+    Instance,
+    Queues,
+    Segment,
     SegmentStatus,
+    State,
+    Table,
+    World,
 )
-from disagg_sim.simulation.kernel.queue import append, check_drained, insert, unlink
-from disagg_sim.simulation.kernel.runs import State, count_run, steps_time, steps_within
+from disagg_sim.simulation.kernel.queue import append, check_drained, unlink
+from disagg_sim.simulation.kernel.runs import count_run, steps_time, steps_within
 from disagg_sim.simulation.kernel.steps import form, settle
 from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_time
 
-QUEUED_STATUS, DONE, WITHDRAWN = int(SegmentStatus.QUEUED), int(SegmentStatus.DONE), int(SegmentStatus.WITHDRAWN)
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+QUEUED, DONE, WITHDRAWN = int(SegmentStatus.QUEUED), int(SegmentStatus.DONE), int(SegmentStatus.WITHDRAWN)
 
 #: Why ``submit`` refuses: lengths that the instance can never serve; events before the time of submission.
 IMPOSSIBLE, LATE = 1, 2
 
-#: Actions of ``control``: count the steps up to now, when a step ends, free held blocks, let a segment start, take one
-#: back, take notice of new limits.
-REFRESH, STEP_END, RELEASE, ALLOW, WITHDRAW, WAKE = range(6)
+#: Actions of ``control``: free held blocks, take a segment back, take notice of new limits.
+RELEASE, WITHDRAW, WAKE = range(3)
 
 #: Questions of ``look_up``: time of a step, of a pass through a pipeline, most prefill within a limit.
 STEP_TIME, PASS_TIME, LARGEST_PREFILL = range(3)
 
 
 @inner
-def _context(st: Any, i: int) -> float:
+def _context(st: State | Queues, i: int) -> float:
     """Mean context of the next decode step. [token]"""
-    context: float = (st.ints[i, RUNNING_TOKENS] + st.ints[i, RUNNING]) / st.ints[i, RUNNING]
+    inst = st.inst[i]
+    context: float = (inst.running_tokens + inst.running_requests) / inst.running_requests
     return context
 
 
 @inner
-def _steps_to(st: Any, i: int, now: float) -> int:
+def _steps_to(st: State | Queues, i: int, now: float) -> int:
     """Steps of a decode run that are not counted yet and end by ``now``, without its last one."""
-    head = st.heads[st.ints[i, TABLE]]
-    elapsed = now - st.floats[i, RUN_START_S]
-    most = st.ints[i, RUN_STEPS] - 1
+    inst = st.inst[i]
+    head = inst.table
+    elapsed = now - inst.run_start_s
+    most = inst.run_steps - 1
     if most <= 0 or elapsed <= 0.0:
         return 0
-    steps: int = steps_within(head, st.values, st.ints[i, RUNNING], _context(st, i), elapsed, most)
+    steps: int = steps_within(head, st.values, inst.running_requests, _context(st, i), elapsed, most)
     return steps
 
 
 @inner
-def _end_after(st: Any, i: int, steps: int) -> float:
+def _end_after(st: State | Queues, i: int, steps: int) -> float:
     """End of the first ``steps`` uncounted steps of a decode run. [s]"""
-    end: float = st.floats[i, RUN_END_S]
-    if steps < st.ints[i, RUN_STEPS]:
-        head = st.heads[st.ints[i, TABLE]]
-        end = st.floats[i, RUN_START_S] + steps_time(head, st.values, st.ints[i, RUNNING], _context(st, i), steps)
+    inst = st.inst[i]
+    end: float = inst.run_end_s
+    if steps < inst.run_steps:
+        head = inst.table
+        end = inst.run_start_s + steps_time(head, st.values, inst.running_requests, _context(st, i), steps)
     return end
 
 
 @inner
-def _wake(st: Any, i: int, now: float) -> None:
+def _wake(st: State | Queues, i: int, now: float) -> None:
     """Let an instance notice a change at ``now``: at once if idle, else at the end of the decode step in progress."""
-    st.floats[-1, NEXT_S] = now
-    if st.ints[i, RUN_KIND] == IDLE:
-        st.floats[i, NEXT_S] = min(st.floats[i, NEXT_S], now)
-    elif st.ints[i, RUN_KIND] == DECODING and st.ints[i, RUN_STEPS] > 1:
+    inst = st.inst[i]
+    st.world[0].now_s = now
+    if inst.run_kind == IDLE:
+        inst.next_s = min(inst.next_s, now)
+    elif inst.run_kind == DECODING and inst.run_steps > 1:
         steps = _steps_to(st, i, now)
         if steps == 0 or _end_after(st, i, steps) < now:
             steps += 1
         end = _end_after(st, i, steps)
-        st.ints[i, RUN_STEPS] = steps
-        st.floats[i, RUN_END_S] = end
-        st.floats[i, NEXT_S] = min(end, st.floats[i, LEAVE_S])
+        inst.run_steps = steps
+        inst.run_end_s = end
+        inst.next_s = min(end, inst.leave_s)
 
 
 @inner
-def _soonest(st: Any) -> int:
+def _soonest(st: State) -> int:
     """The instance with the next event. A function, so that its number is no literal: all would compile twice."""
     first = 0
-    for i in range(1, st.ints.shape[0]):
-        if st.floats[i, NEXT_S] < st.floats[first, NEXT_S]:
+    for i in range(1, len(st.inst)):
+        if st.inst[i].next_s < st.inst[first].next_s:
             first = i
     return first
 
 
 @entry
 def run_until(
-    ints: Any, floats: Any, seg: Any, seg_s: Any, sets: Any, heads: Any, values: Any, itl: Any, world: Any, limit: float
+    inst: Sequence[Instance],
+    seg: Sequence[Segment],
+    sets: Ints,
+    values: Floats,
+    itl: Floats,
+    world: Sequence[World],
+    limit: float,
 ) -> tuple[int, float]:
     """Process events up to ``limit`` in the order of time, or up to the first one to report."""
-    st = State(ints, floats, seg, seg_s, sets, heads, values, itl, world)
+    st, here = State(inst, seg, sets, values, itl, world), world[0]
     while True:
-        if world[PENDING_HEAD] >= 0:
-            s = world[PENDING_HEAD]
-            world[PENDING_HEAD] = seg[s, NEXT]
-            return s, floats[-1, NEXT_S]
-        if world[DRAINED] > 0:
-            for i in range(ints.shape[0]):
-                if ints[i, DRAINING] == 2:
-                    ints[i, DRAINING] = 0
-                    ints[i, ACTIVE] = 0
-                    world[DRAINED] -= 1
-                    return -2 - i, floats[-1, NEXT_S]
+        if here.pending_head >= 0:
+            s = here.pending_head
+            here.pending_head = seg[s].next
+            return s, here.now_s
+        if here.drained > 0:
+            for i in range(len(inst)):
+                if inst[i].draining == 2:
+                    inst[i].draining = 0
+                    inst[i].active = 0
+                    here.drained -= 1
+                    return -2 - i, here.now_s
         first = _soonest(st)
-        if floats[first, NEXT_S] > limit or floats[first, NEXT_S] == math.inf:
+        now = inst[first].next_s
+        if now > limit or now == math.inf:
             return -1, limit
-        now = floats[first, NEXT_S]
-        floats[-1, NEXT_S] = now
+        here.now_s = now
         if settle(st, first, now):
             form(st, first, now)
         check_drained(st, first)
@@ -163,187 +146,146 @@ def run_until(
 
 @entry
 def submit(
-    ints: Any,
-    floats: Any,
-    seg: Any,
-    seg_s: Any,
-    sets: Any,
-    heads: Any,
-    values: Any,
-    itl: Any,
-    world: Any,
+    inst: Sequence[Instance],
+    seg: Sequence[Segment],
+    values: Floats,
+    world: Sequence[World],
     s: int,
-    i: int,
-    request: int,
-    context: int,
-    prompt: int,
-    generate: int,
-    now: float,
-    notify: bool,
-    hold: bool,
+    wanted: tuple[int, int, int, int, int, int, int],
     last_token_s: float,
-    closes: bool,
-    ready: bool,
-    hit: int,
+    now: float,
 ) -> int:
-    """Queue segment ``s`` at instance ``i``; 0, or why not: ``IMPOSSIBLE``, ``LATE``."""
-    if floats[i, NEXT_S] < now:
+    """Queue segment ``s``: instance, request, context, prompt, tokens to generate, tokens found, flags.
+
+    Returns 0, or why not: ``IMPOSSIBLE``, ``LATE``.
+    """
+    i, request, context, prompt, generate, hit, flags = wanted
+    if inst[i].next_s < now:
         return LATE
     if context < 0 or generate < 0 or hit < 0 or prompt < 0 or prompt + generate < 1 or hit > max(prompt - 1, 0):
         return IMPOSSIBLE
-    if context + prompt + max(generate - 1, 0) + (prompt == 0) > ints[i, TOTAL_BLOCKS] * BLOCK_TOKENS:
+    if context + prompt + max(generate - 1, 0) + (prompt == 0) > inst[i].total_blocks * BLOCK_TOKENS:
         return IMPOSSIBLE
-    st = State(ints, floats, seg, seg_s, sets, heads, values, itl, world)
-    seg[s, :] = 0
-    seg[s, REQUEST] = request
-    seg[s, INSTANCE] = i
-    seg[s, CONTEXT] = context
-    seg[s, PROMPT] = prompt
-    seg[s, GENERATE] = generate
-    seg[s, HOLD] = hold
-    seg[s, NOTIFY] = notify
-    seg[s, CLOSES] = closes
-    seg[s, READY] = ready
-    seg[s, HIT] = hit
-    seg[s, LEFT] = prompt - hit
-    seg[s, CACHED] = context + hit
-    seg_s[s, SUBMIT_S] = now
-    seg_s[s, START_S] = math.nan
-    seg_s[s, FIRST_S] = math.nan
-    seg_s[s, FINISH_S] = math.nan
-    seg_s[s, LAST_S] = last_token_s
-    ints[i, QUEUED] += 1
-    ints[i, QUEUED_TOKENS] += prompt - hit
-    ints[i, QUEUED_CONTEXT] += context
-    _enqueue(st, i, s, now)
+    one = seg[s]
+    one.request, one.instance = request, i
+    one.context, one.prompt, one.generate, one.hit = context, prompt, generate, hit
+    one.notify, one.hold, one.closes = (flags & NOTIFY) != 0, (flags & HOLD) != 0, (flags & CLOSES) != 0
+    one.status, one.left, one.cached = QUEUED, prompt - hit, context + hit
+    one.emitted = one.joined = one.blocks = one.preemptions = one.piece = 0
+    one.submit_s, one.last_s = now, last_token_s
+    one.start_s = one.first_token_s = one.finish_s = math.nan
+    inst[i].queued_requests += 1
+    inst[i].queued_prompt_tokens += prompt - hit
+    inst[i].queued_context_tokens += context
+    _enqueue(Queues(inst, seg, values, world), i, s, now)
     return 0
 
 
 @inner
-def _enqueue(st: Any, i: int, s: int, now: float) -> None:
+def _enqueue(st: Queues, i: int, s: int, now: float) -> None:
     """Put a segment into the queue where it belongs. One that has to wait behind others changes no run."""
-    if st.seg[s, LEFT] == 0 or st.seg[s, READY] == 0:
-        alone = st.ints[i, COMING_HEAD] < 0
-        append(st, i, s, COMING_HEAD, COMING_TAIL)
+    inst, closes = st.inst[i], st.seg[s].closes
+    if st.seg[s].left == 0:
+        alone = inst.first[COMING] < 0
+        append(st, i, s, COMING)
     else:
-        closes = st.seg[s, CLOSES]
-        alone = st.ints[i, HEAD] < 0 or (closes == 1 and st.ints[i, CLOSED] == 0)
-        append(st, i, s, HEAD, TAIL)
-        st.ints[i, CLOSED] += closes
+        alone = inst.first[PROMPTS] < 0 or (closes == 1 and inst.closed == 0)
+        append(st, i, s, PROMPTS)
+        inst.closed += closes
     if alone:
         _wake(st, i, now)
 
 
 @inner
-def _ready(st: Any, s: int, i: int, now: float) -> None:
-    """The context of a segment with reserved blocks has come: it may start."""
-    st.seg[s, READY] = 1
-    st.seg[s, STATUS] = QUEUED_STATUS
-    if st.seg[s, LEFT] > 0:
-        insert(st, i, s)
-    else:
-        st.seg[s, NEXT] = st.ints[i, COMING_HEAD]
-        if st.ints[i, COMING_HEAD] < 0:
-            st.ints[i, COMING_TAIL] = s
-        st.ints[i, COMING_HEAD] = s
-    _wake(st, i, now)
-
-
-@inner
-def _withdraw(st: Any, s: int, i: int, now: float) -> bool:
+def _withdraw(st: Queues, s: int, i: int) -> bool:
     """Take a waiting segment that holds no blocks out of its queue."""
-    if st.seg[s, STATUS] != QUEUED_STATUS or st.seg[s, BLOCKS] > 0 or not math.isnan(st.seg_s[s, START_S]):
+    inst, one = st.inst[i], st.seg[s]
+    if one.status != QUEUED or one.blocks > 0 or not math.isnan(one.start_s):
         return False
-    coming = st.seg[s, LEFT] == 0 or st.seg[s, READY] == 0
-    head, tail = (COMING_HEAD, COMING_TAIL) if coming else (HEAD, TAIL)
-    before, at = -1, st.ints[i, head]
+    queue = COMING if one.left == 0 else PROMPTS
+    before, at = -1, inst.first[queue]
     while at != s:
-        before, at = at, st.seg[at, NEXT]
-    unlink(st, i, s, before, head, tail)
-    if not coming and st.seg[s, CLOSES] == 1:
-        st.ints[i, CLOSED] -= 1
-        if before >= 0 and st.seg[before, CLOSES] == 0:
-            st.seg[before, CLOSES] = 1
-            st.ints[i, CLOSED] += 1
-    st.ints[i, QUEUED] -= 1
-    st.ints[i, QUEUED_TOKENS] -= st.seg[s, LEFT]
-    st.ints[i, QUEUED_CONTEXT] -= st.seg[s, CONTEXT]
-    st.seg[s, STATUS] = WITHDRAWN
-    _wake(st, i, now)
+        before, at = at, st.seg[at].next
+    unlink(st, i, s, before, queue)
+    if queue == PROMPTS and one.closes == 1:
+        inst.closed -= 1
+        if before >= 0 and st.seg[before].closes == 0:
+            st.seg[before].closes = 1
+            inst.closed += 1
+    inst.queued_requests -= 1
+    inst.queued_prompt_tokens -= one.left
+    inst.queued_context_tokens -= one.context
+    one.status = WITHDRAWN
     return True
 
 
 @entry
+def refresh(
+    inst: Sequence[Instance],
+    seg: Sequence[Segment],
+    sets: Ints,
+    values: Floats,
+    itl: Floats,
+    world: Sequence[World],
+    now: float,
+) -> None:
+    """Count the decode steps of all instances that have ended by ``now``."""
+    st = State(inst, seg, sets, values, itl, world)
+    for i in range(len(inst)):
+        if inst[i].run_kind == DECODING:
+            steps = _steps_to(st, i, now)
+            if steps > 0:
+                count_run(st, i, steps)
+
+
+@entry
 def control(
-    ints: Any,
-    floats: Any,
-    seg: Any,
-    seg_s: Any,
-    sets: Any,
-    heads: Any,
-    values: Any,
-    itl: Any,
-    world: Any,
+    inst: Sequence[Instance],
+    seg: Sequence[Segment],
+    values: Floats,
+    world: Sequence[World],
     action: int,
     s: int,
     i: int,
     now: float,
-) -> float:
-    """Everything that is called seldom, by its number; what it returns depends on it."""
-    st = State(ints, floats, seg, seg_s, sets, heads, values, itl, world)
-    if action == REFRESH:
-        for each in range(ints.shape[0]):
-            if ints[each, RUN_KIND] == DECODING:
-                steps = _steps_to(st, each, now)
-                if steps > 0:
-                    count_run(st, each, steps)
-        return now
-    if action == STEP_END:
-        if ints[i, RUN_KIND] == IDLE:
-            return now
-        return _end_after(st, i, _steps_to(st, i, now) + 1) if ints[i, RUN_KIND] == DECODING else floats[i, RUN_END_S]
-    done = 1.0
+) -> bool:
+    """Everything that is called seldom, by its number; whether it was done."""
+    st, done = Queues(inst, seg, values, world), True
     if action == RELEASE:
-        seg[s, STATUS] = DONE
-        ints[i, FREE_BLOCKS] += seg[s, BLOCKS]
-        seg[s, BLOCKS] = 0
-        _wake(st, i, now)
-    elif action == ALLOW:
-        _ready(st, s, i, now)
+        seg[s].status = DONE
+        inst[i].free_blocks += seg[s].blocks
+        seg[s].blocks = 0
     elif action == WITHDRAW:
-        done = 1.0 if _withdraw(st, s, i, now) else 0.0
-    else:
+        done = _withdraw(st, s, i)
+    if done:
         _wake(st, i, now)
     check_drained(st, i)
     return done
 
 
 @entry
-def waiting(ints: Any, seg: Any, seg_s: Any, i: int, found: Any) -> int:
+def waiting(inst: Sequence[Instance], seg: Sequence[Segment], i: int, found: Ints) -> int:
     """Fill in the segments that wait in an instance's queue of prompts, none of it computed; how many there are."""
     count = 0
-    s = ints[i, HEAD]
+    s = inst[i].first[PROMPTS]
     while s >= 0:
-        if seg[s, CONTEXT] == 0 and seg[s, BLOCKS] == 0 and math.isnan(seg_s[s, START_S]):
+        if seg[s].context == 0 and seg[s].blocks == 0 and math.isnan(seg[s].start_s):
             found[count] = s
             count += 1
-        s = seg[s, NEXT]
+        s = seg[s].next
     return count
 
 
 @entry
 def look_up(
-    head: Any,
-    values: Any,
-    action: int,
-    decodes: int,
-    context: float,
-    pieces: int,
-    prefill: int,
-    past: float,
-    limit: float,
+    table: Sequence[Table], values: Floats, action: int, step: tuple[int, float, int, int, float, float]
 ) -> tuple[float, float]:
-    """What a step table says, by the number of the question."""
+    """What a step table says, by the number of the question.
+
+    ``step``: decodes, their mean context, pieces of prefill, its tokens, its past, and a limit [s].
+    """
+    head = table[0]
+    decodes, context, pieces, prefill, past, limit = step
     if action == PASS_TIME:
         return pass_part(head, values, float(pieces), prefill, int(past))
     if action == LARGEST_PREFILL:

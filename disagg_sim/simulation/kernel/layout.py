@@ -1,15 +1,24 @@
-"""Columns of the arrays in which a fleet keeps its state, and the codes found in them.
+"""The records in which a fleet keeps its state, and the codes found in them.
 
-The compiled kernel and its Python face share these arrays, so a policy reads a column at no cost.
-Rows of ``inst_*`` are instances, rows of ``seg_*`` are segments.
+Each class is the layout of one row of an array: ``dtype_of`` makes its numpy type, the compiled kernel reads and
+writes the fields of ``inst[i]`` and ``seg[s]`` by name, and ``inst["free_blocks"]`` is a column, at no cost.
 """
 
 from __future__ import annotations
 
+from collections.abc import MutableSequence, Sequence
 from enum import IntEnum
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
 
 #: Tokens of one KV block; vLLM's default. [token]
 BLOCK_TOKENS = 16
+#: Bins of the histogram of gaps between tokens: 64 an octave (1.1 % wide) from 10 us to 1,000 s.
+ITL_LEAST_S = 1e-5
+ITL_PER_OCTAVE = 64
+ITL_BINS = 1704
 
 
 class Mode(IntEnum):
@@ -31,105 +40,158 @@ class SegmentStatus(IntEnum):
     HELD = 3  # finished; its KV blocks wait for ``release``
     DONE = 4  # finished, and its blocks are free
     WITHDRAWN = 5  # taken back before it started
-    RESERVED = 6  # its blocks are taken; its context is on the way, until ``ready``
-    LOST = 7  # its instance was aborted
+    LOST = 6  # its instance was aborted
 
 
-# --- inst_int: int64, one row an instance -----------------------------------------------------------------------
-ACTIVE = 0  # 1 = forms steps
-DRAINING = 1  # 1 = reports when empty
-MODE = 2
-TABLE = 3  # which step table
-TOKEN_BUDGET = 4  # tokens of a step: decodes and prefill [token]
-MAX_SEQUENCES = 5  # running and in prefill together [1]
-MAX_PROMPTS = 6  # prompts of one pass [1]
-TOTAL_BLOCKS = 7
-FREE_BLOCKS = 8
-WATERMARK = 9  # blocks that an admission leaves free, unless the instance is empty
-RUNNING = 10  # sequences in decode [1]
-RUNNING_TOKENS = 11  # their cached tokens, up to the last step counted [token]
-QUEUED = 12  # segments that wait or are in prefill [1]
-QUEUED_TOKENS = 13  # prompt tokens of theirs that are not yet in the cache [token]
-ADMITTED = 14  # first segments of the queue that already hold blocks [1]
-HEAD = 15  # first segment of the queue, -1 = none
-TAIL = 16
-LAST_ADMITTED = 17  # last of them
-COUNTER = 18  # decode steps since the start, the clock of the running set
-RUN_KIND = 19  # what the instance does, see IDLE to PASS
-RUN_STEPS = 20  # decode steps of the current run that are not yet counted
-PIECES = 21  # first segments of the queue that are in the current step
-COMING_HEAD = 22  # segments without prompt, or not yet ready, that wait for blocks
-COMING_TAIL = 23
-LEAVE_HEAD = 24
-LEAVE_TAIL = 25
-DECODE_STEPS = 26  # steps with at least one decode [1]
-PASSES = 27  # steps with prefill [1]
-PREFILL_TOKENS = 28  # computed, recomputation included [token]
-DECODE_TOKENS = 29  # emitted by decode steps [token]
-PREEMPTIONS = 30
-FIRST_TOKENS = 31  # emitted by prefill [token]
-GROUPS = 32  # segments that joined the running set since its last step: row 1 of ``sets``
-CLOSED = 33  # batches of the queue that a policy has closed (manual mode)
-QUEUED_CONTEXT = 34  # context of queued segments, computed elsewhere [token]
-RESIDUE = 35  # 16 columns: running segments by (cached tokens - counter) mod 16
-INST_INTS = RESIDUE + BLOCK_TOKENS
-
+#: What is asked of a segment when it is submitted: ``run_until`` returns when it has finished; its blocks stay taken
+#: until ``release``; it is the last of its batch (manual mode).
+NOTIFY, HOLD, CLOSES = 1, 2, 4
+#: Queues of an instance: prompts; segments without a prompt here; those that leave its pipeline.
+PROMPTS, COMING, AWAY = range(3)
 #: Kinds of a run.
 IDLE, DECODING, MIXED, PASS = range(4)
 
-# --- inst_float: float64, one row an instance, and a last row for the clock in its first column ------------------
-NEXT_S = 0  # next event: end of the run, or a pass that leaves its pipeline; inf = none [s]
-RUN_START_S = 1  # start of the part of the run that is not yet counted [s]
-RUN_END_S = 2  # end of the run; inf = idle [s]
-LEAVE_S = 3  # when the first of the leaving segments leaves; inf = none [s]
-STEP_LIMIT_S = 4  # of a slo_aware step [s]
-BUSY_S = 5  # [s]
-DECODE_S = 6  # time of the steps with at least one decode [s]
-PREFILL_PAIRS = 7  # query-key pairs of all prefill [1]
-DECODE_CONTEXT = 8  # keys read by all decodes: sum of contexts [token]
-LAST_STEP_S = 9  # end of the last step with decodes [s]
-LATENCY_S = 10  # of the pass in progress: its tokens come this long after its start [s]
-INST_FLOATS = 11
 
-# --- seg_int: int64, one row a segment --------------------------------------------------------------------------
-REQUEST = 0
-INSTANCE = 1
-CONTEXT = 2  # tokens that were in the cache when it came (transferred) [token]
-PROMPT = 3  # to prefill here [token]
-GENERATE = 4  # to emit here [token]
-HOLD = 5  # 1 = keep its blocks after it finished, until ``release``
-NOTIFY = 6  # 1 = ``run_until`` returns when it has finished
-CLOSES = 7  # 1 = last of a batch (manual mode)
-STATUS = 8
-LEFT = 9  # prompt tokens still to prefill [token]
-CACHED = 10  # tokens in the cache when it joined the running set, or so far in prefill [token]
-EMITTED = 11  # tokens emitted when it joined the running set [token]
-JOINED = 12  # counter of its instance when it joined
-BLOCKS = 13  # held; while it runs, those that it held when it joined
-NEXT = 14  # in its queue, -1 = last
-PREEMPTED = 15  # how often
-HIT = 16  # prompt tokens found in the prefix cache [token]
-PIECE = 17  # tokens of it in the current step [token]
-READY = 18  # 0 = its context is still on the way
-SEG_INTS = 19
+class Table:
+    """A step table: its sizes, and where (``_at``) its parts begin in ``values``; see ``step_table``."""
 
-# --- seg_float: float64, one row a segment ----------------------------------------------------------------------
-SUBMIT_S = 0
-START_S = 1  # start of the first step or pass that worked on it; nan = never [s]
-FIRST_S = 2  # its first token here; nan = none [s]
-FINISH_S = 3  # its last token; nan = not finished [s]
-LAST_S = 4  # last token before it joined the running set, maybe on another instance; nan = none [s]
-LEAVES_S = 5  # when a pass in a pipeline emits its token [s]
-SEG_FLOATS = 6
+    sequences: int  # largest number of decodes
+    knots: int  # contexts of the decode axis
+    knots_at: int
+    decode_at: int  # (sequences + 1, knots) whole decode steps [s]
+    scores_at: int  # (sequences + 1, knots) their scores and values alone [s]
+    row_at: int  # (sequences + 1) position of a number of decodes among the rows of the linear part
+    tokens: int  # points of the token axis
+    linear_at: int  # (2, rows, tokens) everything but scores and values, in the kernels of prefill and of decode [s]
+    rows: int
+    pasts: int  # past tokens of prefill attention
+    pasts_at: int
+    prompts: int  # prompts of a step: half powers of two from 1
+    lengths: int  # tokens of each, ``octave`` of them a doubling from 1
+    lengths_at: int
+    octave: int
+    attention_at: int  # (stages + 1, prompts, lengths, pasts) scores and values of a token of prefill [s/token]
+    stage_at: int  # (tokens) slowest pipeline stage of a prompt, without scores and values [s]
+    pipeline: int  # stages
+    ranks: int  # DP ranks of attention
+    chunk: int  # tokens of a chunk of CPP, 0 = whole prompts
+    host_at: int  # host time of a pass [s]
 
-# --- world: int64, of the whole fleet ---------------------------------------------------------------------------
-PENDING_HEAD = 0  # segments to report, linked by NEXT
-PENDING_TAIL = 1
-DRAINED = 2  # instances to report: DRAINING is 2
-STEP_BY_STEP = 3  # 1 = every decode step is an event of its own
-WORLD = 4
 
-#: Bins of the histogram of gaps between tokens: 64 an octave (1.1 % wide) from 10 us to 1,000 s.
-ITL_LEAST_S = 1e-5
-ITL_PER_OCTAVE = 64
-ITL_BINS = 1704
+class Instance:
+    """One instance; its columns are current up to its last event."""
+
+    active: int  # 1 = forms steps
+    draining: int  # 1 = reports when empty, 2 = to be reported
+    mode: int
+    table: Table
+    token_budget: int  # tokens of a step: decodes and prefill [token]
+    max_sequences: int  # running and in prefill together [1]
+    max_prompts: int  # prompts of one pass [1]
+    step_limit_s: float  # of a SLO_AWARE step [s]
+    total_blocks: int
+    free_blocks: int
+    watermark: int  # blocks that an admission leaves free, unless the instance is empty
+    running_requests: int  # sequences in decode [1]
+    running_tokens: int  # their cached tokens [token]
+    queued_requests: int  # segments that wait or are in prefill [1]
+    queued_prompt_tokens: int  # prompt tokens of theirs that are not yet in the cache [token]
+    queued_context_tokens: int  # that they came with, computed elsewhere; of preempted ones too [token]
+    coming_tokens: int  # cache in transfer to it; kept by the cluster [token]
+    admitted: int  # first segments of the queue of prompts that already hold blocks [1]
+    last_admitted: int  # last of them
+    first: Annotated[MutableSequence[int], 3]  # ends of its queues, by PROMPTS, COMING, AWAY; -1 = empty
+    last: Annotated[MutableSequence[int], 3]
+    closed: int  # batches of the queue that a policy has closed (manual mode)
+    counter: int  # decode steps since the start, the clock of the running set
+    residue: Annotated[MutableSequence[int], BLOCK_TOKENS]  # running segments by (cached tokens - counter) mod 16
+    groups: int  # segments that joined the running set since its last step: row 1 of ``sets``
+    run_kind: int  # what the instance does, IDLE to PASS
+    run_steps: int  # decode steps of the current run that are not yet counted
+    pieces: int  # first segments of the queue that are in the current step
+    next_s: float  # next event: end of the run, or a pass that leaves its pipeline; inf = none [s]
+    run_start_s: float  # start of the part of the run that is not yet counted [s]
+    run_end_s: float  # end of the run; inf = idle [s]
+    leave_s: float  # when the first of the leaving segments leaves; inf = none [s]
+    last_step_s: float  # end of the last step with decodes [s]
+    latency_s: float  # of the pass in progress: its tokens come this long after its start [s]
+    decode_steps: int  # steps with at least one decode [1]
+    passes: int  # steps with prefill [1]
+    prefill_tokens: int  # computed, recomputation included [token]
+    decode_tokens: int  # emitted by decode steps [token]
+    first_tokens: int  # emitted by prefill [token]
+    preemptions: int
+    decode_s: float  # time of the steps with at least one decode [s]
+    busy_s: float  # [s]
+    prefill_pairs: float  # query-key pairs of all prefill [1]
+    decode_context: float  # keys read by all decodes: sum of contexts [token]
+
+
+class Segment:
+    """One segment."""
+
+    request: int
+    instance: int
+    context: int  # tokens that were in the cache when it came (transferred) [token]
+    prompt: int  # to prefill here [token]
+    generate: int  # to emit here [token]
+    notify: int  # flags of its submission
+    hold: int
+    closes: int
+    status: int
+    left: int  # prompt tokens still to prefill [token]
+    cached: int  # tokens in the cache when it joined the running set, or so far in prefill [token]
+    emitted: int  # tokens emitted when it joined the running set [token]
+    joined: int  # counter of its instance when it joined
+    blocks: int  # held; while it runs, those that it held when it joined
+    next: int  # in its queue, -1 = last
+    preemptions: int
+    hit: int  # prompt tokens found in the prefix cache [token]
+    piece: int  # tokens of it in the current step [token]
+    submit_s: float
+    start_s: float  # start of the first step or pass that worked on it; nan = never [s]
+    first_token_s: float  # its first token here: end of its prefill, or of its first decode step; nan = none [s]
+    finish_s: float  # its last token; nan = not finished [s]
+    last_s: float  # last token before it joined the running set, maybe on another instance; nan = none [s]
+    leaves_s: float  # when a pass in a pipeline emits its token [s]
+
+
+class World:
+    """What the whole fleet has in common."""
+
+    now_s: float  # time of the last event; instances have none before it [s]
+    pending_head: int  # segments to report, linked by ``next``
+    pending_tail: int
+    drained: int  # instances to report: ``draining`` is 2
+    step_by_step: int  # 1 = every decode step is an event of its own
+
+
+class State(NamedTuple):
+    """The arrays of a fleet as the kernel takes them, each by itself: a call with a tuple of arrays costs more."""
+
+    inst: Sequence[Instance]
+    seg: Sequence[Segment]
+    sets: NDArray[np.int64]  # (2, instances, sequences): heaps of running segments; those that joined
+    values: NDArray[np.float64]  # of all step tables, end to end
+    itl: NDArray[np.float64]  # (2, bins): gaps between tokens, and left edges [s]
+    world: Sequence[World]  # one row
+
+
+class Queues(NamedTuple):
+    """Those of ``State`` that change when something comes from outside: no step is formed."""
+
+    inst: Sequence[Instance]
+    seg: Sequence[Segment]
+    values: NDArray[np.float64]
+    world: Sequence[World]
+
+
+def dtype_of(record: type) -> np.dtype[np.void]:
+    """Return the numpy type of a row of such records: 8 bytes a field, nested records and arrays in place."""
+    return np.dtype([(name, *_field(hint)) for name, hint in get_type_hints(record, include_extras=True).items()])
+
+
+def _field(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) is Annotated:
+        return np.int64, (get_args(hint)[1],)
+    return (np.float64 if hint is float else np.int64 if hint is int else dtype_of(hint),)

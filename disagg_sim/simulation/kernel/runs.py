@@ -8,38 +8,15 @@ of decode steps at which each segment finishes; nothing is touched per step or p
 from __future__ import annotations
 
 import math
-from collections import namedtuple
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import (
-    BLOCK_TOKENS,
-    BUSY_S,
-    COUNTER,
-    DECODE_CONTEXT,
-    DECODE_S,
-    DECODE_STEPS,
-    DECODE_TOKENS,
-    FIRST_S,
-    FREE_BLOCKS,
-    GROUPS,
-    ITL_BINS,
-    ITL_LEAST_S,
-    ITL_PER_OCTAVE,
-    LAST_S,
-    LAST_STEP_S,
-    RESIDUE,
-    RUN_END_S,
-    RUN_START_S,
-    RUN_STEPS,
-    RUNNING,
-    RUNNING_TOKENS,
-    TABLE,
-)
-from disagg_sim.simulation.kernel.times import DECODE_AT, KNOTS, KNOTS_AT, decode_line, decode_time, knot_of
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, ITL_BINS, ITL_LEAST_S, ITL_PER_OCTAVE, State, Table
+from disagg_sim.simulation.kernel.times import decode_line, decode_time, knot_of
 
-#: Arrays of a fleet, as ``Fleet`` hands them to the kernel.
-State = namedtuple("State", "ints floats seg seg_s sets heads values itl world")
+Floats = NDArray[np.float64]
 
 
 @inner
@@ -51,7 +28,7 @@ def itl_bin(gap: float) -> int:
 
 
 @inner
-def add_linear_gaps(st: Any, first: float, slope: float, steps: int, weight: int) -> None:
+def add_linear_gaps(st: State, first: float, slope: float, steps: int, weight: int) -> None:
     """Count gaps ``first + j*slope`` for j below ``steps``, ``weight`` tokens each."""
     done = 0
     while done < steps:
@@ -66,22 +43,22 @@ def add_linear_gaps(st: Any, first: float, slope: float, steps: int, weight: int
 
 
 @inner
-def steps_in_cell(head: Any, values: Any, cell: int, context: float, most: int) -> int:
+def steps_in_cell(head: Table, values: Floats, cell: int, context: float, most: int) -> int:
     """Steps, up to ``most``, that start in a cell, the first of them at a mean ``context``; at least one."""
-    if cell >= head[KNOTS] - 2:
+    if cell >= head.knots - 2:
         return most
-    count: int = min(max(math.ceil(values[head[KNOTS_AT] + cell + 1] - context), 1), most)
+    count: int = min(max(math.ceil(values[head.knots_at + cell + 1] - context), 1), most)
     return count
 
 
 @inner
-def steps_time(head: Any, values: Any, decodes: int, context: float, steps: int) -> float:
+def steps_time(head: Table, values: Floats, decodes: int, context: float, steps: int) -> float:
     """Time of ``steps`` decode steps that start at a mean ``context``. [s]"""
     cell = knot_of(head, values, context)
     total = 0.0
     done = 0
     while done < steps:
-        left, value, slope = decode_line(head, values, head[DECODE_AT], decodes, cell)
+        left, value, slope = decode_line(head, values, head.decode_at, decodes, cell)
         count = steps_in_cell(head, values, cell, context + done, steps - done)
         total += count * (value + (context + done - left) * slope) + slope * (0.5 * count * (count - 1))
         done += count
@@ -90,13 +67,13 @@ def steps_time(head: Any, values: Any, decodes: int, context: float, steps: int)
 
 
 @inner
-def steps_within(head: Any, values: Any, decodes: int, context: float, elapsed: float, most: int) -> int:
+def steps_within(head: Table, values: Floats, decodes: int, context: float, elapsed: float, most: int) -> int:
     """Most steps, up to ``most``, that end within ``elapsed`` [s]."""
     cell = knot_of(head, values, context)
     done = 0
     before = 0.0
     while done < most:
-        left, value, slope = decode_line(head, values, head[DECODE_AT], decodes, cell)
+        left, value, slope = decode_line(head, values, head.decode_at, decodes, cell)
         count = steps_in_cell(head, values, cell, context + done, most - done)
         first = value + (context + done - left) * slope
         total = count * first + slope * (0.5 * count * (count - 1))
@@ -118,28 +95,30 @@ def steps_within(head: Any, values: Any, decodes: int, context: float, elapsed: 
 
 
 @inner
-def blocks_for(st: Any, i: int, steps: int) -> int:
+def blocks_for(st: State, i: int, steps: int) -> int:
     """KV blocks that the running set takes during its next ``steps`` steps: one for each segment every 16."""
+    inst = st.inst[i]
     cycles = steps // BLOCK_TOKENS
-    taken: int = cycles * st.ints[i, RUNNING]
-    counter = st.ints[i, COUNTER]
+    taken: int = cycles * inst.running_requests
+    counter = inst.counter
     for j in range(steps - cycles * BLOCK_TOKENS):
-        taken += st.ints[i, RESIDUE + (-(counter + j)) % BLOCK_TOKENS]
+        taken += inst.residue[(-(counter + j)) % BLOCK_TOKENS]
     return taken
 
 
 @inner
-def steps_in_memory(st: Any, i: int, most: int) -> int:
+def steps_in_memory(st: State, i: int, most: int) -> int:
     """Decode steps, up to ``most``, for which the free blocks suffice."""
-    running, free = st.ints[i, RUNNING], st.ints[i, FREE_BLOCKS]
+    inst = st.inst[i]
+    running, free = inst.running_requests, inst.free_blocks
     cycles: int = free // running
     steps = cycles * BLOCK_TOKENS
     if steps >= most:
         return most
     free -= cycles * running
-    counter = st.ints[i, COUNTER]
+    counter = inst.counter
     while steps < most:
-        free -= st.ints[i, RESIDUE + (-(counter + steps)) % BLOCK_TOKENS]
+        free -= inst.residue[(-(counter + steps)) % BLOCK_TOKENS]
         if free < 0:
             return steps
         steps += 1
@@ -147,51 +126,53 @@ def steps_in_memory(st: Any, i: int, most: int) -> int:
 
 
 @inner
-def count_gaps(st: Any, i: int, start: float, duration: float) -> None:
+def count_gaps(st: State, i: int, start: float, duration: float) -> None:
     """Gaps that one decode step ends: of those that joined since the last one, and of all the others."""
-    joined = st.ints[i, GROUPS]
+    inst = st.inst[i]
+    joined = inst.groups
     for j in range(joined):
         s = st.sets[1, i, j]
-        last = st.seg_s[s, LAST_S]
-        if math.isnan(st.seg_s[s, FIRST_S]):
-            st.seg_s[s, FIRST_S] = start + duration
+        last = st.seg[s].last_s
+        if math.isnan(st.seg[s].first_token_s):
+            st.seg[s].first_token_s = start + duration
         if not math.isnan(last):
             st.itl[0, itl_bin(duration + (start - last))] += 1
-    st.ints[i, GROUPS] = 0
-    others = st.ints[i, RUNNING] - joined
+    inst.groups = 0
+    others = inst.running_requests - joined
     if others > 0:
-        st.itl[0, itl_bin(duration + (start - st.floats[i, LAST_STEP_S]))] += others
+        st.itl[0, itl_bin(duration + (start - inst.last_step_s))] += others
 
 
 @inner
-def count_steps(st: Any, i: int, steps: int, duration: float) -> None:
+def count_steps(st: State, i: int, steps: int, duration: float) -> None:
     """Let ``steps`` decode steps of the running set have happened: tokens, blocks, counters."""
-    running = st.ints[i, RUNNING]
-    st.ints[i, FREE_BLOCKS] -= blocks_for(st, i, steps)
-    contexts = steps * st.ints[i, RUNNING_TOKENS] + running * (steps * (steps + 1) // 2)
-    st.floats[i, DECODE_CONTEXT] += contexts
-    st.ints[i, RUNNING_TOKENS] += running * steps
-    st.ints[i, COUNTER] += steps
-    st.ints[i, DECODE_STEPS] += steps
-    st.ints[i, DECODE_TOKENS] += running * steps
-    st.floats[i, DECODE_S] += duration
+    inst = st.inst[i]
+    running = inst.running_requests
+    inst.free_blocks -= blocks_for(st, i, steps)
+    contexts = steps * inst.running_tokens + running * (steps * (steps + 1) // 2)
+    inst.decode_context += contexts
+    inst.running_tokens += running * steps
+    inst.counter += steps
+    inst.decode_steps += steps
+    inst.decode_tokens += running * steps
+    inst.decode_s += duration
 
 
 @inner
-def count_run(st: Any, i: int, steps: int) -> None:
+def count_run(st: State, i: int, steps: int) -> None:
     """Count the first ``steps`` steps of the decode run of an instance."""
-    running = st.ints[i, RUNNING]
-    table = st.ints[i, TABLE]
-    head, values = st.heads[table], st.values
-    context = (st.ints[i, RUNNING_TOKENS] + running) / running
-    start = st.floats[i, RUN_START_S]
+    inst = st.inst[i]
+    running = inst.running_requests
+    head, values = inst.table, st.values
+    context = (inst.running_tokens + running) / running
+    start = inst.run_start_s
     first = decode_time(head, values, running, context)
     count_gaps(st, i, start, first)
     duration = first
     cell = knot_of(head, values, context + 1.0)
     done = 1
     while done < steps:
-        left, value, slope = decode_line(head, values, head[DECODE_AT], running, cell)
+        left, value, slope = decode_line(head, values, head.decode_at, running, cell)
         count = steps_in_cell(head, values, cell, context + done, steps - done)
         gap = value + (context + done - left) * slope
         add_linear_gaps(st, gap, slope, count, running)
@@ -200,9 +181,9 @@ def count_run(st: Any, i: int, steps: int) -> None:
         cell += 1
     count_steps(st, i, steps, duration)
     end = start + duration
-    if steps == st.ints[i, RUN_STEPS]:
-        end = st.floats[i, RUN_END_S]
-    st.floats[i, BUSY_S] += end - start
-    st.floats[i, RUN_START_S] = end
-    st.floats[i, LAST_STEP_S] = end
-    st.ints[i, RUN_STEPS] -= steps
+    if steps == inst.run_steps:
+        end = inst.run_end_s
+    inst.busy_s += end - start
+    inst.run_start_s = end
+    inst.last_step_s = end
+    inst.run_steps -= steps

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +26,10 @@ from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel import times as k
+from disagg_sim.simulation.kernel.layout import Table, dtype_of
 from disagg_sim.simulation.kernel.step_physics import Linear, StepPhysics
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 #: Prompts of a step at which prefill attention is tabulated. [1]
 PROMPT_AXIS: Floats = 2.0 ** (0.5 * np.arange(13.0))
@@ -55,14 +56,14 @@ class StepTable:
     Parameters
     ----------
     head
-        Sizes and places, see ``kernel_times``.
+        One row of sizes and places, see ``layout.Table``.
     values
         The numbers themselves, end to end. [s]
     work
         FLOP of the whole instance.
     """
 
-    head: Ints
+    head: Any
     values: Floats
     work: Work
 
@@ -167,7 +168,7 @@ class StepTable:
     @property
     def max_sequences(self) -> int:
         """Largest number of decodes of a step. [1]"""
-        return int(self.head[k.SEQUENCES])
+        return int(self.head["sequences"][0])
 
     def step_time(self, decodes: int, context: float, prefill: int = 0, past: float = 0.0, pieces: int = 1) -> float:
         """A step of ``decodes`` at mean ``context`` and ``pieces`` equal pieces of ``prefill`` tokens in all. [s]"""
@@ -176,7 +177,7 @@ class StepTable:
     @property
     def ranks(self) -> int:
         """DP ranks of attention. [1]"""
-        return int(self.head[k.RANKS])
+        return int(self.head["ranks"][0])
 
     def pass_time(self, prompt: int, past: int = 0, prompts: int = 1) -> tuple[float, float]:
         """Latency of equal prompts in one pass, and how long they keep the instance from starting the next.
@@ -195,12 +196,13 @@ class StepTable:
         latency, busy : float
             [s], [s]
         """
-        if self.head[k.PIPELINE] == 1:
+        head = self.head[0]
+        if head["pipeline"] == 1:
             time = self.step_time(0, 0.0, prompts * prompt, float(past), prompts)
             return time, time
         own = -(-prompts // self.ranks)
-        together = own if self.head[k.CHUNK] else -(-own // min(int(self.head[k.PIPELINE]), own))
-        busy, others = float(self.values[self.head[k.HOST_AT]]), 0.0
+        together = own if head["chunk"] else -(-own // min(int(head["pipeline"]), own))
+        busy, others = float(self.values[head["host_at"]]), 0.0
         for first in range(0, own, together):
             slowest, rest = self._ask(kernel.PASS_TIME, 0, 0.0, min(together, own - first), prompt, past)
             busy, others = busy + slowest, max(others, rest)
@@ -213,33 +215,24 @@ class StepTable:
     def _ask(
         self, action: int, decodes: int, context: float, pieces: int, prefill: int, past: float, limit_s: float = 0.0
     ) -> tuple[float, float]:
-        found: tuple[float, float] = kernel.look_up(
-            self.head, self.values, action, decodes, float(context), pieces, prefill, float(past), float(limit_s)
-        )
+        step = (decodes, float(context), pieces, prefill, float(past), float(limit_s))
+        found: tuple[float, float] = kernel.look_up(self.head, self.values, action, step)
         return found
 
 
-def pack_tables(tables: Sequence[StepTable]) -> tuple[Ints, Floats]:
-    """Headers (tables, columns) and values of several tables end to end."""
-    heads = np.stack([table.head for table in tables])
-    starts = np.cumsum([0, *(table.values.size for table in tables)])[:-1]
-    heads[:, list(PLACES)] += starts[:, None]
-    return heads, np.concatenate([table.values for table in tables])
+def pack_tables(tables: Sequence[StepTable]) -> tuple[Any, Floats]:
+    """Headers of some tables, one each, and the values of the different ones end to end."""
+    heads, distinct = np.concatenate([table.head for table in tables]), {id(table): table for table in tables}
+    starts = np.cumsum([0, *(table.values.size for table in distinct.values())])
+    start = dict(zip(distinct, starts.tolist(), strict=False))
+    for name in PLACES:
+        heads[name] += [start[id(table)] for table in tables]
+    return heads, np.concatenate([table.values for table in distinct.values()])
 
 
-#: Columns of a header that are places in ``values``.
-PLACES = (
-    k.KNOTS_AT,
-    k.DECODE_AT,
-    k.SCORES_AT,
-    k.ROW_AT,
-    k.LINEAR_AT,
-    k.PASTS_AT,
-    k.LENGTHS_AT,
-    k.ATTENTION_AT,
-    k.STAGE_AT,
-    k.HOST_AT,
-)
+TABLE = dtype_of(Table)
+#: Fields of a header that are places in ``values``.
+PLACES = tuple(name for name in TABLE.names or () if name.endswith("_at"))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -266,37 +259,36 @@ class _Parts:
         """Everything in one array of numbers and a header that says where what is."""
         none, sequences = np.zeros((1, self.knots.size)), self.whole.shape[0]
         parts = {
-            k.KNOTS_AT: self.knots,
-            k.DECODE_AT: np.concatenate([none, self.whole]),
-            k.SCORES_AT: np.concatenate([none, self.scores]),
-            k.ROW_AT: np.interp(np.arange(sequences + 1.0), self.rows, np.arange(float(self.rows.size))),
-            k.LINEAR_AT: np.stack([_sheet(phase, self.rows, self.tokens, self.linear) for phase in PHASES]),
-            k.PASTS_AT: self.pasts,
-            k.LENGTHS_AT: self.lengths,
-            k.ATTENTION_AT: self.attention,
-            k.STAGE_AT: self.stage,
-            k.HOST_AT: np.array([self.host]),
+            "knots_at": self.knots,
+            "decode_at": np.concatenate([none, self.whole]),
+            "scores_at": np.concatenate([none, self.scores]),
+            "row_at": np.interp(np.arange(sequences + 1.0), self.rows, np.arange(float(self.rows.size))),
+            "linear_at": np.stack([_sheet(phase, self.rows, self.tokens, self.linear) for phase in PHASES]),
+            "pasts_at": self.pasts,
+            "lengths_at": self.lengths,
+            "attention_at": self.attention,
+            "stage_at": self.stage,
+            "host_at": np.array([self.host]),
         }
-        head = np.zeros(k.HEADER, dtype=np.int64)
-        start = 0
-        for column, part in parts.items():
-            head[column] = start
+        head, start = np.zeros(1, TABLE), 0
+        for name, part in parts.items():
+            head[name] = start
             start += part.size
         sizes = {
-            k.SEQUENCES: sequences,
-            k.KNOTS: self.knots.size,
-            k.TOKENS: self.tokens.size,
-            k.ROWS: self.rows.size,
-            k.PASTS: self.pasts.size,
-            k.PROMPTS: self.attention.shape[1],
-            k.LENGTHS: self.lengths.size,
-            k.OCTAVE: self.octave,
-            k.PIPELINE: self.stages,
-            k.RANKS: self.ranks,
-            k.CHUNK: self.chunk,
+            "sequences": sequences,
+            "knots": self.knots.size,
+            "tokens": self.tokens.size,
+            "rows": self.rows.size,
+            "pasts": self.pasts.size,
+            "prompts": self.attention.shape[1],
+            "lengths": self.lengths.size,
+            "octave": self.octave,
+            "pipeline": self.stages,
+            "ranks": self.ranks,
+            "chunk": self.chunk,
         }
-        for column, size in sizes.items():
-            head[column] = size
+        for name, size in sizes.items():
+            head[name] = size
         return StepTable(head, np.concatenate([part.ravel() for part in parts.values()]), work)
 
 

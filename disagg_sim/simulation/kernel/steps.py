@@ -7,67 +7,24 @@ preempted when there is none), what has come with its context joins, then prompt
 from __future__ import annotations
 
 import math
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import (
-    ACTIVE,
-    ADMITTED,
+    AWAY,
     BLOCK_TOKENS,
-    BLOCKS,
-    BUSY_S,
-    CACHED,
-    CLOSED,
-    CLOSES,
-    COMING_HEAD,
-    COMING_TAIL,
-    CONTEXT,
-    COUNTER,
+    COMING,
     DECODING,
-    FREE_BLOCKS,
-    GENERATE,
-    HEAD,
     IDLE,
-    LAST_ADMITTED,
-    LAST_STEP_S,
-    LATENCY_S,
-    LEAVE_HEAD,
-    LEAVE_S,
-    LEAVE_TAIL,
-    LEAVES_S,
-    LEFT,
-    MAX_PROMPTS,
-    MAX_SEQUENCES,
     MIXED,
-    MODE,
-    NEXT,
-    NEXT_S,
     PASS,
-    PASSES,
-    PIECE,
-    PIECES,
-    PREFILL_PAIRS,
-    PREFILL_TOKENS,
-    QUEUED,
-    QUEUED_CONTEXT,
-    QUEUED_TOKENS,
-    READY,
-    RESIDUE,
-    RUN_END_S,
-    RUN_KIND,
-    RUN_START_S,
-    RUN_STEPS,
-    RUNNING,
-    RUNNING_TOKENS,
-    START_S,
-    STATUS,
-    STEP_BY_STEP,
-    STEP_LIMIT_S,
-    TABLE,
-    TAIL,
-    TOKEN_BUDGET,
+    PROMPTS,
     Mode,
     SegmentStatus,
+    State,
+    Table,
 )
 from disagg_sim.simulation.kernel.queue import (
     append,
@@ -75,140 +32,138 @@ from disagg_sim.simulation.kernel.queue import (
     finish_complete,
     join,
     preempt_newest,
-    report,
     take_blocks,
     unlink,
 )
 from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, steps_in_memory, steps_time
-from disagg_sim.simulation.kernel.times import CHUNK, HOST_AT, PIPELINE, RANKS, largest_prefill, pass_part, step_time
+from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_time
+
+Floats = NDArray[np.float64]
 
 CHUNKED, PREFILL_FIRST, ONE_PROMPT, MANUAL, SLO_AWARE = (int(mode) for mode in Mode)
-RESERVED, LEAVING = int(SegmentStatus.RESERVED), int(SegmentStatus.LEAVING)
+LEAVING = int(SegmentStatus.LEAVING)
 
 
 @inner
-def admit_coming(st: Any, i: int, now: float) -> None:
-    """Give blocks to segments that only decode, or whose context is on the way, first in, first out."""
-    s = st.ints[i, COMING_HEAD]
+def admit_coming(st: State, i: int, now: float) -> None:
+    """Give blocks to segments that only decode, first in, first out."""
+    inst = st.inst[i]
+    s = inst.first[COMING]
     while s >= 0:
-        ready = st.seg[s, READY] == 1
-        if ready and st.ints[i, RUNNING] + st.ints[i, ADMITTED] >= st.ints[i, MAX_SEQUENCES]:
+        if inst.running_requests + inst.admitted >= inst.max_sequences or not take_blocks(st, i, s):
             return
-        if not take_blocks(st, i, s):
-            return
-        unlink(st, i, s, -1, COMING_HEAD, COMING_TAIL)
-        if ready:
-            st.ints[i, QUEUED] -= 1
-            st.ints[i, QUEUED_CONTEXT] -= st.seg[s, CONTEXT]
-            if math.isnan(st.seg_s[s, START_S]):
-                st.seg_s[s, START_S] = now
-            join(st, i, s)
-        else:
-            st.seg[s, STATUS] = RESERVED
-            report(st, s)
-        s = st.ints[i, COMING_HEAD]
+        unlink(st, i, s, -1, COMING)
+        inst.queued_requests -= 1
+        inst.queued_context_tokens -= st.seg[s].context
+        if math.isnan(st.seg[s].start_s):
+            st.seg[s].start_s = now
+        join(st, i, s)
+        s = inst.first[COMING]
 
 
 @inner
-def admit_prompt(st: Any, i: int, s: int, now: float) -> bool:
+def admit_prompt(st: State, i: int, s: int, now: float) -> bool:
     """Take the next waiting prompt into prefill if a sequence and its blocks are free."""
-    if st.ints[i, RUNNING] + st.ints[i, ADMITTED] >= st.ints[i, MAX_SEQUENCES]:
+    inst, seg = st.inst[i], st.seg[s]
+    if inst.running_requests + inst.admitted >= inst.max_sequences:
         return False
-    if (st.ints[i, COMING_HEAD] >= 0 and st.seg[s, BLOCKS] == 0) or not take_blocks(st, i, s):
+    if inst.first[COMING] >= 0 or not take_blocks(st, i, s):
         return False
-    st.ints[i, ADMITTED] += 1
-    st.ints[i, LAST_ADMITTED] = s
-    if math.isnan(st.seg_s[s, START_S]):
-        st.seg_s[s, START_S] = now
+    inst.admitted += 1
+    inst.last_admitted = s
+    if math.isnan(seg.start_s):
+        seg.start_s = now
     return True
 
 
 @inner
-def take_chunks(st: Any, i: int, now: float, head: Any) -> int:
+def take_chunks(st: State, i: int, now: float, head: Table) -> int:
     """Pieces of prompts beside all decodes, up to the token budget or the limit of the step; how many."""
-    running = st.ints[i, RUNNING]
-    budget = st.ints[i, TOKEN_BUDGET] - running
-    s = st.ints[i, HEAD]
+    inst = st.inst[i]
+    running = inst.running_requests
+    budget = inst.token_budget - running
+    s = inst.first[PROMPTS]
     if s < 0 or budget <= 0:
         return 0
-    if st.ints[i, MODE] == SLO_AWARE:
-        context = (st.ints[i, RUNNING_TOKENS] + running) / running if running > 0 else 0.0
-        limit = st.floats[i, STEP_LIMIT_S]
-        budget = largest_prefill(head, st.values, running, context, st.seg[s, CACHED], limit, budget)
-    ranks = head[RANKS]
+    if inst.mode == SLO_AWARE:
+        context = (inst.running_tokens + running) / running if running > 0 else 0.0
+        limit = inst.step_limit_s
+        budget = largest_prefill(head, st.values, running, context, st.seg[s].cached, limit, budget)
+    ranks = head.ranks
     most = budget if ranks == 1 else max(budget // ranks, 1)  # a prompt lives on one DP rank
     pieces = 0
-    while s >= 0 and budget > 0 and pieces < st.ints[i, MAX_PROMPTS]:
-        if pieces >= st.ints[i, ADMITTED] and not admit_prompt(st, i, s, now):
+    while s >= 0 and budget > 0 and pieces < inst.max_prompts:
+        if pieces >= inst.admitted and not admit_prompt(st, i, s, now):
             break
-        piece = min(st.seg[s, LEFT], budget, most)
-        st.seg[s, PIECE] = piece
+        piece = min(st.seg[s].left, budget, most)
+        st.seg[s].piece = piece
         budget -= piece
         pieces += 1
-        s = st.seg[s, NEXT]
+        s = st.seg[s].next
     return pieces
 
 
 @inner
-def take_prompts(st: Any, i: int, now: float) -> int:
+def take_prompts(st: State, i: int, now: float) -> int:
     """Whole prompts of one pass; how many."""
-    mode = st.ints[i, MODE]
-    if mode == MANUAL and st.ints[i, CLOSED] == 0:
+    inst = st.inst[i]
+    mode = inst.mode
+    if mode == MANUAL and inst.closed == 0:
         return 0
-    most = 1 if mode == ONE_PROMPT else st.ints[i, MAX_PROMPTS]
-    budget = st.ints[i, TOKEN_BUDGET]
+    most = 1 if mode == ONE_PROMPT else inst.max_prompts
+    budget = inst.token_budget
     pieces = 0
-    s = st.ints[i, HEAD]
+    s = inst.first[PROMPTS]
     while s >= 0 and pieces < most:
-        left = st.seg[s, LEFT]
+        left = st.seg[s].left
         if mode == PREFILL_FIRST and pieces > 0 and left > budget:
             break
-        if pieces >= st.ints[i, ADMITTED] and not admit_prompt(st, i, s, now):
+        if pieces >= inst.admitted and not admit_prompt(st, i, s, now):
             break
-        st.seg[s, PIECE] = left
+        st.seg[s].piece = left
         budget -= left
         pieces += 1
-        if mode == MANUAL and st.seg[s, CLOSES] == 1:
+        if mode == MANUAL and st.seg[s].closes == 1:
             break
-        s = st.seg[s, NEXT]
+        s = st.seg[s].next
     return pieces
 
 
 @inner
-def sums_of_pieces(st: Any, i: int, pieces: int) -> tuple[int, int, float]:
+def sums_of_pieces(st: State, i: int, pieces: int) -> tuple[int, int, float]:
     """Tokens of the first pieces of the queue, of the longest of them, and query-key pairs."""
     tokens, longest, pairs = 0, 0, 0.0
-    s = st.ints[i, HEAD]
+    s = st.inst[i].first[PROMPTS]
     for _ in range(pieces):
-        piece = st.seg[s, PIECE]
+        piece = st.seg[s].piece
         tokens += piece
         longest = max(longest, piece)
-        pairs += piece * (st.seg[s, CACHED] + 0.5 * piece)
-        s = st.seg[s, NEXT]
+        pairs += piece * (st.seg[s].cached + 0.5 * piece)
+        s = st.seg[s].next
     return tokens, longest, pairs
 
 
 @inner
-def pipelined_pass(st: Any, i: int, pieces: int, head: Any) -> tuple[float, float]:
+def pipelined_pass(st: State, i: int, pieces: int, head: Table) -> tuple[float, float]:
     """A pass of prompts through a pipeline: when its last token leaves, and when the next pass may start. [s]
 
     The prompts of each DP rank go through in as many micro-batches as there are stages, or, cut into chunks, all
     together; those that go together count as equal ones.
     """
-    busy = st.values[head[HOST_AT]]
+    busy = st.values[head.host_at]
     others = 0.0
-    ranks = head[RANKS]
+    ranks = head.ranks
     own = -(-pieces // ranks)
-    together = pieces if head[CHUNK] > 0 else -(-own // min(head[PIPELINE], own)) * ranks
-    s = st.ints[i, HEAD]
+    together = pieces if head.chunk > 0 else -(-own // min(head.pipeline, own)) * ranks
+    s = st.inst[i].first[PROMPTS]
     done = 0
     while done < pieces:
         count = min(together, pieces - done)
         tokens, past = 0, 0
         for _ in range(count):
-            tokens += st.seg[s, PIECE]
-            past += st.seg[s, CACHED]
-            s = st.seg[s, NEXT]
+            tokens += st.seg[s].piece
+            past += st.seg[s].cached
+            s = st.seg[s].next
         slowest, rest = pass_part(head, st.values, max(count / ranks, 1.0), -(-tokens // count), past // count)
         busy += slowest
         others = max(others, rest)
@@ -217,146 +172,151 @@ def pipelined_pass(st: Any, i: int, pieces: int, head: Any) -> tuple[float, floa
 
 
 @inner
-def only_prefill(st: Any, i: int, pieces: int) -> bool:
+def only_prefill(st: State, i: int, pieces: int) -> bool:
     """Whether nothing decodes here now, nor after the pass."""
-    if st.ints[i, RUNNING] > 0:
+    inst = st.inst[i]
+    if inst.running_requests > 0:
         return False
-    s = st.ints[i, HEAD]
+    s = inst.first[PROMPTS]
     for _ in range(pieces):
-        if st.seg[s, GENERATE] > 1:
+        if st.seg[s].generate > 1:
             return False
-        s = st.seg[s, NEXT]
+        s = st.seg[s].next
     return True
 
 
 @inner
-def begin(st: Any, i: int, now: float, kind: int, duration: float) -> None:
+def begin(st: State, i: int, now: float, kind: int, duration: float) -> None:
     """Start a run of an instance."""
-    st.ints[i, RUN_KIND] = kind
-    st.floats[i, RUN_START_S] = now
-    st.floats[i, RUN_END_S] = now + duration
-    st.floats[i, NEXT_S] = min(now + duration, st.floats[i, LEAVE_S])
+    inst = st.inst[i]
+    inst.run_kind = kind
+    inst.run_start_s = now
+    inst.run_end_s = now + duration
+    inst.next_s = min(now + duration, inst.leave_s)
 
 
 @inner
-def form(st: Any, i: int, now: float) -> None:
+def form(st: State, i: int, now: float) -> None:
     """Form the next step of an instance, or let it idle."""
-    head = st.heads[st.ints[i, TABLE]]
-    mode = st.ints[i, MODE]
-    st.ints[i, PIECES] = 0
-    if st.ints[i, ACTIVE] == 1:
-        while st.ints[i, RUNNING] > 0 and (
-            st.ints[i, RESIDUE + (-st.ints[i, COUNTER]) % BLOCK_TOKENS] > st.ints[i, FREE_BLOCKS]
-        ):
-            preempt_newest(st, i, st.floats[i, LAST_STEP_S])
+    inst = st.inst[i]
+    head = inst.table
+    mode = inst.mode
+    inst.pieces = 0
+    if inst.active == 1:
+        while inst.running_requests > 0 and (inst.residue[(-inst.counter) % BLOCK_TOKENS] > inst.free_blocks):
+            preempt_newest(st, i, inst.last_step_s)
         admit_coming(st, i, now)
         together = mode in (CHUNKED, SLO_AWARE)
         pieces = take_chunks(st, i, now, head) if together else take_prompts(st, i, now)
-        running = st.ints[i, RUNNING]
-        context = (st.ints[i, RUNNING_TOKENS] + running) / running if running > 0 else 0.0
+        running = inst.running_requests
+        context = (inst.running_tokens + running) / running if running > 0 else 0.0
         if pieces > 0:
-            st.ints[i, PIECES] = pieces
+            inst.pieces = pieces
             tokens, longest, pairs = sums_of_pieces(st, i, pieces)
             if together:
                 time = step_time(head, st.values, running, context, pieces, tokens, longest, pairs)
-                st.ints[i, RUN_STEPS] = 1
+                inst.run_steps = 1
                 begin(st, i, now, MIXED, time)
                 return
-            if head[PIPELINE] > 1:
+            if head.pipeline > 1:
                 latency, time = pipelined_pass(st, i, pieces, head)
                 if not only_prefill(st, i, pieces):
                     time = latency
             else:
                 time = step_time(head, st.values, 0, 0.0, pieces, tokens, longest, pairs)
                 latency = time
-            st.floats[i, LATENCY_S] = latency
+            inst.latency_s = latency
             begin(st, i, now, PASS, time)
             return
         if running > 0:
-            steps = (st.sets[0, i, 0] >> 32) - st.ints[i, COUNTER]
-            steps = 1 if st.world[STEP_BY_STEP] == 1 else steps_in_memory(st, i, steps)
-            st.ints[i, RUN_STEPS] = steps
+            steps = (st.sets[0, i, 0] >> 32) - inst.counter
+            steps = 1 if st.world[0].step_by_step == 1 else steps_in_memory(st, i, steps)
+            inst.run_steps = steps
             begin(st, i, now, DECODING, steps_time(head, st.values, running, context, steps))
             return
     begin(st, i, now, IDLE, math.inf)
 
 
 @inner
-def end_pieces(st: Any, i: int, now: float, emitted: float) -> None:
+def end_pieces(st: State, i: int, now: float, emitted: float) -> None:
     """Settle the pieces of a step: prompts that are complete emit their token at ``emitted``, maybe later."""
-    pieces = st.ints[i, PIECES]
+    inst = st.inst[i]
+    pieces = inst.pieces
     tokens, _, pairs = sums_of_pieces(st, i, pieces)
-    st.ints[i, PASSES] += 1
-    st.ints[i, PREFILL_TOKENS] += tokens
-    st.ints[i, QUEUED_TOKENS] -= tokens
-    st.floats[i, PREFILL_PAIRS] += pairs
+    inst.passes += 1
+    inst.prefill_tokens += tokens
+    inst.queued_prompt_tokens -= tokens
+    inst.prefill_pairs += pairs
     before = -1
-    s = st.ints[i, HEAD]
+    s = inst.first[PROMPTS]
     for _ in range(pieces):
-        after = st.seg[s, NEXT]
-        st.seg[s, CACHED] += st.seg[s, PIECE]
-        st.seg[s, LEFT] -= st.seg[s, PIECE]
-        if st.seg[s, LEFT] > 0:
+        after = st.seg[s].next
+        st.seg[s].cached += st.seg[s].piece
+        st.seg[s].left -= st.seg[s].piece
+        if st.seg[s].left > 0:
             before = s
         else:
-            unlink(st, i, s, before, HEAD, TAIL)
-            st.ints[i, QUEUED] -= 1
-            st.ints[i, QUEUED_CONTEXT] -= st.seg[s, CONTEXT]
-            st.ints[i, ADMITTED] -= 1
-            st.ints[i, CLOSED] -= st.seg[s, CLOSES]
-            if st.ints[i, LAST_ADMITTED] == s:
-                st.ints[i, LAST_ADMITTED] = before
+            unlink(st, i, s, before, PROMPTS)
+            inst.queued_requests -= 1
+            inst.queued_context_tokens -= st.seg[s].context
+            inst.admitted -= 1
+            inst.closed -= st.seg[s].closes
+            if inst.last_admitted == s:
+                inst.last_admitted = before
             if emitted > now:
-                st.seg[s, STATUS] = LEAVING
-                st.seg_s[s, LEAVES_S] = emitted
-                append(st, i, s, LEAVE_HEAD, LEAVE_TAIL)
+                st.seg[s].status = LEAVING
+                st.seg[s].leaves_s = emitted
+                append(st, i, s, AWAY)
             else:
                 complete_prompt(st, i, s, now)
         s = after
-    st.ints[i, PIECES] = 0
+    inst.pieces = 0
 
 
 @inner
-def next_leaving(st: Any, i: int) -> None:
+def next_leaving(st: State, i: int) -> None:
     """Note when the first segment of the pipeline's last stage leaves."""
-    s = st.ints[i, LEAVE_HEAD]
-    st.floats[i, LEAVE_S] = math.inf if s < 0 else st.seg_s[s, LEAVES_S]
+    inst = st.inst[i]
+    s = inst.first[AWAY]
+    inst.leave_s = math.inf if s < 0 else st.seg[s].leaves_s
 
 
 @inner
-def end_run(st: Any, i: int, now: float) -> None:
+def end_run(st: State, i: int, now: float) -> None:
     """Settle the run of an instance that ends."""
-    kind = st.ints[i, RUN_KIND]
+    inst = st.inst[i]
+    kind = inst.run_kind
     if kind == DECODING:
-        count_run(st, i, st.ints[i, RUN_STEPS])
+        count_run(st, i, inst.run_steps)
         finish_complete(st, i, now)
     elif kind == MIXED:
-        start = st.floats[i, RUN_START_S]
-        st.floats[i, BUSY_S] += now - start
-        if st.ints[i, RUNNING] > 0:
+        start = inst.run_start_s
+        inst.busy_s += now - start
+        if inst.running_requests > 0:
             count_gaps(st, i, start, now - start)
-            count_steps(st, i, st.ints[i, RUN_STEPS], now - start)
-            st.floats[i, LAST_STEP_S] = now
+            count_steps(st, i, inst.run_steps, now - start)
+            inst.last_step_s = now
             finish_complete(st, i, now)
         end_pieces(st, i, now, now)
     elif kind == PASS:
-        start = st.floats[i, RUN_START_S]
-        st.floats[i, BUSY_S] += now - start
-        emitted = start + st.floats[i, LATENCY_S]
+        start = inst.run_start_s
+        inst.busy_s += now - start
+        emitted = start + inst.latency_s
         end_pieces(st, i, now, emitted if emitted > now else now)
         next_leaving(st, i)
 
 
 @inner
-def settle(st: Any, i: int, now: float) -> bool:
+def settle(st: State, i: int, now: float) -> bool:
     """What is due at an instance: segments leave its pipeline, or its run ends; whether it forms a new step now."""
-    if st.floats[i, LEAVE_S] > now:
+    inst = st.inst[i]
+    if inst.leave_s > now:
         end_run(st, i, now)
         return True
-    while st.floats[i, LEAVE_S] <= now:
-        s = st.ints[i, LEAVE_HEAD]
-        unlink(st, i, s, -1, LEAVE_HEAD, LEAVE_TAIL)
+    while inst.leave_s <= now:
+        s = inst.first[AWAY]
+        unlink(st, i, s, -1, AWAY)
         complete_prompt(st, i, s, now)
         next_leaving(st, i)
-    st.floats[i, NEXT_S] = min(st.floats[i, RUN_END_S], st.floats[i, LEAVE_S])
-    return bool(st.ints[i, RUN_KIND] == IDLE)
+    inst.next_s = min(inst.run_end_s, inst.leave_s)
+    return bool(inst.run_kind == IDLE)

@@ -18,7 +18,7 @@ simulation the running average of observed ones could only repeat.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -113,9 +113,12 @@ class Splits:
         self._rng = site.rng(ERRORS)
         instances = len(site.instances(("pairs", Role.BOTH)))
         self._pairs = np.arange(instances).reshape(-1, 2)
-        self._book = np.zeros((0, predictor.BOOK), dtype=np.int64)
-        self._open = np.zeros(0, dtype=np.int64)
-        self._tally = np.zeros(predictor.TALLY, dtype=np.int64)
+        self._book: Any = np.zeros(0, predictor.BOOK)
+        self._open = np.zeros(0, np.int64)
+        self._tally: Any = np.zeros(1, predictor.TALLY)
+        self._search = predictor.Search(
+            options.rounds, options.tolerance, LEAST_DIFFERENCE_S, options.balance == "request"
+        )
         self._expected: list[int] = []
         self._any = False
 
@@ -123,11 +126,11 @@ class Splits:
         """See ``Routing``; the rest goes to the other instance of the pair, its cache pushed on the way."""
         if not self._expected:
             self._begin(view)
-        options, book, tally = self._options, self._book, self._tally
-        prompt, expected = view.input_tokens[request], self._expected[request]
-        kernel = view.kernel
+        options, prompt, expected = self._options, view.input_tokens[request], self._expected[request]
         view.refresh()
-        pair = predictor.choose_pair(kernel.ints, kernel.seg, kernel.submitted, book, self._open, tally, self._pairs)
+        inst, seg, sets, values, submitted = view.kernel
+        known = predictor.Known(inst, seg, sets, values, self._book, self._open, self._tally)
+        pair = predictor.choose_pair(known, submitted, self._pairs)
         first, second = int(self._pairs[pair, 0]), int(self._pairs[pair, 1])
         if options.alpha == "least_loaded" and _requests(view, second) < _requests(view, first):
             first, second = second, first
@@ -136,38 +139,20 @@ class Splits:
         elif not self._any:
             split = prompt  # the first request of all: plain disaggregation
         else:
-            split, *_ = predictor.finish_times(
-                kernel.ints,
-                kernel.floats,
-                kernel.seg,
-                kernel.sets,
-                kernel.heads,
-                kernel.values,
-                book,
-                self._open,
-                tally,
-                first,
-                second,
-                prompt,
-                expected,
-                view.now,
-                options.rounds,
-                options.tolerance,
-                LEAST_DIFFERENCE_S,
-                options.balance == "request",
-            )
+            wanted = predictor.Wanted(prompt, expected, first, second)
+            split, *_ = predictor.finish_times(known, wanted, view.now, self._search)
         self._any = True
         whole = split >= expected
-        book[request] = prompt, expected, split, first, -1 if whole else second, -1, -1
-        self._open[tally[predictor.OPEN]] = request
-        tally[predictor.OPEN] += 1
+        self._book[request] = prompt, expected, split, first, -1 if whole else second, -1, -1
+        self._open[self._tally["open"]] = request
+        self._tally["open"] += 1
         if whole:
             return Leg(first, delay_s=options.overhead_s)
         return Leg(first, split, second, delay_s=options.overhead_s)
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  all requests alike
         """See ``Routing``; asked only where the second instance is not ready."""
-        second = int(self._book[request, predictor.SECOND])
+        second = int(self._book["second"][request])
         return Leg(second if second >= 0 else origin)
 
     def _begin(self, view: ClusterView) -> None:
@@ -177,7 +162,7 @@ class Splits:
         errors = np.rint(self._rng.normal(0.0, 1.0, outputs.size) * options.length_error).astype(np.int64)
         predicted = np.maximum(outputs + errors, 1) + options.margin
         self._expected = (np.array(view.input_tokens) + predicted).tolist()
-        self._book = np.full((outputs.size, predictor.BOOK), -1, dtype=np.int64)
+        self._book = np.zeros(outputs.size, predictor.BOOK)
         self._open = np.zeros(outputs.size, dtype=np.int64)
 
 

@@ -4,156 +4,199 @@ DynaServe's global scheduler looks at what waits and runs on both instances and 
 first served, decodes before prefill, times from the step table. Runs of equal decode steps are taken in closed form.
 Outputs end where they were predicted to. Both instances start on their part of the new request at once, as if
 it were two: it is the work that is balanced.
-
-Past 400 lines: one compiled function and what it inlines.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
-    CACHED,
-    COMING_HEAD,
-    CONTEXT,
-    COUNTER,
-    EMITTED,
-    HEAD,
+    COMING,
     IDLE,
-    INSTANCE,
-    JOINED,
-    LEFT,
-    MAX_SEQUENCES,
     MIXED,
-    MODE,
-    NEXT,
-    PIECE,
-    PIECES,
-    PROMPT,
-    QUEUED,
-    REQUEST,
-    RUN_END_S,
-    RUN_KIND,
-    RUN_START_S,
-    RUNNING,
-    STATUS,
-    STEP_LIMIT_S,
-    TABLE,
-    TOKEN_BUDGET,
-    TOTAL_BLOCKS,
+    PROMPTS,
+    Instance,
     Mode,
+    Segment,
     SegmentStatus,
+    dtype_of,
 )
 from disagg_sim.simulation.kernel.runs import steps_time
 from disagg_sim.simulation.kernel.times import largest_prefill, step_time
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
 SLO_AWARE = int(Mode.SLO_AWARE)
 DONE, LOST = int(SegmentStatus.DONE), int(SegmentStatus.LOST)
 
-# --- the book of splits: one row a request ----------------------------------------------------------------------
-TOKENS = 0  # of the prompt [token]
-EXPECTED = 1  # prompt and predicted output [token]
-SPLIT = 2  # tokens that exist when the first part ends [token]
-FIRST, SECOND = 3, 4  # instances of the two parts; -1 = none
-FIRST_AT, SECOND_AT = 5, 6  # their segments once they are there; -1 = not yet
-BOOK = 7
 
-# --- what is still open, kept from call to call -------------------------------------------------------------------
-SEEN = 0  # segments of the kernel that the book knows
-OPEN = 1  # requests in the list of those with a part that has not come to its instance
-TALLY = 2
+class Entry:
+    """A request in the book of splits."""
 
-# --- the plan of an instance: integers, then rows of waiting prompts, waiting decodes and running ones --------------
-STEP = 0  # steps so far
-RUN, RUN_AT = 1, 2  # running ones: end of their rows, and first row that still runs
-PROMPTS, PROMPTS_AT = 3, 4
-DECODES, DECODES_AT = 5, 6
-ADMITTED = 7  # prompts in prefill, of the first rows
-RUN_TOKENS = 8  # cached tokens of running ones [token]
-HELD_TOKENS = 9  # of prompts in prefill, in full [token]
-WAIT_TOKENS = 10  # prompt tokens to compute [token]
-WATCH_PROMPT, WATCH_DECODE = 11, 12  # row of the part whose end is asked for; -1 = none
-WATCH_END = 13  # its last step; -1 = it has not begun to decode
-PLAN = 14
+    tokens: int  # of the prompt [token]
+    expected: int  # prompt and predicted output [token]
+    split: int  # tokens that exist when the first part ends [token]
+    first: int  # instances of the two parts; -1 = none
+    second: int
+    first_at: int  # their segments once they are there; -1 = not yet
+    second_at: int
+
+
+class Tally:
+    """What is kept from call to call."""
+
+    seen: int  # segments of the kernel that the book knows
+    open: int  # requests in the list of those with a part that has not come to its instance
+
+
+class Progress:
+    """How far the plan of an instance has been played; ``..._at`` is the first row that is not done."""
+
+    step: int  # steps so far
+    run: int  # end of the rows of running ones
+    run_at: int
+    prompts: int  # of waiting prompts
+    prompts_at: int
+    decodes: int  # of waiting decodes
+    decodes_at: int
+    admitted: int  # prompts in prefill, of the first rows
+    run_tokens: int  # cached tokens of running ones [token]
+    held_tokens: int  # of prompts in prefill, in full [token]
+    wait_tokens: int  # prompt tokens to compute [token]
+    watch_prompt: int  # row of the part whose end is asked for; -1 = none
+    watch_decode: int
+    watch_end: int  # its last step; -1 = it has not begun to decode
+
+
+BOOK, TALLY, PROGRESS = dtype_of(Entry), dtype_of(Tally), dtype_of(Progress)
+
+
+class Known(NamedTuple):
+    """What the scheduler looks at: arrays of the kernel, and its own book."""
+
+    inst: Sequence[Instance]
+    seg: Sequence[Segment]
+    sets: Ints
+    values: Floats
+    book: Sequence[Entry]  # by request
+    open: Ints  # requests with a part that has not come, the first ``tally.open``
+    tally: Sequence[Tally]  # one row
+
+
+class Wanted(NamedTuple):
+    """A new request and the instances that may share it."""
+
+    prompt: int  # [token]
+    expected: int  # prompt and predicted output [token]
+    first: int
+    second: int
+
+
+class Search(NamedTuple):
+    """How a split is searched for."""
+
+    rounds: int  # halvings, at most
+    tolerance: float  # difference of the two times, over the later one, at which a split is good enough [1]
+    least_s: float  # difference at which it is in any case [s]
+    watch: bool  # whether the times are those of the new request's parts alone
+
+
+class Plan(NamedTuple):
+    """What an instance has to do."""
+
+    progress: Sequence[Progress]  # one row
+    prompts: Ints  # rows: tokens to compute, tokens cached before, tokens to emit after the first
+    decodes: Ints  # rows: tokens cached, tokens to emit
+    running: Ints  # rows, sorted: last step, tokens cached less the step at which it joined
 
 
 @inner
-def add_prompt(plan: Any, prompts: Any, left: int, cached: int, generate: int) -> None:
+def add_prompt(plan: Plan, left: int, cached: int, generate: int) -> None:
     """A prompt waits: tokens to compute, tokens cached before, tokens to emit after its first."""
-    row = plan[PROMPTS]
-    prompts[row, 0], prompts[row, 1], prompts[row, 2] = left, cached, generate
-    plan[PROMPTS] = row + 1
-    plan[WAIT_TOKENS] += left
+    at = plan.progress[0]
+    row = plan.prompts[at.prompts]
+    row[0], row[1], row[2] = left, cached, generate
+    at.prompts += 1
+    at.wait_tokens += left
 
 
 @inner
-def add_decode(plan: Any, decodes: Any, cached: int, generate: int) -> None:
+def add_decode(plan: Plan, cached: int, generate: int) -> None:
     """A request waits to decode: tokens cached, tokens to emit."""
-    row = plan[DECODES]
-    decodes[row, 0], decodes[row, 1] = cached, generate
-    plan[DECODES] = row + 1
+    at = plan.progress[0]
+    row = plan.decodes[at.decodes]
+    row[0], row[1] = cached, generate
+    at.decodes += 1
 
 
 @inner
-def add_part(plan: Any, prompts: Any, decodes: Any, have: int, until: int, prompt: int, watch: bool) -> None:
+def add_part(plan: Plan, have: int, until: int, prompt: int, watch: bool) -> None:
     """A part of a request that is not there yet: from ``have`` to ``until`` existing tokens; maybe one to watch."""
-    if watch:
-        plan[WATCH_PROMPT if have < prompt else WATCH_DECODE] = plan[PROMPTS if have < prompt else DECODES]
+    at = plan.progress[0]
     if have < prompt:
-        end = min(until, prompt)
-        add_prompt(plan, prompts, end - have, have, max(until - prompt - 1, 0))
+        if watch:
+            at.watch_prompt = at.prompts
+        add_prompt(plan, min(until, prompt) - have, have, max(until - prompt - 1, 0))
     else:
-        add_decode(plan, decodes, have - 1, max(until - have, 1))
+        if watch:
+            at.watch_decode = at.decodes
+        add_decode(plan, have - 1, max(until - have, 1))
 
 
 @inner
-def join(plan: Any, running: Any, cached: int, generate: int) -> None:
+def join(plan: Plan, cached: int, generate: int) -> None:
     """Start to decode; the running ones stay sorted by their last step."""
-    end = plan[STEP] + generate
-    row = plan[RUN]
-    while row > plan[RUN_AT] and running[row - 1, 0] > end:
+    at, running = plan.progress[0], plan.running
+    end = at.step + generate
+    row = at.run
+    while row > at.run_at and running[row - 1, 0] > end:
         running[row, 0], running[row, 1] = running[row - 1, 0], running[row - 1, 1]
         row -= 1
-    running[row, 0], running[row, 1] = end, cached - plan[STEP]
-    plan[RUN] += 1
-    plan[RUN_TOKENS] += cached
+    running[row, 0], running[row, 1] = end, cached - at.step
+    at.run += 1
+    at.run_tokens += cached
 
 
 @inner
-def leave(plan: Any, running: Any) -> None:
+def leave(plan: Plan) -> None:
     """Those whose last step this was."""
-    while plan[RUN_AT] < plan[RUN] and running[plan[RUN_AT], 0] <= plan[STEP]:
-        plan[RUN_TOKENS] -= running[plan[RUN_AT], 1] + plan[STEP]
-        plan[RUN_AT] += 1
+    at, running = plan.progress[0], plan.running
+    while at.run_at < at.run and running[at.run_at, 0] <= at.step:
+        at.run_tokens -= running[at.run_at, 1] + at.step
+        at.run_at += 1
 
 
 @inner
-def room(plan: Any, most: int, tokens: int, more: int) -> bool:
+def room(at: Progress, inst: Instance, more: int) -> bool:
     """Whether another sequence of ``more`` tokens may start; alone it always may."""
-    sequences = plan[RUN] - plan[RUN_AT] + plan[ADMITTED]
+    sequences = at.run - at.run_at + at.admitted
     if sequences == 0:
         return True
-    return bool(sequences < most and plan[RUN_TOKENS] + plan[HELD_TOKENS] + more <= tokens)
+    tokens = inst.total_blocks * BLOCK_TOKENS
+    return bool(sequences < inst.max_sequences and at.run_tokens + at.held_tokens + more <= tokens)
 
 
 @inner
-def take(plan: Any, prompts: Any, row: Any, budget: int) -> tuple[int, int, int, float]:
+def take(plan: Plan, inst: Instance, budget: int) -> tuple[int, int, int, float]:
     """Fill a pass from the waiting prompts: pieces, tokens, longest piece, query-key pairs."""
-    tokens = row[TOTAL_BLOCKS] * BLOCK_TOKENS
+    at, prompts = plan.progress[0], plan.prompts
     pieces, total, longest, pairs = 0, 0, 0, 0.0
-    at = plan[PROMPTS_AT]
-    while at + pieces < plan[PROMPTS] and total < budget:
-        left, cached = prompts[at + pieces, 0], prompts[at + pieces, 1]
-        if pieces >= plan[ADMITTED]:
-            if not room(plan, row[MAX_SEQUENCES], tokens, left + cached):
+    first = at.prompts_at
+    while first + pieces < at.prompts and total < budget:
+        left, cached = prompts[first + pieces, 0], prompts[first + pieces, 1]
+        if pieces >= at.admitted:
+            if not room(at, inst, left + cached):
                 break
-            plan[ADMITTED] += 1
-            plan[HELD_TOKENS] += left + cached
+            at.admitted += 1
+            at.held_tokens += left + cached
         piece = min(left, budget - total)
         total += piece
         longest = max(longest, piece)
@@ -163,251 +206,213 @@ def take(plan: Any, prompts: Any, row: Any, budget: int) -> tuple[int, int, int,
 
 
 @inner
-def settle(plan: Any, prompts: Any, running: Any, pieces: int, total: int) -> None:
+def settle(plan: Plan, pieces: int, total: int) -> None:
     """The end of a pass: complete prompts begin to decode."""
-    plan[WAIT_TOKENS] -= total
+    at = plan.progress[0]
+    at.wait_tokens -= total
     for _ in range(pieces):
-        at = plan[PROMPTS_AT]
-        piece = min(prompts[at, 0], total)
+        row = plan.prompts[at.prompts_at]
+        piece = min(row[0], total)
         total -= piece
-        prompts[at, 0] -= piece
-        prompts[at, 1] += piece
-        if prompts[at, 0] > 0:
+        row[0] -= piece
+        row[1] += piece
+        if row[0] > 0:
             return
-        plan[PROMPTS_AT] += 1
-        plan[ADMITTED] -= 1
-        plan[HELD_TOKENS] -= prompts[at, 1]
-        if at == plan[WATCH_PROMPT]:
-            plan[WATCH_END] = plan[STEP] + prompts[at, 2]
-        if prompts[at, 2] > 0:
-            join(plan, running, prompts[at, 1], prompts[at, 2])
+        if at.prompts_at == at.watch_prompt:
+            at.watch_end = at.step + row[2]
+        at.prompts_at += 1
+        at.admitted -= 1
+        at.held_tokens -= row[1]
+        if row[2] > 0:
+            join(plan, row[1], row[2])
 
 
 @inner
-def play(
-    plan: Any, prompts: Any, decodes: Any, running: Any, row: Any, limit: float, head: Any, values: Any, stop: int
-) -> float:
+def play(plan: Plan, inst: Instance, values: Floats, stop: int) -> float:
     """Time of all passes until nothing is left, the part to watch is done, or only ``stop`` prompt tokens wait. [s]"""
+    at, decodes = plan.progress[0], plan.decodes
     time = 0.0
-    tokens = row[TOTAL_BLOCKS] * BLOCK_TOKENS
-    while plan[WAIT_TOKENS] > stop or stop < 0:
-        while plan[DECODES_AT] < plan[DECODES] and room(plan, row[MAX_SEQUENCES], tokens, decodes[plan[DECODES_AT], 0]):
-            if plan[DECODES_AT] == plan[WATCH_DECODE]:
-                plan[WATCH_END] = plan[STEP] + decodes[plan[DECODES_AT], 1]
-            join(plan, running, decodes[plan[DECODES_AT], 0], decodes[plan[DECODES_AT], 1])
-            plan[DECODES_AT] += 1
-        count = plan[RUN] - plan[RUN_AT]
-        context = (plan[RUN_TOKENS] + count) / count if count > 0 else 0.0
+    while at.wait_tokens > stop or stop < 0:
+        while at.decodes_at < at.decodes and room(at, inst, decodes[at.decodes_at, 0]):
+            if at.decodes_at == at.watch_decode:
+                at.watch_end = at.step + decodes[at.decodes_at, 1]
+            join(plan, decodes[at.decodes_at, 0], decodes[at.decodes_at, 1])
+            at.decodes_at += 1
+        count = at.run - at.run_at
+        context = (at.run_tokens + count) / count if count > 0 else 0.0
         pieces, total, longest, pairs = 0, 0, 0, 0.0
-        if plan[PROMPTS_AT] < plan[PROMPTS]:
-            budget = max(row[TOKEN_BUDGET] - count, 1)
-            if row[MODE] == SLO_AWARE:
-                past = prompts[plan[PROMPTS_AT], 1]
-                budget = largest_prefill(head, values, count, context, past, limit, budget)
-            pieces, total, longest, pairs = take(plan, prompts, row, budget)
+        if at.prompts_at < at.prompts:
+            budget = max(inst.token_budget - count, 1)
+            if inst.mode == SLO_AWARE:
+                past = plan.prompts[at.prompts_at, 1]
+                budget = largest_prefill(inst.table, values, count, context, past, inst.step_limit_s, budget)
+            pieces, total, longest, pairs = take(plan, inst, budget)
         if pieces > 0:
-            time += step_time(head, values, count, context, pieces, total, longest, pairs)
-            plan[STEP] += 1
-            plan[RUN_TOKENS] += count
-            leave(plan, running)
-            settle(plan, prompts, running, pieces, total)
+            time += step_time(inst.table, values, count, context, pieces, total, longest, pairs)
+            at.step += 1
+            at.run_tokens += count
+            leave(plan)
+            settle(plan, pieces, total)
         elif count > 0:
-            steps = running[plan[RUN_AT], 0] - plan[STEP]
-            time += steps_time(head, values, count, context, steps)
-            plan[STEP] += steps
-            plan[RUN_TOKENS] += count * steps
-            leave(plan, running)
+            steps = plan.running[at.run_at, 0] - at.step
+            time += steps_time(inst.table, values, count, context, steps)
+            at.step += steps
+            at.run_tokens += count * steps
+            leave(plan)
         else:
             return time
-        if 0 <= plan[WATCH_END] <= plan[STEP]:
+        if 0 <= at.watch_end <= at.step:
             return time
     return time
 
 
 @inner
-def until_of(book: Any, request: int, instance: int) -> int:
-    """Existing tokens with which the part of a request on an instance is expected to end. [token]"""
-    until: int = book[request, SPLIT] if book[request, FIRST] == instance else book[request, EXPECTED]
-    return until
+def left_of(known: Known, seg: Segment, i: int, emitted: int) -> int:
+    """Tokens that a segment on an instance is still expected to emit after ``emitted`` ones. [token]"""
+    entry = known.book[seg.request]
+    until = entry.split if entry.first == i else entry.expected
+    return until - (seg.context + seg.prompt + emitted + (1 if seg.prompt == 0 else 0))
 
 
 @inner
-def there(
-    ints: Any,
-    floats: Any,
-    seg: Any,
-    sets: Any,
-    book: Any,
-    i: int,
-    now: float,
-    plan: Any,
-    prompts: Any,
-    decodes: Any,
-    running: Any,
-) -> float:
+def there(known: Known, i: int, now: float, plan: Plan) -> float:
     """Enter what an instance has; the time until its step in progress ends. [s]"""
-    row = ints[i]
-    mixed = row[RUN_KIND] == MIXED  # its step in progress counts as done
+    inst, segs = known.inst[i], known.seg
+    mixed = inst.run_kind == MIXED  # its step in progress counts as done
     done = 1 if mixed else 0
-    keys = np.sort(sets[0, i, : row[RUNNING]])
-    for j in range(row[RUNNING]):
-        s = keys[j] & 0xFFFFFFFF
-        steps = row[COUNTER] - seg[s, JOINED]
-        emitted = seg[s, EMITTED] + steps
-        exist = seg[s, CONTEXT] + seg[s, PROMPT] + emitted + (1 if seg[s, PROMPT] == 0 else 0)
-        left = until_of(book, seg[s, REQUEST], i) - exist
+    keys = np.sort(known.sets[0, i, : inst.running_requests])
+    for j in range(inst.running_requests):
+        seg = segs[keys[j] & 0xFFFFFFFF]
+        steps = inst.counter - seg.joined
+        left = left_of(known, seg, i, seg.emitted + steps)
         if left != done or not mixed:  # else it ends with the step in progress
-            join(plan, running, seg[s, CACHED] + steps + done, max(left - done, 1))
-    s = row[COMING_HEAD]
+            join(plan, seg.cached + steps + done, max(left - done, 1))
+    s = inst.first[COMING]
     while s >= 0:
-        have = seg[s, CONTEXT] + 1 + seg[s, EMITTED]
-        add_decode(plan, decodes, have - 1, max(until_of(book, seg[s, REQUEST], i) - have, 1))
-        s = seg[s, NEXT]
-    s = row[HEAD]
-    pieces = row[PIECES] if mixed else 0
+        left = left_of(known, segs[s], i, segs[s].emitted)
+        add_decode(plan, segs[s].context + segs[s].emitted, max(left, 1))
+        s = segs[s].next
+    s = inst.first[PROMPTS]
+    pieces = inst.pieces if mixed else 0
     while s >= 0:
-        computed = seg[s, PIECE] if pieces > 0 else 0
+        seg = segs[s]
+        computed = seg.piece if pieces > 0 else 0
         pieces -= 1
-        left, cached = seg[s, LEFT] - computed, seg[s, CACHED] + computed
-        exist = seg[s, CONTEXT] + seg[s, PROMPT] + seg[s, EMITTED] + (1 if seg[s, PROMPT] == 0 else 0)
-        after = max(until_of(book, seg[s, REQUEST], i) - exist - 1, 0)
+        left, cached = seg.left - computed, seg.cached + computed
+        after = max(left_of(known, seg, i, seg.emitted) - 1, 0)
         if left > 0:
-            add_prompt(plan, prompts, left, cached, after)
+            add_prompt(plan, left, cached, after)
         elif after > 0:
-            add_decode(plan, decodes, cached, after)
-        s = seg[s, NEXT]
-    if row[RUN_KIND] == IDLE:
+            add_decode(plan, cached, after)
+        s = seg.next
+    if inst.run_kind == IDLE:
         return 0.0
-    begin: float = floats[i, RUN_END_S] if mixed else floats[i, RUN_START_S]
-    return begin - now
+    return (inst.run_end_s if mixed else inst.run_start_s) - now
 
 
 @inner
-def coming(book: Any, open_list: Any, tally: Any, i: int, plan: Any, prompts: Any, decodes: Any) -> None:
+def coming(known: Known, i: int, plan: Plan) -> None:
     """Enter what was promised to an instance and is not there."""
-    for j in range(tally[OPEN]):
-        r = open_list[j]
-        if book[r, FIRST] == i and book[r, FIRST_AT] < 0:
-            add_part(plan, prompts, decodes, 0, book[r, SPLIT], book[r, TOKENS], False)
-        elif book[r, SECOND] == i and book[r, SECOND_AT] < 0:
-            add_part(plan, prompts, decodes, book[r, SPLIT], book[r, EXPECTED], book[r, TOKENS], False)
+    for j in range(known.tally[0].open):
+        one = known.book[known.open[j]]
+        if one.first == i and one.first_at < 0:
+            add_part(plan, 0, one.split, one.tokens, False)
+        elif one.second == i and one.second_at < 0:
+            add_part(plan, one.split, one.expected, one.tokens, False)
 
 
 @inner
-def refresh_book(seg: Any, count: int, book: Any, open_list: Any, tally: Any) -> None:
+def refresh_book(known: Known, count: int) -> None:
     """Note which parts have come, and forget requests that ended before their second part."""
-    for s in range(tally[SEEN], count):
-        r = seg[s, REQUEST]
-        if book[r, FIRST] == seg[s, INSTANCE]:
-            book[r, FIRST_AT] = s
-        elif book[r, SECOND] == seg[s, INSTANCE]:
-            book[r, SECOND_AT] = s
-    tally[SEEN] = count
+    tally, book, segs = known.tally[0], known.book, known.seg
+    for s in range(tally.seen, count):
+        one = book[segs[s].request]
+        if one.first == segs[s].instance:
+            one.first_at = s
+        elif one.second == segs[s].instance:
+            one.second_at = s
+    tally.seen = count
     kept = 0
-    for j in range(tally[OPEN]):
-        r = open_list[j]
-        first = book[r, FIRST_AT]
-        over = first >= 0 and (book[r, SECOND] < 0 or seg[first, STATUS] == DONE or seg[first, STATUS] == LOST)
-        if book[r, SECOND_AT] < 0 and not over:
-            open_list[kept] = r
+    for j in range(tally.open):
+        one = book[known.open[j]]
+        status = segs[one.first_at].status if one.first_at >= 0 else -1
+        over = one.first_at >= 0 and (one.second < 0 or status in (DONE, LOST))
+        if one.second_at < 0 and not over:
+            known.open[kept] = known.open[j]
             kept += 1
-    tally[OPEN] = kept
+    tally.open = kept
 
 
 @entry
-def choose_pair(ints: Any, seg: Any, count: int, book: Any, open_list: Any, tally: Any, pairs: Any) -> int:
+def choose_pair(known: Known, count: int, pairs: Ints) -> int:
     """Note what has come, then the pair with the fewest requests there or promised, the first of several."""
-    refresh_book(seg, count, book, open_list, tally)
-    load = np.zeros(ints.shape[0], np.int64)
-    for j in range(tally[OPEN]):
-        r = open_list[j]
-        load[book[r, FIRST] if book[r, FIRST_AT] < 0 else book[r, SECOND]] += 1
+    refresh_book(known, count)
+    load = np.zeros(len(known.inst), np.int64)
+    for j in range(known.tally[0].open):
+        one = known.book[known.open[j]]
+        load[one.first if one.first_at < 0 else one.second] += 1
     best, fewest = 0, -1
     for k in range(pairs.shape[0]):
         total = 0
         for side in range(2):
             i = pairs[k, side]
-            total += ints[i, QUEUED] + ints[i, RUNNING] + load[i]
+            total += known.inst[i].queued_requests + known.inst[i].running_requests + load[i]
         if fewest < 0 or total < fewest:
             best, fewest = k, total
     return best
 
 
 @inner
-def copy_of(plan: Any, prompts: Any, decodes: Any, running: Any) -> tuple[Any, Any, Any, Any]:
+def copy_of(plan: Plan) -> Plan:
     """A plan to play with."""
-    return plan.copy(), prompts.copy(), decodes.copy(), running.copy()
+    return Plan(plan.progress.copy(), plan.prompts.copy(), plan.decodes.copy(), plan.running.copy())  # type: ignore[attr-defined]
 
 
 @inner
-def gather(
-    ints: Any, floats: Any, seg: Any, sets: Any, book: Any, open_list: Any, tally: Any, i: int, now: float
-) -> tuple[float, Any, Any, Any, Any]:
+def gather(known: Known, i: int, now: float) -> tuple[float, Plan]:
     """All that an instance was given, and the time until it may begin."""
-    most = ints[i, RUNNING] + ints[i, QUEUED] + tally[OPEN] + 2
-    plan = np.zeros(PLAN, np.int64)
-    plan[WATCH_PROMPT] = plan[WATCH_DECODE] = plan[WATCH_END] = -1
-    prompts = np.zeros((most, 3), np.int64)
-    decodes = np.zeros((most, 2), np.int64)
-    running = np.zeros((most, 2), np.int64)
-    time = there(ints, floats, seg, sets, book, i, now, plan, prompts, decodes, running)
-    coming(book, open_list, tally, i, plan, prompts, decodes)
-    return time, plan, prompts, decodes, running
+    inst = known.inst[i]
+    most = inst.running_requests + inst.queued_requests + known.tally[0].open + 2
+    progress: Any = np.zeros(1, PROGRESS)
+    progress[0].watch_prompt = progress[0].watch_decode = progress[0].watch_end = -1
+    rows = (np.zeros((most, 3), np.int64), np.zeros((most, 2), np.int64), np.zeros((most, 2), np.int64))
+    plan = Plan(progress, rows[0], rows[1], rows[2])
+    time = there(known, i, now, plan)
+    coming(known, i, plan)
+    return time, plan
 
 
 @entry
-def finish_times(
-    ints: Any,
-    floats: Any,
-    seg: Any,
-    sets: Any,
-    heads: Any,
-    values: Any,
-    book: Any,
-    open_list: Any,
-    tally: Any,
-    first: int,
-    second: int,
-    prompt: int,
-    expected: int,
-    now: float,
-    rounds: int,
-    tolerance: float,
-    least: float,
-    watch: bool,
-) -> tuple[int, float, float]:
+def finish_times(known: Known, wanted: Wanted, now: float, search: Search) -> tuple[int, float, float]:
     """Bisection of the split: existing tokens at the end of the first part, and when either instance is done [s].
 
     From plain disaggregation, up to ``rounds`` halvings of the share of the first part, until both times differ by at
-    most ``tolerance`` of the later one, or ``least``. ``watch``: times of the new request's parts alone.
+    most ``tolerance`` of the later one, or ``least_s``.
     """
-    t1, plan1, prompts1, decodes1, running1 = gather(ints, floats, seg, sets, book, open_list, tally, first, now)
-    t2, plan2, prompts2, decodes2, running2 = gather(ints, floats, seg, sets, book, open_list, tally, second, now)
-    head1, head2 = heads[ints[first, TABLE]], heads[ints[second, TABLE]]
-    limit1, limit2 = floats[first, STEP_LIMIT_S], floats[second, STEP_LIMIT_S]
+    prompt, expected = wanted.prompt, wanted.expected
+    one, other, values, watch = known.inst[wanted.first], known.inst[wanted.second], known.values, search.watch
+    t1, plan1 = gather(known, wanted.first, now)
+    t2, plan2 = gather(known, wanted.second, now)
     # prompts before the new one are the same for every split: played once, but for those that share its first pass
-    t1 += play(plan1, prompts1, decodes1, running1, ints[first], limit1, head1, values, ints[first, TOKEN_BUDGET])
-    plan3, prompts3, decodes3, running3 = copy_of(plan2, prompts2, decodes2, running2)
-    t3 = t2 + play(plan3, prompts3, decodes3, running3, ints[second], limit2, head2, values, ints[second, TOKEN_BUDGET])
+    t1 += play(plan1, one, values, one.token_budget)
+    plan3 = copy_of(plan2)
+    t3 = t2 + play(plan3, other, values, other.token_budget)
     low, high = 0.0, 1.0
     ratio = prompt / expected
     split, a, b = prompt, 0.0, 0.0
-    for turn in range(rounds + 1):
+    for turn in range(search.rounds + 1):
         split = min(max(math.ceil(ratio * expected - 1e-9), 1), expected)
-        plan, prompts, decodes, running = copy_of(plan1, prompts1, decodes1, running1)
-        add_part(plan, prompts, decodes, 0, split, prompt, watch)
-        a = t1 + play(plan, prompts, decodes, running, ints[first], limit1, head1, values, -1)
+        plan = copy_of(plan1)
+        add_part(plan, 0, split, prompt, watch)
+        a = t1 + play(plan, one, values, -1)
         b = t3 if split < prompt else t2
-        if split < prompt:
-            plan, prompts, decodes, running = copy_of(plan3, prompts3, decodes3, running3)
-        else:
-            plan, prompts, decodes, running = copy_of(plan2, prompts2, decodes2, running2)
+        plan = copy_of(plan3 if split < prompt else plan2)
         if split < expected:
-            add_part(plan, prompts, decodes, split, expected, prompt, watch)
-        b += play(plan, prompts, decodes, running, ints[second], limit2, head2, values, -1)
+            add_part(plan, split, expected, prompt, watch)
+        b += play(plan, other, values, -1)
         if watch and split >= expected:
             b = 0.0
-        if turn == rounds or abs(a - b) <= max(tolerance * max(a, b), least):
+        if turn == search.rounds or abs(a - b) <= max(search.tolerance * max(a, b), search.least_s):
             break
         if a > b:
             high = ratio
