@@ -4,6 +4,8 @@ DynaServe's global scheduler looks at what waits and runs on both instances and 
 first served, decodes before prefill, times from the step table. Runs of equal decode steps are taken in closed form.
 Outputs end where they were predicted to. Both instances start on their part of the new request at once, as if
 it were two: it is the work that is balanced.
+
+Past 400 lines: one compiled function and what it inlines.
 """
 
 from __future__ import annotations
