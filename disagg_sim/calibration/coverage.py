@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.calibration.kernels.registry import Operator
 from disagg_sim.facts.efficiency import Fit
 from disagg_sim.facts.hardware import SystemSpec
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Part of the range by which a size may pass its end and still count as inside: rounding. [1]
 _ROUNDING = 1e-9

@@ -9,7 +9,7 @@ import typer
 
 from disagg_sim.calibration.served.engine_fit import fit_engine
 from disagg_sim.calibration.served.engine_yaml import UNITS, engine_text, write_engine
-from disagg_sim.calibration.served.rows import read_rows
+from disagg_sim.calibration.served.read import read_rows
 from disagg_sim.cli.tables import print_table
 from disagg_sim.facts.load import load_engine
 

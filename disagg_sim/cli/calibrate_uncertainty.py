@@ -11,7 +11,7 @@ import typer
 from disagg_sim.calibration.kernels.spreads import engine_spreads, kernel_spreads, spreads_text, write_spreads
 from disagg_sim.calibration.served.bands import with_bands
 from disagg_sim.calibration.served.evaluate import evaluate
-from disagg_sim.calibration.served.rows import read_rows
+from disagg_sim.calibration.served.read import read_rows
 from disagg_sim.cli.tables import print_table
 from disagg_sim.facts.load import load_uncertainty
 

@@ -10,7 +10,7 @@ import typer
 
 from disagg_sim.calibration.served.bands import with_bands
 from disagg_sim.calibration.served.evaluate import evaluate
-from disagg_sim.calibration.served.rows import read_rows
+from disagg_sim.calibration.served.read import read_rows
 from disagg_sim.calibration.served.tables import (
     ENGINE_NOISE,
     RERUN_NOISE,

@@ -10,18 +10,19 @@ from shared_data import shared_file
 
 import disagg_sim as ds
 from disagg_sim.calibration.kernels.attention import (
+    context_attention,
     decode_times,
     fit_context_attention,
     fit_generation_attention,
     fit_mla_context,
     fit_mla_generation,
+    generation_attention,
     predict_context_attention,
     predict_generation_attention,
     predict_mla_context,
     predict_mla_generation,
     prefill_times,
 )
-from disagg_sim.calibration.kernels.attention_calls import context_attention, generation_attention
 from disagg_sim.calibration.kernels.tables import read_exclusions, read_tables
 from disagg_sim.facts.efficiency import DecodeAttentionFit, PrefillAttentionFit
 from disagg_sim.units import US

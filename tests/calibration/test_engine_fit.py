@@ -7,8 +7,7 @@ import pytest
 
 from disagg_sim.calibration.served.cells import instance
 from disagg_sim.calibration.served.engine_fit import fit_engine, fit_rows
-from disagg_sim.calibration.served.evaluate import evaluate
-from disagg_sim.calibration.served.load_generator import drain_factor, drain_factors
+from disagg_sim.calibration.served.evaluate import drain_factor, drain_factors, evaluate
 from disagg_sim.calibration.served.rows import Quantity, ServingRow, Workers
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError

@@ -133,7 +133,7 @@ def test_pytorch_kernels_of_the_cpu_fill_the_same_table(tmp_path):
 
 def test_collectives_run_over_processes_of_this_machine():
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    from disagg_sim.calibration.bench.torch_collectives import collective_times
+    from disagg_sim.calibration.bench.torch_bench import collective_times
 
     wanted = [(op, size) for op in ("all_reduce", "all_gather") for size in (4096, 65536)]
     times = collective_times(2, wanted, "gloo")

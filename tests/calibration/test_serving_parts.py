@@ -4,7 +4,7 @@ import pandas as pd
 from shared_data import shared_file
 
 from disagg_sim.calibration.served.evaluate import evaluate
-from disagg_sim.calibration.served.rows import read_rows
+from disagg_sim.calibration.served.read import read_rows
 
 
 def test_rows_of_the_fitted_files_are_told_from_rows_of_others(tmp_path):

@@ -6,19 +6,10 @@ from pathlib import Path
 import pytest
 from shared_data import shared_file
 
+from disagg_sim.calibration.names import model_named, names, old_engine, recipe_of, system_named
 from disagg_sim.calibration.served.cells import instance
 from disagg_sim.calibration.served.evaluate import COLUMNS, evaluate
-from disagg_sim.calibration.served.rows import (
-    ENGINE_NAMES,
-    MODEL_NAMES,
-    SYSTEM_NAMES,
-    ServingDataError,
-    model_named,
-    old_engine,
-    read_rows,
-    recipe_of,
-    system_named,
-)
+from disagg_sim.calibration.served.read import ServingDataError, read_rows
 from disagg_sim.calibration.served.tables import counted, judged, reasons, summary, who_wins, write_tables
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import list_specs
@@ -195,9 +186,9 @@ def test_names_of_boards_and_recipes():
 
 
 def test_every_name_of_the_tables_is_shipped():
-    assert {name for _, name in MODEL_NAMES} <= set(list_specs("model"))
-    assert set(SYSTEM_NAMES.values()) <= set(list_specs("hardware"))
-    engines = {name for _, name in ENGINE_NAMES}
+    assert set(names().models.values()) <= set(list_specs("model"))
+    assert set(names().systems.values()) <= set(list_specs("hardware"))
+    engines = set(names().engines.values()) | set(names().source_engines.values())
     assert engines | {old_engine(name) for name in engines} <= set(list_specs("engine"))
     recipes = {recipe_of(w, c, m) for w in ("", "fp8", "fp4") for c in ("bf16", "fp8") for m in ("x", "gpt_oss_20b")}
     assert recipes <= set(list_specs("precision"))

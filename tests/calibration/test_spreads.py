@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from kernel_csv import QUANTIZE, quantize_rows, write
 
-from disagg_sim.calibration.bands import band
 from disagg_sim.calibration.kernels.efficiency_yaml import efficiency_text, write_efficiency
 from disagg_sim.calibration.kernels.fit import calibrate_kernels
+from disagg_sim.calibration.kernels.residuals import band
 from disagg_sim.calibration.kernels.spreads import (
     deviation,
     engine_spreads,

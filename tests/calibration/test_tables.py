@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from kernel_csv import GEMM, QUANTIZE, quantize_rows, write
 
+from disagg_sim.calibration.files import HELD_OUT_SHARE
 from disagg_sim.calibration.kernels.forms import FORMS, form_of
-from disagg_sim.calibration.kernels.tables import HELD_OUT_SHARE, TableError, held_out, read_exclusions, read_tables
+from disagg_sim.calibration.kernels.tables import TableError, held_out, read_exclusions, read_tables
 
 GOOD = "h100_sxm,trtllm,1,k,bfloat16,128,4096,4096,20.5"
 

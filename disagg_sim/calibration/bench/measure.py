@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import pandas as pd
 
 from disagg_sim.calibration.kernels.forms import FORM, FORMS, IDENTITY, LATENCY
 from disagg_sim.units import US
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: A measured row: its form, words and sizes.
 Row = dict[str, str | int]
@@ -140,8 +139,6 @@ def measure(bench: Bench, system: str, plan: Plan, progress: Progress) -> pd.Dat
     DataFrame
         One row a call that could run; columns that a form lacks are empty. ``calibrate kernels`` reads the CSV of it.
     """
-    import pandas as pd
-
     calls = list(_calls(bench, plan))
     groups = _groups(bench.ranks)
     wanted = tuple(product(plan.collectives, plan.messages))

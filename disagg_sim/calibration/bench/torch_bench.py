@@ -1,10 +1,13 @@
 """PyTorch's own kernels, timed: on a GPU inside CUDA graphs with the cache kept cold, on a CPU by the wall clock.
 
+Collectives run over processes of one machine, one a rank, by PyTorch's distributed package.
+
 The optional dependency: ``pip install 'disagg-sim[measure]'``.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,6 +23,8 @@ WARM_UPS, REPEATS = 3, 7  # of a timed graph [1]
 CACHES = 3
 #: Calls in one graph: enough to hide the replay itself behind them. [1]
 CALLS = 16
+#: Collectives that start together, of which the mean counts. [1]
+TOGETHER = 10
 #: Elements of NVFP4 that share a scale. [1]
 _FP4_BLOCK = 16
 
@@ -103,8 +108,6 @@ class TorchBench:
 
     def collectives(self, ranks: int, wanted: Sequence[tuple[str, int]]) -> Sequence[float]:
         """See ``Bench``; NCCL over ``ranks`` processes of this machine."""
-        from disagg_sim.calibration.bench.torch_collectives import collective_times
-
         return collective_times(ranks, wanted, "nccl" if self._gpu else "gloo")
 
     def _bytes(self, size: int) -> Any:
@@ -215,3 +218,79 @@ class TorchBench:
         end.record()
         torch.cuda.synchronize()
         return float(begin.elapsed_time(end)) * MS
+
+
+def collective_times(ranks: int, wanted: Sequence[tuple[str, int]], backend: str) -> list[float]:
+    """Times of collectives, each as its slowest rank sees it. [s]
+
+    Parameters
+    ----------
+    ranks
+        Processes, each with a GPU of its own under "nccl". [1]
+    wanted
+        (op, bytes): "all_reduce", "all_gather", "reduce_scatter" or "alltoall", and the full tensor, of "alltoall"
+        the send buffer of a rank, in two-byte elements.
+    backend
+        "nccl" on GPUs, "gloo" on the CPU (which lacks some of them on older releases).
+    """
+    from torch import multiprocessing
+
+    told = multiprocessing.get_context("spawn").SimpleQueue()
+    arguments = (tuple(wanted), ranks, backend, _free_port(), told)
+    running = multiprocessing.start_processes(_rank, args=arguments, nprocs=ranks, join=False, start_method="spawn")
+    slowest = [0.0] * len(wanted)
+    for _ in range(ranks * len(wanted)):
+        place, seconds = told.get()
+        slowest[place] = max(slowest[place], seconds)
+    running.join()
+    return slowest
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _rank(rank: int, wanted: tuple[tuple[str, int], ...], ranks: int, backend: str, port: int, told: Any) -> None:
+    """What one process does: join, repeat each collective, tell (place, median time of a call)."""
+    import torch
+    from torch import distributed
+
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    if backend == "nccl":
+        torch.cuda.set_device(device)
+    store = f"tcp://127.0.0.1:{port}"
+    distributed.init_process_group(backend, init_method=store, rank=rank, world_size=ranks)
+    for place, (op, size) in enumerate(wanted):
+        call = _call(torch, distributed, op, max(size // 2 // ranks, 1), ranks, device)
+        times = [_once(torch, distributed, call, backend) for _ in range(WARM_UPS + REPEATS)]
+        told.put((place, median(times[WARM_UPS:])))
+    distributed.destroy_process_group()
+
+
+def _call(torch: Any, distributed: Any, op: str, share: int, ranks: int, device: Any) -> Callable[[], Any]:
+    """The collective on a tensor of ``share`` elements a rank."""
+    part = torch.zeros(share, dtype=torch.bfloat16, device=device)
+    full = torch.zeros(share * ranks, dtype=torch.bfloat16, device=device)
+    other = torch.zeros_like(full)
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: distributed.all_reduce(full),
+        "all_gather": lambda: distributed.all_gather_into_tensor(full, part),
+        "reduce_scatter": lambda: distributed.reduce_scatter_tensor(part, full),
+        "alltoall": lambda: distributed.all_to_all_single(other, full),
+    }
+    return calls[op]
+
+
+def _once(torch: Any, distributed: Any, call: Callable[[], Any], backend: str) -> float:
+    """Mean time of ``TOGETHER`` calls, started together. [s]"""
+    distributed.barrier()
+    if backend == "nccl":
+        torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(TOGETHER):
+        call()
+    if backend == "nccl":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begun) / TOGETHER

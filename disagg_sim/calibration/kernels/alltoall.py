@@ -11,9 +11,10 @@ it was given. Preparing costs ``latency + step*log2(n) + T*seconds_per_token``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.calibration.kernels.robust import Parameter, fit_logarithm
@@ -21,9 +22,6 @@ from disagg_sim.facts.efficiency import AllToAllFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.collective import COPIES
 from disagg_sim.units import GB, US
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PER_PICK, PER_RANK, WITH_OWN = "T*k*d*b*(1-1/n)", "T*d*b*(n-1)*(1-(1-1/n)^k)", "T*d*b*n*(1-(1-1/n)^k)"
 PER_PICK_NODES, PER_NODE = "T*k*d*b*(1-1/nodes)", "T*d*b*(nodes-1)*(1-(1-1/nodes)^k)"
@@ -82,8 +80,6 @@ def backends(rows: pd.DataFrame) -> Any:
 
 
 def _units(rows: pd.DataFrame, system: SystemSpec) -> Any:
-    import pandas as pd
-
     link = np.where(rows["ep_size"] > system.nvlink_domain, "nic", "nvlink")
     return pd.Series(list(zip(rows["framework"], backends(rows), rows["phase"], link, strict=True)), index=rows.index)
 
@@ -99,8 +95,6 @@ def _volume(backend: str, phase: str, link: str) -> str:
 
 def _fit(tables: dict[str, pd.DataFrame], system: SystemSpec, backend: str, link: str) -> list[AllToAllFit]:
     """Fits of the phases of one backend on one kind of link, together."""
-    import pandas as pd
-
     every = pd.concat(list(tables.values()))
     group = "node_num" if link == "nic" else "ep_size"
     names = {_latency_of(backend, phase): _LATENCY for phase in tables}

@@ -16,14 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.calibration.kernels import attention_calls
-from disagg_sim.calibration.kernels.attention_calls import Calls
-from disagg_sim.calibration.kernels.limits import TYPES
+from disagg_sim.calibration.kernels.limits import MLA_NOPE, MLA_RANK, MLA_ROPE, MLA_VALUE, TYPES
 from disagg_sim.calibration.kernels.residuals import SHORT
 from disagg_sim.calibration.kernels.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss
 from disagg_sim.facts.efficiency import DecodeAttentionFit, PrefillAttentionFit
@@ -35,11 +34,18 @@ from disagg_sim.physics.attention import (
     decode_attention_cost,
     prefill_attention_cost,
 )
+from disagg_sim.physics.layer import absorbed_shape, expanded_shape
 from disagg_sim.physics.rates import decode_attention_rate, prefill_attention_rate
+from disagg_sim.physics.work import (
+    AttentionShape,
+    MlaDims,
+    Work,
+    causal_pairs,
+    gqa_decode_work,
+    gqa_prefill_work,
+    mla_work,
+)
 from disagg_sim.units import US
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Array = NDArray[np.float64]
 AttentionFit = TypeVar("AttentionFit", PrefillAttentionFit, DecodeAttentionFit)
@@ -47,6 +53,74 @@ AttentionFit = TypeVar("AttentionFit", PrefillAttentionFit, DecodeAttentionFit)
 Variant = tuple[str, str, str]
 #: Columns that are sizes, in any of the tables.
 _SIZES = ("batch", "seq_len", "kv_len", "q_heads", "kv_heads", "head_dim", "heads")
+
+
+class Calls(NamedTuple):
+    """What the rows of a table ask of a kernel, arrays of shape (rows,)."""
+
+    work: Work
+    shape: AttentionShape
+    keys: Any = 0.0  # twice the mean key length of a prefill [token]
+
+
+def context_attention(rows: pd.DataFrame) -> Calls:
+    """Prompts without a past, grouped-query attention."""
+    batch, new, q_heads, kv_heads = (_column(rows, c) for c in ("batch", "seq_len", "q_heads", "kv_heads"))
+    size: Any = _column(rows, "head_dim")
+    work = gqa_prefill_work(
+        sequences=batch,
+        new=new,
+        past=0.0,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=size,
+        window=0.0,
+        cache_bytes=_cache_bytes(rows),
+    )
+    return Calls(work, AttentionShape(batch, new, 0.0, q_heads, kv_heads, size), 2.0 * causal_pairs(new) / new)
+
+
+def generation_attention(rows: pd.DataFrame) -> Calls:
+    """One token a sequence, grouped-query attention."""
+    batch, length, q_heads, kv_heads = (_column(rows, c) for c in ("batch", "kv_len", "q_heads", "kv_heads"))
+    size: Any = _column(rows, "head_dim")
+    work = gqa_decode_work(
+        sequences=batch,
+        context=length,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=size,
+        window=0.0,
+        cache_bytes=_cache_bytes(rows),
+    )
+    return Calls(work, AttentionShape(batch, 1.0, length - 1.0, q_heads, kv_heads, size))
+
+
+def mla_context(rows: pd.DataFrame) -> Calls:
+    """Prompts without a past, latent attention with up-projected keys and values."""
+    batch, new, dims = _column(rows, "batch"), _column(rows, "seq_len"), _mla_dims(rows)
+    work = mla_work("cached", dims, sequences=batch, new=new, past=0.0)
+    return Calls(work, expanded_shape(dims, batch, new, 0.0), new)
+
+
+def mla_generation(rows: pd.DataFrame) -> Calls:
+    """One token a sequence, absorbed latent attention."""
+    batch, length, dims = _column(rows, "batch"), _column(rows, "kv_len"), _mla_dims(rows)
+    work = mla_work("absorbed", dims, sequences=batch, new=1.0, past=length - 1.0)
+    work = Work(work.flops, batch * length * (dims.latent * dims.cache_bytes))
+    return Calls(work, absorbed_shape(dims, batch, 1.0, length - 1.0))
+
+
+def _column(rows: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    return rows[name].to_numpy(dtype=float)
+
+
+def _cache_bytes(rows: pd.DataFrame) -> Any:
+    return np.array([TYPES[word][0] for word in rows["kv_dtype"]])
+
+
+def _mla_dims(rows: pd.DataFrame) -> MlaDims:
+    return MlaDims(_column(rows, "heads"), MLA_RANK, MLA_NOPE, MLA_ROPE, MLA_VALUE, _cache_bytes(rows))
 
 
 @dataclass(frozen=True)
@@ -124,7 +198,7 @@ _PREFILL_OWN = (("e_compute",), ("e_compute", "t0"), ("e_compute", "t0", "e_io")
 _CONTEXT = _Table(
     "gqa",
     "compute_dtype",
-    attention_calls.context_attention,
+    context_attention,
     _PREFILL,
     _PREFILL_OWN,
     9,
@@ -133,11 +207,11 @@ _CONTEXT = _Table(
     _prefill_fit,
     prefill_times,
 )
-_MLA_CONTEXT = replace(_CONTEXT, kind="mla", compute_column="kv_dtype", calls=attention_calls.mla_context)
+_MLA_CONTEXT = replace(_CONTEXT, kind="mla", compute_column="kv_dtype", calls=mla_context)
 _GENERATION = _Table(
     "gqa",
     "kv_dtype",
-    attention_calls.generation_attention,
+    generation_attention,
     _DECODE,
     (("e_memory",), ("e_memory", "t0"), ("e_memory", "t0", "block_time")),
     11,
@@ -149,7 +223,7 @@ _GENERATION = _Table(
 _MLA_GENERATION = replace(
     _GENERATION,
     kind="mla",
-    calls=attention_calls.mla_generation,
+    calls=mla_generation,
     numbers=(Parameter("e_compute", 0.6, 0.02, 2.0), *_DECODE),
     own=(("e_compute",),),
     options=(SPLIT_POWER, 1.0),

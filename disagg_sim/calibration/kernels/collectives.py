@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.calibration.kernels.robust import Parameter, enough, fit_logarithm, mean_loss
@@ -24,9 +24,6 @@ from disagg_sim.physics.collective import fastest
 from disagg_sim.physics.collective_curves import algorithm_of
 from disagg_sim.physics.cost import IN_SWITCH_ARCHITECTURES
 from disagg_sim.units import US
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Fields of a fit -> where their fit starts and ends.
 _LATENCY = Parameter("latency", 6 * US, 0.5 * US, 100 * US)

@@ -19,15 +19,13 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import eq, ge, gt, le, lt, ne
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.errors import DisaggSimError, nearest, quoted
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Marks = NDArray[np.bool_]
 Literal = float | str

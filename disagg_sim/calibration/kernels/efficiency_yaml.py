@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from disagg_sim.calibration.files import write_sound
 from disagg_sim.calibration.kernels.fit import DIGITS, Calibration
-from disagg_sim.calibration.writing import write_sound
 from disagg_sim.errors import StoreError
 from disagg_sim.facts.efficiency import SECTIONS, DataFile, EfficiencySpec, Fit
 from disagg_sim.facts.formats.efficiency import Assumptions, assumptions_of, efficiency_of, unit_of_field

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.calibration.kernels.robust import Parameter, fit_logarithm
@@ -13,9 +13,6 @@ from disagg_sim.facts.efficiency import ElementwiseFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.work import ACTIVATION_BYTES
 from disagg_sim.units import US
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _FLOOR, _SHARE = Parameter("t0", 2 * US, 0.1 * US, 100 * US), Parameter("e_memory", 0.7, 0.01, 1.0)
 #: Bytes that an operation writes for each element that it reads; "launch_*" are empty kernels of one element. [B]

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.calibration.coverage import assign, units_of
@@ -28,9 +29,6 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
 from disagg_sim.facts.yaml_files import is_path, shown
 from disagg_sim.units import US
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Digits to which fitted numbers are written; their errors are those of the rounded numbers.
 DIGITS = 5
@@ -141,8 +139,6 @@ def beyond_physics(table: KernelTable, system: SystemSpec) -> list[str]:
 
 def _rows_of(tables: Sequence[KernelTable], form: str, system: SystemSpec) -> Any:
     """Rows of one form and system out of all files, None where there are none."""
-    import pandas as pd
-
     found = [table.rows[table.rows["system"] == system.name] for table in tables if table.form.name == form]
     rows = pd.concat(found, ignore_index=True) if found else None
     return rows if rows is not None and len(rows) else None
@@ -230,8 +226,6 @@ def _data_file(
 def _residuals(
     forms: Mapping[str, Any], fits: Mapping[str, tuple[Fit, ...]], system: SystemSpec, split: bool
 ) -> pd.DataFrame:
-    import pandas as pd
-
     parts: list[pd.DataFrame] = []
     for form, rows in forms.items():
         if rows is not None:

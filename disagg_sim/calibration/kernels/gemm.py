@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.calibration.kernels.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss
@@ -23,9 +24,6 @@ from disagg_sim.physics.gemm import gemm_cost
 from disagg_sim.physics.rates import gemm_rate
 from disagg_sim.physics.work import gemm_work
 from disagg_sim.units import US
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Type words of the tables -> weight formats.
 FORMAT_OF = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "int8_sq": "int8"}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from disagg_sim.calibration.bands import band
 from disagg_sim.calibration.coverage import assign, inside, units_of
 from disagg_sim.calibration.kernels.forms import IDENTITY, LATENCY, ROW_ID, Form
 from disagg_sim.calibration.kernels.limits import least_time
 from disagg_sim.calibration.kernels.registry import OPERATORS
-from disagg_sim.calibration.kernels.residuals import error_table, part_of
+from disagg_sim.calibration.kernels.residuals import band, error_table, part_of
 from disagg_sim.calibration.kernels.tables import KernelTable, TableError, read_exclusions, read_tables
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import EfficiencySpec
@@ -21,9 +21,6 @@ from disagg_sim.facts.load import load_efficiency, load_system, load_uncertainty
 from disagg_sim.facts.uncertainty import spread_of
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.units import US
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Columns of the verdicts, in order.
 COLUMNS = (
@@ -83,8 +80,6 @@ def judge_kernels(
     InputError
         No such directory of efficiency files.
     """
-    import pandas as pd
-
     if efficiency is not None and not efficiency.is_dir():
         raise InputError(f"{shown(efficiency)}: no such directory of efficiency files")
     exclusions = read_exclusions(exclude) if exclude else ()
@@ -112,8 +107,6 @@ def summarise(verdicts: pd.DataFrame) -> pd.DataFrame:
 
     ``coverage`` is the share of the rows inside their band.
     """
-    import pandas as pd
-
     good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "")]
     columns = {"measured": "measured", "predicted": "predicted", "low": "predicted_p10", "high": "predicted_p90"}
     rows = good[list(GROUPS)].assign(**{name: good[f"{column}_us"] * US for name, column in columns.items()})

@@ -7,9 +7,10 @@ a skewed routing may leave out are not read. Counts: physics page, sections 2, 3
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.facts.hardware import SystemSpec
@@ -21,9 +22,6 @@ from disagg_sim.physics.work import (
     gqa_decode_work,
     gqa_prefill_work,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Type words of the tables -> (bytes of an element, arithmetic). Words that are absent name no type.
 TYPES = {

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.calibration.kernels.gemm import FORMAT_OF
@@ -26,9 +27,6 @@ from disagg_sim.physics.gemm import gemm_cost
 from disagg_sim.physics.layer import Operator, Tokens
 from disagg_sim.physics.rates import decode_attention_rate, gemm_rate, prefill_attention_rate
 from disagg_sim.physics.work import ACTIVATION_BYTES, Work
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Array = NDArray[np.float64]
 #: The model whose blocks are measured.

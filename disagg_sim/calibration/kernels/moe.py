@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.calibration.kernels.gemm import FORMAT_OF
@@ -31,9 +32,6 @@ from disagg_sim.physics.moe import moe_cost
 from disagg_sim.physics.rates import moe_rate
 from disagg_sim.physics.work import ExpertRows, expert_work
 from disagg_sim.units import US
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Array = NDArray[np.float64]
 

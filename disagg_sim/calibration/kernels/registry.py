@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.calibration.kernels import alltoall, attention, collectives, elementwise, gemm, mla_module, moe
 from disagg_sim.facts.efficiency import EfficiencySpec, Fit
 from disagg_sim.facts.hardware import SystemSpec
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Fitter = Callable[["pd.DataFrame", SystemSpec], Sequence[Any]]
 Predictor = Callable[["pd.DataFrame", SystemSpec, Any], NDArray[np.float64]]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
+from disagg_sim.facts.uncertainty import EIGHTY
 from disagg_sim.units import MS, US
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Kernels shorter than this are told apart: their time is launch and floor more than work. [s]
 SHORT = 20 * US
@@ -39,8 +38,6 @@ def error_table(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
         The keys, ``size`` ("all" or a name of ``CLASSES``), and ``FIGURES``: number of rows, median and 90 % quantile
         of the absolute relative error, median relative error [1]; with bands ``COVERAGE``.
     """
-    import pandas as pd
-
     error = rows["predicted"] / rows["measured"] - 1.0
     ends = np.array([end for _, end in CLASSES])
     names = np.array([name for name, _ in CLASSES])
@@ -78,3 +75,9 @@ def lines_of(table: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     """An error table as words for the terminal."""
     for row in table.to_dict("records"):
         yield tuple(_FORMATS.get(str(column), "{}").format(value) for column, value in row.items())
+
+
+def band(predicted: NDArray[np.float64], sigma: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """10 % and 90 % quantiles of what is log-normal around ``predicted``, with s.d. ``sigma`` of the logarithm [1]."""
+    width = np.exp(EIGHTY * sigma)
+    return predicted / width, predicted * width

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
 from disagg_sim.facts.efficiency import Fit
 
@@ -49,8 +50,6 @@ def fit_logarithm(
     measured
         Times as measured, shape (rows,). [s]
     """
-    from scipy.optimize import least_squares
-
     start = np.log([p.start for p in parameters])
     bounds = (np.log([p.low for p in parameters]), np.log([p.high for p in parameters]))
     target = np.log(measured)

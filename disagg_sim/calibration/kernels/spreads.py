@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from disagg_sim.calibration.files import write_sound
 from disagg_sim.calibration.kernels.judge import judge_kernels
 from disagg_sim.calibration.kernels.registry import OPERATORS
 from disagg_sim.calibration.kernels.residuals import part_of
@@ -21,16 +23,12 @@ from disagg_sim.calibration.kernels.tables import KernelTable, read_exclusions, 
 from disagg_sim.calibration.served.bands import per_instance
 from disagg_sim.calibration.served.engine_fit import FITTED
 from disagg_sim.calibration.served.tables import TTFT_CONCURRENCY
-from disagg_sim.calibration.writing import write_sound
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import SECTIONS
 from disagg_sim.facts.formats.uncertainty import uncertainty_of
 from disagg_sim.facts.load import load_efficiency, load_system
 from disagg_sim.facts.uncertainty import EIGHTY, EngineSpread, KindSpread, UncertaintySpec
 from disagg_sim.facts.yaml_files import canonical_name, read_mapping
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Floats = NDArray[np.float64]
 
@@ -110,8 +108,6 @@ def shared_part(rows: pd.DataFrame, errors: Floats) -> float:
     Groups are the rows of one library, system and kernel that differ in ``_WITHIN`` alone; their means, less what the
     mean of so few errors would vary anyway, against all.
     """
-    import pandas as pd
-
     shape = rows["shape"].str.split(" ").map(lambda words: " ".join(w for w in words if w.split("=")[0] not in _WITHIN))
     keys = [rows["operator"], rows["system"], rows["framework"], rows["kernel_source"], shape]
     limit = CLIP * deviation(errors)

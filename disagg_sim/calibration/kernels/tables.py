@@ -5,27 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from disagg_sim.atomic import write_text
+from disagg_sim.calibration.files import kept_from_fits
 from disagg_sim.calibration.kernels.conditions import ALLOWED, Condition, ConditionError, parse_condition
 from disagg_sim.calibration.kernels.forms import FORM, FORMS, IDENTITY, LATENCY, MAY_BE_ZERO, ROW_ID, Form, form_of
+from disagg_sim.calibration.names import names
 from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
 from disagg_sim.facts.efficiency import LIBRARIES
 from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.yaml_files import canonical_name, shown
 from disagg_sim.units import US
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-#: Names of systems in measurement tables -> names of specs; all others are spelt alike.
-SYSTEM_ALIASES = {"a100_sxm": "a100_sxm_80gb", "gb200": "gb200_nvl72"}
-#: Share of the shape keys that no fit may see.
-HELD_OUT_SHARE = 0.3
 #: Faults of a file that are listed one by one; more are counted.
 LISTED_FAULTS = 20
 #: Largest size that a row may have: whole numbers up to it are exact. [1]
@@ -82,8 +79,6 @@ def read_tables(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: boo
     TableError
         Unreadable file, unknown or missing columns; bad rows when ``strict``. One line each.
     """
-    import pandas as pd
-
     data = _read_bytes(path)
     raw = _cells(path, data)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -162,7 +157,7 @@ def _condition(path: Path, line: int, form: Form, text: str) -> Condition:
 
 def spec_name(system: str) -> str:
     """Name of a system's spec from its name in a table: ``"gb200"`` -> ``"gb200_nvl72"``."""
-    return SYSTEM_ALIASES.get(system, canonical_name(system))
+    return names().table_systems.get(system, canonical_name(system))
 
 
 def held_out(form: Form, rows: pd.DataFrame) -> Any:
@@ -171,19 +166,8 @@ def held_out(form: Form, rows: pd.DataFrame) -> Any:
     A shape falls on the same side for every system, framework and format, in every file and every run.
     """
     keys = rows[list(form.key)].astype(str).agg("|".join, axis=1) if len(rows) else rows[form.key[0]].astype(str)
-    side = {key: _fraction(f"{form.name}|{key}") < HELD_OUT_SHARE for key in keys.unique()}
+    side = {key: kept_from_fits(f"{form.name}|{key}") for key in keys.unique()}
     return keys.map(side).astype(bool)
-
-
-def _fraction(text: str) -> float:
-    """A stable number in [0, 1) from a text."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2.0**64
-
-
-def _stream(data: bytes) -> Any:
-    from io import BytesIO
-
-    return BytesIO(data)
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -197,11 +181,9 @@ def _read_bytes(path: Path) -> bytes:
 
 def _cells(path: Path, data: bytes) -> pd.DataFrame:
     """All cells as text below the header, in which each name stands once."""
-    import pandas as pd
-
     try:
-        cells = pd.read_csv(_stream(data), dtype=str, keep_default_na=False)
-        header = pd.read_csv(_stream(data), dtype=str, keep_default_na=False, header=None, nrows=1).iloc[0]
+        cells = pd.read_csv(BytesIO(data), dtype=str, keep_default_na=False)
+        header = pd.read_csv(BytesIO(data), dtype=str, keep_default_na=False, header=None, nrows=1).iloc[0]
     except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
         raise TableError(f"{shown(path)}: not a CSV file: {' '.join(str(error).split())}") from None
     if twice := given_twice(map(str, header)):
@@ -229,13 +211,11 @@ def _form(path: Path, columns: list[str]) -> Form:
 
 def _checked(raw: pd.DataFrame, form: Form) -> tuple[pd.DataFrame, list[str]]:
     """Typed rows with their faults, and the faults as lines."""
-    import pandas as pd
-
     rows = raw[[*form.columns, *([ROW_ID] if ROW_ID in raw else [])]].copy()
     rows["row"] = rows.index
     rows = rows.reset_index(drop=True)
     rows["fault"] = ""
-    known = (*SYSTEM_ALIASES, *list_specs("hardware"))
+    known = (*names().table_systems, *list_specs("hardware"))
     systems = {name: spec_name(name) in known for name in rows["system"].unique()}
     _note(rows, ~rows["system"].map(systems).astype(bool), "system", "is unknown", known)
     _note(rows, ~rows["framework"].isin(LIBRARIES), "framework", "is unknown", LIBRARIES)
@@ -265,8 +245,6 @@ def _note(rows: pd.DataFrame, bad: Any, column: str, said: str, known: Sequence[
 
 def _mask(rows: pd.DataFrame, form: Form, exclusions: Sequence[Exclusion]) -> Any:
     """Reason of the first exclusion that a row falls under, "" where there is none."""
-    import pandas as pd
-
     reasons = pd.Series("", index=rows.index, dtype=object)
     for exclusion in exclusions:
         if exclusion.form != form.name:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.calibration.bands import band
+from disagg_sim.calibration.kernels.residuals import band
 from disagg_sim.calibration.served.evaluate import degrees_of, engine_of
 from disagg_sim.calibration.served.rows import ServingRow
 from disagg_sim.calibration.served.steady_state import (
@@ -34,9 +35,6 @@ from disagg_sim.certainty.extrapolation import words_of
 from disagg_sim.facts.load import load_uncertainty
 from disagg_sim.facts.uncertainty import EngineSpread, UncertaintySpec
 from disagg_sim.physics.setup import Setup
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Floats = NDArray[np.float64]
 

@@ -6,7 +6,8 @@ import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from disagg_sim.calibration.served.rows import Quantity, engine_named, model_named, recipe_of, system_named
+from disagg_sim.calibration.names import engine_named, model_named, recipe_of, system_named
+from disagg_sim.calibration.served.rows import Quantity
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_engine
 from disagg_sim.units import MS

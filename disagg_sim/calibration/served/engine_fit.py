@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
 from disagg_sim.calibration.served.evaluate import evaluate
 from disagg_sim.calibration.served.rows import ServingRow
@@ -70,8 +71,6 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
     InputError
         When no row of the fitted part is of this engine.
     """
-    from scipy.optimize import least_squares
-
     start, used = load_engine(name), fit_rows(rows, name)
     if not used:
         raise InputError(f"no served rows of engine {name!r} in the fitted part")

@@ -1,16 +1,21 @@
-"""Predicted beside measured for serving rows of any form: one line a quantity, none dropped."""
+"""Predicted beside measured for serving rows of any form: one line a quantity, none dropped.
+
+The model gives a steady state; ``drain_factor`` is what a finite run of a load generator adds to it.
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.calibration.served.load_generator import drain_factors
 from disagg_sim.calibration.served.rows import Quantity, ServingRow, Workers
 from disagg_sim.calibration.served.steady_state import (
     Lengths,
@@ -31,15 +36,15 @@ from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.physics.phases import Degrees
-
-if TYPE_CHECKING:
-    import pandas as pd
+from disagg_sim.physics.work import Numeric
 
 Floats = NDArray[np.float64]
 
 #: Share of all weights that a step reads at least: the embedding is looked up, not read. [1]
 MATMUL_SHARE = 0.85
 
+#: Slots above which the factor no longer moves by more than a tenth of a per cent.
+MOST_SLOTS = 512
 #: Columns of ``rows.csv``, in order.
 COLUMNS = (
     "file",
@@ -144,6 +149,29 @@ def _finished(
     return Prediction(tpot, ttft, latency, drained, capacity, demand)
 
 
+@lru_cache(maxsize=256)
+def drain_factor(slots: int, waves: int, spread: float) -> float:
+    """Length of a run of ``waves * slots`` requests over that of one without an end: at least 1. [1]
+
+    A generator that holds ``slots`` requests in flight starts with as many prompts at one instant, and ends with slots
+    that have nothing to do. Requests of length uniform in ``1 +- spread`` go to whichever slot is free first (fixed
+    random order).
+    """
+    if slots < 1 or waves < 1:
+        return 1.0
+    slots = min(slots, MOST_SLOTS)
+    times = np.random.default_rng(0).uniform(1 - spread, 1 + spread, slots * waves)
+    free = [0.0] * slots
+    for time in times:
+        heapq.heapreplace(free, free[0] + float(time))
+    return max(free) * slots / float(times.sum())
+
+
+def drain_factors(slots: Numeric, waves: float, spread: float) -> Numeric:
+    """``drain_factor`` of every element. [1]"""
+    return np.array([drain_factor(int(n), int(waves), spread) for n in np.asarray(slots, dtype=float)])
+
+
 def _isolated(run: Served, load: str, pool: Pool, lengths: Lengths, batch: Floats) -> Prediction:
     """A static batch, a pass of prefill or a decode step, with nothing around it; no HTTP and no queue."""
     degrees = pool.degrees
@@ -198,7 +226,7 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
     Parameters
     ----------
     rows
-        As ``serving_rows.read_rows`` returns them.
+        As ``served.read.read_rows`` returns them.
     engines
         Profiles by name where not the shipped ones are meant.
 
@@ -208,8 +236,6 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
         ``measured`` and ``predicted`` in s, token/s or request/s; ``relative_error`` = predicted/measured - 1, nan
         where a quantity is not ``evaluated``; then ``reason`` says why.
     """
-    import pandas as pd
-
     checked = [_checked(row) for row in rows]
     answers: dict[int, tuple[Prediction, int]] = {}
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from disagg_sim.atomic import write_text
 from disagg_sim.calibration.kernels.conditions import Condition, parse_condition
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: What ``summary.csv`` groups by.
 GROUP = ("part", "form", "quantity", "system", "model", "framework", "mode", "load", "saturated")
@@ -84,8 +82,6 @@ def summary(table: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
 
     With bands (``serving_bands.with_bands``) also ``coverage``, the share of the rows inside.
     """
-    import pandas as pd
-
     lines = []
     for key, part in table[table["evaluated"]].groupby(list(by), dropna=False, sort=True):
         lines.append(dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)) | _errors(part))
@@ -95,8 +91,6 @@ def summary(table: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
 
 def counted(table: pd.DataFrame) -> pd.DataFrame:
     """Rows of each file: all, without speculation and flag, of these evaluated in some quantity, and the share."""
-    import pandas as pd
-
     lines = []
     for file, part in table.groupby("file", sort=True):
         plain = part[~part["reason"].str.startswith("speculative") & (part["qa_flag"] == "")]
@@ -115,8 +109,6 @@ def reasons(table: pd.DataFrame) -> pd.DataFrame:
 
 def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataFrame:
     """The bars on rows below saturation, of the fitted part, the held-out part and files that are new."""
-    import pandas as pd
-
     from disagg_sim.facts.load import load_model
 
     rows = table[table["evaluated"] & ~table["saturated"] & table["form"].isin(forms)].copy()
@@ -145,8 +137,6 @@ def who_wins(table: pd.DataFrame, levels: Sequence[float] = INTERACTIVITIES) -> 
     Groups are (model, system, precision, lengths) with both modes; every measured run competes with its measured
     numbers, and again with its predicted ones.
     """
-    import pandas as pd
-
     key = ["model", "system", "weights", "isl", "osl"]
     done = table[table["evaluated"] & table["quantity"].isin(["tpot", "throughput"])].copy()
     done = done[(done["load"] == "closed_loop") & done["form"].isin(["inferencex_dsr1"])]

@@ -1,0 +1,85 @@
+"""Names that sources of measurements write, beside the names of our specs (``names.yaml``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from disagg_sim.facts.yaml_files import canonical_name, read_mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceNames:
+    """The tables of ``names.yaml``; where a key is part of a name, the first match counts."""
+
+    models: Mapping[str, str]  # part of a model's name -> its spec
+    systems: Mapping[str, str]  # GPU family -> system
+    other_boards: tuple[str, ...]  # boards that carry such a name but not its chip, power or links
+    engines: Mapping[str, str]  # part of a framework's name -> engine
+    old_engines: Mapping[str, str]  # engine -> its profile as it was before 2025
+    source_engines: Mapping[str, str]  # start of the name of a source that names no engine -> engine
+    table_systems: Mapping[str, str]  # system of a kernel table -> system, where the two differ
+
+
+@cache
+def names() -> SourceNames:
+    """The names, read once."""
+    return SourceNames(**read_mapping(Path(__file__).with_name("names.yaml")))
+
+
+def model_named(text: str) -> str:
+    """Name of our spec of a model as a source writes it; "" where there is none.
+
+    >>> model_named("meta-llama/Llama-3.1-70B-Instruct")
+    'llama_3_1_70b'
+    """
+    return _first(text, names().models)
+
+
+def engine_named(text: str) -> str:
+    """Engine of a framework as a source writes it; "" where there is none."""
+    return _first(text, names().engines)
+
+
+def source_engine(source: str) -> str:
+    """Engine of a source whose lines name none; "" where nothing is known."""
+    return next((engine for start, engine in names().source_engines.items() if source.startswith(start)), "")
+
+
+def old_engine(engine: str) -> str:
+    """Profile of an engine as it was before 2025: vLLM V0, TensorRT-LLM with built engines."""
+    return names().old_engines.get(engine, engine)
+
+
+def system_named(family: str, hardware: str = "") -> tuple[str, str]:
+    """Name of our spec of a GPU family and, for boards that are not that part, why they are not evaluated."""
+    name = names().systems.get(family, "")
+    if not name:
+        return "", f"no system {family!r}"
+    board = canonical_name(hardware)
+    if any(part in board for part in names().other_boards):
+        return name, f"board {hardware!r} is not the standard part"
+    return name, ""
+
+
+def recipe_of(weights: str, cache: str, model: str) -> str:
+    """Precision recipe of a weight format and a cache format ("bf16" or "fp8").
+
+    Checkpoints of gpt-oss are MXFP4 experts in a bf16 model, whatever a source calls them.
+    """
+    if model.startswith("gpt_oss"):
+        return "mxfp4_fp8kv" if cache == "fp8" else "mxfp4"
+    kind = canonical_name(weights)
+    if "fp4" in kind:
+        return "nvfp4_fp8kv" if cache == "fp8" else "nvfp4_bf16kv"
+    if "fp8" in kind:
+        block = "fp8_block" if "block" in kind else "fp8"
+        return block if cache == "fp8" else f"{block}_bf16kv"
+    return "bf16_fp8kv" if cache == "fp8" else "bf16"
+
+
+def _first(text: str, table: Mapping[str, str]) -> str:
+    name = canonical_name(text)
+    return next((value for key, value in table.items() if key in name), "")

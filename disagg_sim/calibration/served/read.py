@@ -1,0 +1,109 @@
+"""Files of serving measurements to rows.
+
+``read_rows`` tells the form of a CSV by its columns and returns every row of it, in order: a row that no
+model of ours can answer keeps its place with a reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from disagg_sim.calibration.served import forms
+from disagg_sim.calibration.served.rows import ServingRow
+from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
+from disagg_sim.facts.yaml_files import shown
+
+#: Digits of a file's SHA-256 by which an engine profile knows the data that it was fitted to. [1]
+DIGEST = 12
+#: Longest header of a CSV; those known have some 1,500. [character]
+LONGEST_HEADER = 100_000
+#: Form -> columns that tell it, and its reader.
+FORMS: dict[str, tuple[set[str], Callable[[Any], ServingRow]]] = {
+    "inferencex_dsr1": (
+        {"tput_total_tok_s_gpu", "tpot_median_ms", "prefill_workers", "concurrency"},
+        forms.inferencex_r1,
+    ),
+    "inferencex_dense": ({"tput_total_tok_s_gpu", "tpot_mean_ms", "inferencex_config_id"}, forms.inferencex_dense),
+    "nvidia_gap": ({"ttft_mean_ms", "tpot_mean_ms", "gemm_quant", "moe_ep"}, forms.nvidia_gap),
+    "trtllm_docs": ({"scenario", "metric", "value", "parallelism_label"}, forms.trtllm_docs),
+    "mlperf": ({"mlperf_id", "scenario", "samples_per_s"}, forms.mlperf),
+    "argonne": ({"latency_s", "throughput_total_tok_s", "batch"}, forms.argonne),
+    "splitwise": ({"prompt_time_ms", "token_time_ms", "batch"}, forms.splitwise),
+    "published": ({"metric", "value", "batch_scope", "phase"}, forms.published),
+}
+#: Files beside the measurements that hold none.
+LISTS = {"core points": {"row_id", "kind", "why"}, "manifest": {"file", "sha256"}}
+
+
+class ServingDataError(DisaggSimError):
+    """A file of serving measurements is in no known form, or holds no number where one must be."""
+
+
+def columns_of(path: Path) -> list[str]:
+    """Column names of a CSV.
+
+    Raises
+    ------
+    ServingDataError
+        When it cannot be read, or has a name twice.
+    """
+    try:
+        with path.open(encoding="utf-8") as stream:
+            names = stream.readline(LONGEST_HEADER).rstrip("\r\n").split(",")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServingDataError(f"{shown(path)}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    if twice := given_twice(name for name in names if name):
+        raise ServingDataError(f"{shown(path)}: column {quoted(twice)} stands twice in the header")
+    return names
+
+
+def read_rows(path: Path) -> list[ServingRow]:
+    """Every row of a file of serving measurements, in order; none of a file that lists rows of others.
+
+    Raises
+    ------
+    ServingDataError
+        Unreadable, or in no form of ``FORMS``; one line.
+    """
+    columns = set(columns_of(path))
+    if any(marks <= columns for marks in LISTS.values()):
+        return []
+    form = next((name for name, (marks, _) in FORMS.items() if marks <= columns), "")
+    if not form:
+        known = {name: sorted(marks) for name, (marks, _) in FORMS.items()}
+        close = max(known, key=lambda name: len(columns & set(known[name])))
+        missing = sorted(set(known[close]) - columns)
+        hint = nearest(missing[0], columns) if missing else ""
+        raise ServingDataError(
+            f"{shown(path)}: no known form of serving measurements; closest is {close!r}, which needs column "
+            f"{missing[0]!r}{hint}; forms: {', '.join(known)}"
+        )
+    try:
+        table = pd.read_csv(path, low_memory=False)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ServingDataError(f"{shown(path)}: not a CSV: {str(error).splitlines()[0]}") from None
+    reader: Callable[[Any], ServingRow] = FORMS[form][1]
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:DIGEST]
+    rows = [
+        _placed(reader(line), path, form, number) for number, line in enumerate(table.itertuples(index=False), start=2)
+    ]
+    return [replace(row, digest=digest) for row in rows]
+
+
+def _placed(row: ServingRow, path: Path, form: str, number: int) -> ServingRow:
+    """The row with its place in the file and the reasons that hold for every form."""
+    row = replace(row, file=path.name, form=form, row=row.row or str(number))
+    if row.speculative:
+        row = row.refused("speculative decoding: a step makes more than one token")
+    for what, name in (("model", row.model), ("system", row.system), ("engine profile", row.engine)):
+        if not name:
+            row = row.refused(f"no {what} for {row.framework!r}" if what == "engine profile" else f"no {what}")
+    if not row.load:
+        row = row.refused("states no load that can be evaluated")
+    return row
