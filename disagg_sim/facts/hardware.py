@@ -15,17 +15,18 @@ class SystemSpec(Shown):
     name: str
     title: str
     vendor: str
-    architecture: str
+    architecture: str  # generation of the chip: spreads of fits carry over between equal ones
     peak_flops: Mapping[str, float]  # arithmetic ("bf16", "fp8", "nvfp4", ...) -> [FLOP/s]; absent = unsupported
     hbm_capacity: float  # nominal [B]
     hbm_reported: float  # what the driver reports: the usable size [B]
     hbm_bandwidth: float  # [B/s]
     l2_capacity: float  # [B]
-    sm_count: int
+    sm_count: int  # [1]
+    attention_tile_rows: int  # query rows of a thread block of prefill attention [token]
     nvlink_bandwidth: float  # [B/s]
     nvlink_domain: int  # GPUs of one scale-up domain [1]
+    in_switch_reduction: bool  # whether switches of the domain add up an all-reduce
     nic_bandwidth: float  # [B/s]
-    pcie_bandwidth: float  # [B/s]
     tdp: float  # [W]
     usd_per_gpu_hour: tuple[float, float] | None  # low and high market price [USD/h]
     confidence: str

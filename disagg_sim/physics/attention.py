@@ -24,7 +24,7 @@ With the neutral defaults of ``AttentionRate`` both are the plain roofline of ph
 
 References: T. Dao, "FlashAttention-2", :arxiv:`2307.08691`; J. Shah et al., "FlashAttention-3", :arxiv:`2407.08608`
 (persistent kernels); T. Dao et al., "Flash-Decoding for long-context inference", 2023 (split KV). The constants below
-are either tile sizes of these kernels or were fitted once over the kernel tables of aiconfigurator-core 0.12.0 (NVIDIA,
+are either sizes of these kernels or were fitted once over the kernel tables of aiconfigurator-core 0.12.0 (NVIDIA,
 Apache-2.0), all systems and engines together; they are the same for every system.
 """
 
@@ -37,9 +37,6 @@ import numpy as np
 from disagg_sim.physics.roofline import Cost, Rate, Sums, operator_cost
 from disagg_sim.physics.work import ACTIVATION_BYTES, AttentionShape, Numeric, Work
 
-#: Query rows of one thread block in prefill: two tiles of a warp group of 64 rows; on Blackwell two of 128. [token]
-TILE_ROWS = {"Blackwell": 256.0, "Blackwell Ultra": 256.0}
-TILE_ROWS_ELSEWHERE = 128.0
 #: Share of a tile of query rows that is moved at least (fitted). [1]
 LEAST_ROWS = 0.4
 #: Share of the longest block that stays visible when a grid of blocks is handed out in order (fitted). [1]
@@ -78,11 +75,6 @@ class AttentionRate:
     serial_power: float = SPLIT_POWER  # decode: growth of it with the length [1]
     ramp: float = 0.0  # decode: cost of streaming a large cache, beside its bytes [s]
     resident: float = 0.0  # decode: bytes that L2 holds from the call before; 0 = between other layers [B]
-
-
-def tile_rows(architecture: str) -> float:
-    """Query rows of one thread block of a prefill kernel. [token]"""
-    return TILE_ROWS.get(architecture, TILE_ROWS_ELSEWHERE)
 
 
 def prefill_attention_cost(work: Work, shape: AttentionShape, keys: Numeric, rate: AttentionRate) -> Cost:

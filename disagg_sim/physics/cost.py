@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 #: Of a transfer.
 NOTHING_DONE = Work(0.0, 0.0)
-#: Switches of Blackwell and Hopper NVLink domains can reduce (NVLS); A100's and point-to-point meshes cannot.
-IN_SWITCH_ARCHITECTURES = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
 
 
 def kernel_cost(op: Operator, at: Setup) -> Cost:
@@ -86,8 +84,7 @@ def all_reduce_cost(size: Numeric, n: Numeric, at: Setup) -> Cost:
     """All-reduce of ``size`` bytes over ``n`` ranks, across domains hierarchically; n = 1 costs nothing."""
     system, profile = at.system, at.profile
     inner = np.minimum(n, system.nvlink_domain)
-    in_switch = system.architecture in IN_SWITCH_ARCHITECTURES
-    volume = all_reduce_bytes(size, inner, best=profile.best_algorithm, in_switch=in_switch)
+    volume = all_reduce_bytes(size, inner, best=profile.best_algorithm, in_switch=system.in_switch_reduction)
     latency, wire = at.rates.all_reduce.transfer(size, inner, volume)
     inside = Transfer(np.where(inner > 1, latency, 0.0), wire)
     if np.all(np.asarray(n) <= system.nvlink_domain):

@@ -29,7 +29,7 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import FORMATS, Precision
 from disagg_sim.facts.profile import ProfileSpec
-from disagg_sim.physics.attention import AttentionRate, tile_rows
+from disagg_sim.physics.attention import AttentionRate
 from disagg_sim.physics.collective import copies_per_pick
 from disagg_sim.physics.collective_curves import (
     AllToAllRate,
@@ -109,7 +109,7 @@ def prefill_attention_rate(fit: PrefillAttentionFit, system: SystemSpec, *, read
         flops,
         reads_past_at,
         fit.t0,
-        tile_rows(system.architecture),
+        float(system.attention_tile_rows),
         multiprocessors=system.sm_count,
         io_bandwidth=fit.e_io * system.hbm_bandwidth,
         tail=fit.tail,

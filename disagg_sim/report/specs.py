@@ -33,10 +33,11 @@ def system_lines(spec: SystemSpec) -> Iterator[Line]:
         "hbm_bandwidth": f"{spec.hbm_bandwidth / TB:g} TB/s",
         "l2_capacity": f"{spec.l2_capacity / MB:g} MB",
         "sm_count": f"{spec.sm_count}",
+        "attention_tile_rows": f"{spec.attention_tile_rows} query rows",
         "nvlink_bandwidth": f"{spec.nvlink_bandwidth / GB:g} GB/s one way",
         "nvlink_domain": f"{spec.nvlink_domain} GPUs",
+        "in_switch_reduction": "yes" if spec.in_switch_reduction else "no",
         "nic_bandwidth": f"{spec.nic_bandwidth / GB:g} GB/s one way",
-        "pcie_bandwidth": f"{spec.pcie_bandwidth / GB:g} GB/s one way",
         "tdp": f"{spec.tdp:g} W",
     }
     if spec.usd_per_gpu_hour is not None:

@@ -7,14 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg_sim.physics.attention import (
-    RESIDENT_SHARE,
-    AttentionRate,
-    decode_attention_cost,
-    prefill_attention_cost,
-    tile_rows,
-)
+from disagg_sim.physics.attention import RESIDENT_SHARE, AttentionRate, decode_attention_cost, prefill_attention_cost
 from disagg_sim.physics.layer import absorbed_shape, expanded_shape
+from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import AttentionShape, MlaDims, Work, gqa_decode_work, gqa_prefill_work, mla_work
 from disagg_sim.units import US
 
@@ -154,4 +149,5 @@ def test_a_query_key_pair_of_latent_attention_costs_four_flop_an_element(form, s
 
 
 def test_blackwell_blocks_take_two_tiles_of_128_rows():
-    assert [tile_rows(name) for name in ("Ampere", "Hopper", "Blackwell")] == [128.0, 128.0, 256.0]
+    rates = [setup("llama_3_1_70b", name, "bf16").rates for name in ("a100_sxm_80gb", "h100_sxm", "b200_sxm")]
+    assert [rate.prefill_attention.s_half for rate in rates] == [128.0, 128.0, 256.0]

@@ -22,7 +22,6 @@ from disagg_sim.facts.efficiency import EAGER, LARGE_MESSAGES, CollectiveFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.collective import fastest
 from disagg_sim.physics.collective_curves import algorithm_of
-from disagg_sim.physics.cost import IN_SWITCH_ARCHITECTURES
 from disagg_sim.units import US
 
 #: Fields of a fit -> where their fit starts and ends.
@@ -114,7 +113,7 @@ def _fit_ring(table: pd.DataFrame, system: SystemSpec) -> list[CollectiveFit]:
     sixteen_bit = table[table["dtype"].isin(_FITTED_TYPES)]
     table = sixteen_bit if len(sixteen_bit) else table
 
-    reduces = table["op"].iloc[0] == "all_reduce" and system.architecture in IN_SWITCH_ARCHITECTURES
+    reduces = table["op"].iloc[0] == "all_reduce" and system.in_switch_reduction
     parameters = (_LATENCY, _HOP, _SLOW_SHARE, _SHARE, _RAMP, *((_SHARE,) if reduces else ()))
 
     def build(values: NDArray[np.float64]) -> list[CollectiveFit]:

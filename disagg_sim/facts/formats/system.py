@@ -26,10 +26,6 @@ from disagg_sim.units import GB, GIB, KB, TB, TERA
 #: Arithmetic that a chip may have.
 ARITHMETICS = ("bf16", "fp8", "nvfp4", "int8", "tf32", "fp32")
 
-#: Generations of GPUs, which decide whether switches reduce and how large the tiles of attention are; ``OTHER`` = rings
-#: and one-shot, small tiles.
-OTHER = "other"
-ARCHITECTURES = ("Ampere", "Hopper", "Blackwell", "Blackwell Ultra", "CDNA 3", OTHER)
 #: A nominal size in GB often counts GiB, so that a driver reports up to that much more. [1]
 BINARY_GB = GIB / GB
 #: Numbers are written with some five digits. [1]
@@ -41,7 +37,7 @@ _System = schema_of(
     {
         "title": line(),
         "vendor": line(),
-        "architecture": choice(ARCHITECTURES),
+        "architecture": line(),
         "confidence": line(),
         "peak_flops": mapping_of(choice(ARITHMETICS), quantity("FLOP/s", TERA, 1e6 * TERA), at_least=1),
         "hbm_capacity": quantity("B", GB, 10 * TB),
@@ -49,10 +45,10 @@ _System = schema_of(
         "hbm_bandwidth": quantity("B/s", 10 * GB, 100 * TB),
         "l2_capacity": quantity("B", KB, 10 * GB),
         "sm_count": integer(1, 10_000),
+        "attention_tile_rows": integer(1, 10_000),
         "nvlink_bandwidth": _link,
         "nvlink_domain": integer(1, 10_000),
         "nic_bandwidth": _link,
-        "pcie_bandwidth": _link,
         "tdp": quantity("W", 10.0, 10_000.0),
         "usd_per_gpu_hour": optional(span(0.0, 1000.0)),
         "sources": mapping_of(str, str),
