@@ -7,6 +7,7 @@ counts; KV heads above n_kv are duplicated and the MLA latent is whole on every 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -184,39 +185,104 @@ def communication_bytes(model: ModelSpec, degrees: Degrees, live: Numeric) -> Nu
     return total + np.where(exchanged, ffn.top_k * d * ALL_TO_ALL_BUFFER_BYTES / tp, 0.0) * live
 
 
+class MemoryParts(NamedTuple):
+    """What fills the fullest GPU of an instance. [B]"""
+
+    weights: Numeric
+    cache: Numeric  # KV cache, latents and up-projected keys and values
+    activations: Numeric  # of the live layer, and the logits
+    communication: Numeric  # buffers of collectives
+    runtime: Numeric  # context, graphs and libraries
+
+
 def instance_bytes(at: Setup, degrees: Degrees, residents: Residents, imbalance: float = 1.0) -> Numeric:
     """Bytes on the fullest GPU of the fullest stage. [B]"""
-    model, precision, profile = at.model, at.precision, at.profile
+    fullest: Numeric = 0.0
+    for weights, cache in _stages(at, degrees, residents):
+        fullest = np.maximum(fullest, weights + cache)
+    activations, communication, runtime = _everywhere(at, degrees, residents, imbalance)
+    return fullest + activations + communication + runtime
+
+
+def instance_parts(at: Setup, degrees: Degrees, residents: Residents, imbalance: float = 1.0) -> MemoryParts:
+    """Take ``instance_bytes`` apart; the parts are those of the fullest stage and add up to it.
+
+    Parameters
+    ----------
+    at, degrees
+        Setup, and sharding of the instance. [1]
+    residents
+        What a rank holds: ``decode_load``, ``prefill_load`` or ``colocated_load``.
+    imbalance
+        Load of the fullest expert rank over the mean. [1]
+
+    Returns
+    -------
+    MemoryParts
+        Numbers, or arrays of the shape of the degrees. [B]
+    """
+    (weights, cache), *others = _stages(at, degrees, residents)
+    for more_weights, more_cache in others:
+        fuller = more_weights + more_cache > weights + cache
+        weights, cache = np.where(fuller, more_weights, weights), np.where(fuller, more_cache, cache)
+    return MemoryParts(weights, cache, *_everywhere(at, degrees, residents, imbalance))
+
+
+def _stages(at: Setup, degrees: Degrees, residents: Residents) -> Iterator[tuple[Numeric, Numeric]]:
+    """Weights and cache on a GPU of every stage that may be the fullest. [B]"""
+    model, precision = at.model, at.precision
     tp, d = degrees.tp_attn, model.hidden
     table = stage_table(model, degrees.pp)
-    weights = [layer_weight_bytes(model, kind, precision, degrees) for kind in model.kinds]
+    of_layer = [layer_weight_bytes(model, kind, precision, degrees) for kind in model.kinds]
     ends, final_norm = model.vocab * d / tp, (2 if model.layer_norm else 1) * d * ACTIVATION_BYTES
     tied_here = 1.0 - np.where(np.asarray(degrees.pp) == 1, float(model.tied_embeddings), 0.0)
-    fullest: Numeric = 0.0
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
-        held = first * (ends + model.learned_positions * d) * precision.embedding.bytes
-        held = held + last * (tied_here * ends * precision.head.bytes + final_norm)
+        weights = first * (ends + model.learned_positions * d) * precision.embedding.bytes
+        weights = weights + last * (tied_here * ends * precision.head.bytes + final_norm)
+        cache: Numeric = 0.0
         per_token: Numeric = 0.0
         for index, kind in enumerate(model.kinds):
             count = counts[..., index]
-            held = held + count * weights[index]
+            weights = weights + count * of_layer[index]
             element = count * cache_elements_per_gpu(kind, tp) * precision.cache.bytes
             window = getattr(kind.attention, "window", 0)
             if window:
-                held = held + element * np.minimum(residents.tokens, residents.sequences * window)
+                cache = cache + element * np.minimum(residents.tokens, residents.sequences * window)
             else:
                 per_token = per_token + element
             if np.any(np.asarray(residents.expanded) > 0) and isinstance(kind.attention, MlaAttention):
                 a = kind.attention
                 up = a.q_heads / tp * (a.nope_dim + a.rope_dim + a.value_dim) * precision.cache.bytes
-                held = held + count * up * residents.expanded
-        fullest = np.maximum(fullest, held + per_token * residents.tokens)
-    fixed = profile.runtime_bytes + profile.communication_library_bytes
+                cache = cache + count * up * residents.expanded
+        whole = per_token * residents.tokens
+        yield weights, whole if np.ndim(cache) == 0 and cache == 0.0 else cache + whole
+
+
+def _everywhere(
+    at: Setup, degrees: Degrees, residents: Residents, imbalance: float
+) -> tuple[Numeric, Numeric, Numeric]:
+    """Activations, buffers of collectives and runtime, which every stage holds. [B]"""
     return (
-        fullest
-        + activation_bytes(model, degrees, residents, imbalance)
-        + communication_bytes(model, degrees, residents.live)
-        + fixed
+        activation_bytes(at.model, degrees, residents, imbalance),
+        communication_bytes(at.model, degrees, residents.live),
+        at.profile.runtime_bytes + at.profile.communication_library_bytes,
+    )
+
+
+def decode_load(
+    at: Setup, degrees: Degrees, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
+) -> Residents:
+    """What a rank of a decode instance holds at its steady batch. Arguments as in ``decode_bytes``."""
+    sequences = np.ceil(batch / degrees.dp_attn)
+    tokens = cached.of(sequences, at.profile.resident_deviations)
+    live = decode_live(degrees, batch)
+    return Residents(
+        sequences=sequences,
+        tokens=tokens,
+        live=live.tokens,
+        live_total=live.total,
+        emitted=live.emitted,
+        expanded=tokens if mla_form == EXPANDED else 0.0,
     )
 
 
@@ -227,18 +293,26 @@ def decode_bytes(
 
     The MLA form ``cached`` keeps the up-projected keys and values of every sequence.
     """
-    sequences = np.ceil(batch / degrees.dp_attn)
-    tokens = cached.of(sequences, at.profile.resident_deviations)
-    live = decode_live(degrees, batch)
-    residents = Residents(
-        sequences=sequences,
-        tokens=tokens,
+    residents = decode_load(at, degrees, batch, cached=cached, mla_form=mla_form)
+    return instance_bytes(at, degrees, residents, at.profile.decode_imbalance)
+
+
+def prefill_load(
+    at: Setup, degrees: Degrees, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
+) -> Residents:
+    """What a rank of a prefill instance holds. Arguments as in ``prefill_bytes``."""
+    deviations = at.profile.resident_deviations
+    prompts = np.ceil(batch / degrees.dp_attn)
+    live = prefill_live(degrees, batch, prompt, chunk_tokens, deviations)
+    resident = 2.0 * degrees.pp * prompts
+    return Residents(
+        sequences=resident,
+        tokens=prompt.of(resident, deviations),
         live=live.tokens,
         live_total=live.total,
         emitted=live.emitted,
-        expanded=tokens if mla_form == EXPANDED else 0.0,
+        expanded=prompt.of(prompts, deviations) if mla_form == EXPANDED else 0.0,
     )
-    return instance_bytes(at, degrees, residents, at.profile.decode_imbalance)
 
 
 def prefill_bytes(
@@ -248,19 +322,30 @@ def prefill_bytes(
 
     The MLA form ``cached`` adds the up-projected keys and values of the pass that is in a stage.
     """
-    deviations = at.profile.resident_deviations
-    prompts = np.ceil(batch / degrees.dp_attn)
-    live = prefill_live(degrees, batch, prompt, chunk_tokens, deviations)
-    resident = 2.0 * degrees.pp * prompts
-    residents = Residents(
-        sequences=resident,
-        tokens=prompt.of(resident, deviations),
-        live=live.tokens,
-        live_total=live.total,
-        emitted=live.emitted,
-        expanded=prompt.of(prompts, deviations) if mla_form == EXPANDED else 0.0,
-    )
+    residents = prefill_load(at, degrees, batch, prompt=prompt, chunk_tokens=chunk_tokens, mla_form=mla_form)
     return instance_bytes(at, degrees, residents, at.profile.prefill_imbalance)
+
+
+def colocated_load(
+    at: Setup, degrees: Degrees, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
+) -> Residents:
+    """What a rank of an instance that does both phases holds. Arguments as in ``colocated_bytes``."""
+    deviations = at.profile.resident_deviations
+    prompt, prompts, new = prefilling.prompt, prefilling.prompts, prefilling.new
+    sequences, own = np.ceil(batch / degrees.dp_attn), np.ceil(prompts / degrees.dp_attn)
+    decodes = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
+    together = np.add if prefilling.mixed else np.maximum
+    decodes_total = np.minimum(decodes * degrees.dp_attn, batch)
+    new_total = np.minimum(new * degrees.dp_attn, prompt.of(prompts, deviations))
+    whole = prompt.of(own, deviations)
+    return Residents(
+        sequences=sequences + own,
+        tokens=cached.of(sequences, deviations) + whole,
+        live=together(decodes, new),
+        live_total=together(decodes_total, new_total),
+        emitted=together(decodes, own),
+        expanded=whole if mla_form == EXPANDED else 0.0,
+    )
 
 
 def colocated_bytes(
@@ -271,20 +356,5 @@ def colocated_bytes(
     To the residents of a decode instance come the prompts in prefill, each with its whole cache. The MLA form
     ``cached`` adds their up-projected keys and values. No prompts is ``decode_bytes`` at the imbalance of prefill.
     """
-    deviations = at.profile.resident_deviations
-    prompt, prompts, new = prefilling.prompt, prefilling.prompts, prefilling.new
-    sequences, own = np.ceil(batch / degrees.dp_attn), np.ceil(prompts / degrees.dp_attn)
-    decodes = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
-    together = np.add if prefilling.mixed else np.maximum
-    decodes_total = np.minimum(decodes * degrees.dp_attn, batch)
-    new_total = np.minimum(new * degrees.dp_attn, prompt.of(prompts, deviations))
-    whole = prompt.of(own, deviations)
-    residents = Residents(
-        sequences=sequences + own,
-        tokens=cached.of(sequences, deviations) + whole,
-        live=together(decodes, new),
-        live_total=together(decodes_total, new_total),
-        emitted=together(decodes, own),
-        expanded=whole if mla_form == EXPANDED else 0.0,
-    )
+    residents = colocated_load(at, degrees, batch, cached=cached, prefilling=prefilling, mla_form=mla_form)
     return instance_bytes(at, degrees, residents, at.profile.prefill_imbalance)

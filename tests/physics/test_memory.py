@@ -8,13 +8,16 @@ from cases import cached_setting
 
 from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.physics.memory import (
+    CachedTokens,
     Residents,
     activation_bytes,
     cache_elements_per_gpu,
     communication_bytes,
     decode_bytes,
+    decode_load,
     decode_residents,
     instance_bytes,
+    instance_parts,
     layer_weight_bytes,
     prefill_bytes,
     prompt_residents,
@@ -186,3 +189,19 @@ def test_keeping_expanded_keys_and_values_in_decode_costs_their_memory():
     )
     tokens = 1000 + 1 + 2 * 2 / 12**0.5  # mean and two standard deviations, at most 1002
     assert expanded - latent == pytest.approx(61 * 128 * 320 * min(tokens, 1002), rel=1e-9)
+
+
+@pytest.mark.parametrize("model", ["llama_3_1_70b", "deepseek_r1", "gpt_oss_120b"])
+@pytest.mark.parametrize("form", ["auto", "cached"])
+def test_parts_of_the_fullest_gpu_add_up_to_its_bytes(model, form):
+    """Uneven stages, too: their weights and caches are those of the one that is fullest."""
+    at = setup(model, "h100_sxm", "bf16")
+    degrees = Degrees(tp_attn=np.array([1.0, 4.0, 8.0]), tp_ffn=np.array([1.0, 4.0, 8.0]), pp=np.array([1.0, 3.0, 2.0]))
+    batch, cached = np.array([4.0, 37.0, 512.0]), decode_residents(8192, 1024)
+    residents = decode_load(at, degrees, batch, cached=cached, mla_form=form)
+    parts = instance_parts(at, degrees, residents, at.profile.decode_imbalance)
+    held = decode_bytes(at, degrees, batch, cached=cached, mla_form=form)
+    assert np.allclose(sum(parts), held, rtol=1e-12)
+    empty = decode_load(at, degrees, batch, cached=CachedTokens(mean=0.0, deviation=0.0, most=0.0), mla_form=form)
+    assert np.all(instance_parts(at, degrees, empty).cache == 0.0)
+    assert np.all(parts.cache > 0.0)
