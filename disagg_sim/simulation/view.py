@@ -79,6 +79,7 @@ class ClusterView:
     def rebind(self) -> None:
         """Take the columns of the fleet anew, after instances came."""
         fleet = self._fleet.views
+        self.inst: Any = self._fleet.arrays.inst  # the records themselves, for compiled choices
         self.queued_requests: Ints = fleet.queued_requests
         self.queued_prompt_tokens: Ints = fleet.queued_prompt_tokens
         self.queued_context_tokens: Ints = fleet.queued_context_tokens

@@ -9,6 +9,7 @@ from sites import SIMPLE, deployment, served, site
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.kernel.layout import Instance, dtype_of
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.policy import Arrow, GlobalScheduler
 from disagg_sim.simulation.policies.arrow.profile import Predictor, max_running_tokens, prompt_time
@@ -23,6 +24,12 @@ WHOLE = 200_000  # a budget that no prompt exceeds, so that p is exactly linear 
 SLO = Slo(ttft=0.1, tpot=0.05)
 BLOCKS = 1000  # 16,000 tokens
 
+#: Of ``ClusterView``: the loads of instances, which are the fields of their records.
+COLUMNS = (
+    *("queued_requests", "queued_prompt_tokens", "queued_context_tokens", "running_requests", "running_tokens"),
+    *("coming_tokens", "decode_steps", "decode_time", "prefill_tokens"),
+)
+
 
 class View(SimpleNamespace):
     """Instances with these roles, and loads that a test sets: names of ClusterView."""
@@ -35,25 +42,14 @@ class View(SimpleNamespace):
             states=[State.READY] * count,
             input_tokens=[400] * 20,
             arrival_s=[0.0] * 20,
-            decode_time=np.zeros(count),
             prefix=None,
             waiting={},
-            **{
-                name: np.zeros(count, np.int64)
-                for name in (
-                    "queued_requests",
-                    "queued_prompt_tokens",
-                    "queued_context_tokens",
-                    "running_requests",
-                    "running_tokens",
-                    "coming_tokens",
-                    "decode_steps",
-                    "prefill_tokens",
-                )
-            },
+            inst=np.zeros(count, dtype_of(Instance)),
         )
+        for name in COLUMNS:
+            setattr(self, name, self.inst[name.replace("_time", "_s")])
         for name, values in columns.items():
-            setattr(self, name, np.array(values, dtype=float if name == "decode_time" else np.int64))
+            getattr(self, name)[:] = values
 
     def of(self, role):
         return np.array([i for i, each in enumerate(self.roles) if each is role], np.intp)
@@ -134,7 +130,7 @@ def test_a_late_prefill_moves_the_prediction_of_those_behind():
 def test_a_late_prompt_flips_the_lightest_that_still_prefills_else_the_lightest():
     full = {"queued_prompt_tokens": [400, 0, 0, 0], "running_tokens": [0, 30, 20, 10]}
     arrow, view = scheduler(4), View([P, D, D, D], **full)
-    arrow.ledger[0, 3] = 1.0  # its queue lasts a second
+    arrow.ledger["free_s"][0] = 1.0  # its queue lasts a second
     assert arrow.place(view, 0).wishes[0][:2] == (3, P)
     view.queued_prompt_tokens[1:3] = 5
     leg = arrow.place(view, 1)
@@ -152,7 +148,7 @@ def test_a_late_prompt_flips_the_lightest_that_still_prefills_else_the_lightest(
 )
 def test_without_an_instance_to_spare_a_prompt_is_late_in_the_pure_pool(roles, loads):
     arrow, view = scheduler(3), View(roles, queued_prompt_tokens=[400, 400, 0], **loads)
-    arrow.ledger[:2, 3] = 1.0, 2.0
+    arrow.ledger["free_s"][:2] = 1.0, 2.0
     assert arrow.place(view, 0) == Leg(0, 401, LATER, ())
 
 
@@ -206,7 +202,7 @@ def test_the_printed_rule_does_not_see_what_waits():
 
 def test_slow_flips_are_wished_once_and_not_used_at_once():
     arrow, view = scheduler(4, flip_s=10.0), View([P, D, D, D], queued_prompt_tokens=[400, 0, 0, 0])
-    arrow.ledger[0, 3] = 1.0
+    arrow.ledger["free_s"][0] = 1.0
     leg = arrow.place(view, 0)
     assert (leg.instance, leg.wishes[0][:2]) == (0, (1, P))
     view.roles[1], view.states[1] = P, State.FLIPPING
@@ -235,7 +231,7 @@ def test_the_interval_is_a_mean_over_the_window():
     arrow, view = scheduler(2), View([P, D])
     for interval in (0.1, 0.02, 0.02, 0.02, 0.1, 0.1):
         look(arrow, view, interval)
-    assert arrow.ledger[1, 5] == pytest.approx(5 / 170)
+    assert arrow.ledger["interval_s"][1] == pytest.approx(5 / 170)
 
 
 def test_an_idle_instance_of_prefill_helps_a_busy_decode():
@@ -257,7 +253,7 @@ def test_requests_that_wait_for_memory_are_a_reason_too():
 
 def test_the_reactive_variant_flips_after_a_late_first_token_and_not_before():
     arrow, view = scheduler(3, trigger="observed"), View([P, D, D], queued_prompt_tokens=[400, 0, 0])
-    arrow.ledger[0, 3] = 1.0
+    arrow.ledger["free_s"][0] = 1.0
     assert arrow.place(view, 0).wishes == ()
     assert look(arrow, view, 0.01) == ()
     view.now = 1.2

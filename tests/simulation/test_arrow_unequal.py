@@ -14,7 +14,7 @@ from disagg_sim.domain import Mapping, Slo
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.policies.arrow.ledger import AHEAD, FREE, HELD, INTERVAL, hand_over, place
+from disagg_sim.simulation.policies.arrow.ledger import hand_over, place
 from disagg_sim.simulation.policies.arrow.policy import Arrow, GlobalScheduler
 from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policies.registry import policy_named
@@ -49,21 +49,21 @@ def unequal(*mappings, small=SIMPLE, **options):
 def test_a_prompt_goes_where_it_is_done_first_and_not_to_the_shortest_queue():
     """Instance 0 is idle and takes 50 ms; instance 1 is busy for 20 ms more and takes 12.5: done after 32.5."""
     arrow, view = unequal(SMALL, LARGE, SMALL), View([P, P, D])
-    arrow.ledger[1, FREE], view.queued_prompt_tokens[1] = 0.020, 100
+    arrow.ledger["free_s"][1], view.queued_prompt_tokens[1] = 0.020, 100
     assert arrow.place(view, 0).instance == 1
-    assert arrow.ledger[1, FREE] == pytest.approx(0.0325)
-    arrow.ledger[1, FREE] = 0.040
+    assert arrow.ledger["free_s"][1] == pytest.approx(0.0325)
+    arrow.ledger["free_s"][1] = 0.040
     assert arrow.place(view, 1).instance == 0
 
 
 def test_a_late_prompt_flips_an_instance_only_where_it_is_done_sooner():
     """In P it is done after 110 ms, limit 100; of D the small one with a queue would need 120: it stays."""
     arrow, view = unequal(SMALL, SMALL, LARGE, SMALL), View([P, D, D, D], queued_prompt_tokens=[400, 400, 0, 0])
-    arrow.ledger[:2, FREE] = 0.060, 0.070
+    arrow.ledger["free_s"][:2] = 0.060, 0.070
     view.running_tokens[2] = 5000
     assert arrow.place(view, 0).wishes[0][:2] == (3, P)  # pool D, the least share
     arrow, view.running_tokens[3] = unequal(SMALL, SMALL, LARGE, SMALL), 5000
-    arrow.ledger[:2, FREE] = 0.060, 0.070
+    arrow.ledger["free_s"][:2] = 0.060, 0.070
     assert arrow.place(view, 0).wishes[0][:2] == (2, P)
 
 
@@ -79,7 +79,7 @@ def test_decode_goes_where_the_request_leaves_the_least_share_taken():
 def test_an_instance_that_never_decodes_in_time_does_so_only_where_all_are_so():
     """Steps of 60 ms against a limit of 50: the small ones keep to prefill."""
     arrow, view = unequal(SMALL, SMALL, LARGE, small=SLOW), View([P, D, D], running_tokens=[0, 0, 60_000])
-    assert arrow.ledger[:, HELD].tolist() == [-1.0, -1.0, 64_000.0]
+    assert arrow.ledger["held"][:].tolist() == [-1.0, -1.0, 64_000.0]
     begun(arrow, view, 0)
     assert arrow.proceed(view, 0, 0).instance == 2
     view = View([P, P, D], running_tokens=[0, 0, 70_000], prefill_tokens=[0, 0, 0])
@@ -87,7 +87,7 @@ def test_an_instance_that_never_decodes_in_time_does_so_only_where_all_are_so():
     assert arrow.proceed(view, 1, 0).wishes == ()  # too much for instance 2, and nobody who could help
     assert look(arrow, view, 0.045) == []
     alike = unequal(SMALL, SMALL, small=SLOW)
-    assert alike.ledger[:, HELD].tolist() == [0.0, 0.0]
+    assert alike.ledger["held"][:].tolist() == [0.0, 0.0]
 
 
 def test_the_mean_interval_counts_an_instance_by_what_it_decodes():
@@ -108,10 +108,10 @@ def test_steps_that_are_slow_by_nature_are_no_call_for_help():
 
 def waits(arrow, view, instance, requests, start):
     """Let prompts wait on an instance behind one that ends at ``start`` [s]."""
-    arrow.ledger[instance, FREE], view.queued_prompt_tokens[instance] = start, 1
+    arrow.ledger["free_s"][instance], view.queued_prompt_tokens[instance] = start, 1
     for request in requests:
         start += 0.010 + 0.0001 * view.input_tokens[request]
-        arrow._ends[instance][request] = arrow.ledger[instance, FREE] = start
+        arrow._ends[instance][request] = arrow.ledger["free_s"][instance] = start
         view.queued_prompt_tokens[instance] += view.input_tokens[request]
     view.waiting[instance] = requests
 
@@ -124,7 +124,7 @@ def test_prompts_that_wait_late_move_from_the_tail_to_an_instance_that_is_free()
     moves = arrow.flips(view)
     assert [wish[:3] for wish in moves] == [(request, 0, 1) for request in (5, 4, 3, 2, 1, 0)]
     assert all(isinstance(wish, Move) for wish in moves)
-    assert arrow.ledger[0, FREE] == pytest.approx(5.0)
+    assert arrow.ledger["free_s"][0] == pytest.approx(5.0)
     assert arrow._ends[1][0] == pytest.approx(1.0 + 6 * 0.0125)
     assert not arrow._ends[0]
 
@@ -183,7 +183,7 @@ def test_prompts_stay_where_instances_remember_prefixes():
 
 def test_nobody_gets_a_prompt_that_its_memory_cannot_hold():
     arrow, view = unequal(SMALL, LARGE, SMALL, LARGE), View([P, P, D, D], queued_prompt_tokens=[0, 9, 0, 0])
-    view.input_tokens, arrow.ledger[1, FREE] = [16_000] * 2, 9.0
+    view.input_tokens, arrow.ledger["free_s"][1] = [16_000] * 2, 9.0
     assert arrow.place(view, 0).wishes[0][:2] == (3, P)
     view.running_tokens[3] = 40_000
     arrow._ends[0][1] = 0.0
@@ -267,7 +267,7 @@ TIMES = st.lists(st.floats(0.0, 0.2), min_size=COUNT, max_size=COUNT)
 def test_on_equal_instances_a_prompt_goes_to_the_least_delay_as_printed(queued, running, free, ahead, tokens):
     """Algorithm 1 in plain words: least delay of P if in time, else of D->P if in time, else of P."""
     arrow, view = scheduler(COUNT), View([P] * COUNT, queued_prompt_tokens=queued, running_requests=running)
-    arrow.ledger[:, FREE], arrow.ledger[:, AHEAD] = free, ahead
+    arrow.ledger["free_s"][:], arrow.ledger["ahead_s"][:] = free, ahead
     delay = [max(f + a - 0.05, 0.0) if q else 0.0 for f, a, q in zip(free, ahead, queued, strict=True)]
     pools = [[i for i in range(COUNT) if bool(running[i]) == mixed] for mixed in (False, True)]
     best = [min(pool, key=lambda i: delay[i]) for pool in pools if pool]
@@ -275,10 +275,7 @@ def test_on_equal_instances_a_prompt_goes_to_the_least_delay_as_printed(queued, 
     in_time = [i for i in best if delay[i] + time <= SLO.ttft - 1e-9]
     if any(abs(delay[i] + time - SLO.ttft) < 1e-9 for i in best):
         return
-    zero = np.zeros(COUNT, np.int64)
-    found, _, late = place(
-        view.prefill, arrow.ledger, view.queued_prompt_tokens, view.running_requests, zero, zero, tokens, SLO.ttft, 0.05
-    )
+    found, _, late = place(view.prefill, view.inst, arrow.ledger, tokens, SLO.ttft, 0.05)
     assert (found if found >= 0 else -1) == (in_time[0] if in_time else -1)
     assert late == (in_time or best)[0]
 
@@ -292,23 +289,11 @@ def test_on_equal_instances_a_prompt_goes_to_the_least_delay_as_printed(queued, 
 def test_on_equal_instances_decode_goes_to_the_fewest_tokens_as_printed(running, prompts, interval, more):
     """Algorithm 2: fewest tokens of D if within MaxRunningTokens and the TPOT limit, else of P->D; else the fewer."""
     arrow, view = scheduler(COUNT), View([D] * COUNT, running_tokens=running, queued_prompt_tokens=prompts)
-    arrow.ledger[:, INTERVAL] = interval
+    arrow.ledger["interval_s"][:] = interval
     pools = [[i for i in range(COUNT) if bool(prompts[i]) == mixed] for mixed in (False, True)]
     best = [min(pool, key=lambda i: running[i]) for pool in pools if pool]
     inside = [i for i in best if running[i] <= 16_000 and interval[i] <= SLO.tpot]
-    zero = np.zeros(COUNT, np.int64)
-    found = hand_over(
-        view.decode,
-        arrow.ledger,
-        view.running_tokens,
-        zero,
-        zero,
-        view.queued_prompt_tokens,
-        zero,
-        zero,
-        more,
-        SLO.tpot,
-    )
+    found = hand_over(view.decode, view.inst, arrow.ledger, more, SLO.tpot)
     assert found == (inside[0] if inside else -1 - min(best, key=lambda i: running[i]))
 
 

@@ -6,49 +6,89 @@ time. On equal instances these are the paper's comparisons of delays and of toke
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import entry, inner
+from disagg_sim.simulation.kernel.layout import Instance, dtype_of
 
-#: Columns of the ledger, one row an instance. The first three are of its predictor, see ``Predictor``.
-CONSTANT, LINEAR, QUADRATIC = range(3)
-FREE = 3  # when the prompts in its queue will be done, on its own clock [s]
-AHEAD = 4  # of that clock to the real one: what its last prompt took longer than predicted, in all [s]
-INTERVAL = 5  # mean time between its decode steps over the window; 0 without one [s]
-HELD = 6  # MaxRunningTokens; -1 where others decode in time and it never does [token]
-SEATS = 7  # sequences that it can run [1]
-ROOM = 8  # tokens that its memory holds [token]
-WEIGHT = 9  # its MaxRunningTokens over the largest; 1 where nobody decodes in time [1]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
-@entry
-def prompt_s(ledger: Any, i: int, tokens: int) -> float:
-    """Predicted time of a prompt alone on an instance. [s]"""
-    return float(ledger[i, CONSTANT] + tokens * (ledger[i, LINEAR] + tokens * ledger[i, QUADRATIC]))
+class Account:
+    """What the scheduler knows of one instance; the first three are of its ``Predictor``."""
+
+    constant: float  # [s]
+    linear: float  # [s/token]
+    quadratic: float  # [s/token^2]
+    free_s: float  # when the prompts in its queue will be done, on its own clock [s]
+    ahead_s: float  # of that clock to the real one: what its last prompt took longer than predicted, in all [s]
+    interval_s: float  # mean time between its decode steps over the window; 0 without one [s]
+    held: float  # MaxRunningTokens; -1 where others decode in time and it never does [token]
+    seats: float  # sequences that it can run [1]
+    room: float  # tokens that its memory holds [token]
+    weight: float  # its MaxRunningTokens over the largest; 1 where nobody decodes in time [1]
+    waiting: int  # 1 = requests that wait for memory are load of decode
+
+
+ACCOUNT = dtype_of(Account)
 
 
 @inner
-def delay_s(ledger: Any, i: int, queued: Any, now: float) -> float:
+def prompt_of(account: Account, tokens: int) -> float:
+    """Predicted time of a prompt alone on an instance. [s]"""
+    return account.constant + tokens * (account.linear + tokens * account.quadratic)
+
+
+@inner
+def delay_of(account: Account, queued: int, now: float) -> float:
     """Predicted wait of a prompt that comes now: what is left of the queue. [s]"""
-    return float(max(ledger[i, FREE] + ledger[i, AHEAD] - now, 0.0)) if queued[i] > 0 else 0.0
+    return max(account.free_s + account.ahead_s - now, 0.0) if queued > 0 else 0.0
+
+
+@inner
+def decode_of(inst: Instance, account: Account) -> int:
+    """Tokens of all requests that an instance decodes, is being sent, or, where they count, keeps waiting. [token]"""
+    return inst.running_tokens + inst.coming_tokens + account.waiting * inst.queued_context_tokens
+
+
+@inner
+def decodes(inst: Instance, account: Account) -> bool:
+    """Whether an instance has anything to decode."""
+    return inst.running_requests > 0 or inst.coming_tokens > 0 or account.waiting * inst.queued_context_tokens > 0
+
+
+@inner
+def share(account: Account, tokens: int) -> float:
+    """Of what an instance decodes in time. [1]"""
+    return tokens / max(account.held, 1.0) if account.held >= 0.0 else np.inf
 
 
 @entry
-def take(ledger: Any, i: int, tokens: int, queued: Any, now: float) -> float:
-    """Book a prompt on an instance: its predicted end, on the clock of the instance. [s]"""
-    start = now - ledger[i, AHEAD]
-    if queued[i] > 0:
-        start = max(start, ledger[i, FREE])
-    ledger[i, FREE] = start + prompt_s(ledger, i, tokens)
-    return float(ledger[i, FREE])
+def prompt_s(ledger: Sequence[Account], i: int, tokens: int) -> float:
+    """Predicted time of a prompt alone on an instance. [s]"""
+    return prompt_of(ledger[i], tokens)
+
+
+@entry
+def take(ledger: Sequence[Account], i: int, tokens: int, queued: int, now: float) -> float:
+    """Book a prompt on an instance that has ``queued`` tokens: its predicted end, on the clock of the instance. [s]"""
+    account = ledger[i]
+    start = now - account.ahead_s
+    if queued > 0:
+        start = max(start, account.free_s)
+    account.free_s = start + prompt_of(account, tokens)
+    return account.free_s
 
 
 @entry
 def place(
-    among: Any, ledger: Any, queued: Any, running: Any, coming: Any, waiting: Any, tokens: int, ttft: float, now: float
-) -> Any:
+    among: Index, inst: Sequence[Instance], ledger: Sequence[Account], tokens: int, ttft: float, now: float
+) -> tuple[int, float, int]:
     """First steps of algorithm 1: an instance of P, else of D->P within the limit, booked, and the predicted end.
 
     In each pool it is the one where the prompt would be done first, of several the one with the shorter queue.
@@ -57,56 +97,65 @@ def place(
     pure, mixed = -1, -1
     pure_s, mixed_s, pure_delay, mixed_delay = np.inf, np.inf, np.inf, np.inf
     for i in among:
-        if ledger[i, ROOM] <= tokens:
+        one, account = inst[i], ledger[i]
+        if account.room <= tokens:
             continue
-        delay = delay_s(ledger, i, queued, now)
-        time = delay + prompt_s(ledger, i, tokens)
-        if running[i] > 0 or coming[i] > 0 or waiting[i] > 0:
+        delay = delay_of(account, one.queued_prompt_tokens, now)
+        time = delay + prompt_of(account, tokens)
+        if decodes(one, account):
             if time < mixed_s or (time == mixed_s and delay < mixed_delay):
                 mixed, mixed_s, mixed_delay = i, time, delay
         elif time < pure_s or (time == pure_s and delay < pure_delay):
             pure, pure_s, pure_delay = i, time, delay
     for i, time in ((pure, pure_s), (mixed, mixed_s)):
         if i >= 0 and time <= ttft:
-            return i, take(ledger, i, tokens, queued, now), i
+            return i, take(ledger, i, tokens, inst[i].queued_prompt_tokens, now), i
     return (-1, pure_s, pure) if pure >= 0 else (-1, mixed_s, mixed)
 
 
 @entry
-def sooner(among: Any, ledger: Any, queued: Any, tokens: int, within: float, now: float) -> Any:
+def sooner(
+    among: Index, inst: Sequence[Instance], ledger: Sequence[Account], tokens: int, within: float, now: float
+) -> Index:
     """Those of some instances where a prompt would be done in less than ``within`` [s]."""
     found = np.empty_like(among)
     count = 0
     for i in among:
-        if ledger[i, ROOM] > tokens and delay_s(ledger, i, queued, now) + prompt_s(ledger, i, tokens) < within:
+        account = ledger[i]
+        time = delay_of(account, inst[i].queued_prompt_tokens, now) + prompt_of(account, tokens)
+        if account.room > tokens and time < within:
             found[count] = i
             count += 1
     return found[:count]
 
 
 @entry
-def soonest_free(among: Any, ledger: Any, queued: Any, tokens: int, most: float, now: float) -> Any:
+def soonest_free(
+    among: Index, queued: Ints, ledger: Sequence[Account], tokens: int, most: float, now: float
+) -> tuple[int, float]:
     """Of instances whose queue lasts less than ``most`` [s], where a prompt would be done first, and the time. [s]"""
     found, found_s = -1, np.inf
     for i in among:
-        delay = delay_s(ledger, i, queued, now)
-        if ledger[i, ROOM] > tokens and delay < most:
-            time = delay + prompt_s(ledger, i, tokens)
+        account = ledger[i]
+        delay = delay_of(account, queued[i], now)
+        if account.room > tokens and delay < most:
+            time = delay + prompt_of(account, tokens)
             if time < found_s:
                 found, found_s = i, time
     return found, found_s
 
 
 @entry
-def least_delay(among: Any, ledger: Any, queued: Any, running: Any, coming: Any, waiting: Any, now: float) -> int:
+def least_delay(among: Index, inst: Sequence[Instance], ledger: Sequence[Account], now: float) -> int:
     """Of D->P, else of P, the instance with the shortest queue that can decode in time; -1 = none."""
     pure, mixed = -1, -1
     pure_s, mixed_s = np.inf, np.inf
     for i in among:
-        if ledger[i, HELD] < 0.0:
+        one, account = inst[i], ledger[i]
+        if account.held < 0.0:
             continue
-        delay = delay_s(ledger, i, queued, now)
-        if running[i] > 0 or coming[i] > 0 or waiting[i] > 0:
+        delay = delay_of(account, one.queued_prompt_tokens, now)
+        if decodes(one, account):
             if delay < mixed_s:
                 mixed, mixed_s = i, delay
         elif delay < pure_s:
@@ -114,25 +163,19 @@ def least_delay(among: Any, ledger: Any, queued: Any, running: Any, coming: Any,
     return int(mixed if mixed >= 0 else pure)
 
 
-@inner
-def share(ledger: Any, i: int, tokens: int) -> float:
-    """Of what an instance decodes in time. [1]"""
-    return float(tokens / max(ledger[i, HELD], 1.0)) if ledger[i, HELD] >= 0.0 else np.inf
-
-
 @entry
-def lightest(among: Any, ledger: Any, running: Any, coming: Any, waiting: Any, prompts: Any, more: int) -> Any:
-    """Where ``more`` tokens leave the least share taken, in pool D and in P->D: instance and share, -1 = none.
-
-    Tokens of an instance are those of all requests that it decodes, is being sent, or keeps waiting for memory.
-    """
+def lightest(
+    among: Index, inst: Sequence[Instance], ledger: Sequence[Account], more: int
+) -> tuple[int, float, int, float]:
+    """Where ``more`` tokens leave the least share taken, in pool D and in P->D: instance and share, -1 = none."""
     pure, mixed = -1, -1
     pure_share, mixed_share = np.inf, np.inf
     for i in among:
-        if ledger[i, ROOM] <= more:
+        one, account = inst[i], ledger[i]
+        if account.room <= more:
             continue
-        taken = share(ledger, i, running[i] + coming[i] + waiting[i] + more)
-        if prompts[i] > 0:
+        taken = share(account, decode_of(one, account) + more)
+        if one.queued_prompt_tokens > 0:
             if mixed < 0 or taken < mixed_share:
                 mixed, mixed_share = i, taken
         elif pure < 0 or taken < pure_share:
@@ -141,93 +184,78 @@ def lightest(among: Any, ledger: Any, running: Any, coming: Any, waiting: Any, p
 
 
 @entry
-def hand_over(
-    among: Any,
-    ledger: Any,
-    running: Any,
-    coming: Any,
-    waiting: Any,
-    prompts: Any,
-    requests: Any,
-    queued: Any,
-    more: int,
-    tpot: float,
-) -> int:
+def hand_over(among: Index, inst: Sequence[Instance], ledger: Sequence[Account], more: int, tpot: float) -> int:
     """First steps of algorithm 2: an instance of D, else of P->D within the limits; else minus 1 minus the lighter.
 
     The limits are MaxRunningTokens, a free sequence, and intervals up to ``tpot`` [s].
     """
-    pure, pure_share, mixed, mixed_share = lightest(among, ledger, running, coming, waiting, prompts, more)
+    pure, pure_share, mixed, mixed_share = lightest(among, inst, ledger, more)
     for i in (pure, mixed):
-        if i < 0 or requests[i] + queued[i] >= ledger[i, SEATS] or ledger[i, INTERVAL] > tpot:
+        one, account = inst[i], ledger[i]
+        if i < 0 or one.running_requests + one.queued_requests >= account.seats or account.interval_s > tpot:
             continue
-        if running[i] + coming[i] + waiting[i] <= ledger[i, HELD]:
+        if decode_of(one, account) <= account.held:
             return int(i)
     lighter = mixed if pure < 0 or (mixed >= 0 and mixed_share < pure_share) else pure
     return -1 - int(lighter if lighter >= 0 else among[0])
 
 
 @entry
-def low(
-    among: Any,
-    ledger: Any,
-    running: Any,
-    coming: Any,
-    waiting: Any,
-    requests: Any,
-    queued: Any,
-    without: int,
-    most: float,
-) -> bool:
+def low(among: Index, inst: Sequence[Instance], ledger: Sequence[Account], without: int, most: float) -> bool:
     """Whether all that decodes would take a share up to ``most`` of what the instances but ``without`` hold."""
     tokens, sequences, held, seats = 0, 0, 0.0, 0.0
     for i in among:
-        tokens += running[i] + coming[i] + waiting[i]
-        sequences += requests[i] + queued[i]
+        one, account = inst[i], ledger[i]
+        tokens += decode_of(one, account)
+        sequences += one.running_requests + one.queued_requests
         if i != without:
-            held += max(ledger[i, HELD], 0.0)
-            seats += ledger[i, SEATS]
+            held += max(account.held, 0.0)
+            seats += account.seats
     return bool(tokens <= most * held and sequences <= most * seats)
 
 
 @entry
-def measure(among: Any, ledger: Any, steps: Any, time: Any, past: Any) -> float:
+def measure(among: Index, inst: Sequence[Instance], ledger: Sequence[Account], past: Floats) -> float:
     """Fill the intervals since the ``past`` steps and time (2, instances), which become the present ones.
 
     Their mean over those of ``among`` that made steps, by weight; 0 without one. [s]
     """
     total, weights = 0.0, 0.0
-    for i in range(ledger.shape[0]):
-        grown = steps[i] - past[0, i]
-        ledger[i, INTERVAL] = (time[i] - past[1, i]) / grown if grown > 0 else 0.0
-        past[0, i], past[1, i] = steps[i], time[i]
+    for i in range(len(ledger)):
+        one = inst[i]
+        grown = one.decode_steps - past[0, i]
+        ledger[i].interval_s = (one.decode_s - past[1, i]) / grown if grown > 0 else 0.0
+        past[0, i], past[1, i] = one.decode_steps, one.decode_s
     for i in among:
-        if ledger[i, INTERVAL] > 0.0:
-            total += ledger[i, WEIGHT] * ledger[i, INTERVAL]
-            weights += ledger[i, WEIGHT]
+        account = ledger[i]
+        if account.interval_s > 0.0:
+            total += account.weight * account.interval_s
+            weights += account.weight
     return total / weights if weights > 0.0 else 0.0
 
 
 @entry
-def idle_instance(among: Any, ledger: Any, computed: Any, before: Any, queued: Any, running: Any) -> int:
+def idle_instance(among: Index, inst: Sequence[Instance], ledger: Sequence[Account], before: Ints) -> int:
     """One of prefill that computed nothing since ``before`` and decodes in time, one that decodes first; -1 = none."""
     found = -1
     for i in among:
-        if computed[i] != before[i] or queued[i] > 0 or ledger[i, HELD] < 0.0:
+        one = inst[i]
+        if one.prefill_tokens != before[i] or one.queued_prompt_tokens > 0 or ledger[i].held < 0.0:
             continue
-        if found < 0 or (running[i] > 0 and running[found] == 0):
+        if found < 0 or (one.running_requests > 0 and inst[found].running_requests == 0):
             found = i
     return int(found)
 
 
 @entry
-def busy_instance(among: Any, ledger: Any, running: Any, coming: Any, waiting: Any, limit: float, light: float) -> int:
+def busy_instance(among: Index, inst: Sequence[Instance], ledger: Sequence[Account], limit: float, light: float) -> int:
     """One of decode where requests wait, or with an interval above ``limit`` [s]; -1 = none.
 
     Where no more than a share ``light`` of what it holds is taken, its steps are slow by nature.
     """
     for i in among:
-        slow = ledger[i, INTERVAL] > limit and share(ledger, i, running[i] + coming[i] + waiting[i]) > light
-        if waiting[i] > 0 or slow:
+        one, account = inst[i], ledger[i]
+        slow = account.interval_s > limit and share(account, decode_of(one, account)) > light
+        if account.waiting * one.queued_context_tokens > 0 or slow:
             return int(i)
     return -1

@@ -39,10 +39,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.options import MOST, check_options, option
 from disagg_sim.simulation.policies.arrow.ledger import (
-    AHEAD,
-    FREE,
-    HELD,
-    WEIGHT,
+    ACCOUNT,
     busy_instance,
     hand_over,
     idle_instance,
@@ -148,7 +145,6 @@ class GlobalScheduler:
         self._options, self._ttft, self._tpot = options, site.slo.ttft, site.slo.tpot
         self._at_once = site.flip_s == 0.0
         self._reacts = options.trigger == "observed"
-        self._nothing = None if options.waiting_counts else np.zeros(len(mappings), np.int64)
         rows = {}
         for mapping in set(mappings):
             chunk, limits = steps.limits(mapping, PREFILL).token_budget, steps.limits(mapping, DECODE)
@@ -156,11 +152,11 @@ class GlobalScheduler:
             most = max_running_tokens(table, blocks, limits.max_sequences, self._tpot)
             seats = limits.max_sequences if options.waiting_counts else np.inf
             fit = Predictor.fit(table, chunk)
-            rows[mapping] = (*fit, 0.0, 0.0, 0.0, most, seats, blocks * BLOCK_TOKENS, 1.0)
-        self.ledger = np.array([rows[mapping] for mapping in mappings], dtype=float)
-        held = self.ledger[:, HELD]
+            rows[mapping] = (*fit, 0.0, 0.0, 0.0, most, seats, blocks * BLOCK_TOKENS, 1.0, options.waiting_counts)
+        self.ledger: Any = np.array([rows[mapping] for mapping in mappings], ACCOUNT)
+        self._free_s, self._ahead_s, held = (self.ledger[name] for name in ("free_s", "ahead_s", "held"))
         if held.any():
-            self.ledger[:, WEIGHT] = held / held.max()
+            self.ledger["weight"] = held / held.max()
             held[held == 0.0] = -1.0
         self._unequal = len(rows) > 1
         self._moves = options.moves == "always" or (options.moves == "unequal" and self._unequal)
@@ -178,18 +174,8 @@ class GlobalScheduler:
 
     def place(self, view: ClusterView, request: int) -> Leg:
         """Algorithm 1: the prefill instance that meets the TTFT limit, of P, of D->P, or flipped; else late in P."""
-        tokens, queued, now = view.input_tokens[request], view.queued_prompt_tokens, view.now
-        chosen, end, late = place(
-            view.prefill,
-            self.ledger,
-            queued,
-            view.running_requests,
-            view.coming_tokens,
-            self._waiting(view),
-            tokens,
-            self._ttft,
-            now,
-        )
+        tokens, now = view.input_tokens[request], view.now
+        chosen, end, late = place(view.prefill, view.inst, self.ledger, tokens, self._ttft, now)
         wishes: tuple[Wish, ...] = ()
         if chosen < 0:
             chosen = late if late >= 0 else int(view.prefill[0])
@@ -197,31 +183,20 @@ class GlobalScheduler:
             if flip is not None:
                 wishes = (flip,)
                 chosen = flip.instance if self._at_once else chosen
-            end = take(self.ledger, chosen, tokens, queued, now)
+            end = take(self.ledger, chosen, tokens, view.queued_prompt_tokens[chosen], now)
         self._ends[chosen][request] = end
         return Leg(chosen, tokens + 1, LATER, wishes)
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:
         """Algorithm 2: where the prefill was if that decodes now; else in D or P->D within the limits, or flipped."""
         now = view.now
-        self.ledger[origin, AHEAD] = now - self._ends[origin].pop(request)
+        self._ahead_s[origin] = now - self._ends[origin].pop(request)
         if self._reacts:
             self._worst = max(self._worst, now - view.arrival_s[request])
         if view.roles[origin] is DECODE and view.states[origin] is READY:
             return Leg(origin)
         view.refresh()  # else steps since the last event of an instance would be missing
-        chosen = hand_over(
-            view.decode,
-            self.ledger,
-            view.running_tokens,
-            view.coming_tokens,
-            self._waiting(view),
-            view.queued_prompt_tokens,
-            view.running_requests,
-            view.queued_requests,
-            view.input_tokens[request],
-            self._tpot,
-        )
+        chosen = hand_over(view.decode, view.inst, self.ledger, view.input_tokens[request], self._tpot)
         if chosen >= 0:
             return Leg(chosen)
         flip = self._to_decode(view, "no decode instance within its limits")
@@ -238,23 +213,12 @@ class GlobalScheduler:
         """
         if view.decode.size < 2 or self._mean_interval > self._tpot or self._changing(view, PREFILL):
             return None
-        running, coming, waiting = view.running_tokens, view.coming_tokens, self._waiting(view)
-        prompts, among = view.queued_prompt_tokens, view.decode
+        among, inst, ledger = view.decode, view.inst, self.ledger
         if self._unequal:
-            among = sooner(among, self.ledger, prompts, tokens, within, view.now)
-        pure, _, mixed, _ = lightest(among, self.ledger, running, coming, waiting, prompts, 0)
+            among = sooner(among, inst, ledger, tokens, within, view.now)
+        pure, _, mixed, _ = lightest(among, inst, ledger, 0)
         chosen = mixed if mixed >= 0 else pure
-        if chosen < 0 or not low(
-            view.decode,
-            self.ledger,
-            running,
-            coming,
-            waiting,
-            view.running_requests,
-            view.queued_requests,
-            chosen,
-            self._options.low_load,
-        ):
+        if chosen < 0 or not low(view.decode, inst, ledger, chosen, self._options.low_load):
             return None
         return Flip(chosen, PREFILL, f"first token {how} after the limit of {self._ttft:g} s")
 
@@ -262,20 +226,8 @@ class GlobalScheduler:
         """Algorithm 4: of D->P, else of P, the one with the least prefill delay."""
         if view.prefill.size < 2 or self._changing(view, DECODE):
             return None
-        chosen = least_delay(
-            view.prefill,
-            self.ledger,
-            view.queued_prompt_tokens,
-            view.running_requests,
-            view.coming_tokens,
-            self._waiting(view),
-            view.now,
-        )
+        chosen = least_delay(view.prefill, view.inst, self.ledger, view.now)
         return Flip(chosen, DECODE, why) if chosen >= 0 else None
-
-    def _waiting(self, view: ClusterView) -> Any:
-        """Cached tokens of the requests that wait for memory, where they count. [token]"""
-        return view.queued_context_tokens if self._nothing is None else self._nothing
 
     def _changing(self, view: ClusterView, role: Role) -> bool:
         """Whether an instance is on its way to a role already; possible where a change takes time."""
@@ -289,7 +241,7 @@ class GlobalScheduler:
         """Measure the intervals between tokens; turn an instance to decode where they are late or could be better."""
         oldest = self._past[self._looks % len(self._past)]
         self._looks += 1
-        self._mean_interval = measure(view.decode, self.ledger, view.decode_steps, view.decode_time, oldest)
+        self._mean_interval = measure(view.decode, view.inst, self.ledger, oldest)
         self._late = self._late + 1 if self._mean_interval > self._tpot else 0
         late, self._worst = self._worst > self._ttft, 0.0
         wish = None
@@ -307,19 +259,11 @@ class GlobalScheduler:
 
     def _idle_to_decode(self, view: ClusterView) -> Flip | None:
         """An idle instance of prefill, if some decode instance is busy."""
-        prompts, ledger = view.queued_prompt_tokens, self.ledger
-        idle = idle_instance(view.prefill, ledger, view.prefill_tokens, self._computed, prompts, view.running_requests)
+        idle = idle_instance(view.prefill, view.inst, self.ledger, self._computed)
         if idle < 0:
             return None
-        busy = busy_instance(
-            view.decode,
-            ledger,
-            view.running_tokens,
-            view.coming_tokens,
-            self._waiting(view),
-            self._options.busy_interval * self._tpot,
-            self._options.low_load if self._unequal else -1.0,
-        )
+        light = self._options.low_load if self._unequal else -1.0
+        busy = busy_instance(view.decode, view.inst, self.ledger, self._options.busy_interval * self._tpot, light)
         if busy < 0 or self._changing(view, DECODE):
             return None
         return Flip(idle, DECODE, f"idle, while instance {busy} needs help")
@@ -328,9 +272,11 @@ class GlobalScheduler:
         """An idle instance of decode, where a prompt that waits on ``origin`` would be done ``within`` that time."""
         if view.decode.size < 2 or self._changing(view, PREFILL):
             return None
-        taken = view.running_tokens + view.coming_tokens + self._waiting(view) + view.queued_requests
+        taken = view.running_tokens + view.coming_tokens + view.queued_requests
+        if self._options.waiting_counts:
+            taken += view.queued_context_tokens
         idle = view.decode[taken[view.decode] == 0]
-        chosen, time = soonest_free(idle, self.ledger, view.queued_prompt_tokens, tokens, np.inf, view.now)
+        chosen, time = soonest_free(idle, view.queued_prompt_tokens, self.ledger, tokens, np.inf, view.now)
         if chosen < 0 or time > within:
             return None
         return Flip(chosen, PREFILL, f"idle, while prompts wait late on instance {origin}")
@@ -342,12 +288,12 @@ class GlobalScheduler:
         wishes: list[Wish] = []
         flips = not self._reacts
         origins = np.flatnonzero(queued)
-        for origin in origins[np.argsort(-(ledger[origins, FREE] + ledger[origins, AHEAD]), kind="stable")].tolist():
+        for origin in origins[np.argsort(-(self._free_s[origins] + self._ahead_s[origins]), kind="stable")].tolist():
             for request in reversed(view.waiting_prompts(origin).tolist()):
-                tokens, left = view.input_tokens[request], self._ends[origin][request] + ledger[origin, AHEAD] - now
+                tokens, left = view.input_tokens[request], self._ends[origin][request] + self._ahead_s[origin] - now
                 if now + left <= view.arrival_s[request] + self._ttft:
                     break
-                target, time = soonest_free(among, ledger, queued, tokens, self.period_s, now)
+                target, time = soonest_free(among, queued, ledger, tokens, self.period_s, now)
                 if target < 0 and flips:
                     flips = False
                     flip = self._to_prefill(view, "of a prompt that waits predicted", tokens, left - self.period_s)
@@ -355,13 +301,13 @@ class GlobalScheduler:
                     wishes += [] if flip is None else [flip]
                     if flip is not None and self._at_once:
                         among = np.append(among, flip.instance)
-                        target, time = soonest_free(among, ledger, queued, tokens, self.period_s, now)
+                        target, time = soonest_free(among, queued, ledger, tokens, self.period_s, now)
                 if target < 0 or time + self.period_s > left:
                     break
                 wishes.append(Move(request, origin, target, f"late by {now + left - view.arrival_s[request]:.3g} s"))
                 del self._ends[origin][request]
-                ledger[origin, FREE] -= prompt_s(ledger, origin, tokens)
+                self._free_s[origin] -= prompt_s(ledger, origin, tokens)
                 queued[origin] -= tokens
-                self._ends[target][request] = take(ledger, target, tokens, queued, now)
+                self._ends[target][request] = take(ledger, target, tokens, queued[target], now)
                 queued[target] += tokens
         return wishes
