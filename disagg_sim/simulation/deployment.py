@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg_sim.domain import Deployment, Instance, Mapping, Pool
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.phases import Degrees
+from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.setup import setup as make_setup
 from disagg_sim.simulation.options import MOST, MOST_SEQUENCES
 
 #: Parts of a deployment: pools of one phase, instances that do both, and instances that work in pairs.
@@ -59,6 +61,8 @@ class ServedDeployment(Shown):
     decode: tuple[Replicas, ...] = ()
     colocated: tuple[Replicas, ...] = ()
     pairs: tuple[Replicas, ...] = ()  # two instances a pair; without them the co-located ones pair up
+    setup: Setup | None = field(default=None, compare=False)  # what it serves; None where the run says
+    planned: Deployment | None = field(default=None, compare=False)  # that it was matched as; None by hand
 
     def __post_init__(self) -> None:
         """``InputError`` where entries of one part and mapping batch in different ways: which holds would be open."""
@@ -116,7 +120,7 @@ def degrees_of(mapping: Mapping) -> Degrees:
     )
 
 
-def served(deployment: Deployment, *, name: str = "planned") -> ServedDeployment:
+def served(deployment: Deployment, *, name: str = "planned", setup: Setup | None = None) -> ServedDeployment:
     """The pools of a matched deployment as parts ``prefill`` and ``decode``.
 
     Parameters
@@ -126,13 +130,36 @@ def served(deployment: Deployment, *, name: str = "planned") -> ServedDeployment
         has the tokens of its batch of prompts at the mean length that was planned for.
     name : str
         What results call it.
+    setup : Setup, optional
+        What it serves; by default the specs of the names that it was planned for.
+
+    Raises
+    ------
+    InputError
+        Pools on different systems.
+    UnknownNameError
+        It was planned for specs that no name loads: give their ``setup``.
     """
     return ServedDeployment(
         name=name,
         gpus=deployment.prefill.gpus + deployment.decode.gpus,
         prefill=_replicas(deployment.prefill),
         decode=_replicas(deployment.decode),
+        setup=setup or _setup_of(deployment),
+        planned=deployment,
     )
+
+
+def _setup_of(deployment: Deployment) -> Setup | None:
+    """What a deployment was planned for; None when no grid scored its instances."""
+    members = [each for pool in (deployment.prefill, deployment.decode) for each, _ in pool.members]
+    systems = tuple(dict.fromkeys(each.system for each in members))
+    if len(systems) > 1:
+        raise InputError(f"pools on {' and '.join(systems)}: simulation serves both on one system")
+    said = deployment.decode.members[0][0].conditions if deployment.decode.members else None
+    if said is None or not systems[0]:
+        return None
+    return make_setup(said.model, systems[0], said.precision, said.profile, said.engine or None)
 
 
 def _replicas(pool: Pool) -> tuple[Replicas, ...]:

@@ -17,7 +17,7 @@ from tests.simulation.plans import holding, plans
 PROFILES = ("ideal", "optimistic", "measured")
 #: Instances and limits of the table of unequal instances on the page of policies.
 UNEQUAL_RATES = (0.6, 1.5, 3.0, 4.5, 6.0)  # [request/s]
-UNEQUAL_SYSTEMS = {
+UNEQUAL_POLICIES = {
     "vllm": "`vllm` on all six",
     "arrow": "",
     "disaggregated": "",
@@ -32,7 +32,7 @@ UNEQUAL_SYSTEMS = {
 
 @slow
 def unequal_instances() -> str:
-    """Attainment of every system on unequal instances. [%]"""
+    """Attainment of every policy on unequal instances. [%]"""
     tp4, tp8 = (ds.Mapping(tp_attn=n, tp_ffn=n) for n in (4, 8))
     pp4_twice, tp4_twice = (ds.Replicas(mapping=mapping, instances=2) for mapping in (ds.Mapping(pp=4), tp4))
     tp8_once, tp8_twice = (ds.Replicas(mapping=tp8, instances=count) for count in (1, 2))
@@ -44,13 +44,13 @@ def unequal_instances() -> str:
         decode=decode,
         colocated=(*prefill, *decode),
         pairs=(pp4_twice, tp4_twice, tp8_twice),
+        setup=ds.setup("llama_3_1_70b", "a100_sxm_80gb", "bf16"),
     )
-    served = {"model": "llama_3_1_70b", "system": "a100_sxm_80gb", "precision": "bf16"}
     lengths = (log_normal(2048, 1.0), log_normal(300, 1.0))
     traces = [ds.synthetic_trace(rate=rate, lengths=lengths, requests=2000, seed=1) for rate in UNEQUAL_RATES]
     rows = []
-    for name, title in UNEQUAL_SYSTEMS.items():
-        runs = [ds.simulate(deployment, trace, name, slo=ds.Slo(ttft=5.0, tpot=0.1), **served) for trace in traces]
+    for name, title in UNEQUAL_POLICIES.items():
+        runs = [ds.simulate(deployment, trace, name, slo=ds.Slo(ttft=5.0, tpot=0.1)) for trace in traces]
         shares = [f"{100 * run.summary().slo_attainment:.0f}" for run in runs]
         rows.append((title or f"`{name}`", *shares))
     return table(("requests/s", *(f"{rate:g}" for rate in UNEQUAL_RATES)), rows)

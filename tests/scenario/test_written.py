@@ -152,16 +152,15 @@ def test_the_file_is_one_that_a_person_reads(small, tmp_path):
 
 def test_options_seed_and_parts_by_hand_are_kept(small, tmp_path):
     parts = ds.ServedDeployment(
-        name="by_hand", gpus=5, colocated=(ds.Replicas(mapping=ds.Mapping(tp_attn=2, tp_ffn=2), instances=2, batch=7),)
+        name="by_hand",
+        gpus=5,
+        colocated=(ds.Replicas(mapping=ds.Mapping(tp_attn=2, tp_ffn=2), instances=2, batch=7),),
+        setup=ds.setup("llama_3_1_8b", "h100_sxm", "bf16", "ideal"),
     )
     result = ds.simulate(
         parts,
         small.trace,
         policy_named("vllm", token_budget=1000, chunked=False),
-        model="llama_3_1_8b",
-        system="h100_sxm",
-        precision="bf16",
-        profile="ideal",
         seed=9,
         rate_scale=0.5,
         options=RunOptions(sample_s=2.5, concurrency=12),

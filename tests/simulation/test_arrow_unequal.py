@@ -239,19 +239,12 @@ def test_attainment_falls_with_the_rate_on_a_plan_of_unequal_pools():
         gpus=28,
         prefill=(Replicas(mapping=pipeline, instances=1),),
         decode=(Replicas(mapping=eight, instances=3),),
+        setup=ds.setup("llama_3_1_70b", "a100_sxm_80gb", "bf16"),
     )
     inside = []
     for rate in (0.01, 0.05, 0.15):
         requests = ds.synthetic_trace(rate=rate, lengths=(16_384, 2048), requests=120, seed=1)
-        result = ds.simulate(
-            served_by,
-            requests,
-            "arrow",
-            slo=ds.Slo(ttft=10.0, tpot=0.04),
-            model="llama_3_1_70b",
-            system="a100_sxm_80gb",
-            precision="bf16",
-        )
+        result = ds.simulate(served_by, requests, "arrow", slo=ds.Slo(ttft=10.0, tpot=0.04))
         inside.append(result.summary().slo_attainment)
     assert min(inside) > 0.95
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -286,15 +286,8 @@ def test_an_object_of_ones_own_fails_in_the_notebook_as_a_policy_error():
     import disagg_sim as ds
 
     requests = ds.Trace(arrival=np.array([0.0, 9.0]), input_tokens=np.array([100, 100]), output_tokens=np.array([5, 5]))
+    known = replace(TWO, setup=ds.setup("llama_3_1_8b", "h100_sxm", "bf16", "ideal"))
     with pytest.raises(PolicyError, match=r"policy 'Mine' at 9 s: KeyError: .*, in fails\)") as caught:
-        ds.simulate(
-            TWO,
-            requests,
-            policy=Mine(place=at_second(fails)),
-            model="llama_3_1_8b",
-            system="h100_sxm",
-            precision="bf16",
-            profile="ideal",
-        )
+        ds.simulate(known, requests, policy=Mine(place=at_second(fails)))
     assert isinstance(caught.value.__cause__, KeyError)
     assert caught.value.so_far.requests.status.tolist() == [Outcome.COMPLETED, Outcome.UNFINISHED]

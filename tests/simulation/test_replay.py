@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -76,12 +77,11 @@ def test_another_policy_takes_the_same_pools(plan):
 
 def test_parts_by_hand_must_say_what_they_serve():
     parts = ds.ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=1),))
+    known = replace(parts, setup=ds.setup("llama_3_1_8b", "h100_sxm", "fp8"))
     trace = ds.Trace(arrival=[0.0, 1.0], input_tokens=[100, 200], output_tokens=[5, 1])
-    with pytest.raises(InputError, match=r"does not say what it serves: give model=\.\.\., system=\.\.\., precision"):
+    with pytest.raises(InputError, match="'one' does not say what it serves: give it setup="):
         ds.simulate(parts, trace, policy="vllm")
-    result = ds.simulate(
-        parts, trace, policy="vllm", model="llama_3_1_8b", system="h100_sxm", precision="fp8", rate_scale=2.0
-    )
+    result = ds.simulate(known, trace, policy="vllm", rate_scale=2.0)
     assert result.frame()["arrival_s"].tolist() == [0.0, 0.5]
     assert "one: 1 GPU" in parts._repr_html_()
     with pytest.raises(InputError, match="did not plan"):
