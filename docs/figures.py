@@ -10,11 +10,12 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+from matplotlib.patches import FancyBboxPatch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the package of this tree
@@ -22,6 +23,7 @@ sys.path.insert(0, str(ROOT))  # the package of this tree
 import disagg_sim as ds  # noqa: E402
 from disagg_sim.report.figures import COLOURS, MARKS, STYLE, X_LABEL, X, blank_figure  # noqa: E402
 from disagg_sim.report.words import mapping_text  # noqa: E402
+from disagg_sim.units import MS  # noqa: E402
 from docs.computed.headline import AT, colocated, disaggregated, gain, gain_band  # noqa: E402
 
 FOLDER = ROOT / "docs" / "img"
@@ -71,8 +73,185 @@ def frontier() -> Any:
     return figure
 
 
+#: What an operator waits for, in words and colour.
+RESOURCES = {
+    "hbm": ("HBM bandwidth", COLOURS[0]),
+    "compute": ("arithmetic", COLOURS[1]),
+    "nvlink": ("NVLink", COLOURS[2]),
+    "latency": ("latency of kernels", COLOURS[4]),
+    "host": ("host", "#999999"),
+}
+SHOWN = 10  # operators that have a bar of their own
+
+
+def breakdown() -> Any:
+    """One decode step of the headline design, operator by operator, with the fit behind each time."""
+    front = ds.pareto_front(disaggregated())
+    best = front[front[X] >= AT].iloc[[0]]
+    parts = ds.breakdown(best).latency(best.index[0], "ttl")
+    rest = {**parts[SHOWN:].sum(numeric_only=True), "operator": f"{len(parts) - SHOWN} others", "source": ""}
+    parts = pd.concat([parts[:SHOWN], pd.DataFrame([rest])], ignore_index=True)
+    names = parts["operator"].mask(parts["kind"] == "gemm", "GEMM " + parts["operator"])
+    figure = blank_figure((9.0, 4.8))
+    axes = figure.add_subplot()
+    axes.grid(axis="y", visible=False)
+    left = np.zeros(len(parts))
+    for resource, (label, colour) in RESOURCES.items():
+        width = parts[f"{resource}_s"].to_numpy(dtype=float) / MS
+        axes.barh(parts.index, width, left=left, color=colour, label=label, height=0.68)
+        left += width
+    ideal = parts["ideal_s"].to_numpy(dtype=float) / MS
+    axes.plot(ideal, parts.index, "|", color="black", markersize=15, markeredgewidth=2, label="speed of light")
+    for row, (time, share, source) in enumerate(zip(left, parts["share"], parts["source"], strict=True)):
+        axes.text(
+            time + 0.1, row, f"{time:.2f} ms, {share:.0%}".replace("%", " %"), va="center", fontsize=9.5, color=INK
+        )
+        place = source.rpartition("/")[2].partition(" ")[0]
+        axes.text(
+            1.0, row, place, va="center", ha="right", fontsize=9, color=GREY, transform=axes.get_yaxis_transform()
+        )
+    axes.text(
+        1.0,
+        -0.95,
+        "file and line of the fit",
+        ha="right",
+        fontsize=9,
+        color=GREY,
+        style="italic",
+        transform=axes.get_yaxis_transform(),
+    )
+    axes.set_yticks(parts.index, names)
+    axes.set_xticks(range(0, 9, 2))
+    axes.set(xlabel="time in one decode step [ms]", xlim=(0, left.max() * 1.6), ylim=(len(parts) - 0.4, -1.2))
+    axes.legend(loc="lower center", bbox_to_anchor=(0.53, 0.02), fontsize=9.5)
+    title = f"DeepSeek-R1 on GB200, {mapping_text(best.iloc[0], 'decode')}, batch {best['decode_batch'].iloc[0]:,.0f}"
+    axes.set_title(f"{title}: a decode step of {left.sum():.1f} ms", loc="left", pad=8)
+    return figure
+
+
+#: Policies of the picture under load, as its legend names them.
+POLICIES = {
+    "vllm": "co-located (vLLM)",
+    "disaggregated": "disaggregated, static",
+    "dynamo_sla": "Dynamo, SLA planner",
+    "dopd": "DOPD",
+    "arrow": "Arrow",
+    "dynaserve": "DynaServe",
+}
+RATES = (5.4, 10.8, 16.2, 18.9, 21.6, 24.3, 27.0, 29.7, 32.4)  # [request/s]
+SLO = ds.Slo(ttft=2.0, tpot=0.05)  # [s]
+
+
+def policies() -> Any:
+    """Attainment and 90 % latencies of serving policies on eight GPUs as the request rate grows."""
+    pair = ds.Mapping(tp_attn=2, tp_ffn=2)
+    two, four = ((ds.Replicas(mapping=pair, instances=count),) for count in (2, 4))
+    eight = ds.ServedDeployment(name="eight", gpus=8, prefill=two, decode=two, colocated=four, pairs=four)
+    lengths = ds.load_traffic("azure_2023_conversation").cases[0]
+    slowest = ds.synthetic_trace(rate=RATES[0], requests=4000, lengths=lengths, seed=0)
+    served = {"slo": SLO, "model": "llama_3_1_70b", "system": "h100_sxm", "precision": "fp8"}
+    figure = blank_figure((9.0, 6.6))
+    top, low = figure.subfigures(2, 1, height_ratios=(1.0, 1.05))
+    share, (first, gap) = top.subplots(), low.subplots(1, 2)
+    for (name, label), colour, mark in zip(POLICIES.items(), COLOURS, MARKS, strict=False):
+        runs = [ds.simulate(eight, slowest.scaled(rate / RATES[0]), name, **served).summary() for rate in RATES]
+        line = "--" if name == "dynamo_sla" else "-"  # so that static disaggregation shows behind it
+        look = {"color": colour, "marker": mark, "markersize": 4.5, "label": label, "linestyle": line}
+        share.plot(RATES, [100 * run.slo_attainment for run in runs], **look)
+        first.plot(RATES, [run.ttft_p90_s for run in runs], **look)
+        gap.plot(RATES, [run.tpot_p90_s / MS for run in runs], **look)
+    share.set(ylabel="requests inside both limits [%]", ylim=(0, 104))
+    share.set_title(
+        "Llama-3.1-70B (FP8) on eight H100, lengths of the Azure 2023 conversation trace, Poisson arrivals", loc="left"
+    )
+    share.legend(loc="lower left")
+    first.set(ylabel="TTFT, 90 % of requests below [s]", yscale="log")
+    gap.set(ylabel="TPOT, 90 % of requests below [ms]", ylim=(0, None))
+    for panel, limit, text in ((first, SLO.ttft, "limit 2 s"), (gap, SLO.tpot / MS, "limit 50 ms")):
+        panel.axhline(limit, color=GREY, linewidth=1.2, linestyle=(0, (4, 3)))
+        panel.annotate(text, (RATES[0], limit), (2, 4), textcoords="offset points", color=GREY, fontsize=9.5)
+    first.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    for panel in (share, first, gap):
+        panel.set_xlabel("request rate [requests/s]")
+    return figure
+
+
+class Room(NamedTuple):
+    """A room in the picture of the architecture: where its box is, and what it says."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    said: str
+    kind: int  # 0: files, 1: knowledge, 2: analytic, 3: simulation, 4: shell
+
+
+#: Every room of the package, in a grid of 12 columns; a room imports only rooms above it.
+ROOMS = {
+    "facts": Room(0, 1, 8, 1, "YAML to frozen specs: systems, fits, models, recipes, profiles", 1),
+    "workload": Room(8, 1, 4, 2, "lengths, arrivals, traces", 1),
+    "physics": Room(0, 2, 8, 1, "setup; counts of FLOP and bytes; times; memory; KV transfer", 1),
+    "search": Room(0, 3, 12, 1, "every mapping and batch as arrays: grids, Pareto frontiers", 2),
+    "serving": Room(0, 4, 8, 1, "co-located, piggybacked, disaggregated; rate matching; cost", 2),
+    "certainty": Room(0, 5, 8, 1, "operators of a design, error bars, elasticities, extrapolation", 2),
+    "calibration": Room(0, 6, 8, 1, "measured kernels and served runs: fits and their errors", 2),
+    "simulation": Room(8, 4, 4, 3, "requests one by one:\ncompiled instances, KV link,\npolicies", 3),
+    "sweep": Room(0, 7, 8, 1, "YAML to cases, blocks, Parquet store, results, gate", 2),
+    "scenario": Room(8, 7, 4, 1, "the same for simulations", 3),
+    "report": Room(0, 8, 12, 1, "tables, figures, pages: the home of ms, GB and colours", 4),
+    "study": Room(0, 9, 12, 1, "published papers, figure by figure and claim by claim", 4),
+    "cli": Room(0, 10, 12, 1, "commands, and the notebook interface: import disagg_sim", 4),
+}
+FILES = {
+    "hw_specs/  models/": Room(0, 0.36, 4.7, 0.62, "", 0),
+    "traffic/  traces": Room(8, 0.36, 4, 0.62, "", 0),
+    "sweeps/  scenarios/": Room(4.7, 0.36, 3.3, 0.62, "", 0),
+}
+FILLS = ("#F4F4F4", "#DCEBF5", "#E3F1EA", "#FBE9DA", "#EFE6F0")
+EDGES = ("#999999", COLOURS[0], COLOURS[2], COLOURS[1], "#8A5A8F")
+
+
+def architecture() -> Any:
+    """The rooms of the package from facts down to commands."""
+    figure = blank_figure((9.0, 7.4))
+    axes = figure.add_subplot()
+    axes.set(xlim=(-0.75, 12.05), ylim=(11.05, 0.3))
+    axes.axis("off")
+    for name, room in {**FILES, **ROOMS}.items():
+        x, y = room.left + 0.06, room.top + 0.12 * bool(room.kind)
+        width, height = room.width - 0.12, room.height - 0.14
+        box = FancyBboxPatch(
+            (x, y),
+            width,
+            height,
+            boxstyle="round,pad=0,rounding_size=0.12",
+            facecolor=FILLS[room.kind],
+            edgecolor=EDGES[room.kind],
+            linewidth=1.1,
+            linestyle="--" if room.kind == 0 else "-",
+        )
+        axes.add_patch(box)
+        middle = (x + width / 2, y + height / 2)
+        if not room.said:
+            axes.text(*middle, name, ha="center", va="center", fontsize=9.5, color=GREY)
+            continue
+        high = 0.18 if "\n" not in room.said else 0.5
+        axes.text(middle[0], middle[1] - high, name, ha="center", va="center", fontsize=12, fontweight="bold")
+        axes.text(middle[0], middle[1] + 0.2, room.said, ha="center", va="center", fontsize=9.2, color=INK)
+    arrow = {"arrowstyle": "-|>", "color": GREY, "linewidth": 1.4}
+    axes.annotate("", (-0.3, 10.9), (-0.3, 0.4), arrowprops=arrow)
+    axes.text(-0.52, 5.5, "data flow down, imports go up", rotation=90, va="center", ha="center", color=GREY)
+    return figure
+
+
 #: Name of each picture's file, and what draws it.
-FIGURES: dict[str, Callable[[], Any]] = {"frontier": frontier}
+FIGURES: dict[str, Callable[[], Any]] = {
+    "frontier": frontier,
+    "breakdown": breakdown,
+    "policies": policies,
+    "architecture": architecture,
+}
 
 
 def draw(name: str, path: Path) -> None:

@@ -9,6 +9,7 @@ A block that cannot run here says why, in a comment before it that a reader does
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -16,7 +17,9 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from unittest.mock import patch
 
@@ -170,6 +173,36 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{page.name}: no heading #{anchor} in {target.name}"
 
 
+CODE = re.compile(r"`([\w./]+)`")
+ROOMS = {path.stem for path in (ROOT / "disagg_sim").iterdir() if path.suffix == ".py" or path.is_dir()}
+PHYSICS = {path.stem for path in (ROOT / "disagg_sim" / "physics").rglob("*.py")}
+
+
+def resolves(name: str) -> bool:
+    """Whether ``a.b.c`` is a module, or an attribute of something in one."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        with suppress(ImportError):
+            found = importlib.import_module(".".join(parts[:end]))
+            return reduce(lambda owner, each: getattr(owner, each, None), parts[end:], found) is not None
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_functions_that_a_page_names_exist(page: Path) -> None:
+    """A path is complete from some folder on; a function is named from its room, or from ``physics``, on."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    paths = [f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
+    for name in set(CODE.findall(text)):
+        if name.endswith(".py") and not name.startswith("my_"):
+            assert any(path.endswith(f"/{name}") for path in paths), f"{page.name} names {name}"
+        elif "." in name and "/" not in name:
+            first = name.removeprefix("disagg_sim.").partition(".")[0]
+            if first in PHYSICS | ROOMS and not name.endswith((".md", ".yaml", ".csv", ".pyi")):
+                whole = [f"disagg_sim.{room}{name.removeprefix('disagg_sim.')}" for room in ("", "physics.")]
+                assert any(map(resolves, whole)), f"{page.name} names {name}"
+
+
 def test_pictures_are_small_and_each_is_drawn_by_the_script_and_shown_by_a_page() -> None:
     spec = importlib.util.spec_from_file_location("figures", ROOT / "docs" / "figures.py")
     module = importlib.util.module_from_spec(spec)
@@ -178,6 +211,7 @@ def test_pictures_are_small_and_each_is_drawn_by_the_script_and_shown_by_a_page(
     shown = {Path(link).name for page in PAGES for link in LINK.findall(page.read_text()) if "img/" in link}
     assert set(stored) == {f"{name}.svg" for name in module.FIGURES} == shown
     assert all(path.stat().st_size < PICTURE_BYTES for path in stored.values())
+    assert set(module.ROOMS) == {path.parent.name for path in (ROOT / "disagg_sim").glob("*/__init__.py")}
 
 
 def test_the_citation_and_the_package_agree() -> None:
