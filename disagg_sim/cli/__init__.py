@@ -1,1 +1,1 @@
-"""The command line: one module a command; it parses, calls one public function, and prints."""
+"""The command line. Each command is a module that parses its arguments, calls one public function, and prints."""

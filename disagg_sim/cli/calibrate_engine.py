@@ -1,4 +1,4 @@
-"""``disagg-sim calibrate engine``: served runs to the few host times of an engine profile."""
+"""``disagg-sim calibrate engine``: fit the overheads of an engine profile to served runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from disagg_sim.facts.load import load_engine
 
 def engine(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Served measurements (CSV).")],
-    engine: Annotated[str, typer.Option(help="Profile to fit: its other values stay as they are.")],
+    engine: Annotated[str, typer.Option(help="Engine profile to fit; values that are not fitted stay.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Engine profile to write.")],
-    date: Annotated[str, typer.Option(help="Date of the data, for the file.")] = "not stated",
+    date: Annotated[str, typer.Option(help="Date of the data, written into the file.")] = "not stated",
 ) -> None:
-    """Fit the host times of an engine to served runs, print them, write its profile.
+    """Fit the overheads of an engine to served runs, print them, write its profile.
 
-    Runs of the held-out part are not seen, and the same data give the same file. Fit the kernels first.
+    Held-out runs are not used. The same data give the same file. Fit the kernels first.
     """
     before = load_engine(engine)
     fit = fit_engine([row for path in files for row in read_rows(path)], before.name)

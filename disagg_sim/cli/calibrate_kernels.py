@@ -1,4 +1,4 @@
-"""``disagg-sim calibrate kernels``: kernel measurements to the fitted efficiencies of a system."""
+"""``disagg-sim calibrate kernels``: fit the efficiencies of a system to kernel measurements."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ from disagg_sim.cli.tables import print_table
 
 def kernels(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Kernel tables (CSV; docs/calibration.md).")],
-    system: Annotated[str, typer.Option(help="System that was measured: a name, or its YAML file.")],
+    system: Annotated[str, typer.Option(help="Measured system: a name, or its YAML file.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Efficiency file to write.")],
-    exclude: Annotated[Path | None, typer.Option(metavar="FILE", help="Mask of known bad rows (CSV).")] = None,
-    framework: Annotated[str, typer.Option(help="Fit this library alone (and NCCL).")] = "",
+    exclude: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rows to exclude, with conditions and reasons (CSV).")
+    ] = None,
+    framework: Annotated[str, typer.Option(help="Fit only this library (and NCCL).")] = "",
     split: Annotated[
         bool, typer.Option("--split/--no-split", help="Hold 30 % of the shapes out of the fits, or fit all rows.")
     ] = True,
     assumptions: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What is not measured; else the shipped file of the system.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Assumptions for what is not measured; default: the shipped file of the system."
+        ),
     ] = None,
-    data: Annotated[str, typer.Option(help="Name of the data set, for the file.")] = "own kernel measurements",
-    date: Annotated[str, typer.Option(help="Date of the data, for the file.")] = "not stated",
+    data: Annotated[str, typer.Option(help="Name of the data set, written into the file.")] = "own kernel measurements",
+    date: Annotated[str, typer.Option(help="Date of the data, written into the file.")] = "not stated",
 ) -> None:
-    """Fit kernel measurements; print residuals, write the efficiency file.
+    """Fit kernel measurements, print residuals, write the efficiency file.
 
-    The same data give the same file: the clock does not enter, the date is what --date says.
+    The same data give the same file; the date in it is that of --date.
     """
     done = calibrate_kernels(files, system, exclude=exclude, framework=framework, split=split)
     beside = assumptions or find_assumptions(done.system.name)

@@ -1,4 +1,4 @@
-"""``disagg-sim calibrate uncertainty``: errors of fits and of served runs to the spreads behind error bars."""
+"""``disagg-sim calibrate uncertainty``: estimate spreads for error bars from the errors of fits and served runs."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ from disagg_sim.facts.load import load_uncertainty
 
 
 def uncertainty(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Kernel tables that fits came from (CSV).")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Kernel tables behind the fits (CSV).")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Uncertainty file to write.")],
     serving: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Served measurements (CSV); may be repeated.")
+        list[Path] | None, typer.Option(metavar="FILE", help="Served measurements (CSV). Repeatable.")
     ] = None,
-    exclude: Annotated[Path | None, typer.Option(metavar="FILE", help="Mask of known bad rows (CSV).")] = None,
+    exclude: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rows to exclude, with conditions and reasons (CSV).")
+    ] = None,
     efficiency: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Efficiency files; else the shipped ones.")
+        Path | None, typer.Option(metavar="DIR", help="Directory of efficiency files; default: the shipped ones.")
     ] = None,
-    assumed: Annotated[float, typer.Option(help="S.d. of the logarithm of a time that nobody measured.")] = 0.3,
-    per_doubling: Annotated[float, typer.Option(help="The same for each doubling outside a range.")] = 0.05,
-    data: Annotated[str, typer.Option(help="Name of the data sets, for the file.")] = "own measurements",
-    date: Annotated[str, typer.Option(help="Date of the data, for the file.")] = "not stated",
+    assumed: Annotated[float, typer.Option(help="Standard deviation of the logarithm of an unmeasured time.")] = 0.3,
+    per_doubling: Annotated[
+        float, typer.Option(help="Standard deviation added per doubling outside a fit's range.")
+    ] = 0.05,
+    data: Annotated[str, typer.Option(help="Names of the data sets, written into the file.")] = "own measurements",
+    date: Annotated[str, typer.Option(help="Date of the data, written into the file.")] = "not stated",
 ) -> None:
-    """Estimate the spreads behind error bars on the fitted part of the data, and write them.
+    """Estimate the spreads behind error bars from the fitted part of the data.
 
-    Without served measurements the shipped spreads of the engines stay.
+    Without served measurements the spreads of the engines stay as shipped.
     """
     kinds, composed = kernel_spreads(files, exclude=exclude, efficiency=efficiency)
     shipped = load_uncertainty("measured")

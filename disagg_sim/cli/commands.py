@@ -1,4 +1,4 @@
-"""Every command: where it stands, what a list of commands says of it, and an example."""
+"""List the commands: module and function of each, its line in the list of commands, and an example."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from disagg_sim.cli.lazy import Entry, LazyGroup
 
 
 class Calibrate(LazyGroup):
-    """Fit what kernels reach of a system's peaks to measurements."""
+    """Fit efficiencies, error spreads and engine overheads to measurements."""
 
     table: ClassVar = {
         "kernels": Entry(
             "calibrate_kernels:kernels",
-            "Efficiencies of kernels.",
+            "Fit the efficiencies of kernels.",
             "calibrate kernels gemm.csv --system h200_sxm --out h200_sxm.yaml",
         ),
         "uncertainty": Entry(
             "calibrate_uncertainty:uncertainty",
-            "Spreads behind error bars.",
+            "Fit the spreads behind error bars.",
             "calibrate uncertainty gemm.csv --out uncertainty.yaml",
         ),
         "engine": Entry(
             "calibrate_engine:engine",
-            "Host times of an engine.",
+            "Fit the overheads of an engine.",
             "calibrate engine served.csv --engine vllm --out vllm.yaml",
         ),
     }
 
 
 class Validate(LazyGroup):
-    """Hold predictions against measurements: every row, the errors by group, and pictures."""
+    """Compare predictions with measurements: every row, errors by group, and figures."""
 
     table: ClassVar = {
         "kernels": Entry(
@@ -40,27 +40,27 @@ class Validate(LazyGroup):
         ),
         "serving": Entry(
             "validate_serving:validate_serving",
-            "Evaluate every row of served runs.",
+            "Predict every row of served runs.",
             "validate serving served.csv --out reports/serving",
         ),
     }
 
 
 class Specs(LazyGroup):
-    """Shipped systems, models, traffic, precision recipes, profiles and serving policies."""
+    """List, show and check systems, models, traffic, precision recipes, profiles and serving policies."""
 
     table: ClassVar = {
-        "list": Entry("specs:list_", "Names and titles of what is shipped.", "specs list model"),
-        "show": Entry("specs:show", "One spec with units and sources.", "specs show hardware h100_sxm --fits"),
-        "check": Entry("specs:check", "Every fault of spec files.", "specs check my_gpu.yaml my_sweep.yaml"),
+        "list": Entry("specs:list_", "List names and titles of shipped specs.", "specs list model"),
+        "show": Entry("specs:show", "Show one spec with units and sources.", "specs show hardware h100_sxm --fits"),
+        "check": Entry("specs:check", "Report every fault of spec files.", "specs check my_gpu.yaml my_sweep.yaml"),
     }
 
 
 class Trace(LazyGroup):
-    """Request traces."""
+    """Inspect request traces."""
 
     table: ClassVar = {
-        "stats": Entry("trace:stats", "Rate, burstiness, lengths, prefix reuse.", "trace stats conv.csv --json")
+        "stats": Entry("trace:stats", "Print rate, burstiness, lengths, prefix reuse.", "trace stats conv.csv --json")
     }
 
 
@@ -70,31 +70,41 @@ class Commands(LazyGroup):
     table: ClassVar = {
         "sweep": Entry(
             "sweep:sweep",
-            "Frontiers, rate matching, KV bandwidth of a sweep.",
+            "Compute frontiers, rate matching and KV bandwidth.",
             "sweep demo --out reports/demo --jobs 2",
         ),
         "simulate": Entry(
-            "simulate:simulate", "Replay traces through serving policies.", "simulate azure_conv_on_h100 --out results"
+            "simulate:simulate",
+            "Replay request traces under serving policies.",
+            "simulate azure_conv_on_h100 --out results",
         ),
         "sensitivity": Entry(
-            "sensitivity:sensitivity", "Elasticities along every frontier.", "sensitivity demo --out reports/demo"
+            "sensitivity:sensitivity",
+            "Compute elasticities to hardware parameters.",
+            "sensitivity demo --out reports/demo",
         ),
         "check": Entry(
-            "compare:check", "Hold frontiers against a baseline.", "check reports/mine --baseline baselines/mine"
+            "compare:check",
+            "Compare frontiers with a baseline; exit 1 if moved.",
+            "check reports/mine --baseline baselines/mine",
         ),
         "compare": Entry(
-            "compare:compare", "Tell what two frontiers differ in.", "compare reports/mine reports/other --all"
+            "compare:compare",
+            "Show how the frontiers of two sweeps differ.",
+            "compare reports/mine reports/other --all",
         ),
         "reproduce": Entry(
             "reproduce:reproduce",
-            "Figures and claims of a published study.",
+            "Reproduce figures and claims of a paper.",
             "reproduce beyond-the-buzz --out reports/b",
         ),
         "measure": Entry(
-            "measure:measure", "Time the kernels of the GPU at hand.", "measure --out own.csv --system h200_sxm --quick"
+            "measure:measure",
+            "Time the kernels of this machine's GPU.",
+            "measure --out own.csv --system h200_sxm --quick",
         ),
-        "specs": Entry("commands:Specs", "Shipped systems, models, traffic, policies."),
-        "trace": Entry("commands:Trace", "What a request trace is like."),
-        "calibrate": Entry("commands:Calibrate", "Measurements to fitted efficiencies."),
-        "validate": Entry("commands:Validate", "Hold predictions against measurements."),
+        "specs": Entry("commands:Specs", "List, show and check systems, models, policies, ..."),
+        "trace": Entry("commands:Trace", "Print the statistics of a request trace."),
+        "calibrate": Entry("commands:Calibrate", "Fit efficiencies to measurements."),
+        "validate": Entry("commands:Validate", "Compare predictions with measurements."),
     }

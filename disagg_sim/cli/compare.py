@@ -1,4 +1,4 @@
-"""``disagg-sim check`` judges a frontier against its baseline; ``disagg-sim compare`` tells two frontiers apart."""
+"""``disagg-sim check``: compare frontiers with a baseline. ``disagg-sim compare``: show how two sweeps differ."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ MOVED = 1  # exit code of ``check``, and of nothing else
 SHOWN = 10  # changed points printed of each front, and changed inputs, unless all are asked for [1]
 
 _Results = Annotated[Path, typer.Argument(metavar="DIR", help="Results of a sweep, or a frontier.csv.")]
-_Rtol = Annotated[float, typer.Option(help="Largest relative change that is none; above 1e-6 words may change, too.")]
+_Rtol = Annotated[
+    float, typer.Option(help="Relative changes up to this count as equal; above 1e-6 texts may change, too.")
+]
 _Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write every change to a JSON file.")]
 _All = Annotated[bool, typer.Option("--all", help=f"Print all changed points, not the {SHOWN} largest of a case.")]
 
 
 def check(
     results: _Results,
-    baseline: Annotated[Path, typer.Option(metavar="DIR", help="What to hold them against: the same.")],
+    baseline: Annotated[Path, typer.Option(metavar="DIR", help="Baseline: results of a sweep, or a frontier.csv.")],
     rtol: _Rtol = 1e-6,
     allow_better: Annotated[
         bool, typer.Option("--allow-better", help="Fail only where the frontier lost ground.")
@@ -46,12 +48,12 @@ def check(
     json_file: _Json = None,
     everything: _All = False,
 ) -> None:
-    """Hold the frontiers of a sweep against a baseline: lost, new and moved points, change of area.
+    """Compare the frontiers of a sweep with a baseline; exit 1 if a point was lost, added or moved.
 
-    Where a curve moved, the inputs that differ are named: values of spec files, options, versions.
+    If a curve moved, the inputs that differ are listed: values of spec files, options, versions.
 
-    Exit code 0: nothing changed. 1: points were lost, are new, or moved beyond the tolerance. 2: nothing to compare, as
-    without a baseline. 3: a fault of the program, or nobody reads its output.
+    Exit code 0: nothing changed. 1: points were lost, added, or moved beyond the tolerance. 2: the comparison is not
+    possible, for example without a baseline. 3: a bug, or the output could not be written.
     """
     old, new = read_frontier(baseline), read_frontier(results)
     require_same_cases(old, new)
@@ -68,13 +70,13 @@ def check(
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="The one: results of a sweep, or a frontier.csv.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The other.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="First results: directory of a sweep, or a frontier.csv.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Second results: the same.")],
     rtol: _Rtol = 1e-6,
     json_file: _Json = None,
     everything: _All = False,
 ) -> None:
-    """Tell what is lost, new or moved from A to B, in the cases that both have."""
+    """Show lost, new and moved points from A to B, in the cases that both have."""
     old, new = read_frontier(a), read_frontier(b)
     comparison = compare_frontiers(old, new, rtol=rtol)
     causes = _causes(old, new)
@@ -94,7 +96,7 @@ def _verdict(comparison: Comparison) -> str:
     changed = sum(not front.same for front in fronts)
     if not changed:
         words = sum(len(front.moved) for front in fronts)
-        told = f", but words of {words} {'point' if words == 1 else 'points'}" if words else ""
+        told = f", but texts of {words} {'point' if words == 1 else 'points'}" if words else ""
         return f"{total} unchanged{told}"
     counts = [
         f"{sum(len(points) for points in found)} {name}"
@@ -129,17 +131,17 @@ def _print(comparison: Comparison, *, everything: bool) -> None:
 
 
 def _causes(old: Frontier, new: Frontier) -> list[Change] | None:
-    """What the inputs of two results differ in; None where one of them does not tell its inputs."""
+    """List the inputs that differ between two results; None if one of them has no record of its inputs."""
     if old.manifest is None or new.manifest is None or not (old.manifest.inputs and new.manifest.inputs):
         return None
     return old.manifest.changes(new.manifest)
 
 
 def _print_causes(old: Frontier, new: Frontier, causes: list[Change] | None, *, everything: bool) -> None:
-    """Why curves moved: a line for every input that differs."""
+    """Print a line for every input that differs."""
     if causes is None:
         mute = [str(item.path) for item in (old, new) if item.manifest is None or not item.manifest.inputs]
-        typer.echo(f"inputs: not compared, as {' and '.join(mute)} has no manifest.json that tells them (docs/ci.md)")
+        typer.echo(f"inputs: not compared, as {' and '.join(mute)} has no manifest.json with inputs (docs/ci.md)")
     elif not causes:
         typer.echo("inputs: the same specs, options, versions and code on both sides")
     else:
@@ -155,11 +157,11 @@ def _print_causes(old: Frontier, new: Frontier, causes: list[Change] | None, *, 
 def _changes(front: FrontChange) -> Iterator[tuple[str, PointChange]]:
     for name, points in (("lost", front.lost), ("new", front.new)):
         yield from ((f"{name}, curve kept" if point.reached else name, point) for point in points)
-    yield from (("moved, words alone" if point.words_alone else "moved", point) for point in front.moved)
+    yield from (("moved, text only" if point.words_alone else "moved", point) for point in front.moved)
 
 
 def _size(point: PointChange) -> float:
-    """How far the numbers of a point moved, the farthest counting; points that came or went stand first. [1]"""
+    """Largest relative change of a point's numbers; infinite for lost and new points, so that they come first. [1]"""
     if not point.moves:
         return 0.0 if point.reached else math.inf
     return max((abs(move.relative) for move in point.moves if not math.isnan(move.relative)), default=0.0)
@@ -175,7 +177,7 @@ def _configuration(point: PointChange) -> list[str]:
 
 
 def _values(point: PointChange) -> list[str]:
-    """Both quantities of the frontier, and what else moved, the farthest first."""
+    """Format both quantities of the frontier, then the other columns that moved, the largest change first."""
     pairs = [
         (None if point.old is None else point.old[at], None if point.new is None else point.new[at]) for at in (0, 1)
     ]
@@ -201,7 +203,7 @@ def _move(move: Move) -> str:
 
 
 def _percent(relative: float) -> str:
-    """A relative change in percent, with as many digits as show it."""
+    """Format a relative change in percent."""
     return "unchanged" if relative == 0 else f"{100 * relative:+.3g} %"
 
 
@@ -258,5 +260,5 @@ def _point_entry(point: PointChange) -> dict[str, Any]:
 
 
 def _finite(value: float | str) -> float | str | None:
-    """A value as JSON knows it: no infinity, no NaN."""
+    """Replace infinity and NaN, which JSON lacks, by None."""
     return value if isinstance(value, str) or math.isfinite(value) else None

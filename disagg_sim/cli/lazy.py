@@ -1,4 +1,4 @@
-"""Groups whose commands are imported when they are called, so that help and errors load none of the rooms."""
+"""Import a command when it is called, so that help and usage errors load none of the rooms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 
 class Entry(NamedTuple):
-    """Where a command stands, and what is said of it before it is imported."""
+    """Module and function of a command, and the texts shown before it is imported."""
 
     place: str  # "module:name" below ``disagg_sim.cli``: a function or a ``LazyGroup``
     said: str  # in the list of commands
@@ -31,14 +31,14 @@ class LazyGroup(TyperGroup):
         self.commands: Any = _Commands(self.table)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Show the help where no command is given."""
+        """Show the help if no command is given."""
         if not args:
             typer.echo(ctx.get_help())
             ctx.exit()
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - what click asks for
-        """Names of the commands, in the order of the table."""
+        """List the names of the commands, in the order of the table."""
         return list(self.table)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002

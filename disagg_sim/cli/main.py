@@ -1,4 +1,4 @@
-"""``disagg-sim``: the commands, and what their exit codes say.
+"""``disagg-sim``: run a command and return its exit code.
 
 0: done. 1: a curve moved, of ``check`` alone. 2: one line on standard error says what the user can mend. 3: a fault of
 the program, with its traceback, or nobody reads the output any more. 130: interrupted.
@@ -54,7 +54,7 @@ def _root(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code. A bug keeps its exception."""
+    """Run one command and return the exit code. A bug keeps its exception."""
     command = typer.main.get_command(app)
     try:
         _require_values(arguments)
@@ -80,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _require_values(arguments: Sequence[str]) -> None:
-    """Refuse an empty argument: a shell variable that nobody set would otherwise mean the working directory."""
+    """Reject empty arguments: an unset shell variable would otherwise mean the working directory."""
     for before, argument in zip(("", *arguments), arguments, strict=False):
         option = argument.partition("=")[0] if argument.startswith("--") else before
         if not argument or (argument.startswith("--") and argument.endswith("=")):
@@ -89,7 +89,7 @@ def _require_values(arguments: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     try:
         code = run(sys.argv[1:])
     except Exception as error:
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def _tell_fault(error: Exception) -> None:
-    """A traceback and a line; of a full disk the line alone."""
+    """Print a traceback and a line; for a full disk only the line."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         print(f"error: {error.strerror}", file=sys.stderr)
         return
@@ -111,7 +111,7 @@ def _tell_fault(error: Exception) -> None:
 
 
 def _drop_output() -> None:
-    """Send what is still to be written nowhere: flushed into a closed pipe, it would decide the exit code."""
+    """Discard unwritten output: flushing it into a closed pipe would change the exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (each for each in (sys.stdout, sys.stderr) if each is not None):
         with suppress(OSError, ValueError):

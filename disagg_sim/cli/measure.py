@@ -1,4 +1,4 @@
-"""``disagg-sim measure``: micro-benchmarks of the GPU at hand, as a kernel table."""
+"""``disagg-sim measure``: run micro-benchmarks on this machine's GPU and write a kernel table."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def measure(
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="Kernel table to write (CSV); 'calibrate kernels' reads it.")
     ],
-    system: Annotated[str, typer.Option(help="Name of the system's spec, as it will stand in every row.")],
-    device: Annotated[str, typer.Option(help="cuda, or cpu to try the command out.")] = "cuda",
+    system: Annotated[str, typer.Option(help="Name of the system's spec, written into every row.")],
+    device: Annotated[str, typer.Option(help="cuda, or cpu to try the command.")] = "cuda",
     quick: Annotated[
-        bool, typer.Option("--quick", help="About a minute: is the device what its data sheet says?")
+        bool, typer.Option("--quick", help="Take about a minute: check the device against its data sheet.")
     ] = False,
 ) -> None:
-    """Time GEMM, attention, copies, launches and (with several GPUs) collectives of this machine. Needs PyTorch."""
+    """Time GEMM, attention, copies, launches and (with several GPUs) collectives on this machine. Needs PyTorch."""
     spec = load_system(system)
     bench = torch_bench(device)
     plan = TRIAL if device == "cpu" else QUICK if quick else Plan()

@@ -1,4 +1,4 @@
-"""What a run tells, on standard error: a bar with points/s and time left, or plain lines off a terminal."""
+"""Report progress on standard error: a bar with rate and time left on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PLAIN_INTERVAL = 5.0  # [s]
 
 
 def listener(noun: str = "design points", done: str = "computed") -> Listener:
-    """The bar on a terminal, plain lines elsewhere; ``noun`` is what is counted, ``done`` what is done with it."""
+    """Make a bar on a terminal, plain lines elsewhere; ``noun`` is what is counted, ``done`` the verb of the total."""
     return Bar(noun, done) if sys.stderr.isatty() else Lines(noun, done)
 
 
 class Lines:
-    """A line every few seconds."""
+    """Print a line every few seconds."""
 
     def __init__(self, noun: str = "design points", done: str = "computed", interval: float = PLAIN_INTERVAL) -> None:
         self._noun, self._did = noun, done
@@ -28,20 +28,20 @@ class Lines:
         self._first: tuple[int, float] | None = None  # what was done first, and when: workers took their time to start
 
     def note(self, text: str) -> None:
-        """Print it."""
+        """Print a message."""
         print(printable(text), file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
-        """Print it as a warning."""
+        """Print a warning."""
         self.note(f"warning: {text}")
 
     def start(self, points: int) -> None:
-        """Remember the work and the hour."""
+        """Start counting: remember the amount of work and the time."""
         self._total, self._done, self._first = points, 0, None
         self._begun = self._told = time.monotonic()
 
     def advance(self, points: int) -> None:
-        """Print how far it is, unless that was just said."""
+        """Print the progress, at most once every few seconds."""
         self._done += points
         now = time.monotonic()
         self._first = self._first or (self._done, now)
@@ -51,7 +51,7 @@ class Lines:
             self.note(f"{said}, {self._done / (now - self._begun):,.0f}/s{self._left(now)}")
 
     def _left(self, now: float) -> str:
-        """Time left at the rate since the first were done; nothing of these alone."""
+        """Format the time left at the rate since the first report; empty before there is a rate."""
         done, since = self._first or (0, now)
         if self._done == done or now <= since:
             return ""
@@ -86,11 +86,11 @@ class Bar:
         self._begun = 0.0
 
     def note(self, text: str) -> None:
-        """Print it above the bar."""
+        """Print a message above the bar."""
         self._console.print(printable(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Print it as a warning above the bar."""
+        """Print a warning above the bar."""
         self.note(f"warning: {text}")
 
     def start(self, points: int) -> None:
@@ -106,7 +106,7 @@ class Bar:
         self._progress.update(self._task, advance=points, rate=f"{rate:,.0f}")
 
     def finish(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._progress.stop()
         done = self._progress.tasks[0].completed
         if done:

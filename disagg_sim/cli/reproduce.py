@@ -1,4 +1,4 @@
-"""``disagg-sim reproduce``: the figures and claims of a published study."""
+"""``disagg-sim reproduce``: recompute figures and claims of a published study."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ FRONTIERS = "beyond-the-buzz"  # a study of frontiers; the others simulate trace
 
 def reproduce(
     study: Annotated[
-        str, typer.Argument(metavar="STUDY", help="beyond-the-buzz (arXiv 2506.05508), or a serving policy's paper.")
+        str,
+        typer.Argument(metavar="STUDY", help="beyond-the-buzz (arXiv 2506.05508), or the paper of a serving policy."),
     ],
-    out: Annotated[Path, typer.Option(help="Directory of the results; a stopped run of frontiers goes on there.")],
+    out: Annotated[Path, typer.Option(help="Directory of the results; an interrupted run of frontiers resumes there.")],
     figure: Annotated[
         list[str] | None,
         typer.Option(help="beyond-the-buzz: number of a figure, or where_it_pays; all of them by default."),
@@ -35,17 +36,16 @@ def reproduce(
         list[str] | None, typer.Option(help="beyond-the-buzz: ideal, optimistic or measured; all of them by default.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="beyond-the-buzz: worker processes; all cores by default.")
+        int | None, typer.Option(min=1, help="beyond-the-buzz: number of worker processes; default: all cores.")
     ] = None,
     traces: Annotated[
-        Path | None,
-        typer.Option(help="Serving policies: directory of published traces; stand-ins are drawn by default."),
+        Path | None, typer.Option(help="Serving policies: directory of published traces; default: synthetic stand-ins.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Serving policies: short samples, verdicts mean little.")
+        bool, typer.Option("--quick", help="Serving policies: short samples; verdicts are not reliable.")
     ] = False,
 ) -> None:
-    """Write every figure of a published study with its data, and whether its claims hold."""
+    """Reproduce a published study: every figure with its data, and a verdict on every claim."""
     known = (FRONTIERS, *paper_names())
     if study not in known:
         raise UnknownNameError(f"unknown study {study!r}{nearest(study, known)}; known: {', '.join(known)}")
@@ -77,7 +77,7 @@ def _tell_claims(claims: pd.DataFrame, out: Path) -> None:
 
 
 def _frontiers(out: Path, figure: list[str], profile: list[str], jobs: int | None) -> None:
-    """The study of frontiers."""
+    """Reproduce "Beyond the Buzz"."""
     try:
         frontiers = Frontiers(out, jobs=jobs or cores(), listener=listener())
         items = [f"fig{int(name):02d}" if name.isdecimal() else name for name in figure]

@@ -1,4 +1,4 @@
-"""``disagg-sim sensitivity``: which number of the hardware matters where along the frontiers of a sweep."""
+"""``disagg-sim sensitivity``: compute which hardware parameter matters where along the frontiers of a sweep."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from disagg_sim.sweep.spec import load_sweep
 
 
 def sensitivity(
-    name: Annotated[str, typer.Argument(metavar="FILE|NAME", help="YAML file of a sweep, or a shipped one's name.")],
-    out: Annotated[Path, typer.Option(help="Directory of the sweep's results; what is missing there is computed.")],
-    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; all cores by default.")] = None,
-    profile: Annotated[str, typer.Option(help="ideal, optimistic or measured, in place of the file's.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="FILE|NAME", help="YAML file of a sweep, or the name of a shipped one.")
+    ],
+    out: Annotated[Path, typer.Option(help="Directory of the sweep's results; missing results are computed.")],
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
+    profile: Annotated[str, typer.Option(help="ideal, optimistic or measured; overrides the file.")] = "",
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Write the table only.")] = False,
 ) -> None:
-    """Elasticities of throughput to FLOP rate, HBM, NVLink, NIC and capacity along every frontier of a sweep.
+    """Compute the elasticities of every frontier of a sweep to FLOP rate, HBM, NVLink, NIC and capacity.
 
     DIR receives sensitivity.csv (at each frontier point and for each parameter: of TTL, FTL and throughput at the same
     design, and of the frontier at the same interactivity with designs chosen anew) and figures/CASE/sensitivity.png.

@@ -20,16 +20,18 @@ from disagg_sim.scenario.spec import load_scenario
 
 
 def simulate(
-    name: Annotated[str, typer.Argument(metavar="FILE|NAME", help="YAML file of a scenario, or a shipped one's name.")],
-    out: Annotated[Path, typer.Option(help="Directory of the results; a stopped run goes on there.")],
-    trace: Annotated[str, typer.Option(metavar="FILE", help="Trace file in place of the scenario's traces.")] = "",
-    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; all cores by default.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed in place of the scenario's.")] = None,
+    name: Annotated[
+        str, typer.Argument(metavar="FILE|NAME", help="YAML file of a scenario, or the name of a shipped one.")
+    ],
+    out: Annotated[Path, typer.Option(help="Directory of the results; an interrupted run resumes there.")],
+    trace: Annotated[str, typer.Option(metavar="FILE", help="Trace file; overrides the traces of the scenario.")] = "",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed; overrides the scenario.")] = None,
     perfetto: Annotated[
-        bool, typer.Option("--perfetto", help="Write a trace of every run for Perfetto or Chrome, too.")
+        bool, typer.Option("--perfetto", help="Also write a Perfetto/Chrome trace of every run.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Remove the runs of another scenario in the directory.")
+        bool, typer.Option("--overwrite", help="Replace the results of another scenario in the directory.")
     ] = False,
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Write tables only.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""``disagg-sim specs list | show | check``: what is shipped, what it says, and whether a file is sound.
+"""``disagg-sim specs list | show | check``: list shipped specs, show one, check files.
 
 Serving policies are shown beside the specs: they are no files, and their options stand in their code.
 """
@@ -50,7 +50,7 @@ _KIND_HELP = "hardware, model, traffic, precision, profile or policy"
 
 
 def list_(kind: Annotated[str, typer.Argument(help=_KIND_HELP)] = "") -> None:
-    """List what is shipped, with titles; of 'policies' every option, too."""
+    """List shipped specs with titles; 'policies' also lists every option."""
     known = _known_kind(kind) if kind else ""
     if known == POLICY:
         _print_policies(policies())
@@ -64,8 +64,10 @@ def list_(kind: Annotated[str, typer.Argument(help=_KIND_HELP)] = "") -> None:
 
 def show(
     kind: Annotated[str, typer.Argument(help=_KIND_HELP)],
-    name: Annotated[str, typer.Argument(help="a name that 'specs list' prints, or a YAML file; policy: a Python file")],
-    fits: Annotated[bool, typer.Option("--fits", help="hardware: every fitted efficiency, one a line")] = False,
+    name: Annotated[str, typer.Argument(help="name printed by 'specs list', or a YAML file; policy: or a Python file")],
+    fits: Annotated[
+        bool, typer.Option("--fits", help="hardware: also print every fitted efficiency, one per line")
+    ] = False,
 ) -> None:
     """Show one spec with units and sources, or one serving policy with its options."""
     if (known := _known_kind(kind)) == POLICY:
@@ -86,9 +88,9 @@ def show(
 
 
 def check(
-    files: Annotated[list[Path] | None, typer.Argument(help="YAML files; all shipped ones when none is given")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="YAML files; default: all shipped ones")] = None,
 ) -> None:
-    """Check spec files and name every fault. Nothing is run: policy files of a scenario are read as text."""
+    """Check spec files and report every fault. Runs nothing: policy files of a scenario are read as text."""
     rows, faulty = [], []
     notes: list[str] = []
     for path in files or [path for kind in DIRECTORIES for path in spec_files(kind).values()]:
@@ -110,7 +112,7 @@ def check(
 
 
 def _policies_of(name: str) -> dict[str, type[Policy]]:
-    """The policy of that name, or all that a Python file registers."""
+    """Look up a policy by name, or all policies that a Python file registers."""
     if not name.endswith(".py"):
         return {name: type(policy_named(name))}
     before = set(policies())
@@ -122,7 +124,7 @@ def _policies_of(name: str) -> dict[str, type[Policy]]:
 
 
 def _print_policies(chosen: Mapping[str, type[Policy]]) -> None:
-    """A block for each: what it does, the parts of a deployment that it takes, its options; then the keys of a run."""
+    """Print for each policy what it does, the parts that it needs and its options; then the keys of ``run``."""
     for name, policy in chosen.items():
         typer.echo(": ".join(filter(None, (name, title_of(policy)))))
         typer.echo(f"takes the parts {', '.join(policy.needs)} of a deployment")
@@ -203,7 +205,7 @@ _KINDS: dict[str, tuple[Callable[[str], Any], Callable[[Any], Iterable[Line]]]] 
 
 
 def _known_kind(kind: str) -> str:
-    """The kind, which may be given in the plural."""
+    """Normalise a kind, which may be given in the plural."""
     kinds = (*_KINDS, POLICY)
     known = {**{each: each for each in kinds}, **{f"{each}s": each for each in kinds}, "policies": POLICY}
     if kind not in known:

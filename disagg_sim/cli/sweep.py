@@ -19,25 +19,29 @@ from disagg_sim.sweep.spec import load_sweep
 
 
 def sweep(
-    name: Annotated[str, typer.Argument(metavar="FILE|NAME", help="YAML file of a sweep, or a shipped one's name.")],
-    out: Annotated[Path | None, typer.Option(help="Directory of the results; a stopped run goes on there.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; all cores by default.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the design points; compute nothing.")] = False,
-    profile: Annotated[str, typer.Option(help="ideal, optimistic or measured, in place of the file's.")] = "",
-    engine: Annotated[str, typer.Option(help="Engine whose fits come first, in place of the file's.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="FILE|NAME", help="YAML file of a sweep, or the name of a shipped one.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the results; an interrupted run resumes there.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the design points and stop.")] = False,
+    profile: Annotated[str, typer.Option(help="ideal, optimistic or measured; overrides the file.")] = "",
+    engine: Annotated[str, typer.Option(help="Engine whose fits are preferred; overrides the file.")] = "",
     price: Annotated[
         list[str] | None,
-        typer.Option(metavar="SYSTEM=USD", help="Price of a GPU per hour, in place of the market's; may be repeated."),
+        typer.Option(metavar="SYSTEM=USD", help="Price per GPU-hour; overrides the market price. Repeatable."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Remove the results of another sweep in the directory.")
+        bool, typer.Option("--overwrite", help="Replace the results of another sweep in the directory.")
     ] = False,
     uncertainty: Annotated[
         bool, typer.Option("--uncertainty", help="Add error bars: uncertainty.csv, gain.csv, a band in the figures.")
     ] = False,
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Write tables and summary only.")] = False,
 ) -> None:
-    """Compute Pareto frontiers, mappings, rate matching and KV bandwidth of every case of a sweep."""
+    """Compute the Pareto frontiers of every case of a sweep, with mappings, rate matching and KV bandwidth."""
     if out is None and not dry_run:
         raise typer.BadParameter("needed, unless --dry-run is given", param_hint="'--out'")
     try:
@@ -72,7 +76,7 @@ def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool, overwrite:
 
 
 def _counts(plan: SweepPlan) -> str:
-    """Design points of every case, mode by mode."""
+    """Print the design points of every case by mode."""
     width, modes = max(len(case.case.name) for case in plan.cases), plan.spec.modes
     head = f"{'case':{width}}" + "".join(f"  {mode:>13}" for mode in modes) + f"  {'blocks':>6}"
     rows = []
@@ -85,7 +89,7 @@ def _counts(plan: SweepPlan) -> str:
 
 
 def _prices(given: list[str]) -> dict[str, float]:
-    """``SYSTEM=USD`` options by system. [USD/h]"""
+    """Parse ``SYSTEM=USD`` options into prices by system. [USD/h]"""
     prices = {}
     for text in given:
         system, _, price = text.partition("=")
@@ -98,7 +102,7 @@ def _prices(given: list[str]) -> dict[str, float]:
 
 
 def cores() -> int:
-    """Cores that this process may use. [1]"""
+    """Count the cores that this process may use. [1]"""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

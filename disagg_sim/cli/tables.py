@@ -1,4 +1,4 @@
-"""Plain aligned text for the terminal."""
+"""Print aligned tables to the terminal."""
 
 from __future__ import annotations
 

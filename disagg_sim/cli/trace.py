@@ -1,4 +1,4 @@
-"""``disagg-sim trace stats``: what a request trace is like."""
+"""``disagg-sim trace stats``: print the statistics of a request trace."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ from disagg_sim.workload.statistics import LengthStatistics, MinuteStatistics, T
 
 
 def stats(
-    file: Annotated[Path, typer.Argument(help="a trace; of ServeGen a folder or a tar archive")],
+    file: Annotated[Path, typer.Argument(help="trace file; ServeGen: a folder or tar archive")],
     kind: Annotated[
-        str, typer.Option("--kind", help="azure, burstgpt, mooncake, servegen, csv or lengths; auto: by the first line")
+        str,
+        typer.Option(
+            "--kind", help="azure, burstgpt, mooncake, servegen, csv or lengths; auto: recognise by the first line"
+        ),
     ] = "auto",
     rate: Annotated[
-        float | None, typer.Option("--rate", help="of a table without arrivals: Poisson arrivals [requests/s]")
+        float | None,
+        typer.Option("--rate", help="rate of Poisson arrivals for a table without arrival times [requests/s]"),
     ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
             "--column",
             metavar="ROLE=HEADER",
-            help="of a table with other headers: arrival=ts, input_tokens=NAME, output_tokens=NAME, one an option",
+            help="header of a column: arrival=NAME, input_tokens=NAME or output_tokens=NAME; repeatable",
         ),
     ] = None,
     time_unit: Annotated[
-        str, typer.Option("--time-unit", help="what the times count in: s, ms, us, ns; by default that of the kind")
+        str, typer.Option("--time-unit", help="unit of the times: s, ms, us or ns; default: that of the kind")
     ] = "",
-    as_is: Annotated[bool, typer.Option("--as-is", help="Mooncake: leave batches of requests at one instant")] = False,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, max=MOST_SEED, help="of what is drawn: a client pool, Poisson arrivals")
-    ] = 0,
+    as_is: Annotated[bool, typer.Option("--as-is", help="Mooncake: keep batches of requests at one instant")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="seed of drawn arrivals and lengths")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Requests, rate, burstiness, lengths and prefix reuse of a trace."""
+    """Print requests, rate, burstiness, lengths and prefix reuse of a trace."""
     trace = load_trace(
         file, kind, columns=_columns(column or ()), time_unit=time_unit, spread=not as_is, rate=rate, seed=seed
     )
@@ -55,7 +57,7 @@ def stats(
 
 
 def _columns(given: Sequence[str]) -> dict[str, str]:
-    """``("arrival=ts",)`` as ``{"arrival": "ts"}``."""
+    """Parse ``("arrival=ts",)`` into ``{"arrival": "ts"}``."""
     pairs = [each.partition("=") for each in given]
     for (role, equals, header), each in zip(pairs, given, strict=True):
         if not (role and equals and header):
@@ -100,7 +102,7 @@ def _shown(value: float, unit: str = "") -> str:
 
 
 def _without_nan(value: Any) -> Any:
-    """``None`` for every nan, which JSON does not know."""
+    """Replace NaN, which JSON lacks, by ``None``."""
     if isinstance(value, dict):
         return {key: _without_nan(each) for key, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

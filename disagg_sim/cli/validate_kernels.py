@@ -1,4 +1,4 @@
-"""``disagg-sim validate kernels``: predictions beside measurements."""
+"""``disagg-sim validate kernels``: compare predictions with kernel measurements."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from disagg_sim.report.fidelity import draw_scatter, write_tables
 def kernels(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Kernel tables (CSV; docs/calibration.md).")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for rows.csv, summary.csv and the plots.")],
-    exclude: Annotated[Path | None, typer.Option(metavar="FILE", help="Mask of known bad rows (CSV).")] = None,
+    exclude: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rows to exclude, with conditions and reasons (CSV).")
+    ] = None,
     efficiency: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Efficiency files to judge; else the shipped ones.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory of the efficiency files to test; default: the shipped ones."),
     ] = None,
 ) -> None:
-    """Predict every row of kernel tables with the fitted efficiencies, and tell the errors.
+    """Predict every row of kernel tables with the fitted efficiencies and print the errors.
 
     DIR receives rows.csv (each row with measured, predicted, relative error, or the reason why it was not evaluated),
     summary.csv (median, 90 % quantile, bias and share inside the 80 % band by operator, library, system, part and

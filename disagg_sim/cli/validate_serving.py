@@ -1,4 +1,4 @@
-"""``disagg-sim validate serving``: predicted beside measured for runs of serving engines."""
+"""``disagg-sim validate serving``: compare predictions with runs of serving engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def validate_serving(
         Path | None, typer.Option(help="Directory of rows.csv, summary.csv, the other tables and scatter plots.")
     ] = None,
 ) -> None:
-    """Evaluate every row of measured serving runs and print the errors below saturation."""
+    """Predict every row of served runs and print the errors below saturation."""
     rows = [row for path in files for row in read_rows(path)]
     table = evaluate(rows)
     if table.empty:
@@ -61,7 +61,7 @@ def validate_serving(
 
 
 def _print(table: pd.DataFrame) -> None:
-    """A table with four figures a number."""
+    """Print a table with four digits per number."""
     numeric = [i for i, column in enumerate(table.columns) if table[column].dtype.kind in "fi"]
     rows = [[f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row] for row in table.to_numpy().tolist()]
     print_table(rows, header=list(map(str, table.columns)), numeric=numeric)

@@ -106,7 +106,7 @@ class FrontChange:
     new: tuple[PointChange, ...]
     moved: tuple[PointChange, ...]
     worse: bool  # some old point is out of reach of the new front, beyond the tolerance
-    words_decide: bool = True  # whether a point of which words alone moved makes the front another
+    words_decide: bool = True  # whether a point of which text only moved makes the front another
 
     @property
     def area_change(self) -> float:

@@ -241,9 +241,9 @@ def test_a_changed_word_passes_a_wide_tolerance_and_is_told(
     check = ["check", str(tmp_path), "--baseline", str(results)]
     assert run([*check, "--rtol", "0.05"]) == 0
     said = capsys.readouterr().out
-    assert "moved, words alone" in said
+    assert "moved, text only" in said
     assert "-> luck" in said
-    assert said.splitlines()[-1].startswith("ok: 1 frontier unchanged, but words of 1 point (")
+    assert said.splitlines()[-1].startswith("ok: 1 frontier unchanged, but texts of 1 point (")
     assert run(check) == 1
 
 
