@@ -10,10 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.physics.setup import setup
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.serving.colocated import colocated
-from disagg_sim.serving.piggyback import piggyback
+from disagg_sim.serving.colocated import search_colocated
+from disagg_sim.serving.colocation import Case, Colocation
+from disagg_sim.serving.piggyback import search_piggyback
+from disagg_sim.workload.lengths import lengths
 
 SYSTEM, RECIPE = "gb200_nvl72", "nvfp4_fp8kv"
 BAR = 5e5  # [points/s]
@@ -36,14 +38,12 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
 @pytest.mark.parametrize("ttl_measure", ["mean", "p99"])
 @pytest.mark.parametrize(("isl", "osl"), [(16384, 2048), (2048, 16384)])
 @pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_70b"])
-@pytest.mark.parametrize("search", [colocated, piggyback])
+@pytest.mark.parametrize("search", [search_colocated, search_piggyback])
 def test_points_per_second(benchmark, table, search, model, isl, osl, ttl_measure):
-    spec, system = load_model(model), load_system(SYSTEM)
-    options = {"isl": isl, "osl": osl, "precision": RECIPE, "ttl_measure": ttl_measure}
-    found = benchmark.pedantic(
-        search, (spec, system, enumerate_mappings(spec, system)), options, rounds=5, warmup_rounds=1
-    )
-    points, seconds = found.attrs["design_points"], benchmark.stats.stats
+    at, options = setup(model, SYSTEM, RECIPE), Colocation(ttl_measure=ttl_measure)
+    case = Case(at=at, lengths=lengths(isl, osl), ftl_limit=10.0, options=options)
+    found = benchmark.pedantic(search, (case, enumerate_mappings(at)), rounds=5, warmup_rounds=1)
+    points, seconds = found.tally.design_points, benchmark.stats.stats
     assert points > 0
     table.append(
         (search.__name__, model, f"{isl}/{osl} {ttl_measure}", points, points / seconds.min, points / seconds.median)

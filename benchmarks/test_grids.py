@@ -10,11 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import MappingTable, enumerate_mappings
+from disagg_sim.workload.lengths import lengths
 
-SYSTEM, RECIPE, ISL, OSL = "gb200_nvl72", "nvfp4_fp8kv", 16_384, 2048
+SYSTEM, RECIPE, LENGTHS = "gb200_nvl72", "nvfp4_fp8kv", lengths(16_384, 2048)
 MODELS = ("deepseek_r1", "llama_3_1_70b")
 LEAST_POINTS = 100_000
 BARS = {"decode": 2e6, "prefill": 1e6, "chunked prefill": 2e5}  # [points/s]
@@ -40,7 +41,7 @@ def dense_batches(rows: int) -> np.ndarray:
 
 
 def mappings_of(model: str) -> MappingTable:
-    return enumerate_mappings(load_model(model), load_system(SYSTEM))
+    return enumerate_mappings(setup(model, SYSTEM, RECIPE))
 
 
 def report(benchmark, table: list[Row], kind: str, model: str, points: int) -> None:
@@ -55,7 +56,7 @@ def report(benchmark, table: list[Row], kind: str, model: str, points: int) -> N
 def test_decode(benchmark, table, model):
     mappings = mappings_of(model)
     batch = dense_batches(len(mappings))
-    grid = benchmark(decode_grid, model, SYSTEM, mappings, isl=ISL, osl=OSL, precision=RECIPE, batch=batch)
+    grid = benchmark(decode_grid, setup(model, SYSTEM, RECIPE), mappings, LENGTHS, batch=batch)
     assert grid.latency.size >= LEAST_POINTS
     report(benchmark, table, "decode", model, grid.latency.size)
 
@@ -64,7 +65,7 @@ def test_decode(benchmark, table, model):
 def test_unchunked_prefill(benchmark, table, model):
     mappings = mappings_of(model)
     batch = dense_batches(len(mappings))
-    grid = benchmark(prefill_grid, model, SYSTEM, mappings, isl=ISL, precision=RECIPE, batch=batch, chunk_tokens=[])
+    grid = benchmark(prefill_grid, setup(model, SYSTEM, RECIPE), mappings, LENGTHS, batch=batch, chunk_tokens=[])
     assert not grid.chunk_tokens.any()
     report(benchmark, table, "prefill", model, grid.latency.size)
 
@@ -76,7 +77,7 @@ def test_chunked_prefill(benchmark, table, model):
     deep = mappings[mappings.pp > 1]
     sizes = (512, 1024, 2048, 4096, 8192)
     batch = dense_batches(len(deep) * len(sizes))
-    grid = benchmark(prefill_grid, model, SYSTEM, deep, isl=ISL, precision=RECIPE, batch=batch, chunk_tokens=sizes)
+    grid = benchmark(prefill_grid, setup(model, SYSTEM, RECIPE), deep, LENGTHS, batch=batch, chunk_tokens=sizes)
     chunked = int(np.sum(grid.chunk_tokens > 0)) * grid.batch.size
     assert chunked >= LEAST_POINTS
     report(benchmark, table, "chunked prefill", model, chunked)

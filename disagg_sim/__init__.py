@@ -1,10 +1,9 @@
 """disagg-sim: plan LLM inference at datacenter scale.
 
 >>> import disagg_sim as ds
->>> system, model = ds.load_system("gb200_nvl72"), ds.load_model("llama_3_1_70b")
->>> mappings = ds.enumerate_mappings(model, system, max_gpus=16)
->>> prefill = ds.prefill_grid(model, system, mappings, isl=4096, precision="nvfp4_fp8kv")
->>> decode = ds.decode_grid(model, system, mappings, isl=4096, osl=512, precision="nvfp4_fp8kv")
+>>> at, lengths = ds.setup("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv"), ds.lengths(4096, 512)
+>>> mappings = ds.enumerate_mappings(at, max_gpus=16)
+>>> prefill, decode = ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths)
 >>> points = ds.disaggregated(prefill, decode, ftl_limit=10.0)
 >>> front = ds.pareto_front(points)
 >>> plan = ds.match_rates(prefill, decode, ftl_limit=10.0, ttl_limit=0.02, gpu_budget=64)

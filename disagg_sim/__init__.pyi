@@ -11,10 +11,10 @@ from .physics.mixed import Interference
 from .physics.setup import Setup, setup
 from .report.tables import readable
 from .scenario.written import write_scenario
-from .search.distribution import decode_grid_under, prefill_grid_under
 from .search.grid import PhaseGrid, batch_axis, decode_grid, prefill_grid
 from .search.mappings import MappingTable, enumerate_mappings
 from .serving.colocated import colocated
+from .serving.colocation import Colocation
 from .serving.costs import with_cost
 from .serving.disaggregated import disaggregated
 from .serving.gains import Curve, Gain, curve, gain, pointwise_gain, where_it_pays
@@ -24,8 +24,7 @@ from .serving.rate_matching import MatchPlan, match_rates
 from .simulation.deployment import Replicas, ServedDeployment
 from .simulation.metrics import Summary
 from .simulation.simulate import SimulationResult, simulate
-from .workload.joint import JointLengths, joint_lengths, observed_lengths
-from .workload.lengths import representative_shape
+from .workload.lengths import Lengths, lengths
 from .workload.readers import load_trace
 from .workload.synthetic import synthetic_trace
 from .workload.trace import Trace
@@ -34,13 +33,14 @@ __version__: str
 
 __all__ = [
     "Breakdown",
+    "Colocation",
     "Curve",
     "Deployment",
     "DisaggSimError",
     "Gain",
     "Instance",
     "Interference",
-    "JointLengths",
+    "Lengths",
     "Mapping",
     "MappingTable",
     "MatchPlan",
@@ -60,12 +60,11 @@ __all__ = [
     "colocated",
     "curve",
     "decode_grid",
-    "decode_grid_under",
     "decode_work",
     "disaggregated",
     "enumerate_mappings",
     "gain",
-    "joint_lengths",
+    "lengths",
     "list_specs",
     "load_model",
     "load_precision",
@@ -74,16 +73,13 @@ __all__ = [
     "load_trace",
     "load_traffic",
     "match_rates",
-    "observed_lengths",
     "outside_calibration",
     "pareto_front",
     "piggyback",
     "pointwise_gain",
     "prefill_grid",
-    "prefill_grid_under",
     "prefill_work",
     "readable",
-    "representative_shape",
     "rescore",
     "sensitivity",
     "setup",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 from disagg_sim.errors import whole_number
 from disagg_sim.notebook import Shown
@@ -14,6 +14,14 @@ class Status(IntEnum):
 
     OK = 0
     OUT_OF_MEMORY = 1
+
+
+class Mode(StrEnum):
+    """How prefill and decode share GPUs; the words of tables, files and commands."""
+
+    DISAGGREGATED = "disaggregated"
+    COLOCATED = "colocated"
+    PIGGYBACK = "piggyback"
 
 
 #: Largest seed of a random stream: tables keep it in 64 bits, and nobody needs more. [1]

@@ -151,15 +151,12 @@ CASES = {
 def front_of(name: str) -> pd.DataFrame:
     """The frontier of a case, without the columns that the case itself states."""
     case = CASES[name]
-    mappings = ds.enumerate_mappings(ds.load_model(case.model), ds.load_system(case.system), max_gpus=case.max_gpus)
-    shape = {"isl": case.isl, "osl": case.osl}
-    rates = {"precision": case.precision, "profile": case.profile, "engine": case.engine}
+    at = ds.setup(case.model, case.system, case.precision, case.profile, case.engine)
+    mappings, lengths = ds.enumerate_mappings(at, max_gpus=case.max_gpus), ds.lengths(case.isl, case.osl)
     if case.mode == "disaggregated":
-        grids = (ds.prefill_grid, ds.decode_grid)
-        prefill, decode = (grid(case.model, case.system, mappings, **shape, **rates) for grid in grids)
         points = ds.disaggregated(
-            prefill,
-            decode,
+            ds.prefill_grid(at, mappings, lengths),
+            ds.decode_grid(at, mappings, lengths),
             ftl_limit=case.ftl_limit,
             gpu_cap=case.gpu_cap,
             matching=case.matching,
@@ -167,7 +164,7 @@ def front_of(name: str) -> pd.DataFrame:
         )
     else:
         serve = {"colocated": colocated, "piggyback": piggyback}[case.mode]
-        points = serve(case.model, case.system, mappings, **shape, **rates, ftl_limit=case.ftl_limit)
+        points = serve(at, mappings, lengths, ftl_limit=case.ftl_limit)
     front = ds.pareto_front(points).drop(columns=[column for column in CASE_COLUMNS if column != "mode"])
     front.insert(0, "case", name)
     return front

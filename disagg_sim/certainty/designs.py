@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-MODES = ("disaggregated", "colocated", "piggyback")
+MODES = tuple(mode.value for mode in Mode)
 _DEGREES = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
 #: Relative difference up to which two times are the same: tables are written with ten digits. [1]
 SAME = 1e-7

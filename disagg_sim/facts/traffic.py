@@ -1,6 +1,6 @@
 """What requests look like: pairs of input and output lengths, constant or distributed.
 
-Only the parameters live here; ``workload.lengths`` gives them mean, quantiles and samples.
+Only the parameters live here; ``workload.distributions`` gives them mean, quantiles and samples.
 """
 
 from __future__ import annotations

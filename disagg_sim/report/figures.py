@@ -9,6 +9,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from disagg_sim.atomic import written
+from disagg_sim.domain import Mode
 from disagg_sim.report.labels import place_labels
 from disagg_sim.report.words import MODE_TEXT, case_title, mapping_text, overview_name, pools_text, records, tag_text
 from disagg_sim.sweep.backends import run_tasks
@@ -41,7 +42,6 @@ MODE_STYLE = {
     "colocated": (COLOURS[1], MARKS[1], "--"),
     "piggyback": (COLOURS[2], MARKS[2], "-."),
 }
-DISAGGREGATED = "disaggregated"
 #: Of all pictures.
 STYLE: Any = {
     "figure.figsize": (9.0, 5.6),
@@ -174,7 +174,7 @@ def _draw(task: CaseFigures | Overview) -> int:
         return 1
     _pareto(task)
     for mode, front in task.fronts:
-        if mode == DISAGGREGATED:
+        if mode == Mode.DISAGGREGATED:
             _kv_bandwidth(task, front)
             _ratio(task, front)
             return 3
@@ -248,7 +248,7 @@ def _pareto(task: CaseFigures) -> None:
 
 
 def _label(point: Mapping[str, Any], mode: str) -> str:
-    if mode != DISAGGREGATED:
+    if mode != Mode.DISAGGREGATED:
         return f"{mapping_text(point, 'decode')}, batch {int(point['decode_batch'])}"
     chunk = f" chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
     return (

@@ -169,15 +169,15 @@ def _(capacity: Capacity) -> str:
 
 @html_of.register
 def _(grid: PhaseGrid) -> str:
-    ok, name = grid.feasible, LATENCY[grid.phase]
+    at, ok, name = grid.setup, grid.feasible, LATENCY[grid.phase]
     fits = np.count_nonzero(ok)
     lines = [
-        ("lengths", f"{grid.isl:,.0f} tokens in, {grid.osl:,.0f} out"),
-        ("mappings and chunk sizes", f"{len(grid.tp_attn):,}"),
+        ("lengths", f"{grid.lengths.mean_isl:,.0f} tokens in, {grid.lengths.mean_osl:,.0f} out"),
+        ("mappings and chunk sizes", f"{len(grid.mappings):,}"),
         ("batches", f"{grid.batch.size:,}, up to {grid.batch[-1]:,}"),
         ("design points", f"{ok.size:,}, of which {fits:,} ({fits / max(ok.size, 1):.0%}) fit in memory"),
         ("a GPU may hold", f"{grid.memory_limit / GB:.1f} GB"),
-        ("cache of a prompt", f"{grid.kv_bytes_per_request / GB:.3g} GB in {grid.cache_format}"),
+        ("cache of a prompt", f"{grid.kv_bytes_per_request / GB:.3g} GB in {at.precision.cache.name}"),
     ]
     if fits:
         per_gpu = grid.request_rate / grid.gpus[:, None]
@@ -189,9 +189,9 @@ def _(grid: PhaseGrid) -> str:
         ]
     elif ok.size:
         lines.append(("closest", f"lacks {(grid.memory_bytes.min() - grid.memory_limit) / GB:.3g} GB on a GPU"))
-    if grid.inherited:
+    if at.rates.inherited:
         lines.append(("fits", "some are inherited from another system's measurements"))
-    where = f"{grid.model.title} on {grid.system.title}, {grid.precision} ({grid.profile})"
+    where = f"{at.model.title} on {at.system.title}, {at.precision.name} ({at.profile.name})"
     return _lines(f"{grid.phase.capitalize()} grid: {where}", lines)
 
 

@@ -12,7 +12,8 @@ from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.traffic import ConstantLength, LengthSpec, TrafficSpec
 from disagg_sim.simulation.options import options_of
 from disagg_sim.units import GB, MB, TB, TERA, US
-from disagg_sim.workload.lengths import length_distribution, representative_shape
+from disagg_sim.workload.distributions import length_distribution
+from disagg_sim.workload.lengths import nearest_power_of_two
 
 Line = tuple[str, ...]
 
@@ -77,7 +78,7 @@ def traffic_lines(spec: TrafficSpec) -> Iterator[Line]:
     for number, case in enumerate(spec.cases, 1):
         yield f"case {number}", f"input: {_length(case.isl)}", f"output: {_length(case.osl)}"
         if not (isinstance(case.isl, ConstantLength) and isinstance(case.osl, ConstantLength)):
-            isl, osl = representative_shape(case)
+            isl, osl = (nearest_power_of_two(length_distribution(each).quantile(0.5)) for each in (case.isl, case.osl))
             yield "  nearest constant shape", f"{isl}/{osl} tokens"
     yield "source", spec.source
 

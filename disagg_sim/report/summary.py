@@ -10,6 +10,7 @@ from typing import Any
 
 from disagg_sim.atomic import write_text
 from disagg_sim.certainty.extrapolation import tally_of
+from disagg_sim.domain import Mode
 from disagg_sim.report.words import (
     MODE_TEXT,
     case_title,
@@ -29,7 +30,6 @@ from disagg_sim.units import GB, MS
 
 INTERACTIVITIES = (20.0, 50.0, 100.0)  # [token/s]
 X, Y = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
-DISAGGREGATED = "disaggregated"
 #: Kinds of extrapolation that a summary names.
 MOST_KINDS = 6
 #: What a table of throughput counts in.
@@ -134,14 +134,14 @@ def _section(item: CaseResult, fidelity: CaseFidelity | None, *, figures: bool) 
         parts.append("Inherited fits: " + "; ".join(item.inherited_fits) + ".")
     parts += [f"No result{f' {MODE_TEXT[mode]}' if mode else ''}: {verdict}." for mode, verdict in item.verdicts]
     if math.isfinite(case.limits.nic_limit):
-        parts += [_removed_by_nic(mode, case.limits) for mode in item.modes if mode.mode == DISAGGREGATED]
+        parts += [_removed_by_nic(mode, case.limits) for mode in item.modes if mode.mode == Mode.DISAGGREGATED]
     if gain := _gain(item):
         parts.append(gain)
     if fidelity is not None:
         parts += [text for text in (_sure(fidelity), _extrapolated(fidelity)) if text]
     parts += [_mode_table(mode, case.per) for mode in item.found]
     if figures and item.found:
-        names = ("pareto", *("kv_bandwidth", "ctx_gen_ratio") * (item.found[0].mode == DISAGGREGATED))
+        names = ("pareto", *("kv_bandwidth", "ctx_gen_ratio") * (item.found[0].mode == Mode.DISAGGREGATED))
         parts.append("\n".join(f"![{name} of {case.name}](figures/{case.name}/{name}.png)" for name in names))
     return "\n\n".join(parts)
 
@@ -156,8 +156,8 @@ def _removed_by_nic(item: ModeResult, limits: Limits) -> str:
 
 def _gain(item: CaseResult) -> str:
     """Throughput of disaggregated serving over the best co-located one, at the interactivities that both reach."""
-    pools = [mode for mode in item.found if mode.mode == DISAGGREGATED]
-    shared = [mode for mode in item.found if mode.mode != DISAGGREGATED]
+    pools = [mode for mode in item.found if mode.mode == Mode.DISAGGREGATED]
+    shared = [mode for mode in item.found if mode.mode != Mode.DISAGGREGATED]
     if not pools or not shared:
         return ""
     column, told = throughput_column(item.plan.case.per), []
@@ -196,7 +196,7 @@ def _extrapolated(fidelity: CaseFidelity) -> str:
 def _mode_table(item: ModeResult, per: str) -> str:
     points = [("best throughput", _best(item)), *((f"≥ {x:g} tokens/s/user", _at(item, x)) for x in INTERACTIVITIES)]
     points.append(("best interactivity", records(item.frontier.tail(1))[0]))
-    own, cells = (POOL_COLUMNS, _pool_cells) if item.mode == DISAGGREGATED else (SHARED_COLUMNS, _shared_cells)
+    own, cells = (POOL_COLUMNS, _pool_cells) if item.mode == Mode.DISAGGREGATED else (SHARED_COLUMNS, _shared_cells)
     rows = [
         [name, "not reached", *[""] * (len(own) + 1)]
         if point is None
@@ -204,7 +204,7 @@ def _mode_table(item: ModeResult, per: str) -> str:
         for name, point in points
     ]
     counted = f"{len(item.frontier)} points on the frontier, {item.points.rows:,} matched"
-    if item.mode != DISAGGREGATED:
+    if item.mode != Mode.DISAGGREGATED:
         counted = f"{len(item.frontier)} points on the frontier, {item.points.rows:,} within the limits"
     text = MODE_TEXT[item.mode]
     table = _table([text, "tokens/s/user", UNITS[per], *own], rows, numbers=0)

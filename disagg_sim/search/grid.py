@@ -1,35 +1,55 @@
 """The only owner of the axes: rows are mappings (and CPP chunk sizes), columns are batch sizes.
 
 Grids are scored in blocks of rows that stay in cache; an infeasible point keeps its place, with its
-status and the bytes that it lacks.
+status and the bytes that it lacks. Lengths are a law (``workload.lengths``), constant ones a law of one point:
+
+* **Prefill.** The request rate is b/E[t], t the busy time of a pass, integrated over the law of ISL.
+  Attention is convex in the length, so E[t] is at least t(E[ISL]). The prompts of one pass share a
+  length, as where a scheduler groups prompts by length. That is exact for one prompt a pass, and has
+  the mean of independent lengths wherever a pass is affine in its tokens and in its attention pairs
+  (within 0.7 % for 2-16 prompts of a TP instance). With DP attention it means that no rank waits for
+  longer prompts elsewhere: unsorted prompts, one a rank, would wait for the longest of them, which
+  for the log-normal law is 3.1 mean lengths over 8 ranks.
+* **FTL** is the mean over requests, as TTL is a mean, or a quantile; limits act on the one chosen.
+  With a shared length the quantile is that of one prompt's law, hence on the safe side: the 0.9
+  quantile lies 10-20 % above that of 2-4 independent prompts a pass.
+* **Prefill memory** holds prompts of independent lengths: the mean of their sum and as many standard
+  deviations of it as the profile says (2), in the cache and in the live activations alike.
+* **Decode** runs at the length-biased mean context, holds residents of the length-biased law and
+  completes B/(TTL*(E[OSL] - 1)) requests/s.
+
+The mean request must lie within the model's context limit; the tail of a law beyond it keeps its
+weight, as if the limit were not there. Source: physics page, sections 2-8.
 
 Past 400 lines: the axes, the blocks and both phases share their private forms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import Conditions, Instance, Mapping, Status
+from disagg_sim.domain import BOUNDS, Conditions, Instance, Mapping, Status
 from disagg_sim.errors import InputError, nearest, whole_number
-from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.model import ModelSpec
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
-from disagg_sim.physics.layer import check_form
-from disagg_sim.physics.memory import CachedTokens, decode_bytes, decode_residents, prefill_bytes, prompt_residents
+from disagg_sim.physics.layer import MLA_FORMS, check_form
+from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.phases import Degrees, PrefillPass, decode_step, prefill_pass
 from disagg_sim.physics.roofline import Sums
-from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.mappings import MappingTable, mappings_for
+from disagg_sim.workload.lengths import Lengths
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -45,6 +65,9 @@ MAX_BATCH = 2**20
 
 PHASES = ("prefill", "decode")
 MAPPING_COLUMNS = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "chunk_tokens")
+#: Forms of MLA of a point, in the order of the integer codes of ``PhaseGrid.mla_form``. "auto" stands where every chunk
+#: takes the faster of "naive" and "absorbed", "none" where the model has no MLA.
+CHOSEN_FORMS = (*MLA_FORMS, "none")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -56,48 +79,64 @@ class PhaseGrid(Shown):
     """
 
     phase: str  # "prefill" or "decode"
-    model: ModelSpec
-    system: SystemSpec
-    precision: str
-    profile: str
-    engine: str  # "" = the profile's own choice
-    isl: float  # whole where lengths are constant, else the mean [token]
-    osl: float  # the same; output tokens of a request count as this many [token]
-    tp_attn: Ints
-    dp_attn: Ints
-    tp_ffn: Ints
-    ep: Ints
-    pp: Ints
+    setup: Setup
+    mappings: MappingTable
+    lengths: Lengths
     chunk_tokens: Ints  # 0 = unchunked [token]
     batch: Ints  # (batches,) requests of an instance [request]
     latency: Floats  # FTL (prefill) or TTL (decode) [s]
     request_rate: Floats  # of one instance at full rate [request/s]
     memory_bytes: Floats  # on the fullest GPU [B]
-    memory_limit: float  # what a GPU may hold [B]
     microbatches: Ints  # (rows, batches) [1]
-    status: NDArray[np.int8]  # (rows, batches) of ``Status``
     bound: NDArray[np.int8]  # (rows, batches) index into ``BOUNDS``
-    kv_bytes_per_request: float  # cache of one prompt of ``isl`` tokens, each element once [B]
-    unique_gpus: Ints  # (rows,) GPUs of an instance that hold distinct cache [1]
-    inherited: bool = False  # whether any fit was made on another system
-    cache_format: str = ""  # in which the KV cache is stored: "bf16", "fp8"
+    mla_form: NDArray[np.int8]  # (rows, batches) index into ``CHOSEN_FORMS``
 
     @property
     def gpus(self) -> Ints:
         """GPUs of one instance of each row. [1]"""
-        return self.tp_attn * self.dp_attn * self.pp
+        return self.mappings.gpus
+
+    @property
+    def memory_limit(self) -> float:
+        """What a GPU may hold. [B]"""
+        return self.setup.memory_limit
+
+    @cached_property
+    def status(self) -> NDArray[np.int8]:
+        """(rows, batches) of ``Status``."""
+        return np.where(self.memory_bytes > self.memory_limit, Status.OUT_OF_MEMORY, Status.OK).astype(np.int8)
 
     @property
     def feasible(self) -> NDArray[np.bool_]:
         """(rows, batches): which points may be used."""
         return np.asarray(self.status == Status.OK)
 
+    @cached_property
+    def kv_bytes_per_request(self) -> float:
+        """Expected cache of one prompt, each element once; sliding windows saturate prompt by prompt. [B]"""
+        at = self.setup
+        return self.lengths.mean_over_prompts(lambda isl: kv_bytes_per_request(at.model, at.precision, isl))
+
+    @cached_property
+    def unique_gpus(self) -> Ints:
+        """(rows,) GPUs of an instance that hold distinct cache. [1]"""
+        distinct = unique_gpus(self.setup.model, degree_columns(self.mappings))
+        return np.broadcast_to(distinct, (len(self.mappings), 1))[:, 0].astype(np.int64)
+
     def mapping(self, row: int) -> Mapping:
         """The mapping of a row as a value object."""
-        return Mapping(**{name: int(getattr(self, name)[row]) for name in MAPPING_COLUMNS})
+        return replace(self.mappings[row], chunk_tokens=int(self.chunk_tokens[row]))
+
+    def row(self, mapping: Mapping) -> int:
+        """The row of a mapping; ``InputError`` where the grid has none."""
+        found = next((row for row in range(len(self.mappings)) if self.mapping(row) == mapping), None)
+        if found is None:
+            raise InputError(f"the {self.phase} grid has no {mapping}")
+        return found
 
     def instance(self, row: int, column: int) -> Instance:
         """The configuration at (row, column) as a value object."""
+        at = self.setup
         return Instance(
             phase=self.phase,
             mapping=self.mapping(row),
@@ -105,16 +144,42 @@ class PhaseGrid(Shown):
             latency_s=float(self.latency[row, column]),
             request_rate_per_s=float(self.request_rate[row, column]),
             memory_bytes=float(self.memory_bytes[row, column]),
-            system=self.system.name,
+            system=at.system.name,
             conditions=Conditions(
-                model=self.model.name,
-                precision=self.precision,
-                profile=self.profile,
-                engine=self.engine,
-                isl=self.isl,
-                osl=self.osl,
+                model=at.model.name,
+                precision=at.precision.name,
+                profile=at.profile.name,
+                engine=at.engine,
+                isl=self.lengths.mean_isl,
+                osl=self.lengths.mean_osl,
             ),
         )
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a design point, by mapping and then by batch, infeasible ones too; units in the names of columns."""
+        import pandas as pd
+
+        shape = self.latency.shape
+
+        def by_row(values: Ints) -> Any:
+            return np.repeat(values, shape[1])
+
+        latency = "ftl_s" if self.phase == "prefill" else "ttl_s"
+        columns = {name: by_row(getattr(self.mappings, name)) for name in MAPPING_COLUMNS[:-1]}
+        columns |= {
+            "chunk_tokens": by_row(self.chunk_tokens),
+            "gpus": by_row(self.gpus),
+            "batch": np.tile(self.batch, shape[0]),
+            latency: self.latency.ravel(),
+            "request_rate_per_s": self.request_rate.ravel(),
+            "requests_per_s_per_gpu": (self.request_rate / self.gpus[:, None]).ravel(),
+            "memory_bytes": self.memory_bytes.ravel(),
+            "microbatches": self.microbatches.ravel(),
+            "feasible": self.feasible.ravel(),
+            "bound": pd.Categorical.from_codes(self.bound.ravel(), categories=pd.Index(BOUNDS)),
+            "mla_form": pd.Categorical.from_codes(self.mla_form.ravel(), categories=pd.Index(CHOSEN_FORMS)),
+        }
+        return pd.DataFrame(columns)
 
 
 def batch_sizes(largest: int) -> Ints:
@@ -137,26 +202,19 @@ def degree_columns(table: MappingTable) -> Degrees:
     return Degrees(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=tp_ffn, ep=ep, pp=pp)
 
 
-def batch_axis(
-    model: ModelSpec | str,
-    system: SystemSpec | str,
-    mappings: MappingTable | Mapping | list[Mapping],
-    *,
-    phase: str,
-    isl: int,
-    osl: int = 2,
-    precision: str,
-    profile: str = "measured",
-    engine: str | None = None,
-) -> Ints:
+def batch_axis(at: Setup, mappings: MappingTable | Mapping | list[Mapping], lengths: Lengths, *, phase: str) -> Ints:
     """Batch sizes from 1 to the memory limit of the most spacious mapping (physics page, section 4).
 
     Parameters
     ----------
+    at : Setup
+        Model, system, recipe, profile and engine.
+    mappings : MappingTable, Mapping or list of Mapping
+        From ``enumerate_mappings``, or made by hand.
+    lengths : Lengths
+        Of the requests.
     phase : {"prefill", "decode"}
         Whose memory counts.
-    model, system, mappings, isl, osl, precision, profile, engine
-        As in ``decode_grid``; ``osl`` without effect in prefill.
 
     Returns
     -------
@@ -166,36 +224,24 @@ def batch_axis(
 
     Raises
     ------
-    InputError, UnknownNameError
-        Values out of range, unknown names.
+    InputError
+        An unknown phase, mappings that the model cannot take.
     """
-    at = setup(model, system, precision, profile, engine)
     if phase not in PHASES:
         raise InputError(f"phase {phase!r} is not one of {', '.join(PHASES)}{nearest(phase, PHASES)}")
-    check_lengths(at.model, isl, osl, allow_long_context=True)
-    return batch_axis_at(at, mappings_for(at.model, at.system, mappings), phase=phase, isl=isl, osl=osl)
-
-
-def batch_axis_at(at: Setup, mappings: MappingTable, *, phase: str, isl: int, osl: int) -> Ints:
-    """As ``batch_axis``, for a setting and a table. [request]"""
-    law = decode_residents(isl, osl) if phase == "decode" else prompt_residents(isl)
-    return batch_axis_of(at, mappings, law, phase=phase)
-
-
-def batch_axis_of(at: Setup, mappings: MappingTable, law: CachedTokens, *, phase: str) -> Ints:
-    """As ``batch_axis``, where a request holds ``law`` tokens of cache. [request]"""
+    table = mappings_for(at, mappings)
     doublings = 2.0 ** np.arange(MAX_BATCH.bit_length())[None, :]
-    degrees = degree_columns(mappings)
+    degrees = degree_columns(table)
 
     def fits(batch: Numeric) -> Any:
         if phase == "decode":
-            memory = decode_bytes(at, degrees, batch, cached=law)
+            memory = decode_bytes(at, degrees, batch, cached=lengths.resident)
         else:
             chunk = np.where(degrees.pp > 1, min(CHUNK_TOKENS), 0)
-            memory = prefill_bytes(at, degrees, batch, prompt=law, chunk_tokens=chunk)
+            memory = prefill_bytes(at, degrees, batch, prompt=lengths.prompt, chunk_tokens=chunk)
         return np.any(memory <= at.memory_limit, axis=0)
 
-    if not len(mappings):
+    if not len(table):
         return batch_sizes(1)
     upper = doublings[0][fits(doublings)]
     if not upper.size:
@@ -205,107 +251,106 @@ def batch_axis_of(at: Setup, mappings: MappingTable, law: CachedTokens, *, phase
     return sizes[: int(good[-1]) + 1]
 
 
-def check_lengths(model: ModelSpec, isl: int, osl: int, *, allow_long_context: bool) -> None:
-    """``InputError`` unless both lengths are whole, large enough and within the model's context."""
-    whole_number("isl", isl)
-    whole_number("osl", osl, 2, ": one output token is prefill only")
-    model.check_context(isl, osl, allow_long=allow_long_context)
-
-
 def decode_grid(
-    model: ModelSpec | str,
-    system: SystemSpec | str,
+    at: Setup,
     mappings: MappingTable | Mapping | list[Mapping],
+    lengths: Lengths,
     *,
-    isl: int,
-    osl: int,
-    precision: str,
-    profile: str = "measured",
-    engine: str | None = None,
     batch: Any = None,
     mla_form: str = "auto",
     allow_long_context: bool = False,
 ) -> PhaseGrid:
-    """Score every decode configuration of ``mappings`` at every batch size (physics page, sections 2-8).
+    """Score every decode configuration of ``mappings`` at every batch size.
 
     Parameters
     ----------
-    model, system
-        A model and a system, their names, or the paths of their files.
-    mappings
+    at : Setup
+        Model, system, recipe, profile and engine, from ``setup``.
+    mappings : MappingTable, Mapping or list of Mapping
         From ``enumerate_mappings``, or made by hand.
-    isl, osl
-        Input and output length, from 1 and from 2. [token]
-    precision, profile, engine
-        Names of a recipe, a profile and, optionally, the engine whose fits come first.
-    batch
+    lengths : Lengths
+        Of the requests, from ``lengths``.
+    batch : array_like of int, optional
         Batch sizes of an instance; by default four a doubling up to the memory limit. [request]
-    mla_form
-        "auto" (absorbed in decode) or a forced form.
-    allow_long_context
+    mla_form : {"auto", "naive", "absorbed", "cached"}
+        Form of MLA; "auto" is absorbed.
+    allow_long_context : bool
         Score requests beyond the model's context limit instead of refusing them.
 
     Returns
     -------
     PhaseGrid
-        Latency is the TTL [s]; arrays of shape (mappings, batches).
+        Latency is the mean TTL [s]; arrays of shape (mappings, batches).
 
     Raises
     ------
-    InputError, UnknownNameError
-        Values out of range, mappings that the model cannot take, unknown names.
+    InputError
+        Values out of range, mappings that the model cannot take.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> from disagg_sim.workload.lengths import lengths
+    >>> at = setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> decode_grid(at, Mapping(), lengths(2048, 256), batch=[1, 64]).latency.shape
+    (1, 2)
     """
-    at = setup(model, system, precision, profile, engine)
-    table = mappings_for(at.model, at.system, mappings)
-    check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
-    check_form(mla_form)
-    sizes = batch_axis_at(at, table, phase="decode", isl=isl, osl=osl) if batch is None else given_sizes("batch", batch)
+    table, sizes = _axes(at, mappings, lengths, "decode", batch, mla_form, allow_long_context)
     axis = sizes[None, :].astype(float)
     shape = (len(table), sizes.size)
     ttl, memory = np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     for rows in row_blocks(*shape):
         degrees = degree_columns(table[rows])
-        step = decode_step(at, degrees, batch=axis, context=isl + osl / 2, mla_form=mla_form)
-        ttl[rows] = step.ttl
-        micro[rows] = step.microbatches
-        bound[rows] = bound_codes(step.sums)
-        memory[rows] = decode_bytes(at, degrees, axis, cached=decode_residents(isl, osl), mla_form=mla_form)
-    rate = axis / (ttl * (osl - 1))
-    return phase_grid(at, "decode", table, int(isl), int(osl), sizes, ttl, rate, memory, micro, bound)
+        step = decode_step(at, degrees, batch=axis, context=lengths.context, mla_form=mla_form)
+        ttl[rows], micro[rows], bound[rows] = step.ttl, step.microbatches, bound_codes(step.sums)
+        memory[rows] = decode_bytes(at, degrees, axis, cached=lengths.resident, mla_form=mla_form)
+    return PhaseGrid(
+        phase="decode",
+        setup=at,
+        mappings=table,
+        lengths=lengths,
+        chunk_tokens=np.zeros(len(table), dtype=np.int64),
+        batch=sizes,
+        latency=ttl,
+        request_rate=lengths.request_rate(axis, ttl),
+        memory_bytes=memory,
+        microbatches=micro,
+        bound=bound,
+        mla_form=np.full(shape, form_code(at, "absorbed" if mla_form == "auto" else mla_form)),
+    )
 
 
 def prefill_grid(
-    model: ModelSpec | str,
-    system: SystemSpec | str,
+    at: Setup,
     mappings: MappingTable | Mapping | list[Mapping],
+    lengths: Lengths,
     *,
-    isl: int,
-    osl: int = 2,
-    precision: str,
-    profile: str = "measured",
-    engine: str | None = None,
     batch: Any = None,
     chunk_tokens: Any = None,
     mla_form: str = "auto",
+    ftl_quantile: float | None = None,
     allow_long_context: bool = False,
 ) -> PhaseGrid:
     """Score every prefill configuration: each mapping unchunked and, with a pipeline, at every CPP chunk size.
 
     Where MLA's form is free, chunked rows keep up-projected keys and values (``cached``) wherever that
-    is faster and fits. Source: physics page, sections 2-8.
+    is faster and fits. A law of lengths takes about ten times the work of constant ones.
 
     Parameters
     ----------
-    isl, osl
-        Input and output length; ``osl`` counts towards the context limit only. [token]
-    batch
+    at, mappings, lengths, allow_long_context
+        As in ``decode_grid``; output lengths count towards the context limit only.
+    batch : array_like of int, optional
         Prompts of a pass of an instance; by default four a doubling up to the memory limit. [request]
-    chunk_tokens
-        Chunk sizes of CPP to try beside 0 (unchunked), where pp > 1 and below ``isl``; by default
+    chunk_tokens : array_like of int, optional
+        Chunk sizes of CPP to try beside 0 (unchunked), where pp > 1 and below the longest prompt; by default
         ``CHUNK_TOKENS``. [token]
-    model, system, mappings, precision, profile, engine, mla_form, allow_long_context
-        As in ``decode_grid``; "auto" takes the fastest form of MLA that fits.
+    mla_form : {"auto", "naive", "absorbed", "cached"}
+        Form of MLA; "auto" takes the fastest that fits.
+    ftl_quantile : float, optional
+        Make the FTL that of the prompt which a share of this size, above 0 and below 1, does not exceed;
+        by default the mean over requests. [1]
 
     Returns
     -------
@@ -314,58 +359,124 @@ def prefill_grid(
 
     Raises
     ------
-    InputError, UnknownNameError
-        Values out of range, mappings that the model cannot take, unknown names.
+    InputError
+        Values out of range, mappings that the model cannot take.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> from disagg_sim.workload.lengths import lengths
+    >>> at = setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> prefill_grid(at, Mapping(pp=2), lengths(2048, 256), chunk_tokens=[512]).chunk_tokens.tolist()
+    [0, 512]
     """
-    at = setup(model, system, precision, profile, engine)
-    table = mappings_for(at.model, at.system, mappings)
-    check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
-    check_form(mla_form)
-    law = prompt_residents(isl)
-    sizes = batch_axis_of(at, table, law, phase="prefill") if batch is None else given_sizes("batch", batch)
-    table, chunks = with_chunks(table, isl, CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
+    table, sizes = _axes(at, mappings, lengths, "prefill", batch, mla_form, allow_long_context)
+    table, chunks = with_chunks(table, lengths.longest_timed, CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
+    ftl_isl = 0.0 if ftl_quantile is None else lengths.isl_quantile(ftl_quantile)
     axis = sizes[None, :].astype(float)
     shape = (len(table), sizes.size)
     ftl, busy, memory = np.empty(shape), np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
-    for rows in row_blocks(*shape, split=int(np.sum(chunks == 0))):
+    forms = np.empty(shape, dtype=np.int8)
+    for rows, timed in _timed_blocks(lengths, ftl_isl, chunks, sizes.size):
         degrees, chunk = degree_columns(table[rows]), chunks[rows, None].astype(float)
-        prompts = np.ceil(axis / degrees.dp_attn)
+        score = partial(_score, at, timed, lengths, degrees, axis, chunk)
+        done, memory[rows], forms[rows] = best_form(at, mla_form, score) if chunk[0, 0] else score(mla_form)
+        ftl[rows], busy[rows], bound[rows] = done.ftl, done.busy, bound_codes(done.sums)
         if chunk[0, 0]:
-            scored = _score_chunked(at, degrees, axis, isl, chunk, mla_form)
-            micro[rows] = np.ceil(isl / np.minimum(chunk, isl))
+            micro[rows] = np.ceil(lengths.mean_isl / np.minimum(chunk, lengths.mean_isl))
         else:
-            scored = (
-                prefill_pass(at, degrees, batch=axis, isl=isl, mla_form=mla_form),
-                prefill_bytes(at, degrees, axis, prompt=prompt_residents(isl), chunk_tokens=chunk),
-            )
-            micro[rows] = np.minimum(degrees.pp, prompts)
-        (ftl[rows], busy[rows], sums), memory[rows] = scored
-        bound[rows] = bound_codes(sums)
-    return phase_grid(at, "prefill", table, int(isl), int(osl), sizes, ftl, axis / busy, memory, micro, bound, chunks)
+            micro[rows] = np.minimum(degrees.pp, np.ceil(axis / degrees.dp_attn))
+    return PhaseGrid(
+        phase="prefill",
+        setup=at,
+        mappings=table,
+        lengths=lengths,
+        chunk_tokens=chunks,
+        batch=sizes,
+        latency=ftl,
+        request_rate=axis / busy,
+        memory_bytes=memory,
+        microbatches=micro,
+        bound=bound,
+        mla_form=forms,
+    )
 
 
-def _score_chunked(at: Setup, degrees: Degrees, axis: Any, isl: int, chunk: Any, form: str) -> tuple[PrefillPass, Any]:
-    """CPP rows."""
+def _axes(
+    at: Setup,
+    mappings: MappingTable | Mapping | list[Mapping],
+    lengths: Lengths,
+    phase: str,
+    batch: Any,
+    mla_form: str,
+    allow_long_context: bool,
+) -> tuple[MappingTable, Ints]:
+    """Mappings and batch sizes of a grid; ``InputError`` for what both kinds of grid refuse."""
+    table = mappings_for(at, mappings)
+    at.model.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
+    check_form(mla_form)
+    return table, batch_axis(at, table, lengths, phase=phase) if batch is None else given_sizes("batch", batch)
 
-    def score(each: str) -> tuple[PrefillPass, Any]:
-        scored = chunked_prefill_pass(at, degrees, batch=axis, isl=isl, chunk_tokens=chunk, mla_form=each)
-        held = prefill_bytes(at, degrees, axis, prompt=prompt_residents(isl), chunk_tokens=chunk, mla_form=each)
-        return scored, held
 
-    return best_form(at, form, score)
+class _Timed(NamedTuple):
+    """Prompts whose passes are timed."""
+
+    isl: Floats  # ascending [token]
+    weight: Floats  # [1]
+    ftl_isl: float  # prompt whose FTL counts; 0 = the mean over ``isl`` [token]
+
+    def expected(self, one: Callable[[float], PrefillPass]) -> PrefillPass:
+        """Mean pass over the law of lengths; its FTL is that of ``ftl_isl`` where one is set."""
+        ftl, busy, sums = 0.0, 0.0, Sums()
+        for isl, weight in zip(self.isl.tolist(), self.weight.tolist(), strict=True):
+            each = one(isl)
+            ftl, busy, sums = ftl + weight * each.ftl, busy + weight * each.busy, sums.plus(each.sums, weight)
+        return PrefillPass(one(self.ftl_isl).ftl if self.ftl_isl else ftl, busy, sums)
 
 
-def best_form(at: Setup, form: str, score: Callable[[str], tuple[PrefillPass, Any]]) -> tuple[PrefillPass, Any]:
-    """Passes and bytes of CPP as ``score`` gives them; a free MLA form becomes ``cached`` where faster and it fits."""
-    best, memory = score(form)
+def _timed_blocks(lengths: Lengths, ftl_isl: float, chunks: Ints, columns: int) -> Iterator[tuple[Ints, _Timed]]:
+    """Rows to score at once and the prompts to time them at: rows of one chunk size, of all where one prompt does."""
+    kinds = np.minimum(chunks, 1) if lengths.constant else chunks
+    for size in np.unique(kinds).tolist():
+        timed, alike = _Timed(*lengths.isl_nodes(size), ftl_isl), np.flatnonzero(kinds == size)
+        for block in row_blocks(alike.size, columns):
+            yield alike[block], timed
+
+
+def _score(
+    at: Setup, timed: _Timed, lengths: Lengths, degrees: Degrees, axis: Any, chunk: Any, form: str
+) -> tuple[PrefillPass, Any, Any]:
+    """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
+
+    def one(isl: float) -> PrefillPass:
+        if not chunk[0, 0]:
+            return prefill_pass(at, degrees, batch=axis, isl=isl, mla_form=form)
+        return chunked_prefill_pass(at, degrees, batch=axis, isl=isl, chunk_tokens=chunk, mla_form=form)
+
+    if not chunk[0, 0] and form != "absorbed":
+        form = "naive"  # there is no past to project again, or to keep
+    held = prefill_bytes(at, degrees, axis, prompt=lengths.prompt, chunk_tokens=chunk, mla_form=form)
+    return timed.expected(one), held, form_code(at, form)
+
+
+def best_form(
+    at: Setup, form: str, score: Callable[[str], tuple[PrefillPass, Any, Any]]
+) -> tuple[PrefillPass, Any, Any]:
+    """Passes, bytes and forms of CPP as ``score`` gives them; free MLA forms are ``cached`` where that is best."""
+    best, memory, code = score(form)
     if form != "auto" or not at.model.is_mla:
-        return best, memory
-    scored, held = score("cached")
+        return best, memory, code
+    scored, held, cached = score("cached")
     take = (held <= at.memory_limit) & (scored.busy < best.busy)
     sums = Sums(*(np.where(take, new, old) for new, old in zip(scored.sums, best.sums, strict=True)))
     best = PrefillPass(np.where(take, scored.ftl, best.ftl), np.where(take, scored.busy, best.busy), sums)
-    return best, np.where(take, held, memory)
+    return best, np.where(take, held, memory), np.where(take, cached, code)
+
+
+def form_code(at: Setup, form: str) -> np.int8:
+    """Index of a form of MLA in ``CHOSEN_FORMS``."""
+    return np.int8(CHOSEN_FORMS.index(form if at.model.is_mla else "none"))
 
 
 def with_chunks(table: MappingTable, isl: float, chunk_tokens: Any) -> tuple[MappingTable, Ints]:
@@ -380,11 +491,10 @@ def with_chunks(table: MappingTable, isl: float, chunk_tokens: Any) -> tuple[Map
     return table[np.concatenate(index)], np.concatenate(chunks)
 
 
-def row_blocks(rows: int, columns: int, split: int | None = None) -> list[slice]:
-    """Slices of rows of about ``BLOCK_POINTS`` points; none crosses ``split``."""
+def row_blocks(rows: int, columns: int) -> list[slice]:
+    """Slices of rows of about ``BLOCK_POINTS`` points."""
     step = max(1, BLOCK_POINTS // max(columns, 1))
-    edges = [0, rows] if split is None else [0, split, rows]
-    return [slice(i, min(i + step, end)) for start, end in pairwise(edges) for i in range(start, end, step)]
+    return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
 
 
 def bound_codes(sums: Sums) -> Any:
@@ -403,50 +513,3 @@ def given_sizes(name: str, values: Any, least: int = 1) -> Ints:
     if not given:
         raise InputError(f"{name} is empty; allowed: one whole number or more")
     return np.array(sorted({whole_number(name, value, least) for value in given}), dtype=np.int64)
-
-
-def phase_grid(
-    at: Setup,
-    phase: str,
-    table: MappingTable,
-    isl: float,
-    osl: float,
-    batch: Ints,
-    latency: Floats,
-    rate: Floats,
-    memory: Floats,
-    micro: Ints,
-    bound: Any,
-    chunks: Ints | None = None,
-) -> PhaseGrid:
-    """A grid of scored points: adds status, KV bytes and distinct GPUs; arguments as the fields of ``PhaseGrid``."""
-    status = np.where(memory > at.memory_limit, Status.OUT_OF_MEMORY, Status.OK).astype(np.int8)
-    shards = np.broadcast_to(unique_gpus(at.model, degree_columns(table)), (len(table), 1))[:, 0]
-    return PhaseGrid(
-        phase=phase,
-        model=at.model,
-        system=at.system,
-        precision=at.precision.name,
-        profile=at.profile.name,
-        engine=at.engine,
-        isl=isl,
-        osl=osl,
-        tp_attn=table.tp_attn,
-        dp_attn=table.dp_attn,
-        tp_ffn=table.tp_ffn,
-        ep=table.ep,
-        pp=table.pp,
-        chunk_tokens=np.zeros(len(table), dtype=np.int64) if chunks is None else chunks,
-        batch=batch,
-        latency=latency,
-        request_rate=rate,
-        memory_bytes=memory,
-        memory_limit=at.memory_limit,
-        microbatches=micro,
-        status=status,
-        bound=bound,
-        kv_bytes_per_request=kv_bytes_per_request(at.model, at.precision, isl),
-        unique_gpus=shards.astype(np.int64),
-        inherited=at.rates.inherited,
-        cache_format=at.precision.cache.name,
-    )

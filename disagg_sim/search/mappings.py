@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, Mapping
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.facts.model import DenseFfn, GqaAttention, ModelSpec, MoeFfn
 from disagg_sim.notebook import Shown
+from disagg_sim.physics.setup import Setup
 
 Ints = NDArray[np.int64]
 
@@ -82,10 +82,8 @@ def mapping_table(mappings: MappingTable | Mapping | list[Mapping]) -> MappingTa
     return _table([(m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.pp) for m in rows])
 
 
-def mappings_for(
-    model: ModelSpec, system: SystemSpec, mappings: MappingTable | Mapping | list[Mapping]
-) -> MappingTable:
-    """``mapping_table`` of single mappings that ``model`` can take on ``system``; a table is taken as it is.
+def mappings_for(at: Setup, mappings: MappingTable | Mapping | list[Mapping]) -> MappingTable:
+    """``mapping_table`` of single mappings that the model can take on the system; a table is taken as it is.
 
     Pipelines may be of any depth up to the layers: one that does not divide them has stages of two lengths.
 
@@ -97,6 +95,7 @@ def mappings_for(
     table = mapping_table(mappings)
     if table is mappings:
         return table
+    model, system = at.model, at.system
     for m in table:
         row = (m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.pp)
         reason = _pipeline_refusal(model, m.pp, even=False) or _stage_refusal(model, system, row)
@@ -121,10 +120,8 @@ def degrees(system: SystemSpec, limit: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, *odd}))
 
 
-def enumerate_mappings(
-    model: ModelSpec | str, system: SystemSpec | str, *, max_gpus: int | None = None
-) -> MappingTable:
-    """All mappings of one instance of ``model`` on ``system`` (physics page, section 3).
+def enumerate_mappings(at: Setup, *, max_gpus: int | None = None) -> MappingTable:
+    """All mappings of one instance of a model on a system (physics page, section 3).
 
     TP stays inside the NVLink domain; EP, DP attention and PP may leave it. At most 64 GPUs an
     instance, one whole NVLink domain where that has 72 or more, 128 with PP. So the mappings of a domain
@@ -132,9 +129,9 @@ def enumerate_mappings(
 
     Parameters
     ----------
-    model, system
-        A model and a system, their names, or the paths of their files.
-    max_gpus
+    at : Setup
+        Whose model is cut over the GPUs of whose system.
+    max_gpus : int, optional
         Most GPUs of an instance, with and without PP, where that is below the limits above. [1]
 
     Returns
@@ -144,11 +141,17 @@ def enumerate_mappings(
 
     Raises
     ------
-    InputError, UnknownNameError
-        ``max_gpus`` that is no whole number from 1, unknown names.
+    InputError
+        ``max_gpus`` that is no whole number from 1.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> table = enumerate_mappings(setup("llama_3_1_8b", "h100_sxm", "fp8"), max_gpus=2)
+    >>> [(each.tp_attn, each.pp) for each in table]
+    [(1, 1), (1, 2), (2, 1)]
     """
-    model = model if isinstance(model, ModelSpec) else load_model(model)
-    system = system if isinstance(system, SystemSpec) else load_system(system)
+    model, system = at.model, at.system
     if max_gpus is not None:
         max_gpus = whole_number("max_gpus", max_gpus)
     whole_domain = system.nvlink_domain >= MAX_DOMAIN_GPUS

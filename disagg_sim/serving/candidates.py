@@ -41,10 +41,17 @@ def best_per_size(gpus: Ints, rate: Floats, order: Ints) -> Ints:
     return fastest[first].astype(np.int64)
 
 
+def mapping_columns(grid: PhaseGrid) -> list[tuple[str, Ints]]:
+    """Names and values of the columns that tell one row of a grid from another, chunk sizes last."""
+    return [(name, getattr(grid.mappings, name)) for name in MAPPING_COLUMNS[:-1]] + [
+        (MAPPING_COLUMNS[-1], grid.chunk_tokens)
+    ]
+
+
 def mapping_order(grid: PhaseGrid) -> Ints:
     """Rank of every point in the lexicographic order of its mapping, then batch; shape (rows, batches)."""
     rows = np.empty(grid.gpus.size, dtype=np.int64)
-    rows[np.lexsort([getattr(grid, name) for name in reversed(MAPPING_COLUMNS)])] = np.arange(rows.size)
+    rows[np.lexsort([column for _, column in reversed(mapping_columns(grid))])] = np.arange(rows.size)
     return rows[:, None] * grid.batch.size + np.arange(grid.batch.size)
 
 
@@ -81,6 +88,7 @@ class PrefillCandidates:
     ep: Ints
     pp: Ints
     chunk_tokens: Ints  # [token]
+    mla_form: NDArray[np.int8]  # index into ``search.grid.CHOSEN_FORMS``
     batch: Ints  # [request]
     latency: Floats  # FTL [s]
     request_rate: Floats  # p of one instance [request/s]
@@ -164,7 +172,7 @@ class PrefillCandidates:
         )
 
 
-_ARRAYS = (*MAPPING_COLUMNS, "batch", "latency", "request_rate", "memory_bytes", "unique_gpus")
+_ARRAYS = (*MAPPING_COLUMNS, "mla_form", "batch", "latency", "request_rate", "memory_bytes", "unique_gpus")
 _SUMMED = ("points", "feasible", "above_ftl_limit", "removed_by_nic_limit")
 _LEAST = ("best_ftl", "least_egress", "least_shortfall", "smallest_gpus")
 _SAME = tuple(f.name for f in fields(PrefillCandidates) if f.name not in {*_ARRAYS, *_SUMMED, *_LEAST})
@@ -199,18 +207,20 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
     rows, columns = np.nonzero(usable)
     keep = best_per_size(gpus[usable], prefill.request_rate[usable], mapping_order(prefill)[usable])
     rows, columns = rows[keep], columns[keep]
+    at, columns_of = prefill.setup, dict(mapping_columns(prefill))
     return PrefillCandidates(
-        model=prefill.model.name,
-        system=prefill.system.name,
-        precision=prefill.precision,
-        profile=prefill.profile,
-        engine=prefill.engine,
-        isl=prefill.isl,
-        cache_format=prefill.cache_format,
+        model=at.model.name,
+        system=at.system.name,
+        precision=at.precision.name,
+        profile=at.profile.name,
+        engine=at.engine,
+        isl=prefill.lengths.mean_isl,
+        cache_format=at.precision.cache.name,
         kv_bytes_per_request=prefill.kv_bytes_per_request,
         ftl_limit=ftl_limit,
         nic_limit=limit,
-        **{name: getattr(prefill, name)[rows] for name in MAPPING_COLUMNS},
+        **{name: column[rows] for name, column in columns_of.items()},
+        mla_form=prefill.mla_form[rows, columns],
         batch=prefill.batch[columns],
         latency=prefill.latency[rows, columns],
         request_rate=prefill.request_rate[rows, columns],
@@ -232,20 +242,24 @@ def check_same_case(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid) -
 
     Model, prompt length and cache format must agree; system, precision, profile and engine may differ.
     """
-    for name in ("model", "isl"):
-        left, right = (_name(getattr(side, name)) for side in (prefill, decode))
+    written, read = _handed_over(prefill), _handed_over(decode)
+    for name, left, right in zip(("model", "isl"), written, read, strict=False):
         if left != right:
             raise InputError(f"prefill and decode differ in {name}: {left} and {right}")
-    if prefill.cache_format != decode.cache_format:
-        written, read = (f"{side.cache_format} (precision {side.precision})" for side in (prefill, decode))
+    if written[2] != read[2]:
+        formats = (f"{cache} (precision {precision})" for _, _, cache, precision in (written, read))
         raise InputError(
-            f"prefill writes its KV cache in {written} and decode reads {read}; "
+            f"prefill writes its KV cache in {' and decode reads '.join(formats)}; "
             "take precision recipes with the same cache format"
         )
 
 
-def _name(value: object) -> object:
-    return getattr(value, "name", value)
+def _handed_over(side: PhaseGrid | PrefillCandidates) -> tuple[str, str, str, str]:
+    """Model, prompt length, cache format and recipe of one side."""
+    if isinstance(side, PrefillCandidates):
+        return side.model, f"{side.isl:.10g}", side.cache_format, side.precision
+    at = side.setup
+    return at.model.name, f"{side.lengths.mean_isl:.10g}", at.precision.cache.name, at.precision.name
 
 
 def least(values: NDArray[Any], mask: Mask) -> float:

@@ -8,25 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError
-from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.phases import decode_step, prefill_pass
-from disagg_sim.search.grid import CHUNK_TOKENS, bound_codes, degree_columns, given_sizes
+from disagg_sim.physics.setup import Setup
+from disagg_sim.search.grid import CHUNK_TOKENS, bound_codes, degree_columns
 from disagg_sim.search.mappings import MappingTable
-from disagg_sim.serving.colocation import (
-    Case,
-    Chosen,
-    Group,
-    Options,
-    Tally,
-    checked_case,
-    choose,
-    groups,
-    points_table,
-)
+from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, Tally, choose, found, groups
+from disagg_sim.workload.lengths import Lengths
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,25 +24,17 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+DEFAULT = Colocation()
+
 
 def colocated(
-    model: ModelSpec | str,
-    system: SystemSpec | str,
+    at: Setup,
     mappings: MappingTable | Mapping | list[Mapping],
+    lengths: Lengths,
     *,
-    isl: int,
-    osl: int,
-    precision: str,
-    profile: str = "measured",
-    engine: str | None = None,
-    batch: Any = None,
-    prefill_batch: Any = None,
     ftl_limit: float = 10.0,
     ttl_limit: float | None = None,
-    ttl_measure: str = "mean",
-    mla_form: str = "auto",
-    allow_long_context: bool = False,
-    allow_empty: bool = False,
+    options: Colocation = DEFAULT,
 ) -> pd.DataFrame:
     r"""In-flight batching without piggyback: whole prompts are prefilled b at a time, and decode waits.
 
@@ -65,75 +47,63 @@ def colocated(
     The largest gap between two tokens is T_d and one pass (more where B/b exceeds OSL-1, so that several
     passes fall between two steps); FTL is the pass, without a queue. Searched are every mapping, its
     batches B, the prompts b of a pass and, with a pipeline, whether the pass is cut into chunks (CPP)
-    and of what size. Memory holds the residents and the prompts in prefill.
+    and of what size. Memory holds the residents and the prompts in prefill. Under a law of lengths t_p is the mean
+    over the law, decode runs at the length-biased context, and the largest gap is made by a pass of prompts that 99 of
+    100 do not exceed.
 
     Parameters
     ----------
-    model, system, mappings
-        As in ``decode_grid``.
-    isl, osl
-        Input and output length. [token]
-    precision, profile, engine
-        Names of a recipe, a profile and, optionally, the engine whose fits come first.
-    batch
-        Batch sizes B; by default four a doubling up to the memory limit. [request]
-    prefill_batch
-        Prompts b of a pass, none above B; by default one a DP rank and its doublings. [request]
-    ftl_limit, ttl_limit
+    at : Setup
+        Model, system, recipe, profile and engine, from ``setup``.
+    mappings : MappingTable, Mapping or list of Mapping
+        From ``enumerate_mappings``, or made by hand.
+    lengths : Lengths
+        Of the requests, from ``lengths``.
+    ftl_limit, ttl_limit : float
         Largest latencies, inclusive; the FTL limit acts on ``ftl_with_slot_wait_s``. [s]
-    ttl_measure : {"mean", "p99"}
-        What ``ttl_s`` is: the mean, or the largest gap.
-    mla_form
-        Form of MLA in prefill; "auto" takes the fastest that fits. Decodes are absorbed.
-    allow_long_context
-        Score requests beyond the model's context limit instead of refusing them.
-    allow_empty
-        Where nothing fits or is fast enough, return an empty table whose ``attrs`` say why.
+    options : Colocation
+        Batches and prompts of a pass to try, measure of TTL, form of MLA.
 
     Returns
     -------
     DataFrame
         Columns as ``points.COLUMNS``. One row per (mapping, B) with the b of the lowest mean TTL; under
-        "p99" every b of a (mapping, B) that no other beats in TTL and throughput. ``attrs`` holds the
-        counts of ``colocation.Tally``.
+        "p99" every b of a (mapping, B) that no other beats in TTL and throughput.
 
     Raises
     ------
     InfeasibleError
         When nothing fits in memory, or nothing meets the FTL limit.
-    InputError, UnknownNameError
-        Values out of range, unknown names.
+    InputError
+        Values out of range, mappings that the model cannot take.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> from disagg_sim.workload.lengths import lengths
+    >>> at = setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> points = colocated(at, Mapping(), lengths(2048, 256), options=Colocation(batch=(16, 64)))
+    >>> points["decode_batch"].tolist()
+    [16, 64]
     """
-    case = checked_case(
-        model,
-        system,
-        precision=precision,
-        profile=profile,
-        engine=engine,
-        isl=isl,
-        osl=osl,
-        ftl_limit=ftl_limit,
-        ttl_limit=ttl_limit,
-        ttl_measure=ttl_measure,
-        mla_form=mla_form,
-        allow_long_context=allow_long_context,
-    )
-    sizes = None if prefill_batch is None else given_sizes("prefill_batch", prefill_batch)
-    tally, chosen = Tally(), []
-    for group in groups(case, mappings, batch):
-        for part, seen in _search(case, group, sizes, mla_form):
-            chosen.append(part)
-            tally = tally.plus(seen)
-    if sizes is not None and not tally.design_points:
+    case = Case(at=at, lengths=lengths, ftl_limit=ftl_limit, ttl_limit=ttl_limit, options=options)
+    return search_colocated(case, mappings).require().points
+
+
+def search_colocated(case: Case, mappings: MappingTable | Mapping | list[Mapping]) -> Found:
+    """The points of ``colocated`` within the limits, none if so it is, and what was looked at."""
+    sizes = None if case.options.prefill_batch is None else np.array(case.options.prefill_batch)
+    parts = [part for group in groups(case, mappings) for part in _search(case, group, sizes)]
+    if sizes is not None and not parts:
         raise InputError(f"prefill_batch {sizes.tolist()} is above every batch; allowed: up to the requests of a batch")
-    return points_table(case, "colocated", chosen, tally, allow_empty=allow_empty)
+    return found(case, Mode.COLOCATED, parts)
 
 
-def count_colocated(case: Case, mappings: MappingTable, *, mla_form: str = "auto") -> int:
-    """Design points that ``colocated`` scores by default: (mapping, batch, prompts of a pass, cut). [1]"""
+def count_colocated(case: Case, mappings: MappingTable) -> int:
+    """Design points that ``colocated`` scores: (mapping, batch, prompts of a pass, cut). [1]"""
     return sum(
-        len(group.table) * int(np.count_nonzero(_pass_sizes(group, None))) * len(_cut_sizes(case, group, mla_form))
-        for group in groups(case, mappings, None)
+        len(group.table) * int(np.count_nonzero(_pass_sizes(group, None))) * len(_cut_sizes(case, group))
+        for group in groups(case, mappings)
     )
 
 
@@ -142,28 +112,40 @@ class _Cut:
     """One way to make a pass: whole prompts, or chunks of CPP."""
 
     chunk_tokens: int  # 0 = whole prompts [token]
-    expanded: bool  # MLA keeps the up-projected past
-    time: Floats  # of a pass, (rows, passes) [s]
+    form: str  # of MLA
+    time: Floats  # of a pass, the mean over the lengths, (rows, passes) [s]
+    long_time: Floats  # of a pass of long prompts, which makes the largest gap, (rows, passes) [s]
+
+    @property
+    def expanded(self) -> bool:
+        """Whether MLA keeps the up-projected past."""
+        return bool(self.chunk_tokens) and self.form == "cached"
 
 
-def _cut_sizes(case: Case, group: Group, form: str) -> list[tuple[int, str]]:
+def _cut_sizes(case: Case, group: Group) -> list[tuple[int, str]]:
     """Chunk tokens (0 = whole prompts) and MLA form of every cut of a group."""
-    chunks = [size for size in CHUNK_TOKENS if group.deep and size < case.isl]
-    return [(0, form), *((size, each) for size in chunks for each in case.forms(form))]
+    chunks = [size for size in CHUNK_TOKENS if group.deep and size < case.lengths.longest_timed]
+    return [(0, case.options.mla_form), *((size, each) for size in chunks for each in case.forms)]
 
 
-def _cuts(case: Case, group: Group, passes: Ints, form: str) -> list[_Cut]:
+def _cuts(case: Case, group: Group, passes: Ints) -> list[_Cut]:
+    return [_cut(case, group, passes, size, form) for size, form in _cut_sizes(case, group)]
+
+
+def _cut(case: Case, group: Group, passes: Ints, size: int, form: str) -> _Cut:
+    """Time the passes of one cut at every prompt that stands for the law."""
     at, degrees, prompts = case.at, group.degrees, passes[None, :].astype(float)
+    chunk = np.full((len(group.table), 1), float(size))
 
-    def time(size: int, each: str) -> Any:
+    def time(isl: float) -> Any:
         if not size:
-            return prefill_pass(at, degrees, batch=prompts, isl=case.isl, mla_form=each).ftl
-        chunk = np.full((len(group.table), 1), float(size))
-        return chunked_prefill_pass(at, degrees, batch=prompts, isl=case.isl, chunk_tokens=chunk, mla_form=each).ftl
+            return prefill_pass(at, degrees, batch=prompts, isl=isl, mla_form=form).ftl
+        return chunked_prefill_pass(at, degrees, batch=prompts, isl=isl, chunk_tokens=chunk, mla_form=form).ftl
 
-    return [
-        _Cut(size, bool(size) and each == "cached", time(size, each)) for size, each in _cut_sizes(case, group, form)
-    ]
+    nodes, weights = case.lengths.isl_nodes(size)
+    mean = sum(weight * time(isl) for isl, weight in zip(nodes.tolist(), weights.tolist(), strict=True))
+    long_time = mean if case.lengths.constant else np.maximum(time(case.long_isl), mean)
+    return _Cut(size, form, np.asarray(mean), long_time)
 
 
 def _pass_sizes(group: Group, sizes: Ints | None) -> Ints:
@@ -178,16 +160,17 @@ def _pass_sizes(group: Group, sizes: Ints | None) -> Ints:
     return np.where((steps <= batch) | (steps == group.dp), np.minimum(steps, batch), 0)
 
 
-def _search(case: Case, group: Group, sizes: Ints | None, form: str) -> list[tuple[Chosen, Tally]]:
+def _search(case: Case, group: Group, sizes: Ints | None) -> list[tuple[Chosen, Tally]]:
     """Score every (batch, cut, pass size) of the rows of a group, in blocks, and keep the best."""
     at, prompts = case.at, _pass_sizes(group, sizes)
     batch_index, step = np.nonzero(prompts)
     if not batch_index.size:
         return []
     passes, which = np.unique(prompts[batch_index, step], return_inverse=True)
-    decode = decode_step(at, group.degrees, batch=group.batch[None, :].astype(float), context=case.isl + case.osl / 2)
+    axis = group.batch[None, :].astype(float)
+    decode = decode_step(at, group.degrees, batch=axis, context=case.lengths.context)
     bound = np.broadcast_to(bound_codes(decode.sums), decode.ttl.shape)
-    cuts = _cuts(case, group, passes, form)
+    cuts = _cuts(case, group, passes)
     scored = _Scored(case, group, cuts, batch_index, passes[which], which, decode.ttl, bound)
     return [scored.block(rows) for rows in group.blocks(batch_index.size * len(cuts))]
 
@@ -211,13 +194,16 @@ class _Scored:
         part = self.group.table[rows]
         index, count = np.tile(self.batch_index, len(cuts)), np.tile(self.together, len(cuts))
         step = self.decode_ttl[rows][:, index]
-        times = np.concatenate([cut.time[rows][:, self.which] for cut in cuts], axis=1)
+        times, long_times = (
+            np.concatenate([each[rows][:, self.which] for each in kind], axis=1)
+            for kind in ([cut.time for cut in cuts], [cut.long_time for cut in cuts])
+        )
         memory = np.concatenate([self._memory(part, cut) for cut in cuts], axis=1)
-        passes_per_step = batch[index] / (count * (case.osl - 1))
+        passes_per_step = batch[index] / (count * (case.lengths.mean_osl - 1))
         options = Options(
             batch_index=index,
             ttl_mean=step + passes_per_step * times,
-            largest_gap=step + np.ceil(passes_per_step) * times,
+            largest_gap=step + np.ceil(passes_per_step) * long_times,
             ftl=times,
             memory=memory,
             group=count.astype(float),
@@ -237,7 +223,7 @@ class _Scored:
             ftl=time,
             memory=memory[row, column],
             prefill_rate=b / time,
-            decode_rate=batch[batch_place] / (step[row, column] * (case.osl - 1)),
+            decode_rate=case.lengths.request_rate(batch[batch_place], step[row, column]),
             bound=self.bound[rows][row, batch_place],
         )
         return chosen, tally
@@ -245,8 +231,8 @@ class _Scored:
     def _memory(self, part: MappingTable, cut: _Cut) -> Floats:
         degrees, together = degree_columns(part), self.together.astype(float)[None, :]
         own = np.ceil(together / self.group.dp)
-        whole = np.ceil(own / np.minimum(degrees.pp, own)) * self.case.isl
-        new = own * cut.chunk_tokens if cut.chunk_tokens else whole
+        micro, deviations = np.ceil(own / np.minimum(degrees.pp, own)), self.case.at.profile.resident_deviations
+        new = own * cut.chunk_tokens if cut.chunk_tokens else self.case.lengths.prompt.of(micro, deviations)
         batch = self.group.batch[self.batch_index].astype(float)[None, :]
         held: Floats = self.case.memory_bytes(
             degrees, batch, prompts=together, new=new, mixed=False, expanded=cut.expanded

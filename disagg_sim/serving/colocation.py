@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,17 +17,17 @@ from numpy.typing import NDArray
 
 from disagg_sim.domain import BOUNDS, Mapping
 from disagg_sim.errors import InfeasibleError, InputError, above_zero, nearest
-from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.layer import check_form
-from disagg_sim.physics.memory import Prefilling, colocated_bytes, decode_residents, prompt_residents
+from disagg_sim.physics.memory import Prefilling, colocated_bytes
+from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.phases import Degrees
-from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.search.grid import BLOCK_POINTS, batch_axis_at, check_lengths, degree_columns, given_sizes
+from disagg_sim.physics.setup import Setup
+from disagg_sim.search.grid import BLOCK_POINTS, batch_axis, degree_columns, given_sizes
 from disagg_sim.search.mappings import MappingTable, mappings_for
 from disagg_sim.serving.candidates import least
 from disagg_sim.serving.points import slot_wait, table_of_points
+from disagg_sim.workload.lengths import Lengths
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,15 +40,50 @@ TTL_MEASURES = ("mean", "p99")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Colocation:
+    """How the two co-located modes are searched, and what their results mean."""
+
+    batch: tuple[int, ...] | None = None  # residents of an instance; None = four a doubling up to memory [request]
+    prefill_batch: tuple[int, ...] | None = None  # ``colocated``: prompts of a pass, none above the batch; None = one a
+    # DP rank and its doublings [request]
+    rank_chunk_tokens: tuple[int, ...] | None = None  # ``piggyback``: chunks of a DP rank to try beside the balance,
+    # where they exceed it; None = the powers of two from 16 to 32,768 [token]
+    every_step_mixed: bool = False  # ``piggyback``: the balance alone, as the piggybacked curve of arXiv 2506.05508
+    interference: Interference = NO_INTERFERENCE  # ``piggyback``: what the phases cost each other in a mixed step
+    ttl_measure: str = "mean"  # what ``ttl_s`` is: the mean, or the largest gap ("p99")
+    mla_form: str = "auto"  # of MLA in prefill; "auto" takes the fastest that fits. Decodes are absorbed
+    allow_long_context: bool = False  # score requests beyond the model's context limit instead of refusing them
+
+    def __post_init__(self) -> None:
+        """``InputError`` for a value out of range."""
+        for name in ("batch", "prefill_batch", "rank_chunk_tokens"):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(given_sizes(name, given).tolist()))
+        check_form(self.mla_form)
+        if self.ttl_measure not in TTL_MEASURES:
+            raise InputError(
+                f"ttl_measure {self.ttl_measure!r} is not one of {', '.join(TTL_MEASURES)}"
+                f"{nearest(self.ttl_measure, TTL_MEASURES)}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One co-located study: a setting, its lengths and its limits, all checked."""
+    """One co-located search: setup, lengths, limits and options, all checked."""
 
     at: Setup
-    isl: int  # [token]
-    osl: int  # [token]
-    ftl_limit: float  # inclusive [s]
-    ttl_limit: float  # inclusive; inf = none [s]
-    ttl_measure: str  # of ``TTL_MEASURES``
+    lengths: Lengths
+    ftl_limit: float  # inclusive; acts on ``ftl_with_slot_wait_s`` [s]
+    ttl_limit: float | None = None  # inclusive; None = none [s]
+    options: Colocation = Colocation()
+
+    def __post_init__(self) -> None:
+        """``InputError`` for a limit out of range, or requests beyond the model's context."""
+        lengths = self.lengths
+        self.at.model.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=self.options.allow_long_context)
+        above_zero("ftl_limit", self.ftl_limit, "s")
+        if self.ttl_limit is not None:
+            above_zero("ttl_limit", self.ttl_limit, "s")
 
     def memory_bytes(self, degrees: Degrees, batch: Any, *, prompts: Any, new: Any, mixed: bool, expanded: bool) -> Any:
         """Bytes on the fullest GPU; see ``physics.memory.colocated_bytes``. [B]"""
@@ -55,42 +91,21 @@ class Case:
             self.at,
             degrees,
             batch,
-            cached=decode_residents(self.isl, self.osl),
-            prefilling=Prefilling(prompts=prompts, prompt=prompt_residents(self.isl), new=new, mixed=mixed),
+            cached=self.lengths.resident,
+            prefilling=Prefilling(prompts=prompts, prompt=self.lengths.prompt, new=new, mixed=mixed),
             mla_form="cached" if expanded else "auto",
         )
 
-    def forms(self, form: str) -> tuple[str, ...]:
+    @property
+    def forms(self) -> tuple[str, ...]:
         """MLA forms of a chunk to try: a free one may also keep the up-projected past."""
+        form = self.options.mla_form
         return ("auto", "cached") if form == "auto" and self.at.model.is_mla else (form,)
 
-
-def checked_case(
-    model: ModelSpec | str,
-    system: SystemSpec | str,
-    *,
-    precision: str,
-    profile: str,
-    engine: str | None,
-    isl: int,
-    osl: int,
-    ftl_limit: float,
-    ttl_limit: float | None,
-    ttl_measure: str,
-    mla_form: str,
-    allow_long_context: bool,
-) -> Case:
-    """The arguments that both modes take, checked; ``InputError`` or ``UnknownNameError`` for a wrong one."""
-    at = setup(model, system, precision, profile, engine)
-    check_lengths(at.model, isl, osl, allow_long_context=allow_long_context)
-    check_form(mla_form)
-    ftl = above_zero("ftl_limit", ftl_limit, "s")
-    ttl = np.inf if ttl_limit is None else above_zero("ttl_limit", ttl_limit, "s")
-    if ttl_measure not in TTL_MEASURES:
-        raise InputError(
-            f"ttl_measure {ttl_measure!r} is not one of {', '.join(TTL_MEASURES)}{nearest(ttl_measure, TTL_MEASURES)}"
-        )
-    return Case(at=at, isl=isl, osl=osl, ftl_limit=ftl, ttl_limit=ttl, ttl_measure=ttl_measure)
+    @property
+    def long_isl(self) -> float:
+        """Prompt that makes the largest gap: all have it, or 99 of 100 are no longer. [token]"""
+        return self.lengths.mean_isl if self.lengths.constant else self.lengths.isl_quantile(0.99)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -113,9 +128,10 @@ class Group:
         return (slice(i, i + step) for i in range(0, len(self.table), step))
 
 
-def groups(case: Case, mappings: MappingTable | Mapping | list[Mapping], batch: Any) -> Iterator[Group]:
+def groups(case: Case, mappings: MappingTable | Mapping | list[Mapping]) -> Iterator[Group]:
     """Mappings by DP degree and pipeline; batches up to the memory limit of each group unless given. [request]"""
-    table = mappings_for(case.at.model, case.at.system, mappings)
+    given = case.options.batch
+    table = mappings_for(case.at, mappings)
     if not len(table):
         raise InputError("mappings is empty; allowed: one mapping or more")
     for dp in np.unique(table.dp_attn):
@@ -123,10 +139,7 @@ def groups(case: Case, mappings: MappingTable | Mapping | list[Mapping], batch: 
             part = table[(table.dp_attn == dp) & ((table.pp > 1) == deep)]
             if not len(part):
                 continue
-            if batch is None:
-                sizes = batch_axis_at(case.at, part, phase="decode", isl=case.isl, osl=case.osl)
-            else:
-                sizes = given_sizes("batch", batch)
+            sizes = batch_axis(case.at, part, case.lengths, phase="decode") if given is None else np.array(given)
             yield Group(table=part, batch=sizes, dp=int(dp), deep=deep)
 
 
@@ -177,11 +190,11 @@ def choose(case: Case, batch: Ints, options: Options) -> tuple[Ints, Ints, Tally
     equal ones go to the first option.
     """
     fits = options.memory <= case.at.memory_limit
-    rate = batch[options.batch_index] / (options.ttl_mean * (case.osl - 1))
+    rate = case.lengths.request_rate(batch[options.batch_index], options.ttl_mean)
     first = options.ftl + slot_wait(options.group, rate)
     fast = fits & (first <= case.ftl_limit)
-    measured = options.ttl_mean if case.ttl_measure == "mean" else options.largest_gap
-    usable = fast & (measured <= case.ttl_limit)
+    measured = options.ttl_mean if case.options.ttl_measure == "mean" else options.largest_gap
+    usable = fast & (measured <= (np.inf if case.ttl_limit is None else case.ttl_limit))
     tally = Tally(
         design_points=fits.size,
         feasible=int(fits.sum()),
@@ -200,7 +213,7 @@ def choose(case: Case, batch: Ints, options: Options) -> tuple[Ints, Ints, Tally
         return padded[:, place]
 
     mean = laid_out(options.ttl_mean)
-    if case.ttl_measure == "mean":
+    if case.options.ttl_measure == "mean":
         best = np.argmin(mean, axis=-1)
         row, batch = np.nonzero(np.isfinite(np.take_along_axis(mean, best[..., None], axis=-1)[..., 0]))
         return row, place[batch, best[row, batch]], tally
@@ -242,16 +255,40 @@ class Chosen:
     bound: NDArray[np.int8]  # index into ``BOUNDS``
 
 
-def points_table(case: Case, mode: str, chosen: list[Chosen], tally: Tally, *, allow_empty: bool) -> pd.DataFrame:
-    """The table of points (``points.COLUMNS``) of a co-located mode, the tally in ``attrs``.
+@dataclass(frozen=True, eq=False, slots=True)
+class Found:
+    """The points of a co-located search, and what it looked at."""
+
+    case: Case
+    points: pd.DataFrame  # columns as ``points.COLUMNS``
+    tally: Tally
+
+    def require(self) -> Found:
+        """Itself; ``InfeasibleError`` with what binds where memory or the FTL limit leaves nothing."""
+        case, tally = self.case, self.tally
+        where = f"{case.at.model.name} on {case.at.system.name}"
+        if not tally.feasible:
+            raise InfeasibleError(
+                f"{where}: no co-located mapping fits in memory; "
+                f"the closest lacks {tally.least_shortfall:.4g} B per GPU"
+            )
+        if tally.feasible == tally.above_ftl_limit:
+            raise InfeasibleError(
+                f"{where}: no co-located configuration meets the FTL limit of {case.ftl_limit:g} s; "
+                f"the best FTL, with the wait for a slot, is {tally.best_ftl_s:.4g} s"
+            )
+        return self
+
+
+def found(case: Case, mode: str, parts: list[tuple[Chosen, Tally]]) -> Found:
+    """The table of points (``points.COLUMNS``) of a co-located mode from the parts of its search.
 
     ``throughput = B*OSL/(G*(OSL-1)*mean TTL)`` tokens/s/GPU in every co-located mode (physics page,
     section 8): the OSL tokens of B residents in the time in which all of them are replaced once.
     """
     import pandas as pd
 
-    if not allow_empty:
-        _require(case, tally)
+    chosen, tally = [part for part, _ in parts], reduce(Tally.plus, (seen for _, seen in parts), Tally())
     columns: dict[str, Any] = {
         f.name: np.concatenate([getattr(c, f.name) for c in chosen]) for f in fields(Chosen) if f.name != "mapping"
     }
@@ -261,8 +298,8 @@ def points_table(case: Case, mode: str, chosen: list[Chosen], tally: Tally, *, a
     }
     at, batch, mean = case.at, columns["batch"], columns["ttl_mean"]
     gpus = degrees["tp_attn"] * degrees["dp_attn"] * degrees["pp"]
-    rate = batch / (mean * (case.osl - 1))
-    ttl = mean if case.ttl_measure == "mean" else columns["largest_gap"]
+    rate = case.lengths.request_rate(batch, mean)
+    ttl = mean if case.options.ttl_measure == "mean" else columns["largest_gap"]
     distinct = unique_gpus(at.model, Degrees(**{name: value.astype(float) for name, value in degrees.items()}))
     values: dict[str, Any] = {
         "model": at.model.name,
@@ -272,10 +309,10 @@ def points_table(case: Case, mode: str, chosen: list[Chosen], tally: Tally, *, a
         "engine": at.engine,
         "mode": mode,
         "matching": "none",
-        "isl": case.isl,
-        "osl": case.osl,
+        "isl": round(case.lengths.mean_isl),
+        "osl": round(case.lengths.mean_osl),
         "tokens_per_s_per_user": 1 / ttl,
-        "tokens_per_s_per_gpu": rate * case.osl / gpus,
+        "tokens_per_s_per_gpu": rate * case.lengths.mean_osl / gpus,
         "ftl_s": columns["ftl"],
         "ttl_s": ttl,
         **{f"{phase}_{name}": value for phase in ("prefill", "decode") for name, value in degrees.items()},
@@ -299,27 +336,13 @@ def points_table(case: Case, mode: str, chosen: list[Chosen], tally: Tally, *, a
         "decode_request_rate_per_s": columns["decode_rate"],
         "prefill_unique_gpus": np.asarray(distinct).astype(np.int64),
         "decode_unique_gpus": np.asarray(distinct).astype(np.int64),
-        "kv_bytes_per_request": kv_bytes_per_request(at.model, at.precision, case.isl),
+        "kv_bytes_per_request": case.lengths.mean_over_prompts(
+            lambda isl: kv_bytes_per_request(at.model, at.precision, isl)
+        ),
         "ftl_with_slot_wait_s": columns["ftl"] + slot_wait(columns["group"], rate),
         "ttl_mean_s": mean,
         "ttl_largest_gap_s": columns["largest_gap"],
         "mixed_chunk_tokens": columns["mixed_chunk"],
         "mixed_step_share": columns["mixed_share"],
     }
-    table = table_of_points(values, batch.size)
-    table.attrs = {"ttl_measure": case.ttl_measure, **{f.name: getattr(tally, f.name) for f in fields(tally)}}
-    return table
-
-
-def _require(case: Case, tally: Tally) -> None:
-    """Raise ``InfeasibleError`` with what binds where memory or the FTL limit leaves nothing."""
-    where = f"{case.at.model.name} on {case.at.system.name}"
-    if not tally.feasible:
-        raise InfeasibleError(
-            f"{where}: no co-located mapping fits in memory; the closest lacks {tally.least_shortfall:.4g} B per GPU"
-        )
-    if tally.feasible == tally.above_ftl_limit:
-        raise InfeasibleError(
-            f"{where}: no co-located configuration meets the FTL limit of {case.ftl_limit:g} s; "
-            f"the best FTL, with the wait for a slot, is {tally.best_ftl_s:.4g} s"
-        )
+    return Found(case, table_of_points(values, batch.size), tally)

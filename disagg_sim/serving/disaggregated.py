@@ -93,13 +93,14 @@ def disaggregated(
     _check(decode, ttl_limit=ttl_limit, gpu_cap=gpu_cap, matching=matching)
     ratio = _fraction(ctx_gen_ratio, matching)
     check_per(per, prices)
-    systems = (prefill.system, decode.system)
+    sender = prefill.setup.system if isinstance(prefill, PhaseGrid) else prefill.system
+    systems = (sender, decode.setup.system)
     if isinstance(prefill, PhaseGrid):
         prefill = prefill_candidates(prefill, ftl_limit=ftl_limit, nic_limit=nic_limit)
     _check_candidates(prefill, decode, ftl_limit=ftl_limit, nic_limit=nic_limit)
     prefill.require()
     costs = costs_of_gpus(systems, per, prices)
-    weight = costs[prefill.system] / costs[decode.system.name]
+    weight = costs[prefill.system] / costs[decode.setup.system.name]
 
     feasible = decode.feasible
     in_time = feasible & (decode.latency <= (np.inf if ttl_limit is None else ttl_limit))
@@ -200,27 +201,27 @@ def _table(
 
     ttl, r = decode.latency[rows, columns], decode.request_rate[rows, columns]
     p, gpus_p, gpus_d = prefill.request_rate[choice], prefill.gpus[choice], decode.gpus[rows]
-    total = n_p * gpus_p + n_d * gpus_d
+    at, total = decode.setup, n_p * gpus_p + n_d * gpus_d
     rate = np.minimum(n_p * p, n_d * r)
     degrees = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
     values: dict[str, Any] = {
-        "model": decode.model.name,
-        "system": decode.system.name,
-        "precision": decode.precision,
-        "profile": decode.profile,
-        "engine": decode.engine,
+        "model": at.model.name,
+        "system": at.system.name,
+        "precision": at.precision.name,
+        "profile": at.profile.name,
+        "engine": at.engine,
         "mode": "disaggregated",
         "matching": matching,
-        "isl": round(decode.isl),
-        "osl": round(decode.osl),
+        "isl": round(decode.lengths.mean_isl),
+        "osl": round(decode.lengths.mean_osl),
         "tokens_per_s_per_user": 1 / ttl,
-        "tokens_per_s_per_gpu": rate * decode.osl / total,
+        "tokens_per_s_per_gpu": rate * decode.lengths.mean_osl / total,
         "ftl_s": prefill.latency[choice],
         "ttl_s": ttl,
         **{f"prefill_{name}": getattr(prefill, name)[choice] for name in (*degrees, "chunk_tokens", "batch")},
         "prefill_instances": n_p,
         "prefill_gpus": gpus_p,
-        **{f"decode_{name}": getattr(decode, name)[rows] for name in degrees},
+        **{f"decode_{name}": getattr(decode.mappings, name)[rows] for name in degrees},
         "decode_microbatches": decode.microbatches[rows, columns],
         "decode_batch": decode.batch[columns],
         "decode_instances": n_d,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.search.front import AXES, area, best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
@@ -28,8 +29,7 @@ from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 if TYPE_CHECKING:
     import pandas as pd
 
-DISAGGREGATED = "disaggregated"
-COLOCATED = ("colocated", "piggyback")  # the best of both is what disaggregation must beat
+COLOCATED = (Mode.COLOCATED, Mode.PIGGYBACK)  # the best of both is what disaggregation must beat
 #: What a comparison of the modes has in common, where a table has the column.
 SAME = ("case", "model", "isl", "osl", "system", "precision", "profile", "engine")
 ROUNDING = 1e-12  # of a share that was added up from steps [1]
@@ -171,7 +171,7 @@ def where_it_pays(
     ----------
     frontier : DataFrame
         Frontiers (or all points) of several modes below one another, column ``mode`` as in ``COLOCATED``
-        and ``DISAGGREGATED``.
+        and ``Mode.DISAGGREGATED``.
     axis, low, high, worth
         As in ``gain``.
     by : sequence of str
@@ -192,7 +192,7 @@ def where_it_pays(
     """
     import pandas as pd
 
-    known = (DISAGGREGATED, *COLOCATED)
+    known = (Mode.DISAGGREGATED, *COLOCATED)
     for column in ("mode", INTERACTIVITY, THROUGHPUT):
         if column not in frontier:
             raise InputError(f"table of frontiers: missing column {column!r}")
@@ -202,7 +202,7 @@ def where_it_pays(
     names = [name for name in by if name in frontier]
     rows = []
     for _, points in frontier.groupby(names, sort=False, observed=True, dropna=False):
-        split = points["mode"] == DISAGGREGATED
+        split = points["mode"] == Mode.DISAGGREGATED
         setting = {name: points[name].iloc[0] for name in names}
         rows.append(setting | _row(points[split], points[~split], axis=axis, low=low, high=high, worth=worth))
     return pd.DataFrame(rows)
@@ -213,10 +213,10 @@ def _row(
 ) -> dict[str, Any]:
     reach = {
         f"{name}_reach": float(points[INTERACTIVITY].max()) if len(points) else 0.0
-        for name, points in ((DISAGGREGATED, ours), (COLOCATED[0], theirs))
+        for name, points in ((Mode.DISAGGREGATED, ours), (COLOCATED[0], theirs))
     }
     if not len(ours) or not len(theirs):
-        return reach | {"axis": axis, "pays": f"{DISAGGREGATED if len(ours) else COLOCATED[0]} only"}
+        return reach | {"axis": axis, "pays": f"{Mode.DISAGGREGATED if len(ours) else COLOCATED[0]} only"}
     found = gain(curve(ours), curve(theirs), axis=axis, low=low, high=high, worth=worth)
     values = {name: getattr(found, name) for name in found.__slots__}
     return values | reach | {"pays": _verdict(found.share_above)}

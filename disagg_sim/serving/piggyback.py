@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import Mapping
-from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.mixed import NO_INTERFERENCE, Chunk, Interference, chunk_share, mixed_step
-from disagg_sim.physics.phases import decode_step
+from disagg_sim.domain import Mapping, Mode
+from disagg_sim.physics.mixed import Chunk, MixedStep, chunk_share, mixed_step
+from disagg_sim.physics.phases import Degrees, decode_step
 from disagg_sim.physics.roofline import Sums
-from disagg_sim.search.grid import bound_codes, degree_columns, given_sizes
+from disagg_sim.physics.setup import Setup
+from disagg_sim.search.grid import bound_codes, degree_columns
 from disagg_sim.search.mappings import MappingTable
-from disagg_sim.serving.colocation import (
-    Case,
-    Chosen,
-    Group,
-    Options,
-    Tally,
-    checked_case,
-    choose,
-    groups,
-    points_table,
-)
+from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, Tally, choose, found, groups
+from disagg_sim.workload.lengths import Lengths
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,28 +25,17 @@ Floats = NDArray[np.float64]
 
 #: Prefill tokens of one attention rank in a mixed step that are tried beside the balance. [token]
 RANK_CHUNK_TOKENS = tuple(2**k for k in range(4, 16))
+DEFAULT = Colocation()
 
 
 def piggyback(
-    model: ModelSpec | str,
-    system: SystemSpec | str,
+    at: Setup,
     mappings: MappingTable | Mapping | list[Mapping],
+    lengths: Lengths,
     *,
-    isl: int,
-    osl: int,
-    precision: str,
-    profile: str = "measured",
-    engine: str | None = None,
-    batch: Any = None,
-    rank_chunk_tokens: Any = None,
-    every_step_mixed: bool = False,
-    interference: Interference = NO_INTERFERENCE,
     ftl_limit: float = 10.0,
     ttl_limit: float | None = None,
-    ttl_measure: str = "mean",
-    mla_form: str = "auto",
-    allow_long_context: bool = False,
-    allow_empty: bool = False,
+    options: Colocation = DEFAULT,
 ) -> pd.DataFrame:
     r"""In-flight batching in which steps carry a chunk of prefill beside the decodes.
 
@@ -74,80 +53,64 @@ def piggyback(
     every mapping, its batches and its chunks. A balance below one token a step becomes one token in
     some of the steps.
 
+    Under a law of lengths ISL and OSL are the means in the balance, decode runs at the length-biased context, and T_mix
+    is the mean over the chunks of all prompts (a prompt has as many as it has tokens), in the FTL over the prompts; the
+    largest gap is made by the chunks of a prompt that 99 of 100 do not exceed.
+
     Parameters
     ----------
-    model, system, mappings, isl, osl, precision, profile, engine, batch
+    at, mappings, lengths, ftl_limit, ttl_limit
         As in ``colocated``.
-    ftl_limit, ttl_limit, ttl_measure, allow_long_context, allow_empty
-        As in ``colocated``.
-    rank_chunk_tokens
-        Chunks of one DP rank, c/dp, to try beside the balance where they exceed it; by default the powers
-        of two from 16 to 32,768. [token]
-    every_step_mixed
-        Only the balance: every step is mixed, which is what the piggybacked curve of arXiv 2506.05508 means.
-    interference
-        What the phases cost each other in a mixed step; neutral by default.
-    mla_form
-        Form of MLA in a chunk: "naive" re-projects the past, "absorbed" works in latent space, "cached"
-        keeps the up-projected past in memory, "auto" takes the fastest that fits. Decodes are absorbed.
+    options : Colocation
+        Batches and chunks to try, interference of the phases, measure of TTL, and the form of MLA in a chunk: "naive"
+        re-projects the past, "absorbed" works in latent space, "cached" keeps the up-projected past in memory, "auto"
+        takes the fastest that fits.
 
     Returns
     -------
     DataFrame
         Columns as ``points.COLUMNS``. One row per (mapping, B) with the chunk of the lowest mean TTL; under
         "p99" every chunk of a (mapping, B) that no other beats in TTL and throughput. ``decode_bound`` is
-        of the mean step. ``attrs`` holds the counts of ``colocation.Tally``.
+        of the mean step.
 
     Raises
     ------
     InfeasibleError
         When nothing fits in memory, or nothing meets the FTL limit.
-    InputError, UnknownNameError
-        Values out of range, unknown names.
+    InputError
+        Values out of range, mappings that the model cannot take.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> from disagg_sim.workload.lengths import lengths
+    >>> at = setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> points = piggyback(at, Mapping(), lengths(2048, 256), options=Colocation(batch=(16, 64)))
+    >>> points["decode_batch"].tolist()
+    [16, 64]
     """
-    case = checked_case(
-        model,
-        system,
-        precision=precision,
-        profile=profile,
-        engine=engine,
-        isl=isl,
-        osl=osl,
-        ftl_limit=ftl_limit,
-        ttl_limit=ttl_limit,
-        ttl_measure=ttl_measure,
-        mla_form=mla_form,
-        allow_long_context=allow_long_context,
-    )
-    sizes = _chunk_sizes(rank_chunk_tokens, every_step_mixed=every_step_mixed)
-    tally, chosen = Tally(), []
-    for group in groups(case, mappings, batch):
-        for part, seen in _search(case, group, sizes, mla_form, interference):
-            chosen.append(part)
-            tally = tally.plus(seen)
-    return points_table(case, "piggyback", chosen, tally, allow_empty=allow_empty)
+    case = Case(at=at, lengths=lengths, ftl_limit=ftl_limit, ttl_limit=ttl_limit, options=options)
+    return search_piggyback(case, mappings).require().points
 
 
-def count_piggyback(
-    case: Case, mappings: MappingTable, *, every_step_mixed: bool = False, mla_form: str = "auto"
-) -> int:
-    """Design points that ``piggyback`` scores by default: (mapping, batch, chunk, form of MLA). [1]"""
-    sizes = _chunk_sizes(None, every_step_mixed=every_step_mixed)
-    return sum(
-        len(group.table) * _chunks(case, group, sizes)[0].size * len(case.forms(mla_form))
-        for group in groups(case, mappings, None)
-    )
+def search_piggyback(case: Case, mappings: MappingTable | Mapping | list[Mapping]) -> Found:
+    """The points of ``piggyback`` within the limits, none if so it is, and what was looked at."""
+    parts = [part for group in groups(case, mappings) for part in _search(case, group)]
+    return found(case, Mode.PIGGYBACK, parts)
 
 
-def _chunk_sizes(rank_chunk_tokens: Any, *, every_step_mixed: bool) -> Ints:
-    """Chunks of one DP rank to try beside the balance. [token]"""
-    sizes = given_sizes("rank_chunk_tokens", RANK_CHUNK_TOKENS if rank_chunk_tokens is None else rank_chunk_tokens)
-    return sizes[:0] if every_step_mixed else sizes
+def count_piggyback(case: Case, mappings: MappingTable) -> int:
+    """Design points that ``piggyback`` scores: (mapping, batch, chunk, form of MLA). [1]"""
+    return sum(len(group.table) * _chunks(case, group)[0].size * len(case.forms) for group in groups(case, mappings))
 
 
-def _chunks(case: Case, group: Group, sizes: Ints) -> tuple[Ints, Floats, Floats]:
+def _chunks(case: Case, group: Group) -> tuple[Ints, Floats, Floats]:
     """Place in the batch axis, chunk over all DP ranks [token] and share of mixed steps [1] of every column."""
-    balance = group.batch * (case.isl / (case.osl - 1))  # tokens of prefill that a step needs on average
+    sizes = np.array(case.options.rank_chunk_tokens or RANK_CHUNK_TOKENS)
+    if case.options.every_step_mixed:
+        sizes = sizes[:0]
+    lengths = case.lengths
+    balance = group.batch * (lengths.mean_isl / (lengths.mean_osl - 1))  # tokens of prefill a step, on average
     chunks = np.concatenate(
         [np.maximum(balance, 1.0)[:, None], np.broadcast_to(group.dp * sizes, (balance.size, sizes.size))], axis=1
     )
@@ -157,45 +120,58 @@ def _chunks(case: Case, group: Group, sizes: Ints) -> tuple[Ints, Floats, Floats
     return batch_index, chunk, balance[batch_index] / chunk
 
 
-def _search(case: Case, group: Group, sizes: Ints, form: str, interference: Interference) -> list[tuple[Chosen, Tally]]:
+def _search(case: Case, group: Group) -> list[tuple[Chosen, Tally]]:
     """Score every (batch, chunk) of the rows of a group, in blocks, and keep the best."""
-    forms = case.forms(form)
-    batch_index, chunk, share = _chunks(case, group, sizes)
-    return [
-        _block(case, group, rows, batch_index, chunk, share, forms, interference)
-        for rows in group.blocks(batch_index.size * len(forms))
-    ]
+    chunks = _chunks(case, group)
+    return [_block(case, group, rows, *chunks) for rows in group.blocks(chunks[0].size * len(case.forms))]
 
 
-def _block(
-    case: Case,
-    group: Group,
-    rows: slice,
-    batch_index: Ints,
-    chunk: Floats,
-    share: Floats,
-    forms: tuple[str, ...],
-    interference: Interference,
-) -> tuple[Chosen, Tally]:
-    """Score some rows of a group; a column is one (batch, chunk), forms of MLA one after the other."""
-    at, part = case.at, group.table[rows]
-    degrees, context = degree_columns(part), case.isl + case.osl / 2
-    decode = decode_step(at, degrees, batch=group.batch[None, :].astype(float), context=context)
-    step, residents = decode.ttl[:, batch_index], group.batch[batch_index].astype(float)[None, :]
-    prompts = group.dp * np.maximum(np.ceil(chunk / (group.dp * case.isl)), 1.0)  # in progress, over all DP ranks
-    new = chunk_share(chunk / np.minimum(degrees.pp, residents), group.dp)
-    mixed = [
-        mixed_step(
+class _Mixed(NamedTuple):
+    """Mixed steps under the law of the prompts, (rows, columns)."""
+
+    step: MixedStep  # the mean over the chunks of all prompts
+    ftl: Floats  # the mean over the prompts [s]
+    long_time: Floats  # a step with a chunk of a long prompt [s]
+
+
+def _mixed(case: Case, degrees: Degrees, residents: Floats, chunk: Floats, dp: int, form: str) -> _Mixed:
+    """Mixed steps of one form of MLA; a column is one (batch, chunk)."""
+    at, lengths = case.at, case.lengths
+
+    def one(isl: float) -> MixedStep:
+        return mixed_step(
             at,
             degrees,
             batch=residents,
-            context=context,
-            chunk=Chunk(chunk[None, :], case.isl),
+            context=lengths.context,
+            chunk=Chunk(chunk[None, :], isl),
             mla_form=form,
-            interference=interference,
+            interference=case.options.interference,
         )
-        for form in forms
-    ]
+
+    nodes, weights = lengths.isl_nodes()
+    time, ftl, sums = np.zeros(1), np.zeros(1), Sums()
+    of_tokens = weights * nodes / (weights @ nodes)  # a token of prefill is of this prompt
+    for isl, weight, share in zip(nodes.tolist(), weights.tolist(), of_tokens.tolist(), strict=True):
+        step = one(isl)
+        time, sums = time + share * step.time, sums.plus(step.sums, share)
+        ftl = ftl + weight * (np.maximum(dp * isl / chunk, 1.0) * step.time)
+    long_time = time if lengths.constant else np.maximum(one(case.long_isl).time, time)
+    return _Mixed(MixedStep(time, sums), ftl, long_time)
+
+
+def _block(
+    case: Case, group: Group, rows: slice, batch_index: Ints, chunk: Floats, share: Floats
+) -> tuple[Chosen, Tally]:
+    """Score some rows of a group; a column is one (batch, chunk), forms of MLA one after the other."""
+    at, part, forms, isl = case.at, group.table[rows], case.forms, case.lengths.mean_isl
+    degrees, axis = degree_columns(part), group.batch[None, :].astype(float)
+    decode = decode_step(at, degrees, batch=axis, context=case.lengths.context)
+    step, residents = decode.ttl[:, batch_index], group.batch[batch_index].astype(float)[None, :]
+    prompts = group.dp * np.maximum(np.ceil(chunk / (group.dp * isl)), 1.0)  # in progress, over all DP ranks
+    new = chunk_share(chunk / np.minimum(degrees.pp, residents), group.dp)
+    under = [_mixed(case, degrees, residents, chunk, group.dp, form) for form in forms]
+    mixed = [each.step for each in under]
     memory = [
         case.memory_bytes(degrees, residents, prompts=prompts, new=new, mixed=True, expanded=form == "cached")
         for form in forms
@@ -206,10 +182,10 @@ def _block(
     options = Options(
         batch_index=index,
         ttl_mean=share * time + (1.0 - share) * step,
-        largest_gap=time,
-        ftl=np.maximum(group.dp * case.isl / chunk, 1.0) * time,
+        largest_gap=np.concatenate([each.long_time for each in under], axis=1),
+        ftl=np.concatenate([each.ftl for each in under], axis=1),
         memory=np.concatenate(memory, axis=1),
-        group=np.where(chunk > group.dp * case.isl, chunk / case.isl, 1.0),
+        group=np.where(chunk > group.dp * isl, chunk / isl, 1.0),
     )
     row, column, tally = choose(case, group.batch, options)
     of_mixed, of_decode = np.divmod(column, batch_index.size), (row, index[column])
@@ -229,11 +205,11 @@ def _block(
         mixed_chunk=chunk[column],
         mixed_share=share[column],
         ttl_mean=options.ttl_mean[row, column],
-        largest_gap=time[row, column],
+        largest_gap=options.largest_gap[row, column],
         ftl=options.ftl[row, column],
         memory=options.memory[row, column],
-        prefill_rate=chunk[column] / (case.isl * time[row, column]),
-        decode_rate=batch / (step[row, column] * (case.osl - 1)),
+        prefill_rate=chunk[column] / (isl * time[row, column]),
+        decode_rate=case.lengths.request_rate(batch, step[row, column]),
         bound=bound_codes(Sums(*sums)),
     )
     return chosen, tally

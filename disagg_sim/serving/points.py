@@ -149,7 +149,7 @@ def table_of_points(values: dict[str, Any], rows: int) -> pd.DataFrame:
     values = {f"prefill_{name}": values[name] for name in ("system", "precision", "profile", "engine")} | values
     codes = np.zeros(rows, dtype=np.int8)
     words = {
-        name: pd.Categorical.from_codes(codes, categories=pd.Index([value]))
+        name: pd.Categorical.from_codes(codes, categories=pd.Index([str(value)]))
         for name, value in values.items()
         if isinstance(value, str)
     }

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from disagg_sim.domain import Deployment, Instance, Pool
 from disagg_sim.errors import InputError, above_zero, as_float, quoted, whole_number
-from disagg_sim.facts.load import load_profile
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.kv_transfer import own_link_bandwidth
 from disagg_sim.search.grid import PhaseGrid
@@ -128,7 +127,7 @@ def match_rates(
         whole_number("gpu_budget", gpu_budget, most=MOST_GPUS)
     if max_configurations_per_pool is not None:
         whole_number("max_configurations_per_pool", max_configurations_per_pool)
-    within = prefill.system == decode.system and (gpu_budget or MOST_GPUS) <= prefill.system.nvlink_domain
+    within = _one_domain(prefill, decode, gpu_budget)
     sides = (_Side(prefill, ftl_limit, kv_link_limit, within), _Side(decode, ttl_limit, kv_link_limit, within))
     for side in sides:
         if side.rows.size == 0:
@@ -146,9 +145,15 @@ def match_rates(
     return _preferred(solved(1), solved(None), mixing_gain, of_rate=required_rate is None)
 
 
+def _one_domain(prefill: PhaseGrid, decode: PhaseGrid, gpu_budget: int | None) -> bool:
+    """Whether both pools fit one NVLink domain."""
+    system = prefill.setup.system
+    return system == decode.setup.system and (gpu_budget or MOST_GPUS) <= system.nvlink_domain
+
+
 def _served_rates(grid: PhaseGrid, within_domain: bool) -> NDArray[np.float64]:
     """Request rates of instances that the links of their GPUs can feed; (rows, batches) [request/s]."""
-    link = own_link_bandwidth(grid.system, load_profile(grid.profile), within_domain=within_domain)
+    link = own_link_bandwidth(grid.setup.system, grid.setup.profile, within_domain=within_domain)
     fed = link * grid.unique_gpus[:, None] / grid.kv_bytes_per_request
     rates: NDArray[np.float64] = np.minimum(grid.request_rate, fed)
     return rates
@@ -312,7 +317,7 @@ class _Search:
             return MatchPlan(status="unsolved", message=text, gap=filling.gap, bound=filling.bound)
         prefill, decode = (side.pool(n) for side, n in zip(self.sides, (filling.prefill, filling.decode), strict=True))
         rate, total = min(prefill.request_rate_per_s, decode.request_rate_per_s), prefill.gpus + decode.gpus
-        where = [side.grid.system.name for side in self.sides]
+        where = [side.grid.setup.system.name for side in self.sides]
         split = f"{prefill.gpus} prefill and {decode.gpus} decode GPUs"
         if where[0] != where[1]:
             split = f"{prefill.gpus} prefill GPUs of {where[0]} and {decode.gpus} decode GPUs of {where[1]}"
@@ -322,7 +327,7 @@ class _Search:
             message=f"{goal}: {rate:.6g} requests/s on {split} ({proof})",
             deployment=Deployment(prefill, decode),
             request_rate=rate,
-            tokens_per_s_per_gpu=rate * self.sides[1].grid.osl / total,
+            tokens_per_s_per_gpu=rate * self.sides[1].grid.lengths.mean_osl / total,
             total_gpus=total,
             cost=self.prices[0] * prefill.gpus + self.prices[1] * decode.gpus,
             gap=filling.gap,

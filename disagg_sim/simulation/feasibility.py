@@ -39,7 +39,7 @@ def require_fit(what: Setup, deployment: ServedDeployment) -> None:
     """
     for part in PARTS:
         for replicas in getattr(deployment, part):
-            mappings_for(what.model, what.system, replicas.mapping)
+            mappings_for(what, replicas.mapping)
             need = float(np.max(decode_bytes(what, degrees_of(replicas.mapping), 1, cached=decode_residents(1, 0))))
             if need > what.memory_limit:
                 raise InfeasibleError(

@@ -14,12 +14,15 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from disagg_sim.domain import MAX_PIPELINE_GPUS
+from disagg_sim.domain import MAX_PIPELINE_GPUS, Mode
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.sweep.spec import MODES, Limits, Pools, Sharing, SweepSpec, Traffic, same_system
+from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.serving.colocation import Case as SharedCase
+from disagg_sim.serving.colocation import Colocation
+from disagg_sim.sweep.spec import Limits, Pools, Sharing, SweepSpec, Traffic, same_system
 from disagg_sim.units import GB
-from disagg_sim.workload.joint import JointLengths, joint_lengths
+from disagg_sim.workload.lengths import Lengths, lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +69,9 @@ class Case:
         return self.traffic.osl
 
     @property
-    def law(self) -> JointLengths | None:
-        """Law of the lengths; None where they are constant."""
-        return _law(self.traffic.law, self.traffic.part) if self.traffic.law else None
+    def lengths(self) -> Lengths:
+        """Of the requests."""
+        return _lengths(self.traffic)
 
     @property
     def decode_system(self) -> SystemSpec:
@@ -80,25 +83,56 @@ class Case:
         """System of prefill, with the NVLink domain of the case."""
         return self._system(self.pools.prefill_system)
 
+    @property
+    def decode_setup(self) -> Setup:
+        """Setup of decode and of co-located instances."""
+        return self.setup_of(self.decode_system, self.pools.precision)
+
+    @property
+    def prefill_setup(self) -> Setup:
+        """Setup of prefill."""
+        return self.setup_of(self.prefill_system, self.pools.prefill_precision)
+
+    @property
+    def shared(self) -> SharedCase:
+        """What the co-located modes search; lengths that the sweep did not allow were refused when it was read."""
+        return SharedCase(
+            at=self.decode_setup,
+            lengths=self.lengths,
+            ftl_limit=self.limits.ftl_s,
+            ttl_limit=self.limits.ttl_s,
+            options=Colocation(
+                every_step_mixed=self.sharing.every_step_mixed,
+                interference=self.sharing.interference,
+                ttl_measure=self.sharing.ttl_measure,
+                mla_form=self.mla_form,
+                allow_long_context=True,
+            ),
+        )
+
+    def setup_of(self, system: SystemSpec, precision: str) -> Setup:
+        """Setup of the case on a system in a recipe."""
+        return setup(self.model, system, precision, self.profile, self.engine or None)
+
     def _system(self, name: str) -> SystemSpec:
         spec = load.load_system(name)
         return spec if self.nvlink_domain is None else replace(spec, nvlink_domain=self.nvlink_domain)
 
 
 @lru_cache
-def _law(name: str, part: int) -> JointLengths:
-    return joint_lengths(load.load_traffic(name).cases[part])
+def _lengths(traffic: Traffic) -> Lengths:
+    if traffic.law:
+        return lengths(load.load_traffic(traffic.law).cases[traffic.part])
+    return lengths(traffic.isl, traffic.osl)
 
 
 def modes_of(case: Case, modes: Iterable[str]) -> tuple[str, ...]:
     """The modes that can serve the case."""
-    return tuple(mode for mode in modes if mode == MODES[0] or not why_not_shared(case))
+    return tuple(mode for mode in modes if mode == Mode.DISAGGREGATED or not why_not_shared(case))
 
 
 def why_not_shared(case: Case) -> str:
     """Why no instance can do both phases of the case; empty where one can."""
-    if case.traffic.law:
-        return "not modelled under a law of lengths"
     return "" if case.pools.alike else "pools that differ share no instance"
 
 

@@ -7,26 +7,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial, reduce
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, reduce
+from typing import TYPE_CHECKING
 
-from disagg_sim.domain import BOUNDS
+from disagg_sim.domain import BOUNDS, Mode
 from disagg_sim.errors import StoreError
-from disagg_sim.facts import load
 from disagg_sim.facts.yaml_files import shown
-from disagg_sim.search.distribution import decode_grid_under, prefill_grid_under
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, prefill_candidates
-from disagg_sim.serving.colocated import colocated
+from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.costs import with_cost
 from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.piggyback import piggyback
+from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.serving.points import COLUMNS, COST_COLUMNS, Column
 from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.inputs import Source
-from disagg_sim.sweep.plan import DISAGGREGATED, PREFILL, Block
+from disagg_sim.sweep.plan import PREFILL, Block
 from disagg_sim.sweep.store import Key, Store
 from disagg_sim.sweep.tally import Removal, Tally, removal
 
@@ -75,7 +72,7 @@ def compute_block(task: BlockTask) -> Done:
     store, block = task.store, task.block
     if block.key.table == PREFILL:
         frame, tally = _prefill(block)
-    elif block.mode == DISAGGREGATED:
+    elif block.mode == Mode.DISAGGREGATED:
         frame, tally = _decode(store, block)
     else:
         frame, tally = _shared(block)
@@ -90,26 +87,16 @@ def _finite(limit: float) -> float | None:
     return None if math.isinf(limit) else limit
 
 
-def _lengths(case: Case) -> dict[str, Any]:
-    """What tells a grid the lengths; those that the sweep did not allow were refused when it was read."""
-    lengths = {"isl": case.isl, "osl": case.osl} if case.law is None else {"lengths": case.law}
-    return {**lengths, "allow_long_context": True}
-
-
 def _prefill(block: Block) -> tuple[pd.DataFrame, Tally]:
     case = block.case
-    score = partial(
-        prefill_grid if case.law is None else prefill_grid_under,
-        load.load_model(case.model),
-        case.prefill_system,
+    grid = prefill_grid(
+        case.prefill_setup,
         block.mappings,
-        precision=case.pools.prefill_precision,
-        profile=case.profile,
-        engine=case.engine or None,
+        case.lengths,
         batch=block.batch,
         mla_form=case.mla_form,
+        allow_long_context=True,  # lengths that the sweep did not allow were refused when it was read
     )
-    grid = score(**_lengths(case))
     kept = prefill_candidates(grid, ftl_limit=case.limits.ftl_s, nic_limit=_finite(case.limits.nic_limit))
     tally = Tally(
         computed=grid.status.size,
@@ -122,17 +109,7 @@ def _prefill(block: Block) -> tuple[pd.DataFrame, Tally]:
 
 def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
     case, limits = block.case, block.case.limits
-    score = partial(
-        decode_grid if case.law is None else decode_grid_under,
-        load.load_model(case.model),
-        case.decode_system,
-        block.mappings,
-        precision=case.pools.precision,
-        profile=case.profile,
-        engine=case.engine or None,
-        batch=block.batch,
-    )
-    grid = score(**_lengths(case))
+    grid = decode_grid(case.decode_setup, block.mappings, case.lengths, batch=block.batch, allow_long_context=True)
     removals = _limits(grid, ABOVE_TTL, limits.ttl_s, limits.nic_limit)
     candidates = _candidates(store, block.candidates)
     left = int(grid.feasible.sum()) - sum(r.count for r in removals if r.reason != OUT_OF_MEMORY)
@@ -162,30 +139,14 @@ def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
 
 def _shared(block: Block) -> tuple[pd.DataFrame, Tally]:
     """Points of a co-located mode."""
-    case, limits, sharing = block.case, block.case.limits, block.case.sharing
-    mixed = partial(piggyback, every_step_mixed=sharing.every_step_mixed, interference=sharing.interference)
-    score: Callable[..., pd.DataFrame] = colocated if block.mode == "colocated" else mixed
-    frame = score(
-        load.load_model(case.model),
-        case.decode_system,
-        block.mappings,
-        isl=case.isl,
-        osl=case.osl,
-        precision=case.pools.precision,
-        profile=case.profile,
-        engine=case.engine or None,
-        ftl_limit=limits.ftl_s,
-        ttl_limit=_finite(limits.ttl_s),
-        ttl_measure=sharing.ttl_measure,
-        mla_form=case.mla_form,
-        allow_long_context=True,
-        allow_empty=True,
-    )
-    seen = frame.attrs
+    case, limits = block.case, block.case.limits
+    search = search_colocated if block.mode == Mode.COLOCATED else search_piggyback
+    found = search(case.shared, block.mappings)
+    seen, frame = found.tally, found.points
     lost = (
-        (OUT_OF_MEMORY, seen["design_points"] - seen["feasible"], seen["least_shortfall"], "B"),
-        (ABOVE_FTL, seen["above_ftl_limit"], seen["best_ftl_s"] - limits.ftl_s, "s"),
-        (ABOVE_TTL, seen["above_ttl_limit"], seen["best_ttl_s"] - limits.ttl_s, "s"),
+        (OUT_OF_MEMORY, seen.design_points - seen.feasible, seen.least_shortfall, "B"),
+        (ABOVE_FTL, seen.above_ftl_limit, seen.best_ftl_s - limits.ftl_s, "s"),
+        (ABOVE_TTL, seen.above_ttl_limit, seen.best_ttl_s - limits.ttl_s, "s"),
     )
     # The best of all is the closest miss where nothing passes; where something does, the miss is not known.
     removals = tuple(
@@ -193,7 +154,7 @@ def _shared(block: Block) -> tuple[pd.DataFrame, Tally]:
         for reason, count, miss, unit in lost
         if count
     )
-    tally = Tally(computed=seen["design_points"], feasible=seen["feasible"], rows=len(frame), removals=removals)
+    tally = Tally(computed=seen.design_points, feasible=seen.feasible, rows=len(frame), removals=removals)
     return _typed(with_cost(frame, case.per, dict(case.prices)), block), tally
 
 
@@ -239,7 +200,7 @@ def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
         "profile": case.profile,
         "engine": engine,
         "mode": block.mode,
-        "matching": case.matching if block.mode == DISAGGREGATED else "none",
+        "matching": case.matching if block.mode == Mode.DISAGGREGATED else "none",
         "prefill_system": pools.prefill_system,
         "prefill_precision": pools.prefill_precision,
         "prefill_profile": case.profile,

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from disagg_sim.atomic import write_text
 from disagg_sim.certainty.elasticity import sensitivity
-from disagg_sim.facts import load
+from disagg_sim.domain import Mode
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.serving.colocated import colocated
+from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.piggyback import piggyback
+from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.fidelity import candidates
 from disagg_sim.sweep.results import CaseResult, SweepResult
-from disagg_sim.sweep.spec import MODES
 from disagg_sim.sweep.store import Store
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def why_not(item: CaseResult) -> str:
     case = item.plan.case
     if not item.found:
         return "no result"
-    if case.law is not None:
+    if case.traffic.law:
         return "its lengths follow a law, designs are timed again at constant lengths only"
     return "" if case.per == "gpu" else f"its frontier is one per {case.per}, elasticities are of throughput per GPU"
 
@@ -77,40 +77,21 @@ def _search(item: CaseResult, systems: Mapping[str, SystemSpec]) -> pd.DataFrame
 
 
 def _points(case: Case, mode: str, systems: Mapping[str, SystemSpec]) -> pd.DataFrame:
-    model, limits, sharing = load.load_model(case.model), case.limits, case.sharing
-    decode, prefill = (systems[spec.name] for spec in (case.decode_system, case.prefill_system))
-    table = enumerate_mappings(model, decode, max_gpus=limits.max_gpus)
-    ttl = None if limits.ttl_s == float("inf") else limits.ttl_s
-    asked: Callable[..., dict[str, Any]] = partial(
-        dict, isl=case.isl, osl=case.osl, profile=case.profile, engine=case.engine or None, allow_long_context=True
-    )
-    if mode == MODES[0]:
-        first = prefill_grid(
-            model,
-            prefill,
-            enumerate_mappings(model, prefill, max_gpus=limits.max_gpus),
-            **asked(precision=case.pools.prefill_precision, mla_form=case.mla_form),
-        )
+    limits, lengths = case.limits, case.lengths
+    at = case.setup_of(systems[case.decode_system.name], case.pools.precision)
+    table = enumerate_mappings(at, max_gpus=limits.max_gpus)
+    if mode == Mode.DISAGGREGATED:
+        prefill_at = case.setup_of(systems[case.prefill_system.name], case.pools.prefill_precision)
+        first = enumerate_mappings(prefill_at, max_gpus=limits.max_gpus)
         return disaggregated(
-            first,
-            decode_grid(model, decode, table, **asked(precision=case.pools.precision)),
+            prefill_grid(prefill_at, first, lengths, mla_form=case.mla_form, allow_long_context=True),
+            decode_grid(at, table, lengths, allow_long_context=True),
             ftl_limit=limits.ftl_s,
-            ttl_limit=ttl,
+            ttl_limit=None if limits.ttl_s == float("inf") else limits.ttl_s,
             gpu_cap=limits.gpu_cap,
             matching=case.matching,
             ctx_gen_ratio=case.ctx_gen_ratio,
             nic_limit=None if limits.nic_limit == float("inf") else limits.nic_limit,
         )
-    both = asked(
-        precision=case.pools.precision,
-        mla_form=case.mla_form,
-        ftl_limit=limits.ftl_s,
-        ttl_limit=ttl,
-        ttl_measure=sharing.ttl_measure,
-    )
-    table = table[table.gpus <= limits.gpu_cap]
-    if mode == "colocated":
-        return colocated(model, decode, table, **both)
-    return piggyback(
-        model, decode, table, **both, every_step_mixed=sharing.every_step_mixed, interference=sharing.interference
-    )
+    search = search_colocated if mode == Mode.COLOCATED else search_piggyback
+    return search(replace(case.shared, at=at), table[table.gpus <= limits.gpu_cap]).require().points

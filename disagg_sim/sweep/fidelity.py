@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from disagg_sim.atomic import write_text
 from disagg_sim.certainty.error_bars import QUANTILES, near_frontier, uncertainty
 from disagg_sim.certainty.extrapolation import outside_calibration
+from disagg_sim.domain import Mode
 from disagg_sim.facts.load import load_profile
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.results import CaseResult, SweepResult, throughput_column
-from disagg_sim.sweep.spec import MODES
 from disagg_sim.sweep.store import Store
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _of_case(item: CaseResult, store: Store, *, error_bars: bool, seed: int) -> 
         throughput=column,
         systems=systems,
         interference=case.sharing.interference,
-        exact=case.law is None,
+        exact=not case.traffic.law,
     )
     keys: list[str] = ["mode", INTERACTIVITY]
     envelope = found.frontier().rename(columns={f"{column}_{q}": f"frontier_{q}" for q in QUANTILES})
@@ -99,7 +99,7 @@ def _of_case(item: CaseResult, store: Store, *, error_bars: bool, seed: int) -> 
     bands = bands[[*keys, *bands.columns[list(bands.columns).index(f"{column}_p10") :]]]
     told = front[[*keys, column, "ttl_s", "ftl_s"]].astype({"mode": str}).merge(bands.astype({"mode": str}), on=keys)
     told = told.merge(envelope.drop(columns=column), on=keys)
-    both = len(item.found) > 1 and item.found[0].mode == MODES[0]
+    both = len(item.found) > 1 and item.found[0].mode == Mode.DISAGGREGATED
     return CaseFidelity(
         case=case.name, outside=outside, bands=told, gain=found.gain(GAIN_AT).dropna() if both else nothing
     )

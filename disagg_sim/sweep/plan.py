@@ -13,13 +13,11 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from disagg_sim.domain import Mode
 from disagg_sim.facts import load
-from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.search.distribution import batch_axis_under, longest_timed
 from disagg_sim.search.grid import CHUNK_TOKENS, Ints, batch_axis
 from disagg_sim.search.mappings import MappingTable, enumerate_mappings
 from disagg_sim.serving.colocated import count_colocated
-from disagg_sim.serving.colocation import checked_case
 from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.sweep.cases import Case, cases_of, modes_of, why_not_shared
 from disagg_sim.sweep.digest import code_digest, digest_of
@@ -28,7 +26,6 @@ from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.sweep.store import Key
 
 PREFILL, POINTS = "prefill", "points"  # the two tables of a store
-DISAGGREGATED = "disaggregated"
 ROOMS = ("facts", "physics", "workload", "search", "serving", "sweep")  # whose code decides a result
 
 
@@ -120,7 +117,7 @@ def _plan_case(case: Case, spec: SweepSpec) -> CasePlan:
     served = modes_of(case, spec.modes)
     modes = (
         _plan_pools(case, digest, spec.block_points)
-        if mode == DISAGGREGATED
+        if mode == Mode.DISAGGREGATED
         else _plan_shared(case, mode, digest, spec.block_points)
         for mode in served
     )
@@ -130,13 +127,13 @@ def _plan_case(case: Case, spec: SweepSpec) -> CasePlan:
 
 def _plan_pools(case: Case, digest: str, block_points: int) -> ModePlan:
     """Prefill and decode blocks."""
-    prefill_table, table = _mappings(case, case.prefill_system), _mappings(case, case.decode_system)
-    prefill_batch = _batch(case, prefill_table, "prefill")
-    longest = case.isl if case.law is None else longest_timed(case.law)
-    chunked = sum(size < longest for size in CHUNK_TOKENS)
+    prefill_at, at = case.prefill_setup, case.decode_setup
+    prefill_table, table = (enumerate_mappings(each, max_gpus=case.limits.max_gpus) for each in (prefill_at, at))
+    prefill_batch = batch_axis(prefill_at, prefill_table, case.lengths, phase="prefill")
+    chunked = sum(size < case.lengths.longest_timed for size in CHUNK_TOKENS)
     prefill = _blocks(
         case,
-        DISAGGREGATED,
+        Mode.DISAGGREGATED,
         prefill_table,
         prefill_batch,
         block_points,
@@ -144,10 +141,10 @@ def _plan_pools(case: Case, digest: str, block_points: int) -> ModePlan:
         table=PREFILL,
         points=[prefill_batch.size * (1 + chunked * (pp > 1)) for pp in prefill_table.pp.tolist()],
     )
-    batch = _batch(case, table, "decode")
+    batch = batch_axis(at, table, case.lengths, phase="decode")
     decode = _blocks(
         case,
-        DISAGGREGATED,
+        Mode.DISAGGREGATED,
         table,
         batch,
         block_points,
@@ -155,59 +152,20 @@ def _plan_pools(case: Case, digest: str, block_points: int) -> ModePlan:
         points=[batch.size] * len(table),
         candidates=tuple(block.key for block in prefill),
     )
-    return ModePlan(mode=DISAGGREGATED, prefill=prefill, points=decode, mappings=len(table), refused=table.refused)
+    return ModePlan(mode=Mode.DISAGGREGATED, prefill=prefill, points=decode, mappings=len(table), refused=table.refused)
 
 
 def _plan_shared(case: Case, mode: str, digest: str, block_points: int) -> ModePlan:
     """Blocks of a co-located mode: one instance is the whole deployment, so the GPU cap binds it."""
-    table = _mappings(case, case.decode_system)
+    at = case.decode_setup
+    table = enumerate_mappings(at, max_gpus=case.limits.max_gpus)
     within = table.gpus <= case.limits.gpu_cap
     refused = table.refused + ((("more GPUs than gpu_cap", int((~within).sum())),) if not within.all() else ())
     table = table[within]
-    checked = checked_case(
-        load.load_model(case.model),
-        case.decode_system,
-        precision=case.pools.precision,
-        profile=case.profile,
-        engine=case.engine or None,
-        isl=case.isl,
-        osl=case.osl,
-        ftl_limit=case.limits.ftl_s,
-        ttl_limit=None,
-        ttl_measure=case.sharing.ttl_measure,
-        mla_form=case.mla_form,
-        allow_long_context=True,
-    )
-
-    def count(part: MappingTable) -> int:
-        if mode == "colocated":
-            return count_colocated(checked, part, mla_form=case.mla_form)
-        return count_piggyback(checked, part, every_step_mixed=case.sharing.every_step_mixed, mla_form=case.mla_form)
-
-    batches = _batch(case, table, "decode").size
+    count = partial(count_colocated if mode == Mode.COLOCATED else count_piggyback, case.shared)
+    batches = batch_axis(at, table, case.lengths, phase="decode").size
     blocks = _blocks(case, mode, table, None, block_points, digest, points=[batches] * len(table), count=count)
     return ModePlan(mode=mode, prefill=(), points=blocks, mappings=len(table), refused=refused)
-
-
-def _mappings(case: Case, system: SystemSpec) -> MappingTable:
-    return enumerate_mappings(load.load_model(case.model), system, max_gpus=case.limits.max_gpus)
-
-
-def _batch(case: Case, table: MappingTable, phase: str) -> Ints:
-    pools = case.pools
-    precision = pools.precision if phase == "decode" else pools.prefill_precision
-    system = case.decode_system if phase == "decode" else case.prefill_system
-    axis = partial(
-        batch_axis if case.law is None else batch_axis_under,
-        load.load_model(case.model),
-        system,
-        table,
-        phase=phase,
-        precision=precision,
-        profile=case.profile,
-        engine=case.engine or None,
-    )
-    return axis(isl=case.isl, osl=case.osl) if case.law is None else axis(lengths=case.law)
 
 
 def _blocks(

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, Tag, WrapValidator
 
+from disagg_sim.domain import Mode
 from disagg_sim.errors import LONGEST_SHOWN, DisaggSimError, SpecError, quoted
 from disagg_sim.facts import load
 from disagg_sim.facts.faults import expected, out_of_range, require_few, told_by
@@ -44,11 +45,10 @@ from disagg_sim.serving.colocation import TTL_MEASURES
 from disagg_sim.serving.costs import PER, costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
 from disagg_sim.units import GB
-from disagg_sim.workload.joint import joint_lengths
-from disagg_sim.workload.lengths import representative_shape
+from disagg_sim.workload.lengths import lengths
 
 #: The first has two pools; in the others every instance does both phases.
-MODES = ("disaggregated", "colocated", "piggyback")
+MODES = tuple(mode.value for mode in Mode)
 BLOCK_POINTS = 32_768
 #: Largest length of a request. [token]
 MOST_TOKENS = 10**9
@@ -108,8 +108,8 @@ class Traffic:
         """Constant (ISL, OSL): its own, or the powers of two nearest the medians of its law. [token]"""
         if not self.law:
             return self.isl, self.osl
-        isl, osl = representative_shape(load.load_traffic(self.law).cases[self.part])
-        return isl, max(osl, 2)
+        typical = lengths(load.load_traffic(self.law).cases[self.part]).at_medians()
+        return round(typical.mean_isl), round(typical.mean_osl)
 
     def __str__(self) -> str:
         """``16384/2048``, or the name of the law."""
@@ -182,7 +182,7 @@ def traffic_of(name: str, part: int, case: TrafficCase) -> Traffic:
     """A case of a shipped traffic: constant lengths, or the law with its means."""
     if isinstance(case.isl, ConstantLength) and isinstance(case.osl, ConstantLength):
         return Traffic(isl=case.isl.tokens, osl=case.osl.tokens)
-    law = joint_lengths(case)
+    law = lengths(case)
     return Traffic(isl=round(law.mean_isl), osl=round(law.mean_osl), law=name, part=part)
 
 
@@ -397,12 +397,6 @@ def _traffic_conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
         for traffic in spec.traffic:
             check = partial(model.check_context, allow_long=long_context)
             yield from told_by("traffic", check, traffic.isl, traffic.osl)
-    for traffic in spec.traffic:
-        if traffic.law and "disaggregated" not in spec.modes:
-            yield (
-                f"traffic: {traffic} has lengths that vary, which only the mode disaggregated serves; "
-                f"modes has {', '.join(spec.modes)}"
-            )
 
 
 def _domain_conflicts(spec: SweepSpec) -> Iterator[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from disagg_sim.domain import Mode
 from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.compute import ABOVE_FTL, ABOVE_NIC, ABOVE_TTL, OUT_OF_MEMORY, SHARED
-from disagg_sim.sweep.plan import DISAGGREGATED, ModePlan
+from disagg_sim.sweep.plan import ModePlan
 from disagg_sim.sweep.spec import Limits
 from disagg_sim.sweep.tally import Removal, Tally
 from disagg_sim.units import GB
@@ -20,7 +21,7 @@ def verdict(case: Case, plan: ModePlan, prefill: Tally, points: Tally) -> str:
     prefill, points : Tally
         What prefill removed, and what decode (or the co-located instances) removed.
     """
-    if plan.mode != DISAGGREGATED:
+    if plan.mode != Mode.DISAGGREGATED:
         return _of_instances(case, plan, points)
     for name, phase, tally in ((case.prefill_system.name, "prefill", prefill), (case.system, "decode", points)):
         if not tally.computed:

@@ -1,204 +1,297 @@
-"""Length distributions: mean, second moment, quantiles and samples of input and output lengths.
+r"""The lengths of requests: a joint law of input and output length, reduced to what steady serving depends on.
 
-The parameters are those of the traffic files (``facts.traffic``); here they become distributions:
+Constant lengths are a law of one point. A prompt's pass depends on its own length, so prefill needs the law of the
+input length itself. A decode step depends on the requests that are found running, and those are not a fair draw. A
+request with O output tokens gets its first token from prefill and stays for O - 1 steps, so that among the requests in
+flight at a random step the pair (I, O) has the *length-biased* probability
 
->>> length_distribution(load_traffic("log_normal_4096_512").cases[0].isl).quantile(0.5)
-4096.0
+.. math:: p_{run}(I, O) = \frac{(O - 1)\, p(I, O)}{E[O] - 1}
+
+and its age is uniform over the O - 1 steps, at any of which it holds I + 1 ... I + O - 1 tokens. With the age U uniform
+on (0, O), as for constant lengths, its cache C = I + U has
+
+.. math::
+    E[C] = E_{run}[I + O/2], \qquad E[C^2] = E_{run}[I^2 + I O + O^2/3].
+
+Constant lengths give mean I + O/2 and variance O^2/12. Little's law closes the loop: B requests in flight that each
+stay (E[O] - 1) * TTL on average complete at the rate B/(TTL*(E[O] - 1)).
+Source: physics page, section 8 (Length distributions), which writes E[O*(I + O/2)]/E[O], the same for long outputs; the
+weight O - 1 is the one that agrees with the rate.
 """
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from statistics import NormalDist
-from typing import Protocol
+from typing import Any, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from disagg_sim.errors import InputError
+from disagg_sim.errors import InputError, quoted, whole_number
 from disagg_sim.facts.load import load_traffic
-from disagg_sim.facts.traffic import (
-    ConstantLength,
-    EmpiricalLength,
-    LengthSpec,
-    LogNormalLength,
-    ParetoLength,
-    TrafficCase,
-)
+from disagg_sim.facts.traffic import ConstantLength, TrafficCase
+from disagg_sim.notebook import Shown
+from disagg_sim.physics.memory import CachedTokens, decode_residents
+from disagg_sim.workload.distributions import LengthDistribution, length_distribution
+from disagg_sim.workload.trace import Trace
 
-__all__ = [
-    "Constant",
-    "Empirical",
-    "LengthDistribution",
-    "LogNormal",
-    "Pareto",
-    "length_distribution",
-    "load_traffic",
-    "nearest_power_of_two",
-    "representative_shape",
-]
+Floats = NDArray[np.float64]
 
-
-class LengthDistribution(Protocol):
-    """A distribution of request lengths."""
-
-    @property
-    @abstractmethod
-    def mean(self) -> float:
-        """Expected length. [token]"""
-
-    @property
-    @abstractmethod
-    def second_moment(self) -> float:
-        """Expected square of the length. [token^2]"""
-
-    def quantile(self, p: float) -> float:
-        """Length that a share ``p`` of the requests does not exceed. [token]"""
-        ...
-
-    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """``n`` independent lengths, whole and at least 1; shape ``(n,)``. [token]"""
-        ...
+#: A law is carried by its quantiles at normal scores within this many standard deviations ...
+SCORE_LIMIT = 6.0
+#: ... at this many places.
+SCORES = 2049
+#: Gauss points of a law: a smooth prefill pass integrates to 4e-4 over every shipped traffic, one with tiles to 2e-3,
+#: as each point stands somewhere on the stair of its last tile.
+NODES = 8
+#: Gauss points of each of four strata under stairs: chunked passes integrate to 0.5 %, where four points left 0.7 %.
+STAIR_NODES = 5
+#: Less than this share of its mean, the spread of a law is rounding. [1]
+NO_SPREAD = 1e-9
 
 
-def _check_probability(p: float) -> None:
-    if not 0.0 <= p <= 1.0:
-        raise InputError(f"probability {p!r} is outside [0, 1]")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Lengths(Shown):
+    """What prefill and decode in steady state need of a joint law of (input, output) length; made by ``lengths``.
 
+    Whatever a request may bring along (a reused prefix, say) is a field here and acts through the methods, so that no
+    signature between here and the physics changes.
+    """
 
-def _whole(lengths: NDArray[np.float64]) -> NDArray[np.int64]:
-    return np.maximum(np.rint(lengths), 1).astype(np.int64)
+    isl: Floats  # (points,) ascending input lengths that carry the law [token]
+    isl_weight: Floats  # (points,) their probabilities, sum 1 [1]
+    mean_osl: float  # [token]
+    median_osl: float  # [token]
+    resident: CachedTokens  # cache of a request in flight, in decode
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same law, to the last digit."""
+        return isinstance(other, Lengths) and type(self) is type(other) and self._key() == other._key()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constant(ConstantLength):
-    """Every request has the same length."""
+    def __hash__(self) -> int:
+        """Of the values."""
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        values = (getattr(self, f.name) for f in fields(self))
+        return tuple(value.tobytes() if isinstance(value, np.ndarray) else value for value in values)
 
     @property
-    def mean(self) -> float:
-        """Expected length. [token]"""
-        return float(self.tokens)
+    def constant(self) -> bool:
+        """Whether all inputs have one length, so that one pass tells the time of all."""
+        return self.isl.size == 1
 
     @property
-    def second_moment(self) -> float:
-        """Expected square of the length. [token^2]"""
-        return float(self.tokens) ** 2
-
-    def quantile(self, p: float) -> float:
-        """Length that a share ``p`` of the requests does not exceed. [token]"""
-        _check_probability(p)
-        return float(self.tokens)
-
-    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:  # noqa: ARG002 - nothing is random here
-        """``n`` equal lengths; shape ``(n,)``. [token]"""
-        return np.full(n, self.tokens, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogNormal(LogNormalLength):
-    """``exp(N(ln median, sigma^2))``; moments ``E[X^k] = median^k * exp(k^2 sigma^2 / 2)``."""
+    def mean_isl(self) -> float:
+        """Expected input length. [token]"""
+        return float(self.isl_weight @ self.isl)
 
     @property
-    def mean(self) -> float:
-        """Expected length. [token]"""
-        return self.median * math.exp(self.sigma**2 / 2)
+    def isl_deviation(self) -> float:
+        """Standard deviation of the input length. [token]"""
+        return math.sqrt(float(self.isl_weight @ (self.isl - self.mean_isl) ** 2))
 
     @property
-    def second_moment(self) -> float:
-        """Expected square of the length. [token^2]"""
-        return self.median**2 * math.exp(2 * self.sigma**2)
-
-    def quantile(self, p: float) -> float:
-        """Length that a share ``p`` of the requests does not exceed. [token]"""
-        _check_probability(p)
-        if p in (0.0, 1.0) and self.sigma > 0:
-            return math.inf if p else 0.0
-        return self.median if self.sigma == 0 else self.median * math.exp(self.sigma * NormalDist().inv_cdf(p))
-
-    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """``n`` independent lengths, whole and at least 1; shape ``(n,)``. [token]"""
-        return _whole(self.median * np.exp(self.sigma * rng.standard_normal(n)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pareto(ParetoLength):
-    """Pareto tail cut at ``maximum``: ``P(X > x) = (x^-a - H^-a) / (L^-a - H^-a)`` on ``[L, H]``."""
+    def context(self) -> float:
+        """Mean cache of a request in flight, at which a decode step is timed. [token]"""
+        return self.resident.mean
 
     @property
-    def mean(self) -> float:
-        """Expected length. [token]"""
-        return self._moment(1)
+    def prompt(self) -> CachedTokens:
+        """Cache of a prompt in prefill, counted whole from its start. [token]"""
+        return CachedTokens(mean=self.mean_isl, deviation=self.isl_deviation, most=float(self.isl[-1]))
 
     @property
-    def second_moment(self) -> float:
-        """Expected square of the length. [token^2]"""
-        return self._moment(2)
+    def longest_timed(self) -> float:
+        """Longest prompt whose passes are timed; only chunks below it are tried. [token]"""
+        return float(self.isl_nodes()[0][-1])
 
-    def _moment(self, k: int) -> float:
-        # E[X^k] = a L^k / (1 - r^a) * integral_1^(1/r) y^(k-a-1) dy with r = L/H; the integral is a logarithm at a = k.
-        ratio = self.minimum / self.maximum
-        gap = (k - self.alpha) * -math.log(ratio)
-        integral = -math.log(ratio) * (math.expm1(gap) / gap if gap else 1.0)
-        return self.alpha * self.minimum**k * integral / -math.expm1(self.alpha * math.log(ratio))
+    def request_rate(self, batch: Any, ttl: Any) -> Any:
+        """Requests that ``batch`` requests in flight complete at a token-to-token latency. [request/s]
 
-    def quantile(self, p: float) -> float:
-        """Length that a share ``p`` of the requests does not exceed. [token]"""
-        _check_probability(p)
-        return float(self._inverse(np.float64(p)))
+        Parameters
+        ----------
+        batch : array_like
+            Requests in flight. [request]
+        ttl : array_like
+            Mean token-to-token latency. [s]
 
-    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """``n`` independent lengths, whole and at least 1; shape ``(n,)``. [token]"""
-        return _whole(np.asarray(self._inverse(rng.random(n)), dtype=np.float64))
+        Returns
+        -------
+        number or ndarray, shape of ``batch`` and ``ttl`` broadcast
+            ``B/(TTL*(E[OSL] - 1))``: the first token comes from prefill.
 
-    def _inverse(self, p: np.float64 | NDArray[np.float64]) -> np.float64 | NDArray[np.float64]:
-        cut = (self.minimum / self.maximum) ** self.alpha
-        lengths: NDArray[np.float64] = self.minimum * (1.0 - p * (1.0 - cut)) ** (-1.0 / self.alpha)
-        return np.clip(lengths, self.minimum, self.maximum)
+        Examples
+        --------
+        >>> lengths(1000, 101).request_rate(20, 0.01)
+        20.0
+        """
+        return batch / (ttl * (self.mean_osl - 1))
+
+    def mean_over_prompts(self, of: Callable[[float], float]) -> float:
+        """Expected value of a function of the input length [token], such as the bytes of its cache."""
+        return float(self.isl_weight @ np.array([of(isl) for isl in self.isl.tolist()]))
+
+    def isl_quantile(self, p: float) -> float:
+        """Input length that a share ``p`` of the requests does not exceed. [token]"""
+        if not 0.0 < p < 1.0:
+            raise InputError(f"quantile {p!r} is out of range; allowed: above 0 and below 1")
+        return float(np.interp(p, np.cumsum(self.isl_weight) - self.isl_weight / 2, self.isl))
+
+    def at_medians(self) -> Lengths:
+        """Constant lengths that stand for the law: the power of two nearest the median of each, two outputs at least.
+
+        References: Mitra et al., arXiv 2506.05508, appendix C.
+        """
+        isl, osl = nearest_power_of_two(self.isl_quantile(0.5)), nearest_power_of_two(self.median_osl)
+        return constant_lengths(isl, max(osl, 2))
+
+    def at_means(self) -> Lengths:
+        """Constant lengths at the means of the law, rounded to whole tokens."""
+        return constant_lengths(round(self.mean_isl), round(self.mean_osl))
+
+    def isl_nodes(self, step: float = 0.0) -> tuple[Floats, Floats]:
+        """Input lengths, ascending, and weights that integrate a function over the law; both (nodes,). [token], [1]
+
+        Of a smooth function (``step`` 0) by Gauss quadrature of the law of ln(ISL) with ``NODES`` points: exact for
+        polynomials of degree 2*NODES - 1 in it. One node where the length is constant.
+
+        A function with stairs jumps or bends at the multiples of ``step``. Up to 3*step each stair is a stratum of its
+        own with ``STAIR_NODES`` Gauss points. Beyond, where the law spreads over many stairs, a point stands for its
+        whole stair: it is shared between the two nearest mid-stair lengths, which keeps the mean and gives a stair its
+        mean height.
+        """
+        if not step or self.constant:
+            return _gauss(self.isl, self.isl_weight, NODES)
+        lengths, weights = [], []
+        for low, high in pairwise((0.0, step, 2 * step, 3 * step, math.inf)):
+            inside = (self.isl > low) & (self.isl <= high)
+            share = float(self.isl_weight[inside].sum())
+            if not share > 0:
+                continue
+            some, part = self.isl[inside], self.isl_weight[inside] / share
+            nodes, weight = _gauss(some, part, STAIR_NODES)
+            if math.isinf(high) and float(part @ (some - part @ some) ** 2) > step**2:
+                below = np.floor(nodes / step - 0.5) + 0.5  # mid-stair length, in steps
+                above = nodes / step - below
+                nodes = np.concatenate([below, below + 1]) * step
+                weight = np.concatenate([weight * (1 - above), weight * above])
+            lengths.append(nodes)
+            weights.append(weight * share)
+        nodes, place = np.unique(np.concatenate(lengths), return_inverse=True)
+        return nodes, np.bincount(place, np.concatenate(weights)).astype(np.float64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Empirical(EmpiricalLength):
-    """Quantile table: uniform between neighbouring quantiles."""
+@overload
+def lengths(isl: str | TrafficCase | Trace) -> Lengths: ...
+@overload
+def lengths(isl: ArrayLike, osl: ArrayLike) -> Lengths: ...
+def lengths(isl: Any, osl: Any = None) -> Lengths:
+    """The lengths of requests, from numbers, a traffic or a trace.
 
-    @property
-    def mean(self) -> float:
-        """Expected length. [token]"""
-        weight, low, high = self._segments()
-        return float(np.sum(weight * (low + high) / 2))
+    Parameters
+    ----------
+    isl, osl : int
+        Constant input and output length, from 1 and from 2. [token]
+    isl, osl : arrays, shape (requests,)
+        Input and output length of every request, at least 1: their empirical joint law, correlation kept. [token]
+    isl : str or TrafficCase
+        The name of a shipped traffic of one case, or a case of ``load_traffic(name).cases``: input and output drawn
+        independently from their laws.
+    isl : Trace
+        The empirical joint law of its requests.
 
-    @property
-    def second_moment(self) -> float:
-        """Expected square of the length. [token^2]"""
-        weight, low, high = self._segments()
-        return float(np.sum(weight * (low**2 + low * high + high**2) / 3))
+    Returns
+    -------
+    Lengths
 
-    def quantile(self, p: float) -> float:
-        """Length that a share ``p`` of the requests does not exceed. [token]"""
-        _check_probability(p)
-        return float(np.interp(p, self.probabilities, self.tokens))
+    Raises
+    ------
+    InputError, UnknownNameError
+        Lengths out of range, a mean output below 2 tokens, a traffic of several cases, an unknown name.
 
-    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """``n`` independent lengths, whole and at least 1; shape ``(n,)``. [token]"""
-        return _whole(np.interp(rng.random(n), self.probabilities, self.tokens))
+    Examples
+    --------
+    >>> lengths(16_384, 2_048).context
+    17408.0
+    >>> chat = lengths("log_normal_4096_512")
+    >>> round(chat.mean_isl), round(chat.mean_osl), round(chat.context)
+    (6653, 740, 7428)
+    """
+    if osl is not None:
+        return observed_lengths(isl, osl) if np.ndim(isl) or np.ndim(osl) else constant_lengths(isl, osl)
+    if isinstance(isl, Trace):
+        return observed_lengths(isl.input_tokens, isl.output_tokens)
+    if isinstance(isl, str):
+        cases = load_traffic(isl).cases
+        if len(cases) != 1:
+            raise InputError(f"traffic {isl} has {len(cases)} cases; allowed: a traffic of one case")
+        isl = cases[0]
+    if not isinstance(isl, TrafficCase):
+        raise InputError(f"lengths {quoted(isl)}; allowed: input and output length, a traffic, a case of one, a trace")
+    if isinstance(isl.isl, ConstantLength) and isinstance(isl.osl, ConstantLength):
+        return constant_lengths(isl.isl.tokens, isl.osl.tokens)
+    return independent_lengths(length_distribution(isl.isl), length_distribution(isl.osl))
 
-    def _segments(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        tokens = np.asarray(self.tokens, dtype=np.float64)
-        return np.diff(self.probabilities), tokens[:-1], tokens[1:]
+
+def constant_lengths(isl: int, osl: int) -> Lengths:
+    """The law of one point. [token]"""
+    isl = whole_number("isl", isl)
+    osl = whole_number("osl", osl, 2, ": one output token is prefill only")
+    return Lengths(
+        isl=np.array([float(isl)]),
+        isl_weight=np.ones(1),
+        mean_osl=float(osl),
+        median_osl=float(osl),
+        resident=decode_residents(isl, osl),
+    )
 
 
-def length_distribution(spec: LengthSpec) -> LengthDistribution:
-    """The distribution that a traffic file describes."""
-    match spec:
-        case ConstantLength():
-            return Constant(**asdict(spec))
-        case LogNormalLength():
-            return LogNormal(**asdict(spec))
-        case ParetoLength():
-            return Pareto(**asdict(spec))
-        case EmpiricalLength():
-            return Empirical(**asdict(spec))
+def independent_lengths(isl: LengthDistribution, osl: LengthDistribution) -> Lengths:
+    """Input and output length drawn independently; lengths below one token count as one."""
+    inputs, weight = _carrier(isl)
+    outputs, share = _carrier(osl)
+    mean_osl = float(share @ outputs)
+    _check_steps(mean_osl)
+    steps = share * (outputs - 1) / (mean_osl - 1)  # length-biased
+    first, second = float(steps @ outputs), float(steps @ outputs**2)
+    mean_isl = float(weight @ inputs)
+    variance = float(weight @ (inputs - mean_isl) ** 2) + second / 3 - first**2 / 4
+    return Lengths(
+        isl=inputs,
+        isl_weight=weight,
+        mean_osl=mean_osl,
+        median_osl=max(osl.quantile(0.5), 1.0),
+        resident=CachedTokens(
+            mean=mean_isl + first / 2, deviation=math.sqrt(variance), most=float(inputs[-1] + outputs[-1])
+        ),
+    )
+
+
+def observed_lengths(isl: ArrayLike, osl: ArrayLike) -> Lengths:
+    """The empirical joint law of requests with these lengths; arrays of shape (requests,). [token]"""
+    inputs, outputs = np.asarray(isl, dtype=np.float64), np.asarray(osl, dtype=np.float64)
+    if inputs.ndim != 1 or inputs.shape != outputs.shape or not inputs.size:
+        raise InputError(f"isl of shape {inputs.shape} and osl of shape {outputs.shape} are no list of requests")
+    if not (inputs.min() >= 1 and outputs.min() >= 1):
+        raise InputError(f"lengths of {min(inputs.min(), outputs.min()):g} tokens are out of range; allowed: from 1")
+    mean_osl = float(outputs.mean())
+    _check_steps(mean_osl)
+    steps = (outputs - 1) / np.sum(outputs - 1)  # length-biased
+    context = float(steps @ (inputs + outputs / 2))
+    variance = float(steps @ ((inputs + outputs / 2 - context) ** 2 + outputs**2 / 12))
+    values, counts = np.unique(inputs, return_counts=True)
+    return Lengths(
+        isl=values,
+        isl_weight=counts / inputs.size,
+        mean_osl=mean_osl,
+        median_osl=float(np.median(outputs)),
+        resident=CachedTokens(mean=context, deviation=math.sqrt(variance), most=float(np.max(inputs + outputs))),
+    )
 
 
 def nearest_power_of_two(tokens: float) -> int:
@@ -210,10 +303,42 @@ def nearest_power_of_two(tokens: float) -> int:
     return 1 << max(round(math.log2(tokens)), 0)
 
 
-def representative_shape(case: TrafficCase) -> tuple[int, int]:
-    """Constant (ISL, OSL) that stands for a case: the power of two nearest the median of each. [token]
+def _check_steps(mean_osl: float) -> None:
+    if not mean_osl >= 2:
+        raise InputError(f"mean osl {mean_osl:g} is out of range; allowed: 2 tokens or more (one is prefill only)")
 
-    References: Mitra et al., arXiv 2506.05508, appendix C.
+
+def _carrier(law: LengthDistribution) -> tuple[Floats, Floats]:
+    """Ascending lengths and probabilities that carry a law: its quantiles at evenly spaced normal scores."""
+    if isinstance(law, ConstantLength):
+        return np.array([float(law.tokens)]), np.ones(1)
+    score, normal = np.linspace(-SCORE_LIMIT, SCORE_LIMIT, SCORES), NormalDist()
+    weight = np.exp(-(score**2) / 2)
+    lengths = np.array([max(law.quantile(normal.cdf(z)), 1.0) for z in score.tolist()])
+    return lengths, weight / weight.sum()
+
+
+def _gauss(lengths: Floats, weight: Floats, count: int) -> tuple[Floats, Floats]:
+    """Gauss quadrature of a discrete law in the logarithm of the length (Stieltjes procedure, Golub and Welsch).
+
+    The recurrence of orthonormal polynomials stops early where fewer points carry the law.
     """
-    isl, osl = (length_distribution(spec).quantile(0.5) for spec in (case.isl, case.osl))
-    return nearest_power_of_two(isl), nearest_power_of_two(osl)
+    log = np.log(lengths)
+    centre = float(weight @ log)
+    spread = math.sqrt(float(weight @ (log - centre) ** 2))
+    if spread <= NO_SPREAD:
+        return lengths[:1], np.ones(1)  # as it is: a tile more or less may hang on its last digit
+    x = (log - centre) / spread
+    diagonal, side = [], []
+    previous, current, norm = np.zeros_like(x), np.ones_like(x), 0.0
+    for _ in range(count):
+        diagonal.append(float(weight @ (x * current**2)))
+        following = (x - diagonal[-1]) * current - norm * previous
+        norm = math.sqrt(float(weight @ following**2))
+        if norm <= NO_SPREAD:
+            break
+        side.append(norm)
+        previous, current = current, following / norm
+    jacobi = np.diag(diagonal) + np.diag(side[: len(diagonal) - 1], 1) + np.diag(side[: len(diagonal) - 1], -1)
+    nodes, vectors = np.linalg.eigh(jacobi)
+    return np.exp(centre + spread * nodes), vectors[0] ** 2

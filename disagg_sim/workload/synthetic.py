@@ -15,7 +15,7 @@ import numpy as np
 from disagg_sim.errors import InputError, above_zero, quoted, whole_number
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.workload.arrivals import ArrivalProcess, Poisson, arrivals, named_rng
-from disagg_sim.workload.lengths import Constant, LengthDistribution, LogNormal, length_distribution
+from disagg_sim.workload.distributions import Constant, LengthDistribution, LogNormal, length_distribution
 from disagg_sim.workload.trace import Tokens, Trace, read_only
 
 
@@ -68,7 +68,7 @@ def synthetic_trace(
     rate
         Mean rate. [request/s]
     lengths
-        ``(input, output)``, each a number or a distribution of ``workload.lengths``; a case of a traffic
+        ``(input, output)``, each a number or a distribution of ``workload.distributions``; a case of a traffic
         (``load_traffic(name).cases[0]``), whose laws they are; or a ``LengthTable`` or ``Trace`` whose pairs are
         drawn with replacement. [token]
     requests, duration

@@ -18,14 +18,13 @@ CASES = {
 def tables_of(case, rows=60):
     """Frontier and every so many other rows of a case, one table a mode: disaggregated, co-located, piggyback."""
     model, system, precision, profile, gpus, isl, osl = CASES[case]
-    mappings = ds.enumerate_mappings(model, system, max_gpus=gpus)
-    asked = {"isl": isl, "osl": osl, "precision": precision, "profile": profile}
-    prefill = ds.prefill_grid(model, system, mappings, **asked)
-    decode = ds.decode_grid(model, system, mappings, **asked)
+    at, lengths = ds.setup(model, system, precision, profile), ds.lengths(isl, osl)
+    mappings = ds.enumerate_mappings(at, max_gpus=gpus)
+    prefill, decode = ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths)
     modes = (
         ds.disaggregated(prefill, decode, ftl_limit=10.0),
-        ds.colocated(model, system, mappings, **asked),
-        ds.piggyback(model, system, mappings, **asked),
+        ds.colocated(at, mappings, lengths),
+        ds.piggyback(at, mappings, lengths),
     )
     return tuple(thinned(points, rows) for points in modes)
 

@@ -36,8 +36,9 @@ def test_more_of_a_rate_never_harms_and_latency_never_helps():
 def test_one_gpu_at_batch_one_is_bound_by_memory():
     """A dense 8B model on one GPU at speed of light reads its weights and cache: HBM bandwidth alone matters."""
     mapping = ds.Mapping()
-    asked = {"isl": 1024, "osl": 128, "precision": "bf16", "profile": "ideal"}
-    points = ds.colocated("llama_3_1_8b", "h100_sxm", mapping, batch=[1], prefill_batch=[1], **asked)
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "bf16", "ideal")
+    one = ds.Colocation(batch=(1,), prefill_batch=(1,))
+    points = ds.colocated(at, mapping, ds.lengths(1024, 128), options=one)
     found = wide(ds.sensitivity(points), "ttl").iloc[0]
     # T = T_d + t_p/(OSL-1): a step reads about 16 GB at 3.35 TB/s, 4.8 ms; the prompt is 16.4 TFLOP and attention at
     # 989 TFLOP/s, 17 ms over 127 tokens, 0.14 ms.

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.mappings import MappingTable, enumerate_mappings
@@ -26,7 +25,7 @@ def cached_setting(model: str, system: str, profile: str) -> Setup:
 
 @cache
 def mappings_of(model: str, system: str, max_gpus: int = 64) -> MappingTable:
-    return enumerate_mappings(load_model(model), load_system(system), max_gpus=max_gpus)
+    return enumerate_mappings(setup(model, system, RECIPES[system]), max_gpus=max_gpus)
 
 
 def degrees_of(mapping: Mapping) -> Degrees:

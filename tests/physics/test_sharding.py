@@ -21,6 +21,7 @@ from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
 from disagg_sim.physics.stages import stages_of
 from disagg_sim.physics.work import MlaDims, gqa_decode_work, gqa_prefill_work, mla_work
 from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.workload.lengths import lengths
 
 quick = settings(max_examples=60, deadline=None)
 
@@ -150,9 +151,9 @@ def test_grid_points_equal_single_calls(model, system, profile):
     table = mappings_of(model, system)
     table = table[np.arange(0, len(table), max(1, len(table) // 25))]
     batch = [1, 3, 7, 64, 500]
-    args = {"precision": at.precision.name, "profile": profile, "batch": batch}
-    decode = decode_grid(at.model, at.system, table, isl=3000, osl=500, **args)
-    prefill = prefill_grid(at.model, at.system, table, isl=3000, chunk_tokens=[512], mla_form="naive", **args)
+    args = {"batch": batch}
+    decode = decode_grid(at, table, lengths(3000, 500), **args)
+    prefill = prefill_grid(at, table, lengths(3000, 500), chunk_tokens=[512], mla_form="naive", **args)
     for row, mapping in enumerate(table):
         degrees = Degrees(
             tp_attn=float(mapping.tp_attn),
@@ -166,7 +167,7 @@ def test_grid_points_equal_single_calls(model, system, profile):
             assert decode.latency[row, column] == pytest.approx(float(one.ttl), rel=1e-12)
             held = decode_bytes(at, degrees, float(b), cached=decode_residents(3000, 500))
             assert decode.memory_bytes[row, column] == pytest.approx(float(held), rel=1e-12)
-    for row in range(len(prefill.pp)):
+    for row in range(len(prefill.mappings)):
         m, chunk = prefill.mapping(row), float(prefill.chunk_tokens[row])
         degrees = Degrees(
             tp_attn=float(m.tp_attn), dp_attn=float(m.dp_attn), tp_ffn=float(m.tp_ffn), ep=float(m.ep), pp=float(m.pp)

@@ -21,10 +21,11 @@ from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.memory import kv_duplication
 from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import setup
-from disagg_sim.search import grid as grid_module
+from disagg_sim.physics.setup import setup as setup_of
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.units import GB
+from disagg_sim.workload.lengths import lengths
 
 SYSTEM, RECIPE = "gb200_nvl72", "nvfp4_fp8kv"
 EVERY_PROFILE = ("ideal", "optimistic", "measured")
@@ -35,12 +36,15 @@ def kv_bandwidth(grid: PhaseGrid) -> np.ndarray:
     return grid.request_rate * grid.kv_bytes_per_request / grid.unique_gpus[:, None]
 
 
-def prefill(model: str, mappings, isl: int, **more) -> PhaseGrid:
-    return prefill_grid(model, SYSTEM, mappings, isl=isl, precision=RECIPE, allow_long_context=True, **more)
+def prefill(model: str, mappings, isl: int, profile: str = "measured", **more) -> PhaseGrid:
+    return prefill_grid(
+        setup(model, SYSTEM, RECIPE, profile), mappings, lengths(isl, 2), allow_long_context=True, **more
+    )
 
 
-def decode(model: str, mappings, isl: int, osl: int = 2048, **more) -> PhaseGrid:
-    return decode_grid(model, SYSTEM, mappings, isl=isl, osl=osl, precision=RECIPE, allow_long_context=True, **more)
+def decode(model: str, mappings, isl: int, osl: int = 2048, profile: str = "measured", **more) -> PhaseGrid:
+    at = setup(model, SYSTEM, RECIPE, profile)
+    return decode_grid(at, mappings, lengths(isl, osl), allow_long_context=True, **more)
 
 
 # C10 (figure 5): R1, ISL 256K, EP x PP = 64. PP 1 -> 32 cuts FTL 31 times at constant throughput.
@@ -107,7 +111,7 @@ def test_c10_the_last_wave_of_attention_takes_nearly_half_of_it(monkeypatch):
     at_rest = setup("deepseek_r1", SYSTEM, RECIPE).rates
     assert at_rest.prefill_attention.tail == 0.4
     rates = replace(at_rest, prefill_attention=replace(at_rest.prefill_attention, tail=0.0))
-    monkeypatch.setattr(grid_module, "setup", lambda *names: replace(setup(*names), rates=rates))
+    monkeypatch.setitem(globals(), "setup", lambda *names: replace(setup_of(*names), rates=rates))
     assert relative_rates("measured", 512)[32] == pytest.approx(0.843, abs=0.002)
 
 
@@ -172,7 +176,7 @@ def test_c18_egress_falls_with_isl(model, mapping, profile):
 
 def best_prefill(model: str, isl: int) -> float:
     """Egress per GPU of the mapping and batch with most requests/s per GPU under 10 s. [B/s]"""
-    table = enumerate_mappings(load_model(model), load_system(SYSTEM), max_gpus=64)
+    table = enumerate_mappings(setup(model, SYSTEM, RECIPE), max_gpus=64)
     grid = prefill(model, table, isl)
     usable = grid.feasible & (grid.latency <= 10.0)
     per_gpu = np.where(usable, grid.request_rate / grid.gpus[:, None], 0.0)
@@ -248,7 +252,7 @@ def test_c20_ingress_falls_as_ttl_tightens(model, mapping, profile):
 @pytest.fixture(scope="module")
 def sweeps() -> dict[int, object]:
     """Matched points of R1 at 2k output: 16k prompts under 10 s, and 1M prompts with the cut-off waived."""
-    table = enumerate_mappings(load_model("deepseek_r1"), load_system(SYSTEM), max_gpus=64)
+    table = enumerate_mappings(setup("deepseek_r1", SYSTEM, RECIPE), max_gpus=64)
     return {
         isl: ds.disaggregated(prefill("deepseek_r1", table, isl), decode("deepseek_r1", table, isl), ftl_limit=limit)
         for isl, limit in ((16_384, 10.0), (1_048_576, 1e6))
@@ -321,7 +325,7 @@ def test_c24_balanced_pools_send_what_they_receive(model, pp):
     isl, n_p = 16_384, 3.0
     senders = prefill(model, Mapping(tp_attn=4, tp_ffn=4, pp=pp), isl, batch=[8], chunk_tokens=[2048])
     takers = decode(model, Mapping(tp_attn=2, tp_ffn=2, pp=pp), isl, batch=[24])
-    for row in range(len(senders.pp)):
+    for row in range(len(senders.mappings)):
         n_d = n_p * senders.request_rate[row, 0] / takers.request_rate[0, 0]
         sent = n_p * senders.unique_gpus[row] * kv_bandwidth(senders)[row, 0]
         received = n_d * takers.unique_gpus[0] * kv_bandwidth(takers)[0, 0]
@@ -354,7 +358,7 @@ def test_c32_flops_and_cache_of_405b_and_70b():
 
 def ftl_ratio(system: str, precision: str, mapping: Mapping, profile: str) -> float:
     done = [
-        prefill_grid(name, system, mapping, isl=4096, precision=precision, profile=profile, batch=[1], chunk_tokens=[])
+        prefill_grid(setup(name, system, precision, profile), mapping, lengths(4096, 2), batch=[1], chunk_tokens=[])
         for name in ("llama_3_1_405b", "llama_3_1_70b")
     ]
     return float(done[0].latency[0, 0] / done[1].latency[0, 0])
@@ -394,6 +398,6 @@ def test_c32_misses_under_tensor_parallelism():
 def test_a_smaller_domain_raises_no_egress():
     """Beside C18: egress is a matter of FLOP/s, not of the domain, as long as communication does not bind."""
     small = replace(load_system(SYSTEM), nvlink_domain=8)
-    args = {"isl": 16_384, "precision": RECIPE, "batch": [8]}
-    wide, narrow = (prefill_grid("deepseek_r1", system, Mapping(dp_attn=8, ep=8), **args) for system in (SYSTEM, small))
+    both = (setup("deepseek_r1", system, RECIPE) for system in (SYSTEM, small))
+    wide, narrow = (prefill_grid(at, Mapping(dp_attn=8, ep=8), lengths(16_384, 2), batch=[8]) for at in both)
     assert np.array_equal(kv_bandwidth(wide), kv_bandwidth(narrow))

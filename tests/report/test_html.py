@@ -19,9 +19,9 @@ SHAPE = {"isl": 2048, "osl": 512}
 @pytest.fixture(scope="module")
 def grids():
     model, system = ds.load_model("llama_3_1_70b"), ds.load_system("h200_sxm")
-    mappings = ds.enumerate_mappings(model, system, max_gpus=8)
-    shape = {**SHAPE, "precision": "fp8"}
-    return ds.prefill_grid(model, system, mappings, **shape), ds.decode_grid(model, system, mappings, **shape)
+    at, lengths = ds.setup(model, system, "fp8"), ds.lengths(**SHAPE)
+    mappings = ds.enumerate_mappings(at, max_gpus=8)
+    return ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths)
 
 
 class Balanced(HTMLParser):
@@ -91,7 +91,7 @@ def test_a_mapping_is_told_in_words():
 
 def test_a_table_of_mappings_counts_them_by_size_and_says_what_was_refused():
     system = ds.load_system("h100_sxm")
-    html = ds.enumerate_mappings(ds.load_model("llama_3_1_8b"), system, max_gpus=2)._repr_html_()
+    html = ds.enumerate_mappings(ds.setup("llama_3_1_8b", system, "fp8"), max_gpus=2)._repr_html_()
     assert Balanced(html).cells == ["3 mappings", "GPUs of an instance", "1", "2", "mappings", "1", "2"]
     assert "Refused:" in html
 
@@ -148,9 +148,7 @@ def test_a_priced_plan_shows_its_cost_and_a_refused_one_its_reason(grids):
 def test_points_are_readable_in_every_mode(grids):
     prefill, decode = grids
     front = ds.pareto_front(ds.disaggregated(prefill, decode))
-    mixed = ds.pareto_front(
-        ds.piggyback(decode.model, decode.system, ds.Mapping(tp_attn=8, tp_ffn=8), **SHAPE, precision="fp8")
-    )
+    mixed = ds.pareto_front(ds.piggyback(decode.setup, ds.Mapping(tp_attn=8, tp_ffn=8), decode.lengths))
     table = ds.readable(ds.with_cost(pd.concat([front, mixed]), "usd"))
     assert len(table) == len(front) + len(mixed)
     first, last = table.iloc[0], table.iloc[-1]

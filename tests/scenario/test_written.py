@@ -38,17 +38,12 @@ LAW = ds.load_traffic("log_normal_4096_512").cases[0]
 def planned(name: str) -> ds.SimulationResult:
     """The plan, simulated on 400 requests at three quarters of its rate."""
     model, system, precision, most, lengths, budget, more = PLANS[name]
-    at: dict[str, Any] = {"model": ds.load_model(model), "system": ds.load_system(system), "precision": precision}
-    at["mappings"] = ds.enumerate_mappings(at["model"], at["system"], max_gpus=most)
+    at = ds.setup(model, system, precision)
+    mappings = ds.enumerate_mappings(at, max_gpus=most)
     limits: dict[str, Any] = {"ftl_limit": 4.0, "ttl_limit": 0.05, "gpu_budget": budget, **more}
-    if isinstance(lengths, str):
-        drawn: Any = LAW
-        joint = ds.joint_lengths(LAW)
-        prefill, decode = ds.prefill_grid_under(**at, lengths=joint), ds.decode_grid_under(**at, lengths=joint)
-    else:
-        drawn = lengths
-        prefill = ds.prefill_grid(**at, isl=lengths[0])
-        decode = ds.decode_grid(**at, isl=lengths[0], osl=lengths[1])
+    drawn = LAW if isinstance(lengths, str) else lengths
+    law = ds.lengths(LAW) if isinstance(lengths, str) else ds.lengths(*lengths)
+    prefill, decode = ds.prefill_grid(at, mappings, law), ds.decode_grid(at, mappings, law)
     plan = ds.match_rates(prefill, decode, **limits)
     assert plan.deployment is not None, plan.message
     trace = ds.synthetic_trace(rate=0.75 * plan.request_rate, lengths=drawn, requests=400, seed=5)

@@ -9,20 +9,19 @@ from hypothesis import strategies as st
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import DisaggSimError, InputError
-from disagg_sim.facts.load import load_model, load_system, load_traffic
+from disagg_sim.facts.load import load_traffic
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.gemm import TILE_M
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.phases import Degrees, LayerTimes, attention_side, decode_step, prefill_pass, slowest_stage
 from disagg_sim.physics.setup import setup
-from disagg_sim.search.distribution import decode_grid_under, prefill_grid_under
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.points import pareto_front
 from disagg_sim.serving.rate_matching import match_rates
-from disagg_sim.workload.joint import independent_lengths, joint_lengths, observed_lengths
-from disagg_sim.workload.lengths import Constant, LogNormal, length_distribution, representative_shape
+from disagg_sim.workload.distributions import Constant, LogNormal, length_distribution
+from disagg_sim.workload.lengths import independent_lengths, lengths
 
 SYSTEM, RECIPE, TRAFFIC = "gb200_nvl72", "nvfp4_fp8kv", "log_normal_4096_512"
 #: TP, a pipeline, and for an MoE model DP attention with EP.
@@ -57,7 +56,7 @@ def test_log_normal_law_has_the_moments_of_its_closed_form():
     assert law.mean_isl == pytest.approx(i1, rel=1e-5)
     assert law.mean_osl == pytest.approx(o1, rel=1e-5)
     assert law.context == pytest.approx(context, rel=1e-5)
-    assert law.context_deviation == pytest.approx(math.sqrt(second - context**2), rel=1e-3)
+    assert law.resident.deviation == pytest.approx(math.sqrt(second - context**2), rel=1e-3)
     assert law.isl_deviation == pytest.approx(math.sqrt(i2 - i1**2), rel=1e-3)
     assert law.isl_quantile(0.5) == pytest.approx(m_i, rel=1e-3)
     assert law.isl_quantile(0.9) == pytest.approx(m_i * math.exp(s_i * 1.2815516), rel=1e-3)
@@ -65,11 +64,11 @@ def test_log_normal_law_has_the_moments_of_its_closed_form():
 
 def test_two_requests_by_hand():
     """(100, 3) and (200, 5): of 6 steps 2 belong to the first, at 100 + 1.5, and 4 to the second, at 200 + 2.5."""
-    law = observed_lengths(np.array([100, 200]), np.array([3, 5]))
-    assert (law.mean_isl, law.mean_osl, law.longest) == (150.0, 4.0, 205.0)
+    law = lengths(np.array([100, 200]), np.array([3, 5]))
+    assert (law.mean_isl, law.mean_osl, law.resident.most) == (150.0, 4.0, 205.0)
     assert law.context == pytest.approx((2 * 101.5 + 4 * 202.5) / 6)
     variance = (2 * (101.5 - law.context) ** 2 + 4 * (202.5 - law.context) ** 2) / 6 + (2 * 9 + 4 * 25) / 6 / 12
-    assert law.context_deviation == pytest.approx(math.sqrt(variance))
+    assert law.resident.deviation == pytest.approx(math.sqrt(variance))
 
 
 def test_residents_of_a_simulated_queue_follow_the_length_biased_law():
@@ -77,9 +76,9 @@ def test_residents_of_a_simulated_queue_follow_the_length_biased_law():
     rng = np.random.default_rng(7)
     isl, osl = rng.integers(50, 150, 4000), rng.integers(2, 400, 4000)
     seen = np.concatenate([i + np.arange(1, o) for i, o in zip(isl.tolist(), osl.tolist(), strict=True)])
-    law = observed_lengths(isl, osl)
+    law = lengths(isl, osl)
     assert law.context == pytest.approx(seen.mean(), rel=1e-12)  # uniform on 1 ... O-1 has mean O/2
-    assert law.context_deviation == pytest.approx(seen.std(), rel=1e-2)  # its variance is O(O-2)/12, not O^2/12
+    assert law.resident.deviation == pytest.approx(seen.std(), rel=1e-2)  # its variance is O(O-2)/12, not O^2/12
 
 
 @settings(deadline=None, max_examples=50)
@@ -90,31 +89,31 @@ def test_residents_of_a_simulated_queue_follow_the_length_biased_law():
 def test_length_bias_never_shortens_the_output_part_of_the_context(isl, osl):
     """E[O(O-1)]/E[O-1] >= E[O], so with one input length the context is at least the unbiased ISL + E[OSL]/2."""
     outputs = np.array(osl)[: len(isl)]
-    law = observed_lengths(np.full(len(isl), isl[0]), outputs)
+    law = lengths(np.full(len(isl), isl[0]), outputs)
     assert law.context >= isl[0] + outputs.mean() / 2 - 1e-6
 
 
 @settings(deadline=None, max_examples=50)
-@given(lengths=st.lists(st.integers(1, 10**6), min_size=1, max_size=40), step=st.sampled_from([64.0, 512.0, 8192.0]))
-def test_nodes_keep_total_and_mean_of_any_law(lengths, step):
-    law = observed_lengths(np.array(lengths), np.full(len(lengths), 2))
+@given(prompts=st.lists(st.integers(1, 10**6), min_size=1, max_size=40), step=st.sampled_from([64.0, 512.0, 8192.0]))
+def test_nodes_keep_total_and_mean_of_any_law(prompts, step):
+    law = lengths(np.array(prompts), np.full(len(prompts), 2))
     nodes, weight = law.isl_nodes()
     assert weight.min() >= 0
     assert weight.sum() == pytest.approx(1)
-    if len(set(lengths)) <= nodes.size:  # then the nodes are the law
+    if len(set(prompts)) <= nodes.size:  # then the nodes are the law
         assert weight @ nodes == pytest.approx(law.mean_isl, rel=1e-6)
-    share = law.stair_nodes(step)[1]
+    share = law.isl_nodes(step)[1]
     assert share.min() >= -1e-12
     assert share.sum() == pytest.approx(1)
 
 
 def test_constant_lengths_need_one_node():
     law = independent_lengths(Constant(tokens=4096), Constant(tokens=512))
-    for nodes, weight in (law.isl_nodes(), law.stair_nodes(512.0)):
+    for nodes, weight in (law.isl_nodes(), law.isl_nodes(512.0)):
         assert nodes.tolist() == [pytest.approx(4096)]
         assert weight.tolist() == [1.0]
     assert law.context == pytest.approx(4096 + 256)
-    assert law.context_deviation == pytest.approx(512 / math.sqrt(12))
+    assert law.resident.deviation == pytest.approx(512 / math.sqrt(12))
 
 
 def timed_passes(at, lengths, chunk):
@@ -136,11 +135,11 @@ def stairs_at(at, lengths, chunk):
 
 def quadrature(at, traffic, chunk):
     """(error against 250 lengths, half a stair of tiles in the mean over the law), both over the expectation. [1]"""
-    law = joint_lengths(traffic)
+    law = lengths(traffic)
     dense, share = law.isl[::8], law.isl_weight[::8] / law.isl_weight[::8].sum()
     dense, share = dense[share > 1e-7], share[share > 1e-7]
     expected = share @ timed_passes(at, dense, chunk)
-    nodes, weight = law.stair_nodes(chunk) if chunk else law.isl_nodes()
+    nodes, weight = law.isl_nodes(chunk)
     error = gap(weight @ timed_passes(at, nodes, chunk), expected)
     return error, float(np.max(weight @ stairs_at(at, nodes, chunk) / 2 / expected))
 
@@ -190,16 +189,13 @@ def test_a_pass_climbs_a_stair_at_every_row_of_tiles():
 
 def check_limit(model, mappings, sigma, stair):
     """Grids under a narrow law against those of its medians; ``stair`` is what a row of tiles may add. [1]"""
-    shape, law = {"precision": RECIPE, "batch": BATCH}, narrow(4000, 512, sigma)
+    at, law = setup(model, SYSTEM, RECIPE), narrow(4000, 512, sigma)
     pairs = (
         (
-            prefill_grid_under(model, SYSTEM, mappings, lengths=law, chunk_tokens=CHUNKS, **shape),
-            prefill_grid(model, SYSTEM, mappings, isl=4000, osl=512, chunk_tokens=CHUNKS, **shape),
+            prefill_grid(at, mappings, law, chunk_tokens=CHUNKS, batch=BATCH),
+            prefill_grid(at, mappings, lengths(4000, 512), chunk_tokens=CHUNKS, batch=BATCH),
         ),
-        (
-            decode_grid_under(model, SYSTEM, mappings, lengths=law, **shape),
-            decode_grid(model, SYSTEM, mappings, isl=4000, osl=512, **shape),
-        ),
+        (decode_grid(at, mappings, law, batch=BATCH), decode_grid(at, mappings, lengths(4000, 512), batch=BATCH)),
     )
     limits = {"latency": sigma / 5 + stair, "request_rate": 4 * sigma**2 + stair, "memory_bytes": sigma}
     for under, constant in pairs:
@@ -243,20 +239,14 @@ def throughput(front, interactivity):
 
 
 def test_front_becomes_that_of_constant_lengths_as_the_variance_goes_to_zero():
-    table = enumerate_mappings(load_model("llama_3_1_70b"), load_system(SYSTEM), max_gpus=16)
-    rest = {"precision": RECIPE, "chunk_tokens": 0}
+    at = setup("llama_3_1_70b", SYSTEM, RECIPE)
+    table, flat = enumerate_mappings(at, max_gpus=16), lengths(4000, 512)
     x = np.geomspace(30, 100, 15)
-    constant = pareto_front(
-        disaggregated(
-            prefill_grid("llama_3_1_70b", SYSTEM, table, isl=4000, osl=512, **rest),
-            decode_grid("llama_3_1_70b", SYSTEM, table, isl=4000, osl=512, precision=RECIPE),
-        )
-    )
+    constant = pareto_front(disaggregated(prefill_grid(at, table, flat, chunk_tokens=0), decode_grid(at, table, flat)))
     gaps = []
     for sigma in (0.3, 0.1, 0.03, 0.0):
         law = narrow(4000, 512, sigma)
-        prefill = prefill_grid_under("llama_3_1_70b", SYSTEM, table, lengths=law, **rest)
-        decode = decode_grid_under("llama_3_1_70b", SYSTEM, table, lengths=law, precision=RECIPE)
+        prefill, decode = prefill_grid(at, table, law, chunk_tokens=0), decode_grid(at, table, law)
         gaps.append(gap(throughput(pareto_front(disaggregated(prefill, decode)), x), throughput(constant, x)))
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[0] > 0.015  # convexity, at every interactivity and in each form of the kernels
@@ -265,15 +255,14 @@ def test_front_becomes_that_of_constant_lengths_as_the_variance_goes_to_zero():
 
 @TWO_MODELS
 def test_convexity_costs_prefill_rate_and_memory_is_never_below_that_of_the_mean(model, mappings):
-    law = joint_lengths(TRAFFIC)
-    mean = independent_lengths(Constant(tokens=round(law.mean_isl)), Constant(tokens=round(law.mean_osl)))
-    rest = {"precision": RECIPE, "batch": BATCH}
-    spread = prefill_grid_under(model, SYSTEM, mappings, lengths=law, chunk_tokens=0, **rest)
-    flat = prefill_grid_under(model, SYSTEM, mappings, lengths=mean, chunk_tokens=0, **rest)
+    law = lengths(TRAFFIC)
+    mean = lengths(round(law.mean_isl), round(law.mean_osl))
+    at = setup(model, SYSTEM, RECIPE)
+    spread, flat = (prefill_grid(at, mappings, each, chunk_tokens=0, batch=BATCH) for each in (law, mean))
     assert np.all(spread.request_rate < flat.request_rate)
     assert np.all(spread.latency > flat.latency)
     assert np.all(spread.memory_bytes > flat.memory_bytes)
-    spread, flat = (decode_grid_under(model, SYSTEM, mappings, lengths=each, **rest) for each in (law, mean))
+    spread, flat = (decode_grid(at, mappings, each, batch=BATCH) for each in (law, mean))
     assert np.all(spread.memory_bytes > flat.memory_bytes)
     assert np.all(spread.latency >= flat.latency)  # length-biased context
     assert spread.kv_bytes_per_request == pytest.approx(flat.kv_bytes_per_request, rel=1e-4)
@@ -281,24 +270,23 @@ def test_convexity_costs_prefill_rate_and_memory_is_never_below_that_of_the_mean
 
 def test_sampled_and_integrated_answers_agree_within_the_sampling_error():
     """4000 requests, seed 11; standard errors from the sample itself; z below 4 for rate, FTL, context and r."""
-    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE), joint_lengths(TRAFFIC)
+    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE), lengths(TRAFFIC)
     case, n = load_traffic(TRAFFIC).cases[0], 4000
     rng = np.random.default_rng(11)
     isl = length_distribution(case.isl).sample(rng, n).astype(float)
     osl = length_distribution(case.osl).sample(rng, n).astype(float)
     degrees = Degrees(tp_attn=4.0, tp_ffn=4.0)
-    rest = {"precision": RECIPE, "batch": [4]}
 
     def z(sample, expected):
         return abs(sample.mean() - expected) / (sample.std(ddof=1) / math.sqrt(sample.size))
 
-    lengths, count = np.unique(isl[:1500], return_counts=True)
-    each = [float(prefill_pass(at, degrees, batch=4.0, isl=s).ftl) for s in lengths.tolist()]
+    lengths_seen, count = np.unique(isl[:1500], return_counts=True)
+    each = [float(prefill_pass(at, degrees, batch=4.0, isl=s).ftl) for s in lengths_seen.tolist()]
     times = np.repeat(each, count)
-    prefill = prefill_grid_under("llama_3_1_70b", SYSTEM, DENSE[:1], lengths=law, **rest)
+    prefill = prefill_grid(at, DENSE[:1], law, batch=[4])
     assert z(times, prefill.latency[0, 0]) < 4
     assert z(times, 4 / prefill.request_rate[0, 0]) < 4
-    high = prefill_grid_under("llama_3_1_70b", SYSTEM, DENSE[:1], lengths=law, ftl_quantile=0.9, **rest)
+    high = prefill_grid(at, DENSE[:1], law, ftl_quantile=0.9, batch=[4])
     share = (times <= high.latency[0, 0]).astype(float)
     assert z(share, 0.9) < 4
     assert high.request_rate[0, 0] == prefill.request_rate[0, 0]
@@ -307,7 +295,7 @@ def test_sampled_and_integrated_answers_agree_within_the_sampling_error():
     residual = (osl - 1) * (isl + osl / 2 - law.context) / (law.mean_osl - 1)
     assert z(residual, 0.0) < 4
     assert z(osl, law.mean_osl) < 4
-    decode = decode_grid_under("llama_3_1_70b", SYSTEM, DENSE[:1], lengths=law, **rest)
+    decode = decode_grid(at, DENSE[:1], law, batch=[4])
     step = decode_step(at, degrees, batch=4.0, context=law.context)
     rate = 4 / (float(step.ttl) * (osl.mean() - 1))
     error = osl.std(ddof=1) / math.sqrt(n) / osl.mean()
@@ -319,7 +307,7 @@ def test_passes_of_independent_lengths_take_the_mean_time_of_passes_that_share_o
 
     A pass sees lengths through its tokens T = sum S and its pairs, sum S^2 = Q: T^2/Q prompts of Q/T tokens.
     """
-    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE), joint_lengths(TRAFFIC)
+    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE), lengths(TRAFFIC)
     isl = length_distribution(load_traffic(TRAFFIC).cases[0].isl)
     drawn = isl.sample(np.random.default_rng(3), 4 * 4000).reshape(-1, 4).astype(float)
     total, squares = drawn.sum(axis=1), (drawn**2).sum(axis=1)
@@ -327,7 +315,7 @@ def test_passes_of_independent_lengths_take_the_mean_time_of_passes_that_share_o
     side = attention_side(at, np.full_like(total, 4.0), tokens, "auto", "prefill")
     layers = LayerTimes(side.layers, side.embedding, side.head, side.sums)
     times = np.asarray(slowest_stage(at.model, 1.0, layers)) + at.profile.host
-    grid = prefill_grid_under("llama_3_1_70b", SYSTEM, DENSE[:1], lengths=law, precision=RECIPE, batch=[4])
+    grid = prefill_grid(at, DENSE[:1], law, batch=[4])
     assert abs(times.mean() - grid.latency[0, 0]) < 4 * times.std() / math.sqrt(times.size)
     assert times.std() / math.sqrt(times.size) < 0.015 * times.mean()
 
@@ -335,27 +323,28 @@ def test_passes_of_independent_lengths_take_the_mean_time_of_passes_that_share_o
 def test_a_trace_and_its_law_score_alike():
     """Grids of 20000 drawn requests against those of the law: within 4 standard errors of 1.3 and 1.1 %."""
     case, rng = load_traffic(TRAFFIC).cases[0], np.random.default_rng(5)
-    drawn = observed_lengths(*(length_distribution(spec).sample(rng, 20_000) for spec in (case.isl, case.osl)))
-    rest = {"precision": RECIPE, "batch": BATCH}
-    for grid in (prefill_grid_under, decode_grid_under):
-        one, other = (grid("llama_3_1_70b", SYSTEM, DENSE, lengths=law, **rest) for law in (drawn, TRAFFIC))
+    drawn = lengths(*(length_distribution(spec).sample(rng, 20_000) for spec in (case.isl, case.osl)))
+    at = setup("llama_3_1_70b", SYSTEM, RECIPE)
+    for grid in (prefill_grid, decode_grid):
+        one, other = (grid(at, DENSE, law, batch=BATCH) for law in (drawn, lengths(TRAFFIC)))
         assert gap(one.request_rate, other.request_rate) < 0.05
         assert gap(one.memory_bytes, other.memory_bytes) < 0.05
 
 
 def test_matching_and_the_integer_program_take_these_grids_as_they_are():
-    table = enumerate_mappings(load_model("llama_3_1_70b"), load_system(SYSTEM), max_gpus=8)
-    prefill = prefill_grid_under("llama_3_1_70b", SYSTEM, table, lengths=TRAFFIC, precision=RECIPE, chunk_tokens=0)
-    decode = decode_grid_under("llama_3_1_70b", SYSTEM, table, lengths=TRAFFIC, precision=RECIPE)
+    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE), lengths(TRAFFIC)
+    table = enumerate_mappings(at, max_gpus=8)
+    prefill = prefill_grid(at, table, law, chunk_tokens=0)
+    decode = decode_grid(at, table, law)
     points = disaggregated(prefill, decode, ttl_limit=0.03)
     assert set(points["isl"]) == {6653}
     assert set(points["osl"]) == {740}
-    expected = points["request_rate_per_s"] * joint_lengths(TRAFFIC).mean_osl / points["total_gpus"]
+    expected = points["request_rate_per_s"] * lengths(TRAFFIC).mean_osl / points["total_gpus"]
     np.testing.assert_allclose(points["tokens_per_s_per_gpu"], expected, rtol=1e-12)
     plan = match_rates(prefill, decode, ftl_limit=10.0, ttl_limit=0.03, gpu_budget=32)
     assert plan.deployment.prefill.gpus + plan.deployment.decode.gpus <= 32
     with pytest.raises(InputError, match="isl"):
-        disaggregated(prefill_grid("llama_3_1_70b", SYSTEM, table, isl=6653, precision=RECIPE), decode)
+        disaggregated(prefill_grid(at, table, lengths(6653, 2)), decode)
 
 
 # --- claim C28 ------------------------------------------------------------------------------------------
@@ -363,17 +352,11 @@ def test_matching_and_the_integer_program_take_these_grids_as_they_are():
 
 def p50_over(law, isl, osl):
     """Throughput of the front at constant lengths over that of the law, at 25-100 tokens/s/user (Llama-3.1-70B)."""
-    model, system = load_model("llama_3_1_70b"), load_system(SYSTEM)
-    table = enumerate_mappings(model, system)
+    at, flat = setup("llama_3_1_70b", SYSTEM, RECIPE), lengths(isl, osl)
+    table = enumerate_mappings(at)
     x = np.geomspace(25, 100, 41)
-    under = disaggregated(
-        prefill_grid_under(model, system, table, lengths=law, precision=RECIPE),
-        decode_grid_under(model, system, table, lengths=law, precision=RECIPE),
-    )
-    constant = disaggregated(
-        prefill_grid(model, system, table, isl=isl, osl=osl, precision=RECIPE),
-        decode_grid(model, system, table, isl=isl, osl=osl, precision=RECIPE),
-    )
+    under = disaggregated(prefill_grid(at, table, law), decode_grid(at, table, law))
+    constant = disaggregated(prefill_grid(at, table, flat), decode_grid(at, table, flat))
     ratio = throughput(pareto_front(constant), x) / throughput(pareto_front(under), x)
     print(f"front at {isl}/{osl} over that of the law: {min(ratio):.3f}-{max(ratio):.3f}, mean {ratio.mean():.3f}")
     return ratio
@@ -401,8 +384,8 @@ def test_p50_approximation_has_the_shape_but_not_the_level_at_the_spread_of_the_
     lacks only convexity and length bias, is still 12 % too high. The shape of the front holds: the ratio
     stays within 8 % of its mean, much of it the steps between points.
     """
-    law = joint_lengths(TRAFFIC)
-    assert representative_shape(load_traffic(TRAFFIC).cases[0]) == (4096, 512)
+    law = lengths(TRAFFIC)
+    assert law.at_medians() == lengths(4096, 512)
     ratio = p50_over(law, 4096, 512)
     assert ratio.mean() == pytest.approx(1.43, abs=0.02)
     assert ratio.min() > 1.31
@@ -417,19 +400,14 @@ def test_p50_approximation_has_the_shape_but_not_the_level_at_the_spread_of_the_
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: joint_lengths("beyond_the_buzz"), "9 cases"),
-        (lambda: joint_lengths("log_normal"), "log_normal_4096_512"),
-        (lambda: observed_lengths(np.array([1, 2]), np.array([3])), "no list of requests"),
-        (lambda: observed_lengths(np.array([0, 2]), np.array([3, 3])), "0 tokens"),
-        (lambda: observed_lengths(np.array([5, 2]), np.array([1, 1])), "prefill only"),
+        (lambda: lengths("beyond_the_buzz"), "9 cases"),
+        (lambda: lengths("log_normal"), "log_normal_4096_512"),
+        (lambda: lengths(np.array([1, 2]), np.array([3])), "no list of requests"),
+        (lambda: lengths(np.array([0, 2]), np.array([3, 3])), "0 tokens"),
+        (lambda: lengths(np.array([5, 2]), np.array([1, 1])), "prefill only"),
+        (lambda: decode_grid(setup("opt_30b", SYSTEM, "bf16"), DENSE, lengths(TRAFFIC)), "context limit of opt_30b"),
         (
-            lambda: decode_grid_under("opt_30b", SYSTEM, DENSE, lengths=TRAFFIC, precision="bf16"),
-            "context limit of opt_30b",
-        ),
-        (
-            lambda: prefill_grid_under(
-                "llama_3_1_70b", SYSTEM, DENSE, lengths=TRAFFIC, precision=RECIPE, ftl_quantile=1.0
-            ),
+            lambda: prefill_grid(setup("llama_3_1_70b", SYSTEM, RECIPE), DENSE, lengths(TRAFFIC), ftl_quantile=1.0),
             "quantile 1.0",
         ),
     ],

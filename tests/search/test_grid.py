@@ -10,16 +10,20 @@ import pytest
 
 from disagg_sim.domain import BOUNDS, Mapping, Status
 from disagg_sim.errors import InputError, UnknownNameError
-from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.facts.load import load_system
+from disagg_sim.physics.setup import setup
 from disagg_sim.search import grid
-from disagg_sim.search.grid import batch_axis, batch_sizes, decode_grid, prefill_grid
+from disagg_sim.search.grid import CHOSEN_FORMS, batch_axis, batch_sizes, decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings, mapping_table
+from disagg_sim.workload.lengths import lengths
+
+GB200 = setup("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv")
+R1 = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+A100 = setup("llama_3_1_405b", "a100_sxm_80gb", "bf16")
 
 
 def llama_decode(mappings, batch):
-    return decode_grid(
-        "llama_3_1_70b", "gb200_nvl72", mappings, isl=4096, osl=512, precision="nvfp4_fp8kv", batch=batch
-    )
+    return decode_grid(GB200, mappings, lengths(4096, 512), batch=batch)
 
 
 def tensor_parallel(*degrees: int) -> list[Mapping]:
@@ -37,20 +41,17 @@ def test_batches_are_four_a_doubling():
 def test_batch_axis_ends_at_the_memory_limit(phase):
     """The last batch fits on some mapping, the next step of the axis on none."""
     table = mapping_table([*tensor_parallel(1, 2, 4, 8), Mapping(pp=8)])
-    axis = batch_axis("llama_3_1_70b", "gb200_nvl72", table, phase=phase, isl=4096, osl=512, precision="nvfp4_fp8kv")
+    axis = batch_axis(GB200, table, lengths(4096, 512), phase=phase)
     beyond = next(b for b in batch_sizes(4 * int(axis[-1])).tolist() if b > axis[-1])
     score = decode_grid if phase == "decode" else prefill_grid
-    args = {"isl": 4096, "osl": 512, "precision": "nvfp4_fp8kv", "batch": [int(axis[-1]), beyond]}
-    done = score("llama_3_1_70b", "gb200_nvl72", table, **args)
+    done = score(GB200, table, lengths(4096, 512), batch=[int(axis[-1]), beyond])
     assert done.feasible[:, 0].any()
     assert not done.feasible[:, 1].any()
 
 
 def test_points_that_do_not_fit_keep_their_place():
     """Llama-405B in bf16 on one A100: nothing fits, and the grid says by how much."""
-    done = decode_grid(
-        "llama_3_1_405b", "a100_sxm_80gb", tensor_parallel(1, 8), isl=1024, osl=128, precision="bf16", batch=[1, 4096]
-    )
+    done = decode_grid(A100, tensor_parallel(1, 8), lengths(1024, 128), batch=[1, 4096])
     assert done.latency.shape == done.status.shape == (2, 2)
     assert done.status[0].tolist() == [Status.OUT_OF_MEMORY] * 2
     assert np.all(np.isfinite(done.latency))
@@ -61,17 +62,19 @@ def test_points_that_do_not_fit_keep_their_place():
 
 def test_batch_axis_keeps_one_batch_when_nothing_fits():
     table = mapping_table(tensor_parallel(1))
-    axis = batch_axis("llama_3_1_405b", "a100_sxm_80gb", table, phase="decode", isl=1024, osl=128, precision="bf16")
+    axis = batch_axis(A100, table, lengths(1024, 128), phase="decode")
     assert axis.tolist() == [1]
 
 
 @pytest.mark.parametrize("score", [decode_grid, prefill_grid])
 def test_more_memory_never_shrinks_the_feasible_set(score):
     table = mapping_table([*tensor_parallel(1, 2, 8), Mapping(tp_attn=2, tp_ffn=2, pp=4)])
-    args = {"isl": 8192, "osl": 1024, "precision": "nvfp4_fp8kv", "batch": batch_sizes(4000)}
     small = load_system("gb200_nvl72")
     large = replace(small, hbm_reported=1.4 * small.hbm_reported)
-    before, after = (score("llama_3_1_70b", system, table, **args) for system in (small, large))
+    before, after = (
+        score(setup("llama_3_1_70b", system, "nvfp4_fp8kv"), table, lengths(8192, 1024), batch=batch_sizes(4000))
+        for system in (small, large)
+    )
     assert np.all(after.feasible[before.feasible])
     assert after.feasible.sum() > before.feasible.sum()
     assert np.array_equal(before.latency, after.latency)
@@ -80,19 +83,18 @@ def test_more_memory_never_shrinks_the_feasible_set(score):
 def test_a_larger_domain_never_shrinks_the_feasible_set_nor_slows_it():
     large = load_system("gb200_nvl72")
     small = replace(large, nvlink_domain=8)
-    table = enumerate_mappings(load_model("deepseek_r1"), small, max_gpus=64)
-    args = {"isl": 8192, "osl": 1024, "precision": "nvfp4_fp8kv", "batch": [1, 16, 256, 4096]}
-    before, after = (decode_grid("deepseek_r1", system, table, **args) for system in (small, large))
+    both = [setup("deepseek_r1", system, "nvfp4_fp8kv") for system in (small, large)]
+    table, batch = enumerate_mappings(both[0], max_gpus=64), [1, 16, 256, 4096]
+    before, after = (decode_grid(at, table, lengths(8192, 1024), batch=batch) for at in both)
     assert np.array_equal(before.feasible, after.feasible)
     assert np.all(after.latency <= before.latency * (1 + 1e-12))
 
 
 def test_blocks_do_not_change_the_grid(monkeypatch):
-    table = enumerate_mappings(load_model("deepseek_r1"), load_system("gb200_nvl72"), max_gpus=16)
-    args = {"isl": 2048, "osl": 256, "precision": "nvfp4_fp8kv", "batch": [1, 8, 64]}
-    whole = [score("deepseek_r1", "gb200_nvl72", table, **args) for score in (decode_grid, prefill_grid)]
+    args = (R1, enumerate_mappings(R1, max_gpus=16), lengths(2048, 256))
+    whole = [score(*args, batch=[1, 8, 64]) for score in (decode_grid, prefill_grid)]
     monkeypatch.setattr(grid, "BLOCK_POINTS", 7)
-    cut = [score("deepseek_r1", "gb200_nvl72", table, **args) for score in (decode_grid, prefill_grid)]
+    cut = [score(*args, batch=[1, 8, 64]) for score in (decode_grid, prefill_grid)]
     for a, b in zip(whole, cut, strict=True):
         for name in ("latency", "request_rate", "memory_bytes"):  # the last digit hangs on the exponent's shape
             np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=1e-14)
@@ -104,39 +106,36 @@ def test_rates_follow_from_latencies():
     """Decode: B/(TTL*(OSL-1)). Prefill in one stage: b/FTL; in a pipeline more, since stages overlap."""
     done = llama_decode(tensor_parallel(2, 4), batch=[1, 8, 32])
     assert done.request_rate == pytest.approx(done.batch / (done.latency * 511), rel=1e-12)
-    prefill = prefill_grid(
-        "llama_3_1_70b", "gb200_nvl72", [Mapping(), Mapping(pp=4)], isl=4096, precision="nvfp4_fp8kv", batch=[1, 8]
-    )
-    flat, deep = prefill.pp == 1, prefill.pp == 4
+    prefill = prefill_grid(GB200, [Mapping(), Mapping(pp=4)], lengths(4096, 512), batch=[1, 8])
+    flat, deep = prefill.mappings.pp == 1, prefill.mappings.pp == 4
     assert prefill.request_rate[flat] == pytest.approx(prefill.batch / prefill.latency[flat], rel=1e-12)
     assert np.all(prefill.request_rate[deep] > prefill.batch / prefill.latency[deep])
 
 
 def test_chunks_are_tried_on_pipelines_and_below_the_prompt_only():
     done = prefill_grid(
-        "llama_3_1_70b",
-        "gb200_nvl72",
-        [Mapping(), Mapping(pp=4)],
-        isl=4096,
-        precision="nvfp4_fp8kv",
-        batch=[1],
-        chunk_tokens=[512, 2048, 4096, 8192],
+        GB200, [Mapping(), Mapping(pp=4)], lengths(4096, 512), batch=[1], chunk_tokens=[512, 2048, 4096, 8192]
     )
-    assert list(zip(done.pp.tolist(), done.chunk_tokens.tolist(), strict=True)) == [(1, 0), (4, 0), (4, 512), (4, 2048)]
+    assert list(zip(done.mappings.pp.tolist(), done.chunk_tokens.tolist(), strict=True)) == [
+        (1, 0),
+        (4, 0),
+        (4, 512),
+        (4, 2048),
+    ]
     assert done.microbatches[:, 0].tolist() == [1, 1, 8, 2]
     assert done.mapping(2) == Mapping(pp=4, chunk_tokens=512)
 
 
 def test_kept_keys_and_values_are_taken_only_where_they_fit_and_help():
     """A free MLA form: faster or equal to every forced one that fits, memory as counted for the form taken."""
-    args = {"isl": 65_536, "precision": "nvfp4_fp8kv", "batch": [8, 64, 128], "chunk_tokens": [1024]}
+    args = {"batch": [8, 64, 128], "chunk_tokens": [1024]}
     mappings = [Mapping(dp_attn=8, ep=8, pp=4), Mapping(dp_attn=4, ep=4, pp=16)]
     free, cached, naive = (
-        prefill_grid("deepseek_r1", "gb200_nvl72", mappings, mla_form=form, **args)
-        for form in ("auto", "cached", "naive")
+        prefill_grid(R1, mappings, lengths(65_536, 512), mla_form=form, **args) for form in ("auto", "cached", "naive")
     )
     chunked = free.chunk_tokens > 0
-    kept = chunked[:, None] & (free.memory_bytes == cached.memory_bytes)
+    kept = free.mla_form == CHOSEN_FORMS.index("cached")
+    assert np.array_equal(kept, chunked[:, None] & (free.memory_bytes == cached.memory_bytes))
     assert kept.any()
     assert not kept[chunked].all()
     assert np.all(free.feasible[kept])
@@ -166,7 +165,7 @@ def test_an_instance_is_a_point_as_a_value():
     ],
 )
 def test_bound_names_the_largest_sum(model, system, precision, profile, mapping, batch, bound):
-    done = decode_grid(model, system, mapping, isl=8, osl=2, precision=precision, profile=profile, batch=[batch])
+    done = decode_grid(setup(model, system, precision, profile), mapping, lengths(8, 2), batch=[batch])
     assert BOUNDS[done.bound[0, 0]] == bound
 
 
@@ -190,22 +189,21 @@ def test_bound_names_the_largest_sum(model, system, precision, profile, mapping,
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(change, message):
-    args = {"model": "llama_3_1_70b", "isl": 128, "osl": 16, "precision": "nvfp4_fp8kv", "batch": [1]} | change
+    args = {"model": "llama_3_1_70b", "isl": 128, "osl": 16, "batch": [1]} | change
+    model, engine, isl, osl = (args.pop(name, None) for name in ("model", "engine", "isl", "osl"))
     with pytest.raises(InputError, match=message):
-        decode_grid(system="gb200_nvl72", mappings=Mapping(), **args)
+        decode_grid(setup(model, "gb200_nvl72", "nvfp4_fp8kv", engine=engine), Mapping(), lengths(isl, osl), **args)
 
 
 def test_unknown_names_are_refused_with_the_nearest_one():
     with pytest.raises(UnknownNameError, match="llama_3_1_70b"):
-        decode_grid("llama_3_1_70", "gb200_nvl72", Mapping(), isl=128, osl=16, precision="nvfp4_fp8kv")
+        setup("llama_3_1_70", "gb200_nvl72", "nvfp4_fp8kv")
 
 
 @pytest.mark.parametrize("chunk", [-5, "big", math.nan, 512.7])
 def test_chunks_are_whole(chunk):
     with pytest.raises(InputError, match=f"chunk_tokens {chunk} is out of range; allowed: whole numbers from 0"):
-        prefill_grid(
-            "llama_3_1_70b", "gb200_nvl72", Mapping(pp=2), isl=128, precision="nvfp4_fp8kv", chunk_tokens=[64, chunk]
-        )
+        prefill_grid(GB200, Mapping(pp=2), lengths(128, 16), chunk_tokens=[64, chunk])
 
 
 @pytest.mark.parametrize(
@@ -219,4 +217,4 @@ def test_chunks_are_whole(chunk):
 def test_bad_arguments_of_a_batch_axis_are_refused(change, message):
     args = {"mappings": [Mapping(tp_attn=4, tp_ffn=4)], "phase": "decode", "isl": 128, "osl": 16} | change
     with pytest.raises(InputError, match=message):
-        batch_axis("llama_3_1_70b", "gb200_nvl72", precision="nvfp4_fp8kv", **args)
+        batch_axis(GB200, args["mappings"], lengths(args["isl"], args["osl"]), phase=args["phase"])

@@ -11,11 +11,17 @@ import disagg_sim as ds
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.physics.setup import setup
 from disagg_sim.search.mappings import degrees, enumerate_mappings, mapping_table, mappings_for
 
 
+def at(model, system):
+    """A setup; mappings ask nothing of its precision."""
+    return setup(model, system, "bf16")
+
+
 def rows(model: str, system: str, **limits) -> set[tuple[int, int, int, int, int]]:
-    table = enumerate_mappings(load_model(model), load_system(system), **limits)
+    table = enumerate_mappings(at(load_model(model), load_system(system)), **limits)
     assert len(table) == len(set(table))
     return {(m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.pp) for m in table}
 
@@ -58,7 +64,7 @@ def test_named_schemes_of_r1_on_eight_gpus():
 def test_rules_of_every_mapping(model, system):
     spec, machine = load_model(model), load_system(system)
     odd = {3 * 2**k for k in range(6)} | {36, 72}
-    for m in enumerate_mappings(spec, machine):
+    for m in enumerate_mappings(at(spec, machine)):
         assert m.tp_attn * m.dp_attn == m.tp_ffn * m.ep
         assert max(m.tp_attn, m.tp_ffn) <= machine.nvlink_domain
         assert m.pp <= len(spec.layers)
@@ -97,19 +103,21 @@ def test_a_domain_of_72_may_be_used_whole():
         kind, attention=replace(kind.attention, q_heads=72, kv_heads=36), ffn=replace(kind.ffn, experts=144, width=2304)
     )
     model = replace(base, layers=(layer,) * 36)
-    table = enumerate_mappings(model, load_system("gb200_nvl72"))
+    table = enumerate_mappings(at(model, load_system("gb200_nvl72")))
     flat = {(m.tp_attn, m.dp_attn, m.tp_ffn, m.ep) for m in table if m.pp == 1}
     assert {(72, 1, 72, 1), (1, 72, 1, 72), (36, 2, 2, 36), (2, 36, 1, 72)} <= flat
     assert max(m.gpus for m in table if m.pp == 1) == 72
     assert max(m.gpus for m in table) == 128
-    small = enumerate_mappings(model, load_system("h100_sxm"))
+    small = enumerate_mappings(at(model, load_system("h100_sxm")))
     assert max(m.gpus for m in small if m.pp == 1) == 64
 
 
 @pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_405b", "gpt_oss_120b"])
 def test_mappings_of_a_smaller_domain_are_among_those_of_a_larger_one(model):
     spec, machine = load_model(model), load_system("gb200_nvl72")
-    tables = [enumerate_mappings(spec, replace(machine, nvlink_domain=domain)) for domain in (8, 16, 36, 72, 144, 576)]
+    tables = [
+        enumerate_mappings(at(spec, replace(machine, nvlink_domain=domain))) for domain in (8, 16, 36, 72, 144, 576)
+    ]
     for smaller, larger in pairwise(tables):
         assert set(smaller) <= set(larger)
     assert [max(m.gpus for m in table if m.pp == 1) <= 64 for table in tables[:3]] == [True] * 3
@@ -129,7 +137,7 @@ def test_a_larger_domain_loses_no_mapping():
     for model in ("deepseek_r1", "llama_3_1_70b", "glm_4_5"):
         spec, large = load_model(model), load_system("gb200_nvl72")
         small = replace(large, nvlink_domain=8)
-        assert set(enumerate_mappings(spec, small)) <= set(enumerate_mappings(spec, large))
+        assert set(enumerate_mappings(at(spec, small))) <= set(enumerate_mappings(at(spec, large)))
 
 
 def test_more_gpus_lose_no_mapping():
@@ -137,19 +145,19 @@ def test_more_gpus_lose_no_mapping():
 
 
 def test_refusals_have_reasons():
-    refused = dict(enumerate_mappings(load_model("deepseek_r1"), load_system("gb200_nvl72")).refused)
+    refused = dict(enumerate_mappings(at(load_model("deepseek_r1"), load_system("gb200_nvl72"))).refused)
     assert refused["pp above 61 layers"] == 3  # 64, 72 and 128
     assert refused["pp 3 does not divide 61 layers"] == 1
     assert refused["ep does not divide 256 experts"] > 0
     assert refused["tp_attn does not divide 128 query heads"] > 0
     assert refused["more than 32 GPUs in a stage at pp 4"] > 0
-    on_h100 = dict(enumerate_mappings(load_model("deepseek_r1"), load_system("h100_sxm")).refused)
+    on_h100 = dict(enumerate_mappings(at(load_model("deepseek_r1"), load_system("h100_sxm"))).refused)
     assert on_h100["TP leaves the NVLink domain of 8"] > 0
 
 
 def test_candidates_are_kept_or_refused_none_is_lost():
     """Llama-70B on H100, up to 8 GPUs: 4 degrees of pp times 4 of tp are 16 candidates; 10 stand, 6 are too large."""
-    table = enumerate_mappings(load_model("llama_3_1_70b"), load_system("h100_sxm"), max_gpus=8)
+    table = enumerate_mappings(at(load_model("llama_3_1_70b"), load_system("h100_sxm")), max_gpus=8)
     assert len(table) + sum(count for _, count in table.refused) == 16
     assert dict(table.refused) == {
         "more than 4 GPUs in a stage at pp 2": 1,
@@ -166,7 +174,7 @@ def test_degrees():
 @pytest.mark.parametrize("limit", [0, -3, 2.5, "all"])
 def test_no_gpus_are_refused(limit):
     with pytest.raises(InputError, match=f"max_gpus {limit} is out of range; allowed: whole numbers from 1"):
-        enumerate_mappings(load_model("llama_3_1_8b"), load_system("h100_sxm"), max_gpus=limit)
+        enumerate_mappings(at(load_model("llama_3_1_8b"), load_system("h100_sxm")), max_gpus=limit)
 
 
 def test_table_of_single_mappings():
@@ -200,31 +208,20 @@ IMPOSSIBLE = [
 @pytest.mark.parametrize("score", [ds.prefill_grid, ds.decode_grid, ds.colocated, ds.piggyback])
 def test_impossible_mappings_are_refused_with_the_reason(score, model, mapping, reason):
     with pytest.raises(InputError, match=f"is impossible for {model} on gb200_nvl72: {reason}"):
-        score(model, "gb200_nvl72", [Mapping(), mapping], isl=128, osl=16, precision="nvfp4_fp8kv")
-
-
-@pytest.mark.parametrize("score", [ds.prefill_grid_under, ds.decode_grid_under])
-def test_impossible_mappings_are_refused_under_laws_of_lengths(score):
-    with pytest.raises(InputError, match="pp above 80 layers"):
-        score("llama_3_1_70b", "gb200_nvl72", Mapping(pp=100), lengths="log_normal_4096_512", precision="nvfp4_fp8kv")
+        score(setup(model, "gb200_nvl72", "nvfp4_fp8kv"), [Mapping(), mapping], ds.lengths(128, 16))
 
 
 def test_pipelines_made_by_hand_may_be_uneven():
     """61 layers in 3 stages: 21, 20 and 20."""
-    model, system = load_model("deepseek_r1"), load_system("gb200_nvl72")
-    assert list(mappings_for(model, system, Mapping(pp=3))) == [Mapping(pp=3)]
+    at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+    assert list(mappings_for(at, Mapping(pp=3))) == [Mapping(pp=3)]
 
 
 def test_enumerated_mappings_pass_the_check_of_those_made_by_hand():
     for name in ("llama_3_1_70b", "deepseek_r1", "gpt_oss_120b"):
-        model, system = load_model(name), load_system("gb200_nvl72")
-        table = enumerate_mappings(model, system)
-        assert len(mappings_for(model, system, list(table))) == len(table)
-
-
-def test_names_stand_for_their_specs():
-    specs = load_model("llama_3_1_8b"), load_system("h100_sxm")
-    assert list(enumerate_mappings("llama_3_1_8b", "h100_sxm")) == list(enumerate_mappings(*specs))
+        at = setup(name, "gb200_nvl72", "nvfp4_fp8kv")
+        table = enumerate_mappings(at)
+        assert len(mappings_for(at, list(table))) == len(table)
 
 
 @pytest.mark.parametrize("mappings", [3, "tp4", [Mapping(), None]])

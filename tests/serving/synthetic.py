@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.load import load_profile, resolve_precision
 from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, ModelSpec
+from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.mappings import MappingTable
+from disagg_sim.workload.lengths import lengths
 
 MODEL = ModelSpec(
     name="toy",
@@ -45,6 +51,25 @@ SYSTEM = SystemSpec(
 )
 
 
+SETUP = Setup(
+    model=MODEL,
+    system=SYSTEM,
+    precision=resolve_precision("bf16", MODEL, SYSTEM),
+    profile=load_profile("measured"),
+    engine="",
+    rates=None,
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ByHand(PhaseGrid):
+    """A grid whose status, cache and GPUs with distinct cache are given, not counted."""
+
+    status: np.ndarray
+    kv_bytes_per_request: float
+    unique_gpus: np.ndarray
+
+
 def make_grid(phase, gpus, rate, *, latency=None, status=None, unique=None, tp=None, isl=1024, osl=101, kv_bytes=1e6):
     """A grid whose row ``i`` has ``gpus[i]`` GPUs; ``rate`` and ``latency`` of shape (rows,) or (rows, batches)."""
     gpus = np.asarray(gpus, dtype=np.int64)
@@ -56,29 +81,20 @@ def make_grid(phase, gpus, rate, *, latency=None, status=None, unique=None, tp=N
         latency = batch / rate / (osl - 1 if phase == "decode" else 1)
     latency = np.asarray(latency, dtype=np.float64)
     latency = latency[:, None] if latency.ndim == 1 else latency
-    return PhaseGrid(
+    return ByHand(
         phase=phase,
-        model=MODEL,
-        system=SYSTEM,
-        precision="bf16",
-        profile="measured",
-        engine="",
-        isl=isl,
-        osl=osl,
-        tp_attn=tp_attn,
-        dp_attn=gpus // tp_attn,
-        tp_ffn=gpus,
-        ep=ones,
-        pp=ones,
+        setup=SETUP,
+        mappings=MappingTable(tp_attn, gpus // tp_attn, gpus, ones, ones),
+        lengths=lengths(isl, osl),
         chunk_tokens=0 * ones,
         batch=batch,
         latency=np.broadcast_to(latency, rate.shape),
         request_rate=rate,
         memory_bytes=np.full(rate.shape, 5e10),
-        memory_limit=7e10,
         microbatches=np.ones(rate.shape, dtype=np.int64),
         status=np.zeros(rate.shape, dtype=np.int8) if status is None else np.asarray(status, dtype=np.int8),
         bound=np.ones(rate.shape, dtype=np.int8),
+        mla_form=np.zeros(rate.shape, dtype=np.int8),
         kv_bytes_per_request=kv_bytes,
         unique_gpus=gpus if unique is None else np.asarray(unique, dtype=np.int64),
     )

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InfeasibleError, InputError
-from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.memory import Residents, instance_bytes
 from disagg_sim.physics.mixed import Chunk, Interference, mixed_step
 from disagg_sim.physics.phases import Degrees, PrefillPass
@@ -19,10 +18,12 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving import colocated as colocated_module
-from disagg_sim.serving.colocated import colocated
+from disagg_sim.serving.colocated import colocated, search_colocated
+from disagg_sim.serving.colocation import Case, Colocation
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import COLUMNS, INTERACTIVITY, THROUGHPUT, pareto_front
+from disagg_sim.workload.lengths import lengths
 
 SYSTEM, RECIPE = "gb200_nvl72", "nvfp4_fp8kv"
 LLAMA, R1 = "llama_3_1_70b", "deepseek_r1"
@@ -32,16 +33,21 @@ MODES = {"colocated": colocated, "piggyback": piggyback}
 
 
 def mappings(model=LLAMA, max_gpus=16):
-    return enumerate_mappings(load_model(model), load_system(SYSTEM), max_gpus=max_gpus)
+    return enumerate_mappings(setup(model, SYSTEM, RECIPE), max_gpus=max_gpus)
+
+
+LIMITS = ("ftl_limit", "ttl_limit")
 
 
 def run(mode, model=LLAMA, table=TP4, *, isl=4096, osl=512, **more):
-    return MODES[mode](model, SYSTEM, table, isl=isl, osl=osl, precision=RECIPE, **more)
+    limits, options = ({k: v for k, v in more.items() if (k in LIMITS) == wanted} for wanted in (True, False))
+    at = setup(model, SYSTEM, RECIPE)
+    return MODES[mode](at, table, lengths(isl, osl), **limits, options=Colocation(**options))
 
 
 def ttl_at(batch, model=LLAMA, table=TP4, isl=4096, osl=512):
     """Of decode alone. [s]"""
-    return decode_grid(model, SYSTEM, table, isl=isl, osl=osl, precision=RECIPE, batch=batch).latency[0, 0]
+    return decode_grid(setup(model, SYSTEM, RECIPE), table, lengths(isl, osl), batch=batch).latency[0, 0]
 
 
 def only(table: pd.DataFrame) -> pd.Series:
@@ -54,7 +60,7 @@ def only(table: pd.DataFrame) -> pd.Series:
 
 def test_one_request_a_batch_by_hand():
     t_d = ttl_at(1)
-    t_p = prefill_grid(LLAMA, SYSTEM, TP4, isl=4096, precision=RECIPE, batch=1).latency[0, 0]
+    t_p = prefill_grid(setup(LLAMA, SYSTEM, RECIPE), TP4, lengths(4096, 512), batch=1).latency[0, 0]
     row = only(run("colocated", batch=1))
     assert row.ftl_s == pytest.approx(t_p)
     assert row.ttl_s == row.ttl_mean_s == pytest.approx(t_d + t_p / 511)
@@ -82,7 +88,7 @@ def test_one_request_a_batch_piggybacked_by_hand():
 
 def test_passes_of_many_prompts_by_hand():
     """64 residents, 16 prompts a pass: 4 passes while all are replaced; groups of 16 wait half a quarter cycle."""
-    t_d, grid = ttl_at(64), prefill_grid(LLAMA, SYSTEM, TP4, isl=4096, precision=RECIPE, batch=16)
+    t_d, grid = ttl_at(64), prefill_grid(setup(LLAMA, SYSTEM, RECIPE), TP4, lengths(4096, 512), batch=16)
     t_pass = grid.latency[0, 0]
     row = only(run("colocated", batch=64, prefill_batch=16))
     cycle = 511 * t_d + 4 * t_pass
@@ -106,7 +112,7 @@ def test_decode_waits_until_a_pass_has_left_the_last_stage(isl):
     """Four stages; 512 tokens are not cut, 4096 are. The pass is the FTL of a prefill instance, not its busy time."""
     table = Mapping(tp_attn=2, tp_ffn=2, pp=4)
     row = only(run("colocated", table=table, batch=64, prefill_batch=4, isl=isl))
-    grid = prefill_grid(LLAMA, SYSTEM, table, isl=isl, precision=RECIPE, batch=4)
+    grid = prefill_grid(setup(LLAMA, SYSTEM, RECIPE), table, lengths(isl, 512), batch=4)
     assert row.ftl_s == pytest.approx(grid.latency.min())
     assert row.prefill_chunk_tokens == grid.chunk_tokens[grid.latency.argmin()]
     assert (row.prefill_chunk_tokens > 0) == (isl == 4096)
@@ -172,8 +178,8 @@ W2 = [
 def served(tp, isl, osl, batch):
     """The co-located row of a measured one."""
     mapping = Mapping(tp_attn=tp, tp_ffn=tp)
-    shape = {"isl": round(0.9 * isl), "osl": round(0.9 * osl), "precision": "fp8_bf16kv", "engine": "vllm"}
-    return only(colocated(LLAMA, "h100_sxm", mapping, **shape, batch=batch, prefill_batch=1))
+    at, shape = setup(LLAMA, "h100_sxm", "fp8_bf16kv", engine="vllm"), lengths(round(0.9 * isl), round(0.9 * osl))
+    return only(colocated(at, mapping, shape, options=Colocation(batch=batch, prefill_batch=1)))
 
 
 @pytest.mark.usefixtures("seed_fits")
@@ -205,9 +211,9 @@ def test_infinitely_fast_prefill_leaves_decode_alone(monkeypatch):
     table = mappings(R1, 32)
     table = table[table.pp == 1]
     rows = run("colocated", R1, table, prefill_batch=1)
-    grid = decode_grid(R1, SYSTEM, table, isl=4096, osl=512, precision=RECIPE)
+    grid = decode_grid(setup(R1, SYSTEM, RECIPE), table, lengths(4096, 512))
     plain = {
-        (*(int(getattr(grid, name)[i]) for name in ("tp_attn", "dp_attn", "tp_ffn", "ep")), int(b)): (
+        (*(int(getattr(grid.mappings, name)[i]) for name in ("tp_attn", "dp_attn", "tp_ffn", "ep")), int(b)): (
             grid.latency[i, j],
             grid.request_rate[i, j] * 512 / grid.gpus[i],
         )
@@ -249,8 +255,8 @@ def test_without_piggyback_the_seconds_of_a_request_add_up():
 def test_with_real_valued_counts_disaggregated_never_loses_to_colocated_without_piggyback(model, isl, osl):
     """GPU seconds of a request are 1/P + 1/R in both, but the TTL is not shared with prefill (invariant 6)."""
     table = mappings(model, 32)
-    prefill = prefill_grid(model, SYSTEM, table, isl=isl, precision=RECIPE)
-    decode = decode_grid(model, SYSTEM, table, isl=isl, osl=osl, precision=RECIPE)
+    at, shape = setup(model, SYSTEM, RECIPE), lengths(isl, osl)
+    prefill, decode = prefill_grid(at, table, shape), decode_grid(at, table, shape)
     usable = prefill.feasible & (prefill.latency <= 10.0)
     best = np.max(prefill.request_rate / prefill.gpus[:, None], where=usable, initial=0.0)
     rate = (decode.request_rate / decode.gpus[:, None])[decode.feasible]
@@ -339,9 +345,11 @@ def test_limits_act_on_the_latencies_they_name():
     assert (tight.ftl_s <= 0.2).all()
     assert (tight.ttl_s <= 0.02).all()
     assert (free.ftl_s > 0.2).any()
-    seen = tight.attrs
-    assert seen["feasible"] <= seen["design_points"]
-    assert 0 < seen["above_ftl_limit"] + seen["above_ttl_limit"] <= seen["feasible"]
+    at, options = setup(LLAMA, SYSTEM, RECIPE), Colocation(ttl_measure="p99")
+    case = Case(at=at, lengths=lengths(4096, 512), ftl_limit=0.2, ttl_limit=0.02, options=options)
+    seen = search_colocated(case, mappings()).tally
+    assert seen.feasible <= seen.design_points
+    assert 0 < seen.above_ftl_limit + seen.above_ttl_limit <= seen.feasible
 
 
 # The table.
@@ -349,8 +357,8 @@ def test_limits_act_on_the_latencies_they_name():
 
 def test_all_modes_stand_in_one_table():
     table = mappings()
-    prefill = prefill_grid(LLAMA, SYSTEM, table, isl=4096, precision=RECIPE)
-    decode = decode_grid(LLAMA, SYSTEM, table, isl=4096, osl=512, precision=RECIPE)
+    at, shape = setup(LLAMA, SYSTEM, RECIPE), lengths(4096, 512)
+    prefill, decode = prefill_grid(at, table, shape), decode_grid(at, table, shape)
     tables = [disaggregated(prefill, decode), run("colocated", table=table), run("piggyback", table=table)]
     for each in tables:
         assert [(c.name, c.dtype) for c in COLUMNS] == [(n, str(t)) for n, t in each.dtypes.items()]

@@ -38,7 +38,7 @@ def test_the_fixed_ratio_is_held_exactly_and_best_among_all_counts(prefill, deco
             n_p, rest = divmod(ratio.numerator * n_d * gpus_d, ratio.denominator * gpus_p)
             total = n_p * gpus_p + n_d * gpus_d
             if not rest and n_p and total <= cap:
-                best = max(best, min(n_p * p, n_d * r) * side[1].osl / total)
+                best = max(best, min(n_p * p, n_d * r) * side[1].lengths.mean_osl / total)
         if not best:
             continue
         row = found[r]

@@ -8,7 +8,7 @@ import pytest
 from exhaustive import fewest_gpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import SYSTEM, make_grid
+from synthetic import SETUP, SYSTEM, make_grid
 
 import disagg_sim as ds
 from disagg_sim.errors import InputError
@@ -21,6 +21,23 @@ from disagg_sim.serving.rate_matching import match_rates
 
 LEFT = replace(SYSTEM, name="left", tdp=300.0)
 RIGHT = replace(SYSTEM, name="right", tdp=1200.0)
+
+
+def with_setup(grid, **changes):
+    """A grid whose setup is another in some of its parts."""
+    return replace(grid, setup=replace(grid.setup, **changes))
+
+
+def on(system, grid):
+    return with_setup(grid, system=system)
+
+
+def recipe(name, cache):
+    """A recipe of that name that stores its cache in a format."""
+    precision = SETUP.precision
+    return replace(precision, name=name, cache=replace(precision.cache, name=cache))
+
+
 LOOSE = 1e9  # an FTL limit that nothing misses [s]
 
 sizes = st.sampled_from([1, 2, 3, 4, 6, 8, 16])
@@ -32,10 +49,7 @@ gpu_prices = st.one_of(st.floats(0.05, 20), st.sampled_from([0.5, 1.0, 2.0, 3.5]
 def grids(prefill, decode, **common):
     """Prefill on LEFT, decode on RIGHT; from (gpus, rate) pairs."""
     (gp, p), (gd, r) = zip(*prefill, strict=True), zip(*decode, strict=True)
-    return (
-        replace(make_grid("prefill", gp, p, **common), system=LEFT),
-        replace(make_grid("decode", gd, r, **common), system=RIGHT),
-    )
+    return (on(LEFT, make_grid("prefill", gp, p, **common)), on(RIGHT, make_grid("decode", gd, r, **common)))
 
 
 def prices_of(left, right):
@@ -152,8 +166,9 @@ def test_the_gpu_cap_counts_the_gpus_of_both_systems():
 
 def test_rows_name_both_sides():
     prefill, decode = grids([(1, 1.0)], [(2, 1.0)])
-    prefill = replace(prefill, precision="fp8", profile="optimistic", engine="a", cache_format="fp8")
-    decode = replace(decode, precision="nvfp4_fp8kv", cache_format="fp8")
+    profile = replace(prefill.setup.profile, name="optimistic")
+    prefill = with_setup(prefill, precision=recipe("fp8", "fp8"), profile=profile, engine="a")
+    decode = with_setup(decode, precision=recipe("nvfp4_fp8kv", "fp8"))
     row = disaggregated(prefill, decode, ftl_limit=LOOSE).iloc[0]
     own = ("system", "precision", "profile", "engine")
     assert row[list(own)].tolist() == ["right", "nvfp4_fp8kv", "measured", ""]
@@ -164,8 +179,8 @@ def test_rows_name_both_sides():
 
 def test_a_cache_in_another_format_is_refused_in_one_line():
     prefill, decode = grids([(1, 1.0)], [(2, 1.0)])
-    prefill = replace(prefill, precision="fp8", cache_format="fp8")
-    decode = replace(decode, precision="fp8_bf16kv", cache_format="bf16")
+    prefill = with_setup(prefill, precision=recipe("fp8", "fp8"))
+    decode = with_setup(decode, precision=recipe("fp8_bf16kv", "bf16"))
     text = r"cache in fp8 \(precision fp8\) and decode reads bf16 \(precision fp8_bf16kv\)"
     with pytest.raises(InputError, match=text) as refused:
         disaggregated(prefill, decode)
@@ -215,10 +230,9 @@ def test_the_price_is_the_middle_of_the_market_unless_given():
 
 def test_fronts_per_gpu_and_per_usd_differ():
     """Decode A: 1 GPU of 1 USD/h; decode B is as fast a user and twice the throughput, at four times the price."""
-    prefill = replace(make_grid("prefill", [1], [1.0]), system=LEFT)
+    prefill = on(LEFT, make_grid("prefill", [1], [1.0]))
     cheap, dear = (
-        replace(make_grid("decode", [1], [rate], latency=[0.02]), system=system)
-        for rate, system in ((0.5, LEFT), (1.0, RIGHT))
+        on(system, make_grid("decode", [1], [rate], latency=[0.02])) for rate, system in ((0.5, LEFT), (1.0, RIGHT))
     )
     points = pd.concat(
         [disaggregated(prefill, d, ftl_limit=LOOSE, per="usd", prices=prices_of(1.0, 4.0)) for d in (cheap, dear)],
@@ -243,8 +257,8 @@ def shipped():
         ("decode", ds.decode_grid, "gb200_nvl72", "nvfp4_fp8kv"),
         ("home", ds.decode_grid, "h100_sxm", "fp8"),
     ):
-        mappings = ds.enumerate_mappings(ds.load_model("llama_3_1_8b"), ds.load_system(system), max_gpus=4)
-        grid[phase] = scored("llama_3_1_8b", system, mappings, isl=2048, osl=256, precision=precision)
+        at = ds.setup("llama_3_1_8b", system, precision)
+        grid[phase] = scored(at, ds.enumerate_mappings(at, max_gpus=4), ds.lengths(2048, 256))
     return grid
 
 
@@ -271,8 +285,9 @@ def test_cost_of_one_system_can_be_added_afterwards(shipped):
 
 
 def test_cost_of_co_located_points():
-    mappings = ds.enumerate_mappings(ds.load_model("llama_3_1_8b"), ds.load_system("h100_sxm"), max_gpus=2)
-    points = colocated("llama_3_1_8b", "h100_sxm", mappings, isl=1024, osl=64, precision="fp8", batch=[1, 8])
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    mappings, options = ds.enumerate_mappings(at, max_gpus=2), ds.Colocation(batch=(1, 8))
+    points = colocated(at, mappings, ds.lengths(1024, 64), options=options)
     priced = with_cost(points, "usd", {"h100_sxm": 2.5})
     np.testing.assert_allclose(priced["usd_per_hour"], 2.5 * points["total_gpus"])
     np.testing.assert_allclose(priced["tokens_per_usd"], points["tokens_per_s_per_gpu"] * 3600 / 2.5)

@@ -16,9 +16,9 @@ SLOW_TTL_LIMITS = {("deepseek_r1", "a100_sxm_80gb"): 0.25}
 
 
 def grids(model, system, precision):
-    mappings = ds.enumerate_mappings(ds.load_model(model), ds.load_system(system))
-    prefill = ds.prefill_grid(model, system, mappings, isl=16384, precision=precision)
-    return prefill, ds.decode_grid(model, system, mappings, isl=16384, osl=2048, precision=precision)
+    at, lengths = ds.setup(model, system, precision), ds.lengths(16384, 2048)
+    mappings = ds.enumerate_mappings(at)
+    return ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths)
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,11 @@ from synthetic import make_grid
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.rate_matching import match_rates
+from disagg_sim.workload.lengths import lengths
 
 sizes = st.integers(1, 9)
 rates = st.one_of(st.floats(0.05, 5), st.sampled_from([0.1, 0.2, 0.3, 1.0, 1.5, 2.0]))
@@ -148,9 +150,8 @@ def test_a_plan_keeps_to_the_links_of_its_system(budget, link):
     34 a second or 3.8: a plan that asks for more is late when it is simulated.
     """
     model, system = load_model("llama_3_1_8b"), load_system("h100_sxm")
-    shape = {"isl": 100_000, "precision": "bf16"}
-    prefill = prefill_grid(model, system, Mapping(), **shape)
-    decode = decode_grid(model, system, Mapping(), osl=16, **shape)
+    at, shape = setup(model, system, "bf16"), lengths(100_000, 16)
+    prefill, decode = prefill_grid(at, Mapping(), shape), decode_grid(at, Mapping(), shape)
     plan = match_rates(prefill, decode, ftl_limit=60.0, gpu_budget=budget)
     free = match_rates(prefill, decode, ftl_limit=60.0, gpu_budget=budget, kv_link_limit=math.inf)
     most = link / (100_000 * 131_072)  # [request/s]

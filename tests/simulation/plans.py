@@ -45,11 +45,11 @@ class Planned(NamedTuple):
 def plans(cases=CASES, shapes=SHAPES) -> Iterator[Planned]:
     """Mixed pools and one configuration a pool, for the highest rate within a budget and the fewest GPUs for a rate."""
     for model, system, recipe, most, (small, large) in cases:
-        at = {"model": ds.load_model(model), "system": ds.load_system(system), "precision": recipe}
-        mappings = ds.enumerate_mappings(at["model"], at["system"], max_gpus=most)
+        at = ds.setup(model, system, recipe)
+        mappings = ds.enumerate_mappings(at, max_gpus=most)
         for isl, osl, ftl, ttl in shapes:
-            prefill = ds.prefill_grid(**at, mappings=mappings, isl=isl)
-            decode = ds.decode_grid(**at, mappings=mappings, isl=isl, osl=osl)
+            lengths = ds.lengths(isl, osl)
+            prefill, decode = ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths)
             limits = {"ftl_limit": ftl, "ttl_limit": ttl}
             found = {
                 f"mixed, {small} GPUs": ds.match_rates(prefill, decode, **limits, gpu_budget=small, mixing_gain=0.0),

@@ -16,10 +16,12 @@ from disagg_sim.physics.mixed import Chunk, mixed_step
 from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
 from disagg_sim.physics.setup import setup
 from disagg_sim.serving.colocated import colocated
+from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.workload.lengths import lengths
 
 BOUND = 0.02
 HEARD = NOTIFY | CLOSES
@@ -118,9 +120,13 @@ def test_a_prefill_pool_that_cuts_prompts_into_chunks(stages, together):
 
 @pytest.mark.parametrize("together", [1, 4])
 def test_in_flight_batching(deployment, together):
-    names, mapping, isl, osl, batch, at, cut, _ = deployment
+    _, mapping, isl, osl, batch, at, cut, _ = deployment
     exact = colocated(
-        mappings=mapping, isl=isl, osl=osl, batch=[batch], prefill_batch=[together], ftl_limit=math.inf, **names
+        at,
+        mapping,
+        lengths(isl, osl),
+        ftl_limit=math.inf,
+        options=Colocation(batch=(batch,), prefill_batch=(together,)),
     ).iloc[0]
     table = StepTable.build(at, cut, chunk_tokens=int(exact.prefill_chunk_tokens))
     spec = InstanceSpec(
@@ -160,9 +166,9 @@ def chunks_beside_decode(deployment, chunk, slots):
 
 def test_piggyback_with_a_chunk_in_every_step(deployment):
     """The balance ISL*B/(OSL-1) is a whole number that divides ISL; one prompt is in prefill beside B decodes."""
-    names, mapping, isl, osl, batch, *_ = deployment
+    _, mapping, isl, osl, batch, at, *_ = deployment
     exact = piggyback(
-        mappings=mapping, isl=isl, osl=osl, batch=[batch], every_step_mixed=True, ftl_limit=math.inf, **names
+        at, mapping, lengths(isl, osl), ftl_limit=math.inf, options=Colocation(batch=(batch,), every_step_mixed=True)
     ).iloc[0]
     per_token, latency, throughput = chunks_beside_decode(deployment, isl * batch // (osl - 1), batch + 1)
     assert per_token == pytest.approx(exact.ttl_mean_s, rel=BOUND)

@@ -12,6 +12,7 @@ from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.simulation.deployment import degrees_of
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_memory import kv_blocks
+from disagg_sim.workload.lengths import lengths
 
 CASES = {
     "dense": ("llama_3_1_70b", "h100_sxm", "fp8", 8),
@@ -41,7 +42,7 @@ def test_a_model_that_leaves_no_memory_is_refused():
 def case(request):
     model, system, precision, most = CASES[request.param]
     at = setup(model, system, precision)
-    return at, enumerate_mappings(at.model, at.system, max_gpus=most)
+    return at, enumerate_mappings(at, max_gpus=most)
 
 
 def fullest(grid, rng, count=40):
@@ -54,7 +55,7 @@ def fullest(grid, rng, count=40):
 def test_the_largest_batch_of_a_decode_grid_has_its_blocks(case):
     """A rank holds ceil(B/dp) sequences of ISL + OSL/2 tokens and two deviations; a block rounds down."""
     at, mappings = case
-    grid = decode_grid(at.model, at.system, mappings, isl=2048, osl=512, precision=at.precision.name)
+    grid = decode_grid(at, mappings, lengths(2048, 512))
     law = decode_residents(2048, 512)
     for row, column in fullest(grid, np.random.default_rng(1)):
         batch, mapping = int(grid.batch[column]), grid.mapping(row)
@@ -67,7 +68,7 @@ def test_the_largest_batch_of_a_decode_grid_has_its_blocks(case):
 def test_the_largest_pass_of_a_prefill_grid_has_its_blocks(case):
     """2*pp*ceil(b/dp) prompts of a rank are running or leaving; a pipeline works on a micro-batch or a chunk."""
     at, mappings = case
-    grid = prefill_grid(at.model, at.system, mappings, isl=4096, precision=at.precision.name, mla_form="naive")
+    grid = prefill_grid(at, mappings, lengths(4096, 2), mla_form="naive")
     for row, column in fullest(grid, np.random.default_rng(2)):
         batch, mapping = int(grid.batch[column]), grid.mapping(row)
         resident = 2 * mapping.pp * -(-batch // mapping.dp_attn)

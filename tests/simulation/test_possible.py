@@ -12,6 +12,7 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
 from disagg_sim.simulation.feasibility import least_latencies, require_fit, require_possible
+from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.trace import Trace
 
 WHAT = setup("llama_3_1_8b", "h100_sxm", "fp8")
@@ -56,10 +57,11 @@ def test_a_mapping_that_cannot_be_says_why():
 def test_the_least_latencies_are_those_of_the_grids_at_batch_one():
     least = least_latencies(WHAT, of(2, 1), TRACE)
     mapping = of(2, 1)[0].mapping
-    grids = {"model": WHAT.model, "system": WHAT.system, "mappings": mapping, "precision": "fp8", "batch": [1]}
-    assert least.ttft == pytest.approx(prefill_grid(isl=512, **grids).latency.min(), rel=1e-12)
+    prefill = prefill_grid(WHAT, mapping, lengths(512, 2), batch=[1])
+    assert least.ttft == pytest.approx(prefill.latency.min(), rel=1e-12)
     # the grid's step is at the mean context ISL + OSL/2
-    assert least.tpot == pytest.approx(decode_grid(isl=511, osl=2, **grids).latency.min(), rel=1e-12)
+    decode = decode_grid(WHAT, mapping, lengths(511, 2), batch=[1])
+    assert least.tpot == pytest.approx(decode.latency.min(), rel=1e-12)
 
 
 @pytest.mark.parametrize(

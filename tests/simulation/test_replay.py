@@ -16,11 +16,11 @@ LENGTHS = (1024, 256)
 @pytest.fixture(scope="module")
 def plan():
     model, system = ds.load_model("llama_3_1_8b"), ds.load_system("h100_sxm")
-    mappings = ds.enumerate_mappings(model, system, max_gpus=2)
+    at, lengths = ds.setup(model, system, "fp8"), ds.lengths(*LENGTHS)
+    mappings = ds.enumerate_mappings(at, max_gpus=2)
     mappings = mappings[mappings.pp == 1]
-    shape = {"isl": LENGTHS[0], "precision": "fp8"}
-    prefill = ds.prefill_grid(model, system, mappings, **shape)
-    decode = ds.decode_grid(model, system, mappings, osl=LENGTHS[1], batch=[8, 16, 32], **shape)
+    prefill = ds.prefill_grid(at, mappings, lengths)
+    decode = ds.decode_grid(at, mappings, lengths, batch=[8, 16, 32])
     found = ds.match_rates(prefill, decode, ftl_limit=0.1, ttl_limit=0.01, gpu_budget=6)
     assert found.deployment is not None
     return found

@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 
 from disagg_sim.errors import InfeasibleError
-from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.facts.load import load_system
 from disagg_sim.physics.mixed import Interference
+from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.points import pareto_front
@@ -22,6 +23,7 @@ from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import Listener, run_sweep
 from disagg_sim.sweep.spec import MODES, Limits, Pools, Sharing, SweepSpec, Traffic, same_system
+from disagg_sim.workload.lengths import lengths
 
 X, Y = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
 SMALL = SweepSpec(
@@ -172,10 +174,10 @@ def test_mappings_inside_eight_gpus_keep_their_times_in_a_larger_domain(model: s
     """And those that span several domains of 8 never get slower in one of 72."""
     machine = load_system(system)
     small, large = (replace(machine, nvlink_domain=domain) for domain in (8, 72))
-    table = enumerate_mappings(load_model(model), small)
+    table = enumerate_mappings(setup(model, small, recipe))
     for grid in (prefill_grid, decode_grid):
         narrow, wide = (
-            grid(model, each, table, isl=4096, osl=256, precision=recipe, batch=[1, 8, 64, 512])
+            grid(setup(model, each, recipe), table, lengths(4096, 256), batch=[1, 8, 64, 512])
             for each in (small, large)
         )
         inside = narrow.gpus <= 8
@@ -231,18 +233,15 @@ def test_interference_and_the_measure_of_ttl_cost_throughput(tmp_path: Path) -> 
 
 
 def test_a_law_of_lengths_stands_beside_its_constant_lengths(tmp_path: Path) -> None:
-    """A law with longer means than medians costs throughput; co-located modes have constant lengths alone."""
+    """A law with longer means than medians costs throughput in every mode."""
     law = Traffic(isl=6654, osl=740, law="log_normal_4096_512")
-    spec = replace(SMALL, traffic=(law, Traffic(isl=4096, osl=512)), modes=("disaggregated", "colocated"))
-    noted, reason = Noted(), "not modelled under a law of lengths"
-    under, constant = run(spec, tmp_path, noted).cases
-    assert without(noted) == [f"{under.plan.case.name}: without colocated: {reason}"]
-    assert left_out(tmp_path, reason) == [(under.plan.case.name, "colocated")]
-    assert [mode.mode for mode in under.modes] == ["disaggregated"]
-    assert [mode.mode for mode in constant.modes] == ["disaggregated", "colocated"]
+    spec = replace(SMALL, traffic=(law, Traffic(isl=4096, osl=512)), modes=MODES)
+    under, constant = run(spec, tmp_path).cases
     assert under.total.computed == under.plan.points
-    assert set(under.modes[0].frontier["traffic"]) == {"log_normal_4096_512"}
-    assert reaches(constant.modes[0].frontier, under.modes[0].frontier)
+    for spread, flat in zip(under.modes, constant.modes, strict=True):
+        assert spread.mode == flat.mode
+        assert set(spread.frontier["traffic"]) == {"log_normal_4096_512"}
+        assert reaches(flat.frontier, spread.frontier)
 
 
 def test_pools_on_different_systems_per_usd(tmp_path: Path) -> None:

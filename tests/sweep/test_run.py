@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from disagg_sim.errors import InfeasibleError, StoreError
-from disagg_sim.facts.load import load_model
 from disagg_sim.report.summary import summary
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.sweep.cases import axis_columns, cases_of
@@ -133,7 +132,7 @@ def test_the_limit_of_an_instance_is_the_one_in_force(
         limits=(Limits(max_gpus=max_gpus),),
     )
     case = cases_of(spec)[0]
-    mappings = enumerate_mappings(load_model("deepseek_r1"), case.decode_system, max_gpus=max_gpus)
+    mappings = enumerate_mappings(case.decode_setup, max_gpus=max_gpus)
     assert axis_columns(case)["max_instance_gpus"] == limit
     assert limit / 2 <= mappings.gpus.max() <= limit  # 256 experts do not part over 576 GPUs
 

@@ -116,11 +116,6 @@ FAULTS = {
         "modes: [colocated]\nsystems: [{prefill: {a100_sxm_80gb: bf16}, decode: {h100_sxm: bf16}}]",
         ["serves disaggregated only; modes has colocated"],
     ),
-    "lengths that vary in one instance": (
-        "  - {isl: 1024, osl: 128}",
-        "  - log_normal_4096_512\nmodes: [piggyback]",
-        ["only the mode disaggregated"],
-    ),
     "ratio without pools": (
         "profile:",
         "modes: [colocated]\nctx_gen_ratio: [0.5]\nprofile:",

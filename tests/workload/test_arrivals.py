@@ -16,7 +16,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.study.published_like import burstgpt_process, burstgpt_standin, mini_reasoning_standin
 from disagg_sim.units import MB
 from disagg_sim.workload.arrivals import Gamma, Mmpp, Poisson, Weibull, arrivals, fit_gamma, fit_mmpp, named_rng
-from disagg_sim.workload.lengths import Pareto
+from disagg_sim.workload.distributions import Pareto
 from disagg_sim.workload.statistics import trace_statistics
 from disagg_sim.workload.synthetic import LengthTable, log_normal
 

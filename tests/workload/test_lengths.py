@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs, load_traffic
 from disagg_sim.facts.traffic import ConstantLength, LogNormalLength, TrafficCase
-from disagg_sim.workload.lengths import (
-    Constant,
-    Empirical,
-    LogNormal,
-    Pareto,
-    length_distribution,
-    nearest_power_of_two,
-    representative_shape,
-)
+from disagg_sim.workload.distributions import Constant, Empirical, LogNormal, Pareto, length_distribution
+from disagg_sim.workload.lengths import lengths, nearest_power_of_two
 
 medians = st.floats(1.0, 1e5)
 constants = st.builds(Constant, tokens=st.integers(1, 10**6))
@@ -145,5 +138,5 @@ def test_a_probability_outside_0_and_1_is_refused(length):
 
 def test_the_paper_stands_for_a_case_by_powers_of_two_nearest_the_medians():
     case = TrafficCase(isl=LogNormalLength(median=1469, sigma=1.36), osl=ConstantLength(tokens=13))
-    assert representative_shape(case) == (2048, 16)  # log2 of 1469 and 13: 10.52 and 3.70
+    assert lengths(case).at_medians() == lengths(2048, 16)  # log2 of 1469 and 13: 10.52 and 3.70
     assert nearest_power_of_two(1) == 1

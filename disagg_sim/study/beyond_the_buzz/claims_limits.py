@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.load import load_model, load_system, load_traffic
+from disagg_sim.facts.load import load_model, load_traffic
 from disagg_sim.facts.traffic import LogNormalLength, TrafficCase
 from disagg_sim.physics.counts import prefill_work
-from disagg_sim.search.distribution import decode_grid_under, prefill_grid_under
-from disagg_sim.search.grid import prefill_grid
+from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.points import THROUGHPUT, pareto_front
@@ -24,9 +22,7 @@ from disagg_sim.study.beyond_the_buzz.evidence import (
     LOW,
     MIDDLE,
     R1,
-    RECIPE,
     SAME_TIME,
-    SYSTEM,
     Evidence,
     Front,
     listed,
@@ -35,7 +31,7 @@ from disagg_sim.study.beyond_the_buzz.evidence import (
     throughput,
 )
 from disagg_sim.study.claims import FIGURE, PAPER, Finding, claim
-from disagg_sim.workload.joint import JointLengths, joint_lengths
+from disagg_sim.workload.lengths import Lengths, lengths
 
 DEPTHS = (1, 32)  # pipeline stages that figure 5 begins and ends with [1]
 CUT_OFFS = (0.5, 1.0, 2.0, 10.0, 100.0)  # limits on the first token [s]
@@ -79,7 +75,7 @@ def c10_pipelined_prefill(evidence: Evidence) -> Finding:
 )
 def c28_representative_lengths(evidence: Evidence) -> Finding:
     """Figure 14: Llama-70B under a log-normal law against the constant lengths of its medians."""
-    law = joint_lengths("log_normal_4096_512")
+    law = lengths("log_normal_4096_512")
     spread, narrow = _front_under(evidence, law), _front_under(evidence, _log_normal(0.5))
     prefill, decode = evidence.pools(MIDDLE, isl=4096, osl=512)
     constant = Front(pareto_front(disaggregated(prefill, decode), by=[]))
@@ -152,20 +148,20 @@ def _near_parameters(ratio: float) -> bool:
     return abs(ratio / 5.8 - 1) <= 0.15
 
 
-def _log_normal(share: float) -> JointLengths:
+def _log_normal(share: float) -> Lengths:
     """The law of figure 14 with a share of its sigmas."""
     case = load_traffic("log_normal_4096_512").cases[0]
     assert isinstance(case.isl, LogNormalLength)
     assert isinstance(case.osl, LogNormalLength)
     isl, osl = (replace(side, sigma=share * side.sigma) for side in (case.isl, case.osl))
-    return joint_lengths(TrafficCase(isl=isl, osl=osl))
+    return lengths(TrafficCase(isl=isl, osl=osl))
 
 
-def _front_under(evidence: Evidence, law: JointLengths) -> Front:
+def _front_under(evidence: Evidence, law: Lengths) -> Front:
     """The disaggregated frontier of Llama-70B under a law of lengths."""
-    table = enumerate_mappings(load_model(MIDDLE), load_system(SYSTEM))
-    arguments: dict[str, Any] = {"lengths": law, "precision": RECIPE, "profile": evidence.profile}
-    grids = (grid(MIDDLE, SYSTEM, table, **arguments) for grid in (prefill_grid_under, decode_grid_under))
+    at = evidence.setup(MIDDLE)
+    table = enumerate_mappings(at)
+    grids = (grid(at, table, law) for grid in (prefill_grid, decode_grid))
     return Front(pareto_front(disaggregated(*grids), by=[]))
 
 
@@ -182,12 +178,9 @@ def _coarse_pipeline(evidence: Evidence) -> tuple[float, float]:
     for depth in DEPTHS:
         ranks = 64 // depth
         grid = prefill_grid(
-            R1,
-            SYSTEM,
+            evidence.setup(R1),
             Mapping(dp_attn=ranks, ep=ranks, pp=depth),
-            isl=262_144,
-            precision=RECIPE,
-            profile=evidence.profile,
+            lengths(262_144, 2),
             batch=ranks,
             chunk_tokens=1024,
             mla_form="cached",
@@ -204,9 +197,8 @@ def _first(*fronts: Front) -> float:
 
 
 def _ftl_ratio(evidence: Evidence, mapping: Mapping) -> float:
-    arguments: dict[str, Any] = {"isl": 4096, "precision": RECIPE, "profile": evidence.profile, "batch": 1}
     large, small = (
-        float(prefill_grid(model, SYSTEM, mapping, chunk_tokens=0, **arguments).latency[0, 0])
+        float(prefill_grid(evidence.setup(model), mapping, lengths(4096, 2), batch=1, chunk_tokens=0).latency[0, 0])
         for model in (LARGE, MIDDLE)
     )
     return large / small

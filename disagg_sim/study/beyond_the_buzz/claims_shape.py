@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.search.grid import decode_grid
 from disagg_sim.search.mappings import MappingTable, enumerate_mappings
 from disagg_sim.serving.disaggregated import disaggregated
@@ -20,8 +19,6 @@ from disagg_sim.study.beyond_the_buzz.evidence import (
     LOW,
     MIDDLE,
     R1,
-    RECIPE,
-    SYSTEM,
     Evidence,
     Floats,
     Front,
@@ -30,6 +27,7 @@ from disagg_sim.study.beyond_the_buzz.evidence import (
     throughput,
 )
 from disagg_sim.study.claims import PAPER, Finding, claim
+from disagg_sim.workload.lengths import lengths
 
 WIDE_SLICES, MEASURED_SLICES = 16, 32  # TP of R1's experts: slices of 128 and 64 of 2048 columns [1]
 PLACES = (20.0, 50.0, 75.0, 80.0, 85.0, 90.0, 95.0, 100.0)  # where C7 compares frontiers [token/s]
@@ -179,17 +177,14 @@ def _front(evidence: Evidence, model: str) -> Front:
 
 def _ttl(evidence: Evidence, model: str, mappings: list[Mapping], *, batch: int) -> Any:
     """TTL of some mappings at one batch. [s]"""
-    isl, osl = LONG_PROMPTS
-    arguments: dict[str, Any] = {"isl": isl, "osl": osl, "precision": RECIPE, "profile": evidence.profile}
-    return decode_grid(model, SYSTEM, mappings, batch=batch, **arguments).latency[:, 0]
+    return decode_grid(evidence.setup(model), mappings, lengths(*LONG_PROMPTS), batch=batch).latency[:, 0]
 
 
 def _restricted(evidence: Evidence, keep: Callable[[MappingTable], Any]) -> Front:
     """R1's frontier where decode may use some mappings alone."""
-    isl, osl = LONG_PROMPTS
-    table = enumerate_mappings(load_model(R1), load_system(SYSTEM))
-    arguments: dict[str, Any] = {"isl": isl, "osl": osl, "precision": RECIPE, "profile": evidence.profile}
-    decode = decode_grid(R1, SYSTEM, table[keep(table)], **arguments)
+    at = evidence.setup(R1)
+    table = enumerate_mappings(at)
+    decode = decode_grid(at, table[keep(table)], lengths(*LONG_PROMPTS))
     return Front(pareto_front(disaggregated(evidence.pools(R1)[0], decode), by=[]))
 
 

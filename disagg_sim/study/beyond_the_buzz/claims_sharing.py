@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from disagg_sim.facts.load import load_model, load_system
@@ -32,6 +30,7 @@ from disagg_sim.study.beyond_the_buzz.evidence import (
     throughput,
 )
 from disagg_sim.study.claims import PAPER, Finding, claim
+from disagg_sim.workload.lengths import lengths
 
 MIXED = "fig06_every_step_mixed"
 FIGURE_8 = ((16_384, 2048), (2048, 16_384))
@@ -188,10 +187,8 @@ def _mixed_with_bf16(evidence: Evidence, x: Floats) -> str:
     """Naive and cached over the best co-located mode without fp8 attention arithmetic."""
     import pandas as pd
 
-    table = enumerate_mappings(load_model(R1), load_system(SYSTEM))
-    isl, osl = LONG_PROMPTS
-    same: dict[str, Any] = {"isl": isl, "osl": osl, "precision": BF16_ATTENTION, "profile": evidence.profile}
-    both = (serve(R1, SYSTEM, table, **same) for serve in (colocated, piggyback))
+    at = evidence.setup(R1, BF16_ATTENTION)
+    both = (serve(at, enumerate_mappings(at), lengths(*LONG_PROMPTS)) for serve in (colocated, piggyback))
     base = Front(pareto_front(pd.concat(both), by=[]))
     means = {
         form: float(

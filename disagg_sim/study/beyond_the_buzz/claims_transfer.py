@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from disagg_sim.domain import Mapping
@@ -19,7 +17,6 @@ from disagg_sim.study.beyond_the_buzz.evidence import (
     MIDDLE,
     R1,
     RECIPE,
-    SYSTEM,
     Evidence,
     Floats,
     Front,
@@ -27,6 +24,7 @@ from disagg_sim.study.beyond_the_buzz.evidence import (
 )
 from disagg_sim.study.claims import DERIVED, FIGURE, PAPER, Finding, claim
 from disagg_sim.units import GB
+from disagg_sim.workload.lengths import lengths
 
 EGRESS, INGRESS = "kv_egress_bytes_per_s_per_gpu", "kv_ingress_bytes_per_s_per_gpu"
 PROMPTS = (4096, 8192, 16_384, 32_768, 65_536)  # [token]
@@ -62,7 +60,7 @@ def c19_ingress_of_long_prompts(evidence: Evidence) -> Finding:
         ingress = [_ingress(evidence, model, mapping, isl, 2048, each) for isl, each in lengths]
         change[model] = max(ingress) / min(ingress) - 1
         grids = [_decode(evidence, model, mapping, 16_384, osl, batch) for osl in (2, 256, 2048)]
-        fixed = [float((kv_rate_per_gpu(g) * g.latency * (g.osl - 1))[0, 0]) for g in grids]
+        fixed = [float((kv_rate_per_gpu(g) * g.latency * (g.lengths.mean_osl - 1))[0, 0]) for g in grids]
         law = max(law, max(fixed) / min(fixed) - 1)
     note = (
         f"largest deviation from 1/(OSL-1) at fixed TTL and batch: {law:.1e}; the batch halves as the prompt doubles, "
@@ -163,11 +161,9 @@ def c24_conservation(evidence: Evidence) -> Finding:
     isl, worst = LONG_PROMPTS[0], 0.0
     for model in (R1, MIDDLE):
         for pp in (1, 4):
-            arguments: dict[str, Any] = {"isl": isl, "precision": RECIPE, "profile": evidence.profile}
-            senders = prefill_grid(
-                model, SYSTEM, Mapping(tp_attn=4, tp_ffn=4, pp=pp), batch=8, chunk_tokens=2048, **arguments
-            )
-            takers = decode_grid(model, SYSTEM, Mapping(tp_attn=2, tp_ffn=2, pp=pp), osl=2048, batch=24, **arguments)
+            at, law = evidence.setup(model), lengths(isl, 2048)
+            senders = prefill_grid(at, Mapping(tp_attn=4, tp_ffn=4, pp=pp), law, batch=8, chunk_tokens=2048)
+            takers = decode_grid(at, Mapping(tp_attn=2, tp_ffn=2, pp=pp), law, batch=24)
             received = float((kv_rate_per_gpu(takers) * takers.unique_gpus[:, None] / takers.request_rate)[0, 0])
             sent = (kv_rate_per_gpu(senders) * senders.unique_gpus[:, None] / senders.request_rate)[:, 0]
             worst = max(worst, float(np.max(np.abs(sent / received - 1))))
@@ -201,17 +197,7 @@ def _best_egress(evidence: Evidence, model: str, isl: int, precision: str = RECI
 
 
 def _decode(evidence: Evidence, model: str, mapping: Mapping, isl: int, osl: int, batch: int) -> PhaseGrid:
-    return decode_grid(
-        model,
-        SYSTEM,
-        mapping,
-        isl=isl,
-        osl=osl,
-        precision=RECIPE,
-        profile=evidence.profile,
-        batch=batch,
-        allow_long_context=True,
-    )
+    return decode_grid(evidence.setup(model), mapping, lengths(isl, osl), batch=batch, allow_long_context=True)
 
 
 def _ingress(evidence: Evidence, model: str, mapping: Mapping, isl: int, osl: int, batch: int) -> float:

@@ -10,13 +10,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from disagg_sim.domain import Mode
 from disagg_sim.errors import InfeasibleError
-from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.gains import COLOCATED, DISAGGREGATED, Curve, curve
+from disagg_sim.serving.gains import COLOCATED, Curve, curve
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
+from disagg_sim.workload.lengths import lengths
 
 Floats = NDArray[np.float64]
 
@@ -75,7 +77,7 @@ class Evidence:
     profile: str
     _known: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False)
 
-    def front(self, sweep: str, *, modes: Sequence[str] = (DISAGGREGATED,), **where: object) -> Front:
+    def front(self, sweep: str, *, modes: Sequence[str] = (Mode.DISAGGREGATED,), **where: object) -> Front:
         """One frontier of a sweep: its rows in ``modes`` whose columns have the values ``where``."""
         found: Front = self._once(
             ("front", sweep, tuple(modes), *where.items()), lambda: self._front(sweep, modes, where)
@@ -102,6 +104,10 @@ class Evidence:
         """The rows of figure 5."""
         return self.source.frontier(sweep, self.profile)
 
+    def setup(self, model: str, precision: str = RECIPE) -> Setup:
+        """A model on the system of the study in the profile of the evidence."""
+        return setup(model, SYSTEM, precision, self.profile)
+
     def pools(
         self,
         model: str,
@@ -114,16 +120,10 @@ class Evidence:
         """Scored prefill and decode configurations of a model."""
 
         def score() -> tuple[PhaseGrid, PhaseGrid]:
-            table = enumerate_mappings(load_model(model), load_system(SYSTEM))
-            arguments: dict[str, Any] = {
-                "isl": isl,
-                "osl": osl,
-                "precision": precision,
-                "profile": self.profile,
-                "allow_long_context": True,
-            }
-            prefill = prefill_grid(model, SYSTEM, table, mla_form=mla_form, **arguments)
-            return prefill, decode_grid(model, SYSTEM, table, **arguments)
+            at, law = self.setup(model, precision), lengths(isl, osl)
+            table = enumerate_mappings(at)
+            prefill = prefill_grid(at, table, law, mla_form=mla_form, allow_long_context=True)
+            return prefill, decode_grid(at, table, law, allow_long_context=True)
 
         scored: tuple[PhaseGrid, PhaseGrid] = self._once(("pools", model, isl, osl, precision, mla_form), score)
         return scored

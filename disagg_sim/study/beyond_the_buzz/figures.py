@@ -13,10 +13,11 @@ from functools import partial
 
 import pandas as pd
 
+from disagg_sim.domain import Mode
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.report.panels import Axes, Picture
 from disagg_sim.search.pareto import pareto_front
-from disagg_sim.serving.gains import COLOCATED, DISAGGREGATED
+from disagg_sim.serving.gains import COLOCATED
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
 from disagg_sim.units import GB
@@ -89,7 +90,7 @@ def _front(points: pd.DataFrame) -> pd.DataFrame:
 def _modes(points: pd.DataFrame, *, mixed: bool) -> Curves:
     """Disaggregated and co-located curves of one case."""
     every, naive = points["every_step_mixed"], points["mla_form"].isin(["naive", "auto"])
-    curves = [("disaggregated", points[points["mode"] == DISAGGREGATED]), (BEST, best_colocated(points[~every]))]
+    curves = [("disaggregated", points[points["mode"] == Mode.DISAGGREGATED]), (BEST, best_colocated(points[~every]))]
     if mixed:
         curves.append((PIGGYBACK, points[every & naive]))
         curves.append((f"{PIGGYBACK}, MLA cached", points[every & (points["mla_form"] == "cached")]))
@@ -177,7 +178,7 @@ def _ratios(points: pd.DataFrame, profile: str) -> Picture:
 
 def _fixed_ratios(points: pd.DataFrame, profile: str) -> Picture:
     """Figure 10: fixed ratios of the pools against the best one, and co-located serving."""
-    pools = points[points["mode"] == DISAGGREGATED]
+    pools = points[points["mode"] == Mode.DISAGGREGATED]
     curves = [
         ("best ratio" if ratio == "optimal" else f"ratio {ratio}", case)
         for ratio, case in pools.groupby("ctx_gen_ratio", sort=False)

@@ -20,7 +20,9 @@ from disagg_sim.facts.faults import SeveralFaultsError
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Title, validate
 from disagg_sim.facts.yaml_files import read_mapping
 from disagg_sim.physics.layer import MLA_FORMS
+from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import PhaseGrid, prefill_grid
+from disagg_sim.workload.lengths import lengths
 
 #: ``kind`` of such a file; a file without one is a sweep.
 KIND = "pipelined_prefill"
@@ -97,12 +99,9 @@ def _row(study: Pipelining, profile: str, form: str, pp: int) -> dict[str, Any]:
     ranks = study.gpus // pp
     chunk = study.chunk_tokens if pp > 1 else 0
     grid = prefill_grid(
-        study.model,
-        study.system,
+        setup(study.model, study.system, study.precision, profile),
         Degrees(dp_attn=ranks, ep=ranks, pp=pp),
-        isl=study.isl,
-        precision=study.precision,
-        profile=profile,
+        lengths(study.isl, 2),
         batch=ranks,
         chunk_tokens=chunk,
         mla_form=form,

@@ -1,0 +1,182 @@
+"""Distributions of one length: mean, second moment, quantiles and samples of input or output lengths.
+
+The parameters are those of the traffic files (``facts.traffic``); here they become distributions:
+
+>>> from disagg_sim.facts.load import load_traffic
+>>> length_distribution(load_traffic("log_normal_4096_512").cases[0].isl).quantile(0.5)
+4096.0
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.errors import InputError
+from disagg_sim.facts.traffic import ConstantLength, EmpiricalLength, LengthSpec, LogNormalLength, ParetoLength
+
+
+class LengthDistribution(Protocol):
+    """A distribution of request lengths."""
+
+    @property
+    @abstractmethod
+    def mean(self) -> float:
+        """Expected length. [token]"""
+
+    @property
+    @abstractmethod
+    def second_moment(self) -> float:
+        """Expected square of the length. [token^2]"""
+
+    def quantile(self, p: float) -> float:
+        """Length that a share ``p`` of the requests does not exceed. [token]"""
+        ...
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """``n`` independent lengths, whole and at least 1; shape ``(n,)``. [token]"""
+        ...
+
+
+def _check_probability(p: float) -> None:
+    if not 0.0 <= p <= 1.0:
+        raise InputError(f"probability {p!r} is outside [0, 1]")
+
+
+def _whole(lengths: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.maximum(np.rint(lengths), 1).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant(ConstantLength):
+    """Every request has the same length."""
+
+    @property
+    def mean(self) -> float:
+        """Expected length. [token]"""
+        return float(self.tokens)
+
+    @property
+    def second_moment(self) -> float:
+        """Expected square of the length. [token^2]"""
+        return float(self.tokens) ** 2
+
+    def quantile(self, p: float) -> float:
+        """Length that a share ``p`` of the requests does not exceed. [token]"""
+        _check_probability(p)
+        return float(self.tokens)
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:  # noqa: ARG002 - nothing is random here
+        """``n`` equal lengths; shape ``(n,)``. [token]"""
+        return np.full(n, self.tokens, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogNormal(LogNormalLength):
+    """``exp(N(ln median, sigma^2))``; moments ``E[X^k] = median^k * exp(k^2 sigma^2 / 2)``."""
+
+    @property
+    def mean(self) -> float:
+        """Expected length. [token]"""
+        return self.median * math.exp(self.sigma**2 / 2)
+
+    @property
+    def second_moment(self) -> float:
+        """Expected square of the length. [token^2]"""
+        return self.median**2 * math.exp(2 * self.sigma**2)
+
+    def quantile(self, p: float) -> float:
+        """Length that a share ``p`` of the requests does not exceed. [token]"""
+        _check_probability(p)
+        if p in (0.0, 1.0) and self.sigma > 0:
+            return math.inf if p else 0.0
+        return self.median if self.sigma == 0 else self.median * math.exp(self.sigma * NormalDist().inv_cdf(p))
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """``n`` independent lengths, whole and at least 1; shape ``(n,)``. [token]"""
+        return _whole(self.median * np.exp(self.sigma * rng.standard_normal(n)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pareto(ParetoLength):
+    """Pareto tail cut at ``maximum``: ``P(X > x) = (x^-a - H^-a) / (L^-a - H^-a)`` on ``[L, H]``."""
+
+    @property
+    def mean(self) -> float:
+        """Expected length. [token]"""
+        return self._moment(1)
+
+    @property
+    def second_moment(self) -> float:
+        """Expected square of the length. [token^2]"""
+        return self._moment(2)
+
+    def _moment(self, k: int) -> float:
+        # E[X^k] = a L^k / (1 - r^a) * integral_1^(1/r) y^(k-a-1) dy with r = L/H; the integral is a logarithm at a = k.
+        ratio = self.minimum / self.maximum
+        gap = (k - self.alpha) * -math.log(ratio)
+        integral = -math.log(ratio) * (math.expm1(gap) / gap if gap else 1.0)
+        return self.alpha * self.minimum**k * integral / -math.expm1(self.alpha * math.log(ratio))
+
+    def quantile(self, p: float) -> float:
+        """Length that a share ``p`` of the requests does not exceed. [token]"""
+        _check_probability(p)
+        return float(self._inverse(np.float64(p)))
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """``n`` independent lengths, whole and at least 1; shape ``(n,)``. [token]"""
+        return _whole(np.asarray(self._inverse(rng.random(n)), dtype=np.float64))
+
+    def _inverse(self, p: np.float64 | NDArray[np.float64]) -> np.float64 | NDArray[np.float64]:
+        cut = (self.minimum / self.maximum) ** self.alpha
+        lengths: NDArray[np.float64] = self.minimum * (1.0 - p * (1.0 - cut)) ** (-1.0 / self.alpha)
+        return np.clip(lengths, self.minimum, self.maximum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Empirical(EmpiricalLength):
+    """Quantile table: uniform between neighbouring quantiles."""
+
+    @property
+    def mean(self) -> float:
+        """Expected length. [token]"""
+        weight, low, high = self._segments()
+        return float(np.sum(weight * (low + high) / 2))
+
+    @property
+    def second_moment(self) -> float:
+        """Expected square of the length. [token^2]"""
+        weight, low, high = self._segments()
+        return float(np.sum(weight * (low**2 + low * high + high**2) / 3))
+
+    def quantile(self, p: float) -> float:
+        """Length that a share ``p`` of the requests does not exceed. [token]"""
+        _check_probability(p)
+        return float(np.interp(p, self.probabilities, self.tokens))
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """``n`` independent lengths, whole and at least 1; shape ``(n,)``. [token]"""
+        return _whole(np.interp(rng.random(n), self.probabilities, self.tokens))
+
+    def _segments(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        tokens = np.asarray(self.tokens, dtype=np.float64)
+        return np.diff(self.probabilities), tokens[:-1], tokens[1:]
+
+
+def length_distribution(spec: LengthSpec) -> LengthDistribution:
+    """The distribution that a traffic file describes."""
+    match spec:
+        case ConstantLength():
+            return Constant(**asdict(spec))
+        case LogNormalLength():
+            return LogNormal(**asdict(spec))
+        case ParetoLength():
+            return Pareto(**asdict(spec))
+        case EmpiricalLength():
+            return Empirical(**asdict(spec))
