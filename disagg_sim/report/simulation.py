@@ -202,7 +202,7 @@ def _spread(task: Spread) -> Any:
     panels = figure.subplots(1, 2, sharey=True)
     drawn: tuple[list[float], list[float]] = ([slo.ttft], [slo.tpot / MS])  # of each panel, its ends
     for run in task.runs:
-        number = [choice.label for choice in run.scenario.systems].index(run.choice.label)
+        number = [choice.label for choice in run.scenario.policies].index(run.choice.label)
         requests = task.store.read(run.key(REQUESTS))
         _, ttft, tpot = _times(requests[requests["status"] == "completed"])
         for panel, values, ends in zip(panels, (ttft, tpot / MS), drawn, strict=True):

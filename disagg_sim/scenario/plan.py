@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from disagg_sim.facts import load
-from disagg_sim.scenario.spec import Scenario, SystemChoice
+from disagg_sim.scenario.spec import PolicyChoice, Scenario
 from disagg_sim.scenario.traces import TraceSource
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.feasibility import require_possible
@@ -26,11 +26,11 @@ ROOMS = ("facts", "physics", "workload", "search", "simulation", "sweep")  # who
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """One system on one deployment under one trace at one rate; or, without a rate, the search for its capacity."""
+    """One policy on one deployment under one trace at one rate; or, without a rate, the search for its capacity."""
 
     scenario: Scenario
     deployment: ServedDeployment
-    choice: SystemChoice
+    choice: PolicyChoice
     source: TraceSource
     rate_scale: float | None  # None = the search for the capacity [1]
     requests: int  # of the trace [request]
@@ -64,7 +64,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScenarioPlan:
-    """All runs of a scenario: deployments, in each the traces, in each the rates, in each the systems."""
+    """All runs of a scenario: deployments, in each the traces, in each the rates, in each the policies."""
 
     scenario: Scenario
     runs: tuple[Run, ...]
@@ -98,7 +98,7 @@ def plan_scenario(scenario: Scenario) -> ScenarioPlan:
                 f"({what.model.max_context} tokens) and are rejected"
             )
         for deployment in scenario.deployments:
-            for choice in scenario.systems:
+            for choice in scenario.policies:
                 require_possible(what, deployment, choice.parts, trace, scenario.slo)
     return ScenarioPlan(
         scenario=scenario,
@@ -112,7 +112,7 @@ def _runs(scenario: Scenario, specs: str) -> Iterator[Run]:
     for deployment in scenario.deployments:
         for source in scenario.traces:
             for scale in source.rate_scales:
-                for choice in scenario.systems:
+                for choice in scenario.policies:
                     yield _run(scenario, specs, deployment, choice, source, scale)
 
 
@@ -121,7 +121,7 @@ def _searches(scenario: Scenario, specs: str) -> Iterator[Run]:
         return
     for deployment in scenario.deployments:
         for source in scenario.traces:
-            for choice in scenario.systems:
+            for choice in scenario.policies:
                 yield _run(scenario, specs, deployment, choice, source, None)
 
 
@@ -129,7 +129,7 @@ def _run(
     scenario: Scenario,
     specs: str,
     deployment: ServedDeployment,
-    choice: SystemChoice,
+    choice: PolicyChoice,
     source: TraceSource,
     scale: float | None,
 ) -> Run:
@@ -152,7 +152,7 @@ def _specs(scenario: Scenario) -> tuple[Any, ...]:
     lengths = [source.synthetic.lengths for source in scenario.traces if source.synthetic is not None]
     traffic = [load.load_traffic(name) for name in lengths if isinstance(name, str)]
     fits = load.load_efficiency(what.system.name)
-    own = [Path(path).read_text(encoding="utf-8") for path in scenario.policies]
+    own = [Path(path).read_text(encoding="utf-8") for path in scenario.policy_files]
     return (
         what.model,
         what.system,

@@ -61,7 +61,7 @@ class KnownPolicies:
 
     def take(self, path: str) -> None:
         """Add the policies of a policy file; ``SpecError`` for its faults."""
-        before, self._open = self._open, True  # a file that has faults may hold any system
+        before, self._open = self._open, True  # a file that has faults may hold any policy
         if self.run:
             load_policies(path)
             self._forms = {name: form_of(name, kind) for name, kind in policies().items()}

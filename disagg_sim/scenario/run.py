@@ -94,7 +94,7 @@ def compute_run(task: RunTask) -> Done:
     """Simulate one run, or one search for a capacity, and write it into the store."""
     run = task.run
     try:
-        for path in run.scenario.policies:
+        for path in run.scenario.policy_files:
             load_policies(path)
         trace = replace(run.source.load(run.scenario.seed), name=run.source.name)
         if run.rate_scale is None:

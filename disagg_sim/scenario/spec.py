@@ -1,4 +1,4 @@
-"""A scenario's YAML to a frozen ``Scenario``: systems x deployments x traces x rates; all faults at once."""
+"""A scenario's YAML to a frozen ``Scenario``: policies x deployments x traces x rates; all faults at once."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ CRITERIA = ("attainment", "p99")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SystemChoice:
-    """A serving system with its options."""
+class PolicyChoice:
+    """A serving policy with its options."""
 
     kind: str  # name in the registry
     label: str  # what results call it
@@ -91,11 +91,11 @@ class Scenario:
     traces: tuple[TraceSource, ...]
     slo: Slo
     deployments: tuple[ServedDeployment, ...]
-    systems: tuple[SystemChoice, ...]
+    policies: tuple[PolicyChoice, ...]
     seed: int = 0
     capacity: CapacityAim | None = None  # None = not searched for
     run: RunOptions = field(default_factory=RunOptions)
-    policies: tuple[str, ...] = ()  # Python files that register systems of the user
+    policy_files: tuple[str, ...] = ()  # Python files that register policies of the user
     sampled: bool = False  # whether the file says how often to sample; else a run has 200 samples
 
     @property
@@ -151,7 +151,7 @@ class _Reading:
 
 
 def _options(form: Form, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a system or a run, each a value of the kind of its default and in its range."""
+    """Options of a policy or a run, each a value of the kind of its default and in its range."""
     faults: list[tuple[tuple[str, ...], str]] = []
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -179,7 +179,7 @@ def _run_options(value: object) -> RunOptions:
 
 
 def _taken(paths: tuple[str, ...], info: Any) -> tuple[str, ...]:
-    """Paths of policy files, relative to that of the scenario; their systems are known from then on."""
+    """Paths of policy files, relative to that of the scenario; their policies are known from then on."""
     found, faults = [], []
     for number, path in enumerate(paths):
         if not path.isprintable() or not path.strip():
@@ -195,12 +195,14 @@ def _taken(paths: tuple[str, ...], info: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _choice(value: object, info: Any) -> SystemChoice:
-    """A name, or ``{kind: dopd, label: dopd_slow, ...}`` with options of the system."""
+def _choice(value: object, info: Any) -> PolicyChoice:
+    """A name, or ``{kind: dopd, label: dopd_slow, ...}`` with options of the policy."""
     given = {"kind": value} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
         raise ValueError(f"{quoted(value)} is neither a name nor {{kind: NAME, ...}}")
     kind, known = given["kind"], info.context.known
+    if kind.endswith(".py"):
+        raise ValueError(f"{quoted(kind)} is a file, not the name of a policy; files stand under policy_file")
     label, options = given.get("label", kind), {}
     if not isinstance(label, str):
         raise SeveralFaultsError([(("label",), f"{quoted(label)} is no plain name")])
@@ -209,16 +211,18 @@ def _choice(value: object, info: Any) -> SystemChoice:
         if known.run:
             expected(lambda: policy_named(kind, **options))
     try:
-        return SystemChoice(kind=kind, label=plain_name(label), options=tuple(options.items()))
+        return PolicyChoice(kind=kind, label=plain_name(label), options=tuple(options.items()))
     except ValueError as error:
         raise SeveralFaultsError([(("label",), str(error))]) from None
 
 
-def _distinct_labels(choices: tuple[SystemChoice, ...]) -> tuple[SystemChoice, ...]:
+def _distinct_labels(choices: tuple[PolicyChoice, ...]) -> tuple[PolicyChoice, ...]:
     distinct(tuple(choice.label for choice in choices))
     return choices
 
 
+#: What is said of a key that older files have.
+SYSTEMS = "systems: serving policies stand under 'policies'; 'system' names the GPUs"
 _Degree = Annotated[int, Range(1, 1024)]
 
 
@@ -314,8 +318,8 @@ class _File(Strict):
     trace: Annotated[tuple[TraceSource, ...], Written(Several[TraceKeys], distinct_traces)]
     slo: Annotated[Slo, Written(_Slo, lambda slo: Slo(ttft=slo.ttft_s, tpot=slo.tpot_s))]
     deployments: Annotated[tuple[ServedDeployment, ...], Written(Named[PlainName, _Deployment], _served)]
-    policies: Annotated[Several[str], AfterValidator(_taken)] = ()  # before the systems, which are looked up in them
-    systems: Annotated[Several[Annotated[SystemChoice, PlainValidator(_choice)]], AfterValidator(_distinct_labels)]
+    policy_file: Annotated[Several[str], AfterValidator(_taken)] = ()  # before the policies: they are looked up there
+    policies: Annotated[Several[Annotated[PolicyChoice, PlainValidator(_choice)]], AfterValidator(_distinct_labels)]
     seed: Annotated[int, Range(0, MOST_SEED)] = 0
     capacity: Annotated[CapacityAim | None, Written(_Capacity, lambda aim: CapacityAim(**dict(aim)))] = None
     run: Annotated[RunOptions, PlainValidator(_run_options)] = RunOptions()
@@ -324,34 +328,41 @@ class _File(Strict):
 def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownPolicies]:
     path, known = find_document("scenario", name), KnownPolicies(run)
     document = read_mapping(path)
-    found = checked_or_faults(_File, document, _Reading(path.parent, trace, known))
+    faults = [SYSTEMS] if "systems" in document else []
+    keys = {"policies" if key == "systems" else key: value for key, value in document.items()}
+    found = checked_or_faults(_File, keys, _Reading(path.parent, trace, known))
     of_option = list(told_by("--trace", replacing, trace, ())) if trace else []
-    if isinstance(found, _File) and not of_option:
-        keys = {key: value for key, value in found if key != "trace"}
-        sampled = isinstance(document.get("run"), Mapping) and "sample_s" in document["run"]
-        traces = replacing(trace, found.trace) if trace else found.trace
-        scenario = Scenario(source=str(path), traces=traces, sampled=sampled, **keys)
-        conflicts = list(dict.fromkeys(_conflicts(scenario, known)))
-        if not conflicts:
+    if isinstance(found, list):
+        faults += found
+    elif not (faults or of_option):
+        said = {key: value for key, value in found if key not in ("trace", "policy_file")}
+        scenario = Scenario(
+            source=str(path),
+            traces=replacing(trace, found.trace) if trace else found.trace,
+            policy_files=found.policy_file,
+            sampled=isinstance(document.get("run"), Mapping) and "sample_s" in document["run"],
+            **said,
+        )
+        faults = list(dict.fromkeys(_conflicts(scenario, known)))
+        if not faults:
             return scenario, known
-        raise spec_error(path, conflicts)
-    raise SpecError("\n".join([*of_option, *([str(spec_error(path, found))] if isinstance(found, list) else [])]))
+    raise SpecError("\n".join([*of_option, *([str(spec_error(path, faults))] if faults else [])]))
 
 
 def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
-    """What only shows when the values stand together: recipe on system, parts of systems, memory."""
+    """What only shows when the values stand together: recipe on system, parts of policies, memory."""
     try:
         what = scenario.setting
     except DisaggSimError as error:
         yield str(error)
         return
     rates = sum(len(source.rate_scales) for source in scenario.traces)
-    sizes = (len(scenario.deployments), rates, len(scenario.systems))
-    many = list(told_by("", require_few, "deployments x rates x systems", *sizes))
+    sizes = (len(scenario.deployments), rates, len(scenario.policies))
+    many = list(told_by("", require_few, "deployments x rates x policies", *sizes))
     if many:
         yield from many
         return
     for deployment in scenario.deployments:
-        for choice in scenario.systems:
+        for choice in scenario.policies:
             yield from told_by("deployments", deployment.require, choice.label, known.needs(choice.kind))
         yield from told_by("deployments", require_fit, what, deployment)

@@ -10,14 +10,14 @@ from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilat
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.run import Listener
 
-#: Requests that make a serving system run once through its code. [request]
+#: Requests that make a serving policy run once through its code. [request]
 REQUESTS = 8
 
 
 def warm_up(runs: Sequence[Run], listener: Listener) -> None:
-    """Serve a few requests under every system of some runs, so that its code is compiled and kept.
+    """Serve a few requests under every policy of some runs, so that its code is compiled and kept.
 
-    The time of the first run is then its own, and so is the time that is left. What is wrong with a system is told by
+    The time of the first run is then its own, and so is the time that is left. What is wrong with a policy is told by
     its own runs.
     """
     if not runs:

@@ -41,7 +41,7 @@ def write_scenario(result: SimulationResult, path: str | Path, *, overwrite: boo
     Parameters
     ----------
     result : SimulationResult
-        Of ``simulate``: deployment with its batches, trace, SLO, system, options and seed are taken from it.
+        Of ``simulate``: deployment with its batches, trace, SLO, policy, options and seed are taken from it.
     path : str or Path
         Of the YAML file, such as ``plan.yaml``; the trace becomes ``plan.csv``.
     overwrite : bool
@@ -55,7 +55,7 @@ def write_scenario(result: SimulationResult, path: str | Path, *, overwrite: boo
     Raises
     ------
     InputError
-        What a scenario cannot say: a system that is not shipped, a network of one's own, block ids of a trace, a
+        What a scenario cannot say: a policy that is not shipped, a network of one's own, block ids of a trace, a
         model that differs from the spec of its name; or files that are there.
     StoreError
         The directory cannot be written.
@@ -95,7 +95,7 @@ def _document(result: SimulationResult, name: str, trace: str) -> dict[str, Any]
         },
         "slo": {"ttft_s": result.slo.ttft, "tpot_s": result.slo.tpot},
         "deployments": {result.deployment.name: _deployment(result.deployment)},
-        "systems": [_policy(result.policy)],
+        "policies": [_policy(result.policy)],
         "seed": result.records.seed,
         "run": _run(result.options),
     }
@@ -126,7 +126,7 @@ def _policy(policy: Policy) -> Any:
     if name is None or not type(policy).__module__.startswith(SHIPPED):
         raise InputError(
             f"policy {name or type(policy).__name__!r} is not shipped, and a scenario finds it by its file alone; "
-            "write the scenario of a shipped one and add the file under policies:"
+            "write the scenario of a shipped one and add its file under policy_file:"
         )
     options = _changed(policy)
     return {"kind": name, **options} if options else name
@@ -179,7 +179,7 @@ def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
         "precision": said.precision == what.precision,
         "profile": said.profile == what.profile,
         "deployments": scenario.deployments == (result.deployment,),
-        "systems": scenario.systems[0].policy == result.policy,
+        "policies": scenario.policies[0].policy == result.policy,
         "run": scenario.run == result.options,
         "trace": np.array_equal(trace.input_tokens, result.trace.input_tokens)
         and np.array_equal(trace.output_tokens, result.trace.output_tokens)

@@ -39,7 +39,7 @@ SCENARIO = {
     "trace": {"path": "short.csv", "rate_scale": [1.0, 2.0]},
     "slo": {"ttft_s": 0.5, "tpot_s": 0.05},
     "deployments": {"two": {"prefill": {}, "decode": {}, "colocated": {"instances": 2}}},
-    "systems": ["vllm", "disaggregated"],
+    "policies": ["vllm", "disaggregated"],
 }
 
 
@@ -227,7 +227,7 @@ def test_another_trace_takes_the_place_of_the_scenarios(scenario, tmp_path, caps
     ("changes", "said"),
     [
         ({"slo": {"ttft_s": 0.0001, "tpot_s": 1.0}}, "the least TTFT on deployment 'two' with no other request is"),
-        ({"systems": ["vlmm"]}, "did you mean 'vllm'"),
+        ({"policies": ["vlmm"]}, "did you mean 'vllm'"),
         ({"deployments": {"two": {"colocated": {}}}}, "no prefill and no decode instances, which policy"),
         ({"deployments": {"two": {"gpus": 1, "prefill": {}, "decode": {}, "colocated": {}}}}, "1 more than its 1"),
         ({"model": "llama_3_1_405b"}, "GB too few"),
@@ -269,7 +269,7 @@ def impossible() -> Iterator[str]:
 def test_steps_that_leave_no_memory_stop_their_own_runs_alone(scenario, tmp_path, capsys):
     """A pass of ten million tokens has activations of hundreds of GB."""
     deployments = {"two": {"colocated": {"instances": 2}}, "vast": {"colocated": {"token_budget": 10_000_000}}}
-    path, out = scenario(systems=["vllm"], trace={"path": "short.csv"}, deployments=deployments), tmp_path / "out"
+    path, out = scenario(policies=["vllm"], trace={"path": "short.csv"}, deployments=deployments), tmp_path / "out"
     assert simulated(path, "--out", str(out), "--no-figures") == 2
     error = capsys.readouterr().err
     assert "error: vast/vllm-short-x1: llama_3_1_8b on h100_sxm leaves no memory for a KV cache" in error
@@ -334,7 +334,9 @@ def own(tmp_path):
 def test_a_policy_that_fails_stops_its_runs_alone(scenario, tmp_path, capsys, own, jobs):
     """Five policies fail, each in its own way; each has its line with run and place, and the sixth has its row."""
     names = [own(f"own_{case}", fails=code) for case, (code, _) in FAILS.items()]
-    path = scenario(systems=[*names, "vllm"], trace={"path": "short.csv"}, policies=[f"{name}.py" for name in names])
+    path = scenario(
+        policies=[*names, "vllm"], trace={"path": "short.csv"}, policy_file=[f"{name}.py" for name in names]
+    )
     out = tmp_path / "out"
     assert run(["simulate", path, "--out", str(out), "--jobs", jobs, "--no-figures"]) == 2
     error = capsys.readouterr().err
@@ -362,7 +364,7 @@ def test_a_policy_that_fails_stops_its_runs_alone(scenario, tmp_path, capsys, ow
     ],
 )
 def test_a_policy_file_that_fails_at_its_import_is_one_line(scenario, tmp_path, capsys, own, changes, said):
-    path = scenario(systems=[own("own_import", **changes), "vllm"], policies="own_import.py")
+    path = scenario(policies=[own("own_import", **changes), "vllm"], policy_file="own_import.py")
     assert simulated(path, "--out", str(tmp_path / "out")) == 2
     error = capsys.readouterr().err
     assert said in error
@@ -371,7 +373,7 @@ def test_a_policy_file_that_fails_at_its_import_is_one_line(scenario, tmp_path, 
 
 
 def test_an_impossible_wish_stops_its_run_alone_and_keeps_what_it_had(scenario, tmp_path, capsys, impossible):
-    path, out = scenario(systems=[impossible, "vllm"], trace={"path": "short.csv"}), tmp_path / "out"
+    path, out = scenario(policies=[impossible, "vllm"], trace={"path": "short.csv"}), tmp_path / "out"
     assert simulated(path, "--out", str(out), "--no-figures") == 2
     error = capsys.readouterr().err
     assert "two/impossible-short-x1: " in error

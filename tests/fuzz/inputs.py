@@ -48,13 +48,13 @@ SCENARIO: dict[str, Any] = {
     "trace": {"path": "trace.csv", "rate_scale": [1.0, 2.0]},
     "slo": {"ttft_s": 0.5, "tpot_s": 0.05},
     "deployments": {"two": {"gpus": 4, "prefill": {"tp": 1}, "decode": {}, "colocated": {"instances": 2}}},
-    "systems": ["vllm", {"kind": "disaggregated", "label": "split"}],
+    "policies": ["vllm", {"kind": "disaggregated", "label": "split"}],
     "run": {"start_up_s": 1.0, "sample_s": 1.0},
     "seed": 1,
 }
 SYNTHETIC: dict[str, Any] = SCENARIO | {
     "trace": {"kind": "synthetic", "lengths": {"isl": 256, "osl": 16}, "rate_per_s": 4.0, "requests": 30, "cv": 2.0},
-    "systems": [{"kind": "arrow"}, {"kind": "dynamo_load"}, {"kind": "dopd"}, {"kind": "dynaserve"}],
+    "policies": [{"kind": "arrow"}, {"kind": "dynamo_load"}, {"kind": "dopd"}, {"kind": "dynaserve"}],
     "capacity": {"criterion": "attainment", "share": 0.9},
 }
 
@@ -167,7 +167,7 @@ def policy(rng: Random) -> Spoilt:
     text = Path(str(inspect.getsourcefile(rng.choice(list(policies().values()))))).read_bytes()
     for _ in range(rng.choice((1, 2, 3))):
         text = _spoilt_word(text, rng) if rng.random() < 0.7 else spoilt_bytes(text, rng)
-    document = SYNTHETIC | {"policies": "mine.py", "systems": [rng.choice(("mine", "arrow", "vllm"))]}
+    document = SYNTHETIC | {"policy_file": "mine.py", "policies": [rng.choice(("mine", "arrow", "vllm"))]}
     files = {"mine.py": text + f"\nopen({CANARY!r}, 'w')\n".encode(), "s.yaml": _dump(document)}
     return Spoilt("policy file", files, ["specs", "check", "s.yaml"])
 

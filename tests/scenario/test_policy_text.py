@@ -26,7 +26,7 @@ SCENARIO = {
     "precision": "fp8",
     "trace": {"path": "short.csv"},
     "slo": {"ttft_s": 2.0, "tpot_s": 0.15},
-    "policies": "mine.py",
+    "policy_file": "mine.py",
     "deployments": {"four": {"gpus": 4, "prefill": {"instances": 2}, "decode": {"instances": 2}}},
 }
 HEAD = """
@@ -59,7 +59,7 @@ def written(tmp_path):
 
     def write(text: str, *kinds: object) -> str:
         (tmp_path / "mine.py").write_text(HEAD + text)
-        (tmp_path / "trial.yaml").write_text(yaml.safe_dump({**SCENARIO, "systems": [*kinds] or ["disaggregated"]}))
+        (tmp_path / "trial.yaml").write_text(yaml.safe_dump({**SCENARIO, "policies": [*kinds] or ["disaggregated"]}))
         return str(tmp_path / "trial.yaml")
 
     yield write
@@ -126,12 +126,12 @@ class Plain(Between):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("plein", "systems[0]: unknown policy 'plein', did you mean 'plain'?; known: arrow, disaggregated, "),
-        ({"kind": "plain", "targt": 3}, "systems[0]: unknown key 'targt', did you mean 'target'?"),
-        ({"kind": "plain", "target": "many"}, "systems[0].target: 'many' is out of range; allowed: whole numbers"),
-        ({"kind": "plain", "fast": 1}, "systems[0].fast: 1 is out of range; allowed: true or false"),
-        ({"kind": "plain", "kind_": 1}, "systems[0]: unknown key 'kind_'"),
-        ({"kind": "plain", "most": 0}, "systems[0].most: 0 is out of range; allowed: whole numbers from 1 to 16777216"),
+        ("plein", "policies[0]: unknown policy 'plein', did you mean 'plain'?; known: arrow, disaggregated, "),
+        ({"kind": "plain", "targt": 3}, "policies[0]: unknown key 'targt', did you mean 'target'?"),
+        ({"kind": "plain", "target": "many"}, "policies[0].target: 'many' is out of range; allowed: whole numbers"),
+        ({"kind": "plain", "fast": 1}, "policies[0].fast: 1 is out of range; allowed: true or false"),
+        ({"kind": "plain", "kind_": 1}, "policies[0]: unknown key 'kind_'"),
+        ({"kind": "plain", "most": 0}, "policies[0].most: 0 is out of range; allowed: whole numbers from 1 to 1677"),
     ],
 )
 def test_a_scenario_is_held_to_what_the_text_shows(written, kind, said):

@@ -26,13 +26,13 @@ trace: {path: short.csv, rate_scale: [1.0, 2.0]}
 slo: {ttft_s: 2.0, tpot_s: 0.15}
 deployments:
   four: {gpus: 4, prefill: {instances: 2}, decode: {tp: 2, instances: 1}, colocated: {instances: 4}}
-systems: [vllm, disaggregated]
+policies: [vllm, disaggregated]
 """
 
 
 def colocated(part) -> dict:
     """Changes to a scenario: one deployment of that part alone."""
-    return {"deployments": {"one": {"colocated": part}}, "systems": ["vllm"]}
+    return {"deployments": {"one": {"colocated": part}}, "policies": ["vllm"]}
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_digest_follows_the_trace_and_the_options_and_no_path(written, tmp_pat
     assert plan_scenario(load_scenario(written(), seed=1)).runs[0].digest != before
     assert plan_scenario(load_scenario(written(slo={"ttft_s": 1.0, "tpot_s": 0.15}))).runs[0].digest != before
     options = [{"kind": "vllm", "token_budget": 512}]
-    assert plan_scenario(load_scenario(written(systems=options))).runs[0].digest != before
+    assert plan_scenario(load_scenario(written(policies=options))).runs[0].digest != before
     (tmp_path / "moved.csv").write_text(TRACE.replace("19,119", "19,120"))
     assert plan_scenario(load_scenario(written(trace=moved))).runs[0].digest != before
 
@@ -115,7 +115,7 @@ def test_a_synthetic_trace_is_drawn_from_the_seed(written):
 def test_a_part_says_how_it_batches(written):
     prefill = [{"pp": 2, "batch": 5, "token_budget": 10240, "chunk_tokens": 1024}, {"tp": 2}]
     deployments = {"planned": {"prefill": prefill, "decode": {"tp": 2, "batch": 128}}}
-    scenario = load_scenario(written(deployments=deployments, systems=["disaggregated"]))
+    scenario = load_scenario(written(deployments=deployments, policies=["disaggregated"]))
     (deployment,) = scenario.deployments
     assert deployment.prefill == (
         Replicas(mapping=Mapping(pp=2, chunk_tokens=1024), instances=1, batch=5, token_budget=10240),
@@ -124,7 +124,7 @@ def test_a_part_says_how_it_batches(written):
     assert deployment.decode == (Replicas(mapping=Mapping(tp_attn=2, tp_ffn=2), instances=1, batch=128),)
     before = plan_scenario(scenario).runs[0].digest
     deployments["planned"]["decode"]["batch"] = 64
-    other = load_scenario(written(deployments=deployments, systems=["disaggregated"]))
+    other = load_scenario(written(deployments=deployments, policies=["disaggregated"]))
     assert plan_scenario(other).runs[0].digest != before
 
 
@@ -144,7 +144,7 @@ def test_all_faults_are_told_at_once(written):
             system="h100_smx",
             precision=None,
             slo={"ttft_s": "2 s"},
-            systems=["vlm", "vllm"],
+            policies=["vlm", "vllm"],
             trace={"path": "gone.csv", "rate_scal": 1.0},
             deployments={"four": {"gpus": 4, "prefil": {"tp": 2}, "decode": {"tp": 0}}},
             seed=-1,
@@ -173,24 +173,32 @@ def test_all_faults_are_told_at_once(written):
             "'one' has no prefill and no decode instances, which policy 'disaggregated' needs; it has colocated",
         ),
         (
-            {"deployments": {"one": {"gpus": 3, "colocated": {"instances": 4}}}, "systems": ["vllm"]},
+            {"deployments": {"one": {"gpus": 3, "colocated": {"instances": 4}}}, "policies": ["vllm"]},
             "the instances of policy 'vllm' take 4 GPUs (colocated 4 x 1), 1 more than its 3",
         ),
         ({"model": "llama_3_1_405b"}, "llama_3_1_405b in fp8 does not fit on 1 x h100_sxm"),
-        ({"systems": [{"kind": "vllm", "token_budgt": 512}]}, "did you mean 'token_budget'"),
+        ({"policies": [{"kind": "vllm", "token_budgt": 512}]}, "did you mean 'token_budget'"),
         (
-            {"systems": [{"kind": "vllm", "token_budget": 0.5}]},
-            "systems[0].token_budget: 0.5 is out of range; allowed: whole numbers from 1 to 16777216 token",
+            {"policies": [{"kind": "vllm", "token_budget": 0.5}]},
+            "policies[0].token_budget: 0.5 is out of range; allowed: whole numbers from 1 to 16777216 token",
         ),
         (
-            {"systems": [{"kind": "arrow", "monitor_s": 1.0e-9}]},
-            "systems[0].monitor_s: 1e-09 is out of range; allowed: from 0.001 s",
+            {"policies": [{"kind": "arrow", "monitor_s": 1.0e-9}]},
+            "policies[0].monitor_s: 1e-09 is out of range; allowed: from 0.001 s",
         ),
         (
-            {"systems": [{"kind": "dopd", "forecast": "arma"}]},
-            "systems[0].forecast: 'arma' is unknown, did you mean 'arima'?; allowed: constant, arima",
+            {"policies": [{"kind": "dopd", "forecast": "arma"}]},
+            "policies[0].forecast: 'arma' is unknown, did you mean 'arima'?; allowed: constant, arima",
         ),
-        ({"systems": ["vllm", "vllm"]}, "systems: vllm stands there 2 times"),
+        ({"policies": ["vllm", "vllm"]}, "policies: vllm stands there 2 times"),
+        (
+            {"policies": None, "systems": ["vllm"]},
+            "systems: serving policies stand under 'policies'; 'system' names the GPUs",
+        ),
+        (
+            {"policies": "mine.py"},
+            "policies: 'mine.py' is a file, not the name of a policy; files stand under policy_file",
+        ),
         ({"run": {"start_up_s": -1}}, "run.start_up_s: -1 is out of range; allowed: from 0 to 1000000000 s"),
         ({"capacity": {"criterion": "p95"}}, "capacity.criterion: 'p95' is unknown, did you mean 'p99'?"),
         ({"run": {"sample": 1.0}}, "run: unknown key 'sample', did you mean 'sample_s'?"),
@@ -201,9 +209,9 @@ def test_all_faults_are_told_at_once(written):
             "a synthetic trace has either 'requests' or 'duration_s'",
         ),
         ({"name": "two\nlines"}, "name: 'two\\nlines' is not a name; allowed: one line of up to 200 characters"),
-        ({"systems": [{"kind": "vllm", "label": "a\nb"}]}, "systems[0].label: 'a\\nb' is no plain name"),
+        ({"policies": [{"kind": "vllm", "label": "a\nb"}]}, "policies[0].label: 'a\\nb' is no plain name"),
         ({"trace": {"path": "short.csv", "name": "x" * 81}}, "is no plain name; allowed: letters, digits, '_', '.' "),
-        ({"systems": ["y" * 10**5]}, "systems[0]: unknown policy 'yyy"),
+        ({"policies": ["y" * 10**5]}, "policies[0]: unknown policy 'yyy"),
         ({"model": ["m"] * 10**4}, "model: ['m', 'm', "),
         (
             {"seed": 10**40},
@@ -211,9 +219,9 @@ def test_all_faults_are_told_at_once(written):
         ),
         (
             {"trace": {"path": "short.csv", "rate_scale": [1 + 1e-3 * each for each in range(60000)]}},
-            "deployments x rates x systems: 120000 combinations; allowed: up to 100000",
+            "deployments x rates x policies: 120000 combinations; allowed: up to 100000",
         ),
-        ({"deployments": {"a/b": {"colocated": {}}}, "systems": ["vllm"]}, "'a/b' is no plain name"),
+        ({"deployments": {"a/b": {"colocated": {}}}, "policies": ["vllm"]}, "'a/b' is no plain name"),
         (colocated({"batch": 0}), "deployments.one.colocated.batch: 0 is out of range; allowed: from 1 to 65536"),
         (
             colocated({"batch": 64, "token_budget": 63}),
@@ -228,7 +236,7 @@ def test_all_faults_are_told_at_once(written):
         (
             {
                 "deployments": {"one": {"prefill": {}, "decode": {"pp": 2, "chunk_tokens": 512}}},
-                "systems": ["disaggregated"],
+                "policies": ["disaggregated"],
             },
             "deployments.one.decode.chunk_tokens: 512 cuts the prompts",
         ),
@@ -277,13 +285,13 @@ class SmallChunks(Vllm):
 
 def test_a_system_of_the_users_own_comes_from_a_file_beside_the_scenario(written, tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-    scenario = load_scenario(written(policies="mine.py", systems=["vllm", "small_chunks"]))
-    assert [choice.parts for choice in scenario.systems] == [("colocated",)] * 2
+    scenario = load_scenario(written(policy_file="mine.py", policies=["vllm", "small_chunks"]))
+    assert [choice.parts for choice in scenario.policies] == [("colocated",)] * 2
     assert plan_scenario(scenario).runs[1].name == "four/small_chunks-short-x1"
     del POLICIES["small_chunks"]
 
 
 def test_a_policy_file_that_is_none_is_named_with_its_line(written, tmp_path):
     (tmp_path / "broken.py").write_text("import os\nclass Half(\n")
-    assert "broken.py: line 2: '(' was never closed" in faults(written(policies=["broken.py"]))
-    assert "gone.py: no such file" in faults(written(policies=["gone.py"]))
+    assert "broken.py: line 2: '(' was never closed" in faults(written(policy_file=["broken.py"]))
+    assert "gone.py: no such file" in faults(written(policy_file=["gone.py"]))

@@ -23,7 +23,7 @@ SCENARIO = {
     "precision": "fp8",
     "slo": {"ttft_s": 2.0, "tpot_s": 0.15},
     "deployments": {"one": {"colocated": {"instances": 1}}},
-    "systems": ["vllm"],
+    "policies": ["vllm"],
 }
 
 

@@ -137,7 +137,7 @@ def test_the_file_is_one_that_a_person_reads(small, tmp_path):
     ((pool, count),) = small.plan.deployment.decode.members
     assert part["batch"] == pool.batch
     assert part["instances"] == count
-    assert document["systems"] == ["disaggregated"]
+    assert document["policies"] == ["disaggregated"]
     assert document["slo"] == {"ttft_s": 60.0, "tpot_s": 1.0}
     assert (tmp_path / "my_plan.csv").read_text().splitlines()[:2] == [
         "arrival_s,input_tokens,output_tokens",
@@ -162,7 +162,7 @@ def test_options_seed_and_parts_by_hand_are_kept(small, tmp_path):
     )
     path = ds.write_scenario(result, tmp_path / "by_hand.yaml")
     document = yaml.safe_load(path.read_text())
-    assert document["systems"] == [{"kind": "vllm", "token_budget": 1000, "chunked": False}]
+    assert document["policies"] == [{"kind": "vllm", "token_budget": 1000, "chunked": False}]
     assert document["run"] == {"sample_s": 2.5, "concurrency": 12}
     assert (document["seed"], document["profile"]) == (9, "ideal")
     assert document["deployments"] == {"by_hand": {"gpus": 5, "colocated": [{"tp": 2, "instances": 2, "batch": 7}]}}

@@ -209,7 +209,7 @@ precision: fp8
 trace: {path: log.csv}
 slo: {ttft_s: 2.0, tpot_s: 0.15}
 deployments: {one: {colocated: {instances: 1}}}
-systems: [vllm]
+policies: [vllm]
 """
 
 
