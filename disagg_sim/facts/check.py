@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from disagg_sim.facts.load import (
-    load_efficiency,
-    load_engine,
-    load_model,
-    load_precision,
-    load_profile,
-    load_system,
-    load_traffic,
-    load_uncertainty,
-)
+from disagg_sim.facts.load import load_spec
 from disagg_sim.facts.yaml_files import DIRECTORIES, read_mapping, spec_error
 
 #: Kind -> keys that only such a file has.
@@ -30,17 +19,6 @@ MARKS = {
     "uncertainty": {"assumed", "per_doubling", "kinds", "engines"},
     "sweep": {"models", "systems", "limits", "modes"},
     "scenario": {"deployments", "slo", "trace"},
-}
-
-_LOADERS: dict[str, Callable[[Path], Any]] = {
-    "hardware": load_system,
-    "efficiency": load_efficiency,
-    "precision": load_precision,
-    "profile": load_profile,
-    "engine": load_engine,
-    "model": load_model,
-    "traffic": load_traffic,
-    "uncertainty": load_uncertainty,
 }
 
 
@@ -72,6 +50,6 @@ def check_file(path: Path) -> str:
         With every fault of the file.
     """
     kind = kind_of(path)
-    if kind in _LOADERS:
-        _LOADERS[kind](path)
+    if kind not in ("sweep", "scenario"):
+        load_spec(kind, path)
     return kind

@@ -8,8 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
+from disagg_sim.facts.faults import source_faults
+from disagg_sim.facts.schema import Line, OneOf, Quantity, Range, schema_of, validate, values
+from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
+
+_Time = Annotated[float, Quantity("s", 0.0, 1.0)]
+_Count = Annotated[int, Range(1, 10**7)]
+_Stretch = Annotated[float, Range(1.0, 10.0)]
+_Share = Annotated[float, Range(1e-6, 1.0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,22 +27,34 @@ class EngineSpec(Shown):
     """How one engine forms its steps, and what a step costs beside its kernels."""
 
     name: str
-    title: str
-    kernels: str  # whose fitted kernels are taken first: "vllm", "sglang" or "trtllm"
-    step_host: float  # host time of a step that the GPU waits for [s]
-    sequence_host: float  # the same, for each sequence of the step: scheduling, sampling, detokenising [s]
-    rank_host: float  # the same, for each doubling of the GPUs of an instance: synchronising its processes [s]
-    prefill_stretch: float  # prefill over the sum of its kernels timed alone: gaps, clocks under lasting load [1]
-    kernel_launch: float  # host time to launch one kernel outside a CUDA graph; a step cannot be faster [s]
+    title: Line
+    kernels: Annotated[str, OneOf(("vllm", "sglang", "trtllm"))]  # whose fitted kernels are taken first
+    step_host: _Time  # host time of a step that the GPU waits for [s]
+    sequence_host: _Time  # the same, for each sequence of the step: scheduling, sampling, detokenising [s]
+    rank_host: _Time  # the same, for each doubling of the GPUs of an instance: synchronising its processes [s]
+    prefill_stretch: _Stretch  # prefill over the sum of its kernels timed alone: gaps, clocks under lasting load [1]
+    kernel_launch: _Time  # host time to launch one kernel outside a CUDA graph; a step cannot be faster [s]
     decode_graphs: bool  # steps of decodes alone run as CUDA graphs; steps with prefill never do
-    request_host: float  # of a request before its prefill: HTTP, tokenising, scheduling [s]
-    chunk_tokens: int  # most new tokens of an attention rank in a step [token]
+    request_host: _Time  # of a request before its prefill: HTTP, tokenising, scheduling [s]
+    chunk_tokens: _Count  # most new tokens of an attention rank in a step [token]
     mixed_steps: bool  # chunks of prefill ride along with decodes; else a pass of prefill stops decode
     two_batch_overlap: bool  # prefill over expert ranks of several NVLink domains hides exchange behind work
-    max_running: int  # most sequences of an attention rank in a step [request]
+    max_running: _Count  # most sequences of an attention rank in a step [request]
     ranks_wait: bool  # ranks of attention DP gather a prompt each before they prefill
-    memory_utilisation: float  # share of the reported memory that weights, cache and activations may fill [1]
-    cache_share: float  # share that the cache may fill of what weights and activations leave of it [1]
+    memory_utilisation: _Share  # share of the reported memory that weights, cache and activations may fill [1]
+    cache_share: _Share  # share that the cache may fill of what weights and activations leave of it [1]
     reserves_output: bool  # admits a request when its whole cache fits; else more are admitted and some evicted
-    cache_of_quantised: str  # KV cache of a quantised checkpoint where nothing is said: "bf16" or "fp8"
+    cache_of_quantised: Annotated[str, OneOf(("bf16", "fp8"))]  # KV cache of a quantised checkpoint, by default
     sources: Mapping[str, str]  # key -> where its value comes from
+
+
+_Keys = schema_of(EngineSpec, without=("name",))
+
+
+def engine_of(path: Path, data: Mapping[str, Any], name: str) -> EngineSpec:
+    """A serving engine from its file; every value needs a source."""
+    spec = EngineSpec(name=name, **values(validate(_Keys, data, path)))
+    told = [key for key in _Keys.model_fields if key not in ("title", "sources")]
+    if found := source_faults(spec.sources, told, needed=told):
+        raise spec_error(path, found)
+    return spec

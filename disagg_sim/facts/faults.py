@@ -50,6 +50,13 @@ def expected(call: Callable[..., T], *args: Any) -> T:
         raise ValueError(str(error)) from None
 
 
+def source_faults(sources: Mapping[str, str], figures: Iterable[str], *, needed: Iterable[str] = ()) -> list[str]:
+    """Faults of the ``sources`` of a file: a figure ``needed`` that has none, and keys that are no ``figures``."""
+    known = tuple(figures)
+    faults = [f"sources: missing key {key!r}" for key in needed if key not in sources]
+    return faults + [f"sources: unknown key {quoted(key)}{nearest(key, known)}" for key in sources if key not in known]
+
+
 def told_by(where: str, call: Callable[..., Any], *args: Any) -> Iterator[str]:
     """The fault that ``call(*args)`` tells, behind the key that it belongs to; nothing where it has none."""
     try:

@@ -4,8 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
+from disagg_sim.errors import quoted
+from disagg_sim.facts.faults import source_faults
+from disagg_sim.facts.schema import Line, NotEmpty, OneOf, Quantity, Range, Span, schema_of, validate, values
+from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
+from disagg_sim.units import GB, GIB, KB, TB, TERA
+
+#: Arithmetic that a chip may have.
+ARITHMETICS = ("bf16", "fp8", "nvfp4", "int8", "tf32", "fp32")
+#: A nominal size in GB often counts GiB, so that a driver reports up to that much more. [1]
+BINARY_GB = GIB / GB
+#: Numbers are written with some five digits. [1]
+ROUNDING = 1.0001
+
+_Peak = Annotated[float, Quantity("FLOP/s", TERA, 1e6 * TERA)]
+_Peaks = Annotated[Mapping[Annotated[str, OneOf(ARITHMETICS)], _Peak], NotEmpty]
+_Link = Annotated[float, Quantity("B/s", 0.1 * GB, 100 * TB)]
+_Memory = Annotated[float, Quantity("B", GB, 10 * TB)]
+_Count = Annotated[int, Range(1, 10_000)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,21 +33,40 @@ class SystemSpec(Shown):
     """One GPU and the links around it. Peaks are dense; links are one way, per GPU."""
 
     name: str
-    title: str
-    vendor: str
-    architecture: str  # generation of the chip: spreads of fits carry over between equal ones
-    peak_flops: Mapping[str, float]  # arithmetic ("bf16", "fp8", "nvfp4", ...) -> [FLOP/s]; absent = unsupported
-    hbm_capacity: float  # nominal [B]
-    hbm_reported: float  # what the driver reports: the usable size [B]
-    hbm_bandwidth: float  # [B/s]
-    l2_capacity: float  # [B]
-    sm_count: int  # [1]
-    attention_tile_rows: int  # query rows of a thread block of prefill attention [token]
-    nvlink_bandwidth: float  # [B/s]
-    nvlink_domain: int  # GPUs of one scale-up domain [1]
+    title: Line
+    vendor: Line
+    architecture: Line  # generation of the chip: spreads of fits carry over between equal ones
+    peak_flops: _Peaks  # arithmetic ("bf16", "fp8", "nvfp4", ...) -> [FLOP/s]; absent = unsupported
+    hbm_capacity: _Memory  # nominal [B]
+    hbm_reported: _Memory  # what the driver reports: the usable size [B]
+    hbm_bandwidth: Annotated[float, Quantity("B/s", 10 * GB, 100 * TB)]  # [B/s]
+    l2_capacity: Annotated[float, Quantity("B", KB, 10 * GB)]  # [B]
+    sm_count: _Count  # [1]
+    attention_tile_rows: _Count  # query rows of a thread block of prefill attention [token]
+    nvlink_bandwidth: _Link  # [B/s]
+    nvlink_domain: _Count  # GPUs of one scale-up domain [1]
     in_switch_reduction: bool  # whether switches of the domain add up an all-reduce
-    nic_bandwidth: float  # [B/s]
-    tdp: float  # [W]
-    usd_per_gpu_hour: tuple[float, float] | None  # low and high market price [USD/h]
-    confidence: str
+    nic_bandwidth: _Link  # [B/s]
+    tdp: Annotated[float, Quantity("W", 10.0, 10_000.0)]  # [W]
+    usd_per_gpu_hour: Annotated[tuple[float, float] | None, Span(0.0, 1000.0)]  # low and high market price [USD/h]
+    confidence: Line
     sources: Mapping[str, str]  # key -> where its figure comes from
+
+
+_Keys = schema_of(SystemSpec, without=("name",))
+_WORDS = ("title", "vendor", "architecture", "confidence", "sources")  # need no source
+
+
+def system_of(path: Path, data: Mapping[str, Any], name: str) -> SystemSpec:
+    """A system from its file; every figure must have a source."""
+    spec = SystemSpec(name=name, **values(validate(_Keys, data, path)))
+    figures = [field for field in _Keys.model_fields if field not in _WORDS]
+    found = source_faults(spec.sources, figures, needed=[key for key in figures if data[key] is not None])
+    if spec.hbm_reported > spec.hbm_capacity * BINARY_GB * ROUNDING:
+        found.append(
+            f"hbm_reported: {quoted(data['hbm_reported'])} is above hbm_capacity {quoted(data['hbm_capacity'])}, "
+            "even where its GB are GiB"
+        )
+    if found:
+        raise spec_error(path, found)
+    return spec

@@ -9,12 +9,23 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from pydantic import BeforeValidator
 
 from disagg_sim.errors import InputError, UnknownNameError, quoted
+from disagg_sim.facts.efficiency import EfficiencySpec
+from disagg_sim.facts.engine import EngineSpec, engine_of
 from disagg_sim.facts.faults import expected
+from disagg_sim.facts.formats.efficiency import efficiency_of
+from disagg_sim.facts.formats.model import model_of
+from disagg_sim.facts.formats.recipe import recipe_of
+from disagg_sim.facts.hardware import SystemSpec, system_of
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.precision import Precision, PrecisionRecipe
+from disagg_sim.facts.profile import ProfileSpec, profile_of
+from disagg_sim.facts.traffic import TrafficSpec, traffic_of
+from disagg_sim.facts.uncertainty import UncertaintySpec, uncertainty_of
 from disagg_sim.facts.yaml_files import (
     NOUNS,
     PATH_VARIABLE,
@@ -27,16 +38,6 @@ from disagg_sim.facts.yaml_files import (
     spec_files,
 )
 
-if TYPE_CHECKING:
-    from disagg_sim.facts.efficiency import EfficiencySpec
-    from disagg_sim.facts.engine import EngineSpec
-    from disagg_sim.facts.hardware import SystemSpec
-    from disagg_sim.facts.model import ModelSpec
-    from disagg_sim.facts.precision import Precision, PrecisionRecipe
-    from disagg_sim.facts.profile import ProfileSpec
-    from disagg_sim.facts.traffic import TrafficSpec
-    from disagg_sim.facts.uncertainty import UncertaintySpec
-
 __all__ = [
     "list_specs",
     "load_efficiency",
@@ -44,6 +45,7 @@ __all__ = [
     "load_model",
     "load_precision",
     "load_profile",
+    "load_spec",
     "load_system",
     "load_traffic",
     "load_uncertainty",
@@ -51,118 +53,85 @@ __all__ = [
     "spec_name",
 ]
 
+S = TypeVar("S")
+
 
 def load_system(name: str | Path) -> SystemSpec:
-    """A GPU system (``hw_specs/``) by name or path, in SI.
+    """Load a GPU system (``hw_specs/``): arithmetic [FLOP/s], bandwidths [B/s], memory [B], domains [1], power [W].
 
-    Arithmetic [FLOP/s], bandwidths [B/s], memory [B], latencies [s], domain sizes [1], power [W].
-    The file says the source of every value.
+    Parameters
+    ----------
+    name : str or Path
+        Case and the difference of ``-``, ``.`` and ``_`` do not matter in a name; a path ends with ``.yaml``.
 
     Raises
     ------
     UnknownNameError, InputError, SpecError
-        An unknown name, what is neither name nor path, a fault of the file.
+        An unknown name, what is neither name nor path, all faults of the file. The same holds for all ``load_*``.
+
+    Examples
+    --------
+    >>> load_system("h100_sxm").nvlink_domain
+    8
     """
-    spec: SystemSpec = _load("hardware", name)
-    return spec
+    return _load("hardware", name, SystemSpec)
 
 
 def load_model(name: str | Path) -> ModelSpec:
-    """A model (``models/``) by name or path, in SI.
+    """Load the model ``name`` (``models/``): layers, widths and parameters [1], context limit [token].
 
-    Layers, widths and parameters [1], context limit [token].
-    The file says the source of every value.
-
-    Raises
-    ------
-    UnknownNameError, InputError, SpecError
-        An unknown name, what is neither name nor path, a fault of the file.
+    >>> load_model("llama-3.1-8b").hidden
+    4096
     """
-    spec: ModelSpec = _load("model", name)
-    return spec
+    return _load("model", name, ModelSpec)
 
 
 def load_precision(name: str | Path) -> PrecisionRecipe:
-    """A precision recipe (``hw_specs/precision/``) by name or path, in SI.
+    """Load the precision recipe ``name`` (``hw_specs/precision/``): the formats; ``resolve(model)`` gives their sizes [B].
 
-    Formats by operator; ``resolve(model)`` gives their sizes [B].
-    The file says the source of every value.
-
-    Raises
-    ------
-    UnknownNameError, InputError, SpecError
-        An unknown name, what is neither name nor path, a fault of the file.
+    >>> load_precision("fp8").cache
+    'fp8'
     """
-    spec: PrecisionRecipe = _load("precision", name)
-    return spec
+    return _load("precision", name, PrecisionRecipe)
 
 
 def load_profile(name: str | Path) -> ProfileSpec:
-    """A profile of assumptions (``hw_specs/profiles/``) by name or path, in SI.
+    """Load the profile ``name`` (``hw_specs/profiles/``): utilisation [1], imbalance [1], fixed memory [B].
 
-    What the physics takes for granted: utilisation and imbalance [1], fixed memory [B].
-    The file says the source of every value.
-
-    Raises
-    ------
-    UnknownNameError, InputError, SpecError
-        An unknown name, what is neither name nor path, a fault of the file.
+    >>> load_profile("ideal").fitted
+    False
     """
-    spec: ProfileSpec = _load("profile", name)
-    return spec
+    return _load("profile", name, ProfileSpec)
 
 
 def load_engine(name: str | Path) -> EngineSpec:
-    """A serving engine (``hw_specs/engines/``) by name or path, in SI.
+    """Load the serving engine ``name`` (``hw_specs/engines/``): host times [s], token budget of a step [token].
 
-    Host times [s], token budget of a step [token], share of memory [1].
-    The file says the source of every value.
-
-    Raises
-    ------
-    UnknownNameError, InputError, SpecError
-        An unknown name, what is neither name nor path, a fault of the file.
+    >>> load_engine("vllm").mixed_steps
+    True
     """
-    spec: EngineSpec = _load("engine", name)
-    return spec
+    return _load("engine", name, EngineSpec)
 
 
 def load_traffic(name: str | Path) -> TrafficSpec:
-    """A family of traffic cases (``traffic/``) by name or path, in SI.
+    """Load the traffic cases ``name`` (``traffic/``): input and output lengths [token].
 
-    Cases with input and output lengths [token].
-    The file says the source of every value.
-
-    Raises
-    ------
-    UnknownNameError, InputError, SpecError
-        An unknown name, what is neither name nor path, a fault of the file.
+    >>> load_traffic("reasoning").shapes[0]
+    (1024, 32768)
     """
-    spec: TrafficSpec = _load("traffic", name)
-    return spec
+    return _load("traffic", name, TrafficSpec)
 
 
 def load_uncertainty(name: str | Path) -> UncertaintySpec:
-    """Spreads of calibrated times (``hw_specs/uncertainty/``) by name or path.
-
-    Standard deviations of logarithms and shares of variances [1].
-    The file says the source of every value.
-
-    Raises
-    ------
-    UnknownNameError, InputError, SpecError
-        An unknown name, what is neither name nor path, a fault of the file.
-    """
-    spec: UncertaintySpec = _load("uncertainty", name)
-    return spec
+    """Load the spreads ``name`` of calibrated times (``hw_specs/uncertainty/``): deviations of logarithms [1]."""
+    return _load("uncertainty", name, UncertaintySpec)
 
 
 def load_efficiency(system: str | Path) -> EfficiencySpec | None:
     """Fitted efficiencies of a system (``hw_specs/efficiency/``); None when it has no such file."""
     if not is_path(system) and canonical_name(str(system)) not in spec_files("efficiency"):
         return None
-    spec: EfficiencySpec = _load("efficiency", system)
-    return spec
+    return _load("efficiency", system, EfficiencySpec)
 
 
 def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) -> Precision:
@@ -194,12 +163,18 @@ def spec_name(kind: str) -> BeforeValidator:
             raise ValueError(f"{quoted(value)} is not the name of a {noun}")
         if is_path(value):
             raise ValueError(f"{quoted(value)} is a path; give the name, and its directory in {PATH_VARIABLE}")
-        return str(expected(_load, kind, value).name)
+        spec: Any = expected(load_spec, kind, value)
+        return str(spec.name)
 
     return BeforeValidator(read)
 
 
-def _load(kind: str, name: str | Path) -> Any:
+def load_spec(kind: str, name: str | Path) -> object:
+    """Load the spec ``name`` of any ``kind`` that ``list_specs`` knows, sweeps and scenarios apart."""
+    return _load(kind, name, object)
+
+
+def _load(kind: str, name: str | Path, of: type[S]) -> S:
     if not isinstance(name, str | Path):
         raise InputError(f"{NOUNS.get(kind, kind)} {quoted(name)} is neither a name nor the path of a file")
     path = find_file(kind, name)
@@ -207,26 +182,28 @@ def _load(kind: str, name: str | Path) -> Any:
         stamp = path.stat().st_mtime_ns
     except OSError:
         stamp = 0
-    return _load_file(kind, path, stamp)
+    found = _load_file(kind, path, stamp)
+    assert isinstance(found, of)
+    return found
+
+
+_READERS: dict[str, Callable[[Path, dict[str, Any], str], object]] = {
+    "hardware": system_of,
+    "model": model_of,
+    "precision": recipe_of,
+    "profile": profile_of,
+    "engine": engine_of,
+    "traffic": traffic_of,
+    "uncertainty": uncertainty_of,
+}
 
 
 @lru_cache(maxsize=256)
-def _load_file(kind: str, path: Path, stamp: int) -> Any:  # noqa: ARG001 - a new version of the file is another entry
-    from disagg_sim.facts.formats import efficiency, engine, model, recipe, system, traffic, uncertainty
-
-    data, name = read_mapping(path), canonical_name(path.stem)
+def _load_file(kind: str, path: Path, stamp: int) -> object:  # noqa: ARG001 - a new version of the file is another entry
+    data = read_mapping(path)
     if kind == "efficiency":
-        return efficiency.efficiency_of(path, data, lambda parent: _parent(path, parent))
-    build: dict[str, Callable[[Path, dict[str, Any], str], Any]] = {
-        "hardware": system.system_of,
-        "model": model.model_of,
-        "precision": recipe.recipe_of,
-        "profile": recipe.profile_of,
-        "engine": engine.engine_of,
-        "traffic": traffic.traffic_of,
-        "uncertainty": uncertainty.uncertainty_of,
-    }
-    return build[kind](path, data, name)
+        return efficiency_of(path, data, lambda parent: _parent(path, parent))
+    return _READERS[kind](path, data, canonical_name(path.stem))
 
 
 #: Efficiency files that are being read, each because the one before it inherits from it.
@@ -251,7 +228,6 @@ def _parent(path: Path, parent: str) -> EfficiencySpec:
         raise spec_error(path, [f"inherits through more than {_MOST_HEIRS} files: {' -> '.join(names[:4])} -> ..."])
     token = _HEIRS.set(heirs)
     try:
-        spec: EfficiencySpec = _load("efficiency", ancestor)
+        return _load("efficiency", ancestor, EfficiencySpec)
     finally:
         _HEIRS.reset(token)
-    return spec

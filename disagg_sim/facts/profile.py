@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
+from disagg_sim.facts.faults import source_faults
+from disagg_sim.facts.schema import Line, Quantity, Range, schema_of, validate, values
+from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
+from disagg_sim.units import GB
+
+_Time = Annotated[float, Quantity("s", 0.0, 1.0)]
+_Efficiency = Annotated[float, Range(1e-6, 1.0)]
+_Deviations = Annotated[float, Range(0.0, 10.0)]
+_Imbalance = Annotated[float, Range(1.0, 100.0)]
+_Memory = Annotated[float, Quantity("B", 0.0, 100 * GB)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,31 +28,43 @@ class ProfileSpec(Shown):
     """
 
     name: str
-    title: str
+    title: Line
     fitted: bool
     best_algorithm: bool  # collectives take the fastest algorithm instead of the fitted ring
-    gemm_t0: float | None  # all of the floor of a GEMM: start, quantising, loop along K [s]
-    gemm_t0_cap_quantised: float | None  # cap on that floor of fp8 and fp4 GEMM, the fitted t0 being it [s]
-    attention_t0: float | None  # [s]
-    moe_t0: float | None  # [s]
-    all_reduce_latency: float | None  # [s]
-    all_to_all_latency: float | None  # of dispatch and of combine, each [s]
-    elementwise_efficiency: float  # share of HBM bandwidth [1]
-    elementwise_latency: float  # all elementwise kernels of a layer [s]
-    host: float  # per pass; micro-batches and chunks in flight hide each other's [s]
-    prefill_imbalance: float  # load of the fullest expert rank over the mean [1]
-    decode_imbalance: float  # [1]
-    p2p_latency_inside: float  # pipeline hand-over inside an NVLink domain [s]
-    p2p_latency_across: float  # and across domains [s]
-    p2p_efficiency: float  # share of the link [1]
-    nic_latency: float  # one hop of a collective over NICs [s]
-    nic_efficiency: float  # share of the NIC [1]
-    all_reduce_step_latency: float  # added per doubling beyond the largest fitted group [s]
-    memory_utilisation: float  # share of the reported memory that an engine may fill [1]
-    runtime_bytes: float  # context, graphs, libraries [B]
-    communication_library_bytes: float  # [B]
-    resident_deviations: float  # standard deviations of resident tokens to provision for [1]
+    gemm_t0: _Time | None  # all of the floor of a GEMM: start, quantising, loop along K [s]
+    gemm_t0_cap_quantised: _Time | None  # cap on that floor of fp8 and fp4 GEMM, the fitted t0 being it [s]
+    attention_t0: _Time | None  # [s]
+    moe_t0: _Time | None  # [s]
+    all_reduce_latency: _Time | None  # [s]
+    all_to_all_latency: _Time | None  # of dispatch and of combine, each [s]
+    elementwise_efficiency: _Efficiency  # share of HBM bandwidth [1]
+    elementwise_latency: _Time  # all elementwise kernels of a layer [s]
+    host: _Time  # per pass; micro-batches and chunks in flight hide each other's [s]
+    prefill_imbalance: _Imbalance  # load of the fullest expert rank over the mean [1]
+    decode_imbalance: _Imbalance  # [1]
+    p2p_latency_inside: _Time  # pipeline hand-over inside an NVLink domain [s]
+    p2p_latency_across: _Time  # and across domains [s]
+    p2p_efficiency: _Efficiency  # share of the link [1]
+    nic_latency: _Time  # one hop of a collective over NICs [s]
+    nic_efficiency: _Efficiency  # share of the NIC [1]
+    all_reduce_step_latency: _Time  # added per doubling beyond the largest fitted group [s]
+    memory_utilisation: _Efficiency  # share of the reported memory that an engine may fill [1]
+    runtime_bytes: _Memory  # context, graphs, libraries [B]
+    communication_library_bytes: _Memory  # [B]
+    resident_deviations: _Deviations  # standard deviations of resident tokens to provision for [1]
     shared_expert_overlaps_dispatch: bool
-    all_reduce_hidden_fraction: float  # of prefill all-reduce [1]
+    all_reduce_hidden_fraction: Annotated[float, Range(0.0, 1.0)]  # of prefill all-reduce [1]
     sources: tuple[tuple[str, str], ...]  # (key, where the figure comes from)
     random_routing: bool = False  # the fullest expert rank is that of random picks, not the mean one
+
+
+_Keys = schema_of(ProfileSpec, {"sources": dict[str, str]}, without=("name",))
+
+
+def profile_of(path: Path, data: Mapping[str, Any], name: str) -> ProfileSpec:
+    """A profile from its file."""
+    fields = values(validate(_Keys, data, path))
+    sources: dict[str, str] = fields.pop("sources")
+    if unknown := source_faults(sources, fields):
+        raise spec_error(path, unknown)
+    return ProfileSpec(name=name, sources=tuple(sources.items()), **fields)

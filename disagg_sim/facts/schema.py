@@ -2,6 +2,8 @@
 
 A schema is made from the frozen dataclass that it fills: the dataclass says which keys exist, the
 schema adds units and ranges. All faults of a file are collected before any is reported.
+
+Past 400 lines: every type of value that a file may hold.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, TypeVar, Union, get_type_hints
+from typing import Annotated, Any, Literal, Optional, TypeVar, Union, get_origin, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -121,6 +123,29 @@ class Range:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Span:
+    """Mark of two ascending numbers: ``Annotated[tuple[float, float] | None, Span(0, 9)]`` reads ``[2.5, 7]``."""
+
+    low: float
+    high: float
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Read the list; ``null`` where the type allows it."""
+        ends = core_schema.no_info_after_validator_function(
+            self.check, handler.generate_schema(numbers(self.low, self.high))
+        )
+        return core_schema.nullable_schema(ends) if type(None) in getattr(source, "__args__", ()) else ends
+
+    def check(self, ends: tuple[float, ...]) -> tuple[float, ...]:
+        """The two numbers; ``ValueError`` for other counts and orders."""
+        if len(ends) != 2:
+            raise ValueError(f"{quoted(list(ends))} must hold two numbers, low and high")
+        if ends[0] > ends[1]:
+            raise ValueError(f"{list(ends)} is not ascending")
+        return ends
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class OneOf:
     """Mark of a text out of a list, which may be known only when a file is read."""
 
@@ -167,7 +192,7 @@ class Written:
     """Mark of a value that files write in another form: ``Annotated[Limits, Written(LimitKeys, limits_of)]``."""
 
     form: Any  # type of what stands in the file
-    build: Callable[[Any], Any]  # makes the value of it; raises ValueError
+    build: Callable[[Any], Any] = lambda value: value  # makes the value of it; raises ValueError
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Read the form, then make the value."""
@@ -199,7 +224,7 @@ def distinct(values: tuple[T, ...]) -> tuple[T, ...]:
 
 
 def _not_empty(value: object) -> object:
-    if value == {}:
+    if value in ({}, []):
         raise ValueError("is empty")
     return value
 
@@ -210,6 +235,12 @@ def one_spelling(value: object, handler: Callable[[object], dict[Any, Any]]) -> 
     if isinstance(value, Mapping) and len(read) < len(value):
         raise ValueError(f"{', '.join(map(quoted, value))}: two of these are one name")
     return read
+
+
+def _is_line(value: str) -> str:
+    if "\n" in value or "\x85" in value:
+        raise ValueError(f"{quoted(value)} has a line end in it; allowed: one line")
+    return value
 
 
 def plain_name(value: str) -> str:
@@ -226,12 +257,16 @@ def _is_title(value: str) -> str:
     return value
 
 
+#: Of a list or of ``key: value`` lines, which may not be empty.
+NotEmpty = BeforeValidator(_not_empty)
 #: A list, or a single value in place of a list of one; not empty.
 Several = Annotated[tuple[T, ...], Field(strict=False), BeforeValidator(_listed)]
 #: Values of an axis: several, each of which stands there once.
 Axis = Annotated[tuple[T, ...], Field(strict=False), BeforeValidator(_listed), AfterValidator(distinct)]
 #: ``NAME: value`` lines, one at least.
-Named = Annotated[dict[K, T], WrapValidator(one_spelling), BeforeValidator(_not_empty)]
+Named = Annotated[dict[K, T], WrapValidator(one_spelling), NotEmpty]
+#: A text in one line, for names and titles.
+Line = Annotated[str, AfterValidator(_is_line)]
 #: A name that may be part of a file's name.
 PlainName = Annotated[str, AfterValidator(plain_name)]
 #: A name that stands in headings: one line with something in it.
@@ -278,26 +313,12 @@ def choice(allowed: Iterable[str]) -> Any:
 
 def line() -> Any:
     """Type of a text in one line, for names and titles."""
-
-    def check(value: str) -> str:
-        if "\n" in value or "\x85" in value:
-            raise ValueError(f"{quoted(value)} has a line end in it; allowed: one line")
-        return value
-
-    return Annotated[str, AfterValidator(check)]
+    return Line
 
 
 def span(low: float, high: float) -> Any:
     """Type of a list of two ascending numbers in ``[low, high]``."""
-
-    def check(value: tuple[float, ...]) -> tuple[float, ...]:
-        if len(value) != 2:
-            raise ValueError(f"{quoted(list(value))} must hold two numbers, low and high")
-        if value[0] > value[1]:
-            raise ValueError(f"{list(value)} is not ascending")
-        return value
-
-    return checked(numbers(low, high), check)
+    return Annotated[tuple[float, float], Span(low, high)]
 
 
 def numbers(low: float, high: float) -> Any:
@@ -352,15 +373,47 @@ def table(name: str, /, **fields: Any) -> type[Strict]:
     return model
 
 
-def schema_of(target: type, types: Mapping[str, Any], *, without: Sequence[str] = (), kind: str = "") -> type[Strict]:
-    """Schema with the fields of a dataclass; ``types`` gives units and ranges, ``kind`` a tag for unions."""
-    hints = get_type_hints(target)
+def schema_of(
+    target: type, types: Mapping[str, Any] | None = None, *, without: Sequence[str] = (), kind: str = ""
+) -> type[Strict]:
+    """Schema with the fields of a dataclass, whose annotations may bear marks of units and ranges.
+
+    Parameters
+    ----------
+    target : type
+        The dataclass; dataclasses in its fields are read as ``key: value`` lines, too.
+    types : mapping, optional
+        Types in place of those of the dataclass.
+    without : sequence of str
+        Fields that no file has, such as ``name``.
+    kind : str
+        Tag of the schema in a union.
+    """
+    hints = get_type_hints(target, include_extras=True)
     fields: dict[str, Any] = {"kind": _Literal[kind]} if kind else {}
     for field in dataclasses.fields(target):
         if field.name not in without:
             default = ... if field.default is dataclasses.MISSING else field.default
-            fields[field.name] = (types.get(field.name, hints[field.name]), default)
+            fields[field.name] = ((types or {}).get(field.name, _form(hints[field.name])), default)
     return table(target.__name__, **fields)
+
+
+def record(target: type, *, kind: str = "") -> Any:
+    """Type of ``key: value`` lines that make a dataclass; what its ``__post_init__`` refuses is a fault of the file."""
+    schema = schema_of(target, kind=kind)
+    return _Annotated[schema, AfterValidator(lambda model: target(**values(model, without=("kind",))))]
+
+
+def _form(hint: Any) -> Any:
+    """The type of what a file holds for a type of a dataclass."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return record(hint)
+    if hasattr(hint, "__metadata__"):
+        return _Annotated[(_form(hint.__origin__), *hint.__metadata__)]
+    parts = tuple(_form(part) for part in getattr(hint, "__args__", ()))
+    if get_origin(hint) is tuple:
+        return _Annotated[_Tuple[parts], Field(strict=False)]
+    return _Dict[parts] if get_origin(hint) is Mapping else hint
 
 
 def values(model: BaseModel, *, without: Sequence[str] = ()) -> dict[str, Any]:

@@ -5,52 +5,92 @@ Only the parameters live here; ``workload.distributions`` gives them mean, quant
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
 
+from disagg_sim.facts.schema import (
+    Line,
+    NotEmpty,
+    Range,
+    Written,
+    record,
+    schema_of,
+    short_form,
+    tagged,
+    validate,
+    values,
+)
 from disagg_sim.notebook import Shown
+
+_Tokens = Annotated[float, Range(1.0, 10**9)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantLength:
     """Every request has the same length."""
 
-    tokens: int  # [token]
+    tokens: Annotated[int, Range(1, 10**9)]  # [token]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogNormalLength:
     """The logarithm of the length is normal."""
 
-    median: float  # exp(mu) [token]
-    sigma: float  # standard deviation of the logarithm [1]
+    median: _Tokens  # exp(mu) [token]
+    sigma: Annotated[float, Range(0.0, 10.0)]  # standard deviation of the logarithm [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParetoLength:
     """Power-law tail between two bounds: density proportional to x^(-alpha-1)."""
 
-    minimum: float  # [token]
-    maximum: float  # [token]
-    alpha: float  # tail index [1]
+    minimum: _Tokens  # [token]
+    maximum: _Tokens  # [token]
+    alpha: Annotated[float, Range(0.01, 100.0)]  # tail index [1]
+
+    def __post_init__(self) -> None:
+        """``ValueError`` unless the bounds ascend."""
+        if self.minimum >= self.maximum:
+            raise ValueError(f"minimum {self.minimum:g} is not below maximum {self.maximum:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmpiricalLength:
     """Quantile table of a data set, linear between its points."""
 
-    probabilities: tuple[float, ...]  # ascending, from 0 to 1 [1]
-    tokens: tuple[float, ...]  # quantile of each probability [token]
+    probabilities: tuple[Annotated[float, Range(0.0, 1.0)], ...]  # ascending, from 0 to 1 [1]
+    tokens: tuple[_Tokens, ...]  # quantile of each probability [token]
+
+    def __post_init__(self) -> None:
+        """``ValueError`` unless it is a table of quantiles."""
+        p, tokens = self.probabilities, self.tokens
+        if len(p) != len(tokens) or len(p) < 2:
+            raise ValueError(f"{len(p)} probabilities and {len(tokens)} tokens; needs the same number, at least 2")
+        if p[0] != 0.0 or p[-1] != 1.0 or any(a >= b for a, b in pairwise(p)):
+            raise ValueError("probabilities must rise strictly from 0 to 1")
+        if any(a > b for a, b in pairwise(tokens)):
+            raise ValueError("tokens must not fall")
 
 
 LengthSpec = ConstantLength | LogNormalLength | ParetoLength | EmpiricalLength
+_KINDS = {"constant": ConstantLength, "log_normal": LogNormalLength, "pareto": ParetoLength}
+_KINDS |= {"empirical": EmpiricalLength}
+#: ``{kind: pareto, minimum: ...}``; a plain number is a constant length.
+_Length: Any = short_form(
+    tagged(*(record(law, kind=kind) for kind, law in _KINDS.items())),
+    lambda value: value if isinstance(value, dict) else {"kind": "constant", "tokens": value},
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficCase:
     """Input and output length of the requests of one case."""
 
-    isl: LengthSpec
-    osl: LengthSpec
+    isl: Annotated[LengthSpec, Written(_Length)]
+    osl: Annotated[LengthSpec, Written(_Length)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +98,8 @@ class TrafficSpec(Shown):
     """A family of traffic cases."""
 
     name: str
-    title: str
-    cases: tuple[TrafficCase, ...]
+    title: Line
+    cases: Annotated[tuple[TrafficCase, ...], NotEmpty]
     source: str
 
     @property
@@ -70,3 +110,11 @@ class TrafficSpec(Shown):
             for case in self.cases
             if isinstance(case.isl, ConstantLength) and isinstance(case.osl, ConstantLength)
         )
+
+
+_Keys = schema_of(TrafficSpec, without=("name",))
+
+
+def traffic_of(path: Path, data: Mapping[str, Any], name: str) -> TrafficSpec:
+    """A traffic family from its file."""
+    return TrafficSpec(name=name, **values(validate(_Keys, data, path)))

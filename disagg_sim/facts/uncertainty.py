@@ -5,34 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
-from disagg_sim.facts.efficiency import ASSUMED, Fit
+from disagg_sim.facts.efficiency import ASSUMED, SECTIONS, Fit
+from disagg_sim.facts.schema import Line, OneOf, Range, schema_of, validate, values
+from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
 #: Quantiles of the absolute value of a normal variable: 50 %, 80 % and 90 % lie within so many deviations. [1]
 HALF, EIGHTY, NINETY = 0.67449, 1.28155, 1.64485
 
 
+_Share = Annotated[float, Range(0.0, 1.0)]
+_Spread = Annotated[float, Range(0.0, 3.0)]
+_Rows = Annotated[int, Range(0, 10**9)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindSpread:
     """Errors of the fits of one operator kind (a section of the efficiency files)."""
 
-    shared: float  # share of the variance of a fit's errors that whole groups of shapes have in common [1]
-    transfer: float  # s.d. of the logarithm on top where the fit is of another system of the same architecture [1]
-    transfer_across: float  # the same where the architecture is another one, too [1]
-    rows: int  # measurements behind them [1]
+    shared: _Share  # share of the variance of a fit's errors that whole groups of shapes have in common [1]
+    transfer: _Spread  # s.d. of the logarithm on top where the fit is of another system of the same architecture [1]
+    transfer_across: _Spread  # the same where the architecture is another one, too [1]
+    rows: _Rows  # measurements behind them [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpread:
     """What served runs of an engine show beyond their kernels: s.d. of log(measured/predicted)."""
 
-    step: float  # of the time of an output token, hence of a step or a pass [1]
-    first_token: float  # of the time to the first token of an instance with few requests [1]
-    first_token_loaded: float  # the same of one with more: queueing is in it [1]
-    throughput: float  # [1]
-    shared: float  # share of these variances that all configurations of a case have in common [1]
-    rows: int  # served rows of the fitted part [1]
+    step: _Spread  # of the time of an output token, hence of a step or a pass [1]
+    first_token: _Spread  # of the time to the first token of an instance with few requests [1]
+    first_token_loaded: _Spread  # the same of one with more: queueing is in it [1]
+    throughput: _Spread  # [1]
+    shared: _Share  # share of these variances that all configurations of a case have in common [1]
+    rows: _Rows  # served rows of the fitted part [1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +49,28 @@ class UncertaintySpec(Shown):
     """Spreads that error bars are made from. Source: ``calibration.kernels.spreads`` over the data named."""
 
     name: str
-    title: str
+    title: Line
     data: str
     date: str
-    assumed: float  # s.d. of log time of an operator that no fit speaks of [1]
-    per_doubling: float  # s.d. added for each doubling by which a size lies outside the range of its fit [1]
-    kinds: Mapping[str, KindSpread]  # by section of the efficiency files
-    composed: Mapping[str, float]  # kernel table predicted from the fits of other operators -> s.d. of log time [1]
+    assumed: _Spread  # s.d. of log time of an operator that no fit speaks of [1]
+    per_doubling: _Spread  # s.d. added for each doubling by which a size lies outside the range of its fit [1]
+    kinds: Mapping[Annotated[str, OneOf(SECTIONS)], KindSpread]  # by section of the efficiency files
+    composed: Mapping[str, _Spread]  # kernel table predicted from the fits of other operators -> s.d. of log time [1]
     engines: Mapping[str, EngineSpread]
     sources: Mapping[str, str]  # key -> where its value comes from
+
+
+_Keys = schema_of(UncertaintySpec, without=("name",))
+
+
+def uncertainty_of(path: Path, data: Mapping[str, Any], name: str) -> UncertaintySpec:
+    """Spreads from their file; every operator kind needs one."""
+    spec = UncertaintySpec(name=name, **values(validate(_Keys, data, path)))
+    faults = [f"kinds: missing key {kind!r}" for kind in SECTIONS if kind not in spec.kinds]
+    faults += [] if spec.engines else ["engines: allowed: one engine or more"]
+    if faults:
+        raise spec_error(path, faults)
+    return spec
 
 
 def spread_of(fit: Fit, spec: UncertaintySpec) -> float:

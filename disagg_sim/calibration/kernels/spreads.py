@@ -25,9 +25,8 @@ from disagg_sim.calibration.served.engine_fit import FITTED
 from disagg_sim.calibration.served.tables import TTFT_CONCURRENCY
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import SECTIONS
-from disagg_sim.facts.formats.uncertainty import uncertainty_of
 from disagg_sim.facts.load import load_efficiency, load_system
-from disagg_sim.facts.uncertainty import EIGHTY, EngineSpread, KindSpread, UncertaintySpec
+from disagg_sim.facts.uncertainty import EIGHTY, EngineSpread, KindSpread, UncertaintySpec, uncertainty_of
 from disagg_sim.facts.yaml_files import canonical_name, read_mapping
 
 Floats = NDArray[np.float64]

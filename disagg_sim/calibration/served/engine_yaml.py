@@ -10,8 +10,7 @@ from pathlib import Path
 
 from disagg_sim.calibration.files import write_sound
 from disagg_sim.calibration.served.engine_fit import EngineFit
-from disagg_sim.facts.engine import EngineSpec
-from disagg_sim.facts.formats.engine import engine_of
+from disagg_sim.facts.engine import EngineSpec, engine_of
 from disagg_sim.facts.yaml_files import find_file, read_mapping
 from disagg_sim.units import MS, US
 
