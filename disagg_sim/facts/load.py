@@ -87,7 +87,7 @@ def load_model(name: str | Path) -> ModelSpec:
 
 
 def load_precision(name: str | Path) -> PrecisionRecipe:
-    """Load the precision recipe ``name`` (``hw_specs/precision/``): the formats; ``resolve(model)`` gives their sizes [B].
+    """Load the precision recipe ``name`` (``hw_specs/precision/``); ``resolve(model)`` gives sizes of formats [B].
 
     >>> load_precision("fp8").cache
     'fp8'

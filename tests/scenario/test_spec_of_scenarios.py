@@ -9,7 +9,7 @@ import yaml
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InfeasibleError, SpecError
-from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.physics.setup import setup
 from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.search.mappings import enumerate_mappings
@@ -132,7 +132,7 @@ def test_a_part_says_how_it_batches(written):
 @pytest.mark.parametrize("system", ["h100_sxm", "gb200_nvl72"])
 def test_every_mapping_of_a_search_can_be_written(model, system):
     """tp, dp, ep and pp say all: a stage has tp x dp GPUs, over which experts have tp x dp / ep shards each."""
-    table = enumerate_mappings(load_model(model), load_system(system), max_gpus=128)
+    table = enumerate_mappings(setup(model, system, "bf16"), max_gpus=128)
     assert len(table) > 10
     assert (table.tp_attn * table.dp_attn == table.tp_ffn * table.ep).all()
 
