@@ -55,7 +55,7 @@ class Batches:
             self.ask(instance)
 
     def abandon(self, instance: int) -> list[int]:
-        """Forget the prompts that wait at an instance; their requests."""
+        """Drop the queued prompts of an instance and return their requests."""
         self._running[instance] = 0
         return list(self._queues.pop(instance, {}))
 

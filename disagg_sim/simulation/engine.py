@@ -36,7 +36,7 @@ class Source(Protocol):
         ...
 
     def deliver(self) -> None:
-        """Tell what the last ``advance`` stopped for; may use the engine."""
+        """Handle the event at which ``advance`` stopped; may schedule others."""
         ...
 
 

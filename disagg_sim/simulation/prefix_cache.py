@@ -46,9 +46,5 @@ class PrefixCache:
         while len(kept) > self._most:
             kept.popitem(last=False)
 
-    def forget(self, instance: int) -> None:
-        """An instance has stopped."""
-        self._kept.pop(instance, None)
-
     def _blocks(self, request: int) -> list[int]:
         return self._ids[self._offsets[request] : self._offsets[request + 1]]

@@ -23,7 +23,7 @@ from disagg_sim.calibration.served.steady_state import (
     tensor_parallel,
 )
 from disagg_sim.facts.load import load_engine
-from disagg_sim.simulation.policies.dopd.ratio import decode_concurrency, prefill_decode_ratio
+from disagg_sim.simulation.policies.dopd.sizes import decode_concurrency, prefill_decode_ratio
 
 ONE = np.ones(1)
 SINGLE = tensor_parallel(ONE)
@@ -48,9 +48,7 @@ def test_dopd_prefill_column():
 
 @pytest.mark.parametrize("shape", RATIOS)
 def test_d1_d2_concurrency_is_bound_by_memory(shape):
-    found = decode_concurrency(
-        DOPD.at.model, DOPD.at.system, DOPD.at.precision, tp=2, isl=shape[0], osl=shape[1], tpot_limit=0.08
-    )
+    found = decode_concurrency(DOPD.at, tp=2, isl=shape[0], osl=shape[1], tpot_limit=0.08)
     assert found.requests == pytest.approx(RATIOS[shape][0], rel=0.03)
     assert found.memory_bound
 

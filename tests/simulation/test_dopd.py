@@ -10,8 +10,7 @@ from sites import SIMPLE, deployment, served, site
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.policies.dopd.batches import LengthAware, kingman_wait
-from disagg_sim.simulation.policies.dopd.ratio import prefill_decode_ratio
-from disagg_sim.simulation.policies.dopd.sizes import Profile, matching_prefill
+from disagg_sim.simulation.policies.dopd.sizes import Profile, matching_prefill, prefill_decode_ratio
 from disagg_sim.simulation.policies.pools import Sizes
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome

@@ -3,21 +3,20 @@
 import pytest
 
 from disagg_sim.errors import InputError
-from disagg_sim.facts.load import load_model, load_system, resolve_precision
 from disagg_sim.physics.memory import weight_bytes
-from disagg_sim.simulation.policies.dopd.ratio import decode_concurrency, prefill_decode_ratio
+from disagg_sim.physics.setup import setup
+from disagg_sim.simulation.policies.dopd.sizes import decode_concurrency, prefill_decode_ratio
 
-MODEL, SYSTEM = load_model("llama_3_1_70b"), load_system("h100_sxm")
-PRECISION = resolve_precision("fp8_bf16kv", MODEL, SYSTEM)
+AT = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv")
 
 
 def test_weights_are_fp8_with_16_bit_ends():
     """68.45e9 in fp8, two tables of 1.05e9 in 2 B: 72.65 GB (norms aside)."""
-    assert weight_bytes(MODEL, PRECISION) == pytest.approx(68_451_041_280 + 4 * 1_050_673_152, rel=1e-3)
+    assert weight_bytes(AT.model, AT.precision) == pytest.approx(68_451_041_280 + 4 * 1_050_673_152, rel=1e-3)
 
 
 def test_memory_is_what_the_weights_leave_of_two_gpus():
-    found = decode_concurrency(MODEL, SYSTEM, PRECISION, tp=2, isl=1000, osl=150, tpot_limit=0.08)
+    found = decode_concurrency(AT, tp=2, isl=1000, osl=150, tpot_limit=0.08)
     assert found.memory_bytes == pytest.approx(2 * 0.9 * 79.65 * 2**30 - 72.65e9, rel=1e-3)
     assert found.bandwidth_bytes == pytest.approx(0.08 * 0.6 * 2 * 3.35e12)
     assert found.requests == pytest.approx(found.memory_bytes / (1075 * 327_680))
@@ -25,12 +24,10 @@ def test_memory_is_what_the_weights_leave_of_two_gpus():
 
 
 def test_bandwidth_limits_a_tight_token_limit():
-    tight = decode_concurrency(MODEL, SYSTEM, PRECISION, tp=2, isl=1000, osl=150, tpot_limit=0.01)
+    tight = decode_concurrency(AT, tp=2, isl=1000, osl=150, tpot_limit=0.01)
     assert not tight.memory_bound
-    physical = decode_concurrency(
-        MODEL, SYSTEM, PRECISION, tp=2, isl=1000, osl=150, tpot_limit=0.03, reads_weights=True
-    )
-    assert physical.bandwidth_bytes == pytest.approx(0.03 * 0.6 * 2 * 3.35e12 - weight_bytes(MODEL, PRECISION))
+    physical = decode_concurrency(AT, tp=2, isl=1000, osl=150, tpot_limit=0.03, reads_weights=True)
+    assert physical.bandwidth_bytes == pytest.approx(0.03 * 0.6 * 2 * 3.35e12 - weight_bytes(AT.model, AT.precision))
 
 
 def test_the_ratio_balances_both_sides():
@@ -41,4 +38,4 @@ def test_the_ratio_balances_both_sides():
 
 def test_lengths_must_be_above_zero():
     with pytest.raises(InputError, match="isl must be above 0"):
-        decode_concurrency(MODEL, SYSTEM, PRECISION, tp=2, isl=0, osl=150, tpot_limit=0.08)
+        decode_concurrency(AT, tp=2, isl=0, osl=150, tpot_limit=0.08)

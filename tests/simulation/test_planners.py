@@ -13,8 +13,8 @@ from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies import forecast
+from disagg_sim.simulation.policies.dopd.batches import greedy
 from disagg_sim.simulation.policies.dynamo.sla import decode_instances, prefill_instances
-from disagg_sim.simulation.policies.knapsack import greedy
 from disagg_sim.simulation.policies.pools import Sizes, within
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome

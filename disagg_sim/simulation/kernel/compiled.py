@@ -24,10 +24,10 @@ from numba.core import event
 
 
 def _load_array_functions() -> None:
-    """Load numba's functions of arrays, which it needs before any compiled code, as where there is no BLAS.
+    """Import numba's array functions without its probe for BLAS.
 
-    Looking for one would import ``scipy.linalg``, a sixth of the time that a first run takes to start. The kernel has
-    no linear algebra; that of others compiles all the same, because numba looks again where it is used.
+    The probe would import ``scipy.linalg``, a sixth of the start-up time of a first run. The kernel has no linear
+    algebra; that of others compiles all the same, because numba probes again where it is used.
     """
     name, modules = "scipy.linalg.cython_blas", cast(dict[str, Any], sys.modules)
     if name in modules:

@@ -9,8 +9,12 @@ import numpy as np
 
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.simulation.policies.dopd.batches import kingman_wait
-from disagg_sim.simulation.policies.dopd.ratio import Concurrency, decode_concurrency, prefill_decode_ratio
-from disagg_sim.simulation.policies.dopd.sizes import matching_prefill
+from disagg_sim.simulation.policies.dopd.sizes import (
+    Concurrency,
+    decode_concurrency,
+    matching_prefill,
+    prefill_decode_ratio,
+)
 from disagg_sim.simulation.records import Floats
 from disagg_sim.study.claims import DERIVED, OWN, PAPER, Finding, claim
 from disagg_sim.study.dopd.setup import BIMODAL, SHAPES, SLO, DopdBench, case_of, pools
@@ -42,11 +46,8 @@ def table_one_step(sequences: float, context: float) -> float:
 
 def concurrencies(bench: DopdBench) -> list[Concurrency]:
     """Eq. (13) for both of ``SHAPES``."""
-    at = bench.llama
     return [
-        decode_concurrency(
-            at.model, at.system, at.precision, tp=2, isl=isl, osl=osl, tpot_limit=SLO.tpot, utilisation=ENGINE_SHARE
-        )
+        decode_concurrency(bench.llama, tp=2, isl=isl, osl=osl, tpot_limit=SLO.tpot, utilisation=ENGINE_SHARE)
         for isl, osl in SHAPES
     ]
 
@@ -68,9 +69,8 @@ def ratios(bench: DopdBench, *, own: bool) -> list[float]:
 
 def wanted_ratio(bench: DopdBench, isl: float, osl: float) -> tuple[float, float]:
     """Eq. (15) and (13) of any lengths with the step times simulated: ratio [1], concurrency [request]."""
-    at = bench.llama
     each = decode_concurrency(
-        at.model, at.system, at.precision, tp=2, isl=isl, osl=osl, tpot_limit=SLO.tpot, utilisation=ENGINE_SHARE
+        bench.llama, tp=2, isl=isl, osl=osl, tpot_limit=SLO.tpot, utilisation=ENGINE_SHARE
     ).requests
     first = bench.table(1).pass_time(round(isl))[1]
     step = bench.table(2).step_time(round(each), isl + osl / 2)

@@ -89,10 +89,10 @@ def take(ledger: Sequence[Account], i: int, tokens: int, queued: int, now: float
 def place(
     among: Index, inst: Sequence[Instance], ledger: Sequence[Account], tokens: int, ttft: float, now: float
 ) -> tuple[int, float, int]:
-    """First steps of algorithm 1: an instance of P, else of D->P within the limit, booked, and the predicted end.
+    """Algorithm 1, first steps: an instance of P, else of D->P, within the limit, booked, and the predicted end.
 
     In each pool it is the one where the prompt would be done first, of several the one with the shorter queue.
-    Without one: minus 1, the time until the prompt is done late [s], and where; minus 1 where nobody has room.
+    Otherwise -1, the time until the prompt is done late [s], and where; -1 where nobody has room.
     """
     pure, mixed = -1, -1
     pure_s, mixed_s, pure_delay, mixed_delay = np.inf, np.inf, np.inf, np.inf
@@ -185,7 +185,7 @@ def lightest(
 
 @entry
 def hand_over(among: Index, inst: Sequence[Instance], ledger: Sequence[Account], more: int, tpot: float) -> int:
-    """First steps of algorithm 2: an instance of D, else of P->D within the limits; else minus 1 minus the lighter.
+    """Algorithm 2, first steps: an instance of D, else of P->D, within the limits; otherwise ``-1 - i``, i the lighter.
 
     The limits are MaxRunningTokens, a free sequence, and intervals up to ``tpot`` [s].
     """

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.simulation.policies.knapsack import greedy
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wishes import MAX_SEQUENCES, Batch
@@ -115,3 +114,20 @@ class LengthAware:
     def _time_up(self, joined: float, arrival: float) -> float:
         """When the batch must run: a share of the queueing time after it began, or to be in time itself. [s]"""
         return min(joined + self._share * self.wait_s, arrival + self._limit - self._full_s)
+
+
+def greedy(values: Sequence[float], weights: Sequence[float], capacity: float) -> list[int]:
+    """Indices of what goes in: the highest value per weight first, whatever does not fit is passed over.
+
+    At most the heaviest item's value off the best filling, as the fractional knapsack shows. Of equals the first.
+
+    >>> greedy([1.0, 1.0, 1.5], [40, 70, 50], 100)
+    [2, 0]
+    """
+    order = sorted(range(len(weights)), key=lambda item: -values[item] / weights[item])
+    taken, left = [], capacity
+    for item in order:
+        if weights[item] <= left:
+            taken.append(item)
+            left -= weights[item]
+    return taken

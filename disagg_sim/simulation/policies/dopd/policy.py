@@ -1,11 +1,11 @@
 """DOPD: dynamic optimal prefill/decode ratio, with prefill batches formed by length.
 
-"DOPD", built on NVIDIA Dynamo; equations as in ``simulation.policies.dopd.ratio``. Its parts:
+"DOPD", built on NVIDIA Dynamo; equations as in ``sizes``. Its parts:
 
-* P/D manager (algorithm 2, ``dopd_sizes``): every window it records mean input, mean output and the requests that are
+* P/D manager (algorithm 2, ``sizes``): every window it records mean input, mean output and the requests that are
   there, and forecasts each; from the profile of prefill and decode times, corrected by what was observed, follow
   the sizes of both pools.
-* Prefill scheduler (algorithm 1, ``dopd_batches``): short prompts are batched up to the forecast input length,
+* Prefill scheduler (algorithm 1, ``batches``): short prompts are batched up to the forecast input length,
   long ones run alone.
 * Ultra-short prompts are computed on the decode instance itself, beside its decodes.
 

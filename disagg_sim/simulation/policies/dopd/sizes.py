@@ -1,7 +1,15 @@
-"""Sizes of DOPD's pools: concurrency of a decode instance, and prefill instances to match.
+r"""Sizes of DOPD's pools: concurrency of a decode instance, and prefill instances to match.
 
-Equations (13) to (15), as in ``ratio`` beside this file, on the memory and step times of the instances that serve:
-cc_max = min(V_mem, V_BW)/((ISL + OSL/2) M_token), no more than the largest CUDA graph. For r requests at a time
+Equations (11) to (15) of the paper, for a decode instance of TP GPUs and requests of ISL input and OSL output
+tokens, M_token bytes of cache each:
+
+.. math:: V_{mem} = (M_{gpu} - M')\,TP - M_{model},\quad V_{BW} = t_{SLO}\,\alpha\,TP\,BW,\quad
+          cc = \frac{\min(V_{mem}, V_{BW})}{(ISL + OSL/2)\,M_{token}},\quad \frac{n_p}{n_d} = \frac{cc\,t_p}{t_d\,OSL}
+
+where t_p is one prefill and t_d one decode step at batch cc, itself no larger than the largest captured CUDA graph.
+V_BW forgets that the weights are read too; ``reads_weights`` takes them off, which is the physical form.
+
+``Profile`` has the same on the memory and step times of the instances that serve: for r requests at a time
 n_d = ceil(r/cc_max), and at the concurrency cc = r/n_d of each, n_p = n_d * cc * t_p/(t_d * OSL).
 """
 
@@ -12,13 +20,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from disagg_sim.domain import Mapping
+from disagg_sim.errors import above_zero
+from disagg_sim.physics.memory import weight_bytes
+from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.policies.dopd.ratio import BANDWIDTH_SHARE
 from disagg_sim.simulation.policies.pools import Sizes
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.wishes import Limits
 
+#: Share of the bandwidth that a decode step reaches (alpha), and the largest captured CUDA graph, as in the paper. [1]
+BANDWIDTH_SHARE, LARGEST_GRAPH = 0.6, 256
 #: The rule of eq. (15) and the one that algorithm 2 prints.
 SIZINGS = ("mended", "printed")
 
@@ -94,3 +106,75 @@ def matching_prefill(
     """
     ratio = requests / (outputs * step_s / prefill_s)
     return ratio * decode if rule == "printed" else ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concurrency:
+    """How many requests a decode instance holds, and what limits them."""
+
+    requests: float  # cc, eq. (13), not rounded [request]
+    memory_bytes: float  # V_mem [B]
+    bandwidth_bytes: float  # V_BW [B]
+
+    @property
+    def memory_bound(self) -> bool:
+        """Whether memory, not bandwidth, limits the concurrency."""
+        return self.memory_bytes < self.bandwidth_bytes
+
+
+def decode_concurrency(
+    at: Setup,
+    *,
+    tp: int,
+    isl: float,
+    osl: float,
+    tpot_limit: float,
+    utilisation: float = 0.9,
+    reads_weights: bool = False,
+) -> Concurrency:
+    """Compute the concurrency of a decode instance by eq. (11) to (13).
+
+    Parameters
+    ----------
+    at
+        Model, system and recipe.
+    tp
+        GPUs of the decode instance. [1]
+    isl, osl
+        Input and output length of every request. [token]
+    tpot_limit
+        SLO of a token, t_SLO. [s]
+    utilisation
+        Share of a GPU that the engine may fill: M' is the rest. [1]
+    reads_weights
+        Whether V_BW leaves room for reading the weights.
+    """
+    above_zero("isl", isl)
+    above_zero("osl", osl)
+    weights = weight_bytes(at.model, at.precision)
+    memory = utilisation * at.system.hbm_reported * tp - weights
+    bandwidth = tpot_limit * BANDWIDTH_SHARE * tp * at.system.hbm_bandwidth - (weights if reads_weights else 0.0)
+    held = (isl + osl / 2) * at.model.kv_bytes_per_token(at.precision)
+    return Concurrency(requests=min(memory, bandwidth) / held, memory_bytes=memory, bandwidth_bytes=bandwidth)
+
+
+def prefill_decode_ratio(concurrency: float, *, prefill_time: float, step_time: float, osl: float) -> float:
+    """Compute the prefill instances for each decode instance by eq. (14) and (15). [1]
+
+    Parameters
+    ----------
+    concurrency
+        cc of eq. (13), cut at ``LARGEST_GRAPH``. [request]
+    prefill_time, step_time
+        t_p of one prompt and t_d of one decode step at that concurrency. [s]
+    osl
+        Output length. [token]
+
+    Examples
+    --------
+    100 requests decode 50 tokens in 50 * 20 ms = 1 s; a prefill of 30 ms serves 33.3 of them in that time:
+
+    >>> prefill_decode_ratio(100, prefill_time=0.03, step_time=0.02, osl=50)
+    3.0
+    """
+    return min(concurrency, LARGEST_GRAPH) * prefill_time / (step_time * osl)
