@@ -25,7 +25,7 @@ from .simulation.deployment import Replicas, ServedDeployment
 from .simulation.metrics import Summary
 from .simulation.simulate import SimulationResult, simulate
 from .workload.lengths import Lengths, lengths
-from .workload.readers import load_trace
+from .workload.readers.load import load_trace
 from .workload.synthetic import synthetic_trace
 from .workload.trace import Trace
 

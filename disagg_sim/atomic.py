@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from disagg_sim.errors import StoreError
 
@@ -61,6 +61,34 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file so that it is there whole or not at all."""
     with written(path) as handle:
         handle.write(text.encode())
+
+
+class Table(Protocol):
+    """What ``write_csv`` asks of a table; a DataFrame."""
+
+    def to_csv(self, *, index: bool, float_format: str | None, lineterminator: str) -> str:
+        """All rows as text."""
+
+
+def write_csv(path: Path, table: Table, *, digits: int = 0) -> None:
+    """Write a table as CSV so that it is there whole or not at all.
+
+    Parameters
+    ----------
+    path : Path
+        File; its directory is made.
+    table : DataFrame
+        Its index is left out.
+    digits : int
+        Significant digits of a number; 0 = all. [1]
+
+    Raises
+    ------
+    StoreError
+        The file cannot be written.
+    """
+    form = f"%.{digits}g" if digits else None
+    write_text(path, table.to_csv(index=False, float_format=form, lineterminator="\n"))
 
 
 def remove_leftovers(root: Path) -> int:

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from disagg_sim.atomic import write_csv
 from disagg_sim.calibration.bench.measure import QUICK, TRIAL, Plan
 from disagg_sim.calibration.bench.measure import measure as run
 from disagg_sim.calibration.bench.torch_bench import torch_bench
-from disagg_sim.calibration.kernels.tables import read_tables, write_measured
+from disagg_sim.calibration.kernels.tables import read_tables
 from disagg_sim.cli.progress import listener
 from disagg_sim.facts.load import load_system
 
@@ -30,6 +31,6 @@ def measure(
     bench = torch_bench(device)
     plan = TRIAL if device == "cpu" else QUICK if quick else Plan()
     rows = run(bench, spec.name, plan, listener("kernels", "measured"))
-    write_measured(out, rows)
+    write_csv(out, rows)
     forms = ", ".join(f"{len(table.rows)} {table.form.name}" for table in read_tables(out, strict=False))
     typer.echo(f"{out}: measured on {bench.name}: {forms}")

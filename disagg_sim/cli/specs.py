@@ -27,7 +27,7 @@ from disagg_sim.facts.load import (
     load_traffic,
 )
 from disagg_sim.facts.yaml_files import DIRECTORIES, shown, spec_files
-from disagg_sim.report.specs import (
+from disagg_sim.report.lines import (
     Line,
     model_lines,
     option_lines,

@@ -8,10 +8,11 @@ from typing import Annotated
 import pandas as pd
 import typer
 
+from disagg_sim.atomic import write_csv
 from disagg_sim.calibration.kernels.judge import POOLED, judge_kernels, summarise
 from disagg_sim.calibration.kernels.residuals import lines_of
 from disagg_sim.cli.tables import print_table
-from disagg_sim.report.fidelity import draw_scatter, write_tables
+from disagg_sim.report.fidelity import draw_scatter
 
 
 def kernels(
@@ -33,7 +34,8 @@ def kernels(
     """
     verdicts = judge_kernels(files, exclude=exclude, efficiency=efficiency)
     summary = summarise(verdicts)
-    write_tables(out, {"rows": verdicts, "summary": summary})
+    for name, table in {"rows": verdicts, "summary": summary}.items():
+        write_csv(out / f"{name}.csv", table, digits=6)
     _draw(verdicts, out)
     pooled = summary[(summary["system"] == POOLED) & summary["size"].isin(["all", "below 20 us"])]
     shown = pooled.drop(columns="system")

@@ -22,7 +22,7 @@ from disagg_sim.calibration.served.tables import (
     write_tables,
 )
 from disagg_sim.cli.tables import print_table
-from disagg_sim.report.serving_fidelity import scatter_plots
+from disagg_sim.report.fidelity import scatter_plots
 
 
 def validate_serving(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib as mpl
 import numpy as np
+import pandas as pd
 
 from disagg_sim.certainty.elasticity import PARAMETERS
 from disagg_sim.report.figures import COLOURS, STYLE, X_LABEL, X, blank_figure, save_png
 from disagg_sim.report.words import MODE_TEXT
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Parameters as people read them.
 WORDS = {
@@ -38,8 +37,6 @@ def draw_elasticities(table: pd.DataFrame, path: Path, *, title: str) -> None:
     table
         As ``certainty.elasticity.sensitivity`` returns it.
     """
-    import matplotlib as mpl
-
     modes = list(dict.fromkeys(table["mode"]))
     signed = table.assign(
         sign=np.where(table["parameter"].str.endswith("latency"), -1.0, 1.0), parameter=table["parameter"].map(WORDS)

@@ -1,32 +1,23 @@
-"""Measured against predicted: tables and scatter plots of a validation."""
+"""Measured against predicted: tables and scatter plots of the validations of kernels and of served runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from disagg_sim.atomic import write_text
-from disagg_sim.report.figures import COLOURS, STYLE, blank_figure, save_png
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.lines import Line2D
 
-if TYPE_CHECKING:
-    import pandas as pd
+from disagg_sim.calibration.served.tables import ENGINE_NOISE
+from disagg_sim.report.figures import COLOURS, MARKS, STYLE, blank_figure, save_png
+from disagg_sim.units import MS
 
 #: Relative errors between the dotted lines of a scatter plot. [1]
 BAND = 0.2
-#: Digits of numbers in the tables.
-_DIGITS = "%.6g"
-
-
-def write_tables(out: Path, tables: dict[str, pd.DataFrame]) -> None:
-    """Write each table as ``NAME.csv`` into a directory, which is made where it is missing.
-
-    Raises
-    ------
-    StoreError
-        When the directory cannot be written.
-    """
-    for name, table in tables.items():
-        write_text(out / f"{name}.csv", table.to_csv(index=False, float_format=_DIGITS))
+#: Quantity -> (unit, scale of the axis).
+UNITS = {"tpot": ("ms", MS), "ttft": ("ms", MS), "latency": ("s", 1.0), "throughput": ("per s", 1.0)}
 
 
 def draw_scatter(table: pd.DataFrame, path: Path, *, title: str, unit: str) -> None:
@@ -39,8 +30,6 @@ def draw_scatter(table: pd.DataFrame, path: Path, *, title: str, unit: str) -> N
     unit
         What both are counted in.
     """
-    import matplotlib as mpl
-
     panels, curves = sorted(table["panel"].unique()), sorted(table["curve"].unique())
     with mpl.rc_context({**STYLE, "font.size": 10.0, "axes.titlesize": 10.5}):
         figure = blank_figure((4.4 * len(panels) + 0.3, 5.0))
@@ -80,3 +69,64 @@ def draw_scatter(table: pd.DataFrame, path: Path, *, title: str, unit: str) -> N
 def _size(points: int) -> float:
     """Marks of a cloud of so many points: large enough to be seen, small enough to be told apart. [pt]"""
     return float(min(max(160.0 / max(points, 1) ** 0.5, 2.5), 7.0))
+
+
+def scatter_plots(table: pd.DataFrame, directory: Path) -> list[Path]:
+    """One picture a quantity, ``scatter_<quantity>.png``: a panel for each form, a colour for each system."""
+    written = []
+    done = table[table["evaluated"]]
+    for quantity in UNITS:
+        part = done[done["quantity"] == quantity]
+        if len(part):
+            written.append(_quantity(part, quantity, directory / f"scatter_{quantity}.png"))
+    return written
+
+
+def _mark(index: int) -> str:
+    """Another mark for the same colour in each round of the palette."""
+    return MARKS[(index + index // len(COLOURS)) % len(MARKS)]
+
+
+def _quantity(part: pd.DataFrame, quantity: str, path: Path) -> Path:
+    unit, scale = UNITS[quantity]
+    forms, systems = sorted(part["form"].unique()), sorted(part["system"].unique())
+    columns = min(len(forms), 3)
+    rows = -(-len(forms) // columns)
+    with mpl.rc_context(STYLE):
+        figure = blank_figure((4.6 * columns, 4.2 * rows + 0.5))
+        axes = figure.subplots(rows, columns, squeeze=False)
+        for axis in axes.flat[len(forms) :]:
+            axis.set_visible(False)
+        for axis, form in zip(axes.flat, forms, strict=False):
+            mine = part[part["form"] == form]
+            ends = np.array([mine[["measured", "predicted"]].min().min(), mine[["measured", "predicted"]].max().max()])
+            ends = ends / scale * np.array([0.8, 1.25])
+            axis.plot(ends, ends, color="#000000", linewidth=1.0)
+            axis.fill_between(ends, ends * (1 - ENGINE_NOISE), ends * (1 + ENGINE_NOISE), color="#DDDDDD", linewidth=0)
+            for index, system in enumerate(systems):
+                for full, face in ((False, COLOURS[index % len(COLOURS)]), (True, "none")):
+                    dots = mine[(mine["system"] == system) & (mine["saturated"] == full)]
+                    axis.scatter(
+                        dots["measured"] / scale,
+                        dots["predicted"] / scale,
+                        s=14,
+                        marker=_mark(index),
+                        facecolors=face,
+                        edgecolors=COLOURS[index % len(COLOURS)],
+                        linewidths=0.7,
+                    )
+            below = mine.loc[~mine["saturated"], "relative_error"].abs()
+            error = f", median error {below.median():.1%}" if len(below) else ""
+            axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, title=f"{form} ({len(mine)} lines{error})")
+            axis.set(xlabel=f"measured {quantity} [{unit}]", ylabel=f"predicted {quantity} [{unit}]")
+            axis.title.set_fontsize(9.5)
+        handles = [
+            Line2D([], [], color=COLOURS[i % len(COLOURS)], marker=_mark(i), linestyle="", label=name)
+            for i, name in enumerate(systems)
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(systems), 7), fontsize=8.5)
+        figure.suptitle(
+            f"{quantity}: filled below saturation, hollow above; the band is {ENGINE_NOISE:.0%}, engine to engine"
+        )
+        save_png(figure, path)
+    return path

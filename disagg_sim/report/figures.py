@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from disagg_sim.atomic import written
 from disagg_sim.domain import Mode
@@ -17,9 +23,6 @@ from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.results import SweepResult, throughput_column
 from disagg_sim.sweep.store import Key, Store
 from disagg_sim.units import GB
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Okabe and Ito's palette, which colour-blind readers tell apart; marks differ too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -187,9 +190,6 @@ def _title(task: CaseFigures, subject: str) -> str:
 
 def blank_figure(size: tuple[float, float] | None = None) -> Any:
     """An empty picture that needs no display; ``size`` in inches, else that of the style in use."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     figure = Figure(layout="constrained", figsize=size)
     FigureCanvasAgg(figure)
     return figure
@@ -212,8 +212,6 @@ def save_png(figure: Any, path: Path) -> None:
 
 def _pareto(task: CaseFigures) -> None:
     """Frontiers of all modes, the first annotated with its mappings, over a cloud of its points."""
-    import matplotlib as mpl
-
     y = task.y
     with mpl.rc_context(STYLE):
         first, front = task.fronts[0]
@@ -258,8 +256,6 @@ def _label(point: Mapping[str, Any], mode: str) -> str:
 
 
 def _kv_bandwidth(task: CaseFigures, front: pd.DataFrame) -> None:
-    import matplotlib as mpl
-
     with mpl.rc_context(STYLE):
         title = _title(task, "KV-cache transfer along the frontier")
         figure, axes = _axes(title, X_LABEL, "KV-cache bandwidth per GPU at full rate [GB/s]")
@@ -274,9 +270,6 @@ def _kv_bandwidth(task: CaseFigures, front: pd.DataFrame) -> None:
 
 
 def _ratio(task: CaseFigures, front: pd.DataFrame) -> None:
-    import matplotlib as mpl
-    from matplotlib.ticker import FuncFormatter
-
     with mpl.rc_context(STYLE):
         title = _title(task, "prefill to decode GPUs along the frontier")
         figure, axes = _axes(title, X_LABEL, "prefill GPUs / decode GPUs (log scale)")
@@ -303,9 +296,6 @@ def _ratio(task: CaseFigures, front: pd.DataFrame) -> None:
 
 
 def _overview(task: Overview) -> None:
-    import matplotlib as mpl
-    from matplotlib.ticker import FuncFormatter
-
     with mpl.rc_context(STYLE):
         figure, axes = _axes(task.title, X_LABEL, task.y_label + ", log scale")
         for number, (label, front) in enumerate(task.frontiers):
@@ -326,8 +316,6 @@ def _overview(task: Overview) -> None:
 
 def _cloud(task: CaseFigures) -> pd.DataFrame:
     """Evenly taken points of the case, read block by block."""
-    import pandas as pd
-
     share = max(1, CLOUD_POINTS // max(1, len(task.blocks)))
     parts = []
     for key in task.blocks:

@@ -18,13 +18,15 @@ from disagg_sim.facts.precision import Precision, PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.traffic import TrafficSpec
 from disagg_sim.physics.setup import Setup
-from disagg_sim.report.simulated import capacity_lines, deployment_rows, summary_lines
-from disagg_sim.report.specs import (
+from disagg_sim.report.lines import (
     Line,
+    capacity_lines,
+    deployment_rows,
     model_lines,
     precision_lines,
     profile_lines,
     resolved_lines,
+    summary_lines,
     system_lines,
     traffic_lines,
 )

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from matplotlib.text import Text
 
 MOST = 7  # labels of one picture
 _RIGHT = tuple((x, y) for y in (8, 24, 40, 60, 85) for x in (12, 30, 60, 100))  # [point]
@@ -35,8 +36,6 @@ def place_labels(
     int
         Labels placed; one that fits nowhere is left out. [1]
     """
-    from matplotlib.text import Text
-
     if not points:
         return 0
     renderer = figure.canvas.get_renderer()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from disagg_sim.errors import InputError
 from disagg_sim.report.words import MODE_TEXT, mapping_text, prefill_text, ratio_text, records
 from disagg_sim.serving.points import CASE_COLUMNS, INTERACTIVITY, THROUGHPUT
 from disagg_sim.units import GB, MS
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 DIGITS = 3  # significant, of every measured figure
 NO_MATCHING = "none"  # matching of a co-located point; tells no case from another
@@ -46,8 +45,6 @@ def readable(points: pd.DataFrame, *, at: Sequence[float] | None = None) -> pd.D
     InputError
         When the table is none of points.
     """
-    import pandas as pd
-
     for column in (INTERACTIVITY, THROUGHPUT, "mode", "prefill_tp_attn"):
         if column not in points:
             raise InputError(f"table of points: missing column {column!r}")

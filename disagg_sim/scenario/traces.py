@@ -15,8 +15,8 @@ from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError, expected
 from disagg_sim.facts.schema import Axis, OneOf, PlainName, Range, Strict, Written, distinct, plain_name, told_apart
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
-from disagg_sim.workload.clock import TIME_UNITS
-from disagg_sim.workload.readers import ROLES, load_trace
+from disagg_sim.workload.readers.clock import TIME_UNITS
+from disagg_sim.workload.readers.load import ROLES, load_trace
 from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
 

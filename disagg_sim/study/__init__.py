@@ -1,1 +1,1 @@
-"""Questions asked of whole frontiers: how much one gains over another, and where."""
+"""Published studies, reproduced: their claims as code, and the runs and frontiers that judge them."""

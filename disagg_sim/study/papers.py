@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import pandas as pd
 
-from disagg_sim.atomic import write_text
+from disagg_sim.atomic import write_csv
 from disagg_sim.errors import InputError, UnknownNameError, nearest
 from disagg_sim.report.panels import Cells, Picture, draw_cells, draw_picture
 from disagg_sim.study.bench import AnySeen, Bench, RatedBench
@@ -24,6 +24,9 @@ from disagg_sim.sweep.store import Store
 
 #: Module of this room by paper.
 HOMES = {name: f"disagg_sim.study.{name}.experiments" for name in ("arrow", "dopd", "dynaserve")}
+
+#: Significant digits of numbers in tables. [1]
+DIGITS = 10
 
 AnyBench = TypeVar("AnyBench", bound=Bench)
 
@@ -79,9 +82,9 @@ class Paper(Generic[AnyBench]):
             listener.advance(1)
         claims = evaluate(self.claims, {self.profile: bench}, listener)
         listener.finish()
-        write_table(out / "claims.csv", claims)
+        write_csv(out / "claims.csv", claims, digits=DIGITS)
         for name, table in self.tables.items():
-            write_table(out / f"{name}.csv", table(bench))
+            write_csv(out / f"{name}.csv", table(bench), digits=DIGITS)
         pictures = tuple(write_picture(out / f"{name}.png", draw(bench)) for name, draw in self.pictures.items())
         return PaperResults(claims=claims, pictures=pictures, computed=bench.runs)
 
@@ -99,14 +102,9 @@ def paper(name: str) -> Paper[Bench]:
     return found
 
 
-def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a table as CSV, ten digits of each number."""
-    write_text(path, table.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
-
-
 def write_picture(path: Path, picture: Picture | Cells, table: pd.DataFrame | None = None) -> Path:
     """Write a picture, and its data beside it as ``.csv``; ``table`` stands in place of its own. Returns ``path``."""
-    write_table(path.with_suffix(".csv"), picture.table if table is None else table)
+    write_csv(path.with_suffix(".csv"), picture.table if table is None else table, digits=DIGITS)
     draw(picture, path)
     return path
 

@@ -34,7 +34,7 @@ import numpy as np
 
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, above_zero, whole_number
-from disagg_sim.workload.trace import MOST_REQUESTS, Floats, Trace, too_many
+from disagg_sim.workload.trace import MOST_REQUESTS, Floats, too_many
 
 #: Least requests, or changes of state, that are drawn at once. [1]
 LEAST_BLOCK = 16
@@ -186,14 +186,6 @@ def arrivals(
             raise InputError(too_many(f"{process} in {duration:g} s", count))
     times = np.concatenate(found)
     return times[:requests] if requests else times[: np.searchsorted(times, duration)]
-
-
-def fit_gamma(trace: Trace) -> Gamma:
-    """Gamma arrivals with the coefficient of variation of a trace's gaps (method of moments)."""
-    gaps = np.diff(trace.arrival)
-    if not (gaps.size and trace.duration > 0):
-        raise InputError(f"trace {trace.name} has no gaps to fit; allowed: two requests or more at different times")
-    return Gamma(float(gaps.std() / gaps.mean()))
 
 
 def fit_mmpp(

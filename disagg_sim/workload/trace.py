@@ -10,15 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from disagg_sim.errors import InputError, above_zero, whole_number
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Floats = NDArray[np.float64]
 Tokens = NDArray[np.int64]
@@ -183,16 +181,8 @@ class Trace:
             prefix=None,
         )
 
-    def repeated(self, n: int) -> Trace:
-        """``n`` copies one after another, one mean gap apart; a copy shares no prefix block with another."""
-        if whole_number("n", n) * len(self) > MOST_REQUESTS:
-            raise InputError(too_many(f"{n} copies of trace {self.name}", n * len(self)))
-        return concatenate([self] * int(n))
-
     def frame(self) -> pd.DataFrame:
         """A row a request: ``arrival_s``, ``input_tokens``, ``output_tokens``, as the plain CSV form has them."""
-        import pandas as pd
-
         return pd.DataFrame(
             {"arrival_s": self.arrival, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
         )

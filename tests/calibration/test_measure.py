@@ -5,11 +5,12 @@ from itertools import product
 import numpy as np
 import pytest
 
+from disagg_sim.atomic import write_csv
 from disagg_sim.calibration.bench.measure import QUICK, TRIAL, measure
 from disagg_sim.calibration.bench.torch_bench import torch_bench
 from disagg_sim.calibration.kernels.efficiency_yaml import efficiency_text
 from disagg_sim.calibration.kernels.fit import calibrate_kernels
-from disagg_sim.calibration.kernels.tables import TableError, read_tables, write_measured
+from disagg_sim.calibration.kernels.tables import TableError, read_tables
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_system
 
@@ -66,7 +67,7 @@ class Invented:
 def table(tmp_path_factory):
     path = tmp_path_factory.mktemp("measured") / "own.csv"
     told = Told()
-    write_measured(path, measure(Invented(), "h100_sxm", QUICK, told))
+    write_csv(path, measure(Invented(), "h100_sxm", QUICK, told))
     assert told.done == told.planned
     assert told.over
     return path
@@ -122,7 +123,7 @@ def test_an_unknown_device_is_one_line():
 def test_pytorch_kernels_of_the_cpu_fill_the_same_table(tmp_path):
     pytest.importorskip("torch", reason="PyTorch is not installed")
     path = tmp_path / "cpu.csv"
-    write_measured(path, measure(torch_bench("cpu"), "h100_sxm", TRIAL, Told()))
+    write_csv(path, measure(torch_bench("cpu"), "h100_sxm", TRIAL, Told()))
     rows = {each.form.name: each.rows for each in read_tables(path)}
     assert list(rows["gemm"][["dtype", "m", "n", "k"]].itertuples(index=False, name=None)) == list(
         product(["bfloat16"], TRIAL.m, [512], [512])

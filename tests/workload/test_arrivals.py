@@ -15,7 +15,7 @@ from disagg_sim import synthetic_trace
 from disagg_sim.errors import InputError
 from disagg_sim.study.published_like import burstgpt_process, burstgpt_standin, mini_reasoning_standin
 from disagg_sim.units import MB
-from disagg_sim.workload.arrivals import Gamma, Mmpp, Poisson, Weibull, arrivals, fit_gamma, fit_mmpp, named_rng
+from disagg_sim.workload.arrivals import Gamma, Mmpp, Poisson, Weibull, arrivals, fit_mmpp, named_rng
 from disagg_sim.workload.distributions import Pareto
 from disagg_sim.workload.statistics import trace_statistics
 from disagg_sim.workload.synthetic import LengthTable, log_normal
@@ -52,7 +52,8 @@ def test_the_mean_rate_holds_from_the_first_second(process):
 )
 def test_gaps_have_their_coefficient_of_variation(process, cv):
     trace = synthetic_trace(rate=3.0, requests=200_000, lengths=(1, 1), arrivals_as=process)
-    assert fit_gamma(trace).cv == pytest.approx(cv, rel=0.03, abs=1e-9)
+    gaps = np.diff(trace.arrival)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03, abs=1e-9)
     assert trace.rate == pytest.approx(3.0, rel=0.02)
 
 
@@ -189,7 +190,6 @@ def test_a_million_requests_fit_in_memory_and_time():
         (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=9, arrivals_as=SHORT_BURSTS), "bursts in 26 s"),
         (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=9, arrivals_as=LONG_BURSTS), "8 bursts at 1 requ"),
         (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=9).scaled(1e-12), "allowed: up to 1e\\+09 s"),
-        (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=9).repeated(10**9), "requests are too many"),
         (lambda: Gamma(1e200), "allowed: 0 to 1000"),
         (lambda: burstgpt_standin(requests=1), "requests 1 is out of range"),
     ],

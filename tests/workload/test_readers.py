@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from disagg_sim import load_trace
 from disagg_sim.errors import DisaggSimError, TraceError, UnknownNameError
-from disagg_sim.workload import columns, servegen
-from disagg_sim.workload.mooncake import spread_batches
-from disagg_sim.workload.readers import load_lengths
+from disagg_sim.workload.readers import columns, servegen
+from disagg_sim.workload.readers.mooncake import spread_batches
 from disagg_sim.workload.trace import LONGEST_S
 
 CSV = "arrival_s,input_tokens,output_tokens\n"
@@ -89,13 +88,11 @@ def test_a_table_without_arrivals_gets_poisson_ones(tmp_path):
     assert trace.dropped == 1
     assert "Poisson arrivals at 2 requests/s with seed 3" in trace.notes[0]
     assert trace.arrival.tolist() != load_trace(path, rate=2.0, seed=4).arrival.tolist()
-    assert load_lengths(path).input_tokens.tolist() == [5, 9]
 
 
 def test_an_azure_table_whose_times_are_crossed_out_has_none(tmp_path):
     path = write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\nXXX,107,15\nXXX,396,513\n")
     assert load_trace(path, rate=1.0).output_tokens.tolist() == [15, 513]
-    assert load_lengths(path).output_tokens.tolist() == [15, 513]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from shared_data import shared_file
 
 from disagg_sim import load_trace
-from disagg_sim.workload.readers import load_lengths
 from disagg_sim.workload.statistics import prefix_hit_rate, trace_statistics
 from disagg_sim.workload.trace import PrefixBlocks, Trace
 
@@ -150,7 +149,7 @@ def test_the_servegen_pool_has_its_means():
     ],
 )
 def test_length_tables_have_their_means(name, rows, inputs, outputs):
-    table = load_lengths(shared_file(f"traces/lengths/{name}.csv.gz"))
+    table = load_trace(shared_file(f"traces/lengths/{name}.csv.gz"), rate=1.0)
     assert table.input_tokens.size <= rows
     assert table.input_tokens.size >= 0.99 * rows
     assert table.input_tokens.mean() == pytest.approx(inputs, rel=0.01)

@@ -100,7 +100,7 @@ def test_blocks_follow_their_requests(blocks, data):
 @given(st.lists(MICROSECONDS.map(lambda gap: gap + 0.01), min_size=2, max_size=20), st.integers(1, 5))
 def test_repeating_keeps_the_rate_and_every_gap(gaps, n):
     trace = trace_of(gaps)
-    repeated = trace.repeated(n)
+    repeated = concatenate([trace] * n)
     assert len(repeated) == n * len(trace)
     assert repeated.rate == pytest.approx(trace.rate)
     for copy in range(n):
@@ -110,14 +110,14 @@ def test_repeating_keeps_the_rate_and_every_gap(gaps, n):
 
 def test_copies_of_a_trace_share_no_block():
     trace = with_blocks([0.0, 2.0], [[7, 8], [7, 9]])
-    assert blocks_of(trace.repeated(2)) == [[0, 1], [0, 2], [3, 4], [3, 5]]
+    assert blocks_of(concatenate([trace] * 2)) == [[0, 1], [0, 2], [3, 4], [3, 5]]
 
 
 def test_nothing_follows_a_single_request():
     single = trace_of([1.0])
     assert single.rate == 0
     with pytest.raises(InputError, match="single request"):
-        single.repeated(2)
+        concatenate([single] * 2)
     assert concatenate([trace_of([0.0, 1.0]), single]).arrival.tolist() == [0.0, 1.0, 2.0]
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from disagg_sim.atomic import write_text
 from disagg_sim.calibration.files import kept_from_fits
 from disagg_sim.calibration.kernels.conditions import ALLOWED, Condition, ConditionError, parse_condition
 from disagg_sim.calibration.kernels.forms import FORM, FORMS, IDENTITY, LATENCY, MAY_BE_ZERO, ROW_ID, Form, form_of
@@ -113,17 +112,6 @@ def _table(
         more = [f"and {len(faults) - LISTED_FAULTS} more"] if len(faults) > LISTED_FAULTS else []
         raise TableError("\n".join([*(f"{shown(path)}: {f}" for f in faults[:LISTED_FAULTS]), *more]))
     return KernelTable(form, path, sha256, rows)
-
-
-def write_measured(path: Path, rows: pd.DataFrame) -> None:
-    """Write rows of several forms as one CSV.
-
-    Raises
-    ------
-    StoreError
-        When the file cannot be written.
-    """
-    write_text(path, rows.to_csv(index=False))
 
 
 def read_exclusions(path: Path) -> tuple[Exclusion, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from disagg_sim.atomic import write_text
+from disagg_sim.atomic import write_csv
 from disagg_sim.calibration.kernels.conditions import Condition, parse_condition
 
 #: What ``summary.csv`` groups by.
@@ -185,4 +185,4 @@ def write_tables(table: pd.DataFrame, directory: Path) -> None:
 
 def _write(tables: dict[str, pd.DataFrame], directory: Path) -> None:
     for name, frame in tables.items():
-        write_text(directory / f"{name}.csv", frame.to_csv(index=False, float_format="%.6g"))
+        write_csv(directory / f"{name}.csv", frame, digits=6)

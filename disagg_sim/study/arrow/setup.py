@@ -23,7 +23,7 @@ from disagg_sim.study.bench import Case, Place, RatedBench, Seen, Workload
 from disagg_sim.study.papers import trace_file
 from disagg_sim.study.published_like import burstgpt_standin
 from disagg_sim.workload.arrivals import Mmpp, Poisson, fit_mmpp
-from disagg_sim.workload.readers import load_trace
+from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
 

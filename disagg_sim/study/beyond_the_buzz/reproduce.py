@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from disagg_sim.atomic import write_csv
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.report.panels import Cells, Picture
 from disagg_sim.study.beyond_the_buzz.claims import evaluate
 from disagg_sim.study.beyond_the_buzz.figures import figure_data, figure_names
 from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
 from disagg_sim.study.beyond_the_buzz.where_it_pays import PAYS, pays_cells, pays_table
-from disagg_sim.study.papers import PaperResults, draw, write_table
+from disagg_sim.study.papers import DIGITS, PaperResults, draw
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.store import Store
 
@@ -55,12 +56,12 @@ def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequ
         for item in items or known:
             picture, table = _item(frontiers, item, profile)
             path = frontiers.root / profile / f"{item}.png"
-            write_table(path.with_suffix(".csv"), table)
+            write_csv(path.with_suffix(".csv"), table, digits=DIGITS)
             drawings.append((picture, path))
     claims = None
     if not items:
         claims = evaluate(frontiers, profiles)
-        write_table(frontiers.root / "claims.csv", claims)
+        write_csv(frontiers.root / "claims.csv", claims, digits=DIGITS)
     pictures = tuple(run_tasks(_draw, drawings, jobs=frontiers.jobs))
     return PaperResults(claims=claims, pictures=tuple(sorted(pictures)), computed=frontiers.design_points)
 

@@ -30,7 +30,7 @@ from disagg_sim.simulation.run import RunOptions
 from disagg_sim.study.bench import Bench, Case, Place
 from disagg_sim.study.papers import trace_file
 from disagg_sim.study.published_like import BURSTGPT_REQUESTS, burstgpt_standin
-from disagg_sim.workload.readers import load_trace
+from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.synthetic import LengthTable, log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
 

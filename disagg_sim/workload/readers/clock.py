@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from disagg_sim.errors import InputError, TraceError, nearest
 from disagg_sim.workload.trace import Floats
@@ -19,7 +20,7 @@ from disagg_sim.workload.trace import Floats
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from disagg_sim.workload.columns import Table
+    from disagg_sim.workload.readers.columns import Table
 
 #: Units of a time column. [s]
 TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -82,8 +83,6 @@ def from_numbers(path: Path, name: str, values: Floats, unit: str, own: str) -> 
 
 def from_column(table: Table, name: str, unit: str) -> Arrivals:
     """Arrivals of a column of a table: of seconds, of numbers in ``unit``, or of dates and times (ISO 8601)."""
-    import pandas as pd
-
     text = table.text(name)
     if pd.notna(pd.to_numeric(text.iloc[0], errors="coerce")):
         values = table.numbers(name)

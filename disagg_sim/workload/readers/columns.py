@@ -8,17 +8,14 @@ import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.errors import TraceError, given_twice, nearest, quoted
 from disagg_sim.units import MB
 from disagg_sim.workload.trace import MOST_REQUESTS, MOST_TOKENS, too_many
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Largest file, unpacked: as many requests as a trace may have, of 100 B each; all of it is held in memory. [B]
 MOST_BYTES = 100 * MOST_REQUESTS
@@ -84,8 +81,6 @@ class Table:
 
     def __init__(self, path: Path, content: bytes) -> None:
         """Split ``content``; ``TraceError`` for a line with more fields than the header, or a name twice in it."""
-        import pandas as pd
-
         self.path = path
         columns = content[: content.find(b"\n")].count(b",") + 1
         if columns > MOST_COLUMNS:
@@ -131,8 +126,6 @@ class Table:
 
     def numbers(self, name: str) -> NDArray[np.float64]:
         """A column of finite numbers, (rows,); ``TraceError`` names the first line with another value."""
-        import pandas as pd
-
         text = self.text(name)
         values = pd.to_numeric(text, errors="coerce").to_numpy(dtype=np.float64)
         self.refuse(~np.isfinite(values), name, "is not a number")

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from disagg_sim.errors import InputError, TraceError, UnknownNameError, above_zero, nearest
 from disagg_sim.workload.arrivals import Poisson, arrivals, named_rng
-from disagg_sim.workload.clock import Arrivals, check_unit, from_column, from_numbers, gap_note
-from disagg_sim.workload.columns import Table, read_bytes
-from disagg_sim.workload.mooncake import read_lines, spread_batches
-from disagg_sim.workload.servegen import draw_pool, is_pool
-from disagg_sim.workload.synthetic import LengthTable
+from disagg_sim.workload.readers.clock import Arrivals, check_unit, from_column, from_numbers, gap_note
+from disagg_sim.workload.readers.columns import Table, read_bytes
+from disagg_sim.workload.readers.mooncake import read_lines, spread_batches
+from disagg_sim.workload.readers.servegen import draw_pool, is_pool
 from disagg_sim.workload.trace import Floats, PrefixBlocks, Tokens, Trace
 
 #: Kind of a table with a header -> arrival, input and output column. The last has no arrivals.
@@ -107,16 +106,6 @@ def _without(path: Path, what: str, **options: object) -> None:
     for name, value in options.items():
         if value:
             raise TraceError(f"{path}: {what} takes no {name}; leave it out")
-
-
-def load_lengths(path: str | Path) -> LengthTable:
-    """Input and output lengths of a table, with or without arrivals, in the order of the file; zeros are left out."""
-    path = Path(path)
-    inputs, outputs = _length_columns(Table(path, read_bytes(path)))
-    rows = (inputs > 0) & (outputs > 0)
-    if not rows.any():
-        raise TraceError(f"{path}: all {rows.size} rows have zero tokens; allowed: one row or more")
-    return LengthTable(inputs[rows], outputs[rows])
 
 
 def _kind_of(table: Table) -> str:
