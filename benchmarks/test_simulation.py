@@ -73,7 +73,7 @@ def test_run(benchmark, table, llama, system, instances):
     spent: list[float] = []
 
     def once():
-        result = run(trace, deployment(instances), system, setting=llama, slo=SLO)
+        result = run(trace, deployment(instances), system, at=llama, slo=SLO)
         spent.append(result.cpu_s)
         return result
 

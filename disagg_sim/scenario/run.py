@@ -184,7 +184,7 @@ def _simulated(run: Run, trace: Trace, scale: float) -> RunResult:
         replayed,
         run.deployment,
         run.choice.policy,
-        setting=scenario.setting,
+        at=scenario.setting,
         slo=scenario.slo,
         seed=scenario.seed,
         options=replace(scenario.run, sample_s=max(period, least)),

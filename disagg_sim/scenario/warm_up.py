@@ -33,7 +33,7 @@ def warm_up(runs: Sequence[Run], listener: Listener) -> None:
                     run.source.load(scenario.seed).head(REQUESTS),
                     run.deployment,
                     run.choice.policy,
-                    setting=scenario.setting,
+                    at=scenario.setting,
                     slo=scenario.slo,
                     seed=scenario.seed,
                     options=scenario.run,

@@ -77,7 +77,7 @@ def write_scenario(result: SimulationResult, path: str | Path, *, overwrite: boo
 
 
 def _document(result: SimulationResult, name: str, trace: str) -> dict[str, Any]:
-    what, source = result.setting, result.trace
+    what, source = result.setup, result.trace
     if source.prefix is not None:
         raise InputError(f"trace {source.name} has block ids, which a CSV file cannot hold; name its own file by hand")
     start = float(source.arrival[0])
@@ -172,7 +172,7 @@ def _dump(document: dict[str, Any]) -> str:
 
 def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
     """``InputError`` unless a scenario that was read back says what was simulated."""
-    trace, what, said = scenario.traces[0].load(scenario.seed), result.setting, scenario.setting
+    trace, what, said = scenario.traces[0].load(scenario.seed), result.setup, scenario.setting
     same = {
         "model": said.model == what.model,
         "system": said.system == what.system,

@@ -82,7 +82,7 @@ class Cluster:
         self._called = 0  # requests of a closed loop, so far
         self._looks = 0  # of the policy, so far
         self._notify_all = self._closed or parts.listener is not None
-        windows = any(getattr(kind.attention, "window", 0) for kind in self.site.setting.model.kinds)
+        windows = any(getattr(kind.attention, "window", 0) for kind in self.site.setup.model.kinds)
         self._token_bytes = 0.0 if windows else self.site.kv_bytes(1)  # where a cache grows by the token [B]
         self._place, self._proceed = parts.routing.place, parts.routing.proceed
         roster.joined, roster.serves = self._instances_changed, self.batches.ask
@@ -274,7 +274,7 @@ class Cluster:
         size = tokens * self._token_bytes if self._token_bytes else self.site.kv_bytes(tokens)
         hidden = 0.0
         if pushed:
-            pieces = self.site.link.pieces(tokens, len(self.site.setting.model.layers))
+            pieces = self.site.link.pieces(tokens, len(self.site.setup.model.layers))
             window = now - self.fleet.start_s(segment)
             hidden = self.link.hidden_bytes(origin, target, size, pieces, window)
         self.roster.coming[target] += 1
@@ -323,7 +323,7 @@ class Cluster:
     def _instances_changed(self) -> None:
         self.view.rebind()
         self._tokens = (self.fleet.views.total_blocks * BLOCK_TOKENS).tolist()
-        self._largest = min(max(self._tokens), self.site.setting.model.max_context)
+        self._largest = min(max(self._tokens), self.site.setup.model.max_context)
 
     def _instance_died(self, instance: int) -> None:
         """An instance stopped without draining: what it had is lost."""

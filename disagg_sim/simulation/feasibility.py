@@ -27,7 +27,7 @@ class Least:
     prompt: int  # of the shortest prompt [token]
 
 
-def require_fit(what: Setup, deployment: ServedDeployment) -> None:
+def require_fit(at: Setup, deployment: ServedDeployment) -> None:
     """Raise when a mapping of the deployment is impossible, or the model with one token does not fit.
 
     Raises
@@ -39,23 +39,23 @@ def require_fit(what: Setup, deployment: ServedDeployment) -> None:
     """
     for part in PARTS:
         for replicas in getattr(deployment, part):
-            mappings_for(what, replicas.mapping)
-            need = float(np.max(decode_bytes(what, degrees_of(replicas.mapping), 1, cached=decode_residents(1, 0))))
-            if need > what.memory_limit:
+            mappings_for(at, replicas.mapping)
+            need = float(np.max(decode_bytes(at, degrees_of(replicas.mapping), 1, cached=decode_residents(1, 0))))
+            if need > at.memory_limit:
                 raise InfeasibleError(
-                    f"{deployment.name}.{part}: {what.model.name} in {what.precision.name} does not fit on "
-                    f"{replicas.mapping.gpus} x {what.system.name}: with a single cached token it needs "
-                    f"{need / GB:.1f} GB a GPU and may use {what.memory_limit / GB:.1f} GB, "
-                    f"{(need - what.memory_limit) / GB:.1f} GB too few"
+                    f"{deployment.name}.{part}: {at.model.name} in {at.precision.name} does not fit on "
+                    f"{replicas.mapping.gpus} x {at.system.name}: with a single cached token it needs "
+                    f"{need / GB:.1f} GB a GPU and may use {at.memory_limit / GB:.1f} GB, "
+                    f"{(need - at.memory_limit) / GB:.1f} GB too few"
                 )
 
 
-def least_latencies(what: Setup, replicas: Iterable[Replicas], trace: Trace) -> Least:
+def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Least:
     """What the fastest instance needs for the trace's shortest prompt and first decode step, alone.
 
     Parameters
     ----------
-    what : Setup
+    at : Setup
         Model, system, recipe and rates.
     replicas : iterable of Replicas
         Instances of which each phase takes the fastest.
@@ -65,15 +65,15 @@ def least_latencies(what: Setup, replicas: Iterable[Replicas], trace: Trace) -> 
     prompt = int(trace.input_tokens.min())
     computed = 1 if trace.prefix is not None else prompt
     mappings = [degrees_of(each.mapping) for each in replicas]
-    first = [prefill_pass(what, degrees, batch=1, isl=computed).ftl for degrees in mappings]
-    steps = [decode_step(what, degrees, batch=1, context=prompt).ttl for degrees in mappings]
+    first = [prefill_pass(at, degrees, batch=1, isl=computed).ftl for degrees in mappings]
+    steps = [decode_step(at, degrees, batch=1, context=prompt).ttl for degrees in mappings]
     single = int(trace.output_tokens.min()) == 1
     return Least(ttft=float(np.min(first)), tpot=0.0 if single else float(np.min(steps)), prompt=prompt)
 
 
-def require_possible(what: Setup, deployment: ServedDeployment, parts: tuple[str, ...], trace: Trace, slo: Slo) -> None:
+def require_possible(at: Setup, deployment: ServedDeployment, parts: tuple[str, ...], trace: Trace, slo: Slo) -> None:
     """Raise ``InfeasibleError`` when not even the shortest request, alone, meets the SLO; names the least possible."""
-    least = least_latencies(what, [each for part in parts for each in deployment.part(part)], trace)
+    least = least_latencies(at, [each for part in parts for each in deployment.part(part)], trace)
     beside = f"on deployment {deployment.name!r} with no other request"
     if least.ttft > slo.ttft:
         raise InfeasibleError(

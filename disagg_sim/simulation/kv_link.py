@@ -48,9 +48,9 @@ class LinkSpec:
         if self.chunk_tokens < 1:
             raise InputError(f"link chunk_tokens {self.chunk_tokens} is out of range; allowed: whole numbers from 1")
 
-    def wire(self, setting: Setup, gpus: int) -> tuple[float, float]:
+    def wire(self, at: Setup, gpus: int) -> tuple[float, float]:
         """Bandwidth of one GPU, one way [B/s], and latency [s] in a deployment of ``gpus``."""
-        system, profile = setting.system, setting.profile
+        system, profile = at.system, at.profile
         inside = gpus <= system.nvlink_domain
         latency = profile.p2p_latency_inside if inside else profile.p2p_latency_across
         bandwidth = own_link_bandwidth(system, profile, within_domain=inside)
@@ -66,9 +66,9 @@ class LinkSpec:
         return max(1, -(-tokens // self.chunk_tokens)) * (layers if self.push == "layer" else 1)
 
 
-def instance_bandwidth(setting: Setup, mapping: Mapping, per_gpu: float) -> float:
+def instance_bandwidth(at: Setup, mapping: Mapping, per_gpu: float) -> float:
     """One way into or out of an instance: that of its GPUs with distinct parts of the cache. [B/s]"""
-    return float(unique_gpus(setting.model, degrees_of(mapping))) * per_gpu
+    return float(unique_gpus(at.model, degrees_of(mapping))) * per_gpu
 
 
 class _Transfer:

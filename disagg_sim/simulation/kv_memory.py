@@ -22,7 +22,7 @@ LARGEST_CACHE = 2**30
 
 
 def kv_blocks(
-    setting: Setup,
+    at: Setup,
     degrees: Degrees,
     *,
     max_sequences: int = 256,
@@ -38,7 +38,7 @@ def kv_blocks(
 
     Parameters
     ----------
-    setting, degrees
+    at, degrees
         Model, system, recipe and profile; sharding of the instance.
     max_sequences, max_tokens
         Sequences that the instance holds, and tokens of its largest step, over all DP ranks. A step of no more
@@ -56,7 +56,7 @@ def kv_blocks(
         When the weights and activations leave no room for a single block.
     """
     ranks = float(np.max(degrees.dp_attn))
-    live, imbalance = _live(setting, degrees, max_sequences, max_tokens, prompts, chunk_tokens)
+    live, imbalance = _live(at, degrees, max_sequences, max_tokens, prompts, chunk_tokens)
 
     def held(blocks: int) -> float:
         tokens = float(blocks * BLOCK_TOKENS)
@@ -68,32 +68,32 @@ def kv_blocks(
             emitted=live.emitted,
             expanded=tokens if mla_form == "cached" else 0.0,
         )
-        return float(np.max(instance_bytes(setting, degrees, residents, imbalance)))
+        return float(np.max(instance_bytes(at, degrees, residents, imbalance)))
 
     low, high = 0, LARGEST_CACHE // BLOCK_TOKENS
     while low < high:  # the most blocks that fit
         middle = (low + high + 1) // 2
-        if held(middle) <= setting.memory_limit:
+        if held(middle) <= at.memory_limit:
             low = middle
         else:
             high = middle - 1
     if low < 1:
-        lacking = max(held(1) - setting.memory_limit, 0.0)
+        lacking = max(held(1) - at.memory_limit, 0.0)
         raise InfeasibleError(
-            f"{setting.model.name} on {setting.system.name} leaves no memory for a KV cache: an instance of "
+            f"{at.model.name} on {at.system.name} leaves no memory for a KV cache: an instance of "
             f"{degrees.gpus:g} GPUs lacks {lacking / GIB:.1f} GiB a GPU beside steps of {max_tokens} tokens; "
             "allowed: more GPUs an instance, or smaller steps"
         )
     if low == LARGEST_CACHE // BLOCK_TOKENS:  # windows alone: the cache of a sequence stops growing
-        low = math.ceil(max_sequences / ranks * setting.model.max_context / BLOCK_TOKENS)
+        low = math.ceil(max_sequences / ranks * at.model.max_context / BLOCK_TOKENS)
     return int(ranks) * low
 
 
 def _live(
-    setting: Setup, degrees: Degrees, max_sequences: int, max_tokens: int, prompts: int, chunk_tokens: int
+    at: Setup, degrees: Degrees, max_sequences: int, max_tokens: int, prompts: int, chunk_tokens: int
 ) -> tuple[Live, float]:
     """What the largest pass works on, and the imbalance of its experts."""
-    profile, ranks = setting.profile, degrees.dp_attn
+    profile, ranks = at.profile, degrees.dp_attn
     if prompts:
         law = prompt_residents(math.ceil(max_tokens / prompts))
         live = prefill_live(degrees, prompts, law, float(chunk_tokens), profile.resident_deviations)

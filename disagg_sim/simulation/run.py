@@ -105,7 +105,7 @@ def run(
     deployment: ServedDeployment,
     policy: Policy | str,
     *,
-    setting: Setup,
+    at: Setup,
     slo: Slo,
     seed: int = 0,
     options: RunOptions = RunOptions(),
@@ -120,7 +120,7 @@ def run(
         The policy takes the parts that it needs.
     policy : Policy or str
         A registered name, or ``policy_named(name, option=...)``.
-    setting : Setup
+    at : Setup
         Model, hardware, recipe and profile.
     slo : Slo
         What SLO-aware policies steer by.
@@ -138,18 +138,18 @@ def run(
         The deployment lacks a part that the policy needs, or has too few GPUs for it; more samples than a run holds.
     """
     options.check_samples(trace)
-    inputs, outputs = _servable(setting, trace)
+    inputs, outputs = _servable(at, trace)
     engine = Engine(seed)
-    bandwidth, latency = options.link.wire(setting, deployment.gpus)
+    bandwidth, latency = options.link.wire(at, deployment.gpus)
     site = Site(
-        setting=setting,
+        setup=at,
         deployment=deployment,
         slo=slo,
         link=options.link,
         link_bandwidth=bandwidth,
         link_latency_s=latency,
-        tables=_tables_of(setting, inputs, outputs),
-        blocks=cache(partial(_blocks, setting)),
+        tables=_tables_of(at, inputs, outputs),
+        blocks=cache(partial(_blocks, at)),
         rng=engine.rng,
         start_up_s=options.start_up_s,
         flip_s=options.flip_s,
@@ -192,7 +192,7 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
         instances=instance_records(cluster, end),
         decisions=tuple(cluster.roster.decisions),
         duration_s=end,
-        peak_flops=_peak_flops(site.setting),
+        peak_flops=_peak_flops(site.setup),
         wall_s=wall,
         cpu_s=cpu,
     )
@@ -235,30 +235,30 @@ def _check_looks(roster: Roster, period: float, end: float) -> None:
         )
 
 
-#: Step tables of the last settings used; a setting is told apart by identity, and kept so that it stays so.
+#: Step tables of the last setups used; a setup is told apart by identity, and kept so that it stays so.
 _KEPT: list[tuple[Setup, dict[Any, StepTable]]] = []
 _KEEP = 4
 #: Least range of step tables, so that most traces share them. [token]
 _CONTEXT, _TOKENS = 131_072, 32_768
 
 
-def _servable(setting: Setup, trace: Trace) -> tuple[Tokens, Tokens]:
+def _servable(at: Setup, trace: Trace) -> tuple[Tokens, Tokens]:
     """Input and output lengths of the requests that the model's context takes: the others are rejected, and shape
     nothing. Where there are none, of one request that fills it. [token]
     """
-    longest = setting.model.max_context
+    longest = at.model.max_context
     rows = trace.input_tokens + trace.output_tokens <= longest
     if not rows.any():
         return np.array([longest - 1]), np.array([1])
     return trace.input_tokens[rows], trace.output_tokens[rows]
 
 
-def _tables_of(setting: Setup, inputs: Tokens, outputs: Tokens) -> Tables:
-    """Step tables of a setting by mapping and sequences, each built once, for such lengths. [token]"""
-    known = next((tables for kept, tables in _KEPT if kept is setting), None)
+def _tables_of(at: Setup, inputs: Tokens, outputs: Tokens) -> Tables:
+    """Step tables of a setup by mapping and sequences, each built once, for such lengths. [token]"""
+    known = next((tables for kept, tables in _KEPT if kept is at), None)
     if known is None:
         known = {}
-        _KEPT.append((setting, known))
+        _KEPT.append((at, known))
         del _KEPT[:-_KEEP]
     tables = known
     request, prompt = int((inputs + outputs).max()), int(inputs.max())
@@ -266,13 +266,13 @@ def _tables_of(setting: Setup, inputs: Tokens, outputs: Tokens) -> Tables:
     def table(mapping: Mapping, max_sequences: int) -> StepTable:
         longest, most = request, prompt
         if longest > _CONTEXT or most > _TOKENS:  # no instance computes what it cannot hold
-            held = kv_blocks(setting, degrees_of(mapping), max_sequences=1, max_tokens=1) * BLOCK_TOKENS
+            held = kv_blocks(at, degrees_of(mapping), max_sequences=1, max_tokens=1) * BLOCK_TOKENS
             longest, most = min(longest, held), min(most, held)
         longest, most = _power_of_two(longest, _CONTEXT), _power_of_two(most, _TOKENS)
         key = (replace(mapping), max_sequences, longest, most)
         if key not in tables:
             tables[key] = StepTable.build(
-                setting,
+                at,
                 degrees_of(mapping),
                 max_sequences=max_sequences,
                 max_context=longest,
@@ -288,10 +288,10 @@ def _power_of_two(number: int, least: int) -> int:
     return max(least, 1 << (number - 1).bit_length())
 
 
-def _blocks(setting: Setup, mapping: Mapping, limits: Limits) -> int:
+def _blocks(at: Setup, mapping: Mapping, limits: Limits) -> int:
     planned = limits.mode == Mode.PREFILL_FIRST and limits.max_prompts < Limits().max_prompts
     return kv_blocks(
-        setting,
+        at,
         degrees_of(mapping),
         max_sequences=limits.max_sequences,
         max_tokens=limits.token_budget,
@@ -300,8 +300,8 @@ def _blocks(setting: Setup, mapping: Mapping, limits: Limits) -> int:
     )
 
 
-def _peak_flops(setting: Setup) -> float:
+def _peak_flops(at: Setup) -> float:
     """Dense peak of one GPU in the arithmetic of the model's feed-forward matrices. [FLOP/s]"""
-    dense = isinstance(setting.model.layers[-1].ffn, DenseFfn)
-    form = setting.precision.ffn if dense else setting.precision.expert
-    return setting.system.peak_flops[form.arithmetic]
+    dense = isinstance(at.model.layers[-1].ffn, DenseFfn)
+    form = at.precision.ffn if dense else at.precision.expert
+    return at.system.peak_flops[form.arithmetic]

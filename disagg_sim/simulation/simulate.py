@@ -36,7 +36,7 @@ class SimulationResult(Shown):
     rate_scale: float  # of the trace's own request rate [1]
     trace: Trace  # at that rate
     deployment: ServedDeployment
-    setting: Setup
+    setup: Setup
     policy: Policy
     plan: Plan | None  # None of a deployment that was not matched
     options: RunOptions
@@ -91,13 +91,7 @@ class SimulationResult(Shown):
         """Records of another trace, or a closed loop, where all else is as in this run."""
         options = self.options if concurrency is None else replace(self.options, concurrency=concurrency)
         records = run(
-            trace,
-            self.deployment,
-            self.policy,
-            setting=self.setting,
-            slo=self.slo,
-            seed=self.records.seed,
-            options=options,
+            trace, self.deployment, self.policy, at=self.setup, slo=self.slo, seed=self.records.seed, options=options
         )
         return replace(records, policy=self.records.policy)
 
@@ -167,8 +161,8 @@ def simulate(
     if note := code_home().note:
         warnings.warn(note, stacklevel=2)  # Python shows it once
     parts = served(deployment) if isinstance(deployment, Deployment) else deployment
-    what = parts.setup
-    if what is None:
+    at = parts.setup
+    if at is None:
         raise InputError(
             f"deployment {parts.name!r} does not say what it serves: give it setup=ds.setup(model, system, precision)"
         )
@@ -177,18 +171,18 @@ def simulate(
     limits = slo or DEFAULT_SLO
     require_policy(name, chosen)
     parts.require(name, chosen.needs)
-    require_fit(what, parts)
-    require_possible(what, parts, chosen.needs, trace, limits)
+    require_fit(at, parts)
+    require_possible(at, parts, chosen.needs, trace, limits)
     at_rate = trace.scaled(above_zero("rate_scale", rate_scale))
     options = options or RunOptions()
-    records = run(at_rate, parts, chosen, setting=what, slo=limits, seed=seed, options=options)
+    records = run(at_rate, parts, chosen, at=at, slo=limits, seed=seed, options=options)
     return SimulationResult(
         records=replace(records, policy=policy) if isinstance(policy, str) else records,
         slo=limits,
         rate_scale=rate_scale,
         trace=at_rate,
         deployment=parts,
-        setting=what,
+        setup=at,
         policy=chosen,
         plan=plan_of(parts.planned) if parts.planned is not None else None,
         options=options,

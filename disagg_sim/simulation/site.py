@@ -24,7 +24,7 @@ from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
 class Site:
     """What a policy may know before its run."""
 
-    setting: Setup
+    setup: Setup
     deployment: ServedDeployment
     slo: Slo
     link: LinkSpec
@@ -44,11 +44,11 @@ class Site:
 
     def instance_bandwidth(self, mapping: Mapping) -> float:
         """Into or out of an instance, one way. [B/s]"""
-        return instance_bandwidth(self.setting, mapping, self.link_bandwidth)
+        return instance_bandwidth(self.setup, mapping, self.link_bandwidth)
 
     def kv_bytes(self, tokens: int) -> float:
         """Cache of ``tokens`` of one request, each element once. [B]"""
-        return kv_bytes_per_request(self.setting.model, self.setting.precision, tokens)
+        return kv_bytes_per_request(self.setup.model, self.setup.precision, tokens)
 
     def transfer_s(self, tokens: int, sender: Mapping, receiver: Mapping) -> float:
         """Time to move the cache of ``tokens`` between two instances that share their links with nobody. [s]"""

@@ -88,7 +88,7 @@ class Bench:
     def run(self, trace: Trace, case: Case, *, slo: Slo, options: RunOptions) -> RunResult:
         """Run a trace under a case."""
         self.runs += 1
-        return run(trace, case.deployment, case.policy, setting=self.setting(case.model), slo=slo, options=options)
+        return run(trace, case.deployment, case.policy, at=self.setting(case.model), slo=slo, options=options)
 
 
 class RatedBench(Bench, Generic[AnySeen]):

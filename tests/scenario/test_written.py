@@ -206,7 +206,7 @@ def another(model: ModelSpec) -> ModelSpec:
         (lambda it: {"policy": Mine()}, "policy 'Mine' is not shipped"),
         (lambda it: {"trace": with_prefix(it.trace)}, "has block ids, which a CSV file cannot hold"),
         (lambda it: {"options": RunOptions(link=LinkSpec(bandwidth=1e9))}, "no key for a network of one's own"),
-        (lambda it: {"setting": replace(it.setting, model=another(it.setting.model))}, "model reads back differently"),
+        (lambda it: {"setup": replace(it.setup, model=another(it.setup.model))}, "model reads back differently"),
     ],
 )
 def test_what_a_scenario_cannot_say_is_refused_in_one_line(small, tmp_path, changes, said):

@@ -18,7 +18,7 @@ PLAIN = RunOptions()
 
 
 @functools.lru_cache
-def small_setting():
+def small_setup():
     """Llama-3.1-8B: 131,072 B of cache a token in bf16."""
     return setup("llama_3_1_8b", "h100_sxm", "bf16", "ideal")
 
@@ -38,7 +38,7 @@ def trace(requests):
 def site(engine, served, *, table, blocks=1000, slo=None, options=PLAIN, link_bandwidth=131_072e3):
     """Every instance has this table and so many blocks; the link moves 1,000 tokens/s by default."""
     return Site(
-        setting=small_setting(),
+        setup=small_setup(),
         deployment=served,
         slo=slo or Slo(ttft=2.0, tpot=0.1),
         link=options.link,

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from sites import SIMPLE, deployment, served, small_setting, trace
+from sites import SIMPLE, deployment, served, small_setup, trace
 
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, PolicyError
@@ -129,7 +129,7 @@ def test_an_array_of_clock_times_is_refused_before_it_runs():
 # --- requests beyond the context of the model ----------------------------------------------------------------------
 
 DEPLOYMENT = deployment(prefill=2, decode=2, colocated=4)
-CONTEXT = small_setting().model.max_context
+CONTEXT = small_setup().model.max_context
 EASY = Slo(ttft=60.0, tpot=1.0)
 
 
@@ -150,10 +150,10 @@ def test_a_request_beyond_the_context_is_rejected_at_no_cost_to_the_others(polic
     """A row of 10^9 tokens took all memory for step times of its length, and moved the mean that policies plan by."""
     place = 20 if policy == "dynaserve" else 10  # which draws its predictions in the order of the trace
     some, more, others = with_one_more((10**9, 5), place)
-    slo, setting = Slo(ttft=2.0, tpot=0.1), small_setting()
-    alone = run(some, DEPLOYMENT, policy, setting=setting, slo=slo).requests
+    slo, at = Slo(ttft=2.0, tpot=0.1), small_setup()
+    alone = run(some, DEPLOYMENT, policy, at=at, slo=slo).requests
     tracemalloc.start()
-    beside = run(more, DEPLOYMENT, policy, setting=setting, slo=slo).requests
+    beside = run(more, DEPLOYMENT, policy, at=at, slo=slo).requests
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 300 * MB
@@ -172,12 +172,12 @@ def test_a_request_beyond_the_context_is_rejected_at_no_cost_to_the_others(polic
     ],
 )
 def test_a_request_may_fill_the_context(lengths, outcome):
-    result = run(trace([(0.0, *lengths), (0.0, 10, 2)]), DEPLOYMENT, "vllm", setting=small_setting(), slo=EASY)
+    result = run(trace([(0.0, *lengths), (0.0, 10, 2)]), DEPLOYMENT, "vllm", at=small_setup(), slo=EASY)
     assert result.requests.status.tolist() == [outcome, Outcome.COMPLETED]
 
 
 def test_a_trace_of_nothing_but_oversized_requests_is_all_rejected():
-    result = run(trace([(0.0, 10**9, 1)]), DEPLOYMENT, "disaggregated", setting=small_setting(), slo=EASY)
+    result = run(trace([(0.0, 10**9, 1)]), DEPLOYMENT, "disaggregated", at=small_setup(), slo=EASY)
     assert result.requests.status.tolist() == [Outcome.REJECTED]
 
 

@@ -31,10 +31,10 @@ Floats = NDArray[np.float64]
 class StepPhysics:
     """Steps of one instance: ``max(m*max_s t_s, sum_s t_s) + host + hops`` over m micro-batches, part by part."""
 
-    def __init__(self, setting: Setup, degrees: Degrees, mla_form: str = "auto") -> None:
-        self._at, self._model, self._degrees, self._form = setting, setting.model, degrees, mla_form
+    def __init__(self, at: Setup, degrees: Degrees, mla_form: str = "auto") -> None:
+        self._at, self._model, self._degrees, self._form = at, at.model, degrees, mla_form
         self.stages, self.ranks = int(np.max(degrees.pp)), int(np.max(degrees.dp_attn))
-        self.host: float = setting.profile.host
+        self.host: float = at.profile.host
 
     @property
     def windows(self) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ class StepTable:
     @classmethod
     def build(
         cls,
-        setting: Setup,
+        at: Setup,
         degrees: Degrees,
         *,
         max_sequences: int = 256,
@@ -79,11 +79,11 @@ class StepTable:
         chunk_tokens: int = 0,
         mla_form: str = "auto",
     ) -> StepTable:
-        """Tabulate the physics of ``setting`` on an instance of ``degrees``; takes some tens of milliseconds.
+        """Tabulate the physics of ``at`` on an instance of ``degrees``; takes some tens of milliseconds.
 
         Parameters
         ----------
-        setting, degrees
+        at, degrees
             Model, system, recipe and profile; sharding of the instance.
         max_sequences
             Largest number of decodes of a step. [1]
@@ -96,7 +96,7 @@ class StepTable:
         mla_form
             Form of MLA in prefill, as in ``physics.phases``.
         """
-        physics = StepPhysics(setting, degrees, mla_form)
+        physics = StepPhysics(at, degrees, mla_form)
         knots = _knots(max_context, physics.windows)
         pasts = np.concatenate([[0.0], 2.0 ** (0.5 * np.arange(8, 2 * np.ceil(np.log2(max_context)) + 1))])
         octave = LATENT_OCTAVE if physics.latent else OCTAVE
@@ -120,8 +120,8 @@ class StepTable:
             ranks=physics.ranks,
             stage=physics.stage(tokens) if physics.stages > 1 else np.zeros(0),
             chunk=chunk_tokens,
-            host=setting.profile.host,
-        ).table(_work(setting))
+            host=at.profile.host,
+        ).table(_work(at))
 
     @classmethod
     def affine(
@@ -331,9 +331,9 @@ def _rows(most: int, stages: int, ranks: int) -> Floats:
     return np.unique(np.concatenate([np.arange(min(stages, most) + 1.0), steps[steps < most], [float(most)]]))
 
 
-def _work(setting: Setup) -> Work:
+def _work(at: Setup) -> Work:
     """Solve ``a*S + b*S*(S+1)/2 + h`` for the FLOP of three prompts, short enough to lie inside any window."""
     lengths = np.array([32.0, 64.0, 96.0])
-    flops = [prefill_work(setting.model, isl=int(each), precision=setting.precision).flops for each in lengths]
+    flops = [prefill_work(at.model, isl=int(each), precision=at.precision).flops for each in lengths]
     columns = np.stack([lengths, lengths * (lengths + 1) / 2, np.ones(3)], axis=1)
     return Work(*(float(x) for x in np.linalg.solve(columns, np.array(flops))))

@@ -121,7 +121,7 @@ def a4_predictor(bench: ArrowBench) -> Finding:
     fitted = np.array([predictor(length) for length in prompts.tolist()])
     arrival = np.cumsum(named_rng(0, "arrivals").exponential(whole.mean() / FIFO_LOAD, FIFO_REQUESTS))
     trace = Trace(arrival=arrival, input_tokens=prompts, output_tokens=np.full(FIFO_REQUESTS, 2), name="fifo")
-    result = run(trace, PAIR, LeastLoad(), setting=at, slo=bench.workloads["code"].slo)
+    result = run(trace, PAIR, LeastLoad(), at=at, slo=bench.workloads["code"].slo)
     ttft = result.requests.first_token_s - arrival
     exact, quadratic = (float(np.abs(ttft_in_turn(arrival, times) / ttft - 1).max()) for times in (whole, fitted))
     single = float(np.abs(fitted / whole - 1).max())

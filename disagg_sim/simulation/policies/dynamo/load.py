@@ -125,7 +125,7 @@ class LoadPlanner:
         here, there = steps.limits(prefill, Role.PREFILL), steps.limits(decode, Role.DECODE)
         self._tables = (site.table(prefill, here.max_sequences), site.table(decode, there.max_sequences))
         self._budget, self._sequences = here.token_budget, there.max_sequences
-        self._context = options.context_tokens or site.setting.model.max_context
+        self._context = options.context_tokens or site.setup.model.max_context
         self._first = len(site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)))
 
     def resize(self, view: ClusterView) -> Sequence[Wish]:
