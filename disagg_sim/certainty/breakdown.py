@@ -33,6 +33,17 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.provenance import place_of_fit, place_of_key
 from disagg_sim.notebook import Shown
 from disagg_sim.physics import attention, cost, gemm, moe, phases
+from disagg_sim.physics.memory import (
+    MemoryParts,
+    colocated_load,
+    decode_load,
+    decode_residents,
+    instance_parts,
+    prefill_load,
+    prefilling_in_passes,
+    prefilling_in_pieces,
+    prompt_residents,
+)
 from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference, mixed_step
 
 Floats = NDArray[np.float64]
@@ -71,6 +82,8 @@ _HARDWARE = {
     "all_to_all": "nvlink_bandwidth",
     "hop": "nvlink_bandwidth",
 }
+#: Sizes from here on are told without decimals. [1]
+WHOLE = 1000.0
 #: Columns of ``Breakdown.operators`` that grow with the number of passes.
 _EXTENSIVE = ["calls", "seconds", *(f"{name}_s" for name in RESOURCES), "ideal_s", "flops", "hbm_bytes"]
 #: Columns of ``Breakdown.fits`` after ``row``.
@@ -92,6 +105,9 @@ class Breakdown(Shown):
     #: Fits behind the operators: ``row``, ``step``, ``operator``, ``engine``, ``version``, ``points`` [1],
     #: ``median_error``, ``p90_error`` [1], ``range`` in words, ``inherited_from``, ``file``, ``line``, ``entry``.
     fits: pd.DataFrame
+    #: What fills the fullest GPU of an instance: ``row``, ``phase`` ("prefill", "decode" or "both"), ``part``,
+    #: ``bytes``, ``share`` of ``limit_bytes`` [1], ``limit_bytes`` that an engine may fill.
+    memory: pd.DataFrame
     #: What one percent more of a number of the hardware brings, in percent: ``row``, ``parameter``, ``ttl``, ``ftl``,
     #: ``throughput`` (with counts of instances that follow).
     elasticities: pd.DataFrame
@@ -130,8 +146,8 @@ def breakdown(
     Returns
     -------
     Breakdown
-        Tidy frames ``operators``, ``fits``, ``elasticities``. The seconds of a latency add up to its column of
-        ``points`` (``ttl_s``, ``ftl_s``) [s].
+        Tidy frames ``operators``, ``fits``, ``memory``, ``elasticities``. The seconds of a latency add up to its
+        column of ``points`` (``ttl_s``, ``ftl_s``) [s], the bytes of a phase to its memory [B].
 
     Raises
     ------
@@ -141,18 +157,19 @@ def breakdown(
     Examples
     --------
     >>> import disagg_sim as ds
-    >>> at = dict(precision="fp8", isl=4096, osl=512)
-    >>> mapping = ds.Mapping(tp_attn=4, tp_ffn=4)
-    >>> points = ds.colocated("llama_3_1_70b", "h100_sxm", mapping, batch=[32], prefill_batch=[1], **at)
+    >>> at, lengths = ds.setup("llama_3_1_70b", "h100_sxm", "fp8"), ds.lengths(4096, 512)
+    >>> options = ds.Colocation(batch=(32,), prefill_batch=(1,))
+    >>> points = ds.colocated(at, ds.Mapping(tp_attn=4, tp_ffn=4), lengths, options=options)
     >>> parts = ds.breakdown(points).latency(0, "ttl")
-    >>> parts["operator"][0], round(parts["seconds"].sum() / points["ttl_s"][0], 9)
-    ('gate, up', 1.0)
+    >>> parts["operator"][0], f"{parts['seconds'].sum() / points['ttl_s'][0]:.9f}"
+    ('gate, up', '1.000000000')
     """
     table = points.to_frame().T.infer_objects() if isinstance(points, pd.Series) else points
     if not len(table):
         raise InputError("no points: a breakdown needs one or more")
     operators: list[pd.DataFrame] = []
     fits: list[pd.DataFrame] = []
+    memory: list[pd.DataFrame] = []
     elasticities: list[pd.DataFrame] = []
     for designs in designs_of(table, systems=systems, interference=interference):
         labels = table.index[designs.rows]
@@ -162,12 +179,14 @@ def breakdown(
                 frame = _frame(each, one, labels, ideal.get(each.key))
                 operators += _weighted(frame, one)
                 fits.append(_fit_rows(each, one, labels))
+        memory += _memory(designs, labels)
         elasticities.append(_elasticities(designs, labels))
     index = {label: place for place, label in enumerate(table.index)}
     return Breakdown(
         points=table,
         operators=_joined(operators, index),
         fits=_joined(fits, index),
+        memory=_joined(memory, index),
         elasticities=_joined(elasticities, index),
     )
 
@@ -224,8 +243,12 @@ def _outside(operator: Contribution) -> list[str]:
     for breach in breaches(operator):
         size, side = SIZE_WORDS.get(breach.size, breach.size), "above" if breach.above else "below"
         for row in np.flatnonzero(breach.where):
-            told[row].append(f"{size} {breach.value[row]:.4g} {side} {breach.end:.4g}")
+            told[row].append(f"{size} {_counted(breach.value[row])} {side} {_counted(breach.end)}")
     return ["; ".join(each) for each in told]
+
+
+def _counted(value: float) -> str:
+    return f"{value:,.0f}" if value >= WHOLE else f"{value:.4g}"
 
 
 def _source(each: Summand, one: Pass) -> str:
@@ -263,6 +286,41 @@ def _fit_rows(each: Summand, one: Pass, labels: pd.Index[Any]) -> pd.DataFrame:
     told = pd.DataFrame(rows * len(labels), columns=FIT_COLUMNS)
     told.insert(0, "row", labels.repeat(len(rows)))
     return told
+
+
+def _memory(designs: Designs, labels: pd.Index[Any]) -> Iterator[pd.DataFrame]:
+    """What fills the fullest GPU of every instance, as rows of ``Breakdown.memory``."""
+    cached, prompt = decode_residents(designs.isl, designs.osl), prompt_residents(designs.isl)
+    at, prefill_at, chunk = designs.at, designs.prefill_at, designs.chunk_tokens
+    kept = designs.form if chunk[0] or designs.mode == "piggyback" else "auto"  # whole prompts leave nothing to keep
+    if not designs.shared:
+        degrees, prefill_degrees = designs.degrees, designs.prefill_degrees
+        residents = prefill_load(
+            prefill_at, prefill_degrees, designs.prefill_batch, prompt=prompt, chunk_tokens=chunk, mla_form=kept
+        )
+        filled = instance_parts(prefill_at, prefill_degrees, residents, prefill_at.profile.prefill_imbalance)
+        yield _memory_rows("prefill", filled, prefill_at.memory_limit, labels)
+        residents = decode_load(at, degrees, designs.batch, cached=cached)
+        filled = instance_parts(at, degrees, residents, at.profile.decode_imbalance)
+        yield _memory_rows("decode", filled, at.memory_limit, labels)
+        return
+    beside = designs.degrees, designs.prefill_batch, prompt
+    if designs.mode == "piggyback":
+        prefilling = prefilling_in_pieces(*beside, designs.mixed_chunk, designs.batch)
+    else:
+        prefilling = prefilling_in_passes(*beside, chunk, at.profile.resident_deviations)
+    residents = colocated_load(at, designs.degrees, designs.batch, cached=cached, prefilling=prefilling, mla_form=kept)
+    filled = instance_parts(at, designs.degrees, residents, at.profile.prefill_imbalance)
+    yield _memory_rows("both", filled, at.memory_limit, labels)
+
+
+def _memory_rows(phase: str, filled: MemoryParts, limit: float, labels: pd.Index[Any]) -> pd.DataFrame:
+    frames = [
+        pd.DataFrame({"row": labels, "phase": phase, "part": name, "bytes": held + np.zeros(len(labels))})
+        for name, held in filled._asdict().items()
+    ]
+    whole = pd.concat(frames, ignore_index=True)
+    return whole.assign(share=whole["bytes"] / limit, limit_bytes=limit)
 
 
 def _elasticities(designs: Designs, labels: pd.Index[Any]) -> pd.DataFrame:

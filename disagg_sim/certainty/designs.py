@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.load import load_system
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.layer import MLA_FORMS
 from disagg_sim.physics.mixed import NO_INTERFERENCE, Chunk, Interference, mixed_step
@@ -36,6 +37,15 @@ MODES = tuple(mode.value for mode in Mode)
 _DEGREES = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
 #: Relative difference up to which two times are the same: tables are written with ten digits. [1]
 SAME = 1e-7
+#: Columns of numbers that name a design, those from 1 on first.
+_FROM_ONE = tuple(f"{side}_{name}" for side in ("prefill", "decode") for name in (*_DEGREES, "batch", "gpus"))
+_NUMBERS = (
+    *(*_FROM_ONE, "isl", "osl", "prefill_chunk_tokens", "prefill_instances", "decode_instances", "total_gpus"),
+    *("ftl_s", "ttl_s", "ttl_mean_s", "mixed_chunk_tokens", "mixed_step_share", THROUGHPUT, "request_rate_per_s"),
+    *("prefill_request_rate_per_s", "decode_request_rate_per_s"),
+)
+#: Columns of a sweep's frontier that say what its rows assume beside their specs.
+_ASSUMED = ("nvlink_domain", "minority_efficiency", "overlap_loss")
 #: Columns of a row that stay the same in every row of ``Designs``.
 _SHARED = tuple(name for name in CASE_COLUMNS if name != "matching")
 
@@ -155,30 +165,45 @@ def designs_of(
         Whether the rows must be what their settings give; rows of a law of lengths are not, as they are timed at their
         mean lengths.
     """
-    missing = next((name for name in (*_SHARED, "ttl_mean_s", "mixed_step_share") if name not in points), None)
+    missing = next((name for name in (*_SHARED, *_NUMBERS) if name not in points), None)
     if missing is not None:
         raise InputError(f"the table has no column {missing!r}{nearest(missing, map(str, points))}")
-    given, place = systems or {}, np.arange(len(points))
+    for name in _NUMBERS:
+        if not (numbers(points, name) >= (1.0 if name in _FROM_ONE else 0.0)).all():
+            raise InputError(f"the table's column {name!r} has a value below 1")
+    place = np.arange(len(points))
     marked = points.assign(_place=place, _cut=points["prefill_chunk_tokens"] > 0)
-    for key, rows in marked.groupby([*_SHARED, "_cut"], sort=False, observed=True, dropna=False):
-        words = dict(zip(_SHARED, key, strict=False))
+    keys = [*_SHARED, *(name for name in _ASSUMED if name in points)]
+    for key, rows in marked.groupby([*keys, "_cut"], sort=False, observed=True, dropna=False):
+        words = dict(zip(keys, key, strict=False))
         mode = str(words["mode"])
         if mode not in MODES:
             raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}{nearest(mode, MODES)}")
         sides = [
             setup(
                 str(words["model"]),
-                given.get(str(words[f"{side}system"]), str(words[f"{side}system"])),
+                system,
                 str(words[f"{side}precision"]),
                 str(words[f"{side}profile"]),
                 _engine(str(words[f"{side}engine"])),
             )
-            for side in ("", "prefill_")
+            for side, system in zip(("", "prefill_"), _systems(words, systems or {}), strict=True)
         ]
+        if _ASSUMED[1] in words:
+            efficiency, loss = (float(str(words[name])) for name in _ASSUMED[1:])
+            interference = Interference(minority_efficiency=efficiency, overlap_loss=loss)
         for designs in _by_form(_read(rows, words, sides, interference), rows["ftl_s"].to_numpy(dtype=float)):
             if exact:
                 _check(designs, points)
             yield designs
+
+
+def _systems(words: Mapping[str, Any], given: Mapping[str, SystemSpec]) -> list[SystemSpec]:
+    """Systems of decode and prefill, with the NVLink domain of the rows where a table has that of decode."""
+    names = str(words["system"]), str(words["prefill_system"])
+    specs = [given.get(name) or load_system(name) for name in names]
+    domain = int(words.get("nvlink_domain", specs[0].nvlink_domain))
+    return specs if domain == specs[0].nvlink_domain else [replace(spec, nvlink_domain=domain) for spec in specs]
 
 
 def _engine(word: str) -> str | None:
@@ -188,7 +213,7 @@ def _engine(word: str) -> str | None:
 
 def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interference: Interference) -> Designs:
     def column(name: str) -> Floats:
-        return rows[name].to_numpy(dtype=float)
+        return numbers(rows, name)
 
     decode, prefill = (Degrees(**{d: column(f"{side}_{d}") for d in _DEGREES}) for side in ("decode", "prefill"))
     return Designs(
@@ -213,6 +238,17 @@ def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interfe
         by_gap=column("ttl_s") != column("ttl_mean_s"),
         form="auto",
     )
+
+
+def numbers(table: pd.DataFrame, name: str) -> Floats:
+    """A column as finite numbers, none below 0, (rows,); ``InputError`` where it holds anything else."""
+    try:
+        values = table[name].to_numpy(dtype=float)
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"the table's column {name!r} is missing or not all numbers") from None
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise InputError(f"the table's column {name!r} has a value that is empty, infinite or below 0")
+    return np.asarray(values)
 
 
 def _rounding(rows: pd.DataFrame) -> Floats:

@@ -78,6 +78,11 @@ class Commands(LazyGroup):
             "Replay request traces under serving policies.",
             "simulate azure_conv_on_h100 --out results",
         ),
+        "explain": Entry(
+            "explain:explain",
+            "One design taken apart, down to its fits.",
+            "explain reports/demo --best --figure best.png",
+        ),
         "sensitivity": Entry(
             "sensitivity:sensitivity",
             "Compute elasticities to hardware parameters.",

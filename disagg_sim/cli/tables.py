@@ -16,9 +16,9 @@ WIDE = 200
 
 
 def print_table(rows: Iterable[Sequence[object]], *, header: Sequence[str] = (), numeric: Sequence[int] = ()) -> None:
-    """Print rows in columns; ``numeric`` columns are flush right."""
+    """Print rows in columns; ``numeric`` columns are flush right. A cell may be rich ``Text``."""
     table = Table(box=None, show_header=bool(header), padding=(0, 2, 0, 0), pad_edge=False)
-    body = [[" ".join(printable(str(cell)).splitlines()) for cell in row] for row in rows]
+    body = [[_cell(cell) for cell in row] for row in rows]
     for index in range(max((len(row) for row in body), default=len(header))):
         table.add_column(
             header[index] if index < len(header) else "",
@@ -26,8 +26,12 @@ def print_table(rows: Iterable[Sequence[object]], *, header: Sequence[str] = (),
             overflow="fold",
         )
     for row in body:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*row)
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDE)
     with console.capture() as text:
         console.print(table)
     print("\n".join(line.rstrip() for line in text.get().splitlines()))
+
+
+def _cell(value: object) -> Text:
+    return value if isinstance(value, Text) else Text(" ".join(printable(str(value)).splitlines()))

@@ -16,6 +16,7 @@ import numpy as np
 from disagg_sim.facts.model import DenseFfn, LayerKind, MlaAttention, ModelSpec, MoeFfn
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.layer import kv_heads_per_gpu
+from disagg_sim.physics.mixed import chunk_share
 from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
@@ -114,6 +115,34 @@ class Prefilling:
     prompt: CachedTokens  # length of each
     new: Numeric  # prefill tokens of the fullest rank that are live in one forward pass [token]
     mixed: bool  # whether in one pass together with the decodes, or in one of their own
+
+
+def prefilling_in_passes(
+    degrees: Degrees, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
+) -> Prefilling:
+    """Prompts that are prefilled in passes of their own, decode waiting.
+
+    Parameters
+    ----------
+    degrees, prompts
+        Sharding, and prompts of a pass over all DP ranks. [1]
+    prompt, deviations
+        Length of a prompt, and standard deviations that a sum of them may lie above its mean. [1]
+    chunk_tokens
+        Of each prompt; 0 = whole prompts. [token]
+    """
+    own = np.ceil(prompts / degrees.dp_attn)
+    whole = prompt.of(np.ceil(own / np.minimum(degrees.pp, own)), deviations)
+    new = np.where(np.asarray(chunk_tokens) > 0, own * chunk_tokens, whole)
+    return Prefilling(prompts=prompts, prompt=prompt, new=new, mixed=False)
+
+
+def prefilling_in_pieces(
+    degrees: Degrees, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, batch: Numeric
+) -> Prefilling:
+    """Prompts that are prefilled in pieces of ``chunk_tokens`` over all DP ranks, in the steps of ``batch`` decodes."""
+    new = chunk_share(chunk_tokens / np.minimum(degrees.pp, batch), degrees.dp_attn)
+    return Prefilling(prompts=prompts, prompt=prompt, new=new, mixed=True)
 
 
 def decode_residents(isl: float, osl: float) -> CachedTokens:

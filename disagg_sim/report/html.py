@@ -11,6 +11,8 @@ from html import escape
 
 import numpy as np
 
+from disagg_sim.certainty.breakdown import Breakdown
+from disagg_sim.certainty.passes import LATENCIES
 from disagg_sim.domain import BOUNDS, Deployment, Instance, Mapping, Pool
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
@@ -18,6 +20,8 @@ from disagg_sim.facts.precision import Precision, PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.traffic import TrafficSpec
 from disagg_sim.physics.setup import Setup
+from disagg_sim.report import breakdown
+from disagg_sim.report.breakdown import heading, latency_title, lines_of, point_of, time_text
 from disagg_sim.report.lines import (
     Line,
     capacity_lines,
@@ -43,6 +47,8 @@ from disagg_sim.units import GB, MS
 
 LEFT = ' style="text-align:left"'
 POOL_HEAD = ("pool", "instances", "mapping", "GPUs each", "batch", "latency", "requests/s each", "memory", "system")
+#: Designs of a breakdown that are shown. [1]
+MOST_DESIGNS = 3
 LATENCY = {"prefill": "FTL", "decode": "TTL"}
 
 
@@ -195,6 +201,27 @@ def _(grid: PhaseGrid) -> str:
         lines.append(("fits", "some are inherited from another system's measurements"))
     where = f"{at.model.title} on {at.system.title}, {at.precision.name} ({at.profile.name})"
     return _lines(f"{grid.phase.capitalize()} grid: {where}", lines)
+
+
+@html_of.register
+def _(found: Breakdown) -> str:
+    shown = []
+    for row in found.points.index[:MOST_DESIGNS]:
+        shown.append(f"<p>{escape(heading(point_of(found, row)))}</p>")
+        for latency in LATENCIES:
+            head = ("part", "time", "share", "speed of light", "spent on", "rests on")
+            parts = [_breakdown_row(line) for line in lines_of(found, row, latency)]
+            shown.append(_table(latency_title(found, row, latency), head, parts))
+    left = len(found.points) - MOST_DESIGNS
+    return "".join(shown) + (f"<p>and {_counted(left, 'design')} more</p>" if left > 0 else "")
+
+
+def _breakdown_row(line: breakdown.Line) -> Line:
+    spent = sorted(((part / line.seconds, name) for name, part in line.by.items()), reverse=True)
+    words = ", ".join(f"{breakdown.RESOURCE_TEXT[name]} {share:.0%}" for share, name in spent if share >= 0.005)
+    name = f"{line.operator} ({line.step})" if line.step else line.operator
+    rests = line.source + (f"; outside its range: {line.outside}" if line.outside else "")
+    return name, time_text(line.seconds), f"{line.share:.1%}", f"{line.light:.0%}", words, rests
 
 
 def _place(flat: np.intp, grid: PhaseGrid) -> tuple[int, int]:

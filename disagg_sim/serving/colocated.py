@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError
 from disagg_sim.physics.chunked import chunked_prefill_pass
+from disagg_sim.physics.memory import prefilling_in_passes
 from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import CHUNK_TOKENS, bound_codes, degree_columns
@@ -230,11 +231,8 @@ class _Scored:
 
     def _memory(self, part: MappingTable, cut: _Cut) -> Floats:
         degrees, together = degree_columns(part), self.together.astype(float)[None, :]
-        own = np.ceil(together / self.group.dp)
-        micro, deviations = np.ceil(own / np.minimum(degrees.pp, own)), self.case.at.profile.resident_deviations
-        new = own * cut.chunk_tokens if cut.chunk_tokens else self.case.lengths.prompt.of(micro, deviations)
+        prompt, deviations = self.case.lengths.prompt, self.case.at.profile.resident_deviations
+        prefilling = prefilling_in_passes(degrees, together, prompt, cut.chunk_tokens, deviations)
         batch = self.group.batch[self.batch_index].astype(float)[None, :]
-        held: Floats = self.case.memory_bytes(
-            degrees, batch, prompts=together, new=new, mixed=False, expanded=cut.expanded
-        )
+        held: Floats = self.case.memory_bytes(degrees, batch, prefilling, expanded=cut.expanded)
         return held

@@ -85,14 +85,14 @@ class Case:
         if self.ttl_limit is not None:
             above_zero("ttl_limit", self.ttl_limit, "s")
 
-    def memory_bytes(self, degrees: Degrees, batch: Any, *, prompts: Any, new: Any, mixed: bool, expanded: bool) -> Any:
+    def memory_bytes(self, degrees: Degrees, batch: Any, prefilling: Prefilling, *, expanded: bool) -> Any:
         """Bytes on the fullest GPU; see ``physics.memory.colocated_bytes``. [B]"""
         return colocated_bytes(
             self.at,
             degrees,
             batch,
             cached=self.lengths.resident,
-            prefilling=Prefilling(prompts=prompts, prompt=self.lengths.prompt, new=new, mixed=mixed),
+            prefilling=prefilling,
             mla_form="cached" if expanded else "auto",
         )
 

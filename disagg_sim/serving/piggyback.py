@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Mapping, Mode
-from disagg_sim.physics.mixed import Chunk, MixedStep, chunk_share, mixed_step
+from disagg_sim.physics.memory import prefilling_in_pieces
+from disagg_sim.physics.mixed import Chunk, MixedStep, mixed_step
 from disagg_sim.physics.phases import Degrees, decode_step
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
@@ -169,13 +170,10 @@ def _block(
     decode = decode_step(at, degrees, batch=axis, context=case.lengths.context)
     step, residents = decode.ttl[:, batch_index], group.batch[batch_index].astype(float)[None, :]
     prompts = group.dp * np.maximum(np.ceil(chunk / (group.dp * isl)), 1.0)  # in progress, over all DP ranks
-    new = chunk_share(chunk / np.minimum(degrees.pp, residents), group.dp)
+    prefilling = prefilling_in_pieces(degrees, prompts, case.lengths.prompt, chunk, residents)
     under = [_mixed(case, degrees, residents, chunk, group.dp, form) for form in forms]
     mixed = [each.step for each in under]
-    memory = [
-        case.memory_bytes(degrees, residents, prompts=prompts, new=new, mixed=True, expanded=form == "cached")
-        for form in forms
-    ]
+    memory = [case.memory_bytes(degrees, residents, prefilling, expanded=form == "cached") for form in forms]
     time = np.concatenate([each.time for each in mixed], axis=1)
     index, step = np.tile(batch_index, len(forms)), np.tile(step, len(forms))
     chunk, share, prompts = (np.tile(values, len(forms)) for values in (chunk, share, prompts))

@@ -15,13 +15,14 @@ from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.errors import InputError
 from disagg_sim.facts.yaml_files import spec_roots
 
-LLAMA = {"precision": "fp8", "isl": 4096, "osl": 512}
 RESOURCE_COLUMNS = [f"{name}_s" for name in RESOURCES]
 
 
-def llama(mapping, **sizes):
+def llama(mapping, batch, prefill_batch):
     """A co-located Llama 3.1 70B on H100, one design."""
-    return ds.colocated("llama_3_1_70b", "h100_sxm", mapping, **LLAMA, **sizes)
+    at = ds.setup("llama_3_1_70b", "h100_sxm", "fp8")
+    options = ds.Colocation(batch=(batch,), prefill_batch=(prefill_batch,))
+    return ds.colocated(at, mapping, ds.lengths(4096, 512), options=options)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -38,6 +39,17 @@ def test_parts_add_up_to_ttl_and_ftl_in_every_mode(case, mode):
     assert (split >= 0).all(axis=None)
 
 
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["disaggregated", "colocated", "piggyback"])
+def test_parts_add_up_to_the_memory_of_both_phases(case, mode):
+    points = tables_of(case)[mode]
+    memory = ds.breakdown(points).memory
+    for phase in ("prefill", "decode"):
+        mine = memory[memory["phase"].isin([phase, "both"])].groupby("row", sort=False)
+        assert np.allclose(mine["bytes"].sum(), points[f"{phase}_memory_bytes"], rtol=1e-12)
+        assert (mine["share"].sum() <= 1.0).all()
+
+
 def test_a_frontier_file_gives_what_the_table_gave():
     """What a CSV writes in ten digits is enough, and so is one row of it."""
     points = tables_of("dense")[0].head(4)
@@ -50,7 +62,7 @@ def test_a_frontier_file_gives_what_the_table_gave():
 
 def test_layers_and_repetitions_are_counted():
     """80 layers, each with one decode attention; 512 tokens out of 32 residents: a pass of prefill each 15.97 steps."""
-    points = llama(ds.Mapping(tp_attn=4, tp_ffn=4), batch=[32], prefill_batch=[1])
+    points = llama(ds.Mapping(tp_attn=4, tp_ffn=4), batch=32, prefill_batch=1)
     parts = ds.breakdown(points).operators.query("latency == 'ttl'").set_index(["step", "operator"])
     assert parts.loc[("decode step", "decode attention"), "calls"] == 80
     assert parts.loc[("decode step", "head"), "calls"] == 1
@@ -62,7 +74,7 @@ def test_layers_and_repetitions_are_counted():
 
 def test_resources_are_elasticities_where_nothing_waits():
     """On one stage the seconds of HBM are what its elasticity says, taken here by differences of two scored tables."""
-    points = llama(ds.Mapping(tp_attn=8, tp_ffn=8), batch=[64], prefill_batch=[2])
+    points = llama(ds.Mapping(tp_attn=8, tp_ffn=8), batch=64, prefill_batch=2)
     found = ds.breakdown(points)
     parts = found.operators.query("latency == 'ttl'")
     moved = ds.sensitivity(points).set_index("parameter")
@@ -86,10 +98,10 @@ def test_what_hides_behind_another_operator_takes_no_time():
 
 def test_a_pass_waits_for_its_other_micro_batches():
     """FTL = host + sum of t_s + (m - 1)*max t_s + (p - 1)*hop: with two stages and two prompts the second one waits."""
-    at = {"precision": "fp8", "isl": 512}  # too short for chunks
+    at, short = ds.setup("llama_3_1_70b", "h100_sxm", "fp8"), ds.lengths(512, 512)  # too short for chunks
     mapping = ds.Mapping(tp_attn=2, tp_ffn=2, pp=2)
-    one, two = (ds.prefill_grid("llama_3_1_70b", "h100_sxm", mapping, batch=[b], **at) for b in (1, 2))
-    decode = ds.decode_grid("llama_3_1_70b", "h100_sxm", mapping, osl=512, batch=[2], **at)
+    one, two = (ds.prefill_grid(at, mapping, short, batch=[b]) for b in (1, 2))
+    decode = ds.decode_grid(at, mapping, short, batch=[2])
     points = ds.disaggregated(two, decode, ftl_limit=10.0)
     parts = ds.breakdown(points).latency(0, "ftl").set_index("operator")
     waiting = parts.loc["waiting", "seconds"]

@@ -253,6 +253,7 @@ def store(rng: Random) -> Spoilt:
         ["check", "results", "--baseline", "baseline", "--allow-better"],
         ["compare", "results", "baseline", "--json", "changes.json"],
         ["sensitivity", "s.yaml", "--out", "results", "--jobs", "1", "--no-figures"],
+        ["explain", "results", "--best"],
     )
     return Spoilt("results", {"s.yaml": _dump(SWEEP)}, rng.choice(commands), stores=("results", "baseline"))
 
@@ -306,6 +307,7 @@ def command_line(rng: Random) -> Spoilt:
         ["validate", "kernels", "gemm.csv", "--out", "out"],
         ["validate", "serving", "served.csv"],
         ["sensitivity", "missing", "--out", "out"],
+        ["explain", "results", "--best", "--json"],
         ["--version"],
         [],
     ]

@@ -1,0 +1,175 @@
+"""``disagg-sim explain``: take a row of results, or a configuration given by hand, apart to the fits behind it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+from rich.text import Text
+
+from disagg_sim.certainty.breakdown import Breakdown, breakdown
+from disagg_sim.certainty.passes import LATENCIES, RESOURCES
+from disagg_sim.cli.tables import print_table
+from disagg_sim.errors import InputError, nearest
+from disagg_sim.report.breakdown import (
+    RESOURCE_COLOURS,
+    RESOURCE_TEXT,
+    Line,
+    elasticity_rows,
+    heading,
+    latency_title,
+    lines_of,
+    memory_lines,
+    point_of,
+    resource_shares,
+    source_rows,
+    time_text,
+)
+from disagg_sim.report.roofline import draw_breakdown
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.sweep.compare import read_frontier
+from disagg_sim.units import GB
+
+#: Characters of the longest bar.
+BAR = 30
+#: Character of each resource, so that a bar is read without colours, too.
+MARKS = {"compute": "█", "hbm": "▓", "nvlink": "▒", "nic": "░", "latency": "─", "host": "h", "waiting": "·"}
+
+
+def explain(
+    results: Annotated[
+        Path, typer.Argument(metavar="DIR|FILE", help="Results of a sweep, its frontier.csv, or a file of points/.")
+    ],
+    row: Annotated[int | None, typer.Option("--row", min=0, help="Row of the table, the first one being 0.")] = None,
+    case: Annotated[str, typer.Option(help="Rows of this case alone.")] = "",
+    best: Annotated[bool, typer.Option("--best", help="The row of highest throughput.")] = False,
+    at_interactivity: Annotated[
+        float | None,
+        typer.Option("--at-interactivity", metavar="X", help="The highest throughput of X tokens/s/user or more."),
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Picture to write (.png, .svg, .pdf): bars and roofline.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Take TTL, FTL and memory of a design apart, down to the equation, the fit and the YAML line of each part."""
+    table = read_points(results, case)
+    chosen = _chosen(table, row, at_interactivity, best=best)
+    found = breakdown(table.loc[[chosen]])
+    if figure is not None:
+        draw_breakdown(found, figure, row=chosen)
+    if as_json:
+        typer.echo(json.dumps(_plain(found), indent=2))
+        return
+    _print(found, chosen)
+
+
+def read_points(path: Path, case: str) -> pd.DataFrame:
+    """Read a table of points: the frontier of a directory of results, a CSV file, or a block of ``points/``."""
+    if path.suffix == ".parquet":
+        try:
+            table = pd.read_parquet(path)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: no table of points: {' '.join(str(error).split())}") from None
+    else:
+        table = read_frontier(path).table
+    if not case:
+        return table
+    known = list(dict.fromkeys(table["case"])) if "case" in table else []
+    if case not in known:
+        raise InputError(f"{path}: no case {case!r}{nearest(case, known)}; known: {', '.join(known) or 'none'}")
+    return table[table["case"] == case]
+
+
+def _chosen(table: pd.DataFrame, row: int | None, least: float | None, *, best: bool) -> Any:
+    """Index of the row that the options mean."""
+    if sum((row is not None, least is not None, best)) > 1:
+        raise InputError("--row, --best and --at-interactivity exclude each other")
+    if row is not None:
+        if row not in table.index:
+            raise InputError(f"--row {row}: the table has rows {table.index.min()} to {table.index.max()}")
+        return row
+    enough = table if least is None else table[table[INTERACTIVITY] >= least]
+    if not len(enough):
+        fastest = f"; the fastest row has {table[INTERACTIVITY].max():.4g}" if len(table) else ""
+        raise InputError(f"no row of {least or 0:g} tokens/s/user or more{fastest}")
+    if len(table) > 1 and least is None and not best:
+        raise InputError(f"{len(table)} rows: name one by --row, --best or --at-interactivity")
+    return enough[THROUGHPUT].idxmax()
+
+
+def _print(found: Breakdown, row: Any) -> None:
+    typer.echo(heading(point_of(found, row)))
+    for latency in LATENCIES:
+        lines = lines_of(found, row, latency)
+        if not lines:
+            continue
+        shares = resource_shares(found, row, latency)
+        typer.echo(f"\n{latency_title(found, row, latency)}")
+        legend = (f"{MARKS[name]} {RESOURCE_TEXT[name]} {share:.0%}" for name, share in shares.items() if share > 0)
+        typer.echo("  ".join(legend))
+        longest = max(line.seconds for line in lines)
+        rows = [
+            (
+                f"{line.operator} ({line.step})" if line.step else line.operator,
+                time_text(line.seconds),
+                f"{line.share:.1%}",
+                _bar(line, longest),
+                f"{line.light:.0%}",
+                line.source.partition(" ")[2] + " !" * bool(line.outside),
+            )
+            for line in lines
+        ]
+        print_table(rows, header=("part", "time", "share", "spent on", "of light", "rests on"), numeric=(1, 2, 4))
+        for outside in dict.fromkeys(
+            f"{line.source.partition(' ')[2]}: {line.outside}" for line in lines if line.outside
+        ):
+            typer.echo(f"! outside the range of {outside}")
+    for title, limit, parts in memory_lines(found, row):
+        typer.echo(f"\n{title}")
+        cells = [
+            (name, f"{size / GB:.2f} GB", f"{size / limit:.1%}", "▓" * round(BAR * size / limit))
+            for name, size in parts
+        ]
+        print_table(cells, header=("part", "size", "of the limit", ""), numeric=(1, 2))
+    typer.echo("\nwhat a change of the hardware brings")
+    changes = list(elasticity_rows(found, row))
+    print_table(changes, header=("change", "TTL", "FTL", "tokens/s/GPU"), numeric=(1, 2, 3))
+    typer.echo("\nwhat the parts rest on")
+    header = ("entry", "equation", "engine", "rows", "median error", "p90 error", "place", "range")
+    print_table(source_rows(found, row), header=header, numeric=(3, 4, 5))
+
+
+def _memory_cells(parts: list[tuple[str, float]], limit: float) -> Iterator[tuple[str, ...]]:
+    for name, size in parts:
+        yield name, f"{size / GB:.2f} GB", f"{size / limit:.1%}", MARKS["hbm"] * round(BAR * size / limit)
+
+
+def _bar(line: Line, longest: float) -> Text:
+    """A bar as long as the part, in pieces as long as what its time goes by for."""
+    bar, done, drawn = Text(), 0.0, 0
+    for name in RESOURCES:
+        done += line.by[name]
+        cells = round(BAR * done / longest) - drawn
+        bar.append(MARKS[name] * cells, style=RESOURCE_COLOURS[name])
+        drawn += cells
+    return bar
+
+
+def _plain(found: Breakdown) -> dict[str, Any]:
+    """All frames as lists of rows, of JSON's own types."""
+    frames = {"points": found.points, "operators": found.operators, "fits": found.fits}
+    frames |= {"memory": found.memory, "elasticities": found.elasticities}
+    return {name: [_json(line) for line in frame.to_dict("records")] for name, frame in frames.items()}
+
+
+def _json(line: dict[Any, Any]) -> dict[str, Any]:
+    values = {str(name): value.item() if hasattr(value, "item") else value for name, value in line.items()}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }

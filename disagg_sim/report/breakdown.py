@@ -1,0 +1,203 @@
+"""A design taken apart as people read it: the lines of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from disagg_sim.certainty.breakdown import Breakdown
+from disagg_sim.certainty.passes import RESOURCES
+from disagg_sim.report.words import MODE_TEXT, mapping_text, prefill_text, ratio_text, records
+from disagg_sim.units import GB, MS, US
+
+#: Resources as people read them.
+RESOURCE_TEXT = {
+    "compute": "compute",
+    "hbm": "HBM",
+    "nvlink": "NVLink",
+    "nic": "NIC",
+    "latency": "latency",
+    "host": "host",
+    "waiting": "waiting",
+}
+#: Okabe and Ito's palette; greys for what no hardware speeds up.
+RESOURCE_COLOURS = {
+    "compute": "#D55E00",
+    "hbm": "#0072B2",
+    "nvlink": "#009E73",
+    "nic": "#CC79A7",
+    "latency": "#E69F00",
+    "host": "#777777",
+    "waiting": "#CFCFCF",
+}
+#: Latencies as people read them.
+LATENCY_TEXT = {"ttl": "TTL", "ftl": "FTL"}
+#: Parts of memory as people read them.
+PART_TEXT = {
+    "weights": "weights",
+    "cache": "KV cache",
+    "activations": "activations, logits",
+    "communication": "communication buffers",
+    "runtime": "runtime, libraries",
+}
+#: Parameters of elasticities as people read them, and whether one percent more or less of them is meant.
+PARAMETER_TEXT = {
+    "flops": "1 % more FLOP/s",
+    "hbm_bandwidth": "1 % more HBM bandwidth",
+    "nvlink_bandwidth": "1 % more NVLink bandwidth",
+    "nic_bandwidth": "1 % more NIC bandwidth",
+    "nvlink_latency": "1 % less NVLink latency",
+    "nic_latency": "1 % less NIC latency",
+}
+#: Parts below this share of a latency are told together. [1]
+WORTH_TELLING = 0.005
+OTHER, OTHERS = "other", "others"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One part of a latency."""
+
+    operator: str
+    step: str  # the kind of pass that it belongs to; "" where all of the latency are of one kind
+    seconds: float
+    share: float  # of the latency [1]
+    by: Mapping[str, float]  # resource -> seconds
+    light: float  # time at the speed of light over the own [1]
+    outside: str  # sizes beyond the range of the fit
+    source: str  # file, line and entry
+
+
+def heading(point: Mapping[str, Any]) -> str:
+    """Name a design in one line: model, systems, mode, lengths, mappings, batches."""
+    split = point["mode"] == "disaggregated"
+    where = f"{point['model']} on {point['system']}, {point['precision']} ({point['profile']})"
+    chunk = f" in chunks of {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
+    decode = f"{mapping_text(point, 'decode')}, batch {int(point['decode_batch'])}"
+    if split:
+        prefill = f"prefill {mapping_text(point, 'prefill')}, batch {int(point['prefill_batch'])}{chunk}"
+        how = f"decode {decode}; {prefill}; {ratio_text(point)} instances×GPUs"
+    else:
+        how = f"{decode}, {prefill_text(point)}"
+    lengths = f"{point['isl']:,.0f} tokens in, {point['osl']:,.0f} out"
+    return f"{where}: {MODE_TEXT[str(point['mode'])]}, {lengths}; {how}"
+
+
+def point_of(found: Breakdown, row: Any) -> dict[str, Any]:
+    """The design of a row by column name."""
+    return records(found.points.loc[[row]])[0]
+
+
+def lines_of(found: Breakdown, row: Any, latency: str) -> list[Line]:
+    """Parts of a latency, the longest first; small ones are added up in the last line.
+
+    Parameters
+    ----------
+    found
+        From ``breakdown``.
+    row
+        Index of the design.
+    latency
+        "ttl" or "ftl".
+    """
+    parts = found.latency(row, latency)
+    several = len(parts["step"].unique()) > 1
+    told = parts[parts["share"] >= WORTH_TELLING]
+    rest = parts[parts["share"] < WORTH_TELLING]
+    lines = [_line(part, several=several) for part in records(told)]
+    if len(rest):
+        total = {str(name): value for name, value in rest.select_dtypes("number").sum().items()}
+        words = {
+            "operator": f"{len(rest)} {OTHERS if len(rest) > 1 else OTHER}",
+            "step": "",
+            "outside": "",
+            "source": "",
+        }
+        lines.append(_line(total | words, several=several))
+    return lines
+
+
+def _line(part: Mapping[str, Any], *, several: bool) -> Line:
+    return Line(
+        operator=part["operator"],
+        step=part["step"] if several else "",
+        seconds=part["seconds"],
+        share=part["share"],
+        by={name: part[f"{name}_s"] for name in RESOURCES},
+        light=part["ideal_s"] / part["seconds"],
+        outside=part["outside"],
+        source=part["source"],
+    )
+
+
+def time_text(seconds: float) -> str:
+    """Seconds in the unit that suits them."""
+    if seconds >= 1.0:
+        return f"{seconds:.3g} s"
+    return f"{seconds / MS:.3g} ms" if seconds >= MS / 10 else f"{seconds / US:.3g} us"
+
+
+def latency_title(found: Breakdown, row: Any, latency: str) -> str:
+    """A latency, what it means for users, and how far it is from the speed of light."""
+    parts = found.latency(row, latency)
+    seconds, ideal = parts["seconds"].sum(), parts["ideal_s"].sum()
+    rate = f" = {1.0 / seconds:,.4g} tokens/s/user" if latency == "ttl" else ""
+    far = f"; {ideal / seconds:.0%} of the speed of light ({time_text(ideal)})"
+    return f"{LATENCY_TEXT[latency]} {time_text(seconds)}{rate}{far}"
+
+
+def resource_shares(found: Breakdown, row: Any, latency: str) -> dict[str, float]:
+    """Share of each resource in a latency, the largest first. [1]"""
+    parts = found.latency(row, latency)
+    shares = {name: float(parts[f"{name}_s"].sum() / parts["seconds"].sum()) for name in RESOURCES}
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def memory_lines(found: Breakdown, row: Any) -> Iterator[tuple[str, float, list[tuple[str, float]]]]:
+    """What fills the fullest GPU of each pool: a title, the limit, and the parts, largest first. [B]"""
+    mine = found.memory[found.memory["row"] == row]
+    for phase, parts in mine.groupby("phase", sort=False):
+        held, limit = parts["bytes"].sum(), parts["limit_bytes"].iloc[0]
+        pool = "GPU" if phase == "both" else f"{phase} GPU"
+        title = (
+            f"memory of a {pool}: {held / GB:.1f} of {limit / GB:.1f} GB that an engine may fill ({held / limit:.0%})"
+        )
+        ranked = parts.sort_values("bytes", ascending=False, kind="stable")
+        yield (
+            title,
+            limit,
+            [(PART_TEXT[part], size) for part, size in zip(ranked["part"], ranked["bytes"], strict=True)],
+        )
+
+
+def elasticity_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, str, str, str]]:
+    """What one percent of a number of the hardware brings, in words; numbers that bring nothing are left out."""
+    mine = found.elasticities[found.elasticities["row"] == row]
+    for line in records(mine):
+        sign = -1.0 if line["parameter"].endswith("_latency") else 1.0
+        values = [sign * line[name] for name in ("ttl", "ftl", "throughput")]
+        if max(map(abs, values)) >= 0.0005:
+            texts = [f"{value:+.2f} %" for value in values]
+            yield PARAMETER_TEXT[line["parameter"]], texts[0], texts[1], texts[2]
+
+
+def source_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, ...]]:
+    """What the parts of a design rest on, each once: entry, equation, engine, rows, errors, place, range."""
+    parts = found.operators[found.operators["row"] == row]
+    equations = parts.assign(equation=parts["equation"].str.removeprefix("disagg_sim."))
+    of_operator = dict(zip(equations["operator"], equations["equation"], strict=True))
+    mine = found.fits[found.fits["row"] == row].drop_duplicates(["file", "entry"])
+    known = set()
+    for fit in records(mine):
+        place = f"{fit['file']}:{fit['line']}"
+        known.add(f"{place} {fit['entry']}")
+        origin = f" of {fit['inherited_from']}" if fit["inherited_from"] else ""
+        errors = f"{fit['median_error']:.1%}", f"{fit['p90_error']:.1%}"
+        equation = of_operator.get(fit["operator"], "")
+        engine = f"{fit['engine']} {fit['version']}{origin}"
+        yield fit["entry"], equation, engine, f"{fit['points']:,}", *errors, place, fit["range"]
+    for source, equation in dict(zip(equations["source"], equations["equation"], strict=True)).items():
+        if source and source not in known:
+            place, _, entry = source.partition(" ")
+            yield entry, equation, "assumed" if "profiles" in place else "vendor", "", "", "", place, ""
