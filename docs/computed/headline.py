@@ -9,8 +9,8 @@ import pandas as pd
 import disagg_sim as ds
 from docs.computed import quick
 
-MODEL, SYSTEM, PRECISION = "deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"
-LENGTHS = {"isl": 16_384, "osl": 2_048}  # [token]
+SETUP = ("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+ISL, OSL = 16_384, 2_048  # [token]
 FTL_LIMIT = 10.0  # [s]
 #: Interactivity at which the modes are compared. [token/s/user]
 AT = 50.0
@@ -19,21 +19,19 @@ AT = 50.0
 @cache
 def disaggregated() -> pd.DataFrame:
     """Every disaggregated design: each decode configuration with its best match."""
-    system, model = ds.load_system(SYSTEM), ds.load_model(MODEL)
-    mappings = ds.enumerate_mappings(model, system, max_gpus=72)
-    prefill = ds.prefill_grid(model, system, mappings, isl=LENGTHS["isl"], precision=PRECISION)
-    decode = ds.decode_grid(model, system, mappings, **LENGTHS, precision=PRECISION)
-    return ds.disaggregated(prefill, decode, ftl_limit=FTL_LIMIT)
+    at, load = ds.setup(*SETUP), ds.lengths(ISL, OSL)
+    mappings = ds.enumerate_mappings(at, max_gpus=72)
+    grids = (grid(at, mappings, load) for grid in (ds.prefill_grid, ds.decode_grid))
+    return ds.disaggregated(*grids, ftl_limit=FTL_LIMIT)
 
 
 @cache
 def colocated() -> pd.DataFrame:
     """Every co-located design, with prefill between decode steps and with prefill inside them."""
-    system, model = ds.load_system(SYSTEM), ds.load_model(MODEL)
-    mappings = ds.enumerate_mappings(model, system, max_gpus=72)
+    at, load = ds.setup(*SETUP), ds.lengths(ISL, OSL)
+    mappings = ds.enumerate_mappings(at, max_gpus=72)
     modes = (ds.colocated, ds.piggyback)
-    found = [mode(model, system, mappings, **LENGTHS, precision=PRECISION, ftl_limit=FTL_LIMIT) for mode in modes]
-    return pd.concat(found, ignore_index=True)
+    return pd.concat([mode(at, mappings, load, ftl_limit=FTL_LIMIT) for mode in modes], ignore_index=True)
 
 
 def at_speed(points: pd.DataFrame) -> float:
