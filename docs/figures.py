@@ -146,15 +146,15 @@ def policies() -> Any:
     """Attainment and 90 % latencies of serving policies on eight GPUs as the request rate grows."""
     pair = ds.Mapping(tp_attn=2, tp_ffn=2)
     two, four = ((ds.Replicas(mapping=pair, instances=count),) for count in (2, 4))
-    eight = ds.ServedDeployment(name="eight", gpus=8, prefill=two, decode=two, colocated=four, pairs=four)
+    at = ds.setup("llama_3_1_70b", "h100_sxm", "fp8")
+    eight = ds.ServedDeployment(name="eight", gpus=8, prefill=two, decode=two, colocated=four, pairs=four, setup=at)
     lengths = ds.load_traffic("azure_2023_conversation").cases[0]
     slowest = ds.synthetic_trace(rate=RATES[0], requests=4000, lengths=lengths, seed=0)
-    served = {"slo": SLO, "model": "llama_3_1_70b", "system": "h100_sxm", "precision": "fp8"}
     figure = blank_figure((9.0, 6.6))
     top, low = figure.subfigures(2, 1, height_ratios=(1.0, 1.05))
     share, (first, gap) = top.subplots(), low.subplots(1, 2)
     for (name, label), colour, mark in zip(POLICIES.items(), COLOURS, MARKS, strict=False):
-        runs = [ds.simulate(eight, slowest.scaled(rate / RATES[0]), name, **served).summary() for rate in RATES]
+        runs = [ds.simulate(eight, slowest.scaled(rate / RATES[0]), name, slo=SLO).summary() for rate in RATES]
         line = "--" if name == "dynamo_sla" else "-"  # so that static disaggregation shows behind it
         look = {"color": colour, "marker": mark, "markersize": 4.5, "label": label, "linestyle": line}
         share.plot(RATES, [100 * run.slo_attainment for run in runs], **look)

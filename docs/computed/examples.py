@@ -237,10 +237,9 @@ def w7_ftl(profile: str, form: str) -> list[float]:
         n = 64 // pp
         mapping = ds.Mapping(dp_attn=n, ep=n, pp=pp)
         grid = ds.prefill_grid(
-            ds.setup(*R1),
+            ds.setup(*R1, profile),
             mapping,
             ds.lengths(262_144, 2),
-            profile=profile,
             batch=[n],
             chunk_tokens=[512 if pp > 1 else 0],
             mla_form=form,
