@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from disagg_sim.physics.phases import Degrees
+from disagg_sim.domain import Mapping
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kernel.step_table import StepTable
@@ -23,7 +23,7 @@ ROUNDS = 3
 
 @pytest.fixture(scope="module")
 def spec() -> InstanceSpec:
-    at, degrees = setup("llama_3_1_70b", "h100_sxm", "fp8"), Degrees(tp_attn=4.0, tp_ffn=4.0)
+    at, degrees = setup("llama_3_1_70b", "h100_sxm", "fp8"), Mapping(tp_attn=4.0, tp_ffn=4.0)
     return InstanceSpec(table=StepTable.build(at, degrees), blocks=kv_blocks(at, degrees))
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from disagg_sim.domain import Mapping
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.search.mappings import MappingTable, enumerate_mappings
+from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.workload.lengths import lengths
 
 SYSTEM, RECIPE, LENGTHS = "gb200_nvl72", "nvfp4_fp8kv", lengths(16_384, 2048)
@@ -40,7 +41,7 @@ def dense_batches(rows: int) -> np.ndarray:
     return np.arange(1, -(-LEAST_POINTS // rows) + 1)
 
 
-def mappings_of(model: str) -> MappingTable:
+def mappings_of(model: str) -> Mapping:
     return enumerate_mappings(setup(model, SYSTEM, RECIPE))
 
 
@@ -66,7 +67,7 @@ def test_unchunked_prefill(benchmark, table, model):
     mappings = mappings_of(model)
     batch = dense_batches(len(mappings))
     grid = benchmark(prefill_grid, setup(model, SYSTEM, RECIPE), mappings, LENGTHS, batch=batch, chunk_tokens=[])
-    assert not grid.chunk_tokens.any()
+    assert not grid.mappings.chunk_tokens.any()
     report(benchmark, table, "prefill", model, grid.latency.size)
 
 
@@ -78,6 +79,6 @@ def test_chunked_prefill(benchmark, table, model):
     sizes = (512, 1024, 2048, 4096, 8192)
     batch = dense_batches(len(deep) * len(sizes))
     grid = benchmark(prefill_grid, setup(model, SYSTEM, RECIPE), deep, LENGTHS, batch=batch, chunk_tokens=sizes)
-    chunked = int(np.sum(grid.chunk_tokens > 0)) * grid.batch.size
+    chunked = int(np.sum(grid.mappings.chunk_tokens > 0)) * grid.batch.size
     assert chunked >= LEAST_POINTS
     report(benchmark, table, "chunked prefill", model, chunked)

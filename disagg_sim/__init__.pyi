@@ -12,7 +12,7 @@ from .physics.setup import Setup, setup
 from .report.tables import readable
 from .scenario.written import write_scenario
 from .search.grid import PhaseGrid, batch_axis, decode_grid, prefill_grid
-from .search.mappings import MappingTable, enumerate_mappings
+from .search.mappings import enumerate_mappings
 from .serving.colocated import colocated
 from .serving.colocation import Colocation
 from .serving.costs import with_cost
@@ -42,7 +42,6 @@ __all__ = [
     "Interference",
     "Lengths",
     "Mapping",
-    "MappingTable",
     "MatchPlan",
     "PhaseGrid",
     "Pool",

@@ -1,9 +1,13 @@
-"""Nouns that every room shares. They carry values and no behaviour."""
+"""Nouns that every room shares: mappings, pools, deployments, objectives."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, StrEnum
+from typing import Any, cast
+
+import numpy as np
 
 from disagg_sim.errors import whole_number
 from disagg_sim.notebook import Shown
@@ -35,26 +39,101 @@ MAX_PIPELINE_GPUS = 128
 BOUNDS = ("compute", "memory", "communication", "latency")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mapping(Shown):
-    """How one instance is cut over GPUs: tp_attn * dp_attn = tp_ffn * ep inside each of pp stages. [1]"""
+class ByValue:
+    """Base of frozen dataclasses with arrays among their fields: equal and hashed by what these hold."""
 
-    tp_attn: int = 1  # tensor parallel degree of attention, dense and shared feed-forward parts [1]
-    dp_attn: int = 1  # data parallel degree of attention [1]
-    tp_ffn: int = 1  # tensor parallel degree of routed experts; of a dense model, as tp_attn [1]
-    ep: int = 1  # expert parallel degree [1]
-    pp: int = 1  # pipeline stages [1]
-    chunk_tokens: int = 0  # CPP: tokens of a prompt in a chunk; 0 = whole prompt [token]
+    __slots__ = ()
+
+    def _values(self) -> tuple[Any, ...]:
+        values = (getattr(self, field.name) for field in fields(cast("Any", self)) if field.compare)
+        return tuple((value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value for value in values)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are of one class and hold the same, to the last digit."""
+        return type(self) is type(other) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        """Of the values."""
+        return hash(self._values())
+
+
+#: Names of the degrees of a ``Mapping``, and of all that tells one mapping from another.
+DEGREES = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
+MAPPING_COLUMNS = (*DEGREES, "chunk_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mapping(ByValue, Shown):
+    """How one instance is sharded: tp_attn * dp_attn = tp_ffn * ep GPUs in each of pp stages.
+
+    The fields are numbers, or columns of one shape that stand for many mappings, one a row; a field that is the same
+    in all rows may stay a number.
+
+    Examples
+    --------
+    >>> Mapping(dp_attn=8, ep=8, pp=2).gpus
+    16
+    >>> both = Mapping.stack([Mapping(), Mapping(tp_attn=4, tp_ffn=4)])
+    >>> both.gpus.tolist(), both[1] == Mapping(tp_attn=4, tp_ffn=4)
+    ([1, 4], True)
+    """
+
+    tp_attn: Any = 1  # tensor parallel degree of attention, dense and shared feed-forward parts [1]
+    dp_attn: Any = 1  # data parallel degree of attention [1]
+    tp_ffn: Any = 1  # tensor parallel degree of routed experts; of a dense model, as tp_attn [1]
+    ep: Any = 1  # expert parallel degree [1]
+    pp: Any = 1  # pipeline stages [1]
+    chunk_tokens: Any = 0  # CPP: tokens of a prompt in a chunk; 0 = whole prompt [token]
+    refused: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)  # (reason, mappings left out)
 
     def __post_init__(self) -> None:
-        """``InputError`` unless the degrees are whole numbers from 1."""
-        for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp"):
-            whole_number(name, getattr(self, name))
+        """``InputError`` unless degrees that are numbers are whole and from 1."""
+        for name in DEGREES:
+            if not isinstance(value := getattr(self, name), np.ndarray):
+                whole_number(name, value)
+
+    @classmethod
+    def stack(cls, mappings: Sequence[Mapping]) -> Mapping:
+        """Single mappings as columns of shape (rows,)."""
+        columns: dict[str, Any] = {
+            name: np.array([getattr(each, name) for each in mappings], dtype=np.int64) for name in MAPPING_COLUMNS
+        }
+        return cls(**columns)
+
+    def _columns(self) -> dict[str, Any]:
+        """The fields that are columns."""
+        values = {name: getattr(self, name) for name in MAPPING_COLUMNS}
+        return {name: value for name, value in values.items() if np.ndim(value)}
+
+    def __len__(self) -> int:
+        """Rows; 1 where all fields are numbers."""
+        return max((len(column) for column in self._columns().values()), default=1)
+
+    def __getitem__(self, rows: Any) -> Mapping:
+        """One row, its fields whole numbers, or the columns of some rows."""
+        if not isinstance(rows, int | np.integer):
+            return replace(self, **{name: column[rows] for name, column in self._columns().items()}, refused=())
+        values = {name: getattr(self, name) for name in MAPPING_COLUMNS}
+        row: dict[str, Any] = {name: int(value[rows] if np.ndim(value) else value) for name, value in values.items()}
+        return Mapping(**row)
+
+    def __iter__(self) -> Iterator[Mapping]:
+        """Each row as a mapping of numbers."""
+        return (self[row] for row in range(len(self)))
+
+    def for_grid(self) -> Mapping:
+        """The columns as floats of shape (rows, 1), to meet an axis of batches."""
+        return replace(self, **{name: column[:, None].astype(float) for name, column in self._columns().items()})
 
     @property
-    def gpus(self) -> int:
-        """GPUs of one instance. [1]"""
-        return self.tp_attn * self.dp_attn * self.pp
+    def stage_gpus(self) -> Any:
+        """GPUs of one pipeline stage; number or column. [1]"""
+        return self.tp_attn * self.dp_attn
+
+    @property
+    def gpus(self) -> Any:
+        """GPUs of one instance; number or column. [1]"""
+        return self.stage_gpus * self.pp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,21 +8,22 @@ the row's own numbers. What a search chose stays as chosen: nothing is made feas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import abc
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import Mode
+from disagg_sim.domain import DEGREES, Mapping, Mode
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.layer import MLA_FORMS
 from disagg_sim.physics.mixed import NO_INTERFERENCE, Chunk, Interference, mixed_step
-from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.rates import ENGINES
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT
@@ -34,11 +35,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 MODES = tuple(mode.value for mode in Mode)
-_DEGREES = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
 #: Relative difference up to which two times are the same: tables are written with ten digits. [1]
 SAME = 1e-7
 #: Columns of numbers that name a design, those from 1 on first.
-_FROM_ONE = tuple(f"{side}_{name}" for side in ("prefill", "decode") for name in (*_DEGREES, "batch", "gpus"))
+_FROM_ONE = tuple(f"{side}_{name}" for side in ("prefill", "decode") for name in (*DEGREES, "batch", "gpus"))
 _NUMBERS = (
     *(*_FROM_ONE, "isl", "osl", "prefill_chunk_tokens", "prefill_instances", "decode_instances", "total_gpus"),
     *("ftl_s", "ttl_s", "ttl_mean_s", "mixed_chunk_tokens", "mixed_step_share", THROUGHPUT, "request_rate_per_s"),
@@ -77,8 +77,8 @@ class Designs:
     prefill_at: Setup
     interference: Interference
     rows: Ints  # places in the table
-    degrees: Degrees  # of decode
-    prefill_degrees: Degrees
+    degrees: Mapping  # of decode
+    prefill_degrees: Mapping
     batch: Floats  # of a decode instance [request]
     prefill_batch: Floats  # prompts of a pass [request]
     chunk_tokens: Floats  # CPP, in all rows or in none; 0 = whole prompts [token]
@@ -105,7 +105,7 @@ def rescore(
     points: pd.DataFrame,
     change: Callable[[Setup], Setup] | None = None,
     *,
-    systems: Mapping[str, SystemSpec] | None = None,
+    systems: abc.Mapping[str, SystemSpec] | None = None,
     interference: Interference = NO_INTERFERENCE,
 ) -> pd.DataFrame:
     """Latencies and throughput of the designs of a table, under changed settings.
@@ -153,7 +153,7 @@ def rescore(
 def designs_of(
     points: pd.DataFrame,
     *,
-    systems: Mapping[str, SystemSpec] | None = None,
+    systems: abc.Mapping[str, SystemSpec] | None = None,
     interference: Interference = NO_INTERFERENCE,
     exact: bool = True,
 ) -> Iterator[Designs]:
@@ -198,7 +198,7 @@ def designs_of(
             yield designs
 
 
-def _systems(words: Mapping[str, Any], given: Mapping[str, SystemSpec]) -> list[SystemSpec]:
+def _systems(words: abc.Mapping[str, Any], given: abc.Mapping[str, SystemSpec]) -> list[SystemSpec]:
     """Systems of decode and prefill, with the NVLink domain of the rows where a table has that of decode."""
     names = str(words["system"]), str(words["prefill_system"])
     specs = [given.get(name) or load_system(name) for name in names]
@@ -215,7 +215,9 @@ def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interfe
     def column(name: str) -> Floats:
         return numbers(rows, name)
 
-    decode, prefill = (Degrees(**{d: column(f"{side}_{d}") for d in _DEGREES}) for side in ("decode", "prefill"))
+    degrees: dict[str, dict[str, Any]] = {
+        side: {name: column(f"{side}_{name}") for name in DEGREES} for side in ("decode", "prefill")
+    }
     return Designs(
         mode=str(words["mode"]),
         isl=float(words["isl"]),
@@ -224,8 +226,8 @@ def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interfe
         prefill_at=sides[1],
         interference=interference,
         rows=rows["_place"].to_numpy(),
-        degrees=decode,
-        prefill_degrees=prefill,
+        degrees=Mapping(**degrees["decode"]),
+        prefill_degrees=Mapping(**degrees["prefill"]),
         batch=column("decode_batch"),
         prefill_batch=column("prefill_batch"),
         chunk_tokens=column("prefill_chunk_tokens"),
@@ -279,11 +281,8 @@ def _picked(designs: Designs, some: Ints) -> Designs:
     arrays: dict[str, Any] = {
         name: value[some] for name, value in vars(designs).items() if isinstance(value, np.ndarray)
     }
-    decode, prefill = (
-        Degrees(**{name: getattr(degrees, name)[some] for name in _DEGREES})
-        for degrees in (designs.degrees, designs.prefill_degrees)
-    )
-    return replace(designs, degrees=decode, prefill_degrees=prefill, **arrays)
+    degrees, prefill_degrees = designs.degrees[some], designs.prefill_degrees[some]
+    return replace(designs, degrees=degrees, prefill_degrees=prefill_degrees, **arrays)
 
 
 def _check(designs: Designs, points: pd.DataFrame) -> None:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.layer import Tokens, head
 from disagg_sim.physics.phases import (
     AttentionSide,
-    Degrees,
     LayerTimes,
     PrefillPass,
     attention_cost,
@@ -86,7 +86,7 @@ def _chunk_cores(at: Setup, tp: Numeric, chunk_tokens: Numeric, prompts: Numeric
 
 
 def chunked_prefill_pass(
-    at: Setup, degrees: Degrees, *, batch: Numeric, isl: float, chunk_tokens: Numeric, mla_form: str = "auto"
+    at: Setup, degrees: Mapping, *, batch: Numeric, isl: float, chunk_tokens: Numeric, mla_form: str = "auto"
 ) -> PrefillPass:
     """CPP: FTL is host + critical path + (p-1)*hop, with equal stages ``sum(t_i) + (p-1)*max(t_i)``.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from disagg_sim.domain import Mapping
 from disagg_sim.physics.attention import decode_attention_cost, prefill_attention_cost
 from disagg_sim.physics.collective import (
     Transfer,
@@ -22,9 +22,6 @@ from disagg_sim.physics.moe import MoeRate, moe_cost
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric, Work
-
-if TYPE_CHECKING:
-    from disagg_sim.physics.phases import Degrees
 
 #: Of a transfer.
 NOTHING_DONE = Work(0.0, 0.0)
@@ -161,7 +158,7 @@ def all_to_all_cost(
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def exchange_cost(tokens: Numeric, degrees: Degrees, top_k: int, phase: str, at: Setup) -> tuple[Cost, Cost]:
+def exchange_cost(tokens: Numeric, degrees: Mapping, top_k: int, phase: str, at: Setup) -> tuple[Cost, Cost]:
     """Dispatch (with prepare) and combine of an MoE layer, expert-TP gather and scatter included.
 
     ``tokens`` are those that one GPU sends (its slice of its attention rank's tokens). Nothing is exchanged

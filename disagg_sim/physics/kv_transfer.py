@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import MlaAttention, ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.profile import ProfileSpec
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.work import Numeric
 
 
@@ -20,7 +20,7 @@ def kv_bytes_per_request(model: ModelSpec, precision: Precision, isl: float) -> 
     return model.kv_elements(isl) * precision.cache.bytes
 
 
-def unique_gpus(model: ModelSpec, degrees: Degrees) -> Numeric:
+def unique_gpus(model: ModelSpec, degrees: Mapping) -> Numeric:
     """GPUs of an instance that hold distinct parts of the cache. [1]
 
     Every stage and DP rank is distinct; in a TP group min(tp, n_kv) GPUs are, and one for MLA.

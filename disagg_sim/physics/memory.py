@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import DenseFfn, LayerKind, MlaAttention, ModelSpec, MoeFfn
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.layer import kv_heads_per_gpu
 from disagg_sim.physics.mixed import chunk_share
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.work import ACTIVATION_BYTES, LOGIT_BYTES, Numeric, fullest_rank
@@ -28,7 +28,7 @@ ALL_TO_ALL_BUFFER_BYTES = 3.0
 EXPANDED = "cached"
 
 
-def layer_weight_bytes(model: ModelSpec, kind: LayerKind, precision: Precision, degrees: Degrees) -> Numeric:
+def layer_weight_bytes(model: ModelSpec, kind: LayerKind, precision: Precision, degrees: Mapping) -> Numeric:
     """Weights of one layer on one GPU. [B]"""
     d, tp, attention, ffn = model.hidden, degrees.tp_attn, kind.attention, kind.ffn
     if isinstance(attention, MlaAttention):
@@ -50,7 +50,7 @@ def layer_weight_bytes(model: ModelSpec, kind: LayerKind, precision: Precision, 
 
 def weight_bytes(model: ModelSpec, precision: Precision) -> float:
     """All weights of the model, embedding and head included. [B]"""
-    whole = Degrees()
+    whole = Mapping()
     layers = zip(model.kinds, model.kind_counts, strict=True)
     total = sum(float(layer_weight_bytes(model, kind, precision, whole)) * count for kind, count in layers)
     ends = model.embedding_params * precision.embedding.bytes
@@ -118,7 +118,7 @@ class Prefilling:
 
 
 def prefilling_in_passes(
-    degrees: Degrees, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
+    degrees: Mapping, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
 ) -> Prefilling:
     """Prompts that are prefilled in passes of their own, decode waiting.
 
@@ -138,7 +138,7 @@ def prefilling_in_passes(
 
 
 def prefilling_in_pieces(
-    degrees: Degrees, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, batch: Numeric
+    degrees: Mapping, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, batch: Numeric
 ) -> Prefilling:
     """Prompts that are prefilled in pieces of ``chunk_tokens`` over all DP ranks, in the steps of ``batch`` decodes."""
     new = chunk_share(chunk_tokens / np.minimum(degrees.pp, batch), degrees.dp_attn)
@@ -155,14 +155,14 @@ def prompt_residents(isl: float) -> CachedTokens:
     return CachedTokens(mean=isl, deviation=0.0, most=isl)
 
 
-def decode_live(degrees: Degrees, batch: Numeric) -> Live:
+def decode_live(degrees: Mapping, batch: Numeric) -> Live:
     """A micro-batch of a decode step: with pp stages, ``min(pp, batch)`` of them follow each other."""
     own = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
     return Live(own, np.minimum(own * degrees.dp_attn, batch), own)
 
 
 def prefill_live(
-    degrees: Degrees, batch: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
+    degrees: Mapping, batch: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
 ) -> Live:
     """A micro-batch of whole prompts of a pass, or, with CPP, a chunk of every prompt of a rank.
 
@@ -183,7 +183,7 @@ def prefill_live(
     return Live(own, total, np.where(chunk_tokens > 0, prompts, microbatch))
 
 
-def activation_bytes(model: ModelSpec, degrees: Degrees, residents: Residents, imbalance: float) -> Numeric:
+def activation_bytes(model: ModelSpec, degrees: Mapping, residents: Residents, imbalance: float) -> Numeric:
     """Activations of the live layer and the logits. [B]"""
     tp, live = degrees.tp_attn, residents.live
     widest: Numeric = 0.0
@@ -203,7 +203,7 @@ def activation_bytes(model: ModelSpec, degrees: Degrees, residents: Residents, i
     return ACTIVATION_BYTES * (live * (4 * model.hidden) + widest) + logits
 
 
-def communication_bytes(model: ModelSpec, degrees: Degrees, live: Numeric) -> Numeric:
+def communication_bytes(model: ModelSpec, degrees: Mapping, live: Numeric) -> Numeric:
     """Buffers of collectives: two all-reduce messages, and what an all-to-all receives. [B]"""
     d, tp = model.hidden, degrees.tp_attn
     total = np.where(np.asarray(tp) > 1, 2 * ACTIVATION_BYTES * d, 0.0) * live
@@ -224,7 +224,7 @@ class MemoryParts(NamedTuple):
     runtime: Numeric  # context, graphs and libraries
 
 
-def instance_bytes(at: Setup, degrees: Degrees, residents: Residents, imbalance: float = 1.0) -> Numeric:
+def instance_bytes(at: Setup, degrees: Mapping, residents: Residents, imbalance: float = 1.0) -> Numeric:
     """Bytes on the fullest GPU of the fullest stage. [B]"""
     fullest: Numeric = 0.0
     for weights, cache in _stages(at, degrees, residents):
@@ -233,7 +233,7 @@ def instance_bytes(at: Setup, degrees: Degrees, residents: Residents, imbalance:
     return fullest + activations + communication + runtime
 
 
-def instance_parts(at: Setup, degrees: Degrees, residents: Residents, imbalance: float = 1.0) -> MemoryParts:
+def instance_parts(at: Setup, degrees: Mapping, residents: Residents, imbalance: float = 1.0) -> MemoryParts:
     """Take ``instance_bytes`` apart; the parts are those of the fullest stage and add up to it.
 
     Parameters
@@ -257,7 +257,7 @@ def instance_parts(at: Setup, degrees: Degrees, residents: Residents, imbalance:
     return MemoryParts(weights, cache, *_everywhere(at, degrees, residents, imbalance))
 
 
-def _stages(at: Setup, degrees: Degrees, residents: Residents) -> Iterator[tuple[Numeric, Numeric]]:
+def _stages(at: Setup, degrees: Mapping, residents: Residents) -> Iterator[tuple[Numeric, Numeric]]:
     """Weights and cache on a GPU of every stage that may be the fullest. [B]"""
     model, precision = at.model, at.precision
     tp, d = degrees.tp_attn, model.hidden
@@ -288,7 +288,7 @@ def _stages(at: Setup, degrees: Degrees, residents: Residents) -> Iterator[tuple
 
 
 def _everywhere(
-    at: Setup, degrees: Degrees, residents: Residents, imbalance: float
+    at: Setup, degrees: Mapping, residents: Residents, imbalance: float
 ) -> tuple[Numeric, Numeric, Numeric]:
     """Activations, buffers of collectives and runtime, which every stage holds. [B]"""
     return (
@@ -299,7 +299,7 @@ def _everywhere(
 
 
 def decode_load(
-    at: Setup, degrees: Degrees, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
+    at: Setup, degrees: Mapping, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
 ) -> Residents:
     """What a rank of a decode instance holds at its steady batch. Arguments as in ``decode_bytes``."""
     sequences = np.ceil(batch / degrees.dp_attn)
@@ -316,7 +316,7 @@ def decode_load(
 
 
 def decode_bytes(
-    at: Setup, degrees: Degrees, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
+    at: Setup, degrees: Mapping, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
 ) -> Numeric:
     """Bytes on the fullest GPU of a decode instance at its steady batch of sequences ``cached``. [B]
 
@@ -327,7 +327,7 @@ def decode_bytes(
 
 
 def prefill_load(
-    at: Setup, degrees: Degrees, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
+    at: Setup, degrees: Mapping, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
 ) -> Residents:
     """What a rank of a prefill instance holds. Arguments as in ``prefill_bytes``."""
     deviations = at.profile.resident_deviations
@@ -345,7 +345,7 @@ def prefill_load(
 
 
 def prefill_bytes(
-    at: Setup, degrees: Degrees, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
+    at: Setup, degrees: Mapping, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
 ) -> Numeric:
     """Bytes on the fullest GPU of a prefill instance: the caches of ``2*pp*b`` prompts, running and leaving. [B]
 
@@ -356,7 +356,7 @@ def prefill_bytes(
 
 
 def colocated_load(
-    at: Setup, degrees: Degrees, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
+    at: Setup, degrees: Mapping, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
 ) -> Residents:
     """What a rank of an instance that does both phases holds. Arguments as in ``colocated_bytes``."""
     deviations = at.profile.resident_deviations
@@ -378,7 +378,7 @@ def colocated_load(
 
 
 def colocated_bytes(
-    at: Setup, degrees: Degrees, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
+    at: Setup, degrees: Mapping, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
 ) -> Numeric:
     """Bytes on the fullest GPU of an instance that decodes ``batch`` requests and prefills beside them. [B]
 

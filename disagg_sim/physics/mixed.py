@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.phases import (
     AttentionSide,
-    Degrees,
     all_stages,
     attention_cost,
     attention_side,
@@ -105,7 +105,7 @@ def chunk_share(chunk_tokens: Numeric, dp: Numeric) -> Numeric:
 
 def mixed_step(
     at: Setup,
-    degrees: Degrees,
+    degrees: Mapping,
     *,
     batch: Numeric,
     context: Numeric,
@@ -146,7 +146,7 @@ def _any(count: Numeric) -> bool:
     return bool(np.any(np.asarray(count) > 0))
 
 
-def _step(at: Setup, degrees: Degrees, load: _Load, context: Numeric, isl: Numeric, form: str) -> MixedStep:
+def _step(at: Setup, degrees: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str) -> MixedStep:
     """The step without interference, in the kernels of the phase with more tokens at each point."""
     prefill_leads = np.asarray(load.chunk > load.decodes)
     if np.all(prefill_leads):
@@ -161,7 +161,7 @@ def _step(at: Setup, degrees: Degrees, load: _Load, context: Numeric, isl: Numer
 
 
 def _step_as(
-    phase: str, at: Setup, degrees: Degrees, load: _Load, context: Numeric, isl: Numeric, form: str
+    phase: str, at: Setup, degrees: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str
 ) -> MixedStep:
     """The step in the kernels of ``phase``: ``max(m*max_s t_s, sum_s t_s) + host + p*hop``, as a decode step."""
     pp = degrees.pp

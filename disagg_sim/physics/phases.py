@@ -6,11 +6,11 @@ degrees of shape (rows, 1) and batches of shape (1, batches).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import DenseFfn, LayerKind, ModelSpec, MoeFfn
 from disagg_sim.physics import layer
 from disagg_sim.physics.cost import cheapest, exchange_cost, expert_cost, hop_cost, total_cost
@@ -20,27 +20,6 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.tabulate import Levels, tabulate
 from disagg_sim.physics.work import Numeric, fullest_of_random
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
-    """Sharding degrees of one instance: tp_attn*dp_attn = tp_ffn*ep in each of pp stages. [1]"""
-
-    tp_attn: Numeric = 1.0
-    dp_attn: Numeric = 1.0
-    tp_ffn: Numeric = 1.0
-    ep: Numeric = 1.0
-    pp: Numeric = 1.0
-
-    @property
-    def stage_gpus(self) -> Numeric:
-        """GPUs of one pipeline stage. [1]"""
-        return self.tp_attn * self.dp_attn
-
-    @property
-    def gpus(self) -> Numeric:
-        """GPUs of the instance. [1]"""
-        return self.stage_gpus * self.pp
 
 
 class DecodeStep(NamedTuple):
@@ -127,7 +106,7 @@ def attention_side(
 
 
 def join_experts(
-    at: Setup, degrees: Degrees, side: AttentionSide, *, phase: str, rank: Levels, total: Levels
+    at: Setup, degrees: Mapping, side: AttentionSide, *, phase: str, rank: Levels, total: Levels
 ) -> LayerTimes:
     """Add routed experts and their exchange to the attention side.
 
@@ -147,7 +126,7 @@ def join_experts(
     return LayerTimes(tuple(layers), side.embedding, side.head, sums)
 
 
-def _routed(at: Setup, ffn: MoeFfn, layers: int, degrees: Degrees, phase: str, total: Levels) -> tuple[Numeric, Sums]:
+def _routed(at: Setup, ffn: MoeFfn, layers: int, degrees: Mapping, phase: str, total: Levels) -> tuple[Numeric, Sums]:
     """Time of the routed experts of one layer, and the sums of all ``layers`` of its kind. [s]"""
     profile = at.profile
     imbalance = profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance
@@ -163,7 +142,7 @@ def _routed(at: Setup, ffn: MoeFfn, layers: int, degrees: Degrees, phase: str, t
 
 
 def _exchange(
-    at: Setup, ffn: MoeFfn, layers: int, degrees: Degrees, phase: str, rank: Levels
+    at: Setup, ffn: MoeFfn, layers: int, degrees: Mapping, phase: str, rank: Levels
 ) -> tuple[Numeric, Numeric, Sums]:
     """Times of dispatch and combine of one layer, and the sums of all ``layers`` of its kind. [s]"""
     if np.all(np.asarray(degrees.dp_attn) == 1):
@@ -172,7 +151,7 @@ def _exchange(
     def exchange(
         tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric
     ) -> tuple[Numeric, Numeric, Sums]:
-        here = Degrees(tp_attn=tp, dp_attn=dp, tp_ffn=tp_ffn, ep=ep)
+        here = Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp_ffn, ep=ep)
         dispatch, combine = exchange_cost(tokens / tp, here, ffn.top_k, phase, at)
         return dispatch.time, combine.time, Sums().plus(dispatch.sums, layers).plus(combine.sums, layers)
 
@@ -204,7 +183,7 @@ def with_ends(at: Setup, sums: Sums, hop: Cost) -> Sums:
     return sums.plus(hop.sums).plus(Sums(latency=at.profile.host))
 
 
-def decode_step(at: Setup, degrees: Degrees, *, batch: Numeric, context: Numeric, mla_form: str = "auto") -> DecodeStep:
+def decode_step(at: Setup, degrees: Mapping, *, batch: Numeric, context: Numeric, mla_form: str = "auto") -> DecodeStep:
     """One decode step of ``batch`` sequences (over all DP ranks) at mean length ``context``.
 
     ``TTL = max(m*max_s t_s, sum_s t_s) + host + p*hop`` over the stages s of m = min(pp, B)
@@ -231,7 +210,7 @@ def decode_step(at: Setup, degrees: Degrees, *, batch: Numeric, context: Numeric
     return DecodeStep(ttl, microbatches, with_ends(at, times.sums, hop))
 
 
-def prefill_pass(at: Setup, degrees: Degrees, *, batch: Numeric, isl: float, mla_form: str = "auto") -> PrefillPass:
+def prefill_pass(at: Setup, degrees: Mapping, *, batch: Numeric, isl: float, mla_form: str = "auto") -> PrefillPass:
     """Prefill of ``batch`` prompts of ``isl`` tokens, unchunked.
 
     With pp stages the prompts of a rank go through in m = min(pp, prompts) micro-batches:

@@ -36,7 +36,6 @@ from disagg_sim.report.lines import (
 )
 from disagg_sim.report.words import degrees_text
 from disagg_sim.search.grid import PhaseGrid
-from disagg_sim.search.mappings import MappingTable
 from disagg_sim.serving.rate_matching import MatchPlan
 from disagg_sim.simulation.capacity import Capacity
 from disagg_sim.simulation.deployment import ServedDeployment
@@ -103,6 +102,8 @@ def _(at: Setup) -> str:
 
 @html_of.register
 def _(mapping: Mapping) -> str:
+    if np.ndim(mapping.pp):
+        return _table_of_mappings(mapping)
     lines = [
         ("attention", f"tensor parallel over {mapping.tp_attn}, data parallel over {mapping.dp_attn}"),
         ("feed-forward part", f"tensor parallel over {mapping.tp_ffn}, expert parallel over {mapping.ep}"),
@@ -112,8 +113,7 @@ def _(mapping: Mapping) -> str:
     return _lines(f"{_mapping_text(mapping)}: {_counted(mapping.gpus, 'GPU')}", lines)
 
 
-@html_of.register
-def _(table: MappingTable) -> str:
+def _table_of_mappings(table: Mapping) -> str:
     sizes, counts = np.unique(table.gpus, return_counts=True)
     head = ("GPUs of an instance", *(f"{size}" for size in sizes))
     shown = _table(f"{_counted(len(table), 'mapping')}", head, [("mappings", *(f"{count}" for count in counts))])
@@ -230,7 +230,7 @@ def _place(flat: np.intp, grid: PhaseGrid) -> tuple[int, int]:
 
 
 def _point_text(grid: PhaseGrid, place: tuple[int, int]) -> str:
-    mapping = _mapping_text(grid.mapping(place[0]))
+    mapping = _mapping_text(grid.mappings[place[0]])
     return f"{mapping}, batch {grid.batch[place[1]]:,}, limited by {BOUNDS[grid.bound[place]]}"
 
 

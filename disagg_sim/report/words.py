@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from disagg_sim.domain import DEGREES
+
 if TYPE_CHECKING:
     from disagg_sim.sweep.cases import Case
     from disagg_sim.sweep.spec import Pools
@@ -14,8 +16,7 @@ if TYPE_CHECKING:
 
 def mapping_text(point: Mapping[str, Any], phase: str) -> str:
     """Mapping of one phase of a point, as ``degrees_text``."""
-    names = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
-    return degrees_text(*(int(point[f"{phase}_{name}"]) for name in names))
+    return degrees_text(*(int(point[f"{phase}_{name}"]) for name in DEGREES))
 
 
 def degrees_text(tp: int, dp: int, tp_ffn: int, ep: int, pp: int) -> str:

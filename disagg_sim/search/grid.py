@@ -34,18 +34,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import BOUNDS, Conditions, Instance, Mapping, Status
+from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Conditions, Instance, Mapping, Status
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.layer import MLA_FORMS, check_form
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
-from disagg_sim.physics.phases import Degrees, PrefillPass, decode_step, prefill_pass
+from disagg_sim.physics.phases import PrefillPass, decode_step, prefill_pass
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
-from disagg_sim.search.mappings import MappingTable, mappings_for
+from disagg_sim.search.mappings import mappings_for
 from disagg_sim.workload.lengths import Lengths
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ BATCHES_PER_DOUBLING = 4
 MAX_BATCH = 2**20
 
 PHASES = ("prefill", "decode")
-MAPPING_COLUMNS = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "chunk_tokens")
 #: Forms of MLA of a point, in the order of the integer codes of ``PhaseGrid.mla_form``. "auto" stands where every chunk
 #: takes the faster of "naive" and "absorbed", "none" where the model has no MLA.
 CHOSEN_FORMS = (*MLA_FORMS, "none")
@@ -74,15 +73,13 @@ CHOSEN_FORMS = (*MLA_FORMS, "none")
 class PhaseGrid(Shown):
     """Every design point of one phase: rows x batch sizes, feasible or not.
 
-    One-dimensional arrays have one entry per row (a mapping and its chunk size); two-dimensional
-    ones have shape (rows, batches).
+    A row is a mapping with its chunk size; two-dimensional arrays have shape (rows, batches).
     """
 
     phase: str  # "prefill" or "decode"
     setup: Setup
-    mappings: MappingTable
+    mappings: Mapping  # columns of shape (rows,)
     lengths: Lengths
-    chunk_tokens: Ints  # 0 = unchunked [token]
     batch: Ints  # (batches,) requests of an instance [request]
     latency: Floats  # FTL (prefill) or TTL (decode) [s]
     request_rate: Floats  # of one instance at full rate [request/s]
@@ -94,7 +91,7 @@ class PhaseGrid(Shown):
     @property
     def gpus(self) -> Ints:
         """GPUs of one instance of each row. [1]"""
-        return self.mappings.gpus
+        return np.asarray(self.mappings.gpus)
 
     @property
     def memory_limit(self) -> float:
@@ -120,26 +117,15 @@ class PhaseGrid(Shown):
     @cached_property
     def unique_gpus(self) -> Ints:
         """(rows,) GPUs of an instance that hold distinct cache. [1]"""
-        distinct = unique_gpus(self.setup.model, degree_columns(self.mappings))
+        distinct = unique_gpus(self.setup.model, self.mappings.for_grid())
         return np.broadcast_to(distinct, (len(self.mappings), 1))[:, 0].astype(np.int64)
-
-    def mapping(self, row: int) -> Mapping:
-        """The mapping of a row as a value object."""
-        return replace(self.mappings[row], chunk_tokens=int(self.chunk_tokens[row]))
-
-    def row(self, mapping: Mapping) -> int:
-        """The row of a mapping; ``InputError`` where the grid has none."""
-        found = next((row for row in range(len(self.mappings)) if self.mapping(row) == mapping), None)
-        if found is None:
-            raise InputError(f"the {self.phase} grid has no {mapping}")
-        return found
 
     def instance(self, row: int, column: int) -> Instance:
         """The configuration at (row, column) as a value object."""
         at = self.setup
         return Instance(
             phase=self.phase,
-            mapping=self.mapping(row),
+            mapping=self.mappings[row],
             batch=int(self.batch[column]),
             latency_s=float(self.latency[row, column]),
             request_rate_per_s=float(self.request_rate[row, column]),
@@ -165,9 +151,8 @@ class PhaseGrid(Shown):
             return np.repeat(values, shape[1])
 
         latency = "ftl_s" if self.phase == "prefill" else "ttl_s"
-        columns = {name: by_row(getattr(self.mappings, name)) for name in MAPPING_COLUMNS[:-1]}
+        columns = {name: by_row(getattr(self.mappings, name)) for name in MAPPING_COLUMNS}
         columns |= {
-            "chunk_tokens": by_row(self.chunk_tokens),
             "gpus": by_row(self.gpus),
             "batch": np.tile(self.batch, shape[0]),
             latency: self.latency.ravel(),
@@ -195,21 +180,14 @@ def batch_sizes(largest: int) -> Ints:
     return sizes[: int(np.searchsorted(sizes, largest)) + 1].astype(np.int64)
 
 
-def degree_columns(table: MappingTable) -> Degrees:
-    """Degrees of every row as columns of shape (rows, 1), for grids. [1]"""
-    columns = (table.tp_attn, table.dp_attn, table.tp_ffn, table.ep, table.pp)
-    tp_attn, dp_attn, tp_ffn, ep, pp = (column[:, None].astype(float) for column in columns)
-    return Degrees(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=tp_ffn, ep=ep, pp=pp)
-
-
-def batch_axis(at: Setup, mappings: MappingTable | Mapping | list[Mapping], lengths: Lengths, *, phase: str) -> Ints:
+def batch_axis(at: Setup, mappings: Mapping | list[Mapping], lengths: Lengths, *, phase: str) -> Ints:
     """Batch sizes from 1 to the memory limit of the most spacious mapping (physics page, section 4).
 
     Parameters
     ----------
     at : Setup
         Model, system, recipe, profile and engine.
-    mappings : MappingTable, Mapping or list of Mapping
+    mappings : Mapping or list of Mapping
         From ``enumerate_mappings``, or made by hand.
     lengths : Lengths
         Of the requests.
@@ -231,7 +209,7 @@ def batch_axis(at: Setup, mappings: MappingTable | Mapping | list[Mapping], leng
         raise InputError(f"phase {phase!r} is not one of {', '.join(PHASES)}{nearest(phase, PHASES)}")
     table = mappings_for(at, mappings)
     doublings = 2.0 ** np.arange(MAX_BATCH.bit_length())[None, :]
-    degrees = degree_columns(table)
+    degrees = table.for_grid()
 
     def fits(batch: Numeric) -> Any:
         if phase == "decode":
@@ -253,7 +231,7 @@ def batch_axis(at: Setup, mappings: MappingTable | Mapping | list[Mapping], leng
 
 def decode_grid(
     at: Setup,
-    mappings: MappingTable | Mapping | list[Mapping],
+    mappings: Mapping | list[Mapping],
     lengths: Lengths,
     *,
     batch: Any = None,
@@ -266,7 +244,7 @@ def decode_grid(
     ----------
     at : Setup
         Model, system, recipe, profile and engine, from ``setup``.
-    mappings : MappingTable, Mapping or list of Mapping
+    mappings : Mapping or list of Mapping
         From ``enumerate_mappings``, or made by hand.
     lengths : Lengths
         Of the requests, from ``lengths``.
@@ -301,7 +279,7 @@ def decode_grid(
     ttl, memory = np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     for rows in row_blocks(*shape):
-        degrees = degree_columns(table[rows])
+        degrees = table[rows].for_grid()
         step = decode_step(at, degrees, batch=axis, context=lengths.context, mla_form=mla_form)
         ttl[rows], micro[rows], bound[rows] = step.ttl, step.microbatches, bound_codes(step.sums)
         memory[rows] = decode_bytes(at, degrees, axis, cached=lengths.resident, mla_form=mla_form)
@@ -310,7 +288,6 @@ def decode_grid(
         setup=at,
         mappings=table,
         lengths=lengths,
-        chunk_tokens=np.zeros(len(table), dtype=np.int64),
         batch=sizes,
         latency=ttl,
         request_rate=lengths.request_rate(axis, ttl),
@@ -323,7 +300,7 @@ def decode_grid(
 
 def prefill_grid(
     at: Setup,
-    mappings: MappingTable | Mapping | list[Mapping],
+    mappings: Mapping | list[Mapping],
     lengths: Lengths,
     *,
     batch: Any = None,
@@ -367,20 +344,21 @@ def prefill_grid(
     >>> from disagg_sim.physics.setup import setup
     >>> from disagg_sim.workload.lengths import lengths
     >>> at = setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> prefill_grid(at, Mapping(pp=2), lengths(2048, 256), chunk_tokens=[512]).chunk_tokens.tolist()
+    >>> prefill_grid(at, Mapping(pp=2), lengths(2048, 256), chunk_tokens=[512]).mappings.chunk_tokens.tolist()
     [0, 512]
     """
     table, sizes = _axes(at, mappings, lengths, "prefill", batch, mla_form, allow_long_context)
-    table, chunks = with_chunks(table, lengths.longest_timed, CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
+    table = with_chunks(table, lengths.longest_timed, CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
     ftl_isl = 0.0 if ftl_quantile is None else lengths.isl_quantile(ftl_quantile)
     axis = sizes[None, :].astype(float)
     shape = (len(table), sizes.size)
     ftl, busy, memory = np.empty(shape), np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     forms = np.empty(shape, dtype=np.int8)
-    for rows, timed in _timed_blocks(lengths, ftl_isl, chunks, sizes.size):
-        degrees, chunk = degree_columns(table[rows]), chunks[rows, None].astype(float)
-        score = partial(_score, at, timed, lengths, degrees, axis, chunk)
+    for rows, timed in _timed_blocks(lengths, ftl_isl, table.chunk_tokens, sizes.size):
+        degrees = table[rows].for_grid()
+        chunk = degrees.chunk_tokens
+        score = partial(_score, at, timed, lengths, degrees, axis)
         done, memory[rows], forms[rows] = best_form(at, mla_form, score) if chunk[0, 0] else score(mla_form)
         ftl[rows], busy[rows], bound[rows] = done.ftl, done.busy, bound_codes(done.sums)
         if chunk[0, 0]:
@@ -392,7 +370,6 @@ def prefill_grid(
         setup=at,
         mappings=table,
         lengths=lengths,
-        chunk_tokens=chunks,
         batch=sizes,
         latency=ftl,
         request_rate=axis / busy,
@@ -405,13 +382,13 @@ def prefill_grid(
 
 def _axes(
     at: Setup,
-    mappings: MappingTable | Mapping | list[Mapping],
+    mappings: Mapping | list[Mapping],
     lengths: Lengths,
     phase: str,
     batch: Any,
     mla_form: str,
     allow_long_context: bool,
-) -> tuple[MappingTable, Ints]:
+) -> tuple[Mapping, Ints]:
     """Mappings and batch sizes of a grid; ``InputError`` for what both kinds of grid refuse."""
     table = mappings_for(at, mappings)
     at.model.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
@@ -445,9 +422,10 @@ def _timed_blocks(lengths: Lengths, ftl_isl: float, chunks: Ints, columns: int) 
 
 
 def _score(
-    at: Setup, timed: _Timed, lengths: Lengths, degrees: Degrees, axis: Any, chunk: Any, form: str
+    at: Setup, timed: _Timed, lengths: Lengths, degrees: Mapping, axis: Any, form: str
 ) -> tuple[PrefillPass, Any, Any]:
     """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
+    chunk = degrees.chunk_tokens
 
     def one(isl: float) -> PrefillPass:
         if not chunk[0, 0]:
@@ -479,7 +457,7 @@ def form_code(at: Setup, form: str) -> np.int8:
     return np.int8(CHOSEN_FORMS.index(form if at.model.is_mla else "none"))
 
 
-def with_chunks(table: MappingTable, isl: float, chunk_tokens: Any) -> tuple[MappingTable, Ints]:
+def with_chunks(table: Mapping, isl: float, chunk_tokens: Any) -> Mapping:
     """Rows of every (mapping, chunk size): all unchunked rows first, then the chunks of pipelines."""
     sizes = given_sizes("chunk_tokens", chunk_tokens, least=0) if np.size(chunk_tokens) else np.empty(0, dtype=np.int64)
     deep = np.flatnonzero(table.pp > 1)
@@ -488,7 +466,7 @@ def with_chunks(table: MappingTable, isl: float, chunk_tokens: Any) -> tuple[Map
         if 0 < size < isl:
             index.append(deep)
             chunks.append(np.full(deep.size, size, dtype=np.int64))
-    return table[np.concatenate(index)], np.concatenate(chunks)
+    return replace(table[np.concatenate(index)], chunk_tokens=np.concatenate(chunks))
 
 
 def row_blocks(rows: int, columns: int) -> list[slice]:

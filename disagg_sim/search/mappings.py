@@ -7,83 +7,22 @@ Inside a pipeline stage ``tp_attn*dp_attn = tp_ffn*ep``: TP, EP, TEP (tp_attn > 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
 
-from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, Mapping
+from disagg_sim.domain import DEGREES, MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, Mapping
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import DenseFfn, GqaAttention, ModelSpec, MoeFfn
-from disagg_sim.notebook import Shown
 from disagg_sim.physics.setup import Setup
-
-Ints = NDArray[np.int64]
 
 #: Degrees other than powers of two, 3*2^k and 36*2^k, that a domain of a multiple of 36 GPUs invites.
 ODD_DEGREES = (3, 6, 12, 24, 36, 48, 72, 96, 144, 192, 288, 384, 576)
 ODD_DOMAIN = 36
 
 
-@dataclass(frozen=True, eq=False)
-class MappingTable(Shown):
-    """Mappings as columns, one row each, all of shape (rows,); degrees as in ``Mapping``. [1]"""
-
-    tp_attn: Ints
-    dp_attn: Ints
-    tp_ffn: Ints
-    ep: Ints
-    pp: Ints
-    refused: tuple[tuple[str, int], ...] = ()  # (reason, candidates refused for it)
-
-    def __len__(self) -> int:
-        """Rows."""
-        return int(self.tp_attn.size)
-
-    @overload
-    def __getitem__(self, rows: int) -> Mapping: ...
-    @overload
-    def __getitem__(self, rows: slice | NDArray[np.bool_] | Ints) -> MappingTable: ...
-    def __getitem__(self, rows: int | slice | NDArray[np.bool_] | Ints) -> Mapping | MappingTable:
-        """One mapping, or the table of some rows."""
-        columns = (self.tp_attn, self.dp_attn, self.tp_ffn, self.ep, self.pp)
-        if isinstance(rows, int):
-            tp_attn, dp_attn, tp_ffn, ep, pp = (int(column[rows]) for column in columns)
-            return Mapping(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=tp_ffn, ep=ep, pp=pp)
-        parts = [column[rows] for column in columns]
-        return MappingTable(parts[0], parts[1], parts[2], parts[3], parts[4])
-
-    def __iter__(self) -> Iterator[Mapping]:
-        """Each mapping as a value object."""
-        return (self[row] for row in range(len(self)))
-
-    @property
-    def gpus(self) -> Ints:
-        """GPUs of one instance. [1]"""
-        return self.tp_attn * self.dp_attn * self.pp
-
-
-def mapping_table(mappings: MappingTable | Mapping | list[Mapping]) -> MappingTable:
-    """A table of single mappings; ``tp_attn*dp_attn`` must equal ``tp_ffn*ep``."""
-    if isinstance(mappings, MappingTable):
-        return mappings
-    rows = mappings if isinstance(mappings, list | tuple) else [mappings]
-    for m in rows:
-        if not isinstance(m, Mapping):
-            raise InputError(f"{m!r} is no mapping; allowed: a MappingTable, a Mapping or a list of them")
-        if m.tp_attn * m.dp_attn != m.tp_ffn * m.ep:
-            raise InputError(
-                f"mapping tp_attn {m.tp_attn} x dp_attn {m.dp_attn} != tp_ffn {m.tp_ffn} x ep {m.ep}: "
-                "attention and FFN of a stage must use the same GPUs"
-            )
-    return _table([(m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.pp) for m in rows])
-
-
-def mappings_for(at: Setup, mappings: MappingTable | Mapping | list[Mapping]) -> MappingTable:
-    """``mapping_table`` of single mappings that the model can take on the system; a table is taken as it is.
+def mappings_for(at: Setup, mappings: Mapping | list[Mapping]) -> Mapping:
+    """Columns of the mappings; single ones are held against model and system, columns are taken as they are.
 
     Pipelines may be of any depth up to the layers: one that does not divide them has stages of two lengths.
 
@@ -92,24 +31,29 @@ def mappings_for(at: Setup, mappings: MappingTable | Mapping | list[Mapping]) ->
     InputError
         A mapping that cannot be; says why.
     """
-    table = mapping_table(mappings)
-    if table is mappings:
-        return table
-    model, system = at.model, at.system
-    for m in table:
-        row = (m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.pp)
-        reason = _pipeline_refusal(model, m.pp, even=False) or _stage_refusal(model, system, row)
-        if not model.is_moe and max(m.dp_attn, m.ep) > 1:
-            reason = "a dense model has neither dp_attn nor ep above 1"
-        if reason is not None:
-            degrees = "tp_attn {}, dp_attn {}, tp_ffn {}, ep {}, pp {}".format(*row)
-            raise InputError(f"mapping {degrees} is impossible for {model.name} on {system.name}: {reason}")
-    return table
+    if isinstance(mappings, Mapping) and np.ndim(mappings.pp):
+        return mappings
+    rows = mappings if isinstance(mappings, list | tuple) else [mappings]
+    for mapping in rows:
+        if not isinstance(mapping, Mapping):
+            raise InputError(f"{mapping!r} is no mapping; allowed: a Mapping or a list of them")
+        _require(at, mapping)
+    return Mapping.stack(rows)
 
 
-def _table(rows: list[tuple[int, int, int, int, int]], refused: tuple[tuple[str, int], ...] = ()) -> MappingTable:
-    tp_attn, dp_attn, tp_ffn, ep, pp = np.array(rows, dtype=np.int64).reshape(-1, 5).T
-    return MappingTable(tp_attn, dp_attn, tp_ffn, ep, pp, refused)
+def _require(at: Setup, m: Mapping) -> None:
+    """``InputError`` unless the model can take a single mapping on the system."""
+    if m.tp_attn * m.dp_attn != m.tp_ffn * m.ep:
+        raise InputError(
+            f"mapping tp_attn {m.tp_attn} x dp_attn {m.dp_attn} != tp_ffn {m.tp_ffn} x ep {m.ep}: "
+            "attention and FFN of a stage must use the same GPUs"
+        )
+    reason = _pipeline_refusal(at.model, m.pp, even=False) or _stage_refusal(at, m.tp_attn, m.tp_ffn, m.ep)
+    if not at.model.is_moe and max(m.dp_attn, m.ep) > 1:
+        reason = "a dense model has neither dp_attn nor ep above 1"
+    if reason is not None:
+        given = ", ".join(f"{name} {getattr(m, name)}" for name in DEGREES)
+        raise InputError(f"mapping {given} is impossible for {at.model.name} on {at.system.name}: {reason}")
 
 
 def degrees(system: SystemSpec, limit: int) -> tuple[int, ...]:
@@ -120,7 +64,7 @@ def degrees(system: SystemSpec, limit: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, *odd}))
 
 
-def enumerate_mappings(at: Setup, *, max_gpus: int | None = None) -> MappingTable:
+def enumerate_mappings(at: Setup, *, max_gpus: int | None = None) -> Mapping:
     """All mappings of one instance of a model on a system (physics page, section 3).
 
     TP stays inside the NVLink domain; EP, DP attention and PP may leave it. At most 64 GPUs an
@@ -136,7 +80,7 @@ def enumerate_mappings(at: Setup, *, max_gpus: int | None = None) -> MappingTabl
 
     Returns
     -------
-    MappingTable
+    Mapping
         Columns of shape (rows,), in lexicographic order; ``refused`` counts the other candidates by reason.
 
     Raises
@@ -159,7 +103,7 @@ def enumerate_mappings(at: Setup, *, max_gpus: int | None = None) -> MappingTabl
     flat_limit = min(flat_limit, max_gpus or flat_limit)
     deep_limit = min(MAX_PIPELINE_GPUS, max_gpus or MAX_PIPELINE_GPUS)
     refused: Counter[str] = Counter()
-    rows: list[tuple[int, int, int, int, int]] = []
+    rows: list[tuple[int, ...]] = []  # degrees, in their order
     tried = degrees(system, flat_limit)
     for pp in degrees(system, deep_limit):
         if (reason := _pipeline_refusal(model, pp, even=True)) is not None:
@@ -172,14 +116,17 @@ def enumerate_mappings(at: Setup, *, max_gpus: int | None = None) -> MappingTabl
                 for ep in tried if model.is_moe else (1,):
                     if gpus % ep:
                         continue
-                    row = (tp_attn, dp_attn, gpus // ep, ep, pp)
                     large = f"more than {limit} GPUs in a stage at pp {pp}" if gpus > limit else None
-                    reason = large or _stage_refusal(model, system, row)
+                    reason = large or _stage_refusal(at, tp_attn, gpus // ep, ep)
                     if reason is None:
-                        rows.append(row)
+                        rows.append((tp_attn, dp_attn, gpus // ep, ep, pp))
                     else:
                         refused[reason] += 1
-    return _table(sorted(rows), tuple(sorted(refused.items())))
+    columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, len(DEGREES)).T
+    chunk_tokens = np.zeros(len(rows), dtype=np.int64)
+    return Mapping(
+        **dict(zip(DEGREES, columns, strict=True)), chunk_tokens=chunk_tokens, refused=tuple(sorted(refused.items()))
+    )
 
 
 def _pipeline_refusal(model: ModelSpec, pp: int, *, even: bool) -> str | None:
@@ -191,8 +138,8 @@ def _pipeline_refusal(model: ModelSpec, pp: int, *, even: bool) -> str | None:
     return None
 
 
-def _stage_refusal(model: ModelSpec, system: SystemSpec, row: tuple[int, int, int, int, int]) -> str | None:
-    tp_attn, _, tp_ffn, ep, _ = row
+def _stage_refusal(at: Setup, tp_attn: int, tp_ffn: int, ep: int) -> str | None:
+    model, system = at.model, at.system
     if max(tp_attn, tp_ffn) > system.nvlink_domain:
         return f"TP leaves the NVLink domain of {system.nvlink_domain}"
     for kind in model.kinds:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.domain import MAPPING_COLUMNS
 from disagg_sim.errors import InfeasibleError, InputError, above_zero
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
-from disagg_sim.search.grid import MAPPING_COLUMNS, PhaseGrid
+from disagg_sim.search.grid import PhaseGrid
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,17 +42,10 @@ def best_per_size(gpus: Ints, rate: Floats, order: Ints) -> Ints:
     return fastest[first].astype(np.int64)
 
 
-def mapping_columns(grid: PhaseGrid) -> list[tuple[str, Ints]]:
-    """Names and values of the columns that tell one row of a grid from another, chunk sizes last."""
-    return [(name, getattr(grid.mappings, name)) for name in MAPPING_COLUMNS[:-1]] + [
-        (MAPPING_COLUMNS[-1], grid.chunk_tokens)
-    ]
-
-
 def mapping_order(grid: PhaseGrid) -> Ints:
     """Rank of every point in the lexicographic order of its mapping, then batch; shape (rows, batches)."""
     rows = np.empty(grid.gpus.size, dtype=np.int64)
-    rows[np.lexsort([column for _, column in reversed(mapping_columns(grid))])] = np.arange(rows.size)
+    rows[np.lexsort([getattr(grid.mappings, name) for name in reversed(MAPPING_COLUMNS)])] = np.arange(rows.size)
     return rows[:, None] * grid.batch.size + np.arange(grid.batch.size)
 
 
@@ -207,7 +201,7 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
     rows, columns = np.nonzero(usable)
     keep = best_per_size(gpus[usable], prefill.request_rate[usable], mapping_order(prefill)[usable])
     rows, columns = rows[keep], columns[keep]
-    at, columns_of = prefill.setup, dict(mapping_columns(prefill))
+    at, kept = prefill.setup, prefill.mappings[rows]
     return PrefillCandidates(
         model=at.model.name,
         system=at.system.name,
@@ -219,7 +213,7 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
         kv_bytes_per_request=prefill.kv_bytes_per_request,
         ftl_limit=ftl_limit,
         nic_limit=limit,
-        **{name: column[rows] for name, column in columns_of.items()},
+        **{name: getattr(kept, name) for name in MAPPING_COLUMNS},
         mla_form=prefill.mla_form[rows, columns],
         batch=prefill.batch[columns],
         latency=prefill.latency[rows, columns],

@@ -14,8 +14,7 @@ from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.memory import prefilling_in_passes
 from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import CHUNK_TOKENS, bound_codes, degree_columns
-from disagg_sim.search.mappings import MappingTable
+from disagg_sim.search.grid import CHUNK_TOKENS, bound_codes
 from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, Tally, choose, found, groups
 from disagg_sim.workload.lengths import Lengths
 
@@ -30,7 +29,7 @@ DEFAULT = Colocation()
 
 def colocated(
     at: Setup,
-    mappings: MappingTable | Mapping | list[Mapping],
+    mappings: Mapping | list[Mapping],
     lengths: Lengths,
     *,
     ftl_limit: float = 10.0,
@@ -56,7 +55,7 @@ def colocated(
     ----------
     at : Setup
         Model, system, recipe, profile and engine, from ``setup``.
-    mappings : MappingTable, Mapping or list of Mapping
+    mappings : Mapping or list of Mapping
         From ``enumerate_mappings``, or made by hand.
     lengths : Lengths
         Of the requests, from ``lengths``.
@@ -91,7 +90,7 @@ def colocated(
     return search_colocated(case, mappings).require().points
 
 
-def search_colocated(case: Case, mappings: MappingTable | Mapping | list[Mapping]) -> Found:
+def search_colocated(case: Case, mappings: Mapping | list[Mapping]) -> Found:
     """The points of ``colocated`` within the limits, none if so it is, and what was looked at."""
     sizes = None if case.options.prefill_batch is None else np.array(case.options.prefill_batch)
     parts = [part for group in groups(case, mappings) for part in _search(case, group, sizes)]
@@ -100,7 +99,7 @@ def search_colocated(case: Case, mappings: MappingTable | Mapping | list[Mapping
     return found(case, Mode.COLOCATED, parts)
 
 
-def count_colocated(case: Case, mappings: MappingTable) -> int:
+def count_colocated(case: Case, mappings: Mapping) -> int:
     """Design points that ``colocated`` scores: (mapping, batch, prompts of a pass, cut). [1]"""
     return sum(
         len(group.table) * int(np.count_nonzero(_pass_sizes(group, None))) * len(_cut_sizes(case, group))
@@ -229,8 +228,8 @@ class _Scored:
         )
         return chosen, tally
 
-    def _memory(self, part: MappingTable, cut: _Cut) -> Floats:
-        degrees, together = degree_columns(part), self.together.astype(float)[None, :]
+    def _memory(self, part: Mapping, cut: _Cut) -> Floats:
+        degrees, together = part.for_grid(), self.together.astype(float)[None, :]
         prompt, deviations = self.case.lengths.prompt, self.case.at.profile.resident_deviations
         prefilling = prefilling_in_passes(degrees, together, prompt, cut.chunk_tokens, deviations)
         batch = self.group.batch[self.batch_index].astype(float)[None, :]

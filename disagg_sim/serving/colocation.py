@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import BOUNDS, Mapping
+from disagg_sim.domain import BOUNDS, DEGREES, Mapping
 from disagg_sim.errors import InfeasibleError, InputError, above_zero, nearest
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.layer import check_form
 from disagg_sim.physics.memory import Prefilling, colocated_bytes
 from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import BLOCK_POINTS, batch_axis, degree_columns, given_sizes
-from disagg_sim.search.mappings import MappingTable, mappings_for
+from disagg_sim.search.grid import BLOCK_POINTS, batch_axis, given_sizes
+from disagg_sim.search.mappings import mappings_for
 from disagg_sim.serving.candidates import least
 from disagg_sim.serving.points import slot_wait, table_of_points
 from disagg_sim.workload.lengths import Lengths
@@ -85,7 +84,7 @@ class Case:
         if self.ttl_limit is not None:
             above_zero("ttl_limit", self.ttl_limit, "s")
 
-    def memory_bytes(self, degrees: Degrees, batch: Any, prefilling: Prefilling, *, expanded: bool) -> Any:
+    def memory_bytes(self, degrees: Mapping, batch: Any, prefilling: Prefilling, *, expanded: bool) -> Any:
         """Bytes on the fullest GPU; see ``physics.memory.colocated_bytes``. [B]"""
         return colocated_bytes(
             self.at,
@@ -112,15 +111,15 @@ class Case:
 class Group:
     """Mappings of one attention DP degree, all with a pipeline or all without, and their batch axis."""
 
-    table: MappingTable
+    table: Mapping
     batch: Ints  # (batches,) requests of an instance [request]
     dp: int  # [1]
     deep: bool  # with a pipeline
 
     @property
-    def degrees(self) -> Degrees:
+    def degrees(self) -> Mapping:
         """Degrees as columns of shape (rows, 1). [1]"""
-        return degree_columns(self.table)
+        return self.table.for_grid()
 
     def blocks(self, columns: int) -> Iterator[slice]:
         """Slices of rows of about ``BLOCK_POINTS`` points."""
@@ -128,7 +127,7 @@ class Group:
         return (slice(i, i + step) for i in range(0, len(self.table), step))
 
 
-def groups(case: Case, mappings: MappingTable | Mapping | list[Mapping]) -> Iterator[Group]:
+def groups(case: Case, mappings: Mapping | list[Mapping]) -> Iterator[Group]:
     """Mappings by DP degree and pipeline; batches up to the memory limit of each group unless given. [request]"""
     given = case.options.batch
     table = mappings_for(case.at, mappings)
@@ -239,7 +238,7 @@ def _columns_of_batches(batch_index: Ints) -> Ints:
 class Chosen:
     """Chosen points of some rows of a group, one entry a point."""
 
-    mapping: MappingTable
+    mapping: Mapping
     batch: Ints  # [request]
     prefill_batch: Ints  # prompts of a pass or of a mixed step [request]
     group: Floats  # prompts that start together [request]
@@ -292,15 +291,12 @@ def found(case: Case, mode: str, parts: list[tuple[Chosen, Tally]]) -> Found:
     columns: dict[str, Any] = {
         f.name: np.concatenate([getattr(c, f.name) for c in chosen]) for f in fields(Chosen) if f.name != "mapping"
     }
-    degrees = {
-        name: np.concatenate([getattr(c.mapping, name) for c in chosen])
-        for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
-    }
+    degrees: dict[str, Any] = {name: np.concatenate([getattr(c.mapping, name) for c in chosen]) for name in DEGREES}
     at, batch, mean = case.at, columns["batch"], columns["ttl_mean"]
     gpus = degrees["tp_attn"] * degrees["dp_attn"] * degrees["pp"]
     rate = case.lengths.request_rate(batch, mean)
     ttl = mean if case.options.ttl_measure == "mean" else columns["largest_gap"]
-    distinct = unique_gpus(at.model, Degrees(**{name: value.astype(float) for name, value in degrees.items()}))
+    distinct = unique_gpus(at.model, Mapping(**{name: value.astype(float) for name, value in degrees.items()}))
     values: dict[str, Any] = {
         "model": at.model.name,
         "system": at.system.name,

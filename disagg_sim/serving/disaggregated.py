@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import BOUNDS
+from disagg_sim.domain import BOUNDS, DEGREES, MAPPING_COLUMNS
 from disagg_sim.errors import InputError, above_zero, nearest, whole_number
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.grid import PhaseGrid
@@ -203,7 +203,6 @@ def _table(
     p, gpus_p, gpus_d = prefill.request_rate[choice], prefill.gpus[choice], decode.gpus[rows]
     at, total = decode.setup, n_p * gpus_p + n_d * gpus_d
     rate = np.minimum(n_p * p, n_d * r)
-    degrees = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
     values: dict[str, Any] = {
         "model": at.model.name,
         "system": at.system.name,
@@ -218,10 +217,10 @@ def _table(
         "tokens_per_s_per_gpu": rate * decode.lengths.mean_osl / total,
         "ftl_s": prefill.latency[choice],
         "ttl_s": ttl,
-        **{f"prefill_{name}": getattr(prefill, name)[choice] for name in (*degrees, "chunk_tokens", "batch")},
+        **{f"prefill_{name}": getattr(prefill, name)[choice] for name in (*MAPPING_COLUMNS, "batch")},
         "prefill_instances": n_p,
         "prefill_gpus": gpus_p,
-        **{f"decode_{name}": getattr(decode.mappings, name)[rows] for name in degrees},
+        **{f"decode_{name}": getattr(decode.mappings, name)[rows] for name in DEGREES},
         "decode_microbatches": decode.microbatches[rows, columns],
         "decode_batch": decode.batch[columns],
         "decode_instances": n_d,

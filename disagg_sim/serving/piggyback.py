@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.physics.memory import prefilling_in_pieces
 from disagg_sim.physics.mixed import Chunk, MixedStep, mixed_step
-from disagg_sim.physics.phases import Degrees, decode_step
+from disagg_sim.physics.phases import decode_step
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import bound_codes, degree_columns
-from disagg_sim.search.mappings import MappingTable
+from disagg_sim.search.grid import bound_codes
 from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, Tally, choose, found, groups
 from disagg_sim.workload.lengths import Lengths
 
@@ -31,7 +30,7 @@ DEFAULT = Colocation()
 
 def piggyback(
     at: Setup,
-    mappings: MappingTable | Mapping | list[Mapping],
+    mappings: Mapping | list[Mapping],
     lengths: Lengths,
     *,
     ftl_limit: float = 10.0,
@@ -94,13 +93,13 @@ def piggyback(
     return search_piggyback(case, mappings).require().points
 
 
-def search_piggyback(case: Case, mappings: MappingTable | Mapping | list[Mapping]) -> Found:
+def search_piggyback(case: Case, mappings: Mapping | list[Mapping]) -> Found:
     """The points of ``piggyback`` within the limits, none if so it is, and what was looked at."""
     parts = [part for group in groups(case, mappings) for part in _search(case, group)]
     return found(case, Mode.PIGGYBACK, parts)
 
 
-def count_piggyback(case: Case, mappings: MappingTable) -> int:
+def count_piggyback(case: Case, mappings: Mapping) -> int:
     """Design points that ``piggyback`` scores: (mapping, batch, chunk, form of MLA). [1]"""
     return sum(len(group.table) * _chunks(case, group)[0].size * len(case.forms) for group in groups(case, mappings))
 
@@ -135,7 +134,7 @@ class _Mixed(NamedTuple):
     long_time: Floats  # a step with a chunk of a long prompt [s]
 
 
-def _mixed(case: Case, degrees: Degrees, residents: Floats, chunk: Floats, dp: int, form: str) -> _Mixed:
+def _mixed(case: Case, degrees: Mapping, residents: Floats, chunk: Floats, dp: int, form: str) -> _Mixed:
     """Mixed steps of one form of MLA; a column is one (batch, chunk)."""
     at, lengths = case.at, case.lengths
 
@@ -166,7 +165,7 @@ def _block(
 ) -> tuple[Chosen, Tally]:
     """Score some rows of a group; a column is one (batch, chunk), forms of MLA one after the other."""
     at, part, forms, isl = case.at, group.table[rows], case.forms, case.lengths.mean_isl
-    degrees, axis = degree_columns(part), group.batch[None, :].astype(float)
+    degrees, axis = part.for_grid(), group.batch[None, :].astype(float)
     decode = decode_step(at, degrees, batch=axis, context=case.lengths.context)
     step, residents = decode.ttl[:, batch_index], group.batch[batch_index].astype(float)[None, :]
     prompts = group.dp * np.maximum(np.ceil(chunk / (group.dp * isl)), 1.0)  # in progress, over all DP ranks

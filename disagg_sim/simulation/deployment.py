@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from disagg_sim.domain import Deployment, Instance, Mapping, Pool
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.notebook import Shown
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.setup import setup as make_setup
 from disagg_sim.simulation.options import MOST, MOST_SEQUENCES
@@ -48,7 +47,7 @@ class Replicas:
     @property
     def gpus(self) -> int:
         """GPUs of all of them. [1]"""
-        return self.mapping.gpus * self.instances
+        return int(self.mapping.gpus) * self.instances
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +110,6 @@ class ServedDeployment(Shown):
                 f"deployment {self.name!r}: the instances of policy {policy!r} take {used} GPUs ({each}), "
                 f"{used - self.gpus} more than its {self.gpus}"
             )
-
-
-def degrees_of(mapping: Mapping) -> Degrees:
-    """Sharding degrees of an instance as the physics takes them."""
-    return Degrees(
-        tp_attn=mapping.tp_attn, dp_attn=mapping.dp_attn, tp_ffn=mapping.tp_ffn, ep=mapping.ep, pp=mapping.pp
-    )
 
 
 def served(deployment: Deployment, *, name: str = "planned", setup: Setup | None = None) -> ServedDeployment:

@@ -13,7 +13,7 @@ from disagg_sim.physics.memory import decode_bytes, decode_residents
 from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.mappings import mappings_for
-from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment, degrees_of
+from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.units import GB
 from disagg_sim.workload.trace import Trace
 
@@ -40,7 +40,7 @@ def require_fit(at: Setup, deployment: ServedDeployment) -> None:
     for part in PARTS:
         for replicas in getattr(deployment, part):
             mappings_for(at, replicas.mapping)
-            need = float(np.max(decode_bytes(at, degrees_of(replicas.mapping), 1, cached=decode_residents(1, 0))))
+            need = float(np.max(decode_bytes(at, replicas.mapping, 1, cached=decode_residents(1, 0))))
             if need > at.memory_limit:
                 raise InfeasibleError(
                     f"{deployment.name}.{part}: {at.model.name} in {at.precision.name} does not fit on "
@@ -64,7 +64,7 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Le
     """
     prompt = int(trace.input_tokens.min())
     computed = 1 if trace.prefix is not None else prompt
-    mappings = [degrees_of(each.mapping) for each in replicas]
+    mappings = [each.mapping for each in replicas]
     first = [prefill_pass(at, degrees, batch=1, isl=computed).ftl for degrees in mappings]
     steps = [decode_step(at, degrees, batch=1, context=prompt).ttl for degrees in mappings]
     single = int(trace.output_tokens.min()) == 1

@@ -15,7 +15,6 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.physics.kv_transfer import own_link_bandwidth, unique_gpus
 from disagg_sim.physics.setup import Setup
-from disagg_sim.simulation.deployment import degrees_of
 from disagg_sim.simulation.engine import FIRST, LAST, Engine
 
 #: How concurrent transfers share a link: equally, or one after the other.
@@ -68,7 +67,7 @@ class LinkSpec:
 
 def instance_bandwidth(at: Setup, mapping: Mapping, per_gpu: float) -> float:
     """One way into or out of an instance: that of its GPUs with distinct parts of the cache. [B/s]"""
-    return float(unique_gpus(at.model, degrees_of(mapping))) * per_gpu
+    return float(unique_gpus(at.model, mapping)) * per_gpu
 
 
 class _Transfer:

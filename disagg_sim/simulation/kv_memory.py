@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 
+from disagg_sim.domain import Mapping
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.memory import Live, Residents, decode_live, instance_bytes, prefill_live, prompt_residents
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.units import GIB
@@ -23,7 +23,7 @@ LARGEST_CACHE = 2**30
 
 def kv_blocks(
     at: Setup,
-    degrees: Degrees,
+    degrees: Mapping,
     *,
     max_sequences: int = 256,
     max_tokens: int = 2048,
@@ -90,7 +90,7 @@ def kv_blocks(
 
 
 def _live(
-    at: Setup, degrees: Degrees, max_sequences: int, max_tokens: int, prompts: int, chunk_tokens: int
+    at: Setup, degrees: Mapping, max_sequences: int, max_tokens: int, prompts: int, chunk_tokens: int
 ) -> tuple[Live, float]:
     """What the largest pass works on, and the imbalance of its experts."""
     profile, ranks = at.profile, degrees.dp_attn

@@ -17,7 +17,7 @@ from disagg_sim.facts.model import DenseFfn
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
-from disagg_sim.simulation.deployment import ServedDeployment, degrees_of
+from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.faults import own_faults
 from disagg_sim.simulation.instances import Roster, spec_of
@@ -266,14 +266,14 @@ def _tables_of(at: Setup, inputs: Tokens, outputs: Tokens) -> Tables:
     def table(mapping: Mapping, max_sequences: int) -> StepTable:
         longest, most = request, prompt
         if longest > _CONTEXT or most > _TOKENS:  # no instance computes what it cannot hold
-            held = kv_blocks(at, degrees_of(mapping), max_sequences=1, max_tokens=1) * BLOCK_TOKENS
+            held = kv_blocks(at, mapping, max_sequences=1, max_tokens=1) * BLOCK_TOKENS
             longest, most = min(longest, held), min(most, held)
         longest, most = _power_of_two(longest, _CONTEXT), _power_of_two(most, _TOKENS)
         key = (replace(mapping), max_sequences, longest, most)
         if key not in tables:
             tables[key] = StepTable.build(
                 at,
-                degrees_of(mapping),
+                mapping,
                 max_sequences=max_sequences,
                 max_context=longest,
                 max_tokens=most,
@@ -292,7 +292,7 @@ def _blocks(at: Setup, mapping: Mapping, limits: Limits) -> int:
     planned = limits.mode == Mode.PREFILL_FIRST and limits.max_prompts < Limits().max_prompts
     return kv_blocks(
         at,
-        degrees_of(mapping),
+        mapping,
         max_sequences=limits.max_sequences,
         max_tokens=limits.token_budget,
         prompts=limits.max_prompts if planned else 0,

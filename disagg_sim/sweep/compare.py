@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.domain import DEGREES, MAPPING_COLUMNS
 from disagg_sim.errors import InputError, given_twice, nearest, quoted
 from disagg_sim.search.front import Floats, best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
@@ -51,8 +52,8 @@ class Roles:
 FRONTIER = Roles(
     group=("case", "mode"),
     key=(
-        *(f"prefill_{name}" for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "chunk_tokens", "batch")),
-        *(f"decode_{name}" for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "batch")),
+        *(f"prefill_{name}" for name in (*MAPPING_COLUMNS, "batch")),
+        *(f"decode_{name}" for name in (*DEGREES, "batch")),
     ),
     x=INTERACTIVITY,
     y=THROUGHPUT,

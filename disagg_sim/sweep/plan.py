@@ -13,10 +13,10 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from disagg_sim.domain import Mode
+from disagg_sim.domain import Mapping, Mode
 from disagg_sim.facts import load
 from disagg_sim.search.grid import CHUNK_TOKENS, Ints, batch_axis
-from disagg_sim.search.mappings import MappingTable, enumerate_mappings
+from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.sweep.cases import Case, cases_of, modes_of, why_not_shared
@@ -36,7 +36,7 @@ class Block:
     key: Key
     case: Case
     mode: str
-    mappings: MappingTable
+    mappings: Mapping
     batch: Ints | None  # (batches,) shared by all blocks of the case and phase; None = the mode's own [request]
     points: int  # design points [1]
     candidates: tuple[Key, ...] = ()  # decode: the prefill blocks that it is matched with
@@ -171,7 +171,7 @@ def _plan_shared(case: Case, mode: str, digest: str, block_points: int) -> ModeP
 def _blocks(
     case: Case,
     mode: str,
-    mappings: MappingTable,
+    mappings: Mapping,
     batch: Ints | None,
     block_points: int,
     digest: str,
@@ -179,7 +179,7 @@ def _blocks(
     points: list[int],
     table: str = POINTS,
     candidates: tuple[Key, ...] = (),
-    count: Callable[[MappingTable], int] | None = None,
+    count: Callable[[Mapping], int] | None = None,
 ) -> tuple[Block, ...]:
     """Slices of the mappings; ``points`` weighs each row, ``count`` gives a slice's points where they differ."""
     return tuple(

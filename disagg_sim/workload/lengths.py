@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Any, overload
@@ -31,6 +31,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from disagg_sim.domain import ByValue
 from disagg_sim.errors import InputError, quoted, whole_number
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.traffic import ConstantLength, TrafficCase
@@ -55,7 +56,7 @@ NO_SPREAD = 1e-9
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Lengths(Shown):
+class Lengths(ByValue, Shown):
     """What prefill and decode in steady state need of a joint law of (input, output) length; made by ``lengths``.
 
     Whatever a request may bring along (a reused prefix, say) is a field here and acts through the methods, so that no
@@ -67,18 +68,6 @@ class Lengths(Shown):
     mean_osl: float  # [token]
     median_osl: float  # [token]
     resident: CachedTokens  # cache of a request in flight, in decode
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both are the same law, to the last digit."""
-        return isinstance(other, Lengths) and type(self) is type(other) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        """Of the values."""
-        return hash(self._key())
-
-    def _key(self) -> tuple[Any, ...]:
-        values = (getattr(self, f.name) for f in fields(self))
-        return tuple(value.tobytes() if isinstance(value, np.ndarray) else value for value in values)
 
     @property
     def constant(self) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import disagg_sim as ds
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_efficiency, resolve_precision
 from disagg_sim.physics.collective import copies_per_rank, copies_with_own
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.memory import Residents, activation_bytes, decode_bytes, decode_residents
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import expected_distinct_experts
 from disagg_sim.sweep.plan import plan_sweep
@@ -16,9 +16,9 @@ from disagg_sim.units import GB
 from docs.computed import joined, power, quick
 
 
-def tensor_parallel(n: float) -> Degrees:
+def tensor_parallel(n: float) -> Mapping:
     """TP over n GPUs."""
-    return Degrees(tp_attn=float(n), tp_ffn=float(n))
+    return Mapping(tp_attn=float(n), tp_ffn=float(n))
 
 
 @quick

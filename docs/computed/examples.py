@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 import disagg_sim as ds
+from disagg_sim.domain import Mapping
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.layer import Tokens, mla_dims
-from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.physics.work import mla_work
 from disagg_sim.units import GB, MS
@@ -23,7 +24,7 @@ def total(parts: dict[str, float], *names: str) -> float:
 
 GEMMS, ALL_REDUCES = ("qkv", "o", "gate, up", "down"), ("attention all-reduce", "FFN all-reduce")
 R1 = ("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
-EP64 = Degrees(dp_attn=64.0, ep=64.0)
+EP64 = Mapping(dp_attn=64.0, ep=64.0)
 
 
 #: Measured rows of W2 (InferenceX, Llama-3.1-70B, H100, vLLM): TP, ISL, OSL, requests in flight, TPOT [ms].
@@ -126,7 +127,7 @@ def w2_prefill_at_tp4() -> str:
 def w3(recipe: str, engine: str) -> str:
     """Prefill of 1000 tokens of Llama-70B on one H100. [ms]"""
     at = setup("llama_3_1_70b", "h100_sxm", recipe, "measured", engine)
-    return f"{prefill_pass(at, Degrees(), batch=1.0, isl=1000.0).ftl / MS:.0f}"
+    return f"{prefill_pass(at, Mapping(), batch=1.0, isl=1000.0).ftl / MS:.0f}"
 
 
 @quick

@@ -24,8 +24,8 @@ from disagg_sim.calibration.served.steady_state import (
     static_batch,
     tensor_parallel,
 )
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_engine
-from disagg_sim.physics.phases import Degrees
 
 ENGINE = replace(
     load_engine("vllm"),
@@ -177,7 +177,7 @@ def test_launches_are_a_floor_of_steps_without_graphs():
 def test_ranks_of_dp_attention_share_a_pass():
     """Eight prompts on eight ranks take far less than eight times one prompt."""
     run = served("deepseek_r1", "h200_sxm", "fp8", replace(ENGINE, kernels="trtllm"))
-    dp = Degrees(tp_attn=ONE, dp_attn=8 * ONE, tp_ffn=ONE, ep=8 * ONE, pp=ONE)
+    dp = Mapping(tp_attn=ONE, dp_attn=8 * ONE, tp_ffn=ONE, ep=8 * ONE, pp=ONE)
     shape = lengths(2000, 100)
     one, all_of_them = (prefill_time(run, dp, n * 2000 * ONE, n * ONE, shape)[0] for n in (1.0, 8.0))
     assert one < all_of_them < 4 * one
@@ -186,7 +186,7 @@ def test_ranks_of_dp_attention_share_a_pass():
 @pytest.mark.parametrize(("ranks", "overlaps"), [(8.0, False), (32.0, True)])
 def test_two_batch_overlap_hides_exchange_beyond_one_nvlink_domain(ranks, overlaps):
     """The longer of work and exchange remains: at least half of their sum, and no more than it."""
-    degrees, shape = Degrees(dp_attn=ranks, ep=ranks), lengths(2048, 1)
+    degrees, shape = Mapping(dp_attn=ranks, ep=ranks), lengths(2048, 1)
     serial, hidden = (
         prefill_time(
             served("deepseek_r1", "h100_sxm", "fp8_bf16kv", replace(ENGINE, two_batch_overlap=told)),

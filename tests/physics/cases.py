@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.search.mappings import MappingTable, enumerate_mappings
+from disagg_sim.search.mappings import enumerate_mappings
 
 PROFILES = ("ideal", "optimistic", "measured")
 RECIPES = {"gb200_nvl72": "nvfp4_fp8kv", "h100_sxm": "fp8", "a100_sxm_80gb": "bf16"}
@@ -24,16 +23,8 @@ def cached_setting(model: str, system: str, profile: str) -> Setup:
 
 
 @cache
-def mappings_of(model: str, system: str, max_gpus: int = 64) -> MappingTable:
+def mappings_of(model: str, system: str, max_gpus: int = 64) -> Mapping:
     return enumerate_mappings(setup(model, system, RECIPES[system]), max_gpus=max_gpus)
-
-
-def degrees_of(mapping: Mapping) -> Degrees:
-    """Scalar degrees of one mapping."""
-    m = mapping
-    return Degrees(
-        tp_attn=float(m.tp_attn), dp_attn=float(m.dp_attn), tp_ffn=float(m.tp_ffn), ep=float(m.ep), pp=float(m.pp)
-    )
 
 
 @st.composite

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from disagg_sim.domain import Mapping
 from disagg_sim.physics.collective import (
     Transfer,
     all_reduce_bytes,
@@ -19,7 +20,6 @@ from disagg_sim.physics.collective import (
 )
 from disagg_sim.physics.collective_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.cost import all_reduce_cost, all_to_all_cost, exchange_cost, hop_cost
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import setup
 
 MESSAGE = 8e6  # [B]
@@ -130,7 +130,7 @@ def test_all_to_all_across_domains_takes_the_slower_path_and_the_latency_of_the_
 
 def exchange(at, **degrees):
     """Dispatch and combine of 1000 tokens a GPU of R1: 7168 elements a token, 8 experts. [s]"""
-    return [float(part.time) for part in exchange_cost(1000.0, Degrees(**degrees), 8, "decode", at)]
+    return [float(part.time) for part in exchange_cost(1000.0, Mapping(**degrees), 8, "decode", at)]
 
 
 def test_exchange_leaves_the_domain_only_where_the_stage_does():

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from cases import cached_setting, cases, degrees_of, scaled
+from cases import cached_setting, cases, scaled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ from disagg_sim.physics.cost import kernel_cost
 from disagg_sim.physics.layer import head
 from disagg_sim.physics.memory import decode_bytes, decode_residents, prefill_bytes, prompt_residents
 from disagg_sim.physics.mixed import Chunk, mixed_step
-from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.rates import resolve_rates
 from disagg_sim.physics.roofline import blend
 from disagg_sim.physics.setup import Setup
@@ -31,11 +31,11 @@ CLOSE = 1 + 1e-12  # rounding of sums taken in another order
 
 
 def ttl_of(at: Setup, mapping: Mapping, batch: float, context: float) -> float:
-    return float(decode_step(at, degrees_of(mapping), batch=float(batch), context=float(context)).ttl)
+    return float(decode_step(at, mapping, batch=float(batch), context=float(context)).ttl)
 
 
 def ftl_of(at: Setup, mapping: Mapping, batch: float, isl: float, chunk: int = 0) -> float:
-    args = at, degrees_of(mapping)
+    args = at, mapping
     if chunk:
         done = chunked_prefill_pass(*args, batch=float(batch), isl=float(isl), chunk_tokens=float(chunk))
     else:
@@ -81,7 +81,7 @@ def test_ftl_in_chunks_never_falls_as_batch_or_prompt_grows(case, batch, more, i
 @given(cases(), batches, batches, st.integers(1, 50_000), st.integers(1, 50_000), st.integers(2, 8000))
 def test_memory_never_falls_as_batch_or_lengths_grow(case, batch, more, isl, longer, osl):
     at, mapping = case
-    degrees = degrees_of(mapping)
+    degrees = mapping
 
     def decode(batch, isl, osl):
         return float(decode_bytes(at, degrees, float(batch), cached=decode_residents(isl, osl)))
@@ -171,9 +171,9 @@ def of_profile(at: Setup, profile: str) -> Setup:
 def test_one_gpu_does_not_communicate(case, batch, length):
     at, _ = case
     for sums in (
-        decode_step(at, Degrees(), batch=float(batch), context=float(length)).sums,
-        prefill_pass(at, Degrees(), batch=1.0, isl=float(length)).sums,
-        chunked_prefill_pass(at, Degrees(), batch=1.0, isl=3000.0, chunk_tokens=512.0).sums,
+        decode_step(at, Mapping(), batch=float(batch), context=float(length)).sums,
+        prefill_pass(at, Mapping(), batch=1.0, isl=float(length)).sums,
+        chunked_prefill_pass(at, Mapping(), batch=1.0, isl=3000.0, chunk_tokens=512.0).sums,
     ):
         assert float(sums.communication) == 0.0
 
@@ -191,7 +191,7 @@ def test_pipelines_never_lower_ttl_below_the_unsharded_sum(case, batch, context)
 @given(cases(), st.integers(1, 500), st.integers(2, 50_000))
 def test_mixed_step_without_a_chunk_is_the_decode_step(case, batch, context):
     at, mapping = case
-    args = at, degrees_of(mapping)
+    args = at, mapping
     mixed = mixed_step(*args, batch=float(batch), context=float(context), chunk=Chunk(0.0, 100.0))
     plain = decode_step(*args, batch=float(batch), context=float(context))
     assert float(mixed.time) == pytest.approx(float(plain.ttl), rel=1e-12)
@@ -203,7 +203,7 @@ def test_mixed_step_without_a_chunk_is_the_decode_step(case, batch, context):
 def test_mixed_step_without_decodes_is_a_chunk(case, chunk):
     at, mapping = case
     tp = float(mapping.tp_attn)
-    degrees = Degrees(tp_attn=tp, tp_ffn=tp)
+    degrees = Mapping(tp_attn=tp, tp_ffn=tp)
     mixed = mixed_step(at, degrees, batch=0.0, context=1.0, chunk=Chunk(float(chunk), float(chunk)))
     alone = prefill_pass(at, degrees, batch=1.0, isl=float(chunk))
     assert float(mixed.time) == pytest.approx(float(alone.ftl), rel=1e-12)
@@ -218,7 +218,7 @@ def test_mixed_steps_without_decodes_are_a_prompt_in_chunks(case, chunk, chunks)
     affine in the past: 1 %.
     """
     at, _ = case
-    args, isl, form = (at, Degrees()), float(chunks * chunk), "cached"
+    args, isl, form = (at, Mapping()), float(chunks * chunk), "cached"
     step = mixed_step(*args, batch=0.0, context=1.0, chunk=Chunk(float(chunk), isl), mla_form=form)
     whole = chunked_prefill_pass(*args, batch=1.0, isl=isl, chunk_tokens=float(chunk), mla_form=form)
     ends = (chunks - 1) * (at.profile.host + head_time(at))

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import cached_setting, cases, degrees_of, mappings_of
+from cases import cached_setting, cases, mappings_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.physics.memory import Prefilling, colocated_bytes, decode_bytes, decode_residents, prompt_residents
 from disagg_sim.physics.mixed import Chunk, Interference, mixed_step
-from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
-from disagg_sim.search.grid import degree_columns
+from disagg_sim.physics.phases import decode_step, prefill_pass
 
 quick = settings(max_examples=40, deadline=None)
 batches, chunks, contexts = st.integers(1, 2000), st.integers(1, 40_000), st.integers(2, 50_000)
@@ -23,18 +23,13 @@ SIZES = np.array([1.0, 2, 3, 7, 64, 100, 1000])[None, :]
 
 def step_of(at, mapping, batch, chunk, context=5000, isl=4096, **more):
     return mixed_step(
-        at,
-        degrees_of(mapping),
-        batch=float(batch),
-        context=float(context),
-        chunk=Chunk(float(chunk), float(isl)),
-        **more,
+        at, mapping, batch=float(batch), context=float(context), chunk=Chunk(float(chunk), float(isl)), **more
     )
 
 
 @pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_70b"])
 def test_a_grid_of_steps_without_a_chunk_is_the_decode_grid_to_the_last_bit(model):
-    at, degrees = cached_setting(model, "gb200_nvl72", "measured"), degree_columns(mappings_of(model, "gb200_nvl72"))
+    at, degrees = cached_setting(model, "gb200_nvl72", "measured"), mappings_of(model, "gb200_nvl72").for_grid()
     mixed = mixed_step(at, degrees, batch=SIZES, context=5000.0, chunk=Chunk(0.0, 4096.0))
     plain = decode_step(at, degrees, batch=SIZES, context=5000.0)
     assert np.array_equal(mixed.time, plain.ttl)
@@ -42,7 +37,7 @@ def test_a_grid_of_steps_without_a_chunk_is_the_decode_grid_to_the_last_bit(mode
 
 @pytest.mark.parametrize("form", ["naive", "absorbed", "cached"])
 def test_the_form_of_mla_is_that_of_the_chunk_and_decodes_stay_absorbed(form):
-    at, degrees = cached_setting("deepseek_r1", "gb200_nvl72", "measured"), Degrees(dp_attn=8.0, ep=8.0)
+    at, degrees = cached_setting("deepseek_r1", "gb200_nvl72", "measured"), Mapping(dp_attn=8.0, ep=8.0)
     given = {"batch": 64.0, "context": 5000.0}
     mixed = mixed_step(at, degrees, chunk=Chunk(0.0, 4096.0), mla_form=form, **given)
     assert mixed.time == decode_step(at, degrees, **given).ttl
@@ -50,7 +45,7 @@ def test_the_form_of_mla_is_that_of_the_chunk_and_decodes_stay_absorbed(form):
 
 @pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_70b"])
 def test_a_grid_of_steps_without_decodes_is_one_prompt_a_rank(model):
-    at, degrees = cached_setting(model, "gb200_nvl72", "measured"), degree_columns(mappings_of(model, "gb200_nvl72"))
+    at, degrees = cached_setting(model, "gb200_nvl72", "measured"), mappings_of(model, "gb200_nvl72").for_grid()
     chunk = 4096.0 * degrees.dp_attn
     mixed = mixed_step(at, degrees, batch=0.0, context=9.0, chunk=Chunk(chunk, 4096.0))
     alone = prefill_pass(at, degrees, batch=degrees.dp_attn, isl=4096.0)
@@ -60,7 +55,7 @@ def test_a_grid_of_steps_without_decodes_is_one_prompt_a_rank(model):
 def test_a_grid_gives_what_single_calls_give():
     at, table = cached_setting("deepseek_r1", "gb200_nvl72", "measured"), mappings_of("deepseek_r1", "gb200_nvl72")
     chunk = SIZES * 8.0
-    whole = degree_columns(table)
+    whole = table.for_grid()
     grid = mixed_step(at, whole, batch=SIZES, context=5000.0, chunk=Chunk(chunk, 4096.0), mla_form="naive")
     for row in range(0, len(table), 29):
         for column in range(SIZES.size):
@@ -72,7 +67,7 @@ def test_a_grid_gives_what_single_calls_give():
 @given(cases(), batches, chunks, contexts)
 def test_a_chunk_never_makes_a_step_faster_than_decode_alone(case, batch, chunk, context):
     at, mapping = case
-    plain = decode_step(at, degrees_of(mapping), batch=float(batch), context=float(context)).ttl
+    plain = decode_step(at, mapping, batch=float(batch), context=float(context)).ttl
     assert step_of(at, mapping, batch, chunk, context).time >= plain * (1 - 1e-12)
 
 
@@ -103,7 +98,7 @@ def test_half_the_efficiency_doubles_what_the_minority_adds():
     """Few prefill tokens beside many decodes: the minority is the chunk, the majority the decode step."""
     at, mapping = cached_setting("llama_3_1_70b", "h100_sxm", "measured"), mappings_of("llama_3_1_70b", "h100_sxm")[3]
     free = step_of(at, mapping, 256, 32).time
-    plain = decode_step(at, degrees_of(mapping), batch=256.0, context=5000.0).ttl
+    plain = decode_step(at, mapping, batch=256.0, context=5000.0).ttl
     slow = step_of(at, mapping, 256, 32, interference=Interference(minority_efficiency=0.5)).time
     assert slow - plain == pytest.approx(2 * (free - plain), rel=1e-9)
 
@@ -118,7 +113,7 @@ def test_re_projection_of_the_past_is_the_hand_count_of_16k_in_chunks_of_2048():
     """R1: 28 chunks' worth of 2,048 past tokens, 2*61*512*128*256 FLOP each: 1.17e14 (physics page, W6)."""
     at = cached_setting("deepseek_r1", "gb200_nvl72", "ideal")
     steps = {
-        form: mixed_step(at, Degrees(), batch=0.0, context=9.0, chunk=Chunk(2048.0, 16384.0), mla_form=form)
+        form: mixed_step(at, Mapping(), batch=0.0, context=9.0, chunk=Chunk(2048.0, 16384.0), mla_form=form)
         for form in ("naive", "cached", "absorbed", "auto")
     }
     extra = 8 * (steps["naive"].sums.compute - steps["cached"].sums.compute)
@@ -133,7 +128,7 @@ def test_short_chunks_favour_the_absorbed_form_and_long_ones_the_naive(chunk, fa
     """Equal work at 171 tokens (physics page, section 2)."""
     at = cached_setting("deepseek_r1", "gb200_nvl72", "ideal")
     naive, absorbed = (
-        mixed_step(at, Degrees(), batch=1.0, context=9.0, chunk=Chunk(chunk, 65536.0), mla_form=form).time
+        mixed_step(at, Mapping(), batch=1.0, context=9.0, chunk=Chunk(chunk, 65536.0), mla_form=form).time
         for form in ("naive", "absorbed")
     )
     assert (absorbed < naive) == (faster == "absorbed")
@@ -144,7 +139,7 @@ def colocated_memory(at, mapping, batch, prompts, *, mixed):
     return float(
         colocated_bytes(
             at,
-            degrees_of(mapping),
+            mapping,
             float(batch),
             cached=decode_residents(4096, 512),
             prefilling=Prefilling(
@@ -158,7 +153,7 @@ def colocated_memory(at, mapping, batch, prompts, *, mixed):
 @given(cases(models=("llama_3_1_70b", "opt_30b")), batches, st.booleans())
 def test_memory_without_prompts_is_that_of_decode(case, batch, mixed):
     at, mapping = case
-    alone = decode_bytes(at, degrees_of(mapping), float(batch), cached=decode_residents(4096, 512))
+    alone = decode_bytes(at, mapping, float(batch), cached=decode_residents(4096, 512))
     assert colocated_memory(at, mapping, batch, 0.0, mixed=mixed) == pytest.approx(float(alone), rel=1e-12)
 
 

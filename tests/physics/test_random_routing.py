@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disagg_sim.physics.phases import Degrees, decode_step
+from disagg_sim.domain import Mapping
+from disagg_sim.physics.phases import decode_step
 from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import fullest_of_random
 
@@ -24,12 +25,12 @@ def test_one_rank_and_many_picks_are_balanced():
 def test_random_routing_slows_small_batches_most():
     at = setup("deepseek_r1", "h200_sxm", "fp8", engine="trtllm")
     random = at.changed(profile=replace(at.profile, random_routing=True))
-    degrees = Degrees(tp_attn=8.0, tp_ffn=1.0, ep=8.0)
+    degrees = Mapping(tp_attn=8.0, tp_ffn=1.0, ep=8.0)
     slower = []
     for batch in (4.0, 64.0, 1024.0):
         both = [decode_step(one, degrees, batch=batch, context=2000.0).ttl for one in (random, at)]
         slower.append(float(both[0] / both[1] - 1))
     assert slower[0] > slower[1] > slower[2] >= 0
-    whole = Degrees(tp_attn=8.0, tp_ffn=8.0)
+    whole = Mapping(tp_attn=8.0, tp_ffn=8.0)
     same = [decode_step(one, whole, batch=4.0, context=2000.0).ttl for one in (random, at)]
     assert same[0] == same[1]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import DenseFfn
 from disagg_sim.physics import layer
 from disagg_sim.physics.cost import exchange_cost, expert_cost, kernel_cost
 from disagg_sim.physics.layer import Tokens
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import Setup
 
 
 def seconds_by_operator(
-    at: Setup, degrees: Degrees, tokens: Tokens, *, phase: str, stage_tokens: float, imbalance: float = 1.0
+    at: Setup, degrees: Mapping, tokens: Tokens, *, phase: str, stage_tokens: float, imbalance: float = 1.0
 ) -> dict[str, float]:
     """Time of each operator times the layers that have it; dispatch and combine under those names. [s]"""
     tp, precision = degrees.tp_attn, at.precision

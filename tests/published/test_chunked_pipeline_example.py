@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, ModelSpec
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.collective_curves import AllToAllRate, LinkCurve
@@ -18,7 +19,7 @@ from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.gemm import GemmRate
 from disagg_sim.physics.memory import prefill_bytes, prompt_residents
 from disagg_sim.physics.moe import MoeRate
-from disagg_sim.physics.phases import Degrees, prefill_pass
+from disagg_sim.physics.phases import prefill_pass
 from disagg_sim.physics.rates import AttentionRate
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.units import GB, MS
@@ -77,7 +78,7 @@ def test_four_stages_of_10_12_14_16_ms_give_100_ms():
         rates=replace(flat.rates, prefill_attention=replace(flat.rates.prefill_attention, flops=per_past_chunk)),
         profile=replace(at.profile, elementwise_latency=10 * MS - 2 * MS * (0.5 + 0.5 / size)),
     )
-    degrees = Degrees(pp=4.0)
+    degrees = Mapping(pp=4.0)
     done = chunked_prefill_pass(flat, degrees, batch=1.0, isl=4.0 * size, chunk_tokens=float(size))
     assert done.busy == pytest.approx((10 + 12 + 14 + 16) * MS, rel=1e-12)
     assert done.ftl == pytest.approx(100 * MS, rel=1e-12)
@@ -94,7 +95,7 @@ def r1():
 
 def r1_pass(at, pp: int, form: str, chunk: int = 0):
     flat, n = flat_rates(at, RATE), 64 // pp
-    degrees = Degrees(dp_attn=float(n), ep=float(n), pp=float(pp))
+    degrees = Mapping(dp_attn=float(n), ep=float(n), pp=float(pp))
     if not chunk:
         return prefill_pass(flat, degrees, batch=float(n), isl=float(ISL), mla_form=form)
     return chunked_prefill_pass(flat, degrees, batch=float(n), isl=float(ISL), chunk_tokens=float(chunk), mla_form=form)
@@ -138,7 +139,7 @@ def test_r1_256k_cached_needs_the_memory_of_eight_stages(r1):
     """Kept keys and values of one prompt: 333, 172, 86, 43, 21.5 GB at PP 2-32; on GB200 they fit from PP 8 on."""
     kept, fits = [], []
     for pp in (2, 4, 8, 16, 32):
-        degrees = Degrees(dp_attn=64.0 / pp, ep=64.0 / pp, pp=float(pp))
+        degrees = Mapping(dp_attn=64.0 / pp, ep=64.0 / pp, pp=float(pp))
         held = [
             float(
                 prefill_bytes(

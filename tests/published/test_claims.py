@@ -19,7 +19,6 @@ from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.memory import kv_duplication
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import setup
 from disagg_sim.physics.setup import setup as setup_of
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
@@ -120,7 +119,7 @@ def test_c10_the_missing_throughput_is_experts_read_again():
     at = setup("deepseek_r1", SYSTEM, RECIPE)
     whole = seconds_by_operator(
         at,
-        Degrees(dp_attn=64.0, ep=64.0),
+        Mapping(dp_attn=64.0, ep=64.0),
         Tokens(prompts=1.0, new=float(QUARTER_MILLION), emitted=1.0),
         phase="prefill",
         stage_tokens=64.0 * QUARTER_MILLION,
@@ -128,7 +127,7 @@ def test_c10_the_missing_throughput_is_experts_read_again():
     )
     chunk = seconds_by_operator(
         at,
-        Degrees(dp_attn=2.0, ep=2.0),
+        Mapping(dp_attn=2.0, ep=2.0),
         Tokens(prompts=1.0, new=512.0, emitted=1.0),
         phase="prefill",
         stage_tokens=1024.0,
@@ -312,7 +311,7 @@ def test_c23_cache_is_duplicated_above_the_number_of_kv_heads(model, kv_heads, t
     spec = load_model(model)
     copies = float(kv_duplication(spec, float(tp)))
     assert copies == max(1.0, tp / kv_heads)
-    assert float(unique_gpus(spec, Degrees(tp_attn=float(tp), dp_attn=4.0, pp=2.0))) * copies == tp * 4 * 2
+    assert float(unique_gpus(spec, Mapping(tp_attn=float(tp), dp_attn=4.0, pp=2.0))) * copies == tp * 4 * 2
 
 
 # C24: what leaves the prefill pool arrives at the decode pool.
@@ -386,7 +385,7 @@ def test_c32_misses_under_tensor_parallelism():
     for name in ("llama_3_1_405b", "llama_3_1_70b"):
         at[name] = setup(name, "gb200_nvl72", RECIPE)
         tokens = Tokens(prompts=1.0, new=4096.0, emitted=1.0)
-        degrees = Degrees(tp_attn=8.0, tp_ffn=8.0)
+        degrees = Mapping(tp_attn=8.0, tp_ffn=8.0)
         parts[name] = seconds_by_operator(at[name], degrees, tokens, phase="prefill", stage_tokens=4096.0)
     large, small = parts.values()
     matmul = ("qkv", "o", "gate, up", "down", "prefill attention")

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from breakdown import seconds_by_operator
 
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.layer import Tokens, mla_dims
 from disagg_sim.physics.memory import prefill_bytes, prompt_residents
-from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import mla_work
 from disagg_sim.units import GB, MS
@@ -23,8 +24,8 @@ ROUNDING = 0.005
 pytestmark = pytest.mark.usefixtures("seed_fits_throughout")  # worked out with their plain forms
 
 
-def tensor_parallel(n: float) -> Degrees:
-    return Degrees(tp_attn=float(n), tp_ffn=float(n))
+def tensor_parallel(n: float) -> Mapping:
+    return Mapping(tp_attn=float(n), tp_ffn=float(n))
 
 
 def total(parts: dict[str, float], *names: str) -> float:
@@ -135,8 +136,8 @@ def test_w3_prefill_of_1000_tokens():
     assert work.flops / load_system("h100_sxm").peak_flops["fp8"] == pytest.approx(70 * MS, rel=0.01)
     vllm = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
     trtllm = setup("llama_3_1_70b", "h100_sxm", "fp8", "measured", "trtllm")
-    assert prefill_pass(vllm, Degrees(), batch=1.0, isl=1000.0).ftl == pytest.approx(143 * MS, rel=ROUNDING)
-    assert prefill_pass(trtllm, Degrees(), batch=1.0, isl=1000.0).ftl == pytest.approx(136 * MS, rel=ROUNDING)
+    assert prefill_pass(vllm, Mapping(), batch=1.0, isl=1000.0).ftl == pytest.approx(143 * MS, rel=ROUNDING)
+    assert prefill_pass(trtllm, Mapping(), batch=1.0, isl=1000.0).ftl == pytest.approx(136 * MS, rel=ROUNDING)
 
 
 # W4: R1 prefill of 16,384 tokens a GPU, GB200, EP64 with DP attention.
@@ -147,7 +148,7 @@ def r1():
     return setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "measured", "trtllm")
 
 
-EP64 = Degrees(dp_attn=64.0, ep=64.0)
+EP64 = Mapping(dp_attn=64.0, ep=64.0)
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +255,7 @@ def test_w6_keeping_keys_and_values_takes_2_5_mb_a_token():
     held = {
         cached: prefill_bytes(
             at,
-            Degrees(),
+            Mapping(),
             1.0,
             prompt=prompt_residents(16384),
             chunk_tokens=512.0,

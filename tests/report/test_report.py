@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from disagg_sim.domain import DEGREES
 from disagg_sim.report.figures import draw_figures
 from disagg_sim.report.labels import MOST, place_labels
 from disagg_sim.report.summary import summary
@@ -37,8 +38,7 @@ class Silent:
 
 
 def point(tp_attn: int, dp_attn: int, tp_ffn: int, ep: int, pp: int) -> dict[str, int]:
-    names = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
-    return {f"decode_{name}": value for name, value in zip(names, (tp_attn, dp_attn, tp_ffn, ep, pp), strict=True)}
+    return {f"decode_{name}": value for name, value in zip(DEGREES, (tp_attn, dp_attn, tp_ffn, ep, pp), strict=True)}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from disagg_sim.facts.load import load_traffic
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.gemm import TILE_M
 from disagg_sim.physics.layer import Tokens
-from disagg_sim.physics.phases import Degrees, LayerTimes, attention_side, decode_step, prefill_pass, slowest_stage
+from disagg_sim.physics.phases import LayerTimes, attention_side, decode_step, prefill_pass, slowest_stage
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
@@ -118,7 +118,7 @@ def test_constant_lengths_need_one_node():
 
 def timed_passes(at, lengths, chunk):
     """FTL and busy time of a prompt of each length on eight stages of TP 4; (lengths, 2). [s]"""
-    degrees = Degrees(tp_attn=4.0, tp_ffn=4.0, pp=8.0)
+    degrees = Mapping(tp_attn=4.0, tp_ffn=4.0, pp=8.0)
     if chunk:
         timed = [chunked_prefill_pass(at, degrees, batch=1.0, isl=s, chunk_tokens=chunk) for s in lengths.tolist()]
     else:
@@ -199,7 +199,7 @@ def check_limit(model, mappings, sigma, stair):
     )
     limits = {"latency": sigma / 5 + stair, "request_rate": 4 * sigma**2 + stair, "memory_bytes": sigma}
     for under, constant in pairs:
-        assert np.array_equal(under.chunk_tokens, constant.chunk_tokens)
+        assert np.array_equal(under.mappings.chunk_tokens, constant.mappings.chunk_tokens)
         assert np.array_equal(under.status, constant.status)
         assert np.array_equal(under.bound, constant.bound)
         for name, limit in limits.items():
@@ -275,7 +275,7 @@ def test_sampled_and_integrated_answers_agree_within_the_sampling_error():
     rng = np.random.default_rng(11)
     isl = length_distribution(case.isl).sample(rng, n).astype(float)
     osl = length_distribution(case.osl).sample(rng, n).astype(float)
-    degrees = Degrees(tp_attn=4.0, tp_ffn=4.0)
+    degrees = Mapping(tp_attn=4.0, tp_ffn=4.0)
 
     def z(sample, expected):
         return abs(sample.mean() - expected) / (sample.std(ddof=1) / math.sqrt(sample.size))

@@ -14,7 +14,7 @@ from disagg_sim.facts.load import load_system
 from disagg_sim.physics.setup import setup
 from disagg_sim.search import grid
 from disagg_sim.search.grid import CHOSEN_FORMS, batch_axis, batch_sizes, decode_grid, prefill_grid
-from disagg_sim.search.mappings import enumerate_mappings, mapping_table
+from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.workload.lengths import lengths
 
 GB200 = setup("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv")
@@ -40,7 +40,7 @@ def test_batches_are_four_a_doubling():
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_batch_axis_ends_at_the_memory_limit(phase):
     """The last batch fits on some mapping, the next step of the axis on none."""
-    table = mapping_table([*tensor_parallel(1, 2, 4, 8), Mapping(pp=8)])
+    table = Mapping.stack([*tensor_parallel(1, 2, 4, 8), Mapping(pp=8)])
     axis = batch_axis(GB200, table, lengths(4096, 512), phase=phase)
     beyond = next(b for b in batch_sizes(4 * int(axis[-1])).tolist() if b > axis[-1])
     score = decode_grid if phase == "decode" else prefill_grid
@@ -61,14 +61,14 @@ def test_points_that_do_not_fit_keep_their_place():
 
 
 def test_batch_axis_keeps_one_batch_when_nothing_fits():
-    table = mapping_table(tensor_parallel(1))
+    table = Mapping.stack(tensor_parallel(1))
     axis = batch_axis(A100, table, lengths(1024, 128), phase="decode")
     assert axis.tolist() == [1]
 
 
 @pytest.mark.parametrize("score", [decode_grid, prefill_grid])
 def test_more_memory_never_shrinks_the_feasible_set(score):
-    table = mapping_table([*tensor_parallel(1, 2, 8), Mapping(tp_attn=2, tp_ffn=2, pp=4)])
+    table = Mapping.stack([*tensor_parallel(1, 2, 8), Mapping(tp_attn=2, tp_ffn=2, pp=4)])
     small = load_system("gb200_nvl72")
     large = replace(small, hbm_reported=1.4 * small.hbm_reported)
     before, after = (
@@ -116,14 +116,14 @@ def test_chunks_are_tried_on_pipelines_and_below_the_prompt_only():
     done = prefill_grid(
         GB200, [Mapping(), Mapping(pp=4)], lengths(4096, 512), batch=[1], chunk_tokens=[512, 2048, 4096, 8192]
     )
-    assert list(zip(done.mappings.pp.tolist(), done.chunk_tokens.tolist(), strict=True)) == [
+    assert list(zip(done.mappings.pp.tolist(), done.mappings.chunk_tokens.tolist(), strict=True)) == [
         (1, 0),
         (4, 0),
         (4, 512),
         (4, 2048),
     ]
     assert done.microbatches[:, 0].tolist() == [1, 1, 8, 2]
-    assert done.mapping(2) == Mapping(pp=4, chunk_tokens=512)
+    assert done.mappings[2] == Mapping(pp=4, chunk_tokens=512)
 
 
 def test_kept_keys_and_values_are_taken_only_where_they_fit_and_help():
@@ -133,7 +133,7 @@ def test_kept_keys_and_values_are_taken_only_where_they_fit_and_help():
     free, cached, naive = (
         prefill_grid(R1, mappings, lengths(65_536, 512), mla_form=form, **args) for form in ("auto", "cached", "naive")
     )
-    chunked = free.chunk_tokens > 0
+    chunked = free.mappings.chunk_tokens > 0
     kept = free.mla_form == CHOSEN_FORMS.index("cached")
     assert np.array_equal(kept, chunked[:, None] & (free.memory_bytes == cached.memory_bytes))
     assert kept.any()

@@ -12,7 +12,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.setup import setup
-from disagg_sim.search.mappings import degrees, enumerate_mappings, mapping_table, mappings_for
+from disagg_sim.search.mappings import degrees, enumerate_mappings, mappings_for
 
 
 def at(model, system):
@@ -179,13 +179,23 @@ def test_no_gpus_are_refused(limit):
 
 def test_table_of_single_mappings():
     one = Mapping(tp_attn=2, dp_attn=4, tp_ffn=1, ep=8, pp=2)
-    table = mapping_table([one, Mapping()])
+    table = Mapping.stack([one, Mapping()])
     assert list(table) == [one, Mapping()]
     assert table.gpus.tolist() == [16, 1]
-    assert mapping_table(table) is table
-    assert list(mapping_table(one)) == [one]
+    at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+    assert mappings_for(at, table) is table
+    assert list(mappings_for(at, one)) == [one]
     with pytest.raises(InputError, match="attention and FFN of a stage must use the same GPUs"):
-        mapping_table(Mapping(tp_attn=4, ep=2))
+        mappings_for(at, Mapping(tp_attn=4, ep=2))
+
+
+def test_a_mapping_is_a_value_as_numbers_and_as_columns():
+    table = Mapping.stack([Mapping(), Mapping(tp_attn=4, tp_ffn=4, pp=2, chunk_tokens=512)])
+    assert table == table[[0, 1]]
+    assert table != table[[1, 0]]
+    assert len({Mapping(ep=8, dp_attn=8), Mapping(dp_attn=8, ep=8), Mapping()}) == 2
+    assert (len(table), len(Mapping()), table[1].gpus, table[1].chunk_tokens) == (2, 1, 8, 512)
+    assert table.for_grid().gpus.tolist() == [[1.0], [8.0]]
 
 
 @pytest.mark.parametrize("degree", [0, -1, 2.5, float("nan"), "4"])
@@ -226,5 +236,5 @@ def test_enumerated_mappings_pass_the_check_of_those_made_by_hand():
 
 @pytest.mark.parametrize("mappings", [3, "tp4", [Mapping(), None]])
 def test_what_is_no_mapping_is_refused(mappings):
-    with pytest.raises(InputError, match="is no mapping; allowed: a MappingTable, a Mapping or a list of them"):
-        mapping_table(mappings)
+    with pytest.raises(InputError, match="is no mapping; allowed: a Mapping or a list of them"):
+        mappings_for(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), mappings)

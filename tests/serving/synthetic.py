@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_profile, resolve_precision
 from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, ModelSpec
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import PhaseGrid
-from disagg_sim.search.mappings import MappingTable
 from disagg_sim.workload.lengths import lengths
 
 MODEL = ModelSpec(
@@ -84,9 +84,10 @@ def make_grid(phase, gpus, rate, *, latency=None, status=None, unique=None, tp=N
     return ByHand(
         phase=phase,
         setup=SETUP,
-        mappings=MappingTable(tp_attn, gpus // tp_attn, gpus, ones, ones),
+        mappings=Mapping(
+            tp_attn=tp_attn, dp_attn=gpus // tp_attn, tp_ffn=gpus, ep=ones, pp=ones, chunk_tokens=0 * ones
+        ),
         lengths=lengths(isl, osl),
-        chunk_tokens=0 * ones,
         batch=batch,
         latency=np.broadcast_to(latency, rate.shape),
         request_rate=rate,

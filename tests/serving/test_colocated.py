@@ -12,7 +12,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.physics.memory import Residents, instance_bytes
 from disagg_sim.physics.mixed import Chunk, Interference, mixed_step
-from disagg_sim.physics.phases import Degrees, PrefillPass
+from disagg_sim.physics.phases import PrefillPass
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -75,7 +75,7 @@ def test_one_request_a_batch_piggybacked_by_hand():
     """8 chunks of 512 tokens for every 511 steps."""
     at = setup(LLAMA, SYSTEM, RECIPE)
     t_mix = mixed_step(
-        at, Degrees(tp_attn=4.0, tp_ffn=4.0), batch=1.0, context=4096 + 256.0, chunk=Chunk(512.0, 4096.0)
+        at, Mapping(tp_attn=4.0, tp_ffn=4.0), batch=1.0, context=4096 + 256.0, chunk=Chunk(512.0, 4096.0)
     ).time
     rows = run("piggyback", batch=1, rank_chunk_tokens=512, ttl_measure="p99")
     row = only(rows[rows.mixed_chunk_tokens == 512])
@@ -114,7 +114,7 @@ def test_decode_waits_until_a_pass_has_left_the_last_stage(isl):
     row = only(run("colocated", table=table, batch=64, prefill_batch=4, isl=isl))
     grid = prefill_grid(setup(LLAMA, SYSTEM, RECIPE), table, lengths(isl, 512), batch=4)
     assert row.ftl_s == pytest.approx(grid.latency.min())
-    assert row.prefill_chunk_tokens == grid.chunk_tokens[grid.latency.argmin()]
+    assert row.prefill_chunk_tokens == grid.mappings.chunk_tokens[grid.latency.argmin()]
     assert (row.prefill_chunk_tokens > 0) == (isl == 4096)
     assert row.ttl_mean_s == pytest.approx(ttl_at(64, table=table, isl=isl) + 16 * row.ftl_s / 511)
 
@@ -158,7 +158,7 @@ def test_memory_holds_the_live_tokens_of_the_largest_pass(mode, live):
         live_total=float(live),
         emitted=65.0 if mode == "piggyback" else 64.0,
     )
-    held = instance_bytes(at, Degrees(tp_attn=4.0, tp_ffn=4.0), residents, at.profile.prefill_imbalance)
+    held = instance_bytes(at, Mapping(tp_attn=4.0, tp_ffn=4.0), residents, at.profile.prefill_imbalance)
     assert row.decode_memory_bytes == row.prefill_memory_bytes == pytest.approx(float(held), rel=1e-12)
 
 

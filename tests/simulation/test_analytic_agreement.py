@@ -13,7 +13,7 @@ import pytest
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.mixed import Chunk, mixed_step
-from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.setup import setup
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
@@ -39,7 +39,7 @@ DEPLOYMENTS = {
 def deployment(request):
     model, system, precision, degrees, isl, osl, batch = DEPLOYMENTS[request.param]
     names = {"model": model, "system": system, "precision": precision}
-    at, cut = setup(model, system, precision), Degrees(**{k: float(v) for k, v in degrees.items()})
+    at, cut = setup(model, system, precision), Mapping(**{k: float(v) for k, v in degrees.items()})
     return names, Mapping(**degrees), isl, osl, batch, at, cut, StepTable.build(at, cut)
 
 
@@ -102,7 +102,7 @@ def test_a_prefill_pool(deployment, together):
 def test_a_prefill_pool_that_cuts_prompts_into_chunks(stages, together):
     """CPP: chunks of 512 tokens of each prompt of a pass follow each other through the stages."""
     at, isl = setup("llama_3_1_70b", "h100_sxm", "fp8"), 1024
-    cut = Degrees(tp_attn=2.0, tp_ffn=2.0, pp=float(stages))
+    cut = Mapping(tp_attn=2.0, tp_ffn=2.0, pp=float(stages))
     exact = chunked_prefill_pass(at, cut, batch=float(together), isl=isl, chunk_tokens=np.array(512.0))
     spec = InstanceSpec(
         table=StepTable.build(at, cut, chunk_tokens=512),

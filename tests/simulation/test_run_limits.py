@@ -19,7 +19,6 @@ from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation import cluster, collect
-from disagg_sim.simulation.deployment import degrees_of
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
@@ -188,7 +187,7 @@ def test_step_tables_end_where_the_memory_of_an_instance_does():
     lengths = np.array([10**7, 100]), np.array([100, 10])
     tables = _tables_of(wide, *lengths)
     small, large = (tables(Mapping(tp_attn=tp, tp_ffn=tp), 8) for tp in (1, 8))
-    held = kv_blocks(wide, degrees_of(Mapping()), max_sequences=1, max_tokens=1) * BLOCK_TOKENS
+    held = kv_blocks(wide, Mapping(), max_sequences=1, max_tokens=1) * BLOCK_TOKENS
     assert held < 10**7
     assert farthest(small) <= 2 * held
     assert farthest(large) >= 10**7

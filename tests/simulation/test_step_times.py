@@ -5,19 +5,20 @@ import time
 import numpy as np
 import pytest
 
+from disagg_sim.domain import Mapping
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.mixed import Chunk, mixed_step
-from disagg_sim.physics.phases import Degrees, decode_step, prefill_pass
+from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel.step_table import StepTable
 
 BOUND = 0.01
 CASES = {
-    "llama_tp4": ("llama_3_1_70b", "h100_sxm", "fp8", Degrees(tp_attn=4.0, tp_ffn=4.0)),
-    "llama_tp2_pp2": ("llama_3_1_70b", "h100_sxm", "fp8", Degrees(tp_attn=2.0, tp_ffn=2.0, pp=2.0)),
-    "windows_ep4": ("gpt_oss_120b", "h100_sxm", "bf16", Degrees(tp_attn=4.0, ep=4.0)),
-    "mla_tep8": ("deepseek_r1", "h200_sxm", "fp8", Degrees(tp_attn=8.0, ep=8.0)),
-    "mla_dep16": ("deepseek_r1", "h200_sxm", "fp8", Degrees(dp_attn=16.0, ep=16.0)),
+    "llama_tp4": ("llama_3_1_70b", "h100_sxm", "fp8", Mapping(tp_attn=4.0, tp_ffn=4.0)),
+    "llama_tp2_pp2": ("llama_3_1_70b", "h100_sxm", "fp8", Mapping(tp_attn=2.0, tp_ffn=2.0, pp=2.0)),
+    "windows_ep4": ("gpt_oss_120b", "h100_sxm", "bf16", Mapping(tp_attn=4.0, ep=4.0)),
+    "mla_tep8": ("deepseek_r1", "h200_sxm", "fp8", Mapping(tp_attn=8.0, ep=8.0)),
+    "mla_dep16": ("deepseek_r1", "h200_sxm", "fp8", Mapping(dp_attn=16.0, ep=16.0)),
 }
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.calibration.kernels.residuals import band
-from disagg_sim.calibration.served.evaluate import degrees_of, engine_of
+from disagg_sim.calibration.served.evaluate import engine_of, pool_of
 from disagg_sim.calibration.served.rows import ServingRow
 from disagg_sim.calibration.served.steady_state import (
     Lengths,
@@ -124,8 +124,8 @@ def with_bands(
         members = list(found)
         first = members[0]
         run = served(first.model, first.system, first.recipe, engine_of(first, {}))
-        decode = degrees_of(row.workers for row in members if row.workers)
-        prefill = degrees_of(row.prefill or row.workers for row in members if row.workers)
+        decode = pool_of(row.workers for row in members if row.workers)
+        prefill = pool_of(row.prefill or row.workers for row in members if row.workers)
         lengths = Lengths(np.array([row.isl for row in members]), np.array([row.osl for row in members]))
         room = np.array([known[row.file, row.row] for row in members])
         doubt = kernel_doubt(run, prefill, decode, lengths, _in_flight(members, room, decode, run), spec)

@@ -31,11 +31,11 @@ from disagg_sim.calibration.served.steady_state import (
     served,
     static_batch,
 )
+from disagg_sim.domain import Mapping
 from disagg_sim.errors import DisaggSimError
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.memory import weight_bytes
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.work import Numeric
 
 Floats = NDArray[np.float64]
@@ -93,12 +93,11 @@ class Prediction:
     demand: Floats  # requests in flight [request]
 
 
-def degrees_of(workers: Iterable[Workers]) -> Pool:
+def pool_of(workers: Iterable[Workers]) -> Pool:
     """Degrees and counts of many rows as arrays of shape (rows,)."""
     rows = list(workers)
-    names = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
-    columns = {name: np.array([float(getattr(w.mapping, name)) for w in rows]) for name in names}
-    return Pool(Degrees(**columns), np.array([float(w.count) for w in rows]))
+    columns = Mapping.stack([w.mapping for w in rows])
+    return Pool(columns, np.array([float(w.count) for w in rows]))
 
 
 def engine_of(row: ServingRow, engines: dict[str, EngineSpec]) -> EngineSpec:
@@ -111,14 +110,14 @@ def predict(run: Served, rows: Sequence[ServingRow]) -> Prediction:
     """Answers for rows of one model, system, recipe, engine, load and mode."""
     load, mode = rows[0].load, rows[0].mode
     lengths = Lengths(np.array([r.isl for r in rows]), np.array([r.osl for r in rows]))
-    pool = degrees_of(r.workers for r in rows if r.workers)
+    pool = pool_of(r.workers for r in rows if r.workers)
     concurrency = np.array([r.concurrency for r in rows])
     batch = np.array([r.batch for r in rows])
     if load in ("prefill", "decode", "static"):
         return _isolated(run, load, pool, lengths, batch)
     pattern = Run(rows[0].waves or np.inf, rows[0].spread)
     if mode == "disaggregated":
-        prefill = degrees_of(r.prefill for r in rows if r.prefill)
+        prefill = pool_of(r.prefill for r in rows if r.prefill)
         most = pool.count * run.engine.max_running * pool.degrees.dp_attn
         inside = concurrency if load == "closed_loop" else most  # everything queued
         state = disaggregated(run, prefill, pool, lengths, inside, pattern)

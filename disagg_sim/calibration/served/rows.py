@@ -37,7 +37,7 @@ class Workers:
     @property
     def gpus(self) -> int:
         """GPUs of all of them. [1]"""
-        return self.count * self.mapping.gpus
+        return self.count * int(self.mapping.gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

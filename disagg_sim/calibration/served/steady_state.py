@@ -21,13 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import DenseFfn, MlaAttention, ModelSpec
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import Prefilling, colocated_bytes, decode_residents, prompt_residents
 from disagg_sim.physics.mixed import Chunk, mixed_step
-from disagg_sim.physics.phases import Degrees, decode_step
+from disagg_sim.physics.phases import decode_step
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.physics.work import Numeric
 
@@ -78,14 +79,14 @@ class SteadyState(NamedTuple):
 class Pool(NamedTuple):
     """``count`` equal workers of the given degrees."""
 
-    degrees: Degrees
+    degrees: Mapping
     count: Numeric  # [1]
 
 
-def tensor_parallel(gpus: Numeric) -> Degrees:
+def tensor_parallel(gpus: Numeric) -> Mapping:
     """Degrees of an instance that is tensor-parallel over ``gpus`` GPUs, attention and feed-forward alike."""
     one = np.ones(np.shape(gpus))
-    return Degrees(tp_attn=gpus * one, dp_attn=one, tp_ffn=gpus * one, ep=one, pp=one)
+    return Mapping(tp_attn=gpus * one, dp_attn=one, tp_ffn=gpus * one, ep=one, pp=one)
 
 
 def served(
@@ -105,13 +106,13 @@ def served(
     return Served(at.changed(profile=own, overheads=engine))
 
 
-def host_time(engine: EngineSpec, degrees: Degrees, sequences: Numeric) -> Numeric:
+def host_time(engine: EngineSpec, degrees: Mapping, sequences: Numeric) -> Numeric:
     """Host time of a step that the GPU waits for: fixed, by sequences of a rank, by doublings of the GPUs. [s]"""
     ranks = np.log2(degrees.gpus)
     return engine.step_host + engine.rank_host * ranks + engine.sequence_host * sequences / degrees.dp_attn
 
 
-def launch_time(run: Served, degrees: Degrees) -> Numeric:
+def launch_time(run: Served, degrees: Mapping) -> Numeric:
     """Host time to launch the kernels of a step one by one, on the ranks of a pipeline stage in parallel. [s]"""
     kernels = 0
     for kind, count in zip(run.at.model.kinds, run.at.model.kind_counts, strict=True):
@@ -120,7 +121,7 @@ def launch_time(run: Served, degrees: Degrees) -> Numeric:
     return run.engine.kernel_launch * kernels / degrees.pp
 
 
-def decode_time(run: Served, degrees: Degrees, batch: Numeric, lengths: Lengths) -> Numeric:
+def decode_time(run: Served, degrees: Mapping, batch: Numeric, lengths: Lengths) -> Numeric:
     """A decode step of ``batch`` sequences of an instance at their mean length. [s]"""
     context = lengths.isl + lengths.osl / 2
     step = decode_step(run.at, degrees, batch=batch, context=context)
@@ -129,7 +130,7 @@ def decode_time(run: Served, degrees: Degrees, batch: Numeric, lengths: Lengths)
 
 
 def prefill_time(
-    run: Served, degrees: Degrees, tokens: Numeric, ranks: Numeric, lengths: Lengths, *, decodes: Numeric = 0.0
+    run: Served, degrees: Mapping, tokens: Numeric, ranks: Numeric, lengths: Lengths, *, decodes: Numeric = 0.0
 ) -> Numeric:
     """A pass of ``tokens`` new tokens shared by ``ranks`` DP ranks, with ``decodes`` sequences riding along. [s]"""
     context = lengths.isl + lengths.osl / 2
@@ -144,7 +145,7 @@ def prefill_time(
     return np.maximum(busy, launch_time(run, degrees)) + host_time(run.engine, degrees, decodes)
 
 
-def _overlapped(run: Served, degrees: Degrees, tokens: Numeric, ranks: Numeric, lengths: Lengths) -> Numeric:
+def _overlapped(run: Served, degrees: Mapping, tokens: Numeric, ranks: Numeric, lengths: Lengths) -> Numeric:
     """Prefill in two halves, of which one exchanges while the other computes: twice the longer of the two. [s]"""
     apart = replace(run.at, profile=replace(run.at.profile, shared_expert_overlaps_dispatch=False))
     chunk = Chunk(tokens / 2, lengths.isl, ranks)
@@ -159,7 +160,7 @@ def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric]:
     return count, isl / count
 
 
-def capacity(run: Served, degrees: Degrees, lengths: Lengths) -> Numeric:
+def capacity(run: Served, degrees: Mapping, lengths: Lengths) -> Numeric:
     """Requests that an instance holds, at their mean length or whole if it reserves that; 0 if none fits. [request]
 
     The cache of n sequences may fill ``cache_share`` of what is left when nothing is resident.
@@ -223,7 +224,7 @@ def _bunching(run: Run, work: Numeric, life: Numeric, *, drains: bool) -> Numeri
 
 
 def _loop(
-    run: Served, degrees: Degrees, lengths: Lengths, others: Numeric, share: Numeric, pattern: Run = ENDLESS
+    run: Served, degrees: Mapping, lengths: Lengths, others: Numeric, share: Numeric, pattern: Run = ENDLESS
 ) -> _Loop:
     """Times where a request sees ``others``, each of which spends ``share`` of its life in decode."""
     engine, dp = run.engine, degrees.dp_attn
@@ -260,7 +261,7 @@ def _loop(
 
 
 def colocated(
-    run: Served, degrees: Degrees, lengths: Lengths, concurrency: Numeric, pattern: Run = ENDLESS
+    run: Served, degrees: Mapping, lengths: Lengths, concurrency: Numeric, pattern: Run = ENDLESS
 ) -> SteadyState:
     """One co-located instance with ``concurrency`` requests in flight, those that do not fit waiting.
 
@@ -298,7 +299,7 @@ def _holds(room: Numeric) -> Numeric:
     return np.where(room > 0, room, np.inf)
 
 
-def at_rate(run: Served, degrees: Degrees, lengths: Lengths, request_rate: Numeric) -> SteadyState:
+def at_rate(run: Served, degrees: Mapping, lengths: Lengths, request_rate: Numeric) -> SteadyState:
     """One co-located instance under a stream of ``request_rate`` requests a second, none lost.
 
     The sequences in decode follow from Little's law, ``B = rate*(OSL-1)*T(B)``; where the memory holds fewer,
@@ -316,7 +317,7 @@ def at_rate(run: Served, degrees: Degrees, lengths: Lengths, request_rate: Numer
     return SteadyState(loop.tpot, loop.ttft, served_rate, room)
 
 
-def prefill_limit(run: Served, degrees: Degrees, lengths: Lengths) -> Numeric:
+def prefill_limit(run: Served, degrees: Mapping, lengths: Lengths) -> Numeric:
     """Prompts that a prefill worker finishes in a second when its queue never empties. [request/s]"""
     pieces, size = pieces_of(run.engine, lengths.isl)
     fit = np.maximum(np.floor(run.engine.chunk_tokens / size), 1.0) * degrees.dp_attn
@@ -376,7 +377,7 @@ def disaggregated(
     return SteadyState(step, np.maximum(first, (concurrency - low) / rate), rate, room)
 
 
-def static_batch(run: Served, degrees: Degrees, lengths: Lengths, batch: Numeric) -> SteadyState:
+def static_batch(run: Served, degrees: Mapping, lengths: Lengths, batch: Numeric) -> SteadyState:
     """A fixed batch from start to end: all prompts in one go, then decode; what does not fit goes after it."""
     room = capacity(run, degrees, lengths)
     inside = np.minimum(batch, _holds(room))

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import MlaAttention
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.phases import (
-    Degrees,
     LayerTimes,
     all_stages,
     attention_cost,
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 class StepPhysics:
     """Steps of one instance: ``max(m*max_s t_s, sum_s t_s) + host + hops`` over m micro-batches, part by part."""
 
-    def __init__(self, at: Setup, degrees: Degrees, mla_form: str = "auto") -> None:
+    def __init__(self, at: Setup, degrees: Mapping, mla_form: str = "auto") -> None:
         self._at, self._model, self._degrees, self._form = at, at.model, degrees, mla_form
         self.stages, self.ranks = int(np.max(degrees.pp)), int(np.max(degrees.dp_attn))
         self.host: float = at.profile.host

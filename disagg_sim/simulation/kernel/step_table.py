@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.domain import Mapping
 from disagg_sim.physics.counts import prefill_work
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel import times as k
@@ -71,7 +71,7 @@ class StepTable:
     def build(
         cls,
         at: Setup,
-        degrees: Degrees,
+        degrees: Mapping,
         *,
         max_sequences: int = 256,
         max_context: int = 131_072,

@@ -10,7 +10,6 @@ import math
 import numpy as np
 
 from disagg_sim.domain import Mapping
-from disagg_sim.simulation.deployment import degrees_of
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.profile import Predictor, prompt_time
 from disagg_sim.simulation.policies.least_load import LeastLoad
@@ -113,7 +112,7 @@ def a4_predictor(bench: ArrowBench) -> Finding:
     """FIFO on one prefill instance: simulated TTFT against the recursion over predicted times."""
     budget = LeastLoad().token_budget
     at = bench.setting(MODEL)
-    table = StepTable.build(at, degrees_of(Mapping()))
+    table = StepTable.build(at, Mapping())
     shortest, longest = map(math.log, PROMPTS)
     prompts = np.exp(named_rng(0, "prompts").uniform(shortest, longest, FIFO_REQUESTS)).astype(np.int64)
     predictor = Predictor.fit(table, budget)

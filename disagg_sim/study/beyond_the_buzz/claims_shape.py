@@ -9,7 +9,7 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.search.grid import decode_grid
-from disagg_sim.search.mappings import MappingTable, enumerate_mappings
+from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.points import pareto_front
 from disagg_sim.study.beyond_the_buzz.evidence import (
@@ -180,7 +180,7 @@ def _ttl(evidence: Evidence, model: str, mappings: list[Mapping], *, batch: int)
     return decode_grid(evidence.setup(model), mappings, lengths(*LONG_PROMPTS), batch=batch).latency[:, 0]
 
 
-def _restricted(evidence: Evidence, keep: Callable[[MappingTable], Any]) -> Front:
+def _restricted(evidence: Evidence, keep: Callable[[Mapping], Any]) -> Front:
     """R1's frontier where decode may use some mappings alone."""
     at = evidence.setup(R1)
     table = enumerate_mappings(at)

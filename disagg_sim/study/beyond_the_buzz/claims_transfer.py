@@ -8,7 +8,6 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_model
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import kv_duplication
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.serving.candidates import kv_rate_per_gpu
 from disagg_sim.study.beyond_the_buzz.evidence import (
@@ -143,7 +142,7 @@ def c23_duplication(evidence: Evidence) -> Finding:  # noqa: ARG001 - counts kno
     heads = {MIDDLE: 8, "qwen3_235b_a22b": 4, R1: 1}
     found = {model: [float(kv_duplication(load_model(model), float(tp))) for tp in degrees] for model in heads}
     exact = all(found[model] == [max(1.0, tp / n) for tp in degrees] for model, n in heads.items())
-    spread = Degrees(tp_attn=16.0, dp_attn=4.0, pp=2.0)
+    spread = Mapping(tp_attn=16.0, dp_attn=4.0, pp=2.0)
     unique = {model: float(unique_gpus(load_model(model), spread)) for model in heads}
     exact &= all(unique[model] * found[model][4] == 16 * 4 * 2 for model in heads)
     note = f"TP {degrees}; distinct GPUs of TP16 x DP4 x PP2: {listed(unique, '.0f')}; a count, alike in every profile"

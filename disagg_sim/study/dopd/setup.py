@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
-from disagg_sim.physics.phases import Degrees
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
@@ -147,7 +146,7 @@ class DopdBench(Bench):
 
     def table(self, tp: int) -> StepTable:
         """Step times of Llama-70B on ``tp`` GPUs."""
-        return self.once(("table", tp), lambda: StepTable.build(self.llama, Degrees(tp_attn=tp, tp_ffn=tp)))
+        return self.once(("table", tp), lambda: StepTable.build(self.llama, Mapping(tp_attn=tp, tp_ffn=tp)))
 
     @property
     def stand_in(self) -> str:
@@ -181,7 +180,7 @@ class DopdBench(Bench):
     @cached_property
     def full_batch(self) -> int:
         """Requests of the first of ``SHAPES`` that a decode instance holds to their last token. [1]"""
-        tokens = kv_blocks(self.llama, Degrees(tp_attn=2, tp_ffn=2)) * BLOCK_TOKENS
+        tokens = kv_blocks(self.llama, Mapping(tp_attn=2, tp_ffn=2)) * BLOCK_TOKENS
         return tokens // sum(SHAPES[0])
 
     def saturated(self, prefill: int, decode: int = 1, *, recompute: bool = False) -> RunResult:

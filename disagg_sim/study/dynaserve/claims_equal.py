@@ -13,7 +13,6 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.setup import setup
-from disagg_sim.simulation.deployment import degrees_of
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.study.bench import Case
@@ -226,7 +225,7 @@ def y14_more_cache(bench: DynaServeBench) -> Finding:
 def y16_batch(bench: DynaServeBench) -> Finding:  # noqa: ARG001  a table alone
     """Decodes beside 512 tokens of prefill."""
     here = setup("llama_3_1_8b", SYSTEM, RECIPE, PROFILE)
-    table = StepTable.build(here, degrees_of(Mapping()))
+    table = StepTable.build(here, Mapping())
     old = load_engine("vllm_v0")
     alone = table.step_time(0, 0.0, 512)
 
