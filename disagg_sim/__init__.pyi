@@ -3,7 +3,7 @@ from .certainty.designs import rescore
 from .certainty.elasticity import sensitivity
 from .certainty.error_bars import Uncertainty, uncertainty
 from .certainty.extrapolation import outside_calibration
-from .domain import Deployment, Instance, Mapping, Pool, Slo, Status
+from .domain import Mapping, Slo, Status
 from .errors import DisaggSimError
 from .facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
 from .physics.counts import decode_work, prefill_work
@@ -11,6 +11,7 @@ from .physics.mixed import Interference
 from .physics.setup import Setup, setup
 from .report.tables import readable
 from .scenario.written import write_scenario
+from .search.deployment import Deployment, Instance, Pool
 from .search.grid import PhaseGrid, batch_axis, decode_grid, prefill_grid
 from .search.mappings import enumerate_mappings
 from .serving.colocated import colocated

@@ -1,4 +1,4 @@
-"""Nouns that every room shares: mappings, pools, deployments, objectives."""
+"""Nouns that every room shares: modes, mappings, objectives."""
 
 from __future__ import annotations
 
@@ -134,57 +134,6 @@ class Mapping(ByValue, Shown):
     def gpus(self) -> Any:
         """GPUs of one instance; number or column. [1]"""
         return self.stage_gpus * self.pp
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
-    """What a configuration was scored for, by the names that specs are loaded by."""
-
-    model: str
-    precision: str
-    profile: str
-    engine: str  # "" = the profile's own choice
-    isl: float  # mean input length [token]
-    osl: float  # mean output length [token]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
-    """One configuration of a replica, as a grid scored it."""
-
-    phase: str  # "prefill" or "decode"
-    mapping: Mapping
-    batch: int  # requests of an instance, summed over DP ranks [request]
-    latency_s: float  # FTL or TTL, no queue [s]
-    request_rate_per_s: float  # at full rate [request/s]
-    memory_bytes: float  # on the fullest GPU [B]
-    system: str = ""  # name of the system that it runs on; the pools of a deployment may differ
-    conditions: Conditions | None = None  # None of an instance that no grid scored
-
-
-@dataclass(frozen=True, slots=True)
-class Pool(Shown):
-    """A multiset of instances: (instance, count) pairs, mostly one pair."""
-
-    members: tuple[tuple[Instance, int], ...]
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of the whole pool. [1]"""
-        return sum(instance.mapping.gpus * count for instance, count in self.members)
-
-    @property
-    def request_rate_per_s(self) -> float:
-        """Requests that the pool finishes at full rate. [request/s]"""
-        return sum(instance.request_rate_per_s * count for instance, count in self.members)
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment(Shown):
-    """A prefill pool and a decode pool."""
-
-    prefill: Pool
-    decode: Pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

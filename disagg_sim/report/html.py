@@ -13,7 +13,7 @@ import numpy as np
 
 from disagg_sim.certainty.breakdown import Breakdown
 from disagg_sim.certainty.passes import LATENCIES
-from disagg_sim.domain import BOUNDS, Deployment, Instance, Mapping, Pool
+from disagg_sim.domain import BOUNDS, Mapping
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision, PrecisionRecipe
@@ -35,6 +35,7 @@ from disagg_sim.report.lines import (
     traffic_lines,
 )
 from disagg_sim.report.words import degrees_text
+from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.rate_matching import MatchPlan
 from disagg_sim.simulation.capacity import Capacity

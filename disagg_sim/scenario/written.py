@@ -157,7 +157,7 @@ def _table(trace: Trace) -> str:
 def _heading(result: SimulationResult, path: Path) -> str:
     lines = [f"# As simulated: disagg-sim simulate {path.name} --out DIR gives the same requests."]
     if (plan := result.plan) is not None:
-        lengths = f"{plan.conditions.isl:g}/{plan.conditions.osl:g} tokens"
+        lengths = f"{plan.lengths.mean_isl:g}/{plan.lengths.mean_osl:g} tokens"
         lines.append(f"# Planned for {lengths}: {plan.tokens_per_s_per_gpu:.4g} tokens/s/GPU.")
     return "".join(f"{line}\n" for line in lines)
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Conditions, Instance, Mapping, Status
+from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.chunked import chunked_prefill_pass
@@ -45,6 +45,7 @@ from disagg_sim.physics.phases import PrefillPass, decode_step, prefill_pass
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
+from disagg_sim.search.deployment import Instance
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.workload.lengths import Lengths
 
@@ -122,7 +123,6 @@ class PhaseGrid(Shown):
 
     def instance(self, row: int, column: int) -> Instance:
         """The configuration at (row, column) as a value object."""
-        at = self.setup
         return Instance(
             phase=self.phase,
             mapping=self.mappings[row],
@@ -130,15 +130,8 @@ class PhaseGrid(Shown):
             latency_s=float(self.latency[row, column]),
             request_rate_per_s=float(self.request_rate[row, column]),
             memory_bytes=float(self.memory_bytes[row, column]),
-            system=at.system.name,
-            conditions=Conditions(
-                model=at.model.name,
-                precision=at.precision.name,
-                profile=at.profile.name,
-                engine=at.engine,
-                isl=self.lengths.mean_isl,
-                osl=self.lengths.mean_osl,
-            ),
+            setup=self.setup,
+            lengths=self.lengths,
         )
 
     def to_frame(self) -> pd.DataFrame:

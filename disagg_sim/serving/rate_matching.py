@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import Deployment, Instance, Pool
 from disagg_sim.errors import InputError, above_zero, as_float, quoted, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.kv_transfer import own_link_bandwidth
+from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import best_per_size, check_same_case, kv_rate_per_gpu, least, mapping_order
 from disagg_sim.serving.integer_program import Choices, Filling, least_cost, most_rate

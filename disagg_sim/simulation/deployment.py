@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from disagg_sim.domain import Deployment, Instance, Mapping, Pool
+from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.setup import setup as make_setup
+from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.simulation.options import MOST, MOST_SEQUENCES
 
 #: Parts of a deployment: pools of one phase, instances that do both, and instances that work in pairs.
@@ -123,35 +123,21 @@ def served(deployment: Deployment, *, name: str = "planned", setup: Setup | None
     name : str
         What results call it.
     setup : Setup, optional
-        What it serves; by default the specs of the names that it was planned for.
+        What it serves; by default what it was planned for.
 
     Raises
     ------
     InputError
         Pools on different systems.
-    UnknownNameError
-        It was planned for specs that no name loads: give their ``setup``.
     """
     return ServedDeployment(
         name=name,
-        gpus=deployment.prefill.gpus + deployment.decode.gpus,
+        gpus=deployment.gpus,
         prefill=_replicas(deployment.prefill),
         decode=_replicas(deployment.decode),
-        setup=setup or _setup_of(deployment),
+        setup=setup or deployment.setup,
         planned=deployment,
     )
-
-
-def _setup_of(deployment: Deployment) -> Setup | None:
-    """What a deployment was planned for; None when no grid scored its instances."""
-    members = [each for pool in (deployment.prefill, deployment.decode) for each, _ in pool.members]
-    systems = tuple(dict.fromkeys(each.system for each in members))
-    if len(systems) > 1:
-        raise InputError(f"pools on {' and '.join(systems)}: simulation serves both on one system")
-    said = deployment.decode.members[0][0].conditions if deployment.decode.members else None
-    if said is None or not systems[0]:
-        return None
-    return make_setup(said.model, systems[0], said.precision, said.profile, said.engine or None)
 
 
 def _replicas(pool: Pool) -> tuple[Replicas, ...]:
@@ -163,6 +149,6 @@ def _replicas(pool: Pool) -> tuple[Replicas, ...]:
 
 def _budget(instance: Instance) -> int | None:
     """Tokens of a full prefill pass; None in decode, and where no grid said for which lengths. [token]"""
-    if instance.phase != "prefill" or instance.conditions is None:
+    if instance.phase != "prefill" or instance.lengths is None:
         return None
-    return math.ceil(instance.batch * instance.conditions.isl)
+    return math.ceil(instance.batch * instance.lengths.mean_isl)

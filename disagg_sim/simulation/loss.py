@@ -20,9 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from disagg_sim.domain import Conditions, Deployment
+from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.records import Outcome, RunResult
+from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.trace import Trace
 
 #: Generations of a closed loop: all, those before the rate is taken, and those after it. [1]
@@ -37,14 +38,14 @@ Replay = Callable[[Trace, int], RunResult]
 class Plan:
     """What a matched deployment promises."""
 
-    conditions: Conditions
+    lengths: Lengths
     deployment: Deployment
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
         """Output tokens of the slower pool over ALL GPUs. [token/s]"""
         rate = min(pool.request_rate_per_s for pool in (self.deployment.prefill, self.deployment.decode))
-        return rate * self.conditions.osl / self.gpus
+        return rate * self.lengths.mean_osl / self.gpus
 
     @property
     def gpus(self) -> int:
@@ -60,9 +61,8 @@ class Plan:
 
 def plan_of(deployment: Deployment) -> Plan | None:
     """What a deployment was matched for; None when no grid scored its decode instances."""
-    known = dict.fromkeys(instance.conditions for instance, _ in deployment.decode.members)
-    conditions = next(iter(known), None)
-    return Plan(conditions=conditions, deployment=deployment) if conditions is not None else None
+    lengths = deployment.lengths
+    return Plan(lengths=lengths, deployment=deployment) if lengths is not None else None
 
 
 def loss(plan: Plan, trace: Trace, row: Summary, replay: Replay) -> pd.DataFrame:
@@ -82,12 +82,12 @@ def loss(plan: Plan, trace: Trace, row: Summary, replay: Replay) -> pd.DataFrame
     DataFrame
         ``step``, ``tokens_per_s_per_gpu``, ``share_of_plan``, ``change`` against the step before, ``because``.
     """
-    planned, lengths = plan.tokens_per_s_per_gpu, plan.conditions
-    constant = trace.with_lengths(round(lengths.isl), max(round(lengths.osl), 1))
+    planned, lengths = plan.tokens_per_s_per_gpu, plan.lengths
+    constant = trace.with_lengths(round(lengths.mean_isl), max(round(lengths.mean_osl), 1))
     offered = trace.rate * float(trace.output_tokens.mean()) / plan.gpus
     limits = f"TTFT {row.slo_ttft_s:g} s and TPOT {row.slo_tpot_s:g} s"
     steps = (
-        ("planned", planned, f"slower pool at {lengths.isl:g}/{lengths.osl:g} tokens, no queue, no transfer"),
+        ("planned", planned, f"slower pool at {lengths.mean_isl:g}/{lengths.mean_osl:g} tokens, no queue, no transfer"),
         ("full queue, planned lengths", _saturated(plan, constant, replay), "batches, transfers, whole passes"),
         ("full queue, lengths of the trace", _saturated(plan, trace, replay), _spread(trace)),
         (

@@ -7,10 +7,11 @@ from dataclasses import dataclass, fields, replace
 
 import pandas as pd
 
-from disagg_sim.domain import Deployment, Slo
+from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError, above_zero
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.setup import Setup
+from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
 from disagg_sim.simulation.deployment import ServedDeployment, served
 from disagg_sim.simulation.feasibility import require_fit, require_possible

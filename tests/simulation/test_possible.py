@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from disagg_sim.domain import Conditions, Deployment, Instance, Mapping, Pool, Slo
+from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.physics.setup import setup
+from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
 from disagg_sim.simulation.feasibility import least_latencies, require_fit, require_possible
@@ -82,9 +83,7 @@ def test_a_planned_deployment_keeps_its_mappings_batches_and_counts():
         latency_s=1.0,
         request_rate_per_s=1.0,
         memory_bytes=1.0,
-        conditions=Conditions(
-            model="llama_3_1_8b", precision="bf16", profile="measured", engine="", isl=1000.5, osl=10.0
-        ),
+        lengths=lengths([1000, 1001], [10, 10]),
     )
     decode = replace(prefill, phase="decode", batch=64)
     found = served(Deployment(Pool(((prefill, 3),)), Pool(((decode, 1), (decode, 2)))))
