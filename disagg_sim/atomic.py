@@ -87,8 +87,12 @@ def write_csv(path: Path, table: Table, *, digits: int = 0) -> None:
     StoreError
         The file cannot be written.
     """
-    form = f"%.{digits}g" if digits else None
-    write_text(path, table.to_csv(index=False, float_format=form, lineterminator="\n"))
+    write_text(path, csv_text(table, digits=digits))
+
+
+def csv_text(table: Table, *, digits: int = 0) -> str:
+    """The text that ``write_csv`` writes of a ``table``, numbers with so many ``digits``."""
+    return table.to_csv(index=False, float_format=f"%.{digits}g" if digits else None, lineterminator="\n")
 
 
 def remove_leftovers(root: Path) -> int:

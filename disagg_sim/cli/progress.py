@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from disagg_sim.errors import printable
-from disagg_sim.sweep.run import Listener
+from disagg_sim.sweep.store import Listener
 
 PLAIN_INTERVAL = 5.0  # [s]
 

@@ -6,6 +6,8 @@ import re
 from functools import cache
 from typing import Any
 
+import yaml
+
 from disagg_sim.errors import quoted
 
 #: Largest file. [B]
@@ -28,7 +30,6 @@ def parse_yaml(text: str) -> object:
     ValueError
         A line with the place and what is wrong there.
     """
-    import yaml
 
     try:
         _require_bounds(text)
@@ -43,7 +44,6 @@ def parse_yaml(text: str) -> object:
 
 
 def _fault(problem: str, mark: Any) -> Exception:
-    import yaml
 
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
@@ -53,7 +53,6 @@ def _require_bounds(text: str) -> None:
 
     The events of the parser come one by one, without recursion, so that neither the stack nor the memory is at risk.
     """
-    import yaml
 
     sizes: dict[str, int] = {}  # of what an anchor stands for
     open_: list[tuple[str | None, int]] = []  # anchor and values before, of every list and mapping around
@@ -84,7 +83,6 @@ def _require_bounds(text: str) -> None:
 
 @cache
 def _loader() -> Any:
-    import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

@@ -6,7 +6,9 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from disagg_sim.atomic import write_text
 from disagg_sim.scenario.plan import DECISIONS, REQUESTS, RUNS, SAMPLES, Run
@@ -14,9 +16,6 @@ from disagg_sim.scenario.run import ScenarioResult
 from disagg_sim.simulation.wishes import Role
 from disagg_sim.sweep.store import State, Store
 from disagg_sim.units import US
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 CLUSTER = 0  # process of counters and decisions; an instance is the one of its number plus 1
 COUNTERS = ("queued", "running", "kv_use", "gpus", "transfers")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib as mpl
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Slo
@@ -18,9 +20,6 @@ from disagg_sim.scenario.run import ScenarioResult
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.store import State, Store
 from disagg_sim.units import MS
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Floats = NDArray[np.float64]
 
@@ -77,7 +76,6 @@ def draw_simulation(result: ScenarioResult, root: Path, *, jobs: int) -> int:
 
 
 def _tasks(result: ScenarioResult, root: Path) -> Iterator[OverTime | Spread | OverRate]:
-    import pandas as pd
 
     scenario, store = result.plan.scenario, result.store
     stored = [run for run in result.plan.runs if store.state(run.key(RUNS)) is State.STORED]
@@ -100,7 +98,6 @@ def _tasks(result: ScenarioResult, root: Path) -> Iterator[OverTime | Spread | O
 
 
 def _draw(task: OverTime | Spread | OverRate) -> int:
-    import matplotlib as mpl
 
     with mpl.rc_context(PANELS):
         if isinstance(task, OverTime):

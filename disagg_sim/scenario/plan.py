@@ -13,8 +13,7 @@ from disagg_sim.scenario.spec import PolicyChoice, Scenario
 from disagg_sim.scenario.traces import TraceSource
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.feasibility import require_possible
-from disagg_sim.sweep.digest import code_digest, digest_of
-from disagg_sim.sweep.store import Key
+from disagg_sim.sweep.store import Key, code_digest, digest_of
 
 #: Tables of a store: one block a run in each; a run is done when its row of ``runs`` is there, written last.
 REQUESTS, SAMPLES, DECISIONS, RUNS = "requests", "samples", "decisions", "runs"

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from disagg_sim.atomic import write_text
+import pandas as pd
+
+from disagg_sim.atomic import write_csv, write_text
 from disagg_sim.errors import DisaggSimError, PolicyError, StoreError
 from disagg_sim.scenario.plan import DECISIONS, REQUESTS, RUNS, SAMPLES, TABLES, Run, ScenarioPlan
 from disagg_sim.scenario.policy_files import load_policies
 from disagg_sim.scenario.spec import Scenario
-from disagg_sim.scenario.timing import Timings, log_timing, read_timings, timed
-from disagg_sim.scenario.warm_up import warm_up
 from disagg_sim.simulation.capacity import Aim, attains, p99_inside, serving_capacity
+from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary
 from disagg_sim.simulation.options import MOST_SAMPLES
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends import run_tasks
-from disagg_sim.sweep.run import Listener
-from disagg_sim.sweep.store import Key, State, Store
+from disagg_sim.sweep.store import Key, Listener, Own, State, Store, missing, opened
 from disagg_sim.units import HOUR
 from disagg_sim.workload.trace import Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Samples of a run whose scenario does not say how often [1], at least so far apart [s].
 SAMPLED, LEAST_SAMPLE_S = 200, 0.1
@@ -50,6 +49,12 @@ CAPACITY_COLUMNS = (
     "runs",
     "note",
 )
+LOG = "timing.jsonl"
+
+#: Place and digest of a block -> the measured columns of each of its rows.
+Timings = Mapping[tuple[str, str], list[dict[str, float]]]
+#: Requests that make a serving policy run once through its code. [request]
+WARM_UP_REQUESTS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,22 +151,16 @@ def run_scenario(
     A policy whose wish is impossible stops its own run: ``requests/`` keeps its rows so far, ``faults`` has
     its line, and the same command simulates it again.
     """
-    store = Store(root)
-    store.prepare()
-    with store.lock():
-        planned = {key.relative for run in plan.tasks for key in run.blocks}
-        if not overwrite:
-            _require_own(plan, store, planned)
-        removed = store.clean(TABLES, planned)
-        if removed:
-            listener.note(f"{removed} stored blocks are not part of this scenario: removed")
+    planned = {key.relative for run in plan.tasks for key in run.blocks}
+    own = Own(TABLES, planned, partial(_require_own, plan, planned))
+    with opened(root, listener, overwrite=overwrite, noun="scenario", own=own) as store:
         for note in plan.notes:
             listener.note(note)
-        missing = _missing(plan.tasks, store, listener)
-        warm_up(missing, listener)
-        listener.start(sum(run.requests for run in missing))
+        lacking = missing(plan.tasks, lambda run: run.blocks, store, listener, noun="runs")
+        warm_up(lacking, listener)
+        listener.start(sum(run.requests for run in lacking))
         faults = []
-        for done in run_tasks(compute_run, [RunTask(store, run) for run in missing], jobs=jobs):
+        for done in run_tasks(compute_run, [RunTask(store, run) for run in lacking], jobs=jobs):
             listener.advance(done.requests)
             faults += [done.fault] if done.fault else []
         listener.finish()
@@ -222,7 +221,6 @@ def _search(task: RunTask, trace: Trace) -> None:
 
 def _write_records(task: RunTask, result: RunResult) -> None:
     """All that does not depend on the machine."""
-    import pandas as pd
 
     store, run, samples = task.store, task.run, result.samples
     store.write(run.key(SAMPLES), pd.DataFrame({f.name: getattr(samples, f.name) for f in fields(samples)}), "{}")
@@ -238,12 +236,11 @@ def _note(result: RunResult) -> str:
 
 
 def _frame(rows: Sequence[Summary]) -> pd.DataFrame:
-    import pandas as pd
 
     return pd.DataFrame([asdict(row) for row in rows], columns=list(STORED))
 
 
-def _require_own(plan: ScenarioPlan, store: Store, planned: set[Path]) -> None:
+def _require_own(plan: ScenarioPlan, planned: set[Path], store: Store) -> None:
     """Raise ``StoreError`` when the directory holds runs, and none of them by this scenario's names."""
     held = [path.relative_to(store.root) for table in TABLES for path in (store.root / table).glob("*/[!.]*.parquet")]
     if held and not planned & {*held}:
@@ -253,26 +250,7 @@ def _require_own(plan: ScenarioPlan, store: Store, planned: set[Path]) -> None:
         )
 
 
-def _missing(runs: Sequence[Run], store: Store, listener: Listener) -> list[Run]:
-    """Runs with a block that is missing, stale or corrupt."""
-    states = {run: [(key, store.state(key)) for key in run.blocks] for run in runs}
-    for blocks in states.values():
-        for key, state in blocks:
-            if state is State.CORRUPT:
-                listener.warn(f"{store.path(key)}: corrupt block, simulating its run again")
-    unsealed = sum(any(state is State.UNSEALED for _, state in blocks) for blocks in states.values())
-    if unsealed:
-        listener.warn(f"{unsealed} stored runs have no checksum: simulating them again")
-    missing = [run for run, blocks in states.items() if any(state is not State.STORED for _, state in blocks)]
-    stale = Counter(any(state is State.STALE for _, state in blocks) for blocks in states.values())[True]
-    if stale:
-        listener.note(f"{stale} stored runs are stale (their inputs changed): simulating them again")
-    listener.note(f"{len(runs) - len(missing)} of {len(runs)} runs already stored")
-    return missing
-
-
 def _collect(plan: ScenarioPlan, store: Store, faults: tuple[str, ...]) -> ScenarioResult:
-    import pandas as pd
 
     whole = [run for run in plan.runs if store.state(run.key(RUNS)) is State.STORED]
     logged = [run for run in plan.runs if store.state(run.key(DECISIONS)) is State.STORED]
@@ -330,8 +308,68 @@ def _capacity_row(run: Run, store: Store) -> dict[str, Any]:
 def _write_tables(result: ScenarioResult, root: Path) -> None:
     """``summary.csv``, ``decisions.csv``, ``notes.txt`` and, where it was searched for, ``capacity.csv``."""
     write_text(root / "notes.txt", "".join(f"{note}\n" for note in result.plan.notes))
-    write_text(root / "summary.csv", result.summary.to_csv(index=False, float_format="%.9g"))
-    write_text(root / "decisions.csv", result.decisions.to_csv(index=False, float_format="%.9g"))
+    write_csv(root / "summary.csv", result.summary, digits=9)
+    write_csv(root / "decisions.csv", result.decisions, digits=9)
     if len(result.capacity):
-        write_text(root / "capacity.csv", result.capacity.to_csv(index=False, float_format="%.9g"))
-        write_text(root / "capacity_runs.csv", result.searched.to_csv(index=False, float_format="%.9g"))
+        write_csv(root / "capacity.csv", result.capacity, digits=9)
+        write_csv(root / "capacity_runs.csv", result.searched, digits=9)
+
+
+def warm_up(runs: Sequence[Run], listener: Listener) -> None:
+    """Serve a few requests under every policy of some runs, so that its code is compiled and kept.
+
+    The time of the first run is then its own, and so is the time that is left. What is wrong with a policy is told by
+    its own runs.
+    """
+    if not runs:
+        return
+    if note := code_home().note:
+        listener.note(note)
+    first = {run.choice.kind: run for run in reversed(runs)}
+    with compilation_told(lambda: listener.note(COMPILING)):
+        for run in first.values():
+            scenario = run.scenario
+            with suppress(Exception):
+                simulate(
+                    run.source.load(scenario.seed).head(WARM_UP_REQUESTS),
+                    run.deployment,
+                    run.choice.policy,
+                    at=scenario.setting,
+                    slo=scenario.slo,
+                    seed=scenario.seed,
+                    options=scenario.run,
+                )
+
+
+def log_timing(root: Path, key: Key, rows: Sequence[Summary]) -> None:
+    """Add a line: the measured columns of the rows of a block."""
+    rows_told = [{name: getattr(row, name) for name in MEASURED} for row in rows]
+    line = json.dumps({"block": str(key.relative), "digest": key.digest, "rows": rows_told})
+    path = root / LOG
+    try:
+        with path.open("a", encoding="utf-8") as log:
+            log.write(f"{line}\n")
+    except OSError as error:
+        raise StoreError(f"{path}: cannot write: {error.strerror}") from None
+
+
+def read_timings(root: Path) -> Timings:
+    """The last line of each block; a line that cannot be read is no line."""
+    found = {}
+    try:
+        lines = (root / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            held = json.loads(line)
+            rows = [{name: float(row[name]) for name in MEASURED} for row in held["rows"]]
+            found[str(held["block"]), str(held["digest"])] = rows
+    return found
+
+
+def timed(rows: list[dict[str, Any]], key: Key, timings: Timings) -> list[dict[str, Any]]:
+    """Rows of a block with their measured columns; NaN where the log has none."""
+    told = timings.get((str(key.relative), key.digest), [])
+    unknown = dict.fromkeys(MEASURED, math.nan)
+    return [row | (told[at] if len(told) == len(rows) else unknown) for at, row in enumerate(rows)]

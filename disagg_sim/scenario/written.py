@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 
 from disagg_sim.atomic import write_text
 from disagg_sim.errors import InputError
@@ -164,7 +165,6 @@ def _heading(result: SimulationResult, path: Path) -> str:
 
 def _dump(document: dict[str, Any]) -> str:
     """YAML with a line for each innermost mapping, in the order given."""
-    import yaml
 
     text: str = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=120)
     return text

@@ -19,8 +19,7 @@ from disagg_sim.errors import InputError, UnknownNameError, nearest
 from disagg_sim.report.panels import Cells, Picture, draw_cells, draw_picture
 from disagg_sim.study.bench import AnySeen, Bench, RatedBench
 from disagg_sim.study.claims import Claim, evaluate
-from disagg_sim.sweep.run import Listener
-from disagg_sim.sweep.store import Store
+from disagg_sim.sweep.store import Listener, Store
 
 #: Module of this room by paper.
 HOMES = {name: f"disagg_sim.study.{name}.experiments" for name in ("arrow", "dopd", "dynaserve")}

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
+from joblib import Parallel, delayed
+
 from disagg_sim.errors import DisaggSimError
 
 #: How often a worker looks whether its parent lives. [s]
@@ -41,7 +43,6 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs
     if jobs == 1 or len(tasks) < 2:
         yield from map(function, tasks)
         return
-    from joblib import Parallel, delayed
 
     parallel = Parallel(n_jobs=min(jobs, len(tasks)), backend="loky", return_as="generator_unordered", batch_size=1)
     with _interrupt_held():

@@ -12,9 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.domain import DEGREES, MAPPING_COLUMNS
@@ -22,9 +23,6 @@ from disagg_sim.errors import InputError, given_twice, nearest, quoted
 from disagg_sim.search.front import Floats, best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, Manifest, is_as_written, read_manifest
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _NOWHERE = "no such file or directory"
 RTOL = 1e-6  # relative change of a value below which it has not moved [1]
@@ -162,7 +160,6 @@ def read_frontier(path: Path) -> Frontier:
         One line: nothing there, no table, a missing column, a value that is no number, a table that is not the one
         that the manifest beside it was written for.
     """
-    import pandas as pd
 
     results = path.is_dir()
     file = path / FRONTIER_FILE if results else path
@@ -196,7 +193,6 @@ def _manifest_beside(file: Path, data: bytes) -> Manifest | None:
 
 
 def _read_table(file: Path, data: bytes) -> pd.DataFrame:
-    import pandas as pd
 
     try:
         table = pd.read_csv(BytesIO(data))

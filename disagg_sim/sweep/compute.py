@@ -5,11 +5,16 @@ Runs in a worker; writes its own file.
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from disagg_sim.domain import BOUNDS, Mode
 from disagg_sim.errors import StoreError
@@ -25,10 +30,6 @@ from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.inputs import Source
 from disagg_sim.sweep.plan import PREFILL, Block
 from disagg_sim.sweep.store import Key, Store
-from disagg_sim.sweep.tally import Removal, Tally, removal
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SHARED = "prefill and decode"  # phase of the points of a co-located mode
 OUT_OF_MEMORY = "out of memory"
@@ -40,6 +41,80 @@ NO_BALANCE = "no match within gpu_cap and tolerance"
 NO_RATIO = "no match at the fixed ratio within gpu_cap"
 NO_PREFILL = "no prefill configuration within the limits to match with"
 OWN_ENGINE = "default"  # in the engine columns: the profile's own choice; no word that reads back as empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """Design points that one reason removed."""
+
+    phase: str  # "prefill" or "decode"
+    reason: str
+    count: int  # design points [1]
+    shortfall: float  # by how much the closest of them misses; inf where that has no meaning [unit]
+    unit: str  # "B", "s", "B/s" or ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Counts of one block, or of many added up."""
+
+    computed: int = 0  # design points whose time and memory were computed [1]
+    feasible: int = 0  # of them, those that fit in memory [1]
+    rows: int = 0  # stored rows: prefill candidates, or matched decode points [1]
+    removals: tuple[Removal, ...] = ()
+
+    def to_json(self) -> str:
+        """As a text that Python's ``json`` reads back."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Tally:
+        """Back from ``to_json``."""
+        values = json.loads(text)
+        return cls(**{**values, "removals": tuple(Removal(**removal) for removal in values["removals"])})
+
+
+def removal(
+    phase: str, reason: str, removed: NDArray[np.bool_], excess: NDArray[np.float64] | None = None, unit: str = ""
+) -> tuple[Removal, ...]:
+    """The removal of the points where ``removed`` holds, or nothing when it nowhere does.
+
+    Parameters
+    ----------
+    removed : bool array
+        Which points the reason removes.
+    excess : array, optional
+        By how much each point misses. [unit]
+    """
+    if not removed.any():
+        return ()
+    closest = math.inf if excess is None else float(np.min(excess, where=removed, initial=np.inf))
+    return (Removal(phase=phase, reason=reason, count=int(removed.sum()), shortfall=closest, unit=unit),)
+
+
+def add_up(tallies: Iterable[Tally]) -> Tally:
+    """Sum of counts; of each reason the sum of counts and the closest shortfall."""
+    held = tuple(tallies)
+    merged: dict[tuple[str, str], Removal] = {}
+    for item in (item for tally in held for item in tally.removals):
+        known = merged.get((item.phase, item.reason))
+        merged[item.phase, item.reason] = (
+            item
+            if known is None
+            else Removal(
+                phase=item.phase,
+                reason=item.reason,
+                count=item.count + known.count,
+                shortfall=min(item.shortfall, known.shortfall),
+                unit=item.unit,
+            )
+        )
+    return Tally(
+        computed=sum(t.computed for t in held),
+        feasible=sum(t.feasible for t in held),
+        rows=sum(t.rows for t in held),
+        removals=tuple(merged.values()),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,14 +256,12 @@ def _columns(case: Case) -> list[Column]:
 
 
 def _empty_points(case: Case) -> pd.DataFrame:
-    import pandas as pd
 
     return pd.DataFrame({column.name: pd.Series(dtype=column.dtype) for column in _columns(case)})
 
 
 def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
     """The table with ``case`` in front and the same column types in every block, empty ones too."""
-    import pandas as pd
 
     case, pools = block.case, block.case.pools
     engine = case.engine or OWN_ENGINE

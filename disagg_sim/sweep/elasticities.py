@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from disagg_sim.atomic import write_text
+import pandas as pd
+
+from disagg_sim.atomic import write_csv
 from disagg_sim.certainty.elasticity import sensitivity
 from disagg_sim.domain import Mode
 from disagg_sim.facts.hardware import SystemSpec
@@ -21,9 +22,6 @@ from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.fidelity import candidates
 from disagg_sim.sweep.results import CaseResult, SweepResult
 from disagg_sim.sweep.store import Store
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def why_not(item: CaseResult) -> str:
@@ -55,11 +53,9 @@ def elasticities(item: CaseResult, root: Path) -> pd.DataFrame:
 
 def write_elasticities(tables: Mapping[str, pd.DataFrame], root: Path) -> None:
     """Write ``sensitivity.csv``: the tables of all cases, by name of the case, below one another."""
-    import pandas as pd
 
     joined = pd.concat([table.assign(case=name) for name, table in tables.items()], ignore_index=True)
-    text = joined[["case", *joined.columns.drop("case")]].to_csv(index=False, float_format="%.6g", lineterminator="\n")
-    write_text(root / "sensitivity.csv", text)
+    write_csv(root / "sensitivity.csv", joined[["case", *joined.columns.drop("case")]], digits=6)
 
 
 def sweep_elasticities(result: SweepResult, root: Path) -> dict[str, pd.DataFrame]:
@@ -69,7 +65,6 @@ def sweep_elasticities(result: SweepResult, root: Path) -> dict[str, pd.DataFram
 
 def _search(item: CaseResult, systems: Mapping[str, SystemSpec]) -> pd.DataFrame:
     """Points of all modes of a case, searched on other systems of the same names."""
-    import pandas as pd
 
     case = item.plan.case
     tables = [_points(case, mode.mode, systems) for mode in item.found]

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from disagg_sim.atomic import write_text
+import pandas as pd
+
+from disagg_sim.atomic import write_csv
 from disagg_sim.certainty.error_bars import QUANTILES, near_frontier, uncertainty
 from disagg_sim.certainty.extrapolation import outside_calibration
 from disagg_sim.domain import Mode
@@ -19,9 +21,6 @@ from disagg_sim.facts.load import load_profile
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.results import CaseResult, SweepResult, throughput_column
 from disagg_sim.sweep.store import Store
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Interactivities at which the gain of disaggregation is told. [token/s]
 GAIN_AT = (10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0)
@@ -55,7 +54,6 @@ def fidelity_of(result: SweepResult, root: Path, *, error_bars: bool, seed: int 
 
 def write_fidelity(found: Sequence[CaseFidelity], root: Path) -> None:
     """Write ``outside_calibration.csv``, and ``uncertainty.csv`` and ``gain.csv`` where there are error bars."""
-    import pandas as pd
 
     for name, tables in (
         ("outside_calibration", [each.outside.assign(case=each.case) for each in found]),
@@ -65,14 +63,12 @@ def write_fidelity(found: Sequence[CaseFidelity], root: Path) -> None:
         full = [table[["case", *table.columns.drop("case")]] for table in tables if len(table)]
         path = root / f"{name}.csv"
         if full:
-            text = pd.concat(full, ignore_index=True).to_csv(index=False, float_format="%.10g", lineterminator="\n")
-            write_text(path, text)
+            write_csv(path, pd.concat(full, ignore_index=True), digits=10)
         else:
             path.unlink(missing_ok=True)
 
 
 def _of_case(item: CaseResult, store: Store, *, error_bars: bool, seed: int) -> CaseFidelity:
-    import pandas as pd
 
     case, nothing = item.plan.case, pd.DataFrame()
     if not item.found or not load_profile(case.profile).fitted:
@@ -107,7 +103,6 @@ def _of_case(item: CaseResult, store: Store, *, error_bars: bool, seed: int) -> 
 
 def candidates(item: CaseResult, store: Store, column: str) -> Any:
     """The points of all modes that may come to lie on a frontier, read block by block."""
-    import pandas as pd
 
     parts = []
     for mode in item.found:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disagg_sim.errors import InputError
-from disagg_sim.sweep.digest import code_digest
 from disagg_sim.sweep.inputs import Change, differences
 from disagg_sim.sweep.plan import ROOMS, spec_digests
+from disagg_sim.sweep.store import code_digest
 
 if TYPE_CHECKING:
     from disagg_sim.sweep.results import CaseResult, Effort, ModeResult, SweepResult

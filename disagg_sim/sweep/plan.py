@@ -20,10 +20,9 @@ from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.sweep.cases import Case, cases_of, modes_of, why_not_shared
-from disagg_sim.sweep.digest import code_digest, digest_of
 from disagg_sim.sweep.inputs import Inputs, Source, inputs_of
 from disagg_sim.sweep.spec import SweepSpec
-from disagg_sim.sweep.store import Key
+from disagg_sim.sweep.store import Key, code_digest, digest_of
 
 PREFILL, POINTS = "prefill", "points"  # the two tables of a store
 ROOMS = ("facts", "physics", "workload", "search", "serving", "sweep")  # whose code decides a result

@@ -41,6 +41,7 @@ from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.physics.layer import MLA_FORMS
 from disagg_sim.physics.mixed import Interference
 from disagg_sim.physics.rates import ENGINES
+from disagg_sim.search.grid import BLOCK_POINTS
 from disagg_sim.serving.colocation import TTL_MEASURES
 from disagg_sim.serving.costs import PER, costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
@@ -49,7 +50,6 @@ from disagg_sim.workload.lengths import lengths
 
 #: The first has two pools; in the others every instance does both phases.
 MODES = tuple(mode.value for mode in Mode)
-BLOCK_POINTS = 32_768
 #: Largest length of a request. [token]
 MOST_TOKENS = 10**9
 

@@ -11,21 +11,29 @@ its checksum was verified.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from fractions import Fraction
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TypeVar
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from disagg_sim.atomic import remove_leftovers, written
 from disagg_sim.errors import StoreError
 
-if TYPE_CHECKING:
-    import pandas as pd
+Item = TypeVar("Item")
 
 _DIGEST = b"disagg_sim.digest"
 _NOTE = b"disagg_sim.note"
@@ -64,6 +72,25 @@ class Key:
         return Path(self.table) / self.group / f"{self.name}.parquet"
 
 
+class Listener(Protocol):
+    """Told what a run does; the command line prints it."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+    def warn(self, text: str) -> None:
+        """Something wrong that the run mends by itself."""
+
+    def start(self, points: int) -> None:
+        """So many design points are about to be computed."""
+
+    def advance(self, points: int) -> None:
+        """So many more of them are stored."""
+
+    def finish(self) -> None:
+        """All of them are stored."""
+
+
 @dataclass(frozen=True, slots=True)
 class Store:
     """The blocks below one directory."""
@@ -83,7 +110,6 @@ class Store:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the directory against a second run; the lock dies with the process, however it ends."""
-        import fcntl
 
         with ExitStack() as held:
             try:
@@ -103,8 +129,6 @@ class Store:
 
     def write(self, key: Key, frame: pd.DataFrame, note: str) -> None:
         """Write a block, ``attrs`` included, with a checksum of every byte of its file."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
 
         table = pa.Table.from_pandas(frame, preserve_index=False)
         own = {
@@ -136,8 +160,6 @@ class Store:
 
     def read(self, key: Key, columns: list[str] | None = None) -> pd.DataFrame:
         """The table of a stored block, or some columns of it; ``StoreError`` when it is not as it was written."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
 
         data = self._data(key)
         with pq.ParquetFile(pa.BufferReader(data)) as file:
@@ -181,6 +203,74 @@ class Store:
         return data
 
 
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What belongs to a sweep or a scenario in a directory."""
+
+    tables: tuple[str, ...]
+    planned: set[Path]  # its blocks
+    require: Callable[[Store], None]  # raises ``StoreError`` where the directory holds something else
+
+
+@contextmanager
+def opened(root: Path, listener: Listener, *, overwrite: bool, noun: str, own: Own) -> Iterator[Store]:
+    """The store of a directory, locked, without the blocks that are not planned.
+
+    Parameters
+    ----------
+    root : Path
+        Directory of the results; made if missing.
+    listener : Listener
+        Told what was removed.
+    overwrite : bool
+        Whether results of something else may be removed; else ``own.require`` raises for them.
+    noun : str
+        What is run, "sweep" or "scenario".
+    own : Own
+        Its tables and blocks.
+    """
+    store = Store(root)
+    store.prepare()
+    with store.lock():
+        if not overwrite:
+            own.require(store)
+        if removed := store.clean(own.tables, own.planned):
+            listener.note(f"{removed} stored blocks are not part of this {noun}: removed")
+        yield store
+
+
+def missing(
+    items: Sequence[Item], keys: Callable[[Item], Sequence[Key]], store: Store, listener: Listener, *, noun: str
+) -> list[Item]:
+    """The items with a block that is missing, stale or corrupt; the listener hears why.
+
+    Parameters
+    ----------
+    items : sequence
+        Hashable; what is computed, each to one block or several.
+    keys : callable
+        Blocks of an item.
+    store, listener : Store, Listener
+        Where the blocks lie, and who is told.
+    noun : str
+        What an item is, "blocks" or "runs".
+    """
+    states = {item: {key: store.state(key) for key in keys(item)} for item in items}
+    for key, state in (pair for blocks in states.values() for pair in blocks.items()):
+        if state is State.CORRUPT:
+            listener.warn(f"{store.path(key)}: corrupt block, computing it again")
+    unsealed, stale = (
+        sum(state in blocks.values() for blocks in states.values()) for state in (State.UNSEALED, State.STALE)
+    )
+    if unsealed:
+        listener.warn(f"{unsealed} stored {noun} have no checksum: computing them again")
+    if stale:
+        listener.note(f"{stale} stored {noun} are stale (their inputs changed): computing them again")
+    lacking = [item for item, blocks in states.items() if {*blocks.values()} != {State.STORED}]
+    listener.note(f"{len(items) - len(lacking)} of {len(items)} {noun} already stored")
+    return lacking
+
+
 def _sealed(data: bytes) -> bytes:
     """A file whose open checksum is filled in: that of all its bytes, the checksum itself being open."""
     at = data.rindex(_MARK + _OPEN) + len(_MARK)
@@ -210,8 +300,6 @@ def _digest_of(*parts: bytes) -> bytes:
 
 def _metadata(data: bytes) -> dict[bytes, bytes]:
     """What stands beside the table of a sealed block."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     metadata: dict[bytes, bytes] = pq.read_schema(pa.BufferReader(data)).metadata
     return metadata
@@ -223,3 +311,39 @@ def _is_ours(path: Path) -> bool:
         return _DIGEST in path.read_bytes()
     except OSError:
         return False
+
+
+def digest_of(value: Any) -> str:
+    """Digest of plain values, frozen dataclasses, and tuples, sets and mappings of them."""
+    return hashlib.sha256(json.dumps(_plain(value), sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def code_digest(rooms: tuple[str, ...]) -> str:
+    """Digest of the sources of some rooms, those in their folders included, and of what all rooms share."""
+    root = files("disagg_sim")
+    texts = [pair for room in rooms for pair in _sources(root / room, room)]
+    texts += [(name, (root / name).read_text()) for name in ("domain.py", "units.py")]
+    return digest_of(sorted(texts))
+
+
+def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, str]]:
+    for item in folder.iterdir():
+        path = f"{name}/{item.name}"
+        if item.is_dir():
+            yield from _sources(item, path)
+        elif item.name.endswith(".py"):
+            yield path, item.read_text()
+
+
+def _plain(value: Any) -> Any:
+    """Nested lists and sorted mappings of plain values, the same in every process."""
+    if is_dataclass(value):
+        return [type(value).__name__, {f.name: _plain(getattr(value, f.name)) for f in fields(value)}]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, frozenset | set):
+        return sorted(_plain(item) for item in value)
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Fraction) else value

@@ -19,7 +19,6 @@ import yaml
 
 from disagg_sim.cli.main import run
 from disagg_sim.scenario import run as scenario_run
-from disagg_sim.scenario import warm_up
 from disagg_sim.simulation.kernel.compiled import COMPILING, CodeHome
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED
 from disagg_sim.simulation.policies.disaggregated import Disaggregated
@@ -139,7 +138,7 @@ def test_damaged_tables_are_simulated_again_with_a_line(scenario, tmp_path, caps
         capsys.readouterr()
         assert simulated(path, "--out", str(out), "--no-figures") == 0, at
         said = capsys.readouterr().err
-        assert "corrupt block, simulating its run again" in said or "1 stored runs have no checksum" in said
+        assert "corrupt block, computing it again" in said or "1 stored runs have no checksum" in said
         assert "3 of 4 runs already stored" in said
         assert contents(out) == before
 
@@ -195,18 +194,21 @@ def test_leftovers_of_a_killed_run_are_removed_by_the_next(scenario, tmp_path):
 
 
 def test_what_is_compiled_is_told_before_anything_is_counted(scenario, tmp_path, monkeypatch, capsys):
-    """The simulation of a system whose code is compiled at its first request."""
+    """The simulation of a policy whose code is compiled at its first request."""
     calls = []
+    simulate = scenario_run.simulate
 
-    def compiling(*arguments, **options):
-        calls.append(arguments)
-        numba.njit(lambda: 1)()
+    def compiling(trace, *arguments, **options):
+        if len(trace) == scenario_run.WARM_UP_REQUESTS:
+            calls.append(arguments)
+            numba.njit(lambda: 1)()
+        return simulate(trace, *arguments, **options)
 
-    monkeypatch.setattr(warm_up, "simulate", compiling)
-    monkeypatch.setattr(warm_up, "code_home", lambda: CodeHome(None, "every process compiles"))
+    monkeypatch.setattr(scenario_run, "simulate", compiling)
+    monkeypatch.setattr(scenario_run, "code_home", lambda: CodeHome(None, "every process compiles"))
     assert simulated(scenario(), "--out", str(tmp_path / "out"), "--no-figures") == 0
     said = capsys.readouterr().err.splitlines()
-    assert len(calls) == 2  # systems
+    assert len(calls) == 2  # policies
     assert said[:3] == ["0 of 4 runs already stored", "every process compiles", COMPILING]
     assert simulated(scenario(), "--out", str(tmp_path / "out"), "--no-figures") == 0
     assert len(calls) == 2, "nothing is missing, so nothing is compiled"

@@ -19,9 +19,9 @@ from disagg_sim.study.beyond_the_buzz.pipelining import KIND, load_pipelining, p
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.plan import POINTS, plan_sweep
 from disagg_sim.sweep.results import SweepResult
-from disagg_sim.sweep.run import Listener, run_sweep
+from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import SweepSpec, load_sweep
-from disagg_sim.sweep.store import Store
+from disagg_sim.sweep.store import Listener, Store
 
 #: Directory below ``sweeps/`` of the study of arXiv 2506.05508.
 BEYOND_THE_BUZZ = "beyond_the_buzz"
