@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.certainty.contributions import STEP, Contribution
-from disagg_sim.certainty.designs import Designs, designs_of, scores_of, times_of
+from disagg_sim.certainty.designs import Designs, design_of, designs_of, scores_of, times_of
 from disagg_sim.certainty.elasticity import CAPACITY, PARAMETERS, scaled
 from disagg_sim.certainty.extrapolation import SIZE_WORDS, breaches
 from disagg_sim.certainty.passes import (
@@ -28,6 +28,7 @@ from disagg_sim.certainty.passes import (
     resources_of,
     summands_of,
 )
+from disagg_sim.domain import DEGREES
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.provenance import place_of_fit, place_of_key
@@ -45,6 +46,7 @@ from disagg_sim.physics.memory import (
     prompt_residents,
 )
 from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference, mixed_step
+from disagg_sim.search.grid import PhaseGrid
 
 Floats = NDArray[np.float64]
 
@@ -127,8 +129,9 @@ class Breakdown(Shown):
 
 
 def breakdown(
-    points: pd.DataFrame | pd.Series,
+    points: pd.DataFrame | pd.Series | PhaseGrid,
     *,
+    at: tuple[int, int] = (0, 0),
     systems: Mapping[str, SystemSpec] | None = None,
     interference: Interference = NO_INTERFERENCE,
 ) -> Breakdown:
@@ -136,8 +139,11 @@ def breakdown(
 
     Parameters
     ----------
-    points : DataFrame or Series
-        A table of points, a frontier, or one row of it (``points.COLUMNS``), any modes and cases.
+    points : DataFrame, Series or PhaseGrid
+        A table of points, a frontier, or one row of it (``points.COLUMNS``), any modes and cases; or the grid of one
+        phase.
+    at : tuple of int
+        Row and column of a grid; without effect on a table.
     systems : mapping, optional
         Systems by name, in place of the shipped ones.
     interference : Interference
@@ -164,14 +170,18 @@ def breakdown(
     >>> parts["operator"][0], f"{parts['seconds'].sum() / points['ttl_s'][0]:.9f}"
     ('gate, up', '1.000000000')
     """
-    table = points.to_frame().T.infer_objects() if isinstance(points, pd.Series) else points
+    if isinstance(points, PhaseGrid):
+        table, groups = _point(points, *at), iter([design_of(points, *at)])
+    else:
+        table = points.to_frame().T.infer_objects() if isinstance(points, pd.Series) else points
+        groups = designs_of(table, systems=systems, interference=interference)
     if not len(table):
         raise InputError("no points: a breakdown needs one or more")
     operators: list[pd.DataFrame] = []
     fits: list[pd.DataFrame] = []
     memory: list[pd.DataFrame] = []
     elasticities: list[pd.DataFrame] = []
-    for designs in designs_of(table, systems=systems, interference=interference):
+    for designs in groups:
         labels = table.index[designs.rows]
         for one, light in zip(passes_of(designs), passes_of(at_light(designs)), strict=True):
             ideal = {each.key: each.seconds for each in summands_of(light)}
@@ -189,6 +199,21 @@ def breakdown(
         memory=_joined(memory, index),
         elasticities=_joined(elasticities, index),
     )
+
+
+def _point(grid: PhaseGrid, row: int, column: int) -> pd.DataFrame:
+    """A design point of a grid as a row of a table."""
+    rows, columns = grid.latency.shape
+    if not (0 <= row < rows and 0 <= column < columns):
+        raise InputError(f"at {(row, column)}: the grid has {rows} rows and {columns} columns")
+    setup, mapping, phase = grid.setup, grid.mappings[row], grid.phase
+    values: dict[str, Any] = {"model": setup.model.name, "system": setup.system.name, "mode": phase}
+    values |= {"precision": setup.precision.name, "profile": setup.profile.name, "engine": setup.engine}
+    values |= {"isl": grid.lengths.mean_isl, "osl": grid.lengths.mean_osl}
+    values["ftl_s" if phase == "prefill" else "ttl_s"] = grid.latency[row, column]
+    values |= {f"{phase}_{name}": getattr(mapping, name) for name in DEGREES}
+    values |= {f"{phase}_batch": grid.batch[column], f"{phase}_memory_bytes": grid.memory_bytes[row, column]}
+    return pd.DataFrame([values | {"prefill_chunk_tokens": mapping.chunk_tokens}])
 
 
 def _joined(frames: list[pd.DataFrame], index: Mapping[Any, int]) -> pd.DataFrame:
@@ -293,16 +318,18 @@ def _memory(designs: Designs, labels: pd.Index[Any]) -> Iterator[pd.DataFrame]:
     cached, prompt = decode_residents(designs.isl, designs.osl), prompt_residents(designs.isl)
     at, prefill_at, chunk = designs.at, designs.prefill_at, designs.chunk_tokens
     kept = designs.form if chunk[0] or designs.mode == "piggyback" else "auto"  # whole prompts leave nothing to keep
-    if not designs.shared:
-        degrees, prefill_degrees = designs.degrees, designs.prefill_degrees
+    degrees, prefill_degrees = designs.degrees, designs.prefill_degrees
+    if not designs.shared and "prefill" in designs.phases:
         residents = prefill_load(
             prefill_at, prefill_degrees, designs.prefill_batch, prompt=prompt, chunk_tokens=chunk, mla_form=kept
         )
         filled = instance_parts(prefill_at, prefill_degrees, residents, prefill_at.profile.prefill_imbalance)
         yield _memory_rows("prefill", filled, prefill_at.memory_limit, labels)
+    if not designs.shared and "decode" in designs.phases:
         residents = decode_load(at, degrees, designs.batch, cached=cached)
         filled = instance_parts(at, degrees, residents, at.profile.decode_imbalance)
         yield _memory_rows("decode", filled, at.memory_limit, labels)
+    if not designs.shared:
         return
     beside = designs.degrees, designs.prefill_batch, prompt
     if designs.mode == "piggyback":
@@ -330,8 +357,8 @@ def _elasticities(designs: Designs, labels: pd.Index[Any]) -> pd.DataFrame:
         changed = designs.under(
             decode=scaled(designs.at, parameter, FACTOR), prefill=scaled(designs.prefill_at, parameter, FACTOR)
         )
-        with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
+        with np.errstate(invalid="ignore", divide="ignore"):  # kernels that no pass chooses, latencies that are none
             scores = scores_of(changed, times_of(changed), rematch=True)
-        columns = {name: np.imag(part) / np.real(part) / STEP for name, part in scores._asdict().items()}
+            columns = {name: np.imag(part) / np.real(part) / STEP for name, part in scores._asdict().items()}
         frames.append(pd.DataFrame({"row": labels, "parameter": parameter, **columns}))
     return pd.concat(frames, ignore_index=True)

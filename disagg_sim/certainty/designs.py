@@ -4,6 +4,8 @@ A row names its design completely: mappings, batches, chunks, instance counts. `
 times the passes that it is made of (arrays of shape (rows,), the physics of the grids without their axes) and
 ``scores_of`` puts these together as the row's mode does. For the settings that the rows were made under the result is
 the row's own numbers. What a search chose stays as chosen: nothing is made feasible or infeasible.
+
+Past 400 lines: what reads a design, and what times and scores it, share its fields.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from disagg_sim.physics.mixed import NO_INTERFERENCE, Chunk, Interference, mixed
 from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.rates import ENGINES
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.search.grid import CHOSEN_FORMS, PHASES, PhaseGrid
 from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT
 
 if TYPE_CHECKING:
@@ -63,14 +66,14 @@ class Scores(NamedTuple):
 
     ftl: Any  # [s]
     ttl: Any  # as the row means it: mean or largest gap [s]
-    throughput: Any  # output tokens per second over all GPUs [token/s]
+    throughput: Any  # output tokens per second over all GPUs; of prefill alone prompt tokens [token/s]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Designs:
     """Rows of a table that share mode, settings, lengths and kind of prefill; arrays have shape (rows,)."""
 
-    mode: str
+    mode: str  # of ``MODES``, or of ``PHASES`` where an instance of one phase stands for itself
     isl: float  # [token]
     osl: float  # [token]
     at: Setup  # of decode, and of instances that do both phases
@@ -94,7 +97,12 @@ class Designs:
     @property
     def shared(self) -> bool:
         """Whether one instance does both phases."""
-        return self.mode != MODES[0]
+        return self.mode in MODES[1:]
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Phases that the designs do."""
+        return (self.mode,) if self.mode in PHASES else ("prefill", "decode")
 
     def under(self, *, decode: Setup | None = None, prefill: Setup | None = None) -> Designs:
         """The same designs with other settings."""
@@ -196,6 +204,37 @@ def designs_of(
             if exact:
                 _check(designs, points)
             yield designs
+
+
+def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
+    """One design point of a grid of one phase, of constant lengths."""
+    if not grid.lengths.constant:
+        raise InputError("the lengths of the grid follow a law; a point can be taken apart at constant lengths alone")
+    at, one, none = grid.setup, np.ones(1), np.zeros(1)
+    degrees = Mapping.stack([grid.mappings[row]])
+    batch = np.full(1, float(grid.batch[column]))
+    return Designs(
+        mode=grid.phase,
+        isl=grid.lengths.mean_isl,
+        osl=grid.lengths.mean_osl,
+        at=at,
+        prefill_at=at,
+        interference=NO_INTERFERENCE,
+        rows=np.zeros(1, dtype=np.int64),
+        degrees=degrees,
+        prefill_degrees=degrees,
+        batch=batch,
+        prefill_batch=batch,
+        chunk_tokens=np.full(1, float(grid.mappings[row].chunk_tokens)),
+        instances=one,
+        prefill_instances=one,
+        total_gpus=degrees.gpus,
+        mixed_chunk=none,
+        mixed_share=none,
+        rounding=one,
+        by_gap=np.zeros(1, dtype=bool),
+        form=CHOSEN_FORMS[grid.mla_form[row, column]] if at.model.is_mla else "auto",
+    )
 
 
 def _systems(words: abc.Mapping[str, Any], given: abc.Mapping[str, SystemSpec]) -> list[SystemSpec]:
@@ -348,6 +387,13 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
     """
     gaps = designs.osl - 1.0
     with np.errstate(divide="ignore", invalid="ignore"):  # times that were left out
+        if designs.mode == "decode":
+            return Scores(
+                0.0 * times.step, times.step, designs.batch * designs.osl / (times.step * gaps) / designs.total_gpus
+            )
+        if designs.mode == "prefill":
+            prompts = designs.prefill_batch / times.busy
+            return Scores(times.fill, 0.0 * times.fill, prompts * designs.isl / designs.total_gpus)
         if not designs.shared:
             prefill, decode = designs.prefill_batch / times.busy, designs.batch / (times.step * gaps)
             if rematch:

@@ -102,7 +102,10 @@ def passes_of(designs: Designs) -> Iterator[Pass]:
         mixed_chunk=designs.mixed_chunk / micro,
         interference=NO_INTERFERENCE,
     )
-    yield _pass("decode step", "decode", designs, apart, 0)
+    if "decode" in designs.phases:
+        yield _pass("decode step", "decode", designs, apart, 0)
+    if "prefill" not in designs.phases:
+        return
     if designs.mode == "piggyback":
         yield _pass("mixed step", "prefill", designs, apart, 1)
         return

@@ -15,7 +15,9 @@ from rich.text import Text
 from disagg_sim.certainty.breakdown import Breakdown, breakdown
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.cli.tables import print_table
+from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError, nearest
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.report.breakdown import (
     RESOURCE_COLOURS,
     RESOURCE_TEXT,
@@ -31,10 +33,19 @@ from disagg_sim.report.breakdown import (
     time_text,
 )
 from disagg_sim.report.roofline import draw_breakdown
+from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
+from disagg_sim.serving.colocated import colocated
+from disagg_sim.serving.colocation import Colocation
+from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.units import GB
+from disagg_sim.workload.lengths import Lengths, lengths
 
+#: What ``--phase`` may say.
+PHASES = ("prefill", "decode", "colocated", "piggyback")
+#: FTL of a design by hand: as it comes. [s]
+NO_LIMIT = 1e9
 #: Characters of the longest bar.
 BAR = 30
 #: Character of each resource, so that a bar is read without colours, too.
@@ -43,8 +54,9 @@ MARKS = {"compute": "█", "hbm": "▓", "nvlink": "▒", "nic": "░", "latency
 
 def explain(
     results: Annotated[
-        Path, typer.Argument(metavar="DIR|FILE", help="Results of a sweep, its frontier.csv, or a file of points/.")
-    ],
+        Path | None,
+        typer.Argument(metavar="DIR|FILE", help="Results of a sweep, its frontier.csv, or a file of points/."),
+    ] = None,
     row: Annotated[int | None, typer.Option("--row", min=0, help="Row of the table, the first one being 0.")] = None,
     case: Annotated[str, typer.Option(help="Rows of this case alone.")] = "",
     best: Annotated[bool, typer.Option("--best", help="The row of highest throughput.")] = False,
@@ -52,21 +64,62 @@ def explain(
         float | None,
         typer.Option("--at-interactivity", metavar="X", help="The highest throughput of X tokens/s/user or more."),
     ] = None,
+    model: Annotated[str, typer.Option(help="By hand: the model, with the options up to --osl.")] = "",
+    system: Annotated[str, typer.Option(help="The GPU system.")] = "",
+    precision: Annotated[str, typer.Option(help="The precision recipe.")] = "",
+    profile: Annotated[str, typer.Option(help="ideal, optimistic or measured.")] = "measured",
+    phase: Annotated[str, typer.Option(help=f"{', '.join(PHASES)}: an instance of one phase or of both.")] = "decode",
+    tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism of attention.")] = 1,
+    dp: Annotated[int, typer.Option(min=1, help="Data parallelism of attention.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert parallelism; the FFN shards over tp*dp/ep.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Requests of the instance.")] = 1,
+    isl: Annotated[int, typer.Option(min=1, help="Input tokens.")] = 1024,
+    osl: Annotated[int, typer.Option(min=2, help="Output tokens.")] = 256,
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Picture to write (.png, .svg, .pdf): bars and roofline.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Take TTL, FTL and memory of a design apart, down to the equation, the fit and the YAML line of each part."""
-    table = read_points(results, case)
-    chosen = _chosen(table, row, at_interactivity, best=best)
-    found = breakdown(table.loc[[chosen]])
+    """Take TTL, FTL and memory of a design apart, down to the equation, the fit and the YAML line of each part.
+
+    Name a table of results and one of its rows, or a design by hand.
+    """
+    if (results is None) == (not model):
+        raise InputError("name either a table of results or, by hand, a --model")
+    if results is not None:
+        table = read_points(results, case)
+        chosen = _chosen(table, row, at_interactivity, best=best)
+        found = breakdown(table.loc[[chosen]])
+    else:
+        if (dp * tp) % ep:
+            raise InputError(f"--ep {ep} does not divide the {tp * dp} GPUs of a stage (tp*dp)")
+        at, chosen = setup(model, _given("--system", system), _given("--precision", precision), profile), 0
+        mapping = Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp * dp // ep, ep=ep, pp=pp)
+        found = breakdown(_by_hand(at, mapping, lengths(isl, osl), phase, batch))
     if figure is not None:
         draw_breakdown(found, figure, row=chosen)
     if as_json:
         typer.echo(json.dumps(_plain(found), indent=2))
         return
     _print(found, chosen)
+
+
+def _given(option: str, value: str) -> str:
+    if not value:
+        raise InputError(f"by hand {option} is needed, too")
+    return value
+
+
+def _by_hand(at: Setup, mapping: Mapping, asked: Lengths, phase: str, batch: int) -> pd.DataFrame | PhaseGrid:
+    """One design: of an instance that does both phases the way to prefill that leaves decode the least TTL."""
+    if phase not in PHASES:
+        raise InputError(f"--phase {phase!r} is unknown{nearest(phase, PHASES)}; allowed: {', '.join(PHASES)}")
+    if phase in ("prefill", "decode"):
+        score = decode_grid if phase == "decode" else prefill_grid
+        return score(at, mapping, asked, batch=[batch])
+    serve = colocated if phase == Mode.COLOCATED else piggyback
+    return serve(at, mapping, asked, ftl_limit=NO_LIMIT, options=Colocation(batch=(batch,)))
 
 
 def read_points(path: Path, case: str) -> pd.DataFrame:

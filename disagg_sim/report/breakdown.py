@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from disagg_sim.certainty.breakdown import Breakdown
 from disagg_sim.certainty.passes import RESOURCES
 from disagg_sim.report.words import MODE_TEXT, mapping_text, prefill_text, ratio_text, records
@@ -71,17 +73,22 @@ class Line:
 
 def heading(point: Mapping[str, Any]) -> str:
     """Name a design in one line: model, systems, mode, lengths, mappings, batches."""
-    split = point["mode"] == "disaggregated"
+    mode = str(point["mode"])
     where = f"{point['model']} on {point['system']}, {point['precision']} ({point['profile']})"
     chunk = f" in chunks of {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
-    decode = f"{mapping_text(point, 'decode')}, batch {int(point['decode_batch'])}"
-    if split:
-        prefill = f"prefill {mapping_text(point, 'prefill')}, batch {int(point['prefill_batch'])}{chunk}"
-        how = f"decode {decode}; {prefill}; {ratio_text(point)} instances×GPUs"
+    of = {
+        phase: f"{mapping_text(point, phase)}, batch {int(point[f'{phase}_batch'])}{chunk * (phase == 'prefill')}"
+        for phase in ("decode", "prefill")
+        if f"{phase}_batch" in point
+    }
+    if mode in of:
+        how = of[mode]
+    elif mode == "disaggregated":
+        how = f"decode {of['decode']}; prefill {of['prefill']}; {ratio_text(point)} instances×GPUs"
     else:
-        how = f"{decode}, {prefill_text(point)}"
+        how = f"{of['decode']}, {prefill_text(point)}"
     lengths = f"{point['isl']:,.0f} tokens in, {point['osl']:,.0f} out"
-    return f"{where}: {MODE_TEXT[str(point['mode'])]}, {lengths}; {how}"
+    return f"{where}: {MODE_TEXT.get(mode, mode)}, {lengths}; {how}"
 
 
 def point_of(found: Breakdown, row: Any) -> dict[str, Any]:
@@ -177,8 +184,8 @@ def elasticity_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, str, str,
     for line in records(mine):
         sign = -1.0 if line["parameter"].endswith("_latency") else 1.0
         values = [sign * line[name] for name in ("ttl", "ftl", "throughput")]
-        if max(map(abs, values)) >= 0.0005:
-            texts = [f"{value:+.2f} %" for value in values]
+        if np.nanmax(np.abs(values)) >= 0.0005:
+            texts = ["" if np.isnan(value) else f"{value:+.2f} %" for value in values]
             yield PARAMETER_TEXT[line["parameter"]], texts[0], texts[1], texts[2]
 
 

@@ -111,6 +111,21 @@ def test_a_pass_waits_for_its_other_micro_batches():
     assert parts.loc["hop", "calls"] == 1
 
 
+def test_a_point_of_a_grid_is_taken_apart_like_a_row_of_a_table():
+    """Latent attention, whose chunks have a form of their own; memory by part, too."""
+    at, lengths = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), ds.lengths(4096, 256)
+    grid = ds.prefill_grid(at, ds.Mapping(dp_attn=4, ep=4, pp=2), lengths, batch=[16, 32])
+    for row in range(len(grid.mappings)):
+        found = ds.breakdown(grid, at=(row, 1))
+        assert found.operators["seconds"].sum() == pytest.approx(grid.latency[row, 1], rel=1e-12)
+        assert found.memory["bytes"].sum() == pytest.approx(grid.memory_bytes[row, 1], rel=1e-12)
+    with pytest.raises(InputError, match="the grid has 4 rows and 2 columns"):
+        ds.breakdown(grid, at=(4, 0))
+    law = ds.decode_grid(at, ds.Mapping(dp_attn=4, ep=4), ds.lengths("log_normal_4096_512"), batch=[16])
+    with pytest.raises(InputError, match="constant lengths alone"):
+        ds.breakdown(law)
+
+
 def test_the_ideal_profile_is_the_speed_of_light():
     parts = ds.breakdown(tables_of("ideal")[2]).operators
     assert np.allclose(parts["ideal_s"], parts["seconds"], rtol=1e-9)

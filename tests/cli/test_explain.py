@@ -122,3 +122,48 @@ def test_a_table_changed_by_hand_is_refused(
     assert run(["explain", str(path), "--best"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+BY_HAND = ["--system", "h100_sxm", "--precision", "fp8", "--tp", "4", "--batch", "32", "--isl", "4096", "--osl", "512"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "latencies", "pools"),
+    [
+        ("decode", {"ttl"}, {"decode"}),
+        ("prefill", {"ftl"}, {"prefill"}),
+        ("colocated", {"ttl", "ftl"}, {"both"}),
+        ("piggyback", {"ttl", "ftl"}, {"both"}),
+    ],
+)
+def test_a_design_by_hand_is_explained_in_its_phases(
+    phase: str, latencies: set[str], pools: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["explain", "--model", "llama_3_1_70b", *BY_HAND, "--phase", phase, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {part["latency"] for part in told["operators"]} == latencies
+    assert {part["phase"] for part in told["memory"]} == pools
+    (point,) = told["points"]
+    for name in latencies:
+        seconds = sum(part["seconds"] for part in told["operators"] if part["latency"] == name)
+        assert seconds == pytest.approx(point[f"{name}_s"], rel=1e-9)
+    assert run(["explain", "--model", "llama_3_1_70b", *BY_HAND, "--phase", phase]) == 0
+    assert "llama_3_1_70b on h100_sxm, fp8 (measured)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name either a table of results or, by hand, a --model"),
+        (["--model", "llama_3_1_70b"], "by hand --system is needed"),
+        (["--model", "llama_3_1_70b", *BY_HAND, "--phase", "decoed"], "did you mean 'decode'"),
+        (["--model", "llama_3_1_70b", *BY_HAND, "--ep", "3"], "--ep 3 does not divide the 4 GPUs of a stage"),
+        (["--model", "llama_3_1_70b", *BY_HAND, "--tp", "3"], "tp_attn does not divide 64 query heads"),
+    ],
+)
+def test_a_wrong_design_by_hand_is_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["explain", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
