@@ -191,7 +191,7 @@ def test_a_changed_setup_is_the_setup_of_the_changed_names():
     assert repr(hopeful) == repr(setup("deepseek_r1", *GB200, "optimistic"))
     fast = replace(at.system, hbm_bandwidth=2 * at.system.hbm_bandwidth)
     assert at.changed(system=fast).rates.elementwise_bandwidth == 2 * at.rates.elementwise_bandwidth
-    twice = replace(at, rates=replace(at.rates, adjust=lambda _: 2.0))
+    twice = replace(at, rates=replace(at.rates, adjust=lambda _, cost: cost * 2.0))
     slow, slower = (
         decode_step(one.changed(profile=at.profile), Mapping(), batch=8.0, context=100.0) for one in (at, twice)
     )
