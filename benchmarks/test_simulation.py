@@ -19,14 +19,14 @@ from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.run import run
 from disagg_sim.workload.trace import Trace
 
-#: Bars of the systems that have one of their own; 30,000 for the others. [request/s]
+#: Bars of the policies that have one of their own; 30,000 for the others. [request/s]
 BARS = {"dynamo_load": 10_000, "dynamo_sla": 10_000, "dopd": 10_000, "dynaserve": 4_000}
 BAR = 30_000
 SLO = Slo(ttft=2.0, tpot=0.15)
 FOUR = Mapping(tp_attn=4, tp_ffn=4)
 SIZES = {2: 2_000, 16: 19_366}  # instances -> requests
 
-Row = tuple[str, int, int, float, float]  # system, instances, requests, requests/s of the best and of the median round
+Row = tuple[str, int, int, float, float]  # policy, instances, requests, requests/s of the best and of the median round
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +36,10 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
     yield rows
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        print(f"\n\n{'system':<15}{'instances':>10}{'requests':>10}{'best/s':>10}{'median/s':>10}{'bar/s':>10}")
-        for system, instances, requests, best, median in rows:
-            bar = BARS.get(system, BAR)
-            print(f"{system:<15}{instances:>10}{requests:>10,}{best:>10,.0f}{median:>10,.0f}{bar:>10,}")
+        print(f"\n\n{'policy':<15}{'instances':>10}{'requests':>10}{'best/s':>10}{'median/s':>10}{'bar/s':>10}")
+        for policy, instances, requests, best, median in rows:
+            bar = BARS.get(policy, BAR)
+            print(f"{policy:<15}{instances:>10}{requests:>10,}{best:>10,.0f}{median:>10,.0f}{bar:>10,}")
 
 
 def conversations(requests: int) -> Trace:
@@ -66,14 +66,14 @@ def llama():
 
 
 @pytest.mark.parametrize("instances", SIZES)
-@pytest.mark.parametrize("system", list(policies()))
-def test_run(benchmark, table, llama, system, instances):
+@pytest.mark.parametrize("policy", list(policies()))
+def test_run(benchmark, table, llama, policy, instances):
     """CPU seconds of the run itself, as its result has them: a shared machine moves the wall clock."""
     trace = conversations(SIZES[instances])
     spent: list[float] = []
 
     def once():
-        result = run(trace, deployment(instances), system, at=llama, slo=SLO)
+        result = run(trace, deployment(instances), policy, at=llama, slo=SLO)
         spent.append(result.cpu_s)
         return result
 
@@ -81,4 +81,4 @@ def test_run(benchmark, table, llama, system, instances):
     assert (result.requests.status == 0).all()
     best, median = len(trace) / min(spent[1:]), len(trace) / float(np.median(spent[1:]))
     benchmark.extra_info.update(best_requests_per_cpu_s=round(best), median_requests_per_cpu_s=round(median))
-    table.append((system, instances, len(trace), best, median))
+    table.append((policy, instances, len(trace), best, median))

@@ -67,14 +67,14 @@ class Capacity(Shown):
 
 
 def attains(share: float = 0.9) -> Aim:
-    """At least ``share`` [1] of all requests are inside the SLO."""
+    """Ask that at least ``share`` [1] of all requests are inside the SLO."""
     if not 0 < share <= 1:
         raise InputError(f"share {share} is out of range; allowed: above 0, at most 1")
     return lambda row: row.slo_attainment >= share
 
 
 def p99_inside(slo: Slo) -> Aim:
-    """The 99th percentiles of TTFT and TPOT are inside the SLO, and no request was lost."""
+    """Ask that the 99th percentiles of TTFT and TPOT are inside the SLO, and that no request was lost."""
     return lambda row: row.completed == row.requests and row.ttft_p99_s <= slo.ttft and row.tpot_p99_s <= slo.tpot
 
 
@@ -87,7 +87,7 @@ def serving_capacity(
     tolerance: float = TOLERANCE,
     checked: bool = True,
 ) -> Capacity:
-    """The largest rate scale up to which every rate that is tried meets an aim.
+    """Search the largest rate scale up to which every rate that is tried meets an aim.
 
     From ``start`` the scale doubles while the aim is met, or halves until it is; the bracket is then bisected in
     proportion. That takes about 6 runs from a start within a factor of two, one more for each doubling. A half and a

@@ -113,7 +113,7 @@ class ServedDeployment(Shown):
 
 
 def served(deployment: Deployment, *, name: str = "planned", setup: Setup | None = None) -> ServedDeployment:
-    """The pools of a matched deployment as parts ``prefill`` and ``decode``.
+    """Turn the pools of a matched deployment into parts ``prefill`` and ``decode``.
 
     Parameters
     ----------

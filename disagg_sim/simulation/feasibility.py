@@ -65,8 +65,8 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Le
     prompt = int(trace.input_tokens.min())
     computed = 1 if trace.prefix is not None else prompt
     mappings = [each.mapping for each in replicas]
-    first = [prefill_pass(at, degrees, batch=1, isl=computed).ftl for degrees in mappings]
-    steps = [decode_step(at, degrees, batch=1, context=prompt).ttl for degrees in mappings]
+    first = [prefill_pass(at, mapping, batch=1, isl=computed).ftl for mapping in mappings]
+    steps = [decode_step(at, mapping, batch=1, context=prompt).ttl for mapping in mappings]
     single = int(trace.output_tokens.min()) == 1
     return Least(ttft=float(np.min(first)), tpot=0.0 if single else float(np.min(steps)), prompt=prompt)
 

@@ -297,9 +297,9 @@ def in_words(wish: object) -> str:
     if isinstance(wish, Flip):
         return f"flip of instance {wish.instance} to {Role(wish.role).name.lower()}"
     if isinstance(wish, Start):
-        degrees = wish.mapping
-        parallel = f"tp {degrees.tp_attn}" + "".join(
-            f", {name} {value}" for name, value in (("dp", degrees.dp_attn), ("pp", degrees.pp)) if value > 1
+        mapping = wish.mapping
+        parallel = f"tp {mapping.tp_attn}" + "".join(
+            f", {name} {value}" for name, value in (("dp", mapping.dp_attn), ("pp", mapping.pp)) if value > 1
         )
         return f"start of a {Role(wish.role).name.lower()} instance ({parallel})"
     if isinstance(wish, Stop):

@@ -23,40 +23,48 @@ LARGEST_CACHE = 2**30
 
 def kv_blocks(
     at: Setup,
-    degrees: Mapping,
+    mapping: Mapping,
     *,
     max_sequences: int = 256,
     max_tokens: int = 2048,
     prompts: int = 0,
-    chunk_tokens: int = 0,
     mla_form: str = "auto",
 ) -> int:
-    """KV blocks of an instance: what its GPUs hold beside weights and the activations of a full step. [block]
+    """Count the KV blocks of an instance: what its GPUs hold beside weights and the activations of a full step.
 
     The blocks of all DP ranks form one pool, as if requests were spread evenly over them. A layer with a sliding
     window keeps at most a window of each of ``max_sequences``.
 
     Parameters
     ----------
-    at, degrees
+    at, mapping
         Model, system, recipe and profile; sharding of the instance.
     max_sequences, max_tokens
         Sequences that the instance holds, and tokens of its largest step, over all DP ranks. A step of no more
         tokens than sequences has decodes alone, which a pipeline works off in micro-batches. [1], [token]
     prompts
         Whole prompts of a prefill pass of ``max_tokens``, worked off in micro-batches; 0 = steps of chunks. [1]
-    chunk_tokens
-        CPP: chunks into which a pipeline cuts the prompts of a pass; 0 = whole prompts. [token]
     mla_form
         "cached" keeps the up-projected keys and values of MLA too.
+
+    Returns
+    -------
+    int
+        Over all DP ranks. [block]
 
     Raises
     ------
     InfeasibleError
         When the weights and activations leave no room for a single block.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> kv_blocks(setup("llama_3_1_8b", "h100_sxm", "fp8"), Mapping()) * BLOCK_TOKENS
+    971584
     """
-    ranks = float(np.max(degrees.dp_attn))
-    live, imbalance = _live(at, degrees, max_sequences, max_tokens, prompts, chunk_tokens)
+    ranks = float(np.max(mapping.dp_attn))
+    live, imbalance = _live(at, mapping, max_sequences, max_tokens, prompts)
 
     def held(blocks: int) -> float:
         tokens = float(blocks * BLOCK_TOKENS)
@@ -68,7 +76,7 @@ def kv_blocks(
             emitted=live.emitted,
             expanded=tokens if mla_form == "cached" else 0.0,
         )
-        return float(np.max(instance_bytes(at, degrees, residents, imbalance)))
+        return float(np.max(instance_bytes(at, mapping, residents, imbalance)))
 
     low, high = 0, LARGEST_CACHE // BLOCK_TOKENS
     while low < high:  # the most blocks that fit
@@ -81,7 +89,7 @@ def kv_blocks(
         lacking = max(held(1) - at.memory_limit, 0.0)
         raise InfeasibleError(
             f"{at.model.name} on {at.system.name} leaves no memory for a KV cache: an instance of "
-            f"{degrees.gpus:g} GPUs lacks {lacking / GIB:.1f} GiB a GPU beside steps of {max_tokens} tokens; "
+            f"{mapping.gpus:g} GPUs lacks {lacking / GIB:.1f} GiB a GPU beside steps of {max_tokens} tokens; "
             "allowed: more GPUs an instance, or smaller steps"
         )
     if low == LARGEST_CACHE // BLOCK_TOKENS:  # windows alone: the cache of a sequence stops growing
@@ -89,15 +97,13 @@ def kv_blocks(
     return int(ranks) * low
 
 
-def _live(
-    at: Setup, degrees: Mapping, max_sequences: int, max_tokens: int, prompts: int, chunk_tokens: int
-) -> tuple[Live, float]:
+def _live(at: Setup, mapping: Mapping, max_sequences: int, max_tokens: int, prompts: int) -> tuple[Live, float]:
     """What the largest pass works on, and the imbalance of its experts."""
-    profile, ranks = at.profile, degrees.dp_attn
+    profile, ranks = at.profile, mapping.dp_attn
     if prompts:
         law = prompt_residents(math.ceil(max_tokens / prompts))
-        live = prefill_live(degrees, prompts, law, float(chunk_tokens), profile.resident_deviations)
+        live = prefill_live(mapping, prompts, law, float(mapping.chunk_tokens), profile.resident_deviations)
         return live, profile.prefill_imbalance
     if max_tokens <= max_sequences:
-        return decode_live(degrees, float(max_sequences)), profile.decode_imbalance
+        return decode_live(mapping, float(max_sequences)), profile.decode_imbalance
     return Live(max_tokens / ranks, float(max_tokens), np.ceil(max_sequences / ranks)), profile.prefill_imbalance

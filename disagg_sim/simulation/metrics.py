@@ -94,7 +94,7 @@ MEASURED = ("wall_s", "requests_per_cpu_s")
 
 
 def latencies(result: RunResult) -> Latencies:
-    """TTFT and TPOT of the completed requests of a run."""
+    """Compute TTFT and TPOT of the completed requests of a run."""
     records = result.requests
     done = records.status == Outcome.COMPLETED
     first, finish = records.first_token_s[done], records.finish_s[done]
@@ -105,12 +105,16 @@ def latencies(result: RunResult) -> Latencies:
 
 
 def percentile(values: Floats, share: float) -> float:
-    """The value below which ``share`` [1] of ``values`` lies, in proportion between two ranks; NaN of no values."""
+    """Return the value below which ``share`` [1] of ``values`` lies, in proportion between two ranks; NaN of no values.
+
+    >>> percentile(np.array([1.0, 2.0, 3.0, 4.0, 5.0]), 0.9)
+    4.6
+    """
     return float(np.quantile(values, share)) if len(values) else NAN
 
 
 def histogram_percentile(edges: Floats, counts: NDArray[np.int64], share: float) -> float:
-    """A percentile of values that were counted in bins: in proportion inside the bin that holds it.
+    """Estimate a percentile of values that were counted in bins: in proportion inside the bin that holds it.
 
     Parameters
     ----------
@@ -125,6 +129,11 @@ def histogram_percentile(edges: Floats, counts: NDArray[np.int64], share: float)
     -------
     float
         At most one bin's width off; NaN of no values. In a bin that is open above: its lower edge.
+
+    Examples
+    --------
+    >>> histogram_percentile(np.array([0.0, 1.0, 2.0, np.inf]), np.array([2, 2, 0]), 0.75)
+    1.5
     """
     total = int(np.sum(counts))
     if not total:
@@ -142,13 +151,13 @@ def histogram_percentile(edges: Floats, counts: NDArray[np.int64], share: float)
 
 
 def slo_attainment(result: RunResult, slo: Slo) -> float:
-    """Share of all requests that were completed inside both limits; NaN of no requests. [1]"""
+    """Return the share of all requests that were completed inside both limits; NaN of no requests. [1]"""
     total = len(result.requests.status)
     return int(latencies(result).inside(slo).sum()) / total if total else NAN
 
 
 def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0) -> Summary:
-    """All numbers of a run.
+    """Summarise a run: latencies, attainment, goodput and use of the GPUs.
 
     Parameters
     ----------

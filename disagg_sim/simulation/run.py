@@ -272,12 +272,7 @@ def _tables_of(at: Setup, inputs: Tokens, outputs: Tokens) -> Tables:
         key = (replace(mapping), max_sequences, longest, most)
         if key not in tables:
             tables[key] = StepTable.build(
-                at,
-                mapping,
-                max_sequences=max_sequences,
-                max_context=longest,
-                max_tokens=most,
-                chunk_tokens=mapping.chunk_tokens,
+                at, mapping, max_sequences=max_sequences, max_context=longest, max_tokens=most
             )
         return tables[key]
 
@@ -296,7 +291,6 @@ def _blocks(at: Setup, mapping: Mapping, limits: Limits) -> int:
         max_sequences=limits.max_sequences,
         max_tokens=limits.token_budget,
         prompts=limits.max_prompts if planned else 0,
-        chunk_tokens=mapping.chunk_tokens,
     )
 
 

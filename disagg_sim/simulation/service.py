@@ -30,7 +30,7 @@ class Traffic(NamedTuple):
 
 
 def prefill_rate(table: StepTable, limits: Limits, traffic: Traffic) -> float:
-    """Prompts of mean length that an instance prefills when its queue is full. [request/s]
+    """Compute the prompts of mean length that an instance prefills when its queue is full. [request/s]
 
     Whole prompts: those of a full pass over the time after which the next pass may start. Chunks: the token budget
     over a step without decodes, at the mean past of a chunk, ``(prompt - chunk)/2``.
@@ -49,7 +49,7 @@ def prefill_rate(table: StepTable, limits: Limits, traffic: Traffic) -> float:
 
 
 def seats(table: StepTable, limits: Limits, blocks: int, traffic: Traffic, *, shared: bool) -> int:
-    """Sequences that an instance decodes at once within the TPOT limit, its memory and its batch; at least 1. [1]
+    """Count the sequences that an instance decodes at once within TPOT limit, memory and batch; at least 1. [1]
 
     Parameters
     ----------

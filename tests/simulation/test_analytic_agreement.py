@@ -6,6 +6,7 @@ evenly spread ages, as in the steady state that the analytic model describes.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -105,7 +106,7 @@ def test_a_prefill_pool_that_cuts_prompts_into_chunks(stages, together):
     cut = Mapping(tp_attn=2.0, tp_ffn=2.0, pp=float(stages))
     exact = chunked_prefill_pass(at, cut, batch=float(together), isl=isl, chunk_tokens=np.array(512.0))
     spec = InstanceSpec(
-        table=StepTable.build(at, cut, chunk_tokens=512),
+        table=StepTable.build(at, replace(cut, chunk_tokens=512)),
         blocks=10**6,
         mode=Mode.PREFILL_FIRST,
         token_budget=together * isl,
@@ -128,7 +129,7 @@ def test_in_flight_batching(deployment, together):
         ftl_limit=math.inf,
         options=Colocation(batch=(batch,), prefill_batch=(together,)),
     ).iloc[0]
-    table = StepTable.build(at, cut, chunk_tokens=int(exact.prefill_chunk_tokens))
+    table = StepTable.build(at, replace(cut, chunk_tokens=int(exact.prefill_chunk_tokens)))
     spec = InstanceSpec(
         table=table,
         blocks=10**6,

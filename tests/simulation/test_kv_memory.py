@@ -72,12 +72,7 @@ def test_the_largest_pass_of_a_prefill_grid_has_its_blocks(case):
         batch, mapping = int(grid.batch[column]), grid.mappings[row]
         resident = 2 * mapping.pp * -(-batch // mapping.dp_attn)
         blocks = kv_blocks(
-            at,
-            mapping,
-            max_sequences=resident * mapping.dp_attn,
-            max_tokens=batch * 4096,
-            prompts=batch,
-            chunk_tokens=mapping.chunk_tokens,
+            at, mapping, max_sequences=resident * mapping.dp_attn, max_tokens=batch * 4096, prompts=batch
         )
         assert blocks * BLOCK_TOKENS >= mapping.dp_attn * (resident * 4096 - BLOCK_TOKENS)
 

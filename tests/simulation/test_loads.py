@@ -5,13 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from disagg_sim.simulation.policies.loads import (
-    RoundRobin,
-    fewest_requests,
-    least_decode,
-    least_prefill,
-    shortest_queue,
-)
+from disagg_sim.simulation.policies.loads import InTurn, fewest_requests, least_decode, least_prefill, shortest_queue
 
 AMONG = np.array([1, 3, 4])
 
@@ -67,5 +61,5 @@ def test_an_instance_that_serves_eight_times_as_much_gets_eight_times_as_much(ch
 
 
 def test_round_robin_goes_round():
-    turn = RoundRobin()
+    turn = InTurn()
     assert [turn(view(), AMONG) for _ in range(4)] == [1, 3, 4, 1]

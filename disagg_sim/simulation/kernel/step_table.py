@@ -71,19 +71,18 @@ class StepTable:
     def build(
         cls,
         at: Setup,
-        degrees: Mapping,
+        mapping: Mapping,
         *,
         max_sequences: int = 256,
         max_context: int = 131_072,
         max_tokens: int = 32_768,
-        chunk_tokens: int = 0,
         mla_form: str = "auto",
     ) -> StepTable:
-        """Tabulate the physics of ``at`` on an instance of ``degrees``; takes some tens of milliseconds.
+        """Tabulate the physics of ``at`` on an instance of ``mapping``; takes some tens of milliseconds.
 
         Parameters
         ----------
-        at, degrees
+        at, mapping
             Model, system, recipe and profile; sharding of the instance.
         max_sequences
             Largest number of decodes of a step. [1]
@@ -91,12 +90,10 @@ class StepTable:
             Longest context and past; beyond it times go on along their last cell. [token]
         max_tokens
             Most tokens of a step over all DP ranks, likewise. [token]
-        chunk_tokens
-            CPP: chunks into which a pipeline cuts the prompts of a pass; 0 = whole prompts. [token]
         mla_form
             Form of MLA in prefill, as in ``physics.phases``.
         """
-        physics = StepPhysics(at, degrees, mla_form)
+        physics = StepPhysics(at, mapping, mla_form)
         knots = _knots(max_context, physics.windows)
         pasts = np.concatenate([[0.0], 2.0 ** (0.5 * np.arange(8, 2 * np.ceil(np.log2(max_context)) + 1))])
         octave = LATENT_OCTAVE if physics.latent else OCTAVE
@@ -119,7 +116,7 @@ class StepTable:
             stages=physics.stages,
             ranks=physics.ranks,
             stage=physics.stage(tokens) if physics.stages > 1 else np.zeros(0),
-            chunk=chunk_tokens,
+            chunk=int(mapping.chunk_tokens),
             host=at.profile.host,
         ).table(_work(at))
 

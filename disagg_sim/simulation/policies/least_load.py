@@ -14,7 +14,7 @@ from disagg_sim.simulation.policies.common_options import (
     prompts_per_step_option,
     token_budget_option,
 )
-from disagg_sim.simulation.policies.loads import ByRole, Choice, Handover, RoundRobin, least_decode, least_prefill
+from disagg_sim.simulation.policies.loads import ByRole, Choice, Handover, InTurn, least_decode, least_prefill
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site
 from disagg_sim.simulation.wishes import Limits, Role
@@ -52,9 +52,9 @@ class LeastLoad:
 
 @register("round_robin")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InTurn(LeastLoad):
+class RoundRobin(LeastLoad):
     """One instance after the other."""
 
     def choices(self) -> tuple[Choice, Choice]:
         """See ``LeastLoad``."""
-        return RoundRobin(), RoundRobin()
+        return InTurn(), InTurn()

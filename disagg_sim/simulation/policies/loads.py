@@ -82,7 +82,7 @@ def least_decode(view: ClusterView, among: Index, tokens: int = 0) -> int:
     return instance
 
 
-class RoundRobin:
+class InTurn:
     """One after the other."""
 
     def __init__(self) -> None:

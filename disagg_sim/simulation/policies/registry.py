@@ -13,21 +13,21 @@ from disagg_sim.simulation.policies.dopd.policy import Dopd
 from disagg_sim.simulation.policies.dynamo.load import DynamoLoad
 from disagg_sim.simulation.policies.dynamo.sla import DynamoSla
 from disagg_sim.simulation.policies.dynaserve.policy import DynaServe
-from disagg_sim.simulation.policies.least_load import InTurn, LeastLoad
+from disagg_sim.simulation.policies.least_load import LeastLoad, RoundRobin
 from disagg_sim.simulation.policies.vllm import Vllm
 from disagg_sim.simulation.policy import POLICIES, Policy
 
 #: What this package ships; importing their modules has registered them.
-BUILT_IN = (Arrow, Disaggregated, Dopd, DynamoLoad, DynamoSla, DynaServe, LeastLoad, InTurn, Vllm)
+BUILT_IN = (Arrow, Disaggregated, Dopd, DynamoLoad, DynamoSla, DynaServe, LeastLoad, RoundRobin, Vllm)
 
 
 def policies() -> dict[str, type[Policy]]:
-    """All registered policies by name, the built-in ones first."""
+    """Return all registered policies by name, the built-in ones first."""
     return POLICIES
 
 
 def title_of(policy: type[Policy]) -> str:
-    """What a policy does, in one line: the first of its docstring; empty where nobody wrote one."""
+    """Say what a policy does: the first line of its docstring, or nothing."""
     written = (policy.__doc__ or "").strip()
     made = written.startswith(f"{policy.__name__}(")  # ``dataclass`` puts the signature where nothing stands
     return "" if made or not written else written.splitlines()[0]
@@ -42,6 +42,11 @@ def policy_named(name: str, **options: Any) -> Policy:
         No such policy, or no such option of it; the text names the nearest.
     PolicyError
         A user's own policy that cannot be made, with the error that it raised as the cause.
+
+    Examples
+    --------
+    >>> policy_named("vllm", token_budget=512).token_budget
+    512
     """
     if name not in policies():
         names = ", ".join(sorted(POLICIES))
