@@ -1,4 +1,4 @@
-"""Which fit speaks of which row of a table, and whether the row lies where that fit was made."""
+"""Match measured rows to the fit that predicts them; flag rows outside its range."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROUNDING = 1e-9
 
 
 def units_of(operator: Operator, fits: Sequence[Fit]) -> dict[Hashable, list[Fit]]:
-    """Fits that predict together, in order of first appearance."""
+    """Group the fits that predict together, in order of first appearance."""
     units: dict[Hashable, list[Fit]] = {}
     for fit in fits:
         units.setdefault(operator.unit(fit), []).append(fit)
@@ -27,10 +27,28 @@ def units_of(operator: Operator, fits: Sequence[Fit]) -> dict[Hashable, list[Fit
 def assign(
     operator: Operator, rows: pd.DataFrame, system: SystemSpec, fits: Sequence[Fit], predicted: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Number of the unit (of ``units_of``) that each row needs, -1 where it has no prediction.
+    """Return the index of the fit group that predicts each row, -1 if none does.
 
-    A row needs a unit when it has a prediction with all fits and none without that unit; among several the one that
-    fewest rows need.
+    A row needs a group when it has a prediction with all fits and none without that group; of several such groups the
+    one that fewest rows need counts.
+
+    Parameters
+    ----------
+    operator : Operator
+        What the table measures.
+    rows : DataFrame
+        Rows of the table.
+    system : SystemSpec
+        System that ran them.
+    fits : sequence of Fit
+        Fits of the operator.
+    predicted : array, shape (rows,)
+        Times that all fits together predict; NaN where none does. [s]
+
+    Returns
+    -------
+    array, shape (rows,)
+        Place in ``units_of(operator, fits)``. [1]
     """
     chosen = np.full(len(rows), -1)
     fewest = np.full(len(rows), len(rows) + 1)
@@ -44,7 +62,7 @@ def assign(
 
 
 def inside(rows: pd.DataFrame, fits: Sequence[Fit]) -> NDArray[np.bool_]:
-    """Whether each row lies in the range of at least one of ``fits``; sizes that are no column are left out."""
+    """Tell of each row whether it lies in the range of one of ``fits``; sizes that are no column do not count."""
     result = np.zeros(len(rows), dtype=bool)
     for fit in fits:
         here = np.ones(len(rows), dtype=bool)

@@ -21,7 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.certainty.designs import Designs, Times, times_of
-from disagg_sim.facts.efficiency import Fit
+from disagg_sim.facts.efficiency import (
+    CACHE_LENGTH,
+    COLLECTIVE_SIZES,
+    EXCHANGE_SIZES,
+    EXPERT_SIZES,
+    GEMM_SIZES,
+    HEADS,
+    LATENT_HEADS,
+    PROMPT_LENGTH,
+    Fit,
+)
 from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.roofline import Cost, Sums
@@ -207,7 +217,7 @@ def _over_rows(values: Any, rows: int) -> tuple[Floats, Floats]:
 
 
 def sizes_of(op: Operator, *, latent: bool) -> dict[str, Any]:
-    """Sizes of an operator by the names that kernel tables give them (``calibration.kernels.forms``).
+    """Sizes of an operator by the names that kernel tables give them (``facts.efficiency``).
 
     Parameters
     ----------
@@ -216,29 +226,21 @@ def sizes_of(op: Operator, *, latent: bool) -> dict[str, Any]:
     """
     match op.kind:
         case "gemm":
-            return dict(zip(("m", "n", "k"), op.shape, strict=True))
+            return dict(zip(GEMM_SIZES, op.shape, strict=True))
         case "prefill_attention" | "decode_attention":
             shape = op.attention
-            length = "seq_len" if op.kind == "prefill_attention" else "kv_len"
-            heads = (
-                {"heads": shape.q_heads}
-                if latent
-                else {"q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-            )
-            return {"batch": shape.sequences, length: shape.longest, **heads}
+            length = PROMPT_LENGTH if op.kind == "prefill_attention" else CACHE_LENGTH
+            heads = (shape.q_heads,) if latent else (shape.q_heads, shape.kv_heads, shape.head_dim)
+            named = dict(zip(LATENT_HEADS if latent else HEADS, heads, strict=True))
+            return {"batch": shape.sequences, length: shape.longest, **named}
         case "experts":
             rows = op.experts
-            return {
-                "num_tokens": op.size,
-                "hidden": rows.hidden,
-                "width": rows.width,
-                "ep": op.ranks,
-                "num_experts": rows.experts * op.ranks,
-            }
+            sizes = (op.size, rows.hidden, rows.width, op.ranks, rows.experts * op.ranks)
+            return dict(zip(EXPERT_SIZES, sizes, strict=True))
         case "all_reduce" | "gather":
-            return {"num_gpus": op.ranks, "message_bytes": op.size}
+            return dict(zip(COLLECTIVE_SIZES, (op.ranks, op.size), strict=True))
         case "all_to_all":
-            return {"ep_size": op.ranks, "node_num": op.domains, "num_tokens": op.size}
+            return dict(zip(EXCHANGE_SIZES, (op.ranks, op.domains, op.size), strict=True))
     return {}
 
 

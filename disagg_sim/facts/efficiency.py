@@ -11,6 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+#: Sizes of a call, as kernel tables (``calibration.kernels.forms``) and the ranges of fits name them.
+GEMM_SIZES = ("m", "n", "k")
+PROMPT_LENGTH, CACHE_LENGTH = "seq_len", "kv_len"
+HEADS, LATENT_HEADS = ("q_heads", "kv_heads", "head_dim"), ("heads",)
+COLLECTIVE_SIZES = ("num_gpus", "message_bytes")
+#: ``width``, the columns of an expert on a rank, is made of the columns ``inter`` and ``tp`` of a table.
+EXPERT_SIZES = ("num_tokens", "hidden", "width", "ep", "num_experts")
+EXCHANGE_SIZES = ("ep_size", "node_num", "num_tokens")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:

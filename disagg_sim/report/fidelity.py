@@ -21,7 +21,7 @@ UNITS = {"tpot": ("ms", MS), "ttft": ("ms", MS), "latency": ("s", 1.0), "through
 
 
 def draw_scatter(table: pd.DataFrame, path: Path, *, title: str, unit: str) -> None:
-    """Predicted over measured, both logarithmic, one panel for each ``panel``, one colour for each ``curve``.
+    """Draw predicted over measured, both logarithmic, one panel for each ``panel``, one colour for each ``curve``.
 
     Parameters
     ----------
@@ -72,7 +72,20 @@ def _size(points: int) -> float:
 
 
 def scatter_plots(table: pd.DataFrame, directory: Path) -> list[Path]:
-    """One picture a quantity, ``scatter_<quantity>.png``: a panel for each form, a colour for each system."""
+    """Draw ``scatter_<quantity>.png`` of each quantity: a panel for each form, a colour for each system.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As ``calibration.served.evaluate.evaluate`` returns it.
+    directory : Path
+        Made if need be.
+
+    Returns
+    -------
+    list of Path
+        Pictures written.
+    """
     written = []
     done = table[table["evaluated"]]
     for quantity in UNITS:

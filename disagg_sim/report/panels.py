@@ -56,7 +56,15 @@ class Picture:
 
 
 def draw_picture(picture: Picture, path: Path) -> None:
-    """Write a picture of curves as PNG."""
+    """Write a picture of curves as PNG.
+
+    Parameters
+    ----------
+    picture : Picture
+        Curves by panel; up to three panels stand in a row, more in two.
+    path : Path
+        The PNG; its directory is made.
+    """
     table, axes = picture.table, picture.axes
     panels = list(dict.fromkeys(table["panel"]))
     curves = list(dict.fromkeys(table["curve"]))
@@ -165,7 +173,15 @@ class Cells:
 
 
 def draw_cells(cells: Cells, path: Path) -> None:
-    """Write a table of ratios as PNG, purple above 1 and orange below, each with its text."""
+    """Write a table of ratios as PNG, purple above 1 and orange below, each with its text.
+
+    Parameters
+    ----------
+    cells : Cells
+        The ratios.
+    path : Path
+        The PNG; its directory is made.
+    """
     with mpl.rc_context({**_STYLE, "axes.grid": False}):
         figure = blank_figure((2.6 + 1.75 * len(cells.columns), 1.7 + 0.46 * len(cells.rows)))
         panel = figure.add_subplot()

@@ -15,7 +15,21 @@ if TYPE_CHECKING:
 
 
 def mapping_text(point: Mapping[str, Any], phase: str) -> str:
-    """Mapping of one phase of a point, as ``degrees_text``."""
+    """Return the mapping of one phase of a point in short.
+
+    Parameters
+    ----------
+    point : mapping
+        A row of a table of points.
+    phase : str
+        ``"prefill"`` or ``"decode"``.
+
+    Examples
+    --------
+    >>> point = {"decode_tp_attn": 8, "decode_dp_attn": 1, "decode_tp_ffn": 8, "decode_ep": 1, "decode_pp": 1}
+    >>> mapping_text(point, "decode")
+    'TP8'
+    """
     return degrees_text(*(int(point[f"{phase}_{name}"]) for name in DEGREES))
 
 

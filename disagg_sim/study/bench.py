@@ -57,7 +57,21 @@ Kept = TypeVar("Kept")
 AnySeen = TypeVar("AnySeen", bound=Seen)
 
 
-class Bench:
+class Keeping:
+    """Whatever a study computes, each once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, compute: Callable[[], Kept]) -> Kept:
+        """Return what was kept under a key; compute it the first time."""
+        if key not in self._kept:
+            self._kept[key] = compute()
+        found: Kept = self._kept[key]
+        return found
+
+
+class Bench(Keeping):
     """Settings, runs and whatever else a study computes, each once.
 
     Parameters
@@ -69,16 +83,9 @@ class Bench:
     """
 
     def __init__(self, place: Place, *, quick: bool) -> None:
+        super().__init__()
         self.place, self.quick = place, quick
         self.runs = 0  # done so far [1]
-        self._kept: dict[Hashable, Any] = {}
-
-    def once(self, key: Hashable, compute: Callable[[], Kept]) -> Kept:
-        """Return what was kept under a key; compute it the first time."""
-        if key not in self._kept:
-            self._kept[key] = compute()
-        found: Kept = self._kept[key]
-        return found
 
     def setting(self, model: str) -> Setup:
         """Model, hardware, recipe and profile; one object a model."""

@@ -45,7 +45,12 @@ LEAST_SHAPE = 0.01
 
 
 def named_rng(seed: int, name: str) -> np.random.Generator:
-    """The random stream of that name: its draws depend on the seed and the name, on nothing else."""
+    """Return the random stream of a name: its draws depend on the seed and the name, on nothing else.
+
+    >>> first, again = (named_rng(1, "arrivals").random() for _ in range(2))
+    >>> first == again
+    True
+    """
     key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
     return np.random.default_rng(np.random.SeedSequence([whole_number("seed", seed, 0, most=MOST_SEED), key]))
 
@@ -168,7 +173,31 @@ class Mmpp:
 def arrivals(
     process: ArrivalProcess, rng: np.random.Generator, rate: float, *, requests: int = 0, duration: float = 0.0
 ) -> Floats:
-    """The first ``requests`` arrivals or, where that is 0, those before ``duration`` [s], at ``rate`` a second. [s]"""
+    """Draw arrival times of a process.
+
+    Parameters
+    ----------
+    process : ArrivalProcess
+        ``Poisson()``, ``Gamma(cv)``, ``Weibull(shape)`` or ``Mmpp(...)``.
+    rng : Generator
+        Random stream.
+    rate : float
+        Mean rate. [request/s]
+    requests : int
+        How many arrivals; 0 = all before ``duration``. [1]
+    duration : float
+        Time up to which arrivals are drawn where ``requests`` is 0. [s]
+
+    Returns
+    -------
+    array, shape (requests,)
+        Times of arrival, ascending. [s]
+
+    Examples
+    --------
+    >>> np.diff(arrivals(Gamma(0.0), named_rng(0, "arrivals"), 2.0, requests=4))
+    array([0.5, 0.5, 0.5])
+    """
     expected = requests or rate * duration
     if not (0 < rate < math.inf and 0 < expected < math.inf):
         raise InputError(f"{expected:g} requests at {rate:g} a second; allowed: both above 0 and finite")

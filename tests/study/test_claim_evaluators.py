@@ -142,11 +142,6 @@ def test_c5_ranks_batch_and_tp(batch, holds):
     assert claims_shape.c5_batch_and_tp(evidence(fig06=tables)).holds == holds
 
 
-def test_rank_correlation_by_hand():
-    """Ranks 1 2 3 4 and 1 2 4 3: 1 - 6*2/(4*15) = 0.8."""
-    assert claims_shape.rank_correlation(np.array([1.0, 2, 3, 4]), np.array([1.0, 5, 9, 7])) == pytest.approx(0.8)
-
-
 @pytest.mark.parametrize(
     ("tp", "holds"),
     [([1, 1, 1, 2, 2, 2, 4, 4, 4], True), ([1, 1, 4, 2, 2, 4, 4, 4, 4], False), ([1, 1, 1, 1, 1, 2, 2, 2, 2], False)],

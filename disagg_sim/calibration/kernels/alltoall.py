@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.calibration.kernels.robust import Parameter, fit_logarithm
+from disagg_sim.calibration.kernels.robust import Parameter, fit_logarithm, ranges
 from disagg_sim.facts.efficiency import AllToAllFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.collective import COPIES
@@ -131,7 +131,7 @@ def _fit(tables: dict[str, pd.DataFrame], system: SystemSpec, backend: str, link
                     e_bandwidth=None if prepares else number[_share_of(phase)],
                     seconds_per_token=number["seconds_per_token"] if prepares else None,
                     token_bandwidth=None if prepares else number.get("token_bandwidth"),
-                    valid=tuple((s, float(table[s].min()), float(table[s].max())) for s in (group, "num_tokens")),
+                    valid=ranges(table, (group, "num_tokens")),
                 )
             )
         return found

@@ -24,8 +24,15 @@ from numpy.typing import NDArray
 
 from disagg_sim.calibration.kernels.limits import MLA_NOPE, MLA_RANK, MLA_ROPE, MLA_VALUE, TYPES
 from disagg_sim.calibration.kernels.residuals import SHORT
-from disagg_sim.calibration.kernels.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss
-from disagg_sim.facts.efficiency import DecodeAttentionFit, PrefillAttentionFit
+from disagg_sim.calibration.kernels.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss, ranges
+from disagg_sim.facts.efficiency import (
+    CACHE_LENGTH,
+    HEADS,
+    LATENT_HEADS,
+    PROMPT_LENGTH,
+    DecodeAttentionFit,
+    PrefillAttentionFit,
+)
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.attention import (
     GRID_TAIL,
@@ -52,7 +59,7 @@ AttentionFit = TypeVar("AttentionFit", PrefillAttentionFit, DecodeAttentionFit)
 #: Kernel ("" where a library has one), arithmetic and cache format, as fits name them.
 Variant = tuple[str, str, str]
 #: Columns that are sizes, in any of the tables.
-_SIZES = ("batch", "seq_len", "kv_len", "q_heads", "kv_heads", "head_dim", "heads")
+_SIZES = ("batch", PROMPT_LENGTH, CACHE_LENGTH, *HEADS, *LATENT_HEADS)
 
 
 class Calls(NamedTuple):
@@ -135,39 +142,16 @@ class _Table(Generic[AttentionFit]):
     most: int  # numbers of all variants of a library together [1]
     option: str  # field that is chosen among
     options: tuple[float, ...]
-    build: Callable[[_Table[AttentionFit], Variant, Mapping[str, Any]], AttentionFit]
+    fit: type[AttentionFit]
     times: Callable[[Calls, AttentionFit, SystemSpec], Array]
 
 
-def _prefill_fit(table: _Table[Any], variant: Variant, numbers: Mapping[str, Any]) -> PrefillAttentionFit:
+def _build(table: _Table[AttentionFit], variant: Variant, numbers: Mapping[str, Any]) -> AttentionFit:
+    """A fit of a variant with these numbers; whose it is and how well it holds is told later."""
     kernel, compute, cache = variant
-    return PrefillAttentionFit(
-        engine="",
-        version="",
-        points=0,
-        median_error=0.0,
-        p90_error=0.0,
-        kind=table.kind,
-        compute=compute,
-        cache=cache,
-        kernel=kernel,
-        **numbers,
-    )
-
-
-def _decode_fit(table: _Table[Any], variant: Variant, numbers: Mapping[str, Any]) -> DecodeAttentionFit:
-    kernel, _, cache = variant
-    return DecodeAttentionFit(
-        engine="",
-        version="",
-        points=0,
-        median_error=0.0,
-        p90_error=0.0,
-        kind=table.kind,
-        cache=cache,
-        kernel=kernel,
-        **numbers,
-    )
+    words: dict[str, Any] = {"kind": table.kind, "cache": cache, "kernel": kernel}
+    words |= {"compute": compute} if table.fit is PrefillAttentionFit else {}
+    return table.fit(engine="", version="", points=0, median_error=0.0, p90_error=0.0, **words, **numbers)
 
 
 def prefill_times(calls: Calls, fit: PrefillAttentionFit, system: SystemSpec) -> Array:
@@ -204,7 +188,7 @@ _CONTEXT = _Table(
     9,
     "tail",
     (0.0, GRID_TAIL),
-    _prefill_fit,
+    PrefillAttentionFit,
     prefill_times,
 )
 _MLA_CONTEXT = replace(_CONTEXT, kind="mla", compute_column="kv_dtype", calls=mla_context)
@@ -217,7 +201,7 @@ _GENERATION = _Table(
     11,
     "serial_power",
     (SPLIT_POWER,),
-    _decode_fit,
+    DecodeAttentionFit,
     decode_times,
 )
 _MLA_GENERATION = replace(
@@ -299,7 +283,7 @@ def _fit(table: _Table[AttentionFit], rows: pd.DataFrame, system: SystemSpec) ->
                 points=len(part),
                 median_error=median,
                 p90_error=p90,
-                valid=_ranges(part),
+                valid=ranges(part, _SIZES),
             )
         )
     return told
@@ -322,7 +306,7 @@ def _fit_together(
         for variant, line in zip(parts, numbers[:count].reshape(len(parts), -1), strict=True):
             mine = dict(zip((p.name for p in own), line.tolist(), strict=True))
             told = {table.option: option, "parameters": len(own) + (0 if found else len(shared))}
-            found.append(table.build(table, variant, mine | common | told))
+            found.append(_build(table, variant, mine | common | told))
         return found
 
     def times(option: float, numbers: Array) -> Array:
@@ -335,10 +319,6 @@ def _fit_together(
     losses = [mean_loss(times(*pair), target[weighed]) for pair in tried]
     best = int(np.argmin(losses))
     return losses[best], fits(*tried[best])
-
-
-def _ranges(part: pd.DataFrame) -> tuple[tuple[str, float, float], ...]:
-    return tuple((size, float(part[size].min()), float(part[size].max())) for size in _SIZES if size in part)
 
 
 def _by_variant(rows: pd.DataFrame, compute_column: str) -> list[tuple[Variant, pd.DataFrame]]:

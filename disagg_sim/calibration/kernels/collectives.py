@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.calibration.kernels.robust import Parameter, enough, fit_logarithm, mean_loss
-from disagg_sim.facts.efficiency import EAGER, LARGE_MESSAGES, CollectiveFit
+from disagg_sim.calibration.kernels.robust import Parameter, enough, fit_logarithm, mean_loss, ranges
+from disagg_sim.facts.efficiency import COLLECTIVE_SIZES, EAGER, LARGE_MESSAGES, CollectiveFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.collective import fastest
 from disagg_sim.physics.collective_curves import algorithm_of
@@ -171,7 +171,7 @@ def _fit(
         hop=hop,
         ramp=ramp,
         parameters=parameters,
-        valid=tuple((s, float(table[s].min()), float(table[s].max())) for s in ("num_gpus", "message_bytes")),
+        valid=ranges(table, COLLECTIVE_SIZES),
     )
 
 

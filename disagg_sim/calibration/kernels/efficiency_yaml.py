@@ -88,7 +88,18 @@ def efficiency_text(
 
 
 def write_efficiency(path: Path, text: str) -> EfficiencySpec:
-    """Write an efficiency file once it has been read back without a fault; returns what it says.
+    """Write an efficiency file once it has been read back without a fault.
+
+    Parameters
+    ----------
+    path : Path
+        Where the file shall stand; its directory is made.
+    text : str
+        Its YAML.
+
+    Returns
+    -------
+    What the file says.
 
     Raises
     ------

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.calibration.kernels.robust import Parameter, fit_logarithm
+from disagg_sim.calibration.kernels.robust import Parameter, fit_logarithm, ranges
 from disagg_sim.facts.efficiency import ElementwiseFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.work import ACTIVATION_BYTES
@@ -42,7 +42,7 @@ def fit_elementwise(rows: pd.DataFrame, system: SystemSpec) -> list[ElementwiseF
             op=op,
             t0=t0,
             e_memory=share,
-            valid=tuple((size, float(table[size].min()), float(table[size].max())) for size in ("m", "k")),
+            valid=ranges(table, ("m", "k")),
         )
         for number, ((op, table), t0) in enumerate(zip(tables.items(), floors, strict=True))
     ]

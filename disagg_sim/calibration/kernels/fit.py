@@ -32,7 +32,8 @@ from disagg_sim.units import US
 
 #: Digits to which fitted numbers are written; their errors are those of the rounded numbers.
 DIGITS = 5
-#: 80 % of a normal distribution lie within so many standard deviations. [1]
+#: Standard deviations within which 80 % of a normal distribution lie, by which ``sigma_log`` of every efficiency file
+#: was divided; ``facts.uncertainty.EIGHTY`` has one digit more, and would move the last digit of those. [1]
 EIGHTY_PERCENT = 1.2816
 
 

@@ -32,6 +32,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from disagg_sim.facts.efficiency import CACHE_LENGTH, COLLECTIVE_SIZES, GEMM_SIZES, HEADS, LATENT_HEADS, PROMPT_LENGTH
+
 #: Words of every form.
 IDENTITY = ("system", "framework", "version", "kernel_source")
 #: Column of the measurement. [us]
@@ -68,11 +70,11 @@ def _attention(name: str, length: str, heads: tuple[str, ...]) -> Form:
 
 
 _ALL = (
-    Form("gemm", ("dtype",), ("m", "n", "k"), ("n", "k")),
-    _attention("context_attention", "seq_len", ("q_heads", "kv_heads", "head_dim")),
-    _attention("generation_attention", "kv_len", ("q_heads", "kv_heads", "head_dim")),
-    _attention("mla_context", "seq_len", ("heads",)),
-    _attention("mla_generation", "kv_len", ("heads",)),
+    Form("gemm", ("dtype",), GEMM_SIZES, ("n", "k")),
+    _attention("context_attention", PROMPT_LENGTH, HEADS),
+    _attention("generation_attention", CACHE_LENGTH, HEADS),
+    _attention("mla_context", PROMPT_LENGTH, LATENT_HEADS),
+    _attention("mla_generation", CACHE_LENGTH, LATENT_HEADS),
     Form(
         "mla_module",
         ("phase", *_ATTENTION_WORDS, "gemm_dtype"),
@@ -87,7 +89,7 @@ _ALL = (
         (*_EXPERTS[:4], "num_slots", *_EXPERTS[4:], "rank0_num_tokens"),
         (*_EXPERTS[:4], "num_slots", *_EXPERTS[4:]),
     ),
-    Form("collectives", ("op", "dtype"), ("num_gpus", "message_bytes"), ("op", "num_gpus", "message_bytes")),
+    Form("collectives", ("op", "dtype"), COLLECTIVE_SIZES, ("op", *COLLECTIVE_SIZES)),
     Form("moe_alltoall", ("comm_backend", "phase", "dtype"), (*_EXCHANGE, "sms"), ("phase", *_EXCHANGE)),
     Form("quantize_ops", ("op", "dtype"), ("m", "k"), ("op", "m", "k")),
 )

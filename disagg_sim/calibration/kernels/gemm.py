@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.calibration.kernels.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss
-from disagg_sim.facts.efficiency import GemmFit
+from disagg_sim.calibration.kernels.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss, ranges
+from disagg_sim.facts.efficiency import GEMM_SIZES, GemmFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.physics.gemm import gemm_cost
@@ -121,7 +121,6 @@ def predict_gemm(rows: pd.DataFrame, system: SystemSpec, fits: list[GemmFit]) ->
 
 
 def _fit(table: pd.DataFrame, name: str, values: dict[str, Any]) -> GemmFit:
-    sizes = tuple((size, float(table[size].min()), float(table[size].max())) for size in ("m", "n", "k"))
     first = table.iloc[0]
     return GemmFit(
         engine=first["framework"],
@@ -129,7 +128,7 @@ def _fit(table: pd.DataFrame, name: str, values: dict[str, Any]) -> GemmFit:
         points=len(table),
         median_error=0.0,
         p90_error=0.0,
-        valid=sizes,
+        valid=ranges(table, GEMM_SIZES),
         format=name,
         tiled=True,
         **values,
@@ -137,6 +136,6 @@ def _fit(table: pd.DataFrame, name: str, values: dict[str, Any]) -> GemmFit:
 
 
 def _times(table: pd.DataFrame, fit: GemmFit, system: SystemSpec) -> NDArray[np.float64]:
-    m, n, k = (table[size].to_numpy(dtype=float) for size in ("m", "n", "k"))
+    m, n, k = (table[size].to_numpy(dtype=float) for size in GEMM_SIZES)
     work = gemm_work(m, n, k, weight_bytes=FORMATS[fit.format].bytes)
     return np.asarray(gemm_cost(m, n, k, work, gemm_rate(fit, system)).time)

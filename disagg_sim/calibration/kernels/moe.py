@@ -24,7 +24,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.calibration.kernels.gemm import FORMAT_OF
-from disagg_sim.calibration.kernels.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss
+from disagg_sim.calibration.kernels.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss, ranges
 from disagg_sim.facts.efficiency import ANY_REGIME, MoeFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.precision import FORMATS
@@ -231,16 +231,15 @@ def _by_kernel(rows: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]
 
 
 def _fit(table: pd.DataFrame, key: tuple[str, str], values: dict[str, Any]) -> MoeFit:
-    sizes = ("num_tokens", "hidden", "inter", "num_experts", "tp", "ep")
-    first, width = table.iloc[0], table["inter"] / table["tp"]
-    ranges = {size: table[size] for size in sizes} | {"width": width}  # columns of an expert on a rank
+    sizes = ("num_tokens", "hidden", "inter", "num_experts", "tp", "ep", "width")
+    first, table = table.iloc[0], table.assign(width=table["inter"] / table["tp"])  # columns of an expert on a rank
     return MoeFit(
         engine=first["framework"],
         version=first["version"],
         points=len(table),
         median_error=0.0,
         p90_error=0.0,
-        valid=tuple((size, float(values.min()), float(values.max())) for size, values in ranges.items()),
+        valid=ranges(table, sizes),
         format=key[0],
         kernel=key[1],
         regime=ANY_REGIME,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from disagg_sim.facts.uncertainty import EIGHTY
 from disagg_sim.units import MS, US
@@ -24,7 +24,7 @@ _FORMATS = {"median": "{:.1%}", "p90": "{:.1%}", "bias": "{:+.1%}", COVERAGE: "{
 
 
 def error_table(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Errors of each group of ``keys`` and of its size classes.
+    """Summarise the errors of each group of ``keys`` and of its size classes.
 
     Parameters
     ----------
@@ -81,3 +81,17 @@ def band(predicted: NDArray[np.float64], sigma: NDArray[np.float64]) -> tuple[ND
     """10 % and 90 % quantiles of what is log-normal around ``predicted``, with s.d. ``sigma`` of the logarithm [1]."""
     width = np.exp(EIGHTY * sigma)
     return predicted / width, predicted * width
+
+
+def rank_correlation(x: ArrayLike, y: ArrayLike) -> float:
+    """Return Spearman's rank correlation; NaN for fewer than three pairs or a constant side. [1]
+
+    Equal values share their mean rank.
+
+    >>> round(rank_correlation([1.0, 2.0, 3.0, 4.0], [1.0, 5.0, 9.0, 7.0]), 9)
+    0.8
+    """
+    ranks = pd.DataFrame({"x": x, "y": y}).rank()
+    if len(ranks) < 3 or ranks.nunique().min() < 2:
+        return float("nan")
+    return float(ranks["x"].corr(ranks["y"]))

@@ -5,11 +5,12 @@ Deterministic: one fixed start, no random numbers. A weak pull towards the start
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
@@ -84,3 +85,8 @@ def error_quantiles(predicted: NDArray[np.float64], measured: NDArray[np.float64
     """Median and 90 % quantile of the absolute relative error. [1]"""
     errors = np.abs(predicted / measured - 1.0)
     return float(np.median(errors)), float(np.quantile(errors, 0.9))
+
+
+def ranges(table: pd.DataFrame, sizes: Iterable[str]) -> tuple[tuple[str, float, float], ...]:
+    """Least and largest value of each of ``sizes`` that is a column: the ``valid`` of a fit of these rows."""
+    return tuple((size, float(table[size].min()), float(table[size].max())) for size in sizes if size in table)

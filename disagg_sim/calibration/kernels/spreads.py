@@ -57,7 +57,7 @@ CASE = ("system", "model", "engine", "recipe")
 def kernel_spreads(
     paths: Sequence[Path], *, exclude: Path | None = None, efficiency: Path | None = None
 ) -> tuple[dict[str, KindSpread], dict[str, float]]:
-    """Spreads of every operator kind, and of the tables that are predicted from the fits of others.
+    """Estimate the spread of every operator kind, and of the tables that are predicted from the fits of others.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def _some(table: KernelTable, system: str) -> pd.DataFrame:
 
 
 def engine_spreads(lines: pd.DataFrame) -> dict[str, EngineSpread]:
-    """What served runs show beyond their kernels, engine by engine.
+    """Estimate what served runs show beyond their kernels, engine by engine.
 
     Parameters
     ----------
@@ -243,7 +243,21 @@ def spreads_text(
     assumed: float,
     per_doubling: float,
 ) -> str:
-    """The YAML of ``hw_specs/uncertainty/``, the same text for the same numbers."""
+    """Return the YAML of a file of ``hw_specs/uncertainty/``: the same text for the same numbers.
+
+    Parameters
+    ----------
+    kinds, composed
+        As ``kernel_spreads`` returns them.
+    engines
+        As ``engine_spreads`` returns them.
+    data, date : str
+        Name and date of the measurements, as they shall stand in the file.
+    assumed : float
+        S.d. of the logarithm of a time that no fit speaks of. [1]
+    per_doubling : float
+        S.d. that each doubling beyond the range of a fit adds. [1]
+    """
 
     def flow(value: Any) -> str:
         fields = ((name, getattr(value, name)) for name in type(value).__dataclass_fields__)
@@ -281,7 +295,18 @@ SOURCES = {
 
 
 def write_spreads(path: Path, text: str) -> UncertaintySpec:
-    """Write an uncertainty file once it has been read back without a fault; returns what it says.
+    """Write an uncertainty file once it has been read back without a fault.
+
+    Parameters
+    ----------
+    path : Path
+        Where the file shall stand; its directory is made.
+    text : str
+        Its YAML.
+
+    Returns
+    -------
+    What the file says.
 
     Raises
     ------

@@ -64,7 +64,14 @@ def fit_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
 
 
 def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
-    """Host times of engine ``name`` from served rows; everything else of its shipped profile stays.
+    """Fit the host times of an engine to served rows; everything else of its shipped profile stays.
+
+    Parameters
+    ----------
+    rows : sequence of ServingRow
+        Of any engine, as ``read_rows`` returns them; those of the fitted part of this engine are used.
+    name : str
+        Engine (``hw_specs/engines/``).
 
     Raises
     ------

@@ -51,7 +51,18 @@ def engine_text(fit: EngineFit, *, date: str) -> str:
 
 
 def write_engine(path: Path, text: str) -> EngineSpec:
-    """Write an engine profile once it has been read back without a fault; returns what it says.
+    """Write an engine profile once it has been read back without a fault.
+
+    Parameters
+    ----------
+    path : Path
+        Where the file shall stand; its directory is made.
+    text : str
+        Its YAML.
+
+    Returns
+    -------
+    What the file says.
 
     Raises
     ------

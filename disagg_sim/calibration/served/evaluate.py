@@ -220,7 +220,7 @@ def _beats_memory(run: Served, row: ServingRow) -> bool:
 
 
 def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None = None) -> pd.DataFrame:
-    """One line for every quantity of every row, in order; columns as ``COLUMNS``.
+    """Predict every quantity of every row: one line each, in order; columns as ``COLUMNS``.
 
     Parameters
     ----------

@@ -64,7 +64,17 @@ def columns_of(path: Path) -> list[str]:
 
 
 def read_rows(path: Path) -> list[ServingRow]:
-    """Every row of a file of serving measurements, in order; none of a file that lists rows of others.
+    """Read every row of a file of serving measurements, in order; none of a file that lists rows of others.
+
+    Parameters
+    ----------
+    path : Path
+        CSV in one of ``FORMS``, which its columns tell.
+
+    Returns
+    -------
+    list of ServingRow
+        A row that no model of ours can answer has a ``reason``.
 
     Raises
     ------

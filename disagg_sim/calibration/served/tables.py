@@ -12,6 +12,7 @@ import pandas as pd
 
 from disagg_sim.atomic import write_csv
 from disagg_sim.calibration.kernels.conditions import Condition, parse_condition
+from disagg_sim.calibration.kernels.residuals import rank_correlation
 
 #: What ``summary.csv`` groups by.
 GROUP = ("part", "form", "quantity", "system", "model", "framework", "mode", "load", "saturated")
@@ -50,16 +51,6 @@ BARS = (
 )
 
 
-def rank_correlation(table: pd.DataFrame) -> float:
-    """Spearman's correlation of predicted and measured; nan for fewer than three rows. [1]"""
-    if len(table) < 3:
-        return float("nan")
-    ranks = table[["predicted", "measured"]].rank()
-    if ranks.nunique().min() < 2:
-        return float("nan")
-    return float(np.corrcoef(ranks["predicted"], ranks["measured"])[0, 1])
-
-
 def _errors(table: pd.DataFrame) -> dict[str, Any]:
     error = table["relative_error"]
     return {
@@ -67,7 +58,7 @@ def _errors(table: pd.DataFrame) -> dict[str, Any]:
         "median_error": float(error.abs().median()),
         "p90_error": float(error.abs().quantile(0.9)),
         "bias": float(error.median()),
-        "spearman": rank_correlation(table),
+        "spearman": rank_correlation(table["predicted"], table["measured"]),
         **({"coverage": float(_inside(table).mean())} if "predicted_p10" in table else {}),
     }
 
@@ -78,9 +69,20 @@ def _inside(table: pd.DataFrame) -> pd.Series:
 
 
 def summary(table: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
-    """Errors of the evaluated lines by group: rows, median and 90 % quantile of the absolute error, bias, Spearman.
+    """Summarise the errors of the evaluated lines by group.
 
-    With bands (``serving_bands.with_bands``) also ``coverage``, the share of the rows inside.
+    Parameters
+    ----------
+    table : DataFrame
+        As ``served.evaluate.evaluate`` returns it, with or without the bands of ``served.bands.with_bands``.
+    by : sequence of str
+        Columns that make a group.
+
+    Returns
+    -------
+    DataFrame
+        The group, ``rows``, ``median_error`` and ``p90_error`` of the absolute relative error, ``bias`` (the
+        median with its sign), ``spearman``; with bands ``coverage``, the share of the rows inside. [1]
     """
     lines = []
     for key, part in table[table["evaluated"]].groupby(list(by), dropna=False, sort=True):
@@ -90,7 +92,7 @@ def summary(table: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
 
 
 def counted(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of each file: all, without speculation and flag, of these evaluated in some quantity, and the share."""
+    """Count the rows of each file: all, those without speculation and flag, and of these the evaluated ones."""
     lines = []
     for file, part in table.groupby("file", sort=True):
         plain = part[~part["reason"].str.startswith("speculative") & (part["qa_flag"] == "")]
@@ -108,7 +110,20 @@ def reasons(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataFrame:
-    """The bars on rows below saturation, of the fitted part, the held-out part and files that are new."""
+    """Hold the rows below saturation to ``BARS``: the fitted part, the held-out part and files that are new.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As ``served.evaluate.evaluate`` returns it.
+    forms : sequence of str
+        Forms of files whose rows count.
+
+    Returns
+    -------
+    DataFrame
+        A row per bar and part: ``bar``, ``part``, ``rows``, ``reached``, ``limit``, ``met``, ``p90_error``, ``bias``.
+    """
     from disagg_sim.facts.load import load_model
 
     rows = table[table["evaluated"] & ~table["saturated"] & table["form"].isin(forms)].copy()
@@ -132,10 +147,23 @@ def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataF
 
 
 def who_wins(table: pd.DataFrame, levels: Sequence[float] = INTERACTIVITIES) -> pd.DataFrame:
-    """Aggregated or disaggregated: best throughput a GPU of each mode that still gives so many tokens/s to a user.
+    """Compare the best throughput of aggregated and disaggregated runs at equal interactivity.
 
     Groups are (model, system, precision, lengths) with both modes; every measured run competes with its measured
     numbers, and again with its predicted ones.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As ``served.evaluate.evaluate`` returns it.
+    levels : sequence of float
+        Interactivities that a run must give at least. [token/s]
+
+    Returns
+    -------
+    DataFrame
+        A row per group and level: throughput of disaggregated over aggregated, ``gain_measured`` and ``gain_predicted``
+        [1], and whether both name the same winner.
     """
     key = ["model", "system", "weights", "isl", "osl"]
     done = table[table["evaluated"] & table["quantity"].isin(["tpot", "throughput"])].copy()
@@ -161,7 +189,7 @@ def who_wins(table: pd.DataFrame, levels: Sequence[float] = INTERACTIVITIES) -> 
 
 
 def write_rows(table: pd.DataFrame, directory: Path) -> None:
-    """``rows.csv`` alone: of files without a measurement there is nothing else to tell.
+    """Write ``rows.csv`` alone: of files without a measurement there is nothing else to tell.
 
     Raises
     ------
@@ -172,7 +200,14 @@ def write_rows(table: pd.DataFrame, directory: Path) -> None:
 
 
 def write_tables(table: pd.DataFrame, directory: Path) -> None:
-    """``rows.csv``, ``summary.csv``, ``bars.csv``, ``counts.csv``, ``reasons.csv`` and ``who_wins.csv``.
+    """Write ``rows.csv``, ``summary.csv``, ``bars.csv``, ``counts.csv``, ``reasons.csv`` and ``who_wins.csv``.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As ``served.evaluate.evaluate`` returns it.
+    directory : Path
+        Made if need be.
 
     Raises
     ------

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from disagg_sim.calibration.kernels.residuals import rank_correlation
 from disagg_sim.domain import Mapping
 from disagg_sim.search.grid import decode_grid
 from disagg_sim.search.mappings import enumerate_mappings
@@ -31,13 +32,6 @@ from disagg_sim.workload.lengths import lengths
 
 WIDE_SLICES, MEASURED_SLICES = 16, 32  # TP of R1's experts: slices of 128 and 64 of 2048 columns [1]
 PLACES = (20.0, 50.0, 75.0, 80.0, 85.0, 90.0, 95.0, 100.0)  # where C7 compares frontiers [token/s]
-
-
-def rank_correlation(x: Floats, y: Floats) -> float:
-    """Spearman's coefficient; equal values share their mean rank, and a constant has none (NaN). [1]"""
-    import pandas as pd
-
-    return float(pd.Series(x).rank().corr(pd.Series(y).rank()))
 
 
 @claim(

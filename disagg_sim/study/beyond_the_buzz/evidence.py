@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +17,7 @@ from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.gains import COLOCATED, Curve, curve
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
+from disagg_sim.study.bench import Keeping
 from disagg_sim.workload.lengths import lengths
 
 Floats = NDArray[np.float64]
@@ -69,23 +69,19 @@ class Front(NamedTuple):
         return self.column(name)[np.minimum(np.searchsorted(self.x, x), len(self.table) - 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Keeping):
     """Frontiers and grids of one profile, each computed once."""
 
-    source: Source
-    profile: str
-    _known: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False)
+    def __init__(self, source: Source, profile: str) -> None:
+        super().__init__()
+        self.source, self.profile = source, profile
 
     def front(self, sweep: str, *, modes: Sequence[str] = (Mode.DISAGGREGATED,), **where: object) -> Front:
         """One frontier of a sweep: its rows in ``modes`` whose columns have the values ``where``."""
-        found: Front = self._once(
-            ("front", sweep, tuple(modes), *where.items()), lambda: self._front(sweep, modes, where)
-        )
-        return found
+        return self.once(("front", sweep, tuple(modes), *where.items()), lambda: self._front(sweep, modes, where))
 
     def _front(self, sweep: str, modes: Sequence[str], where: dict[str, object]) -> Front:
-        table = self._once(("table", sweep), lambda: self.source.frontier(sweep, self.profile))
+        table = self.once(("table", sweep), lambda: self.source.frontier(sweep, self.profile))
         keep = table["mode"].isin(modes)
         if "sweep" in table:
             keep &= table["sweep"] == sweep
@@ -125,8 +121,7 @@ class Evidence:
             prefill = prefill_grid(at, table, law, mla_form=mla_form, allow_long_context=True)
             return prefill, decode_grid(at, table, law, allow_long_context=True)
 
-        scored: tuple[PhaseGrid, PhaseGrid] = self._once(("pools", model, isl, osl, precision, mla_form), score)
-        return scored
+        return self.once(("pools", model, isl, osl, precision, mla_form), score)
 
     def naive_pools(self, isl: int = LONG_PROMPTS[0], *, ftl_limit: float = 10.0) -> Front:
         """R1's disaggregated frontier where chunks of prefill project the past again."""
@@ -135,13 +130,7 @@ class Evidence:
             points = disaggregated(*self.pools(R1, isl=isl, mla_form="naive"), ftl_limit=ftl_limit)
             return Front(pareto_front(points, by=[]))
 
-        matched: Front = self._once(("naive", isl, ftl_limit), match)
-        return matched
-
-    def _once(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
-        if key not in self._known:
-            self._known[key] = compute()
-        return self._known[key]
+        return self.once(("naive", isl, ftl_limit), match)
 
 
 def shared(*fronts: Front, low: float = LOW, high: float = HIGH) -> tuple[float, float]:
