@@ -16,7 +16,7 @@ from synthetic import make_grid
 
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.points import pareto_front
-from disagg_sim.serving.rate_matching import match_rates
+from disagg_sim.serving.rate_matching import MatchOptions, match_rates
 
 SIZES = np.array([1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 32, 36, 48, 64, 72, 96, 128])
 
@@ -55,7 +55,7 @@ def test_integer_program_over_1000_configurations_a_side(benchmark, budget):
 
 
 def test_integer_program_with_two_configurations_a_pool(benchmark):
-    plan = benchmark(match_rates, *grids(100, 10), gpu_budget=128, max_configurations_per_pool=2)
+    plan = benchmark(match_rates, *grids(100, 10), gpu_budget=128, options=MatchOptions(max_configurations_per_pool=2))
     assert plan.status == "optimal"
 
 

@@ -21,7 +21,7 @@ from .serving.disaggregated import disaggregated
 from .serving.gains import Curve, Gain, curve, gain, pointwise_gain, where_it_pays
 from .serving.piggyback import piggyback
 from .serving.points import pareto_front
-from .serving.rate_matching import MatchPlan, match_rates
+from .serving.rate_matching import MatchOptions, MatchPlan, match_rates
 from .simulation.deployment import Replicas, ServedDeployment
 from .simulation.metrics import Summary
 from .simulation.simulate import SimulationResult, simulate
@@ -43,6 +43,7 @@ __all__ = [
     "Interference",
     "Lengths",
     "Mapping",
+    "MatchOptions",
     "MatchPlan",
     "PhaseGrid",
     "Pool",

@@ -186,6 +186,7 @@ def test_the_notebook_api_is_pinned():
         "Interference",
         "Lengths",
         "Mapping",
+        "MatchOptions",
         "MatchPlan",
         "PhaseGrid",
         "Pool",

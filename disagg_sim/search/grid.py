@@ -29,9 +29,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
@@ -48,9 +49,6 @@ from disagg_sim.physics.work import Numeric
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.workload.lengths import Lengths
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -136,8 +134,6 @@ class PhaseGrid(Shown):
 
     def to_frame(self) -> pd.DataFrame:
         """One row a design point, by mapping and then by batch, infeasible ones too; units in the names of columns."""
-        import pandas as pd
-
         shape = self.latency.shape
 
         def by_row(values: Ints) -> Any:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.domain import MAPPING_COLUMNS
 from disagg_sim.errors import InfeasibleError, InputError, above_zero
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.grid import PhaseGrid
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -133,8 +131,6 @@ class PrefillCandidates:
 
     def to_frame(self) -> pd.DataFrame:
         """One row a candidate; everything that is not an array stands in ``attrs``, which Parquet keeps."""
-        import pandas as pd
-
         frame = pd.DataFrame({name: getattr(self, name) for name in _ARRAYS})
         frame.attrs = {name: getattr(self, name) for name in (*_SAME, *_SUMMED, *_LEAST)}
         return frame

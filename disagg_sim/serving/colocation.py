@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.domain import BOUNDS, DEGREES, Mapping
@@ -27,9 +28,6 @@ from disagg_sim.search.mappings import mappings_for
 from disagg_sim.serving.candidates import least
 from disagg_sim.serving.points import slot_wait, table_of_points
 from disagg_sim.workload.lengths import Lengths
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -285,8 +283,6 @@ def found(case: Case, mode: str, parts: list[tuple[Chosen, Tally]]) -> Found:
     ``throughput = B*OSL/(G*(OSL-1)*mean TTL)`` tokens/s/GPU in every co-located mode (physics page,
     section 8): the OSL tokens of B residents in the time in which all of them are replaced once.
     """
-    import pandas as pd
-
     chosen, tally = [part for part, _ in parts], reduce(Tally.plus, (seen for _, seen in parts), Tally())
     columns: dict[str, Any] = {
         f.name: np.concatenate([getattr(c, f.name) for c in chosen]) for f in fields(Chosen) if f.name != "mapping"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import list_specs, load_system
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT
 from disagg_sim.units import HOUR
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: What throughput may be divided by.
 PER = tuple(COST_COLUMNS)
@@ -41,23 +39,26 @@ def usd_per_gpu_hour(system: SystemSpec | str, prices: Mapping[str, float] | Non
     low, high = spec.usd_per_gpu_hour or (0.0, 0.0)
     if not high > 0:
         raise InputError(
-            f"usd_per_gpu_hour of {spec.name} is not known; give a price in USD/h, as in prices={{{spec.name!r}: ...}}"
+            f"usd_per_gpu_hour of {spec.name} is not known; give a price in USD/h, as in {{{spec.name!r}: ...}}"
             f"{nearest(spec.name, given)}"
         )
     return (low + high) / 2
 
 
-def costs_of_gpus(
-    systems: Iterable[SystemSpec | str], per: str, prices: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """What one GPU of each system costs, by name: 1 ("gpu"), its price [USD/h] ("usd") or its TDP [W] ("watt").
+#: What throughput is counted over: "gpu", "usd" at the middle of the market's prices, "watt" at the TDP of the GPUs, or
+#: prices of a GPU by system [USD/h], which stand in for the market's.
+Per = str | Mapping[str, float]
+
+
+def costs_of_gpus(systems: Iterable[SystemSpec | str], per: Per) -> dict[str, float]:
+    """What one GPU of each system costs, by name: 1 ("gpu"), its price [USD/h] or its TDP [W] ("watt").
 
     Raises
     ------
     InputError
         When a price is unknown or out of range, or where one is left out and another is of no known system.
     """
-    named = {_name(system): system for system in systems}
+    named, prices = {_name(system): system for system in systems}, None if isinstance(per, str) else per
     if per == "gpu":
         return dict.fromkeys(named, 1.0)
     known = {*named, *list_specs("hardware")} if prices and named.keys() - prices.keys() else None
@@ -71,30 +72,29 @@ def costs_of_gpus(
     return {name: usd_per_gpu_hour(system, prices) for name, system in named.items()}
 
 
-def with_cost(points: pd.DataFrame, per: str, prices: Mapping[str, float] | None = None) -> pd.DataFrame:
+def with_cost(points: pd.DataFrame, per: Per) -> pd.DataFrame:
     """A table of points of any mode with the columns of its cost added.
 
     Parameters
     ----------
     points : DataFrame
         A table of points (``points.COLUMNS``); its systems are looked up by name.
-    per : {"gpu", "usd", "watt"}
+    per : {"gpu", "usd", "watt"} or mapping
         "usd" adds ``usd_per_hour`` and ``tokens_per_usd``, "watt" adds ``tdp_watts`` and
-        ``tokens_per_joule`` (at the TDP of the GPUs), "gpu" adds nothing.
-    prices : mapping, optional
-        Price of a GPU by system, in place of the middle of its ``usd_per_gpu_hour``. [USD/h]
+        ``tokens_per_joule`` (at the TDP of the GPUs), "gpu" adds nothing. A mapping is "usd" with the price of a GPU
+        by system, in place of the middle of its ``usd_per_gpu_hour``. [USD/h]
 
     Raises
     ------
     InputError
-        An unknown ``per``; a price that is unknown, out of range or without use.
+        An unknown ``per``; a price that is unknown or out of range.
     """
-    check_per(per, prices)
+    check_per(per)
     names = {str(name) for column in ("prefill_system", "system") for name in points[column].unique()}
-    return add_cost(points, per, costs_of_gpus(sorted(names), per, prices))
+    return add_cost(points, per, costs_of_gpus(sorted(names), per))
 
 
-def add_cost(points: pd.DataFrame, per: str, costs: Mapping[str, float]) -> pd.DataFrame:
+def add_cost(points: pd.DataFrame, per: Per, costs: Mapping[str, float]) -> pd.DataFrame:
     """As ``with_cost``, with the cost of a GPU of each system given: [USD/h] or [W]."""
     if per == "gpu":
         return points
@@ -105,16 +105,15 @@ def add_cost(points: pd.DataFrame, per: str, costs: Mapping[str, float]) -> pd.D
         for column, gpus in (("prefill_system", prefill_gpus), ("system", decode_gpus))
     )
     tokens_per_s = points[THROUGHPUT] * points["total_gpus"]
-    total, throughput = (column.name for column in COST_COLUMNS[per])
-    return points.assign(**{total: cost, throughput: tokens_per_s * (HOUR if per == "usd" else 1.0) / cost})
+    unit = per if isinstance(per, str) else "usd"
+    total, throughput = (column.name for column in COST_COLUMNS[unit])
+    return points.assign(**{total: cost, throughput: tokens_per_s * (HOUR if unit == "usd" else 1.0) / cost})
 
 
-def check_per(per: str, prices: Mapping[str, float] | None) -> None:
-    """Raise ``InputError`` for an unknown objective, or prices without use."""
-    if per not in PER:
-        raise InputError(f"per {per!r} is not one of {', '.join(PER)}{nearest(per, PER)}")
-    if prices and per != "usd":
-        raise InputError(f"prices act with per='usd' only, not with per={per!r}")
+def check_per(per: Per) -> None:
+    """Raise ``InputError`` for an unknown objective."""
+    if not isinstance(per, Mapping) and per not in PER:
+        raise InputError(f"per {per!r} is not one of {', '.join(PER)}{nearest(per, PER)}, or prices by system")
 
 
 def _name(system: SystemSpec | str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.domain import BOUNDS, DEGREES, MAPPING_COLUMNS
@@ -14,12 +15,9 @@ from disagg_sim.errors import InputError, above_zero, nearest, whole_number
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, kv_rate_per_gpu, least, prefill_candidates
-from disagg_sim.serving.costs import add_cost, check_per, costs_of_gpus
+from disagg_sim.serving.costs import Per, add_cost, check_per, costs_of_gpus
 from disagg_sim.serving.pairing import TIE, best_counts, counts_at_ratio, paper_counts, rate_per_cost
 from disagg_sim.serving.points import slot_wait, table_of_points
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -34,11 +32,9 @@ def disaggregated(
     ftl_limit: float = 10.0,
     ttl_limit: float | None = None,
     gpu_cap: int = 576,
-    matching: str = "exact",
-    ctx_gen_ratio: Fraction | float | None = None,
     nic_limit: float | None = None,
-    per: str = "gpu",
-    prices: Mapping[str, float] | None = None,
+    matching: str | Fraction | float = "exact",
+    per: Per = "gpu",
 ) -> pd.DataFrame:
     """Match every decode configuration with prefill instances at equal request rates.
 
@@ -55,33 +51,28 @@ def disaggregated(
         Largest latencies of a configuration, inclusive. [s]
     gpu_cap : int
         Most GPUs of a deployment, both pools together. [1]
-    matching : {"exact", "paper"}
+    matching : {"exact", "paper"}, Fraction or float
         "exact": over all prefill configurations, the integer counts of the highest throughput per
         GPU (or per what ``per`` says); ties (relative 1e-12) to fewer GPUs, then to the lexicographic
         order of the mapping.
         "paper": Algorithms 1 and 2 of arXiv 2506.05508: one prefill configuration, the best by
         requests/s/GPU, for all; the fewest GPUs that balance within 3 %.
-    ctx_gen_ratio : Fraction or float, optional
-        Hold prefill GPUs over decode GPUs at this ratio, exactly, in place of the best; a number stands
-        for the nearest fraction of a denominator up to 1000. Never above "exact" without it. [1]
+        A number: as "exact", with prefill GPUs over decode GPUs held at this ratio; a float stands for the
+        nearest fraction of a denominator up to 1000. Never above "exact". [1]
     nic_limit : float, optional
         Largest KV egress and ingress of a GPU at full rate, inclusive. [B/s]
-    per : {"gpu", "usd", "watt"}
+    per : {"gpu", "usd", "watt"} or mapping
         What throughput is maximised over: GPUs, their price, or their TDP (the rating of the GPUs, not
         what they draw; hosts are left out). The choice differs from "gpu" only where the pools run on
         different systems. "usd" adds the columns ``usd_per_hour`` and ``tokens_per_usd``, "watt" adds
-        ``tdp_watts`` and ``tokens_per_joule``. The paper's matching counts GPUs whatever ``per`` says.
-    prices : mapping, optional
-        Price of a GPU by system, in place of the middle of its ``usd_per_gpu_hour``. [USD/h]
+        ``tdp_watts`` and ``tokens_per_joule``. A mapping is "usd" with the price of a GPU by system, in place
+        of the middle of its ``usd_per_gpu_hour`` [USD/h]. The paper's matching counts GPUs whatever ``per`` says.
 
     Returns
     -------
     DataFrame
         One row per feasible decode point that has a match, in grid order, columns as ``points.COLUMNS``
         (``system`` and ``precision`` are those of decode, ``prefill_system`` ... those of prefill).
-        ``attrs`` counts the decode points: ``decode_points``, ``decode_feasible``, ``above_ttl_limit``,
-        ``removed_by_nic_limit``, ``unmatched`` (no pair within ``gpu_cap`` or within the tolerance), and
-        holds ``best_ttl_s``.
 
     Raises
     ------
@@ -90,52 +81,95 @@ def disaggregated(
     InputError
         Values out of range, grids that do not belong together.
     """
-    _check(decode, ttl_limit=ttl_limit, gpu_cap=gpu_cap, matching=matching)
-    ratio = _fraction(ctx_gen_ratio, matching)
-    check_per(per, prices)
+    rules = Rules(
+        ftl_limit=ftl_limit, ttl_limit=ttl_limit, gpu_cap=gpu_cap, nic_limit=nic_limit, matching=matching, per=per
+    )
+    return match_pools(prefill, decode, rules).points
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How decode configurations are matched; as the arguments of ``disaggregated``."""
+
+    ftl_limit: float = 10.0  # inclusive [s]
+    ttl_limit: float | None = None  # inclusive [s]
+    gpu_cap: int = 576  # [1]
+    nic_limit: float | None = None  # inclusive [B/s]
+    matching: str | Fraction | float = "exact"
+    per: Per = "gpu"
+
+    def __post_init__(self) -> None:
+        """``InputError`` for a value out of range."""
+        if self.ttl_limit is not None:
+            above_zero("ttl_limit", self.ttl_limit, "s")
+        whole_number("gpu_cap", self.gpu_cap, 2, ": one GPU a pool")
+        check_per(self.per)
+        if isinstance(self.matching, str):
+            if self.matching not in MATCHINGS:
+                near = nearest(self.matching, MATCHINGS)
+                raise InputError(f"matching {self.matching!r} is not one of {', '.join(MATCHINGS)}, or a ratio{near}")
+        elif above_zero("matching", self.matching) == np.inf:
+            raise InputError("matching must be above 0 and finite, got inf")
+
+    @property
+    def ratio(self) -> Fraction | None:
+        """Prefill GPUs over decode GPUs, where they are held; None = the best. [1]"""
+        if isinstance(self.matching, str):
+            return None
+        return self.matching if isinstance(self.matching, Fraction) else Fraction(self.matching).limit_denominator(1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Matched:
+    """The table of matched decode points, and what became of all of them."""
+
+    points: pd.DataFrame  # columns as ``points.COLUMNS``
+    decode_points: int  # design points of the decode grid [1]
+    decode_feasible: int  # of them, those that fit in memory [1]
+    above_ttl_limit: int  # feasible, but too slow [1]
+    removed_by_nic_limit: int  # would have a match without the NIC limit [1]
+    unmatched: int  # of the others, those without a pair within ``gpu_cap`` or within the tolerance [1]
+    best_ttl_s: float  # lowest of the feasible points; inf if none [s]
+
+
+def match_pools(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid, rules: Rules) -> Matched:
+    """As ``disaggregated``, with the counts of what was left out."""
+    if decode.phase != "decode":
+        raise InputError(f"expected a decode grid, got a {decode.phase} grid")
     sender = prefill.setup.system if isinstance(prefill, PhaseGrid) else prefill.system
     systems = (sender, decode.setup.system)
     if isinstance(prefill, PhaseGrid):
-        prefill = prefill_candidates(prefill, ftl_limit=ftl_limit, nic_limit=nic_limit)
-    _check_candidates(prefill, decode, ftl_limit=ftl_limit, nic_limit=nic_limit)
+        prefill = prefill_candidates(prefill, ftl_limit=rules.ftl_limit, nic_limit=rules.nic_limit)
+    _check_candidates(prefill, decode, rules)
     prefill.require()
-    costs = costs_of_gpus(systems, per, prices)
+    costs = costs_of_gpus(systems, rules.per)
     weight = costs[prefill.system] / costs[decode.setup.system.name]
 
-    feasible = decode.feasible
-    in_time = feasible & (decode.latency <= (np.inf if ttl_limit is None else ttl_limit))
+    feasible, gpu_cap = decode.feasible, rules.gpu_cap
+    in_time = feasible & (decode.latency <= (np.inf if rules.ttl_limit is None else rules.ttl_limit))
     usable = in_time & (kv_rate_per_gpu(decode) <= prefill.nic_limit)
     rows, columns = np.nonzero(usable)
     r, gpus_d = decode.request_rate[rows, columns], decode.gpus[rows]
-    if matching == "exact":
-        choice, n_p, n_d = _exact(prefill, r, gpus_d, gpu_cap, weight, ratio)
-    else:
+    if rules.matching == "paper":
         choice, n_p, n_d = _paper(prefill, r, gpus_d, gpu_cap)
+    else:
+        choice, n_p, n_d = _exact(prefill, r, gpus_d, gpu_cap, weight, rules.ratio)
 
     matched = n_d > 0
     fits_without_nic = in_time & (decode.gpus[:, None] + prefill.smallest_gpus <= gpu_cap)
     fits_with_nic = usable & (decode.gpus[:, None] + prefill.gpus.min() <= gpu_cap)
     removed = int(fits_without_nic.sum() - fits_with_nic.sum())
-    table = _table(
-        prefill,
-        decode,
-        rows=rows[matched],
-        columns=columns[matched],
-        choice=choice[matched],
-        n_p=n_p[matched],
-        n_d=n_d[matched],
-        matching=matching,
+    pairs = _Pairs(*(values[matched] for values in (rows, columns, choice, n_p, n_d)))
+    table = _table(prefill, decode, pairs, "paper" if rules.matching == "paper" else "exact")
+    return Matched(
+        points=add_cost(table, rules.per, costs),
+        decode_points=int(feasible.size),
+        decode_feasible=int(feasible.sum()),
+        above_ttl_limit=int(feasible.sum() - in_time.sum()),
+        removed_by_nic_limit=removed,
+        unmatched=int(in_time.sum() - removed - matched.sum()),
+        best_ttl_s=least(decode.latency, feasible),
     )
-    table = add_cost(table, per, costs)
-    table.attrs = {
-        "decode_points": int(feasible.size),
-        "decode_feasible": int(feasible.sum()),
-        "above_ttl_limit": int(feasible.sum() - in_time.sum()),
-        "removed_by_nic_limit": removed,
-        "unmatched": int(in_time.sum() - removed - matched.sum()),
-        "best_ttl_s": least(decode.latency, feasible),
-    }
-    return table
 
 
 def _exact(
@@ -186,20 +220,19 @@ def _paper(prefill: PrefillCandidates, r: Floats, gpus_d: Ints, gpu_cap: int) ->
     return np.full(r.size, j, dtype=np.int64), n_p.astype(np.int64), n_d.astype(np.int64)
 
 
-def _table(
-    prefill: PrefillCandidates,
-    decode: PhaseGrid,
-    *,
-    rows: Ints,
-    columns: Ints,
-    choice: Ints,
-    n_p: Ints,
-    n_d: Ints,
-    matching: str,
-) -> pd.DataFrame:
-    import pandas as pd
+class _Pairs(NamedTuple):
+    """Decode points and what they were matched with, arrays of shape (n,)."""
 
-    ttl, r = decode.latency[rows, columns], decode.request_rate[rows, columns]
+    row: Ints  # place in the decode grid
+    column: Ints
+    choice: Ints  # of the prefill candidates
+    n_p: Ints  # prefill instances [1]
+    n_d: Ints  # decode instances [1]
+
+
+def _table(prefill: PrefillCandidates, decode: PhaseGrid, pairs: _Pairs, matching: str) -> pd.DataFrame:
+    rows, columns, choice, n_p, n_d = pairs
+    r, ttl = decode.request_rate[rows, columns], decode.latency[rows, columns]
     p, gpus_p, gpus_d = prefill.request_rate[choice], prefill.gpus[choice], decode.gpus[rows]
     at, total = decode.setup, n_p * gpus_p + n_d * gpus_d
     rate = np.minimum(n_p * p, n_d * r)
@@ -248,31 +281,9 @@ def _table(
     return table_of_points(values, rows.size)
 
 
-def _fraction(ratio: Fraction | float | None, matching: str) -> Fraction | None:
-    if ratio is None:
-        return None
-    if above_zero("ctx_gen_ratio", ratio) == np.inf:
-        raise InputError("ctx_gen_ratio must be above 0 and finite, got inf")
-    if matching != "exact":
-        raise InputError(f"ctx_gen_ratio needs matching 'exact', got {matching!r}")
-    return ratio if isinstance(ratio, Fraction) else Fraction(ratio).limit_denominator(1000)
-
-
-def _check(decode: PhaseGrid, *, ttl_limit: float | None, gpu_cap: int, matching: str) -> None:
-    if decode.phase != "decode":
-        raise InputError(f"expected a decode grid, got a {decode.phase} grid")
-    if ttl_limit is not None:
-        above_zero("ttl_limit", ttl_limit, "s")
-    whole_number("gpu_cap", gpu_cap, 2, ": one GPU a pool")
-    if matching not in MATCHINGS:
-        raise InputError(f"matching {matching!r} is not one of {', '.join(MATCHINGS)}{nearest(matching, MATCHINGS)}")
-
-
-def _check_candidates(
-    prefill: PrefillCandidates, decode: PhaseGrid, *, ftl_limit: float, nic_limit: float | None
-) -> None:
+def _check_candidates(prefill: PrefillCandidates, decode: PhaseGrid, rules: Rules) -> None:
     check_same_case(prefill, decode)
-    asked = {"ftl_limit": ftl_limit, "nic_limit": np.inf if nic_limit is None else nic_limit}
+    asked = {"ftl_limit": rules.ftl_limit, "nic_limit": np.inf if rules.nic_limit is None else rules.nic_limit}
     for name, value in asked.items():
         if getattr(prefill, name) != value:
             raise InputError(f"prefill candidates were chosen under {name} {getattr(prefill, name):g}, not {value:g}")

@@ -16,18 +16,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.search.front import AXES, area, best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 COLOCATED = (Mode.COLOCATED, Mode.PIGGYBACK)  # the best of both is what disaggregation must beat
 #: What a comparison of the modes has in common, where a table has the column.
@@ -190,8 +188,6 @@ def where_it_pays(
     InputError
         An unknown mode or a missing column.
     """
-    import pandas as pd
-
     known = (Mode.DISAGGREGATED, *COLOCATED)
     for column in ("mode", INTERACTIVITY, THROUGHPUT):
         if column not in frontier:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Mapping, Mode
@@ -16,9 +17,6 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import bound_codes
 from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, Tally, choose, found, groups
 from disagg_sim.workload.lengths import Lengths
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

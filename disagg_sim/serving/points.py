@@ -12,15 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.search import pareto
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 INTERACTIVITY = "tokens_per_s_per_user"
 THROUGHPUT = "tokens_per_s_per_gpu"
@@ -144,8 +142,6 @@ def table_of_points(values: dict[str, Any], rows: int) -> pd.DataFrame:
 
     Prefill's system, precision, profile and engine are those of decode where they are left out.
     """
-    import pandas as pd
-
     values = {f"prefill_{name}": values[name] for name in ("system", "precision", "profile", "engine")} | values
     codes = np.zeros(rows, dtype=np.int8)
     words = {

@@ -50,6 +50,35 @@ class MatchPlan(Shown):
         return any(len(pool.members) > 1 for pool in pools)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchOptions:
+    """What a plan may be made of, and how long the solver may take."""
+
+    max_configurations_per_pool: int | None = None  # most distinct ones, taken whatever they gain; 1 forbids mixing [1]
+    #: Share by which mixed pools must raise the rate, or lower GPUs or cost, to be preferred; 0 takes every gain.
+    #: Without effect where ``max_configurations_per_pool`` is given. [1]
+    mixing_gain: float = MIXING_GAIN
+    #: Largest KV egress and ingress of a GPU at full rate, inclusive: configurations above it are left out. By
+    #: default an instance serves no more requests than its own links carry, which is also what a simulation moves:
+    #: NVLink where the budget fits one domain, else the NIC, times the profile's efficiency. ``math.inf`` waives
+    #: both. [B/s]
+    kv_link_limit: float | None = None
+    time_limit: float = 10.0  # of the solver, all steps together [s]
+
+    def __post_init__(self) -> None:
+        """``InputError`` for a value out of range."""
+        above_zero("time_limit", self.time_limit, "s")
+        if self.kv_link_limit is not None:
+            above_zero("kv_link_limit", self.kv_link_limit)
+        if not 0 <= as_float(self.mixing_gain) < np.inf:
+            raise InputError(f"mixing_gain {quoted(self.mixing_gain)} is out of range; allowed: from 0, finite")
+        if self.max_configurations_per_pool is not None:
+            whole_number("max_configurations_per_pool", self.max_configurations_per_pool)
+
+
+USUAL = MatchOptions()
+
+
 def match_rates(
     prefill: PhaseGrid,
     decode: PhaseGrid,
@@ -58,17 +87,14 @@ def match_rates(
     ttl_limit: float | None = None,
     gpu_budget: int | None = None,
     required_rate: float | None = None,
-    kv_link_limit: float | None = None,
     usd_per_gpu_hour: tuple[float, float] | None = None,
-    max_configurations_per_pool: int | None = None,
-    mixing_gain: float = MIXING_GAIN,
-    time_limit: float = 10.0,
+    options: MatchOptions = USUAL,
 ) -> MatchPlan:
     """Choose instances of both pools, over all configurations at once.
 
     With ``gpu_budget`` alone: the highest request rate, then the fewest GPUs. With ``required_rate``:
     the fewest GPUs, or the lowest cost where prices are given, within the budget if there is one. A pool has one
-    configuration unless mixing several gains more than ``mixing_gain``, or no plan is feasible without it.
+    configuration unless mixing several gains more than ``options.mixing_gain``, or no plan is feasible without it.
 
     Parameters
     ----------
@@ -80,20 +106,10 @@ def match_rates(
         Most GPUs of both pools together, up to 10,000,000. [1]
     required_rate : float, optional
         Rate that both pools must reach, to a relative 1e-9. [request/s]
-    kv_link_limit : float, optional
-        Largest KV egress and ingress of a GPU at full rate, inclusive: configurations above it are left out. By
-        default an instance serves no more requests than its own links carry, which is also what a simulation
-        moves: NVLink where the budget fits one domain, else the NIC, times the profile's efficiency.
-        ``math.inf`` waives both. [B/s]
     usd_per_gpu_hour : pair of float, optional
         Prices of a prefill and of a decode GPU; ``serving.costs.usd_per_gpu_hour`` knows the market's. [USD/h]
-    max_configurations_per_pool : int, optional
-        Most distinct configurations of a pool, taken whatever they gain; 1 forbids mixing. [1]
-    mixing_gain : float
-        Share by which mixed pools must raise the rate, or lower GPUs or cost, to be preferred; 0 takes every
-        gain. Without effect where ``max_configurations_per_pool`` is given. [1]
-    time_limit : float
-        Of the solver, all steps together. [s]
+    options : MatchOptions
+        Mixing of configurations, limit of the KV link, time of the solver.
 
     Returns
     -------
@@ -108,12 +124,7 @@ def match_rates(
     _check(prefill, decode)
     prices = usd_per_gpu_hour or (NAN, NAN)
     above_zero("ftl_limit", ftl_limit, "s")
-    above_zero("time_limit", time_limit, "s")
-    numbers: dict[str, object] = {
-        "ttl_limit": ttl_limit,
-        "required_rate": required_rate,
-        "kv_link_limit": kv_link_limit,
-    }
+    numbers: dict[str, object] = {"ttl_limit": ttl_limit, "required_rate": required_rate}
     if usd_per_gpu_hour is not None:
         if np.shape(usd_per_gpu_hour) != (2,):
             raise InputError(f"usd_per_gpu_hour {quoted(usd_per_gpu_hour)} is no pair of prices")
@@ -121,28 +132,25 @@ def match_rates(
     for name, number in numbers.items():
         if number is not None:
             above_zero(name, number)
-    if not 0 <= as_float(mixing_gain) < np.inf:
-        raise InputError(f"mixing_gain {quoted(mixing_gain)} is out of range; allowed: from 0, finite")
     if gpu_budget is not None:
         whole_number("gpu_budget", gpu_budget, most=MOST_GPUS)
-    if max_configurations_per_pool is not None:
-        whole_number("max_configurations_per_pool", max_configurations_per_pool)
     within = _one_domain(prefill, decode, gpu_budget)
-    sides = (_Side(prefill, ftl_limit, kv_link_limit, within), _Side(decode, ttl_limit, kv_link_limit, within))
+    link = options.kv_link_limit
+    sides = (_Side(prefill, ftl_limit, link, within), _Side(decode, ttl_limit, link, within))
     for side in sides:
         if side.rows.size == 0:
             return side.refusal()
     if gpu_budget is None and required_rate is None:
         raise InputError("give gpu_budget (to maximise the request rate) or required_rate (to minimise GPUs or cost)")
-    deadline = time.monotonic() + time_limit
+    deadline = time.monotonic() + options.time_limit
 
     def solved(kinds: int | None) -> MatchPlan:
         search = _Search(sides, prices, gpu_budget, kinds, deadline)
         return search.most(gpu_budget or 0) if required_rate is None else search.cheapest(required_rate)
 
-    if max_configurations_per_pool is not None or mixing_gain == 0:
-        return solved(max_configurations_per_pool)
-    return _preferred(solved(1), solved(None), mixing_gain, of_rate=required_rate is None)
+    if options.max_configurations_per_pool is not None or options.mixing_gain == 0:
+        return solved(options.max_configurations_per_pool)
+    return _preferred(solved(1), solved(None), options.mixing_gain, of_rate=required_rate is None)
 
 
 def _one_domain(prefill: PhaseGrid, decode: PhaseGrid, gpu_budget: int | None) -> bool:

@@ -197,11 +197,9 @@ def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
             ftl_limit=limits.ftl_s,
             ttl_limit=_finite(limits.ttl_s),
             gpu_cap=limits.gpu_cap,
-            matching=case.matching,
-            ctx_gen_ratio=case.ctx_gen_ratio,
+            matching=case.ctx_gen_ratio or case.matching,
             nic_limit=_finite(limits.nic_limit),
-            per=case.per,
-            prices=dict(case.prices),
+            per=dict(case.prices) or case.per,
         )
         reason = NO_MATCH if case.matching == "exact" else NO_BALANCE
         reason = reason if case.ctx_gen_ratio is None else NO_RATIO
@@ -230,7 +228,7 @@ def _shared(block: Block) -> tuple[pd.DataFrame, Tally]:
         if count
     )
     tally = Tally(computed=seen.design_points, feasible=seen.feasible, rows=len(frame), removals=removals)
-    return _typed(with_cost(frame, case.per, dict(case.prices)), block), tally
+    return _typed(with_cost(frame, dict(case.prices) or case.per), block), tally
 
 
 def _limits(grid: PhaseGrid, too_slow: str, latency_limit: float, nic_limit: float) -> tuple[Removal, ...]:

@@ -84,8 +84,7 @@ def _points(case: Case, mode: str, systems: Mapping[str, SystemSpec]) -> pd.Data
             ftl_limit=limits.ftl_s,
             ttl_limit=None if limits.ttl_s == float("inf") else limits.ttl_s,
             gpu_cap=limits.gpu_cap,
-            matching=case.matching,
-            ctx_gen_ratio=case.ctx_gen_ratio,
+            matching=case.ctx_gen_ratio or case.matching,
             nic_limit=None if limits.nic_limit == float("inf") else limits.nic_limit,
         )
     search = search_colocated if mode == Mode.COLOCATED else search_piggyback

@@ -444,7 +444,7 @@ def _pool_conflicts(spec: SweepSpec, pools: Pools) -> Iterator[str]:
     if not pools.alike and "disaggregated" not in spec.modes:
         yield f"systems: {pools} serves disaggregated only; modes has {', '.join(spec.modes)}"
     names = (pools.system, pools.prefill_system)
-    for fault in told_by("prices", costs_of_gpus, names, spec.per, dict(spec.prices)):
+    for fault in told_by("prices", costs_of_gpus, names, dict(spec.prices) or spec.per):
         yield f"{fault}; on the command line: --price SYSTEM=USD"
 
 

@@ -25,11 +25,11 @@ from disagg_sim.simulation.run import RunOptions
 #: Name -> model, system, recipe, largest instance [GPU], prompt and output [token] or a law, budget [GPU], and more.
 PLANS: dict[str, tuple[str, str, str, int, Any, int, dict[str, Any]]] = {
     "small": ("llama_3_1_8b", "h100_sxm", "fp8", 2, (1024, 128), 6, {}),
-    "mixed": ("llama_3_1_70b", "h100_sxm", "fp8", 8, (2048, 256), 24, {"mixing_gain": 0.0}),
+    "mixed": ("llama_3_1_70b", "h100_sxm", "fp8", 8, (2048, 256), 24, {"options": ds.MatchOptions(mixing_gain=0.0)}),
     "chunked pipeline": ("llama_3_1_70b", "h100_sxm", "fp8", 16, (16_384, 256), 64, {}),
     "mla": ("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", 32, (4096, 512), 96, {}),
     "experts": ("qwen3_235b_a22b", "h200_sxm", "fp8", 16, (4096, 512), 64, {}),
-    "windows": ("gpt_oss_120b", "h100_sxm", "bf16", 8, (4096, 256), 32, {"mixing_gain": 0.0}),
+    "windows": ("gpt_oss_120b", "h100_sxm", "bf16", 8, (4096, 256), 32, {"options": ds.MatchOptions(mixing_gain=0.0)}),
     "law of lengths": ("llama_3_1_8b", "a100_sxm_80gb", "bf16", 4, "log_normal_4096_512", 16, {}),
 }
 LAW = ds.load_traffic("log_normal_4096_512").cases[0]

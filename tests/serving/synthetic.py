@@ -12,6 +12,7 @@ from disagg_sim.facts.load import load_profile, resolve_precision
 from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, ModelSpec
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.workload.lengths import lengths
 
 MODEL = ModelSpec(
@@ -68,6 +69,11 @@ class ByHand(PhaseGrid):
     status: np.ndarray
     kv_bytes_per_request: float
     unique_gpus: np.ndarray
+
+
+def match(prefill, decode, **rules):
+    """Every decode point with its best match, and the counts of the others."""
+    return match_pools(prefill, decode, Rules(**rules))
 
 
 def make_grid(phase, gpus, rate, *, latency=None, status=None, unique=None, tp=None, isl=1024, osl=101, kv_bytes=1e6):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import make_grid
+from synthetic import make_grid, match
 
 from disagg_sim.errors import InputError
 from disagg_sim.serving.disaggregated import disaggregated
@@ -30,7 +30,7 @@ def grids(prefill: list[tuple[int, float]], decode: list[tuple[int, float]]):
 @given(rows, rows, ratios, caps)
 def test_the_fixed_ratio_is_held_exactly_and_best_among_all_counts(prefill, decode, ratio, cap) -> None:
     side = grids(prefill, decode)
-    table = disaggregated(*side, ftl_limit=1e9, gpu_cap=cap, ctx_gen_ratio=ratio)
+    table = disaggregated(*side, ftl_limit=1e9, gpu_cap=cap, matching=ratio)
     found = dict(zip(table["decode_request_rate_per_s"], table.to_dict("records"), strict=True))
     for gpus_d, r in decode:
         best = 0.0
@@ -54,7 +54,7 @@ def test_the_fixed_ratio_is_held_exactly_and_best_among_all_counts(prefill, deco
 def test_no_fixed_ratio_beats_the_best_one(prefill, decode, ratio, cap) -> None:
     side = grids(prefill, decode)
     best = disaggregated(*side, ftl_limit=1e9, gpu_cap=cap)
-    fixed = disaggregated(*side, ftl_limit=1e9, gpu_cap=cap, ctx_gen_ratio=ratio)
+    fixed = disaggregated(*side, ftl_limit=1e9, gpu_cap=cap, matching=ratio)
     joined = fixed.merge(best, on="decode_request_rate_per_s", suffixes=("", "_best"))
     assert len(fixed) <= len(best)
     assert (joined["tokens_per_s_per_gpu"] <= joined["tokens_per_s_per_gpu_best"] * (1 + 1e-12)).all()
@@ -62,21 +62,17 @@ def test_no_fixed_ratio_beats_the_best_one(prefill, decode, ratio, cap) -> None:
 
 def test_a_match_by_hand() -> None:
     """q = 1/2 with instances of 2 and 3 GPUs: 3 prefill (6 GPUs) to 4 decode (12 GPUs); 3*10 < 4*8 requests/s."""
-    (row,) = disaggregated(*grids([(2, 10.0)], [(3, 8.0)]), ftl_limit=1e9, gpu_cap=18, ctx_gen_ratio=0.5).to_dict(
-        "records"
-    )
+    (row,) = disaggregated(*grids([(2, 10.0)], [(3, 8.0)]), ftl_limit=1e9, gpu_cap=18, matching=0.5).to_dict("records")
     assert (row["prefill_instances"], row["decode_instances"], row["total_gpus"]) == (3, 4, 18)
     assert row["request_rate_per_s"] == pytest.approx(30.0, rel=1e-12)
     assert row["ctx_gen_gpu_ratio"] == 0.5
-    small = disaggregated(*grids([(2, 10.0)], [(3, 8.0)]), ftl_limit=1e9, gpu_cap=17, ctx_gen_ratio=0.5)
-    assert len(small) == 0
-    assert small.attrs["unmatched"] == 1
+    small = match(*grids([(2, 10.0)], [(3, 8.0)]), ftl_limit=1e9, gpu_cap=17, matching=0.5)
+    assert len(small.points) == 0
+    assert small.unmatched == 1
 
 
 def test_a_ratio_out_of_range_is_refused() -> None:
     side = grids([(2, 10.0)], [(3, 8.0)])
     for ratio in (0.0, -1.0, np.inf, np.nan):
-        with pytest.raises(InputError, match="ctx_gen_ratio must be above 0"):
-            disaggregated(*side, ctx_gen_ratio=ratio)
-    with pytest.raises(InputError, match="needs matching 'exact'"):
-        disaggregated(*side, ctx_gen_ratio=0.5, matching="paper")
+        with pytest.raises(InputError, match="matching must be above 0"):
+            disaggregated(*side, matching=ratio)

@@ -8,7 +8,7 @@ import pytest
 from exhaustive import fewest_gpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import SETUP, SYSTEM, make_grid
+from synthetic import SETUP, SYSTEM, make_grid, match
 
 import disagg_sim as ds
 from disagg_sim.errors import InputError
@@ -17,7 +17,7 @@ from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.costs import usd_per_gpu_hour, with_cost
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.points import COLUMNS, COST_COLUMNS, pareto_front
-from disagg_sim.serving.rate_matching import match_rates
+from disagg_sim.serving.rate_matching import MatchOptions, match_rates
 
 LEFT = replace(SYSTEM, name="left", tdp=300.0)
 RIGHT = replace(SYSTEM, name="right", tdp=1200.0)
@@ -73,25 +73,23 @@ def brute_force(prefill, gd, r, cap, left, right):
 @settings(max_examples=200, deadline=None)
 @given(configurations, configurations, st.integers(2, 48), gpu_prices, gpu_prices)
 def test_matching_per_usd_equals_brute_force(prefill, decode, cap, left, right):
-    table = disaggregated(
-        *grids(prefill, decode), ftl_limit=LOOSE, gpu_cap=cap, per="usd", prices=prices_of(left, right)
-    )
+    table = match(*grids(prefill, decode), ftl_limit=LOOSE, gpu_cap=cap, per=prices_of(left, right))
     expected = [brute_force(prefill, gd, r, cap, left, right) for gd, r in decode]
     matched = [e for e in expected if e is not None]
-    assert len(table) == len(matched)
-    assert table.attrs["unmatched"] == len(expected) - len(matched)
+    assert len(table.points) == len(matched)
+    assert table.unmatched == len(expected) - len(matched)
     if matched:
         best, total = zip(*matched, strict=True)
-        np.testing.assert_allclose(table["request_rate_per_s"] / table["usd_per_hour"], best, rtol=1e-11)
-        np.testing.assert_allclose(table["tokens_per_usd"], np.array(best) * 101 * 3600, rtol=1e-11)
-        assert table["total_gpus"].tolist() == list(total)
+        np.testing.assert_allclose(table.points["request_rate_per_s"] / table.points["usd_per_hour"], best, rtol=1e-11)
+        np.testing.assert_allclose(table.points["tokens_per_usd"], np.array(best) * 101 * 3600, rtol=1e-11)
+        assert table.points["total_gpus"].tolist() == list(total)
 
 
 @settings(max_examples=15, deadline=None)
 @given(configurations, st.tuples(sizes, rates), st.floats(0.1, 10))
 def test_matching_per_usd_equals_brute_force_at_the_default_cap(prefill, decode, left):
     prefill = prefill[:2]
-    table = disaggregated(*grids(prefill, [decode]), ftl_limit=LOOSE, per="usd", prices=prices_of(left, 1.0))
+    table = disaggregated(*grids(prefill, [decode]), ftl_limit=LOOSE, per=prices_of(left, 1.0))
     best, total = brute_force(prefill, *decode, 576, left, 1.0)
     assert table["request_rate_per_s"][0] / table["usd_per_hour"][0] == pytest.approx(best, rel=1e-11)
     assert table["total_gpus"][0] == total
@@ -102,7 +100,7 @@ def test_matching_per_usd_equals_brute_force_at_the_default_cap(prefill, decode,
 def test_equal_prices_give_the_match_per_gpu(prefill, decode, cap, price):
     both = grids(prefill, decode)
     per_gpu = disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap)
-    per_usd = disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap, per="usd", prices=prices_of(price, price))
+    per_usd = disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap, per=prices_of(price, price))
     pd.testing.assert_frame_equal(per_usd[per_gpu.columns], per_gpu, check_exact=True)
     np.testing.assert_allclose(per_usd["usd_per_hour"], price * per_gpu["total_gpus"])
 
@@ -111,9 +109,7 @@ def test_equal_prices_give_the_match_per_gpu(prefill, decode, cap, price):
 @given(configurations, configurations, gpu_prices, gpu_prices, st.sampled_from([0.25, 2.0, 1024.0]))
 def test_another_currency_changes_the_prices_alone(prefill, decode, left, right, rate):
     both = grids(prefill, decode)
-    usd, other = (
-        disaggregated(*both, ftl_limit=LOOSE, per="usd", prices=prices_of(left * c, right * c)) for c in (1.0, rate)
-    )
+    usd, other = (disaggregated(*both, ftl_limit=LOOSE, per=prices_of(left * c, right * c)) for c in (1.0, rate))
     names = [column.name for column in COLUMNS]
     pd.testing.assert_frame_equal(usd[names], other[names], check_exact=True)
     np.testing.assert_allclose(other["tokens_per_usd"] * rate, usd["tokens_per_usd"])
@@ -124,7 +120,7 @@ def test_another_currency_changes_the_prices_alone(prefill, decode, left, right,
 def test_each_objective_is_best_in_its_own_unit(prefill, decode, cap, left, right):
     both, prices = grids(prefill, decode), prices_of(left, right)
     per_gpu = with_cost(disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap), "usd", prices)
-    per_usd = disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap, per="usd", prices=prices)
+    per_usd = disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap, per=prices)
     assert (per_usd["tokens_per_usd"] >= per_gpu["tokens_per_usd"] * (1 - 1e-11)).all()
     assert (per_usd["tokens_per_s_per_gpu"] <= per_gpu["tokens_per_s_per_gpu"] * (1 + 1e-11)).all()
 
@@ -134,7 +130,7 @@ def test_decode_twice_as_dear_takes_fewer_decode_instances():
     both = grids([(1, 1.0)], [(1, 0.65)])
     row = disaggregated(*both, gpu_cap=3, ftl_limit=LOOSE).iloc[0]
     assert (row["prefill_instances"], row["decode_instances"]) == (1, 2)
-    row = disaggregated(*both, gpu_cap=3, ftl_limit=LOOSE, per="usd", prices=prices_of(1.0, 2.0)).iloc[0]
+    row = disaggregated(*both, gpu_cap=3, ftl_limit=LOOSE, per=prices_of(1.0, 2.0)).iloc[0]
     assert (row["prefill_instances"], row["decode_instances"], row["usd_per_hour"]) == (1, 1, 3.0)
     assert row["tokens_per_usd"] == pytest.approx(0.65 * 101 * 3600 / 3)
     assert row["tokens_per_s_per_gpu"] == pytest.approx(0.65 * 101 / 2)
@@ -147,7 +143,7 @@ def test_the_prefill_size_depends_on_what_its_gpus_cost():
     """
     both = grids([(2, 1.0), (3, 1.4)], [(2, 1.4)])
     for weight, size in ((1.0, 3), (3.9, 3), (4.1, 2), (100.0, 2)):
-        table = disaggregated(*both, gpu_cap=5, ftl_limit=LOOSE, per="usd", prices=prices_of(weight, 1.0))
+        table = disaggregated(*both, gpu_cap=5, ftl_limit=LOOSE, per=prices_of(weight, 1.0))
         assert table["prefill_gpus"].tolist() == [size]
 
 
@@ -160,7 +156,7 @@ def test_power_is_the_tdp_of_all_gpus():
 
 def test_the_gpu_cap_counts_the_gpus_of_both_systems():
     both = grids([(3, 1.0)], [(4, 1.0)])
-    assert disaggregated(*both, ftl_limit=LOOSE, gpu_cap=6).attrs["unmatched"] == 1
+    assert match(*both, ftl_limit=LOOSE, gpu_cap=6).unmatched == 1
     assert disaggregated(*both, ftl_limit=LOOSE, gpu_cap=7)["total_gpus"].tolist() == [7]
 
 
@@ -193,18 +189,18 @@ def test_cost_columns_are_there_when_asked_for_and_never_empty():
     both = grids([(1, 1.0)], [(2, 1.0), (4, 1.5)])
     names = [column.name for column in COLUMNS]
     for per, columns in COST_COLUMNS.items():
-        table = disaggregated(*both, ftl_limit=LOOSE, per=per, prices=prices_of(1.0, 2.0) if per == "usd" else None)
+        table = disaggregated(*both, ftl_limit=LOOSE, per=prices_of(1.0, 2.0) if per == "usd" else per)
         assert list(table.columns) == [*names, *(column.name for column in columns)]
         assert not table.isna().any().any()
         nothing = replace(both[1], status=np.ones_like(both[1].status))
-        empty = disaggregated(both[0], nothing, per=per, prices=prices_of(1.0, 2.0) if per == "usd" else None)
+        empty = disaggregated(both[0], nothing, per=prices_of(1.0, 2.0) if per == "usd" else per)
         assert empty.dtypes.to_dict() == table.dtypes.to_dict()
 
 
 def test_an_unknown_price_names_its_key_and_the_way_out():
     both = grids([(1, 1.0)], [(2, 1.0)])
-    with pytest.raises(InputError, match=r"usd_per_gpu_hour of right is not known; give .* prices=\{'right': \.\.\.\}"):
-        disaggregated(*both, per="usd", prices={"left": 1.0})
+    with pytest.raises(InputError, match=r"usd_per_gpu_hour of right is not known; give .* \{'right': \.\.\.\}"):
+        disaggregated(*both, per={"left": 1.0})
     for faulty, text in (
         ({"lefft": 1.0}, "'lefft' is not a system, did you mean 'left'"),
         ({"h100": 1.0}, "'h100' is not a system, did you mean 'h100_sxm'"),
@@ -212,11 +208,9 @@ def test_an_unknown_price_names_its_key_and_the_way_out():
         (prices_of(1.0, float("nan")), "right must be above 0 USD/h, got nan"),
     ):
         with pytest.raises(InputError, match=text):
-            disaggregated(*both, per="usd", prices=faulty)
+            disaggregated(*both, per=faulty)
     with pytest.raises(InputError, match="did you mean 'watt'"):
         disaggregated(*both, per="wat")
-    with pytest.raises(InputError, match="prices act with per='usd' only"):
-        disaggregated(*both, prices=prices_of(1.0, 1.0))
 
 
 def test_the_price_is_the_middle_of_the_market_unless_given():
@@ -235,8 +229,7 @@ def test_fronts_per_gpu_and_per_usd_differ():
         on(system, make_grid("decode", [1], [rate], latency=[0.02])) for rate, system in ((0.5, LEFT), (1.0, RIGHT))
     )
     points = pd.concat(
-        [disaggregated(prefill, d, ftl_limit=LOOSE, per="usd", prices=prices_of(1.0, 4.0)) for d in (cheap, dear)],
-        ignore_index=True,
+        [disaggregated(prefill, d, ftl_limit=LOOSE, per=prices_of(1.0, 4.0)) for d in (cheap, dear)], ignore_index=True
     )
     assert len(pareto_front(points)) == 2  # a case each
     case = ("model", "isl", "osl")
@@ -264,14 +257,14 @@ def shipped():
 
 def test_h100_prefill_feeds_gb200_decode(shipped):
     prices = {"gb200_nvl72": 9.0}
-    table = disaggregated(shipped["prefill"], shipped["decode"], per="usd", prices=prices)
+    table = disaggregated(shipped["prefill"], shipped["decode"], per=prices)
     assert (table["prefill_system"] == "h100_sxm").all()
     assert (table["system"] == "gb200_nvl72").all()
     prefill_gpus = table["prefill_instances"] * table["prefill_gpus"]
     decode_gpus = table["decode_instances"] * table["decode_gpus"]
     np.testing.assert_allclose(table["usd_per_hour"], prefill_gpus * (1.99 + 5.00) / 2 + decode_gpus * 9.0)
     kept = prefill_candidates(shipped["prefill"], ftl_limit=10.0)
-    pd.testing.assert_frame_equal(disaggregated(kept, shipped["decode"], per="usd", prices=prices), table)
+    pd.testing.assert_frame_equal(disaggregated(kept, shipped["decode"], per=prices), table)
     watts = with_cost(table, "watt")["tdp_watts"]
     np.testing.assert_allclose(watts, 700.0 * prefill_gpus + 1200.0 * decode_gpus)
 
@@ -288,7 +281,7 @@ def test_cost_of_co_located_points():
     at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     mappings, options = ds.enumerate_mappings(at, max_gpus=2), ds.Colocation(batch=(1, 8))
     points = colocated(at, mappings, ds.lengths(1024, 64), options=options)
-    priced = with_cost(points, "usd", {"h100_sxm": 2.5})
+    priced = with_cost(points, {"h100_sxm": 2.5})
     np.testing.assert_allclose(priced["usd_per_hour"], 2.5 * points["total_gpus"])
     np.testing.assert_allclose(priced["tokens_per_usd"], points["tokens_per_s_per_gpu"] * 3600 / 2.5)
 
@@ -311,7 +304,7 @@ def test_lowest_cost_on_two_systems_equals_enumeration(prefill, decode, required
         ftl_limit=LOOSE,
         required_rate=required,
         usd_per_gpu_hour=(left, right),
-        mixing_gain=0.0,
+        options=MatchOptions(mixing_gain=0.0),
     )
     n_p, n_d = (fewest_gpus(side, required, most=7000) for side in (prefill, decode))
     assert plan.cost == pytest.approx(n_p * left + n_d * right, rel=1e-9)

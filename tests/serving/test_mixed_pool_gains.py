@@ -30,7 +30,13 @@ def gains():
         limit = SLOW_TTL_LIMITS.get((model, system), TTL_LIMIT)
         for budget in BUDGETS:
             mixed, single = (
-                ds.match_rates(prefill, decode, ttl_limit=limit, gpu_budget=budget, max_configurations_per_pool=n)
+                ds.match_rates(
+                    prefill,
+                    decode,
+                    ttl_limit=limit,
+                    gpu_budget=budget,
+                    options=ds.MatchOptions(max_configurations_per_pool=n),
+                )
                 for n in (None, 1)
             )
             assert mixed.status == single.status

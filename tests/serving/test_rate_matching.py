@@ -15,7 +15,7 @@ from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.rate_matching import match_rates
+from disagg_sim.serving.rate_matching import MatchOptions, match_rates
 from disagg_sim.workload.lengths import lengths
 
 sizes = st.integers(1, 9)
@@ -60,7 +60,12 @@ def test_recursion_over_gpus_equals_listing_every_multiset(pool, budget):
 @settings(max_examples=150, deadline=None)
 @given(choices, choices, st.integers(2, 60))
 def test_integer_program_equals_enumeration(prefill, decode, budget):
-    assert_best(match_rates(*grids(prefill, decode), gpu_budget=budget, mixing_gain=0.0), prefill, decode, budget)
+    assert_best(
+        match_rates(*grids(prefill, decode), gpu_budget=budget, options=MatchOptions(mixing_gain=0.0)),
+        prefill,
+        decode,
+        budget,
+    )
 
 
 def test_integer_program_equals_enumeration_on_thousands_of_small_pools():
@@ -71,19 +76,26 @@ def test_integer_program_equals_enumeration_on_thousands_of_small_pools():
             for n in rng.integers(1, 6, 2)
         )
         budget = int(rng.integers(2, 40))
-        assert_best(match_rates(*grids(prefill, decode), gpu_budget=budget, mixing_gain=0.0), prefill, decode, budget)
+        assert_best(
+            match_rates(*grids(prefill, decode), gpu_budget=budget, options=MatchOptions(mixing_gain=0.0)),
+            prefill,
+            decode,
+            budget,
+        )
 
 
 @settings(max_examples=60, deadline=None)
 @given(choices, choices, st.floats(0.1, 8))
 def test_fewest_gpus_for_a_rate_equal_enumeration(prefill, decode, required):
-    plan = match_rates(*grids(prefill, decode), required_rate=required, mixing_gain=0.0)
+    plan = match_rates(*grids(prefill, decode), required_rate=required, options=MatchOptions(mixing_gain=0.0))
     assert plan.status == "optimal"
     assert plan.request_rate >= required * (1 - 2e-9)
     expected = fewest_gpus(prefill, required, most=1500) + fewest_gpus(decode, required, most=1500)
     assert plan.total_gpus == plan.bound == expected
     assert_consistent(plan)
-    within = match_rates(*grids(prefill, decode), required_rate=required, gpu_budget=expected, mixing_gain=0.0)
+    within = match_rates(
+        *grids(prefill, decode), required_rate=required, gpu_budget=expected, options=MatchOptions(mixing_gain=0.0)
+    )
     assert within.total_gpus == expected
 
 
@@ -91,7 +103,9 @@ def test_fewest_gpus_for_a_rate_equal_enumeration(prefill, decode, required):
 @given(choices, choices, st.floats(0.1, 8), st.floats(0.5, 9), st.floats(0.5, 9))
 def test_lowest_cost_equals_enumeration(prefill, decode, required, prefill_price, decode_price):
     prices = prefill_price, decode_price
-    plan = match_rates(*grids(prefill, decode), required_rate=required, usd_per_gpu_hour=prices, mixing_gain=0.0)
+    plan = match_rates(
+        *grids(prefill, decode), required_rate=required, usd_per_gpu_hour=prices, options=MatchOptions(mixing_gain=0.0)
+    )
     expected = sum(
         price * fewest_gpus(side, required, most=1500) for price, side in zip(prices, (prefill, decode), strict=True)
     )
@@ -107,14 +121,16 @@ def test_lowest_cost_equals_enumeration(prefill, decode, required, prefill_price
     st.integers(1, 2),
 )
 def test_limit_on_distinct_configurations_equals_enumeration(prefill, decode, budget, kinds):
-    plan = match_rates(*grids(prefill, decode), gpu_budget=budget, max_configurations_per_pool=kinds)
+    plan = match_rates(
+        *grids(prefill, decode), gpu_budget=budget, options=MatchOptions(max_configurations_per_pool=kinds)
+    )
     left, right = (np.array(list(all_pools(side, budget, kinds))) for side in (prefill, decode))
     fits = left[:, None, 0] + right[:, 0] <= budget
     best = np.where(fits, np.minimum(left[:, None, 1], right[:, 1]), 0).max()
     assert plan.request_rate == pytest.approx(best, rel=1e-9)
     if plan.deployment:
         assert max(len(plan.deployment.prefill.members), len(plan.deployment.decode.members)) <= kinds
-        free = match_rates(*grids(prefill, decode), gpu_budget=budget, mixing_gain=0.0)
+        free = match_rates(*grids(prefill, decode), gpu_budget=budget, options=MatchOptions(mixing_gain=0.0))
         assert free.request_rate >= plan.request_rate * (1 - 1e-9)
 
 
@@ -125,7 +141,9 @@ def test_one_configuration_a_pool_on_the_frontiers_gpus_is_the_frontiers_match(p
     prefill_grid, decode_grid = grids(prefill, [decode])
     pair = disaggregated(prefill_grid, decode_grid, gpu_cap=cap).iloc[0]
     budget = int(pair["total_gpus"])
-    plan = match_rates(prefill_grid, decode_grid, gpu_budget=budget, max_configurations_per_pool=1)
+    plan = match_rates(
+        prefill_grid, decode_grid, gpu_budget=budget, options=MatchOptions(max_configurations_per_pool=1)
+    )
     assert plan.request_rate == pytest.approx(pair["request_rate_per_s"], rel=1e-9)
     assert plan.tokens_per_s_per_gpu == pytest.approx(pair["tokens_per_s_per_gpu"], rel=1e-9)
 
@@ -137,7 +155,7 @@ def test_a_mixed_pool_beats_every_single_mapping():
     assert mixed.request_rate == pytest.approx(2.6)
     assert mixed.tokens_per_s_per_gpu == pytest.approx(2.6 * 101 / 8)
     assert [(i.mapping.gpus, n) for i, n in mixed.deployment.prefill.members] == [(2, 1), (3, 1)]
-    alone = match_rates(*both, gpu_budget=8, max_configurations_per_pool=1)
+    alone = match_rates(*both, gpu_budget=8, options=MatchOptions(max_configurations_per_pool=1))
     assert alone.request_rate == pytest.approx(2.0)  # two of 2 GPUs
     assert alone.total_gpus == 7
 
@@ -153,7 +171,7 @@ def test_a_plan_keeps_to_the_links_of_its_system(budget, link):
     at, shape = setup(model, system, "bf16"), lengths(100_000, 16)
     prefill, decode = prefill_grid(at, Mapping(), shape), decode_grid(at, Mapping(), shape)
     plan = match_rates(prefill, decode, ftl_limit=60.0, gpu_budget=budget)
-    free = match_rates(prefill, decode, ftl_limit=60.0, gpu_budget=budget, kv_link_limit=math.inf)
+    free = match_rates(prefill, decode, ftl_limit=60.0, gpu_budget=budget, options=MatchOptions(kv_link_limit=math.inf))
     most = link / (100_000 * 131_072)  # [request/s]
     assert all(instance.request_rate_per_s <= most for instance, _ in plan.deployment.decode.members)
     assert free.request_rate >= plan.request_rate
@@ -171,8 +189,8 @@ def test_pools_mix_where_that_gains_more_than_a_twentieth(rate, mixes):
     assert plan.mixing_gain == pytest.approx(rate - 1)
     said = "mixed pools, 6.0% more rate than" if mixes else "mixed pools would have 4.0% more rate"
     assert said in plan.message
-    assert match_rates(*both, gpu_budget=8, mixing_gain=0.1).mixes is False
-    assert match_rates(*both, gpu_budget=8, mixing_gain=0.0).mixes is True
+    assert match_rates(*both, gpu_budget=8, options=MatchOptions(mixing_gain=0.1)).mixes is False
+    assert match_rates(*both, gpu_budget=8, options=MatchOptions(mixing_gain=0.0)).mixes is True
 
 
 def test_pools_mix_where_nothing_else_is_feasible():
@@ -186,8 +204,8 @@ def test_pools_mix_where_nothing_else_is_feasible():
 @given(choices, choices, st.integers(2, 60))
 def test_a_default_plan_is_the_best_of_one_configuration_or_a_mixed_one_that_gains(prefill, decode, budget):
     both = grids(prefill, decode)
-    single = match_rates(*both, gpu_budget=budget, max_configurations_per_pool=1)
-    free = match_rates(*both, gpu_budget=budget, mixing_gain=0.0)
+    single = match_rates(*both, gpu_budget=budget, options=MatchOptions(max_configurations_per_pool=1))
+    free = match_rates(*both, gpu_budget=budget, options=MatchOptions(mixing_gain=0.0))
     plan = match_rates(*both, gpu_budget=budget)
     gain = free.request_rate / single.request_rate - 1 if single.deployment else 0.0
     assume(abs(gain - 0.05) > 1e-9)  # rounding decides there
@@ -211,7 +229,7 @@ def test_latency_and_kv_link_limits_choose_the_configurations():
     tight = match_rates(prefill, decode, gpu_budget=4, ttl_limit=0.02)
     assert tight.request_rate == 1.0
     assert tight.deployment.decode.members[0][0].latency_s == 0.02
-    assert match_rates(prefill, decode, gpu_budget=4, kv_link_limit=0.7e9).request_rate == 1.0
+    assert match_rates(prefill, decode, gpu_budget=4, options=MatchOptions(kv_link_limit=0.7e9)).request_rate == 1.0
 
 
 @pytest.mark.parametrize(
@@ -219,7 +237,12 @@ def test_latency_and_kv_link_limits_choose_the_configurations():
     [
         ({"ftl_limit": 1.0, "gpu_budget": 8}, "ftl", 2.0, "FTL limit of 1 s; the best FTL is 2 s"),
         ({"ttl_limit": 0.01, "gpu_budget": 8}, "ttl", 0.02, "TTL limit of 0.01 s; the best TTL is 0.02 s"),
-        ({"kv_link_limit": 1e8, "gpu_budget": 8}, "kv_link", 5e8, "the least bandwidth needed is 5e+08 B/s"),
+        (
+            {"options": MatchOptions(kv_link_limit=1e8), "gpu_budget": 8},
+            "kv_link",
+            5e8,
+            "the least bandwidth needed is 5e+08 B/s",
+        ),
         (
             {"gpu_budget": 3},
             "gpu_budget",
@@ -273,7 +296,7 @@ def test_a_search_cut_short_says_so():
     both = grids(
         *(list(zip(prime.tolist(), (prime * rng.uniform(0.99, 1.01, 10)).tolist(), strict=True)) for _ in "pd")
     )
-    plan = match_rates(*both, gpu_budget=500, time_limit=1e-9)
+    plan = match_rates(*both, gpu_budget=500, options=MatchOptions(time_limit=1e-9))
     assert plan.status == "unsolved"
     assert plan.deployment is None
     assert "time limit" in plan.message
@@ -300,18 +323,18 @@ def test_arguments_out_of_range_are_refused():
     for faulty in (
         {"ftl_limit": 0.0},
         {"required_rate": -1.0},
-        {"kv_link_limit": math.nan},
-        {"time_limit": 0.0},
         {"ttl_limit": "fast"},
         {"gpu_budget": 2.5},
         {"gpu_budget": 10**30},
-        {"mixing_gain": "much"},
         {"usd_per_gpu_hour": 3.0},
         {"usd_per_gpu_hour": (3.0,)},
-        {"max_configurations_per_pool": 0},
     ):
         with pytest.raises(InputError, match=next(iter(faulty))):
             match_rates(prefill, decode, **({"gpu_budget": 8} | faulty))
+    faults = {"kv_link_limit": math.nan, "time_limit": 0.0, "mixing_gain": "much", "max_configurations_per_pool": 0}
+    for name, value in faults.items():
+        with pytest.raises(InputError, match=name):
+            MatchOptions(**{name: value})
     with pytest.raises(InputError, match="decode price must be above 0, got -2"):
         match_rates(prefill, decode, gpu_budget=8, usd_per_gpu_hour=(1.0, -2.0))
     with pytest.raises(InputError, match="expected a prefill grid"):

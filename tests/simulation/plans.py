@@ -52,13 +52,19 @@ def plans(cases=CASES, shapes=SHAPES) -> Iterator[Planned]:
             prefill, decode = ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths)
             limits = {"ftl_limit": ftl, "ttl_limit": ttl}
             found = {
-                f"mixed, {small} GPUs": ds.match_rates(prefill, decode, **limits, gpu_budget=small, mixing_gain=0.0),
+                f"mixed, {small} GPUs": ds.match_rates(
+                    prefill, decode, **limits, gpu_budget=small, options=ds.MatchOptions(mixing_gain=0.0)
+                ),
                 f"default, {large} GPUs": ds.match_rates(prefill, decode, **limits, gpu_budget=large),
             }
             rate = 0.6 * found[f"default, {large} GPUs"].request_rate
             if rate:
                 found["fewest GPUs"] = ds.match_rates(
-                    prefill, decode, **limits, required_rate=rate, max_configurations_per_pool=1
+                    prefill,
+                    decode,
+                    **limits,
+                    required_rate=rate,
+                    options=ds.MatchOptions(max_configurations_per_pool=1),
                 )
             for kind, plan in found.items():
                 if plan.deployment is not None:
