@@ -22,7 +22,6 @@ from disagg_sim.calibration.served.steady_state import (
     prefill_time,
     served,
     static_batch,
-    tensor_parallel,
 )
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_engine
@@ -36,6 +35,14 @@ ENGINE = replace(
     kernel_launch=0.0,
     request_host=0.0,
 )
+
+
+def tensor_parallel(gpus) -> Mapping:
+    """Degrees of an instance that shards attention and feed-forward part over its GPUs alike."""
+    one = np.ones(np.shape(gpus))
+    return Mapping(tp_attn=gpus * one, dp_attn=one, tp_ffn=gpus * one, ep=one, pp=one)
+
+
 ONE = np.ones(1)
 
 

@@ -20,10 +20,17 @@ from disagg_sim.calibration.served.steady_state import (
     disaggregated,
     prefill_time,
     served,
-    tensor_parallel,
 )
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_engine
 from disagg_sim.simulation.policies.dopd.sizes import decode_concurrency, prefill_decode_ratio
+
+
+def tensor_parallel(gpus) -> Mapping:
+    """Degrees of an instance that shards attention and feed-forward part over its GPUs alike."""
+    one = np.ones(np.shape(gpus))
+    return Mapping(tp_attn=gpus * one, dp_attn=one, tp_ffn=gpus * one, ep=one, pp=one)
+
 
 ONE = np.ones(1)
 SINGLE = tensor_parallel(ONE)

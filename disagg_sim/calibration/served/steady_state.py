@@ -83,12 +83,6 @@ class Pool(NamedTuple):
     count: Numeric  # [1]
 
 
-def tensor_parallel(gpus: Numeric) -> Mapping:
-    """Degrees of an instance that is tensor-parallel over ``gpus`` GPUs, attention and feed-forward alike."""
-    one = np.ones(np.shape(gpus))
-    return Mapping(tp_attn=gpus * one, dp_attn=one, tp_ffn=gpus * one, ep=one, pp=one)
-
-
 def served(
     model: ModelSpec | str, system: SystemSpec | str, precision: str, engine: EngineSpec, profile: str = "measured"
 ) -> Served:
