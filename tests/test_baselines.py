@@ -165,7 +165,9 @@ def front_of(name: str) -> pd.DataFrame:
     else:
         serve = {"colocated": colocated, "piggyback": piggyback}[case.mode]
         points = serve(at, mappings, lengths, ftl_limit=case.ftl_limit)
-    front = ds.pareto_front(points).drop(columns=[column for column in CASE_COLUMNS if column != "mode"])
+    front = ds.pareto_front(points).drop(
+        columns=["prefill_mla_form", *(column for column in CASE_COLUMNS if column != "mode")]
+    )
     front.insert(0, "case", name)
     return front
 

@@ -50,7 +50,7 @@ _NUMBERS = (
 #: Columns of a sweep's frontier that say what its rows assume beside their specs.
 _ASSUMED = ("nvlink_domain", "minority_efficiency", "overlap_loss")
 #: Columns of a row that stay the same in every row of ``Designs``.
-_SHARED = tuple(name for name in CASE_COLUMNS if name != "matching")
+_SHARED = (*(name for name in CASE_COLUMNS if name != "matching"), "prefill_mla_form")
 
 
 class Times(NamedTuple):
@@ -200,10 +200,10 @@ def designs_of(
         if _ASSUMED[1] in words:
             efficiency, loss = (float(str(words[name])) for name in _ASSUMED[1:])
             interference = Interference(minority_efficiency=efficiency, overlap_loss=loss)
-        for designs in _by_form(_read(rows, words, sides, interference), rows["ftl_s"].to_numpy(dtype=float)):
-            if exact:
-                _check(designs, points)
-            yield designs
+        designs = _read(rows, words, sides, interference)
+        if exact:
+            _check(designs, points)
+        yield designs
 
 
 def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
@@ -277,7 +277,7 @@ def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interfe
         mixed_share=column("mixed_step_share"),
         rounding=_rounding(rows) if words["mode"] == MODES[0] else np.ones(len(rows)),
         by_gap=column("ttl_s") != column("ttl_mean_s"),
-        form="auto",
+        form=_form(str(words["prefill_mla_form"])),
     )
 
 
@@ -298,30 +298,9 @@ def _rounding(rows: pd.DataFrame) -> Floats:
     return (rows["request_rate_per_s"] / rows["total_gpus"] * needed).to_numpy(dtype=float)
 
 
-def _by_form(designs: Designs, ftl: Floats) -> Iterator[Designs]:
-    """The designs by the form of MLA that gives each row its FTL: a table does not name it."""
-    if not designs.at.model.is_mla:
-        yield designs
-        return
-    best, forms = np.full(ftl.size, np.inf), np.full(ftl.size, "auto", dtype=object)
-    for form in MLA_FORMS:
-        trial = replace(designs, form=form)
-        off = np.abs(scores_of(trial, times_of(trial, step=False)).ftl / ftl - 1.0)
-        forms = np.where(off < best * (1.0 - SAME) - SAME, form, forms)
-        best = np.minimum(best, off)
-    for form in MLA_FORMS:
-        some = np.flatnonzero(forms == form)
-        if some.size:
-            yield replace(_picked(designs, some), form=form)
-
-
-def _picked(designs: Designs, some: Ints) -> Designs:
-    """Some of the designs."""
-    arrays: dict[str, Any] = {
-        name: value[some] for name, value in vars(designs).items() if isinstance(value, np.ndarray)
-    }
-    degrees, prefill_degrees = designs.degrees[some], designs.prefill_degrees[some]
-    return replace(designs, degrees=degrees, prefill_degrees=prefill_degrees, **arrays)
+def _form(word: str) -> str:
+    """Form of MLA that a row was timed in; the word is not one of ``MLA_FORMS`` where the model has no MLA."""
+    return word if word in MLA_FORMS else "auto"
 
 
 def _check(designs: Designs, points: pd.DataFrame) -> None:

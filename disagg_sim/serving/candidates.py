@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.domain import MAPPING_COLUMNS
+from disagg_sim.domain import MAPPING_COLUMNS, Mapping
 from disagg_sim.errors import InfeasibleError, InputError, above_zero
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.grid import PhaseGrid
@@ -96,9 +96,15 @@ class PrefillCandidates:
     smallest_gpus: float  # smallest instance within the FTL limit, NIC limit aside; inf if none [1]
 
     @property
+    def mapping(self) -> Mapping:
+        """The mappings as columns."""
+        columns: dict[str, Any] = {name: getattr(self, name) for name in MAPPING_COLUMNS}
+        return Mapping(**columns)
+
+    @property
     def gpus(self) -> Ints:
         """GPUs of one instance of each candidate. [1]"""
-        return self.tp_attn * self.dp_attn * self.pp
+        return np.asarray(self.mapping.gpus)
 
     @property
     def egress(self) -> Floats:

@@ -15,7 +15,7 @@ from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.memory import prefilling_in_passes
 from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import CHUNK_TOKENS, bound_codes
+from disagg_sim.search.grid import CHUNK_TOKENS, bound_codes, form_code
 from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, Tally, choose, found, groups
 from disagg_sim.workload.lengths import Lengths
 
@@ -118,6 +118,10 @@ class _Cut:
     def expanded(self) -> bool:
         """Whether MLA keeps the up-projected past."""
         return bool(self.chunk_tokens) and self.form == "cached"
+
+    def form_code(self, at: Setup) -> np.int8:
+        """Form of MLA as index into ``CHOSEN_FORMS``; whole prompts have no past to project again, or to keep."""
+        return form_code(at, self.form if self.chunk_tokens or self.form == "absorbed" else "naive")
 
 
 def _cut_sizes(case: Case, group: Group) -> list[tuple[int, str]]:
@@ -223,6 +227,7 @@ class _Scored:
             prefill_rate=b / time,
             decode_rate=case.lengths.request_rate(batch[batch_place], step[row, column]),
             bound=self.bound[rows][row, batch_place],
+            mla_form=np.array([cut.form_code(case.at) for cut in cuts])[column // self.batch_index.size],
         )
         return chosen, tally
 

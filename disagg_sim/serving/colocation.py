@@ -8,7 +8,7 @@ frontier over the rows is the frontier over all options.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.domain import BOUNDS, DEGREES, Mapping
+from disagg_sim.domain import DEGREES, Mapping, Mode
 from disagg_sim.errors import InfeasibleError, InputError, above_zero, nearest
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.layer import check_form
@@ -26,7 +26,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import BLOCK_POINTS, batch_axis, given_sizes
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.serving.candidates import least
-from disagg_sim.serving.points import slot_wait, table_of_points
+from disagg_sim.serving.points import Served, Side, names_of, points_table, slot_wait
 from disagg_sim.workload.lengths import Lengths
 
 Ints = NDArray[np.int64]
@@ -250,6 +250,7 @@ class Chosen:
     prefill_rate: Floats  # if the instance did nothing but prefill [request/s]
     decode_rate: Floats  # if it did nothing but decode [request/s]
     bound: NDArray[np.int8]  # index into ``BOUNDS``
+    mla_form: NDArray[np.int8]  # of prefill, index into ``CHOSEN_FORMS``
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -277,7 +278,7 @@ class Found:
         return self
 
 
-def found(case: Case, mode: str, parts: list[tuple[Chosen, Tally]]) -> Found:
+def found(case: Case, mode: Mode, parts: list[tuple[Chosen, Tally]]) -> Found:
     """The table of points (``points.COLUMNS``) of a co-located mode from the parts of its search.
 
     ``throughput = B*OSL/(G*(OSL-1)*mean TTL)`` tokens/s/GPU in every co-located mode (physics page,
@@ -288,53 +289,44 @@ def found(case: Case, mode: str, parts: list[tuple[Chosen, Tally]]) -> Found:
         f.name: np.concatenate([getattr(c, f.name) for c in chosen]) for f in fields(Chosen) if f.name != "mapping"
     }
     degrees: dict[str, Any] = {name: np.concatenate([getattr(c.mapping, name) for c in chosen]) for name in DEGREES}
-    at, batch, mean = case.at, columns["batch"], columns["ttl_mean"]
-    gpus = degrees["tp_attn"] * degrees["dp_attn"] * degrees["pp"]
-    rate = case.lengths.request_rate(batch, mean)
-    ttl = mean if case.options.ttl_measure == "mean" else columns["largest_gap"]
-    distinct = unique_gpus(at.model, Mapping(**{name: value.astype(float) for name, value in degrees.items()}))
-    values: dict[str, Any] = {
-        "model": at.model.name,
-        "system": at.system.name,
-        "precision": at.precision.name,
-        "profile": at.profile.name,
-        "engine": at.engine,
-        "mode": mode,
-        "matching": "none",
-        "isl": round(case.lengths.mean_isl),
-        "osl": round(case.lengths.mean_osl),
-        "tokens_per_s_per_user": 1 / ttl,
-        "tokens_per_s_per_gpu": rate * case.lengths.mean_osl / gpus,
-        "ftl_s": columns["ftl"],
-        "ttl_s": ttl,
-        **{f"{phase}_{name}": value for phase in ("prefill", "decode") for name, value in degrees.items()},
-        "prefill_chunk_tokens": columns["chunk_tokens"],
-        "prefill_batch": columns["prefill_batch"],
-        "prefill_instances": 0,
-        "prefill_gpus": gpus,
-        "decode_microbatches": np.minimum(degrees["pp"], batch),
-        "decode_batch": batch,
-        "decode_instances": 1,
-        "decode_gpus": gpus,
-        "total_gpus": gpus,
-        "ctx_gen_gpu_ratio": 0.0,
-        "request_rate_per_s": rate,
-        "kv_egress_bytes_per_s_per_gpu": 0.0,
-        "kv_ingress_bytes_per_s_per_gpu": 0.0,
-        "prefill_memory_bytes": columns["memory"],
-        "decode_memory_bytes": columns["memory"],
-        "decode_bound": pd.Categorical.from_codes(columns["bound"], categories=pd.Index(BOUNDS)),
-        "prefill_request_rate_per_s": columns["prefill_rate"],
-        "decode_request_rate_per_s": columns["decode_rate"],
-        "prefill_unique_gpus": np.asarray(distinct).astype(np.int64),
-        "decode_unique_gpus": np.asarray(distinct).astype(np.int64),
-        "kv_bytes_per_request": case.lengths.mean_over_prompts(
-            lambda isl: kv_bytes_per_request(at.model, at.precision, isl)
-        ),
-        "ftl_with_slot_wait_s": columns["ftl"] + slot_wait(columns["group"], rate),
-        "ttl_mean_s": mean,
-        "ttl_largest_gap_s": columns["largest_gap"],
-        "mixed_chunk_tokens": columns["mixed_chunk"],
-        "mixed_step_share": columns["mixed_share"],
-    }
-    return Found(case, table_of_points(values, batch.size), tally)
+    at, lengths, mean = case.at, case.lengths, columns["ttl_mean"]
+    mapping, distinct = Mapping(**degrees), unique_gpus(at.model, Mapping(**degrees))
+    # one instance does both phases and is counted as one of decode; no cache leaves it
+    both = Side(
+        names=names_of(at),
+        mapping=mapping,
+        batch=columns["batch"],
+        instances=1,
+        memory_bytes=columns["memory"],
+        request_rate=columns["decode_rate"],
+        unique_gpus=np.asarray(distinct).astype(np.int64),
+        kv_rate=0.0,
+    )
+    prefill = replace(
+        both,
+        mapping=replace(mapping, chunk_tokens=columns["chunk_tokens"]),
+        batch=columns["prefill_batch"],
+        instances=0,
+        request_rate=columns["prefill_rate"],
+    )
+    served = Served(
+        mode=mode,
+        model=at.model.name,
+        matching="none",
+        lengths=lengths,
+        kv_bytes_per_request=lengths.mean_over_prompts(lambda isl: kv_bytes_per_request(at.model, at.precision, isl)),
+        prefill=prefill,
+        decode=both,
+        microbatches=np.minimum(mapping.pp, columns["batch"]),
+        bound=columns["bound"],
+        mla_form=columns["mla_form"],
+        ftl=columns["ftl"],
+        ttl=mean if case.options.ttl_measure == "mean" else columns["largest_gap"],
+        ttl_mean=mean,
+        largest_gap=columns["largest_gap"],
+        request_rate=lengths.request_rate(columns["batch"], mean),
+        group=columns["group"],
+        mixed_chunk=columns["mixed_chunk"],
+        mixed_share=columns["mixed_share"],
+    )
+    return Found(case, points_table(served), tally)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.domain import BOUNDS, DEGREES, MAPPING_COLUMNS
+from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, above_zero, nearest, whole_number
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, kv_rate_per_gpu, least, prefill_candidates
 from disagg_sim.serving.costs import Per, add_cost, check_per, costs_of_gpus
 from disagg_sim.serving.pairing import TIE, best_counts, counts_at_ratio, paper_counts, rate_per_cost
-from disagg_sim.serving.points import slot_wait, table_of_points
+from disagg_sim.serving.points import Served, Side, names_of, points_table
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -232,53 +232,47 @@ class _Pairs(NamedTuple):
 
 def _table(prefill: PrefillCandidates, decode: PhaseGrid, pairs: _Pairs, matching: str) -> pd.DataFrame:
     rows, columns, choice, n_p, n_d = pairs
-    r, ttl = decode.request_rate[rows, columns], decode.latency[rows, columns]
-    p, gpus_p, gpus_d = prefill.request_rate[choice], prefill.gpus[choice], decode.gpus[rows]
-    at, total = decode.setup, n_p * gpus_p + n_d * gpus_d
-    rate = np.minimum(n_p * p, n_d * r)
-    values: dict[str, Any] = {
-        "model": at.model.name,
-        "system": at.system.name,
-        "precision": at.precision.name,
-        "profile": at.profile.name,
-        "engine": at.engine,
-        "mode": "disaggregated",
-        "matching": matching,
-        "isl": round(decode.lengths.mean_isl),
-        "osl": round(decode.lengths.mean_osl),
-        "tokens_per_s_per_user": 1 / ttl,
-        "tokens_per_s_per_gpu": rate * decode.lengths.mean_osl / total,
-        "ftl_s": prefill.latency[choice],
-        "ttl_s": ttl,
-        **{f"prefill_{name}": getattr(prefill, name)[choice] for name in (*MAPPING_COLUMNS, "batch")},
-        "prefill_instances": n_p,
-        "prefill_gpus": gpus_p,
-        **{f"decode_{name}": getattr(decode.mappings, name)[rows] for name in DEGREES},
-        "decode_microbatches": decode.microbatches[rows, columns],
-        "decode_batch": decode.batch[columns],
-        "decode_instances": n_d,
-        "decode_gpus": gpus_d,
-        "total_gpus": total,
-        "ctx_gen_gpu_ratio": n_p * gpus_p / (n_d * gpus_d),
-        "request_rate_per_s": rate,
-        "kv_egress_bytes_per_s_per_gpu": prefill.egress[choice],
-        "kv_ingress_bytes_per_s_per_gpu": bandwidth_per_gpu(r, decode.kv_bytes_per_request, decode.unique_gpus[rows]),
-        "prefill_memory_bytes": prefill.memory_bytes[choice],
-        "decode_memory_bytes": decode.memory_bytes[rows, columns],
-        "decode_bound": pd.Categorical.from_codes(decode.bound[rows, columns], categories=pd.Index(BOUNDS)),
-        "prefill_request_rate_per_s": p,
-        "decode_request_rate_per_s": r,
-        "prefill_unique_gpus": prefill.unique_gpus[choice],
-        "decode_unique_gpus": decode.unique_gpus[rows],
-        "kv_bytes_per_request": decode.kv_bytes_per_request,
-        "ftl_with_slot_wait_s": prefill.latency[choice] + slot_wait(prefill.batch[choice], rate),
-        "ttl_mean_s": ttl,
-        "ttl_largest_gap_s": ttl,
-        "mixed_chunk_tokens": 0.0,
-        "mixed_step_share": 0.0,
-        **{f"prefill_{name}": getattr(prefill, name) for name in ("system", "precision", "profile", "engine")},
-    }
-    return table_of_points(values, rows.size)
+    r, ttl, ftl = decode.request_rate[rows, columns], decode.latency[rows, columns], prefill.latency[choice]
+    sender = Side(
+        names=(prefill.system, prefill.precision, prefill.profile, prefill.engine),
+        mapping=prefill.mapping[choice],
+        batch=prefill.batch[choice],
+        instances=n_p,
+        memory_bytes=prefill.memory_bytes[choice],
+        request_rate=prefill.request_rate[choice],
+        unique_gpus=prefill.unique_gpus[choice],
+        kv_rate=prefill.egress[choice],
+    )
+    taker = Side(
+        names=names_of(decode.setup),
+        mapping=decode.mappings[rows],
+        batch=decode.batch[columns],
+        instances=n_d,
+        memory_bytes=decode.memory_bytes[rows, columns],
+        request_rate=r,
+        unique_gpus=decode.unique_gpus[rows],
+        kv_rate=bandwidth_per_gpu(r, decode.kv_bytes_per_request, decode.unique_gpus[rows]),
+    )
+    return points_table(
+        Served(
+            mode=Mode.DISAGGREGATED,
+            model=decode.setup.model.name,
+            matching=matching,
+            lengths=decode.lengths,
+            kv_bytes_per_request=decode.kv_bytes_per_request,
+            prefill=sender,
+            decode=taker,
+            microbatches=decode.microbatches[rows, columns],
+            bound=decode.bound[rows, columns],
+            mla_form=prefill.mla_form[choice],
+            ftl=ftl,
+            ttl=ttl,
+            ttl_mean=ttl,
+            largest_gap=ttl,
+            request_rate=np.minimum(n_p * sender.request_rate, n_d * r),
+            group=sender.batch,
+        )
+    )
 
 
 def _check_candidates(prefill: PrefillCandidates, decode: PhaseGrid, rules: Rules) -> None:

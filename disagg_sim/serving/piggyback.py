@@ -14,7 +14,7 @@ from disagg_sim.physics.mixed import Chunk, MixedStep, mixed_step
 from disagg_sim.physics.phases import decode_step
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import bound_codes
+from disagg_sim.search.grid import bound_codes, form_code
 from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, Tally, choose, found, groups
 from disagg_sim.workload.lengths import Lengths
 
@@ -206,5 +206,6 @@ def _block(
         prefill_rate=chunk[column] / (isl * time[row, column]),
         decode_rate=case.lengths.request_rate(batch, step[row, column]),
         bound=bound_codes(Sums(*sums)),
+        mla_form=np.array([form_code(at, form) for form in forms])[of_mixed[0]],
     )
     return chosen, tally

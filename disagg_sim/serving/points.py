@@ -17,8 +17,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Mode
 from disagg_sim.errors import InputError, nearest
+from disagg_sim.physics.setup import Setup
 from disagg_sim.search import pareto
+from disagg_sim.search.grid import CHOSEN_FORMS
+from disagg_sim.workload.lengths import Lengths
 
 INTERACTIVITY = "tokens_per_s_per_user"
 THROUGHPUT = "tokens_per_s_per_gpu"
@@ -91,6 +95,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("decode_request_rate_per_s", "float64", "request/s", "full rate r of ONE decode instance"),
     Column("prefill_unique_gpus", "int64", "1", "GPUs of one prefill instance that hold distinct cache"),
     Column("decode_unique_gpus", "int64", "1", "GPUs of one decode instance that hold distinct cache"),
+    Column(
+        "prefill_mla_form",
+        "category",
+        "",
+        "form of MLA that prefill runs; auto = each chunk takes the faster of naive and absorbed; none = no MLA",
+    ),
     Column("kv_bytes_per_request", "float64", "B", "cache of one prompt, each element once"),
     Column("ftl_with_slot_wait_s", "float64", "s", "ftl_s and the mean wait for a slot, see slot_wait"),
     Column("ttl_mean_s", "float64", "s", "mean token-to-token latency, stalls by prefill included"),
@@ -137,19 +147,107 @@ def slot_wait(group: Any, request_rate: Any) -> Any:
     return group / (2.0 * request_rate)
 
 
-def table_of_points(values: dict[str, Any], rows: int) -> pd.DataFrame:
-    """The table of ``COLUMNS``: arrays of shape (rows,), numbers, or words, which become categories.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Side:
+    """The instances of one phase in every row; arrays of shape (rows,), or a number for all rows."""
 
-    Prefill's system, precision, profile and engine are those of decode where they are left out.
-    """
-    values = {f"prefill_{name}": values[name] for name in ("system", "precision", "profile", "engine")} | values
-    codes = np.zeros(rows, dtype=np.int8)
+    names: tuple[str, str, str, str]  # of system, recipe, profile and engine
+    mapping: Mapping  # columns of shape (rows,)
+    batch: Any  # requests of an instance [request]
+    instances: Any  # [1]
+    memory_bytes: Any  # on the fullest GPU [B]
+    request_rate: Any  # full rate of ONE instance [request/s]
+    unique_gpus: Any  # GPUs of an instance that hold distinct cache [1]
+    kv_rate: Any  # cache that each of these sends or takes in at full rate [B/s]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Served:
+    """What the rows of a table deliver; arrays of shape (rows,), or a number for all rows."""
+
+    mode: Mode
+    model: str
+    matching: str
+    lengths: Lengths
+    kv_bytes_per_request: float  # [B]
+    prefill: Side
+    decode: Side
+    microbatches: Any  # of decode [1]
+    bound: Any  # of decode, index into ``BOUNDS``
+    mla_form: Any  # of prefill, index into ``CHOSEN_FORMS``
+    ftl: Any  # [s]
+    ttl: Any  # as the mode measures it [s]
+    ttl_mean: Any  # [s]
+    largest_gap: Any  # [s]
+    request_rate: Any  # of the deployment [request/s]
+    group: Any  # prompts that start together [request]
+    mixed_chunk: Any = 0.0  # [token]
+    mixed_share: Any = 0.0  # [1]
+
+
+def names_of(at: Setup) -> tuple[str, str, str, str]:
+    """Names of system, recipe, profile and engine."""
+    return at.system.name, at.precision.name, at.profile.name, at.engine
+
+
+def points_table(served: Served) -> pd.DataFrame:
+    """The table of ``COLUMNS`` of any mode: one row a point, what follows from the parts included."""
+    prefill, decode, lengths = served.prefill, served.decode, served.lengths
+    gpus_p, gpus_d = prefill.mapping.gpus, decode.mapping.gpus
+    total = prefill.instances * gpus_p + decode.instances * gpus_d
+    sides = zip(("prefill_", ""), (prefill, decode), strict=True)
+    values: dict[str, Any] = {
+        f"{side}{name}": value
+        for side, part in sides
+        for name, value in zip(("system", "precision", "profile", "engine"), part.names, strict=True)
+    }
+    for side, part in (("prefill", prefill), ("decode", decode)):
+        values |= {f"{side}_{name}": getattr(part.mapping, name) for name in MAPPING_COLUMNS}
+        values |= {
+            f"{side}_batch": part.batch,
+            f"{side}_instances": part.instances,
+            f"{side}_gpus": part.mapping.gpus,
+            f"{side}_memory_bytes": part.memory_bytes,
+            f"{side}_request_rate_per_s": part.request_rate,
+            f"{side}_unique_gpus": part.unique_gpus,
+        }
+    values |= {
+        "model": served.model,
+        "mode": str(served.mode),
+        "matching": served.matching,
+        "isl": round(lengths.mean_isl),
+        "osl": round(lengths.mean_osl),
+        INTERACTIVITY: 1 / served.ttl,
+        THROUGHPUT: served.request_rate * lengths.mean_osl / total,
+        "ftl_s": served.ftl,
+        "ttl_s": served.ttl,
+        "decode_microbatches": served.microbatches,
+        "total_gpus": total,
+        "ctx_gen_gpu_ratio": prefill.instances * gpus_p / (decode.instances * gpus_d),
+        "request_rate_per_s": served.request_rate,
+        "kv_egress_bytes_per_s_per_gpu": prefill.kv_rate,
+        "kv_ingress_bytes_per_s_per_gpu": decode.kv_rate,
+        "decode_bound": pd.Categorical.from_codes(served.bound, categories=pd.Index(BOUNDS)),
+        "prefill_mla_form": pd.Categorical.from_codes(served.mla_form, categories=pd.Index(CHOSEN_FORMS)),
+        "kv_bytes_per_request": served.kv_bytes_per_request,
+        "ftl_with_slot_wait_s": served.ftl + slot_wait(served.group, served.request_rate),
+        "ttl_mean_s": served.ttl_mean,
+        "ttl_largest_gap_s": served.largest_gap,
+        "mixed_chunk_tokens": served.mixed_chunk,
+        "mixed_step_share": served.mixed_share,
+    }
+    codes = np.zeros(np.size(total), dtype=np.int8)
     words = {
-        name: pd.Categorical.from_codes(codes, categories=pd.Index([str(value)]))
+        name: pd.Categorical.from_codes(codes, categories=pd.Index([value]))
         for name, value in values.items()
         if isinstance(value, str)
     }
-    return pd.DataFrame({c.name: words.get(c.name, values[c.name]) for c in COLUMNS}, index=pd.RangeIndex(rows))
+    return pd.DataFrame({c.name: words.get(c.name, values[c.name]) for c in COLUMNS}, index=pd.RangeIndex(codes.size))
+
+
+def empty_table(columns: Sequence[Column] = COLUMNS) -> pd.DataFrame:
+    """A table without rows, with the types of its columns."""
+    return pd.DataFrame({column.name: pd.Series(dtype=column.dtype) for column in columns})
 
 
 def pareto_front(

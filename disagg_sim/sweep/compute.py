@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from disagg_sim.domain import BOUNDS, Mode
 from disagg_sim.errors import StoreError
 from disagg_sim.facts.yaml_files import shown
-from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
+from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, prefill_candidates
 from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.costs import with_cost
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import search_piggyback
-from disagg_sim.serving.points import COLUMNS, COST_COLUMNS, Column
+from disagg_sim.serving.points import COLUMNS, COST_COLUMNS, Column, empty_table
 from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.inputs import Source
 from disagg_sim.sweep.plan import PREFILL, Block
@@ -189,7 +189,7 @@ def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
     candidates = _candidates(store, block.candidates)
     left = int(grid.feasible.sum()) - sum(r.count for r in removals if r.reason != OUT_OF_MEMORY)
     if candidates.batch.size == 0:
-        frame, reason = _empty_points(case), NO_PREFILL
+        frame, reason = empty_table(_columns(case)), NO_PREFILL
     else:
         frame = disaggregated(
             candidates,
@@ -253,11 +253,6 @@ def _columns(case: Case) -> list[Column]:
     return [*COLUMNS, *COST_COLUMNS[case.per]]
 
 
-def _empty_points(case: Case) -> pd.DataFrame:
-
-    return pd.DataFrame({column.name: pd.Series(dtype=column.dtype) for column in _columns(case)})
-
-
 def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
     """The table with ``case`` in front and the same column types in every block, empty ones too."""
 
@@ -279,6 +274,9 @@ def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
     }
     words = {name: pd.Categorical([value] * len(frame), categories=[value]) for name, value in constant.items()}
     bound = frame["decode_bound"].astype(pd.CategoricalDtype(list(BOUNDS)))
-    typed = frame.assign(**words, decode_bound=bound)[["case", *(column.name for column in _columns(case))]]
+    form = frame["prefill_mla_form"].astype(pd.CategoricalDtype(list(CHOSEN_FORMS)))
+    typed = frame.assign(**words, decode_bound=bound, prefill_mla_form=form)[
+        ["case", *(column.name for column in _columns(case))]
+    ]
     typed.attrs = {}
     return typed

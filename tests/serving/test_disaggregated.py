@@ -299,8 +299,8 @@ def test_arguments_out_of_range_are_refused():
         {"gpu_cap": 1},
         {"gpu_cap": 2.5},
         {"nic_limit": -1.0},
-        {"ctx_gen_ratio": math.inf},
-        {"ctx_gen_ratio": "1:2"},
+        {"matching": math.inf},
+        {"matching": "1:2"},
     ):
         with pytest.raises(InputError, match=next(iter(faulty))):
             disaggregated(prefill, decode, **faulty)

@@ -119,7 +119,7 @@ def test_another_currency_changes_the_prices_alone(prefill, decode, left, right,
 @given(configurations, configurations, st.integers(2, 100), gpu_prices, gpu_prices)
 def test_each_objective_is_best_in_its_own_unit(prefill, decode, cap, left, right):
     both, prices = grids(prefill, decode), prices_of(left, right)
-    per_gpu = with_cost(disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap), "usd", prices)
+    per_gpu = with_cost(disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap), prices)
     per_usd = disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap, per=prices)
     assert (per_usd["tokens_per_usd"] >= per_gpu["tokens_per_usd"] * (1 - 1e-11)).all()
     assert (per_usd["tokens_per_s_per_gpu"] <= per_gpu["tokens_per_s_per_gpu"] * (1 + 1e-11)).all()
