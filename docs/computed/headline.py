@@ -75,3 +75,11 @@ def headline_band() -> str:
     """Its 80 % band."""
     least, most = gain_band()
     return f"{least:.1f} to {most:.1f}"
+
+
+@quick
+def headline_outside() -> str:
+    """Points of both frontiers with an operator outside the range of its fit."""
+    points = pd.concat([ds.pareto_front(disaggregated()), ds.pareto_front(colocated())], ignore_index=True)
+    outside = ds.outside_calibration(points)
+    return f"{int((outside != '').sum())} of {len(points)}"
