@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))  # the package of this tree
 
 import disagg_sim as ds  # noqa: E402
 from disagg_sim.report.figures import COLOURS, MARKS, STYLE, X_LABEL, X, blank_figure  # noqa: E402
+from disagg_sim.report.roofline import breakdown_figure  # noqa: E402
 from disagg_sim.report.words import mapping_text  # noqa: E402
 from disagg_sim.units import MS  # noqa: E402
 from docs.computed.headline import AT, colocated, disaggregated, gain, gain_band  # noqa: E402
@@ -245,10 +246,18 @@ def architecture() -> Any:
     return figure
 
 
+def explain() -> Any:
+    """The design of the page on ``disagg-sim explain``, taken apart."""
+    at, mapping = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), ds.Mapping(dp_attn=32, ep=32)
+    grid = ds.decode_grid(at, mapping, ds.lengths(16_384, 2_048), batch=[1024])
+    return breakdown_figure(ds.breakdown(grid), 0)
+
+
 #: Name of each picture's file, and what draws it.
 FIGURES: dict[str, Callable[[], Any]] = {
     "frontier": frontier,
     "breakdown": breakdown,
+    "explain": explain,
     "policies": policies,
     "architecture": architecture,
 }

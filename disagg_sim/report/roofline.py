@@ -23,21 +23,22 @@ from disagg_sim.units import MS, TB, TERA
 #: Arithmetic that no operator uses.
 UNUSED_ARITHMETIC = frozenset({"fp64", "fp32", "tf32", "int8"})
 ROOF = "#555555"
+#: Bars that a panel has room for at least, beside its roofline. [1]
+LEAST_BARS = 9
+_STYLE: Any = {**STYLE, "font.size": 9.5, "axes.titlesize": 10.5, "svg.hashsalt": "disagg-sim"}
 #: Operators that have their name on the roofline. [1]
 NAMED = 7
 
 
 def draw_breakdown(found: Breakdown, path: Path, *, row: Any) -> None:
-    """Draw a design: for TTL and FTL each its parts by resource, and its operators on the roofline of the GPU.
+    """Write the picture of a design.
 
     Parameters
     ----------
-    found
-        From ``breakdown``.
+    found, row
+        As in ``breakdown_figure``.
     path
         PNG, SVG or PDF file to write.
-    row
-        Index of the design.
 
     Raises
     ------
@@ -47,21 +48,35 @@ def draw_breakdown(found: Breakdown, path: Path, *, row: Any) -> None:
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg", "pdf"):
         raise InputError(f"{path}: a picture ends in .png, .svg or .pdf")
-    point = point_of(found, row)
-    with mpl.rc_context({**STYLE, "font.size": 9.5, "axes.titlesize": 10.5, "svg.hashsalt": "disagg-sim"}):
-        names = [name for name in LATENCIES if len(found.latency(row, name))]
-        heights = [max(len(lines_of(found, row, name)), 6) for name in names]
-        figure = blank_figure((13.0, 1.4 + 0.29 * sum(heights) + 0.9 * len(names)))
-        figure.suptitle(heading(point).replace(": ", "\n", 1), x=0.01, ha="left", fontsize=11.0)
-        grid = figure.add_gridspec(len(names), 2, width_ratios=(1.15, 1.0), height_ratios=heights)
-        for place, name in enumerate(names):
-            bars, roof = figure.add_subplot(grid[place, 0]), figure.add_subplot(grid[place, 1])
-            _draw_bars(bars, found, row, name)
-            parts, side = found.latency(row, name), "prefill_" if name == "ftl" else ""
-            own = parts["step"] != "prefill pass" if name == "ttl" else parts["step"] != ""
-            _draw_roofline(roof, parts[own], load_system(str(point[f"{side}system"])))
+    with mpl.rc_context(_STYLE):
+        figure = breakdown_figure(found, row)
         with written(path) as handle:
             figure.savefig(handle, format=kind, metadata={"Date": None} if kind == "svg" else None)
+
+
+def breakdown_figure(found: Breakdown, row: Any) -> Any:
+    """Draw a design: for TTL and FTL each its parts by resource, and its operators on the roofline of the GPU.
+
+    Parameters
+    ----------
+    found
+        From ``breakdown``.
+    row
+        Index of the design.
+    """
+    point = point_of(found, row)
+    names = [name for name in LATENCIES if len(found.latency(row, name))]
+    heights = [max(len(lines_of(found, row, name)), LEAST_BARS) for name in names]
+    figure = blank_figure((13.0, 1.4 + 0.29 * sum(heights) + 0.9 * len(names)))
+    figure.suptitle(heading(point).replace(": ", "\n", 1), x=0.01, ha="left", fontsize=11.0)
+    grid = figure.add_gridspec(len(names), 2, width_ratios=(1.15, 1.0), height_ratios=heights)
+    for place, name in enumerate(names):
+        bars, roof = figure.add_subplot(grid[place, 0]), figure.add_subplot(grid[place, 1])
+        _draw_bars(bars, found, row, name)
+        parts, side = found.latency(row, name), "prefill_" if name == "ftl" and "prefill_system" in point else ""
+        own = parts["step"] != "prefill pass" if name == "ttl" else parts["step"] != ""
+        _draw_roofline(roof, parts[own], load_system(str(point[f"{side}system"])))
+    return figure
 
 
 def _draw_bars(axes: Any, found: Breakdown, row: Any, latency: str) -> None:
