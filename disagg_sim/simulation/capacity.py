@@ -38,11 +38,6 @@ class Capacity(Shown):
     runs: tuple[Summary, ...]  # every rate that was tried, ascending
 
     @property
-    def monotone(self) -> bool:
-        """Whether no rate that was tried met the aim above one that did not."""
-        return not self.met_again
-
-    @property
     def message(self) -> str:
         """One line."""
         if self.met_again:

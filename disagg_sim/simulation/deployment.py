@@ -112,7 +112,7 @@ class ServedDeployment(Shown):
             )
 
 
-def served(deployment: Deployment, *, name: str = "planned", setup: Setup | None = None) -> ServedDeployment:
+def served(deployment: Deployment, *, name: str = "planned") -> ServedDeployment:
     """Turn the pools of a matched deployment into parts ``prefill`` and ``decode``.
 
     Parameters
@@ -122,8 +122,6 @@ def served(deployment: Deployment, *, name: str = "planned", setup: Setup | None
         has the tokens of its batch of prompts at the mean length that was planned for.
     name : str
         What results call it.
-    setup : Setup, optional
-        What it serves; by default what it was planned for.
 
     Raises
     ------
@@ -135,7 +133,7 @@ def served(deployment: Deployment, *, name: str = "planned", setup: Setup | None
         gpus=deployment.gpus,
         prefill=_replicas(deployment.prefill),
         decode=_replicas(deployment.decode),
-        setup=setup or deployment.setup,
+        setup=deployment.setup,
         planned=deployment,
     )
 

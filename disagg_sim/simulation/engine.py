@@ -83,7 +83,6 @@ class Engine:
         self._serial = 0
         self._source: Source | None = None
         self._streams: dict[str, np.random.Generator] = {}
-        self._stopped = False
 
     def rng(self, name: str) -> np.random.Generator:
         """The random stream of that name: its draws depend on the seed and the name, on nothing else."""
@@ -127,19 +126,14 @@ class Engine:
         """Let ``source`` advance between events; an engine has one at most."""
         self._source = source
 
-    def stop(self) -> None:
-        """Return from ``run`` after the event in progress."""
-        self._stopped = True
-
     def run(self, until: float = math.inf) -> float:
-        """Process events in order until none is left, ``until`` [s] is reached, or ``stop`` is called.
+        """Process events in order until none is left or ``until`` [s] is reached.
 
         Events at ``until`` itself still happen. Returns the time reached [s]: that of the last event, or
         ``until`` where it cut the run short.
         """
         heap, source = self._heap, self._source
-        self._stopped = False
-        while not self._stopped:
+        while True:
             due = min(heap[0][0], until) if heap else until
             if source is not None:
                 told = source.advance(due)

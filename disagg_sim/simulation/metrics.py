@@ -150,12 +150,6 @@ def histogram_percentile(edges: Floats, counts: NDArray[np.int64], share: float)
     return float(edges[index] + inside * (edges[index + 1] - edges[index]))
 
 
-def slo_attainment(result: RunResult, slo: Slo) -> float:
-    """Return the share of all requests that were completed inside both limits; NaN of no requests. [1]"""
-    total = len(result.requests.status)
-    return int(latencies(result).inside(slo).sum()) / total if total else NAN
-
-
 def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0) -> Summary:
     """Summarise a run: latencies, attainment, goodput and use of the GPUs.
 

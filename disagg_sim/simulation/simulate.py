@@ -144,7 +144,7 @@ def simulate(
     PolicyError
         The policy wished the impossible; ``so_far`` holds the records until then.
     UnknownNameError
-        No such policy, or specs of a plan that no name loads.
+        No such policy.
 
     Examples
     --------

@@ -241,6 +241,18 @@ def test_the_newest_is_preempted_and_computed_again():
     assert fleet.segments.finish_s[1] > fleet.segments.finish_s[0]
 
 
+def test_columns_are_the_memory_that_the_kernel_writes():
+    """5 s: a prompt of 100 tokens took 2, three decode steps one each; 103 cached tokens are 7 blocks of 16."""
+    fleet = one()
+    views = fleet.views
+    fleet.submit(0, 0, (0, 100, 50), 0.0)
+    fleet.run_until(5.0)
+    fleet.refresh(5.0)
+    assert (views.running_requests[0], views.running_tokens[0], views.decode_steps[0]) == (1, 103, 3)
+    assert views.total_blocks[0] - views.free_blocks[0] == 7
+    assert fleet.segments.dtype.names[:2] == ("request", "instance")
+
+
 def test_blocks_are_held_until_the_transfer_ends():
     fleet = one(blocks=10)
     fleet.submit(0, 0, (0, 100, 1), 0.0, flags=NOTIFY | HOLD | CLOSES)

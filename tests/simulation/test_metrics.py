@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_runs import made_requests, made_run
 
 from disagg_sim.domain import Slo
-from disagg_sim.simulation.metrics import COLUMNS, histogram_percentile, latencies, percentile, slo_attainment, summary
+from disagg_sim.simulation.metrics import COLUMNS, histogram_percentile, latencies, percentile, summary
 
 SLO = Slo(ttft=2.0, tpot=0.1)
 
@@ -34,8 +34,8 @@ def test_latencies_are_those_of_completed_requests():
 
 def test_attainment_counts_the_rejected_against_it_and_the_limits_as_inside():
     # the first and the last: the second is too slow in tokens, the third late, the fourth rejected
-    assert slo_attainment(made_run(FIVE), SLO) == pytest.approx(2 / 5)
-    assert slo_attainment(made_run(FIVE), Slo(ttft=2.0, tpot=0.3)) == pytest.approx(3 / 5)
+    assert summary(made_run(FIVE), SLO).slo_attainment == pytest.approx(2 / 5)
+    assert summary(made_run(FIVE), Slo(ttft=2.0, tpot=0.3)).slo_attainment == pytest.approx(3 / 5)
 
 
 def test_the_summary_of_five_requests():
