@@ -27,19 +27,18 @@ from disagg_sim.facts.efficiency import (
     EXCHANGE_SIZES,
     EXPERT_SIZES,
     GEMM_SIZES,
-    HEADS,
-    LATENT_HEADS,
     PROMPT_LENGTH,
     Fit,
 )
-from disagg_sim.physics.layer import Operator
+from disagg_sim.physics.blocks import ATTENTION
+from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.roofline import Cost, Sums
 from disagg_sim.physics.setup import Setup
 
 Floats = NDArray[np.float64]
 Ranges = Mapping[str, tuple[Floats, Floats]]
-_Key = tuple[str, str, str]  # name, kind and format
+_Key = tuple[str, str, str]  # name, kind, and format or kind of attention
 
 #: Imaginary step of a derivative: so small that its square vanishes beside one. [1]
 STEP = 1e-30
@@ -64,8 +63,9 @@ class Contribution:
 
     phase: str  # whose mapping and setting it runs under: "decode" or "prefill"
     name: str
-    kind: str  # of ``physics.layer.KINDS``
+    kind: str  # of ``physics.operators.KINDS``
     format: str  # of a matrix multiply
+    attention: str  # kind whose fits time it, of an attention
     seconds: Times  # its part of each pass [s]
     sizes: Ranges  # (least, largest) of each size, by the name that the kernel tables give it
     fits: tuple[Fit, ...]  # behind its time; none = an assumption of the profile
@@ -78,8 +78,8 @@ class Contribution:
 
     @property
     def key(self) -> _Key:
-        """Name, kind and format, which tell operators of a pass apart."""
-        return self.name, self.kind, self.format
+        """Name, kind, and format or kind of attention, which tell operators of a pass apart."""
+        return self.name, self.kind, self.format or self.attention
 
     @property
     def label(self) -> str:
@@ -136,11 +136,13 @@ def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambd
     rows, recorded = _recorded(at, timed)
     nothing, found = Times(*(np.zeros(rows) for _ in Times._fields)), []
     for (name, kind, form), sizes in recorded.items():
+        scores = kind in ("prefill_attention", "decode_attention")
         one = Contribution(
             phase=phase,
             name=name,
             kind=kind,
-            format=form,
+            format="" if scores else form,
+            attention=form if scores else "",
             seconds=nothing,
             sizes=sizes,
             fits=tuple(fits_of(at.rates, name, kind, form)),
@@ -168,7 +170,7 @@ def share_of(one: Contribution, at: Setup, timed: Timed, marked: Callable[[Opera
     """
 
     def adjust(op: Operator, cost: Cost) -> Cost:
-        return marked(op, cost) if (op.name, op.kind, op.format) == one.key else _real(cost)
+        return marked(op, cost) if (op.name, op.kind, op.format or op.table) == one.key else _real(cost)
 
     with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
         return derivative(timed(adjusted(at, adjust)))
@@ -193,7 +195,7 @@ def _recorded(at: Setup, timed: Timed) -> tuple[int, dict[_Key, Ranges]]:
     seen: dict[_Key, list[dict[str, Any]]] = defaultdict(list)
 
     def record(op: Operator, cost: Cost) -> Cost:
-        seen[op.name, op.kind, op.format].append(sizes_of(op, latent=at.model.is_mla))
+        seen[op.name, op.kind, op.format or op.table].append(sizes_of(op))
         return cost
 
     rows = max(np.size(part) for part in timed(adjusted(at, record)))
@@ -216,23 +218,15 @@ def _over_rows(values: Any, rows: int) -> tuple[Floats, Floats]:
     return np.broadcast_to(table.min(axis=1), rows), np.broadcast_to(table.max(axis=1), rows)
 
 
-def sizes_of(op: Operator, *, latent: bool) -> dict[str, Any]:
-    """Sizes of an operator by the names that kernel tables give them (``facts.efficiency``).
-
-    Parameters
-    ----------
-    latent
-        Whether attention is MLA, whose tables count heads alone.
-    """
+def sizes_of(op: Operator) -> dict[str, Any]:
+    """Sizes of an operator by the names that kernel tables give them (``facts.efficiency``)."""
     match op.kind:
         case "gemm":
             return dict(zip(GEMM_SIZES, op.shape, strict=True))
         case "prefill_attention" | "decode_attention":
             shape = op.attention
             length = PROMPT_LENGTH if op.kind == "prefill_attention" else CACHE_LENGTH
-            heads = (shape.q_heads,) if latent else (shape.q_heads, shape.kv_heads, shape.head_dim)
-            named = dict(zip(LATENT_HEADS if latent else HEADS, heads, strict=True))
-            return {"batch": shape.sequences, length: shape.longest, **named}
+            return {"batch": shape.sequences, length: shape.longest, **ATTENTION[op.table].sizes(shape)}
         case "experts":
             rows = op.experts
             sizes = (op.size, rows.hidden, rows.width, op.ranks, rows.experts * op.ranks)
@@ -251,8 +245,8 @@ def fits_of(rates: Rates, name: str, kind: str, form: str) -> Iterator[Fit]:
         fitting = {
             "gemm": words == f"{form} GEMM",
             "experts": words == f"{form} MoE GEMM",
-            "prefill_attention": words.endswith("prefill attention"),
-            "decode_attention": words.endswith("decode attention"),
+            "prefill_attention": words.endswith(f"{form.upper()} prefill attention"),
+            "decode_attention": words.endswith(f"{form.upper()} decode attention"),
             "all_reduce": words == "all-reduce",
             "gather": words == name,
             "all_to_all": words in (name, f"{name} across domains"),

@@ -22,8 +22,8 @@ from disagg_sim.domain import DEGREES, Mapping, Mode
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
+from disagg_sim.physics.blocks import MLA_FORMS, forms_of
 from disagg_sim.physics.chunked import chunked_prefill_pass
-from disagg_sim.physics.layer import MLA_FORMS
 from disagg_sim.physics.mixed import NO_INTERFERENCE, Chunk, Interference, mixed_step
 from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.rates import ENGINES
@@ -233,7 +233,7 @@ def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
         mixed_share=none,
         rounding=one,
         by_gap=np.zeros(1, dtype=bool),
-        form=CHOSEN_FORMS[grid.mla_form[row, column]] if at.model.is_mla else "auto",
+        form=CHOSEN_FORMS[grid.mla_form[row, column]] if len(forms_of(at.model)) > 1 else "auto",
     )
 
 

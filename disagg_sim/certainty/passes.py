@@ -31,8 +31,8 @@ from disagg_sim.certainty.contributions import STEP, Contribution, Timed, Wanted
 from disagg_sim.certainty.designs import Designs, Times, scores_of, times_of
 from disagg_sim.certainty.elasticity import scaled
 from disagg_sim.facts.load import load_profile
-from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.mixed import NO_INTERFERENCE
+from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
 
@@ -143,7 +143,7 @@ def at_light(designs: Designs) -> Designs:
 class Summand:
     """One part of a pass; arrays have shape (rows,)."""
 
-    key: tuple[str, str, str]  # name, kind and format
+    key: tuple[str, str, str]  # name, kind, and format or kind of attention
     seconds: Floats
     operator: tuple[Contribution, Route] | None = None  # None = no operator: host, waiting, interference
 

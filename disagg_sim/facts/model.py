@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from disagg_sim.errors import InputError
 from disagg_sim.notebook import Shown
@@ -18,10 +18,65 @@ if TYPE_CHECKING:
     from disagg_sim.facts.precision import Precision
 
 
+class AttentionSpec:
+    """One kind of attention as a model's file describes it; ``kind`` is its word there.
+
+    A subclass is a frozen dataclass of the sizes; the class of the same ``kind`` in ``physics.blocks`` counts it.
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    def matmul_params(self, hidden: int) -> int:
+        """Weights of the projections. [1]"""
+        raise NotImplementedError
+
+    def other_params(self, hidden: int) -> int:  # noqa: ARG002 - of kinds with biases of the hidden size
+        """Biases, norms and the like. [1]"""
+        return 0
+
+    @property
+    def cache_elements(self) -> int:
+        """Cached elements of one token in one layer. [1]"""
+        return 0
+
+    @property
+    def state_elements(self) -> int:
+        """Elements kept of one sequence in one layer, whatever its length, in the format of the cache. [1]"""
+        return 0
+
+    @property
+    def window_tokens(self) -> int:
+        """Tokens after which the cache of a sequence stops growing; 0 = never. [token]"""
+        return 0
+
+    def elements(self, tokens: float) -> float:
+        """Elements that a sequence of ``tokens`` tokens keeps in one layer. [1]"""
+        held = min(tokens, self.window_tokens) if self.window_tokens else tokens
+        return self.cache_elements * held + self.state_elements
+
+
+class FfnSpec:
+    """One kind of feed-forward layer as a model's file describes it; see ``AttentionSpec``."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+    routes: ClassVar[bool] = False  # whether tokens are sent to experts
+
+    def params(self, hidden: int, *, active: bool) -> int:
+        """All parameters, or those that one token touches. [1]"""
+        raise NotImplementedError
+
+    def token_matmul_params(self, hidden: int) -> int:
+        """Weights that one token is multiplied with. [1]"""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GqaAttention:
+class GqaAttention(AttentionSpec):
     """Grouped-query attention (MHA when ``kv_heads == q_heads``), optionally with a sliding window."""
 
+    kind: ClassVar[str] = "gqa"
     q_heads: int
     kv_heads: int
     head_dim: int
@@ -45,11 +100,17 @@ class GqaAttention:
         """Cached elements of one token in one layer (keys and values of all heads). [1]"""
         return 2 * self.kv_heads * self.head_dim
 
+    @property
+    def window_tokens(self) -> int:
+        """The sliding window. [token]"""
+        return self.window
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MlaAttention:
+class MlaAttention(AttentionSpec):
     """Multi-head latent attention (DeepSeek-V2/V3): one latent of ``kv_rank + rope_dim`` is cached."""
 
+    kind: ClassVar[str] = "mla"
     q_heads: int
     q_rank: int
     kv_rank: int
@@ -64,7 +125,7 @@ class MlaAttention:
         up = self.kv_rank * self.q_heads * (self.nope_dim + self.value_dim)
         return down + query + up + self.q_heads * self.value_dim * hidden
 
-    def other_params(self, hidden: int) -> int:  # noqa: ARG002 - same signature as GqaAttention
+    def other_params(self, hidden: int) -> int:  # noqa: ARG002 - as the base class asks
         """Norms of the two latents. [1]"""
         return self.q_rank + self.kv_rank
 
@@ -75,9 +136,10 @@ class MlaAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseFfn:
+class DenseFfn(FfnSpec):
     """A dense feed-forward layer: 3 matrices with SwiGLU, 2 without gate."""
 
+    kind: ClassVar[str] = "dense"
     width: int
     matrices: int = 3
     bias: bool = False
@@ -90,11 +152,21 @@ class DenseFfn:
         """Biases. [1]"""
         return self.bias * (self.width + hidden)
 
+    def params(self, hidden: int, *, active: bool) -> int:  # noqa: ARG002 - a token touches all of them
+        """Weights and biases. [1]"""
+        return self.matmul_params(hidden) + self.other_params(hidden)
+
+    def token_matmul_params(self, hidden: int) -> int:
+        """Weights of the layer. [1]"""
+        return self.matmul_params(hidden)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoeFfn:
+class MoeFfn(FfnSpec):
     """Routed experts (``top_k`` of ``experts`` per token), shared experts and the router."""
 
+    kind: ClassVar[str] = "moe"
+    routes: ClassVar[bool] = True
     experts: int
     top_k: int
     width: int
@@ -119,17 +191,24 @@ class MoeFfn:
         """Weights of the router. [1]"""
         return hidden * self.experts
 
+    def params(self, hidden: int, *, active: bool) -> int:
+        """Experts (all, or ``top_k``), shared experts and router with their biases. [1]"""
+        routed = (self.top_k if active else self.experts) * (
+            self.expert_params(hidden) + self.expert_other_params(hidden)
+        )
+        return routed + self.shared_params(hidden) + self.router_params(hidden) + self.router_bias * self.experts
 
-Attention = GqaAttention | MlaAttention
-Ffn = DenseFfn | MoeFfn
+    def token_matmul_params(self, hidden: int) -> int:
+        """Weights of ``top_k`` experts, the shared ones and the router. [1]"""
+        return self.top_k * self.expert_params(hidden) + self.shared_params(hidden) + self.router_params(hidden)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
     """One transformer layer: an attention and a feed-forward part."""
 
-    attention: Attention
-    ffn: Ffn
+    attention: AttentionSpec
+    ffn: FfnSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,12 +246,22 @@ class ModelSpec(Shown):
     @property
     def is_moe(self) -> bool:
         """Whether any layer routes tokens to experts."""
-        return any(isinstance(kind.ffn, MoeFfn) for kind in self.kinds)
+        return any(kind.ffn.routes for kind in self.kinds)
+
+    @cached_property
+    def attention_kinds(self) -> tuple[str, ...]:
+        """Kinds of attention in order of first appearance; the fits of each time its own layers."""
+        return tuple(dict.fromkeys(kind.attention.kind for kind in self.kinds))
+
+    @cached_property
+    def windows(self) -> tuple[int, ...]:
+        """Sizes of sliding windows, least first: kinks of memory and of the time of a step. [token]"""
+        return tuple(sorted({kind.attention.window_tokens for kind in self.kinds} - {0}))
 
     @property
-    def is_mla(self) -> bool:
-        """Whether attention is multi-head latent attention."""
-        return isinstance(self.layers[0].attention, MlaAttention)
+    def linear_cache(self) -> bool:
+        """Whether what a sequence keeps is proportional to its length: no windows, and no state."""
+        return not self.windows and not any(kind.attention.state_elements for kind in self.kinds)
 
     @property
     def embedding_params(self) -> int:
@@ -199,13 +288,8 @@ class ModelSpec(Shown):
         """P_lin: matrix-multiply weights of the layers per token; 2*P_lin FLOP each. [1]"""
         total = 0
         for kind, count in zip(self.kinds, self.kind_counts, strict=True):
-            total += count * kind.attention.matmul_params(self.hidden)
-            if isinstance(kind.ffn, MoeFfn):
-                ffn = kind.ffn
-                total += count * (ffn.top_k * ffn.expert_params(self.hidden) + ffn.shared_params(self.hidden))
-                total += count * ffn.router_params(self.hidden)
-            else:
-                total += count * kind.ffn.matmul_params(self.hidden)
+            layer = kind.attention.matmul_params(self.hidden) + kind.ffn.token_matmul_params(self.hidden)
+            total += count * layer
         return total
 
     def kv_elements_per_token(self) -> int:
@@ -213,19 +297,12 @@ class ModelSpec(Shown):
         return sum(c * k.attention.cache_elements for k, c in zip(self.kinds, self.kind_counts, strict=True))
 
     def kv_elements(self, context: float) -> float:
-        """Cached elements of a sequence of ``context`` tokens; sliding windows saturate. [1]"""
-        total = 0.0
-        for kind, count in zip(self.kinds, self.kind_counts, strict=True):
-            window = getattr(kind.attention, "window", 0)
-            total += count * kind.attention.cache_elements * (min(context, window) if window else context)
-        return total
+        """Elements that a sequence of ``context`` tokens keeps: cache, of which windows saturate, and state. [1]"""
+        layers = zip(self.kinds, self.kind_counts, strict=True)
+        return sum((count * kind.attention.elements(context) for kind, count in layers), 0.0)
 
-    def kv_bytes_per_token(self, precision: Precision | str) -> float:
-        """Cache of one token over all layers, windows not yet full; takes a recipe or its name. [B]"""
-        if isinstance(precision, str):
-            from disagg_sim.facts.load import load_precision
-
-            precision = load_precision(precision).resolve(self)
+    def kv_bytes_per_token(self, precision: Precision) -> float:
+        """Cache of one token over all layers, windows not yet full. [B]"""
         return self.kv_elements_per_token() * precision.cache.bytes
 
     def check_context(self, isl: float, osl: float, *, allow_long: bool = False) -> None:
@@ -249,12 +326,5 @@ class ModelSpec(Shown):
         total += norm // 2 + self.learned_positions * d
         for kind, count in zip(self.kinds, self.kind_counts, strict=True):
             layer = norm + kind.attention.matmul_params(d) + kind.attention.other_params(d)
-            if isinstance(kind.ffn, MoeFfn):
-                ffn = kind.ffn
-                routed = ffn.top_k if active else ffn.experts
-                layer += routed * (ffn.expert_params(d) + ffn.expert_other_params(d)) + ffn.shared_params(d)
-                layer += ffn.router_params(d) + ffn.router_bias * ffn.experts
-            else:
-                layer += kind.ffn.matmul_params(d) + kind.ffn.other_params(d)
-            total += count * layer
+            total += count * (layer + kind.ffn.params(d, active=active))
         return total

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from disagg_sim.errors import InputError
 from disagg_sim.notebook import Shown
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ NVFP4 = Format(name="nvfp4", bytes=0.5625, arithmetic="nvfp4")  # 4 bit + one fp
 INT8 = Format(name="int8", bytes=1.0, arithmetic="int8")  # weights and activations ("smooth quant")
 #: 4 bit + one 8-bit scale per 32 values; multiplied by the bf16 kernels, whose name it bears.
 MXFP4 = Format(name="bf16", bytes=0.53125, arithmetic="bf16")
+#: Kind of attention under which a recipe gives the format of all kinds that it does not name.
+ANY_KIND = "any"
 FORMATS = {f.name: f for f in (BF16, FP8, FP8_BLOCK, NVFP4, INT8)} | {"mxfp4": MXFP4}
 
 
@@ -40,7 +44,7 @@ class Precision(Shown):
     """
 
     name: str
-    attention_projection: Format
+    attention_projection: Mapping[str, Format]  # by kind of attention of the model's layers
     ffn: Format
     expert: Format
     attention: str
@@ -55,16 +59,17 @@ class Precision(Shown):
     @property
     def arithmetics(self) -> frozenset[str]:
         """Arithmetic that the GPU must have."""
-        groups = (self.attention_projection, self.ffn, self.expert, self.embedding, self.head, self.router)
+        groups = (*self.projections, self.ffn, self.expert, self.embedding, self.head, self.router)
         return frozenset(f.arithmetic for f in groups) | {self.attention}
 
+    @property
+    def projections(self) -> tuple[Format, ...]:
+        """Formats of attention projections, each once, in the order of the model's layers."""
+        return tuple(dict.fromkeys(self.attention_projection.values()))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupFormat:
-    """Format names of one operator group, by the kind of attention of the model."""
-
-    gqa: str
-    mla: str
+    def projection(self, kind: str) -> Format:
+        """Format of the projections of one kind of attention."""
+        return self.attention_projection[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +81,9 @@ class PrecisionRecipe(Shown):
 
     name: str
     title: str
-    attention_projection: GroupFormat
-    ffn: GroupFormat
-    expert: GroupFormat
+    attention_projection: Mapping[str, str]  # by kind of attention; ``ANY_KIND``: of those that are not named
+    ffn: str
+    expert: str
     attention: str  # arithmetic of scores and values: "bf16" or "fp8"
     cache: str
     embedding: str
@@ -89,15 +94,29 @@ class PrecisionRecipe(Shown):
     source: str
 
     def resolve(self, model: ModelSpec) -> Precision:
-        """The format of every operator group for one model."""
+        """The format of every operator group for one model.
 
-        def weight(group: GroupFormat | str) -> Format:
-            name = group if isinstance(group, str) else group.mla if model.is_mla else group.gqa
+        Raises
+        ------
+        InputError
+            When the recipe gives formats by kind of attention, and none for a kind of the model.
+        """
+
+        def weight(name: str) -> Format:
             return FP8_BLOCK if name == "fp8" and model.block_scaled_fp8 else FORMATS[name]
+
+        def projection(kind: str) -> Format:
+            name = self.attention_projection.get(kind) or self.attention_projection.get(ANY_KIND)
+            if name is None:
+                raise InputError(
+                    f"precision {self.name!r} gives no attention_projection for attention of kind {kind!r}, which "
+                    f"{model.name} has; it does for {', '.join(self.attention_projection)}"
+                )
+            return weight(name)
 
         return Precision(
             name=self.name,
-            attention_projection=weight(self.attention_projection),
+            attention_projection={kind: projection(kind) for kind in model.attention_kinds},
             ffn=weight(self.ffn),
             expert=weight(self.expert),
             attention=self.attention,

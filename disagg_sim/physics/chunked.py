@@ -12,8 +12,9 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
-from disagg_sim.physics.layer import Tokens, head
+from disagg_sim.physics.operators import Tokens, head
 from disagg_sim.physics.phases import (
     AttentionSide,
     LayerTimes,
@@ -73,8 +74,8 @@ def _chunk_cores(at: Setup, tp: Numeric, chunk_tokens: Numeric, prompts: Numeric
     )
     times: list[list[Numeric]] = [[], [], []]
     sums = Sums()
-    for kind, count in zip(at.model.kinds, at.model.kind_counts, strict=True):
-        cost = attention_cost(kind, at, np.asarray(tp)[..., None], tokens, form)
+    for layer, count in layers_of(at.model):
+        cost = attention_cost(layer.attention, at, np.asarray(tp)[..., None], tokens, form)
         shape = np.broadcast_shapes(np.shape(cost.time), live.shape)
         every = np.broadcast_to(cost.time, shape)
         times[0].append(np.sum(every * live, axis=-1))

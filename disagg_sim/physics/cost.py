@@ -17,8 +17,8 @@ from disagg_sim.physics.collective import (
 )
 from disagg_sim.physics.collective_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.gemm import gemm_cost
-from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.moe import MoeRate, moe_cost
+from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric, Work
@@ -43,9 +43,9 @@ def _kernel_cost(op: Operator, at: Setup) -> Cost:
             cost = gemm_cost(*op.shape, op.work, at.rates.gemm[op.format])
             return cost if np.ndim(op.runs) == 0 and op.runs == 1.0 else cost * op.runs
         case "prefill_attention":
-            return prefill_attention_cost(op.work, op.attention, op.keys, at.rates.prefill_attention)
+            return prefill_attention_cost(op.work, op.attention, op.keys, at.rates.prefill_attention[op.table])
         case "decode_attention":
-            return decode_attention_cost(op.work, op.attention, at.rates.decode_attention)
+            return decode_attention_cost(op.work, op.attention, at.rates.decode_attention[op.table])
         case "elementwise" | "copy":
             memory = op.work.hbm_bytes / at.rates.elementwise_bandwidth
             floor = at.profile.elementwise_latency if op.kind == "elementwise" else 0.0

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from disagg_sim.domain import Mapping
 from disagg_sim.errors import UnknownNameError, above_zero, nearest, whole_number
 from disagg_sim.facts.load import load_model, load_precision
-from disagg_sim.facts.model import DenseFfn, LayerKind, ModelSpec
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
-from disagg_sim.physics import layer
-from disagg_sim.physics.layer import Operator, Tokens, check_form
+from disagg_sim.physics.blocks import Layer, check_form, elementwise, layers_of
+from disagg_sim.physics.operators import Operator, Tokens, embedding, head
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,11 +128,9 @@ def _pass_work(model: ModelSpec | str, tokens: Tokens, precision: Precision | st
     formats = precision if isinstance(precision, Precision) else load_precision(precision).resolve(spec)
     flops: defaultdict[str, float] = defaultdict(float)
     moved: defaultdict[str, float] = defaultdict(float)
-    ends = [(layer.embedding(spec, formats, tokens.linear), 1), (layer.head(spec, formats, 1.0, tokens.emitted), 1)]
+    ends = [(embedding(spec, formats, tokens.linear), 1), (head(spec, formats, 1.0, tokens.emitted), 1)]
     layers = [
-        (op, count)
-        for kind, count in zip(spec.kinds, spec.kind_counts, strict=True)
-        for op in _layer_operators(spec, kind, formats, tokens, form)
+        (op, count) for layer, count in layers_of(spec) for op in _layer_operators(spec, layer, formats, tokens, form)
     ]
     for op, count in [ends[0], *layers, ends[1]]:
         if op.kind != "all_reduce":
@@ -141,16 +140,14 @@ def _pass_work(model: ModelSpec | str, tokens: Tokens, precision: Precision | st
 
 
 def _layer_operators(
-    model: ModelSpec, kind: LayerKind, precision: Precision, tokens: Tokens, form: str
+    model: ModelSpec, layer: Layer, precision: Precision, tokens: Tokens, form: str
 ) -> Iterator[Operator]:
     linear = tokens.linear
-    yield from layer.projections(model, kind, precision, 1.0, linear)
-    attend = layer.prefill_attention if tokens.prompts else layer.decode_attention
-    yield from attend(kind, precision, 1.0, tokens, form)[0]
-    if isinstance(kind.ffn, DenseFfn):
-        yield from layer.dense_ffn(model, kind.ffn, precision, 1.0, linear)
-    else:
-        yield from layer.moe_local(model, kind.ffn, precision, 1.0, linear)
-        yield layer.routed_experts(model, kind.ffn, precision, ep=1.0, tp_ffn=1.0, tokens=linear, imbalance=1.0)
-        yield from layer.shared_experts(model, kind.ffn, precision, 1.0, linear)
-    yield layer.elementwise(model, kind, 1.0, linear)
+    yield from layer.attention.projections(model, precision, 1.0, linear)
+    attend = layer.attention.prefill if tokens.prompts else layer.attention.decode
+    yield from attend(precision, 1.0, tokens, form)[0]
+    yield from layer.ffn.local(model, precision, 1.0, linear)
+    if layer.ffn.picks:
+        yield layer.ffn.routed(model, precision, Mapping(), linear, 1.0)
+    yield from layer.ffn.beside(model, precision, 1.0, linear)
+    yield elementwise(model, layer, 1.0, linear)

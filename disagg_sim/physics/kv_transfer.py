@@ -9,24 +9,34 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.model import MlaAttention, ModelSpec
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.profile import ProfileSpec
+from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.work import Numeric
 
 
 def kv_bytes_per_request(model: ModelSpec, precision: Precision, isl: float) -> float:
-    """Cache of one prompt, each element once. [B]"""
+    """Cache, and state, of one prompt, each element once. [B]"""
     return model.kv_elements(isl) * precision.cache.bytes
 
 
-def unique_gpus(model: ModelSpec, degrees: Mapping) -> Numeric:
+def unique_gpus(model: ModelSpec, degrees: Mapping, tokens: float | None = None) -> Numeric:
     """GPUs of an instance that hold distinct parts of the cache. [1]
 
-    Every stage and DP rank is distinct; in a TP group min(tp, n_kv) GPUs are, and one for MLA.
+    Every stage and DP rank is distinct; in a TP group min(tp, n_kv) GPUs are, and one for MLA. Where kinds of
+    attention differ in this, a GPU sends the sum of its parts: ``sum(e_i)/sum(e_i/n_i)`` over the elements ``e_i`` of
+    the kinds at ``tokens`` cached tokens (None = the longest context), each on ``n_i`` GPUs.
     """
-    attention = model.layers[0].attention
-    distinct = 1 if isinstance(attention, MlaAttention) else np.minimum(degrees.tp_attn, attention.kv_heads)
+    parts = [
+        (count * layer.attention.spec.elements(model.max_context if tokens is None else tokens), layer.attention)
+        for layer, count in layers_of(model)
+    ]
+    apart = [attention.distinct(degrees.tp_attn) for held, attention in parts if held]
+    distinct: Numeric = apart[0] if apart else 1
+    if any(np.any(other != distinct) for other in apart[1:]):
+        sent = sum(held / attention.distinct(degrees.tp_attn) for held, attention in parts if held)
+        distinct = sum(held for held, _ in parts) / sent
     return degrees.dp_attn * degrees.pp * distinct
 
 

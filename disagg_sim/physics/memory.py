@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.model import DenseFfn, LayerKind, MlaAttention, ModelSpec, MoeFfn
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
-from disagg_sim.physics.layer import kv_heads_per_gpu
+from disagg_sim.physics.blocks import Layer, layers_of
 from disagg_sim.physics.mixed import chunk_share
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
-from disagg_sim.physics.work import ACTIVATION_BYTES, LOGIT_BYTES, Numeric, fullest_rank
+from disagg_sim.physics.work import ACTIVATION_BYTES, LOGIT_BYTES, Numeric
 
 #: Dispatch arrives in one byte per element, combine leaves in two (section 4, M_comm).
 ALL_TO_ALL_BUFFER_BYTES = 3.0
@@ -28,49 +28,29 @@ ALL_TO_ALL_BUFFER_BYTES = 3.0
 EXPANDED = "cached"
 
 
-def layer_weight_bytes(model: ModelSpec, kind: LayerKind, precision: Precision, degrees: Mapping) -> Numeric:
+def layer_weight_bytes(model: ModelSpec, layer: Layer, precision: Precision, degrees: Mapping) -> Numeric:
     """Weights of one layer on one GPU. [B]"""
-    d, tp, attention, ffn = model.hidden, degrees.tp_attn, kind.attention, kind.ffn
-    if isinstance(attention, MlaAttention):
-        replicated = d * (attention.q_rank + attention.kv_rank + attention.rope_dim)
-        matmul = replicated + (attention.matmul_params(d) - replicated) / tp
-    else:
-        heads = 2 * attention.q_heads / tp + 2 * kv_heads_per_gpu(attention, tp)
-        matmul = d * attention.head_dim * heads
-    norms = (4 if model.layer_norm else 2) * d + attention.other_params(d)
-    total = matmul * precision.attention_projection.bytes + norms * ACTIVATION_BYTES
-    if isinstance(ffn, DenseFfn):
-        return total + ffn.matmul_params(d) / tp * precision.ffn.bytes + ffn.other_params(d) * ACTIVATION_BYTES
-    experts = ffn.experts / (degrees.ep * degrees.tp_ffn)
-    total = total + experts * ffn.expert_params(d) * precision.expert.bytes
-    total = total + experts * ffn.expert_other_params(d) * ACTIVATION_BYTES
-    router = ffn.router_params(d) * precision.router.bytes + ffn.router_bias * ffn.experts * ACTIVATION_BYTES
-    return total + ffn.shared_params(d) / tp * precision.expert.bytes + router
+    d, attention = model.hidden, layer.attention
+    norms = (4 if model.layer_norm else 2) * d + attention.spec.other_params(d)
+    projections = attention.matmul_params(d, degrees.tp_attn) * precision.projection(attention.spec.kind).bytes
+    return projections + norms * ACTIVATION_BYTES + layer.ffn.weight_bytes(d, precision, degrees)
 
 
 def weight_bytes(model: ModelSpec, precision: Precision) -> float:
     """All weights of the model, embedding and head included. [B]"""
     whole = Mapping()
-    layers = zip(model.kinds, model.kind_counts, strict=True)
-    total = sum(float(layer_weight_bytes(model, kind, precision, whole)) * count for kind, count in layers)
+    layers = layers_of(model)
+    total = sum(float(layer_weight_bytes(model, layer, precision, whole)) * count for layer, count in layers)
     ends = model.embedding_params * precision.embedding.bytes
     return total + ends + (0 if model.tied_embeddings else model.head_params * precision.head.bytes)
 
 
-def cache_elements_per_gpu(kind: LayerKind, tp: Numeric) -> Numeric:
-    """Cached elements of one token and layer on one GPU: the latent whole, KV heads ceil(n_kv/tp). [1]"""
-    attention = kind.attention
-    if isinstance(attention, MlaAttention):
-        return attention.cache_elements
-    return 2 * kv_heads_per_gpu(attention, tp) * attention.head_dim
-
-
 def kv_duplication(model: ModelSpec, tp: Numeric) -> Numeric:
-    """Copies of each cached element over a TP group: ``max(1, tp/n_kv)``; tp for MLA. [1]"""
-    attention = model.layers[0].attention
-    if isinstance(attention, MlaAttention):
-        return tp
-    return kv_heads_per_gpu(attention, tp) * tp / attention.kv_heads
+    """Copies of each cached element over a TP group: ``max(1, tp/n_kv)`` for GQA, tp for MLA; the mean of kinds. [1]"""
+    held: Numeric = 0.0
+    for layer, count in layers_of(model):
+        held = held + count * layer.attention.cache_elements(tp)
+    return held * tp / model.kv_elements_per_token()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,18 +167,9 @@ def activation_bytes(model: ModelSpec, degrees: Mapping, residents: Residents, i
     """Activations of the live layer and the logits. [B]"""
     tp, live = degrees.tp_attn, residents.live
     widest: Numeric = 0.0
-    for kind in model.kinds:
-        attention, ffn = kind.attention, kind.ffn
-        if isinstance(attention, MlaAttention):
-            row = attention.q_heads * (2 * (attention.nope_dim + attention.rope_dim) + attention.value_dim) / tp
-        else:
-            row = (attention.q_heads + 2 * attention.kv_heads) * attention.head_dim / tp
-        widest = np.maximum(widest, live * row)
-        if isinstance(ffn, DenseFfn):
-            widest = np.maximum(widest, live * (2 * ffn.width / tp))
-        else:
-            picks = residents.live_total * (ffn.top_k * fullest_rank(imbalance, degrees.ep)) / degrees.ep
-            widest = np.maximum(widest, picks * (2 * ffn.width / degrees.tp_ffn + model.hidden))
+    for layer, _ in layers_of(model):
+        widest = np.maximum(widest, live * layer.attention.activation_width(tp))
+        widest = np.maximum(widest, layer.ffn.widest(model.hidden, degrees, live, residents.live_total, imbalance))
     logits = residents.emitted * (model.vocab * LOGIT_BYTES) / tp
     return ACTIVATION_BYTES * (live * (4 * model.hidden) + widest) + logits
 
@@ -207,11 +178,11 @@ def communication_bytes(model: ModelSpec, degrees: Mapping, live: Numeric) -> Nu
     """Buffers of collectives: two all-reduce messages, and what an all-to-all receives. [B]"""
     d, tp = model.hidden, degrees.tp_attn
     total = np.where(np.asarray(tp) > 1, 2 * ACTIVATION_BYTES * d, 0.0) * live
-    ffn = next((kind.ffn for kind in model.kinds if isinstance(kind.ffn, MoeFfn)), None)
-    if ffn is None:
+    picks = max(layer.ffn.picks for layer, _ in layers_of(model))
+    if not picks:
         return total
     exchanged = (np.asarray(degrees.dp_attn) > 1) & (np.asarray(degrees.ep) > 1)
-    return total + np.where(exchanged, ffn.top_k * d * ALL_TO_ALL_BUFFER_BYTES / tp, 0.0) * live
+    return total + np.where(exchanged, picks * d * ALL_TO_ALL_BUFFER_BYTES / tp, 0.0) * live
 
 
 class MemoryParts(NamedTuple):
@@ -262,7 +233,8 @@ def _stages(at: Setup, degrees: Mapping, residents: Residents) -> Iterator[tuple
     model, precision = at.model, at.precision
     tp, d = degrees.tp_attn, model.hidden
     table = stage_table(model, degrees.pp)
-    of_layer = [layer_weight_bytes(model, kind, precision, degrees) for kind in model.kinds]
+    layers = [layer for layer, _ in layers_of(model)]
+    of_layer = [layer_weight_bytes(model, layer, precision, degrees) for layer in layers]
     ends, final_norm = model.vocab * d / tp, (2 if model.layer_norm else 1) * d * ACTIVATION_BYTES
     tied_here = 1.0 - np.where(np.asarray(degrees.pp) == 1, float(model.tied_embeddings), 0.0)
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
@@ -270,19 +242,20 @@ def _stages(at: Setup, degrees: Mapping, residents: Residents) -> Iterator[tuple
         weights = weights + last * (tied_here * ends * precision.head.bytes + final_norm)
         cache: Numeric = 0.0
         per_token: Numeric = 0.0
-        for index, kind in enumerate(model.kinds):
-            count = counts[..., index]
+        for index, layer in enumerate(layers):
+            count, attention = counts[..., index], layer.attention
             weights = weights + count * of_layer[index]
-            element = count * cache_elements_per_gpu(kind, tp) * precision.cache.bytes
-            window = getattr(kind.attention, "window", 0)
+            element = count * attention.cache_elements(tp) * precision.cache.bytes
+            window = attention.spec.window_tokens
             if window:
                 cache = cache + element * np.minimum(residents.tokens, residents.sequences * window)
             else:
                 per_token = per_token + element
-            if np.any(np.asarray(residents.expanded) > 0) and isinstance(kind.attention, MlaAttention):
-                a = kind.attention
-                up = a.q_heads / tp * (a.nope_dim + a.rope_dim + a.value_dim) * precision.cache.bytes
-                cache = cache + count * up * residents.expanded
+            if attention.spec.state_elements:
+                state = count * attention.state_elements(tp) * precision.cache.bytes
+                cache = cache + state * residents.sequences
+            if np.any(np.asarray(residents.expanded) > 0) and "cached" in attention.forms:
+                cache = cache + count * attention.expanded_elements(tp) * precision.cache.bytes * residents.expanded
         whole = per_token * residents.tokens
         yield weights, whole if np.ndim(cache) == 0 and cache == 0.0 else cache + whole
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
+from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost
-from disagg_sim.physics.layer import Tokens
+from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.phases import (
     AttentionSide,
     all_stages,
@@ -177,8 +178,9 @@ def _step_as(
         linear = Tokens(prompts=prompts, new=piece, decodes=sequences, emitted=sequences + prompts)
         ends = attention_side(at, tp, linear, form, phase, core=False)
         layers, sums = list(ends.layers), ends.sums
-        for index, (kind, count) in enumerate(zip(at.model.kinds, at.model.kind_counts, strict=True)):
-            core = attention_cost(kind, at, tp, chunk, form) + attention_cost(kind, at, tp, running, "auto")
+        for index, (layer, count) in enumerate(layers_of(at.model)):
+            own = layer.attention
+            core = attention_cost(own, at, tp, chunk, form) + attention_cost(own, at, tp, running, "auto")
             layers[index] = layers[index] + core.time
             sums = sums.plus(core.sums, count)
         return ends._replace(layers=tuple(layers), sums=sums)

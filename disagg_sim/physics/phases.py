@@ -6,15 +6,15 @@ degrees of shape (rows, 1) and batches of shape (1, batches).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.model import DenseFfn, LayerKind, ModelSpec, MoeFfn
-from disagg_sim.physics import layer
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.physics.blocks import AttentionBlock, FfnBlock, elementwise, layers_of
 from disagg_sim.physics.cost import cheapest, exchange_cost, expert_cost, hop_cost, total_cost
-from disagg_sim.physics.layer import Tokens
+from disagg_sim.physics.operators import Tokens, all_reduce, embedding, head
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
@@ -57,17 +57,13 @@ class AttentionSide(NamedTuple):
     sums: Sums
 
 
-def attention_cost(kind: LayerKind, at: Setup, tp: Numeric, tokens: Tokens, form: str) -> Cost:
+def attention_cost(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tokens, form: str) -> Cost:
     """Scores and values of one layer, prompts and decodes one after the other (serial kernels)."""
     total = NOTHING
     if np.any(np.asarray(tokens.prompts) > 0):
-        total = total + cheapest(
-            total_cost(ops, at) for ops in layer.prefill_attention(kind, at.precision, tp, tokens, form)
-        )
+        total = total + cheapest(total_cost(ops, at) for ops in block.prefill(at.precision, tp, tokens, form))
     if np.any(np.asarray(tokens.decodes) > 0):
-        total = total + cheapest(
-            total_cost(ops, at) for ops in layer.decode_attention(kind, at.precision, tp, tokens, form)
-        )
+        total = total + cheapest(total_cost(ops, at) for ops in block.decode(at.precision, tp, tokens, form))
     return total
 
 
@@ -81,23 +77,20 @@ def attention_side(
     model, precision, linear = at.model, at.precision, tokens.linear
     hidden = at.profile.all_reduce_hidden_fraction if phase == "prefill" else 0.0
     emits = not (np.ndim(tokens.emitted) == 0 and tokens.emitted == 0)
-    start = total_cost([layer.embedding(model, precision, linear)], at)
-    end = total_cost([layer.head(model, precision, tp, tokens.emitted)], at) if emits else NOTHING
+    start = total_cost([embedding(model, precision, linear)], at)
+    end = total_cost([head(model, precision, tp, tokens.emitted)], at) if emits else NOTHING
     sums = start.sums.plus(end.sums)
     layers: list[Numeric] = []
     shared: list[Numeric] = []
-    for kind, count in zip(model.kinds, model.kind_counts, strict=True):
-        own = total_cost(layer.projections(model, kind, precision, tp, linear), at)
-        apart = NOTHING
-        if isinstance(kind.ffn, DenseFfn):
-            own = own + total_cost(layer.dense_ffn(model, kind.ffn, precision, tp, linear), at)
-        else:
-            own = own + total_cost(layer.moe_local(model, kind.ffn, precision, tp, linear), at)
-            apart = total_cost(layer.shared_experts(model, kind.ffn, precision, tp, linear), at)
-        own = own + total_cost([layer.elementwise(model, kind, tp, linear)], at)
+    for layer, count in layers_of(model):
+        summed = all_reduce("attention all-reduce", linear, model, precision, tp)
+        own = total_cost([*layer.attention.projections(model, precision, tp, linear), summed], at)
+        own = own + total_cost(layer.ffn.local(model, precision, tp, linear), at)
+        apart = total_cost(layer.ffn.beside(model, precision, tp, linear), at)
+        own = own + total_cost([elementwise(model, layer, tp, linear)], at)
         time = own.time - hidden * own.sums.communication
         if core:
-            scores = attention_cost(kind, at, tp, tokens, form)
+            scores = attention_cost(layer.attention, at, tp, tokens, form)
             own, time = own + scores, time + scores.time
         layers.append(time)
         shared.append(apart.time)
@@ -114,11 +107,11 @@ def join_experts(
     shared expert hides dispatch where the profile says so (physics page, section 5, overlap rules).
     """
     layers, sums = list(side.layers), side.sums
-    for index, (kind, count) in enumerate(zip(at.model.kinds, at.model.kind_counts, strict=True)):
-        if not isinstance(kind.ffn, MoeFfn):
+    for index, (layer, count) in enumerate(layers_of(at.model)):
+        if not layer.ffn.picks:
             continue
-        routed, routed_sums = _routed(at, kind.ffn, count, degrees, phase, total)
-        dispatch, combine, exchange_sums = _exchange(at, kind.ffn, count, degrees, phase, rank)
+        routed, routed_sums = _routed(at, layer.ffn, count, degrees, phase, total)
+        dispatch, combine, exchange_sums = _exchange(at, layer.ffn, count, degrees, phase, rank)
         overlap = np.maximum if at.profile.shared_expert_overlaps_dispatch else np.add
         together = overlap(side.shared[index], dispatch)
         layers[index] = layers[index] + routed + together + combine
@@ -126,15 +119,17 @@ def join_experts(
     return LayerTimes(tuple(layers), side.embedding, side.head, sums)
 
 
-def _routed(at: Setup, ffn: MoeFfn, layers: int, degrees: Mapping, phase: str, total: Levels) -> tuple[Numeric, Sums]:
+def _routed(
+    at: Setup, ffn: FfnBlock[Any], layers: int, degrees: Mapping, phase: str, total: Levels
+) -> tuple[Numeric, Sums]:
     """Time of the routed experts of one layer, and the sums of all ``layers`` of its kind. [s]"""
     profile = at.profile
     imbalance = profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance
 
     def experts(tp_ffn: Numeric, ep: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
         if profile.random_routing:
-            tokens = tokens * fullest_of_random(tokens * (ffn.top_k / ep), ep)
-        op = layer.routed_experts(at.model, ffn, at.precision, ep=ep, tp_ffn=tp_ffn, tokens=tokens, imbalance=imbalance)
+            tokens = tokens * fullest_of_random(tokens * (ffn.picks / ep), ep)
+        op = ffn.routed(at.model, at.precision, Mapping(tp_ffn=tp_ffn, ep=ep), tokens, imbalance)
         cost = expert_cost(op, ep, tp_ffn, at)
         return cost.time, Sums().plus(cost.sums, layers)
 
@@ -142,7 +137,7 @@ def _routed(at: Setup, ffn: MoeFfn, layers: int, degrees: Mapping, phase: str, t
 
 
 def _exchange(
-    at: Setup, ffn: MoeFfn, layers: int, degrees: Mapping, phase: str, rank: Levels
+    at: Setup, ffn: FfnBlock[Any], layers: int, degrees: Mapping, phase: str, rank: Levels
 ) -> tuple[Numeric, Numeric, Sums]:
     """Times of dispatch and combine of one layer, and the sums of all ``layers`` of its kind. [s]"""
     if np.all(np.asarray(degrees.dp_attn) == 1):
@@ -152,7 +147,7 @@ def _exchange(
         tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric
     ) -> tuple[Numeric, Numeric, Sums]:
         here = Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp_ffn, ep=ep)
-        dispatch, combine = exchange_cost(tokens / tp, here, ffn.top_k, phase, at)
+        dispatch, combine = exchange_cost(tokens / tp, here, ffn.picks, phase, at)
         return dispatch.time, combine.time, Sums().plus(dispatch.sums, layers).plus(combine.sums, layers)
 
     return tabulate(exchange, (degrees.tp_attn, degrees.dp_attn, degrees.tp_ffn, degrees.ep), rank)

@@ -30,6 +30,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import FORMATS, Precision
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.attention import AttentionRate
+from disagg_sim.physics.blocks import ATTENTION
 from disagg_sim.physics.collective import copies_per_pick
 from disagg_sim.physics.collective_curves import (
     AllToAllRate,
@@ -40,8 +41,8 @@ from disagg_sim.physics.collective_curves import (
     pick_backend,
 )
 from disagg_sim.physics.gemm import GemmRate
-from disagg_sim.physics.layer import Operator
 from disagg_sim.physics.moe import MoeRate
+from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import Cost
 
 ENGINES = ("trtllm", "vllm", "sglang")
@@ -61,8 +62,8 @@ class Rates:
     """Everything that turns the counts of one model on one system into seconds."""
 
     gemm: Mapping[str, GemmRate]  # by format name
-    prefill_attention: AttentionRate
-    decode_attention: AttentionRate
+    prefill_attention: Mapping[str, AttentionRate]  # by kind of attention
+    decode_attention: Mapping[str, AttentionRate]
     moe: Mapping[str, tuple[MoeRate, ...]]  # by regime; the fastest kernel counts at each point
     elementwise_bandwidth: float  # [B/s]
     all_reduce: LinkCurve
@@ -209,8 +210,8 @@ class _Resolver:
         served = [row for row in self.spec.decode_attention if row.kind == kind]
         decode = self.take(f"{cache}-cache {kind.upper()} decode attention", (r for r in served if r.cache == cache))
         multiplied = decode  # kernels multiply in the format of their cache
-        if kind == "mla" and precision.attention != cache:
-            what = f"{precision.attention} MLA decode arithmetic"
+        if ATTENTION[kind].multiplies_in_decode and precision.attention != cache:
+            what = f"{precision.attention} {kind.upper()} decode arithmetic"
             multiplied = self.take(what, (r for r in served if r.cache == precision.attention))
         floor = self.profile.attention_t0
         fast = prefill_attention_rate(prefill, self.system, reads_past_at=decode.e_memory * bandwidth)
@@ -321,9 +322,8 @@ def resolve_rates(
     preferred = spec.engine_order if spec is not None else ENGINES
     order = (engine, *(e for e in preferred if e != engine)) if engine else preferred
     resolver = _Resolver(system, spec, profile, order)
-    formats = dict.fromkeys((precision.attention_projection, precision.ffn, precision.head, precision.router))
-    kind = "mla" if model.is_mla else "gqa"
-    prefill, decode = resolver.attention(kind, precision)
+    formats = dict.fromkeys((*precision.projections, precision.ffn, precision.head, precision.router))
+    attention = {kind: resolver.attention(kind, precision) for kind in model.attention_kinds}
     wire = {0.5625: "nvfp4", 2.0: "bf16"}.get(precision.dispatch_bytes, "fp8")
     phases = ("prefill", "decode") if model.is_moe else ()
     prepare = None
@@ -335,8 +335,8 @@ def resolve_rates(
             per_token = float(np.mean([row.seconds_per_token or 0.0 for row in rows]))
     return Rates(
         gemm={f.name: resolver.gemm(f.name) for f in formats},
-        prefill_attention=prefill,
-        decode_attention=decode,
+        prefill_attention={kind: prefill for kind, (prefill, _) in attention.items()},
+        decode_attention={kind: decode for kind, (_, decode) in attention.items()},
         moe=resolver.moe(precision.expert.name) if model.is_moe else {},
         elementwise_bandwidth=profile.elementwise_efficiency * system.hbm_bandwidth,
         all_reduce=resolver.collective("all_reduce", "all-reduce"),

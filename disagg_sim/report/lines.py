@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.load import load_precision
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.precision import Precision, PrecisionRecipe
+from disagg_sim.facts.precision import ANY_KIND, Precision, PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.traffic import ConstantLength, LengthSpec, TrafficSpec
 from disagg_sim.report.words import degrees_text
@@ -60,7 +61,7 @@ def model_lines(spec: ModelSpec) -> Iterator[Line]:
     yield "active parameters", f"{spec.active_params:,}"
     yield "matmul weights of the layers per token", f"{spec.linear_params_per_token:,}"
     for name in ("bf16", "fp8"):
-        yield f"cache per token, {name}", f"{spec.kv_bytes_per_token(name):,.0f} B"
+        yield f"cache per token, {name}", f"{spec.kv_bytes_per_token(load_precision(name).resolve(spec)):,.0f} B"
     sure = "" if spec.max_context_sure else " (unsure)"
     yield "context limit", f"{spec.max_context:,} tokens{sure}"
     yield "hidden, vocabulary", f"{spec.hidden:,}, {spec.vocab:,}"
@@ -99,10 +100,9 @@ def _length(length: LengthSpec) -> str:
 def precision_lines(spec: PrecisionRecipe) -> Iterator[Line]:
     """The format of every operator group of a recipe."""
     yield from (("name", spec.name), ("title", spec.title))
-    for key in ("attention_projection", "ffn", "expert"):
-        group = getattr(spec, key)
-        yield key, group.gqa if group.gqa == group.mla else f"{group.gqa} (MLA models: {group.mla})"
-    for key in ("attention", "cache", "embedding", "head", "router"):
+    for kind, form in spec.attention_projection.items():
+        yield "attention_projection" if kind == ANY_KIND else f"attention_projection of {kind}", form
+    for key in ("ffn", "expert", "attention", "cache", "embedding", "head", "router"):
         yield key, getattr(spec, key)
     yield "on the wire: dispatch", f"{spec.dispatch_bytes:g} B"
     yield "on the wire: combine, all-reduce", f"{spec.combine_bytes:g} B"
@@ -111,8 +111,9 @@ def precision_lines(spec: PrecisionRecipe) -> Iterator[Line]:
 
 def resolved_lines(spec: Precision) -> Iterator[Line]:
     """The format of every operator group of a recipe that has met its model."""
-    for key in ("attention_projection", "ffn", "expert", "cache", "embedding", "head", "router"):
-        form = getattr(spec, key)
+    forms = {f"attention_projection of {kind}": form for kind, form in spec.attention_projection.items()}
+    forms |= {key: getattr(spec, key) for key in ("ffn", "expert", "cache", "embedding", "head", "router")}
+    for key, form in forms.items():
         yield key, f"{form.name}, {form.bytes:g} B an element"
     yield "attention", spec.attention
     yield "on the wire: dispatch", f"{spec.dispatch_bytes:g} B"

@@ -38,9 +38,9 @@ from numpy.typing import NDArray
 from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.notebook import Shown
+from disagg_sim.physics.blocks import MLA_FORMS, check_form, chunk_forms, forms_of
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
-from disagg_sim.physics.layer import MLA_FORMS, check_form
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.phases import PrefillPass, decode_step, prefill_pass
 from disagg_sim.physics.roofline import Sums
@@ -432,7 +432,7 @@ def best_form(
 ) -> tuple[PrefillPass, Any, Any]:
     """Passes, bytes and forms of CPP as ``score`` gives them; free MLA forms are ``cached`` where that is best."""
     best, memory, code = score(form)
-    if form != "auto" or not at.model.is_mla:
+    if len(chunk_forms(at.model, form)) == 1:
         return best, memory, code
     scored, held, cached = score("cached")
     take = (held <= at.memory_limit) & (scored.busy < best.busy)
@@ -443,7 +443,7 @@ def best_form(
 
 def form_code(at: Setup, form: str) -> np.int8:
     """Index of a form of MLA in ``CHOSEN_FORMS``."""
-    return np.int8(CHOSEN_FORMS.index(form if at.model.is_mla else "none"))
+    return np.int8(CHOSEN_FORMS.index(form if len(forms_of(at.model)) > 1 else "none"))
 
 
 def with_chunks(table: Mapping, isl: float, chunk_tokens: Any) -> Mapping:

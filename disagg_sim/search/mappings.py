@@ -13,10 +13,11 @@ import numpy as np
 from disagg_sim.domain import DEGREES, MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, Mapping
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.model import DenseFfn, GqaAttention, ModelSpec, MoeFfn
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.setup import Setup
 
-#: Degrees other than powers of two, 3*2^k and 36*2^k, that a domain of a multiple of 36 GPUs invites.
+#: Mapping other than powers of two, 3*2^k and 36*2^k, that a domain of a multiple of 36 GPUs invites.
 ODD_DEGREES = (3, 6, 12, 24, 36, 48, 72, 96, 144, 192, 288, 384, 576)
 ODD_DOMAIN = 36
 
@@ -142,26 +143,8 @@ def _stage_refusal(at: Setup, tp_attn: int, tp_ffn: int, ep: int) -> str | None:
     model, system = at.model, at.system
     if max(tp_attn, tp_ffn) > system.nvlink_domain:
         return f"TP leaves the NVLink domain of {system.nvlink_domain}"
-    for kind in model.kinds:
-        attention, ffn = kind.attention, kind.ffn
-        if attention.q_heads % tp_attn:
-            return f"tp_attn does not divide {attention.q_heads} query heads"
-        if isinstance(attention, GqaAttention) and tp_attn % attention.kv_heads and attention.kv_heads % tp_attn:
-            return f"tp_attn neither divides {attention.kv_heads} KV heads nor is a multiple of them"
-        if isinstance(ffn, DenseFfn):
-            if ffn.width % tp_attn:
-                return f"tp_attn does not divide the FFN width {ffn.width}"
-            continue
-        if (reason := _expert_refusal(ffn, tp_attn, tp_ffn, ep)) is not None:
+    for layer, _ in layers_of(model):
+        reason = layer.attention.rejects(tp_attn) or layer.ffn.rejects(tp_attn, tp_ffn, ep)
+        if reason is not None:
             return reason
-    return None
-
-
-def _expert_refusal(ffn: MoeFfn, tp_attn: int, tp_ffn: int, ep: int) -> str | None:
-    if ffn.experts % ep:
-        return f"ep does not divide {ffn.experts} experts"
-    if ffn.width % tp_ffn:
-        return f"tp_ffn does not divide the expert width {ffn.width}"
-    if ffn.shared_experts and (ffn.shared_experts * ffn.shared_width) % tp_attn:
-        return f"tp_attn does not divide the shared width {ffn.shared_experts * ffn.shared_width}"
     return None

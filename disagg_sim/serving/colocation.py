@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from disagg_sim.domain import DEGREES, Mapping, Mode
 from disagg_sim.errors import InfeasibleError, InputError, above_zero, nearest
+from disagg_sim.physics.blocks import check_form, chunk_forms
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
-from disagg_sim.physics.layer import check_form
 from disagg_sim.physics.memory import Prefilling, colocated_bytes
 from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup
@@ -96,8 +96,7 @@ class Case:
     @property
     def forms(self) -> tuple[str, ...]:
         """MLA forms of a chunk to try: a free one may also keep the up-projected past."""
-        form = self.options.mla_form
-        return ("auto", "cached") if form == "auto" and self.at.model.is_mla else (form,)
+        return chunk_forms(self.at.model, self.options.mla_form)
 
     @property
     def long_isl(self) -> float:

@@ -82,8 +82,8 @@ class Cluster:
         self._called = 0  # requests of a closed loop, so far
         self._looks = 0  # of the policy, so far
         self._notify_all = self._closed or parts.listener is not None
-        windows = any(getattr(kind.attention, "window", 0) for kind in self.site.setup.model.kinds)
-        self._token_bytes = 0.0 if windows else self.site.kv_bytes(1)  # where a cache grows by the token [B]
+        linear = self.site.setup.model.linear_cache
+        self._token_bytes = self.site.kv_bytes(1) if linear else 0.0  # where a cache grows by the token [B]
         self._place, self._proceed = parts.routing.place, parts.routing.proceed
         roster.joined, roster.serves = self._instances_changed, self.batches.ask
         roster.died, roster.carries = self._instance_died, self._move

@@ -13,7 +13,7 @@ import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, PolicyError
-from disagg_sim.facts.model import DenseFfn
+from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
@@ -296,6 +296,5 @@ def _blocks(at: Setup, mapping: Mapping, limits: Limits) -> int:
 
 def _peak_flops(at: Setup) -> float:
     """Dense peak of one GPU in the arithmetic of the model's feed-forward matrices. [FLOP/s]"""
-    dense = isinstance(at.model.layers[-1].ffn, DenseFfn)
-    form = at.precision.ffn if dense else at.precision.expert
+    form = layer_of(at.model.layers[-1]).ffn.format(at.precision)
     return at.system.peak_flops[form.arithmetic]

@@ -17,6 +17,7 @@ from typing import Any
 from disagg_sim.domain import MAX_PIPELINE_GPUS, Mode
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.physics.blocks import forms_of
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.serving.colocation import Case as SharedCase
 from disagg_sim.serving.colocation import Colocation
@@ -142,7 +143,7 @@ def cases_of(spec: SweepSpec) -> tuple[Case, ...]:
 
 
 def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
-    forms = spec.mla_forms if load.load_model(model).is_mla else ("auto",)
+    forms = spec.mla_forms if len(forms_of(load.load_model(model))) > 1 else ("auto",)
     axes = (spec.traffic, spec.pools, spec.limits, spec.ctx_gen_ratios, spec.nvlink_domains, forms)
     cases = [
         Case(

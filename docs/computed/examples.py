@@ -6,11 +6,11 @@ import numpy as np
 
 import disagg_sim as ds
 from disagg_sim.domain import Mapping
+from disagg_sim.physics.blocks.mla import Mla, mla_work
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
-from disagg_sim.physics.layer import Tokens, mla_dims
+from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.physics.work import mla_work
 from disagg_sim.units import GB, MS
 from docs.computed import joined, plain, power, quick, table
 from docs.computed.counts import tensor_parallel
@@ -206,7 +206,7 @@ def w5_rows() -> str:
 def reprojected(chunk: int) -> tuple[float, float]:
     """FLOP that chunks of 16,384 tokens of R1 project again, and their share of the prefill."""
     model = ds.load_model("deepseek_r1")
-    dims = mla_dims(model.layers[0].attention, 1.0, 1.0)
+    dims = Mla(model.layers[0].attention).dims(1.0, 1.0)
     past = np.arange(0, 16384, chunk, dtype=float)
     again, kept = (mla_work(form, dims, sequences=1.0, new=float(chunk), past=past) for form in ("naive", "cached"))
     extra = len(model.layers) * float(np.sum(again.flops - kept.flops))

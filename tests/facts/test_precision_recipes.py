@@ -23,7 +23,8 @@ TABLE = {
 @pytest.mark.parametrize(("recipe", "model"), TABLE)
 def test_a_recipe_resolves_by_operator_group(recipe, model):
     p = load_precision(recipe).resolve(load_model(model))
-    assert (p.attention_projection.name, p.ffn.name, p.expert.name, p.attention, p.cache.name) == TABLE[recipe, model]
+    (projection,) = p.projections
+    assert (projection.name, p.ffn.name, p.expert.name, p.attention, p.cache.name) == TABLE[recipe, model]
     assert {p.embedding.name, p.head.name, p.router.name} == {"bf16"}
     assert (p.dispatch_bytes, p.combine_bytes) == ((2.0, 2.0) if recipe == "bf16" else (1.03, 2.0))
 

@@ -79,8 +79,8 @@ def test_counts_of_every_model_are_exact(row):
         "linear_params_per_token": model.linear_params_per_token,
         "lm_head_params": model.head_params,
         "kv_elements_per_token": model.kv_elements_per_token(),
-        "kv_bytes_per_token_bf16": model.kv_bytes_per_token("bf16"),
-        "kv_bytes_per_token_fp8": model.kv_bytes_per_token("fp8"),
+        "kv_bytes_per_token_bf16": model.kv_bytes_per_token(load_precision("bf16").resolve(model)),
+        "kv_bytes_per_token_fp8": model.kv_bytes_per_token(load_precision("fp8").resolve(model)),
         "max_context": model.max_context,
         "layers": len(model.layers),
         "moe_layers": sum(isinstance(layer.ffn, MoeFfn) for layer in model.layers),
@@ -104,7 +104,7 @@ def test_maverick_alternates_dense_and_moe_layers():
 def test_deepseek_begins_with_three_dense_layers():
     model = load_model("deepseek_r1")
     assert [isinstance(layer.ffn, MoeFfn) for layer in model.layers] == [False] * 3 + [True] * 58
-    assert model.is_mla
+    assert model.attention_kinds == ("mla",)
     assert model.block_scaled_fp8
 
 
@@ -116,7 +116,7 @@ def test_block_scaled_checkpoints():
 def test_kv_bytes_per_token_takes_a_resolved_recipe():
     model = load_model("llama_3_1_70b")
     assert model.kv_bytes_per_token(load_precision("fp8_bf16kv").resolve(model)) == 327_680
-    assert model.kv_bytes_per_token("nvfp4_fp8kv") == 163_840
+    assert model.kv_bytes_per_token(load_precision("nvfp4_fp8kv").resolve(model)) == 163_840
 
 
 def test_a_request_beyond_the_context_limit_is_refused():

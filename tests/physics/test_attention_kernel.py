@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.physics.attention import RESIDENT_SHARE, AttentionRate, decode_attention_cost, prefill_attention_cost
-from disagg_sim.physics.layer import absorbed_shape, expanded_shape
+from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work
+from disagg_sim.physics.blocks.mla import MlaDims, absorbed_shape, expanded_shape, mla_work
 from disagg_sim.physics.setup import setup
-from disagg_sim.physics.work import AttentionShape, MlaDims, Work, gqa_decode_work, gqa_prefill_work, mla_work
+from disagg_sim.physics.work import AttentionShape, Work
 from disagg_sim.units import US
 
 PREFILL = AttentionRate(1e15, 2e12, 10 * US, s_half=128.0, multiprocessors=100, io_bandwidth=1e12, tail=0.4)
@@ -150,4 +151,4 @@ def test_a_query_key_pair_of_latent_attention_costs_four_flop_an_element(form, s
 
 def test_blackwell_blocks_take_two_tiles_of_128_rows():
     rates = [setup("llama_3_1_70b", name, "bf16").rates for name in ("a100_sxm_80gb", "h100_sxm", "b200_sxm")]
-    assert [rate.prefill_attention.s_half for rate in rates] == [128.0, 128.0, 256.0]
+    assert [rate.prefill_attention["gqa"].s_half for rate in rates] == [128.0, 128.0, 256.0]

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.efficiency import ANY_REGIME, GemmFit, MoeFit
 from disagg_sim.facts.load import load_efficiency, load_profile, load_system
+from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.cost import expert_cost
 from disagg_sim.physics.gemm import GemmRate, gemm_cost
-from disagg_sim.physics.layer import routed_experts
 from disagg_sim.physics.moe import MoeRate, moe_cost
 from disagg_sim.physics.rates import gemm_rate, moe_rate, resolve_rates
 from disagg_sim.physics.roofline import Rate, operator_cost
@@ -195,15 +196,8 @@ def test_one_fit_serves_every_regime_and_the_faster_kernel_counts():
     assert len({id(kernels) for kernels in rates.moe.values()}) == 1
     kernels = rates.moe["tp"]
     assert kernels == (moe_rate(fits[0], H100), moe_rate(fits[1], H100))
-    op = routed_experts(
-        QWEN.model,
-        QWEN.model.layers[-1].ffn,
-        QWEN.precision,
-        ep=8.0,
-        tp_ffn=1.0,
-        tokens=np.array([1.0, 4.0, 4096.0]),
-        imbalance=1.0,
-    )
+    experts = layer_of(QWEN.model.layers[-1]).ffn
+    op = experts.routed(QWEN.model, QWEN.precision, Mapping(ep=8.0), np.array([1.0, 4.0, 4096.0]), 1.0)
     times = [moe_cost(op.experts, op.work, kernel).time for kernel in kernels]
     together = expert_cost(op, np.float64(8.0), np.float64(1.0), replace(QWEN, rates=rates)).time
     assert np.array_equal(together, np.minimum(*times))

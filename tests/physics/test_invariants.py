@@ -16,9 +16,9 @@ from disagg_sim.facts.formats.efficiency import unit_of_field
 from disagg_sim.facts.load import load_efficiency
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.cost import kernel_cost
-from disagg_sim.physics.layer import head
 from disagg_sim.physics.memory import decode_bytes, decode_residents, prefill_bytes, prompt_residents
 from disagg_sim.physics.mixed import Chunk, mixed_step
+from disagg_sim.physics.operators import head
 from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.rates import resolve_rates
 from disagg_sim.physics.roofline import blend

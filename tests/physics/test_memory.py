@@ -8,11 +8,11 @@ from cases import cached_setting
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_model, load_precision
+from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.memory import (
     CachedTokens,
     Residents,
     activation_bytes,
-    cache_elements_per_gpu,
     communication_bytes,
     decode_bytes,
     decode_load,
@@ -62,8 +62,8 @@ def test_tensor_parallelism_cuts_everything_but_norms(tp):
 
 def test_tensor_parallelism_above_the_kv_heads_repeats_their_projections():
     model = load_model("llama_3_1_70b")
-    precision = load_precision("fp8").resolve(model)
-    at_8, at_16 = (layer_weight_bytes(model, model.kinds[0], precision, Mapping(tp_attn=n, tp_ffn=n)) for n in (8, 16))
+    layer, precision = layer_of(model.kinds[0]), load_precision("fp8").resolve(model)
+    at_8, at_16 = (layer_weight_bytes(model, layer, precision, Mapping(tp_attn=n, tp_ffn=n)) for n in (8, 16))
     norms, one_kv_head = 2 * 8192 * 2, 2 * 128 * 8192
     assert at_16 == pytest.approx((at_8 - norms - one_kv_head) / 2 + one_kv_head + norms, rel=1e-12)
 
@@ -150,8 +150,9 @@ def test_uniform_ages_give_that_mean_and_deviation():
 
 @pytest.mark.parametrize("tp", [1, 4, 16])
 def test_latent_cache_is_whole_on_every_tp_rank(tp):
-    assert float(cache_elements_per_gpu(load_model("deepseek_r1").kinds[1], tp)) == 576
-    assert float(cache_elements_per_gpu(load_model("llama_3_1_70b").kinds[0], tp)) == 2 * 128 * max(8 / tp, 1)
+    latent, heads = (layer_of(load_model(name).kinds[-1]).attention for name in ("deepseek_r1", "llama_3_1_70b"))
+    assert float(latent.cache_elements(tp)) == 576
+    assert float(heads.cache_elements(tp)) == 2 * 128 * max(8 / tp, 1)
 
 
 def test_sliding_windows_hold_at_most_the_window():

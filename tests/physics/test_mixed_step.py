@@ -117,7 +117,7 @@ def test_re_projection_of_the_past_is_the_hand_count_of_16k_in_chunks_of_2048():
         for form in ("naive", "cached", "absorbed", "auto")
     }
     extra = 8 * (steps["naive"].sums.compute - steps["cached"].sums.compute)
-    rate = at.rates.gemm[at.precision.attention_projection.name].flops
+    rate = at.rates.gemm[at.precision.projection("mla").name].flops
     assert extra * rate == pytest.approx(1.1737e14, rel=1e-4)
     assert steps["cached"].time < steps["naive"].time
     assert steps["auto"].time == min(steps["naive"].time, steps["absorbed"].time)

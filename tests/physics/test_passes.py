@@ -6,9 +6,9 @@ import pytest
 from cases import cached_setting
 
 from disagg_sim.domain import Mapping
+from disagg_sim.physics.blocks.gqa import gqa_prefill_work
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.phases import decode_step, prefill_pass
-from disagg_sim.physics.work import gqa_prefill_work
 
 HIDDEN, LINK, MOE_LAYERS = 7168, 900e9, 58
 

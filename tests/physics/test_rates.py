@@ -11,7 +11,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_efficiency, load_engine, load_model, load_profile, load_system, resolve_precision
 from disagg_sim.physics.cost import expert_cost
-from disagg_sim.physics.layer import Operator
+from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.rates import Rates, resolve_rates
 from disagg_sim.physics.setup import setup
@@ -31,7 +31,7 @@ def test_ideal_is_the_vendors_peak():
     assert rates.gemm["nvfp4"].flops == 10e15
     assert rates.gemm["fp8_block"].flops == 5e15
     assert rates.gemm["bf16"].flops == 2.5e15
-    assert rates.decode_attention.flops == 5e15  # fp8 arithmetic
+    assert rates.decode_attention["mla"].flops == 5e15  # fp8 arithmetic
     for rate in (*rates.gemm.values(), *(r for kernels in rates.moe.values() for r in kernels)):
         assert rate.bandwidth == 8e12
         assert rate.t0 == 0
@@ -45,9 +45,9 @@ def test_measured_takes_the_fits_of_tensorrt_llm_first():
     rates = rates_of("deepseek_r1")
     assert rates.gemm["nvfp4"].flops == pytest.approx(0.389 * 10e15)
     assert rates.gemm["nvfp4"].bandwidth == pytest.approx(0.597 * 8e12)
-    assert rates.decode_attention.flops == pytest.approx(0.978 * 2.5e15)
-    assert rates.prefill_attention.flops == pytest.approx(0.832 * 2.5e15)
-    assert rates.prefill_attention.s_half == pytest.approx(3480.7, abs=0.1)
+    assert rates.decode_attention["mla"].flops == pytest.approx(0.978 * 2.5e15)
+    assert rates.prefill_attention["mla"].flops == pytest.approx(0.832 * 2.5e15)
+    assert rates.prefill_attention["mla"].s_half == pytest.approx(3480.7, abs=0.1)
 
 
 def test_floor_of_quantised_gemm_is_capped_at_4_us_and_that_of_bf16_is_not():
@@ -64,7 +64,7 @@ def test_optimistic_changes_floors_and_not_efficiencies():
         assert hopeful.gemm[name].flops == rate.flops
         assert hopeful.gemm[name].bandwidth == rate.bandwidth
         assert hopeful.gemm[name].t0 == pytest.approx(2 * US)
-    assert hopeful.decode_attention.t0 == hopeful.prefill_attention.t0 == pytest.approx(6 * US)
+    assert hopeful.decode_attention["mla"].t0 == hopeful.prefill_attention["mla"].t0 == pytest.approx(6 * US)
     assert hopeful.all_reduce.at(64.0)[0] == pytest.approx(5 * US)
     assert all(rate.t0 == pytest.approx(15 * US) for kernels in hopeful.moe.values() for rate in kernels)
     assert hopeful.dispatch["decode"].inside.at(64.0)[0] == pytest.approx(15 * US)
@@ -179,9 +179,9 @@ def test_bf16_attention_over_an_fp8_cache_keeps_the_memory_side_and_takes_the_ar
     """GB200, MLA, from its table of fits: decode 0.52 and prefill 0.584 of the bf16 peak, 0.658 of HBM."""
     at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv_bf16_attention")
     rates, peak = at.rates, at.system.peak_flops["bf16"]
-    assert rates.decode_attention.flops == pytest.approx(0.52 * peak)
-    assert rates.decode_attention.bandwidth == pytest.approx(0.658 * at.system.hbm_bandwidth)
-    assert rates.prefill_attention.flops == pytest.approx(0.584 * peak)
+    assert rates.decode_attention["mla"].flops == pytest.approx(0.52 * peak)
+    assert rates.decode_attention["mla"].bandwidth == pytest.approx(0.658 * at.system.hbm_bandwidth)
+    assert rates.prefill_attention["mla"].flops == pytest.approx(0.584 * peak)
 
 
 def test_a_changed_setup_is_the_setup_of_the_changed_names():

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_model
-from disagg_sim.facts.model import DenseFfn, GqaAttention
-from disagg_sim.physics import layer
+from disagg_sim.facts.model import GqaAttention
+from disagg_sim.physics.blocks import layer_of, layers_of
+from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work
+from disagg_sim.physics.blocks.mla import MlaDims, mla_work
 from disagg_sim.physics.chunked import chunk_plan, chunked_prefill_pass
 from disagg_sim.physics.cost import kernel_cost
-from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.memory import decode_bytes, decode_residents, kv_duplication
+from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.stages import stages_of
-from disagg_sim.physics.work import MlaDims, gqa_decode_work, gqa_prefill_work, mla_work
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.workload.lengths import lengths
 
@@ -30,14 +31,11 @@ quick = settings(max_examples=60, deadline=None)
 def layer_flops(model, precision, tp, tokens: Tokens) -> dict[str, float]:
     """FLOP of one GPU in one layer of each kind, routed experts apart. [FLOP]"""
     found: dict[str, float] = {}
-    for kind in model.kinds:
-        ops = layer.projections(model, kind, precision, tp, tokens.linear)
-        ops += layer.decode_attention(kind, precision, tp, tokens, "auto")[0]
-        if isinstance(kind.ffn, DenseFfn):
-            ops += layer.dense_ffn(model, kind.ffn, precision, tp, tokens.linear)
-        else:
-            ops += layer.moe_local(model, kind.ffn, precision, tp, tokens.linear)
-            ops += layer.shared_experts(model, kind.ffn, precision, tp, tokens.linear)
+    for layer, _ in layers_of(model):
+        ops = layer.attention.projections(model, precision, tp, tokens.linear)
+        ops += layer.attention.decode(precision, tp, tokens, "auto")[0]
+        ops += layer.ffn.local(model, precision, tp, tokens.linear)
+        ops += layer.ffn.beside(model, precision, tp, tokens.linear)
         for op in ops:
             found[op.name] = found.get(op.name, 0.0) + float(op.work.flops)
     return found
@@ -47,7 +45,8 @@ def layer_flops(model, precision, tp, tokens: Tokens) -> dict[str, float]:
 @pytest.mark.parametrize("name", ["llama_3_1_70b", "deepseek_r1", "gpt_oss_120b", "glm_4_5"])
 def test_flops_over_tp_ranks_are_the_unsharded_ones_and_the_replicated_parts(name, tp):
     """Replicated: MLA's down projections, the router, and KV heads above n_kv (each rank computes one whole)."""
-    model, precision = load_model(name), cached_setting("llama_3_1_70b", "h100_sxm", "ideal").precision
+    at = cached_setting(name, "h100_sxm", "ideal")
+    model, precision = at.model, at.precision
     tokens = Tokens(decodes=5.0, context=700.0, emitted=5.0)
     whole, rank = (layer_flops(model, precision, n, tokens) for n in (1.0, float(tp)))
     for operator, flops in whole.items():
@@ -131,12 +130,12 @@ def test_with_infinite_links_sharded_parts_take_one_nth(tp):
 @pytest.mark.parametrize("tp", [2, 8])
 def test_compute_bound_gemms_and_attention_take_one_nth(tp):
     at = cached_setting("llama_3_1_70b", "h100_sxm", "ideal")
-    kind, tokens = at.model.kinds[0], Tokens(prompts=1.0, new=32_768.0, emitted=1.0)
+    layer, tokens = layer_of(at.model.kinds[0]), Tokens(prompts=1.0, new=32_768.0, emitted=1.0)
     times = []
     for n in (1.0, float(tp)):
-        ops = layer.projections(at.model, kind, at.precision, n, 32_768.0)
-        ops += layer.prefill_attention(kind, at.precision, n, tokens, "auto")[0]
-        ops += layer.dense_ffn(at.model, kind.ffn, at.precision, n, 32_768.0)
+        ops = layer.attention.projections(at.model, at.precision, n, 32_768.0)
+        ops += layer.attention.prefill(at.precision, n, tokens, "auto")[0]
+        ops += layer.ffn.local(at.model, at.precision, n, 32_768.0)
         times.append(sum(float(kernel_cost(op, at).time) for op in ops if op.kind != "all_reduce"))
     assert times[1] == pytest.approx(times[0] / tp, rel=1e-12)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.model import DenseFfn
-from disagg_sim.physics import layer
+from disagg_sim.physics.blocks import elementwise, layers_of
 from disagg_sim.physics.cost import exchange_cost, expert_cost, kernel_cost
-from disagg_sim.physics.layer import Tokens
+from disagg_sim.physics.operators import Tokens, all_reduce, embedding, head
 from disagg_sim.physics.setup import Setup
 
 
@@ -18,31 +17,22 @@ def seconds_by_operator(
     """Time of each operator times the layers that have it; dispatch and combine under those names. [s]"""
     tp, precision = degrees.tp_attn, at.precision
     found: defaultdict[str, float] = defaultdict(float)
-    attend = layer.prefill_attention if phase == "prefill" else layer.decode_attention
-    for kind, count in zip(at.model.kinds, at.model.kind_counts, strict=True):
-        operators = layer.projections(at.model, kind, precision, tp, tokens.linear)
-        operators += attend(kind, precision, tp, tokens, "auto")[0]
-        operators.append(layer.elementwise(at.model, kind, tp, tokens.linear))
-        if isinstance(kind.ffn, DenseFfn):
-            operators += layer.dense_ffn(at.model, kind.ffn, precision, tp, tokens.linear)
-        else:
-            operators += layer.moe_local(at.model, kind.ffn, precision, tp, tokens.linear)
-            operators += layer.shared_experts(at.model, kind.ffn, precision, tp, tokens.linear)
-            routed = layer.routed_experts(
-                at.model,
-                kind.ffn,
-                precision,
-                ep=degrees.ep,
-                tp_ffn=degrees.tp_ffn,
-                tokens=stage_tokens,
-                imbalance=imbalance,
-            )
+    for layer, count in layers_of(at.model):
+        attend = layer.attention.prefill if phase == "prefill" else layer.attention.decode
+        operators = layer.attention.projections(at.model, precision, tp, tokens.linear)
+        operators.append(all_reduce("attention all-reduce", tokens.linear, at.model, precision, tp))
+        operators += attend(precision, tp, tokens, "auto")[0]
+        operators.append(elementwise(at.model, layer, tp, tokens.linear))
+        operators += layer.ffn.local(at.model, precision, tp, tokens.linear)
+        operators += layer.ffn.beside(at.model, precision, tp, tokens.linear)
+        if layer.ffn.picks:
+            routed = layer.ffn.routed(at.model, precision, degrees, stage_tokens, imbalance)
             found["routed experts"] += count * float(expert_cost(routed, degrees.ep, degrees.tp_ffn, at).time)
-            dispatch, combine = exchange_cost(tokens.linear / tp, degrees, kind.ffn.top_k, phase, at)
+            dispatch, combine = exchange_cost(tokens.linear / tp, degrees, layer.ffn.picks, phase, at)
             found["dispatch"] += count * float(dispatch.time)
             found["combine"] += count * float(combine.time)
         for op in operators:
             found[op.name] += count * float(kernel_cost(op, at).time)
-    found["head"] = float(kernel_cost(layer.head(at.model, precision, tp, tokens.emitted), at).time)
-    found["embedding"] = float(kernel_cost(layer.embedding(at.model, precision, tokens.linear), at).time)
+    found["head"] = float(kernel_cost(head(at.model, precision, tp, tokens.emitted), at).time)
+    found["embedding"] = float(kernel_cost(embedding(at.model, precision, tokens.linear), at).time)
     return dict(found)

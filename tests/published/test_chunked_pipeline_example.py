@@ -35,8 +35,8 @@ def flat_rates(at: Setup, flops: float) -> Setup:
     rates = replace(
         rates,
         gemm=dict.fromkeys(rates.gemm, GemmRate(flops, np.inf, 0.0, np.inf)),
-        prefill_attention=attention,
-        decode_attention=attention,
+        prefill_attention=dict.fromkeys(rates.prefill_attention, attention),
+        decode_attention=dict.fromkeys(rates.decode_attention, attention),
         moe=dict.fromkeys(rates.moe, (MoeRate(flops, np.inf, 0.0, np.inf),)),
         elementwise_bandwidth=np.inf,
         all_reduce=FREE_LINK,
@@ -75,7 +75,9 @@ def test_four_stages_of_10_12_14_16_ms_give_100_ms():
     flat = flat_rates(at, np.inf)
     flat = replace(
         flat,
-        rates=replace(flat.rates, prefill_attention=replace(flat.rates.prefill_attention, flops=per_past_chunk)),
+        rates=replace(
+            flat.rates, prefill_attention={"gqa": replace(flat.rates.prefill_attention["gqa"], flops=per_past_chunk)}
+        ),
         profile=replace(at.profile, elementwise_latency=10 * MS - 2 * MS * (0.5 + 0.5 / size)),
     )
     degrees = Mapping(pp=4.0)

@@ -17,8 +17,8 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.kv_transfer import unique_gpus
-from disagg_sim.physics.layer import Tokens
 from disagg_sim.physics.memory import kv_duplication
+from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.setup import setup
 from disagg_sim.physics.setup import setup as setup_of
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
@@ -108,8 +108,8 @@ def test_c10_throughput_misses_ten_percent_in_chunks_of_512():
 def test_c10_the_last_wave_of_attention_takes_nearly_half_of_it(monkeypatch):
     """Blocks that balance themselves over the multiprocessors: 0.843. No kernel with a past was measured."""
     at_rest = setup("deepseek_r1", SYSTEM, RECIPE).rates
-    assert at_rest.prefill_attention.tail == 0.4
-    rates = replace(at_rest, prefill_attention=replace(at_rest.prefill_attention, tail=0.0))
+    assert at_rest.prefill_attention["mla"].tail == 0.4
+    rates = replace(at_rest, prefill_attention={"mla": replace(at_rest.prefill_attention["mla"], tail=0.0)})
     monkeypatch.setitem(globals(), "setup", lambda *names: replace(setup_of(*names), rates=rates))
     assert relative_rates("measured", 512)[32] == pytest.approx(0.843, abs=0.002)
 
@@ -328,7 +328,7 @@ def test_c24_balanced_pools_send_what_they_receive(model, pp):
         n_d = n_p * senders.request_rate[row, 0] / takers.request_rate[0, 0]
         sent = n_p * senders.unique_gpus[row] * kv_bandwidth(senders)[row, 0]
         received = n_d * takers.unique_gpus[0] * kv_bandwidth(takers)[0, 0]
-        cache = isl * load_model(model).kv_bytes_per_token(RECIPE)
+        cache = isl * load_model(model).kv_elements_per_token()  # one byte each in fp8
         assert sent == pytest.approx(received, rel=1e-9)
         assert sent == pytest.approx(n_p * senders.request_rate[row, 0] * cache, rel=1e-9)
 
@@ -352,7 +352,7 @@ def test_c24_integer_pairs_differ_by_their_imbalance(sweeps):
 def test_c32_flops_and_cache_of_405b_and_70b():
     large, small = (load_model(name) for name in ("llama_3_1_405b", "llama_3_1_70b"))
     assert prefill_work(large, isl=4096).flops / prefill_work(small, isl=4096).flops == pytest.approx(5.8, rel=0.01)
-    assert large.kv_bytes_per_token("fp8") / small.kv_bytes_per_token("fp8") == pytest.approx(1.575, rel=1e-9)
+    assert large.kv_elements_per_token() / small.kv_elements_per_token() == pytest.approx(1.575, rel=1e-9)
 
 
 def ftl_ratio(system: str, precision: str, mapping: Mapping, profile: str) -> float:

@@ -12,12 +12,12 @@ from breakdown import seconds_by_operator
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.physics.blocks.mla import Mla, mla_work
 from disagg_sim.physics.counts import decode_work, prefill_work
-from disagg_sim.physics.layer import Tokens, mla_dims
 from disagg_sim.physics.memory import prefill_bytes, prompt_residents
+from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.phases import decode_step, prefill_pass
 from disagg_sim.physics.setup import setup
-from disagg_sim.physics.work import mla_work
 from disagg_sim.units import GB, MS
 
 ROUNDING = 0.005
@@ -242,7 +242,7 @@ def test_w5_bytes_by_operator_group():
 @pytest.mark.parametrize(("chunk", "flops", "share"), [(2048, 1.17e14, 0.064), (512, 5.20e14, 0.28)])
 def test_w6_reprojection_of_earlier_chunks(chunk, flops, share):
     model = load_model("deepseek_r1")
-    dims = mla_dims(model.layers[0].attention, 1.0, 1.0)
+    dims = Mla(model.layers[0].attention).dims(1.0, 1.0)
     past = np.arange(0, 16384, chunk, dtype=float)
     again, kept = (mla_work(form, dims, sequences=1.0, new=float(chunk), past=past) for form in ("naive", "cached"))
     extra = 61 * float(np.sum(again.flops - kept.flops))

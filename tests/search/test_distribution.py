@@ -12,7 +12,7 @@ from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.gemm import TILE_M
-from disagg_sim.physics.layer import Tokens
+from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.phases import LayerTimes, attention_side, decode_step, prefill_pass, slowest_stage
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid

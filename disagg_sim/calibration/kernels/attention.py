@@ -41,17 +41,10 @@ from disagg_sim.physics.attention import (
     decode_attention_cost,
     prefill_attention_cost,
 )
-from disagg_sim.physics.layer import absorbed_shape, expanded_shape
+from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work
+from disagg_sim.physics.blocks.mla import MlaDims, absorbed_shape, expanded_shape, mla_work
 from disagg_sim.physics.rates import decode_attention_rate, prefill_attention_rate
-from disagg_sim.physics.work import (
-    AttentionShape,
-    MlaDims,
-    Work,
-    causal_pairs,
-    gqa_decode_work,
-    gqa_prefill_work,
-    mla_work,
-)
+from disagg_sim.physics.work import AttentionShape, Work, causal_pairs
 from disagg_sim.units import US
 
 Array = NDArray[np.float64]

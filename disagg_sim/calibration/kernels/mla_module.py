@@ -21,10 +21,10 @@ from disagg_sim.facts.efficiency import DecodeAttentionFit, Fit, GemmFit, Prefil
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.facts.precision import BF16, FORMATS, Precision
-from disagg_sim.physics import layer
 from disagg_sim.physics.attention import decode_attention_cost, prefill_attention_cost
+from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.gemm import gemm_cost
-from disagg_sim.physics.layer import Operator, Tokens
+from disagg_sim.physics.operators import Operator, Tokens
 from disagg_sim.physics.rates import decode_attention_rate, gemm_rate, prefill_attention_rate
 from disagg_sim.physics.work import ACTIVATION_BYTES, Work
 
@@ -60,7 +60,9 @@ def predict_mla_module(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[Fi
     for words, part in groups:
         framework, phase, cache, weights = (str(word) for word in words)
         mine = [fit for fit in fits if fit.engine == framework]
-        recipe = replace(bf16, attention_projection=FORMATS[FORMAT_OF[weights]], cache=FORMATS[TYPES[cache][1]])
+        recipe = replace(
+            bf16, attention_projection={"mla": FORMATS[FORMAT_OF[weights]]}, cache=FORMATS[TYPES[cache][1]]
+        )
         times = [_time(op, mine, recipe, system) for op in _operators(part, phase, recipe)]
         if all(time is not None for time in times):
             result[part.index] = sum(np.asarray(time) for time in times if time is not None)
@@ -70,18 +72,18 @@ def predict_mla_module(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[Fi
 def _operators(rows: pd.DataFrame, phase: str, precision: Precision) -> Iterator[Operator]:
     """Kernels of the attention block of a layer, its all-reduce left out: one GPU was measured."""
     model = load_model(_MODEL)
-    kind = model.kinds[0]
+    attention = layer_of(model.kinds[0]).attention
     batch, new, past, heads = (rows[c].to_numpy(dtype=float) for c in ("batch", "q_len", "past_len", "heads"))
-    tp = kind.attention.q_heads / heads
-    for op in layer.projections(model, kind, precision, tp, batch * new):
+    tp = attention.spec.q_heads / heads
+    for op in attention.projections(model, precision, tp, batch * new):
         if op.kind == "gemm":
             yield op
     if phase == "generation":
         tokens = Tokens(decodes=batch, context=past + 1.0)
-        yield from layer.decode_attention(kind, precision, tp, tokens, "auto")[0]
+        yield from attention.decode(precision, tp, tokens, "auto")[0]
     else:
         tokens = Tokens(prompts=batch, new=new, past=past)
-        yield from layer.prefill_attention(kind, precision, tp, tokens, "naive")[0]
+        yield from attention.prefill(precision, tp, tokens, "naive")[0]
 
 
 def _time(op: Operator, fits: Sequence[Fit], precision: Precision, system: SystemSpec) -> Any:

@@ -24,7 +24,8 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.model import DenseFfn, MlaAttention, ModelSpec
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import Prefilling, colocated_bytes, decode_residents, prompt_residents
 from disagg_sim.physics.mixed import Chunk, mixed_step
@@ -32,8 +33,6 @@ from disagg_sim.physics.phases import decode_step
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.physics.work import Numeric
 
-#: Kernels of a layer, norms, quantisation, cache write and collectives included: GQA, MLA; dense FFN, MoE. [1]
-GQA_KERNELS, MLA_KERNELS, DENSE_KERNELS, MOE_KERNELS = 9, 20, 7, 16
 #: Halvings of the bisections: the last interval is 1.5e-5 of the first.
 HALVINGS = 16
 
@@ -109,9 +108,8 @@ def host_time(engine: EngineSpec, degrees: Mapping, sequences: Numeric) -> Numer
 def launch_time(run: Served, degrees: Mapping) -> Numeric:
     """Host time to launch the kernels of a step one by one, on the ranks of a pipeline stage in parallel. [s]"""
     kernels = 0
-    for kind, count in zip(run.at.model.kinds, run.at.model.kind_counts, strict=True):
-        attention = MLA_KERNELS if isinstance(kind.attention, MlaAttention) else GQA_KERNELS
-        kernels += count * (attention + (DENSE_KERNELS if isinstance(kind.ffn, DenseFfn) else MOE_KERNELS))
+    for layer, count in layers_of(run.at.model):
+        kernels += count * (layer.attention.launches + layer.ffn.launches)
     return run.engine.kernel_launch * kernels / degrees.pp
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from disagg_sim.errors import nearest, quoted
 from disagg_sim.facts.efficiency import ANY_REGIME, ASSUMED, EAGER, LIBRARIES, SECTIONS, DataFile, EfficiencySpec, Fit
+from disagg_sim.facts.formats.model import attention_kinds
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.facts.schema import (
     checked,
@@ -47,7 +49,16 @@ _origin = {
     "valid": _ranges,
 }
 _curve = {"format": _format, "e_compute": _share, "e_memory": _share, "t0": _time, "blend_q": number(1.0, 20.0)}
-_attention = {"kind": choice(("gqa", "mla")), "cache": _bf16_or_fp8, "t0": _time}
+
+
+def _known_kind(kind: str) -> str:
+    if kind not in attention_kinds():
+        near = nearest(kind, attention_kinds())
+        raise ValueError(f"{quoted(kind)} is unknown{near}; allowed: {', '.join(attention_kinds())}")
+    return kind
+
+
+_attention = {"kind": checked(str, _known_kind), "cache": _bf16_or_fp8, "t0": _time}
 _TYPES: dict[str, dict[str, Any]] = {
     "gemm": _curve
     | {

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from disagg_sim.errors import nearest, quoted
-from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, MlaAttention, ModelSpec, MoeFfn
+from disagg_sim.facts.model import (
+    AttentionSpec,
+    DenseFfn,
+    FfnSpec,
+    GqaAttention,
+    LayerKind,
+    MlaAttention,
+    ModelSpec,
+    MoeFfn,
+)
 from disagg_sim.facts.schema import (
     checked,
     integer,
@@ -40,27 +50,37 @@ def _picks_exist(block: Any) -> Any:
     return block
 
 
-_BLOCKS: dict[str, type[Any]] = {"gqa": GqaAttention, "mla": MlaAttention, "dense": DenseFfn, "moe": MoeFfn}
-_Gqa = schema_of(
-    GqaAttention, {"q_heads": _count, "kv_heads": _count, "head_dim": _count, "window": integer(0, 10**9)}, kind="gqa"
-)
-_Mla = schema_of(
-    MlaAttention,
-    dict.fromkeys(("q_heads", "q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim"), _count),
-    kind="mla",
-)
-_Dense = schema_of(DenseFfn, {"width": _count, "matrices": integer(2, 3)}, kind="dense")
-_Moe = schema_of(
-    MoeFfn,
-    {
-        "experts": _count,
-        "top_k": _count,
-        "width": _count,
-        "shared_experts": integer(0, 100),
-        "shared_width": integer(0, 10**7),
-    },
-    kind="moe",
-)
+#: Group of a model's file ("attention", "ffn") -> word of a kind -> its spec, and the schema of its keys.
+_SPECS: dict[str, dict[str, type[Any]]] = {"attention": {}, "ffn": {}}
+_SCHEMAS: dict[str, dict[str, Any]] = {"attention": {}, "ffn": {}}
+
+
+def register(
+    spec: type[AttentionSpec] | type[FfnSpec], types: Mapping[str, Any], check: Callable[[Any], Any] | None = None
+) -> None:
+    """Let files of models use a kind of attention or of feed-forward layer.
+
+    Parameters
+    ----------
+    spec
+        Frozen dataclass of the keys of the kind; its ``kind`` is the word in a file.
+    types
+        Units and ranges of keys, by name (``facts.schema``); others have the type of their annotation.
+    check
+        Looks at all keys together and raises ValueError.
+    """
+    group = "attention" if issubclass(spec, AttentionSpec) else "ffn"
+    schema: Any = schema_of(spec, types, kind=spec.kind)
+    _SPECS[group][spec.kind] = spec
+    _SCHEMAS[group][spec.kind] = schema if check is None else checked(schema, check)
+    _schema.cache_clear()
+
+
+def attention_kinds() -> tuple[str, ...]:
+    """Words of all kinds of attention."""
+    return tuple(_SPECS["attention"])
+
+
 _Part = table("Part", attention=str, ffn=str)
 _Run = table(
     "Run",
@@ -69,28 +89,48 @@ _Run = table(
     ffn=(optional(str), None),
     pattern=(optional(list_of(_Part, at_least=1)), None),
 )
-_Model = table(
-    "Model",
-    title=line(),
-    hidden=_count,
-    vocab=_count,
-    tied_embeddings=bool,
-    layer_norm=(bool, False),
-    learned_positions=(integer(0, 10**7), 0),
-    block_scaled_fp8=(bool, False),
-    max_context=integer(1, 10**9),
-    max_context_sure=bool,
-    attention=mapping_of(str, tagged(checked(_Gqa, _heads_divide), _Mla), at_least=1),
-    ffn=mapping_of(str, tagged(_Dense, checked(_Moe, _picks_exist)), at_least=1),
-    layers=list_of(_Run, at_least=1),
-    source=str,
+
+
+@cache
+def _schema() -> Any:
+    kinds = {group: tagged(*schemas.values()) for group, schemas in _SCHEMAS.items()}
+    return table(
+        "Model",
+        title=line(),
+        hidden=_count,
+        vocab=_count,
+        tied_embeddings=bool,
+        layer_norm=(bool, False),
+        learned_positions=(integer(0, 10**7), 0),
+        block_scaled_fp8=(bool, False),
+        max_context=integer(1, 10**9),
+        max_context_sure=bool,
+        attention=mapping_of(str, kinds["attention"], at_least=1),
+        ffn=mapping_of(str, kinds["ffn"], at_least=1),
+        layers=list_of(_Run, at_least=1),
+        source=str,
+    )
+
+
+register(
+    GqaAttention,
+    {"q_heads": _count, "kv_heads": _count, "head_dim": _count, "window": integer(0, 10**9)},
+    check=_heads_divide,
+)
+register(MlaAttention, dict.fromkeys(("q_heads", "q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim"), _count))
+register(DenseFfn, {"width": _count, "matrices": integer(2, 3)})
+register(
+    MoeFfn,
+    dict.fromkeys(("experts", "top_k", "width"), _count)
+    | {"shared_experts": integer(0, 100), "shared_width": integer(0, 10**7)},
+    check=_picks_exist,
 )
 
 
 def _unlike_attention(layers: Sequence[LayerKind]) -> list[str]:
     """Refuse layers whose caches are sharded in different ways: hand-over and fits are those of one kind of cache."""
     shapes = {
-        "mla" if isinstance(layer.attention, MlaAttention) else f"gqa with {layer.attention.kv_heads} KV heads"
+        f"gqa with {layer.attention.kv_heads} KV heads" if isinstance(layer.attention, GqaAttention) else "mla"
         for layer in layers
     }
     if len(shapes) < 2:
@@ -100,12 +140,12 @@ def _unlike_attention(layers: Sequence[LayerKind]) -> list[str]:
 
 def model_of(path: Path, data: Mapping[str, Any], name: str) -> ModelSpec:
     """A model from its file."""
-    file: Any = validate(_Model, data, path)
+    file: Any = validate(_schema(), data, path)
     blocks = {
         group: {
-            key: _BLOCKS[block.kind](**values(block, without=("kind",))) for key, block in getattr(file, group).items()
+            key: specs[block.kind](**values(block, without=("kind",))) for key, block in getattr(file, group).items()
         }
-        for group in ("attention", "ffn")
+        for group, specs in _SPECS.items()
     }
     found: list[str] = []
     layers: list[LayerKind] = []

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.model import MlaAttention
+from disagg_sim.physics.blocks import forms_of, layers_of
 from disagg_sim.physics.cost import hop_cost
-from disagg_sim.physics.layer import Tokens
+from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.phases import (
     LayerTimes,
     all_stages,
@@ -39,12 +39,12 @@ class StepPhysics:
     @property
     def windows(self) -> tuple[int, ...]:
         """Window sizes of the model's attention: kinks of its step time. [token]"""
-        return tuple({getattr(kind.attention, "window", 0) for kind in self._model.kinds} - {0})
+        return self._model.windows
 
     @property
-    def latent(self) -> bool:
-        """Whether any layer has latent attention (MLA)."""
-        return any(isinstance(kind.attention, MlaAttention) for kind in self._model.kinds)
+    def switches(self) -> bool:
+        """Whether forms of attention compete, so that the fastest changes hands between table points."""
+        return len(forms_of(self._model)) > 1
 
     def decode(self, decodes: Floats, contexts: Floats) -> Floats:
         """Decode steps, shape (decodes, contexts). [s]"""
@@ -75,9 +75,10 @@ class StepPhysics:
         """
         shape = (prompts.size, lengths.size, pasts.size)
         tokens = Tokens(prompts=prompts[:, None, None], new=lengths[:, None], past=pasts)
+        tp = self._mapping.tp_attn
         cores = tuple(
-            np.broadcast_to(attention_cost(kind, self._at, self._mapping.tp_attn, tokens, self._form).time, shape)
-            for kind in self._model.kinds
+            np.broadcast_to(attention_cost(layer.attention, self._at, tp, tokens, self._form).time, shape)
+            for layer, _ in layers_of(self._model)
         )
         times = LayerTimes(cores, 0.0, 0.0, NO_SUMS)
         rows = [self._through(times, micro) for micro in range(1, self.stages + 1)]

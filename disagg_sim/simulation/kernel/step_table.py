@@ -96,7 +96,7 @@ class StepTable:
         physics = StepPhysics(at, mapping, mla_form)
         knots = _knots(max_context, physics.windows)
         pasts = np.concatenate([[0.0], 2.0 ** (0.5 * np.arange(8, 2 * np.ceil(np.log2(max_context)) + 1))])
-        octave = LATENT_OCTAVE if physics.latent else OCTAVE
+        octave = LATENT_OCTAVE if physics.switches else OCTAVE
         lengths = 2.0 ** (np.arange(int(octave * np.ceil(np.log2(max_tokens))) + 1) / octave)
         decodes = np.arange(1.0, max_sequences + 1)
         whole = physics.decode(decodes, knots)

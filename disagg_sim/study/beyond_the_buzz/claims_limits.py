@@ -131,7 +131,7 @@ def c32_active_parameters(evidence: Evidence) -> Finding:
     large, small = (load_model(name) for name in (LARGE, MIDDLE))
     piped = _ftl_ratio(evidence, Mapping(pp=2))
     tensor = {f"TP {n}": _ftl_ratio(evidence, Mapping(tp_attn=n, tp_ffn=n)) for n in (2, 4, 8)}
-    cache = large.kv_bytes_per_token("fp8") / small.kv_bytes_per_token("fp8")
+    cache = large.kv_elements_per_token() / small.kv_elements_per_token()
     flops = prefill_work(large, isl=4096).flops / prefill_work(small, isl=4096).flops
     inside = [name for name, ratio in tensor.items() if _near_parameters(ratio)]
     note = (

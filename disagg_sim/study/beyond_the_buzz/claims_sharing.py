@@ -6,8 +6,7 @@ import numpy as np
 
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.facts.model import MlaAttention
-from disagg_sim.physics.layer import mla_dims
-from disagg_sim.physics.work import MlaDims, mla_work
+from disagg_sim.physics.blocks.mla import Mla, MlaDims, mla_work
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.gains import COLOCATED, gain
@@ -155,7 +154,7 @@ def _dims() -> MlaDims:
     """R1's latent attention on one GPU that holds all heads, in fp8."""
     attention = load_model(R1).layers[0].attention
     assert isinstance(attention, MlaAttention)
-    return mla_dims(attention, 1, 1.0)
+    return Mla(attention).dims(1, 1.0)
 
 
 def _token_cost(front: Front, x: float) -> float:

@@ -89,7 +89,7 @@ def c21_latent_cache(evidence: Evidence) -> Finding:
     isl = LONG_PROMPTS[0]
     found = {model: _best_egress(evidence, model, isl) for model in (MIDDLE, R1)}
     ratio = found[MIDDLE] / found[R1]
-    cache = {m: load_model(m).kv_bytes_per_token("fp8") for m in found}
+    cache = {m: load_model(m).kv_elements_per_token() for m in found}
     plain = _best_egress(evidence, MIDDLE, isl, BF16_ATTENTION) / _best_egress(evidence, R1, isl, BF16_ATTENTION)
     note = (
         f"{found[MIDDLE] / GB:.3g} and {found[R1] / GB:.3g} GB/s; the caches differ by "

@@ -19,7 +19,7 @@ from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Title, validate
 from disagg_sim.facts.yaml_files import read_mapping
-from disagg_sim.physics.layer import MLA_FORMS
+from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import PhaseGrid, prefill_grid
 from disagg_sim.workload.lengths import lengths

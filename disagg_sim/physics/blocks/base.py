@@ -1,0 +1,200 @@
+"""What a kind of attention, or of feed-forward layer, answers to the rest of the model; and where it is registered.
+
+A kind is a spec (``facts.model``: the keys of a model's file) and a block (a class here, registered under the
+``kind`` of its spec). Numbers and arrays broadcast; ``tp`` shards over GPUs; nothing here knows hardware.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.facts.efficiency import HEADS
+from disagg_sim.facts.model import AttentionSpec, FfnSpec, LayerKind, ModelSpec
+from disagg_sim.facts.precision import Format, Precision
+from disagg_sim.physics.operators import Operator, Tokens
+from disagg_sim.physics.work import AttentionShape, Numeric, Work
+
+A = TypeVar("A", bound=AttentionSpec)
+F = TypeVar("F", bound=FfnSpec)
+Kind = TypeVar("Kind", bound=type[Any])
+
+
+class AttentionBlock(ABC, Generic[A]):
+    """One layer's attention on one GPU. The fits of its ``kind`` time its kernels."""
+
+    #: Ways to run prefill that a user may force; "auto" takes the fastest at every point.
+    forms: ClassVar[tuple[str, ...]] = ("auto",)
+    #: Whether decode multiplies enough that a format of arithmetic other than the cache's has a fit of its own.
+    multiplies_in_decode: ClassVar[bool] = False
+    #: Kernels of a layer outside a CUDA graph: norms, quantisation, cache write and collectives included. [1]
+    launches: ClassVar[int] = 9
+
+    def __init__(self, spec: A) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def projections(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
+        """Matrix multiplies before and after scores and values, without the all-reduce of the output."""
+
+    @abstractmethod
+    def prefill(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
+        """Alternatives for the scores and values of prompts or chunks of them; the fastest counts at each point."""
+
+    @abstractmethod
+    def decode(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
+        """Alternatives for the scores and values of one new token of each sequence in decode."""
+
+    @abstractmethod
+    def matmul_params(self, hidden: int, tp: Numeric) -> Numeric:
+        """Weights of the projections that one GPU holds. [1]"""
+
+    @abstractmethod
+    def activation_width(self, tp: Numeric) -> Numeric:
+        """Elements of a token that are live at once around the kernel. [1]"""
+
+    @abstractmethod
+    def elementwise_width(self, tp: Numeric) -> Numeric:
+        """Elements of a token that rotary embedding, quantisation and cache write pass through memory. [1]"""
+
+    @abstractmethod
+    def distinct(self, tp: Numeric) -> Numeric:
+        """GPUs of a TP group that hold distinct parts of the cache or state: what prefill hands over. [1]"""
+
+    @abstractmethod
+    def rejects(self, tp: int) -> str | None:
+        """Why the heads cannot be cut over ``tp`` GPUs; None if they can."""
+
+    def cache_elements(self, tp: Numeric) -> Numeric:
+        """Cached elements of one token on one GPU: an even share of the distinct parts, each once. [1]"""
+        return self.spec.cache_elements / self.distinct(tp)
+
+    def expanded_elements(self, tp: Numeric) -> Numeric:
+        """Elements of one token that form ``cached`` keeps beside the cache. [1]"""
+        return 0.0
+
+    def state_elements(self, tp: Numeric) -> Numeric:
+        """Elements that one GPU keeps of a sequence, whatever its length. [1]"""
+        return self.spec.state_elements / self.distinct(tp)
+
+    @staticmethod
+    def sizes(shape: AttentionShape) -> dict[str, Numeric]:
+        """Sizes of heads by the names that the kernel tables of this kind give them."""
+        return dict(zip(HEADS, (shape.q_heads, shape.kv_heads, shape.head_dim), strict=True))
+
+
+class FfnBlock(ABC, Generic[F]):
+    """One layer's feed-forward part on one GPU."""
+
+    #: Kernels of a layer outside a CUDA graph. [1]
+    launches: ClassVar[int] = 7
+
+    def __init__(self, spec: F) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def local(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
+        """What the attention ranks do, the all-reduce included."""
+
+    @abstractmethod
+    def weight_bytes(self, hidden: int, precision: Precision, degrees: Mapping) -> Numeric:
+        """Weights on one GPU. [B]"""
+
+    @abstractmethod
+    def widest(self, hidden: int, degrees: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
+        """Elements live at once, for the tokens of the fullest attention rank and of all ranks. [1]"""
+
+    @abstractmethod
+    def rejects(self, tp_attn: int, tp_ffn: int, ep: int) -> str | None:
+        """Why the layer cannot be cut so; None if it can."""
+
+    @abstractmethod
+    def format(self, precision: Precision) -> Format:
+        """Format of its weights."""
+
+    @property
+    @abstractmethod
+    def active_width(self) -> int:
+        """Width that one token passes through. [1]"""
+
+    @property
+    def picks(self) -> int:
+        """Experts that a token is sent to; 0 = it stays on its rank. [1]"""
+        return 0
+
+    def beside(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
+        """What may run beside the exchange: shared experts."""
+        return []
+
+    def routed(
+        self, model: ModelSpec, precision: Precision, degrees: Mapping, tokens: Numeric, imbalance: float
+    ) -> Operator:
+        """Grouped GEMMs of the routed experts of a rank; ``tokens`` counts all ranks of the stage."""
+        raise NotImplementedError(f"{self.spec.kind} routes no tokens")
+
+
+#: Kind of a spec -> the block that counts it.
+ATTENTION: dict[str, type[AttentionBlock[Any]]] = {}
+FFN: dict[str, type[FfnBlock[Any]]] = {}
+
+
+def attention(kind: str) -> Callable[[Kind], Kind]:
+    """Register a class as the block of a kind of attention."""
+
+    def register(block: Kind) -> Kind:
+        ATTENTION[kind] = block
+        return block
+
+    return register
+
+
+def ffn(kind: str) -> Callable[[Kind], Kind]:
+    """Register a class as the block of a kind of feed-forward layer."""
+
+    def register(block: Kind) -> Kind:
+        FFN[kind] = block
+        return block
+
+    return register
+
+
+class Layer(NamedTuple):
+    """The blocks of one kind of layer."""
+
+    attention: AttentionBlock[Any]
+    ffn: FfnBlock[Any]
+
+
+@lru_cache(maxsize=1024)
+def layer_of(kind: LayerKind) -> Layer:
+    """Find the blocks of a layer.
+
+    Raises
+    ------
+    InputError
+        When no block is registered for the kind of its attention or feed-forward part.
+    """
+    for known, spec in ((ATTENTION, kind.attention), (FFN, kind.ffn)):
+        if spec.kind not in known:
+            raise InputError(f"no block counts layers of kind {spec.kind!r}; known: {', '.join(known)}")
+    return Layer(ATTENTION[kind.attention.kind](kind.attention), FFN[kind.ffn.kind](kind.ffn))
+
+
+def layers_of(model: ModelSpec) -> list[tuple[Layer, int]]:
+    """Blocks of each kind of layer of a model, and how many layers are of it."""
+    return [(layer_of(kind), count) for kind, count in zip(model.kinds, model.kind_counts, strict=True)]
+
+
+def elementwise(model: ModelSpec, layer: Layer, tp: Numeric, tokens: Numeric) -> Operator:
+    """Norms, residual, activation, rotary, quantise and cache write.
+
+    ``16*d + (6*f_act + 6*(n_q+2*n_kv)*h)/tp`` bytes per token, f_act = f or k*d_e plus the shared
+    width; MLA counts its two latents instead of the heads (physics page, section 2, an assumption).
+    """
+    row = layer.attention.elementwise_width(tp)
+    per_token = 16.0 * model.hidden + 6.0 * layer.ffn.active_width / tp + 6.0 * row
+    return Operator("elementwise", "elementwise", Work(0.0, tokens * per_token))

@@ -1,0 +1,40 @@
+"""The dense feed-forward layer. Physics page, section 2."""
+
+from __future__ import annotations
+
+from disagg_sim.domain import Mapping
+from disagg_sim.facts.model import DenseFfn, ModelSpec
+from disagg_sim.facts.precision import Format, Precision
+from disagg_sim.physics.blocks.base import FfnBlock, ffn
+from disagg_sim.physics.operators import Operator, all_reduce, gemm
+from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric
+
+
+@ffn("dense")
+class Dense(FfnBlock[DenseFfn]):
+    """Gate, up and down matrices, cut over the tensor-parallel ranks of attention."""
+
+    def local(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
+        d, width, matrices = model.hidden, self.spec.width / tp, self.spec.matrices
+        return [
+            gemm("gate, up" if matrices == 3 else "up", tokens, (matrices - 1) * width, d, precision.ffn),
+            gemm("down", tokens, d, width, precision.ffn),
+            all_reduce("FFN all-reduce", tokens, model, precision, tp),
+        ]
+
+    def weight_bytes(self, hidden: int, precision: Precision, degrees: Mapping) -> Numeric:
+        cut = self.spec.matmul_params(hidden) / degrees.tp_attn * precision.ffn.bytes
+        return cut + self.spec.other_params(hidden) * ACTIVATION_BYTES
+
+    def widest(self, hidden: int, degrees: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
+        return tokens * (2 * self.spec.width / degrees.tp_attn)
+
+    def rejects(self, tp_attn: int, tp_ffn: int, ep: int) -> str | None:
+        return f"tp_attn does not divide the FFN width {self.spec.width}" if self.spec.width % tp_attn else None
+
+    def format(self, precision: Precision) -> Format:
+        return precision.ffn
+
+    @property
+    def active_width(self) -> int:
+        return self.spec.width

@@ -1,0 +1,162 @@
+"""Multi-head latent attention (DeepSeek-V2/V3) in its forms. Physics page, section 2 (MLA).
+
+``naive`` up-projects the past again, ``absorbed`` works in latent space, ``cached`` kept the up-projected past in
+memory; "auto" takes the cheaper of naive and absorbed at every point.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from disagg_sim.facts.efficiency import LATENT_HEADS
+from disagg_sim.facts.model import MlaAttention, ModelSpec
+from disagg_sim.facts.precision import Precision
+from disagg_sim.physics.blocks.base import AttentionBlock, attention
+from disagg_sim.physics.operators import Operator, Tokens, gemm
+from disagg_sim.physics.work import AttentionShape, Numeric, Work, causal_pairs
+
+MLA_FORMS = ("auto", "naive", "absorbed", "cached")
+
+
+class MlaDims(NamedTuple):
+    """Sizes of multi-head latent attention on one GPU."""
+
+    heads: Numeric  # query heads after sharding [1]
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+    cache_bytes: float  # per cached element [B]
+
+    @property
+    def latent(self) -> int:
+        """Cached elements of a token and layer. [1]"""
+        return self.kv_rank + self.rope
+
+    @property
+    def up_projected(self) -> Numeric:
+        """Elements of the up-projected keys and values of a token and layer. [1]"""
+        return self.heads * (self.nope + self.rope + self.value)
+
+
+def mla_work(form: str, dims: MlaDims, *, sequences: Numeric, new: Numeric, past: Numeric) -> Work:
+    """Latent attention of ``new`` tokens after ``past`` ones, per layer and GPU, in one of its forms.
+
+    ``naive`` up-projects the past again: ``2*n_q*(d_n+d_r+d_v)*pairs + 2*C*r_kv*n_q*(d_n+d_v)`` FLOP;
+    ``cached`` keeps the up-projected past in memory and re-reads it; ``absorbed`` works in latent
+    space: ``2*n_q*((r_kv+d_r)+r_kv)*pairs``. Up-projecting the NEW tokens is the ``kv_b`` GEMM of
+    the layer and not counted here. Source: physics page, section 2 (MLA).
+    """
+    pairs = causal_pairs(new, past)
+    latent_traffic = (past + 2 * new) * (dims.latent * dims.cache_bytes)
+    if form == "absorbed":
+        return Work(sequences * pairs * (2 * dims.heads * (dims.latent + dims.kv_rank)), sequences * latent_traffic)
+    flops = pairs * (2 * dims.heads * (dims.nope + dims.rope + dims.value))
+    if form == "naive":
+        flops = flops + past * (2 * dims.kv_rank * dims.heads * (dims.nope + dims.value))
+        return Work(sequences * flops, sequences * latent_traffic)
+    if form == "cached":
+        traffic = (past + 2 * new) * (dims.up_projected * dims.cache_bytes) + new * dims.latent * dims.cache_bytes
+        return Work(sequences * flops, sequences * traffic)
+    raise ValueError(f"no MLA form {form!r}")
+
+
+def expanded_shape(dims: MlaDims, sequences: Numeric, new: Numeric, past: Numeric) -> AttentionShape:
+    """Latent attention with up-projected keys and values: every query head has its own."""
+    size = (dims.nope + dims.rope + dims.value) / 2.0
+    held = sequences * past * (dims.up_projected * dims.cache_bytes)
+    return AttentionShape(sequences, new, past, dims.heads, dims.heads, size, held)
+
+
+def absorbed_shape(dims: MlaDims, sequences: Numeric, new: Numeric, past: Numeric) -> AttentionShape:
+    """Latent attention in latent space: all query heads share one key, whose front is the value."""
+    return AttentionShape(sequences, new, past, dims.heads, 1.0, (dims.latent + dims.kv_rank) / 2.0)
+
+
+@attention("mla")
+class Mla(AttentionBlock[MlaAttention]):
+    """One latent of ``kv_rank + rope_dim`` is cached, whole on every TP rank; query heads are sharded."""
+
+    forms = MLA_FORMS
+    multiplies_in_decode = True
+    launches = 20
+
+    def dims(self, tp: Numeric, cache_bytes: float) -> MlaDims:
+        """Sizes on one of ``tp`` GPUs; the latent is not sharded."""
+        s = self.spec
+        return MlaDims(s.q_heads / tp, s.kv_rank, s.nope_dim, s.rope_dim, s.value_dim, cache_bytes)
+
+    def projections(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
+        s, d, fmt = self.spec, model.hidden, precision.projection("mla")
+        heads = s.q_heads / tp
+        return [
+            gemm("q_a, kv_a", tokens, s.q_rank + s.kv_rank + s.rope_dim, d, fmt),  # replicated over tp
+            gemm("q_b", tokens, heads * (s.nope_dim + s.rope_dim), s.q_rank, fmt),
+            # naive: up-projects the new tokens; absorbed: folds W_kv_b into q and out of the values
+            gemm("kv_b", tokens, heads * (s.nope_dim + s.value_dim), s.kv_rank, fmt),
+            gemm("o", tokens, d, heads * s.value_dim, fmt),
+        ]
+
+    def _again(self, precision: Precision, dims: MlaDims, tokens: Numeric) -> Operator:
+        """Up-projection of cached tokens."""
+        columns = dims.heads * (dims.nope + dims.value)
+        return gemm("kv_b of the past", tokens, columns, dims.kv_rank, precision.projection("mla"))
+
+    def prefill(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
+        """As the base says. With nothing cached it is up-projected unless ``absorbed`` is forced."""
+        name, dims = "prefill attention", self.dims(tp, precision.cache.bytes)
+        prompts, new, past = tokens.prompts, tokens.new, tokens.past
+        expanded = mla_work("cached", dims, sequences=prompts, new=new, past=past)
+        shape, keys = expanded_shape(dims, prompts, new, past), 2.0 * past + new
+        cached = [Operator(name, "prefill_attention", expanded, keys=keys, attention=shape, table="mla")]
+        if form == "cached" or (np.ndim(past) == 0 and past == 0.0 and form != "absorbed"):
+            return (cached,)
+        again = self._again(precision, dims, prompts * past)
+        again = again._replace(runs=np.where(np.asarray(past) > 0, 1.0, 0.0))
+        latent = mla_work("absorbed", dims, sequences=prompts, new=new, past=past)
+        if form == "auto":
+            latent = Work(np.where(np.asarray(past) > 0, latent.flops, np.inf), latent.hbm_bytes)
+        shape = absorbed_shape(dims, prompts, new, past)
+        absorbed = [Operator(name, "decode_attention", latent, attention=shape, table="mla")]
+        return {"naive": ([*cached, again],), "absorbed": (absorbed,), "auto": ([*cached, again], absorbed)}[form]
+
+    def decode(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
+        """As the base says. MLA is absorbed unless another form is forced."""
+        dims = self.dims(tp, precision.cache.bytes)
+        # One new token over ctx cached ones: ctx pairs, hence a past of ctx - 1 (causal_pairs adds the token itself).
+        past = tokens.context - 1.0
+        chosen = "absorbed" if form in ("auto", "absorbed") else "cached"
+        work = mla_work(chosen, dims, sequences=tokens.decodes, new=1.0, past=past)
+        if chosen == "absorbed":  # read the latent of every cached position once
+            work = Work(work.flops, tokens.decodes * tokens.context * (dims.latent * dims.cache_bytes))
+        shape = (absorbed_shape if chosen == "absorbed" else expanded_shape)(dims, tokens.decodes, 1.0, past)
+        operators = [Operator("decode attention", "decode_attention", work, attention=shape, table="mla")]
+        if form == "naive":
+            operators.append(self._again(precision, dims, tokens.decodes * tokens.context))
+        return (operators,)
+
+    def matmul_params(self, hidden: int, tp: Numeric) -> Numeric:
+        replicated = hidden * (self.spec.q_rank + self.spec.kv_rank + self.spec.rope_dim)
+        return replicated + (self.spec.matmul_params(hidden) - replicated) / tp
+
+    def activation_width(self, tp: Numeric) -> Numeric:
+        s = self.spec
+        return s.q_heads * (2 * (s.nope_dim + s.rope_dim) + s.value_dim) / tp
+
+    def elementwise_width(self, tp: Numeric) -> Numeric:
+        return self.spec.q_rank + self.spec.kv_rank + self.spec.rope_dim
+
+    def expanded_elements(self, tp: Numeric) -> Numeric:
+        return self.dims(tp, 0.0).up_projected
+
+    def distinct(self, tp: Numeric) -> Numeric:
+        return 1
+
+    def rejects(self, tp: int) -> str | None:
+        return f"tp_attn does not divide {self.spec.q_heads} query heads" if self.spec.q_heads % tp else None
+
+    @staticmethod
+    def sizes(shape: AttentionShape) -> dict[str, Numeric]:
+        return dict(zip(LATENT_HEADS, (shape.q_heads,), strict=True))

@@ -1,0 +1,86 @@
+"""Mixture of experts: router, shared experts and routed experts. Physics page, sections 2 and 6."""
+
+from __future__ import annotations
+
+from disagg_sim.domain import Mapping
+from disagg_sim.facts.model import ModelSpec, MoeFfn
+from disagg_sim.facts.precision import Format, Precision
+from disagg_sim.physics.blocks.base import FfnBlock, ffn
+from disagg_sim.physics.operators import Operator, all_reduce, gemm
+from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, expert_rows, expert_work, fullest_rank
+
+
+@ffn("moe")
+class Moe(FfnBlock[MoeFfn]):
+    """``top_k`` of ``experts`` a token, spread over ``ep`` ranks; shared experts are cut like a dense FFN."""
+
+    launches = 16
+
+    @property
+    def picks(self) -> int:
+        return self.spec.top_k
+
+    def local(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
+        """The router, and the all-reduce over ``tp``.
+
+        The all-reduce sums the shared experts and, under TEP, the routed ones; under DP attention
+        (tp = 1) it costs nothing.
+        """
+        return [
+            gemm("router", tokens, self.spec.experts, model.hidden, precision.router),
+            all_reduce("FFN all-reduce", tokens, model, precision, tp),
+        ]
+
+    def beside(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
+        """Shared experts, cut like a dense FFN (whole on every rank under DP attention)."""
+        if not self.spec.shared_experts:
+            return []
+        d, width = model.hidden, self.spec.shared_experts * self.spec.shared_width / tp
+        return [
+            gemm("shared gate, up", tokens, 2 * width, d, precision.expert),
+            gemm("shared down", tokens, d, width, precision.expert),
+        ]
+
+    def routed(
+        self, model: ModelSpec, precision: Precision, degrees: Mapping, tokens: Numeric, imbalance: float
+    ) -> Operator:
+        rows = expert_rows(
+            tokens=tokens,
+            experts=self.spec.experts,
+            top_k=self.spec.top_k,
+            hidden=model.hidden,
+            width=self.spec.width / degrees.tp_ffn,
+            ep=degrees.ep,
+            imbalance=imbalance,
+        )
+        work = expert_work(rows, weight_bytes=precision.expert.bytes)
+        name = "routed experts"
+        return Operator(name, "experts", work, precision.expert.name, size=tokens, ranks=degrees.ep, experts=rows)
+
+    def weight_bytes(self, hidden: int, precision: Precision, degrees: Mapping) -> Numeric:
+        s, experts = self.spec, self.spec.experts / (degrees.ep * degrees.tp_ffn)
+        total = experts * s.expert_params(hidden) * precision.expert.bytes
+        total = total + experts * s.expert_other_params(hidden) * ACTIVATION_BYTES
+        router = s.router_params(hidden) * precision.router.bytes + s.router_bias * s.experts * ACTIVATION_BYTES
+        return total + s.shared_params(hidden) / degrees.tp_attn * precision.expert.bytes + router
+
+    def widest(self, hidden: int, degrees: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
+        picks = all_tokens * (self.spec.top_k * fullest_rank(imbalance, degrees.ep)) / degrees.ep
+        return picks * (2 * self.spec.width / degrees.tp_ffn + hidden)
+
+    def rejects(self, tp_attn: int, tp_ffn: int, ep: int) -> str | None:
+        s = self.spec
+        if s.experts % ep:
+            return f"ep does not divide {s.experts} experts"
+        if s.width % tp_ffn:
+            return f"tp_ffn does not divide the expert width {s.width}"
+        if s.shared_experts and (s.shared_experts * s.shared_width) % tp_attn:
+            return f"tp_attn does not divide the shared width {s.shared_experts * s.shared_width}"
+        return None
+
+    def format(self, precision: Precision) -> Format:
+        return precision.expert
+
+    @property
+    def active_width(self) -> int:
+        return self.spec.top_k * self.spec.width + self.spec.shared_experts * self.spec.shared_width

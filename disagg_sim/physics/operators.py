@@ -1,0 +1,91 @@
+"""Operators of a pass, as counts of one GPU: kernels, collectives, and what they work on.
+
+A layer's operators come from its blocks (``physics.blocks``); ``cost.py`` turns them into time. ``tp`` shards attention
+heads and the dense and shared FFN; ``tokens`` are those of this GPU's attention (DP) rank. Source: physics page,
+sections 2, 3 and 7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.precision import Format, Precision
+from disagg_sim.physics.work import ACTIVATION_BYTES, AttentionShape, ExpertRows, Numeric, Work, gemm_work
+
+#: Sizes of an operator that is no attention.
+NO_ATTENTION = AttentionShape(0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+#: Rows of an operator that is no expert GEMM.
+NO_EXPERTS = ExpertRows(0.0, 0.0, 0.0, 0.0, 0.0)
+
+#: Kinds of operators: kernels, then transfers.
+KINDS = (
+    "gemm",
+    "prefill_attention",
+    "decode_attention",
+    "experts",
+    "elementwise",
+    "copy",
+    "all_reduce",
+    "gather",
+    "all_to_all",
+    "hop",
+)
+
+
+class Operator(NamedTuple):
+    """One kernel, or one collective, of a layer on one GPU."""
+
+    name: str
+    kind: str  # one of KINDS
+    work: Work
+    format: str = ""  # of a GEMM
+    keys: Numeric = 0.0  # mean key length times two of a prefill attention [token]
+    size: Numeric = 0.0  # full tensor of a collective [B]; tokens of experts, or of a rank in an all-to-all [token]
+    ranks: Numeric = 1.0  # of a collective, or over which experts are spread [1]
+    domains: Numeric = 1.0  # NVLink domains over which an all-to-all is spread [1]
+    runs: Numeric = 1.0  # 0 where a GEMM has nothing to multiply and is not launched [1]
+    shape: tuple[Numeric, Numeric, Numeric] = (0.0, 0.0, 0.0)  # m, n, k of a GEMM on this GPU [1]
+    experts: ExpertRows = NO_EXPERTS  # of a grouped GEMM
+    attention: AttentionShape = NO_ATTENTION  # its sizes
+    table: str = ""  # kind of attention whose fits time it, of an attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """What one attention rank works on in one pass: prompts in prefill and sequences in decode."""
+
+    prompts: Numeric = 0.0  # [1]
+    new: Numeric = 0.0  # new tokens of each prompt [token]
+    past: Numeric = 0.0  # cached tokens before them [token]
+    decodes: Numeric = 0.0  # sequences in decode [1]
+    context: Numeric = 0.0  # their mean cached length [token]
+    emitted: Numeric = 0.0  # sequences that emit a token [1]
+
+    @property
+    def linear(self) -> Numeric:
+        """Tokens that pass through the matrix multiplies. [token]"""
+        return self.prompts * self.new + self.decodes
+
+
+def gemm(name: str, m: Numeric, n: Numeric, k: Numeric, fmt: Format) -> Operator:
+    """A matrix multiply ``C[m,n] = A[m,k] @ W[k,n]`` in a weight format."""
+    return Operator(name, "gemm", gemm_work(m, n, k, weight_bytes=fmt.bytes), fmt.name, shape=(m, n, k))
+
+
+def all_reduce(name: str, tokens: Numeric, model: ModelSpec, precision: Precision, tp: Numeric) -> Operator:
+    """All-reduce over ``tp`` ranks of the hidden states of ``tokens`` tokens."""
+    size = tokens * (model.hidden * precision.combine_bytes)
+    return Operator(name, "all_reduce", Work(0.0, 0.0), size=size, ranks=tp)
+
+
+def head(model: ModelSpec, precision: Precision, tp: Numeric, emitted: Numeric) -> Operator:
+    """LM head for the sequences that emit a token."""
+    return gemm("head", emitted, model.vocab / tp, model.hidden, precision.head)
+
+
+def embedding(model: ModelSpec, precision: Precision, tokens: Numeric) -> Operator:
+    """Embedding look-up: one row read and written per token."""
+    row = model.hidden * (precision.embedding.bytes + ACTIVATION_BYTES)
+    return Operator("embedding", "copy", Work(0.0, tokens * row))
