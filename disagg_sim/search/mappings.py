@@ -17,7 +17,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.setup import Setup
 
-#: Mapping other than powers of two, 3*2^k and 36*2^k, that a domain of a multiple of 36 GPUs invites.
+#: Degrees other than powers of two, 3*2^k and 36*2^k, that a domain of a multiple of 36 GPUs invites.
 ODD_DEGREES = (3, 6, 12, 24, 36, 48, 72, 96, 144, 192, 288, 384, 576)
 ODD_DOMAIN = 36
 

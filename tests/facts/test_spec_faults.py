@@ -246,26 +246,6 @@ def test_each_fault_is_named(tmp_path, case):
     assert str(refusal.value) == message(path, found)
 
 
-@pytest.mark.parametrize(
-    ("block", "shapes"),
-    [
-        ("{kind: gqa, q_heads: 32, kv_heads: 4, head_dim: 128}", "gqa with 4 KV heads and gqa with 8 KV heads"),
-        (
-            "{kind: mla, q_heads: 32, q_rank: 512, kv_rank: 512, nope_dim: 64, rope_dim: 64, value_dim: 64}",
-            "gqa with 8 KV heads and mla",
-        ),
-    ],
-)
-def test_layers_whose_caches_are_sharded_in_different_ways_are_refused(tmp_path, block, shapes):
-    """The hand-over, the recipe and the fits of a model are those of its first layer: another kind would be wrong."""
-    text = spec_files("model")["llama_3_1_8b"].read_text()
-    text = text.replace("\nffn:", f"\n  other: {block}\nffn:")
-    text = text.replace("layers:\n", "layers:\n  - {count: 4, attention: other, ffn: dense}\n")
-    (tmp_path / "mixed.yaml").write_text(text)
-    with pytest.raises(SpecError, match=f"layers: mix {shapes}; allowed: one kind of attention"):
-        load_model(str(tmp_path / "mixed.yaml"))
-
-
 def test_all_faults_of_a_file_come_at_once(tmp_path):
     path = edited(tmp_path, "hardware", "h200_sxm", "hbm_bandwidth: 4.8 TB/s", "hbm_bandwith: 4.8 TB/s")
     text = path.read_text(encoding="utf-8").replace(": 141 GB", ": 141 TB").replace("sm_count: 132", "sm_count: 1.5")

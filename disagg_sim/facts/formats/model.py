@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -127,17 +127,6 @@ register(
 )
 
 
-def _unlike_attention(layers: Sequence[LayerKind]) -> list[str]:
-    """Refuse layers whose caches are sharded in different ways: hand-over and fits are those of one kind of cache."""
-    shapes = {
-        f"gqa with {layer.attention.kv_heads} KV heads" if isinstance(layer.attention, GqaAttention) else "mla"
-        for layer in layers
-    }
-    if len(shapes) < 2:
-        return []
-    return [f"layers: mix {' and '.join(sorted(shapes))}; allowed: one kind of attention, with or without windows"]
-
-
 def model_of(path: Path, data: Mapping[str, Any], name: str) -> ModelSpec:
     """A model from its file."""
     file: Any = validate(_schema(), data, path)
@@ -165,7 +154,6 @@ def model_of(path: Path, data: Mapping[str, Any], name: str) -> ModelSpec:
         if not unknown:
             kinds = [LayerKind(blocks["attention"][part.attention], blocks["ffn"][part.ffn]) for part in parts]
             layers += kinds * run.count
-    found += _unlike_attention(layers)
     if found:
         raise spec_error(path, list(dict.fromkeys(found)))
     return ModelSpec(name=name, layers=tuple(layers), **values(file, without=("attention", "ffn", "layers")))

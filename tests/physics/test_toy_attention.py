@@ -1,0 +1,263 @@
+"""Kinds of attention mix in a model, even one that the package does not know.
+
+Linear attention keeps a matrix of ``key_dim x value_dim`` a head and sequence, and no cache. It is added through what
+the package offers to everybody: a spec whose keys are registered, a block, and rows of fits in files of the user's own.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import disagg_sim
+from disagg_sim.domain import Mapping
+from disagg_sim.facts.formats import model as formats
+from disagg_sim.facts.model import AttentionSpec
+from disagg_sim.facts.schema import integer
+from disagg_sim.facts.yaml_files import spec_files
+from disagg_sim.physics.blocks import ATTENTION, AttentionBlock, attention
+from disagg_sim.physics.chunked import chunked_prefill_pass
+from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
+from disagg_sim.physics.memory import (
+    decode_bytes,
+    decode_load,
+    decode_residents,
+    instance_parts,
+    prefill_bytes,
+    prompt_residents,
+)
+from disagg_sim.physics.mixed import Chunk, mixed_step
+from disagg_sim.physics.operators import Operator, gemm
+from disagg_sim.physics.phases import decode_step, prefill_pass
+from disagg_sim.physics.setup import setup
+from disagg_sim.physics.work import AttentionShape, Work
+from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.simulation.kv_memory import kv_blocks
+from disagg_sim.units import TERA, US
+
+HEADS, SIZE, PEAK, HBM = 16, 128, 989.5 * TERA, 3.35 * TERA  # of the toy; of an H100 in bf16 [FLOP/s, B/s]
+STATE = HEADS * SIZE * SIZE  # elements of a sequence and layer
+
+# The spec of the kind: one key of a model's file.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention(AttentionSpec):
+    kind: ClassVar[str] = "linear"
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    def matmul_params(self, hidden: int) -> int:
+        return hidden * self.heads * (2 * self.key_dim + 2 * self.value_dim)
+
+    @property
+    def state_elements(self) -> int:
+        return self.heads * self.key_dim * self.value_dim
+
+
+# The block of the kind: one class.
+
+
+class Linear(AttentionBlock[LinearAttention]):
+    def projections(self, model, precision, tp, tokens):
+        s, fmt, heads = self.spec, precision.projection("linear"), self.spec.heads / tp
+        qkv = gemm("qkv", tokens, heads * (2 * s.key_dim + s.value_dim), model.hidden, fmt)
+        return [qkv, gemm("o", tokens, model.hidden, heads * s.value_dim, fmt)]
+
+    def _update(self, name, kind, precision, tp, sequences, new):
+        s, heads = self.spec, self.spec.heads / tp
+        work = Work(
+            sequences * new * (4 * heads * s.key_dim * s.value_dim),
+            sequences * (2 * self.state_elements(tp) * precision.cache.bytes),
+        )
+        shape = AttentionShape(sequences, new, 0.0, heads, heads, s.key_dim)
+        return ([Operator(name, kind, work, keys=1.0, attention=shape, table="linear")],)
+
+    def prefill(self, precision, tp, tokens, form):
+        return self._update("prefill attention", "prefill_attention", precision, tp, tokens.prompts, tokens.new)
+
+    def decode(self, precision, tp, tokens, form):
+        return self._update("decode attention", "decode_attention", precision, tp, tokens.decodes, 1.0)
+
+    def matmul_params(self, hidden, tp):
+        return self.spec.matmul_params(hidden) / tp
+
+    def activation_width(self, tp):
+        return self.spec.heads * (2 * self.spec.key_dim + self.spec.value_dim) / tp
+
+    def elementwise_width(self, tp):
+        return self.activation_width(tp)
+
+    def distinct(self, tp):
+        return np.minimum(tp, self.spec.heads)
+
+    def rejects(self, tp):
+        return f"tp_attn does not divide {self.spec.heads} linear heads" if self.spec.heads % tp else None
+
+
+# Its kernel table: rows of fits.
+
+FITS = {
+    "prefill_attention:\n": "{engine: trtllm, version: toy, kind: linear, compute: fp8, cache: fp8, e_compute: 0.5, "
+    "t0: 7 us, points: 9, median_error: 0.1, p90_error: 0.2}",
+    "decode_attention:\n": "{engine: trtllm, version: toy, kind: linear, cache: fp8, e_memory: 0.8, t0: 3 us, "
+    "points: 9, median_error: 0.1, p90_error: 0.2}",
+}
+BLOCKS = {
+    "gqa": "{kind: gqa, q_heads: 32, kv_heads: 8, head_dim: 128}",
+    "mla": "{kind: mla, q_heads: 32, q_rank: 512, kv_rank: 512, nope_dim: 128, rope_dim: 64, value_dim: 128}",
+    "linear": f"{{kind: linear, heads: {HEADS}, key_dim: {SIZE}, value_dim: {SIZE}}}",
+}
+
+
+@pytest.fixture
+def own_files(tmp_path, monkeypatch):
+    """A directory of the user's own with models of such layers, and a system with the fits of the toy."""
+    for name in ("_SPECS", "_SCHEMAS"):
+        monkeypatch.setattr(formats, name, {group: dict(kinds) for group, kinds in getattr(formats, name).items()})
+    monkeypatch.setitem(ATTENTION, "linear", None)
+    attention("linear")(Linear)
+    formats.register(LinearAttention, dict.fromkeys(("heads", "key_dim", "value_dim"), integer(1, 10**6)))
+    (tmp_path / "models").mkdir()
+    (tmp_path / "hw_specs" / "efficiency").mkdir(parents=True)
+    fits = spec_files("efficiency")["h100_sxm"].read_text(encoding="utf-8")
+    for section, row in FITS.items():
+        fits = fits.replace(f"\n{section}", f"\n{section}  - {row}\n")
+    (tmp_path / "hw_specs" / "efficiency" / "h100_sxm.yaml").write_text(fits, encoding="utf-8")
+    monkeypatch.setenv("DISAGG_SIM_PATH", str(tmp_path))
+    yield tmp_path
+    formats._schema.cache_clear()
+
+
+def model_with(folder: Path, name: str, **layers: int) -> str:
+    """Llama-3.1-8B with so many layers of each kind of attention."""
+    text = spec_files("model")["llama_3_1_8b"].read_text(encoding="utf-8")
+    head, _, rest = text.partition("attention:\n")
+    blocks = "".join(f"  {kind}: {BLOCKS[kind]}\n" for kind in layers)
+    runs = "".join(f"  - {{count: {n}, attention: {kind}, ffn: dense}}\n" for kind, n in layers.items())
+    ffn = rest[rest.index("ffn:") : rest.index("layers:")]
+    source = rest[rest.index("source:") :]
+    path = folder / "models" / f"{name}.yaml"
+    path.write_text(f"{head}attention:\n{blocks}{ffn}layers:\n{runs}{source}", encoding="utf-8")
+    return name
+
+
+def at_of(name: str):
+    return setup(name, "h100_sxm", "fp8", engine="trtllm")
+
+
+def times(at) -> np.ndarray:
+    """Seconds of a decode step, a prefill, a prefill in chunks and a mixed step, without host work."""
+    cut = Mapping(tp_attn=2.0, tp_ffn=2.0)
+    found = (
+        decode_step(at, cut, batch=64.0, context=5000.0).ttl,
+        prefill_pass(at, cut, batch=2.0, isl=3000.0).ftl,
+        chunked_prefill_pass(at, cut, batch=1.0, isl=3000.0, chunk_tokens=1000.0).ftl,
+        mixed_step(at, cut, batch=64.0, context=5000.0, chunk=Chunk(512.0, 3000.0)).time,
+    )
+    return np.array([float(each) for each in found]) - at.profile.host
+
+
+@pytest.mark.parametrize("other", ["mla", "linear"])
+def test_every_layer_is_timed_by_the_fits_of_its_own_kind(own_files, other):
+    """The ends of the model are in all three: ``T(8 of one, 24 of the other) = T(one)/4 + 3/4*T(other)``."""
+    one, two = (at_of(model_with(own_files, f"all_{kind}", **{kind: 32})) for kind in ("gqa", other))
+    mixed = at_of(model_with(own_files, f"mixed_{other}", **{"gqa": 8, other: 24}))
+    assert set(mixed.rates.prefill_attention) == {"gqa", other}
+    assert mixed.rates.decode_attention[other] == two.rates.decode_attention[other]
+    assert times(mixed) == pytest.approx((8 * times(one) + 24 * times(two)) / 32, rel=1e-12)
+
+
+@pytest.mark.parametrize("other", ["mla", "linear"])
+def test_the_order_of_the_layers_changes_no_time_and_no_memory(own_files, other):
+    at = at_of(model_with(own_files, f"mixed_{other}", **{"gqa": 8, other: 24}))
+    back = replace(at, model=replace(at.model, layers=at.model.layers[::-1]))
+    assert times(back) == pytest.approx(times(at), rel=1e-12)
+    for which in (at, back):
+        assert len(which.model.layers) == 32
+    held = [
+        (
+            float(decode_bytes(which, Mapping(), 8.0, cached=decode_residents(4000, 200))),
+            float(prefill_bytes(which, Mapping(), 2.0, prompt=prompt_residents(4000), chunk_tokens=0.0)),
+            float(unique_gpus(which.model, Mapping(tp_attn=16.0), 4000.0)),
+        )
+        for which in (at, back)
+    ]
+    assert held[0] == pytest.approx(held[1], rel=1e-12)
+
+
+def test_operators_of_the_toy_take_what_its_fits_say(own_files):
+    """By hand: decode moves the state twice at 0.8 of HBM; prefill multiplies 4*16*128*128 a token at half the peak."""
+    at = at_of(model_with(own_files, "all_linear", linear=32))
+    alone = replace(at, rates=replace(at.rates, adjust=lambda op, cost: cost * float(op.table == "linear")))
+    moved = 64 * 2 * STATE * 1.0  # one byte an element in fp8
+    for context in (100.0, 100_000.0):  # a state has no length
+        step = float(decode_step(alone, Mapping(), batch=64.0, context=context).ttl) - at.profile.host
+        assert step == pytest.approx(32 * (3 * US + moved / (0.8 * HBM)), rel=1e-9)
+    flops = 5 * 3000 * 4 * STATE
+    first = float(prefill_pass(alone, Mapping(), batch=5.0, isl=3000.0).ftl) - at.profile.host
+    assert first == pytest.approx(32 * (7 * US + flops / (0.5 * PEAK)), rel=1e-3)  # the peak has three digits
+
+
+def test_a_state_is_held_and_handed_over_once_a_sequence(own_files):
+    """8 layers of GQA cache 2*8*128 B a token in fp8; 24 linear layers keep 16*128*128 B a sequence."""
+    at = at_of(model_with(own_files, "mixed_linear", gqa=8, linear=24))
+    token, state = 8 * 2 * 8 * 128, 24 * STATE
+    assert at.model.kv_elements_per_token() == token
+    assert at.model.kv_bytes_per_token(at.precision) == token
+    for isl in (100.0, 10_000.0):
+        assert kv_bytes_per_request(at.model, at.precision, isl) == token * isl + state
+    residents = decode_load(at, Mapping(), 8.0, cached=decode_residents(4000, 200))
+    cache = float(instance_parts(at, Mapping(), residents).cache)
+    assert cache == pytest.approx(token * float(residents.tokens) + 8 * state, rel=1e-12)
+    cut = float(instance_parts(at, Mapping(tp_attn=16.0, tp_ffn=16.0), residents).cache)
+    assert cut == pytest.approx(token / 8 * float(residents.tokens) + 8 * state / 16, rel=1e-12)  # 8 KV heads, 16 heads
+    sent = token * 4000 / 8 + state / 16  # of the fullest of 16 GPUs
+    assert float(unique_gpus(at.model, Mapping(tp_attn=16.0), 4000.0)) == pytest.approx((token * 4000 + state) / sent)
+    assert not at.model.linear_cache
+
+
+def test_a_simulated_instance_reserves_the_states_of_its_sequences(own_files):
+    at = at_of(model_with(own_files, "mixed_linear", gqa=8, linear=24))
+    few, many = (kv_blocks(at, Mapping(), max_sequences=n, max_tokens=2048) for n in (64, 512))
+    state, block = 24 * STATE, 16 * 8 * 2 * 8 * 128
+    logits = 4 * 128_256  # of a sequence that emits a token [B]
+    assert few - many == pytest.approx((512 - 64) * (state + logits) / block, abs=2)
+
+
+def test_mappings_ask_every_kind(own_files):
+    """32 query heads and 8 KV heads allow a TP of 32; 16 linear heads do not."""
+    at = at_of(model_with(own_files, "mixed_linear", gqa=8, linear=24))
+    wide = replace(at, system=replace(at.system, nvlink_domain=32))
+    table = enumerate_mappings(wide, max_gpus=32)
+    assert {m.tp_attn for m in table} == {1, 2, 4, 8, 16}
+    assert any(reason == "tp_attn does not divide 16 linear heads" for reason, _ in table.refused)
+
+
+def test_a_recipe_that_names_kinds_is_rejected_for_another(own_files):
+    with pytest.raises(disagg_sim.DisaggSimError, match="gives no attention_projection for attention of kind 'linear'"):
+        setup(model_with(own_files, "all_linear", linear=32), "b200_sxm", "nvfp4_fp8kv")
+
+
+SPECS = {"GqaAttention", "MlaAttention", "DenseFfn", "MoeFfn", "Gqa", "Mla", "Dense", "Moe"}
+#: Where kinds are defined, and a study of one of them.
+KNOW_KINDS = {"facts/model.py", "facts/formats/model.py", "study/beyond_the_buzz/claims_sharing.py"}
+
+
+def test_three_places_make_a_kind_and_nothing_else_asks_for_one():
+    """A spec with its keys, a block, a kernel table: no other module of the package names the class of a kind."""
+    root = Path(disagg_sim.__file__).parent
+    named = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Name) and node.id in SPECS
+    }
+    assert {name for name in named if not name.startswith("physics/blocks/")} <= KNOW_KINDS
+    assert (len(FITS), Linear.__mro__[1], LinearAttention.__mro__[1]) == (2, AttentionBlock, AttentionSpec)
