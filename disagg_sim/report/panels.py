@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.ticker import FuncFormatter
+from numpy.typing import ArrayLike
 
 from disagg_sim.report.figures import COLOURS, LINES, MARKS, STYLE, blank_figure, save_png
 
@@ -53,6 +54,11 @@ class Picture:
     title: str
     axes: Axes
     table: pd.DataFrame
+
+
+def curve_points(panel: str, curve: str, x: ArrayLike, y: ArrayLike, y_label: str) -> pd.DataFrame:
+    """Points of a curve for ``Picture.table``, x in its own unit."""
+    return pd.DataFrame({"panel": panel, "curve": curve, "x": x, "y": y, "x_unit": 1.0, "y_label": y_label})
 
 
 def draw_picture(picture: Picture, path: Path) -> None:

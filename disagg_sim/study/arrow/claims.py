@@ -6,6 +6,7 @@ Nothing is tuned for a claim: a miss stands with what decides it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -61,13 +62,7 @@ def a1_flipping(bench: ArrowBench) -> Finding:
 )
 def a2_least_load(bench: ArrowBench) -> Finding:
     """Attainment of least load minus that of round robin, static both."""
-    points = {}
-    for name in AZURE:
-        scales = tuple(factor * bench.capacity(name, "least_load").rate_scale for factor in AROUND)
-        least, turn = (bench.attainments(name, case, scales) for case in ("least_load", "round_robin"))
-        points[name] = 100 * (np.array(least) - np.array(turn))
-    mean = {name: float(found.mean()) for name, found in points.items()}
-    ranges = "; ".join(f"{name} {found.min():.1f} to {found.max():.1f}" for name, found in points.items())
+    mean, ranges = _points(bench, AZURE, AROUND, "least_load", "round_robin", at="least_load")
     return Finding(
         ", ".join(f"{name} {value:.1f} points" for name, value in mean.items()),
         all(0 <= value <= 10 for value in mean.values()),
@@ -141,13 +136,7 @@ def a4_predictor(bench: ArrowBench) -> Finding:
 )
 def a5_reacting(bench: ArrowBench) -> Finding:
     """Attainment when flips answer to late requests instead of predictions."""
-    points = {}
-    for name in ALL:
-        scales = tuple(factor * bench.capacity(name, "arrow").rate_scale for factor in BELOW)
-        ahead, after = (bench.attainments(name, case, scales) for case in ("arrow", "observed"))
-        points[name] = 100 * (np.array(after) - np.array(ahead))
-    mean = {name: float(found.mean()) for name, found in points.items()}
-    ranges = "; ".join(f"{name} {found.min():.1f} to {found.max():.1f}" for name, found in points.items())
+    mean, ranges = _points(bench, ALL, BELOW, "observed", "arrow", at="arrow")
     return Finding(
         ", ".join(f"{name} {value:.1f} points" for name, value in mean.items()),
         mean["code"] < 0 and float(np.mean(list(mean.values()))) < 0,
@@ -289,6 +278,22 @@ def a12_slow_flips(bench: ArrowBench) -> Finding:
         f"{bench.stand_ins('code')}without delay {ratios['arrow']:.2f}, a rate at which the trace lasts {lasts:.0f} s; "
         f"a flip drains the instance first",
     )
+
+
+def _points(
+    bench: ArrowBench, names: Sequence[str], factors: Sequence[float], one: str, other: str, *, at: str
+) -> tuple[dict[str, float], str]:
+    """Attainment of one case over that of another at ``factors`` times the capacity of ``at``.
+
+    In points of a hundred: the mean by workload, and the ranges in words.
+    """
+    points = {}
+    for name in names:
+        scales = tuple(factor * bench.capacity(name, at).rate_scale for factor in factors)
+        ours, theirs = (np.array(bench.attainments(name, case, scales)) for case in (one, other))
+        points[name] = 100 * (ours - theirs)
+    ranges = "; ".join(f"{name} {found.min():.1f} to {found.max():.1f}" for name, found in points.items())
+    return {name: float(found.mean()) for name, found in points.items()}, ranges
 
 
 def _rates(bench: ArrowBench, case: str) -> str:

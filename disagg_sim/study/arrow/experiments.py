@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from disagg_sim.report.panels import Axes, Picture
+from disagg_sim.report.panels import Axes, Picture, curve_points
 from disagg_sim.simulation.options import LEAST_PERIOD_S
 from disagg_sim.study.arrow import claims
 from disagg_sim.study.arrow.setup import ALL, AZURE, CASES, HALF, PROFILE, TIGHT, ArrowBench, workloads
@@ -93,18 +93,7 @@ def pools(bench: ArrowBench, workload: str) -> Picture:
             ("requests that wait for their first token", "requests", samples.queued),
             ("requests that decode", "requests", samples.running),
         ):
-            frames.append(
-                pd.DataFrame(
-                    {
-                        "panel": panel,
-                        "curve": CASES[case].label,
-                        "x": samples.time_s[:last],
-                        "y": values[:last],
-                        "x_unit": 1.0,
-                        "y_label": label,
-                    }
-                )
-            )
+            frames.append(curve_points(panel, CASES[case].label, samples.time_s[:last], values[:last], label))
     return Picture(
         title=f"{workload} at {bench.rate(workload, 'arrow'):.0f} requests/s, the capacity of Arrow",
         axes=Axes(x_label="time [s]", y_label=""),

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import numpy as np
 import pandas as pd
 
-from disagg_sim.report.panels import Axes, Picture
+from disagg_sim.report.panels import Axes, Picture, curve_points
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.study.claims import claims_of
 from disagg_sim.study.dopd import claims, claims_runs
@@ -32,7 +32,7 @@ def ratio(bench: DopdBench) -> Picture:
     rates, shares = throughputs(bench), utilisations(bench)
     count = np.arange(1, len(rates) + 1)
     frames = [
-        pd.DataFrame({"panel": panel, "curve": curve, "x": count, "y": values, "x_unit": 1.0, "y_label": label})
+        curve_points(panel, curve, count, values, label)
         for panel, curve, values, label in (
             ("throughput", "simulated", rates, "requests/s"),
             ("throughput", "in proportion", count * rates[0], "requests/s"),
@@ -87,11 +87,7 @@ def bursts(bench: DopdBench) -> Picture:
             ("decode GPUs", samples.decode_gpus, "GPUs"),
             ("requests that wait for their first token", samples.queued, "requests"),
         ):
-            frames.append(
-                pd.DataFrame(
-                    {"panel": panel, "curve": name, "x": minutes, "y": values, "x_unit": 1.0, "y_label": label}
-                )
-            )
+            frames.append(curve_points(panel, name, minutes, values, label))
     table = pd.concat(frames).sort_values("panel", kind="stable")
     return Picture(
         title=f"An hour of bursts, {SERVICE} times the clip's rate, eight GPUs",
