@@ -4,8 +4,6 @@ A row names its design completely: mappings, batches, chunks, instance counts. `
 times the passes that it is made of (arrays of shape (rows,), the physics of the grids without their axes) and
 ``scores_of`` puts these together as the row's mode does. For the settings that the rows were made under the result is
 the row's own numbers. What a search chose stays as chosen: nothing is made feasible or infeasible.
-
-Past 400 lines: what reads a design, and what times and scores it, share its fields.
 """
 
 from __future__ import annotations

@@ -23,11 +23,12 @@ class Instance:
     memory_bytes: float  # on the fullest GPU [B]
     setup: Setup | None = field(default=None, compare=False, repr=False)  # None of an instance that no grid scored
     lengths: Lengths | None = field(default=None, repr=False)  # that it was scored for
+    system: str = field(default="", init=False)  # name of the system that it runs on; "" where that is not known
 
-    @property
-    def system(self) -> str:
-        """Name of the system that it runs on; "" where that is not known."""
-        return self.setup.system.name if self.setup is not None else ""
+    def __post_init__(self) -> None:
+        """Name the system."""
+        if self.setup is not None:
+            object.__setattr__(self, "system", self.setup.system.name)
 
 
 @dataclass(frozen=True, slots=True)
