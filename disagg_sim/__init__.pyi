@@ -1,5 +1,5 @@
 from .certainty.breakdown import Breakdown, breakdown
-from .certainty.designs import rescore
+from .certainty.designs import Origin, rescore
 from .certainty.elasticity import sensitivity
 from .certainty.error_bars import Uncertainty, uncertainty
 from .certainty.extrapolation import outside_calibration
@@ -45,6 +45,7 @@ __all__ = [
     "Mapping",
     "MatchOptions",
     "MatchPlan",
+    "Origin",
     "PhaseGrid",
     "Pool",
     "Replicas",

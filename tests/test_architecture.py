@@ -188,6 +188,7 @@ def test_the_notebook_api_is_pinned():
         "Mapping",
         "MatchOptions",
         "MatchPlan",
+        "Origin",
         "PhaseGrid",
         "Pool",
         "Replicas",

@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.certainty.contributions import STEP, Contribution
-from disagg_sim.certainty.designs import Designs, design_of, designs_of, scores_of, times_of
+from disagg_sim.certainty.designs import SHIPPED, Designs, Origin, design_of, designs_of, scores_of, times_of
 from disagg_sim.certainty.elasticity import CAPACITY, PARAMETERS, scaled
 from disagg_sim.certainty.extrapolation import SIZE_WORDS, breaches
 from disagg_sim.certainty.passes import (
@@ -30,7 +30,6 @@ from disagg_sim.certainty.passes import (
 )
 from disagg_sim.domain import DEGREES
 from disagg_sim.errors import InputError
-from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.provenance import place_of_fit, place_of_key
 from disagg_sim.notebook import Shown
 from disagg_sim.physics import attention, cost, gemm, moe, phases
@@ -45,7 +44,7 @@ from disagg_sim.physics.memory import (
     prefilling_in_pieces,
     prompt_residents,
 )
-from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference, mixed_step
+from disagg_sim.physics.mixed import mixed_step
 from disagg_sim.search.grid import PhaseGrid
 
 Floats = NDArray[np.float64]
@@ -129,11 +128,7 @@ class Breakdown(Shown):
 
 
 def breakdown(
-    points: pd.DataFrame | pd.Series | PhaseGrid,
-    *,
-    at: tuple[int, int] = (0, 0),
-    systems: Mapping[str, SystemSpec] | None = None,
-    interference: Interference = NO_INTERFERENCE,
+    points: pd.DataFrame | pd.Series | PhaseGrid, *, at: tuple[int, int] = (0, 0), origin: Origin = SHIPPED
 ) -> Breakdown:
     """Take TTL and FTL of designs apart by operator and resource, and name the equation and the fit behind each part.
 
@@ -144,10 +139,8 @@ def breakdown(
         phase.
     at : tuple of int
         Row and column of a grid; without effect on a table.
-    systems : mapping, optional
-        Systems by name, in place of the shipped ones.
-    interference : Interference
-        What the phases cost each other in mixed steps, as the rows were made with.
+    origin : Origin
+        What the rows were made with: systems of one's own, interference.
 
     Returns
     -------
@@ -174,7 +167,7 @@ def breakdown(
         table, groups = _point(points, *at), iter([design_of(points, *at)])
     else:
         table = points.to_frame().T.infer_objects() if isinstance(points, pd.Series) else points
-        groups = designs_of(table, systems=systems, interference=interference)
+        groups = designs_of(table, origin)
     if not len(table):
         raise InputError("no points: a breakdown needs one or more")
     operators: list[pd.DataFrame] = []

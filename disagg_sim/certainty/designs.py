@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -107,12 +107,32 @@ class Designs:
         return replace(self, at=decode or self.at, prefill_at=prefill or self.prefill_at)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Origin:
+    """What the rows of a table were made with, where its columns do not say.
+
+    Parameters
+    ----------
+    systems : mapping
+        Systems by name, in place of the shipped ones.
+    interference : Interference
+        What the phases cost each other in mixed steps.
+    exact : bool
+        Whether the rows must be what their specs give. Rows of a law of lengths are not, as they are timed at their
+        mean lengths; their relative errors and elasticities are those at the mean lengths.
+    """
+
+    systems: abc.Mapping[str, SystemSpec] = field(default_factory=dict)
+    interference: Interference = NO_INTERFERENCE
+    exact: bool = True
+
+
+#: Made of shipped specs, at constant lengths.
+SHIPPED = Origin()
+
+
 def rescore(
-    points: pd.DataFrame,
-    change: Callable[[Setup], Setup] | None = None,
-    *,
-    systems: abc.Mapping[str, SystemSpec] | None = None,
-    interference: Interference = NO_INTERFERENCE,
+    points: pd.DataFrame, change: Callable[[Setup], Setup] | None = None, *, origin: Origin = SHIPPED
 ) -> pd.DataFrame:
     """Latencies and throughput of the designs of a table, under changed settings.
 
@@ -123,10 +143,8 @@ def rescore(
     change : callable, optional
         From the setting of a row (``physics.setup.Setup``: model, system, rates) to the one to time it under; by
         default nothing changes and the result equals the row's own numbers.
-    systems : mapping, optional
-        Systems by name, in place of the shipped ones.
-    interference : Interference
-        What the phases cost each other in mixed steps, as the rows were made with.
+    origin : Origin
+        What the rows were made with: systems of one's own, interference.
 
     Returns
     -------
@@ -141,7 +159,7 @@ def rescore(
     import pandas as pd
 
     result = {name: np.empty(len(points)) for name in ("ftl", "ttl", "throughput")}
-    for designs in designs_of(points, systems=systems, interference=interference):
+    for designs in designs_of(points, origin):
         at, prefill_at = (each if change is None else change(each) for each in (designs.at, designs.prefill_at))
         changed = designs.under(decode=at, prefill=prefill_at)
         found = scores_of(changed, times_of(changed))
@@ -156,21 +174,8 @@ def rescore(
     return pd.DataFrame(columns, index=points.index)
 
 
-def designs_of(
-    points: pd.DataFrame,
-    *,
-    systems: abc.Mapping[str, SystemSpec] | None = None,
-    interference: Interference = NO_INTERFERENCE,
-    exact: bool = True,
-) -> Iterator[Designs]:
-    """The designs of a table, those that are timed in one go together; arguments and errors as in ``rescore``.
-
-    Parameters
-    ----------
-    exact
-        Whether the rows must be what their settings give; rows of a law of lengths are not, as they are timed at their
-        mean lengths.
-    """
+def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Designs]:
+    """Read the designs of a table, those that are timed in one go together; arguments and errors as in ``rescore``."""
     missing = next((name for name in (*_SHARED, *_NUMBERS) if name not in points), None)
     if missing is not None:
         raise InputError(f"the table has no column {missing!r}{nearest(missing, map(str, points))}")
@@ -193,13 +198,14 @@ def designs_of(
                 str(words[f"{side}profile"]),
                 _engine(str(words[f"{side}engine"])),
             )
-            for side, system in zip(("", "prefill_"), _systems(words, systems or {}), strict=True)
+            for side, system in zip(("", "prefill_"), _systems(words, origin.systems), strict=True)
         ]
+        interference = origin.interference
         if _ASSUMED[1] in words:
             efficiency, loss = (float(str(words[name])) for name in _ASSUMED[1:])
             interference = Interference(minority_efficiency=efficiency, overlap_loss=loss)
         designs = _read(rows, words, sides, interference)
-        if exact:
+        if origin.exact:
             _check(designs, points)
         yield designs
 

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.certainty.designs import Designs, Scores, designs_of, scores_of, times_of
+from disagg_sim.certainty.designs import SHIPPED, Designs, Origin, Scores, designs_of, scores_of, times_of
 from disagg_sim.certainty.error_bars import near_frontier
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.collective_curves import AllToAllRate
-from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
@@ -98,8 +97,7 @@ def sensitivity(
     *,
     parameters: Sequence[str] = PARAMETERS,
     search: Search | None = None,
-    systems: Mapping[str, SystemSpec] | None = None,
-    interference: Interference = NO_INTERFERENCE,
+    origin: Origin = SHIPPED,
 ) -> pd.DataFrame:
     """Elasticities of latencies and throughput to the hardware, at the designs of a frontier and along it.
 
@@ -114,7 +112,7 @@ def sensitivity(
     search : callable, optional
         From systems by name to the points that the search finds on them, all modes below one another. Capacity acts
         through the batches that fit, so without a search its elasticity of the frontier is NaN.
-    systems, interference
+    origin
         As in ``rescore``.
 
     Returns
@@ -140,7 +138,7 @@ def sensitivity(
     if not len(points):
         raise InputError("no points: elasticities need one or more")
     near = near_frontier(points)
-    groups = list(designs_of(near, systems=systems, interference=interference))
+    groups = list(designs_of(near, origin))
     lines = []
     for parameter in parameters:
         ends = [_scores(groups, len(near), parameter, 1.0 + step) for step in (-SMALL, SMALL, -WIDE, WIDE)]

@@ -29,7 +29,7 @@ values), but for the counts of instances, which follow unless ``rematch`` is off
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,14 +37,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from disagg_sim.certainty.contributions import Contribution, contributions_of
-from disagg_sim.certainty.designs import MODES, Designs, Scores, Times, designs_of, scores_of, times_of
+from disagg_sim.certainty.designs import MODES, SHIPPED, Designs, Origin, Scores, Times, designs_of, scores_of, times_of
 from disagg_sim.certainty.extrapolation import breaches, words_of
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.efficiency import ASSUMED
-from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system, load_uncertainty
 from disagg_sim.facts.uncertainty import KindSpread, UncertaintySpec, spread_of
-from disagg_sim.physics.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.front import best_from
@@ -186,9 +184,7 @@ def uncertainty(
     rematch: bool = True,
     spreads: UncertaintySpec | str = "measured",
     throughput: str = THROUGHPUT,
-    exact: bool = True,
-    systems: Mapping[str, SystemSpec] | None = None,
-    interference: Interference = NO_INTERFERENCE,
+    origin: Origin = SHIPPED,
 ) -> Uncertainty:
     """Error bars of designs: bands of latencies and throughput, of the frontier, and of what disaggregation gains.
 
@@ -208,11 +204,8 @@ def uncertainty(
         How far operators and engines may be off: shipped ones by name, or a file's path.
     throughput : str
         Column of the throughput: per GPU, USD or joule, as in ``pareto_front``; costs are taken as sure.
-    exact : bool
-        Whether the rows must be what their settings give. Rows of a law of lengths are not: their relative errors are
-        those at the mean lengths.
-    systems, interference
-        As in ``rescore``.
+    origin : Origin
+        What the rows were made with: systems of one's own, interference, a law of lengths.
 
     Returns
     -------
@@ -233,7 +226,7 @@ def uncertainty(
     words = np.full(len(kept), "", dtype=object)
     draws = _Draws(samples, seed)
     columns = {"ttl": "ttl_s", "ftl": "ftl_s", "throughput": throughput}
-    for designs in designs_of(kept, systems=systems, interference=interference, exact=exact):
+    for designs in designs_of(kept, origin):
         found, told = _sampled(designs, spec, draws, rematch=rematch)
         nominal = scores_of(designs, times_of(designs))
         words[designs.rows] = told

@@ -7,17 +7,16 @@ are not repeated here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.certainty.contributions import Contribution, contributions_of
-from disagg_sim.certainty.designs import Times, designs_of, times_of
+from disagg_sim.certainty.designs import SHIPPED, Origin, Times, designs_of, times_of
 from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, CollectiveFit, Fit
-from disagg_sim.facts.hardware import SystemSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,7 +85,7 @@ def breaches(operator: Contribution) -> list[Breach]:
     ]
 
 
-def outside_calibration(points: pd.DataFrame, *, systems: Mapping[str, SystemSpec] | None = None) -> pd.Series:
+def outside_calibration(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.Series:
     """What every design of a table rests on beside measurements, in words; "" where nothing leaves its range.
 
     Such as ``experts: expert width 32 below 64; all-reduce: ranks 16 above 8; inherited from gb200_nvl72: GEMM``.
@@ -95,8 +94,8 @@ def outside_calibration(points: pd.DataFrame, *, systems: Mapping[str, SystemSpe
     ----------
     points : DataFrame
         A table of points or a frontier (``points.COLUMNS``), any modes and cases.
-    systems : mapping, optional
-        Systems by name, in place of the shipped ones.
+    origin : Origin
+        What the rows were made with: systems of one's own, interference. Rows need not be exact.
 
     Returns
     -------
@@ -111,7 +110,7 @@ def outside_calibration(points: pd.DataFrame, *, systems: Mapping[str, SystemSpe
     import pandas as pd
 
     words = np.full(len(points), "", dtype=object)
-    for designs in designs_of(points, systems=systems, exact=False):
+    for designs in designs_of(points, replace(origin, exact=False)):
         times = times_of(designs)
         words[designs.rows] = words_of(contributions_of(designs, _doubtful), times)
     return pd.Series(words, index=points.index, name="outside_calibration")

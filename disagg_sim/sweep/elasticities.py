@@ -19,7 +19,7 @@ from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.sweep.cases import Case
-from disagg_sim.sweep.fidelity import candidates
+from disagg_sim.sweep.fidelity import candidates, origin_of
 from disagg_sim.sweep.results import CaseResult, SweepResult
 from disagg_sim.sweep.store import Store
 
@@ -44,10 +44,7 @@ def elasticities(item: CaseResult, root: Path) -> pd.DataFrame:
     """
     case = item.plan.case
     return sensitivity(
-        candidates(item, Store(root), "tokens_per_s_per_gpu"),
-        search=partial(_search, item),
-        systems={spec.name: spec for spec in (case.prefill_system, case.decode_system)},
-        interference=case.sharing.interference,
+        candidates(item, Store(root), "tokens_per_s_per_gpu"), search=partial(_search, item), origin=origin_of(case)
     )
 
 

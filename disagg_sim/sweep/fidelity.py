@@ -14,11 +14,13 @@ from typing import Any
 import pandas as pd
 
 from disagg_sim.atomic import write_csv
+from disagg_sim.certainty.designs import Origin
 from disagg_sim.certainty.error_bars import QUANTILES, near_frontier, uncertainty
 from disagg_sim.certainty.extrapolation import outside_calibration
 from disagg_sim.domain import Mode
 from disagg_sim.facts.load import load_profile
 from disagg_sim.serving.points import INTERACTIVITY
+from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.results import CaseResult, SweepResult, throughput_column
 from disagg_sim.sweep.store import Store
 
@@ -74,21 +76,13 @@ def _of_case(item: CaseResult, store: Store, *, error_bars: bool, seed: int) -> 
     if not item.found or not load_profile(case.profile).fitted:
         return CaseFidelity(case=case.name, outside=nothing, bands=nothing, gain=nothing)
     column = throughput_column(case.per)
-    systems = {spec.name: spec for spec in (case.prefill_system, case.decode_system)}
+    origin = origin_of(case)
     front = pd.concat([mode.frontier for mode in item.found], ignore_index=True)
-    words = outside_calibration(front, systems=systems)
+    words = outside_calibration(front, origin=origin)
     outside = front[["mode", INTERACTIVITY, column]].assign(outside_calibration=words)
     if not error_bars:
         return CaseFidelity(case=case.name, outside=outside, bands=nothing, gain=nothing)
-    found = uncertainty(
-        candidates(item, store, column),
-        samples=SAMPLES,
-        seed=seed,
-        throughput=column,
-        systems=systems,
-        interference=case.sharing.interference,
-        exact=not case.traffic.law,
-    )
+    found = uncertainty(candidates(item, store, column), samples=SAMPLES, seed=seed, throughput=column, origin=origin)
     keys: list[str] = ["mode", INTERACTIVITY]
     envelope = found.frontier().rename(columns={f"{column}_{q}": f"frontier_{q}" for q in QUANTILES})
     bands = found.bands().drop_duplicates(keys)
@@ -99,6 +93,12 @@ def _of_case(item: CaseResult, store: Store, *, error_bars: bool, seed: int) -> 
     return CaseFidelity(
         case=case.name, outside=outside, bands=told, gain=found.gain(GAIN_AT).dropna() if both else nothing
     )
+
+
+def origin_of(case: Case) -> Origin:
+    """What the points of a case were made with."""
+    systems = {spec.name: spec for spec in (case.prefill_system, case.decode_system)}
+    return Origin(systems=systems, interference=case.sharing.interference, exact=not case.traffic.law)
 
 
 def candidates(item: CaseResult, store: Store, column: str) -> Any:
