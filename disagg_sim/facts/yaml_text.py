@@ -87,7 +87,7 @@ def _loader() -> Any:
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc]
-        """Safe loader that refuses keys that are no text or given twice, and leaves dates as text."""
+        """SafeLoader that rejects duplicate and non-string keys and keeps dates as strings."""
 
         def construct_object(self, node: Any, deep: bool = False) -> Any:
             try:

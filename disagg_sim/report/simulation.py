@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Slo
@@ -243,7 +244,6 @@ def _over_rate(task: OverRate) -> Any:
 
 def _log(axis: Any, values: Floats) -> None:
     """A logarithmic axis around some values, with ticks at 1, 2 and 5 times powers of ten, as plain numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     above = values[values > 0]  # no NaN is
     axis._set_axes_scale("log")

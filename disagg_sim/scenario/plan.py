@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def plan_scenario(scenario: Scenario) -> ScenarioPlan:
     InfeasibleError
         When not even the shortest request of a trace, alone, could meet the SLO; names the least possible.
     """
-    what, specs = scenario.setting, digest_of(_specs(scenario))
+    what, specs = scenario.setup, digest_of(_specs(scenario))
     notes = []
     for source in scenario.traces:
         trace = source.load(scenario.seed)
@@ -101,53 +102,33 @@ def plan_scenario(scenario: Scenario) -> ScenarioPlan:
                 require_possible(what, deployment, choice.parts, trace, scenario.slo)
     return ScenarioPlan(
         scenario=scenario,
-        runs=tuple(_runs(scenario, specs)),
-        searches=tuple(_searches(scenario, specs)),
+        runs=tuple(_runs(scenario, specs, search=False)),
+        searches=tuple(_runs(scenario, specs, search=True)) if scenario.capacity is not None else (),
         notes=tuple(notes),
     )
 
 
-def _runs(scenario: Scenario, specs: str) -> Iterator[Run]:
-    for deployment in scenario.deployments:
-        for source in scenario.traces:
-            for scale in source.rate_scales:
-                for choice in scenario.policies:
-                    yield _run(scenario, specs, deployment, choice, source, scale)
-
-
-def _searches(scenario: Scenario, specs: str) -> Iterator[Run]:
-    if scenario.capacity is None:
-        return
-    for deployment in scenario.deployments:
-        for source in scenario.traces:
-            for choice in scenario.policies:
-                yield _run(scenario, specs, deployment, choice, source, None)
-
-
-def _run(
-    scenario: Scenario,
-    specs: str,
-    deployment: ServedDeployment,
-    choice: PolicyChoice,
-    source: TraceSource,
-    scale: float | None,
-) -> Run:
-    trace = (replace(source, path="", rate_scales=()), source.content())
-    aim = scenario.capacity if scale is None else None
-    values: tuple[Any, ...] = (deployment, choice, trace, scale, aim, scenario.slo, scenario.seed, scenario.run, specs)
-    return Run(
-        scenario=scenario,
-        deployment=deployment,
-        choice=choice,
-        source=source,
-        rate_scale=scale,
-        requests=len(source.load(scenario.seed)),
-        digest=digest_of(values),
-    )
+def _runs(scenario: Scenario, specs: str, *, search: bool) -> Iterator[Run]:
+    """The runs at every rate, or the searches for capacities."""
+    aim = scenario.capacity if search else None
+    for deployment, source in product(scenario.deployments, scenario.traces):
+        trace = (replace(source, path="", rate_scales=()), source.content())
+        scales: tuple[float | None, ...] = (None,) if search else source.rate_scales
+        for scale, choice in product(scales, scenario.policies):
+            values = (deployment, choice, trace, scale, aim, scenario.slo, scenario.seed, scenario.run, specs)
+            yield Run(
+                scenario=scenario,
+                deployment=deployment,
+                choice=choice,
+                source=source,
+                rate_scale=scale,
+                requests=len(source.load(scenario.seed)),
+                digest=digest_of(values),
+            )
 
 
 def _specs(scenario: Scenario) -> tuple[Any, ...]:
-    what = scenario.setting
+    what = scenario.setup
     lengths = [source.synthetic.lengths for source in scenario.traces if source.synthetic is not None]
     traffic = [load.load_traffic(name) for name in lengths if isinstance(name, str)]
     fits = load.load_efficiency(what.system.name)

@@ -99,13 +99,13 @@ class Scenario:
     sampled: bool = False  # whether the file says how often to sample; else a run has 200 samples
 
     @property
-    def setting(self) -> Setup:
+    def setup(self) -> Setup:
         """Model, system, recipe and profile with their rates; the same object each time."""
-        return _setting(self.model, self.system, self.precision, self.profile, self.engine)
+        return _setup(self.model, self.system, self.precision, self.profile, self.engine)
 
 
 @lru_cache(maxsize=8)
-def _setting(model: str, system: str, precision: str, profile: str, engine: str) -> Setup:
+def _setup(model: str, system: str, precision: str, profile: str, engine: str) -> Setup:
     return setup(model, system, precision, profile, engine or None)
 
 
@@ -125,6 +125,11 @@ def load_scenario(name: str, *, trace: str = "", seed: int | None = None) -> Sce
     ------
     SpecError
         With every fault of the file: key, value, what is allowed, the nearest valid name.
+
+    Examples
+    --------
+    >>> [choice.label for choice in load_scenario("azure_conv_on_h100").policies][:2]
+    ['vllm', 'disaggregated']
     """
     scenario, _ = _loaded(name, trace, run=True)
     return scenario if seed is None else replace(scenario, seed=seed)
@@ -352,7 +357,7 @@ def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownPolicie
 def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
     """What only shows when the values stand together: recipe on system, parts of policies, memory."""
     try:
-        what = scenario.setting
+        what = scenario.setup
     except DisaggSimError as error:
         yield str(error)
         return

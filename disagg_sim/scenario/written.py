@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import yaml
@@ -16,17 +16,15 @@ import yaml
 from disagg_sim.atomic import write_text
 from disagg_sim.errors import InputError
 from disagg_sim.facts.schema import PLAIN_NAME
+from disagg_sim.scenario.spec import PART_LIMITS, Scenario, load_scenario
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.options import options_of
 from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.policy import Policy
+from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.simulate import SimulationResult
 from disagg_sim.workload.trace import Trace
-
-if TYPE_CHECKING:
-    from disagg_sim.scenario.spec import Scenario
-    from disagg_sim.simulation.run import RunOptions
 
 #: Where the classes of the shipped policies stand; others come from files of the user.
 SHIPPED = "disagg_sim."
@@ -61,8 +59,6 @@ def write_scenario(result: SimulationResult, path: str | Path, *, overwrite: boo
     StoreError
         The directory cannot be written.
     """
-    from disagg_sim.scenario.spec import load_scenario
-
     path = Path(path)
     trace_path = path.with_suffix(".csv")
     if path.suffix not in (".yaml", ".yml"):
@@ -109,8 +105,6 @@ def _deployment(deployment: ServedDeployment) -> dict[str, Any]:
 
 def _replicas(replicas: Replicas) -> dict[str, int]:
     """Degrees above 1, and limits that are given."""
-    from disagg_sim.scenario.spec import PART_LIMITS
-
     mapping = replicas.mapping
     degrees = {"tp": mapping.tp_attn, "dp": mapping.dp_attn, "ep": mapping.ep, "pp": mapping.pp}
     limits = dict(zip(PART_LIMITS, (replicas.batch, replicas.token_budget, mapping.chunk_tokens), strict=True))
@@ -172,7 +166,7 @@ def _dump(document: dict[str, Any]) -> str:
 
 def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
     """``InputError`` unless a scenario that was read back says what was simulated."""
-    trace, what, said = scenario.traces[0].load(scenario.seed), result.setup, scenario.setting
+    trace, what, said = scenario.traces[0].load(scenario.seed), result.setup, scenario.setup
     same = {
         "model": said.model == what.model,
         "system": said.system == what.system,

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TypeVar
 
 from joblib import Parallel, delayed
+from joblib.externals.loky.backend import resource_tracker
 
 from disagg_sim.errors import DisaggSimError
 
@@ -45,6 +46,7 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs
         return
 
     parallel = Parallel(n_jobs=min(jobs, len(tasks)), backend="loky", return_as="generator_unordered", batch_size=1)
+    resource_tracker.ensure_running()  # started later, it would let Ctrl-C through to the workers
     with _interrupt_held():
         results = parallel(delayed(_work)(function, task, os.getpid()) for task in tasks)
     try:
@@ -54,7 +56,7 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs
 
 
 def _work(function: Callable[[Task], Result], task: Task, parent: int) -> Result:
-    """One task in a worker, which ends with its parent."""
+    """Run a task in a worker process that exits when its parent dies."""
     _end_with(parent)
     return function(task)
 

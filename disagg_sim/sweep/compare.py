@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pandas.api.types import is_numeric_dtype
 
 from disagg_sim.domain import DEGREES, MAPPING_COLUMNS
 from disagg_sim.errors import InputError, given_twice, nearest, quoted
@@ -206,7 +207,6 @@ def _read_table(file: Path, data: bytes) -> pd.DataFrame:
 
 
 def _check_table(file: Path, table: pd.DataFrame) -> None:
-    from pandas.api.types import is_numeric_dtype
 
     for name in FRONTIER.required:
         if name not in table:

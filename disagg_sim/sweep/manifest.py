@@ -1,26 +1,16 @@
-"""``manifest.json``: what a sweep's tables were made of, and the checksums that tell whether they are as written."""
+"""``manifest.json``: what the tables of a sweep were made of, and checksums that tell whether they are unchanged."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from fractions import Fraction
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from disagg_sim.errors import InputError
 from disagg_sim.sweep.inputs import Change, differences
-from disagg_sim.sweep.plan import ROOMS, spec_digests
-from disagg_sim.sweep.store import code_digest
-
-if TYPE_CHECKING:
-    from disagg_sim.sweep.results import CaseResult, Effort, ModeResult, SweepResult
-    from disagg_sim.sweep.spec import SweepSpec
 
 MANIFEST, FRONTIER_FILE = "manifest.json", "frontier.csv"
 
@@ -42,35 +32,6 @@ class Manifest:
         if self.code != new.code and not any(change.key == "disagg-sim" for change in found):
             found.append(Change("disagg-sim itself", "sources", self.code[:12], new.code[:12]))
         return found
-
-
-def manifest_text(result: SweepResult, tables: Mapping[str, str], effort: Effort) -> str:
-    """The manifest of a result whose ``tables`` are given as file -> text. Only ``run`` depends on the machine."""
-    spec, total = result.plan.spec, result.total
-    specs: dict[str, str] = {}
-    for case in result.cases:
-        specs |= spec_digests(case.plan.case)
-    versions = {name: version(name) for name in ("disagg-sim", "numpy", "pandas", "pyarrow")}
-    head = {
-        "name": spec.name,
-        "source": Path(spec.source).name,
-        "versions": {"python": platform.python_version(), **versions},
-        "code": code_digest(ROOMS),
-        "options": _options(spec),
-        "specs": dict(sorted(specs.items())),
-        "tables": {name: _checksum(text.encode()) for name, text in tables.items()},
-        "points": {"enumerated": result.plan.points, "computed": total.computed, "feasible": total.feasible},
-        "blocks": len(result.plan.blocks),
-        "run": {
-            "blocks": effort.blocks,
-            "points": effort.points,
-            "compute_seconds": round(effort.seconds, 3),
-            "points_per_compute_second": round(effort.points / effort.seconds) if effort.seconds else 0,
-            "wall_seconds": round(effort.wall_seconds, 3),
-        },
-        "cases": [_case_entry(case) for case in result.cases],
-    }
-    return json.dumps(head, indent=1)[:-2] + f',\n "inputs": {{\n{_inputs_text(result.plan.inputs)}\n }}\n}}\n'
 
 
 def read_manifest(root: Path) -> Manifest | None:
@@ -112,58 +73,9 @@ def held_sweep(root: Path) -> tuple[str, tuple[str, ...]]:
 
 def is_as_written(manifest: Manifest, data: bytes) -> bool:
     """Whether these are the bytes of the frontier that the manifest was written for."""
-    return manifest.tables.get(FRONTIER_FILE) == _checksum(data)
+    return manifest.tables.get(FRONTIER_FILE) == checksum(data)
 
 
-def _checksum(data: bytes) -> str:
+def checksum(data: bytes) -> str:
+    """SHA-256 of the bytes of a table."""
     return hashlib.sha256(data).hexdigest()
-
-
-def _inputs_text(inputs: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line for each key of each file: short, and a change of a value is a change of one line."""
-    files = []
-    for name, content in inputs.items():
-        lines = ",\n".join(f"   {json.dumps(key)}: {json.dumps(_plain(value))}" for key, value in content.items())
-        files.append(f"  {json.dumps(name)}: {{\n{lines}\n  }}")
-    return ",\n".join(files)
-
-
-def _options(spec: SweepSpec) -> dict[str, Any]:
-    """All that a sweep file and the options of the command line say."""
-    return {key: _plain(value) for key, value in asdict(spec).items() if key not in ("name", "source")}
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON knows it: fractions and infinities as text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Fraction) or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)
-    return value
-
-
-def _case_entry(case: CaseResult) -> dict[str, Any]:
-    total = case.total
-    return {
-        "case": case.plan.case.name,
-        "digest": case.plan.digest,
-        "points": {"enumerated": case.plan.points, "computed": total.computed, "feasible": total.feasible},
-        "modes": {mode.mode: _mode_entry(mode) for mode in case.modes},
-        "fits": case.fits,
-        "verdict": case.verdict,
-    }
-
-
-def _mode_entry(mode: ModeResult) -> dict[str, Any]:
-    total = mode.total
-    return {
-        "mappings": mode.plan.mappings,
-        "computed": total.computed,
-        "feasible": total.feasible,
-        "removed": mode.removed,
-        "rows": mode.points.rows,
-        "frontier": len(mode.frontier),
-        "verdict": mode.verdict,
-    }

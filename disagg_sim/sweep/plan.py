@@ -98,7 +98,24 @@ class SweepPlan:
 
 
 def plan_sweep(spec: SweepSpec) -> SweepPlan:
-    """Every case of the sweep with its mappings enumerated, its batch axes fixed and its blocks cut."""
+    """Every case of the sweep with its mappings enumerated, its batch axes fixed and its blocks cut.
+
+    Parameters
+    ----------
+    spec : SweepSpec
+        Such as ``load_sweep`` reads.
+
+    Returns
+    -------
+    SweepPlan
+        Cases in the order of the file; ``run_sweep`` computes them.
+
+    Examples
+    --------
+    >>> from disagg_sim.sweep.spec import load_sweep
+    >>> plan_sweep(load_sweep("smoke")).cases[0].case.model
+    'llama_3_1_8b'
+    """
     cases = cases_of(spec)
     specs = dict.fromkeys(name for case in cases for name, value in _specs(case).items() if value is not None)
     inputs, sources = inputs_of(specs)  # before the digests, so that a change in between is seen

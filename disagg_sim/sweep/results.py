@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
-from dataclasses import dataclass
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from disagg_sim.atomic import csv_text, write_text
-from disagg_sim.domain import Mode
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts import load
 from disagg_sim.physics.setup import setup
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, pareto_front
 from disagg_sim.sweep.cases import Case, axis_columns
-from disagg_sim.sweep.compute import ABOVE_FTL, ABOVE_NIC, ABOVE_TTL, OUT_OF_MEMORY, SHARED, Removal, Tally, add_up
-from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, manifest_text
-from disagg_sim.sweep.plan import CasePlan, ModePlan, SweepPlan
-from disagg_sim.sweep.spec import Limits
-from disagg_sim.sweep.store import Store
-from disagg_sim.units import GB
+from disagg_sim.sweep.compute import Tally, add_up, detail, is_partial, verdict
+from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, checksum
+from disagg_sim.sweep.plan import ROOMS, CasePlan, ModePlan, SweepPlan, spec_digests
+from disagg_sim.sweep.spec import SweepSpec
+from disagg_sim.sweep.store import Store, code_digest
 
 NOTHING = "-"  # in a column of texts: there is none; no word that reads back as empty
 
@@ -164,7 +167,7 @@ def write_tables(result: SweepResult, root: Path, *, effort: Effort) -> None:
         (root / FRONTIER_FILE).unlink(missing_ok=True)
     for name, text in tables.items():
         write_text(root / name, text)
-    write_text(root / MANIFEST, manifest_text(result, tables, effort))
+    write_text(root / MANIFEST, _manifest_text(result, tables, effort))
 
 
 def _collect_case(plan: CasePlan, store: Store) -> CaseResult:
@@ -228,91 +231,80 @@ def _infeasible_csv(result: SweepResult) -> str:
     return text.getvalue()
 
 
-def verdict(case: Case, plan: ModePlan, prefill: Tally, points: Tally) -> str:
-    """One clause that names what binds, for a mode of a case whose frontier is empty.
-
-    Parameters
-    ----------
-    prefill, points : Tally
-        What prefill removed, and what decode (or the co-located instances) removed.
-    """
-    if plan.mode != Mode.DISAGGREGATED:
-        return _of_instances(case, plan, points)
-    for name, phase, tally in ((case.prefill_system.name, "prefill", prefill), (case.system, "decode", points)):
-        if not tally.computed:
-            return _no_mapping(case, name, plan)
-        if not tally.feasible:
-            return _fits_nowhere(case, name, phase, tally)
-    if not prefill.rows:
-        return _no_prefill(case, prefill)
-    if _has(points, ABOVE_TTL) and not _has(points, ABOVE_NIC) and points.rows == 0:
-        left = points.feasible - sum(r.count for r in points.removals if r.reason == ABOVE_TTL)
-        if not left:
-            return _too_slow("decode configuration", "TTL", case.limits.ttl_s, _closest(points, ABOVE_TTL))
-    reasons = ", ".join(f"{r.reason} ({r.count})" for r in points.removals)
-    return f"no decode point has a match; decode points removed: {reasons}; gpu_cap is {case.limits.gpu_cap}"
-
-
-def detail(item: Removal, limits: Limits) -> str:
-    """By how much the closest of the removed points misses; its shortfall is finite."""
-    if item.reason == OUT_OF_MEMORY:
-        return f"the closest lacks {item.shortfall / GB:.3g} GB per GPU"
-    if item.reason == ABOVE_NIC:
-        needed, allowed = _told_apart((limits.nic_limit + item.shortfall) / GB, limits.nic_limit / GB)
-        return f"the closest needs {needed} GB/s, limit {allowed} GB/s"
-    limit = limits.ftl_s if item.reason == ABOVE_FTL else limits.ttl_s
-    taken, allowed = _told_apart(limit + item.shortfall, limit)
-    return f"the closest takes {taken} s, limit {allowed} s"
+def _manifest_text(result: SweepResult, tables: Mapping[str, str], effort: Effort) -> str:
+    """The manifest of a result whose ``tables`` are given as file -> text. Only ``run`` depends on the machine."""
+    spec, total = result.plan.spec, result.total
+    specs: dict[str, str] = {}
+    for case in result.cases:
+        specs |= spec_digests(case.plan.case)
+    versions = {name: version(name) for name in ("disagg-sim", "numpy", "pandas", "pyarrow")}
+    head = {
+        "name": spec.name,
+        "source": Path(spec.source).name,
+        "versions": {"python": platform.python_version(), **versions},
+        "code": code_digest(ROOMS),
+        "options": _options(spec),
+        "specs": dict(sorted(specs.items())),
+        "tables": {name: checksum(text.encode()) for name, text in tables.items()},
+        "points": {"enumerated": result.plan.points, "computed": total.computed, "feasible": total.feasible},
+        "blocks": len(result.plan.blocks),
+        "run": {
+            "blocks": effort.blocks,
+            "points": effort.points,
+            "compute_seconds": round(effort.seconds, 3),
+            "points_per_compute_second": round(effort.points / effort.seconds) if effort.seconds else 0,
+            "wall_seconds": round(effort.wall_seconds, 3),
+        },
+        "cases": [_case_entry(case) for case in result.cases],
+    }
+    return json.dumps(head, indent=1)[:-2] + f',\n "inputs": {{\n{_inputs_text(result.plan.inputs)}\n }}\n}}\n'
 
 
-def is_partial(item: Removal) -> bool:
-    """Whether the shortfall is of the blocks alone in which nothing passes, so not always that of the closest point."""
-    return item.phase == SHARED and item.reason != OUT_OF_MEMORY
+def _inputs_text(inputs: Mapping[str, Mapping[str, Any]]) -> str:
+    """A line for each key of each file: short, and a change of a value is a change of one line."""
+    files = []
+    for name, content in inputs.items():
+        lines = ",\n".join(f"   {json.dumps(key)}: {json.dumps(_plain(value))}" for key, value in content.items())
+        files.append(f"  {json.dumps(name)}: {{\n{lines}\n  }}")
+    return ",\n".join(files)
 
 
-def _of_instances(case: Case, plan: ModePlan, points: Tally) -> str:
-    """What binds co-located instances."""
-    if not points.computed:
-        return _no_mapping(case, case.system, plan)
-    if not points.feasible:
-        return _fits_nowhere(case, case.system, plan.mode, points)
-    if points.feasible == sum(r.count for r in points.removals if r.reason == ABOVE_FTL):
-        return _too_slow(f"{plan.mode} configuration", "FTL", case.limits.ftl_s, _closest(points, ABOVE_FTL))
-    over = _closest(points, ABOVE_TTL)
-    return _too_slow(f"{plan.mode} configuration within the FTL limit", "TTL", case.limits.ttl_s, over)
+def _options(spec: SweepSpec) -> dict[str, Any]:
+    """All that a sweep file and the options of the command line say."""
+    return {key: _plain(value) for key, value in asdict(spec).items() if key not in ("name", "source")}
 
 
-def _no_mapping(case: Case, system: str, plan: ModePlan) -> str:
-    reasons = ", ".join(f"{reason} ({count})" for reason, count in plan.refused)
-    return f"{case.model} has no allowed mapping on {system}: {reasons}"
+def _plain(value: Any) -> Any:
+    """A value as JSON knows it: fractions and infinities as text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Fraction) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
+    return value
 
 
-def _fits_nowhere(case: Case, system: str, phase: str, tally: Tally) -> str:
-    short = _closest(tally, OUT_OF_MEMORY) / GB
-    return f"{case.model} fits on no allowed mapping of {system} ({phase}): the closest lacks {short:.1f} GB per GPU"
+def _case_entry(case: CaseResult) -> dict[str, Any]:
+    total = case.total
+    return {
+        "case": case.plan.case.name,
+        "digest": case.plan.digest,
+        "points": {"enumerated": case.plan.points, "computed": total.computed, "feasible": total.feasible},
+        "modes": {mode.mode: _mode_entry(mode) for mode in case.modes},
+        "fits": case.fits,
+        "verdict": case.verdict,
+    }
 
 
-def _no_prefill(case: Case, prefill: Tally) -> str:
-    if (over := _closest(prefill, ABOVE_FTL)) < math.inf and not _has(prefill, ABOVE_NIC):
-        return _too_slow("prefill configuration", "FTL", case.limits.ftl_s, over)
-    least, limit = _told_apart((case.limits.nic_limit + _closest(prefill, ABOVE_NIC)) / GB, case.limits.nic_limit / GB)
-    return f"no prefill configuration stays below {limit} GB/s of KV egress; the least is {least} GB/s"
-
-
-def _too_slow(what: str, latency: str, limit: float, over: float) -> str:
-    best, allowed = _told_apart(limit + over, limit)
-    return f"no {what} meets the {latency} limit of {allowed} s; the best {latency} is {best} s"
-
-
-def _told_apart(value: float, limit: float) -> tuple[str, str]:
-    """A value above its limit, and the limit, as texts: 4 and 6 digits, more where these hide which is larger."""
-    texts = [(f"{value:.{digits}g}", f"{limit:.{max(digits, 6)}g}") for digits in range(4, 18)]
-    return next((pair for pair in texts if float(pair[0]) > float(pair[1])), texts[0])
-
-
-def _has(tally: Tally, reason: str) -> bool:
-    return any(item.reason == reason for item in tally.removals)
-
-
-def _closest(tally: Tally, reason: str) -> float:
-    return min((item.shortfall for item in tally.removals if item.reason == reason), default=math.inf)
+def _mode_entry(mode: ModeResult) -> dict[str, Any]:
+    total = mode.total
+    return {
+        "mappings": mode.plan.mappings,
+        "computed": total.computed,
+        "feasible": total.feasible,
+        "removed": mode.removed,
+        "rows": mode.points.rows,
+        "frontier": len(mode.frontier),
+        "verdict": mode.verdict,
+    }

@@ -342,6 +342,11 @@ def load_sweep(
     SpecError
         With every fault of the file: key, value, what is allowed, the nearest valid name. A fault of what
         was put in its place names the option of the command line, not the file.
+
+    Examples
+    --------
+    >>> load_sweep("smoke", profile="ideal").profile
+    'ideal'
     """
     path = find_document("sweep", name)
     document = read_mapping(path)

@@ -314,7 +314,11 @@ def _is_ours(path: Path) -> bool:
 
 
 def digest_of(value: Any) -> str:
-    """Digest of plain values, frozen dataclasses, and tuples, sets and mappings of them."""
+    """Digest of a plain ``value``, a frozen dataclass, or tuples, sets and mappings of them.
+
+    >>> digest_of({"isl": 1024, "osl": 128}) == digest_of({"osl": 128, "isl": 1024})
+    True
+    """
     return hashlib.sha256(json.dumps(_plain(value), sort_keys=True).encode()).hexdigest()
 
 

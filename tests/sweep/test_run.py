@@ -23,9 +23,8 @@ from disagg_sim.errors import InfeasibleError, StoreError
 from disagg_sim.report.summary import summary
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.sweep.cases import axis_columns, cases_of
-from disagg_sim.sweep.compute import ABOVE_FTL, ABOVE_NIC, Removal
+from disagg_sim.sweep.compute import ABOVE_FTL, ABOVE_NIC, Removal, detail
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
-from disagg_sim.sweep.results import detail
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import Limits, SweepSpec, Traffic, load_sweep, same_system
 
