@@ -1,6 +1,7 @@
 """Attention kernels: cases derived by hand, limits, and what may never happen."""
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -152,3 +153,54 @@ def test_a_query_key_pair_of_latent_attention_costs_four_flop_an_element(form, s
 def test_blackwell_blocks_take_two_tiles_of_128_rows():
     rates = [setup("llama_3_1_70b", name, "bf16").rates for name in ("a100_sxm_80gb", "h100_sxm", "b200_sxm")]
     assert [rate.prefill_attention["gqa"].s_half for rate in rates] == [128.0, 128.0, 256.0]
+
+
+def one_call(
+    rate: AttentionRate, cache: float = 1.0, flops: float = 0.0, group: float = 1.0, keys: float = 1.0
+) -> float:
+    """One sequence of ``group`` query heads on one KV head. [s]"""
+    shape = AttentionShape(1.0, 1.0, keys - 1, group, 1.0, 128)
+    return float(decode_attention_cost(Work(flops, cache), shape, rate).time)
+
+
+FREE = AttentionRate(np.inf, np.inf, 0.0, multiprocessors=1.0)
+
+
+@pytest.mark.parametrize(("group", "filled"), [(1, 16), (16, 16), (17, 32), (24, 32), (32, 32), (33, 48)])
+def test_query_rows_of_a_decode_are_multiplied_in_tiles_of_16(group, filled):
+    """1 GFLOP at 1 TFLOP/s is 1 ms; a KV head with 24 query heads multiplies 32 rows: 1.333 ms."""
+    slow = replace(FREE, flops=1e12)
+    assert one_call(slow, flops=1e9, group=float(group)) == pytest.approx(1e-3 * filled / group, rel=1e-12)
+
+
+@pytest.mark.parametrize(("group", "blocks"), [(1, 1), (64, 1), (65, 2), (128, 2), (129, 3)])
+def test_a_block_of_a_decode_takes_64_query_rows(group, blocks):
+    assert one_call(replace(FREE, block_time=3 * US), group=float(group)) == pytest.approx(blocks * 3 * US, rel=1e-12)
+
+
+def test_half_of_the_ramp_is_paid_at_a_cache_of_40_megabytes():
+    assert one_call(replace(FREE, ramp=10 * US), cache=40e6) == pytest.approx(5 * US, rel=1e-12)
+    assert one_call(replace(FREE, ramp=10 * US), cache=120e6) == pytest.approx(7.5 * US, rel=1e-12)
+
+
+def test_the_serial_time_is_that_of_1024_keys_and_grows_with_a_power_of_them():
+    """0.45 under split KV: 4,096 keys take 4^0.45 = 1.866 times as long."""
+    rate = replace(FREE, serial_time=2 * US)
+    assert rate.serial_power == 0.45
+    assert one_call(rate, keys=1024.0) == pytest.approx(2 * US, rel=1e-12)
+    assert one_call(rate, keys=4096.0) == pytest.approx(2 * 1.866066 * US, rel=1e-6)
+
+
+def test_a_cache_that_l2_holds_is_read_four_times_as_fast():
+    """Half of a cache of the resident size counts a quarter: 0.625; of one half as large 1/257 counts whole: 0.2529."""
+    rate = replace(FREE, bandwidth=1e12, resident=30e6)
+    queries = 512.0  # bytes of one query and output row of 128
+    assert one_call(rate, cache=30e6) == pytest.approx((0.625 * 30e6 + queries) / 1e12, rel=1e-12)
+    share = 1 / 257 + 256 / 257 / 4
+    assert one_call(rate, cache=15e6) == pytest.approx((share * 15e6 + queries) / 1e12, rel=1e-12)
+
+
+def test_a_prompt_of_one_token_moves_four_tenths_of_a_tile_of_queries():
+    """8 query heads of 0.4*128 rows and 2 KV heads of one row, 512 B each at 1 TB/s."""
+    rate = AttentionRate(np.inf, np.inf, 0.0, 128.0, multiprocessors=100.0, io_bandwidth=1e12)
+    assert prefill(rate, new=1.0) == pytest.approx((8 * 51.2 + 2) * 512 / 1e12, rel=1e-12)
