@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written beside their place, flushed to disk, then renamed over it.
+"""Write files atomically: into a temporary file, flushed to disk, then renamed.
 
 A process that is killed while it writes leaves a temporary file, and the file that it meant to replace as it was. A
 temporary file is locked as long as its writer lives, so that what nobody will ever finish can be told and removed.
@@ -106,7 +106,7 @@ def _refused(path: Path, error: OSError) -> StoreError:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether something stands there that a file must not replace: a device, a pipe, an open file of a process."""
+    """Whether the path is something that a file must not replace: a device, a pipe, an open file of a process."""
     with suppress(OSError):
         folder = path.parent.resolve()
         place = folder / path.readlink() if path.is_symlink() else folder

@@ -1,4 +1,4 @@
-"""Expected failures: one clear line each; a bug keeps its traceback."""
+"""Expected failures. Each is one clear line; a bug keeps its traceback."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def printable(text: str) -> str:
 
 
 def given_twice(names: Iterable[str]) -> str:
-    """The first name that stands there a second time, or an empty string."""
+    """The first name that occurs twice, or an empty string."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

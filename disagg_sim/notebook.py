@@ -1,4 +1,4 @@
-"""How values show themselves in a notebook, although they know neither HTML nor units of display.
+"""Display values in notebooks: the hook between values and the HTML renderer.
 
 A low room may not import ``report``. So its classes derive from ``Shown``, whose ``_repr_html_`` asks a
 renderer that the package sets when it is imported, and which loads ``report.html`` at the first use.

@@ -1,1 +1,1 @@
-"""Measured kernels and served runs: fits, residuals, validation, uncertainty."""
+"""Fit efficiencies to measured kernels and served runs, and compare predictions with both."""

@@ -1,4 +1,4 @@
-"""Files of calibration: rows that no fit may see, and specifications that are written only when they are sound."""
+"""Read the rows to exclude from fits; write specifications only if they are valid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def kept_from_fits(key: str) -> bool:
 
 
 def write_sound(path: Path, text: str, read: Callable[[Path], Spec]) -> Spec:
-    """Write ``text`` once ``read`` has read it back without a fault; returns what it says.
+    """Write ``text`` if ``read`` reads it back without a fault; returns the value read.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Names that sources of measurements write, beside the names of our specs (``names.yaml``)."""
+"""Translate names used by sources of measurements into names of our specs (``names.yaml``)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a number rests on, and how sure it is."""
+"""Explain what a number rests on and how sure it is: breakdown, error bars, elasticities, extrapolation."""

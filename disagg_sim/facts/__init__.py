@@ -1,1 +1,1 @@
-"""What is known: YAML files of systems, models, traffic, recipes, profiles and fits, as frozen specs."""
+"""Load YAML files of systems, models, traffic, recipes, profiles, engines and fits as frozen specs."""

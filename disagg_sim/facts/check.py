@@ -1,4 +1,4 @@
-"""What kind of spec a file holds, and whether it is sound."""
+"""Find the kind of spec that a file holds, and check it."""
 
 from __future__ import annotations
 

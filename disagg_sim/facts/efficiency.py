@@ -1,4 +1,4 @@
-"""Fitted efficiencies: what kernels reach of the vendor's peaks, with the fit that says so.
+"""Fitted efficiencies: the share of the vendor's peaks that kernels reach, with the data behind each fit.
 
 One file per system in ``hw_specs/efficiency/``, apart from the vendor's facts. Forms (physics page,
 section 7): ``t = t0 + ((F/(e_c*Pi))^q + (bytes/(e_m*BW))^q)^(1/q)``; prefill attention

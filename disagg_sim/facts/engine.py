@@ -24,7 +24,7 @@ _Share = Annotated[float, Range(1e-6, 1.0)]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec(Shown):
-    """How one engine forms its steps, and what a step costs beside its kernels."""
+    """How an engine forms its steps, and what it adds to the time of its kernels."""
 
     name: str
     title: Line

@@ -1,4 +1,4 @@
-"""Faults of a file in one line each: the key, the value, what is allowed or the nearest name.
+"""Report faults of a file, one line each: the key, the value, what is allowed or the nearest name.
 
 Checks raise ``ValueError`` where they stand; all faults of a file are collected before any is reported.
 """
@@ -23,7 +23,7 @@ NEITHER = "neither"
 
 
 class SeveralFaultsError(ValueError):
-    """Several faults that one check found, each with the keys that lead to it from where the check stands."""
+    """Several faults found by one check, each with the keys that lead to it."""
 
     def __init__(self, found: Iterable[tuple[tuple[str | int, ...], str]]) -> None:
         self.found = tuple(found)
@@ -31,7 +31,7 @@ class SeveralFaultsError(ValueError):
 
 
 def out_of_range(value: str, low: float, high: float, unit: str = "") -> str:
-    """What is said of a value, given as messages show it, that lies outside ``[low, high]``."""
+    """Message for a value outside ``[low, high]``."""
     ends = [str(end) if isinstance(end, int) else f"{end:g}" for end in (low, high)]
     return f"{value} is out of range; allowed: from {ends[0]} to {ends[1]}{unit and f' {unit}'}"
 
@@ -58,7 +58,7 @@ def source_faults(sources: Mapping[str, str], figures: Iterable[str], *, needed:
 
 
 def told_by(where: str, call: Callable[..., Any], *args: Any) -> Iterator[str]:
-    """The fault that ``call(*args)`` tells, behind the key that it belongs to; nothing where it has none."""
+    """The fault that ``call(*args)`` raises, with the key that it belongs to; nothing if there is none."""
     try:
         call(*args)
     except (DisaggSimError, ValueError) as error:
@@ -105,7 +105,7 @@ def _behind(where: str, said: str) -> str:
 
 
 def _near(key: str, levels: Sequence[tuple[str, ...]], level: object) -> str:
-    """The nearest known key; without one, all keys of the level that has most of those beside it."""
+    """The nearest known key; without one, all keys of the most similar level."""
     close = nearest(key, dict.fromkeys(name for names in levels for name in names))
     if close or not isinstance(level, Mapping) or len(key) > LONGEST_KEY:
         return close

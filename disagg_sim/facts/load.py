@@ -1,4 +1,4 @@
-"""Names to frozen specs: ``load_system("h100_sxm")``, ``load_model("llama-3.1-70b")``, or a path to a YAML file.
+"""Load specs by name or path: ``load_system("h100_sxm")``, ``load_model("llama-3.1-70b")``.
 
 A file is parsed once for each of its versions; equal names give the same object.
 """

@@ -1,4 +1,4 @@
-"""Profiles: how far from the speed of light a forecast is made, and every assumption that goes with it."""
+"""Profiles: how far from the speed of light kernels are assumed to run, with every assumption."""
 
 from __future__ import annotations
 

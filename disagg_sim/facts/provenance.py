@@ -1,4 +1,4 @@
-"""Where a number of a spec file stands: the file, the line, and the table and entry of a fit."""
+"""Locate a number in a spec file: file, line, and table and entry of a fit."""
 
 from __future__ import annotations
 

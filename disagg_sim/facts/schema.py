@@ -1,4 +1,4 @@
-"""What a spec file may hold: field types with units and ranges, and faults told in one line each.
+"""Define field types with units and ranges for spec files, and report faults in one line each.
 
 A schema is made from the frozen dataclass that it fills: the dataclass says which keys exist, the
 schema adds units and ranges. All faults of a file are collected before any is reported.
@@ -178,7 +178,7 @@ class Unless:
         if value == self.word:
             return self.meaning
         if value is None:
-            raise ValueError(f"null is no value; allowed: {self.word}")
+            raise ValueError(f"null is not a value; allowed: {self.word}")
         try:
             return handler(value)
         except ValidationError as error:
@@ -212,7 +212,7 @@ def _listed(value: object) -> object:
 
 
 def distinct(values: tuple[T, ...]) -> tuple[T, ...]:
-    """The values; ``ValueError`` where one of them stands there twice."""
+    """The values; ``ValueError`` if one of them occurs twice."""
     twice = [
         f"{printable(str(value)[:LONGEST_SHOWN])} stands there {count} times"
         for value, count in Counter(values).items()
@@ -357,7 +357,7 @@ def short_form(item: Any, expand: Callable[[Any], Any]) -> Any:
 
 
 def tagged(*items: Any) -> Any:
-    """One of several schemas, told apart by their key ``kind``."""
+    """One of several schemas, distinguished by the key ``kind``."""
     return _Annotated[_Union[items], Field(discriminator="kind")]
 
 
@@ -399,7 +399,7 @@ def schema_of(
 
 
 def record(target: type, *, kind: str = "") -> Any:
-    """Type of ``key: value`` lines that make a dataclass; what its ``__post_init__`` refuses is a fault of the file."""
+    """Type of a mapping that makes a dataclass; an error of its ``__post_init__`` is a fault of the file."""
     schema = schema_of(target, kind=kind)
     return _Annotated[schema, AfterValidator(lambda model: target(**values(model, without=("kind",))))]
 
@@ -436,7 +436,7 @@ def validate(schema: type[M], data: Mapping[str, Any], path: Path) -> M:
 
 
 def checked_or_faults(schema: type[M], data: Mapping[str, Any], context: Any = None) -> M | list[str]:
-    """What a mapping says, or a line for each of its faults: key, value, what is allowed or the nearest key.
+    """Check a mapping; returns the value, or a line per fault: key, value, what is allowed or the nearest key.
 
     Parameters
     ----------

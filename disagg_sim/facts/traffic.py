@@ -1,4 +1,4 @@
-"""What requests look like: pairs of input and output lengths, constant or distributed.
+"""Traffic: pairs of input and output lengths, constant or distributed.
 
 Only the parameters live here; ``workload.distributions`` gives them mean, quantiles and samples.
 """

@@ -1,4 +1,4 @@
-"""How far calibrated times may be off: spreads estimated from residuals, apart from the fits themselves."""
+"""Spreads of calibrated times, estimated from residuals and stored apart from the fits."""
 
 from __future__ import annotations
 

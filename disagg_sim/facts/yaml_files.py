@@ -1,4 +1,4 @@
-"""Where spec files lie, which one a name means, and how a YAML file becomes a plain mapping.
+"""Find spec files by name, and read a YAML file into a plain mapping.
 
 Looked for in the directories of ``DISAGG_SIM_PATH``, then in the package's own data or, in a
 checkout, in the directories beside the package; the first file of a name wins.

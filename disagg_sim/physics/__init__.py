@@ -1,1 +1,1 @@
-"""The analytic model: what a pass multiplies and moves, and how long that takes."""
+"""The analytic model: what a pass computes and moves, and how long that takes."""

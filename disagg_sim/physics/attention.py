@@ -1,4 +1,4 @@
-r"""Time of attention kernels: prefill in tiles of query rows, decode with split KV, absorbed MLA.
+r"""Time attention kernels: prefill in tiles of query rows, decode with split KV, absorbed MLA.
 
 With the neutral defaults of ``AttentionRate`` both are the plain roofline of physics page, section 7:
 :math:`t_0 + \max(F/e_c\Pi\cdot(1 + S_{1/2}/S), B/e_m W)`. The fitted forms see more of a kernel.

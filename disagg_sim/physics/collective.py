@@ -1,4 +1,4 @@
-"""Times of collectives from bytes, ranks and links. No model word.
+"""Time collectives from bytes, ranks and links, without knowledge of models.
 
 ``S`` is the full tensor in bytes, ``n`` the ranks, bandwidths are one way per GPU and already
 times the efficiency reached. A group of one rank costs nothing. Source: physics page, section 5.

@@ -1,4 +1,4 @@
-"""Fitted rows of collectives and of the MoE exchange to curves: what a message of a size costs a group of a size.
+"""Turn fitted rows into curves: time of a collective by message size and group size.
 
 Source: physics page, sections 5 and 9.
 """
@@ -173,7 +173,7 @@ def pick_backend(rows: Sequence[AllToAllFit], backends: tuple[str, ...], wire: s
 
 
 def exchange_curve(rows: Sequence[AllToAllFit], link: float, floor: float | None, *, nodes: bool) -> LinkCurve:
-    """Fits of one direction of the exchange, group size by group size or one law for all, to a curve.
+    """Curve of one direction of the exchange, from fits by group size or from one equation for all sizes.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Time of a dense matrix multiply: tiles, waves, split-K and what is read twice.
+"""Time a dense matrix multiply: tiles, waves, split-K and repeated reads.
 
 The roofline of section 7 says what a GEMM needs; this form adds why kernels miss it (physics page, section 9): M and N
 are padded to tiles, tiles run in waves over the multiprocessors, a tile walks along K no faster than its loop allows,

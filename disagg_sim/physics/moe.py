@@ -1,4 +1,4 @@
-"""Time of the grouped GEMMs of routed experts on one rank.
+"""Time the grouped GEMMs of routed experts on one rank.
 
 The roofline says what the experts need: the picks' FLOP and the weights of the experts that are picked at all. The
 form here adds what grouped kernels pay beside it (physics page, section 9): an expert with few rows is padded to a

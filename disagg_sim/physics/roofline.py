@@ -1,4 +1,4 @@
-"""Work to time: the blended roofline and the cost of an operator by what limits it."""
+"""Turn work into time: the blended roofline, and the time of an operator by what limits it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Rate:
 
 
 class Sums(NamedTuple):
-    """What a pass is made of, whatever overlaps: the largest of the four names its bound. [s]"""
+    """Time sums of a pass by resource, ignoring overlap: the largest of the four is its bound. [s]"""
 
     compute: Numeric = 0.0  # F/(e_c*Pi)
     memory: Numeric = 0.0  # bytes/(e_m*BW)
@@ -46,7 +46,7 @@ NO_SUMS = Sums()
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Time of an operator (compute and memory blended) and what it is made of. [s]"""
+    """Time of an operator (compute and memory blended) and its parts. [s]"""
 
     time: Numeric = 0.0
     sums: Sums = NO_SUMS

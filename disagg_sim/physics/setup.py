@@ -1,4 +1,4 @@
-"""A model on a system in one recipe and profile: names in, specs and rates out."""
+"""Make a setup: a model on a system in one recipe and profile, with the rates that follow."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def setup(
     profile: ProfileSpec | str = "measured",
     engine: str | None = None,
 ) -> Setup:
-    """Load what the names stand for, and resolve the rates of every operator.
+    """Load the named specs and resolve the rates of every operator.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Pipeline stages: which layers the slowest ones hold, with embedding and head at the ends."""
+"""Split layers into pipeline stages and find the slowest ones, with embedding and head at the ends."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Result = TypeVar("Result", bound=tuple[Any, ...])
 
 
 class Levels:
-    """The distinct values of a token count of shape (rows, batches), and where each stands."""
+    """The distinct values of a token count of shape (rows, batches), and their positions."""
 
     def __init__(self, tokens: Numeric) -> None:
         self.tokens = tokens

@@ -1,1 +1,1 @@
-"""Tables, plots and pages: the only home of ms, GB and colours."""
+"""Make tables, plots and pages: the only home of ms, GB and colours."""

@@ -1,4 +1,4 @@
-"""A design taken apart as people read it: the lines of its tables."""
+"""Format the breakdown of a design as tables."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def time_text(seconds: float) -> str:
 
 
 def latency_title(found: Breakdown, row: Any, latency: str) -> str:
-    """A latency, what it means for users, and how far it is from the speed of light."""
+    """Title of a latency: its value, its meaning for users, and its distance from the speed of light."""
     parts = found.latency(row, latency)
     seconds, ideal = parts["seconds"].sum(), parts["ideal_s"].sum()
     rate = f" = {1.0 / seconds:,.4g} tokens/s/user" if latency == "ttl" else ""

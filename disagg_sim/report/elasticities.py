@@ -1,4 +1,4 @@
-"""Pictures of elasticities: what bounds a design, and what more hardware would bring, along each frontier."""
+"""Plot elasticities along each frontier: what bounds a design, and what more hardware would bring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured against predicted: tables and scatter plots of the validations of kernels and of served runs."""
+"""Plot and tabulate measured against predicted values, of kernels and of served runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def draw_scatter(table: pd.DataFrame, path: Path, *, title: str, unit: str) -> N
 
 
 def _size(points: int) -> float:
-    """Marks of a cloud of so many points: large enough to be seen, small enough to be told apart. [pt]"""
+    """Marker size for a number of points: visible, but distinguishable. [pt]"""
     return float(min(max(160.0 / max(points, 1) ** 0.5, 2.5), 7.0))
 
 

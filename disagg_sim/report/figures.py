@@ -1,4 +1,4 @@
-"""Pictures of every case (frontiers of all modes, KV-transfer bandwidth, prefill:decode ratio), and overviews."""
+"""Plot every case of a sweep (frontiers of all modes, KV-transfer bandwidth, prefill:decode ratio), and overviews."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _traffic_shown(items: Iterable[CaseFigures]) -> str:
 
 
 def _curve_label(item: CaseFigures, among: Iterable[CaseFigures]) -> str:
-    """What tells the curve from the others: traffic and axes that differ, and the systems."""
+    """Label of a curve: the traffic, axes and systems that differ between curves."""
     others = [other.case for other in among]
     alike = len({other.traffic for other in others}) == 1
     shared = {tag for tag in item.case.tags if all(tag in other.tags for other in others)}

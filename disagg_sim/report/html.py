@@ -1,4 +1,4 @@
-"""HTML of specs, mappings, grids and plans for notebooks: ``html_of`` stands behind every ``_repr_html_``.
+"""Render specs, mappings, grids and plans as HTML for notebooks: ``html_of`` is behind every ``_repr_html_``.
 
 Plain tables without colours, so that they follow the notebook's own theme, light or dark.
 """
@@ -54,7 +54,7 @@ LATENCY = {"prefill": "FTL", "decode": "TTL"}
 
 @singledispatch
 def html_of(value: object) -> str:
-    """A value as an HTML table; text from files is escaped. What has no table of its own shows its ``repr``."""
+    """Render a value as an HTML table, with text from files escaped; other values show their ``repr``."""
     return f"<pre>{escape(repr(value))}</pre>"
 
 
@@ -119,7 +119,7 @@ def _table_of_mappings(table: Mapping) -> str:
     head = ("GPUs of an instance", *(f"{size}" for size in sizes))
     shown = _table(f"{_counted(len(table), 'mapping')}", head, [("mappings", *(f"{count}" for count in counts))])
     refused = "; ".join(f"{reason}: {count:,}" for reason, count in sorted(table.refused, key=lambda r: -r[1]))
-    return shown + (f"<p>Refused: {escape(refused)}</p>" if refused else "")
+    return shown + (f"<p>Rejected: {escape(refused)}</p>" if refused else "")
 
 
 @html_of.register

@@ -1,4 +1,4 @@
-"""Labels beside the points of a curve: as many as fit, none over another, none over the curve; names in pictures."""
+"""Place labels at the points of a curve: as many as fit without overlaps."""
 
 from __future__ import annotations
 

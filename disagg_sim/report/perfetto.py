@@ -1,4 +1,4 @@
-"""Runs as traces for Perfetto (ui.perfetto.dev) or chrome://tracing: one track an instance, counters, decisions."""
+"""Write runs as traces for Perfetto (ui.perfetto.dev) or chrome://tracing: instances, counters, decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``summary.md``: what a person reads first."""
+"""Write ``summary.md``, the first file to read of a sweep."""
 
 from __future__ import annotations
 

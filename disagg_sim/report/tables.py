@@ -1,4 +1,4 @@
-"""A table of points as people read it: engineers' units, mappings in words, figures without noise."""
+"""Format a table of points for people: engineers' units, mappings in words, rounded numbers."""
 
 from __future__ import annotations
 

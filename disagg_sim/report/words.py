@@ -1,4 +1,4 @@
-"""How a mapping, a case or a rate is written where people read it."""
+"""Format mappings, cases and rates for people."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pools_text(pools: Pools) -> str:
 
 
 def tags_text(case: Case) -> str:
-    """What tells the case from its neighbours in a sweep beside model, system and traffic: ``ftl1, cap16``."""
+    """Text of the axes that distinguish the case, except model, system and traffic: ``ftl1, cap16``."""
     return ", ".join(tag_text(tag) for tag in case.tags)
 
 

@@ -1,1 +1,1 @@
-"""Scenarios of the simulation: from their YAML to runs and results."""
+"""Run scenarios of the simulation: from YAML to runs and results."""

@@ -1,4 +1,4 @@
-"""Serving policies that a scenario may name: the registered ones, and those of the user's own Python files."""
+"""Find the serving policies that a scenario may name: registered ones, and those of the user's Python files."""
 
 from __future__ import annotations
 

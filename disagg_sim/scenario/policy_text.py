@@ -1,4 +1,4 @@
-"""What a policy file registers, told by its text alone: it is parsed, never run.
+"""Find what a policy file registers from its text alone: it is parsed, never run.
 
 A file may compute at run time what it registers. Whatever the text does not show is told as not checked.
 """
@@ -86,7 +86,7 @@ def _tree(path: Path) -> ast.Module:
     except (OSError, ValueError):
         raise SpecError(f"{shown(path)}: no such file, or not a Python file (.py)") from None
     if len(content) > MOST_BYTES:
-        raise SpecError(f"{shown(path)}: larger than {MOST_BYTES:,} bytes, which no policy file is")
+        raise SpecError(f"{shown(path)}: larger than {MOST_BYTES:,} bytes, the most for a policy file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""The traces of a scenario: files beside it, or synthetic ones; each at several rates."""
+"""Load the traces of a scenario: files or synthetic ones, each at several rates."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _mmpp(bursts: _Bursts) -> Mmpp:
 
 
 class _SyntheticKeys(_Common):
-    """A trace drawn from a process of arrivals and a law of lengths."""
+    """A trace drawn from an arrival process and a distribution of lengths."""
 
     lengths: Annotated[str | tuple[int, int], Written(_Lengths, lambda lengths: lengths)]
     rate_per_s: _Rate
@@ -245,7 +245,7 @@ def distinct_traces(sources: tuple[TraceSource, ...]) -> tuple[TraceSource, ...]
 
 
 def replacing(path: str, sources: tuple[TraceSource, ...]) -> tuple[TraceSource, ...]:
-    """A file in place of some traces, at their rates; its own name stands for it. ``ValueError`` for its faults."""
+    """Replace some traces by a file, at the same rates and under the file's name. ``ValueError`` for its faults."""
     rates = tuple(dict.fromkeys(scale for source in sources for scale in source.rate_scales)) or (1.0,)
     source = TraceSource(name=plain_name(_stem(path)), path=path, rate_scales=rates)
     expected(source.load, 0)

@@ -1,1 +1,1 @@
-"""Which configurations exist, what each scores, and which are Pareto optimal."""
+"""Enumerate configurations, score them, and find the Pareto-optimal ones."""

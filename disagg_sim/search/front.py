@@ -1,4 +1,4 @@
-"""A set of points as a step function: the best ``y`` among points with at least this ``x``, and areas below it.
+"""Treat points as a step function: the best ``y`` among points with at least this ``x``, and areas below it.
 
 Knows nothing of what ``x`` and ``y`` mean; both are wanted large. The points need not be a Pareto front:
 what another point beats changes nothing.

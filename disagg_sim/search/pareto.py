@@ -1,4 +1,4 @@
-"""Pareto fronts of two quantities that are both wanted large. Knows nothing of what they mean."""
+"""Find Pareto fronts of two quantities to be maximised, whatever they mean."""
 
 from __future__ import annotations
 

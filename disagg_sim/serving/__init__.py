@@ -1,1 +1,1 @@
-"""Serving modes: one table of points for all, disaggregated matching, rate matching of pools."""
+"""Serving modes with one table of points: co-located, piggybacked, disaggregated; matching of pools."""

@@ -1,4 +1,4 @@
-"""The few prefill configurations that can win a match: the fastest of every instance size."""
+"""Select the prefill configurations that can win a match: the fastest of every instance size."""
 
 from __future__ import annotations
 
@@ -259,5 +259,5 @@ def _handed_over(side: PhaseGrid | PrefillCandidates) -> tuple[str, str, str, st
 
 
 def least(values: NDArray[Any], mask: Mask) -> float:
-    """Smallest of ``values`` where ``mask`` holds; inf where it nowhere does."""
+    """Smallest of ``values`` where ``mask`` holds; inf if it holds nowhere."""
     return float(np.min(values.astype(np.float64), where=mask, initial=np.inf))

@@ -1,4 +1,4 @@
-"""Co-located serving by in-flight batching: a pass of prefill stops decode (physics page, section 8)."""
+"""Score co-located serving by in-flight batching: a prefill pass stops decode (physics page, section 8)."""
 
 from __future__ import annotations
 

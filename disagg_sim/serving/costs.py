@@ -1,4 +1,4 @@
-"""What the GPUs of a deployment cost: GPUs, USD per hour at market prices, or watts at their TDP."""
+"""Price the GPUs of a deployment: in GPUs, USD per hour at market prices, or watts at their TDP."""
 
 from __future__ import annotations
 

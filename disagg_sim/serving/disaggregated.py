@@ -1,4 +1,4 @@
-"""Disaggregated serving: every decode configuration with the prefill pool that suits it best."""
+"""Score disaggregated serving: every decode configuration with its best prefill pool."""
 
 from __future__ import annotations
 

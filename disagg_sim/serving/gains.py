@@ -1,4 +1,4 @@
-r"""What one frontier gains over another, and where disaggregation pays.
+r"""Compute the gain of one frontier over another, and where disaggregation pays.
 
 A frontier is a step function of interactivity: at ``x`` it delivers the best throughput among its points
 with interactivity ``x`` or more. Of a frontier a over a frontier b (the claims of arXiv 2506.05508):
@@ -35,7 +35,7 @@ ROUNDING = 1e-12  # of a share that was added up from steps [1]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """The points of a frontier; others may stand among them, they change nothing."""
+    """The points of a frontier; dominated points among them change nothing."""
 
     x: NDArray[np.float64]  # (n,) interactivity [token/s]
     y: NDArray[np.float64]  # (n,) throughput per GPU [token/s]

@@ -1,4 +1,4 @@
-"""Integer programs that fill a prefill and a decode pool; modelled in PuLP, solved by HiGHS or CBC.
+"""Fill a prefill and a decode pool by integer programs, modelled in PuLP, solved by HiGHS or CBC.
 
 With counts :math:`n_i` of prefill and :math:`m_j` of decode configurations (G GPUs, rate p or r each):
 
@@ -30,7 +30,7 @@ FINE = 1000.0
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Choices:
-    """Configurations that a pool may be made of; arrays of shape (choices,)."""
+    """Configurations that a pool may use; arrays of shape (choices,)."""
 
     gpus: Ints  # of one instance [1]
     rate: Floats  # of one instance at full rate [request/s]

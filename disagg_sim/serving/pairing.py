@@ -1,4 +1,4 @@
-"""How many prefill and decode instances balance each other: integers for a ratio of two rates."""
+"""Balance prefill and decode instances: integers for a ratio of two rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Co-located serving with chunked-prefill piggybacking: prompts ride along with decode steps (section 8)."""
+"""Score co-located serving with piggybacking: prompts are prefilled in chunks inside decode steps (section 8)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def piggyback(
     ttl_limit: float | None = None,
     options: Colocation = DEFAULT,
 ) -> pd.DataFrame:
-    r"""In-flight batching in which steps carry a chunk of prefill beside the decodes.
+    r"""Score in-flight batching with steps that contain decodes and a chunk of prefill.
 
     Each request brings ISL prefill tokens per OSL-1 decode steps, so B residents need
     :math:`c_{bal} = B \cdot ISL/(OSL-1)` of them a step. With chunks of :math:`c \ge c_{bal}` tokens (over all DP

@@ -1,4 +1,4 @@
-"""The one table of all serving modes: one row a point, SI units, the same columns in the same order.
+"""Define the table of all serving modes: one row per point, SI units, the same columns in the same order.
 
 In the co-located modes (``colocated``, ``piggyback``) ONE instance does both phases: the degrees of
 its mapping stand in the prefill and in the decode columns alike, and so do its GPUs and its memory.

@@ -1,4 +1,4 @@
-"""The best deployment under a budget or for a demand: pools that mix configurations, by integer program."""
+"""Find the best deployment for a budget or a demand: pools may mix configurations, by integer program."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _preferred(plain: MatchPlan, mixed: MatchPlan, least_gain: float, *, of_rate
 
 
 class _Side:
-    """What one pool may be made of: the configurations within the limits that no other makes useless.
+    """Configurations that one pool may use: within the limits and not dominated.
 
     Take two configurations of G and H <= G GPUs and rates a and b with floor(G/H)*b >= a. In any pool,
     floor(G/H) instances of the second can take the place of one of the first: GPUs and cost do not rise,

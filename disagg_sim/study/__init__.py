@@ -1,1 +1,1 @@
-"""Published studies, reproduced: their claims as code, and the runs and frontiers that judge them."""
+"""Reproduce published studies: claims as code, and the runs and frontiers that test them."""

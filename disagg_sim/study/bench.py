@@ -1,4 +1,4 @@
-"""A bench: it runs what a study of serving policies compares, each run once, and keeps what the runs showed."""
+"""Run what a study of serving policies compares, each run once, and keep the results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """A trace with its limits, and what the paper says of it."""
+    """A trace with its limits, and the paper's description."""
 
     trace: Trace
     slo: Slo
@@ -121,7 +121,7 @@ class RatedBench(Bench, Generic[AnySeen]):
         self._seen: dict[tuple[str, str, float], AnySeen] = {}
 
     def look(self, workload: str, case: str, scale: float) -> AnySeen:
-        """Run a workload under a case at a rate scale, and take what claims speak of. [1]"""
+        """Run a workload under a case at a rate scale, and extract the numbers that claims use. [1]"""
         raise NotImplementedError
 
     def rate(self, workload: str, case: str) -> float:
@@ -141,7 +141,7 @@ class RatedBench(Bench, Generic[AnySeen]):
         return self.rate(workload, case) / least if least else float("nan")
 
     def runs_seen(self) -> list[tuple[str, str, AnySeen]]:
-        """Every run at a rate so far: workload, case, what it showed."""
+        """Every run at a rate so far: workload, case, results."""
         return [(workload, case, seen) for (workload, case, _), seen in self._seen.items()]
 
     def table(self, more: Callable[[AnySeen], dict[str, float]]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Claims of a paper as code: what is claimed, when it counts as reproduced, and the function that judges it.
+"""Register claims of a paper: the statement, when it counts as reproduced, and the function that tests it.
 
 ``claim`` turns an evaluator into a ``Claim``, so that text, acceptance and evaluator stand together:
 
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim(Generic[Evidence]):
-    """A claim, when it counts as reproduced, and what judges it; calling it judges it."""
+    """A claim, its acceptance, and the function that tests it; calling the claim tests it."""
 
     id: str  # a letter of the paper and a number
     kind: str  # of ``PAPER``, ``FIGURE``, ``DERIVED``, ``OWN``, or two of them
@@ -53,7 +53,7 @@ class Claim(Generic[Evidence]):
 
 
 class Progress(Protocol):
-    """Told how many claims have been judged."""
+    """Listener that learns how many claims have been tested."""
 
     def advance(self, points: int) -> None:
         """So many more."""

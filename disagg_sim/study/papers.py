@@ -1,4 +1,4 @@
-"""Papers that can be reproduced: where their experiments are found, how these are run, and what they leave behind.
+"""List the papers that can be reproduced, run their experiments and write the results.
 
 A paper on serving policies is a ``Paper`` in the module that ``HOMES`` names; the study of frontiers
 (``beyond_the_buzz``) writes the same files with the same functions.
@@ -102,7 +102,7 @@ def paper(name: str) -> Paper[Bench]:
 
 
 def write_picture(path: Path, picture: Picture | Cells, table: pd.DataFrame | None = None) -> Path:
-    """Write a picture, and its data beside it as ``.csv``; ``table`` stands in place of its own. Returns ``path``."""
+    """Write a picture and its data as ``.csv``; ``table`` replaces its own data. Returns ``path``."""
     write_csv(path.with_suffix(".csv"), picture.table if table is None else table, digits=DIGITS)
     draw(picture, path)
     return path

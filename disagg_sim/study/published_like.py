@@ -1,4 +1,4 @@
-"""Stand-ins for traces that are published as numbers only: synthetic, with those numbers, and marked so in their notes.
+"""Make stand-ins for traces of which only statistics are published; their notes say so.
 
 >>> len(burstgpt_standin(seed=0)), mini_reasoning_standin(rate=2.0, requests=100).notes
 (6009, ('stand-in: published means, assumed spread',))

@@ -1,1 +1,1 @@
-"""Sweeps: YAML to cases and blocks, backends that compute them, the store that keeps them, the tables."""
+"""Run sweeps: YAML to cases and blocks, backends that compute them, the store, the tables."""

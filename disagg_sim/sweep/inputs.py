@@ -1,4 +1,4 @@
-"""The spec files that a sweep rests on, as they were written, and where two sets of them differ."""
+"""Record the spec files behind a sweep, and compare two sets of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a plan into a directory: compute what the store lacks, then write the tables."""
+"""Run a plan in a directory: compute what the store lacks, then write the tables."""
 
 from __future__ import annotations
 

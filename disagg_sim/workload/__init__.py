@@ -1,1 +1,1 @@
-"""What arrives: lengths and arrivals as laws, traces out of files or drawn, and what they are like."""
+"""Describe the requests: length distributions, arrival processes, traces from files or drawn, statistics."""

@@ -1,4 +1,4 @@
-r"""Arrival processes: when requests come, at a mean rate, from named random streams.
+r"""Draw arrivals: when requests come, at a mean rate, from named random streams.
 
 All are stationary: the first gap is a residual one, so that the expected number of requests in a time T is exactly
 rate*T, however bursty the process. For a renewal process whose gaps have density f and mean m, the residual has the

@@ -1,4 +1,4 @@
-r"""The lengths of requests: a joint law of input and output length, reduced to what steady serving depends on.
+r"""Lengths of requests: a joint distribution of input and output length, reduced to what steady serving needs.
 
 Constant lengths are a law of one point. A prompt's pass depends on its own length, so prefill needs the law of the
 input length itself. A decode step depends on the requests that are found running, and those are not a fair draw. A
@@ -57,7 +57,7 @@ NO_SPREAD = 1e-9
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Lengths(ByValue, Shown):
-    """What prefill and decode in steady state need of a joint law of (input, output) length; made by ``lengths``.
+    """Joint distribution of (input, output) length, reduced to what steady serving needs; made by ``lengths``.
 
     Whatever a request may bring along (a reused prefix, say) is a field here and acts through the methods, so that no
     signature between here and the physics changes.
@@ -71,7 +71,7 @@ class Lengths(ByValue, Shown):
 
     @property
     def constant(self) -> bool:
-        """Whether all inputs have one length, so that one pass tells the time of all."""
+        """Whether all inputs have one length, so that one pass gives the time of all."""
         return self.isl.size == 1
 
     @property
@@ -132,7 +132,7 @@ class Lengths(ByValue, Shown):
         return float(np.interp(p, np.cumsum(self.isl_weight) - self.isl_weight / 2, self.isl))
 
     def at_medians(self) -> Lengths:
-        """Constant lengths that stand for the law: the power of two nearest the median of each, two outputs at least.
+        """Equivalent constant lengths: the power of two nearest the median of each, at least two outputs.
 
         References: Mitra et al., arXiv 2506.05508, appendix C.
         """
@@ -140,11 +140,11 @@ class Lengths(ByValue, Shown):
         return constant_lengths(isl, max(osl, 2))
 
     def at_means(self) -> Lengths:
-        """Constant lengths at the means of the law, rounded to whole tokens."""
+        """Constant lengths at the means of the distribution, rounded to whole tokens."""
         return constant_lengths(round(self.mean_isl), round(self.mean_osl))
 
     def isl_nodes(self, step: float = 0.0) -> tuple[Floats, Floats]:
-        """Input lengths, ascending, and weights that integrate a function over the law; both (nodes,). [token], [1]
+        """Ascending input lengths and weights that integrate over the distribution; both (nodes,). [token], [1]
 
         Of a smooth function (``step`` 0) by Gauss quadrature of the law of ln(ISL) with ``NODES`` points: exact for
         polynomials of degree 2*NODES - 1 in it. One node where the length is constant.
@@ -228,7 +228,7 @@ def lengths(isl: Any, osl: Any = None) -> Lengths:
 
 
 def constant_lengths(isl: int, osl: int) -> Lengths:
-    """The law of one point. [token]"""
+    """The distribution of one point. [token]"""
     isl = whole_number("isl", isl)
     osl = whole_number("osl", osl, 2, ": one output token is prefill only")
     return Lengths(
@@ -262,10 +262,10 @@ def independent_lengths(isl: LengthDistribution, osl: LengthDistribution) -> Len
 
 
 def observed_lengths(isl: ArrayLike, osl: ArrayLike) -> Lengths:
-    """The empirical joint law of requests with these lengths; arrays of shape (requests,). [token]"""
+    """The empirical joint distribution of requests with these lengths; arrays of shape (requests,). [token]"""
     inputs, outputs = np.asarray(isl, dtype=np.float64), np.asarray(osl, dtype=np.float64)
     if inputs.ndim != 1 or inputs.shape != outputs.shape or not inputs.size:
-        raise InputError(f"isl of shape {inputs.shape} and osl of shape {outputs.shape} are no list of requests")
+        raise InputError(f"isl of shape {inputs.shape} and osl of shape {outputs.shape} are not a list of requests")
     if not (inputs.min() >= 1 and outputs.min() >= 1):
         raise InputError(f"lengths of {min(inputs.min(), outputs.min()):g} tokens are out of range; allowed: from 1")
     mean_osl = float(outputs.mean())
@@ -298,7 +298,7 @@ def _check_steps(mean_osl: float) -> None:
 
 
 def _carrier(law: LengthDistribution) -> tuple[Floats, Floats]:
-    """Ascending lengths and probabilities that carry a law: its quantiles at evenly spaced normal scores."""
+    """Ascending lengths and probabilities that represent a distribution: its quantiles at even normal scores."""
     if isinstance(law, ConstantLength):
         return np.array([float(law.tokens)]), np.ones(1)
     score, normal = np.linspace(-SCORE_LIMIT, SCORE_LIMIT, SCORES), NormalDist()
@@ -308,7 +308,7 @@ def _carrier(law: LengthDistribution) -> tuple[Floats, Floats]:
 
 
 def _gauss(lengths: Floats, weight: Floats, count: int) -> tuple[Floats, Floats]:
-    """Gauss quadrature of a discrete law in the logarithm of the length (Stieltjes procedure, Golub and Welsch).
+    """Gauss quadrature of a discrete distribution in the logarithm of the length (Stieltjes, Golub and Welsch).
 
     The recurrence of orthonormal polynomials stops early where fewer points carry the law.
     """

@@ -1,4 +1,4 @@
-"""What a trace is like: rate, burstiness, lengths, correlation, prefix reuse.
+"""Compute the statistics of a trace: rate, burstiness, lengths, correlation, prefix reuse.
 
 Burstiness is the coefficient of variation of what arrives in a minute, minutes counted from time 0, standard
 deviations with the number of minutes as divisor. A service that stands still in some minutes is burstier over all

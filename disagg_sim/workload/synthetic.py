@@ -1,4 +1,4 @@
-"""Synthetic traces: an arrival process at a rate, with lengths from laws or from tables.
+"""Make synthetic traces: an arrival process at a rate, with lengths from distributions or tables.
 
 >>> trace = synthetic_trace(rate=2.0, requests=1000, lengths=(512, 64), seed=1)
 >>> len(trace), int(trace.input_tokens[0]), trace.notes
@@ -31,7 +31,9 @@ class LengthTable:
         object.__setattr__(self, "input_tokens", read_only(self.input_tokens, np.int64))
         object.__setattr__(self, "output_tokens", read_only(self.output_tokens, np.int64))
         if self.input_tokens.ndim != 1 or self.input_tokens.shape != self.output_tokens.shape:
-            raise InputError(f"lengths of shapes {self.input_tokens.shape} and {self.output_tokens.shape} are no pairs")
+            raise InputError(
+                f"lengths of shapes {self.input_tokens.shape} and {self.output_tokens.shape} are not pairs"
+            )
         if not self.input_tokens.size or min(self.input_tokens.min(), self.output_tokens.min()) < 1:
             raise InputError("a table of lengths needs rows, each of 1 token or more")
 
@@ -40,7 +42,7 @@ Lengths = LengthTable | Trace | TrafficCase | tuple[int | LengthDistribution, in
 
 
 def log_normal(mean: float, cv: float) -> LogNormal:
-    r"""The log-normal law of a mean [token] and a coefficient of variation [1]: sigma^2 = ln(1 + c_v^2).
+    r"""Log-normal distribution with a mean [token] and a coefficient of variation [1]: sigma^2 = ln(1 + c_v^2).
 
     >>> round(log_normal(219, 1.0).mean, 6)
     219.0
@@ -106,7 +108,7 @@ def _draw(lengths: Lengths, seed: int, count: int) -> tuple[Tokens, Tokens]:
         lengths = (length_distribution(lengths.isl), length_distribution(lengths.osl))
     if not isinstance(lengths, tuple | list) or len(lengths) != 2:
         raise InputError(
-            f"lengths {quoted(lengths)} are no pair (input, output), case of a traffic, table of lengths or trace; "
+            f"lengths {quoted(lengths)} are not a pair (input, output), case of a traffic, table of lengths or trace; "
             "of a traffic by name: load_traffic(name).cases[0]"
         )
     first, second = (_law(each, kind) for each, kind in zip(lengths, ("input", "output"), strict=True))

@@ -32,7 +32,7 @@ MOST_TOKENS = 10**9
 
 
 def read_only(values: ArrayLike, dtype: type[Any]) -> NDArray[Any]:
-    """The values as a contiguous array that refuses writing."""
+    """The values as a contiguous read-only array."""
     array = np.ascontiguousarray(values, dtype=dtype).view()
     array.flags.writeable = False
     return array
@@ -86,7 +86,7 @@ class Trace:
             object.__setattr__(self, name, self._tokens(name, getattr(self, name)))
         shapes = {self.arrival.shape, self.input_tokens.shape, self.output_tokens.shape}
         if len(shapes) > 1 or self.arrival.ndim != 1:
-            raise InputError(f"trace {self.name}: arrays of shapes {sorted(shapes)} are no list of requests")
+            raise InputError(f"trace {self.name}: arrays of shapes {sorted(shapes)} are not a list of requests")
         if not self.arrival.size:
             raise InputError(f"trace {self.name} has no request; allowed: one or more")
         if self.arrival.size > MOST_REQUESTS:
@@ -132,7 +132,7 @@ class Trace:
 
     @property
     def period(self) -> float:
-        """Duration and one mean gap: the time after which the trace could start anew; inf without a gap. [s]"""
+        """Duration plus one mean gap: the time after which the trace can repeat; inf without a gap. [s]"""
         return self.duration * len(self) / (len(self) - 1) if len(self) > 1 else math.inf
 
     @property
@@ -231,7 +231,7 @@ def mix(traces: Sequence[Trace], shares: Sequence[float], rng: np.random.Generat
         Draws one number a request.
     """
     if len(traces) != len(shares) or not traces:
-        raise InputError(f"{len(traces)} traces and {len(shares)} shares; allowed: one share a trace")
+        raise InputError(f"{len(traces)} traces and {len(shares)} shares; allowed: one share per trace")
     weights = np.array([above_zero("share", share) for share in shares])
     common = min(trace.duration for trace in traces)
     parts = [trace.between(trace.arrival[0], np.nextafter(trace.arrival[0] + common, np.inf)) for trace in traces]

@@ -58,8 +58,8 @@ def test_a_product_beyond_all_floats_is_infinite():
         ("m.__class__ == 1", "'.__class__ == 1' is not understood"),
         ("`m` == 1", "'`m` == 1' is not understood"),
         ("mm == 1", "no column 'mm', did you mean 'm'?; columns: dtype, m, n, system"),
-        ("m == '1'", "'1' beside column 'm', which holds numbers"),
-        ("dtype == 8", "8 beside column 'dtype', which holds words: write the value in quotation marks"),
+        ("m == '1'", "'1' next to column 'm', which holds numbers"),
+        ("dtype == 8", "8 next to column 'dtype', which holds words: write the value in quotation marks"),
         ("dtype < 'fp8'", "column 'dtype' holds words; allowed: ==, != and in, not <"),
         ("dtype*m == 1", "column 'dtype' holds words, and only numbers can be multiplied"),
         ("m*n in [2]", "a product cannot be compared by 'in'"),
@@ -107,10 +107,10 @@ def test_no_condition_of_a_file_runs_anything(tmp_path, monkeypatch):
 
 def test_a_header_with_a_name_twice_is_refused(tmp_path):
     path = write(tmp_path / "mask.csv", "file,system,framework,condition,condition", "gemm.csv,*,*,m > 0,odd")
-    with pytest.raises(TableError, match="column 'condition' stands twice in the header"):
+    with pytest.raises(TableError, match="column 'condition' occurs twice in the header"):
         read_exclusions(path)
     from disagg_sim.calibration.kernels.tables import read_tables
 
     path = write(tmp_path / "twice.csv", GEMM.replace(",n,", ",m,"), "h100_sxm,trtllm,1,k,bfloat16,128,4096,4096,20.5")
-    with pytest.raises(TableError, match=r"twice.csv: column 'm' stands twice in the header"):
+    with pytest.raises(TableError, match=r"twice.csv: column 'm' occurs twice in the header"):
         read_tables(path)

@@ -92,7 +92,7 @@ def test_a_table_of_mappings_counts_them_by_size_and_says_what_was_refused():
     system = ds.load_system("h100_sxm")
     html = ds.enumerate_mappings(ds.setup("llama_3_1_8b", system, "fp8"), max_gpus=2)._repr_html_()
     assert Balanced(html).cells == ["3 mappings", "GPUs of an instance", "1", "2", "mappings", "1", "2"]
-    assert "Refused:" in html
+    assert "Rejected:" in html
 
 
 def test_text_of_a_file_is_escaped():

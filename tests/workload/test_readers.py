@@ -115,7 +115,7 @@ def test_an_azure_table_whose_times_are_crossed_out_has_none(tmp_path):
         (" \n\n", "the file is empty"),
         ("arrival_s,input_token,output_tokens\n0,1,1\n", ":1: no column 'input_tokens', did you mean 'input_token'?"),
         ("a,b\n0,1\n", ":1: no column 'arrival_s'; the header has 'a', 'b'"),
-        ("arrival_s,input_tokens,input_tokens\n0,1,2\n", ":1: column 'input_tokens' stands twice in the header"),
+        ("arrival_s,input_tokens,input_tokens\n0,1,2\n", ":1: column 'input_tokens' occurs twice in the header"),
         (AZURE + "2023-11-16 18:17:03.97,1,1\r\nyesterday,1,1\r\n", ":3: TIMESTAMP 'yesterday' is not a date"),
         (BURST + "5,ChatGPT,472,-1,490,API log\n", ":2: Response tokens '-1' is negative"),
         ("\n" + CSV + "0,1,1\n", ":1: the line is blank"),
@@ -193,7 +193,7 @@ def test_blocks_of_dropped_and_sorted_rows_stay_with_their_requests(tmp_path):
     ("line", "said"),
     [
         ("{", ":2: malformed JSON at column 2"),
-        ("[1]", ":2: malformed: a JSON object"),
+        ("[1]", ":2: malformed: expected a JSON object"),
         (
             json.dumps({"timestamp": 1, "input_lenght": 3, "output_length": 2}),
             ":2: no key 'input_length', did you mean",
@@ -323,7 +323,7 @@ def test_a_file_that_is_too_large_is_refused_before_it_fills_the_memory(tmp_path
                 archive.extractall(tmp_path / name, filter="data")
     else:
         write(tmp_path, gzip.compress(text) if name.endswith("gz") else text, name)
-    with pytest.raises(TraceError, match=r"(is larger|hold more) than 0 MB.*, the most that is read") as error:
+    with pytest.raises(TraceError, match=r"(is larger|hold more) than 0 MB.*, the largest file read") as error:
         load_trace(tmp_path / name)
     assert len(str(error.value).splitlines()) == 1
 

@@ -43,7 +43,7 @@ def test_arrays_refuse_writing():
     ("arrival", "inputs", "outputs", "said"),
     [
         ([], [], [], "has no request"),
-        ([0.0, 1.0], [1], [1], "no list of requests"),
+        ([0.0, 1.0], [1], [1], "not a list of requests"),
         ([1.0, 0.5], [1, 1], [1, 1], "ascend"),
         ([-1.0, 0.5], [1, 1], [1, 1], "ascend"),
         ([0.0, float("nan")], [1, 1], [1, 1], "ascend"),
@@ -153,5 +153,5 @@ def test_blocks_of_mixed_traces_stay_apart():
 
 
 def test_a_share_for_every_trace():
-    with pytest.raises(InputError, match="one share a trace"):
+    with pytest.raises(InputError, match="one share per trace"):
         mix([trace_of([1.0])], [1, 2], np.random.default_rng(0))

@@ -1,1 +1,1 @@
-"""Measure the GPU at hand: kernels and collectives."""
+"""Measure kernels and collectives on the user's own GPU."""

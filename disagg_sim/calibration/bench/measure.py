@@ -1,4 +1,4 @@
-"""Micro-benchmarks of the user's own GPU, as rows of kernel tables.
+"""Run micro-benchmarks on the user's own GPU and write them as rows of kernel tables.
 
 What is measured, at which sizes, and how the times become rows of ``calibration.kernels.forms``. How a call is timed
 is the business of a ``Bench``: ``calibration.bench.torch_bench`` runs PyTorch's own kernels.
@@ -168,7 +168,7 @@ def measure(bench: Bench, system: str, plan: Plan, progress: Progress) -> pd.Dat
 
 
 def _calls(bench: Bench, plan: Plan) -> Iterator[tuple[Row, Callable[[], float | None]]]:
-    """Every planned call beside the row that it will fill."""
+    """Every planned call with the row that it fills."""
     yield from (_launch(bench, graph) for graph in (True, False))
     yield from (_copy(bench, size) for size in plan.copies)
     yield from (_gemm(bench, dtype, m, *nk) for dtype, nk, m in product(plan.dtypes, plan.weights, plan.m))

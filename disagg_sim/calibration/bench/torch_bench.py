@@ -1,4 +1,4 @@
-"""PyTorch's own kernels, timed: on a GPU inside CUDA graphs with the cache kept cold, on a CPU by the wall clock.
+"""Time PyTorch's kernels: on a GPU inside CUDA graphs with a cold cache, on a CPU by the wall clock.
 
 Collectives run over processes of one machine, one a rank, by PyTorch's distributed package.
 

@@ -1,1 +1,1 @@
-"""Measured kernels to fits, and fits judged on rows that they did not see."""
+"""Fit measured kernels, and test the fits on held-out rows."""

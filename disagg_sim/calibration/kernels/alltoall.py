@@ -1,4 +1,4 @@
-"""Fits of the MoE exchange: dispatch, combine and prepare of each backend.
+"""Fit the MoE exchange: dispatch, combine and prepare of each backend.
 
 ``latency + step*log2(group) + copies*T*d*b/(e_bandwidth*link)`` for all formats (they differ in b alone), models and
 versions of a backend together. A phase of DeepEP has a latency of its own, those of an NVLink exchange wait at the same

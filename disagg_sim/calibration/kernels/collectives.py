@@ -1,4 +1,4 @@
-"""Fits of collectives inside one domain: NCCL's ring in two protocols, the engines' all-reduce, calls outside graphs.
+"""Fit collectives inside one domain: NCCL's ring in two protocols, the engines' all-reduce, calls outside graphs.
 
 NCCL, each operation: ``latency + hop*(n-1)`` and the faster of its low-latency protocol (a plain bandwidth) and its
 pipelined one (``ramp``): five numbers; one more for an all-reduce of 16 bit in a switch that can reduce. An engine: a
@@ -128,7 +128,7 @@ def _fit_ring(table: pd.DataFrame, system: SystemSpec) -> list[CollectiveFit]:
 
 
 def _fit_engine(table: pd.DataFrame, system: SystemSpec, ring: Sequence[CollectiveFit]) -> list[CollectiveFit]:
-    """One-shot all-reduce, with a two-shot one beside it where that is worth its numbers."""
+    """Fit one-shot all-reduce, and two-shot where it improves the fit enough for its parameters."""
     eager = bool(_eager(table).any())
     large = [fit for fit in ring if fit.engine == LARGE_MESSAGES]
     measured = table["latency"].to_numpy(dtype=float)

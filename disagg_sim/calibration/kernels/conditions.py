@@ -1,4 +1,4 @@
-"""Conditions on the rows of a table, in a small language of their own: read into a tree, never run as code.
+"""Parse conditions on the rows of a table: a small language, read into a tree, never run as code.
 
 ```text
 condition   choice {"or" choice}
@@ -47,7 +47,7 @@ _WORDS = frozenset({"and", "or", "not", "in"})
 
 
 class ConditionError(DisaggSimError):
-    """A condition is wrong: what stands where, what is allowed there."""
+    """A faulty condition: the text found, its place, and what is allowed there."""
 
 
 class Condition(Protocol):
@@ -60,7 +60,7 @@ class Condition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The product of some columns, or one column, beside a literal."""
+    """Comparison of a column, or a product of columns, with a literal."""
 
     columns: tuple[str, ...]
     sign: str  # of ``COMPARISONS``
@@ -149,7 +149,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Parser:
-    """Recursive descent over the tokens; each method reads what it is named after."""
+    """Recursive-descent parser; each method reads the construct that it is named after."""
 
     def __init__(self, tokens: Sequence[_Token], words: frozenset[str], numbers: frozenset[str]) -> None:
         self.tokens, self.place, self.depth = tokens, 0, 0
@@ -238,7 +238,7 @@ class _Parser:
             self.refuse("a text in quotation marks" if wanted == "text" else "a number")
         if token.kind != wanted:
             held = "words: write the value in quotation marks" if wanted == "text" else "numbers"
-            raise ConditionError(f"character {token.at}: {token.text} beside column {column!r}, which holds {held}")
+            raise ConditionError(f"character {token.at}: {token.text} next to column {column!r}, which holds {held}")
         self.place += 1
         return token.text[1:-1] if wanted == "text" else float(token.text)
 

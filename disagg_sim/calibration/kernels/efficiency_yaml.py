@@ -1,4 +1,4 @@
-"""A calibration as ``hw_specs/efficiency/*.yaml``: fitted rows, what is assumed beside them, and where they come from.
+"""Write a calibration as ``hw_specs/efficiency/*.yaml``: fitted rows, assumptions, and their sources.
 
 The same data give the same bytes: nothing of the clock, the user or the directory goes in.
 """
@@ -114,12 +114,12 @@ def write_efficiency(path: Path, text: str) -> EfficiencySpec:
 def _parent(name: str) -> EfficiencySpec:
     spec = load_efficiency(name)
     if spec is None:
-        raise StoreError(f"no efficiency file of {name!r}, whose rows are to be taken over")
+        raise StoreError(f"no efficiency file of {name!r}, whose rows should be inherited")
     return spec
 
 
 def _row(section: str, fit: Fit) -> str:
-    """A fit on one line: provenance first, numbers that stand at their default left out."""
+    """Format a fit on one line: provenance first, without numbers that equal their default."""
     pairs: dict[str, str] = {}
     for field in dataclasses.fields(fit):
         value = getattr(fit, field.name)

@@ -1,4 +1,4 @@
-"""Fits of kernels that read and write activations: ``t0 + bytes/(e_memory*HBM)``, one share of HBM for a library."""
+"""Fit kernels that read and write activations: ``t0 + bytes/(e_memory*HBM)``, one share of HBM per library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernel tables to the fitted efficiencies of one system, with their residuals and provenance."""
+"""Fit the efficiencies of one system to kernel tables, with residuals and provenance."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def calibrate_kernels(
 
 
 def _read_all(paths: Sequence[Path], exclude: Path | None, system: SystemSpec) -> list[KernelTable]:
-    """All tables, or one error that tells the faults of all of them."""
+    """Read all tables; raise one error with the faults of all."""
     exclusions = read_exclusions(exclude) if exclude else ()
     tables: list[KernelTable] = []
     faults: list[str] = []

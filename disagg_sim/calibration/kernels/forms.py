@@ -1,4 +1,4 @@
-"""The forms of kernel tables: which columns a CSV of each operator has, and what they mean.
+"""Define the kernel tables: the columns that the CSV of each operator has, and their meaning.
 
 Every form shares ``system, framework, version, kernel_source`` (words) and ``latency_us``, the time of one call on one
 GPU in microseconds (collectives: the wall time that a rank sees). Sizes are whole numbers on ONE GPU, after sharding.

@@ -1,4 +1,4 @@
-"""Fits of dense matrix multiplies: the form of ``physics.gemm`` to rows of one library and version.
+"""Fit dense matrix multiplies: the equation of ``physics.gemm`` to rows of one library and version.
 
 Every format has a few numbers of its own (``_OWN``; quantising of A only where the format has any), and all formats of
 a library share the others: how kernels walk, overlap and read again is a matter of their build. A library of many

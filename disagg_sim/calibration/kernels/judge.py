@@ -1,4 +1,4 @@
-"""Kernel tables beside what the fits predict: every row with its verdict, and the errors by group."""
+"""Compare kernel tables with the fits: every row with its verdict, and the errors by group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits of grouped expert GEMMs: the form of ``physics.moe`` to rows of one library and version.
+"""Fit grouped expert GEMMs: the equation of ``physics.moe`` to rows of one library and version.
 
 Every kernel has a few numbers of its own (``_OWN``), and all kernels of a library share the others. Tables tell tokens,
 not picks, so that how tokens fall on the measured rank is part of reading them:
@@ -139,7 +139,7 @@ def predict_moe(rows: pd.DataFrame, system: SystemSpec, fits: list[MoeFit]) -> A
 
 
 def heaviest_rank(exponent: float, *, tokens: Array, experts: Array, ep: Array) -> Array:
-    r"""Picks of the most loaded of ``ep`` ranks over the mean, where loads of experts follow a power law. [1]
+    r"""Load of the fullest of ``ep`` ranks over the mean, for expert loads that follow a power law. [1]
 
     The load x of an expert is drawn from a density :math:`x^{-\alpha}` on [1, X], X = 0.8 T; a rank sums ``experts/ep``
     of them, and the largest of ep sums lies about :math:`\sqrt{2 \ln ep}` standard deviations above the mean (extreme

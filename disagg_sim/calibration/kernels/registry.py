@@ -1,4 +1,4 @@
-"""Which operator a kernel table measures: how its rows are fitted and predicted."""
+"""Register the kernel tables: which operator each measures, and how its rows are fitted and predicted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Predictor = Callable[["pd.DataFrame", SystemSpec, Any], NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A form of table, and the fits that speak of it."""
+    """A form of table and the fits that predict it."""
 
     form: str
     sections: tuple[str, ...]  # of the efficiency file; the predictor gets the fits of all of them

@@ -1,4 +1,4 @@
-"""Errors of predicted against measured times, by operator, engine, system, part and size."""
+"""Compute errors of predicted against measured times, by operator, engine, system, part and size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Robust least squares of the logarithm of a time: the one way in which kernels are fitted.
+"""Fit by robust least squares of the logarithm of a time; all kernels are fitted in this way.
 
 Deterministic: one fixed start, no random numbers. A weak pull towards the start settles what the rows do not.
 """

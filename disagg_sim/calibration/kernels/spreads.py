@@ -1,4 +1,4 @@
-"""Estimates of ``hw_specs/uncertainty/``: how errors of the fits are shared out, and what served runs add to them.
+"""Estimate ``hw_specs/uncertainty/``: systematic and idiosyncratic errors of fits, and what served runs add.
 
 Only rows of the FITTED part are looked at: those held out are there to check the bands (``coverage`` in the summaries
 of both validations). Spreads are those of a normal law whose 80 % band holds 80 % of the rows, whatever the tails.
@@ -97,7 +97,7 @@ def kernel_spreads(
 
 
 def deviation(errors: Floats) -> float:
-    """S.d. of a normal law around 0 that holds 80 % of these logarithms within 1.28 deviations. [1]"""
+    """Standard deviation of the normal distribution around 0 whose 80 % band holds 80 % of these logarithms. [1]"""
     return float(np.quantile(np.abs(errors), 0.8)) / EIGHTY
 
 
@@ -189,7 +189,7 @@ def engine_spreads(lines: pd.DataFrame) -> dict[str, EngineSpread]:
 
 
 def _parts(lines: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Lines that speak of each field of ``EngineSpread``."""
+    """Lines of measurements for each field of ``EngineSpread``."""
     first = lines[lines["quantity"] == "ttft"]
     return {
         "step": lines[lines["quantity"].isin(["tpot", "latency"])],

@@ -1,4 +1,4 @@
-"""Kernel tables: CSV to checked rows, the mask of known bad rows, and the split into fitted and held-out shapes."""
+"""Read kernel tables: CSV to checked rows, excluded rows, and the split into fitted and held-out shapes."""
 
 from __future__ import annotations
 
@@ -168,14 +168,14 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _cells(path: Path, data: bytes) -> pd.DataFrame:
-    """All cells as text below the header, in which each name stands once."""
+    """Read all cells as text; reject a header that names a column twice."""
     try:
         cells = pd.read_csv(BytesIO(data), dtype=str, keep_default_na=False)
         header = pd.read_csv(BytesIO(data), dtype=str, keep_default_na=False, header=None, nrows=1).iloc[0]
     except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
         raise TableError(f"{shown(path)}: not a CSV file: {' '.join(str(error).split())}") from None
     if twice := given_twice(map(str, header)):
-        raise TableError(f"{shown(path)}: column {quoted(twice)} stands twice in the header")
+        raise TableError(f"{shown(path)}: column {quoted(twice)} occurs twice in the header")
     return cells
 
 
@@ -224,7 +224,7 @@ def _checked(raw: pd.DataFrame, form: Form) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _note(rows: pd.DataFrame, bad: Any, column: str, said: str, known: Sequence[str] = ()) -> None:
-    """Write the fault of a column beside the rows that have it; the first fault of a row stands."""
+    """Note the fault of a column at the rows that have it; a row keeps its first fault."""
     for index in rows.index[bad & (rows["fault"] == "")]:
         value = rows.loc[index, column]
         allowed = f"{nearest(value, known)}; allowed: {', '.join(known)}" if known else ""

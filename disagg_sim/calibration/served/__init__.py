@@ -1,1 +1,1 @@
-"""Measured serving runs beside the forecast of a steady state."""
+"""Compare measured serving runs with the predicted steady state."""

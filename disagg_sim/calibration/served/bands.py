@@ -1,4 +1,4 @@
-"""How sure a predicted served run is: what its kernels may be off, and which of them nobody measured as they are used.
+"""Error bars of predicted served runs, and the kernels in them that nobody measured in this use.
 
 The passes looked at are a decode step of the sequences in flight and a pass over one piece of a prompt: what a run of
 the engine is made of. What an engine adds beyond its kernels is in ``EngineSpread``.

@@ -1,4 +1,4 @@
-"""Cells of a line as text, numbers and our own names, for the readers of serving measurements."""
+"""Read cells of a line as text, numbers and our own names, for the readers of serving measurements."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def count(line: Any, name: str) -> int:
 
 
 def yes(line: Any, name: str) -> bool:
-    """Whether a cell says true."""
+    """Whether a cell means true."""
     return text(line, name).lower() in ("true", "1", "1.0")
 
 

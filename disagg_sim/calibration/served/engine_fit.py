@@ -1,4 +1,4 @@
-"""Fit of the few host times of an engine profile to served runs: the only numbers fitted end to end.
+"""Fit the few overheads of an engine profile to served runs: the only numbers fitted end to end.
 
 Kernels are fitted elsewhere, on kernels; what remains is what the host adds to a step and to a request. The
 fit sees the rows of the fitted part alone, one of each operating point, below saturation: the logarithm of
@@ -44,7 +44,7 @@ SOFT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class EngineFit:
-    """A fitted profile and what it was fitted on."""
+    """A fitted profile and the data behind it."""
 
     engine: EngineSpec
     fitted: tuple[str, ...]  # parameters that the rows tell; the others are those of the shipped profile

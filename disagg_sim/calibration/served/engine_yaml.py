@@ -1,4 +1,4 @@
-"""A fitted engine profile as ``hw_specs/engines/*.yaml``: the shipped file with its fitted numbers put in.
+"""Write a fitted engine profile as ``hw_specs/engines/*.yaml``: the shipped file with the fitted numbers.
 
 The same data give the same bytes: nothing of the clock, the user or the directory goes in.
 """
@@ -26,7 +26,7 @@ UNITS = {
 
 
 def provenance(fit: EngineFit, date: str) -> str:
-    """What stands as the source of every fitted number: files and rows used, numbers, error, date of the data."""
+    """Source text of every fitted number: files and rows used, numbers, error, date of the data."""
     files = ", ".join(f"{name} ({rows} rows)" for name, rows in fit.files)
     error = f"{fit.lines} numbers, median error {fit.median_error:.1%}"
     return f"fitted end to end on {files}, fitted part alone: {error}; data of {date}"

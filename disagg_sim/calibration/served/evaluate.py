@@ -1,4 +1,4 @@
-"""Predicted beside measured for serving rows of any form: one line a quantity, none dropped.
+"""Predict serving rows of any form: one line per quantity, none dropped.
 
 The model gives a steady state; ``drain_factor`` is what a finite run of a load generator adds to it.
 """

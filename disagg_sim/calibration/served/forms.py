@@ -1,4 +1,4 @@
-"""Readers of the known forms of serving measurements: one function a form, from a line to a ``ServingRow``.
+"""Read the known forms of serving measurements: one function per form, from a line to a ``ServingRow``.
 
 A blank cell is "not stated by the source". Assumptions that fill one are named here, each with its reason. The last
 form is the long one of published single numbers: a metric, its value, and as much of the set-up as the source gives.

@@ -1,4 +1,4 @@
-"""Files of serving measurements to rows.
+"""Read files of serving measurements into rows.
 
 ``read_rows`` tells the form of a CSV by its columns and returns every row of it, in order: a row that no
 model of ours can answer keeps its place with a reason.
@@ -59,7 +59,7 @@ def columns_of(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ServingDataError(f"{shown(path)}: cannot be read: {getattr(error, 'strerror', error)}") from None
     if twice := given_twice(name for name in names if name):
-        raise ServingDataError(f"{shown(path)}: column {quoted(twice)} stands twice in the header")
+        raise ServingDataError(f"{shown(path)}: column {quoted(twice)} occurs twice in the header")
     return names
 
 

@@ -1,4 +1,4 @@
-"""Serving measurements in one row schema, whatever form they came in."""
+"""One row schema for serving measurements of all forms."""
 
 from __future__ import annotations
 

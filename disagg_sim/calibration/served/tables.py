@@ -1,4 +1,4 @@
-"""Error tables of evaluated serving rows: by group, against the bars, and who wins at equal interactivity."""
+"""Tabulate errors of serving rows: by group, against the limits, and which mode wins at equal interactivity."""
 
 from __future__ import annotations
 

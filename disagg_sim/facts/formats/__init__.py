@@ -1,1 +1,1 @@
-"""The form of each kind of spec file, and how its checked content becomes a frozen spec."""
+"""Define the form of each kind of spec file, and make frozen specs of checked content."""

@@ -1,4 +1,4 @@
-"""What the study of Arrow runs: its workloads, its systems, and a bench that keeps what each run showed.
+"""Set up the study of Arrow: workloads, policies, and a bench that stores the result of each run.
 
 Setting of the paper: Llama-3.1-8B on eight H800 of one server. Traces are replayed at other rates by
 multiplying their time stamps. NVLink moves 200 GB/s one way, of which 80 % are reached here.
@@ -42,7 +42,7 @@ QUICK_S = 300.0  # of every trace in a quick run [s]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Numbers of a published trace that its stand-in has, too; computed from its file."""
+    """Statistics of a published trace, computed from its file, that its stand-in has as well."""
 
     file: str
     requests: int  # [1]
@@ -108,7 +108,7 @@ SHAPES = {
 
 
 def workloads(traces: Path | None, *, quick: bool = False) -> dict[str, Workload]:
-    """The four of the paper, published where a directory has them, else stand-ins; and changes of them for claims."""
+    """The four workloads of the paper: published traces if available, else stand-ins; and variants for claims."""
     limits = {
         "code": (Slo(ttft=3.0, tpot=0.1), 16.0, (5.62, 7.78)),
         "conversation": (Slo(ttft=2.0, tpot=0.15), 16.0, (3.76, 4.06)),

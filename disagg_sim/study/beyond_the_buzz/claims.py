@@ -1,4 +1,4 @@
-"""The claims of "Beyond the Buzz" (arXiv 2506.05508): all of them, and their evaluation.
+"""Collect and evaluate the claims of "Beyond the Buzz" (arXiv 2506.05508).
 
 Kinds say where a claim comes from: ``paper`` is said in its text, ``figure`` read from its pictures, ``derived``
 follows from its equations. Acceptance bands of pictures are this project's own reading. Every claim runs under the

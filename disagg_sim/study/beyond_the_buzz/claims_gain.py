@@ -1,4 +1,4 @@
-"""C1-C4, C16 and C17: what disaggregation gains over the best co-located mode and a larger NVLink domain, and where."""
+"""Test C1-C4, C16 and C17: gains of disaggregation and of a larger NVLink domain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C11-C15 and C30: how many GPUs prefill and decode get, and what a fixed number costs."""
+"""Test C11-C15 and C30: the ratio of prefill to decode GPUs, and the loss of a fixed ratio."""
 
 from __future__ import annotations
 

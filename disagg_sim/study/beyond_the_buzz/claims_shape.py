@@ -1,4 +1,4 @@
-"""C5-C9 and C31: which mappings and batches lie on the frontier."""
+"""Test C5-C9 and C31: the mappings and batches on the frontier."""
 
 from __future__ import annotations
 

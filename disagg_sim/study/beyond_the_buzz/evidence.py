@@ -1,4 +1,4 @@
-"""What the evaluators of claims look at: frontiers of the figures, and pools that no figure shows."""
+"""Evidence for claims: frontiers of the figures, and pools that no figure shows."""
 
 from __future__ import annotations
 

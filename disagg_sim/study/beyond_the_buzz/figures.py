@@ -1,4 +1,4 @@
-"""The figures of "Beyond the Buzz" (arXiv 2506.05508) in the form of the paper: curves, axes, normalisation.
+"""Draw the figures of "Beyond the Buzz" (arXiv 2506.05508) as in the paper: curves, axes, normalisation.
 
 The paper normalises both axes of most figures: here x is divided by the largest interactivity and y by the
 largest throughput of a panel, and a second axis above a panel shows x in tokens/s/user. The data of a figure

@@ -1,4 +1,4 @@
-"""The sweeps of a study, each computed once per profile and kept on disk: figures and claims read the same tables.
+"""Compute the sweeps of a study once per profile and store them: figures and claims read the same tables.
 
 A figure is one YAML file, ``fig06.yaml``, and where it needs a second sweep, files beside it such as
 ``fig06_every_step_mixed.yaml``. Its frontier is that of all of them, told apart by the column ``sweep``.
@@ -28,7 +28,7 @@ BEYOND_THE_BUZZ = "beyond_the_buzz"
 
 
 class Silent:
-    """A listener that says nothing."""
+    """A listener that prints nothing."""
 
     def note(self, text: str) -> None:
         """Drop it."""

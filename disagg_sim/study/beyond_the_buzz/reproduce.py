@@ -1,4 +1,4 @@
-"""A published study as a whole: its figures under some profiles, where disaggregation pays, and its claims."""
+"""Reproduce "Beyond the Buzz": its figures under some profiles, where disaggregation pays, and its claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where disaggregation pays: models by traffic by systems, as one table and one picture."""
+"""Show where disaggregation pays: models by traffic by systems, as one table and one picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The claims of DOPD that follow from its equations, its table and the step times: D1-D3, D6-D8, D11, D16.
+"""Test the claims of DOPD on its equations, its table and step times: D1-D3, D6-D8, D11, D16.
 
 Those about serving are in ``dopd_claims_runs``. Nothing is tuned for a claim: a miss stands with what decides it.
 """

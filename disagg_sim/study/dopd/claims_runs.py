@@ -1,4 +1,4 @@
-"""The claims of DOPD about serving, each over simulated runs: D4, D5, D9, D10, D12-D15."""
+"""Test the claims of DOPD on simulated runs: D4, D5, D9, D10, D12-D15."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the study of DOPD runs: its workloads, its deployments, and a bench that keeps what each run showed.
+"""Set up the study of DOPD: workloads, deployments, and a bench that stores the result of each run.
 
 Setting of the paper: Llama-70B in FP8 with a bf16 cache on up to eight H100, prefill instances of one GPU and decode
 instances of two; OPT-30B against DistServe. On one GPU the weights take 85 % of the memory, so that no cache
@@ -164,7 +164,7 @@ class DopdBench(Bench):
         return synthetic_trace(rate=1.0, requests=count, lengths=lengths, name="azure_standin")
 
     def result(self, key: tuple[object, ...], trace: Trace, case: Case, options: RunOptions = OPEN) -> RunResult:
-        """A run, done once for a key that says all that differs."""
+        """Run once per key; the key names all that differs."""
         return self.once(("run", *key), lambda: self.run(trace, case, slo=SLO, options=options))
 
     def results(self) -> list[tuple[str, RunResult]]:

@@ -1,4 +1,4 @@
-"""The claims of "DynaServe" (arXiv 2504.09285) as code: what is claimed, when it holds, whether it does.
+"""Test the claims of "DynaServe" (arXiv 2504.09285).
 
 Nothing is tuned for a claim: a miss stands with what decides it.
 """

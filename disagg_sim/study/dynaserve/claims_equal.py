@@ -1,4 +1,4 @@
-"""Claims of "DynaServe" on equal requests and on step times: the paper's table 1, the best split, batches and chunks.
+"""Test claims of "DynaServe" on equal requests and step times: table 1, the best split, batches and chunks.
 
 Nothing is tuned for a claim: a miss stands with what decides it.
 """
@@ -223,7 +223,7 @@ def y14_more_cache(bench: DynaServeBench) -> Finding:
     acceptance="20 to 45",
 )
 def y16_batch(bench: DynaServeBench) -> Finding:  # noqa: ARG001  a table alone
-    """Decodes beside 512 tokens of prefill."""
+    """Number of decodes that fit with 512 tokens of prefill."""
     here = setup("llama_3_1_8b", SYSTEM, RECIPE, PROFILE)
     table = StepTable.build(here, Mapping())
     old = load_engine("vllm_v0")

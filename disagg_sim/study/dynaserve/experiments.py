@@ -1,4 +1,4 @@
-"""DynaServe (arXiv 2504.09285) reproduced: capacities on five workloads, the best split, its claims."""
+"""Reproduce DynaServe (arXiv 2504.09285): capacities on five workloads, the best split, its claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the study of DynaServe runs: its workloads, its systems, and a bench that keeps what each run showed.
+"""Set up the study of DynaServe: workloads, policies, and a bench that stores the result of each run.
 
 Setting of the paper: Qwen2.5 models in bf16 on A100-80GB, instances in pairs. Lengths are those of published
 traces, arrivals Poisson, which the paper leaves open. Caches move over NVLink, of which 80 % are reached here.
@@ -104,7 +104,7 @@ class DynaServeSeen(Seen):
 
 
 def workloads(traces: Path | None, *, quick: bool) -> dict[str, Workload]:
-    """Traces of one request a second whose lengths are drawn from published ones, and what stands in."""
+    """Traces of one request per second with lengths drawn from published traces or stand-ins."""
     count = QUICK_REQUESTS if quick else REQUESTS
     found = {}
     sources = {
@@ -186,7 +186,7 @@ class DynaServeBench(RatedBench[DynaServeSeen]):
 
 
 def look(result: RunResult, rate: float) -> DynaServeSeen:
-    """The numbers that claims speak of."""
+    """The numbers that claims use."""
     records, machines = result.requests, result.instances
     finish = np.sort(records.finish_s[~np.isnan(records.finish_s)])
     early, late = int(0.3 * finish.size), int(0.7 * finish.size)

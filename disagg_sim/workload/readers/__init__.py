@@ -1,1 +1,1 @@
-"""Traces out of files: tables of several kinds, Mooncake's lines, pools of ServeGen."""
+"""Read trace files: tables of several kinds, Mooncake's lines, client pools of ServeGen."""

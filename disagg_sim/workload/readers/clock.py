@@ -1,4 +1,4 @@
-"""Time columns of trace files: numbers in a unit, or dates; arrivals count from the first request.
+"""Read time columns of trace files: numbers in a unit, or dates; arrivals count from the first request.
 
 A number counts in the unit of its form unless the user names another. Where the earliest number, read in another
 unit, is a date of this century and in its own unit is none, the unit is asked for: milliseconds since 1970 that are

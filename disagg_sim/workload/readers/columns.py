@@ -1,4 +1,4 @@
-"""Columns of a text table as checked arrays; every fault is one line with file and line number."""
+"""Read columns of a text table as checked arrays; every fault is one line with file and line number."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_bytes(path: Path) -> bytes:
         raise TraceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > MOST_BYTES:
         raise TraceError(
-            f"{path}: the file is larger than {MOST_BYTES / MB:,.0f} MB{' unpacked' * packed}, the most that is read; "
+            f"{path}: the file is larger than {MOST_BYTES / MB:,.0f} MB{' unpacked' * packed}, the largest file read; "
             "give a part of it"
         )
     for magic, form in NO_TEXT.items():
@@ -102,7 +102,7 @@ class Table:
             raise TraceError(_malformed(path, str(error))) from None
         self.header = tuple(str(name).strip() for name in rows.iloc[0])
         if twice := given_twice(name for name in self.header if name):
-            raise TraceError(f"{path}:1: column {quoted(twice)} stands twice in the header")
+            raise TraceError(f"{path}:1: column {quoted(twice)} occurs twice in the header")
         places = np.flatnonzero((rows != "").any(axis=1))
         places = places[places > 0]
         self.lines = places + 1  # in the file, from 1
@@ -121,7 +121,7 @@ class Table:
                 raise TraceError(f"{self.path}:1: no column {name!r}{near}; the header has {has}")
 
     def text(self, name: str) -> pd.Series[str]:
-        """A column as it stands in the file."""
+        """A column as in the file."""
         return self.rows.iloc[:, self.header.index(name)]
 
     def numbers(self, name: str) -> NDArray[np.float64]:
@@ -159,7 +159,7 @@ def _undecoded(path: Path, content: bytes) -> str:
 
 
 def _malformed(path: Path, said: str) -> str:
-    """One line for what the CSV parser said."""
+    """One line for an error of the CSV parser."""
     if match := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", said):
         header, line, fields = match.groups()
         return f"{path}:{line}: malformed: {fields} fields; allowed: {header}, as in the header"

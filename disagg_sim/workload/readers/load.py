@@ -1,4 +1,4 @@
-"""Trace files to traces; ``docs/traces.md`` has their columns."""
+"""Read trace files into traces; ``docs/traces.md`` has their columns."""
 
 from __future__ import annotations
 

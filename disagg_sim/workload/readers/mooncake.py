@@ -1,4 +1,4 @@
-"""Mooncake traces: one JSON object a line, with ids of the prompt's blocks of 512 tokens."""
+"""Read Mooncake traces: one JSON object per line, with ids of the prompt's blocks of 512 tokens."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _record(path: Path, line: int, text: bytes) -> tuple[list[float], Sequence[i
     except RecursionError:
         raise TraceError(f"{path}:{line}: malformed: nested too deeply; allowed: one object with lists") from None
     if not isinstance(record, dict):
-        raise TraceError(f"{path}:{line}: malformed: a JSON object is wanted")
+        raise TraceError(f"{path}:{line}: malformed: expected a JSON object")
     row = [_number(path, line, record, name) for name in FIELDS]
     ids = record.get("hash_ids", ())
     if not isinstance(ids, list | tuple) or not all(type(each) is int and abs(each) < LARGEST_ID for each in ids):

@@ -1,4 +1,4 @@
-"""ServeGen client pools: a day of arrivals and lengths drawn from per-client rates and histograms.
+"""Draw a day of arrivals and lengths from ServeGen client pools: per-client rates and histograms.
 
 A pool is a folder, or a tar archive, with two files a client: ``chunk-N-trace.csv`` (no header; start of a window
 [s], rate [request/s], coefficient of variation of the gaps, family of the gaps, its shape and scale) and
@@ -92,7 +92,7 @@ def _members(path: Path) -> dict[tuple[int, str], tuple[str, bytes]]:
         text = file.read(left + 1)
         left -= len(text)
         if left < 0:
-            raise TraceError(f"{path}: its files hold more than {MOST_BYTES / MB:,.0f} MB, the most that is read")
+            raise TraceError(f"{path}: its files hold more than {MOST_BYTES / MB:,.0f} MB, the largest file read")
         return text
 
     try:
