@@ -42,7 +42,7 @@ _Key = tuple[str, str, str]  # name, kind, and format or kind of attention
 
 #: Imaginary step of a derivative: so small that its square vanishes beside one. [1]
 STEP = 1e-30
-#: Operator kinds as people read them, and the words under which their fits were taken (``Rates.used``).
+#: Operator kinds as people read them.
 LABELS = {
     "gemm": "GEMM",
     "prefill_attention": "prefill attention",
@@ -239,17 +239,7 @@ def sizes_of(op: Operator) -> dict[str, Any]:
 
 
 def fits_of(rates: Rates, name: str, kind: str, form: str) -> Iterator[Fit]:
-    """Fits behind an operator, by the words under which ``physics.rates`` took them."""
-    for what, fits in rates.used.items():
-        words = what.partition(" (")[0]
-        fitting = {
-            "gemm": words == f"{form} GEMM",
-            "experts": words == f"{form} MoE GEMM",
-            "prefill_attention": words.endswith(f"{form.upper()} prefill attention"),
-            "decode_attention": words.endswith(f"{form.upper()} decode attention"),
-            "all_reduce": words == "all-reduce",
-            "gather": words == name,
-            "all_to_all": words in (name, f"{name} across domains"),
-        }
-        if fitting.get(kind, False):
-            yield from fits
+    """Fits behind an operator of a name, kind and format."""
+    for taken in rates.used:
+        if taken.serves(name, kind, form):
+            yield from taken.fits

@@ -360,7 +360,7 @@ def _transfer(origin: str, operator: Contribution, spec: UncertaintySpec) -> flo
 
 def engine_of(rates: Rates, engine: str, spec: UncertaintySpec) -> str:
     """Engine whose discrepancy counts: the one asked for, else the first one known whose kernels were taken."""
-    taken = (fit.engine for fits in rates.used.values() for fit in fits)
+    taken = (fit.engine for each in rates.used for fit in each.fits)
     known = [name for name in (engine, *taken) if name in spec.engines]
     return known[0] if known else min(spec.engines)
 

@@ -6,7 +6,7 @@ This is the one place where peaks meet efficiencies. ``ideal`` (speed of light),
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -57,6 +57,22 @@ REGIME_FALLBACK = {
 F = TypeVar("F", bound=Fit)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """Fits that were taken for operators of one kind."""
+
+    what: str  # they were taken for, in words
+    kind: str  # of the operators, of ``physics.operators.KINDS``; "" = none by themselves
+    form: str = ""  # format of a GEMM, kind of attention; "" = any
+    name: str = ""  # of the operators; "" = any
+    chosen: Fit  # the one whose engine comes first
+    fits: tuple[Fit, ...]  # all that speak together
+
+    def serves(self, name: str, kind: str, form: str) -> bool:
+        """Whether the operator of a name, kind and format is timed by them."""
+        return kind == self.kind and self.form in ("", form) and self.name in ("", name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rates:
     """Everything that turns the counts of one model on one system into seconds."""
@@ -75,7 +91,7 @@ class Rates:
     prepare_per_token: float  # [s]
     inherited: bool  # whether any fit was made on another system
     fits: tuple[str, ...] = field(default=())  # provenance of every fit taken
-    used: Mapping[str, tuple[Fit, ...]] = field(default_factory=dict)  # every fit taken, by what it was taken for
+    used: tuple[Taken, ...] = ()  # every fit taken
     adjust: Callable[[Operator, Cost], Cost] | None = None  # changes costs of operators; None = as fitted
 
 
@@ -168,24 +184,29 @@ class _Resolver:
 
     def __init__(self, system: SystemSpec, spec: EfficiencySpec | None, profile: ProfileSpec, order: tuple[str, ...]):
         self.system, self.spec, self.profile, self.order = system, spec, profile, order
-        self.used: dict[str, Fit] = {}
-        self.joined: dict[str, tuple[Fit, ...]] = {}  # where several fits speak together
+        self.used: dict[str, Taken] = {}
         self.leaves_domain = system.nvlink_domain < MAX_INSTANCE_GPUS  # whether any stage can
 
-    def take(self, what: str, rows: Iterable[F]) -> F:
+    def note(self, what: str, kind: str, fits: Sequence[Fit], *, form: str = "", name: str = "") -> None:
+        """Remember fits, the chosen one first."""
+        self.used[what] = Taken(what=what, kind=kind, form=form, name=name, chosen=fits[0], fits=tuple(fits))
+
+    def take(self, what: str, rows: Iterable[F], *, kind: str = "", form: str = "") -> F:
         row = _best_match((row for row in rows if row.engine in self.order), self.order)
         if row is None:
             raise InputError(
                 f"system {self.system.name!r} has no fitted {what}: use profile 'ideal' or add the fit to its file"
             )
-        self.used[what] = row
+        self.note(what, kind, [row], form=form)
         return row
 
     def gemm(self, name: str) -> GemmRate:
         peak, bandwidth = self.system.peak_flops[FORMATS[name].arithmetic], self.system.hbm_bandwidth
         if self.spec is None:
             return GemmRate(peak, bandwidth, 0.0, np.inf)
-        fit: GemmFit = self.take(f"{name} GEMM", (row for row in self.spec.gemm if row.format == name))
+        fit: GemmFit = self.take(
+            f"{name} GEMM", (row for row in self.spec.gemm if row.format == name), kind="gemm", form=name
+        )
         rate, floor, cap = gemm_rate(fit, self.system), self.profile.gemm_t0, self.profile.gemm_t0_cap_quantised
         if FORMATS[name].arithmetic == "bf16":
             cap = None
@@ -206,9 +227,11 @@ class _Resolver:
         wanted = [row for row in mine if row.cache == cache]
         exact = [row for row in wanted if row.compute == precision.attention]
         alike = [row for row in mine if row.compute == precision.attention]  # arithmetic binds, not the cache
-        prefill = self.take(f"{cache}-cache {kind.upper()} prefill attention", exact or alike or wanted)
+        what = f"{cache}-cache {kind.upper()}"
+        prefill = self.take(f"{what} prefill attention", exact or alike or wanted, kind="prefill_attention", form=kind)
         served = [row for row in self.spec.decode_attention if row.kind == kind]
-        decode = self.take(f"{cache}-cache {kind.upper()} decode attention", (r for r in served if r.cache == cache))
+        cached = [row for row in served if row.cache == cache]
+        decode = self.take(f"{what} decode attention", cached, kind="decode_attention", form=kind)
         multiplied = decode  # kernels multiply in the format of their cache
         if ATTENTION[kind].multiplies_in_decode and precision.attention != cache:
             what = f"{precision.attention} {kind.upper()} decode arithmetic"
@@ -235,9 +258,10 @@ class _Resolver:
             here = [row for row in rows if row.regime == candidate]
             if here and any(row.engine in self.order for row in here):
                 break
-        chosen = self.take(f"{name} MoE GEMM ({regime})", here)
+        what = f"{name} MoE GEMM ({regime})"
+        chosen = self.take(what, here, kind="experts", form=name)
         kernels = [row for row in here if row.engine == chosen.engine]
-        self.joined[f"{name} MoE GEMM ({regime})"] = tuple(kernels)
+        self.used[what] = replace(self.used[what], fits=tuple(kernels))
         # A fit that could not identify its compute term borrows that of its sibling kernel.
         known = [row for row in rows if row.engine == chosen.engine and row.e_compute is not None]
         siblings = [row for row in known if row.regime == candidate] or known
@@ -249,7 +273,7 @@ class _Resolver:
             rates.append(rate if floor is None else replace(rate, t0=floor, per_expert=0.0))
         return tuple(rates)
 
-    def collective(self, op: str, what: str) -> LinkCurve:
+    def collective(self, op: str, what: str, kind: str) -> LinkCurve:
         link = self.system.nvlink_bandwidth
         latency = self.profile.all_reduce_latency
         if self.spec is None:
@@ -259,11 +283,12 @@ class _Resolver:
         first = _best_match((row for row in rows if row.engine in order), order)
         if first is None:
             raise InputError(f"system {self.system.name!r} has no fitted {what}; use profile 'ideal'")
-        self.used[what] = first
         mine = [row for row in rows if row.engine in (first.engine, ASSUMED)]
         if first.algorithm and first.engine != LARGE_MESSAGES:  # an engine hands its large messages on
             mine += [row for row in rows if row.engine == LARGE_MESSAGES]
-        self.joined[what] = tuple(mine)
+        self.used[what] = Taken(
+            what=what, kind=kind, name="" if kind == "all_reduce" else what, chosen=first, fits=tuple(mine)
+        )
         return collective_curve(mine, link, latency=latency, step=self.profile.all_reduce_step_latency)
 
     def all_to_all(self, phase: str, direction: str, wire: str) -> AllToAllRate:
@@ -276,17 +301,15 @@ class _Resolver:
         rows = [row for row in self.spec.alltoall if row.phase == direction and row.e_bandwidth is not None]
         inside = pick_backend([row for row in rows if row.link == "nvlink"], ("NVLinkTwoSided", backend), wire)
         across = pick_backend([row for row in rows if row.link == "nic" and self.leaves_domain], (backend,), wire)
-        floor = profile.all_to_all_latency
+        floor, name = profile.all_to_all_latency, f"{phase} {direction}"
         if inside:
-            self.used[f"{phase} {direction}"] = inside[0]
-            self.joined[f"{phase} {direction}"] = tuple(inside)
+            self.note(name, "all_to_all", inside, name=name)
             near = exchange_curve(inside, link, floor, nodes=False)
         else:
-            near = self.collective("alltoall", f"{phase} {direction}")
+            near = self.collective("alltoall", name, "all_to_all")
             near = replace(near, copies=copies_per_pick)
         if across:
-            self.used[f"{phase} {direction} across domains"] = across[0]
-            self.joined[f"{phase} {direction} across domains"] = tuple(across)
+            self.note(f"{name} across domains", "all_to_all", across, name=name)
             return AllToAllRate(near, exchange_curve(across, nic, floor, nodes=True))
         latency = profile.nic_latency if floor is None else floor
         return AllToAllRate(near, flat_curve(nic * profile.nic_efficiency, latency))
@@ -339,17 +362,17 @@ def resolve_rates(
         decode_attention={kind: decode for kind, (_, decode) in attention.items()},
         moe=resolver.moe(precision.expert.name) if model.is_moe else {},
         elementwise_bandwidth=profile.elementwise_efficiency * system.hbm_bandwidth,
-        all_reduce=resolver.collective("all_reduce", "all-reduce"),
-        all_gather=resolver.collective("all_gather", "all-gather"),
-        reduce_scatter=resolver.collective("reduce_scatter", "reduce-scatter"),
+        all_reduce=resolver.collective("all_reduce", "all-reduce", "all_reduce"),
+        all_gather=resolver.collective("all_gather", "all-gather", "gather"),
+        reduce_scatter=resolver.collective("reduce_scatter", "reduce-scatter", "gather"),
         dispatch={phase: resolver.all_to_all(phase, "dispatch", wire) for phase in phases},
         combine={phase: resolver.all_to_all(phase, "combine", wire) for phase in phases},
         prepare=prepare,
         prepare_per_token=per_token,
-        inherited=any(fit.inherited_from for fit in resolver.used.values()),
+        inherited=any(taken.chosen.inherited_from for taken in resolver.used.values()),
         fits=tuple(
             f"{what}: {fit.engine} {fit.version}{', inherited from ' * bool(fit.inherited_from)}{fit.inherited_from}"
-            for what, fit in resolver.used.items()
+            for what, fit in ((taken.what, taken.chosen) for taken in resolver.used.values())
         ),
-        used={what: resolver.joined.get(what, (fit,)) for what, fit in resolver.used.items()},
+        used=tuple(resolver.used.values()),
     )
