@@ -13,7 +13,7 @@ import pytest
 import disagg_sim
 
 ROOT = Path(disagg_sim.__file__).parent
-SHARED = {"units", "errors", "notebook", "domain", "atomic"}
+SHARED = {"units", "errors", "notebook", "domain", "atomic", "arrays"}
 #: Rooms that studies, commands and the notebook API may all use.
 ABOVE = {"facts", "physics", "search", "serving", "certainty", "simulation", "calibration", "sweep", "scenario"}
 ABOVE |= {"workload"}
@@ -24,6 +24,7 @@ ALLOWED = {
     "notebook": set(),
     "domain": set(),
     "atomic": set(),
+    "arrays": set(),
     "facts": set(),
     "workload": {"facts", "physics"},
     "physics": {"facts"},
@@ -45,6 +46,7 @@ PACKAGES = {
     "errors": set(),
     "notebook": set(),
     "domain": {"numpy"},
+    "arrays": {"numpy"},
     "atomic": set(),
     "facts": {"yaml", "pydantic", "pydantic_core", "annotated_types"},
     "workload": {"numpy", "scipy", "pandas"},

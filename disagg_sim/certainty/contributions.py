@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.certainty.designs import Designs, Times, times_of
 from disagg_sim.facts.efficiency import (
     CACHE_LENGTH,
@@ -36,7 +36,6 @@ from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.roofline import Cost, Sums
 from disagg_sim.physics.setup import Setup
 
-Floats = NDArray[np.float64]
 Ranges = Mapping[str, tuple[Floats, Floats]]
 _Key = tuple[str, str, str]  # name, kind, and format or kind of attention
 

@@ -25,8 +25,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.certainty.contributions import STEP, Contribution, Timed, Wanted, contributions_in, share_of
 from disagg_sim.certainty.designs import Designs, Times, scores_of, times_of
 from disagg_sim.certainty.elasticity import scaled
@@ -35,8 +35,6 @@ from disagg_sim.physics.mixed import NO_INTERFERENCE
 from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
-
-Floats = NDArray[np.float64]
 
 #: Latencies of a design and the fields of ``Scores`` that hold them.
 LATENCIES = ("ttl", "ftl")

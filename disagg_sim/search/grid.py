@@ -35,6 +35,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.notebook import Shown
@@ -49,9 +50,6 @@ from disagg_sim.physics.work import Numeric
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.workload.lengths import Lengths
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 #: Design points scored at once: small enough for the cache, large enough to hide numpy's overhead.
 BLOCK_POINTS = 32_768

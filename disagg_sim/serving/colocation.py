@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import DEGREES, Mapping, Mode
 from disagg_sim.errors import InfeasibleError, InputError, above_zero, nearest
 from disagg_sim.physics.blocks import check_form, chunk_forms
@@ -28,9 +29,6 @@ from disagg_sim.search.mappings import mappings_for
 from disagg_sim.serving.candidates import least
 from disagg_sim.serving.points import Served, Side, names_of, points_table, slot_wait
 from disagg_sim.workload.lengths import Lengths
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 #: What ``ttl_s`` means: the mean over the tokens, or the largest gap between two of them.
 TTL_MEASURES = ("mean", "p99")

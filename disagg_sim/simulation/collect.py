@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.engine import OBSERVE
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.options import MOST_SAMPLES
-from disagg_sim.simulation.records import Floats, Instances, Ints, Outcome, Requests, Samples
+from disagg_sim.simulation.records import Instances, Outcome, Requests, Samples
 from disagg_sim.simulation.wishes import Role, State
 
 

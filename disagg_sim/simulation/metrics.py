@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Slo
 from disagg_sim.notebook import Shown
 from disagg_sim.simulation.records import Outcome, RunResult
 from disagg_sim.units import HOUR
-
-Floats = NDArray[np.float64]
 
 NAN = float("nan")
 

@@ -8,12 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.notebook import Shown
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Outcome(IntEnum):

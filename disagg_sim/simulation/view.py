@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.instances import Index, Roster
@@ -18,9 +19,6 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.wishes import Role, State
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,10 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from disagg_sim.arrays import Ints
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.facts import load
-from disagg_sim.search.grid import CHUNK_TOKENS, Ints, batch_axis
+from disagg_sim.search.grid import CHUNK_TOKENS, batch_axis
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.piggyback import count_piggyback

@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
@@ -35,9 +33,6 @@ from disagg_sim.simulation.kernel.queue import append, check_drained, unlink
 from disagg_sim.simulation.kernel.runs import count_run, steps_time, steps_within
 from disagg_sim.simulation.kernel.steps import form, settle
 from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_time
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 QUEUED, DONE, WITHDRAWN = int(SegmentStatus.QUEUED), int(SegmentStatus.DONE), int(SegmentStatus.WITHDRAWN)
 

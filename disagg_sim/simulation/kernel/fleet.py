@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel.layout import (
@@ -36,8 +36,6 @@ from disagg_sim.simulation.kernel.step_table import StepTable, pack_tables
 HELD = int(SegmentStatus.HELD)
 INSTANCE, SEGMENT, WORLD = dtype_of(Instance), dtype_of(Segment), dtype_of(World)
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 #: Rows of records; columns by name, as attributes.
 Columns = Any

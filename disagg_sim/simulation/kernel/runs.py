@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
+from disagg_sim.arrays import Floats
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, ITL_BINS, ITL_LEAST_S, ITL_PER_OCTAVE, State, Table
 from disagg_sim.simulation.kernel.times import decode_line, decode_time, knot_of
-
-Floats = NDArray[np.float64]
 
 
 @inner

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.blocks import forms_of, layers_of
 from disagg_sim.physics.cost import hop_cost
@@ -24,8 +24,6 @@ from disagg_sim.physics.roofline import NO_SUMS
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Levels
 from disagg_sim.physics.work import Numeric
-
-Floats = NDArray[np.float64]
 
 
 class StepPhysics:

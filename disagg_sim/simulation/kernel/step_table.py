@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.setup import Setup
@@ -28,8 +28,6 @@ from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel import times as k
 from disagg_sim.simulation.kernel.layout import Table, dtype_of
 from disagg_sim.simulation.kernel.step_physics import Linear, StepPhysics
-
-Floats = NDArray[np.float64]
 
 #: Prompts of a step at which prefill attention is tabulated. [1]
 PROMPT_AXIS: Floats = 2.0 ** (0.5 * np.arange(13.0))

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import (
     AWAY,
@@ -37,8 +34,6 @@ from disagg_sim.simulation.kernel.queue import (
 )
 from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, steps_in_memory, steps_time
 from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_time
-
-Floats = NDArray[np.float64]
 
 CHUNKED, PREFILL_FIRST, ONE_PROMPT, MANUAL, SLO_AWARE = (int(mode) for mode in Mode)
 LEAVING = int(SegmentStatus.LEAVING)

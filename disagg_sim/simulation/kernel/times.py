@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
+from disagg_sim.arrays import Floats
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import Table
-
-Floats = NDArray[np.float64]
 
 # --- the token axis: every number up to EXACT, both ends of every tile, and a far point -------------------------
 EXACT = 512

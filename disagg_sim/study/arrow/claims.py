@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.profile import Predictor, prompt_time
 from disagg_sim.simulation.policies.least_load import LeastLoad
-from disagg_sim.simulation.records import Floats, Ints
 from disagg_sim.simulation.run import run
 from disagg_sim.study.arrow.setup import ALL, AZURE, HALF, MODEL, PAIR, TIGHT, TIGHT_TPOT, ArrowBench, loads
 from disagg_sim.study.claims import DERIVED, PAPER, Finding, claim

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.records import Floats, Ints, RunResult
+from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.study.bench import Case, Place, RatedBench, Seen, Workload
 from disagg_sim.study.papers import trace_file

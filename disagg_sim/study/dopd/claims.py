@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from disagg_sim.arrays import Floats
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.simulation.policies.dopd.batches import kingman_wait
 from disagg_sim.simulation.policies.dopd.sizes import (
@@ -15,7 +16,6 @@ from disagg_sim.simulation.policies.dopd.sizes import (
     matching_prefill,
     prefill_decode_ratio,
 )
-from disagg_sim.simulation.records import Floats
 from disagg_sim.study.claims import DERIVED, OWN, PAPER, Finding, claim
 from disagg_sim.study.dopd.setup import BIMODAL, SHAPES, SLO, DopdBench, case_of, pools
 from disagg_sim.units import GB, MS, TERA

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
@@ -24,7 +25,7 @@ from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.metrics import Summary, summary
 from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.records import Floats, RunResult
+from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.study.bench import Bench, Case, Place
 from disagg_sim.study.papers import trace_file

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.simulation.capacity import bracket
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
@@ -18,7 +19,7 @@ from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, ITL_PER_OCTAVE
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.records import Floats, RunResult
+from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.study.arrow.setup import SHAPES as SHAPES_OF_TRACES
 from disagg_sim.study.arrow.setup import workloads as published

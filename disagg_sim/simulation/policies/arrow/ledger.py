@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.layout import Instance, dtype_of
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Account:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
@@ -38,8 +38,6 @@ from disagg_sim.simulation.policy import Autoscaler, Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site, StepLimits
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wishes import Limits, Role, Wish
-
-Floats = NDArray[np.float64]
 
 
 class Thresholds(NamedTuple):

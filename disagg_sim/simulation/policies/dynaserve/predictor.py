@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
@@ -32,9 +32,6 @@ from disagg_sim.simulation.kernel.layout import (
 )
 from disagg_sim.simulation.kernel.runs import steps_time
 from disagg_sim.simulation.kernel.times import largest_prefill, step_time
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 SLO_AWARE = int(Mode.SLO_AWARE)
 DONE, LOST = int(SegmentStatus.DONE), int(SegmentStatus.LOST)
