@@ -7,7 +7,7 @@ from .domain import Mapping, Slo, Status
 from .errors import DisaggSimError
 from .facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
 from .physics.counts import decode_work, prefill_work
-from .physics.mixed import Interference
+from .physics.passes.mixed import Interference
 from .physics.setup import Setup, setup
 from .report.tables import readable
 from .scenario.written import write_scenario

@@ -32,7 +32,7 @@ from disagg_sim.domain import DEGREES
 from disagg_sim.errors import InputError
 from disagg_sim.facts.provenance import place_of_fit, place_of_key
 from disagg_sim.notebook import Shown
-from disagg_sim.physics import attention, cost, gemm, moe, phases
+from disagg_sim.physics import attention, cost, experts, gemm
 from disagg_sim.physics.memory import (
     MemoryParts,
     colocated_load,
@@ -44,7 +44,8 @@ from disagg_sim.physics.memory import (
     prefilling_in_pieces,
     prompt_residents,
 )
-from disagg_sim.physics.mixed import mixed_step
+from disagg_sim.physics.passes import layers
+from disagg_sim.physics.passes.mixed import mixed_step
 from disagg_sim.search.grid import PhaseGrid
 
 Floats = NDArray[np.float64]
@@ -54,15 +55,15 @@ EQUATIONS: dict[str, Callable[..., Any]] = {
     "gemm": gemm.gemm_cost,
     "prefill_attention": attention.prefill_attention_cost,
     "decode_attention": attention.decode_attention_cost,
-    "experts": moe.moe_cost,
+    "experts": experts.moe_cost,
     "elementwise": cost.kernel_cost,
     "copy": cost.kernel_cost,
     "all_reduce": cost.all_reduce_cost,
     "gather": cost.exchange_cost,
     "all_to_all": cost.all_to_all_cost,
     "hop": cost.hop_cost,
-    "host": phases.with_ends,
-    "waiting": phases.slowest_stage,
+    "host": layers.with_ends,
+    "waiting": layers.slowest_stage,
     "interference": mixed_step,
 }
 #: Kinds that no fit covers, and the keys of a profile that they rest on.

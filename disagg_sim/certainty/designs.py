@@ -21,9 +21,10 @@ from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
 from disagg_sim.physics.blocks import MLA_FORMS, forms_of
-from disagg_sim.physics.chunked import chunked_prefill_pass
-from disagg_sim.physics.mixed import NO_INTERFERENCE, Chunk, Interference, mixed_step
-from disagg_sim.physics.phases import decode_step, prefill_pass
+from disagg_sim.physics.passes.chunked import chunked_prefill_pass
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Chunk, Interference, mixed_step
+from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.rates import ENGINES
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import CHOSEN_FORMS, PHASES, PhaseGrid

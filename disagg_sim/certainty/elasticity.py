@@ -19,7 +19,7 @@ from disagg_sim.certainty.designs import SHIPPED, Designs, Origin, Scores, desig
 from disagg_sim.certainty.error_bars import near_frontier
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.physics.collective_curves import AllToAllRate
+from disagg_sim.physics.link_curves import AllToAllRate
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT

@@ -31,8 +31,8 @@ from disagg_sim.certainty.contributions import STEP, Contribution, Timed, Wanted
 from disagg_sim.certainty.designs import Designs, Times, scores_of, times_of
 from disagg_sim.certainty.elasticity import scaled
 from disagg_sim.facts.load import load_profile
-from disagg_sim.physics.mixed import NO_INTERFERENCE
 from disagg_sim.physics.operators import Operator
+from disagg_sim.physics.passes.mixed import NO_INTERFERENCE
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
 

@@ -95,7 +95,7 @@ class DecodeAttentionFit(Fit):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeFit(Fit):
-    """Grouped GEMM of the routed experts; the form is ``physics.moe``, with the defaults the plain roofline."""
+    """Grouped GEMM of the routed experts; the form is ``physics.experts``, with the defaults the plain roofline."""
 
     kernel: str
     format: str

@@ -8,16 +8,16 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.attention import decode_attention_cost, prefill_attention_cost
-from disagg_sim.physics.collective import (
+from disagg_sim.physics.collectives import (
     Transfer,
     all_reduce_bytes,
     gather_bytes,
     hierarchical_all_reduce,
     pipeline_hop,
 )
-from disagg_sim.physics.collective_curves import AllToAllRate, LinkCurve
+from disagg_sim.physics.experts import MoeRate, moe_cost
 from disagg_sim.physics.gemm import gemm_cost
-from disagg_sim.physics.moe import MoeRate, moe_cost
+from disagg_sim.physics.link_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.setup import Setup

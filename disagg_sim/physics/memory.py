@@ -17,7 +17,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks import Layer, layers_of
-from disagg_sim.physics.mixed import chunk_share
+from disagg_sim.physics.passes.mixed import chunk_share
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.work import ACTIVATION_BYTES, LOGIT_BYTES, Numeric

@@ -31,8 +31,10 @@ from disagg_sim.facts.precision import FORMATS, Precision
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.attention import AttentionRate
 from disagg_sim.physics.blocks import ATTENTION
-from disagg_sim.physics.collective import copies_per_pick
-from disagg_sim.physics.collective_curves import (
+from disagg_sim.physics.collectives import copies_per_pick
+from disagg_sim.physics.experts import MoeRate
+from disagg_sim.physics.gemm import GemmRate
+from disagg_sim.physics.link_curves import (
     AllToAllRate,
     LinkCurve,
     collective_curve,
@@ -40,8 +42,6 @@ from disagg_sim.physics.collective_curves import (
     flat_curve,
     pick_backend,
 )
-from disagg_sim.physics.gemm import GemmRate
-from disagg_sim.physics.moe import MoeRate
 from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import Cost
 

@@ -40,10 +40,11 @@ from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.blocks import MLA_FORMS, check_form, chunk_forms, forms_of
-from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
-from disagg_sim.physics.phases import PrefillPass, decode_step, prefill_pass
+from disagg_sim.physics.passes.chunked import chunked_prefill_pass
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric

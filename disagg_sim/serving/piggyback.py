@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.physics.memory import prefilling_in_pieces
-from disagg_sim.physics.mixed import Chunk, MixedStep, mixed_step
-from disagg_sim.physics.phases import decode_step
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.mixed import Chunk, MixedStep, mixed_step
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import bound_codes, form_code
@@ -47,7 +47,7 @@ def piggyback(
 
     The largest gap is T_mix. Every DP rank works on a prompt of its own at c/dp tokens a step, hence
     the FTL; more than ISL of them are several prompts in a step. T_mix is the mean over the chunks of a
-    prompt, taken at their mean past (``physics.mixed``), in the largest gap too. The search runs over
+    prompt, taken at their mean past (``physics.passes.mixed``), in the largest gap too. The search runs over
     every mapping, its batches and its chunks. A balance below one token a step becomes one token in
     some of the steps.
 

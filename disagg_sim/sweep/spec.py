@@ -39,7 +39,7 @@ from disagg_sim.facts.schema import (
 from disagg_sim.facts.traffic import ConstantLength, TrafficCase
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.physics.blocks import MLA_FORMS
-from disagg_sim.physics.mixed import Interference
+from disagg_sim.physics.passes.mixed import Interference
 from disagg_sim.physics.rates import ENGINES
 from disagg_sim.search.grid import BLOCK_POINTS
 from disagg_sim.serving.colocation import TTL_MEASURES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import disagg_sim as ds
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_efficiency, resolve_precision
-from disagg_sim.physics.collective import copies_per_rank, copies_with_own
+from disagg_sim.physics.collectives import copies_per_rank, copies_with_own
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.memory import Residents, activation_bytes, decode_bytes, decode_residents
 from disagg_sim.physics.setup import setup

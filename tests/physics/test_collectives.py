@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import Mapping
-from disagg_sim.physics.collective import (
+from disagg_sim.physics.collectives import (
     Transfer,
     all_reduce_bytes,
     copies_per_pick,
@@ -18,8 +18,8 @@ from disagg_sim.physics.collective import (
     pipeline_hop,
     ring_all_reduce_bytes,
 )
-from disagg_sim.physics.collective_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.cost import all_reduce_cost, all_to_all_cost, exchange_cost, hop_cost
+from disagg_sim.physics.link_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.setup import setup
 
 MESSAGE = 8e6  # [B]

@@ -14,12 +14,13 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.efficiency import SECTIONS
 from disagg_sim.facts.formats.efficiency import unit_of_field
 from disagg_sim.facts.load import load_efficiency
-from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.cost import kernel_cost
 from disagg_sim.physics.memory import decode_bytes, decode_residents, prefill_bytes, prompt_residents
-from disagg_sim.physics.mixed import Chunk, mixed_step
 from disagg_sim.physics.operators import head
-from disagg_sim.physics.phases import decode_step, prefill_pass
+from disagg_sim.physics.passes.chunked import chunked_prefill_pass
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
+from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.rates import resolve_rates
 from disagg_sim.physics.roofline import blend
 from disagg_sim.physics.setup import Setup

@@ -7,8 +7,9 @@ from cases import cached_setting
 
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.blocks.gqa import gqa_prefill_work
-from disagg_sim.physics.chunked import chunked_prefill_pass
-from disagg_sim.physics.phases import decode_step, prefill_pass
+from disagg_sim.physics.passes.chunked import chunked_prefill_pass
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.prefill import prefill_pass
 
 HIDDEN, LINK, MOE_LAYERS = 7168, 900e9, 58
 

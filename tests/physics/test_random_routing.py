@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import Mapping
-from disagg_sim.physics.phases import decode_step
+from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import fullest_of_random
 

@@ -13,13 +13,13 @@ import pytest
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, ModelSpec
-from disagg_sim.physics.chunked import chunked_prefill_pass
-from disagg_sim.physics.collective_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.counts import prefill_work
+from disagg_sim.physics.experts import MoeRate
 from disagg_sim.physics.gemm import GemmRate
+from disagg_sim.physics.link_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.memory import prefill_bytes, prompt_residents
-from disagg_sim.physics.moe import MoeRate
-from disagg_sim.physics.phases import prefill_pass
+from disagg_sim.physics.passes.chunked import chunked_prefill_pass
+from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.rates import AttentionRate
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.units import GB, MS

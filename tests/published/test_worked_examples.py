@@ -16,7 +16,8 @@ from disagg_sim.physics.blocks.mla import Mla, mla_work
 from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.memory import prefill_bytes, prompt_residents
 from disagg_sim.physics.operators import Tokens
-from disagg_sim.physics.phases import decode_step, prefill_pass
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import setup
 from disagg_sim.units import GB, MS
 

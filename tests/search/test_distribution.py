@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts.load import load_traffic
-from disagg_sim.physics.chunked import chunked_prefill_pass
 from disagg_sim.physics.gemm import TILE_M
 from disagg_sim.physics.operators import Tokens
-from disagg_sim.physics.phases import LayerTimes, attention_side, decode_step, prefill_pass, slowest_stage
+from disagg_sim.physics.passes.chunked import chunked_prefill_pass
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.layers import LayerTimes, attention_side, slowest_stage
+from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import Mapping
-from disagg_sim.physics.chunked import chunked_prefill_pass
-from disagg_sim.physics.mixed import Chunk, mixed_step
-from disagg_sim.physics.phases import decode_step, prefill_pass
+from disagg_sim.physics.passes.chunked import chunked_prefill_pass
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
+from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import setup
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation

@@ -13,7 +13,7 @@ import pytest
 
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts.load import load_system
-from disagg_sim.physics.mixed import Interference
+from disagg_sim.physics.passes.mixed import Interference
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings

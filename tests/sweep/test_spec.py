@@ -12,7 +12,7 @@ import pytest
 from disagg_sim.errors import SpecError
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.yaml_files import PATH_VARIABLE, list_specs, spec_files
-from disagg_sim.physics.mixed import Interference
+from disagg_sim.physics.passes.mixed import Interference
 from disagg_sim.sweep.spec import Limits, Sharing, Traffic, load_sweep, same_system
 
 GOOD = """

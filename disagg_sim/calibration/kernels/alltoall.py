@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from disagg_sim.calibration.kernels.robust import Parameter, fit_logarithm, ranges
 from disagg_sim.facts.efficiency import AllToAllFit
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.physics.collective import COPIES
+from disagg_sim.physics.collectives import COPIES
 from disagg_sim.units import GB, US
 
 PER_PICK, PER_RANK, WITH_OWN = "T*k*d*b*(1-1/n)", "T*d*b*(n-1)*(1-(1-1/n)^k)", "T*d*b*n*(1-(1-1/n)^k)"

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from disagg_sim.calibration.kernels.robust import Parameter, enough, fit_logarithm, mean_loss, ranges
 from disagg_sim.facts.efficiency import COLLECTIVE_SIZES, EAGER, LARGE_MESSAGES, CollectiveFit
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.physics.collective import fastest
-from disagg_sim.physics.collective_curves import algorithm_of
+from disagg_sim.physics.collectives import fastest
+from disagg_sim.physics.link_curves import algorithm_of
 from disagg_sim.units import US
 
 #: Fields of a fit -> where their fit starts and ends.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work
-from disagg_sim.physics.collective import copies_per_rank, gather_bytes
+from disagg_sim.physics.collectives import copies_per_rank, gather_bytes
 from disagg_sim.physics.work import ACTIVATION_BYTES, causal_pairs, expected_distinct_experts
 
 #: Type words of the tables -> (bytes of an element, arithmetic). Words that are absent name no type.

@@ -1,4 +1,4 @@
-"""Fit grouped expert GEMMs: the equation of ``physics.moe`` to rows of one library and version.
+"""Fit grouped expert GEMMs: the equation of ``physics.experts`` to rows of one library and version.
 
 Every kernel has a few numbers of its own (``_OWN``), and all kernels of a library share the others. Tables tell tokens,
 not picks, so that how tokens fall on the measured rank is part of reading them:
@@ -28,7 +28,7 @@ from disagg_sim.calibration.kernels.robust import Parameter, enough, error_quant
 from disagg_sim.facts.efficiency import ANY_REGIME, MoeFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.precision import FORMATS
-from disagg_sim.physics.moe import moe_cost
+from disagg_sim.physics.experts import moe_cost
 from disagg_sim.physics.rates import moe_rate
 from disagg_sim.physics.work import ExpertRows, expert_work
 from disagg_sim.units import US

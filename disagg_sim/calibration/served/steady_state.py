@@ -28,8 +28,8 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import Prefilling, colocated_bytes, decode_residents, prompt_residents
-from disagg_sim.physics.mixed import Chunk, mixed_step
-from disagg_sim.physics.phases import decode_step
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.physics.work import Numeric
 

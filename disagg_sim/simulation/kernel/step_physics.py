@@ -11,12 +11,12 @@ from disagg_sim.domain import Mapping
 from disagg_sim.physics.blocks import forms_of, layers_of
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.operators import Tokens
-from disagg_sim.physics.phases import (
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.layers import (
     LayerTimes,
     all_stages,
     attention_cost,
     attention_side,
-    decode_step,
     join_experts,
     slowest_stage,
 )

@@ -6,8 +6,8 @@ A step of n decodes at mean context c and of p tokens of prefill after q cached 
 * scores and values of the decodes: a function of n and c;
 * scores and values of the prefill: a function of p, q and the number of pieces, stored a token.
 
-For one pipeline stage the sum is what ``physics.mixed`` adds up. Steps without prefill are taken from
-``physics.phases.decode_step`` at every n, linear in c between knots. Interpolation stays within 1 % of the physics
+For one pipeline stage the sum is what ``physics.passes.mixed`` adds up. Steps without prefill are taken from
+``physics.passes.decode`` at every n, linear in c between knots. Interpolation stays within 1 % of the physics
 (tests sample it). Kernels' times jump where a tile of rows is full, so the token axis is exact up to 512 and holds
 both ends of every tile of 64 above.
 """
@@ -89,7 +89,7 @@ class StepTable:
         max_tokens
             Most tokens of a step over all DP ranks, likewise. [token]
         mla_form
-            Form of MLA in prefill, as in ``physics.phases``.
+            Form of MLA in prefill, as in ``physics.passes``.
         """
         physics = StepPhysics(at, mapping, mla_form)
         knots = _knots(max_context, physics.windows)

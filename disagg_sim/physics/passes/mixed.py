@@ -16,7 +16,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.operators import Tokens
-from disagg_sim.physics.phases import (
+from disagg_sim.physics.passes.layers import (
     AttentionSide,
     all_stages,
     attention_cost,

@@ -1,4 +1,4 @@
-"""Times of whole passes: prefill, chunked pipelined prefill (CPP), decode step, mixed step.
+"""Times of layers and stages, of which every pass is made.
 
 Physics page, section 7. Degrees and batches are numbers or arrays that broadcast; grids hand in
 degrees of shape (rows, 1) and batches of shape (1, batches).
@@ -13,29 +13,13 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import AttentionBlock, FfnBlock, elementwise, layers_of
-from disagg_sim.physics.cost import cheapest, exchange_cost, expert_cost, hop_cost, total_cost
+from disagg_sim.physics.cost import cheapest, exchange_cost, expert_cost, total_cost
 from disagg_sim.physics.operators import Tokens, all_reduce, embedding, head
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.tabulate import Levels, tabulate
 from disagg_sim.physics.work import Numeric, fullest_of_random
-
-
-class DecodeStep(NamedTuple):
-    """A decode step of a full batch."""
-
-    ttl: Numeric  # token-to-token latency [s]
-    microbatches: Numeric  # [1]
-    sums: Sums  # of the whole pass; the largest names its bound [s]
-
-
-class PrefillPass(NamedTuple):
-    """One pass of a batch of prompts through an instance."""
-
-    ftl: Numeric  # first-token latency, no queue [s]
-    busy: Numeric  # of the slowest stage: the instance starts a pass this often [s]
-    sums: Sums  # of the whole pass [s]
 
 
 class LayerTimes(NamedTuple):
@@ -176,61 +160,3 @@ def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
 def with_ends(at: Setup, sums: Sums, hop: Cost) -> Sums:
     """Add host and hops of a pass to the sums of its layers."""
     return sums.plus(hop.sums).plus(Sums(latency=at.profile.host))
-
-
-def decode_step(at: Setup, degrees: Mapping, *, batch: Numeric, context: Numeric, mla_form: str = "auto") -> DecodeStep:
-    """One decode step of ``batch`` sequences (over all DP ranks) at mean length ``context``.
-
-    ``TTL = max(m*max_s t_s, sum_s t_s) + host + p*hop`` over the stages s of m = min(pp, B)
-    micro-batches: either the slowest stage is always busy, or a token has to walk through all of them.
-    The fullest rank holds ceil(ceil(B/m)/dp) sequences. Host work of one micro-batch hides behind the
-    others. The mean context ISL + OSL/2 gives the mean TTL exactly where t is affine in context.
-    Source: physics page, section 7.
-    """
-    pp = degrees.pp
-    microbatches = np.minimum(pp, batch)
-    micro = np.ceil(batch / microbatches)
-    rank = Levels(np.ceil(micro / degrees.dp_attn))
-
-    def side(tp: Numeric, sequences: Numeric) -> AttentionSide:
-        tokens = Tokens(decodes=sequences, context=context, emitted=sequences)
-        return attention_side(at, tp, tokens, mla_form, "decode")
-
-    times = join_experts(
-        at, degrees, tabulate(side, (degrees.tp_attn,), rank), phase="decode", rank=rank, total=Levels(micro)
-    )
-    stage = slowest_stage(at.model, pp, times)
-    hop = hop_cost(rank.tokens, degrees.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
-    ttl = np.maximum(microbatches * stage, all_stages(at.model, times)) + at.profile.host + hop.time
-    return DecodeStep(ttl, microbatches, with_ends(at, times.sums, hop))
-
-
-def prefill_pass(at: Setup, degrees: Mapping, *, batch: Numeric, isl: float, mla_form: str = "auto") -> PrefillPass:
-    """Prefill of ``batch`` prompts of ``isl`` tokens, unchunked.
-
-    With pp stages the prompts of a rank go through in m = min(pp, prompts) micro-batches:
-    ``FTL = host + sum_s t_s + (m-1)*max_s t_s + (p-1)*hop``, the makespan of m equal jobs in a flow
-    shop; at pp = 1 it is the pass time. Source: physics page, section 7.
-    """
-    pp = degrees.pp
-    per_rank = np.ceil(batch / degrees.dp_attn)
-    microbatches = np.minimum(pp, per_rank)
-    prompts = np.ceil(per_rank / microbatches)
-
-    def side(tp: Numeric, sequences: Numeric) -> AttentionSide:
-        tokens = Tokens(prompts=sequences, new=float(isl), emitted=sequences)
-        return attention_side(at, tp, tokens, mla_form, "prefill")
-
-    times = join_experts(
-        at,
-        degrees,
-        tabulate(side, (degrees.tp_attn,), Levels(prompts)),
-        phase="prefill",
-        rank=Levels(prompts * isl),
-        total=Levels(np.minimum(prompts * degrees.dp_attn, batch) * isl),
-    )
-    stage = slowest_stage(at.model, pp, times)
-    hop = hop_cost(prompts * isl, degrees.gpus, at) * (pp - 1)
-    busy = microbatches * stage + at.profile.host
-    ftl = busy + (all_stages(at.model, times) - stage) + hop.time
-    return PrefillPass(ftl, busy, with_ends(at, times.sums, hop))

@@ -15,15 +15,15 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.operators import Tokens, head
-from disagg_sim.physics.phases import (
+from disagg_sim.physics.passes.layers import (
     AttentionSide,
     LayerTimes,
-    PrefillPass,
     attention_cost,
     attention_side,
     join_experts,
     with_ends,
 )
+from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table

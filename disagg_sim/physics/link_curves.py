@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.efficiency import EAGER, AllToAllFit, CollectiveFit
-from disagg_sim.physics.collective import (
+from disagg_sim.physics.collectives import (
     COPIES,
     Copies,
     Transfer,

@@ -1,0 +1,1 @@
+"""Times of whole passes: prefill, chunked prefill, decode step, mixed step."""

@@ -1,0 +1,66 @@
+"""Time of a prefill of whole prompts.
+
+Physics page, section 7. Degrees and batches are numbers or arrays that broadcast; grids hand in
+degrees of shape (rows, 1) and batches of shape (1, batches).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from disagg_sim.domain import Mapping
+from disagg_sim.physics.cost import hop_cost
+from disagg_sim.physics.operators import Tokens
+from disagg_sim.physics.passes.layers import (
+    AttentionSide,
+    all_stages,
+    attention_side,
+    join_experts,
+    slowest_stage,
+    with_ends,
+)
+from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.tabulate import Levels, tabulate
+from disagg_sim.physics.work import Numeric
+
+
+class PrefillPass(NamedTuple):
+    """One pass of a batch of prompts through an instance."""
+
+    ftl: Numeric  # first-token latency, no queue [s]
+    busy: Numeric  # of the slowest stage: the instance starts a pass this often [s]
+    sums: Sums  # of the whole pass [s]
+
+
+def prefill_pass(at: Setup, degrees: Mapping, *, batch: Numeric, isl: float, mla_form: str = "auto") -> PrefillPass:
+    """Prefill of ``batch`` prompts of ``isl`` tokens, unchunked.
+
+    With pp stages the prompts of a rank go through in m = min(pp, prompts) micro-batches:
+    ``FTL = host + sum_s t_s + (m-1)*max_s t_s + (p-1)*hop``, the makespan of m equal jobs in a flow
+    shop; at pp = 1 it is the pass time. Source: physics page, section 7.
+    """
+    pp = degrees.pp
+    per_rank = np.ceil(batch / degrees.dp_attn)
+    microbatches = np.minimum(pp, per_rank)
+    prompts = np.ceil(per_rank / microbatches)
+
+    def side(tp: Numeric, sequences: Numeric) -> AttentionSide:
+        tokens = Tokens(prompts=sequences, new=float(isl), emitted=sequences)
+        return attention_side(at, tp, tokens, mla_form, "prefill")
+
+    times = join_experts(
+        at,
+        degrees,
+        tabulate(side, (degrees.tp_attn,), Levels(prompts)),
+        phase="prefill",
+        rank=Levels(prompts * isl),
+        total=Levels(np.minimum(prompts * degrees.dp_attn, batch) * isl),
+    )
+    stage = slowest_stage(at.model, pp, times)
+    hop = hop_cost(prompts * isl, degrees.gpus, at) * (pp - 1)
+    busy = microbatches * stage + at.profile.host
+    ftl = busy + (all_stages(at.model, times) - stage) + hop.time
+    return PrefillPass(ftl, busy, with_ends(at, times.sums, hop))
