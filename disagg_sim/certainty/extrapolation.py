@@ -1,4 +1,4 @@
-"""Which operators of a design rest on no measurement of theirs: outside the range of a fit, or on another system.
+"""Find the operators of a design outside the range of every fit, or with fits of another system.
 
 Kernels that no table holds (elementwise kernels, pipeline hops) are assumptions of the profile in every design; they
 are not repeated here.
@@ -86,7 +86,7 @@ def breaches(operator: Contribution) -> list[Breach]:
 
 
 def outside_calibration(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.Series:
-    """What every design of a table rests on beside measurements, in words; "" where nothing leaves its range.
+    """Describe in words where a design leaves the range of its fits or uses inherited ones; "" where it does not.
 
     Such as ``experts: expert width 32 below 64; all-reduce: ranks 16 above 8; inherited from gb200_nvl72: GEMM``.
 
@@ -193,7 +193,7 @@ def _ranges(fits: Sequence[Fit]) -> Iterator[tuple[Fit, dict[str, tuple[float, f
 
 
 def _speaks(fit: Fit, operator: Contribution) -> Mask:
-    """Whether a fit is asked at all: those of the exchange speak of one kind of link."""
+    """Whether a fit applies: an exchange fit covers NVLink or the NIC, not both."""
     if isinstance(fit, AllToAllFit) and "node_num" in operator.sizes:
         across = operator.sizes["node_num"][1] > 1
         return np.asarray(across if fit.link == "nic" else ~across)

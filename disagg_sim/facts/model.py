@@ -1,4 +1,4 @@
-"""What a model is made of, and how many parameters and cache bytes that is.
+"""Describe a model by its layers; count its parameters and cache bytes.
 
 The counts follow section 2 of the model facts: matrix multiplies, norms, biases, routers, sinks
 and positions, so that the totals of every shipped model are exact.

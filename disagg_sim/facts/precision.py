@@ -1,4 +1,4 @@
-"""Precision recipes: which operator group is stored and multiplied in which format."""
+"""Precision recipes: the storage and arithmetic format of each operator group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML text to plain values, within bounds: no tags that make objects, no text that unfolds into more than it says."""
+"""Parse YAML text into plain values, within bounds: no tags that make objects, no exponential aliases."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _fault(problem: str, mark: Any) -> Exception:
 
 
 def _require_bounds(text: str) -> None:
-    """Refuse a document that is nested too deeply or unfolds to too much, before anything is made of it.
+    """Reject a document that is nested too deeply or expands to too much, before any object is made.
 
     The events of the parser come one by one, without recursion, so that neither the stack nor the memory is at risk.
     """
@@ -60,7 +60,7 @@ def _require_bounds(text: str) -> None:
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in open_):
-                raise _fault(f"alias {quoted(f'*{event.anchor}')} stands inside what it stands for", event.start_mark)
+                raise _fault(f"alias {quoted(f'*{event.anchor}')} contains itself", event.start_mark)
             values += sizes.get(str(event.anchor), 1)
         elif isinstance(event, yaml.ScalarEvent):
             values += 1
@@ -78,7 +78,7 @@ def _require_bounds(text: str) -> None:
             if anchor:
                 sizes[anchor] = values - before
         if values > MOST_VALUES:
-            raise _fault(f"more than {MOST_VALUES} values, its aliases unfolded", event.start_mark)
+            raise _fault(f"more than {MOST_VALUES} values with aliases expanded", event.start_mark)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""FLOP and bytes of a whole pass by operator, on one GPU that holds everything: to be checked by hand."""
+"""Count FLOP and bytes of a whole pass by operator, on one GPU that holds everything, for checks by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache that travels from prefill to decode: bytes, unique shards, bandwidth.
+"""Size the KV transfer from prefill to decode: bytes, unique shards, bandwidth.
 
 Physics page, section 8: equations (1) and (2) of arXiv 2506.05508 ("Beyond the Buzz") with pipelined rates.
 """

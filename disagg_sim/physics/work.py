@@ -1,4 +1,4 @@
-"""Counts of single operators: FLOP and HBM bytes on one GPU. They know no hardware.
+"""Count FLOP and HBM bytes of single operators on one GPU. Counts know no hardware.
 
 1 multiply-accumulate = 2 FLOP. Every size may be a number or an array; arrays broadcast.
 """

@@ -1,4 +1,4 @@
-"""What a spec or a simulated run says, line by line: key, value in engineers' units and, where it has one, a source."""
+"""Format specs and simulated runs line by line: key, value in engineers' units and, if there is one, a source."""
 
 from __future__ import annotations
 

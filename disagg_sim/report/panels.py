@@ -1,4 +1,4 @@
-"""Pictures made of panels: curves side by side, and a table of ratios as coloured cells."""
+"""Draw pictures of several panels: curves side by side, and a table of ratios as coloured cells."""
 
 from __future__ import annotations
 

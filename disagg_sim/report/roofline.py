@@ -1,4 +1,4 @@
-"""The picture of a design taken apart: its parts by resource, and its operators on the roofline of the GPU."""
+"""Draw the breakdown of a design: its parts by resource, and its operators on the roofline of the GPU."""
 
 from __future__ import annotations
 

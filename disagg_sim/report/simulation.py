@@ -1,4 +1,4 @@
-"""Pictures of a scenario: each run over time, the latencies of all policies, and attainment over the rate."""
+"""Plot a scenario: each run over time, the latencies of all policies, and attainment over the rate."""
 
 from __future__ import annotations
 

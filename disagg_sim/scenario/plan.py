@@ -1,4 +1,4 @@
-"""The runs of a scenario, each with a digest of everything that its result depends on."""
+"""Plan the runs of a scenario, each with a digest of everything that its result depends on."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Run:
 
     @property
     def table(self) -> str:
-        """The table whose block says that it is done."""
+        """The table whose block marks the run as done."""
         return CAPACITY if self.rate_scale is None else RUNS
 
     def key(self, table: str) -> Key:

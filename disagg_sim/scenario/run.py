@@ -1,4 +1,4 @@
-"""Simulate the runs of a scenario that a directory does not hold, then write its tables."""
+"""Simulate the missing runs of a scenario, then write its tables."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def compute_run(task: RunTask) -> Done:
 def run_scenario(
     plan: ScenarioPlan, root: Path, *, jobs: int, listener: Listener, overwrite: bool = False
 ) -> ScenarioResult:
-    """Simulate every run that ``root`` does not hold, then write ``summary.csv`` and the tables beside it.
+    """Simulate every run missing in ``root``, then write ``summary.csv`` and the other tables.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ def _write_records(task: RunTask, result: RunResult) -> None:
 
 
 def _note(result: RunResult) -> str:
-    """What plots and readers need beside the row: the histogram of gaps, and the instances."""
+    """Data for plots and readers in addition to the row: the histogram of gaps, and the instances."""
     instances = {f.name: getattr(result.instances, f.name).tolist() for f in fields(result.instances)}
     gaps = {"edges_s": result.itl_edges.tolist(), "counts": result.itl_counts.tolist()}
     return json.dumps({"instances": instances, "itl": gaps})

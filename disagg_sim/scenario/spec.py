@@ -1,4 +1,4 @@
-"""A scenario's YAML to a frozen ``Scenario``: policies x deployments x traces x rates; all faults at once."""
+"""Read a scenario's YAML into a frozen ``Scenario``: policies x deployments x traces x rates; report all faults."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def check_scenario(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What the checks of a file need beside it."""
+    """Context that the checks of a file need."""
 
     folder: Path  # that paths are relative to
     instead: str  # a trace in place of the file's own; "" = none
@@ -207,7 +207,7 @@ def _choice(value: object, info: Any) -> PolicyChoice:
         raise ValueError(f"{quoted(value)} is neither a name nor {{kind: NAME, ...}}")
     kind, known = given["kind"], info.context.known
     if kind.endswith(".py"):
-        raise ValueError(f"{quoted(kind)} is a file, not the name of a policy; files stand under policy_file")
+        raise ValueError(f"{quoted(kind)} is a file, not the name of a policy; name files under policy_file")
     label, options = given.get("label", kind), {}
     if not isinstance(label, str):
         raise SeveralFaultsError([(("label",), f"{quoted(label)} is no plain name")])
@@ -355,7 +355,7 @@ def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownPolicie
 
 
 def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
-    """What only shows when the values stand together: recipe on system, parts of policies, memory."""
+    """Faults of combinations of values: recipe on system, parts of policies, memory."""
     try:
         what = scenario.setup
     except DisaggSimError as error:

@@ -1,4 +1,4 @@
-"""A simulation as a scenario: a YAML file and a trace beside it that ``disagg-sim simulate`` runs to the same records.
+"""Write a simulation as a scenario: a YAML file and a trace that ``disagg-sim simulate`` runs to the same records.
 
 What is written is read back and compared, so that a file that says something else is never left unnoticed.
 """
@@ -31,7 +31,7 @@ SHIPPED = "disagg_sim."
 
 
 def write_scenario(result: SimulationResult, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write what was simulated as a scenario, and its trace as a CSV file beside it.
+    """Write a simulation as a scenario, with its trace as a CSV file in the same directory.
 
     ``disagg-sim simulate PATH --out DIR`` gives the same records, but for the last bit of an arrival where the first
     is not at 0. The trace is written at the rate at which it was simulated. Other policies, rates and deployments
@@ -165,7 +165,7 @@ def _dump(document: dict[str, Any]) -> str:
 
 
 def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
-    """``InputError`` unless a scenario that was read back says what was simulated."""
+    """``InputError`` unless the scenario reads back as what was simulated."""
     trace, what, said = scenario.traces[0].load(scenario.seed), result.setup, scenario.setup
     same = {
         "model": said.model == what.model,

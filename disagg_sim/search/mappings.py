@@ -1,4 +1,4 @@
-"""Every way to cut a model over the GPUs of an instance, and why the others are refused.
+"""Enumerate every way to shard a model over the GPUs of an instance, and the reasons for rejecting others.
 
 Inside a pipeline stage ``tp_attn*dp_attn = tp_ffn*ep``: TP, EP, TEP (tp_attn > 1 with ep > 1), DEP
 (dp_attn > 1 with ep > 1) and every mixture of them; dense models have TP x PP.
@@ -23,7 +23,7 @@ ODD_DOMAIN = 36
 
 
 def mappings_for(at: Setup, mappings: Mapping | list[Mapping]) -> Mapping:
-    """Columns of the mappings; single ones are held against model and system, columns are taken as they are.
+    """Columns of the mappings; single mappings are checked against model and system, tables are not.
 
     Pipelines may be of any depth up to the layers: one that does not divide them has stages of two lengths.
 
@@ -37,7 +37,7 @@ def mappings_for(at: Setup, mappings: Mapping | list[Mapping]) -> Mapping:
     rows = mappings if isinstance(mappings, list | tuple) else [mappings]
     for mapping in rows:
         if not isinstance(mapping, Mapping):
-            raise InputError(f"{mapping!r} is no mapping; allowed: a Mapping or a list of them")
+            raise InputError(f"{mapping!r} is not a mapping; allowed: a Mapping or a list of them")
         _require(at, mapping)
     return Mapping.stack(rows)
 

@@ -1,1 +1,1 @@
-"""Trace-driven simulation of serving policies on the physics of the analytic model."""
+"""Simulate serving policies on request traces, on the physics of the analytic model."""

@@ -1,4 +1,4 @@
-"""Prompts that wait for a policy to form prefill batches of them."""
+"""Hold the prompts that wait for a policy to form prefill batches."""
 
 from __future__ import annotations
 

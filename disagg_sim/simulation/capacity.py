@@ -1,4 +1,4 @@
-"""Serving capacity: the largest request rate up to which a run meets its aim, by bisection over the rate scale.
+"""Search the serving capacity: the largest request rate up to which a run meets its criterion, by bisection.
 
 Bisection takes for granted that an aim that is missed at one rate is missed at every higher one. Policies that change
 roles need not oblige: they may miss it under light load, and meet it again when more instances help. So a few further

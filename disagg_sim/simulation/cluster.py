@@ -1,4 +1,4 @@
-"""The life of a request: arrival, segments on instances, transfers between them, end."""
+"""Lead each request through its life: arrival, segments on instances, transfers between them, end."""
 
 from __future__ import annotations
 
@@ -263,7 +263,9 @@ class Cluster:
         self.roster.came(leg.instance)
 
     def _continue(self, segment: int, going: Going, leg: Leg, pushed: bool, ended: float) -> None:
-        """Go on where the leg says: here, or elsewhere after a transfer; the segment has ``ended`` then. [s]"""
+        """Continue on the instance of the leg: this one, or another after a transfer; the segment ``ended`` then.
+        [s]
+        """
         request, origin, until, _ = going
         if leg.instance == origin:
             self.fleet.release(segment, self.engine.now)
@@ -326,7 +328,7 @@ class Cluster:
         self._largest = min(max(self._tokens), self.site.setup.model.max_context)
 
     def _instance_died(self, instance: int) -> None:
-        """An instance stopped without draining: what it had is lost."""
+        """Handle an instance that stopped without draining: its requests are lost."""
         for segment in [segment for segment, going in self._going.items() if going.instance == instance]:
             self._lose(self._going.pop(segment).request)
         for request in self.batches.abandon(instance):

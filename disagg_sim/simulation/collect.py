@@ -1,4 +1,4 @@
-"""From the arrays of a run to its records, column by column."""
+"""Collect the records of a run from its arrays, column by column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What serves: equal instances by part. A policy takes the parts that it needs of one deployment."""
+"""Describe what serves: equal instances by part. A policy takes the parts that it needs."""
 
 from __future__ import annotations
 

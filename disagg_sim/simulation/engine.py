@@ -41,7 +41,7 @@ class Source(Protocol):
 
 
 class _Feed:
-    """A sorted array of times, of which the next stands on the heap."""
+    """A sorted array of times; the next one is on the heap."""
 
     __slots__ = ("callback", "heap", "index", "rank", "times")
 

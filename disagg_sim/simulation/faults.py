@@ -1,4 +1,4 @@
-"""What a user's own code raises, in one line with the place in its file; bugs of this package keep their traceback."""
+"""Report errors of a user's code in one line with the place in its file; our own bugs keep their traceback."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _place(file: str, line: int, name: str) -> str:
 
 
 def place_of(function: object) -> str:
-    """Where a user's own function begins, in parentheses to stand behind a line; empty for any other."""
+    """Place of a user's function, in parentheses, to append to a line; empty for our own functions."""
     code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
     if code is None or not is_own(str(getattr(function, "__module__", ""))):
         return ""

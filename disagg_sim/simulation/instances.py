@@ -1,4 +1,4 @@
-"""The instances of a run: their roles, their lives, and the wishes that change them."""
+"""Manage the instances of a run: roles, start, stop, and the wishes that change them."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ class Roster:
         self.prefill, self.decode = ready(PHASES["prefill"]), ready(PHASES["decode"])
 
     def _ready(self, wish: Wish, instance: int) -> int:
-        """The instance, refused unless it serves."""
+        """The instance; rejected unless it serves."""
         known = self._known(wish, instance)
         if self.state[known] != State.READY:
             self.refuse(wish, f"instance {known} is {self.state[known].name.lower()}, not ready")

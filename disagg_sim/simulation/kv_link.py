@@ -1,4 +1,4 @@
-"""The network between instances: transfers that share bandwidth, queue, and start before their data is whole.
+"""Simulate the network between instances: transfers share bandwidth or queue, and may start early.
 
 Physics page, section 8: a cache leaves over the GPUs that hold distinct parts of it, each with a link of
 its own, and arrives over those of the receiver.

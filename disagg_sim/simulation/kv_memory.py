@@ -1,4 +1,4 @@
-"""KV blocks of an instance: the memory that the grids of ``search`` count, seen from the engine's side.
+"""Count the KV blocks of an instance, from the same memory sum as the grids of ``search``.
 
 A grid asks how many bytes a batch needs; an engine fills what weights, activations and buffers leave. Both add up
 ``physics.memory.instance_bytes`` with the same live tokens, so a batch that a grid calls feasible has its blocks here.
@@ -89,7 +89,7 @@ def kv_blocks(
         lacking = max(held(1) - at.memory_limit, 0.0)
         raise InfeasibleError(
             f"{at.model.name} on {at.system.name} leaves no memory for a KV cache: an instance of "
-            f"{mapping.gpus:g} GPUs lacks {lacking / GIB:.1f} GiB a GPU beside steps of {max_tokens} tokens; "
+            f"{mapping.gpus:g} GPUs lacks {lacking / GIB:.1f} GiB per GPU with steps of {max_tokens} tokens; "
             "allowed: more GPUs an instance, or smaller steps"
         )
     if low == LARGEST_CACHE // BLOCK_TOKENS:  # windows alone: the cache of a sequence stops growing

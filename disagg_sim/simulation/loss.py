@@ -1,4 +1,4 @@
-"""The loss from a plan to a simulation, step by step, each one assumption of the plan less.
+"""Explain the loss from a plan to a simulation, removing one assumption of the plan at a time.
 
 1. planned: the slower pool's rate at constant lengths, no queue, no transfer;
 2. full queue, planned lengths: the same lengths, simulated; what batches, transfers and rounding to whole passes cost;

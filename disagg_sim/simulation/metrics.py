@@ -1,4 +1,4 @@
-"""From the records of a run to the numbers that a user asks for: latencies, attainment, goodput, use of the GPUs.
+"""Compute latencies, attainment, goodput and GPU utilisation from the records of a run.
 
 Everything is computed from a ``RunResult`` alone.
 

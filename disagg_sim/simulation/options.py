@@ -1,4 +1,4 @@
-"""Options of serving policies and of runs: default, meaning, unit and range stand in one place, at the field.
+"""Declare options of serving policies and runs: default, meaning, unit and range at the field.
 
 ``option(2048, "tokens of one step", unit="token", low=1, high=MOST_TOKENS)`` makes a field of a dataclass. Checks,
 scenarios and ``disagg-sim specs list policies`` all read the same ``Option``. A dataclass with plain defaults has
@@ -34,7 +34,7 @@ MOST_LOOKS = 10**7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option: what it means, and which values it takes; they are of the kind of its default."""
+    """One option: its meaning, and its allowed values, which have the type of the default."""
 
     default: bool | int | float | str
     meaning: str = ""  # empty of a plain field of a user's own policy
@@ -74,7 +74,7 @@ class Option:
         return whole and self.low <= number <= self.high and not (self.above and number == self.low)
 
     def fault(self, value: object) -> str:
-        """What is wrong with a value and what is allowed, to stand behind its name; empty for a value that it takes."""
+        """Describe what is wrong with a value and what is allowed; empty for an allowed value."""
         if self.takes(value):
             return ""
         if self.choices:

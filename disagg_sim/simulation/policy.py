@@ -1,4 +1,4 @@
-"""What a serving policy decides, as small protocols: a read-only view in, a wish with a reason out.
+"""Define what a serving policy decides, as small protocols: a read-only view in, a wish with a reason out.
 
 A policy looks and does not touch; see ``wishes`` for what it may ask for. It is a frozen dataclass of options,
 registered by name; ``build`` makes its parts anew for every run.
@@ -35,7 +35,7 @@ class Admission(Protocol):
     """Turns requests away at the door."""
 
     def admit(self, view: ClusterView, request: int) -> bool:
-        """Whether to serve it; what exceeds the model's context or every memory is refused without asking."""
+        """Whether to serve a request; those beyond the model's context or every memory are rejected before."""
         ...
 
 
@@ -111,10 +111,10 @@ def register(name: str) -> Callable[[Registered], Registered]:
 
     def add(policy: Registered) -> Registered:
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise InputError(f"{quoted(name)} is no name of a policy; allowed: one line")
+            raise InputError(f"{quoted(name)} is not the name of a policy; allowed: one line")
         require_policy(name, policy)
         if not is_dataclass(policy):
-            raise InputError(f"policy {name!r}: {policy.__name__} is no dataclass; @register stands above @dataclass")
+            raise InputError(f"policy {name!r}: {policy.__name__} is not a dataclass; write @register above @dataclass")
         if name in POLICIES:
             raise InputError(f"policy {name!r} is registered twice: {POLICIES[name].__name__} and {policy.__name__}")
         POLICIES[name] = policy

@@ -1,4 +1,4 @@
-"""What instances remember of prompts: the blocks seen last, by the ids that a trace gives them."""
+"""Cache prefixes on instances: the most recent blocks of prompts, by the ids of the trace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from disagg_sim.workload.trace import PrefixBlocks
 
 
 class PrefixCache:
-    """Least recently used blocks of each instance, kept beside the cache of its running requests.
+    """LRU cache of prompt blocks per instance, in addition to the cache of running requests.
 
     Parameters
     ----------

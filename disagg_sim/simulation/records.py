@@ -1,4 +1,4 @@
-"""What a run leaves behind: columns of requests, samples in time, instances, decisions. Values, no behaviour."""
+"""Records of a run: columns of requests, samples in time, instances, decisions. Values, no behaviour."""
 
 from __future__ import annotations
 

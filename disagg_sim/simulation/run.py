@@ -1,4 +1,4 @@
-"""One run: a trace through a deployment under a serving policy."""
+"""Run one trace through a deployment under a serving policy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Tables = Callable[[Mapping, int], StepTable]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a run assumes beside deployment and policy."""
+    """Options of a run other than deployment and policy."""
 
     concurrency: int = option(
         0,

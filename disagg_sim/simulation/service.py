@@ -1,4 +1,4 @@
-"""What an instance serves: the prompts that it prefills in a second, and the sequences that it decodes in time.
+"""Compute the capacity of an instance: prompts per second, and sequences that it decodes in time.
 
 Policies weigh the loads of unequal instances by these, so that none of them is late while another idles. Both are
 taken from the step table at the mean lengths of the expected traffic, as an operator measures them before a start.

@@ -1,4 +1,4 @@
-"""Simulate a trace on a deployment under a policy, and ask the result: summary, capacity, loss against the plan."""
+"""Simulate a trace on a deployment under a policy; ask the result for summary, capacity and loss against the plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULT_SLO = Slo(ttft=10.0, tpot=0.1)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SimulationResult(Shown):
-    """One run with what it was asked for."""
+    """One run with its inputs."""
 
     records: RunResult
     slo: Slo
@@ -85,7 +85,7 @@ class SimulationResult(Shown):
             When the deployment was not matched by ``match_rates``, so that nothing was planned.
         """
         if self.plan is None:
-            raise InputError("a deployment that match_rates did not plan has no planned throughput to lose against")
+            raise InputError("a deployment that match_rates did not plan has no planned throughput to compare with")
         return loss(self.plan, self.trace, self.summary(slo), self._replayed)
 
     def _replayed(self, trace: Trace, concurrency: int | None = None) -> RunResult:

@@ -1,4 +1,4 @@
-"""What a policy may know before its run: the site, and how its instances fill their steps as planned."""
+"""Describe the site of a run to a policy: what it may know before the run, and planned limits of steps."""
 
 from __future__ import annotations
 
@@ -111,6 +111,6 @@ class AsPlanned:
         return Limits(mode=Mode.PREFILL_FIRST, token_budget=budget, max_prompts=part.batch, max_sequences=resident)
 
     def _part(self, mapping: Mapping, role: Role) -> Replicas | None:
-        """What the deployment says of instances of that mapping; of two entries of one mapping the limits are equal."""
+        """Limits of the deployment for instances of a mapping; two entries of one mapping have equal limits."""
         own = (self.site.deployment.part(part) for part in self.parts if ROLE_OF[part] == role)
         return next((each for replicas in own for each in replicas if each.mapping == mapping), None)

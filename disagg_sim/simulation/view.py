@@ -1,4 +1,4 @@
-"""What a policy may look at: a read-only picture of the cluster, current at the time of the question."""
+"""Read-only view of the cluster for policies, current at the time of the question."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ClusterView:
         self.rebind()
 
     def rebind(self) -> None:
-        """Take the columns of the fleet anew, after instances came."""
+        """Rebind the columns of the fleet after instances were added."""
         fleet = self._fleet.views
         self.inst: Any = self._fleet.arrays.inst  # the records themselves, for compiled choices
         self.queued_requests: Ints = fleet.queued_requests

@@ -1,4 +1,4 @@
-"""The nouns in which a policy speaks: roles, limits of steps, legs of requests, batches, and wishes with a reason.
+"""Values that a policy returns: roles, limits of steps, legs of requests, batches, and wishes with a reason.
 
 A policy changes nothing itself. The cluster checks each wish, delays it by start-up or flip times, applies it and
 writes it into the decision log; an impossible one stops the run with ``PolicyError``.
@@ -68,7 +68,7 @@ class Leg(NamedTuple):
 
 
 class Flip(NamedTuple):
-    """Give an instance another role; it finishes what it has."""
+    """Give an instance another role; it finishes its current work."""
 
     instance: int
     role: Role

@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, or in worker processes of joblib. Knows no word of the domain."""
+"""Run tasks in this process or in worker processes of joblib, whatever the tasks are."""
 
 from __future__ import annotations
 

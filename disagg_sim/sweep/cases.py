@@ -1,4 +1,4 @@
-"""The cases of a sweep: one combination of its axes each, with a name that tells it from the others.
+"""Expand a sweep into cases: one combination of its axes each, with a unique name.
 
 A name holds model, system, recipe, profile and traffic, and every other axis that varies in the sweep
 or is not at its default; ``axis_columns`` are the same values as columns of the frontier.
@@ -96,7 +96,7 @@ class Case:
 
     @property
     def shared(self) -> SharedCase:
-        """What the co-located modes search; lengths that the sweep did not allow were refused when it was read."""
+        """Search space of the co-located modes; lengths beyond the limits were rejected when the sweep was read."""
         return SharedCase(
             at=self.decode_setup,
             lengths=self.lengths,

@@ -1,4 +1,4 @@
-"""Two tables of fronts, point by point: what was lost, what is new, what moved, and how the area changed.
+"""Compare two tables of fronts point by point: lost, new and moved points, change of area.
 
 ``compare_fronts`` knows no word of the domain: it is told which columns identify a point and which two are
 wanted large. ``read_frontier`` and ``FRONTIER`` say so for the frontiers of a sweep.
@@ -144,7 +144,7 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
-    """A frontier table and the cases that it speaks of, those without any point included."""
+    """A frontier table and its cases, including those without any point."""
 
     path: Path
     table: pd.DataFrame
@@ -201,7 +201,7 @@ def _read_table(file: Path, data: bytes) -> pd.DataFrame:
     except (ValueError, OverflowError, pd.errors.ParserError) as error:
         raise InputError(f"{file}: not a table: {' '.join(str(error).split())}") from None
     if twice := given_twice(map(str, header)):
-        raise InputError(f"{file}: column {quoted(twice)} stands twice in the header")
+        raise InputError(f"{file}: column {quoted(twice)} occurs twice in the header")
     _check_table(file, table)
     return table.astype(dict.fromkeys(FRONTIER.group, str))
 

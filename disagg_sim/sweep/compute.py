@@ -1,4 +1,4 @@
-"""One block: score a slice of mappings, match it where there are two pools, write it.
+"""Compute one block: score a slice of mappings, match it if there are two pools, write it.
 
 Runs in a worker; writes its own file.
 """

@@ -1,4 +1,4 @@
-"""Sensitivity of a sweep's frontiers: ``sensitivity.csv``, and the search that capacity needs."""
+"""Compute the sensitivity of a sweep's frontiers: ``sensitivity.csv``, and the search that capacity needs."""
 
 from __future__ import annotations
 

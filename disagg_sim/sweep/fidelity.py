@@ -1,4 +1,4 @@
-"""What a sweep's frontiers rest on, and how sure they are: side tables beside ``frontier.csv``.
+"""Write the tables on uncertainty and extrapolation next to ``frontier.csv``.
 
 ``outside_calibration.csv`` is written for every sweep with fitted efficiencies, ``uncertainty.csv`` and ``gain.csv``
 where error bars were asked for.

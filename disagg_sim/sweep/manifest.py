@@ -17,7 +17,7 @@ MANIFEST, FRONTIER_FILE = "manifest.json", "frontier.csv"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Manifest:
-    """What the manifest of a finished sweep says; empty where it says nothing, as one of an older version may."""
+    """Content of the manifest of a finished sweep; empty where the manifest has no such entry."""
 
     name: str
     cases: tuple[str, ...]

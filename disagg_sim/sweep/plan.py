@@ -1,4 +1,4 @@
-"""Each case of a sweep to blocks, with a digest of everything that a result depends on.
+"""Plan the blocks of each case, with a digest of everything that a result depends on.
 
 Disaggregated serving has prefill blocks (slices of the mappings, scored and boiled down to the candidates
 that can win a match) and decode blocks (slices of the mappings, scored and matched with the case's
@@ -44,7 +44,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModePlan:
-    """The blocks of a case in one mode, and the mappings that were refused before any point was computed."""
+    """The blocks of a case in one mode, and the mappings rejected before any point was computed."""
 
     mode: str
     prefill: tuple[Block, ...]  # empty in the co-located modes

@@ -1,4 +1,4 @@
-"""From stored blocks to the tables of a sweep: frontier, what was infeasible and why, and the manifest.
+"""Write the tables of a sweep from stored blocks: frontier, infeasible points with reasons, manifest.
 
 Blocks are read one by one in plan order and the frontier grows from block frontiers, so memory does not
 grow with the number of points and the tables do not depend on who computed what, or when.
@@ -89,14 +89,14 @@ class CaseResult:
 
     @property
     def verdicts(self) -> tuple[tuple[str, str], ...]:
-        """(mode, what stands in its way) of the modes without a frontier; one entry, mode "", where all agree."""
+        """(mode, reason) of the modes without a frontier; one entry, mode "", if all agree."""
         told = tuple((mode.mode, mode.verdict) for mode in self.modes if mode.verdict)
         texts = dict.fromkeys(text for _, text in told)
         return (("", next(iter(texts))),) if len(told) == len(self.modes) and len(texts) == 1 else told
 
     @property
     def verdict(self) -> str:
-        """Empty when a mode has results; else what stands in the way of all, and by how much."""
+        """Empty if a mode has results; else the reason why there are none, and how close the nearest point was."""
         return "" if self.found else "; ".join(f"{mode}: {text}" if mode else text for mode, text in self.verdicts)
 
 

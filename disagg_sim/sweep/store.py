@@ -1,4 +1,4 @@
-"""Parquet blocks on disk: one file each, written atomically, what was counted in its metadata.
+"""Store blocks as Parquet files, written atomically, with their counts in the metadata.
 
 Knows no word of the domain: a block is a table, a text beside it, and the digest of everything that
 went into it. A block whose digest differs is stale, one whose bytes differ from those that were written is corrupt;
@@ -169,7 +169,7 @@ class Store:
         return frame
 
     def note(self, key: Key) -> str:
-        """The text that was written beside the table; ``StoreError`` as ``read``."""
+        """The text stored with the table; ``StoreError`` as ``read``."""
         return _metadata(self._data(key))[_NOTE].decode()
 
     def groups(self, tables: tuple[str, ...]) -> set[str]:
@@ -286,7 +286,7 @@ def _is_sealed(data: bytes) -> bool:
 
 
 def _checksum(data: bytes) -> int | None:
-    """Where the checksum of a file stands; None without one."""
+    """Position of the checksum of a file; None without one."""
     at = data.rfind(_MARK)
     return None if at < 0 else at + len(_MARK)
 
@@ -299,14 +299,14 @@ def _digest_of(*parts: bytes) -> bytes:
 
 
 def _metadata(data: bytes) -> dict[bytes, bytes]:
-    """What stands beside the table of a sealed block."""
+    """Metadata of a sealed block."""
 
     metadata: dict[bytes, bytes] = pq.read_schema(pa.BufferReader(data)).metadata
     return metadata
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a block of a store stands there, damaged or not."""
+    """Whether the path is a block of a store, damaged or not."""
     try:
         return _DIGEST in path.read_bytes()
     except OSError:

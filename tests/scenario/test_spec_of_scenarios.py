@@ -197,7 +197,7 @@ def test_all_faults_are_told_at_once(written):
         ),
         (
             {"policies": "mine.py"},
-            "policies: 'mine.py' is a file, not the name of a policy; files stand under policy_file",
+            "policies: 'mine.py' is a file, not the name of a policy; name files under policy_file",
         ),
         ({"run": {"start_up_s": -1}}, "run.start_up_s: -1 is out of range; allowed: from 0 to 1000000000 s"),
         ({"capacity": {"criterion": "p95"}}, "capacity.criterion: 'p95' is unknown, did you mean 'p99'?"),

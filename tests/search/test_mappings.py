@@ -236,5 +236,5 @@ def test_enumerated_mappings_pass_the_check_of_those_made_by_hand():
 
 @pytest.mark.parametrize("mappings", [3, "tp4", [Mapping(), None]])
 def test_what_is_no_mapping_is_refused(mappings):
-    with pytest.raises(InputError, match="is no mapping; allowed: a Mapping or a list of them"):
+    with pytest.raises(InputError, match="is not a mapping; allowed: a Mapping or a list of them"):
         mappings_for(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), mappings)

@@ -276,9 +276,9 @@ def test_what_is_no_policy_is_refused(change, said):
 
 
 def test_a_policy_is_registered_as_the_dataclass_that_it_is():
-    with pytest.raises(InputError, match="Odd is no dataclass; @register stands above @dataclass"):
+    with pytest.raises(InputError, match="Odd is not a dataclass; write @register above @dataclass"):
         register("odd")(type("Odd", (), {"needs": ("colocated",), "build": lambda self, site: None}))
-    with pytest.raises(InputError, match=r"'a\\nb' is no name of a policy"):
+    with pytest.raises(InputError, match=r"'a\\nb' is not the name of a policy"):
         register("a\nb")(Mine)
 
 

@@ -1,4 +1,4 @@
-"""Fits of attention kernels: the forms of ``physics.attention`` to rows of one library and version.
+"""Fit attention kernels: the equations of ``physics.attention`` to rows of one library and version.
 
 A *variant* is a kernel in one arithmetic on one cache format. Each has numbers of its own; what belongs to the build of
 the kernels and not to a format is shared by all variants of a library and fitted together with them, and so is whatever
@@ -259,7 +259,7 @@ def predict_mla_generation(rows: pd.DataFrame, system: SystemSpec, fits: Sequenc
 
 
 def _fit(table: _Table[AttentionFit], rows: pd.DataFrame, system: SystemSpec) -> list[AttentionFit]:
-    """Fits of all variants together: each with the fewest numbers of its own that do nearly as well as the most."""
+    """Fit all variants together, each with the fewest own parameters that fit nearly as well as the most."""
     parts = {v: part for v, part in _by_variant(rows, table.compute_column) if v[1] in system.peak_flops}
     if not parts:
         return []

@@ -1,4 +1,4 @@
-"""Latent attention as a whole: what the operators of a model's layer add up to, beside measured blocks.
+"""Predict whole MLA modules from the operators of a layer, to compare with measured modules.
 
 Nothing is fitted here. A measured block is input norms, projections, attention and output projection of a DeepSeek
 layer; the prediction is the sum of the layer's matrix multiplies and of its attention by their fits, as a pass adds

@@ -1,4 +1,4 @@
-"""``hw_specs/efficiency/*.yaml``: fitted rows of one system, its own or taken over from another one."""
+"""Read ``hw_specs/efficiency/*.yaml``: fitted rows of one system, its own or inherited from another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``models/*.yaml``: named attention and feed-forward blocks, and the runs of layers that use them."""
+"""Read ``models/*.yaml``: named attention and feed-forward blocks, and the layers that use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hw_specs/precision/*.yaml``: formats of operator groups."""
+"""Read ``hw_specs/precision/*.yaml``: formats of operator groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPP, chunked pipelined prefill: a pass that cuts a prompt.
+"""Time chunked pipelined prefill (CPP): chunks of a prompt follow each other through the pipeline stages.
 
 Physics page, section 7 (CPP). In CPP the micro-batches of the pipeline are the chunks of one
 prompt, so stages work on different chunks of the same prompt at once.

@@ -1,4 +1,4 @@
-"""The mixed step of piggybacking: decodes and a chunk of prefill in one pass.
+"""Time the mixed step of piggybacking: decodes and a chunk of prefill in one pass.
 
 Physics page, sections 7 (Mixed) and 8 (piggyback). A step of B decodes and c prefill tokens makes
 ONE linear pass at T = B + c; the scores and values of both run one after the other.

@@ -1,1 +1,1 @@
-"""The compiled instances, their step tables and their Python face."""
+"""Simulate instances in compiled code: step tables, kernel, and the Python interface."""

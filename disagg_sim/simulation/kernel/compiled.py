@@ -1,4 +1,4 @@
-"""How the kernel is compiled, and where the machine code is kept.
+"""Compile the kernel and store its machine code.
 
 Only the entry points are kept on disk, each with everything that it calls inside. Numba looks at the file of the
 entry point alone when it decides whether that is still valid, so the directory is named after the content of all the
@@ -61,7 +61,7 @@ class CodeHome:
 
 @cache
 def code_home() -> CodeHome:
-    """The first place that can be written: of ``NUMBA_CACHE_DIR``, beside the sources, in the home, for this boot."""
+    """The first writable place: ``NUMBA_CACHE_DIR``, next to the sources, in the home, a temporary directory."""
     here = Path(__file__).parent
     content = hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in SOURCES)).hexdigest()
     name, wanted = f"kernel-{content[:16]}", _numba.config.CACHE_DIR

@@ -1,4 +1,4 @@
-"""Compiled: the entry points of the kernel; ``Fleet`` is their Python face.
+"""Compiled entry points of the kernel; ``Fleet`` is their Python interface.
 
 Only ``run_until`` forms steps. What comes from outside changes a queue and wakes the instance: an idle one gets an
 event at once, a run of decode steps ends with the step in progress. Arrays come one by one, because a call with a
@@ -275,7 +275,7 @@ def waiting(inst: Sequence[Instance], seg: Sequence[Segment], i: int, found: Int
 def look_up(
     table: Sequence[Table], values: Floats, action: int, step: tuple[int, float, int, int, float, float]
 ) -> tuple[float, float]:
-    """What a step table says, by the number of the question.
+    """Look up a value in a step table, by the number of the question.
 
     ``step``: decodes, their mean context, pieces of prefill, its tokens, its past, and a limit [s].
     """

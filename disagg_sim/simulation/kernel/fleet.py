@@ -1,4 +1,4 @@
-"""The Python face of the compiled kernel: instances that work on segments of requests.
+"""Python interface of the compiled kernel: instances that work on segments of requests.
 
 A *segment* is the part of a request that one instance does: ``context`` tokens that are already cached there,
 ``prompt`` tokens to prefill and ``generate`` tokens to emit. A prefill that completes emits a token, so a
@@ -272,7 +272,7 @@ class Fleet:
         self._control(kernel.WAKE, -1, instance, now)
 
     def drain(self, instance: int, now: float) -> None:
-        """Let an instance finish what it has; ``run_until`` reports it when nothing is left, held blocks included."""
+        """Let an instance finish its work; ``run_until`` reports when nothing is left, including held blocks."""
         row = self._inst[instance]
         if row["active"] == 1 and row["draining"] == 0:
             row["draining"] = 1

@@ -1,4 +1,4 @@
-"""The records in which a fleet keeps its state, and the codes found in them.
+"""Define the records that hold the state of a fleet, and their codes.
 
 Each class is the layout of one row of an array: ``dtype_of`` makes its numpy type, the compiled kernel reads and
 writes the fields of ``inst[i]`` and ``seg[s]`` by name, and ``inst["free_blocks"]`` is a column, at no cost.

@@ -1,4 +1,4 @@
-"""Compiled: runs of identical decode steps in closed form, and what they do to an instance.
+"""Compiled: compute runs of decode steps in closed form, and apply them to an instance.
 
 Between two events the running set is fixed and its mean context grows by one token a step, so the time of a step
 is linear inside a cell of the step table and k steps sum to a quadratic. The running set is a heap by the counter

@@ -1,4 +1,4 @@
-"""Compiled: how an instance forms its next step, and what the end of one does.
+"""Compiled: form the next step of an instance, and end a step.
 
 A step is formed at the end of the one before: running segments grow by a block where they need one (the newest are
 preempted when there is none), what has come with its context joins, then prompts are taken as the mode says.
@@ -73,7 +73,7 @@ def admit_prompt(st: State, i: int, s: int, now: float) -> bool:
 
 @inner
 def take_chunks(st: State, i: int, now: float, head: Table) -> int:
-    """Pieces of prompts beside all decodes, up to the token budget or the limit of the step; how many."""
+    """Take pieces of prompts into a step with all decodes, up to the token budget or the step limit; how many."""
     inst = st.inst[i]
     running = inst.running_requests
     budget = inst.token_budget - running

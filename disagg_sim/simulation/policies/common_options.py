@@ -1,4 +1,4 @@
-"""Options that several policies have: their default, meaning and range are the same wherever they stand."""
+"""Options that several policies share, with the same default, meaning and range."""
 
 from __future__ import annotations
 

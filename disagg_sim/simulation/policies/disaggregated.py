@@ -1,4 +1,4 @@
-"""Static disaggregation: prefill instances and decode instances, for good.
+"""Static disaggregation: prefill instances and decode instances with fixed roles.
 
 Y. Zhong et al., "DistServe: Disaggregating Prefill and Decoding for Goodput-optimized Large Language Model Serving",
 OSDI 2024; vLLM's disaggregated prefill differs in that its prefill instances work in chunks.

@@ -18,7 +18,7 @@ from disagg_sim.simulation.wishes import Leg, Limits, Role
 
 @entry  # numpy takes four times as long for so few numbers
 def least(among: Any, first: Any, second: Any, served: Any, own: int) -> Any:
-    """The instance of ``among`` that ends soonest with what two columns hold and ``own``, over what it serves.
+    """The instance of ``among`` that ends soonest: the load of two columns plus ``own``, over its capacity.
 
     The first of several.
     """

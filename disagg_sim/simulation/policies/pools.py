@@ -1,4 +1,4 @@
-"""A prefill pool and a decode pool that planners size: budget of GPUs, and the steps from one size to another."""
+"""Resize a prefill pool and a decode pool within a budget of GPUs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Pools:
         return bool(view.starting(PREFILL) or view.starting(DECODE))
 
     def steps(self, view: ClusterView, wanted: Sizes, reason: str) -> list[Wish]:
-        """Starts as far as GPUs are free now, and stops: those that start first, then the idlest that serve."""
+        """Start instances while GPUs are free; stop starting ones first, then the idlest serving ones."""
         there, free = self.there(view), view.free_gpus
         stops: list[Wish] = []
         starts: list[Wish] = []

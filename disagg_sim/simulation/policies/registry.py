@@ -1,4 +1,4 @@
-"""The registered policies by name: the built-in ones, and those of the user's own files once these are loaded."""
+"""Look up policies by name: the built-in ones, and those of the user's own files once these are loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Co-located instances as vLLM runs them: continuous batches with chunked prefill, one of several replicas a request.
+"""Co-located replicas as vLLM runs them: continuous batches with chunked prefill.
 
 W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023; chunked
 prefill after A. Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024.
@@ -21,7 +21,7 @@ from disagg_sim.simulation.wishes import Limits, Role
 @register("vllm")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vllm:
-    """Replicas that prefill beside their decodes; a request goes to the one with the fewest."""
+    """Replicas that prefill and decode in the same steps; a request goes to the replica with the fewest."""
 
     needs: ClassVar[tuple[str, ...]] = ("colocated",)
     token_budget: int = token_budget_option(

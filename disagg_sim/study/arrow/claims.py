@@ -1,4 +1,4 @@
-"""The claims of "Arrow" (arXiv 2505.11916) as code: what is claimed, when it holds, whether it does.
+"""Test the claims of "Arrow" (arXiv 2505.11916).
 
 Nothing is tuned for a claim: a miss stands with what decides it.
 """

@@ -1,4 +1,4 @@
-"""Arrow (arXiv 2505.11916) reproduced: capacities of its systems on four workloads, pools over time, its claims."""
+"""Reproduce Arrow (arXiv 2505.11916): capacities of its policies on four workloads, pools over time, its claims."""
 
 from __future__ import annotations
 

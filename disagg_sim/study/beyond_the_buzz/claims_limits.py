@@ -1,4 +1,4 @@
-"""C10, C28, C29 and C32: pipelined prefill, lengths that vary, the limit on the first token, size of the model."""
+"""Test C10, C28, C29 and C32: pipelined prefill, length distributions, the FTL limit, size of the model."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def c10_pipelined_prefill(evidence: Evidence) -> Finding:
     acceptance="log-normal with these medians: within 20 % everywhere, 10 % on average",
 )
 def c28_representative_lengths(evidence: Evidence) -> Finding:
-    """Figure 14: Llama-70B under a log-normal law against the constant lengths of its medians."""
+    """Test figure 14: Llama-70B under log-normal lengths against constant lengths at the medians."""
     law = lengths("log_normal_4096_512")
     spread, narrow = _front_under(evidence, law), _front_under(evidence, _log_normal(0.5))
     prefill, decode = evidence.pools(MIDDLE, isl=4096, osl=512)
@@ -149,7 +149,7 @@ def _near_parameters(ratio: float) -> bool:
 
 
 def _log_normal(share: float) -> Lengths:
-    """The law of figure 14 with a share of its sigmas."""
+    """The distribution of figure 14 with a share of its sigmas."""
     case = load_traffic("log_normal_4096_512").cases[0]
     assert isinstance(case.isl, LogNormalLength)
     assert isinstance(case.osl, LogNormalLength)
@@ -158,7 +158,7 @@ def _log_normal(share: float) -> Lengths:
 
 
 def _front_under(evidence: Evidence, law: Lengths) -> Front:
-    """The disaggregated frontier of Llama-70B under a law of lengths."""
+    """The disaggregated frontier of Llama-70B under a distribution of lengths."""
     at = evidence.setup(MIDDLE)
     table = enumerate_mappings(at)
     grids = (grid(at, table, law) for grid in (prefill_grid, decode_grid))

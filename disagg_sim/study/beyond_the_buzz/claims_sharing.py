@@ -1,4 +1,4 @@
-"""C25-C27: prefill that rides along with decode, and what latent attention pays for it."""
+"""Test C25-C27: piggybacked prefill, and its price for latent attention."""
 
 from __future__ import annotations
 

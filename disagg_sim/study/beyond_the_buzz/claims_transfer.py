@@ -1,4 +1,4 @@
-"""C18-C24: the cache that travels from prefill to decode."""
+"""Test C18-C24: KV transfer from prefill to decode."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def c18_egress_falls(evidence: Evidence) -> Finding:
     acceptance="change below 25 % from 64k to 1M; 1/(OSL-1) exactly",
 )
 def c19_ingress_of_long_prompts(evidence: Evidence) -> Finding:
-    """Ingress from 64k to 1M at the same resident tokens, and its law in OSL."""
+    """Ingress from 64k to 1M at the same resident tokens, and its dependence on OSL."""
     change, law = {}, 0.0
     for model, mapping, batch in ((R1, Mapping(dp_attn=64, ep=64), 2048), (MIDDLE, Mapping(tp_attn=8, tp_ffn=8), 64)):
         lengths = [(65_536 * 2**k, batch >> k) for k in range(5)]

@@ -1,4 +1,4 @@
-"""Chunked pipelined prefill of very long prompts (figure 5 of arXiv 2506.05508): pipeline depth against expert ranks.
+"""Chunked pipelined prefill of very long prompts (figure 5 of arXiv 2506.05508): depth against expert ranks.
 
 The GPUs of an instance stay while PP takes over from EP, at one prompt an attention rank. Deeper
 pipelines hold fewer prompts at a time, so the first token comes earlier and the request rate stays.
@@ -30,7 +30,7 @@ KIND = "pipelined_prefill"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelining:
-    """What figure 5 varies and what it holds."""
+    """Parameters that figure 5 varies, and those that it fixes."""
 
     name: str
     model: str

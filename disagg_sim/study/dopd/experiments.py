@@ -1,4 +1,4 @@
-"""DOPD reproduced: the ratio of prefill to decode, batches by length, static and dynamic comparisons, its claims."""
+"""Reproduce DOPD: the ratio of prefill to decode, batches by length, static and dynamic comparisons, its claims."""
 
 from __future__ import annotations
 

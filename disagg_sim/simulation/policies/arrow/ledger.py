@@ -1,4 +1,4 @@
-"""Arrow's ledger: what its scheduler knows of each instance, and its choices by it, compiled.
+"""Arrow's ledger: what its scheduler knows of each instance, and the choices based on it, compiled.
 
 Every comparison is in what an instance serves: seconds of its own prefill, shares of the tokens that it decodes in
 time. On equal instances these are the paper's comparisons of delays and of tokens, choice by choice.

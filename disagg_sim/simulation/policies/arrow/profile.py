@@ -1,4 +1,4 @@
-"""What Arrow measures when it starts: the time of prompts, and how much an instance can decode within the limit."""
+"""Arrow's start-up measurements: the time of prompts, and how much an instance can decode within the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo's planner, load-based: a look every few seconds, one instance more or less of each pool.
+"""NVIDIA Dynamo's load planner: every few seconds it adds or removes one instance of each pool.
 
 As its public source and issue threads describe it in 2026. By ``mode``:
 

@@ -1,4 +1,4 @@
-"""DynaServe: each request is split at a token of its own between two instances, so that both are done together.
+"""DynaServe: each request is split at its own token between two instances, so that both parts end together.
 
 C. Ruan et al., "DynaServe: Unified and Elastic Execution for Dynamic Disaggregated LLM Serving", arXiv 2504.09285:
 micro-requests; global scheduling by bisection of the split (algorithm 1) over a predictor that plays passes
@@ -93,7 +93,7 @@ class DynaServe:
         if len(start) % 2:
             raise InputError(
                 f"deployment {site.deployment.name!r} has {len(start)} instances for policy 'dynaserve'; allowed: an "
-                f"even number, two a pair"
+                f"even number, two per pair"
             )
         limits = Limits(
             mode=Mode.SLO_AWARE if self.slo_aware else Mode.CHUNKED,

@@ -1,4 +1,4 @@
-"""Compiled: when two instances will have finished all that they were given, and the split that makes them equal.
+"""Compiled: predict when two instances finish their work, and find the split that makes both times equal.
 
 DynaServe's global scheduler looks at what waits and runs on both instances and plays their passes forward: first come,
 first served, decodes before prefill, times from the step table. Runs of equal decode steps are taken in closed form.
