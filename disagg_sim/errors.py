@@ -93,7 +93,7 @@ def nearest(name: object, allowed: Iterable[str]) -> str:
     names, text = list(allowed), str(name)[:LONGEST_SHOWN]
     longer = [each for each in names if each.startswith(f"{text}_")]
     close = difflib.get_close_matches(text, longer or names, n=1, cutoff=0.0 if longer else 0.5)
-    return f", did you mean {close[0]!r}?" if close else ""
+    return f", did you mean {str(close[0])!r}?" if close else ""
 
 
 def whole_number(name: str, value: object, least: int = 1, note: str = "", *, most: float = math.inf) -> int:
