@@ -13,12 +13,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.certainty.contributions import STEP, Contribution
-from disagg_sim.certainty.designs import SHIPPED, Designs, Origin, design_of, designs_of, scores_of, times_of
-from disagg_sim.certainty.elasticity import CAPACITY, PARAMETERS, scaled
+from disagg_sim.certainty.contributions import Contribution
+from disagg_sim.certainty.designs import SHIPPED, Designs, Origin, design_of, designs_of, scores_of
+from disagg_sim.certainty.elasticity import CAPACITY, PARAMETERS, elasticities_of
 from disagg_sim.certainty.extrapolation import SIZE_WORDS, breaches
 from disagg_sim.certainty.passes import (
-    FACTOR,
     RESOURCES,
     Pass,
     Summand,
@@ -345,14 +344,10 @@ def _memory_rows(phase: str, filled: MemoryParts, limit: float, labels: pd.Index
 
 
 def _elasticities(designs: Designs, labels: pd.Index[Any]) -> pd.DataFrame:
-    """Derivatives of the logarithms of latencies and throughput by that of every number of the hardware."""
-    frames = []
-    for parameter in (name for name in PARAMETERS if name != CAPACITY):
-        changed = designs.under(
-            decode=scaled(designs.at, parameter, FACTOR), prefill=scaled(designs.prefill_at, parameter, FACTOR)
-        )
-        with np.errstate(invalid="ignore", divide="ignore"):  # kernels that no pass chooses, latencies that are none
-            scores = scores_of(changed, times_of(changed), rematch=True)
-            columns = {name: np.imag(part) / np.real(part) / STEP for name, part in scores._asdict().items()}
-        frames.append(pd.DataFrame({"row": labels, "parameter": parameter, **columns}))
+    """Elasticities to every number of the hardware, as rows of ``Breakdown.elasticities``."""
+    frames = [
+        pd.DataFrame({"row": labels, "parameter": parameter, **elasticities_of(designs, parameter)._asdict()})
+        for parameter in PARAMETERS
+        if parameter != CAPACITY
+    ]
     return pd.concat(frames, ignore_index=True)

@@ -41,6 +41,8 @@ _Key = tuple[str, str, str]  # name, kind, and format or kind of attention
 
 #: Imaginary step of a derivative: so small that its square vanishes beside one. [1]
 STEP = 1e-30
+#: Factor on a number of the hardware that carries the step of a derivative by its logarithm. [1]
+FACTOR: Any = np.complex128(1.0 + STEP * 1j)
 #: Operator kinds as people read them.
 LABELS = {
     "gemm": "GEMM",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.certainty.contributions import FACTOR, STEP
 from disagg_sim.certainty.designs import SHIPPED, Designs, Origin, Scores, designs_of, scores_of, times_of
 from disagg_sim.certainty.error_bars import near_frontier
 from disagg_sim.errors import InputError, nearest
@@ -31,8 +32,6 @@ Floats = NDArray[np.float64]
 #: From systems by name to the points that a search finds on them.
 Search = Callable[[Mapping[str, SystemSpec]], "pd.DataFrame"]
 
-#: Relative change of a parameter for the derivative at a design: small, as another fastest kernel is a kink. [1]
-SMALL = 1e-5
 #: Relative change of a parameter for a frontier: as wide as the steps between its designs. [1]
 WIDE = 0.05
 #: The same for capacity, which acts through the few largest batches. [1]
@@ -141,7 +140,8 @@ def sensitivity(
     groups = list(designs_of(near, origin))
     lines = []
     for parameter in parameters:
-        ends = [_scores(groups, len(near), parameter, 1.0 + step) for step in (-SMALL, SMALL, -WIDE, WIDE)]
+        ends = [_scores(groups, len(near), parameter, 1.0 + step) for step in (-WIDE, WIDE)]
+        at_design = _gathered(groups, len(near), [elasticities_of(designs, parameter) for designs in groups])
         if parameter == CAPACITY:
             found = [_searched(search, groups, factor) for factor in (1.0 - WIDE_CAPACITY, 1.0 + WIDE_CAPACITY)]
         for mode in dict.fromkeys(near["mode"].astype(str)):
@@ -152,27 +152,56 @@ def sensitivity(
             if parameter == CAPACITY:
                 curves, step = [_of_mode(each, mode) for each in found], WIDE_CAPACITY
             else:
-                curves, step = [(1.0 / end.ttl[mine], end.throughput[mine]) for end in ends[2:]], WIDE
-            columns = {
-                name: _elasticity([getattr(end, name)[mine][best] for end in ends[:2]], SMALL)
-                for name in ("ttl", "ftl", "throughput")
-            }
+                curves, step = [(1.0 / end.ttl[mine], end.throughput[mine]) for end in ends], WIDE
+            columns = {name: getattr(at_design, name)[mine][best] for name in ("ttl", "ftl", "throughput")}
             columns["frontier"] = _elasticity([smooth_front(*curve, x[best]) for curve in curves], step)
             base = {"mode": mode, INTERACTIVITY: x[best], THROUGHPUT: y[best], "parameter": parameter}
             lines.append(pd.DataFrame(base | columns))
     return pd.concat(lines, ignore_index=True)
 
 
+def elasticities_of(designs: Designs, parameter: str) -> Scores:
+    """Elasticities of latencies and throughput at the designs themselves, exact; counts of instances follow. [1]
+
+    Parameters
+    ----------
+    designs
+        Rows of a table (``designs_of``), or one point of a grid.
+    parameter
+        Of ``PARAMETERS``; capacity changes no design.
+
+    Returns
+    -------
+    Scores
+        Arrays of shape (rows,); NaN for a latency that the designs do not have. [1]
+    """
+    if parameter == CAPACITY:
+        return Scores(*(np.zeros(designs.rows.size) for _ in Scores._fields))
+    with np.errstate(invalid="ignore", divide="ignore"):  # kernels that no pass chooses, latencies that are none
+        scores = _scored(designs, parameter, FACTOR)
+        return Scores(*(np.imag(part) / np.real(part) / STEP for part in scores))
+
+
+def _scored(designs: Designs, parameter: str, factor: Any) -> Scores:
+    """Scores under a changed parameter, with counts that follow."""
+    changed = designs
+    if parameter != CAPACITY:
+        changed = designs.under(
+            decode=scaled(designs.at, parameter, factor), prefill=scaled(designs.prefill_at, parameter, factor)
+        )
+    return scores_of(changed, times_of(changed), rematch=True)
+
+
 def _scores(groups: Sequence[Designs], rows: int, parameter: str, factor: float) -> Scores:
-    """Scores under a changed parameter, (rows,), with counts that follow."""
+    """Scores of all groups under a changed parameter, (rows,)."""
+    return _gathered(groups, rows, [_scored(designs, parameter, factor) for designs in groups])
+
+
+def _gathered(groups: Sequence[Designs], rows: int, found: Sequence[Scores]) -> Scores:
+    """Values of groups in the order of the table, (rows,)."""
     result = Scores(*(np.empty(rows) for _ in Scores._fields))
-    for designs in groups:
-        changed = designs
-        if parameter != CAPACITY:
-            changed = designs.under(
-                decode=scaled(designs.at, parameter, factor), prefill=scaled(designs.prefill_at, parameter, factor)
-            )
-        for whole, values in zip(result, scores_of(changed, times_of(changed), rematch=True), strict=True):
+    for designs, scores in zip(groups, found, strict=True):
+        for whole, values in zip(result, scores, strict=True):
             whole[designs.rows] = values
     return result
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.certainty.contributions import STEP, Contribution, Timed, Wanted, contributions_in, share_of
+from disagg_sim.certainty.contributions import FACTOR, STEP, Contribution, Timed, Wanted, contributions_in, share_of
 from disagg_sim.certainty.designs import Designs, Times, scores_of, times_of
 from disagg_sim.certainty.elasticity import scaled
 from disagg_sim.facts.load import load_profile
@@ -42,8 +42,6 @@ LATENCIES = ("ttl", "ftl")
 RESOURCES = ("compute", "hbm", "nvlink", "nic", "latency", "host", "waiting")
 #: Resource -> number of the hardware (``elasticity.PARAMETERS``) that it stands for.
 _RATES = {"compute": "flops", "hbm": "hbm_bandwidth", "nvlink": "nvlink_bandwidth", "nic": "nic_bandwidth"}
-#: Factor on a number of the hardware that carries the step of a derivative by its logarithm. [1]
-FACTOR: Any = np.complex128(1.0 + STEP * 1j)
 #: Parts of a pass below this share of it are rounding. [1]
 _ROUNDING = 1e-12
 
