@@ -1,8 +1,4 @@
-<<<<<<< Updated upstream:disagg_sim/physics/passes/layers.py
 """Times of layers and stages, of which every pass is made.
-=======
-"""Time whole passes: prefill and decode steps over pipeline stages.
->>>>>>> Stashed changes:disagg_sim/physics/phases.py
 
 Physics page, section 7. Degrees and batches are numbers or arrays that broadcast; grids hand in
 degrees of shape (rows, 1) and batches of shape (1, batches).
