@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.domain import DEGREES, Mapping, Mode
@@ -29,9 +30,6 @@ from disagg_sim.physics.rates import ENGINES
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import CHOSEN_FORMS, PHASES, PhaseGrid
 from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -157,8 +155,6 @@ def rescore(
     InputError, UnknownNameError
         A column that the table lacks, an unknown mode or name, rows that their settings do not give.
     """
-    import pandas as pd
-
     result = {name: np.empty(len(points)) for name in ("ftl", "ttl", "throughput")}
     for designs in designs_of(points, origin):
         at, prefill_at = (each if change is None else change(each) for each in (designs.at, designs.prefill_at))

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.certainty.contributions import FACTOR, STEP
@@ -24,9 +25,6 @@ from disagg_sim.physics.link_curves import AllToAllRate
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Floats = NDArray[np.float64]
 #: From systems by name to the points that a search finds on them.
@@ -127,8 +125,6 @@ def sensitivity(
     InputError
         No points, an unknown parameter, and as ``rescore``.
     """
-    import pandas as pd
-
     for parameter in parameters:
         if parameter not in PARAMETERS:
             raise InputError(

@@ -31,9 +31,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from disagg_sim.certainty.contributions import Contribution, contributions_of
@@ -47,9 +48,6 @@ from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.front import best_from
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Floats = NDArray[np.float64]
 
@@ -111,8 +109,6 @@ class Uncertainty:
             ``mode``, ``tokens_per_s_per_user``, ``tokens_per_s_per_gpu`` (nominal) and its ``_p10``, ``_p50``, ``_p90``
             [token/s]; 0 in samples in which no design is so fast.
         """
-        import pandas as pd
-
         parts = []
         for mode in self.modes:
             mine = (self.points["mode"].astype(str) == mode).to_numpy()
@@ -146,8 +142,6 @@ class Uncertainty:
         InputError
             When a side is missing.
         """
-        import pandas as pd
-
         shared = tuple(mode for mode in self.modes if mode != MODES[0])
         if MODES[0] not in self.modes or not shared:
             has = ", ".join(self.modes)
@@ -242,8 +236,6 @@ def near_frontier(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.D
     All points of the nominal frontier; of the others those within the largest of ``MARGINS`` that leaves no more than
     ``CANDIDATES`` of a mode.
     """
-    import pandas as pd
-
     parts = []
     for _, mine in points.groupby("mode", sort=False, observed=True):
         x, y = (mine[name].to_numpy(dtype=float) for name in (INTERACTIVITY, throughput))

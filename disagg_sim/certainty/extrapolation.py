@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.certainty.contributions import Contribution, contributions_of
 from disagg_sim.certainty.designs import SHIPPED, Origin, Times, designs_of, times_of
 from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, CollectiveFit, Fit
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -107,8 +104,6 @@ def outside_calibration(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd
     InputError, UnknownNameError
         As ``rescore``.
     """
-    import pandas as pd
-
     words = np.full(len(points), "", dtype=object)
     for designs in designs_of(points, replace(origin, exact=False)):
         times = times_of(designs)
