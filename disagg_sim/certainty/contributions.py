@@ -1,4 +1,4 @@
-r"""What every operator contributes to the passes of designs, with its sizes and the fits behind it.
+r"""Compute what each operator contributes to the passes of designs, with its sizes and the fits behind it.
 
 The time of a pass is a sum of operator times, but for overlaps and for the slowest pipeline stage, of which the larger
 counts. So it is homogeneous of degree one in the times :math:`t_o` of its operators and in what does not depend on them

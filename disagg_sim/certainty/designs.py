@@ -1,4 +1,4 @@
-"""Rows of a table of points, timed again: the same designs under other rates.
+"""Time the designs of a table of points again, also under other rates.
 
 A row names its design completely: mappings, batches, chunks, instance counts. ``designs_of`` reads it, ``times_of``
 times the passes that it is made of (arrays of shape (rows,), the physics of the grids without their axes) and
@@ -210,7 +210,9 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
 def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
     """One design point of a grid of one phase, of constant lengths."""
     if not grid.lengths.constant:
-        raise InputError("the lengths of the grid follow a law; a point can be taken apart at constant lengths alone")
+        raise InputError(
+            "the lengths of the grid are a distribution; only a point at constant lengths can be broken down"
+        )
     at, one, none = grid.setup, np.ones(1), np.zeros(1)
     degrees = Mapping.stack([grid.mappings[row]])
     batch = np.full(1, float(grid.batch[column]))
@@ -247,7 +249,7 @@ def _systems(words: abc.Mapping[str, Any], given: abc.Mapping[str, SystemSpec]) 
 
 
 def _engine(word: str) -> str | None:
-    """Engine whose fits come first; any other word stands for the profile's own choice."""
+    """Engine whose fits are preferred; any other word means the order of the system's fits."""
     return word if word in ENGINES else None
 
 
@@ -314,7 +316,7 @@ def _check(designs: Designs, points: pd.DataFrame) -> None:
             row = wrong[0]
             raise InputError(
                 f"row {points.index[designs.rows[row]]} of the table: its settings give {name} {values[row]:.6g}, the "
-                f"table says {own[row]:.6g}: made under other specs or fits, an interference, or a law of lengths"
+                f"table says {own[row]:.6g}: made under other specs or fits, an interference, or a length distribution"
             )
 
 

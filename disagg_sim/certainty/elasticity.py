@@ -1,4 +1,4 @@
-r"""Which number of the hardware matters where: elasticities of latency and throughput along a frontier.
+r"""Compute elasticities of latency and throughput to hardware parameters along a frontier.
 
 The elasticity of y to a parameter p is :math:`\partial \ln y / \partial \ln p`: 0.6 says that one percent more of p
 brings 0.6 % more of y. If every rate grew by one percent and every latency fell by as much, throughput would grow by

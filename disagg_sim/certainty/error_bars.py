@@ -1,4 +1,4 @@
-r"""Error bars: how far the latencies and the throughput of designs may be off, and what that does to a frontier.
+r"""Compute error bars of latencies and throughput of designs, and of frontiers.
 
 **Model.** Every operator time of a design carries a factor, and so do the passes as a whole:
 

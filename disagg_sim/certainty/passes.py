@@ -1,4 +1,4 @@
-r"""A pass of a design as a sum: what runs on the way of one micro-batch, and what it waits for.
+r"""Write a pass of a design as a sum: the operators on the path of one micro-batch, and its waiting.
 
 .. math:: T = \sum_o t_o + t_{hop} + t_{host} + t_{waiting}
 
@@ -56,7 +56,7 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Pass:
-    """A kind of pass that latencies of designs are made of."""
+    """A kind of pass whose time is part of a latency of designs."""
 
     name: str
     phase: str  # whose setup it runs under: "decode" or "prefill"

@@ -1,4 +1,4 @@
-"""Operators to cost: every kernel and collective at its fitted (or ideal) rates."""
+"""Time operators: every kernel and collective at its fitted (or ideal) rates."""
 
 from __future__ import annotations
 

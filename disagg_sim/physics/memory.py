@@ -1,4 +1,4 @@
-"""Bytes on the fullest GPU of an instance. Physics page, section 4.
+"""Count the bytes on the fullest GPU of an instance (physics page, section 4).
 
 ``M = M_w + M_kv + M_act + M_comm + M_rt <= u * M_usable``. With pipeline stages the fullest stage
 counts; KV heads above n_kv are duplicated and the MLA latent is whole on every TP rank.
@@ -353,7 +353,7 @@ def colocated_load(
 def colocated_bytes(
     at: Setup, degrees: Mapping, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
 ) -> Numeric:
-    """Bytes on the fullest GPU of an instance that decodes ``batch`` requests and prefills beside them. [B]
+    """Bytes on the fullest GPU of an instance that decodes ``batch`` requests and also prefills. [B]
 
     To the residents of a decode instance come the prompts in prefill, each with its whole cache. The MLA form
     ``cached`` adds their up-projected keys and values. No prompts is ``decode_bytes`` at the imbalance of prefill.

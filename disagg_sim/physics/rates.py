@@ -1,4 +1,4 @@
-"""From vendor facts, fits and a profile to the rates that every operator of a model runs at.
+"""Resolve the rates of every operator from vendor facts, fits and a profile.
 
 This is the one place where peaks meet efficiencies. ``ideal`` (speed of light), ``optimistic`` and
 ``measured`` differ only in what is resolved here. Source: physics page, section 9.

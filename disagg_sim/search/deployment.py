@@ -1,4 +1,4 @@
-"""What a grid's configurations make up: instances, pools of them, and a deployment of two pools."""
+"""Make instances, pools and deployments of the configurations of grids."""
 
 from __future__ import annotations
 

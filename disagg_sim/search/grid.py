@@ -1,4 +1,4 @@
-"""The only owner of the axes: rows are mappings (and CPP chunk sizes), columns are batch sizes.
+"""Score grids: rows are mappings (and CPP chunk sizes), columns are batch sizes.
 
 Grids are scored in blocks of rows that stay in cache; an infeasible point keeps its place, with its
 status and the bytes that it lacks. Lengths are a law (``workload.lengths``), constant ones a law of one point:
@@ -377,7 +377,7 @@ def _axes(
     mla_form: str,
     allow_long_context: bool,
 ) -> tuple[Mapping, Ints]:
-    """Mappings and batch sizes of a grid; ``InputError`` for what both kinds of grid refuse."""
+    """Check and return the mappings and batch sizes of a grid; ``InputError`` for faults common to both kinds."""
     table = mappings_for(at, mappings)
     at.model.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
     check_form(mla_form)
@@ -392,7 +392,7 @@ class _Timed(NamedTuple):
     ftl_isl: float  # prompt whose FTL counts; 0 = the mean over ``isl`` [token]
 
     def expected(self, one: Callable[[float], PrefillPass]) -> PrefillPass:
-        """Mean pass over the law of lengths; its FTL is that of ``ftl_isl`` where one is set."""
+        """Mean pass over the distribution of lengths; FTL is that of ``ftl_isl`` if set."""
         ftl, busy, sums = 0.0, 0.0, Sums()
         for isl, weight in zip(self.isl.tolist(), self.weight.tolist(), strict=True):
             each = one(isl)

@@ -1,4 +1,4 @@
-"""What the two co-located modes have in common: axes, limits, the choice among options, the table.
+"""Share code of the two co-located modes: axes, limits, choice among options, table.
 
 A mode scores options (how prefill and decode share an instance) at every mapping and batch. Of the
 options of one (mapping, batch) only those stay that no other beats in both TTL and throughput, so the
@@ -252,7 +252,7 @@ class Chosen:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Found:
-    """The points of a co-located search, and what it looked at."""
+    """The points of a co-located search and the options that it tried."""
 
     case: Case
     points: pd.DataFrame  # columns as ``points.COLUMNS``

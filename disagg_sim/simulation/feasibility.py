@@ -1,4 +1,4 @@
-"""What no schedule can change: whether a model fits an instance, and the least latencies of a request alone."""
+"""Check what no schedule can change: whether a model fits an instance, and the least latencies of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep's YAML to a frozen ``SweepSpec``; all faults of a file at once.
+"""Read a sweep's YAML into a frozen ``SweepSpec``; report all faults of a file at once.
 
 Past 400 lines: every key of a sweep, the form it is written in, and the conflicts between keys.
 """
@@ -76,7 +76,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """The systems that serve, and their precision recipes."""
+    """Systems of the pools and their precision recipes."""
 
     system: str  # of decode, and of co-located instances
     precision: str
@@ -96,7 +96,7 @@ class Pools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Lengths of the requests: constant, or drawn from the law of a shipped traffic."""
+    """Lengths of the requests: constant, or drawn from the distribution of a shipped traffic."""
 
     isl: int  # constant, or the mean of the law [token]
     osl: int  # the same [token]
@@ -105,7 +105,7 @@ class Traffic:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Constant (ISL, OSL): its own, or the powers of two nearest the medians of its law. [token]"""
+        """Constant (ISL, OSL): its own, or the powers of two nearest the medians of its distribution. [token]"""
         if not self.law:
             return self.isl, self.osl
         typical = lengths(load.load_traffic(self.law).cases[self.part]).at_medians()
@@ -179,7 +179,7 @@ class _Shape(Strict):
 
 
 def traffic_of(name: str, part: int, case: TrafficCase) -> Traffic:
-    """A case of a shipped traffic: constant lengths, or the law with its means."""
+    """A case of a shipped traffic: constant lengths, or the distribution with its means."""
     if isinstance(case.isl, ConstantLength) and isinstance(case.osl, ConstantLength):
         return Traffic(isl=case.isl.tokens, osl=case.osl.tokens)
     law = lengths(case)
@@ -191,7 +191,7 @@ def _shipped(name: str) -> list[Traffic]:
 
 
 def _with_constant(entries: Sequence[Sequence[Traffic]]) -> tuple[Traffic, ...]:
-    """What stands in the file, and before each law the constant lengths that stand for it."""
+    """Traffic of the file; before each distribution the equivalent constant lengths."""
     given = distinct(tuple(traffic for entry in entries for traffic in entry))
     constant = ((Traffic(isl=each.shape[0], osl=each.shape[1]), each) if each.law else (each,) for each in given)
     return tuple(dict.fromkeys(traffic for pair in constant for traffic in pair))
@@ -412,7 +412,7 @@ def _domain_conflicts(spec: SweepSpec) -> Iterator[str]:
         own = {load.load_system(name).nvlink_domain for name in (pools.prefill_system, pools.system)}
         twice = own.pop()
         if not own and twice in spec.nvlink_domains:
-            yield f"nvlink_domain: {twice} is what 'own' stands for on {pools.system}: a case twice"
+            yield f"nvlink_domain: {twice} equals 'own' on {pools.system}: the case would run twice"
 
 
 def _idle_keys(spec: SweepSpec) -> Iterator[str]:

@@ -77,7 +77,7 @@ FAULTS = {
     "own domain twice": (
         "profile:",
         "nvlink_domain: [own, 8, 72]\nprofile:",
-        ["nvlink_domain: 8 is what 'own' stands for on h100_sxm"],
+        ["nvlink_domain: 8 equals 'own' on h100_sxm"],
     ),
     "value twice": ("10.0", "[1, 1.0]", ["limits.ftl_s: 1.0 stands there 2 times"]),
     "empty axis": ("10.0", "[]", ["limits.ftl_s: the list is empty"]),

@@ -1,4 +1,4 @@
-"""What no kernel can beat: the least time of a measured call by the vendor's peaks.
+"""Compute the least possible time of a measured call from the vendor's peaks.
 
 Only what must be multiplied or moved counts, so that a row below this time is wrong (its shape, its format, its clock)
 and not merely fast: bytes that the L2 cache can hold may stay there, a token is sent once to each rank, experts that
@@ -36,7 +36,7 @@ MLA_RANK, MLA_ROPE, MLA_NOPE, MLA_VALUE = 512, 64, 128, 128
 
 
 def least_time(form: str, rows: pd.DataFrame, system: SystemSpec) -> NDArray[np.float64]:
-    """Time that each row of a table needs at the system's peaks; 0 where nothing can be said. [s]"""
+    """Least time of each row of a table at the system's peaks; 0 where unknown. [s]"""
     if form == "collectives":
         size, n = _column(rows, "message_bytes"), _column(rows, "num_gpus")
         moved = np.where(rows["op"] == "all_reduce", size, gather_bytes(size, n))

@@ -1,4 +1,4 @@
-r"""Steady state of a real engine under load: a closed loop, a Poisson stream, or everything queued.
+r"""Predict the steady state of a real engine under load: a closed loop, a Poisson stream, or everything queued.
 
 In a closed loop a new request starts as soon as one ends. Of the A requests that an instance admits (no more
 than its memory holds), a share x of the time of each is decode and the rest is its prefill with the wait for

@@ -1,4 +1,4 @@
-"""Kinds of attention and of feed-forward layers, one class each: what they multiply, hold, shard and hand over.
+"""Kinds of attention and feed-forward layers, one class each: operators, weights, cache, shards, hand-over.
 
 To add a kind: a spec in ``facts.model`` (or anywhere) registered with its keys (``facts.formats.model.register``), a
 class registered by ``attention`` or ``ffn``, and fits of its ``kind`` in the efficiency files of the systems.

@@ -1,4 +1,4 @@
-"""What a kind of attention, or of feed-forward layer, answers to the rest of the model; and where it is registered.
+"""Define what a kind of attention or feed-forward layer must answer, and register the kinds.
 
 A kind is a spec (``facts.model``: the keys of a model's file) and a block (a class here, registered under the
 ``kind`` of its spec). Numbers and arrays broadcast; ``tp`` shards over GPUs; nothing here knows hardware.

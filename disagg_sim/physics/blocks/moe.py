@@ -32,7 +32,7 @@ class Moe(FfnBlock[MoeFfn]):
         ]
 
     def beside(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
-        """Shared experts, cut like a dense FFN (whole on every rank under DP attention)."""
+        """Shared experts, sharded like a dense FFN (whole on every rank under DP attention)."""
         if not self.spec.shared_experts:
             return []
         d, width = model.hidden, self.spec.shared_experts * self.spec.shared_width / tp

@@ -1,4 +1,4 @@
-"""The physics of one instance in the parts that a step table adds up."""
+"""Time the parts of a step of one instance, which a step table adds up."""
 
 from __future__ import annotations
 

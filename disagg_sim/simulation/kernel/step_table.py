@@ -1,4 +1,4 @@
-"""Step times of one instance as a table, built once from the physics and interpolated by the kernel.
+"""Tabulate the step times of one instance, once, from the physics; the kernel interpolates.
 
 A step of n decodes at mean context c and of p tokens of prefill after q cached ones is a sum of three parts:
 
@@ -251,7 +251,7 @@ class _Parts:
     host: float = 0.0  # [s]
 
     def table(self, work: Work) -> StepTable:
-        """Everything in one array of numbers and a header that says where what is."""
+        """Pack the table into one array of numbers and a header with offsets."""
         none, sequences = np.zeros((1, self.knots.size)), self.whole.shape[0]
         parts = {
             "knots_at": self.knots,
