@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
@@ -142,17 +143,8 @@ def _failing(fault: Fault, checkout: Path) -> str:
 def _pytest(checkout: Path, places: list[str]) -> str:
     """The first test that fails in some files or folders; empty where none does."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *places]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=checkout,
-            env=_environment(checkout),
-            capture_output=True,
-            text=True,
-            timeout=HANGS_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    done = _run(command, checkout)
+    if done is None:
         return HANGS
     if done.returncode in (0, 5):  # 5: no test there
         return ""
@@ -167,24 +159,19 @@ def _places(tests: Path) -> list[Path]:
 def _results(checkout: Path) -> dict[str, str]:
     """Digests of results by name; a result that cannot be computed is missing."""
     command = [sys.executable, str(Path(__file__).parent / "results.py")]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=checkout,
-            env=_environment(checkout),
-            capture_output=True,
-            text=True,
-            timeout=HANGS_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    done = _run(command, checkout)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")] if done else []
     return dict(json.loads(lines[-1])) if lines else {}
 
 
-def _environment(checkout: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
+def _run(command: list[str], checkout: Path) -> subprocess.CompletedProcess[str] | None:
+    """Run a command on the package of a checkout; None where it hangs."""
+    env = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
+    with suppress(subprocess.TimeoutExpired):
+        return subprocess.run(
+            command, cwd=checkout, env=env, capture_output=True, text=True, timeout=HANGS_S, check=False
+        )
+    return None
 
 
 if __name__ == "__main__":

@@ -88,26 +88,7 @@ def efficiency_text(
 
 
 def write_efficiency(path: Path, text: str) -> EfficiencySpec:
-    """Write an efficiency file once it has been read back without a fault.
-
-    Parameters
-    ----------
-    path : Path
-        Where the file shall stand; its directory is made.
-    text : str
-        Its YAML.
-
-    Returns
-    -------
-    What the file says.
-
-    Raises
-    ------
-    SpecError
-        When the text is no sound efficiency file; nothing is written then.
-    StoreError
-        When the file cannot be written.
-    """
+    """Write an efficiency file if it reads back without a fault, and return what it says; as ``files.write_sound``."""
     return write_sound(path, text, lambda part: efficiency_of(path, read_mapping(part), _parent))
 
 

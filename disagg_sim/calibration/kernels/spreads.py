@@ -295,24 +295,5 @@ SOURCES = {
 
 
 def write_spreads(path: Path, text: str) -> UncertaintySpec:
-    """Write an uncertainty file once it has been read back without a fault.
-
-    Parameters
-    ----------
-    path : Path
-        Where the file shall stand; its directory is made.
-    text : str
-        Its YAML.
-
-    Returns
-    -------
-    What the file says.
-
-    Raises
-    ------
-    SpecError
-        When the text is no sound uncertainty file; nothing is written then.
-    StoreError
-        When the file cannot be written.
-    """
+    """Write an uncertainty file if it reads back without a fault, and return what it says; as ``files.write_sound``."""
     return write_sound(path, text, lambda part: uncertainty_of(path, read_mapping(part), canonical_name(path.stem)))

@@ -51,24 +51,5 @@ def engine_text(fit: EngineFit, *, date: str) -> str:
 
 
 def write_engine(path: Path, text: str) -> EngineSpec:
-    """Write an engine profile once it has been read back without a fault.
-
-    Parameters
-    ----------
-    path : Path
-        Where the file shall stand; its directory is made.
-    text : str
-        Its YAML.
-
-    Returns
-    -------
-    What the file says.
-
-    Raises
-    ------
-    SpecError
-        When the text is no sound profile; nothing is written then.
-    StoreError
-        When the file cannot be written.
-    """
+    """Write an engine profile if it reads back without a fault, and return what it says; as ``files.write_sound``."""
     return write_sound(path, text, lambda part: engine_of(path, read_mapping(part), path.stem))
