@@ -42,7 +42,7 @@ def capacities(bench: ArrowBench) -> pd.DataFrame:
         rows.append(
             {
                 "workload": name,
-                "system": CASES[case].label,
+                "policy": CASES[case].label,
                 "gpus": CASES[case].deployment.gpus,
                 "stand_in": bench.workloads[name].stand_in,
                 "rate_scale": found.rate_scale,

@@ -72,7 +72,7 @@ def y7_capacity(bench: DynaServeBench) -> Finding:
     acceptance="both above 1",
 )
 def y8_goodput(bench: DynaServeBench) -> Finding:
-    """Goodput at each system's capacity."""
+    """Compare goodput at the capacity of each policy."""
     best = {
         other: max(
             bench.at_capacity(name, "dynaserve").goodput / bench.at_capacity(name, other).goodput for name in WORKLOADS

@@ -43,7 +43,7 @@ def capacities(bench: DynaServeBench) -> pd.DataFrame:
         row = {
             "workload": name,
             "case": case,
-            "system": CASES[case].label,
+            "policy": CASES[case].label,
             "model": CASES[case].model,
             "tp": CASES[case].deployment.gpus // 2,
             "stand_in": bench.workloads[name].stand_in,

@@ -34,7 +34,7 @@ LINK_SHARE = 0.8  # of NVLink's bandwidth that a transfer of cache reaches, assu
 CHUNK = 512  # of a pushed cache: what a step of 100 ms prefills beside some decodes [token]
 #: Largest gap between tokens; the paper bounds the time to the first one by nothing. [s]
 LIMIT = Slo(ttft=3600.0, tpot=0.1)
-#: Rate of completions over that of arrivals from which a rate counts as served: this study's own, as a system that
+#: Rate of completions over that of arrivals from which a rate counts as served: this study's own, as a policy that
 #: serves nobody has no late gaps. [1]
 SUSTAINED = 0.95
 #: Gaps are counted in bins of this width, and steps are filled up to the limit itself: its bin counts as inside. [1]
@@ -51,7 +51,7 @@ SHAPES = ((8192, 32), (2048, 512), (219, 1467))
 
 
 def instances(tp: int) -> ServedDeployment:
-    """Two instances of ``tp`` GPUs, for every kind of system."""
+    """Two instances of ``tp`` GPUs, for every policy."""
     mapping = Mapping(tp_attn=tp, tp_ffn=tp)
     one, two = ((Replicas(mapping=mapping, instances=count),) for count in (1, 2))
     return ServedDeployment(name=f"2 x TP{tp}", gpus=2 * tp, prefill=one, decode=one, colocated=two, pairs=two)
