@@ -80,7 +80,7 @@ class Commands(LazyGroup):
         ),
         "explain": Entry(
             "explain:explain",
-            "One design taken apart, down to its fits.",
+            "Take one design apart, down to its fits.",
             "explain reports/demo --best --figure best.png",
         ),
         "sensitivity": Entry(

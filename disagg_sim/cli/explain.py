@@ -57,14 +57,14 @@ def explain(
         Path | None,
         typer.Argument(metavar="DIR|FILE", help="Results of a sweep, its frontier.csv, or a file of points/."),
     ] = None,
-    row: Annotated[int | None, typer.Option("--row", min=0, help="Row of the table, the first one being 0.")] = None,
-    case: Annotated[str, typer.Option(help="Rows of this case alone.")] = "",
-    best: Annotated[bool, typer.Option("--best", help="The row of highest throughput.")] = False,
+    row: Annotated[int | None, typer.Option("--row", min=0, help="Row of the table, counted from 0.")] = None,
+    case: Annotated[str, typer.Option(help="Only rows of this case.")] = "",
+    best: Annotated[bool, typer.Option("--best", help="Take the row of highest throughput.")] = False,
     at_interactivity: Annotated[
         float | None,
-        typer.Option("--at-interactivity", metavar="X", help="The highest throughput of X tokens/s/user or more."),
+        typer.Option("--at-interactivity", metavar="X", help="Take the highest throughput at X tokens/s/user or more."),
     ] = None,
-    model: Annotated[str, typer.Option(help="By hand: the model, with the options up to --osl.")] = "",
+    model: Annotated[str, typer.Option(help="Design by hand: model; the options down to --osl apply.")] = "",
     system: Annotated[str, typer.Option(help="The GPU system.")] = "",
     precision: Annotated[str, typer.Option(help="The precision recipe.")] = "",
     profile: Annotated[str, typer.Option(help="ideal, optimistic or measured.")] = "measured",
@@ -86,7 +86,7 @@ def explain(
     Name a table of results and one of its rows, or a design by hand.
     """
     if (results is None) == (not model):
-        raise InputError("name either a table of results or, by hand, a --model")
+        raise InputError("name either a table of results, or a design by --model, --system and --precision")
     if results is not None:
         table = read_points(results, case)
         chosen = _chosen(table, row, at_interactivity, best=best)
@@ -107,7 +107,7 @@ def explain(
 
 def _given(option: str, value: str) -> str:
     if not value:
-        raise InputError(f"by hand {option} is needed, too")
+        raise InputError(f"a design by hand needs {option}, too")
     return value
 
 

@@ -154,8 +154,8 @@ def test_a_design_by_hand_is_explained_in_its_phases(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "name either a table of results or, by hand, a --model"),
-        (["--model", "llama_3_1_70b"], "by hand --system is needed"),
+        ([], "name either a table of results, or a design by --model, --system and --precision"),
+        (["--model", "llama_3_1_70b"], "a design by hand needs --system"),
         (["--model", "llama_3_1_70b", *BY_HAND, "--phase", "decoed"], "did you mean 'decode'"),
         (["--model", "llama_3_1_70b", *BY_HAND, "--ep", "3"], "--ep 3 does not divide the 4 GPUs of a stage"),
         (["--model", "llama_3_1_70b", *BY_HAND, "--tp", "3"], "tp_attn does not divide 64 query heads"),
