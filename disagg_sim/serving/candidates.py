@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -136,15 +137,17 @@ class PrefillCandidates:
         return PrefillCandidates(**values, **kept)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a candidate; everything that is not an array stands in ``attrs``, which Parquet keeps."""
-        frame = pd.DataFrame({name: getattr(self, name) for name in _ARRAYS})
-        frame.attrs = {name: getattr(self, name) for name in (*_SAME, *_SUMMED, *_LEAST)}
-        return frame
+        """One row a candidate; ``header`` holds what is not an array."""
+        return pd.DataFrame({name: getattr(self, name) for name in _ARRAYS})
+
+    def header(self) -> str:
+        """Everything that is not an array, as a text that Python's ``json`` reads back."""
+        return json.dumps({name: getattr(self, name) for name in (*_SAME, *_SUMMED, *_LEAST)})
 
     @classmethod
-    def from_frame(cls, frame: pd.DataFrame) -> PrefillCandidates:
-        """Back from ``to_frame``."""
-        scalars: dict[str, Any] = {str(name): value for name, value in frame.attrs.items()}
+    def from_frame(cls, frame: pd.DataFrame, header: str) -> PrefillCandidates:
+        """Back from ``to_frame`` and ``header``."""
+        scalars: dict[str, Any] = json.loads(header)
         arrays: dict[str, Any] = {name: frame[name].to_numpy() for name in _ARRAYS}
         return cls(**scalars, **arrays)
 

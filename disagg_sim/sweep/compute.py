@@ -147,8 +147,9 @@ def compute_block(task: BlockTask) -> Done:
     """
     begun = time.perf_counter()
     store, block = task.store, task.block
+    header = ""
     if block.key.table == PREFILL:
-        frame, tally = _prefill(block)
+        frame, tally, header = _prefill(block)
     elif block.mode == Mode.DISAGGREGATED:
         frame, tally = _decode(store, block)
     else:
@@ -156,7 +157,7 @@ def compute_block(task: BlockTask) -> Done:
     for source in task.sources:
         if not source.is_as_it_was:
             raise StoreError(f"{shown(source.path)}: changed while the sweep ran; start the same command again")
-    store.write(block.key, frame, tally.to_json())
+    store.write(block.key, frame, tally.to_json(), header)
     return Done(block.key, block.points, time.perf_counter() - begun)
 
 
@@ -164,7 +165,8 @@ def _finite(limit: float) -> float | None:
     return None if math.isinf(limit) else limit
 
 
-def _prefill(block: Block) -> tuple[pd.DataFrame, Tally]:
+def _prefill(block: Block) -> tuple[pd.DataFrame, Tally, str]:
+    """The candidates of a block, their tally and what has no column."""
     case = block.case
     grid = prefill_grid(
         case.prefill_setup,
@@ -181,7 +183,7 @@ def _prefill(block: Block) -> tuple[pd.DataFrame, Tally]:
         rows=kept.batch.size,
         removals=_limits(grid, ABOVE_FTL, case.limits.ftl_s, case.limits.nic_limit),
     )
-    return kept.to_frame(), tally
+    return kept.to_frame(), tally, kept.header()
 
 
 def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
@@ -248,7 +250,8 @@ def _limits(grid: PhaseGrid, too_slow: str, latency_limit: float, nic_limit: flo
 @lru_cache(maxsize=2)
 def _candidates(store: Store, keys: tuple[Key, ...]) -> PrefillCandidates:
     """The candidates of all prefill blocks of a case, merged."""
-    return reduce(PrefillCandidates.merge, (PrefillCandidates.from_frame(store.read(key)) for key in keys))
+    found = (PrefillCandidates.from_frame(store.read(key), store.header(key)) for key in keys)
+    return reduce(PrefillCandidates.merge, found)
 
 
 def _columns(case: Case) -> list[Column]:
@@ -277,11 +280,8 @@ def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
     words = {name: pd.Categorical([value] * len(frame), categories=[value]) for name, value in constant.items()}
     bound = frame["decode_bound"].astype(pd.CategoricalDtype(list(BOUNDS)))
     form = frame["prefill_mla_form"].astype(pd.CategoricalDtype(list(CHOSEN_FORMS)))
-    typed = frame.assign(**words, decode_bound=bound, prefill_mla_form=form)[
-        ["case", *(column.name for column in _columns(case))]
-    ]
-    typed.attrs = {}
-    return typed
+    columns = ["case", *(column.name for column in _columns(case))]
+    return frame.assign(**words, decode_bound=bound, prefill_mla_form=form)[columns]
 
 
 def verdict(case: Case, plan: ModePlan, prefill: Tally, points: Tally) -> str:

@@ -37,7 +37,7 @@ Item = TypeVar("Item")
 
 _DIGEST = b"disagg_sim.digest"
 _NOTE = b"disagg_sim.note"
-_ATTRS = b"disagg_sim.attrs"
+_HEADER = b"disagg_sim.header"
 _SEAL = b"disagg_sim.seal"
 #: Stands before the checksum; the last one in a file is its own, the metadata being written last.
 _MARK = b"disagg_sim:sha256:"
@@ -127,16 +127,11 @@ class Store:
         """File of a block."""
         return self.root / key.relative
 
-    def write(self, key: Key, frame: pd.DataFrame, note: str) -> None:
-        """Write a block, ``attrs`` included, with a checksum of every byte of its file."""
+    def write(self, key: Key, frame: pd.DataFrame, note: str, header: str = "") -> None:
+        """Write a block, its note and its header, with a checksum of every byte of its file."""
 
         table = pa.Table.from_pandas(frame, preserve_index=False)
-        own = {
-            _DIGEST: key.digest.encode(),
-            _NOTE: note.encode(),
-            _ATTRS: json.dumps(frame.attrs).encode(),
-            _SEAL: _MARK + _OPEN,
-        }
+        own = {_DIGEST: key.digest.encode(), _NOTE: note.encode(), _HEADER: header.encode(), _SEAL: _MARK + _OPEN}
         file = pa.BufferOutputStream()
         metadata = dict(table.schema.metadata or {}) | own
         pq.write_table(table.replace_schema_metadata(metadata), file, compression="zstd")
@@ -165,12 +160,15 @@ class Store:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
             table = file.read(columns=columns)
         frame: pd.DataFrame = table.to_pandas()
-        frame.attrs = json.loads(table.schema.metadata[_ATTRS])
         return frame
 
     def note(self, key: Key) -> str:
         """The text stored with the table; ``StoreError`` as ``read``."""
         return _metadata(self._data(key))[_NOTE].decode()
+
+    def header(self, key: Key) -> str:
+        """What belongs to the table and has no column in it, as text; ``StoreError`` as ``read``."""
+        return _metadata(self._data(key))[_HEADER].decode()
 
     def groups(self, tables: tuple[str, ...]) -> set[str]:
         """Groups that hold a block of ours."""

@@ -272,7 +272,7 @@ def test_candidates_of_blocks_merge_to_those_of_the_whole_in_any_order(prefill, 
     for part in parts[1:]:
         merged = part.merge(merged)
     pd.testing.assert_frame_equal(merged.to_frame(), whole.to_frame())
-    assert merged.to_frame().attrs == whole.to_frame().attrs
+    assert merged.header() == whole.header()
 
 
 def test_candidates_survive_parquet(tmp_path):
@@ -280,7 +280,7 @@ def test_candidates_survive_parquet(tmp_path):
     decode = make_grid("decode", [4, 8], [1.3, 0.7])
     candidates = prefill_candidates(prefill, ftl_limit=10.0)
     candidates.to_frame().to_parquet(tmp_path / "c.parquet")
-    back = PrefillCandidates.from_frame(pd.read_parquet(tmp_path / "c.parquet"))
+    back = PrefillCandidates.from_frame(pd.read_parquet(tmp_path / "c.parquet"), candidates.header())
     pd.testing.assert_frame_equal(disaggregated(back, decode), disaggregated(prefill, decode))
     assert (back.points, back.feasible, back.above_ftl_limit) == (3, 3, 1)
 

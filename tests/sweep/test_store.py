@@ -27,11 +27,9 @@ def store(tmp_path: Path) -> Store:
     return held
 
 
-def test_a_block_comes_back_with_its_note(store: Store) -> None:
-    frame = FRAME.copy()
-    frame.attrs = {"limit": float("inf"), "name": "x", "count": 3}
-    store.write(KEY, frame, '{"count": 3}')
-    assert store.read(KEY).attrs == frame.attrs
+def test_a_block_comes_back_with_its_note_and_its_header(store: Store) -> None:
+    store.write(KEY, FRAME, '{"count": 3}', '{"limit": 8}')
+    assert store.header(KEY) == '{"limit": 8}'
     assert store.state(KEY) is State.STORED
     assert store.note(KEY) == '{"count": 3}'
     pd.testing.assert_frame_equal(store.read(KEY), FRAME)

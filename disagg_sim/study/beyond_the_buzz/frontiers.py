@@ -106,8 +106,7 @@ class Frontiers:
     @property
     def design_points(self) -> int:
         """Design points whose time and memory were computed for what was asked so far. [1]"""
-        counts = [int(table.attrs["design_points"]) for table in self._tables.values()]
-        return sum(counts) + sum(result.total.computed for result in self._results.values())
+        return sum(map(len, self._tables.values())) + sum(result.total.computed for result in self._results.values())
 
     def frontier(self, figure: str, profile: str) -> pd.DataFrame:
         """The frontiers of a figure in all its modes and cases, below one another.

@@ -86,13 +86,9 @@ def pipelined_prefill(study: Pipelining, *, profile: str) -> pd.DataFrame:
         A row per MLA form and depth: ``model``, ``system``, ``precision``, ``profile``, ``isl`` [token],
         ``mla_form``, ``pp``, ``ep``, ``chunk_tokens`` [token], ``batch`` [request], ``gpus``, ``ftl_s``,
         ``request_rate_per_s``, ``tokens_per_s_per_gpu`` (prompt tokens, by the rate and not by 1/FTL),
-        ``memory_bytes``, ``memory_limit_bytes`` and ``fits``. A depth of 1 is not chunked. ``attrs`` counts
-        ``design_points``.
+        ``memory_bytes``, ``memory_limit_bytes`` and ``fits``. A depth of 1 is not chunked.
     """
-    rows = [_row(study, profile, form, pp) for form in study.mla_forms for pp in study.pp]
-    table = pd.DataFrame(rows)
-    table.attrs = {"design_points": len(rows)}
-    return table
+    return pd.DataFrame([_row(study, profile, form, pp) for form in study.mla_forms for pp in study.pp])
 
 
 def _row(study: Pipelining, profile: str, form: str, pp: int) -> dict[str, Any]:
