@@ -36,12 +36,10 @@ from disagg_sim.physics.memory import (
     MemoryParts,
     colocated_load,
     decode_load,
-    decode_residents,
     instance_parts,
     prefill_load,
     prefilling_in_passes,
     prefilling_in_pieces,
-    prompt_residents,
 )
 from disagg_sim.physics.passes import layers
 from disagg_sim.physics.passes.mixed import mixed_step
@@ -308,7 +306,7 @@ def _fit_rows(each: Summand, one: Pass, labels: pd.Index[Any]) -> pd.DataFrame:
 
 def _memory(designs: Designs, labels: pd.Index[Any]) -> Iterator[pd.DataFrame]:
     """What fills the fullest GPU of every instance, as rows of ``Breakdown.memory``."""
-    cached, prompt = decode_residents(designs.isl, designs.osl), prompt_residents(designs.isl)
+    cached, prompt = designs.lengths.resident, designs.lengths.prompt
     at, prefill_at, chunk = designs.at, designs.prefill_at, designs.chunk_tokens
     kept = designs.form if chunk[0] or designs.mode == "piggyback" else "auto"  # whole prompts leave nothing to keep
     degrees, prefill_degrees = designs.degrees, designs.prefill_degrees

@@ -30,6 +30,7 @@ from disagg_sim.physics.rates import ENGINES
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import CHOSEN_FORMS, PHASES, PhaseGrid
 from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT
+from disagg_sim.workload.lengths import Lengths, lengths_at
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -71,8 +72,7 @@ class Designs:
     """Rows of a table that share mode, settings, lengths and kind of prefill; arrays have shape (rows,)."""
 
     mode: str  # of ``MODES``, or of ``PHASES`` where an instance of one phase stands for itself
-    isl: float  # [token]
-    osl: float  # [token]
+    lengths: Lengths  # a point each: constant, or the means of a law
     at: Setup  # of decode, and of instances that do both phases
     prefill_at: Setup
     interference: Interference
@@ -218,8 +218,7 @@ def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
     batch = np.full(1, float(grid.batch[column]))
     return Designs(
         mode=grid.phase,
-        isl=grid.lengths.mean_isl,
-        osl=grid.lengths.mean_osl,
+        lengths=lengths_at(grid.lengths.mean_isl, grid.lengths.mean_osl),
         at=at,
         prefill_at=at,
         interference=NO_INTERFERENCE,
@@ -262,8 +261,7 @@ def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interfe
     }
     return Designs(
         mode=str(words["mode"]),
-        isl=float(words["isl"]),
-        osl=float(words["osl"]),
+        lengths=lengths_at(float(words["isl"]), float(words["osl"])),
         at=sides[0],
         prefill_at=sides[1],
         interference=interference,
@@ -325,8 +323,7 @@ def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times
     zero = np.zeros(designs.rows.size)
     decode, first, busy = zero, zero, zero
     if step:
-        at, context = designs.at, designs.isl + designs.osl / 2
-        decode = decode_step(at, designs.degrees, batch=designs.batch, context=context).ttl
+        decode = decode_step(designs.at, designs.degrees, batch=designs.batch, context=designs.lengths.context).ttl
     if fill:
         first, busy = _fill(designs)
     return Times(decode, first, busy)
@@ -334,13 +331,13 @@ def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times
 
 def _fill(designs: Designs) -> tuple[Any, Any]:
     """Time of a pass of prefill, or of a mixed step, and how often an instance starts one. [s]"""
-    at, isl, form = designs.prefill_at, designs.isl, designs.form
+    at, isl, form = designs.prefill_at, designs.lengths.mean_isl, designs.form
     if designs.mode == "piggyback":
         step = mixed_step(
             at,
             designs.degrees,
             batch=designs.batch,
-            context=isl + designs.osl / 2,
+            context=designs.lengths.context,
             chunk=Chunk(designs.mixed_chunk, isl),
             mla_form=form,
             interference=designs.interference,
@@ -367,29 +364,29 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
     -----
     Source: physics page, section 8; ``serving.disaggregated``, ``serving.colocated``, ``serving.piggyback``.
     """
-    gaps = designs.osl - 1.0
+    lengths, rate_of = designs.lengths, designs.lengths.request_rate
+    isl, osl = lengths.mean_isl, lengths.mean_osl
     with np.errstate(divide="ignore", invalid="ignore"):  # times that were left out
         if designs.mode == "decode":
-            return Scores(
-                0.0 * times.step, times.step, designs.batch * designs.osl / (times.step * gaps) / designs.total_gpus
-            )
+            rate = rate_of(designs.batch, times.step)
+            return Scores(0.0 * times.step, times.step, rate * osl / designs.total_gpus)
         if designs.mode == "prefill":
             prompts = designs.prefill_batch / times.busy
-            return Scores(times.fill, 0.0 * times.fill, prompts * designs.isl / designs.total_gpus)
+            return Scores(times.fill, 0.0 * times.fill, prompts * isl / designs.total_gpus)
         if not designs.shared:
-            prefill, decode = designs.prefill_batch / times.busy, designs.batch / (times.step * gaps)
+            prefill, decode = designs.prefill_batch / times.busy, rate_of(designs.batch, times.step)
             if rematch:
                 needed = designs.prefill_degrees.gpus / prefill + designs.degrees.gpus / decode
-                return Scores(times.fill, times.step, designs.rounding * designs.osl / needed)
+                return Scores(times.fill, times.step, designs.rounding * osl / needed)
             rate = np.minimum(designs.prefill_instances * prefill, designs.instances * decode)
-            return Scores(times.fill, times.step, rate * designs.osl / designs.total_gpus)
+            return Scores(times.fill, times.step, rate * osl / designs.total_gpus)
         if designs.mode == "colocated":
-            passes = designs.batch / (designs.prefill_batch * gaps)
+            passes = designs.batch / (designs.prefill_batch * lengths.gaps)
             mean, gap = times.step + passes * times.fill, times.step + np.ceil(passes) * times.fill
             ftl = times.fill
         else:
             share = designs.mixed_share
             mean, gap = share * times.fill + (1.0 - share) * times.step, times.fill
-            ftl = np.maximum(designs.degrees.dp_attn * designs.isl / designs.mixed_chunk, 1.0) * times.fill
-        rate = designs.batch / (mean * gaps)
-        return Scores(ftl, np.where(designs.by_gap, gap, mean), rate * designs.osl / designs.total_gpus)
+            ftl = np.maximum(designs.degrees.dp_attn * isl / designs.mixed_chunk, 1.0) * times.fill
+        rate = rate_of(designs.batch, mean)
+        return Scores(ftl, np.where(designs.by_gap, gap, mean), rate * osl / designs.total_gpus)

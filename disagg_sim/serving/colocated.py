@@ -202,7 +202,7 @@ class _Scored:
             for kind in ([cut.time for cut in cuts], [cut.long_time for cut in cuts])
         )
         memory = np.concatenate([self._memory(part, cut) for cut in cuts], axis=1)
-        passes_per_step = batch[index] / (count * (case.lengths.mean_osl - 1))
+        passes_per_step = batch[index] / (count * case.lengths.gaps)
         options = Options(
             batch_index=index,
             ttl_mean=step + passes_per_step * times,

@@ -108,7 +108,7 @@ def _chunks(case: Case, group: Group) -> tuple[Ints, Floats, Floats]:
     if case.options.every_step_mixed:
         sizes = sizes[:0]
     lengths = case.lengths
-    balance = group.batch * (lengths.mean_isl / (lengths.mean_osl - 1))  # tokens of prefill a step, on average
+    balance = group.batch * (lengths.mean_isl / lengths.gaps)  # tokens of prefill a step, on average
     chunks = np.concatenate(
         [np.maximum(balance, 1.0)[:, None], np.broadcast_to(group.dp * sizes, (balance.size, sizes.size))], axis=1
     )

@@ -90,6 +90,11 @@ class Lengths(ByValue, Shown):
         return self.resident.mean
 
     @property
+    def gaps(self) -> float:
+        """Expected output tokens after the first, which decode makes: ``E[OSL] - 1``. [token]"""
+        return self.mean_osl - 1
+
+    @property
     def prompt(self) -> CachedTokens:
         """Cache of a prompt in prefill, counted whole from its start. [token]"""
         return CachedTokens(mean=self.mean_isl, deviation=self.isl_deviation, most=float(self.isl[-1]))
@@ -119,7 +124,7 @@ class Lengths(ByValue, Shown):
         >>> lengths(1000, 101).request_rate(20, 0.01)
         20.0
         """
-        return batch / (ttl * (self.mean_osl - 1))
+        return batch / (ttl * self.gaps)
 
     def mean_over_prompts(self, of: Callable[[float], float]) -> float:
         """Expected value of a function of the input length [token], such as the bytes of its cache."""
@@ -229,8 +234,11 @@ def lengths(isl: Any, osl: Any = None) -> Lengths:
 
 def constant_lengths(isl: int, osl: int) -> Lengths:
     """The distribution of one point. [token]"""
-    isl = whole_number("isl", isl)
-    osl = whole_number("osl", osl, 2, ": one output token is prefill only")
+    return lengths_at(whole_number("isl", isl), whole_number("osl", osl, 2, ": one output token is prefill only"))
+
+
+def lengths_at(isl: float, osl: float) -> Lengths:
+    """The distribution of one point that need not be whole, such as the means of another one. [token]"""
     return Lengths(
         isl=np.array([float(isl)]),
         isl_weight=np.ones(1),

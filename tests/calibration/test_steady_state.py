@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.calibration.served.steady_state import (
-    Lengths,
     Pool,
+    RowLengths,
     Run,
     Served,
     at_rate,
@@ -54,8 +54,8 @@ RUN = run_of()
 DRAINS = run_of(mixed_steps=False)
 
 
-def lengths(isl: float, osl: float) -> Lengths:
-    return Lengths(isl * ONE, osl * ONE)
+def lengths(isl: float, osl: float) -> RowLengths:
+    return RowLengths(isl * ONE, osl * ONE)
 
 
 def test_a_single_request_sees_an_empty_engine():
@@ -106,7 +106,7 @@ def test_requests_that_start_together_wait_for_half_of_all_prompts():
 @given(first=st.integers(1, 200), more=st.integers(1, 200))
 @settings(max_examples=25, deadline=None)
 def test_more_in_flight_is_never_faster_for_a_request_nor_slower_in_total(first, more):
-    shape = Lengths(500 * np.ones(2), 300 * np.ones(2))
+    shape = RowLengths(500 * np.ones(2), 300 * np.ones(2))
     state = colocated(RUN, tensor_parallel(np.ones(2)), shape, np.array([first, first + more], float))
     latency = state.latency(shape)
     stairs = 0.02  # tiles and waves of matrix multiplies: one more sequence may cost a whole tile

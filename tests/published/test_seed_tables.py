@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from disagg_sim.calibration.served.steady_state import (
-    Lengths,
     Pool,
+    RowLengths,
     at_rate,
     capacity,
     colocated,
@@ -48,7 +48,7 @@ def test_dopd_prefill_column():
     """Each line within 15 %; that of 700 tokens, the farthest, lies above the straight line through the others."""
     errors = []
     for tokens, measured in PREFILL.items():
-        ours = prefill_time(DOPD, SINGLE, tokens * ONE, ONE, Lengths(tokens * ONE, ONE))[0]
+        ours = prefill_time(DOPD, SINGLE, tokens * ONE, ONE, RowLengths(tokens * ONE, ONE))[0]
         errors.append(ours / measured - 1)
     assert max(np.abs(errors)) <= 0.15
 
@@ -76,7 +76,7 @@ def test_d3_ratio_with_the_times_of_the_table(shape):
 def own_ratio(shape: tuple[int, int]) -> float:
     """The ratio with our own t_p of one GPU and t_d of two at the printed concurrency. [1]"""
     (isl, osl), (concurrency, _) = shape, RATIOS[shape]
-    lengths = Lengths(np.array([float(isl)]), np.array([float(osl)]))
+    lengths = RowLengths(np.array([float(isl)]), np.array([float(osl)]))
     t_p = prefill_time(DOPD, tensor_parallel(1), lengths.isl, np.ones(1), lengths)
     t_d = decode_time(DOPD, tensor_parallel(2), np.array([float(concurrency)]), lengths)
     return prefill_decode_ratio(concurrency, prefill_time=float(t_p[0]), step_time=float(t_d[0]), osl=osl)
@@ -107,7 +107,7 @@ QWEN = served("qwen2_5_14b", "a100_sxm_80gb", "bf16", replace(V0, chunk_tokens=2
 
 def request_rates(shape: tuple[int, int]) -> tuple[float, float]:
     """Of one GPU for prefill and one for decode, and of two co-located ones, with more in flight than fits. [1/s]"""
-    lengths = Lengths(shape[0] * ONE, shape[1] * ONE)
+    lengths = RowLengths(shape[0] * ONE, shape[1] * ONE)
     many = 4 * capacity(QWEN, SINGLE, lengths)
     apart = disaggregated(QWEN, Pool(SINGLE, ONE), Pool(SINGLE, ONE), lengths, many).request_rate[0]
     return float(apart), float(2 * colocated(QWEN, SINGLE, lengths, many).request_rate[0])
@@ -138,7 +138,7 @@ def test_dynaserve_request_rates_together_miss_twenty_percent_by_one_and_three_p
 @pytest.mark.parametrize("shape", DYNASERVE)
 def test_dynaserve_token_times_apart(shape):
     """p50 TBT is a decode step at the batch of Little's law, rate*(D-1)*TBT."""
-    lengths = Lengths(shape[0] * ONE, shape[1] * ONE)
+    lengths = RowLengths(shape[0] * ONE, shape[1] * ONE)
     (rate, tbt), _ = DYNASERVE[shape]
     batch = max(rate * (shape[1] - 1) * tbt, 1.0)
     assert decode_time(QWEN, SINGLE, batch * ONE, lengths)[0] == pytest.approx(tbt, rel=0.2)
@@ -148,7 +148,7 @@ def test_dynaserve_token_times_apart(shape):
 def test_dynaserve_token_times_together(shape):
     """p50 TBT is a plain step at the batch of half the rate, or a mixed one where prefill takes most of the time."""
     prompt, out = shape
-    lengths = Lengths(prompt * ONE, out * ONE)
+    lengths = RowLengths(prompt * ONE, out * ONE)
     _, (rate, tbt) = DYNASERVE[shape]
     batch = rate / 2 * (out - 1) * at_rate(QWEN, SINGLE, lengths, rate / 2 * ONE).tpot
     chunk = min(prompt, 2048)

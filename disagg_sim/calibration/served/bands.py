@@ -19,8 +19,8 @@ from disagg_sim.calibration.kernels.residuals import band
 from disagg_sim.calibration.served.evaluate import engine_of, pool_of
 from disagg_sim.calibration.served.rows import ServingRow
 from disagg_sim.calibration.served.steady_state import (
-    Lengths,
     Pool,
+    RowLengths,
     Served,
     decode_time,
     pieces_of,
@@ -53,7 +53,7 @@ class KernelDoubt:
 
 
 def kernel_doubt(
-    run: Served, prefill: Pool, decode: Pool, lengths: Lengths, in_flight: Floats, spec: UncertaintySpec
+    run: Served, prefill: Pool, decode: Pool, lengths: RowLengths, in_flight: Floats, spec: UncertaintySpec
 ) -> KernelDoubt:
     """How sure the passes of served runs are.
 
@@ -126,7 +126,7 @@ def with_bands(
         run = served(first.model, first.system, first.recipe, engine_of(first, {}))
         decode = pool_of(row.workers for row in members if row.workers)
         prefill = pool_of(row.prefill or row.workers for row in members if row.workers)
-        lengths = Lengths(np.array([row.isl for row in members]), np.array([row.osl for row in members]))
+        lengths = RowLengths(np.array([row.isl for row in members]), np.array([row.osl for row in members]))
         room = np.array([known[row.file, row.row] for row in members])
         doubt = kernel_doubt(run, prefill, decode, lengths, _in_flight(members, room, decode, run), spec)
         for row, *told in zip(members, doubt.decode, doubt.prefill, doubt.outside, strict=True):

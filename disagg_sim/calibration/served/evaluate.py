@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from disagg_sim.calibration.served.rows import Quantity, ServingRow, Workers
 from disagg_sim.calibration.served.steady_state import (
-    Lengths,
     Pool,
+    RowLengths,
     Run,
     Served,
     SteadyState,
@@ -109,7 +109,7 @@ def engine_of(row: ServingRow, engines: dict[str, EngineSpec]) -> EngineSpec:
 def predict(run: Served, rows: Sequence[ServingRow]) -> Prediction:
     """Answers for rows of one model, system, recipe, engine, load and mode."""
     load, mode = rows[0].load, rows[0].mode
-    lengths = Lengths(np.array([r.isl for r in rows]), np.array([r.osl for r in rows]))
+    lengths = RowLengths(np.array([r.isl for r in rows]), np.array([r.osl for r in rows]))
     pool = pool_of(r.workers for r in rows if r.workers)
     concurrency = np.array([r.concurrency for r in rows])
     batch = np.array([r.batch for r in rows])
@@ -136,7 +136,7 @@ def predict(run: Served, rows: Sequence[ServingRow]) -> Prediction:
 
 
 def _finished(
-    rows: Sequence[ServingRow], state: SteadyState, rate: Floats, capacity: Floats, demand: Floats, lengths: Lengths
+    rows: Sequence[ServingRow], state: SteadyState, rate: Floats, capacity: Floats, demand: Floats, lengths: RowLengths
 ) -> Prediction:
     """The steady state as a run of so many waves shows it."""
     waves = rows[0].waves
@@ -171,7 +171,7 @@ def drain_factors(slots: Numeric, waves: float, spread: float) -> Numeric:
     return np.array([drain_factor(int(n), int(waves), spread) for n in np.asarray(slots, dtype=float)])
 
 
-def _isolated(run: Served, load: str, pool: Pool, lengths: Lengths, batch: Floats) -> Prediction:
+def _isolated(run: Served, load: str, pool: Pool, lengths: RowLengths, batch: Floats) -> Prediction:
     """A static batch, a pass of prefill or a decode step, with nothing around it; no HTTP and no queue."""
     degrees = pool.degrees
     if load == "static":

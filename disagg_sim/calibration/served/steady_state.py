@@ -50,15 +50,20 @@ class Served:
         return self.at.overheads
 
 
-class Lengths(NamedTuple):
-    """Input and output length of every request. [token]"""
+class RowLengths(NamedTuple):
+    """Constant input and output length of the requests of every row, (rows,). [token]"""
 
     isl: Numeric
     osl: Numeric
 
     @property
+    def context(self) -> Numeric:
+        """Mean cache of a request in decode. [token]"""
+        return decode_residents(self.isl, self.osl).mean
+
+    @property
     def gaps(self) -> Numeric:
-        """Tokens after the first. [token]"""
+        """Tokens after the first; not quite 0 where there is none. [token]"""
         return np.maximum(self.osl - 1.0, 1e-9)
 
 
@@ -70,9 +75,9 @@ class SteadyState(NamedTuple):
     request_rate: Numeric  # of the deployment [request/s]
     capacity: Numeric  # requests that fit into the memory where they decode [request]
 
-    def latency(self, lengths: Lengths) -> Numeric:
+    def latency(self, lengths: RowLengths) -> Numeric:
         """Mean time of a request from its start to its last token. [s]"""
-        return self.ttft + (lengths.osl - 1) * self.tpot
+        return self.ttft + lengths.gaps * self.tpot
 
 
 class Pool(NamedTuple):
@@ -113,19 +118,18 @@ def launch_time(run: Served, degrees: Mapping) -> Numeric:
     return run.engine.kernel_launch * kernels / degrees.pp
 
 
-def decode_time(run: Served, degrees: Mapping, batch: Numeric, lengths: Lengths) -> Numeric:
+def decode_time(run: Served, degrees: Mapping, batch: Numeric, lengths: RowLengths) -> Numeric:
     """A decode step of ``batch`` sequences of an instance at their mean length. [s]"""
-    context = lengths.isl + lengths.osl / 2
-    step = decode_step(run.at, degrees, batch=batch, context=context)
+    step = decode_step(run.at, degrees, batch=batch, context=lengths.context)
     busy = step.ttl if run.engine.decode_graphs else np.maximum(step.ttl, launch_time(run, degrees))
     return busy + host_time(run.engine, degrees, batch)
 
 
 def prefill_time(
-    run: Served, degrees: Mapping, tokens: Numeric, ranks: Numeric, lengths: Lengths, *, decodes: Numeric = 0.0
+    run: Served, degrees: Mapping, tokens: Numeric, ranks: Numeric, lengths: RowLengths, *, decodes: Numeric = 0.0
 ) -> Numeric:
     """A pass of ``tokens`` new tokens shared by ``ranks`` DP ranks, with ``decodes`` sequences riding along. [s]"""
-    context = lengths.isl + lengths.osl / 2
+    context = lengths.context
     step = mixed_step(run.at, degrees, batch=decodes, context=context, chunk=Chunk(tokens, lengths.isl, ranks)).time
     alone: Numeric = 0.0  # the decodes, which need no more time beside a prompt
     if np.any(np.asarray(decodes) > 0):
@@ -137,7 +141,7 @@ def prefill_time(
     return np.maximum(busy, launch_time(run, degrees)) + host_time(run.engine, degrees, decodes)
 
 
-def _overlapped(run: Served, degrees: Mapping, tokens: Numeric, ranks: Numeric, lengths: Lengths) -> Numeric:
+def _overlapped(run: Served, degrees: Mapping, tokens: Numeric, ranks: Numeric, lengths: RowLengths) -> Numeric:
     """Prefill in two halves, of which one exchanges while the other computes: twice the longer of the two. [s]"""
     apart = replace(run.at, profile=replace(run.at.profile, shared_expert_overlaps_dispatch=False))
     chunk = Chunk(tokens / 2, lengths.isl, ranks)
@@ -152,7 +156,7 @@ def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric]:
     return count, isl / count
 
 
-def capacity(run: Served, degrees: Mapping, lengths: Lengths) -> Numeric:
+def capacity(run: Served, degrees: Mapping, lengths: RowLengths) -> Numeric:
     """Requests that an instance holds, at their mean length or whole if it reserves that; 0 if none fits. [request]
 
     The cache of n sequences may fill ``cache_share`` of what is left when nothing is resident.
@@ -216,7 +220,7 @@ def _bunching(run: Run, work: Numeric, life: Numeric, *, drains: bool) -> Numeri
 
 
 def _loop(
-    run: Served, degrees: Mapping, lengths: Lengths, others: Numeric, share: Numeric, pattern: Run = ENDLESS
+    run: Served, degrees: Mapping, lengths: RowLengths, others: Numeric, share: Numeric, pattern: Run = ENDLESS
 ) -> _Loop:
     """Times where a request sees ``others``, each of which spends ``share`` of its life in decode."""
     engine, dp = run.engine, degrees.dp_attn
@@ -253,7 +257,7 @@ def _loop(
 
 
 def colocated(
-    run: Served, degrees: Mapping, lengths: Lengths, concurrency: Numeric, pattern: Run = ENDLESS
+    run: Served, degrees: Mapping, lengths: RowLengths, concurrency: Numeric, pattern: Run = ENDLESS
 ) -> SteadyState:
     """One co-located instance with ``concurrency`` requests in flight, those that do not fit waiting.
 
@@ -277,11 +281,11 @@ def colocated(
     for _ in range(HALVINGS):
         share = (low + high) / 2
         loop = _loop(run, degrees, lengths, others, share, pattern)
-        decoding = (lengths.osl - 1) * loop.tpot
+        decoding = lengths.gaps * loop.tpot
         more = decoding / (decoding + loop.ttft) > share
         low, high = np.where(more, share, low), np.where(more, high, share)
     loop = _loop(run, degrees, lengths, others, (low + high) / 2, pattern)
-    rate = admitted / (loop.ttft + (lengths.osl - 1) * loop.tpot)
+    rate = admitted / (loop.ttft + lengths.gaps * loop.tpot)
     waiting = np.where(concurrency > admitted, (concurrency - admitted) / rate, 0.0)
     return SteadyState(loop.tpot, loop.ttft + waiting, rate, room)
 
@@ -291,7 +295,7 @@ def _holds(room: Numeric) -> Numeric:
     return np.where(room > 0, room, np.inf)
 
 
-def at_rate(run: Served, degrees: Mapping, lengths: Lengths, request_rate: Numeric) -> SteadyState:
+def at_rate(run: Served, degrees: Mapping, lengths: RowLengths, request_rate: Numeric) -> SteadyState:
     """One co-located instance under a stream of ``request_rate`` requests a second, none lost.
 
     The sequences in decode follow from Little's law, ``B = rate*(OSL-1)*T(B)``; where the memory holds fewer,
@@ -302,21 +306,21 @@ def at_rate(run: Served, degrees: Mapping, lengths: Lengths, request_rate: Numer
     for _ in range(HALVINGS):
         running = (low + high) / 2
         loop = _loop(run, degrees, lengths, running, 1.0)
-        less = running < request_rate * (lengths.osl - 1) * loop.tpot
+        less = running < request_rate * lengths.gaps * loop.tpot
         low, high = np.where(less, running, low), np.where(less, high, running)
     loop = _loop(run, degrees, lengths, high, 1.0)
-    served_rate = np.minimum(request_rate, high / ((lengths.osl - 1) * loop.tpot))
+    served_rate = np.minimum(request_rate, high / (lengths.gaps * loop.tpot))
     return SteadyState(loop.tpot, loop.ttft, served_rate, room)
 
 
-def prefill_limit(run: Served, degrees: Mapping, lengths: Lengths) -> Numeric:
+def prefill_limit(run: Served, degrees: Mapping, lengths: RowLengths) -> Numeric:
     """Prompts that a prefill worker finishes in a second when its queue never empties. [request/s]"""
     pieces, size = pieces_of(run.engine, lengths.isl)
     fit = np.maximum(np.floor(run.engine.chunk_tokens / size), 1.0) * degrees.dp_attn
     return fit / (pieces * prefill_time(run, degrees, fit * size, degrees.dp_attn, lengths))
 
 
-def _transfer_time(run: Served, prefill: Pool, decode: Pool, lengths: Lengths) -> Numeric:
+def _transfer_time(run: Served, prefill: Pool, decode: Pool, lengths: RowLengths) -> Numeric:
     """Cache of a prompt from the distinct GPUs of its prefill rank, over NVLink inside one domain, else the NIC. [s]"""
     at = run.at
     gpus = prefill.count * prefill.degrees.gpus + decode.count * decode.degrees.gpus
@@ -327,7 +331,7 @@ def _transfer_time(run: Served, prefill: Pool, decode: Pool, lengths: Lengths) -
 
 
 def disaggregated(
-    run: Served, prefill: Pool, decode: Pool, lengths: Lengths, concurrency: Numeric, pattern: Run = ENDLESS
+    run: Served, prefill: Pool, decode: Pool, lengths: RowLengths, concurrency: Numeric, pattern: Run = ENDLESS
 ) -> SteadyState:
     r"""Prefill and decode workers with ``concurrency`` requests in flight in the whole deployment.
 
@@ -369,11 +373,11 @@ def disaggregated(
     return SteadyState(step, np.maximum(first, (concurrency - low) / rate), rate, room)
 
 
-def static_batch(run: Served, degrees: Mapping, lengths: Lengths, batch: Numeric) -> SteadyState:
+def static_batch(run: Served, degrees: Mapping, lengths: RowLengths, batch: Numeric) -> SteadyState:
     """A fixed batch from start to end: all prompts in one go, then decode; what does not fit goes after it."""
     room = capacity(run, degrees, lengths)
     inside = np.minimum(batch, _holds(room))
     first = prefill_time(run, degrees, inside * lengths.isl, np.minimum(inside, degrees.dp_attn), lengths)
     step = decode_time(run, degrees, inside, lengths)
-    whole = (first + (lengths.osl - 1) * step) * batch / inside
+    whole = (first + lengths.gaps * step) * batch / inside
     return SteadyState(step, first, batch / whole, room)

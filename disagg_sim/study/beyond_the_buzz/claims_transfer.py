@@ -59,7 +59,7 @@ def c19_ingress_of_long_prompts(evidence: Evidence) -> Finding:
         ingress = [_ingress(evidence, model, mapping, isl, 2048, each) for isl, each in lengths]
         change[model] = max(ingress) / min(ingress) - 1
         grids = [_decode(evidence, model, mapping, 16_384, osl, batch) for osl in (2, 256, 2048)]
-        fixed = [float((kv_rate_per_gpu(g) * g.latency * (g.lengths.mean_osl - 1))[0, 0]) for g in grids]
+        fixed = [float((kv_rate_per_gpu(g) * g.latency * g.lengths.gaps)[0, 0]) for g in grids]
         law = max(law, max(fixed) / min(fixed) - 1)
     note = (
         f"largest deviation from 1/(OSL-1) at fixed TTL and batch: {law:.1e}; the batch halves as the prompt doubles, "

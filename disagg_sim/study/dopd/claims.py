@@ -9,6 +9,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.physics.counts import prefill_work
+from disagg_sim.physics.memory import decode_residents
 from disagg_sim.simulation.policies.dopd.batches import kingman_wait
 from disagg_sim.simulation.policies.dopd.sizes import (
     Concurrency,
@@ -60,7 +61,7 @@ def ratios(bench: DopdBench, *, own: bool) -> list[float]:
         prefill_decode_ratio(
             each.requests,
             prefill_time=table_one_prefill(isl),
-            step_time=table_one_step(each.requests, isl + osl / 2),
+            step_time=table_one_step(each.requests, decode_residents(isl, osl).mean),
             osl=osl,
         )
         for (isl, osl), each in zip(SHAPES, concurrencies(bench), strict=True)
@@ -73,7 +74,7 @@ def wanted_ratio(bench: DopdBench, isl: float, osl: float) -> tuple[float, float
         bench.llama, tp=2, isl=isl, osl=osl, tpot_limit=SLO.tpot, utilisation=ENGINE_SHARE
     ).requests
     first = bench.table(1).pass_time(round(isl))[1]
-    step = bench.table(2).step_time(round(each), isl + osl / 2)
+    step = bench.table(2).step_time(round(each), decode_residents(isl, osl).mean)
     return prefill_decode_ratio(each, prefill_time=first, step_time=step, osl=osl), each
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import above_zero
-from disagg_sim.physics.memory import weight_bytes
+from disagg_sim.physics.memory import decode_residents, weight_bytes
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
@@ -154,7 +154,7 @@ def decode_concurrency(
     weights = weight_bytes(at.model, at.precision)
     memory = utilisation * at.system.hbm_reported * tp - weights
     bandwidth = tpot_limit * BANDWIDTH_SHARE * tp * at.system.hbm_bandwidth - (weights if reads_weights else 0.0)
-    held = (isl + osl / 2) * at.model.kv_bytes_per_token(at.precision)
+    held = decode_residents(isl, osl).mean * at.model.kv_bytes_per_token(at.precision)
     return Concurrency(requests=min(memory, bandwidth) / held, memory_bytes=memory, bandwidth_bytes=bandwidth)
 
 
