@@ -7,7 +7,7 @@ This is the one place where peaks meet efficiencies. ``ideal`` (speed of light),
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -68,6 +68,17 @@ class Taken:
     chosen: Fit  # the one whose engine comes first
     fits: tuple[Fit, ...]  # all that speak together
 
+    @property
+    def inherited(self) -> bool:
+        """Whether the chosen one was made on another system."""
+        return bool(self.chosen.inherited_from)
+
+    @property
+    def text(self) -> str:
+        """What they were taken for, and where the chosen one comes from, in words."""
+        origin = f", inherited from {self.chosen.inherited_from}" if self.inherited else ""
+        return f"{self.what}: {self.chosen.engine} {self.chosen.version}{origin}"
+
     def serves(self, name: str, kind: str, form: str) -> bool:
         """Whether the operator of a name, kind and format is timed by them."""
         return kind == self.kind and self.form in ("", form) and self.name in ("", name)
@@ -89,10 +100,13 @@ class Rates:
     combine: Mapping[str, AllToAllRate]
     prepare: LinkCurve | None  # latency only
     prepare_per_token: float  # [s]
-    inherited: bool  # whether any fit was made on another system
-    fits: tuple[str, ...] = field(default=())  # provenance of every fit taken
     used: tuple[Taken, ...] = ()  # every fit taken
     adjust: Callable[[Operator, Cost], Cost] | None = None  # changes costs of operators; None = as fitted
+
+    @property
+    def inherited(self) -> bool:
+        """Whether any fit was made on another system."""
+        return any(taken.inherited for taken in self.used)
 
 
 def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:
@@ -369,10 +383,5 @@ def resolve_rates(
         combine={phase: resolver.all_to_all(phase, "combine", wire) for phase in phases},
         prepare=prepare,
         prepare_per_token=per_token,
-        inherited=any(taken.chosen.inherited_from for taken in resolver.used.values()),
-        fits=tuple(
-            f"{what}: {fit.engine} {fit.version}{', inherited from ' * bool(fit.inherited_from)}{fit.inherited_from}"
-            for what, fit in ((taken.what, taken.chosen) for taken in resolver.used.values())
-        ),
         used=tuple(resolver.used.values()),
     )

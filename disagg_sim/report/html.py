@@ -96,7 +96,7 @@ def _(at: Setup) -> str:
         ("kernels", at.engine or "in the order of the system's fits"),
         ("engine overheads", at.overheads.title if at.overheads else "none"),
         ("memory that an engine may fill", f"{at.memory_limit / GB:.1f} GB a GPU"),
-        *(("fit", fit) for fit in at.rates.fits),
+        *(("fit", taken.text) for taken in at.rates.used),
     ]
     return _lines(f"{at.model.title} on {at.system.title}", lines)
 

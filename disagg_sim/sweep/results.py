@@ -23,6 +23,7 @@ import pandas as pd
 from disagg_sim.atomic import csv_text, write_text
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts import load
+from disagg_sim.physics.rates import Taken
 from disagg_sim.physics.setup import setup
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, pareto_front
 from disagg_sim.sweep.cases import Case, axis_columns
@@ -64,13 +65,26 @@ class ModeResult:
         return counts
 
 
+@dataclass(frozen=True, slots=True)
+class UsedFit:
+    """A fit behind the times of a case."""
+
+    taken: Taken
+    system: str = ""  # whose pool it times; "" where the pools are alike
+
+    @property
+    def text(self) -> str:
+        """Its provenance in words, the system first where the pools differ."""
+        return f"{self.system}, {self.taken.text}" if self.system else self.taken.text
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CaseResult:
     """All modes of one case."""
 
     plan: CasePlan
     modes: tuple[ModeResult, ...]
-    fits: tuple[str, ...]  # provenance of every fit behind its times
+    fits: tuple[UsedFit, ...]  # every fit behind its times
 
     @property
     def total(self) -> Tally:
@@ -137,15 +151,15 @@ def collect(plan: SweepPlan, store: Store) -> SweepResult:
     return SweepResult(plan=plan, cases=tuple(_collect_case(case, store) for case in plan.cases))
 
 
-def fits_used(case: Case) -> tuple[str, ...]:
-    """Provenance of every fit behind the case's times; empty for a profile without fits."""
+def fits_used(case: Case) -> tuple[UsedFit, ...]:
+    """Every fit behind the case's times; empty for a profile without fits."""
     model, pools = load.load_model(case.model), case.pools
     sides = ((case.prefill_system, pools.prefill_precision), (case.decode_system, pools.precision))
-    fits = [setup(model, *side, case.profile, case.engine or None).rates.fits for side in sides]
+    fits = [setup(model, *side, case.profile, case.engine or None).rates.used for side in sides]
     if pools.alike:
-        return fits[0]
+        return tuple(map(UsedFit, fits[0]))
     names = (pools.prefill_system, pools.system)
-    return tuple(f"{name}, {fit}" for name, found in zip(names, fits, strict=True) for fit in found)
+    return tuple(UsedFit(taken, name) for name, found in zip(names, fits, strict=True) for taken in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +191,8 @@ def _collect_case(plan: CasePlan, store: Store) -> CaseResult:
     return CaseResult(plan=plan, modes=modes, fits=fits)
 
 
-def _inherited(fits: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(fit for fit in fits if "inherited from" in fit)
+def _inherited(fits: tuple[UsedFit, ...]) -> tuple[str, ...]:
+    return tuple(fit.text for fit in fits if fit.taken.inherited)
 
 
 def _collect_mode(case: Case, plan: ModePlan, store: Store, own: dict[str, Any]) -> ModeResult:
@@ -292,7 +306,7 @@ def _case_entry(case: CaseResult) -> dict[str, Any]:
         "digest": case.plan.digest,
         "points": {"enumerated": case.plan.points, "computed": total.computed, "feasible": total.feasible},
         "modes": {mode.mode: _mode_entry(mode) for mode in case.modes},
-        "fits": case.fits,
+        "fits": [fit.text for fit in case.fits],
         "verdict": case.verdict,
     }
 

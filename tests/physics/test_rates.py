@@ -75,9 +75,9 @@ def test_optimistic_changes_floors_and_not_efficiencies():
 def test_an_engine_comes_first_where_it_has_a_fit():
     rates = rates_of("llama_3_1_70b", engine="vllm")
     assert rates.gemm["nvfp4"].bandwidth == pytest.approx(0.784 * 8e12)
-    assert any(fit.startswith("nvfp4 GEMM: vllm") for fit in rates.fits)
+    assert any(taken.text.startswith("nvfp4 GEMM: vllm") for taken in rates.used)
     # vLLM has no fp8-cache MLA kernels on GB200: the next engine in order has
-    fits = rates_of("deepseek_r1", engine="vllm").fits
+    fits = [taken.text for taken in rates_of("deepseek_r1", engine="vllm").used]
     assert any(fit.startswith("fp8-cache MLA decode attention: trtllm") for fit in fits)
 
 
@@ -103,7 +103,7 @@ def test_all_reduce_on_gb200_above_four_gpus_is_the_stated_assumption():
 def test_fits_of_another_system_are_marked(system, recipe, inherited):
     rates = rates_of("llama_3_1_70b", system=(system, recipe))
     assert rates.inherited is inherited
-    assert any("inherited from" in fit for fit in rates.fits) is inherited
+    assert any("inherited from" in taken.text for taken in rates.used) is inherited
     assert not rates_of("llama_3_1_70b", "ideal", system=(system, recipe)).inherited
 
 

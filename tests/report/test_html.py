@@ -78,7 +78,7 @@ def test_a_setup_shows_what_it_stands_for():
     cells = shown(at)
     assert at.model.title in cells[0]
     assert {"fp8", at.profile.title, "none", f"{at.memory_limit / 1e9:.1f} GB a GPU"} <= {*cells}
-    assert {*at.rates.fits} <= {*cells}
+    assert {taken.text for taken in at.rates.used} <= {*cells}
 
 
 def test_a_mapping_is_told_in_words():
