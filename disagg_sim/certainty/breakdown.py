@@ -309,26 +309,26 @@ def _memory(designs: Designs, labels: pd.Index[Any]) -> Iterator[pd.DataFrame]:
     cached, prompt = designs.lengths.resident, designs.lengths.prompt
     at, prefill_at, chunk = designs.at, designs.prefill_at, designs.chunk_tokens
     kept = designs.form if chunk[0] or designs.mode == "piggyback" else "auto"  # whole prompts leave nothing to keep
-    degrees, prefill_degrees = designs.degrees, designs.prefill_degrees
+    mapping, prefill_mapping = designs.mapping, designs.prefill_mapping
     if not designs.shared and "prefill" in designs.phases:
         residents = prefill_load(
-            prefill_at, prefill_degrees, designs.prefill_batch, prompt=prompt, chunk_tokens=chunk, mla_form=kept
+            prefill_at, prefill_mapping, designs.prefill_batch, prompt=prompt, chunk_tokens=chunk, mla_form=kept
         )
-        filled = instance_parts(prefill_at, prefill_degrees, residents, prefill_at.profile.prefill_imbalance)
+        filled = instance_parts(prefill_at, prefill_mapping, residents, prefill_at.profile.prefill_imbalance)
         yield _memory_rows("prefill", filled, prefill_at.memory_limit, labels)
     if not designs.shared and "decode" in designs.phases:
-        residents = decode_load(at, degrees, designs.batch, cached=cached)
-        filled = instance_parts(at, degrees, residents, at.profile.decode_imbalance)
+        residents = decode_load(at, mapping, designs.batch, cached=cached)
+        filled = instance_parts(at, mapping, residents, at.profile.decode_imbalance)
         yield _memory_rows("decode", filled, at.memory_limit, labels)
     if not designs.shared:
         return
-    beside = designs.degrees, designs.prefill_batch, prompt
+    beside = designs.mapping, designs.prefill_batch, prompt
     if designs.mode == "piggyback":
         prefilling = prefilling_in_pieces(*beside, designs.mixed_chunk, designs.batch)
     else:
         prefilling = prefilling_in_passes(*beside, chunk, at.profile.resident_deviations)
-    residents = colocated_load(at, designs.degrees, designs.batch, cached=cached, prefilling=prefilling, mla_form=kept)
-    filled = instance_parts(at, designs.degrees, residents, at.profile.prefill_imbalance)
+    residents = colocated_load(at, designs.mapping, designs.batch, cached=cached, prefilling=prefilling, mla_form=kept)
+    filled = instance_parts(at, designs.mapping, residents, at.profile.prefill_imbalance)
     yield _memory_rows("both", filled, at.memory_limit, labels)
 
 

@@ -77,8 +77,8 @@ class Designs:
     prefill_at: Setup
     interference: Interference
     rows: Ints  # places in the table
-    degrees: Mapping  # of decode
-    prefill_degrees: Mapping
+    mapping: Mapping  # of decode
+    prefill_mapping: Mapping
     batch: Floats  # of a decode instance [request]
     prefill_batch: Floats  # prompts of a pass [request]
     chunk_tokens: Floats  # CPP, in all rows or in none; 0 = whole prompts [token]
@@ -214,7 +214,7 @@ def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
             "the lengths of the grid are a distribution; only a point at constant lengths can be broken down"
         )
     at, one, none = grid.setup, np.ones(1), np.zeros(1)
-    degrees = Mapping.stack([grid.mappings[row]])
+    mapping = Mapping.stack([grid.mappings[row]])
     batch = np.full(1, float(grid.batch[column]))
     return Designs(
         mode=grid.phase,
@@ -223,14 +223,14 @@ def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
         prefill_at=at,
         interference=NO_INTERFERENCE,
         rows=np.zeros(1, dtype=np.int64),
-        degrees=degrees,
-        prefill_degrees=degrees,
+        mapping=mapping,
+        prefill_mapping=mapping,
         batch=batch,
         prefill_batch=batch,
         chunk_tokens=np.full(1, float(grid.mappings[row].chunk_tokens)),
         instances=one,
         prefill_instances=one,
-        total_gpus=degrees.gpus,
+        total_gpus=mapping.gpus,
         mixed_chunk=none,
         mixed_share=none,
         rounding=one,
@@ -266,8 +266,8 @@ def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interfe
         prefill_at=sides[1],
         interference=interference,
         rows=rows["_place"].to_numpy(),
-        degrees=Mapping(**degrees["decode"]),
-        prefill_degrees=Mapping(**degrees["prefill"]),
+        mapping=Mapping(**degrees["decode"]),
+        prefill_mapping=Mapping(**degrees["prefill"]),
         batch=column("decode_batch"),
         prefill_batch=column("prefill_batch"),
         chunk_tokens=column("prefill_chunk_tokens"),
@@ -323,7 +323,7 @@ def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times
     zero = np.zeros(designs.rows.size)
     decode, first, busy = zero, zero, zero
     if step:
-        decode = decode_step(designs.at, designs.degrees, batch=designs.batch, context=designs.lengths.context).ttl
+        decode = decode_step(designs.at, designs.mapping, batch=designs.batch, context=designs.lengths.context).ttl
     if fill:
         first, busy = _fill(designs)
     return Times(decode, first, busy)
@@ -335,7 +335,7 @@ def _fill(designs: Designs) -> tuple[Any, Any]:
     if designs.mode == "piggyback":
         step = mixed_step(
             at,
-            designs.degrees,
+            designs.mapping,
             batch=designs.batch,
             context=designs.lengths.context,
             chunk=Chunk(designs.mixed_chunk, isl),
@@ -343,11 +343,11 @@ def _fill(designs: Designs) -> tuple[Any, Any]:
             interference=designs.interference,
         )
         return step.time, step.time
-    degrees, batch = designs.prefill_degrees, designs.prefill_batch
+    mapping, batch = designs.prefill_mapping, designs.prefill_batch
     if designs.chunk_tokens[0]:
-        done = chunked_prefill_pass(at, degrees, batch=batch, isl=isl, chunk_tokens=designs.chunk_tokens, mla_form=form)
+        done = chunked_prefill_pass(at, mapping, batch=batch, isl=isl, chunk_tokens=designs.chunk_tokens, mla_form=form)
     else:
-        done = prefill_pass(at, degrees, batch=batch, isl=isl, mla_form=form)
+        done = prefill_pass(at, mapping, batch=batch, isl=isl, mla_form=form)
     return done.ftl, done.busy
 
 
@@ -376,7 +376,7 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
         if not designs.shared:
             prefill, decode = designs.prefill_batch / times.busy, rate_of(designs.batch, times.step)
             if rematch:
-                needed = designs.prefill_degrees.gpus / prefill + designs.degrees.gpus / decode
+                needed = designs.prefill_mapping.gpus / prefill + designs.mapping.gpus / decode
                 return Scores(times.fill, times.step, designs.rounding * osl / needed)
             rate = np.minimum(designs.prefill_instances * prefill, designs.instances * decode)
             return Scores(times.fill, times.step, rate * osl / designs.total_gpus)
@@ -387,6 +387,6 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
         else:
             share = designs.mixed_share
             mean, gap = share * times.fill + (1.0 - share) * times.step, times.fill
-            ftl = np.maximum(designs.degrees.dp_attn * isl / designs.mixed_chunk, 1.0) * times.fill
+            ftl = np.maximum(designs.mapping.dp_attn * isl / designs.mixed_chunk, 1.0) * times.fill
         rate = rate_of(designs.batch, mean)
         return Scores(ftl, np.where(designs.by_gap, gap, mean), rate * osl / designs.total_gpus)

@@ -358,6 +358,6 @@ def engine_of(rates: Rates, engine: str, spec: UncertaintySpec) -> str:
 
 
 def _mapping_names(designs: Designs, phase: str) -> list[str]:
-    degrees = designs.degrees if phase == "decode" else designs.prefill_degrees
-    columns = (degrees.tp_attn, degrees.dp_attn, degrees.tp_ffn, degrees.ep, degrees.pp)
+    mapping = designs.mapping if phase == "decode" else designs.prefill_mapping
+    columns = (mapping.tp_attn, mapping.dp_attn, mapping.tp_ffn, mapping.ep, mapping.pp)
     return [" ".join(f"{value:g}" for value in row) for row in zip(*columns, strict=True)]

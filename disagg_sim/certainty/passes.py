@@ -89,11 +89,11 @@ class Pass:
 
 def passes_of(designs: Designs) -> Iterator[Pass]:
     """Kinds of passes; operators are those of a single stage that runs one micro-batch, or all chunks of CPP."""
-    stages = designs.degrees.pp
+    stages = designs.mapping.pp
     micro = np.minimum(stages, np.maximum(designs.batch, 1.0))
     apart = replace(
         designs,
-        degrees=replace(designs.degrees, pp=np.ones_like(stages)),
+        mapping=replace(designs.mapping, pp=np.ones_like(stages)),
         batch=np.ceil(designs.batch / micro),
         mixed_chunk=designs.mixed_chunk / micro,
         interference=NO_INTERFERENCE,
@@ -105,14 +105,14 @@ def passes_of(designs: Designs) -> Iterator[Pass]:
     if designs.mode == "piggyback":
         yield _pass("mixed step", "prefill", designs, apart, 1)
         return
-    degrees, batch, field = designs.prefill_degrees, designs.prefill_batch, 1
+    mapping, batch, field = designs.prefill_mapping, designs.prefill_batch, 1
     if designs.chunk_tokens[0]:
         apart, field = designs, 2  # the slowest stage is busy with its layers of all chunks
     else:
-        prompts = np.ceil(batch / degrees.dp_attn)
-        prompts = np.ceil(prompts / np.minimum(degrees.pp, prompts))
-        one_stage = replace(degrees, pp=np.ones_like(degrees.pp))
-        apart = replace(designs, prefill_degrees=one_stage, prefill_batch=np.minimum(prompts * degrees.dp_attn, batch))
+        prompts = np.ceil(batch / mapping.dp_attn)
+        prompts = np.ceil(prompts / np.minimum(mapping.pp, prompts))
+        one_stage = replace(mapping, pp=np.ones_like(mapping.pp))
+        apart = replace(designs, prefill_mapping=one_stage, prefill_batch=np.minimum(prompts * mapping.dp_attn, batch))
     yield _pass("prefill pass", "prefill", designs, apart, field)
 
 

@@ -158,7 +158,7 @@ def all_to_all_cost(
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def exchange_cost(tokens: Numeric, degrees: Mapping, top_k: int, phase: str, at: Setup) -> tuple[Cost, Cost]:
+def exchange_cost(tokens: Numeric, mapping: Mapping, top_k: int, phase: str, at: Setup) -> tuple[Cost, Cost]:
     """Dispatch (with prepare) and combine of an MoE layer, expert-TP gather and scatter included.
 
     ``tokens`` are those that one GPU sends (its slice of its attention rank's tokens). Nothing is exchanged
@@ -167,8 +167,8 @@ def exchange_cost(tokens: Numeric, degrees: Mapping, top_k: int, phase: str, at:
     outputs reduce-scattered: T_g = T*(1-(1-1/ep)^k) tokens, all T of them for ep = 1.
     """
     precision, domain, hidden = at.precision, at.system.nvlink_domain, at.model.hidden
-    gpus, ep, tp_ffn = degrees.stage_gpus, degrees.ep, degrees.tp_ffn
-    exchanges = np.where(np.asarray(degrees.dp_attn) > 1, 1.0, 0.0)
+    gpus, ep, tp_ffn = mapping.stage_gpus, mapping.ep, mapping.tp_ffn
+    exchanges = np.where(np.asarray(mapping.dp_attn) > 1, 1.0, 0.0)
     domains = np.ceil(gpus / domain)
     spread = np.minimum(domains, ep)
     dispatch = all_to_all_cost(

@@ -21,7 +21,7 @@ def kv_bytes_per_request(model: ModelSpec, precision: Precision, isl: float) -> 
     return model.kv_elements(isl) * precision.cache.bytes
 
 
-def unique_gpus(model: ModelSpec, degrees: Mapping, tokens: float | None = None) -> Numeric:
+def unique_gpus(model: ModelSpec, mapping: Mapping, tokens: float | None = None) -> Numeric:
     """GPUs of an instance that hold distinct parts of the cache. [1]
 
     Every stage and DP rank is distinct; in a TP group min(tp, n_kv) GPUs are, and one for MLA. Where kinds of
@@ -32,12 +32,12 @@ def unique_gpus(model: ModelSpec, degrees: Mapping, tokens: float | None = None)
         (count * layer.attention.spec.elements(model.max_context if tokens is None else tokens), layer.attention)
         for layer, count in layers_of(model)
     ]
-    apart = [attention.distinct(degrees.tp_attn) for held, attention in parts if held]
+    apart = [attention.distinct(mapping.tp_attn) for held, attention in parts if held]
     distinct: Numeric = apart[0] if apart else 1
     if any(np.any(other != distinct) for other in apart[1:]):
-        sent = sum(held / attention.distinct(degrees.tp_attn) for held, attention in parts if held)
+        sent = sum(held / attention.distinct(mapping.tp_attn) for held, attention in parts if held)
         distinct = sum(held for held, _ in parts) / sent
-    return degrees.dp_attn * degrees.pp * distinct
+    return mapping.dp_attn * mapping.pp * distinct
 
 
 def own_link_bandwidth(system: SystemSpec, profile: ProfileSpec, *, within_domain: bool) -> float:

@@ -28,12 +28,12 @@ ALL_TO_ALL_BUFFER_BYTES = 3.0
 EXPANDED = "cached"
 
 
-def layer_weight_bytes(model: ModelSpec, layer: Layer, precision: Precision, degrees: Mapping) -> Numeric:
+def layer_weight_bytes(model: ModelSpec, layer: Layer, precision: Precision, mapping: Mapping) -> Numeric:
     """Weights of one layer on one GPU. [B]"""
     d, attention = model.hidden, layer.attention
     norms = (4 if model.layer_norm else 2) * d + attention.spec.other_params(d)
-    projections = attention.matmul_params(d, degrees.tp_attn) * precision.projection(attention.spec.kind).bytes
-    return projections + norms * ACTIVATION_BYTES + layer.ffn.weight_bytes(d, precision, degrees)
+    projections = attention.matmul_params(d, mapping.tp_attn) * precision.projection(attention.spec.kind).bytes
+    return projections + norms * ACTIVATION_BYTES + layer.ffn.weight_bytes(d, precision, mapping)
 
 
 def weight_bytes(model: ModelSpec, precision: Precision) -> float:
@@ -98,30 +98,30 @@ class Prefilling:
 
 
 def prefilling_in_passes(
-    degrees: Mapping, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
+    mapping: Mapping, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
 ) -> Prefilling:
     """Prompts that are prefilled in passes of their own, decode waiting.
 
     Parameters
     ----------
-    degrees, prompts
+    mapping, prompts
         Sharding, and prompts of a pass over all DP ranks. [1]
     prompt, deviations
         Length of a prompt, and standard deviations that a sum of them may lie above its mean. [1]
     chunk_tokens
         Of each prompt; 0 = whole prompts. [token]
     """
-    own = np.ceil(prompts / degrees.dp_attn)
-    whole = prompt.of(np.ceil(own / np.minimum(degrees.pp, own)), deviations)
+    own = np.ceil(prompts / mapping.dp_attn)
+    whole = prompt.of(np.ceil(own / np.minimum(mapping.pp, own)), deviations)
     new = np.where(np.asarray(chunk_tokens) > 0, own * chunk_tokens, whole)
     return Prefilling(prompts=prompts, prompt=prompt, new=new, mixed=False)
 
 
 def prefilling_in_pieces(
-    degrees: Mapping, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, batch: Numeric
+    mapping: Mapping, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, batch: Numeric
 ) -> Prefilling:
     """Prompts that are prefilled in pieces of ``chunk_tokens`` over all DP ranks, in the steps of ``batch`` decodes."""
-    new = chunk_share(chunk_tokens / np.minimum(degrees.pp, batch), degrees.dp_attn)
+    new = chunk_share(chunk_tokens / np.minimum(mapping.pp, batch), mapping.dp_attn)
     return Prefilling(prompts=prompts, prompt=prompt, new=new, mixed=True)
 
 
@@ -135,53 +135,53 @@ def prompt_residents(isl: float) -> CachedTokens:
     return CachedTokens(mean=isl, deviation=0.0, most=isl)
 
 
-def decode_live(degrees: Mapping, batch: Numeric) -> Live:
+def decode_live(mapping: Mapping, batch: Numeric) -> Live:
     """A micro-batch of a decode step: with pp stages, ``min(pp, batch)`` of them follow each other."""
-    own = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
-    return Live(own, np.minimum(own * degrees.dp_attn, batch), own)
+    own = np.ceil(np.ceil(batch / np.minimum(mapping.pp, batch)) / mapping.dp_attn)
+    return Live(own, np.minimum(own * mapping.dp_attn, batch), own)
 
 
 def prefill_live(
-    degrees: Mapping, batch: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
+    mapping: Mapping, batch: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
 ) -> Live:
     """A micro-batch of whole prompts of a pass, or, with CPP, a chunk of every prompt of a rank.
 
     Parameters
     ----------
-    degrees, batch
+    mapping, batch
         Sharding, and prompts of a pass over all DP ranks. [1]
     prompt, deviations
         Length of a prompt, and standard deviations that a sum of them may lie above its mean. [1]
     chunk_tokens
         Of each prompt; 0 = whole prompts. [token]
     """
-    prompts = np.ceil(batch / degrees.dp_attn)
-    microbatch = np.ceil(prompts / np.minimum(degrees.pp, prompts))
+    prompts = np.ceil(batch / mapping.dp_attn)
+    microbatch = np.ceil(prompts / np.minimum(mapping.pp, prompts))
     chunk = np.minimum(prompts * chunk_tokens, prompt.of(prompts, deviations))
     own = np.where(chunk_tokens > 0, chunk, prompt.of(microbatch, deviations))
-    total = np.minimum(own * degrees.dp_attn, prompt.of(batch, deviations))
+    total = np.minimum(own * mapping.dp_attn, prompt.of(batch, deviations))
     return Live(own, total, np.where(chunk_tokens > 0, prompts, microbatch))
 
 
-def activation_bytes(model: ModelSpec, degrees: Mapping, residents: Residents, imbalance: float) -> Numeric:
+def activation_bytes(model: ModelSpec, mapping: Mapping, residents: Residents, imbalance: float) -> Numeric:
     """Activations of the live layer and the logits. [B]"""
-    tp, live = degrees.tp_attn, residents.live
+    tp, live = mapping.tp_attn, residents.live
     widest: Numeric = 0.0
     for layer, _ in layers_of(model):
         widest = np.maximum(widest, live * layer.attention.activation_width(tp))
-        widest = np.maximum(widest, layer.ffn.widest(model.hidden, degrees, live, residents.live_total, imbalance))
+        widest = np.maximum(widest, layer.ffn.widest(model.hidden, mapping, live, residents.live_total, imbalance))
     logits = residents.emitted * (model.vocab * LOGIT_BYTES) / tp
     return ACTIVATION_BYTES * (live * (4 * model.hidden) + widest) + logits
 
 
-def communication_bytes(model: ModelSpec, degrees: Mapping, live: Numeric) -> Numeric:
+def communication_bytes(model: ModelSpec, mapping: Mapping, live: Numeric) -> Numeric:
     """Buffers of collectives: two all-reduce messages, and what an all-to-all receives. [B]"""
-    d, tp = model.hidden, degrees.tp_attn
+    d, tp = model.hidden, mapping.tp_attn
     total = np.where(np.asarray(tp) > 1, 2 * ACTIVATION_BYTES * d, 0.0) * live
     picks = max(layer.ffn.picks for layer, _ in layers_of(model))
     if not picks:
         return total
-    exchanged = (np.asarray(degrees.dp_attn) > 1) & (np.asarray(degrees.ep) > 1)
+    exchanged = (np.asarray(mapping.dp_attn) > 1) & (np.asarray(mapping.ep) > 1)
     return total + np.where(exchanged, picks * d * ALL_TO_ALL_BUFFER_BYTES / tp, 0.0) * live
 
 
@@ -195,21 +195,21 @@ class MemoryParts(NamedTuple):
     runtime: Numeric  # context, graphs and libraries
 
 
-def instance_bytes(at: Setup, degrees: Mapping, residents: Residents, imbalance: float = 1.0) -> Numeric:
+def instance_bytes(at: Setup, mapping: Mapping, residents: Residents, imbalance: float = 1.0) -> Numeric:
     """Bytes on the fullest GPU of the fullest stage. [B]"""
     fullest: Numeric = 0.0
-    for weights, cache in _stages(at, degrees, residents):
+    for weights, cache in _stages(at, mapping, residents):
         fullest = np.maximum(fullest, weights + cache)
-    activations, communication, runtime = _everywhere(at, degrees, residents, imbalance)
+    activations, communication, runtime = _everywhere(at, mapping, residents, imbalance)
     return fullest + activations + communication + runtime
 
 
-def instance_parts(at: Setup, degrees: Mapping, residents: Residents, imbalance: float = 1.0) -> MemoryParts:
+def instance_parts(at: Setup, mapping: Mapping, residents: Residents, imbalance: float = 1.0) -> MemoryParts:
     """Take ``instance_bytes`` apart; the parts are those of the fullest stage and add up to it.
 
     Parameters
     ----------
-    at, degrees
+    at, mapping
         Setup, and sharding of the instance. [1]
     residents
         What a rank holds: ``decode_load``, ``prefill_load`` or ``colocated_load``.
@@ -219,24 +219,24 @@ def instance_parts(at: Setup, degrees: Mapping, residents: Residents, imbalance:
     Returns
     -------
     MemoryParts
-        Numbers, or arrays of the shape of the degrees. [B]
+        Numbers, or arrays of the shape of the mapping. [B]
     """
-    (weights, cache), *others = _stages(at, degrees, residents)
+    (weights, cache), *others = _stages(at, mapping, residents)
     for more_weights, more_cache in others:
         fuller = more_weights + more_cache > weights + cache
         weights, cache = np.where(fuller, more_weights, weights), np.where(fuller, more_cache, cache)
-    return MemoryParts(weights, cache, *_everywhere(at, degrees, residents, imbalance))
+    return MemoryParts(weights, cache, *_everywhere(at, mapping, residents, imbalance))
 
 
-def _stages(at: Setup, degrees: Mapping, residents: Residents) -> Iterator[tuple[Numeric, Numeric]]:
+def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[tuple[Numeric, Numeric]]:
     """Weights and cache on a GPU of every stage that may be the fullest. [B]"""
     model, precision = at.model, at.precision
-    tp, d = degrees.tp_attn, model.hidden
-    table = stage_table(model, degrees.pp)
+    tp, d = mapping.tp_attn, model.hidden
+    table = stage_table(model, mapping.pp)
     layers = [layer for layer, _ in layers_of(model)]
-    of_layer = [layer_weight_bytes(model, layer, precision, degrees) for layer in layers]
+    of_layer = [layer_weight_bytes(model, layer, precision, mapping) for layer in layers]
     ends, final_norm = model.vocab * d / tp, (2 if model.layer_norm else 1) * d * ACTIVATION_BYTES
-    tied_here = 1.0 - np.where(np.asarray(degrees.pp) == 1, float(model.tied_embeddings), 0.0)
+    tied_here = 1.0 - np.where(np.asarray(mapping.pp) == 1, float(model.tied_embeddings), 0.0)
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
         weights = first * (ends + model.learned_positions * d) * precision.embedding.bytes
         weights = weights + last * (tied_here * ends * precision.head.bytes + final_norm)
@@ -261,23 +261,23 @@ def _stages(at: Setup, degrees: Mapping, residents: Residents) -> Iterator[tuple
 
 
 def _everywhere(
-    at: Setup, degrees: Mapping, residents: Residents, imbalance: float
+    at: Setup, mapping: Mapping, residents: Residents, imbalance: float
 ) -> tuple[Numeric, Numeric, Numeric]:
     """Activations, buffers of collectives and runtime, which every stage holds. [B]"""
     return (
-        activation_bytes(at.model, degrees, residents, imbalance),
-        communication_bytes(at.model, degrees, residents.live),
+        activation_bytes(at.model, mapping, residents, imbalance),
+        communication_bytes(at.model, mapping, residents.live),
         at.profile.runtime_bytes + at.profile.communication_library_bytes,
     )
 
 
 def decode_load(
-    at: Setup, degrees: Mapping, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
+    at: Setup, mapping: Mapping, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
 ) -> Residents:
     """What a rank of a decode instance holds at its steady batch. Arguments as in ``decode_bytes``."""
-    sequences = np.ceil(batch / degrees.dp_attn)
+    sequences = np.ceil(batch / mapping.dp_attn)
     tokens = cached.of(sequences, at.profile.resident_deviations)
-    live = decode_live(degrees, batch)
+    live = decode_live(mapping, batch)
     return Residents(
         sequences=sequences,
         tokens=tokens,
@@ -289,24 +289,24 @@ def decode_load(
 
 
 def decode_bytes(
-    at: Setup, degrees: Mapping, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
+    at: Setup, mapping: Mapping, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
 ) -> Numeric:
     """Bytes on the fullest GPU of a decode instance at its steady batch of sequences ``cached``. [B]
 
     The MLA form ``cached`` keeps the up-projected keys and values of every sequence.
     """
-    residents = decode_load(at, degrees, batch, cached=cached, mla_form=mla_form)
-    return instance_bytes(at, degrees, residents, at.profile.decode_imbalance)
+    residents = decode_load(at, mapping, batch, cached=cached, mla_form=mla_form)
+    return instance_bytes(at, mapping, residents, at.profile.decode_imbalance)
 
 
 def prefill_load(
-    at: Setup, degrees: Mapping, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
+    at: Setup, mapping: Mapping, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
 ) -> Residents:
     """What a rank of a prefill instance holds. Arguments as in ``prefill_bytes``."""
     deviations = at.profile.resident_deviations
-    prompts = np.ceil(batch / degrees.dp_attn)
-    live = prefill_live(degrees, batch, prompt, chunk_tokens, deviations)
-    resident = 2.0 * degrees.pp * prompts
+    prompts = np.ceil(batch / mapping.dp_attn)
+    live = prefill_live(mapping, batch, prompt, chunk_tokens, deviations)
+    resident = 2.0 * mapping.pp * prompts
     return Residents(
         sequences=resident,
         tokens=prompt.of(resident, deviations),
@@ -318,27 +318,27 @@ def prefill_load(
 
 
 def prefill_bytes(
-    at: Setup, degrees: Mapping, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
+    at: Setup, mapping: Mapping, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
 ) -> Numeric:
     """Bytes on the fullest GPU of a prefill instance: the caches of ``2*pp*b`` prompts, running and leaving. [B]
 
     The MLA form ``cached`` adds the up-projected keys and values of the pass that is in a stage.
     """
-    residents = prefill_load(at, degrees, batch, prompt=prompt, chunk_tokens=chunk_tokens, mla_form=mla_form)
-    return instance_bytes(at, degrees, residents, at.profile.prefill_imbalance)
+    residents = prefill_load(at, mapping, batch, prompt=prompt, chunk_tokens=chunk_tokens, mla_form=mla_form)
+    return instance_bytes(at, mapping, residents, at.profile.prefill_imbalance)
 
 
 def colocated_load(
-    at: Setup, degrees: Mapping, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
+    at: Setup, mapping: Mapping, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
 ) -> Residents:
     """What a rank of an instance that does both phases holds. Arguments as in ``colocated_bytes``."""
     deviations = at.profile.resident_deviations
     prompt, prompts, new = prefilling.prompt, prefilling.prompts, prefilling.new
-    sequences, own = np.ceil(batch / degrees.dp_attn), np.ceil(prompts / degrees.dp_attn)
-    decodes = np.ceil(np.ceil(batch / np.minimum(degrees.pp, batch)) / degrees.dp_attn)
+    sequences, own = np.ceil(batch / mapping.dp_attn), np.ceil(prompts / mapping.dp_attn)
+    decodes = np.ceil(np.ceil(batch / np.minimum(mapping.pp, batch)) / mapping.dp_attn)
     together = np.add if prefilling.mixed else np.maximum
-    decodes_total = np.minimum(decodes * degrees.dp_attn, batch)
-    new_total = np.minimum(new * degrees.dp_attn, prompt.of(prompts, deviations))
+    decodes_total = np.minimum(decodes * mapping.dp_attn, batch)
+    new_total = np.minimum(new * mapping.dp_attn, prompt.of(prompts, deviations))
     whole = prompt.of(own, deviations)
     return Residents(
         sequences=sequences + own,
@@ -351,12 +351,12 @@ def colocated_load(
 
 
 def colocated_bytes(
-    at: Setup, degrees: Mapping, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
+    at: Setup, mapping: Mapping, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
 ) -> Numeric:
     """Bytes on the fullest GPU of an instance that decodes ``batch`` requests and also prefills. [B]
 
     To the residents of a decode instance come the prompts in prefill, each with its whole cache. The MLA form
     ``cached`` adds their up-projected keys and values. No prompts is ``decode_bytes`` at the imbalance of prefill.
     """
-    residents = colocated_load(at, degrees, batch, cached=cached, prefilling=prefilling, mla_form=mla_form)
-    return instance_bytes(at, degrees, residents, at.profile.prefill_imbalance)
+    residents = colocated_load(at, mapping, batch, cached=cached, prefilling=prefilling, mla_form=mla_form)
+    return instance_bytes(at, mapping, residents, at.profile.prefill_imbalance)

@@ -197,14 +197,14 @@ def batch_axis(at: Setup, mappings: Mapping | list[Mapping], lengths: Lengths, *
         raise InputError(f"phase {phase!r} is not one of {', '.join(PHASES)}{nearest(phase, PHASES)}")
     table = mappings_for(at, mappings)
     doublings = 2.0 ** np.arange(MAX_BATCH.bit_length())[None, :]
-    degrees = table.for_grid()
+    mapping = table.for_grid()
 
     def fits(batch: Numeric) -> Any:
         if phase == "decode":
-            memory = decode_bytes(at, degrees, batch, cached=lengths.resident)
+            memory = decode_bytes(at, mapping, batch, cached=lengths.resident)
         else:
-            chunk = np.where(degrees.pp > 1, min(CHUNK_TOKENS), 0)
-            memory = prefill_bytes(at, degrees, batch, prompt=lengths.prompt, chunk_tokens=chunk)
+            chunk = np.where(mapping.pp > 1, min(CHUNK_TOKENS), 0)
+            memory = prefill_bytes(at, mapping, batch, prompt=lengths.prompt, chunk_tokens=chunk)
         return np.any(memory <= at.memory_limit, axis=0)
 
     if not len(table):
@@ -267,10 +267,10 @@ def decode_grid(
     ttl, memory = np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     for rows in row_blocks(*shape):
-        degrees = table[rows].for_grid()
-        step = decode_step(at, degrees, batch=axis, context=lengths.context, mla_form=mla_form)
+        mapping = table[rows].for_grid()
+        step = decode_step(at, mapping, batch=axis, context=lengths.context, mla_form=mla_form)
         ttl[rows], micro[rows], bound[rows] = step.ttl, step.microbatches, bound_codes(step.sums)
-        memory[rows] = decode_bytes(at, degrees, axis, cached=lengths.resident, mla_form=mla_form)
+        memory[rows] = decode_bytes(at, mapping, axis, cached=lengths.resident, mla_form=mla_form)
     return PhaseGrid(
         phase="decode",
         setup=at,
@@ -344,15 +344,15 @@ def prefill_grid(
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     forms = np.empty(shape, dtype=np.int8)
     for rows, timed in _timed_blocks(lengths, ftl_isl, table.chunk_tokens, sizes.size):
-        degrees = table[rows].for_grid()
-        chunk = degrees.chunk_tokens
-        score = partial(_score, at, timed, lengths, degrees, axis)
+        mapping = table[rows].for_grid()
+        chunk = mapping.chunk_tokens
+        score = partial(_score, at, timed, lengths, mapping, axis)
         done, memory[rows], forms[rows] = best_form(at, mla_form, score) if chunk[0, 0] else score(mla_form)
         ftl[rows], busy[rows], bound[rows] = done.ftl, done.busy, bound_codes(done.sums)
         if chunk[0, 0]:
             micro[rows] = np.ceil(lengths.mean_isl / np.minimum(chunk, lengths.mean_isl))
         else:
-            micro[rows] = np.minimum(degrees.pp, np.ceil(axis / degrees.dp_attn))
+            micro[rows] = np.minimum(mapping.pp, np.ceil(axis / mapping.dp_attn))
     return PhaseGrid(
         phase="prefill",
         setup=at,
@@ -410,19 +410,19 @@ def _timed_blocks(lengths: Lengths, ftl_isl: float, chunks: Ints, columns: int) 
 
 
 def _score(
-    at: Setup, timed: _Timed, lengths: Lengths, degrees: Mapping, axis: Any, form: str
+    at: Setup, timed: _Timed, lengths: Lengths, mapping: Mapping, axis: Any, form: str
 ) -> tuple[PrefillPass, Any, Any]:
     """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
-    chunk = degrees.chunk_tokens
+    chunk = mapping.chunk_tokens
 
     def one(isl: float) -> PrefillPass:
         if not chunk[0, 0]:
-            return prefill_pass(at, degrees, batch=axis, isl=isl, mla_form=form)
-        return chunked_prefill_pass(at, degrees, batch=axis, isl=isl, chunk_tokens=chunk, mla_form=form)
+            return prefill_pass(at, mapping, batch=axis, isl=isl, mla_form=form)
+        return chunked_prefill_pass(at, mapping, batch=axis, isl=isl, chunk_tokens=chunk, mla_form=form)
 
     if not chunk[0, 0] and form != "absorbed":
         form = "naive"  # there is no past to project again, or to keep
-    held = prefill_bytes(at, degrees, axis, prompt=lengths.prompt, chunk_tokens=chunk, mla_form=form)
+    held = prefill_bytes(at, mapping, axis, prompt=lengths.prompt, chunk_tokens=chunk, mla_form=form)
     return timed.expected(one), held, form_code(at, form)
 
 

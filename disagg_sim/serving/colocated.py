@@ -137,13 +137,13 @@ def _cuts(case: Case, group: Group, passes: Ints) -> list[_Cut]:
 
 def _cut(case: Case, group: Group, passes: Ints, size: int, form: str) -> _Cut:
     """Time the passes of one cut at every prompt that stands for the law."""
-    at, degrees, prompts = case.at, group.degrees, passes[None, :].astype(float)
+    at, mapping, prompts = case.at, group.mapping, passes[None, :].astype(float)
     chunk = np.full((len(group.table), 1), float(size))
 
     def time(isl: float) -> Any:
         if not size:
-            return prefill_pass(at, degrees, batch=prompts, isl=isl, mla_form=form).ftl
-        return chunked_prefill_pass(at, degrees, batch=prompts, isl=isl, chunk_tokens=chunk, mla_form=form).ftl
+            return prefill_pass(at, mapping, batch=prompts, isl=isl, mla_form=form).ftl
+        return chunked_prefill_pass(at, mapping, batch=prompts, isl=isl, chunk_tokens=chunk, mla_form=form).ftl
 
     nodes, weights = case.lengths.isl_nodes(size)
     mean = sum(weight * time(isl) for isl, weight in zip(nodes.tolist(), weights.tolist(), strict=True))
@@ -171,7 +171,7 @@ def _search(case: Case, group: Group, sizes: Ints | None) -> list[tuple[Chosen, 
         return []
     passes, which = np.unique(prompts[batch_index, step], return_inverse=True)
     axis = group.batch[None, :].astype(float)
-    decode = decode_step(at, group.degrees, batch=axis, context=case.lengths.context)
+    decode = decode_step(at, group.mapping, batch=axis, context=case.lengths.context)
     bound = np.broadcast_to(bound_codes(decode.sums), decode.ttl.shape)
     cuts = _cuts(case, group, passes)
     scored = _Scored(case, group, cuts, batch_index, passes[which], which, decode.ttl, bound)
@@ -233,9 +233,9 @@ class _Scored:
         return chosen, tally
 
     def _memory(self, part: Mapping, cut: _Cut) -> Floats:
-        degrees, together = part.for_grid(), self.together.astype(float)[None, :]
+        mapping, together = part.for_grid(), self.together.astype(float)[None, :]
         prompt, deviations = self.case.lengths.prompt, self.case.at.profile.resident_deviations
-        prefilling = prefilling_in_passes(degrees, together, prompt, cut.chunk_tokens, deviations)
+        prefilling = prefilling_in_passes(mapping, together, prompt, cut.chunk_tokens, deviations)
         batch = self.group.batch[self.batch_index].astype(float)[None, :]
-        held: Floats = self.case.memory_bytes(degrees, batch, prefilling, expanded=cut.expanded)
+        held: Floats = self.case.memory_bytes(mapping, batch, prefilling, expanded=cut.expanded)
         return held

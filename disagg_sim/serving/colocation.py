@@ -80,11 +80,11 @@ class Case:
         if self.ttl_limit is not None:
             above_zero("ttl_limit", self.ttl_limit, "s")
 
-    def memory_bytes(self, degrees: Mapping, batch: Any, prefilling: Prefilling, *, expanded: bool) -> Any:
+    def memory_bytes(self, mapping: Mapping, batch: Any, prefilling: Prefilling, *, expanded: bool) -> Any:
         """Bytes on the fullest GPU; see ``physics.memory.colocated_bytes``. [B]"""
         return colocated_bytes(
             self.at,
-            degrees,
+            mapping,
             batch,
             cached=self.lengths.resident,
             prefilling=prefilling,
@@ -112,7 +112,7 @@ class Group:
     deep: bool  # with a pipeline
 
     @property
-    def degrees(self) -> Mapping:
+    def mapping(self) -> Mapping:
         """Degrees as columns of shape (rows, 1). [1]"""
         return self.table.for_grid()
 

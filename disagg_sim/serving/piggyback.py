@@ -132,14 +132,14 @@ class _Mixed(NamedTuple):
     long_time: Floats  # a step with a chunk of a long prompt [s]
 
 
-def _mixed(case: Case, degrees: Mapping, residents: Floats, chunk: Floats, dp: int, form: str) -> _Mixed:
+def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: int, form: str) -> _Mixed:
     """Mixed steps of one form of MLA; a column is one (batch, chunk)."""
     at, lengths = case.at, case.lengths
 
     def one(isl: float) -> MixedStep:
         return mixed_step(
             at,
-            degrees,
+            mapping,
             batch=residents,
             context=lengths.context,
             chunk=Chunk(chunk[None, :], isl),
@@ -163,14 +163,14 @@ def _block(
 ) -> tuple[Chosen, Tally]:
     """Score some rows of a group; a column is one (batch, chunk), forms of MLA one after the other."""
     at, part, forms, isl = case.at, group.table[rows], case.forms, case.lengths.mean_isl
-    degrees, axis = part.for_grid(), group.batch[None, :].astype(float)
-    decode = decode_step(at, degrees, batch=axis, context=case.lengths.context)
+    mapping, axis = part.for_grid(), group.batch[None, :].astype(float)
+    decode = decode_step(at, mapping, batch=axis, context=case.lengths.context)
     step, residents = decode.ttl[:, batch_index], group.batch[batch_index].astype(float)[None, :]
     prompts = group.dp * np.maximum(np.ceil(chunk / (group.dp * isl)), 1.0)  # in progress, over all DP ranks
-    prefilling = prefilling_in_pieces(degrees, prompts, case.lengths.prompt, chunk, residents)
-    under = [_mixed(case, degrees, residents, chunk, group.dp, form) for form in forms]
+    prefilling = prefilling_in_pieces(mapping, prompts, case.lengths.prompt, chunk, residents)
+    under = [_mixed(case, mapping, residents, chunk, group.dp, form) for form in forms]
     mixed = [each.step for each in under]
-    memory = [case.memory_bytes(degrees, residents, prefilling, expanded=form == "cached") for form in forms]
+    memory = [case.memory_bytes(mapping, residents, prefilling, expanded=form == "cached") for form in forms]
     time = np.concatenate([each.time for each in mixed], axis=1)
     index, step = np.tile(batch_index, len(forms)), np.tile(step, len(forms))
     chunk, share, prompts = (np.tile(values, len(forms)) for values in (chunk, share, prompts))

@@ -193,11 +193,11 @@ def test_ranks_of_dp_attention_share_a_pass():
 @pytest.mark.parametrize(("ranks", "overlaps"), [(8.0, False), (32.0, True)])
 def test_two_batch_overlap_hides_exchange_beyond_one_nvlink_domain(ranks, overlaps):
     """The longer of work and exchange remains: at least half of their sum, and no more than it."""
-    degrees, shape = Mapping(dp_attn=ranks, ep=ranks), lengths(2048, 1)
+    mapping, shape = Mapping(dp_attn=ranks, ep=ranks), lengths(2048, 1)
     serial, hidden = (
         prefill_time(
             served("deepseek_r1", "h100_sxm", "fp8_bf16kv", replace(ENGINE, two_batch_overlap=told)),
-            degrees,
+            mapping,
             ranks * 16384 * ONE,
             ranks * ONE,
             shape,

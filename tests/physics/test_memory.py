@@ -105,22 +105,22 @@ def test_tied_embeddings_are_held_once_or_at_both_ends():
 def test_activations_of_an_8k_step_of_llama_at_tp4():
     """8192*2*(4*8192 + 2*28,672/4) = 0.77 GB."""
     live = Residents(sequences=1.0, tokens=0.0, live=8192.0, live_total=8192.0, emitted=0.0)
-    degrees = Mapping(tp_attn=4.0, tp_ffn=4.0)
-    assert float(activation_bytes(load_model("llama_3_1_70b"), degrees, live, 1.0)) == 8192 * 2 * (32_768 + 14_336)
+    mapping = Mapping(tp_attn=4.0, tp_ffn=4.0)
+    assert float(activation_bytes(load_model("llama_3_1_70b"), mapping, live, 1.0)) == 8192 * 2 * (32_768 + 14_336)
 
 
 def test_logits_are_four_bytes_a_word():
     some = Residents(sequences=0.0, tokens=0.0, live=0.0, live_total=0.0, emitted=16.0)
-    degrees = Mapping(tp_attn=8.0, tp_ffn=8.0)
-    assert float(activation_bytes(load_model("llama_3_1_70b"), degrees, some, 1.0)) == 16 * 128_256 * 4 / 8
+    mapping = Mapping(tp_attn=8.0, tp_ffn=8.0)
+    assert float(activation_bytes(load_model("llama_3_1_70b"), mapping, some, 1.0)) == 16 * 128_256 * 4 / 8
 
 
 def test_routed_activations_of_r1():
     """1024 tokens a rank on EP 8: 8192*8*1.2/8 picks of (2*2048 + 7168) elements on the fullest rank."""
     live = Residents(sequences=1.0, tokens=0.0, live=1024.0, live_total=8192.0, emitted=0.0)
-    degrees = Mapping(dp_attn=8.0, ep=8.0)
+    mapping = Mapping(dp_attn=8.0, ep=8.0)
     by_hand = 2 * (1024 * 4 * 7168 + 8192 * 8 * 1.2 / 8 * (2 * 2048 + 7168))
-    assert float(activation_bytes(load_model("deepseek_r1"), degrees, live, 1.2)) == pytest.approx(by_hand, rel=1e-12)
+    assert float(activation_bytes(load_model("deepseek_r1"), mapping, live, 1.2)) == pytest.approx(by_hand, rel=1e-12)
 
 
 def test_buffers_of_collectives():
@@ -158,8 +158,8 @@ def test_latent_cache_is_whole_on_every_tp_rank(tp):
 def test_sliding_windows_hold_at_most_the_window():
     """gpt-oss-120b in bf16: of one more sequence of 4096+2 tokens 18 layers hold 128, 18 hold all: 1024*2*18 B each."""
     at = cached_setting("gpt_oss_120b", "a100_sxm_80gb", "ideal")
-    degrees = Mapping()
-    long, short = (float(decode_bytes(at, degrees, 1.0, cached=decode_residents(isl, 2))) for isl in (8192, 4096))
+    mapping = Mapping()
+    long, short = (float(decode_bytes(at, mapping, 1.0, cached=decode_residents(isl, 2))) for isl in (8192, 4096))
     assert long - short == pytest.approx(1024 * 2 * 18 * 4096, rel=1e-6)
 
 
@@ -197,12 +197,12 @@ def test_keeping_expanded_keys_and_values_in_decode_costs_their_memory():
 def test_parts_of_the_fullest_gpu_add_up_to_its_bytes(model, form):
     """Uneven stages, too: their weights and caches are those of the one that is fullest."""
     at = setup(model, "h100_sxm", "bf16")
-    degrees = Mapping(tp_attn=np.array([1.0, 4.0, 8.0]), tp_ffn=np.array([1.0, 4.0, 8.0]), pp=np.array([1.0, 3.0, 2.0]))
+    mapping = Mapping(tp_attn=np.array([1.0, 4.0, 8.0]), tp_ffn=np.array([1.0, 4.0, 8.0]), pp=np.array([1.0, 3.0, 2.0]))
     batch, cached = np.array([4.0, 37.0, 512.0]), decode_residents(8192, 1024)
-    residents = decode_load(at, degrees, batch, cached=cached, mla_form=form)
-    parts = instance_parts(at, degrees, residents, at.profile.decode_imbalance)
-    held = decode_bytes(at, degrees, batch, cached=cached, mla_form=form)
+    residents = decode_load(at, mapping, batch, cached=cached, mla_form=form)
+    parts = instance_parts(at, mapping, residents, at.profile.decode_imbalance)
+    held = decode_bytes(at, mapping, batch, cached=cached, mla_form=form)
     assert np.allclose(sum(parts), held, rtol=1e-12)
-    empty = decode_load(at, degrees, batch, cached=CachedTokens(mean=0.0, deviation=0.0, most=0.0), mla_form=form)
-    assert np.all(instance_parts(at, degrees, empty).cache == 0.0)
+    empty = decode_load(at, mapping, batch, cached=CachedTokens(mean=0.0, deviation=0.0, most=0.0), mla_form=form)
+    assert np.all(instance_parts(at, mapping, empty).cache == 0.0)
     assert np.all(parts.cache > 0.0)

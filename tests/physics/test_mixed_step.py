@@ -30,26 +30,26 @@ def step_of(at, mapping, batch, chunk, context=5000, isl=4096, **more):
 
 @pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_70b"])
 def test_a_grid_of_steps_without_a_chunk_is_the_decode_grid_to_the_last_bit(model):
-    at, degrees = cached_setting(model, "gb200_nvl72", "measured"), mappings_of(model, "gb200_nvl72").for_grid()
-    mixed = mixed_step(at, degrees, batch=SIZES, context=5000.0, chunk=Chunk(0.0, 4096.0))
-    plain = decode_step(at, degrees, batch=SIZES, context=5000.0)
+    at, mapping = cached_setting(model, "gb200_nvl72", "measured"), mappings_of(model, "gb200_nvl72").for_grid()
+    mixed = mixed_step(at, mapping, batch=SIZES, context=5000.0, chunk=Chunk(0.0, 4096.0))
+    plain = decode_step(at, mapping, batch=SIZES, context=5000.0)
     assert np.array_equal(mixed.time, plain.ttl)
 
 
 @pytest.mark.parametrize("form", ["naive", "absorbed", "cached"])
 def test_the_form_of_mla_is_that_of_the_chunk_and_decodes_stay_absorbed(form):
-    at, degrees = cached_setting("deepseek_r1", "gb200_nvl72", "measured"), Mapping(dp_attn=8.0, ep=8.0)
+    at, mapping = cached_setting("deepseek_r1", "gb200_nvl72", "measured"), Mapping(dp_attn=8.0, ep=8.0)
     given = {"batch": 64.0, "context": 5000.0}
-    mixed = mixed_step(at, degrees, chunk=Chunk(0.0, 4096.0), mla_form=form, **given)
-    assert mixed.time == decode_step(at, degrees, **given).ttl
+    mixed = mixed_step(at, mapping, chunk=Chunk(0.0, 4096.0), mla_form=form, **given)
+    assert mixed.time == decode_step(at, mapping, **given).ttl
 
 
 @pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_70b"])
 def test_a_grid_of_steps_without_decodes_is_one_prompt_a_rank(model):
-    at, degrees = cached_setting(model, "gb200_nvl72", "measured"), mappings_of(model, "gb200_nvl72").for_grid()
-    chunk = 4096.0 * degrees.dp_attn
-    mixed = mixed_step(at, degrees, batch=0.0, context=9.0, chunk=Chunk(chunk, 4096.0))
-    alone = prefill_pass(at, degrees, batch=degrees.dp_attn, isl=4096.0)
+    at, mapping = cached_setting(model, "gb200_nvl72", "measured"), mappings_of(model, "gb200_nvl72").for_grid()
+    chunk = 4096.0 * mapping.dp_attn
+    mixed = mixed_step(at, mapping, batch=0.0, context=9.0, chunk=Chunk(chunk, 4096.0))
+    alone = prefill_pass(at, mapping, batch=mapping.dp_attn, isl=4096.0)
     np.testing.assert_allclose(mixed.time, alone.ftl, rtol=1e-12)
 
 

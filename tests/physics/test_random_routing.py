@@ -25,10 +25,10 @@ def test_one_rank_and_many_picks_are_balanced():
 def test_random_routing_slows_small_batches_most():
     at = setup("deepseek_r1", "h200_sxm", "fp8", engine="trtllm")
     random = at.changed(profile=replace(at.profile, random_routing=True))
-    degrees = Mapping(tp_attn=8.0, tp_ffn=1.0, ep=8.0)
+    mapping = Mapping(tp_attn=8.0, tp_ffn=1.0, ep=8.0)
     slower = []
     for batch in (4.0, 64.0, 1024.0):
-        both = [decode_step(one, degrees, batch=batch, context=2000.0).ttl for one in (random, at)]
+        both = [decode_step(one, mapping, batch=batch, context=2000.0).ttl for one in (random, at)]
         slower.append(float(both[0] / both[1] - 1))
     assert slower[0] > slower[1] > slower[2] >= 0
     whole = Mapping(tp_attn=8.0, tp_ffn=8.0)

@@ -169,10 +169,10 @@ def test_hidden_all_reduce_is_an_option_of_prefill():
     """A fraction of 0.3 takes 0.3 of the wire time of prefill's all-reduce off, and leaves decode alone."""
     at = setup("llama_3_1_70b", "h100_sxm", "fp8")
     split = at.changed(profile=replace(at.profile, all_reduce_hidden_fraction=0.3))
-    degrees = Mapping(tp_attn=4.0, tp_ffn=4.0)
-    serial, hidden = (prefill_pass(one, degrees, batch=1.0, isl=8192.0) for one in (at, split))
+    mapping = Mapping(tp_attn=4.0, tp_ffn=4.0)
+    serial, hidden = (prefill_pass(one, mapping, batch=1.0, isl=8192.0) for one in (at, split))
     assert serial.ftl - hidden.ftl == pytest.approx(0.3 * serial.sums.communication, rel=1e-9)
-    steps = [decode_step(one, degrees, batch=8.0, context=100.0).ttl for one in (at, split)]
+    steps = [decode_step(one, mapping, batch=8.0, context=100.0).ttl for one in (at, split)]
     assert steps[0] == steps[1]
 
 

@@ -251,8 +251,8 @@ def test_cache_duplication(tp):
     assert float(kv_duplication(load_model("deepseek_r1"), float(tp))) == tp
     model = load_model("llama_3_1_70b")
     at = cached_setting("llama_3_1_70b", "gb200_nvl72", "ideal")
-    degrees = Mapping(tp_attn=float(tp), tp_ffn=float(tp))
+    mapping = Mapping(tp_attn=float(tp), tp_ffn=float(tp))
     # the cache of one more sequence of 8192+2 tokens on each of tp GPUs
-    more, less = (decode_bytes(at, degrees, b, cached=decode_residents(8192, 2)) for b in (2.0, 1.0))
+    more, less = (decode_bytes(at, mapping, b, cached=decode_residents(8192, 2)) for b in (2.0, 1.0))
     live = 2 * (4 * 8192 + max(2 * 28_672, 80 * 128) / tp) + model.vocab * 4 / tp + (tp > 1) * 2 * 2 * 8192
     assert tp * float(more - less - live) == pytest.approx(8194 * 163_840 * max(1, tp / 8), rel=1e-3)

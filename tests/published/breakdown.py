@@ -12,10 +12,10 @@ from disagg_sim.physics.setup import Setup
 
 
 def seconds_by_operator(
-    at: Setup, degrees: Mapping, tokens: Tokens, *, phase: str, stage_tokens: float, imbalance: float = 1.0
+    at: Setup, mapping: Mapping, tokens: Tokens, *, phase: str, stage_tokens: float, imbalance: float = 1.0
 ) -> dict[str, float]:
     """Time of each operator times the layers that have it; dispatch and combine under those names. [s]"""
-    tp, precision = degrees.tp_attn, at.precision
+    tp, precision = mapping.tp_attn, at.precision
     found: defaultdict[str, float] = defaultdict(float)
     for layer, count in layers_of(at.model):
         attend = layer.attention.prefill if phase == "prefill" else layer.attention.decode
@@ -26,9 +26,9 @@ def seconds_by_operator(
         operators += layer.ffn.local(at.model, precision, tp, tokens.linear)
         operators += layer.ffn.beside(at.model, precision, tp, tokens.linear)
         if layer.ffn.picks:
-            routed = layer.ffn.routed(at.model, precision, degrees, stage_tokens, imbalance)
-            found["routed experts"] += count * float(expert_cost(routed, degrees.ep, degrees.tp_ffn, at).time)
-            dispatch, combine = exchange_cost(tokens.linear / tp, degrees, layer.ffn.picks, phase, at)
+            routed = layer.ffn.routed(at.model, precision, mapping, stage_tokens, imbalance)
+            found["routed experts"] += count * float(expert_cost(routed, mapping.ep, mapping.tp_ffn, at).time)
+            dispatch, combine = exchange_cost(tokens.linear / tp, mapping, layer.ffn.picks, phase, at)
             found["dispatch"] += count * float(dispatch.time)
             found["combine"] += count * float(combine.time)
         for op in operators:

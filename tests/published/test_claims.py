@@ -385,8 +385,8 @@ def test_c32_misses_under_tensor_parallelism():
     for name in ("llama_3_1_405b", "llama_3_1_70b"):
         at[name] = setup(name, "gb200_nvl72", RECIPE)
         tokens = Tokens(prompts=1.0, new=4096.0, emitted=1.0)
-        degrees = Mapping(tp_attn=8.0, tp_ffn=8.0)
-        parts[name] = seconds_by_operator(at[name], degrees, tokens, phase="prefill", stage_tokens=4096.0)
+        mapping = Mapping(tp_attn=8.0, tp_ffn=8.0)
+        parts[name] = seconds_by_operator(at[name], mapping, tokens, phase="prefill", stage_tokens=4096.0)
     large, small = parts.values()
     matmul = ("qkv", "o", "gate, up", "down", "prefill attention")
     assert sum(large[name] for name in matmul) / sum(small[name] for name in matmul) == pytest.approx(4.78, rel=0.02)

@@ -120,11 +120,11 @@ def test_constant_lengths_need_one_node():
 
 def timed_passes(at, lengths, chunk):
     """FTL and busy time of a prompt of each length on eight stages of TP 4; (lengths, 2). [s]"""
-    degrees = Mapping(tp_attn=4.0, tp_ffn=4.0, pp=8.0)
+    mapping = Mapping(tp_attn=4.0, tp_ffn=4.0, pp=8.0)
     if chunk:
-        timed = [chunked_prefill_pass(at, degrees, batch=1.0, isl=s, chunk_tokens=chunk) for s in lengths.tolist()]
+        timed = [chunked_prefill_pass(at, mapping, batch=1.0, isl=s, chunk_tokens=chunk) for s in lengths.tolist()]
     else:
-        timed = [prefill_pass(at, degrees, batch=1.0, isl=s) for s in lengths.tolist()]
+        timed = [prefill_pass(at, mapping, batch=1.0, isl=s) for s in lengths.tolist()]
     return np.array([(float(t.ftl), float(t.busy)) for t in timed])
 
 
@@ -277,13 +277,13 @@ def test_sampled_and_integrated_answers_agree_within_the_sampling_error():
     rng = np.random.default_rng(11)
     isl = length_distribution(case.isl).sample(rng, n).astype(float)
     osl = length_distribution(case.osl).sample(rng, n).astype(float)
-    degrees = Mapping(tp_attn=4.0, tp_ffn=4.0)
+    mapping = Mapping(tp_attn=4.0, tp_ffn=4.0)
 
     def z(sample, expected):
         return abs(sample.mean() - expected) / (sample.std(ddof=1) / math.sqrt(sample.size))
 
     lengths_seen, count = np.unique(isl[:1500], return_counts=True)
-    each = [float(prefill_pass(at, degrees, batch=4.0, isl=s).ftl) for s in lengths_seen.tolist()]
+    each = [float(prefill_pass(at, mapping, batch=4.0, isl=s).ftl) for s in lengths_seen.tolist()]
     times = np.repeat(each, count)
     prefill = prefill_grid(at, DENSE[:1], law, batch=[4])
     assert z(times, prefill.latency[0, 0]) < 4
@@ -298,7 +298,7 @@ def test_sampled_and_integrated_answers_agree_within_the_sampling_error():
     assert z(residual, 0.0) < 4
     assert z(osl, law.mean_osl) < 4
     decode = decode_grid(at, DENSE[:1], law, batch=[4])
-    step = decode_step(at, degrees, batch=4.0, context=law.context)
+    step = decode_step(at, mapping, batch=4.0, context=law.context)
     rate = 4 / (float(step.ttl) * (osl.mean() - 1))
     error = osl.std(ddof=1) / math.sqrt(n) / osl.mean()
     assert abs(rate / decode.request_rate[0, 0] - 1) < 4 * error

@@ -203,8 +203,8 @@ def test_measured_rows_are_met_within_the_stated_error(tp, isl, osl, batch, meas
 
 
 def test_infinitely_fast_prefill_leaves_decode_alone(monkeypatch):
-    def instant(at, degrees, *, batch, isl, **more):
-        nothing = 0.0 * batch * degrees.gpus
+    def instant(at, mapping, *, batch, isl, **more):
+        nothing = 0.0 * batch * mapping.gpus
         return PrefillPass(nothing + 1e-300, nothing + 1e-300, Sums())
 
     monkeypatch.setattr(colocated_module, "prefill_pass", instant)

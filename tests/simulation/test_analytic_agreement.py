@@ -39,10 +39,10 @@ DEPLOYMENTS = {
 
 @pytest.fixture(scope="module", params=DEPLOYMENTS)
 def deployment(request):
-    model, system, precision, degrees, isl, osl, batch = DEPLOYMENTS[request.param]
+    model, system, precision, mapping, isl, osl, batch = DEPLOYMENTS[request.param]
     names = {"model": model, "system": system, "precision": precision}
-    at, cut = setup(model, system, precision), Mapping(**{k: float(v) for k, v in degrees.items()})
-    return names, Mapping(**degrees), isl, osl, batch, at, cut, StepTable.build(at, cut)
+    at, cut = setup(model, system, precision), Mapping(**{k: float(v) for k, v in mapping.items()})
+    return names, Mapping(**mapping), isl, osl, batch, at, cut, StepTable.build(at, cut)
 
 
 def full_queue(spec, lengths, *, residents, requests, waiting):

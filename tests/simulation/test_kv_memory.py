@@ -23,12 +23,12 @@ CASES = {
 def test_blocks_are_what_memory_holds_beside_the_weights():
     """80 layers x 2 x 8 heads x 128 values in fp8 are 163,840 B a token, a quarter of them on each of 4 GPUs."""
     at = setup("llama_3_1_70b", "h100_sxm", "fp8")
-    degrees = Mapping(tp_attn=4.0, tp_ffn=4.0)
-    blocks = kv_blocks(at, degrees)
+    mapping = Mapping(tp_attn=4.0, tp_ffn=4.0)
+    blocks = kv_blocks(at, mapping)
     cache = blocks * BLOCK_TOKENS * 163_840 / 4
     weights = 70.55e9 / 4
     assert weights + cache < at.memory_limit < weights + cache + 5e9
-    assert kv_blocks(at, degrees, max_tokens=16_384) < blocks
+    assert kv_blocks(at, mapping, max_tokens=16_384) < blocks
     assert kv_blocks(at, Mapping(tp_attn=4.0, dp_attn=2.0, tp_ffn=8.0)) > 1.9 * blocks
 
 

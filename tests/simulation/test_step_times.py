@@ -26,9 +26,9 @@ CASES = {
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request):
-    model, system, precision, degrees = CASES[request.param]
+    model, system, precision, mapping = CASES[request.param]
     at = setup(model, system, precision)
-    return at, degrees, StepTable.build(at, degrees), np.random.default_rng(7)
+    return at, mapping, StepTable.build(at, mapping), np.random.default_rng(7)
 
 
 def geometric(rng, low, high):
@@ -36,22 +36,22 @@ def geometric(rng, low, high):
 
 
 def test_decode_steps(case):
-    at, degrees, table, rng = case
+    at, mapping, table, rng = case
     for _ in range(150):
         batch, context = geometric(rng, 1, 257), geometric(rng, 16, 131_072)
-        exact = float(decode_step(at, degrees, batch=float(batch), context=float(context)).ttl)
+        exact = float(decode_step(at, mapping, batch=float(batch), context=float(context)).ttl)
         assert table.step_time(batch, context) == pytest.approx(exact, rel=BOUND), (batch, context)
 
 
 def test_mixed_steps_of_one_piece_a_rank(case):
-    at, degrees, table, rng = case
-    ranks = int(degrees.dp_attn)
+    at, mapping, table, rng = case
+    ranks = int(mapping.dp_attn)
     for _ in range(150):
         batch, context = int(rng.integers(0, 257)), geometric(rng, 16, 32_768)
         piece, past = geometric(rng, 1, 16_384 / ranks), int(rng.choice([0, geometric(rng, 16, 65_536)]))
         step = mixed_step(
             at,
-            degrees,
+            mapping,
             batch=float(batch),
             context=float(context),
             chunk=Chunk(float(piece * ranks), float(piece + 2 * past)),
@@ -61,37 +61,37 @@ def test_mixed_steps_of_one_piece_a_rank(case):
 
 
 def test_mixed_steps_of_several_prompts(case):
-    at, degrees, table, rng = case
-    ranks = int(degrees.dp_attn)
+    at, mapping, table, rng = case
+    ranks = int(mapping.dp_attn)
     for _ in range(100):
         batch, context = int(rng.integers(0, 257)), geometric(rng, 16, 32_768)
         prompts, isl = int(rng.integers(1, 17)), geometric(rng, 16, 1024)
         prompts = max(min(prompts, 32_768 // (isl * ranks)), 1)
         tokens = prompts * isl * ranks
         step = mixed_step(
-            at, degrees, batch=float(batch), context=float(context), chunk=Chunk(float(tokens), float(isl))
+            at, mapping, batch=float(batch), context=float(context), chunk=Chunk(float(tokens), float(isl))
         )
         found = table.step_time(batch, context, tokens, 0.0, prompts * ranks)
         assert found == pytest.approx(float(step.time), rel=BOUND), (batch, context, prompts, isl)
 
 
 def test_passes_of_whole_prompts(case):
-    at, degrees, table, rng = case
-    ranks = int(degrees.dp_attn)
+    at, mapping, table, rng = case
+    ranks = int(mapping.dp_attn)
     for _ in range(60):
         isl = geometric(rng, 16, 32_768 / ranks)
-        exact = prefill_pass(at, degrees, batch=float(ranks), isl=isl)
+        exact = prefill_pass(at, mapping, batch=float(ranks), isl=isl)
         whole = (table.step_time(0, 0.0, isl * ranks, 0.0, ranks),) * 2
-        found = whole if degrees.pp == 1 else table.pass_time(isl)
+        found = whole if mapping.pp == 1 else table.pass_time(isl)
         assert found == pytest.approx((float(exact.ftl), float(exact.busy)), rel=BOUND), isl
 
 
 def test_passes_cut_into_chunks():
-    model, system, precision, degrees = CASES["llama_tp2_pp2"]
+    model, system, precision, mapping = CASES["llama_tp2_pp2"]
     at = setup(model, system, precision)
-    table = StepTable.build(at, replace(degrees, chunk_tokens=1024))
+    table = StepTable.build(at, replace(mapping, chunk_tokens=1024))
     for isl in (500, 1024, 3000, 16_384, 50_000):
-        exact = chunked_prefill_pass(at, degrees, batch=1.0, isl=isl, chunk_tokens=np.array(1024.0))
+        exact = chunked_prefill_pass(at, mapping, batch=1.0, isl=isl, chunk_tokens=np.array(1024.0))
         assert table.pass_time(isl) == pytest.approx((float(exact.ftl), float(exact.busy)), rel=BOUND), isl
 
 
@@ -107,9 +107,9 @@ def test_the_largest_prefill_keeps_the_limit_and_one_more_does_not(case):
 
 
 def test_a_table_is_built_in_a_fifth_of_a_second(case):
-    at, degrees, *_ = case
+    at, mapping, *_ = case
     start = time.process_time()
-    StepTable.build(at, degrees)
+    StepTable.build(at, mapping)
     assert time.process_time() - start < 0.2
 
 

@@ -69,10 +69,10 @@ def kernel_doubt(
     zero = np.zeros(np.shape(batch))
 
     def step(at: Setup) -> Times:
-        return Times(decode_time(replace(run, at=at), decode.degrees, batch, lengths) + zero, zero, zero)
+        return Times(decode_time(replace(run, at=at), decode.mapping, batch, lengths) + zero, zero, zero)
 
     def fill(at: Setup) -> Times:
-        first = prefill_time(replace(run, at=at), prefill.degrees, size, 1.0, lengths) + zero
+        first = prefill_time(replace(run, at=at), prefill.mapping, size, 1.0, lengths) + zero
         return Times(zero, first, first)
 
     times = Times(step(run.at).step, *fill(run.at)[1:])
@@ -153,7 +153,7 @@ def _run(row: ServingRow) -> tuple[Any, ...]:
 def _in_flight(rows: Sequence[ServingRow], room: Floats, pool: Pool, run: Served) -> Floats:
     """Sequences that decode: those stated, and no more than fit or than the engine runs. [request]"""
     stated = np.array([row.concurrency if row.concurrency > 0 else row.batch for row in rows])
-    most = run.engine.max_running * pool.degrees.dp_attn * pool.count
+    most = run.engine.max_running * pool.mapping.dp_attn * pool.count
     limit = np.minimum(np.where(room > 0, room, np.inf), most)
     return np.asarray(np.minimum(np.where(stated > 0, stated, limit), limit))
 

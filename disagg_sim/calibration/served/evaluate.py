@@ -118,20 +118,20 @@ def predict(run: Served, rows: Sequence[ServingRow]) -> Prediction:
     pattern = Run(rows[0].waves or np.inf, rows[0].spread)
     if mode == "disaggregated":
         prefill = pool_of(r.prefill for r in rows if r.prefill)
-        most = pool.count * run.engine.max_running * pool.degrees.dp_attn
+        most = pool.count * run.engine.max_running * pool.mapping.dp_attn
         inside = concurrency if load == "closed_loop" else most  # everything queued
         state = disaggregated(run, prefill, pool, lengths, inside, pattern)
         return _finished(rows, state, state.request_rate, state.capacity, inside, lengths)
     if load == "server":
         rate = np.array([r.rate for r in rows])
-        state = at_rate(run, pool.degrees, lengths, rate / pool.count)
+        state = at_rate(run, pool.mapping, lengths, rate / pool.count)
         demand = np.where(state.request_rate < 0.999 * rate / pool.count, np.inf, 0.0)
     else:
-        stated = np.where(np.isfinite(batch), batch * pool.degrees.dp_attn * pool.count, np.inf)
+        stated = np.where(np.isfinite(batch), batch * pool.mapping.dp_attn * pool.count, np.inf)
         demand = concurrency if load == "closed_loop" else stated
-        most = run.engine.max_running * pool.degrees.dp_attn
+        most = run.engine.max_running * pool.mapping.dp_attn
         inside = np.clip(demand / pool.count, 1.0, np.fmax(most, concurrency))
-        state = colocated(run, pool.degrees, lengths, inside, pattern)
+        state = colocated(run, pool.mapping, lengths, inside, pattern)
     return _finished(rows, state, state.request_rate * pool.count, state.capacity * pool.count, demand, lengths)
 
 
@@ -173,16 +173,16 @@ def drain_factors(slots: Numeric, waves: float, spread: float) -> Numeric:
 
 def _isolated(run: Served, load: str, pool: Pool, lengths: RowLengths, batch: Floats) -> Prediction:
     """A static batch, a pass of prefill or a decode step, with nothing around it; no HTTP and no queue."""
-    degrees = pool.degrees
+    mapping = pool.mapping
     if load == "static":
-        state = static_batch(run, degrees, lengths, batch)
+        state = static_batch(run, mapping, lengths, batch)
         return Prediction(state.tpot, state.ttft, batch / state.request_rate, state.request_rate, state.capacity, batch)
     room = np.full(batch.shape, np.inf)
     if load == "prefill":
         prompts = np.where(np.isfinite(batch), np.maximum(batch, 1.0), 1.0)
-        time = prefill_time(run, degrees, prompts * lengths.isl, np.minimum(prompts, degrees.dp_attn), lengths)
+        time = prefill_time(run, mapping, prompts * lengths.isl, np.minimum(prompts, mapping.dp_attn), lengths)
         return Prediction(time, time, time, prompts / time, room, prompts)
-    step = decode_time(run, degrees, batch, lengths)
+    step = decode_time(run, mapping, batch, lengths)
     return Prediction(step, step, step, batch / (step * np.maximum(lengths.osl, 1.0)), room, batch)
 
 

@@ -81,9 +81,9 @@ class SteadyState(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """``count`` equal workers of the given degrees."""
+    """``count`` equal workers of one mapping."""
 
-    degrees: Mapping
+    mapping: Mapping
     count: Numeric  # [1]
 
 
@@ -104,48 +104,48 @@ def served(
     return Served(at.changed(profile=own, overheads=engine))
 
 
-def host_time(engine: EngineSpec, degrees: Mapping, sequences: Numeric) -> Numeric:
+def host_time(engine: EngineSpec, mapping: Mapping, sequences: Numeric) -> Numeric:
     """Host time of a step that the GPU waits for: fixed, by sequences of a rank, by doublings of the GPUs. [s]"""
-    ranks = np.log2(degrees.gpus)
-    return engine.step_host + engine.rank_host * ranks + engine.sequence_host * sequences / degrees.dp_attn
+    ranks = np.log2(mapping.gpus)
+    return engine.step_host + engine.rank_host * ranks + engine.sequence_host * sequences / mapping.dp_attn
 
 
-def launch_time(run: Served, degrees: Mapping) -> Numeric:
+def launch_time(run: Served, mapping: Mapping) -> Numeric:
     """Host time to launch the kernels of a step one by one, on the ranks of a pipeline stage in parallel. [s]"""
     kernels = 0
     for layer, count in layers_of(run.at.model):
         kernels += count * (layer.attention.launches + layer.ffn.launches)
-    return run.engine.kernel_launch * kernels / degrees.pp
+    return run.engine.kernel_launch * kernels / mapping.pp
 
 
-def decode_time(run: Served, degrees: Mapping, batch: Numeric, lengths: RowLengths) -> Numeric:
+def decode_time(run: Served, mapping: Mapping, batch: Numeric, lengths: RowLengths) -> Numeric:
     """A decode step of ``batch`` sequences of an instance at their mean length. [s]"""
-    step = decode_step(run.at, degrees, batch=batch, context=lengths.context)
-    busy = step.ttl if run.engine.decode_graphs else np.maximum(step.ttl, launch_time(run, degrees))
-    return busy + host_time(run.engine, degrees, batch)
+    step = decode_step(run.at, mapping, batch=batch, context=lengths.context)
+    busy = step.ttl if run.engine.decode_graphs else np.maximum(step.ttl, launch_time(run, mapping))
+    return busy + host_time(run.engine, mapping, batch)
 
 
 def prefill_time(
-    run: Served, degrees: Mapping, tokens: Numeric, ranks: Numeric, lengths: RowLengths, *, decodes: Numeric = 0.0
+    run: Served, mapping: Mapping, tokens: Numeric, ranks: Numeric, lengths: RowLengths, *, decodes: Numeric = 0.0
 ) -> Numeric:
     """A pass of ``tokens`` new tokens shared by ``ranks`` DP ranks, with ``decodes`` sequences riding along. [s]"""
     context = lengths.context
-    step = mixed_step(run.at, degrees, batch=decodes, context=context, chunk=Chunk(tokens, lengths.isl, ranks)).time
+    step = mixed_step(run.at, mapping, batch=decodes, context=context, chunk=Chunk(tokens, lengths.isl, ranks)).time
     alone: Numeric = 0.0  # the decodes, which need no more time beside a prompt
     if np.any(np.asarray(decodes) > 0):
-        alone = decode_step(run.at, degrees, batch=decodes, context=context).ttl
+        alone = decode_step(run.at, mapping, batch=decodes, context=context).ttl
     elif run.engine.two_batch_overlap and run.at.model.is_moe:
-        wide = (degrees.dp_attn > run.at.system.nvlink_domain) & (degrees.tp_attn == 1) & (degrees.pp == 1)
-        step = np.where(wide, _overlapped(run, degrees, tokens, ranks, lengths), step)
+        wide = (mapping.dp_attn > run.at.system.nvlink_domain) & (mapping.tp_attn == 1) & (mapping.pp == 1)
+        step = np.where(wide, _overlapped(run, mapping, tokens, ranks, lengths), step)
     busy = alone + run.engine.prefill_stretch * np.maximum(step - alone, 0.0)
-    return np.maximum(busy, launch_time(run, degrees)) + host_time(run.engine, degrees, decodes)
+    return np.maximum(busy, launch_time(run, mapping)) + host_time(run.engine, mapping, decodes)
 
 
-def _overlapped(run: Served, degrees: Mapping, tokens: Numeric, ranks: Numeric, lengths: RowLengths) -> Numeric:
+def _overlapped(run: Served, mapping: Mapping, tokens: Numeric, ranks: Numeric, lengths: RowLengths) -> Numeric:
     """Prefill in two halves, of which one exchanges while the other computes: twice the longer of the two. [s]"""
     apart = replace(run.at, profile=replace(run.at.profile, shared_expert_overlaps_dispatch=False))
     chunk = Chunk(tokens / 2, lengths.isl, ranks)
-    half = mixed_step(apart, degrees, batch=0.0, context=lengths.isl, chunk=chunk)
+    half = mixed_step(apart, mapping, batch=0.0, context=lengths.isl, chunk=chunk)
     exchange = half.sums.communication
     return 2.0 * np.maximum(half.time - exchange, exchange)
 
@@ -156,7 +156,7 @@ def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric]:
     return count, isl / count
 
 
-def capacity(run: Served, degrees: Mapping, lengths: RowLengths) -> Numeric:
+def capacity(run: Served, mapping: Mapping, lengths: RowLengths) -> Numeric:
     """Requests that an instance holds, at their mean length or whole if it reserves that; 0 if none fits. [request]
 
     The cache of n sequences may fill ``cache_share`` of what is left when nothing is resident.
@@ -169,18 +169,18 @@ def capacity(run: Served, degrees: Mapping, lengths: RowLengths) -> Numeric:
     none = Prefilling(prompts=0.0, prompt=whole, new=new, mixed=engine.mixed_steps)
 
     def held(sequences: Numeric) -> Numeric:
-        return colocated_bytes(at, degrees, sequences * degrees.dp_attn, cached=cached, prefilling=none)
+        return colocated_bytes(at, mapping, sequences * mapping.dp_attn, cached=cached, prefilling=none)
 
     empty = 2.0 * held(1.0) - held(2.0)
     limit = empty + engine.cache_share * (at.memory_limit - empty)
-    shape = np.shape(lengths.isl + degrees.gpus)
+    shape = np.shape(lengths.isl + mapping.gpus)
     low, high = np.zeros(shape), np.full(shape, float(engine.max_running))
     most = held(high) <= limit
     for _ in range(HALVINGS):
         middle = np.maximum((low + high) / 2, 1.0)
         holds = held(np.floor(middle)) <= limit
         low, high = np.where(holds, middle, low), np.where(holds, high, middle)
-    return np.where(most, float(engine.max_running), np.floor(low)) * degrees.dp_attn
+    return np.where(most, float(engine.max_running), np.floor(low)) * mapping.dp_attn
 
 
 class Run(NamedTuple):
@@ -220,10 +220,10 @@ def _bunching(run: Run, work: Numeric, life: Numeric, *, drains: bool) -> Numeri
 
 
 def _loop(
-    run: Served, degrees: Mapping, lengths: RowLengths, others: Numeric, share: Numeric, pattern: Run = ENDLESS
+    run: Served, mapping: Mapping, lengths: RowLengths, others: Numeric, share: Numeric, pattern: Run = ENDLESS
 ) -> _Loop:
     """Times where a request sees ``others``, each of which spends ``share`` of its life in decode."""
-    engine, dp = run.engine, degrees.dp_attn
+    engine, dp = run.engine, mapping.dp_attn
     pieces, size = pieces_of(engine, lengths.isl)
     running = 1.0 + others * (share if engine.mixed_steps else 1.0)
     fit = np.maximum(np.floor(engine.chunk_tokens / size), 1.0) * dp  # pieces that one pass can take
@@ -233,13 +233,13 @@ def _loop(
         gathered = np.minimum(fit, (others + 1.0) * pieces)
     together = np.clip(due, gathered, fit)
     ranks = np.minimum(together, dp)
-    plain = decode_time(run, degrees, running, lengths)
+    plain = decode_time(run, mapping, running, lengths)
     decodes = running if engine.mixed_steps else 0.0
-    loaded = prefill_time(run, degrees, together * size, ranks, lengths, decodes=decodes)
+    loaded = prefill_time(run, mapping, together * size, ranks, lengths, decodes=decodes)
     passes = (others + 1.0) * pieces / together  # in the life of a request
     own = np.maximum(pieces / together, 1.0) * loaded
     if engine.mixed_steps:
-        own = np.where(gathered > 1, own, pieces * prefill_time(run, degrees, size, 1.0, lengths, decodes=decodes))
+        own = np.where(gathered > 1, own, pieces * prefill_time(run, mapping, size, 1.0, lengths, decodes=decodes))
     steps = lengths.gaps * plain + passes * loaded
     waited = _bunching(pattern, np.maximum(passes * loaded - own, 0.0), steps, drains=not engine.mixed_steps)
     used = np.minimum(due / fit if engine.mixed_steps else passes * loaded / steps, 1.0)
@@ -257,13 +257,13 @@ def _loop(
 
 
 def colocated(
-    run: Served, degrees: Mapping, lengths: RowLengths, concurrency: Numeric, pattern: Run = ENDLESS
+    run: Served, mapping: Mapping, lengths: RowLengths, concurrency: Numeric, pattern: Run = ENDLESS
 ) -> SteadyState:
     """One co-located instance with ``concurrency`` requests in flight, those that do not fit waiting.
 
     Parameters
     ----------
-    degrees, lengths, concurrency
+    mapping, lengths, concurrency
         Of shape (rows,) or numbers; ``concurrency`` counts the requests of the instance, infinity for
         "everything queued". [request]
     pattern
@@ -274,17 +274,17 @@ def colocated(
     SteadyState
         Where the weights leave no room by our count, capacity is 0 and all but endless requests are admitted.
     """
-    room = capacity(run, degrees, lengths)
+    room = capacity(run, mapping, lengths)
     admitted = np.minimum(concurrency, _holds(room))
     others = admitted - 1
     low, high = np.zeros(np.shape(others)), np.ones(np.shape(others))
     for _ in range(HALVINGS):
         share = (low + high) / 2
-        loop = _loop(run, degrees, lengths, others, share, pattern)
+        loop = _loop(run, mapping, lengths, others, share, pattern)
         decoding = lengths.gaps * loop.tpot
         more = decoding / (decoding + loop.ttft) > share
         low, high = np.where(more, share, low), np.where(more, high, share)
-    loop = _loop(run, degrees, lengths, others, (low + high) / 2, pattern)
+    loop = _loop(run, mapping, lengths, others, (low + high) / 2, pattern)
     rate = admitted / (loop.ttft + lengths.gaps * loop.tpot)
     waiting = np.where(concurrency > admitted, (concurrency - admitted) / rate, 0.0)
     return SteadyState(loop.tpot, loop.ttft + waiting, rate, room)
@@ -295,37 +295,37 @@ def _holds(room: Numeric) -> Numeric:
     return np.where(room > 0, room, np.inf)
 
 
-def at_rate(run: Served, degrees: Mapping, lengths: RowLengths, request_rate: Numeric) -> SteadyState:
+def at_rate(run: Served, mapping: Mapping, lengths: RowLengths, request_rate: Numeric) -> SteadyState:
     """One co-located instance under a stream of ``request_rate`` requests a second, none lost.
 
     The sequences in decode follow from Little's law, ``B = rate*(OSL-1)*T(B)``; where the memory holds fewer,
     times are those of a full instance, and ``request_rate`` of the result what it can serve.
     """
-    room = capacity(run, degrees, lengths)
-    low, high = np.zeros(np.shape(room)), np.minimum(_holds(room), run.engine.max_running * degrees.dp_attn)
+    room = capacity(run, mapping, lengths)
+    low, high = np.zeros(np.shape(room)), np.minimum(_holds(room), run.engine.max_running * mapping.dp_attn)
     for _ in range(HALVINGS):
         running = (low + high) / 2
-        loop = _loop(run, degrees, lengths, running, 1.0)
+        loop = _loop(run, mapping, lengths, running, 1.0)
         less = running < request_rate * lengths.gaps * loop.tpot
         low, high = np.where(less, running, low), np.where(less, high, running)
-    loop = _loop(run, degrees, lengths, high, 1.0)
+    loop = _loop(run, mapping, lengths, high, 1.0)
     served_rate = np.minimum(request_rate, high / (lengths.gaps * loop.tpot))
     return SteadyState(loop.tpot, loop.ttft, served_rate, room)
 
 
-def prefill_limit(run: Served, degrees: Mapping, lengths: RowLengths) -> Numeric:
+def prefill_limit(run: Served, mapping: Mapping, lengths: RowLengths) -> Numeric:
     """Prompts that a prefill worker finishes in a second when its queue never empties. [request/s]"""
     pieces, size = pieces_of(run.engine, lengths.isl)
-    fit = np.maximum(np.floor(run.engine.chunk_tokens / size), 1.0) * degrees.dp_attn
-    return fit / (pieces * prefill_time(run, degrees, fit * size, degrees.dp_attn, lengths))
+    fit = np.maximum(np.floor(run.engine.chunk_tokens / size), 1.0) * mapping.dp_attn
+    return fit / (pieces * prefill_time(run, mapping, fit * size, mapping.dp_attn, lengths))
 
 
 def _transfer_time(run: Served, prefill: Pool, decode: Pool, lengths: RowLengths) -> Numeric:
     """Cache of a prompt from the distinct GPUs of its prefill rank, over NVLink inside one domain, else the NIC. [s]"""
     at = run.at
-    gpus = prefill.count * prefill.degrees.gpus + decode.count * decode.degrees.gpus
+    gpus = prefill.count * prefill.mapping.gpus + decode.count * decode.mapping.gpus
     link = np.where(gpus <= at.system.nvlink_domain, at.system.nvlink_bandwidth, at.system.nic_bandwidth)
-    senders = unique_gpus(at.model, prefill.degrees) / prefill.degrees.dp_attn
+    senders = unique_gpus(at.model, prefill.mapping) / prefill.mapping.dp_attn
     sent = at.model.kv_elements_per_token() * at.precision.cache.bytes * lengths.isl
     return sent / (senders * at.profile.nic_efficiency * link)
 
@@ -342,21 +342,21 @@ def disaggregated(
     """
     engine = run.engine
     pieces, size = pieces_of(engine, lengths.isl)
-    fit = np.maximum(np.floor(engine.chunk_tokens / size), 1.0) * prefill.degrees.dp_attn
-    most = prefill.count * prefill_limit(run, prefill.degrees, lengths)
-    room = decode.count * capacity(run, decode.degrees, lengths)
+    fit = np.maximum(np.floor(engine.chunk_tokens / size), 1.0) * prefill.mapping.dp_attn
+    most = prefill.count * prefill_limit(run, prefill.mapping, lengths)
+    room = decode.count * capacity(run, decode.mapping, lengths)
     transfer = _transfer_time(run, prefill, decode, lengths)
 
     def rate_and_first(decoding: Numeric) -> tuple[Numeric, Numeric, Numeric]:
-        step = decode_time(run, decode.degrees, np.maximum(decoding / decode.count, 1.0), lengths)
+        step = decode_time(run, decode.mapping, np.maximum(decoding / decode.count, 1.0), lengths)
         rate = decoding / (lengths.gaps * step)
         used = np.minimum(rate / most, 1.0)
         together = 1.0 + (fit - 1.0) * used
         if engine.ranks_wait:
             waiting = np.maximum(concurrency / prefill.count, 1.0)
-            together = np.maximum(together, np.minimum(prefill.degrees.dp_attn, waiting))
-        ranks = np.minimum(together, prefill.degrees.dp_attn)
-        own = pieces * prefill_time(run, prefill.degrees, together * size, ranks, lengths)
+            together = np.maximum(together, np.minimum(prefill.mapping.dp_attn, waiting))
+        ranks = np.minimum(together, prefill.mapping.dp_attn)
+        own = pieces * prefill_time(run, prefill.mapping, together * size, ranks, lengths)
         crowd = used ** (np.sqrt(2 * (prefill.count + 1)) - 1)
         queue = own * crowd / (2 * prefill.count * np.maximum(1 - used, 1e-6))
         start = _bunching(pattern, np.maximum(concurrency / most - own, 0.0), 0.0, drains=False)
@@ -373,11 +373,11 @@ def disaggregated(
     return SteadyState(step, np.maximum(first, (concurrency - low) / rate), rate, room)
 
 
-def static_batch(run: Served, degrees: Mapping, lengths: RowLengths, batch: Numeric) -> SteadyState:
+def static_batch(run: Served, mapping: Mapping, lengths: RowLengths, batch: Numeric) -> SteadyState:
     """A fixed batch from start to end: all prompts in one go, then decode; what does not fit goes after it."""
-    room = capacity(run, degrees, lengths)
+    room = capacity(run, mapping, lengths)
     inside = np.minimum(batch, _holds(room))
-    first = prefill_time(run, degrees, inside * lengths.isl, np.minimum(inside, degrees.dp_attn), lengths)
-    step = decode_time(run, degrees, inside, lengths)
+    first = prefill_time(run, mapping, inside * lengths.isl, np.minimum(inside, mapping.dp_attn), lengths)
+    step = decode_time(run, mapping, inside, lengths)
     whole = (first + lengths.gaps * step) * batch / inside
     return SteadyState(step, first, batch / whole, room)

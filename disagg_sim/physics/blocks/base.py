@@ -101,11 +101,11 @@ class FfnBlock(ABC, Generic[F]):
         """What the attention ranks do, the all-reduce included."""
 
     @abstractmethod
-    def weight_bytes(self, hidden: int, precision: Precision, degrees: Mapping) -> Numeric:
+    def weight_bytes(self, hidden: int, precision: Precision, mapping: Mapping) -> Numeric:
         """Weights on one GPU. [B]"""
 
     @abstractmethod
-    def widest(self, hidden: int, degrees: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
+    def widest(self, hidden: int, mapping: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
         """Elements live at once, for the tokens of the fullest attention rank and of all ranks. [1]"""
 
     @abstractmethod
@@ -131,7 +131,7 @@ class FfnBlock(ABC, Generic[F]):
         return []
 
     def routed(
-        self, model: ModelSpec, precision: Precision, degrees: Mapping, tokens: Numeric, imbalance: float
+        self, model: ModelSpec, precision: Precision, mapping: Mapping, tokens: Numeric, imbalance: float
     ) -> Operator:
         """Grouped GEMMs of the routed experts of a rank; ``tokens`` counts all ranks of the stage."""
         raise NotImplementedError(f"{self.spec.kind} routes no tokens")

@@ -22,12 +22,12 @@ class Dense(FfnBlock[DenseFfn]):
             all_reduce("FFN all-reduce", tokens, model, precision, tp),
         ]
 
-    def weight_bytes(self, hidden: int, precision: Precision, degrees: Mapping) -> Numeric:
-        cut = self.spec.matmul_params(hidden) / degrees.tp_attn * precision.ffn.bytes
+    def weight_bytes(self, hidden: int, precision: Precision, mapping: Mapping) -> Numeric:
+        cut = self.spec.matmul_params(hidden) / mapping.tp_attn * precision.ffn.bytes
         return cut + self.spec.other_params(hidden) * ACTIVATION_BYTES
 
-    def widest(self, hidden: int, degrees: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
-        return tokens * (2 * self.spec.width / degrees.tp_attn)
+    def widest(self, hidden: int, mapping: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
+        return tokens * (2 * self.spec.width / mapping.tp_attn)
 
     def rejects(self, tp_attn: int, tp_ffn: int, ep: int) -> str | None:
         return f"tp_attn does not divide the FFN width {self.spec.width}" if self.spec.width % tp_attn else None

@@ -42,31 +42,31 @@ class Moe(FfnBlock[MoeFfn]):
         ]
 
     def routed(
-        self, model: ModelSpec, precision: Precision, degrees: Mapping, tokens: Numeric, imbalance: float
+        self, model: ModelSpec, precision: Precision, mapping: Mapping, tokens: Numeric, imbalance: float
     ) -> Operator:
         rows = expert_rows(
             tokens=tokens,
             experts=self.spec.experts,
             top_k=self.spec.top_k,
             hidden=model.hidden,
-            width=self.spec.width / degrees.tp_ffn,
-            ep=degrees.ep,
+            width=self.spec.width / mapping.tp_ffn,
+            ep=mapping.ep,
             imbalance=imbalance,
         )
         work = expert_work(rows, weight_bytes=precision.expert.bytes)
         name = "routed experts"
-        return Operator(name, "experts", work, precision.expert.name, size=tokens, ranks=degrees.ep, experts=rows)
+        return Operator(name, "experts", work, precision.expert.name, size=tokens, ranks=mapping.ep, experts=rows)
 
-    def weight_bytes(self, hidden: int, precision: Precision, degrees: Mapping) -> Numeric:
-        s, experts = self.spec, self.spec.experts / (degrees.ep * degrees.tp_ffn)
+    def weight_bytes(self, hidden: int, precision: Precision, mapping: Mapping) -> Numeric:
+        s, experts = self.spec, self.spec.experts / (mapping.ep * mapping.tp_ffn)
         total = experts * s.expert_params(hidden) * precision.expert.bytes
         total = total + experts * s.expert_other_params(hidden) * ACTIVATION_BYTES
         router = s.router_params(hidden) * precision.router.bytes + s.router_bias * s.experts * ACTIVATION_BYTES
-        return total + s.shared_params(hidden) / degrees.tp_attn * precision.expert.bytes + router
+        return total + s.shared_params(hidden) / mapping.tp_attn * precision.expert.bytes + router
 
-    def widest(self, hidden: int, degrees: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
-        picks = all_tokens * (self.spec.top_k * fullest_rank(imbalance, degrees.ep)) / degrees.ep
-        return picks * (2 * self.spec.width / degrees.tp_ffn + hidden)
+    def widest(self, hidden: int, mapping: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
+        picks = all_tokens * (self.spec.top_k * fullest_rank(imbalance, mapping.ep)) / mapping.ep
+        return picks * (2 * self.spec.width / mapping.tp_ffn + hidden)
 
     def rejects(self, tp_attn: int, tp_ffn: int, ep: int) -> str | None:
         s = self.spec

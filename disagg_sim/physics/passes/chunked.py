@@ -87,7 +87,7 @@ def _chunk_cores(at: Setup, tp: Numeric, chunk_tokens: Numeric, prompts: Numeric
 
 
 def chunked_prefill_pass(
-    at: Setup, degrees: Mapping, *, batch: Numeric, isl: float, chunk_tokens: Numeric, mla_form: str = "auto"
+    at: Setup, mapping: Mapping, *, batch: Numeric, isl: float, chunk_tokens: Numeric, mla_form: str = "auto"
 ) -> PrefillPass:
     """CPP: FTL is host + critical path + (p-1)*hop, with equal stages ``sum(t_i) + (p-1)*max(t_i)``.
 
@@ -97,8 +97,8 @@ def chunked_prefill_pass(
     flight. The steady stream leaves no bubble: an instance takes a new pass every ``busy`` seconds, host
     and ``sum(t_i)`` of the slowest stage.
     """
-    pp = degrees.pp
-    prompts = np.ceil(batch / degrees.dp_attn)
+    pp = mapping.pp
+    prompts = np.ceil(batch / mapping.dp_attn)
     levels = Levels(prompts)
     plan = chunk_plan(isl, chunk_tokens)
 
@@ -109,11 +109,11 @@ def chunked_prefill_pass(
 
         return join_experts(
             at,
-            degrees,
-            tabulate(side, (degrees.tp_attn, size), levels),
+            mapping,
+            tabulate(side, (mapping.tp_attn, size), levels),
             phase="prefill",
             rank=Levels(prompts * size),
-            total=Levels(np.minimum(prompts * degrees.dp_attn, batch) * size),
+            total=Levels(np.minimum(prompts * mapping.dp_attn, batch) * size),
         )
 
     def cores(tp: Numeric, size: Numeric, sequences: Numeric) -> _Cores:
@@ -125,13 +125,13 @@ def chunked_prefill_pass(
 
     full = linear(plan.size)
     final = linear(plan.last) if np.any(plan.last != plan.size) else full
-    head_time, head_sums = tabulate(last_token, (degrees.tp_attn,), levels)
+    head_time, head_sums = tabulate(last_token, (mapping.tp_attn,), levels)
     final = final._replace(head=head_time, sums=final.sums.plus(head_sums))
-    attention = tabulate(cores, (degrees.tp_attn, chunk_tokens), levels)
+    attention = tabulate(cores, (mapping.tp_attn, chunk_tokens), levels)
     before = plan.chunks - 1
     busy, path = _busy_and_path(at.model, pp, before, full, final, attention)
     host = at.profile.host
-    hop = hop_cost(prompts * plan.size, degrees.gpus, at) * (pp - 1)
+    hop = hop_cost(prompts * plan.size, mapping.gpus, at) * (pp - 1)
     sums = full.sums.plus(full.sums, before - 1).plus(final.sums).plus(attention.sums)
     return PrefillPass(path + host + hop.time, busy + host, with_ends(at, sums, hop))
 

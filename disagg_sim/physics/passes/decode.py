@@ -35,7 +35,7 @@ class DecodeStep(NamedTuple):
     sums: Sums  # of the whole pass; the largest names its bound [s]
 
 
-def decode_step(at: Setup, degrees: Mapping, *, batch: Numeric, context: Numeric, mla_form: str = "auto") -> DecodeStep:
+def decode_step(at: Setup, mapping: Mapping, *, batch: Numeric, context: Numeric, mla_form: str = "auto") -> DecodeStep:
     """One decode step of ``batch`` sequences (over all DP ranks) at mean length ``context``.
 
     ``TTL = max(m*max_s t_s, sum_s t_s) + host + p*hop`` over the stages s of m = min(pp, B)
@@ -44,19 +44,19 @@ def decode_step(at: Setup, degrees: Mapping, *, batch: Numeric, context: Numeric
     others. The mean context ISL + OSL/2 gives the mean TTL exactly where t is affine in context.
     Source: physics page, section 7.
     """
-    pp = degrees.pp
+    pp = mapping.pp
     microbatches = np.minimum(pp, batch)
     micro = np.ceil(batch / microbatches)
-    rank = Levels(np.ceil(micro / degrees.dp_attn))
+    rank = Levels(np.ceil(micro / mapping.dp_attn))
 
     def side(tp: Numeric, sequences: Numeric) -> AttentionSide:
         tokens = Tokens(decodes=sequences, context=context, emitted=sequences)
         return attention_side(at, tp, tokens, mla_form, "decode")
 
     times = join_experts(
-        at, degrees, tabulate(side, (degrees.tp_attn,), rank), phase="decode", rank=rank, total=Levels(micro)
+        at, mapping, tabulate(side, (mapping.tp_attn,), rank), phase="decode", rank=rank, total=Levels(micro)
     )
     stage = slowest_stage(at.model, pp, times)
-    hop = hop_cost(rank.tokens, degrees.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
+    hop = hop_cost(rank.tokens, mapping.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
     ttl = np.maximum(microbatches * stage, all_stages(at.model, times)) + at.profile.host + hop.time
     return DecodeStep(ttl, microbatches, with_ends(at, times.sums, hop))

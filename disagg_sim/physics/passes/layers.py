@@ -83,7 +83,7 @@ def attention_side(
 
 
 def join_experts(
-    at: Setup, degrees: Mapping, side: AttentionSide, *, phase: str, rank: Levels, total: Levels
+    at: Setup, mapping: Mapping, side: AttentionSide, *, phase: str, rank: Levels, total: Levels
 ) -> LayerTimes:
     """Add routed experts and their exchange to the attention side.
 
@@ -94,8 +94,8 @@ def join_experts(
     for index, (layer, count) in enumerate(layers_of(at.model)):
         if not layer.ffn.picks:
             continue
-        routed, routed_sums = _routed(at, layer.ffn, count, degrees, phase, total)
-        dispatch, combine, exchange_sums = _exchange(at, layer.ffn, count, degrees, phase, rank)
+        routed, routed_sums = _routed(at, layer.ffn, count, mapping, phase, total)
+        dispatch, combine, exchange_sums = _exchange(at, layer.ffn, count, mapping, phase, rank)
         overlap = np.maximum if at.profile.shared_expert_overlaps_dispatch else np.add
         together = overlap(side.shared[index], dispatch)
         layers[index] = layers[index] + routed + together + combine
@@ -104,7 +104,7 @@ def join_experts(
 
 
 def _routed(
-    at: Setup, ffn: FfnBlock[Any], layers: int, degrees: Mapping, phase: str, total: Levels
+    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Mapping, phase: str, total: Levels
 ) -> tuple[Numeric, Sums]:
     """Time of the routed experts of one layer, and the sums of all ``layers`` of its kind. [s]"""
     profile = at.profile
@@ -117,14 +117,14 @@ def _routed(
         cost = expert_cost(op, ep, tp_ffn, at)
         return cost.time, Sums().plus(cost.sums, layers)
 
-    return tabulate(experts, (degrees.tp_ffn, degrees.ep), total)
+    return tabulate(experts, (mapping.tp_ffn, mapping.ep), total)
 
 
 def _exchange(
-    at: Setup, ffn: FfnBlock[Any], layers: int, degrees: Mapping, phase: str, rank: Levels
+    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Mapping, phase: str, rank: Levels
 ) -> tuple[Numeric, Numeric, Sums]:
     """Times of dispatch and combine of one layer, and the sums of all ``layers`` of its kind. [s]"""
-    if np.all(np.asarray(degrees.dp_attn) == 1):
+    if np.all(np.asarray(mapping.dp_attn) == 1):
         return 0.0, 0.0, Sums()
 
     def exchange(
@@ -134,7 +134,7 @@ def _exchange(
         dispatch, combine = exchange_cost(tokens / tp, here, ffn.picks, phase, at)
         return dispatch.time, combine.time, Sums().plus(dispatch.sums, layers).plus(combine.sums, layers)
 
-    return tabulate(exchange, (degrees.tp_attn, degrees.dp_attn, degrees.tp_ffn, degrees.ep), rank)
+    return tabulate(exchange, (mapping.tp_attn, mapping.dp_attn, mapping.tp_ffn, mapping.ep), rank)
 
 
 def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:

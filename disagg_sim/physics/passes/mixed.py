@@ -106,7 +106,7 @@ def chunk_share(chunk_tokens: Numeric, dp: Numeric) -> Numeric:
 
 def mixed_step(
     at: Setup,
-    degrees: Mapping,
+    mapping: Mapping,
     *,
     batch: Numeric,
     context: Numeric,
@@ -126,16 +126,16 @@ def mixed_step(
     is made once a prompt. ``mla_form`` is the form of the chunk (``naive`` re-projects the past,
     ``absorbed`` works in latent space, ``cached`` kept the up-projected past); decodes are absorbed.
     """
-    microbatches = np.minimum(degrees.pp, np.maximum(batch, 1.0))
-    isl, ranks = chunk.isl, degrees.dp_attn if chunk.ranks is None else chunk.ranks
+    microbatches = np.minimum(mapping.pp, np.maximum(batch, 1.0))
+    isl, ranks = chunk.isl, mapping.dp_attn if chunk.ranks is None else chunk.ranks
     both = _Load(microbatches, np.ceil(batch / microbatches), chunk.tokens / microbatches, ranks)
-    step = _step(at, degrees, both, context, isl, mla_form)
+    step = _step(at, mapping, both, context, isl, mla_form)
     if interference == NO_INTERFERENCE or not (_any(batch) and _any(chunk.tokens)):
         return step
     time = step.time + interference.overlap_loss * np.minimum(step.sums.compute, step.sums.memory)
     if interference.minority_efficiency < 1:
         alone = [
-            _step(at, degrees, load, context, isl, mla_form).time
+            _step(at, mapping, load, context, isl, mla_form).time
             for load in (replace(both, chunk=0.0), replace(both, decodes=0.0))
         ]
         added = np.maximum(step.time - np.maximum(*alone), 0.0)
@@ -147,26 +147,26 @@ def _any(count: Numeric) -> bool:
     return bool(np.any(np.asarray(count) > 0))
 
 
-def _step(at: Setup, degrees: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str) -> MixedStep:
+def _step(at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str) -> MixedStep:
     """The step without interference, in the kernels of the phase with more tokens at each point."""
     prefill_leads = np.asarray(load.chunk > load.decodes)
     if np.all(prefill_leads):
-        return _step_as("prefill", at, degrees, load, context, isl, form)
-    decode = _step_as("decode", at, degrees, load, context, isl, form)
+        return _step_as("prefill", at, mapping, load, context, isl, form)
+    decode = _step_as("decode", at, mapping, load, context, isl, form)
     same_kernels = not at.model.is_moe and at.profile.all_reduce_hidden_fraction == 0.0
     if same_kernels or not np.any(prefill_leads):
         return decode
-    prefill = _step_as("prefill", at, degrees, load, context, isl, form)
+    prefill = _step_as("prefill", at, mapping, load, context, isl, form)
     sums = Sums(*(np.where(prefill_leads, p, d) for p, d in zip(prefill.sums, decode.sums, strict=True)))
     return MixedStep(np.where(prefill_leads, prefill.time, decode.time), sums)
 
 
 def _step_as(
-    phase: str, at: Setup, degrees: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str
+    phase: str, at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str
 ) -> MixedStep:
     """The step in the kernels of ``phase``: ``max(m*max_s t_s, sum_s t_s) + host + p*hop``, as a decode step."""
-    pp = degrees.pp
-    decodes = np.ceil(load.decodes / degrees.dp_attn)
+    pp = mapping.pp
+    decodes = np.ceil(load.decodes / mapping.dp_attn)
     share = chunk_share(load.chunk, load.chunk_ranks)
 
     def side(tp: Numeric, sequences: Numeric, new: Numeric) -> AttentionSide:
@@ -188,14 +188,14 @@ def _step_as(
     rank = Levels(decodes + share)
     times = join_experts(
         at,
-        degrees,
-        tabulate_pairs(side, (degrees.tp_attn,), decodes, share),
+        mapping,
+        tabulate_pairs(side, (mapping.tp_attn,), decodes, share),
         phase=phase,
         rank=rank,
         total=Levels(load.decodes + load.chunk),
     )
     stage = slowest_stage(at.model, pp, times)
     hops = np.where(np.asarray(pp) > 1, pp, 0.0) if _any(load.decodes) else pp - 1  # decodes return to the first stage
-    hop = hop_cost(rank.tokens, degrees.gpus, at) * hops
+    hop = hop_cost(rank.tokens, mapping.gpus, at) * hops
     time = np.maximum(load.microbatches * stage, all_stages(at.model, times)) + at.profile.host + hop.time
     return MixedStep(time, with_ends(at, times.sums, hop))

@@ -35,15 +35,15 @@ class PrefillPass(NamedTuple):
     sums: Sums  # of the whole pass [s]
 
 
-def prefill_pass(at: Setup, degrees: Mapping, *, batch: Numeric, isl: float, mla_form: str = "auto") -> PrefillPass:
+def prefill_pass(at: Setup, mapping: Mapping, *, batch: Numeric, isl: float, mla_form: str = "auto") -> PrefillPass:
     """Prefill of ``batch`` prompts of ``isl`` tokens, unchunked.
 
     With pp stages the prompts of a rank go through in m = min(pp, prompts) micro-batches:
     ``FTL = host + sum_s t_s + (m-1)*max_s t_s + (p-1)*hop``, the makespan of m equal jobs in a flow
     shop; at pp = 1 it is the pass time. Source: physics page, section 7.
     """
-    pp = degrees.pp
-    per_rank = np.ceil(batch / degrees.dp_attn)
+    pp = mapping.pp
+    per_rank = np.ceil(batch / mapping.dp_attn)
     microbatches = np.minimum(pp, per_rank)
     prompts = np.ceil(per_rank / microbatches)
 
@@ -53,14 +53,14 @@ def prefill_pass(at: Setup, degrees: Mapping, *, batch: Numeric, isl: float, mla
 
     times = join_experts(
         at,
-        degrees,
-        tabulate(side, (degrees.tp_attn,), Levels(prompts)),
+        mapping,
+        tabulate(side, (mapping.tp_attn,), Levels(prompts)),
         phase="prefill",
         rank=Levels(prompts * isl),
-        total=Levels(np.minimum(prompts * degrees.dp_attn, batch) * isl),
+        total=Levels(np.minimum(prompts * mapping.dp_attn, batch) * isl),
     )
     stage = slowest_stage(at.model, pp, times)
-    hop = hop_cost(prompts * isl, degrees.gpus, at) * (pp - 1)
+    hop = hop_cost(prompts * isl, mapping.gpus, at) * (pp - 1)
     busy = microbatches * stage + at.profile.host
     ftl = busy + (all_stages(at.model, times) - stage) + hop.time
     return PrefillPass(ftl, busy, with_ends(at, times.sums, hop))
