@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.certainty.contributions import Contribution
 from disagg_sim.certainty.designs import SHIPPED, Designs, Origin, design_of, designs_of, scores_of
 from disagg_sim.certainty.elasticity import CAPACITY, PARAMETERS, elasticities_of
@@ -44,8 +44,6 @@ from disagg_sim.physics.memory import (
 from disagg_sim.physics.passes import layers
 from disagg_sim.physics.passes.mixed import mixed_step
 from disagg_sim.search.grid import PhaseGrid
-
-Floats = NDArray[np.float64]
 
 #: Kind of an operator -> function with its equation and the papers behind it.
 EQUATIONS: dict[str, Callable[..., Any]] = {

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import DEGREES, Mapping, Mode
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
@@ -31,9 +32,6 @@ from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import CHOSEN_FORMS, PHASES, PhaseGrid
 from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT
 from disagg_sim.workload.lengths import Lengths, lengths_at
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 MODES = tuple(mode.value for mode in Mode)
 #: Relative difference up to which two times are the same: tables are written with ten digits. [1]

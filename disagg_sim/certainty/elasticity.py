@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.certainty.contributions import FACTOR, STEP
 from disagg_sim.certainty.designs import SHIPPED, Designs, Origin, Scores, designs_of, scores_of, times_of
 from disagg_sim.certainty.error_bars import near_frontier
@@ -26,7 +26,6 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 
-Floats = NDArray[np.float64]
 #: From systems by name to the points that a search finds on them.
 Search = Callable[[Mapping[str, SystemSpec]], "pd.DataFrame"]
 

@@ -35,8 +35,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from disagg_sim.arrays import Floats
 from disagg_sim.certainty.contributions import Contribution, contributions_of
 from disagg_sim.certainty.designs import MODES, SHIPPED, Designs, Origin, Scores, Times, designs_of, scores_of, times_of
 from disagg_sim.certainty.extrapolation import breaches, words_of
@@ -48,8 +49,6 @@ from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.front import best_from
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
-
-Floats = NDArray[np.float64]
 
 #: Ends and middle of a band: 80 % of the samples lie between the ends.
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}

@@ -12,14 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats, Mask
 from disagg_sim.certainty.contributions import Contribution, contributions_of
 from disagg_sim.certainty.designs import SHIPPED, Origin, Times, designs_of, times_of
 from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, CollectiveFit, Fit
-
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 #: Operators that take less than this share of every pass of a design are left out of its words. [1]
 WORTH_TELLING = 0.01

@@ -11,8 +11,8 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Slo
 from disagg_sim.report.figures import COLOURS, LINES, MARKS, STYLE, blank_figure, save_png
 from disagg_sim.report.labels import plain
@@ -21,8 +21,6 @@ from disagg_sim.scenario.run import ScenarioResult
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.store import State, Store
 from disagg_sim.units import MS
-
-Floats = NDArray[np.float64]
 
 BINS = 90  # of the time axis [1]
 MARGIN = 1.2  # of logarithmic axes around what they show [1]

@@ -7,9 +7,9 @@ what another point beats changes nothing.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from disagg_sim.arrays import Floats
 
 AXES = ("linear", "log")  # how the x axis is measured where an area is taken
 

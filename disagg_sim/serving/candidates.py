@@ -10,14 +10,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.domain import MAPPING_COLUMNS, Mapping
 from disagg_sim.errors import InfeasibleError, InputError, above_zero
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.grid import PhaseGrid
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 
 def best_per_size(gpus: Ints, rate: Floats, order: Ints) -> Ints:

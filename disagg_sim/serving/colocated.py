@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError
 from disagg_sim.physics.memory import prefilling_in_passes
@@ -19,9 +20,6 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import CHUNK_TOKENS, bound_codes, form_code
 from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, Tally, choose, found, groups
 from disagg_sim.workload.lengths import Lengths
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 DEFAULT = Colocation()
 

@@ -24,7 +24,7 @@ from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.memory import Prefilling, colocated_bytes
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import BLOCK_POINTS, batch_axis, given_sizes
+from disagg_sim.search.grid import batch_axis, given_sizes, row_blocks
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.serving.candidates import least
 from disagg_sim.serving.points import Served, Side, names_of, points_table, slot_wait
@@ -116,10 +116,9 @@ class Group:
         """Degrees as columns of shape (rows, 1). [1]"""
         return self.table.for_grid()
 
-    def blocks(self, columns: int) -> Iterator[slice]:
-        """Slices of rows of about ``BLOCK_POINTS`` points."""
-        step = max(1, BLOCK_POINTS // max(columns, 1))
-        return (slice(i, i + step) for i in range(0, len(self.table), step))
+    def blocks(self, columns: int) -> list[slice]:
+        """Slices of rows; see ``search.grid.row_blocks``."""
+        return row_blocks(len(self.table), columns)
 
 
 def groups(case: Case, mappings: Mapping | list[Mapping]) -> Iterator[Group]:

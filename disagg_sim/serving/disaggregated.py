@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, above_zero, nearest, whole_number
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
@@ -18,9 +18,6 @@ from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, kv
 from disagg_sim.serving.costs import Per, add_cost, check_per, costs_of_gpus
 from disagg_sim.serving.pairing import TIE, best_counts, counts_at_ratio, paper_counts, rate_per_cost
 from disagg_sim.serving.points import Served, Side, names_of, points_table
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 MATCHINGS = ("exact", "paper")
 

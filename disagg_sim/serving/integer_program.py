@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from disagg_sim.arrays import Floats, Ints
 
 #: A required rate in the solver's unit: its feasibility tolerance of 1e-6 then is a relative 1e-9. [1]
 FINE = 1000.0

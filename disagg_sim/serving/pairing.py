@@ -6,9 +6,8 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from disagg_sim.arrays import Floats
 
 TIE = 1e-12  # two rates per cost closer than this, relatively, are a tie [1]
 PAPER_TOLERANCE = 0.03  # rounding of the rate ratio in Algorithm 2 of arXiv 2506.05508, appendix B [1]

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.physics.memory import prefilling_in_pieces
 from disagg_sim.physics.passes.decode import decode_step
@@ -17,9 +17,6 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import bound_codes, form_code
 from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, Tally, choose, found, groups
 from disagg_sim.workload.lengths import Lengths
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 #: Prefill tokens of one attention rank in a mixed step that are tried beside the balance. [token]
 RANK_CHUNK_TOKENS = tuple(2**k for k in range(4, 16))

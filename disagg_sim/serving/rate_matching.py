@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Ints
 from disagg_sim.errors import InputError, above_zero, as_float, quoted, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.kv_transfer import own_link_bandwidth
@@ -16,7 +17,6 @@ from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import best_per_size, check_same_case, kv_rate_per_gpu, least, mapping_order
 from disagg_sim.serving.integer_program import Choices, Filling, least_cost, most_rate
 
-Ints = NDArray[np.int64]
 NAN = float("nan")
 GPUS = (1.0, 1.0)  # prices that count GPUs [1]
 #: Least gain for which pools mix configurations by default. Each configuration is a service of its own to deploy, watch

@@ -19,9 +19,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas.api.types import is_numeric_dtype
 
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import DEGREES, MAPPING_COLUMNS
 from disagg_sim.errors import InputError, given_twice, nearest, quoted
-from disagg_sim.search.front import Floats, best_from, hypervolume
+from disagg_sim.search.front import best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, Manifest, is_as_written, read_manifest
 

@@ -32,9 +32,10 @@ from typing import Protocol
 
 import numpy as np
 
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, above_zero, whole_number
-from disagg_sim.workload.trace import MOST_REQUESTS, Floats, too_many
+from disagg_sim.workload.trace import MOST_REQUESTS, too_many
 
 #: Least requests, or changes of state, that are drawn at once. [1]
 LEAST_BLOCK = 16

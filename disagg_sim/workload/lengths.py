@@ -29,8 +29,9 @@ from statistics import NormalDist
 from typing import Any, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import ByValue
 from disagg_sim.errors import InputError, quoted, whole_number
 from disagg_sim.facts.load import load_traffic
@@ -39,8 +40,6 @@ from disagg_sim.notebook import Shown
 from disagg_sim.physics.memory import CachedTokens, decode_residents
 from disagg_sim.workload.distributions import LengthDistribution, length_distribution
 from disagg_sim.workload.trace import Trace
-
-Floats = NDArray[np.float64]
 
 #: A law is carried by its quantiles at normal scores within this many standard deviations ...
 SCORE_LIMIT = 6.0

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.workload.trace import Floats, PrefixBlocks, Tokens, Trace
+from disagg_sim.arrays import Floats
+from disagg_sim.workload.trace import PrefixBlocks, Tokens, Trace
 
 MINUTE = 60.0  # [s]
 

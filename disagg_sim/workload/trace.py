@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, above_zero, whole_number
 
-Floats = NDArray[np.float64]
 Tokens = NDArray[np.int64]
 
 #: A trace without a name is called so.

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.calibration.files import write_sound
 from disagg_sim.calibration.kernels.judge import judge_kernels
 from disagg_sim.calibration.kernels.registry import OPERATORS
@@ -28,8 +28,6 @@ from disagg_sim.facts.efficiency import SECTIONS
 from disagg_sim.facts.load import load_efficiency, load_system
 from disagg_sim.facts.uncertainty import EIGHTY, EngineSpread, KindSpread, UncertaintySpec, uncertainty_of
 from disagg_sim.facts.yaml_files import canonical_name, read_mapping
-
-Floats = NDArray[np.float64]
 
 #: Sizes that tell rows of one group of shapes apart: they change from step to step, the others are the model's.
 _WITHIN = (

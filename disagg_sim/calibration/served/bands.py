@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.calibration.kernels.residuals import band
 from disagg_sim.calibration.served.evaluate import engine_of, pool_of
 from disagg_sim.calibration.served.rows import ServingRow
@@ -35,9 +35,6 @@ from disagg_sim.certainty.extrapolation import words_of
 from disagg_sim.facts.load import load_uncertainty
 from disagg_sim.facts.uncertainty import EngineSpread, UncertaintySpec
 from disagg_sim.physics.setup import Setup
-
-Floats = NDArray[np.float64]
-
 
 #: Columns that ``with_bands`` adds.
 COLUMNS = ("predicted_p10", "predicted_p90", "kernel_sigma", "outside_calibration", "calibrated")

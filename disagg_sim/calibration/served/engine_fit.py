@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from disagg_sim.arrays import Floats
 from disagg_sim.calibration.served.evaluate import evaluate
 from disagg_sim.calibration.served.rows import ServingRow
 from disagg_sim.calibration.served.tables import TTFT_CONCURRENCY
@@ -24,8 +24,6 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_engine
 from disagg_sim.units import MS, US
-
-Floats = NDArray[np.float64]
 
 #: Fitted parameters -> (least, start, largest) [s], the stretch of prefill [1].
 FITTED = {

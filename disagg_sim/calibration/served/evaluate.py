@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.calibration.served.rows import Quantity, ServingRow, Workers
 from disagg_sim.calibration.served.steady_state import (
     Pool,
@@ -37,8 +37,6 @@ from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.physics.work import Numeric
-
-Floats = NDArray[np.float64]
 
 #: Share of all weights that a step reads at least: the embedding is looked up, not read. [1]
 MATMUL_SHARE = 0.85

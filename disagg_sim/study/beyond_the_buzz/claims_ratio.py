@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from disagg_sim.arrays import Floats
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.study.beyond_the_buzz.evidence import (
     HIGH,
@@ -17,7 +18,6 @@ from disagg_sim.study.beyond_the_buzz.evidence import (
     SAME_TIME,
     SMALL,
     Evidence,
-    Floats,
     Front,
     listed,
     never_below,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from disagg_sim.arrays import Floats
 from disagg_sim.calibration.kernels.residuals import rank_correlation
 from disagg_sim.domain import Mapping
 from disagg_sim.search.grid import decode_grid
@@ -21,7 +22,6 @@ from disagg_sim.study.beyond_the_buzz.evidence import (
     MIDDLE,
     R1,
     Evidence,
-    Floats,
     Front,
     listed,
     shared,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from disagg_sim.arrays import Floats
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.facts.model import MlaAttention
 from disagg_sim.physics.blocks.mla import Mla, MlaDims, mla_work
@@ -21,7 +22,6 @@ from disagg_sim.study.beyond_the_buzz.evidence import (
     R1,
     SYSTEM,
     Evidence,
-    Floats,
     Front,
     listed,
     shared,

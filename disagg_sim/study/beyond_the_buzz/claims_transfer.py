@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_model
 from disagg_sim.physics.kv_transfer import unique_gpus
@@ -17,7 +18,6 @@ from disagg_sim.study.beyond_the_buzz.evidence import (
     R1,
     RECIPE,
     Evidence,
-    Floats,
     Front,
     listed,
 )

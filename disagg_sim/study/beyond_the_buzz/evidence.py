@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.setup import Setup, setup
@@ -19,8 +20,6 @@ from disagg_sim.serving.gains import COLOCATED, Curve, curve
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
 from disagg_sim.study.bench import Keeping
 from disagg_sim.workload.lengths import lengths
-
-Floats = NDArray[np.float64]
 
 SYSTEM = "gb200_nvl72"
 DOMAIN = 72  # GPUs of its NVLink domain [1]

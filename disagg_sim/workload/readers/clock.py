@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, TraceError, nearest
-from disagg_sim.workload.trace import Floats
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, TraceError, UnknownNameError, above_zero, nearest
 from disagg_sim.workload.arrivals import Poisson, arrivals, named_rng
 from disagg_sim.workload.readers.clock import Arrivals, check_unit, from_column, from_numbers, gap_note
 from disagg_sim.workload.readers.columns import Table, read_bytes
 from disagg_sim.workload.readers.mooncake import read_lines, spread_batches
 from disagg_sim.workload.readers.servegen import draw_pool, is_pool
-from disagg_sim.workload.trace import Floats, PrefixBlocks, Tokens, Trace
+from disagg_sim.workload.trace import PrefixBlocks, Tokens, Trace
 
 #: Kind of a table with a header -> arrival, input and output column. The last has no arrivals.
 COLUMNS = {

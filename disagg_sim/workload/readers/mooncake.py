@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from disagg_sim.arrays import Floats
 from disagg_sim.errors import TraceError, nearest, quoted
-from disagg_sim.workload.trace import MOST_TOKENS, Floats, PrefixBlocks, Tokens
+from disagg_sim.workload.trace import MOST_TOKENS, PrefixBlocks, Tokens
 
 #: Tokens of a block. [token]
 BLOCK_TOKENS = 512

@@ -27,11 +27,12 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.errors import LONGEST_SHOWN, InputError, TraceError, printable, quoted
 from disagg_sim.units import MB
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Weibull, arrivals, named_rng
 from disagg_sim.workload.readers.columns import MOST_BYTES
-from disagg_sim.workload.trace import MOST_REQUESTS, Floats, Tokens, too_many
+from disagg_sim.workload.trace import MOST_REQUESTS, Tokens, too_many
 
 _FILE = re.compile(r"(?:.*/)?chunk-(\d+)-(trace\.csv|dataset\.json)")
 
