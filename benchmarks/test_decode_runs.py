@@ -23,8 +23,8 @@ ROUNDS = 3
 
 @pytest.fixture(scope="module")
 def spec() -> InstanceSpec:
-    at, degrees = setup("llama_3_1_70b", "h100_sxm", "fp8"), Mapping(tp_attn=4.0, tp_ffn=4.0)
-    return InstanceSpec(table=StepTable.build(at, degrees), blocks=kv_blocks(at, degrees))
+    at, mapping = setup("llama_3_1_70b", "h100_sxm", "fp8"), Mapping(tp_attn=4.0, tp_ffn=4.0)
+    return InstanceSpec(table=StepTable.build(at, mapping), blocks=kv_blocks(at, mapping))
 
 
 def played(spec: InstanceSpec, instances: int, requests: int, *, step_by_step: bool) -> tuple[float, Fleet]:
