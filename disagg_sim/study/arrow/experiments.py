@@ -14,7 +14,7 @@ from disagg_sim.study.arrow.setup import ALL, AZURE, CASES, HALF, PROFILE, TIGHT
 from disagg_sim.study.claims import claims_of
 from disagg_sim.study.papers import Paper, capacity_cells
 
-#: Systems whose capacity is searched on every workload; the first is compared with the others.
+#: Policies whose capacity is searched on every workload; the first is compared with the others.
 EVERYWHERE = ("arrow", "observed", "least_load", "vllm", "disaggregated", "colocated")
 #: Further searches.
 MORE = (

@@ -22,7 +22,7 @@ from disagg_sim.study.dynaserve.setup import (
 from disagg_sim.study.papers import Paper, capacity_cells
 
 ALL = (*WORKLOADS, MIX)
-#: Systems whose capacity is searched on every workload; the first is compared with the others.
+#: Policies whose capacity is searched on every workload; the first is compared with the others.
 EVERYWHERE = ("dynaserve", "disaggregated", *COLOCATED, "printed", "least_loaded")
 #: Models beside the first whose capacity is searched on the mix.
 OTHERS = (MIDDLE, LARGE)
