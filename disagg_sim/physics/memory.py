@@ -185,11 +185,26 @@ def communication_bytes(model: ModelSpec, mapping: Mapping, live: Numeric) -> Nu
     return total + np.where(exchanged, picks * d * ALL_TO_ALL_BUFFER_BYTES / tp, 0.0) * live
 
 
+class _OfStage(NamedTuple):
+    """What a GPU of one stage holds of its layers. [B]"""
+
+    weights: Numeric
+    cache: Numeric
+    state: Numeric  # the number 0 where no layer keeps one
+
+    @property
+    def total(self) -> Numeric:
+        """All of it. [B]"""
+        held = self.weights + self.cache
+        return held if np.ndim(self.state) == 0 and self.state == 0.0 else held + self.state
+
+
 class MemoryParts(NamedTuple):
     """What fills the fullest GPU of an instance. [B]"""
 
     weights: Numeric
     cache: Numeric  # KV cache, latents and up-projected keys and values
+    state: Numeric  # of the sequences: linear attention keeps one, whatever their length
     activations: Numeric  # of the live layer, and the logits
     communication: Numeric  # buffers of collectives
     runtime: Numeric  # context, graphs and libraries
@@ -198,8 +213,8 @@ class MemoryParts(NamedTuple):
 def instance_bytes(at: Setup, mapping: Mapping, residents: Residents, imbalance: float = 1.0) -> Numeric:
     """Bytes on the fullest GPU of the fullest stage. [B]"""
     fullest: Numeric = 0.0
-    for weights, cache in _stages(at, mapping, residents):
-        fullest = np.maximum(fullest, weights + cache)
+    for held in _stages(at, mapping, residents):
+        fullest = np.maximum(fullest, held.total)
     activations, communication, runtime = _everywhere(at, mapping, residents, imbalance)
     return fullest + activations + communication + runtime
 
@@ -221,15 +236,15 @@ def instance_parts(at: Setup, mapping: Mapping, residents: Residents, imbalance:
     MemoryParts
         Numbers, or arrays of the shape of the mapping. [B]
     """
-    (weights, cache), *others = _stages(at, mapping, residents)
-    for more_weights, more_cache in others:
-        fuller = more_weights + more_cache > weights + cache
-        weights, cache = np.where(fuller, more_weights, weights), np.where(fuller, more_cache, cache)
-    return MemoryParts(weights, cache, *_everywhere(at, mapping, residents, imbalance))
+    held, *others = _stages(at, mapping, residents)
+    for more in others:
+        fuller = more.total > held.total
+        held = _OfStage(*(np.where(fuller, new, old) for new, old in zip(more, held, strict=True)))
+    return MemoryParts(*held, *_everywhere(at, mapping, residents, imbalance))
 
 
-def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[tuple[Numeric, Numeric]]:
-    """Weights and cache on a GPU of every stage that may be the fullest. [B]"""
+def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfStage]:
+    """What a GPU of every stage that may be the fullest holds of its layers. [B]"""
     model, precision = at.model, at.precision
     tp, d = mapping.tp_attn, model.hidden
     table = stage_table(model, mapping.pp)
@@ -241,6 +256,7 @@ def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[tuple
         weights = first * (ends + model.learned_positions * d) * precision.embedding.bytes
         weights = weights + last * (tied_here * ends * precision.head.bytes + final_norm)
         cache: Numeric = 0.0
+        state: Numeric = 0.0
         per_token: Numeric = 0.0
         for index, layer in enumerate(layers):
             count, attention = counts[..., index], layer.attention
@@ -252,12 +268,11 @@ def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[tuple
             else:
                 per_token = per_token + element
             if attention.spec.state_elements:
-                state = count * attention.state_elements(tp) * precision.cache.bytes
-                cache = cache + state * residents.sequences
+                state = state + count * attention.state_elements(tp) * precision.cache.bytes * residents.sequences
             if np.any(np.asarray(residents.expanded) > 0) and "cached" in attention.forms:
                 cache = cache + count * attention.expanded_elements(tp) * precision.cache.bytes * residents.expanded
         whole = per_token * residents.tokens
-        yield weights, whole if np.ndim(cache) == 0 and cache == 0.0 else cache + whole
+        yield _OfStage(weights, whole if np.ndim(cache) == 0 and cache == 0.0 else cache + whole, state)
 
 
 def _everywhere(

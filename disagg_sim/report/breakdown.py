@@ -39,6 +39,7 @@ LATENCY_TEXT = {"ttl": "TTL", "ftl": "FTL"}
 PART_TEXT = {
     "weights": "weights",
     "cache": "KV cache",
+    "state": "states of sequences",
     "activations": "activations, logits",
     "communication": "communication buffers",
     "runtime": "runtime, libraries",
@@ -162,7 +163,7 @@ def resource_shares(found: Breakdown, row: Any, latency: str) -> dict[str, float
 
 
 def memory_lines(found: Breakdown, row: Any) -> Iterator[tuple[str, float, list[tuple[str, float]]]]:
-    """What fills the fullest GPU of each pool: a title, the limit, and the parts, largest first. [B]"""
+    """What fills the fullest GPU of each pool: a title, the limit, and the parts that are there, largest first. [B]"""
     mine = found.memory[found.memory["row"] == row]
     for phase, parts in mine.groupby("phase", sort=False):
         held, limit = parts["bytes"].sum(), parts["limit_bytes"].iloc[0]
@@ -170,7 +171,7 @@ def memory_lines(found: Breakdown, row: Any) -> Iterator[tuple[str, float, list[
         title = (
             f"memory of a {pool}: {held / GB:.1f} of {limit / GB:.1f} GB that an engine may fill ({held / limit:.0%})"
         )
-        ranked = parts.sort_values("bytes", ascending=False, kind="stable")
+        ranked = parts[parts["bytes"] > 0].sort_values("bytes", ascending=False, kind="stable")
         yield (
             title,
             limit,

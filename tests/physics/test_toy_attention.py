@@ -26,6 +26,7 @@ from disagg_sim.physics.memory import (
     decode_bytes,
     decode_load,
     decode_residents,
+    instance_bytes,
     instance_parts,
     prefill_bytes,
     prompt_residents,
@@ -215,10 +216,13 @@ def test_a_state_is_held_and_handed_over_once_a_sequence(own_files):
     for isl in (100.0, 10_000.0):
         assert kv_bytes_per_request(at.model, at.precision, isl) == token * isl + state
     residents = decode_load(at, Mapping(), 8.0, cached=decode_residents(4000, 200))
-    cache = float(instance_parts(at, Mapping(), residents).cache)
-    assert cache == pytest.approx(token * float(residents.tokens) + 8 * state, rel=1e-12)
-    cut = float(instance_parts(at, Mapping(tp_attn=16.0, tp_ffn=16.0), residents).cache)
-    assert cut == pytest.approx(token / 8 * float(residents.tokens) + 8 * state / 16, rel=1e-12)  # 8 KV heads, 16 heads
+    whole = instance_parts(at, Mapping(), residents)
+    assert float(whole.cache) == pytest.approx(token * float(residents.tokens), rel=1e-12)
+    assert float(whole.state) == pytest.approx(8 * state, rel=1e-12)
+    assert float(sum(whole)) == pytest.approx(float(instance_bytes(at, Mapping(), residents)), rel=1e-12)
+    cut = instance_parts(at, Mapping(tp_attn=16.0, tp_ffn=16.0), residents)  # 8 KV heads, 16 linear heads
+    assert float(cut.cache) == pytest.approx(token / 8 * float(residents.tokens), rel=1e-12)
+    assert float(cut.state) == pytest.approx(8 * state / 16, rel=1e-12)
     sent = token * 4000 / 8 + state / 16  # of the fullest of 16 GPUs
     assert float(unique_gpus(at.model, Mapping(tp_attn=16.0), 4000.0)) == pytest.approx((token * 4000 + state) / sent)
     assert not at.model.linear_cache
