@@ -404,7 +404,7 @@ def test_p50_approximation_has_the_shape_but_not_the_level_at_the_spread_of_the_
     [
         (lambda: lengths("beyond_the_buzz"), "9 cases"),
         (lambda: lengths("log_normal"), "log_normal_4096_512"),
-        (lambda: lengths(np.array([1, 2]), np.array([3])), "no list of requests"),
+        (lambda: lengths(np.array([1, 2]), np.array([3])), "not a list of requests"),
         (lambda: lengths(np.array([0, 2]), np.array([3, 3])), "0 tokens"),
         (lambda: lengths(np.array([5, 2]), np.array([1, 1])), "prefill only"),
         (lambda: decode_grid(setup("opt_30b", SYSTEM, "bf16"), DENSE, lengths(TRAFFIC)), "context limit of opt_30b"),
