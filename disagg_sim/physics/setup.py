@@ -85,7 +85,7 @@ def setup(
     --------
     >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
     >>> at.model.name, at.profile.name, f"{at.memory_limit / 1e9:.1f} GB"
-    ('deepseek_r1', 'measured', '179.0 GB')
+    ('deepseek_r1', 'measured', '178.8 GB')
     """
     model_spec = model if isinstance(model, ModelSpec) else load_model(model)
     system_spec = system if isinstance(system, SystemSpec) else load_system(system)
