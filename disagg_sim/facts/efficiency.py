@@ -8,8 +8,15 @@ A ``None`` efficiency means that the fit could not identify that term.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from disagg_sim.facts.layers import ATTENTION_KINDS
+from disagg_sim.facts.precision import FORMATS
+from disagg_sim.facts.schema import NOT_IN_FILE, OneOf, Quantity, Range, Span, Written, schema_of, validate
+from disagg_sim.units import GB, MB, MS
 
 #: Sizes of a call, as kernel tables (``calibration.kernels.forms``) and the ranges of fits name them.
 GEMM_SIZES = ("m", "n", "k")
@@ -19,41 +26,76 @@ COLLECTIVE_SIZES = ("num_gpus", "message_bytes")
 #: ``width``, the columns of an expert on a rank, is made of the columns ``inter`` and ``tp`` of a table.
 EXPERT_SIZES = ("num_tokens", "hidden", "width", "ep", "num_experts")
 EXCHANGE_SIZES = ("ep_size", "node_num", "num_tokens")
+#: Regime of a fit that holds for any expert and tensor parallelism.
+ANY_REGIME = "any"
+#: Software whose kernels were measured.
+LIBRARIES = ("trtllm", "vllm", "sglang", "nccl", "torch")
+#: Library that engines hand large messages to.
+LARGE_MESSAGES = "nccl"
+#: "Algorithm" of a call outside a CUDA graph.
+EAGER = "eager"
+#: "Library" of a row that nobody measured; it joins the rows of every library.
+ASSUMED = "assumed"
+
+_Library = Annotated[str, OneOf(LIBRARIES)]
+_Format = Annotated[str, OneOf(FORMATS)]
+_Arithmetic = Annotated[str, OneOf(("bf16", "fp8"))]
+_AttentionKind = Annotated[str, OneOf(ATTENTION_KINDS)]
+_Share = Annotated[float, Range(1e-6, 2.0)]  # of the BF16 peak: fp8 arithmetic passes 1
+_Fraction = Annotated[float, Range(0.0, 1.0)]
+_Time = Annotated[float, Quantity("s", 0.0, 1.0)]
+_Blend = Annotated[float, Range(1.0, 20.0)]
+_Sending = Annotated[float, Quantity("B/s", MB, MB * GB)]
+_Algorithm = Annotated[str, OneOf(("", "ring", "ring_ll", "one_shot", "two_shot", "in_switch", EAGER))]
+_Reuse = Annotated[float, Range(1.0, 1e9)]
+_Size = Annotated[float, Range(0.0, 1e6)]
+_Power = Annotated[float, Range(0.0, 2.0)]
+_Error = Annotated[float, Range(0.0, 10.0)]
+_Rows = Annotated[int, Range(0, 10**9)]
+_Ranks = Annotated[int, Range(0, 10_000)]
+#: ``{m: [1, 8192]}`` in a file.
+_Ranges = Annotated[
+    tuple[tuple[str, float, float], ...],
+    Written(
+        dict[str, Annotated[tuple[float, float], Span(0.0, 1e18)]],
+        lambda lines: tuple((size, *ends) for size, ends in lines.items()),
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """Where a fitted row comes from and how well it holds."""
 
-    engine: str  # one of LIBRARIES, or ASSUMED
+    engine: Annotated[str, OneOf((*LIBRARIES, ASSUMED))]
     version: str
-    points: int  # rows fitted [1]
-    median_error: float  # median absolute relative error on them [1]
-    p90_error: float  # 90 % quantile of it [1]
-    inherited_from: str = ""  # system that was measured, when it is another one
-    parameters: int = 0  # numbers that the fit set freely [1]
-    held_out_points: int = 0  # rows of shapes that the fit did not see [1]
-    held_out_median_error: float = 0.0  # on them [1]
-    held_out_p90_error: float = 0.0  # on them [1]
-    sigma_log: float = 0.0  # robust standard deviation of log(measured/fitted) on them; 0 = not known [1]
-    valid: tuple[tuple[str, float, float], ...] = ()  # (size, least, largest) as fitted; nothing = not known
+    points: _Rows  # rows fitted [1]
+    median_error: _Error  # median absolute relative error on them [1]
+    p90_error: _Error  # 90 % quantile of it [1]
+    inherited_from: Annotated[str, NOT_IN_FILE] = ""  # system that was measured, when it is another one
+    parameters: Annotated[int, Range(0, 100)] = 0  # numbers that the fit set freely [1]
+    held_out_points: _Rows = 0  # rows of shapes that the fit did not see [1]
+    held_out_median_error: _Error = 0.0  # on them [1]
+    held_out_p90_error: _Error = 0.0  # on them [1]
+    sigma_log: _Error = 0.0  # robust standard deviation of log(measured/fitted) on them; 0 = not known [1]
+    valid: _Ranges = ()  # (size, least, largest) as fitted; nothing = not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmFit(Fit):
     """Dense matrix multiply in one weight format; the form is ``physics.gemm``, the plain roofline if not ``tiled``."""
 
-    format: str
-    e_compute: float
-    e_memory: float
-    t0: float  # [s]
-    blend_q: float
+    format: _Format
+    e_compute: _Share
+    e_memory: _Share
+    t0: _Time  # [s]
+    blend_q: _Blend
     tiled: bool = False  # whether tiles, waves and the fields below are part of the form
-    k_step: float = 0.0  # time of one element of K in the loop of a tile [s]
-    k_split: float = 0.0  # time to add up one more part of a split K [s]
-    reuse: float | None = None  # elements for which one read of an operand beyond L2 serves; None = read once [1]
-    e_quantise: float | None = None  # share of the HBM bandwidth at which A is quantised; None = not in the rows [1]
-    least_row: float = 0.0  # a row of A is quantised no faster than one of so many elements [1]
+    k_step: _Time = 0.0  # time of one element of K in the loop of a tile [s]
+    k_split: _Time = 0.0  # time to add up one more part of a split K [s]
+    reuse: _Reuse | None = None  # elements for which one read of an operand beyond L2 serves; None = read once [1]
+    e_quantise: _Share | None = None  # share of the HBM bandwidth at which A is quantised; None = not in the rows [1]
+    least_row: _Size = 0.0  # a row of A is quantised no faster than one of so many elements [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +105,14 @@ class PrefillAttentionFit(Fit):
     The form is ``physics.attention``: tiled where ``e_io`` is given, else the smooth one of ``s_half``.
     """
 
-    kind: str
-    compute: str  # "bf16" or "fp8" arithmetic
-    cache: str  # "bf16" or "fp8"
-    e_compute: float  # share of the BF16 peak [1]
-    s_half: float = 0.0  # smooth form: tokens at which half of the plateau is reached [token]
-    t0: float  # [s]
-    e_io: float | None = None  # share of the HBM bandwidth at which queries, outputs, new keys and values move [1]
-    tail: float = 0.0  # share of the longest thread block that stays visible [1]
+    kind: _AttentionKind
+    compute: _Arithmetic
+    cache: _Arithmetic
+    e_compute: _Share  # share of the BF16 peak [1]
+    s_half: _Size = 0.0  # smooth form: tokens at which half of the plateau is reached [token]
+    t0: _Time  # [s]
+    e_io: _Share | None = None  # share of the HBM bandwidth at which queries, outputs, new keys and values move [1]
+    tail: _Fraction = 0.0  # share of the longest thread block that stays visible [1]
     kernel: str = ""  # where a library has several
 
 
@@ -81,15 +123,15 @@ class DecodeAttentionFit(Fit):
     The form is ``physics.attention``: with thread blocks where ``block_time`` is given, else the plain roofline.
     """
 
-    kind: str
-    cache: str
-    e_memory: float
-    e_compute: float | None = None  # MLA: share of the BF16 peak, above 1 where the arithmetic is fp8 [1]
-    t0: float  # [s]
-    block_time: float | None = None  # of a thread block on its multiprocessor [s]
-    serial_time: float = 0.0  # of 1024 keys of one sequence [s]
-    serial_power: float = 1.0  # growth of it with the key length; 1 = the keys are not split over blocks [1]
-    ramp: float = 0.0  # cost of streaming a large cache, beside its bytes [s]
+    kind: _AttentionKind
+    cache: _Arithmetic
+    e_memory: _Share
+    e_compute: _Share | None = None  # MLA: share of the BF16 peak, above 1 where the arithmetic is fp8 [1]
+    t0: _Time  # [s]
+    block_time: _Time | None = None  # of a thread block on its multiprocessor [s]
+    serial_time: _Time = 0.0  # of 1024 keys of one sequence [s]
+    serial_power: _Power = 1.0  # growth of it with the key length; 1 = the keys are not split over blocks [1]
+    ramp: _Time = 0.0  # cost of streaming a large cache, beside its bytes [s]
     kernel: str = ""  # where a library has several
 
 
@@ -98,17 +140,17 @@ class MoeFit(Fit):
     """Grouped GEMM of the routed experts; the form is ``physics.experts``, with the defaults the plain roofline."""
 
     kernel: str
-    format: str
-    regime: str  # "single", "tp", "ep2_8", "ep16_256", or ANY_REGIME
-    picks: str  # "T*k/ep" or "T*k": which count of picks a rank multiplies
-    e_compute: float | None
-    e_memory: float
-    t0: float  # [s]
-    blend_q: float
-    least_rows: float = 0.0  # rows that an expert with fewer is padded to [1]
-    per_expert: float = 0.0  # set-up of one expert of the rank [s]
-    e_handling: float | None = None  # share of the HBM bandwidth at which rows are gathered and summed; None = free [1]
-    stray: float = 0.0  # share of other ranks' picks that the rank measured multiplied as well; not so in serving [1]
+    format: _Format
+    regime: Annotated[str, OneOf(("single", "tp", "ep2_8", "ep16_256", ANY_REGIME))]
+    picks: Annotated[str, OneOf(("T*k/ep", "T*k"))]  # which count of picks a rank multiplies
+    e_compute: _Share | None
+    e_memory: _Share
+    t0: _Time  # [s]
+    blend_q: _Blend
+    least_rows: Annotated[float, Range(0.0, 1e4)] = 0.0  # rows that an expert with fewer is padded to [1]
+    per_expert: _Time = 0.0  # set-up of one expert of the rank [s]
+    e_handling: _Share | None = None  # share of the HBM bandwidth at which rows are gathered and summed; None: free [1]
+    stray: _Fraction = 0.0  # share of other ranks' picks that the rank measured multiplied, too; not so in serving [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +163,13 @@ class CollectiveFit(Fit):
     ``max(latency, t + 2*S/(e_bandwidth*HBM))``, t being the time inside one.
     """
 
-    op: str  # "all_reduce", "all_gather", "reduce_scatter", "alltoall"
-    gpus: int  # 0 = any number
-    latency: float  # [s]
-    e_bandwidth: float
-    algorithm: str = ""  # "ring", "ring_ll" (low-latency protocol), "one_shot", "two_shot", "in_switch", EAGER, or none
-    hop: float = 0.0  # latency added by each rank beyond the first [s]
-    ramp: float = 0.0  # hand-over of a pipelined message [s]
+    op: Annotated[str, OneOf(("all_reduce", "all_gather", "reduce_scatter", "alltoall"))]
+    gpus: _Ranks  # 0 = any number
+    latency: _Time  # [s]
+    e_bandwidth: _Share
+    algorithm: _Algorithm = ""  # "ring_ll": low-latency protocol; "": the ring on ``gpus`` ranks
+    hop: _Time = 0.0  # latency added by each rank beyond the first [s]
+    ramp: _Time = 0.0  # hand-over of a pipelined message [s]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,31 +182,29 @@ class AllToAllFit(Fit):
     """
 
     backend: str
-    phase: str  # "dispatch", "combine", "combine_low_precision", "prepare"
-    format: str  # what is sent: "bf16", "fp8", "nvfp4", "unlabelled", ...; "default" = any, by its bytes
-    ranks: int  # 0 = any number
-    nodes: int  # 0 = any number
+    phase: Annotated[str, OneOf(("dispatch", "combine", "combine_low_precision", "prepare"))]
+    format: Annotated[str, OneOf((*FORMATS, "unlabelled", "default"))]  # what is sent; "default" = any, by its bytes
+    ranks: _Ranks  # 0 = any number
+    nodes: _Ranks  # 0 = any number
     volume: str  # formula of the volume V of the fit
-    bytes_per_element: float | None  # b in that formula; None = that of the format sent [B]
-    link: str  # "nvlink" or "nic"
-    latency: float  # [s]
-    e_bandwidth: float | None
-    seconds_per_token: float | None  # "prepare" only [s]
-    step: float = 0.0  # latency added per doubling of the group [s]
-    token_bandwidth: float | None = None  # across nodes, at the number of multiprocessors that engines give it [B/s]
+    bytes_per_element: Annotated[float, Range(0.1, 8.0)] | None  # b in that formula; None = that of the format sent [B]
+    link: Annotated[str, OneOf(("nvlink", "nic"))]
+    latency: _Time  # [s]
+    e_bandwidth: _Share | None
+    seconds_per_token: Annotated[float, Quantity("s", 0.0, MS)] | None  # "prepare" only [s]
+    step: _Time = 0.0  # latency added per doubling of the group [s]
+    token_bandwidth: _Sending | None = None  # across nodes, at the number of multiprocessors that engines give it [B/s]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementwiseFit(Fit):
     """A kernel that reads and writes activations: ``t0 + bytes/(e_memory*HBM)``."""
 
-    op: str  # "scale_matrix" (16 bit to 8 bit), "compute_scale" (read alone)
-    e_memory: float
-    t0: float  # [s]
+    op: Annotated[str, OneOf(("scale_matrix", "compute_scale"))]  # 16 bit to 8 bit, or read alone
+    e_memory: _Share
+    t0: _Time  # [s]
 
 
-#: Regime of a fit that holds for any expert and tensor parallelism.
-ANY_REGIME = "any"
 #: Operator group of an ``EfficiencySpec`` -> class of its rows.
 SECTIONS: dict[str, type[Fit]] = {
     "gemm": GemmFit,
@@ -175,14 +215,6 @@ SECTIONS: dict[str, type[Fit]] = {
     "alltoall": AllToAllFit,
     "elementwise": ElementwiseFit,
 }
-#: Software whose kernels were measured.
-LIBRARIES = ("trtllm", "vllm", "sglang", "nccl", "torch")
-#: Library that engines hand large messages to.
-LARGE_MESSAGES = "nccl"
-#: "Algorithm" of a call outside a CUDA graph.
-EAGER = "eager"
-#: "Library" of a row that nobody measured; it joins the rows of every library.
-ASSUMED = "assumed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +223,10 @@ class DataFile:
 
     name: str
     sha256: str
-    rows: int  # of the system [1]
-    fitted: int  # [1]
-    held_out: int  # of shapes that no fit saw [1]
-    dropped: Mapping[str, int]  # reason -> rows left out of both [1]
+    rows: _Rows  # of the system [1]
+    fitted: _Rows  # [1]
+    held_out: _Rows  # of shapes that no fit saw [1]
+    dropped: Mapping[str, _Rows]  # reason -> rows left out of both [1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,10 +234,10 @@ class EfficiencySpec:
     """All fitted rows of one system."""
 
     system: str  # the system that uses them
-    measured_on: str  # the system that was measured
+    measured_on: Annotated[str, NOT_IN_FILE]  # the system that was measured
     data: str  # data set
     date: str  # of the data
-    engine_order: tuple[str, ...]  # whose fit is taken first, per operator
+    engine_order: tuple[_Library, ...]  # whose fit is taken first, per operator
     gemm: tuple[GemmFit, ...]
     prefill_attention: tuple[PrefillAttentionFit, ...]
     decode_attention: tuple[DecodeAttentionFit, ...]
@@ -219,3 +251,75 @@ class EfficiencySpec:
     def inherited(self) -> bool:
         """Whether these fits were made on another system."""
         return self.system != self.measured_on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Rows of a section taken over from another system: all of them, or those whose fields are as ``where`` says."""
+
+    section: Annotated[str, OneOf(SECTIONS)]
+    system: str
+    where: Mapping[str, str] = field(default_factory=dict)
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inherited:
+    """What an efficiency file says of other systems beside its own rows."""
+
+    inherits_rows: tuple[Transfer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heir:
+    """An efficiency file without rows of its own: all are those of another system."""
+
+    system: str
+    inherits: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions(Inherited):
+    """What no table of a system measures: order of its engines, assumed rows, rows taken over from other systems."""
+
+    engine_order: tuple[_Library, ...]
+    gemm: tuple[GemmFit, ...] = ()
+    prefill_attention: tuple[PrefillAttentionFit, ...] = ()
+    decode_attention: tuple[DecodeAttentionFit, ...] = ()
+    moe: tuple[MoeFit, ...] = ()
+    collectives: tuple[CollectiveFit, ...] = ()
+    alltoall: tuple[AllToAllFit, ...] = ()
+    elementwise: tuple[ElementwiseFit, ...] = ()
+
+
+_Keys, _HeirKeys, _AssumptionKeys = schema_of(EfficiencySpec, Inherited), schema_of(Heir), schema_of(Assumptions)
+
+
+def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], EfficiencySpec]) -> EfficiencySpec:
+    """Fits of one system: its own rows, rows taken over from another system, or all of a parent's (``inherits``)."""
+    if "inherits" in data:
+        heir = Heir(**dict(validate(_HeirKeys, data, path)))
+        parent = load(heir.inherits)
+        rows: dict[str, Any] = {
+            key: tuple(_taken_over(row, parent.system) for row in getattr(parent, key)) for key in SECTIONS
+        }
+        return replace(parent, system=heir.system, **rows)
+    fields = dict(validate(_Keys, data, path))
+    for transfer in fields.pop("inherits_rows"):
+        parent = load(transfer.system)
+        fields[transfer.section] += tuple(
+            _taken_over(row, parent.system)
+            for row in getattr(parent, transfer.section)
+            if all(str(getattr(row, key, None)) == value for key, value in transfer.where.items())
+        )
+    return EfficiencySpec(measured_on=fields["system"], **fields)
+
+
+def assumptions_of(path: Path, data: Mapping[str, Any]) -> Assumptions:
+    """The assumptions of a file of ``hw_specs/efficiency/assumptions/``."""
+    return Assumptions(**dict(validate(_AssumptionKeys, data, path)))
+
+
+def _taken_over(row: Any, origin: str) -> Any:
+    return replace(row, inherited_from=row.inherited_from or origin)

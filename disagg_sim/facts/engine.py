@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from disagg_sim.facts.faults import source_faults
-from disagg_sim.facts.schema import Line, OneOf, Quantity, Range, schema_of, validate, values
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Quantity, Range, schema_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
@@ -26,7 +26,7 @@ _Share = Annotated[float, Range(1e-6, 1.0)]
 class EngineSpec(Shown):
     """How an engine forms its steps, and what it adds to the time of its kernels."""
 
-    name: str
+    name: Annotated[str, NOT_IN_FILE]
     title: Line
     kernels: Annotated[str, OneOf(("vllm", "sglang", "trtllm"))]  # whose fitted kernels are taken first
     step_host: _Time  # host time of a step that the GPU waits for [s]
@@ -48,12 +48,12 @@ class EngineSpec(Shown):
     sources: Mapping[str, str]  # key -> where its value comes from
 
 
-_Keys = schema_of(EngineSpec, without=("name",))
+_Keys = schema_of(EngineSpec)
 
 
 def engine_of(path: Path, data: Mapping[str, Any], name: str) -> EngineSpec:
     """A serving engine from its file; every value needs a source."""
-    spec = EngineSpec(name=name, **values(validate(_Keys, data, path)))
+    spec = EngineSpec(name=name, **dict(validate(_Keys, data, path)))
     told = [key for key in _Keys.model_fields if key not in ("title", "sources")]
     if found := source_faults(spec.sources, told, needed=told):
         raise spec_error(path, found)

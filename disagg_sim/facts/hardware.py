@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from disagg_sim.errors import quoted
 from disagg_sim.facts.faults import source_faults
-from disagg_sim.facts.schema import Line, NotEmpty, OneOf, Quantity, Range, Span, schema_of, validate, values
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Quantity, Range, Span, schema_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 from disagg_sim.units import GB, GIB, KB, TB, TERA
@@ -32,7 +32,7 @@ _Count = Annotated[int, Range(1, 10_000)]
 class SystemSpec(Shown):
     """One GPU and the links around it. Peaks are dense; links are one way, per GPU."""
 
-    name: str
+    name: Annotated[str, NOT_IN_FILE]
     title: Line
     vendor: Line
     architecture: Line  # generation of the chip: spreads of fits carry over between equal ones
@@ -53,13 +53,13 @@ class SystemSpec(Shown):
     sources: Mapping[str, str]  # key -> where its figure comes from
 
 
-_Keys = schema_of(SystemSpec, without=("name",))
+_Keys = schema_of(SystemSpec)
 _WORDS = ("title", "vendor", "architecture", "confidence", "sources")  # need no source
 
 
 def system_of(path: Path, data: Mapping[str, Any], name: str) -> SystemSpec:
     """A system from its file; every figure must have a source."""
-    spec = SystemSpec(name=name, **values(validate(_Keys, data, path)))
+    spec = SystemSpec(name=name, **dict(validate(_Keys, data, path)))
     figures = [field for field in _Keys.model_fields if field not in _WORDS]
     found = source_faults(spec.sources, figures, needed=[key for key in figures if data[key] is not None])
     if spec.hbm_reported > spec.hbm_capacity * BINARY_GB * ROUNDING:

@@ -14,15 +14,12 @@ from typing import Any, TypeVar
 from pydantic import BeforeValidator
 
 from disagg_sim.errors import InputError, UnknownNameError, quoted
-from disagg_sim.facts.efficiency import EfficiencySpec
+from disagg_sim.facts.efficiency import EfficiencySpec, efficiency_of
 from disagg_sim.facts.engine import EngineSpec, engine_of
 from disagg_sim.facts.faults import expected
-from disagg_sim.facts.formats.efficiency import efficiency_of
-from disagg_sim.facts.formats.model import model_of
-from disagg_sim.facts.formats.recipe import recipe_of
 from disagg_sim.facts.hardware import SystemSpec, system_of
-from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.precision import Precision, PrecisionRecipe
+from disagg_sim.facts.model import ModelSpec, model_of
+from disagg_sim.facts.precision import Precision, PrecisionRecipe, recipe_of
 from disagg_sim.facts.profile import ProfileSpec, profile_of
 from disagg_sim.facts.traffic import TrafficSpec, traffic_of
 from disagg_sim.facts.uncertainty import UncertaintySpec, uncertainty_of

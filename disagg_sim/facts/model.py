@@ -7,208 +7,23 @@ and positions, so that the totals of every shipped model are exact.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from disagg_sim.errors import InputError
+from disagg_sim.errors import InputError, nearest, quoted
+from disagg_sim.facts.layers import ATTENTION_KINDS, FFN_KINDS, Count, CountOrNone, LayerKind, Layers
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, Range, schema_of, validate
+from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
 if TYPE_CHECKING:
     from disagg_sim.facts.precision import Precision
 
-
-class AttentionSpec:
-    """One kind of attention as a model's file describes it; ``kind`` is its word there.
-
-    A subclass is a frozen dataclass of the sizes; the class of the same ``kind`` in ``physics.blocks`` counts it.
-    """
-
-    __slots__ = ()
-    kind: ClassVar[str]
-
-    def matmul_params(self, hidden: int) -> int:
-        """Weights of the projections. [1]"""
-        raise NotImplementedError
-
-    def other_params(self, hidden: int) -> int:  # noqa: ARG002 - of kinds with biases of the hidden size
-        """Biases, norms and the like. [1]"""
-        return 0
-
-    @property
-    def cache_elements(self) -> int:
-        """Cached elements of one token in one layer. [1]"""
-        return 0
-
-    @property
-    def state_elements(self) -> int:
-        """Elements kept of one sequence in one layer, whatever its length, in the format of the cache. [1]"""
-        return 0
-
-    @property
-    def window_tokens(self) -> int:
-        """Tokens after which the cache of a sequence stops growing; 0 = never. [token]"""
-        return 0
-
-    def elements(self, tokens: float) -> float:
-        """Elements that a sequence of ``tokens`` tokens keeps in one layer. [1]"""
-        held = min(tokens, self.window_tokens) if self.window_tokens else tokens
-        return self.cache_elements * held + self.state_elements
-
-
-class FfnSpec:
-    """One kind of feed-forward layer as a model's file describes it; see ``AttentionSpec``."""
-
-    __slots__ = ()
-    kind: ClassVar[str]
-    routes: ClassVar[bool] = False  # whether tokens are sent to experts
-
-    def params(self, hidden: int, *, active: bool) -> int:
-        """All parameters, or those that one token touches. [1]"""
-        raise NotImplementedError
-
-    def token_matmul_params(self, hidden: int) -> int:
-        """Weights that one token is multiplied with. [1]"""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GqaAttention(AttentionSpec):
-    """Grouped-query attention (MHA when ``kv_heads == q_heads``), optionally with a sliding window."""
-
-    kind: ClassVar[str] = "gqa"
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    window: int = 0  # sliding window [token]; 0 = full attention
-    qkv_bias: bool = False
-    output_bias: bool = False
-    qk_norm: bool = False
-    sinks: bool = False
-
-    def matmul_params(self, hidden: int) -> int:
-        """Weights of qkv and output projections. [1]"""
-        return hidden * (self.q_heads + 2 * self.kv_heads) * self.head_dim + self.q_heads * self.head_dim * hidden
-
-    def other_params(self, hidden: int) -> int:
-        """Biases, q/k norms and attention sinks. [1]"""
-        bias = self.qkv_bias * (self.q_heads + 2 * self.kv_heads) * self.head_dim + self.output_bias * hidden
-        return bias + self.qk_norm * 2 * self.head_dim + self.sinks * self.q_heads
-
-    @property
-    def cache_elements(self) -> int:
-        """Cached elements of one token in one layer (keys and values of all heads). [1]"""
-        return 2 * self.kv_heads * self.head_dim
-
-    @property
-    def window_tokens(self) -> int:
-        """The sliding window. [token]"""
-        return self.window
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MlaAttention(AttentionSpec):
-    """Multi-head latent attention (DeepSeek-V2/V3): one latent of ``kv_rank + rope_dim`` is cached."""
-
-    kind: ClassVar[str] = "mla"
-    q_heads: int
-    q_rank: int
-    kv_rank: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-
-    def matmul_params(self, hidden: int) -> int:
-        """Weights of q_a, q_b, kv_a, kv_b and output projections. [1]"""
-        down = hidden * (self.q_rank + self.kv_rank + self.rope_dim)
-        query = self.q_rank * self.q_heads * (self.nope_dim + self.rope_dim)
-        up = self.kv_rank * self.q_heads * (self.nope_dim + self.value_dim)
-        return down + query + up + self.q_heads * self.value_dim * hidden
-
-    def other_params(self, hidden: int) -> int:  # noqa: ARG002 - as the base class asks
-        """Norms of the two latents. [1]"""
-        return self.q_rank + self.kv_rank
-
-    @property
-    def cache_elements(self) -> int:
-        """Cached elements of one token in one layer: the latent, once for all heads. [1]"""
-        return self.kv_rank + self.rope_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenseFfn(FfnSpec):
-    """A dense feed-forward layer: 3 matrices with SwiGLU, 2 without gate."""
-
-    kind: ClassVar[str] = "dense"
-    width: int
-    matrices: int = 3
-    bias: bool = False
-
-    def matmul_params(self, hidden: int) -> int:
-        """Weights of the layer. [1]"""
-        return self.matrices * hidden * self.width
-
-    def other_params(self, hidden: int) -> int:
-        """Biases. [1]"""
-        return self.bias * (self.width + hidden)
-
-    def params(self, hidden: int, *, active: bool) -> int:  # noqa: ARG002 - a token touches all of them
-        """Weights and biases. [1]"""
-        return self.matmul_params(hidden) + self.other_params(hidden)
-
-    def token_matmul_params(self, hidden: int) -> int:
-        """Weights of the layer. [1]"""
-        return self.matmul_params(hidden)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoeFfn(FfnSpec):
-    """Routed experts (``top_k`` of ``experts`` per token), shared experts and the router."""
-
-    kind: ClassVar[str] = "moe"
-    routes: ClassVar[bool] = True
-    experts: int
-    top_k: int
-    width: int
-    shared_experts: int = 0
-    shared_width: int = 0
-    router_bias: bool = False
-    expert_bias: bool = False
-
-    def expert_params(self, hidden: int) -> int:
-        """Weights of one routed expert. [1]"""
-        return 3 * hidden * self.width
-
-    def expert_other_params(self, hidden: int) -> int:
-        """Biases of one routed expert. [1]"""
-        return self.expert_bias * (2 * self.width + hidden)
-
-    def shared_params(self, hidden: int) -> int:
-        """Weights of all shared experts. [1]"""
-        return 3 * hidden * self.shared_width * self.shared_experts
-
-    def router_params(self, hidden: int) -> int:
-        """Weights of the router. [1]"""
-        return hidden * self.experts
-
-    def params(self, hidden: int, *, active: bool) -> int:
-        """Experts (all, or ``top_k``), shared experts and router with their biases. [1]"""
-        routed = (self.top_k if active else self.experts) * (
-            self.expert_params(hidden) + self.expert_other_params(hidden)
-        )
-        return routed + self.shared_params(hidden) + self.router_params(hidden) + self.router_bias * self.experts
-
-    def token_matmul_params(self, hidden: int) -> int:
-        """Weights of ``top_k`` experts, the shared ones and the router. [1]"""
-        return self.top_k * self.expert_params(hidden) + self.shared_params(hidden) + self.router_params(hidden)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerKind:
-    """One transformer layer: an attention and a feed-forward part."""
-
-    attention: AttentionSpec
-    ffn: FfnSpec
+#: Layers of one model; the deepest known has some hundred. [1]
+MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,16 +34,16 @@ class ModelSpec(Shown):
     pattern of DeepSeek-R1 is ``(dense,) * 3 + (moe,) * 58``.
     """
 
-    name: str
-    title: str
-    hidden: int
-    vocab: int
-    layers: tuple[LayerKind, ...]
+    name: Annotated[str, NOT_IN_FILE]
+    title: Line
+    hidden: Count
+    vocab: Count
+    layers: Annotated[tuple[LayerKind, ...], NOT_IN_FILE]
     tied_embeddings: bool
-    layer_norm: bool  # LayerNorm with bias (OPT) instead of RMSNorm
-    learned_positions: int  # rows of a learned position table, 0 with rotary [1]
-    block_scaled_fp8: bool  # fp8 checkpoints carry 128x128 block scales (DeepSeek, Kimi)
-    max_context: int  # input + output [token]
+    layer_norm: bool = False  # LayerNorm with bias (OPT) instead of RMSNorm
+    learned_positions: CountOrNone = 0  # rows of a learned position table, 0 with rotary [1]
+    block_scaled_fp8: bool = False  # fp8 checkpoints carry 128x128 block scales (DeepSeek, Kimi)
+    max_context: Annotated[int, Range(1, 10**9)]  # input + output [token]
     max_context_sure: bool
     source: str
 
@@ -328,3 +143,29 @@ class ModelSpec(Shown):
             layer = norm + kind.attention.matmul_params(d) + kind.attention.other_params(d)
             total += count * (layer + kind.ffn.params(d, active=active))
         return total
+
+
+@cache
+def _keys(kinds: tuple[type, ...]) -> Any:  # noqa: ARG001 - a kind that is registered later makes another schema
+    return schema_of(ModelSpec, Layers)
+
+
+def model_of(path: Path, data: Mapping[str, Any], name: str) -> ModelSpec:
+    """A model from its file."""
+    fields = dict(validate(_keys((*ATTENTION_KINDS.values(), *FFN_KINDS.values())), data, path))
+    attention, ffn, runs = (fields.pop(key) for key in ("attention", "ffn", "layers"))
+    if (many := sum(run.count * len(run.parts) for run in runs)) > MOST_LAYERS:
+        raise spec_error(path, [f"layers: {many} in all; allowed: up to {MOST_LAYERS}"])
+    found = [
+        f"layers[{index}].{group}: {quoted(used)} is unknown{nearest(used, known)}; allowed: {', '.join(known)}"
+        for index, run in enumerate(runs)
+        for part in run.parts
+        for group, used, known in (("attention", part.attention, attention), ("ffn", part.ffn, ffn))
+        if used not in known
+    ]
+    if found:
+        raise spec_error(path, list(dict.fromkeys(found)))
+    layers = (
+        kind for run in runs for kind in [LayerKind(attention[p.attention], ffn[p.ffn]) for p in run.parts] * run.count
+    )
+    return ModelSpec(name=name, layers=tuple(layers), **fields)

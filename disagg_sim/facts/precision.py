@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from disagg_sim.errors import InputError
+from disagg_sim.facts.layers import ATTENTION_KINDS
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Quantity, schema_of, validate
 from disagg_sim.notebook import Shown
-
-if TYPE_CHECKING:
-    from disagg_sim.facts.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,14 @@ MXFP4 = Format(name="bf16", bytes=0.53125, arithmetic="bf16")
 #: Kind of attention under which a recipe gives the format of all kinds that it does not name.
 ANY_KIND = "any"
 FORMATS = {f.name: f for f in (BF16, FP8, FP8_BLOCK, NVFP4, INT8)} | {"mxfp4": MXFP4}
+
+_Format = Annotated[str, OneOf(FORMATS)]
+_Arithmetic = Annotated[str, OneOf(("bf16", "fp8"))]
+_Bytes = Annotated[float, Quantity("B", 0.5, 4.0)]
+_Kind = Annotated[str, OneOf(lambda: (*ATTENTION_KINDS, ANY_KIND))]
+#: ``{gqa: fp8, mla: bf16}``; one format is that of any kind.
+_any_kind = BeforeValidator(lambda value: {ANY_KIND: value} if isinstance(value, str) else value)
+_ByKind = Annotated[Mapping[_Kind, _Format], NotEmpty, _any_kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +90,18 @@ class PrecisionRecipe(Shown):
     ``"fp8"`` weights mean per tensor scales, or 128x128 blocks where the model's checkpoints have them.
     """
 
-    name: str
-    title: str
-    attention_projection: Mapping[str, str]  # by kind of attention; ``ANY_KIND``: of those that are not named
-    ffn: str
-    expert: str
-    attention: str  # arithmetic of scores and values: "bf16" or "fp8"
-    cache: str
-    embedding: str
-    head: str
-    router: str
-    dispatch_bytes: float  # of an activation on the wire [B]
-    combine_bytes: float  # [B]
+    name: Annotated[str, NOT_IN_FILE]
+    title: Line
+    attention_projection: _ByKind  # by kind of attention; ``ANY_KIND``: of those that are not named
+    ffn: _Format
+    expert: _Format
+    attention: _Arithmetic  # arithmetic of scores and values: "bf16" or "fp8"
+    cache: _Arithmetic
+    embedding: _Format
+    head: _Format
+    router: _Format
+    dispatch_bytes: _Bytes  # of an activation on the wire [B]
+    combine_bytes: _Bytes  # [B]
     source: str
 
     def resolve(self, model: ModelSpec) -> Precision:
@@ -128,3 +139,11 @@ class PrecisionRecipe(Shown):
             combine_bytes=self.combine_bytes,
             source=self.source,
         )
+
+
+_Keys = schema_of(PrecisionRecipe)
+
+
+def recipe_of(path: Path, data: Mapping[str, Any], name: str) -> PrecisionRecipe:
+    """A precision recipe from its file."""
+    return PrecisionRecipe(name=name, **dict(validate(_Keys, data, path)))

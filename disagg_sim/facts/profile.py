@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from disagg_sim.facts.faults import source_faults
-from disagg_sim.facts.schema import Line, Quantity, Range, schema_of, validate, values
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, Quantity, Range, Written, schema_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 from disagg_sim.units import GB
@@ -17,6 +17,7 @@ _Time = Annotated[float, Quantity("s", 0.0, 1.0)]
 _Efficiency = Annotated[float, Range(1e-6, 1.0)]
 _Deviations = Annotated[float, Range(0.0, 10.0)]
 _Imbalance = Annotated[float, Range(1.0, 100.0)]
+_Sources = Annotated[tuple[tuple[str, str], ...], Written(dict[str, str], lambda lines: tuple(lines.items()))]
 _Memory = Annotated[float, Quantity("B", 0.0, 100 * GB)]
 
 
@@ -27,7 +28,7 @@ class ProfileSpec(Shown):
     ``fitted`` says whether the efficiencies of the system are used (else every e = 1, q = infinity).
     """
 
-    name: str
+    name: Annotated[str, NOT_IN_FILE]
     title: Line
     fitted: bool
     best_algorithm: bool  # collectives take the fastest algorithm instead of the fitted ring
@@ -54,17 +55,16 @@ class ProfileSpec(Shown):
     resident_deviations: _Deviations  # standard deviations of resident tokens to provision for [1]
     shared_expert_overlaps_dispatch: bool
     all_reduce_hidden_fraction: Annotated[float, Range(0.0, 1.0)]  # of prefill all-reduce [1]
-    sources: tuple[tuple[str, str], ...]  # (key, where the figure comes from)
+    sources: _Sources  # (key, where the figure comes from)
     random_routing: bool = False  # the fullest expert rank is that of random picks, not the mean one
 
 
-_Keys = schema_of(ProfileSpec, {"sources": dict[str, str]}, without=("name",))
+_Keys = schema_of(ProfileSpec)
 
 
 def profile_of(path: Path, data: Mapping[str, Any], name: str) -> ProfileSpec:
     """A profile from its file."""
-    fields = values(validate(_Keys, data, path))
-    sources: dict[str, str] = fields.pop("sources")
-    if unknown := source_faults(sources, fields):
+    fields = dict(validate(_Keys, data, path))
+    if unknown := source_faults(dict(fields["sources"]), [key for key in fields if key != "sources"]):
         raise spec_error(path, unknown)
-    return ProfileSpec(name=name, sources=tuple(sources.items()), **fields)
+    return ProfileSpec(name=name, **fields)

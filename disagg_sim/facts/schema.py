@@ -1,9 +1,7 @@
 """Define field types with units and ranges for spec files, and report faults in one line each.
 
-A schema is made from the frozen dataclass that it fills: the dataclass says which keys exist, the
-schema adds units and ranges. All faults of a file are collected before any is reported.
-
-Past 400 lines: every type of value that a file may hold.
+A schema is made from the frozen dataclass that it fills: its fields say which keys exist, and marks in their
+annotations which units and ranges. All faults of a file are collected before any is reported.
 """
 
 from __future__ import annotations
@@ -11,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, TypeVar, Union, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_origin, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -45,9 +44,7 @@ LONGEST_NAME = 80
 # The types of a schema are values made at run time, which a static checker cannot follow.
 _Annotated: Any = Annotated
 _Dict: Any = dict
-_List: Any = list
 _Literal: Any = Literal
-_Optional: Any = Optional
 _Tuple: Any = tuple
 _Union: Any = Union
 
@@ -131,10 +128,9 @@ class Span:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Read the list; ``null`` where the type allows it."""
-        ends = core_schema.no_info_after_validator_function(
-            self.check, handler.generate_schema(numbers(self.low, self.high))
-        )
-        return core_schema.nullable_schema(ends) if type(None) in getattr(source, "__args__", ()) else ends
+        ends = _Annotated[_Tuple[_Annotated[float, Range(self.low, self.high)], ...], Field(strict=False)]
+        read = core_schema.no_info_after_validator_function(self.check, handler.generate_schema(ends))
+        return core_schema.nullable_schema(read) if type(None) in getattr(source, "__args__", ()) else read
 
     def check(self, ends: tuple[float, ...]) -> tuple[float, ...]:
         """The two numbers; ``ValueError`` for other counts and orders."""
@@ -185,6 +181,18 @@ class Unless:
             if not isinstance(value, str):
                 raise
             raise ValueError(f"{told(error.errors()[0])}; allowed, too: {self.word}") from None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OneKind:
+    """Mark of lines whose key ``kind`` says what they make: ``Annotated[Law, OneKind({"normal": Normal})]``."""
+
+    known: Mapping[str, type]  # word of a kind -> its dataclass; read when a schema is made
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Read the keys of the kind, then make its dataclass."""
+        kinds = tuple(_record(target, kind) for kind, target in self.known.items())
+        return handler.generate_schema(_Annotated[_Union[kinds], Field(discriminator="kind")])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -257,6 +265,8 @@ def _is_title(value: str) -> str:
     return value
 
 
+#: Mark of a field that no file has: it is made of others, or is the name of the file.
+NOT_IN_FILE: Final = object()
 #: Of a list or of ``key: value`` lines, which may not be empty.
 NotEmpty = BeforeValidator(_not_empty)
 #: A list, or a single value in place of a list of one; not empty.
@@ -283,82 +293,17 @@ def plain_number(value: object) -> object:
     return value
 
 
-def unit_of(annotation: Any) -> str:
-    """Dimension of a ``quantity``, or of an optional one: "s", "B/s", ...; "" for every other type."""
-    for part in getattr(annotation, "__metadata__", ()):
-        if isinstance(part, Quantity):
-            return part.dimension
-    return next((unit for item in getattr(annotation, "__args__", ()) if (unit := unit_of(item))), "")
+def units_of(target: type) -> Mapping[str, str]:
+    """Dimension in which each field of a dataclass is written: "s", "B/s", ...; "" for a pure number or a word."""
+    hints = get_type_hints(target, include_extras=True)
+    return {field.name: _dimension(hints[field.name]) for field in dataclasses.fields(target)}
 
 
-def quantity(dimension: str, low: float, high: float) -> Any:
-    """Type of a number with a unit, e.g. ``quantity("B/s", 1 * GB, 100 * TB)`` for ``3.35 TB/s``; both ends allowed."""
-    return Annotated[float, Quantity(dimension, low, high)]
-
-
-def number(low: float, high: float) -> Any:
-    """Type of a pure number in ``[low, high]``."""
-    return Annotated[float, Range(low, high)]
-
-
-def integer(low: int, high: int) -> Any:
-    """Type of a whole number in ``[low, high]``."""
-    return Annotated[int, Range(low, high)]
-
-
-def choice(allowed: Iterable[str]) -> Any:
-    """Type of a text out of a list."""
-    return Annotated[str, OneOf(tuple(allowed))]
-
-
-def line() -> Any:
-    """Type of a text in one line, for names and titles."""
-    return Line
-
-
-def span(low: float, high: float) -> Any:
-    """Type of a list of two ascending numbers in ``[low, high]``."""
-    return Annotated[tuple[float, float], Span(low, high)]
-
-
-def numbers(low: float, high: float) -> Any:
-    """Type of a list of numbers in ``[low, high]``; becomes a tuple."""
-    return _Annotated[_Tuple[number(low, high), ...], Field(strict=False)]
-
-
-def texts(allowed: Iterable[str]) -> Any:
-    """Type of a list of texts out of a list; becomes a tuple."""
-    return _Annotated[_Tuple[choice(allowed), ...], Field(strict=False)]
-
-
-def list_of(item: Any, *, at_least: int = 0) -> Any:
-    """Type of a list of ``item``."""
-    return _Annotated[_List[item], Field(min_length=at_least)]
-
-
-def mapping_of(key: Any, value: Any, *, at_least: int = 0) -> Any:
-    """Type of ``key: value`` lines."""
-    return _Annotated[_Dict[key, value], Field(min_length=at_least)]
-
-
-def optional(item: Any) -> Any:
-    """Type of ``item`` or ``null``."""
-    return _Optional[item]
-
-
-def checked(item: Any, check: Callable[[Any], Any]) -> Any:
-    """``item`` with a check that needs all of it; the check raises ValueError."""
-    return _Annotated[item, AfterValidator(check)]
-
-
-def short_form(item: Any, expand: Callable[[Any], Any]) -> Any:
-    """``item``, which may be written shorter; ``expand`` gives the long form."""
-    return _Annotated[item, BeforeValidator(expand)]
-
-
-def tagged(*items: Any) -> Any:
-    """One of several schemas, distinguished by the key ``kind``."""
-    return _Annotated[_Union[items], Field(discriminator="kind")]
+def _dimension(hint: Any) -> str:
+    for mark in getattr(hint, "__metadata__", ()):
+        if isinstance(mark, Quantity):
+            return mark.dimension
+    return next((unit for part in getattr(hint, "__args__", ()) if (unit := _dimension(part))), "")
 
 
 def told_apart(by: Callable[[Any], str | None], wanted: str) -> Any:
@@ -366,59 +311,60 @@ def told_apart(by: Callable[[Any], str | None], wanted: str) -> Any:
     return Discriminator(by, custom_error_type=NEITHER, custom_error_message=wanted)
 
 
-def table(name: str, /, **fields: Any) -> type[Strict]:
-    """Schema of ``key: value`` lines; a field is a type, or (type, default)."""
-    pairs: Any = {key: field if isinstance(field, tuple) else (field, ...) for key, field in fields.items()}
-    model: type[Strict] = create_model(name, __base__=Strict, **pairs)
-    return model
-
-
-def schema_of(
-    target: type, types: Mapping[str, Any] | None = None, *, without: Sequence[str] = (), kind: str = ""
-) -> type[Strict]:
-    """Schema with the fields of a dataclass, whose annotations may bear marks of units and ranges.
+def schema_of(*targets: type, kind: str = "") -> type[Strict]:
+    """Schema with the fields of dataclasses, whose annotations bear marks of units and ranges.
 
     Parameters
     ----------
-    target : type
-        The dataclass; dataclasses in its fields are read as ``key: value`` lines, too.
-    types : mapping, optional
-        Types in place of those of the dataclass.
-    without : sequence of str
-        Fields that no file has, such as ``name``.
+    *targets : type
+        The dataclass, and others whose fields a file writes beside its own; dataclasses in their fields are read as
+        ``key: value`` lines, too. Fields marked ``NOT_IN_FILE`` are left out.
     kind : str
         Tag of the schema in a union.
+
+    Examples
+    --------
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Disk:
+    ...     name: Annotated[str, NOT_IN_FILE]
+    ...     size: Annotated[float, Quantity("B", 0.0, 1e15)]
+    >>> schema_of(Disk).model_validate({"size": "4 TB"})
+    Disk(size=4000000000000.0)
     """
-    hints = get_type_hints(target, include_extras=True)
     fields: dict[str, Any] = {"kind": _Literal[kind]} if kind else {}
-    for field in dataclasses.fields(target):
-        if field.name not in without:
-            default = ... if field.default is dataclasses.MISSING else field.default
-            fields[field.name] = ((types or {}).get(field.name, _form(hints[field.name])), default)
-    return table(target.__name__, **fields)
+    for target in targets:
+        hints = get_type_hints(target, include_extras=True)
+        for field in dataclasses.fields(target):
+            if NOT_IN_FILE not in getattr(hint := hints[field.name], "__metadata__", ()):
+                fields[field.name] = (_form(hint), _default(field))
+    model: type[Strict] = create_model(targets[0].__name__, __base__=Strict, **fields)
+    return model
 
 
-def record(target: type, *, kind: str = "") -> Any:
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return Field(default_factory=field.default_factory)
+    return ... if field.default is dataclasses.MISSING else field.default
+
+
+@cache
+def _record(target: type, kind: str = "") -> Any:
     """Type of a mapping that makes a dataclass; an error of its ``__post_init__`` is a fault of the file."""
-    schema = schema_of(target, kind=kind)
-    return _Annotated[schema, AfterValidator(lambda model: target(**values(model, without=("kind",))))]
+    tag = "kind" if kind else ""
+    made = AfterValidator(lambda model: target(**{key: value for key, value in model if key != tag}))
+    return _Annotated[schema_of(target, kind=kind), made]
 
 
 def _form(hint: Any) -> Any:
     """The type of what a file holds for a type of a dataclass."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return record(hint)
+        return _record(hint)
     if hasattr(hint, "__metadata__"):
         return _Annotated[(_form(hint.__origin__), *hint.__metadata__)]
     parts = tuple(_form(part) for part in getattr(hint, "__args__", ()))
     if get_origin(hint) is tuple:
         return _Annotated[_Tuple[parts], Field(strict=False)]
     return _Dict[parts] if get_origin(hint) is Mapping else hint
-
-
-def values(model: BaseModel, *, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Fields of a validated schema as keyword arguments of its dataclass."""
-    return {key: value for key, value in model if key not in without}
 
 
 def validate(schema: type[M], data: Mapping[str, Any], path: Path) -> M:

@@ -11,18 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from disagg_sim.facts.schema import (
-    Line,
-    NotEmpty,
-    Range,
-    Written,
-    record,
-    schema_of,
-    short_form,
-    tagged,
-    validate,
-    values,
-)
+from pydantic import BeforeValidator
+
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneKind, Range, schema_of, validate
 from disagg_sim.notebook import Shown
 
 _Tokens = Annotated[float, Range(1.0, 10**9)]
@@ -78,26 +69,24 @@ class EmpiricalLength:
 LengthSpec = ConstantLength | LogNormalLength | ParetoLength | EmpiricalLength
 _KINDS = {"constant": ConstantLength, "log_normal": LogNormalLength, "pareto": ParetoLength}
 _KINDS |= {"empirical": EmpiricalLength}
+_constant = BeforeValidator(lambda value: value if isinstance(value, dict) else {"kind": "constant", "tokens": value})
 #: ``{kind: pareto, minimum: ...}``; a plain number is a constant length.
-_Length: Any = short_form(
-    tagged(*(record(law, kind=kind) for kind, law in _KINDS.items())),
-    lambda value: value if isinstance(value, dict) else {"kind": "constant", "tokens": value},
-)
+_Length = Annotated[LengthSpec, OneKind(_KINDS), _constant]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficCase:
     """Input and output length of the requests of one case."""
 
-    isl: Annotated[LengthSpec, Written(_Length)]
-    osl: Annotated[LengthSpec, Written(_Length)]
+    isl: _Length
+    osl: _Length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficSpec(Shown):
     """A family of traffic cases."""
 
-    name: str
+    name: Annotated[str, NOT_IN_FILE]
     title: Line
     cases: Annotated[tuple[TrafficCase, ...], NotEmpty]
     source: str
@@ -112,9 +101,9 @@ class TrafficSpec(Shown):
         )
 
 
-_Keys = schema_of(TrafficSpec, without=("name",))
+_Keys = schema_of(TrafficSpec)
 
 
 def traffic_of(path: Path, data: Mapping[str, Any], name: str) -> TrafficSpec:
     """A traffic family from its file."""
-    return TrafficSpec(name=name, **values(validate(_Keys, data, path)))
+    return TrafficSpec(name=name, **dict(validate(_Keys, data, path)))

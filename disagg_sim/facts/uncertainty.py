@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from disagg_sim.facts.efficiency import ASSUMED, SECTIONS, Fit
-from disagg_sim.facts.schema import Line, OneOf, Range, schema_of, validate, values
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Range, schema_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
@@ -48,7 +48,7 @@ class EngineSpread:
 class UncertaintySpec(Shown):
     """Spreads that error bars are made from. Source: ``calibration.kernels.spreads`` over the data named."""
 
-    name: str
+    name: Annotated[str, NOT_IN_FILE]
     title: Line
     data: str
     date: str
@@ -60,12 +60,12 @@ class UncertaintySpec(Shown):
     sources: Mapping[str, str]  # key -> where its value comes from
 
 
-_Keys = schema_of(UncertaintySpec, without=("name",))
+_Keys = schema_of(UncertaintySpec)
 
 
 def uncertainty_of(path: Path, data: Mapping[str, Any], name: str) -> UncertaintySpec:
     """Spreads from their file; every operator kind needs one."""
-    spec = UncertaintySpec(name=name, **values(validate(_Keys, data, path)))
+    spec = UncertaintySpec(name=name, **dict(validate(_Keys, data, path)))
     faults = [f"kinds: missing key {kind!r}" for kind in SECTIONS if kind not in spec.kinds]
     faults += [] if spec.engines else ["engines: allowed: one engine or more"]
     if faults:

@@ -10,6 +10,7 @@ import pytest
 from disagg_sim.errors import InputError
 from disagg_sim.facts.check import check_file, kind_of
 from disagg_sim.facts.efficiency import SECTIONS
+from disagg_sim.facts.layers import GqaAttention, MoeFfn
 from disagg_sim.facts.load import (
     list_specs,
     load_efficiency,
@@ -19,7 +20,6 @@ from disagg_sim.facts.load import (
     load_system,
     load_traffic,
 )
-from disagg_sim.facts.model import GqaAttention, MoeFfn
 from disagg_sim.facts.yaml_files import DIRECTORIES, spec_files
 
 SYSTEMS = [

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from disagg_sim.errors import InputError, UnknownNameError
+from disagg_sim.facts.layers import DenseFfn, MlaAttention, MoeFfn
 from disagg_sim.facts.load import load_model
-from disagg_sim.facts.model import DenseFfn, MlaAttention, ModelSpec, MoeFfn
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.work import causal_pairs, expected_distinct_experts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.efficiency import SECTIONS
-from disagg_sim.facts.formats.efficiency import unit_of_field
 from disagg_sim.facts.load import load_efficiency
+from disagg_sim.facts.schema import units_of
 from disagg_sim.physics.cost import kernel_cost
 from disagg_sim.physics.memory import decode_bytes, decode_residents, prefill_bytes, prompt_residents
 from disagg_sim.physics.operators import head
@@ -246,15 +246,17 @@ PROFILE_TIMES = (
 )
 
 
+UNITS = {section: units_of(kind) for section, kind in SECTIONS.items()}
+
+
 def in_another_unit(section: str, row, c: float):
     """A fit with its times divided by ``c`` and its rates multiplied."""
     factors = {"s": 1.0 / c, "B/s": c}
-    units = {field.name: unit_of_field(section, field.name) for field in fields(row)}
     return replace(
         row,
         **{
             name: getattr(row, name) * factors[unit]
-            for name, unit in units.items()
+            for name, unit in UNITS[section].items()
             if unit and getattr(row, name) is not None
         },
     )

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.domain import Mapping
+from disagg_sim.facts.layers import GqaAttention
 from disagg_sim.facts.load import load_model
-from disagg_sim.facts.model import GqaAttention
 from disagg_sim.physics.blocks import layer_of, layers_of
 from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work
 from disagg_sim.physics.blocks.mla import MlaDims, mla_work

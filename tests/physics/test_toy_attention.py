@@ -9,16 +9,15 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import pytest
 
 import disagg_sim
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.formats import model as formats
-from disagg_sim.facts.model import AttentionSpec
-from disagg_sim.facts.schema import integer
+from disagg_sim.facts.layers import ATTENTION_KINDS, AttentionSpec, register
+from disagg_sim.facts.schema import Range
 from disagg_sim.facts.yaml_files import spec_files
 from disagg_sim.physics.blocks import ATTENTION, AttentionBlock, attention
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
@@ -51,9 +50,9 @@ STATE = HEADS * SIZE * SIZE  # elements of a sequence and layer
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearAttention(AttentionSpec):
     kind: ClassVar[str] = "linear"
-    heads: int
-    key_dim: int
-    value_dim: int
+    heads: Annotated[int, Range(1, 10**6)]
+    key_dim: Annotated[int, Range(1, 10**6)]
+    value_dim: Annotated[int, Range(1, 10**6)]
 
     def matmul_params(self, hidden: int) -> int:
         return hidden * self.heads * (2 * self.key_dim + 2 * self.value_dim)
@@ -121,11 +120,10 @@ BLOCKS = {
 @pytest.fixture
 def own_files(tmp_path, monkeypatch):
     """A directory of the user's own with models of such layers, and a system with the fits of the toy."""
-    for name in ("_SPECS", "_SCHEMAS"):
-        monkeypatch.setattr(formats, name, {group: dict(kinds) for group, kinds in getattr(formats, name).items()})
+    monkeypatch.setitem(ATTENTION_KINDS, "linear", None)
+    register(LinearAttention)
     monkeypatch.setitem(ATTENTION, "linear", None)
     attention("linear")(Linear)
-    formats.register(LinearAttention, dict.fromkeys(("heads", "key_dim", "value_dim"), integer(1, 10**6)))
     (tmp_path / "models").mkdir()
     (tmp_path / "hw_specs" / "efficiency").mkdir(parents=True)
     fits = spec_files("efficiency")["h100_sxm"].read_text(encoding="utf-8")
@@ -133,8 +131,7 @@ def own_files(tmp_path, monkeypatch):
         fits = fits.replace(f"\n{section}", f"\n{section}  - {row}\n")
     (tmp_path / "hw_specs" / "efficiency" / "h100_sxm.yaml").write_text(fits, encoding="utf-8")
     monkeypatch.setenv("DISAGG_SIM_PATH", str(tmp_path))
-    yield tmp_path
-    formats._schema.cache_clear()
+    return tmp_path
 
 
 def model_with(folder: Path, name: str, **layers: int) -> str:
@@ -251,8 +248,8 @@ def test_a_recipe_that_names_kinds_is_rejected_for_another(own_files):
 
 
 SPECS = {"GqaAttention", "MlaAttention", "DenseFfn", "MoeFfn", "Gqa", "Mla", "Dense", "Moe"}
-#: Where kinds are defined, and a study of one of them.
-KNOW_KINDS = {"facts/model.py", "facts/formats/model.py", "study/beyond_the_buzz/claims_sharing.py"}
+#: A study of one of them.
+KNOW_KINDS = {"study/beyond_the_buzz/claims_sharing.py"}
 
 
 def test_three_places_make_a_kind_and_nothing_else_asks_for_one():

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, ModelSpec
+from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.experts import MoeRate
 from disagg_sim.physics.gemm import GemmRate

@@ -8,8 +8,9 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind
 from disagg_sim.facts.load import load_profile, resolve_precision
-from disagg_sim.facts.model import DenseFfn, GqaAttention, LayerKind, ModelSpec
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.disaggregated import Rules, match_pools

@@ -13,9 +13,17 @@ from typing import Any
 from disagg_sim.calibration.files import write_sound
 from disagg_sim.calibration.kernels.fit import DIGITS, Calibration
 from disagg_sim.errors import StoreError
-from disagg_sim.facts.efficiency import SECTIONS, DataFile, EfficiencySpec, Fit
-from disagg_sim.facts.formats.efficiency import Assumptions, assumptions_of, efficiency_of, unit_of_field
+from disagg_sim.facts.efficiency import (
+    SECTIONS,
+    Assumptions,
+    DataFile,
+    EfficiencySpec,
+    Fit,
+    assumptions_of,
+    efficiency_of,
+)
 from disagg_sim.facts.load import load_efficiency
+from disagg_sim.facts.schema import units_of
 from disagg_sim.facts.yaml_files import DIRECTORIES, read_mapping, spec_roots
 from disagg_sim.units import GB, US
 
@@ -56,10 +64,7 @@ def efficiency_text(
     split
         Whether shapes were held out.
     """
-    if assumptions is None:
-        beside = Assumptions(engine_order=(), rows={}, inherits_rows=())
-    else:
-        beside = assumptions_of(assumptions, read_mapping(assumptions))
+    beside = assumptions_of(assumptions, read_mapping(assumptions)) if assumptions else Assumptions(engine_order=())
     fitted_engines = {fit.engine for fits in calibration.fits.values() for fit in fits} - set(beside.engine_order)
     order = (*beside.engine_order, *(engine for engine in _ORDER if engine in fitted_engines))
     seen = "shapes that were held out" if split else "the rows fitted; no shape was held out"
@@ -76,14 +81,14 @@ def efficiency_text(
         *(f"  - {_file(each)}" for each in calibration.files),
     ]
     for section in SECTIONS:
-        fitted, assumed = calibration.fits.get(section, ()), beside.rows.get(section, ())
+        fitted, assumed = calibration.fits.get(section, ()), getattr(beside, section)
         lines += ["", f"# {_FORMS[section]}", f"{section}:" if fitted or assumed else f"{section}: []"]
-        lines += [f"  - {_row(section, fit)}" for fit in fitted]
+        lines += [f"  - {_row(fit)}" for fit in fitted]
         if assumed:
-            lines += ["  # assumed, not measured", *(f"  - {_row(section, fit)}" for fit in assumed)]
+            lines += ["  # assumed, not measured", *(f"  - {_row(fit)}" for fit in assumed)]
     if beside.inherits_rows:
         lines += ["", "# Rows taken over from another system; each is marked as inherited in every output."]
-        lines += ["inherits_rows:", *(f"  - {_flow(_words(row))}" for row in beside.inherits_rows)]
+        lines += ["inherits_rows:", *(f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.inherits_rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -99,9 +104,10 @@ def _parent(name: str) -> EfficiencySpec:
     return spec
 
 
-def _row(section: str, fit: Fit) -> str:
+def _row(fit: Fit) -> str:
     """Format a fit on one line: provenance first, without numbers that equal their default."""
     pairs: dict[str, str] = {}
+    units = units_of(type(fit))
     for field in dataclasses.fields(fit):
         value = getattr(fit, field.name)
         if field.name == "inherited_from" or (field.default is not dataclasses.MISSING and value == field.default):
@@ -109,7 +115,7 @@ def _row(section: str, fit: Fit) -> str:
         if field.name == "valid":
             pairs["valid"] = _flow({size: f"[{_number(low)}, {_number(high)}]" for size, low, high in value})
         else:
-            pairs[field.name] = _value(value, unit_of_field(section, field.name))
+            pairs[field.name] = _value(value, units[field.name])
     own = [field.name for field in dataclasses.fields(fit) if field.name not in Fit.__dataclass_fields__]
     order = ["engine", "version", *own, *(name for name in Fit.__dataclass_fields__)]
     return _flow({name: pairs[name] for name in dict.fromkeys(order) if name in pairs})

@@ -1,7 +1,7 @@
 """Kinds of attention and feed-forward layers, one class each: operators, weights, cache, shards, hand-over.
 
-To add a kind: a spec in ``facts.model`` (or anywhere) registered with its keys (``facts.formats.model.register``), a
-class registered by ``attention`` or ``ffn``, and fits of its ``kind`` in the efficiency files of the systems.
+To add a kind: a spec in ``facts.layers`` (or anywhere) registered by ``facts.layers.register``, a class
+registered by ``attention`` or ``ffn``, and fits of its ``kind`` in the efficiency files of the systems.
 """
 
 from __future__ import annotations

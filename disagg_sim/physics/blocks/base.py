@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import HEADS
-from disagg_sim.facts.model import AttentionSpec, FfnSpec, LayerKind, ModelSpec
+from disagg_sim.facts.layers import AttentionSpec, FfnSpec, LayerKind
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.operators import Operator, Tokens
 from disagg_sim.physics.work import AttentionShape, Numeric, Work

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.model import DenseFfn, ModelSpec
+from disagg_sim.facts.layers import DenseFfn
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.blocks.base import FfnBlock, ffn
 from disagg_sim.physics.operators import Operator, all_reduce, gemm

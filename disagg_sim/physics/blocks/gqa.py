@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from disagg_sim.facts.model import GqaAttention, ModelSpec
+from disagg_sim.facts.layers import GqaAttention
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks.base import AttentionBlock, attention
 from disagg_sim.physics.operators import Operator, Tokens, gemm

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.facts.efficiency import LATENT_HEADS
-from disagg_sim.facts.model import MlaAttention, ModelSpec
+from disagg_sim.facts.layers import MlaAttention
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks.base import AttentionBlock, attention
 from disagg_sim.physics.operators import Operator, Tokens, gemm

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from disagg_sim.arrays import Floats
+from disagg_sim.facts.layers import MlaAttention
 from disagg_sim.facts.load import load_model, load_system
-from disagg_sim.facts.model import MlaAttention
 from disagg_sim.physics.blocks.mla import Mla, MlaDims, mla_work
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocated import colocated

@@ -1,1 +1,0 @@
-"""Define the form of each kind of spec file, and make frozen specs of checked content."""
