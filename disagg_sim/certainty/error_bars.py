@@ -198,7 +198,7 @@ def uncertainty(
     throughput : str
         Column of the throughput: per GPU, USD or joule, as in ``pareto_front``; costs are taken as sure.
     origin : Origin
-        What the rows were made with: systems of one's own, interference, a law of lengths.
+        What the rows were made with: systems of one's own, interference, a length distribution.
 
     Returns
     -------

@@ -1,7 +1,7 @@
 """Find the operators of a design outside the range of every fit, or with fits of another system.
 
-Kernels that no table holds (elementwise kernels, pipeline hops) are assumptions of the profile in every design; they
-are not repeated here.
+The text leaves out elementwise kernels and pipeline hops: no table measures them, so they are assumptions of the
+profile in every design.
 """
 
 from __future__ import annotations

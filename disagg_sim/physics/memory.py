@@ -75,7 +75,7 @@ class Live(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedTokens:
-    """Law of the cached tokens of one resident request; those of several are independent."""
+    """Distribution of the cached tokens of one resident request; those of several are independent."""
 
     mean: float  # [token]
     deviation: float  # standard deviation [token]

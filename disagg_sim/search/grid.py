@@ -1,25 +1,24 @@
 """Score grids: rows are mappings (and CPP chunk sizes), columns are batch sizes.
 
-Grids are scored in blocks of rows that stay in cache; an infeasible point keeps its place, with its
-status and the bytes that it lacks. Lengths are a law (``workload.lengths``), constant ones a law of one point:
+Grids are scored in blocks of rows that stay in cache; an infeasible point keeps its place, with its status and the
+bytes that it lacks. Lengths are a distribution (``workload.lengths``); constant lengths are one point of it:
 
-* **Prefill.** The request rate is b/E[t], t the busy time of a pass, integrated over the law of ISL.
-  Attention is convex in the length, so E[t] is at least t(E[ISL]). The prompts of one pass share a
-  length, as where a scheduler groups prompts by length. That is exact for one prompt a pass, and has
-  the mean of independent lengths wherever a pass is affine in its tokens and in its attention pairs
-  (within 0.7 % for 2-16 prompts of a TP instance). With DP attention it means that no rank waits for
-  longer prompts elsewhere: unsorted prompts, one a rank, would wait for the longest of them, which
-  for the log-normal law is 3.1 mean lengths over 8 ranks.
-* **FTL** is the mean over requests, as TTL is a mean, or a quantile; limits act on the one chosen.
-  With a shared length the quantile is that of one prompt's law, hence on the safe side: the 0.9
-  quantile lies 10-20 % above that of 2-4 independent prompts a pass.
-* **Prefill memory** holds prompts of independent lengths: the mean of their sum and as many standard
-  deviations of it as the profile says (2), in the cache and in the live activations alike.
-* **Decode** runs at the length-biased mean context, holds residents of the length-biased law and
-  completes B/(TTL*(E[OSL] - 1)) requests/s.
+* **Prefill.** The request rate is b/E[t], t the busy time of a pass, integrated over the distribution of ISL.
+  Attention is convex in the length, so E[t] is at least t(E[ISL]). All prompts of a pass have the same length, as
+  if a scheduler grouped prompts by length. That is exact for one prompt per pass; for several it has the mean of
+  independent lengths wherever a pass is affine in its tokens and in its attention pairs (within 0.7 % for 2-16
+  prompts of a TP instance). With DP attention no rank waits for longer prompts of other ranks: without the grouping,
+  8 ranks with one prompt each would wait for 3.1 mean lengths under the log-normal distribution.
+* **FTL** is the mean over requests, or a quantile; limits act on the chosen one. As the prompts of a pass have one
+  length, the quantile is on the safe side: the 0.9 quantile lies 10-20 % above that of 2-4 prompts of independent
+  lengths per pass.
+* **Prefill memory** holds prompts of independent lengths: the mean of their sum plus 2 standard deviations of it
+  (``resident_deviations`` of the profile), both in the cache and in the live activations.
+* **Decode** runs at the length-biased mean context, holds length-biased residents and completes
+  B/(TTL*(E[OSL] - 1)) requests/s.
 
-The mean request must lie within the model's context limit; the tail of a law beyond it keeps its
-weight, as if the limit were not there. Source: physics page, sections 2-8.
+The mean request must lie within the context limit of the model; requests of the tail beyond it count as if there were
+no limit. Source: physics page, sections 2-8.
 
 Past 400 lines: the axes, the blocks and both phases share their private forms.
 """
@@ -300,7 +299,7 @@ def prefill_grid(
     """Score every prefill configuration: each mapping unchunked and, with a pipeline, at every CPP chunk size.
 
     Where MLA's form is free, chunked rows keep up-projected keys and values (``cached``) wherever that
-    is faster and fits. A law of lengths takes about ten times the work of constant ones.
+    is faster and fits. A length distribution takes about ten times the work of constant lengths.
 
     Parameters
     ----------

@@ -48,9 +48,9 @@ def piggyback(
     every mapping, its batches and its chunks. A balance below one token a step becomes one token in
     some of the steps.
 
-    Under a law of lengths ISL and OSL are the means in the balance, decode runs at the length-biased context, and T_mix
-    is the mean over the chunks of all prompts (a prompt has as many as it has tokens), in the FTL over the prompts; the
-    largest gap is made by the chunks of a prompt that 99 of 100 do not exceed.
+    Under a length distribution ISL and OSL are the means in the balance, decode runs at the length-biased context, and
+    T_mix is the mean over the chunks of all prompts (a prompt has as many as it has tokens), in the FTL over the
+    prompts; the largest gap is made by the chunks of a prompt that 99 of 100 do not exceed.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def _search(case: Case, group: Group) -> list[tuple[Chosen, Tally]]:
 
 
 class _Mixed(NamedTuple):
-    """Mixed steps under the law of the prompts, (rows, columns)."""
+    """Mixed steps under the distribution of the prompts, (rows, columns)."""
 
     step: MixedStep  # the mean over the chunks of all prompts
     ftl: Floats  # the mean over the prompts [s]

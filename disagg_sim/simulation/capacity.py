@@ -1,8 +1,8 @@
 """Search the serving capacity: the largest request rate up to which a run meets its criterion, by bisection.
 
-Bisection takes for granted that an aim that is missed at one rate is missed at every higher one. Policies that change
-roles need not oblige: they may miss it under light load, and meet it again when more instances help. So a few further
-rates are tried, and where the aim is met above a rate that misses it, the answer says so and is the lower one.
+Bisection assumes that a criterion missed at one rate is missed at every higher rate. Policies that change roles may
+break this assumption: they may miss the criterion under light load and meet it under heavier load. So the search tries
+a few more rates. If the criterion is met above a rate that misses it, the answer is the lower rate, with a note.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def why_not(item: CaseResult) -> str:
     if not item.found:
         return "no result"
     if case.traffic.law:
-        return "its lengths follow a law, designs are timed again at constant lengths only"
+        return "its lengths follow a distribution; designs are timed again at constant lengths only"
     return "" if case.per == "gpu" else f"its frontier is one per {case.per}, elasticities are of throughput per GPU"
 
 

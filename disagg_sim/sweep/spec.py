@@ -98,7 +98,7 @@ class Pools:
 class Traffic:
     """Lengths of the requests: constant, or drawn from the distribution of a shipped traffic."""
 
-    isl: int  # constant, or the mean of the law [token]
+    isl: int  # constant, or the mean of the distribution [token]
     osl: int  # the same [token]
     law: str = ""  # name of a shipped traffic; "" = constant lengths
     part: int = 0  # number of the case in that traffic's file
@@ -112,7 +112,7 @@ class Traffic:
         return round(typical.mean_isl), round(typical.mean_osl)
 
     def __str__(self) -> str:
-        """``16384/2048``, or the name of the law."""
+        """``16384/2048``, or the name of the distribution."""
         return f"{self.law}{f'_{self.part}' if self.part else ''}" if self.law else f"{self.isl}/{self.osl}"
 
 

@@ -1,12 +1,10 @@
 """Store blocks as Parquet files, written atomically, with their counts in the metadata.
 
-Knows no word of the domain: a block is a table, a text beside it, and the digest of everything that
-went into it. A block whose digest differs is stale, one whose bytes differ from those that were written is corrupt;
-both are computed again.
+A block is a table, a text, and the digest of all its inputs; the store knows nothing of LLMs. A block with another
+digest is stale; a block whose bytes changed after they were written is corrupt. Both are computed again.
 
-The checksum that tells stands in the file itself, so that a block is one file and its renaming the one moment in which
-it comes to be: SHA-256 of all bytes of the file, zeros in the place of the checksum. Nothing of a file is parsed before
-its checksum was verified.
+The checksum is stored in the file itself, so a block is one file and renaming the file completes it. It is the SHA-256
+of all bytes of the file, with zeros in the place of the checksum. It is verified before any of the file is parsed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 r"""Lengths of requests: a joint distribution of input and output length, reduced to what steady serving needs.
 
-Constant lengths are a law of one point. A prompt's pass depends on its own length, so prefill needs the law of the
-input length itself. A decode step depends on the requests that are found running, and those are not a fair draw. A
-request with O output tokens gets its first token from prefill and stays for O - 1 steps, so that among the requests in
-flight at a random step the pair (I, O) has the *length-biased* probability
+Constant lengths are a distribution of one point. The pass of a prompt depends on its own length, so prefill needs the
+distribution of the input length itself. A decode step depends on the requests in flight, and long requests are in
+flight more often. A request with O output tokens gets its first token from prefill and stays for O - 1 steps, so among
+the requests in flight at a random step the pair (I, O) has the *length-biased* probability
 
 .. math:: p_{run}(I, O) = \frac{(O - 1)\, p(I, O)}{E[O] - 1}
 
@@ -15,8 +15,7 @@ on (0, O), as for constant lengths, its cache C = I + U has
 
 Constant lengths give mean I + O/2 and variance O^2/12. Little's law closes the loop: B requests in flight that each
 stay (E[O] - 1) * TTL on average complete at the rate B/(TTL*(E[O] - 1)).
-Source: physics page, section 8 (Length distributions), which writes E[O*(I + O/2)]/E[O], the same for long outputs; the
-weight O - 1 is the one that agrees with the rate.
+Source: physics page, section 8 (Length distributions).
 """
 
 from __future__ import annotations

@@ -65,22 +65,12 @@ def synthetic_trace(
 ) -> Trace:
     """A trace of a stationary arrival process with independent lengths.
 
-    Parameters
-    ----------
-    rate
-        Mean rate. [request/s]
-    lengths
-        ``(input, output)``, each a number or a distribution of ``workload.distributions``; a case of a traffic
-        (``load_traffic(name).cases[0]``), whose laws they are; or a ``LengthTable`` or ``Trace`` whose pairs are
-        drawn with replacement. [token]
-    requests, duration
-        One of them: how many requests [1], or up to which time [s].
-    arrivals_as
-        ``Poisson()``, ``Gamma(cv)``, ``Weibull(shape)`` or ``Mmpp(...)`` of ``workload.arrivals``.
-    seed
-        Arrivals, inputs and outputs are three streams of it: another law of lengths moves no arrival.
-    name
-        Name of the trace.
+    Parameters ---------- rate Mean rate. [request/s] lengths ``(input, output)``, each a number or a distribution of
+    ``workload.distributions``; a case of a traffic (``load_traffic(name).cases[0]``), whose distributions they are; or
+    a ``LengthTable`` or ``Trace`` whose pairs are drawn with replacement. [token] requests, duration One of them: how
+    many requests [1], or up to which time [s]. arrivals_as ``Poisson()``, ``Gamma(cv)``, ``Weibull(shape)`` or
+    ``Mmpp(...)`` of ``workload.arrivals``. seed Arrivals, inputs and outputs are three streams of it: another length
+    distribution moves no arrival. name Name of the trace.
 
     Raises
     ------

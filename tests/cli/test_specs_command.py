@@ -43,7 +43,7 @@ def test_the_list_of_policies_has_every_option_with_its_default_and_its_meaning(
 def test_one_policy_is_shown_with_units_and_ranges(capsys):
     lines = output(capsys, "show", "policy", "arrow").splitlines()
     monitor = next(line for line in lines if line.startswith("monitor_s"))
-    assert monitor.split("  ")[-1].strip() == "time between two looks of the monitor"
+    assert monitor.split("  ")[-1].strip() == "time between two checks of the monitor"
     assert "1 s" in monitor
     assert "from 0.001 s" in monitor
 

@@ -1,11 +1,11 @@
 """Fit the MoE exchange: dispatch, combine and prepare of each backend.
 
-``latency + step*log2(group) + copies*T*d*b/(e_bandwidth*link)`` for all formats (they differ in b alone), models and
-versions of a backend together. A phase of DeepEP has a latency of its own, those of an NVLink exchange wait at the same
-barriers and share it. The phases of a backend share the step (where several group sizes were measured) and the share of
-the link that they reach, a combine in low precision excepted, which converts as well. Which copies of a token cross the
-link is known of each backend. Across nodes one number more, the rate of the sending kernel on the multiprocessors that
-it was given. Preparing costs ``latency + step*log2(n) + T*seconds_per_token``.
+Dispatch and combine take ``latency + step*log2(group) + copies*T*d*b/(e_bandwidth*link)``. All formats (which differ
+only in b), models and versions of a backend are fitted together. Each phase of DeepEP has its own latency; the phases
+of an NVLink exchange wait at the same barriers and share one. The phases of a backend share the step (if several group
+sizes were measured) and the share of the link bandwidth; a combine in low precision also converts, and has its own
+share. The number of copies that cross the link is known for each backend. Across nodes there is one more parameter:
+the rate of the sending kernel on its multiprocessors. Prepare takes ``latency + step*log2(n) + T*seconds_per_token``.
 """
 
 from __future__ import annotations

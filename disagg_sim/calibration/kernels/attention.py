@@ -1,14 +1,13 @@
 """Fit attention kernels: the equations of ``physics.attention`` to rows of one library and version.
 
-A *variant* is a kernel in one arithmetic on one cache format. Each has numbers of its own; what belongs to the build of
-the kernels and not to a format is shared by all variants of a library and fitted together with them, and so is whatever
-costs next to nothing to share. Two choices are made by trying both: whether the longest block stays visible in prefill
-(grid of blocks) or not (persistent kernel), and whether latent decode splits the keys of a sequence over blocks or
-walks through them.
+A *variant* is a kernel with one arithmetic and one cache format. Each variant has parameters of its own. All variants
+of a library share the parameters that do not depend on the format, and those whose sharing hardly raises the error.
+The fit tries both values of two choices: whether the longest block stays visible in prefill (grid of blocks) or not
+(persistent kernel), and whether MLA decode splits the keys of a sequence over blocks.
 
-Half of the rows of the tables are kernels that do little but start; those that do more count twice, since serving
-lives there. The kernels of a table run again and again on the same data, so the fit sees a cache that L2 partly holds;
-the rates of a model have none of it, as every layer between two calls passes through L2 too.
+In half of the rows the time is mostly launch; the other rows get twice the weight, because serving runs such kernels.
+Tables repeat a kernel on the same data, so L2 holds a part of the cache; the fit models this. The rates of a model
+leave it out, because the other layers evict the cache from L2 between two calls.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Fit dense matrix multiplies: the equation of ``physics.gemm`` to rows of one library and version.
 
-Every format has a few numbers of its own (``_OWN``; quantising of A only where the format has any), and all formats of
-a library share the others: how kernels walk, overlap and read again is a matter of their build. A library of many
-formats also shares the share of the HBM bandwidth or the time of a split, whichever costs less, so that it has no more
-than ``MOST`` numbers.
+Every format has a few parameters of its own (``_OWN``; those for quantising A only if the format quantises). All
+formats of a library share the parameters of the loop along K, of overlap and of repeated reads, because these depend
+on the build of the library. A library with many formats also shares either the share of the HBM bandwidth or the time
+of a split, whichever raises the error less, so that it has at most ``MOST`` parameters.
 """
 
 from __future__ import annotations

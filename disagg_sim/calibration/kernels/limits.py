@@ -1,8 +1,8 @@
 """Compute the least possible time of a measured call from the vendor's peaks.
 
-Only what must be multiplied or moved counts, so that a row below this time is wrong (its shape, its format, its clock)
-and not merely fast: bytes that the L2 cache can hold may stay there, a token is sent once to each rank, experts that
-a skewed routing may leave out are not read. Counts: physics page, sections 2, 3 and 5.
+The limit counts only the FLOP and bytes that no kernel can avoid: bytes that fit into the L2 cache may stay there, a
+token is sent once to each rank, experts that a skewed routing may leave out are not read. So a row below the limit is
+wrong in shape, format or clock, not merely fast. Counts: physics page, sections 2, 3 and 5.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """Fit grouped expert GEMMs: the equation of ``physics.experts`` to rows of one library and version.
 
-Every kernel has a few numbers of its own (``_OWN``), and all kernels of a library share the others. Tables tell tokens,
-not picks, so that how tokens fall on the measured rank is part of reading them:
+Every kernel has a few parameters of its own (``_OWN``); all kernels of a library share the others. A row states
+tokens, not token-expert pairs (picks); the number of picks on the measured rank follows from the distribution of the
+row:
 
-* ``balanced`` rows deal the picks out evenly, T*k/ep to a rank, on as many experts as there are;
-* ``power_law`` rows time the most loaded rank: loads of experts drawn from a power law, see ``heaviest_rank``;
-* rows with redundant experts (``..._eplb``) tell how many tokens reach rank 0, hence its share of the picks;
-* kernels that route by themselves, limited to 4 of 8 groups as DeepSeek does, meet ties in balanced scores and take the
-  lowest numbers: half of the picks go to the first k/2 experts, the others to the first half of all experts;
-* where they route without groups, a rank multiplies a share of the picks of other ranks as well (fitted, ``stray``).
+* ``balanced``: even picks, T*k/ep per rank, over all experts;
+* ``power_law``: the most loaded rank, for expert loads drawn from a power law, see ``heaviest_rank``;
+* ``..._eplb`` (redundant experts): the row states how many tokens reach rank 0, and so its share of the picks;
+* kernels that route tokens themselves within 4 of 8 groups, as DeepSeek does: balanced scores are ties, which go to the
+  lowest expert numbers, so half of the picks go to the first k/2 experts, the rest to the first half of all experts;
+* kernels that route tokens themselves without groups: a rank also computes a share of the picks of other ranks (fitted,
+  ``stray``).
 
 Tables of large expert groups (``moe_ep_compute``) are not fitted: the fits of the same kernel predict them.
 """

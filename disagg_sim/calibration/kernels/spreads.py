@@ -1,7 +1,8 @@
 """Estimate ``hw_specs/uncertainty/``: systematic and idiosyncratic errors of fits, and what served runs add.
 
-Only rows of the FITTED part are looked at: those held out are there to check the bands (``coverage`` in the summaries
-of both validations). Spreads are those of a normal law whose 80 % band holds 80 % of the rows, whatever the tails.
+Spreads come from the rows of the FITTED part only; the held-out rows check the bands (``coverage`` in the summaries of
+both validations). A spread is the standard deviation of the normal distribution whose 80 % band holds 80 % of the
+rows.
 """
 
 from __future__ import annotations

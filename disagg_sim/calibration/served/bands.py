@@ -1,7 +1,7 @@
-"""Error bars of predicted served runs, and the kernels in them that nobody measured in this use.
+"""Compute error bars of predicted served runs, and name their operators outside the range of the fits.
 
-The passes looked at are a decode step of the sequences in flight and a pass over one piece of a prompt: what a run of
-the engine is made of. What an engine adds beyond its kernels is in ``EngineSpread``.
+A run consists of decode steps of the sequences in flight and of passes over one piece of a prompt; one pass of each
+kind is evaluated. ``EngineSpread`` holds the spread of what an engine adds to its kernels.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Fit the few overheads of an engine profile to served runs: the only numbers fitted end to end.
 
-Kernels are fitted elsewhere, on kernels; what remains is what the host adds to a step and to a request. The
-fit sees the rows of the fitted part alone, one of each operating point, below saturation: the logarithm of
-predicted over measured TPOT (latency of a static batch), and of TTFT where an instance has few requests, under a
-robust loss. The time of a request before its prefill is then set to the least median error of these TTFT alone, all
-runs counted: it adds to nothing else, and some runs hold a warm-up.
+Kernels are fitted to kernel tables; this fit adds the time of the host per step and per request. It uses the fitted
+part of the rows below saturation, one row per operating point, and minimises a robust loss of the logarithm of
+predicted over measured TPOT (or latency of a static batch), and of TTFT if an instance has few requests. Afterwards
+the time of a request before its prefill is set to the least median error of these TTFT over all runs: it enters no
+other quantity, and the median is robust against runs that include a warm-up.
 """
 
 from __future__ import annotations

@@ -17,19 +17,19 @@ def max_sequences_option(meaning: str = "most sequences of an instance, running 
 
 def prompts_per_step_option() -> int:
     """Prompts that share one step. [1]"""
-    return option(1, "prompts of which one step takes pieces", low=1, high=MOST)
+    return option(1, "most prompts that share one step", low=1, high=MOST)
 
 
 def least_option() -> int:
     """Instances that no planner stops. [1]"""
-    return option(1, "instances of each pool that stay", low=1, high=MOST)
+    return option(1, "least number of instances of each pool", low=1, high=MOST)
 
 
 def drain_option() -> bool:
     """Whether requests outlive the stop of their instance."""
-    return option(True, "instances that stop finish what they have; false: their requests fail")
+    return option(True, "a stopped instance finishes its requests; false: they fail")
 
 
 def period_option(default: float, meaning: str) -> float:
-    """Time between two looks or decisions, or of one observation. [s]"""
+    """Time between two checks or decisions, or of one observation. [s]"""
     return option(default, meaning, unit="s", low=LEAST_PERIOD_S)

@@ -24,9 +24,9 @@ PREFILLS = {"chunked": Mode.CHUNKED, "whole": Mode.PREFILL_FIRST}
 @register("disaggregated")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disaggregated:
-    """Shortest queue for prefill, fewest tokens for decode; the cache moves in between.
+    """Prefill on the instance with the shortest queue, decode on the one with the fewest tokens.
 
-    Parts of the deployment that say how they batch, as those of a matched plan do, batch so.
+    A part of the deployment with limits of its own, such as that of a matched plan, batches by them.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")

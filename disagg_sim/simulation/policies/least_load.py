@@ -23,7 +23,7 @@ from disagg_sim.simulation.wishes import Limits, Role
 @register("least_load")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastLoad:
-    """Fewest queued prompt tokens for prefill, fewest tokens in decode for decode."""
+    """Prefill where the fewest prompt tokens are queued, decode where the fewest tokens are in decode."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
     token_budget: int = token_budget_option()
@@ -53,7 +53,7 @@ class LeastLoad:
 @register("round_robin")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRobin(LeastLoad):
-    """One instance after the other."""
+    """Take instances in turn."""
 
     def choices(self) -> tuple[Choice, Choice]:
         """See ``LeastLoad``."""

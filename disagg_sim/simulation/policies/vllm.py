@@ -21,15 +21,15 @@ from disagg_sim.simulation.wishes import Limits, Role
 @register("vllm")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vllm:
-    """Replicas that prefill and decode in the same steps; a request goes to the replica with the fewest."""
+    """Prefill and decode in the same steps; send a request to the replica with the fewest requests."""
 
     needs: ClassVar[tuple[str, ...]] = ("colocated",)
     token_budget: int = token_budget_option(
-        "decodes and prefill of one step: the size of a chunk; of a pass of whole prompts"
+        "decodes and prefill of one step; with chunked: false, prompt tokens of one pass"
     )
     max_sequences: int = max_sequences_option()
     chunked: bool = option(
-        True, "prompts in chunks beside the decodes; false: whole, in passes of their own, while decodes wait"
+        True, "prefill in chunks within decode steps; false: whole prompts in passes of their own, while decodes wait"
     )
 
     def __post_init__(self) -> None:

@@ -3,27 +3,31 @@
 Y. Wu et al., "Arrow: Adaptive Scheduling Mechanisms for Disaggregated LLM Inference Architecture", arXiv 2505.11916:
 pools and algorithms 1 to 4. An instance belongs to one of four pools: P and D do only what they are assigned to;
 D->P is assigned to prefill and still decodes what it has; P->D is assigned to decode and still prefills what it has.
-It drops into the pure pool when the old work is done, so that the pools follow from role and load alone.
+When the old work is done, the instance joins P or D; so role and load alone determine the pool.
 
-Read from the paper's text where it is silent: limits are the SLOs themselves; the load of decode is low when
-the instances left would be at most half full and tokens come in time; running tokens count requests that wait for
-memory, else memory would keep them below ``MaxRunningTokens`` for ever, and an instance also needs a free sequence
-(``waiting_counts: false`` is the printed rule);
-"for a period" is three looks of the monitor; an instance of prefill is idle when it computed nothing since the last.
+Our choices where the paper is silent:
 
-The paper has equal instances. For unequal ones loads are compared by what an instance serves, which is ours:
+* limits are the SLOs themselves;
+* the load of decode is low if the remaining instances would be at most half full and tokens come in time;
+* running tokens include requests that wait for memory, because otherwise memory would always keep them below
+  ``MaxRunningTokens``; an instance also needs a free sequence (``waiting_counts: false`` is the printed rule);
+* "for a period" means three checks of the monitor; a prefill instance is idle if it computed nothing since the last
+  check.
 
-* a prompt goes where it would be done first, its own time there included, not to the shortest queue;
-* running tokens count as a share of ``MaxRunningTokens``, the request to place included; an instance that never
-  decodes within the TPOT limit decodes only where all are so; mean intervals are weighted by ``MaxRunningTokens``;
-* a request is given to nobody whose memory is too small for its prompt;
-* decode gives an instance up only where the prompt would be done sooner there than late in P;
-* steps above the TPOT limit are no call for help at a low load: such an instance is slow by nature;
-* at a look, prompts that wait and will be late go to the end of queues that last less than a look, from the tail of
-  the longest queue; where there is none, an instance flips as for an arrival, or one of decode that has nothing to
-  do (``moves``). A prompt that has begun stays.
+The paper assumes equal instances. Our extension compares the loads of unequal instances by their capacity:
 
-On equal instances every choice is the paper's.
+* a prompt goes to the instance that would complete it first, not to the shortest queue;
+* running tokens, including those of the request to place, count as a share of ``MaxRunningTokens``; mean intervals are
+  weighted by ``MaxRunningTokens``; an instance that never decodes within the TPOT limit decodes only if no other
+  can;
+* a request goes only to instances whose memory holds its prompt;
+* a decode instance flips for a prompt only if it would complete the prompt sooner than P, where it would be late;
+* at a low load, steps above the TPOT limit flip no instance to decode: the instance is slow by nature;
+* at each check, waiting prompts that will be late move from the tail of the longest queue to queues shorter than one
+  check interval; if there is no such queue, an instance flips as for an arrival, or an idle decode instance does
+  (``moves``). A prompt whose prefill has begun stays.
+
+On equal instances every choice is that of the paper.
 """
 
 from __future__ import annotations
@@ -79,7 +83,7 @@ MOST_PAST = 10_000
 @register("arrow")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrow:
-    """Placement within the limits, flips where there is none, decode before prefill in overload."""
+    """Place requests where they meet the limits; if no instance does, flip one; in overload decode comes first."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
     token_budget: int = token_budget_option()
@@ -90,9 +94,9 @@ class Arrow:
         "what flips a decode instance to prefill: the TTFT predicted at an arrival, or late ones observed",
         choices=TRIGGERS,
     )
-    monitor_s: float = period_option(1.0, "time between two looks of the monitor")
+    monitor_s: float = period_option(1.0, "time between two checks of the monitor")
     window_s: float = period_option(5.0, "time over which the interval between tokens is averaged; from monitor_s")
-    patience: int = option(3, "looks in a row with late tokens before an instance turns to decode", low=1, high=MOST)
+    patience: int = option(3, "checks in a row with late tokens before an instance flips to decode", low=1, high=MOST)
     low_load: float = option(
         0.5, "share of MaxRunningTokens up to which decode may give an instance up", low=0.0, high=1.0
     )

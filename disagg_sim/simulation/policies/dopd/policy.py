@@ -2,19 +2,19 @@
 
 "DOPD", built on NVIDIA Dynamo; equations as in ``sizes``. Its parts:
 
-* P/D manager (algorithm 2, ``sizes``): every window it records mean input, mean output and the requests that are
-  there, and forecasts each; from the profile of prefill and decode times, corrected by what was observed, follow
-  the sizes of both pools.
+* P/D manager (algorithm 2, ``sizes``): in every window it records mean input, mean output and the requests in service,
+  and forecasts each. The sizes of both pools follow from the forecasts and the profile of prefill and decode times,
+  which observed times correct.
 * Prefill scheduler (algorithm 1, ``batches``): short prompts are batched up to the forecast input length,
   long ones run alone.
 * Ultra-short prompts are computed on the decode instance itself, beside its decodes.
 
-Mended, as printed it cannot be: after a batch the scheduler goes on without a request in hand; the ratio holds the
-whole concurrency already, so that multiplying it by the decode instances counts them twice (``sizing="printed"``
-does); the mean context of a decode step is input plus half the output; the time-out of a batch is an upper bound.
-Left open by the paper and chosen here: windows of 60 s, an action every 300 s, half of the queueing
-time as time-out, 128 tokens as ultra-short, and the correction as a moving average of busy time observed over
-predicted.
+Corrections of the printed algorithms: after a batch the scheduler takes the next request before it continues; the
+number of prefill instances is not multiplied by the decode instances, which the concurrency already contains
+(``sizing="printed"`` multiplies); the mean context of a decode step is input plus half the output; the time-out of a
+batch is an upper bound. Our choices where the paper is silent: windows of 60 s, an action every 300 s, half of the
+queueing time as time-out, 128 tokens as ultra-short, and a moving average of observed over predicted busy time as the
+correction.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NEWEST = 0.3
 @register("dopd")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dopd:
-    """Pools at the optimal ratio for the forecast load; prefill batches by length."""
+    """Size pools by the optimal P:D ratio for the forecast load; batch prompts of similar length."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
     resize: bool = option(True, "size the pools; false: they stay as they are")
@@ -60,9 +60,9 @@ class Dopd:
     correct: bool = option(True, "correct the times of the profile by observed ones")
     window_s: float = period_option(60.0, "time of one observation")
     action_s: float = period_option(300.0, "time between two decisions on sizes")
-    check_s: float = period_option(5.0, "time between two looks whether GPUs are free for wanted instances")
+    check_s: float = period_option(5.0, "time between two checks for free GPUs while an instance waits for some")
     batches: str = option(
-        "knapsack", "how prompts are packed into prefill batches: by length, or as they came", choices=BATCHES
+        "knapsack", "how prompts form prefill batches: by length, or in order of arrival", choices=BATCHES
     )
     timeout_share: float = option(
         0.5,

@@ -1,16 +1,17 @@
 """NVIDIA Dynamo's load planner: every few seconds it adds or removes one instance of each pool.
 
-As its public source and issue threads describe it in 2026. By ``mode``:
+The planner follows its public source and issue threads of 2026. ``mode`` selects its rule:
 
-* ``sla``: up when all workers' estimates exceed their SLO: TTFT from the prompt tokens in their queue at a chunk
-  budget a step, ITL from the sequences and the cache that they hold and will hold. Down when the estimates with the
-  load of N shared by N - 1 stay under ``sensitivity`` of the SLO, and the cache of decode fits.
-* ``throughput``, ``latency``: thresholds of queued prompt tokens over the context length, any worker up and all
-  of them down, and of the use of KV memory.
+* ``sla``: it adds an instance if the estimates of all workers exceed the SLO: TTFT from the prompt tokens in the queue
+  at one chunk budget per step, ITL from the sequences and the cache that a worker holds and will hold. It removes an
+  instance if the estimates for N - 1 workers with the load of N stay under ``sensitivity`` times the SLO and the
+  decode cache fits.
+* ``throughput``, ``latency``: it compares queued prompt tokens over the context length, and the use of KV memory, with
+  thresholds. It adds an instance if any worker exceeds its threshold, and removes one if all are below theirs.
 
-Known faults as options: ``drain=False`` (workers that leave take their requests with them), ``project=False`` (down by
-the load of N workers, not of the N - 1 that are left: sizes swing), ``deaf=True`` (workers started later never
-report, as after a restored snapshot), and start-up ignored, which is ``RunOptions(start_up_s=0)``.
+Known faults are options: ``drain=False`` (a stopped worker loses its requests), ``project=False`` (scaling down uses
+the load of N workers, not of the N - 1 that remain, so sizes oscillate), ``deaf=True`` (workers that start later never
+report, as after a restored snapshot); ``RunOptions(start_up_s=0)`` ignores the start-up time.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ MODES = ("sla", *THRESHOLDS)
 @register("dynamo_load")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamoLoad:
-    """One instance up or down by the load of now, within the GPUs of the deployment."""
+    """Add or remove one instance of a pool by its current load, within the GPUs of the deployment."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
     mode: str = option(

@@ -1,12 +1,12 @@
 """NVIDIA Dynamo's planner, SLA-based: sizes both pools for the load forecast for the next window.
 
-As its public source and issue threads describe it in 2026. Every window it forecasts requests, input and
-output length, and divides by what one instance serves inside the SLO according to a model of the engine, here the step
-times of the simulation itself: a prefill instance one prompt after the other, a decode instance the largest batch
-whose steps are inside the TPOT limit and whose cache fits. Where a prompt alone takes longer than the TTFT limit, there
-are at least so many prefill instances as it takes limits. At most ``most_changes`` instances change at a time.
+The planner follows its public source and issue threads of 2026. In every window it forecasts the number of requests
+and their input and output lengths, and divides by what one instance serves inside the SLO: a prefill instance serves
+one prompt after the other; a decode instance serves the largest batch whose steps are inside the TPOT limit and whose
+cache fits. The model of the engine is the step times of the simulation itself. If a single prompt takes n times the
+TTFT limit, there are at least n prefill instances. At most ``most_changes`` instances change at a time.
 
-With ``load=True`` the load planner decides in between, and the sizes found here are its floor.
+With ``load=True`` the load planner decides between two windows and never goes below the sizes found here.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ from disagg_sim.simulation.wishes import Role, Wish
 @register("dynamo_sla")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamoSla:
-    """Pools for the forecast load, within the GPUs of the deployment."""
+    """Size both pools for the forecast load, within the GPUs of the deployment."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
     window_s: float = period_option(180.0, "time between two decisions, and what each looks back on")
     forecast: str = forecast_option()
-    most_changes: int = option(8, "instances that one decision starts or stops at most", low=1, high=MOST)
-    load: bool = option(False, "the load planner decides in between; the sizes found here are its floor")
+    most_changes: int = option(8, "most instances that one decision starts or stops", low=1, high=MOST)
+    load: bool = option(
+        False, "the load planner decides between two windows; the sizes of the SLA planner are its floor"
+    )
     load_period_s: float = period_option(5.0, "time between two decisions of the load planner")
     least: int = least_option()
     token_budget: int = token_budget_option()

@@ -4,15 +4,14 @@ C. Ruan et al., "DynaServe: Unified and Elastic Execution for Dynamic Disaggrega
 micro-requests; global scheduling by bisection of the split (algorithm 1) over a predictor that plays passes
 forward; local batches that hold a step within the limit between tokens (algorithm 2); caches pushed chunk by chunk.
 
-Mended: the paper compares the times at which the instances finish everything that they were given. That is the end of
-the longest answer on either, however little else there is to do, so that prompts pile up before one instance while the
-other has room. Here it is the ends of the two parts of the new request that are made equal, behind all that waits
-there; ``balance: all`` is the rule as printed.
+Corrected: the paper compares the times at which the instances finish all their work. Each is the end of the longest
+answer, however little other work there is, so prompts queue at one instance while the other has room. Here the two
+parts of the new request end together, each behind the queue of its instance; ``balance: all`` is the printed rule.
 
-Read from the paper's text where it is silent: the bisection ends where both times differ by at most 2 %, or 1 ms;
-instances pair up for good, and a request goes to the pair with the fewest; the predictor gives a sequence memory
-as vLLM does, for what is cached when it starts; step times are those of the model from the first pass on, which in a
-simulation the running average of observed ones could only repeat.
+Our choices where the paper is silent: the bisection ends if both times differ by at most 2 %, or 1 ms; pairs are
+fixed, and a request goes to the pair with the fewest requests; the predictor gives a sequence memory as vLLM does, for
+what is cached when it starts; step times are those of the model from the first pass on, because in a simulation a
+running average of observed times would only repeat them.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ ERRORS = "output_error"
 @register("dynaserve")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynaServe:
-    """Micro-requests on pairs of instances, split where both finish at the same time."""
+    """Split each request over a pair of instances so that both parts end at the same time."""
 
     needs: ClassVar[tuple[str, ...]] = ("pairs",)
     token_budget: int = token_budget_option("decodes and prefill of one step, at most")
     max_sequences: int = max_sequences_option()
     slo_aware: bool = option(True, "steps stay within the TPOT limit; false: they fill the budget")
-    rounds: int = option(6, "halvings of the split, at most", low=0, high=MOST_ROUNDS)
+    rounds: int = option(6, "most halvings of the split", low=0, high=MOST_ROUNDS)
     tolerance: float = option(
         0.02, "difference of the two times, over the later, at which a split is good enough", low=0.0, high=1.0
     )
@@ -63,12 +62,12 @@ class DynaServe:
     )
     balance: str = option(
         "request",
-        "what is to end at the same time on both: all that they were given, or the parts of the new request",
+        "what ends at the same time on both instances: all their work, or the two parts of the new request",
         choices=BALANCES,
     )
     alpha: str = option(
         "fixed",
-        "which instance of a pair takes first parts: always the same, or the one with fewer requests",
+        "instance of a pair that takes the first part: always the same, or the one with fewer requests",
         choices=ALPHAS,
     )
     length_error: float = option(
