@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,11 @@ SEED_FITS = Path(__file__).parent / "published" / "seed_fits"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-baselines", action="store_true", help="record tests/baselines/ anew; review the diff")
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, which some tests send: a run that a script starts in the background ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

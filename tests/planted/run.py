@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -65,7 +64,6 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="faults to skip")
     parser.add_argument("--out", type=Path, help="lines of JSON, one a fault")
     asked = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored; tests send it
     planted = chosen(ROOT / "disagg_sim", asked.count, asked.seed)[asked.first :]
     with tempfile.TemporaryDirectory() as scratch:
         free: Queue[Path] = Queue()
