@@ -1,5 +1,6 @@
-# make demo: run the main job into reports/demo/.  make test: lint, types, tests.  make documents: run notebooks and the
-# blocks of README and docs, as .ci/run does after the tests.  make docs-numbers: compute and write the numbers that README and docs mark; ARGS=--all for those that take minutes, too.  make figures: draw docs/img/.
+# make demo: run the main job into reports/demo/.  make test: lint, types, tests.  make test-long: run notebooks, the blocks
+# of README and docs, whole studies and fits, as .ci/run does after the tests.  make docs-numbers: compute and write the
+# numbers that README and docs mark; ARGS=--all for those that take minutes, too.  make figures: draw docs/img/.
 # All create .venv when needed.
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 JOBS ?=
 SWEEP := $(BIN)/disagg-sim sweep sweeps/demo.yaml --out reports/demo $(if $(JOBS),--jobs $(JOBS))
 
-.PHONY: venv demo test lint types documents bench docs-numbers figures clean
+.PHONY: venv demo test lint types test-long bench docs-numbers figures clean
 
 venv: $(VENV)/.installed-dev
 
@@ -35,10 +36,10 @@ types: $(VENV)/.installed-dev
 # First the tests that need the machine for themselves, which also compile the kernel; then the others.
 test: lint types
 	$(BIN)/python -m pytest -m alone
-	$(BIN)/python -m pytest -m "not alone and not documents" -n auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -m "not alone and not long" -n auto --maxprocesses 4 --dist worksteal
 
-documents: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m documents -n auto --maxprocesses 4 --dist worksteal
+test-long: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m long -n auto --maxprocesses 4 --dist worksteal
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest benchmarks

@@ -43,7 +43,7 @@ def page(numbers, tmp_path, monkeypatch) -> Path:
     return path
 
 
-@pytest.mark.documents
+@pytest.mark.long
 def test_every_quick_number_of_the_pages_is_what_the_code_computes():
     done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\nmake docs-numbers writes them anew"

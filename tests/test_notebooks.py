@@ -81,7 +81,7 @@ def test_notebooks_use_public_names_only(path):
         assert not isinstance(node, ast.ImportFrom)
 
 
-@pytest.mark.documents
+@pytest.mark.long
 def test_the_first_frontier_is_shown_with_its_bandwidth(first):
     assert number(r"([\d,]+) matched configurations", first.printed) > 1000
     assert number(r"configurations, (\d+) of them on the frontier", first.printed) > 10
@@ -91,7 +91,7 @@ def test_the_first_frontier_is_shown_with_its_bandwidth(first):
     assert not first.warned
 
 
-@pytest.mark.documents
+@pytest.mark.long
 def test_the_first_notebook_plans_a_mixed_pool(first):
     mixed = number(r"mixed pools: +([\d.]+) requests/s", first.printed)
     single = number(r"one configuration per pool: +([\d.]+) requests/s", first.printed)
@@ -102,7 +102,7 @@ def test_the_first_notebook_plans_a_mixed_pool(first):
     assert any("Decode grid: DeepSeek-R1 on NVIDIA GB200 NVL72" in html for html in first.html)
 
 
-@pytest.mark.documents
+@pytest.mark.long
 def test_the_modes_are_compared_for_two_traffics(modes):
     assert modes.pictures == 4
     (verdict,) = (html for html in modes.html if "share_above" in html)
@@ -114,7 +114,7 @@ def test_the_modes_are_compared_for_two_traffics(modes):
     assert not modes.warned
 
 
-@pytest.mark.documents
+@pytest.mark.long
 def test_stalls_move_the_verdict_and_the_cost_of_mixing_does_not_as_the_text_says(modes):
     (table,) = (html for html in modes.html if "colocated_reach" in html and "as above" in html)
     rows = ("as above", "largest gap", "fifth", "half")
@@ -122,12 +122,12 @@ def test_stalls_move_the_verdict_and_the_cost_of_mixing_does_not_as_the_text_say
     assert ratio == {"as above": 1.83, "largest gap": 2.46, "fifth": 1.84, "half": 1.84}
 
 
-@pytest.mark.documents
+@pytest.mark.long
 def test_an_unknown_price_is_named(modes):
     assert "usd_per_gpu_hour of gb200_nvl72 is not known" in modes.printed
 
 
-@pytest.mark.documents
+@pytest.mark.long
 def test_the_plan_is_proven_and_loses_to_the_spread_of_lengths(proof):
     assert number(r"full queue, planned lengths: ([\d.]+)", proof.printed) == pytest.approx(1.0, abs=0.02)
     assert 0.5 < number(r"full queue, lengths of the trace: ([\d.]+)", proof.printed) < 1.0

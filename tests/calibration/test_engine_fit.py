@@ -46,6 +46,7 @@ def row_of(tp: int, isl: float, concurrency: float) -> ServingRow:
     )
 
 
+@pytest.mark.long
 def test_known_host_times_are_found_again():
     rows = [row_of(tp, isl, n) for tp in (2, 8) for isl in (500.0, 900.0, 2000.0) for n in (1.0, 32.0)]
     table = evaluate(rows, {"vllm": TRUE})
@@ -72,6 +73,7 @@ d,meta-llama/Llama-3.1-8B,H100,h100,vllm,aggregated,1,1,0,0,0,,,1000,800,4,80,7.
 """
 
 
+@pytest.mark.long
 def test_the_command_writes_the_same_profile_twice(tmp_path, capsys):
     (tmp_path / "runs.csv").write_text(LINES)
     written = []

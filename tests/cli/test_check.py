@@ -122,6 +122,7 @@ def test_no_damage_of_the_frontier_passes_the_checksum_of_its_manifest(
     assert "holds no frontier.csv" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_damaged_table_alone_is_judged_or_refused_and_never_a_traceback(results: Path, tmp_path: Path) -> None:
     path, dice = tmp_path / "frontier.csv", random.Random(6)
     whole = (results / "frontier.csv").read_bytes()

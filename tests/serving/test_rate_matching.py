@@ -68,6 +68,7 @@ def test_integer_program_equals_enumeration(prefill, decode, budget):
     )
 
 
+@pytest.mark.long
 def test_integer_program_equals_enumeration_on_thousands_of_small_pools():
     rng = np.random.default_rng(20)
     for _ in range(3000):

@@ -28,8 +28,6 @@ from disagg_sim.sweep.plan import SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import Limits, SweepSpec, Traffic, load_sweep, same_system
 
-pytestmark = pytest.mark.alone
-
 COLUMNS = """case, model, system, precision, profile, mode, isl, osl, tokens_per_s_per_user, tokens_per_s_per_gpu,
 ftl_s, ttl_s, prefill_tp_attn, prefill_dp_attn, prefill_tp_ffn, prefill_ep, prefill_pp, prefill_chunk_tokens,
 prefill_batch, prefill_instances, prefill_gpus, decode_tp_attn, decode_dp_attn, decode_tp_ffn, decode_ep, decode_pp,
@@ -300,6 +298,7 @@ def test_a_spec_that_is_written_while_a_sweep_runs_stops_it(
     assert contents(tmp_path / "out") == contents(tmp_path / "new")
 
 
+@pytest.mark.alone
 def test_killed_runs_go_on_where_they_stood(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
     dice = random.Random(20)
     blocks = len(smoke.blocks)
@@ -343,6 +342,7 @@ def _interrupted(root: Path) -> tuple[int, str]:
     return run.returncode, said
 
 
+@pytest.mark.alone
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
     code, said = 0, ""
     for attempt in range(5):  # a small sweep on a fast machine may be over before the signal is
