@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeVar
@@ -15,7 +16,7 @@ Count = Annotated[int, Range(1, 10**7)]
 CountOrNone = Annotated[int, Range(0, 10**7)]
 
 
-class AttentionSpec:
+class AttentionSpec(ABC):
     """One kind of attention as a model's file describes it; ``kind`` is its word there.
 
     A subclass is a frozen dataclass of the sizes; the class of the same ``kind`` in ``physics.blocks`` counts it.
@@ -24,9 +25,9 @@ class AttentionSpec:
     __slots__ = ()
     kind: ClassVar[str]
 
+    @abstractmethod
     def matmul_params(self, hidden: int) -> int:
         """Weights of the projections. [1]"""
-        raise NotImplementedError
 
     def other_params(self, hidden: int) -> int:  # noqa: ARG002 - of kinds with biases of the hidden size
         """Biases, norms and the like. [1]"""
@@ -53,20 +54,20 @@ class AttentionSpec:
         return self.cache_elements * held + self.state_elements
 
 
-class FfnSpec:
+class FfnSpec(ABC):
     """One kind of feed-forward layer as a model's file describes it; see ``AttentionSpec``."""
 
     __slots__ = ()
     kind: ClassVar[str]
     routes: ClassVar[bool] = False  # whether tokens are sent to experts
 
+    @abstractmethod
     def params(self, hidden: int, *, active: bool) -> int:
         """All parameters, or those that one token touches. [1]"""
-        raise NotImplementedError
 
+    @abstractmethod
     def token_matmul_params(self, hidden: int) -> int:
         """Weights that one token is multiplied with. [1]"""
-        raise NotImplementedError
 
 
 K = TypeVar("K", bound=type[AttentionSpec | FfnSpec])

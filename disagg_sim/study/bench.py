@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -98,7 +99,7 @@ class Bench(Keeping):
         return run(trace, case.deployment, case.policy, at=self.setting(case.model), slo=slo, options=options)
 
 
-class RatedBench(Bench, Generic[AnySeen]):
+class RatedBench(Bench, ABC, Generic[AnySeen]):
     """A bench whose workloads run under cases at many rates, in search of capacities.
 
     Parameters
@@ -120,13 +121,13 @@ class RatedBench(Bench, Generic[AnySeen]):
         self.workloads, self.cases = workloads, cases
         self._seen: dict[tuple[str, str, float], AnySeen] = {}
 
+    @abstractmethod
     def look(self, workload: str, case: str, scale: float) -> AnySeen:
         """Run a workload under a case at a rate scale, and extract the numbers that claims use. [1]"""
-        raise NotImplementedError
 
+    @abstractmethod
     def rate(self, workload: str, case: str) -> float:
         """Serving capacity. [request/s]"""
-        raise NotImplementedError
 
     def seen(self, workload: str, case: str, scale: float) -> AnySeen:
         """What a run at a rate scale showed. [1]"""
