@@ -23,6 +23,7 @@ from functools import reduce
 from pathlib import Path
 from unittest.mock import patch
 
+import matplotlib
 import pytest
 import yaml
 
@@ -97,6 +98,7 @@ def in_shell(block: Block, folder: Path) -> None:
     script, printed = commands(block.text)
     kept = f'set -e\n. "{folder}/.env"\ncd "$PWD"\n{{\n{script}\n}}\n'
     env = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(folder), "COLUMNS": "80"}
+    env["MPLCONFIGDIR"] = matplotlib.get_configdir()  # a home of its own would have its fonts listed anew
     done = subprocess.run(
         ["bash", "-c", f"trap 'export -p > \"{folder}/.env\"' EXIT\n{kept}"],
         cwd=folder,

@@ -2,6 +2,7 @@
 
 import io
 import re
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -25,11 +26,17 @@ def llama(mapping, batch, prefill_batch):
     return ds.colocated(at, mapping, ds.lengths(4096, 512), options=options)
 
 
+@cache
+def taken_apart(case, mode):
+    """The designs of a case in a mode, and their breakdown."""
+    points = tables_of(case)[mode]
+    return points, ds.breakdown(points)
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["disaggregated", "colocated", "piggyback"])
 def test_parts_add_up_to_ttl_and_ftl_in_every_mode(case, mode):
-    points = tables_of(case)[mode]
-    found = ds.breakdown(points)
+    points, found = taken_apart(case, mode)
     for name in LATENCIES:
         parts = found.operators[found.operators["latency"] == name].groupby("row", sort=False)
         assert np.allclose(parts["seconds"].sum(), points[f"{name}_s"], rtol=1e-12)
@@ -42,8 +49,8 @@ def test_parts_add_up_to_ttl_and_ftl_in_every_mode(case, mode):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["disaggregated", "colocated", "piggyback"])
 def test_parts_add_up_to_the_memory_of_both_phases(case, mode):
-    points = tables_of(case)[mode]
-    memory = ds.breakdown(points).memory
+    points, found = taken_apart(case, mode)
+    memory = found.memory
     for phase in ("prefill", "decode"):
         mine = memory[memory["phase"].isin([phase, "both"])].groupby("row", sort=False)
         assert np.allclose(mine["bytes"].sum(), points[f"{phase}_memory_bytes"], rtol=1e-12)

@@ -23,7 +23,7 @@ from worker import judged
 
 from disagg_sim.facts.yaml_files import spec_files
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.long
 
 INPUTS = int(os.environ.get("DISAGG_SIM_FUZZ", "500"))
 FIRST = int(os.environ.get("DISAGG_SIM_FUZZ_FIRST", "0"))

@@ -114,7 +114,7 @@ def test_notes_of_the_traces_lie_beside_the_summary(tmp_path):
 
 def test_a_late_single_request_needs_no_period_of_samples(tmp_path):
     """A trace of one request has no duration to take a 200th of; its arrival counts for the number of samples."""
-    trace = {"kind": "synthetic", "lengths": {"isl": 9, "osl": 9}, "rate_per_s": 1e-6, "requests": 1}
+    trace = {"kind": "synthetic", "lengths": {"isl": 9, "osl": 9}, "rate_per_s": 1e-4, "requests": 1}
     plan = plan_scenario(scenario(tmp_path, trace))
     result = run_scenario(plan, tmp_path / "out", jobs=1, listener=Silent())
     assert result.summary["completed"].tolist() == [1]

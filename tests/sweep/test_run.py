@@ -264,10 +264,10 @@ limits: {max_gpus: 8, gpu_cap: 32}
 def test_the_order_of_sets_is_in_no_file(tmp_path: Path) -> None:
     """Each process orders sets of words in its own way; inherited fits stand in ``frontier.csv``."""
     (tmp_path / "hashed.yaml").write_text(HASHED)
-    for seed in ("1", "2", "3"):
+    for seed in ("1", "2"):
         command = [*COMMAND, str(tmp_path / "hashed.yaml"), "--out", str(tmp_path / seed), "--jobs", "1"]
         subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed})
-    first, *others = (contents(tmp_path / seed) for seed in ("1", "2", "3"))
+    first, *others = (contents(tmp_path / seed) for seed in ("1", "2"))
     assert "inherited from" in first["frontier.csv"].decode()
     for other in others:
         assert [name for name in first if other[name] != first[name]] == []
