@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from disagg_sim.errors import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Columns of the output when it is no terminal.
 WIDE = 200
@@ -31,6 +35,13 @@ def print_table(rows: Iterable[Sequence[object]], *, header: Sequence[str] = (),
     with console.capture() as text:
         console.print(table)
     print("\n".join(line.rstrip() for line in text.get().splitlines()))
+
+
+def print_frame(table: pd.DataFrame) -> None:
+    """Print a data frame with four digits per number."""
+    numeric = [i for i, column in enumerate(table.columns) if table[column].dtype.kind in "fi"]
+    rows = [[f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row] for row in table.to_numpy().tolist()]
+    print_table(rows, header=list(map(str, table.columns)), numeric=numeric)
 
 
 def _cell(value: object) -> Text:

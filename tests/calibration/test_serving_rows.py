@@ -7,10 +7,11 @@ import pytest
 from shared_data import shared_file
 
 from disagg_sim.calibration.names import model_named, names, old_engine, recipe_of, system_named
+from disagg_sim.calibration.served.bars import judged
 from disagg_sim.calibration.served.cells import instance
 from disagg_sim.calibration.served.evaluate import COLUMNS, evaluate
 from disagg_sim.calibration.served.read import ServingDataError, read_rows
-from disagg_sim.calibration.served.tables import counted, judged, reasons, summary, who_wins, write_tables
+from disagg_sim.calibration.served.tables import counted, reasons, summary, who_wins, write_tables
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import list_specs
 
@@ -226,7 +227,7 @@ def test_tables_of_a_run(tmp_path):
     assert who_wins(table, levels=(20.0,))["agree"].isin([True, False]).all()
     write_tables(table, tmp_path / "out")
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"rows.csv", "summary.csv", "bars.csv", "counts.csv", "reasons.csv", "who_wins.csv"}
+    assert names == {"rows.csv", "summary.csv", "groups.csv", "bars.csv", "counts.csv", "reasons.csv", "who_wins.csv"}
 
 
 @pytest.mark.parametrize("name", [*MEASURED, *WITHOUT_RUNS])

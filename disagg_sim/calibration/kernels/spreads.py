@@ -23,7 +23,7 @@ from disagg_sim.calibration.kernels.residuals import part_of
 from disagg_sim.calibration.kernels.tables import KernelTable, read_exclusions, read_tables
 from disagg_sim.calibration.served.bands import per_instance
 from disagg_sim.calibration.served.engine_fit import FITTED
-from disagg_sim.calibration.served.tables import TTFT_CONCURRENCY
+from disagg_sim.calibration.served.groups import TTFT_CONCURRENCY
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import SECTIONS
 from disagg_sim.facts.load import load_efficiency, load_system

@@ -17,6 +17,7 @@ import pandas as pd
 from disagg_sim.arrays import Floats
 from disagg_sim.calibration.kernels.residuals import band
 from disagg_sim.calibration.served.evaluate import engine_of, pool_of
+from disagg_sim.calibration.served.groups import TTFT_CONCURRENCY
 from disagg_sim.calibration.served.rows import ServingRow
 from disagg_sim.calibration.served.steady_state import (
     Pool,
@@ -27,7 +28,6 @@ from disagg_sim.calibration.served.steady_state import (
     prefill_time,
     served,
 )
-from disagg_sim.calibration.served.tables import TTFT_CONCURRENCY
 from disagg_sim.certainty.contributions import Contribution, contributions_in
 from disagg_sim.certainty.designs import Times
 from disagg_sim.certainty.error_bars import kind_of, sigma_of

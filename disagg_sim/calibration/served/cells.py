@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -89,6 +90,17 @@ def cache_format(engine: str, weights: str, said: str = "") -> str:
 @lru_cache(maxsize=32)
 def _own_cache(engine: str) -> str:
     return load_engine(engine).cache_of_quantised
+
+
+def version_of(line: Any) -> str:
+    """Version of the framework, ``1.2``: as stated, else by the tag of its image; "" where neither is.
+
+    The runtime images of Dynamo carry Dynamo's own version: ``dynamo-0.8``.
+    """
+    image = text(line, "image")
+    said = text(line, "framework_version") or image.rpartition(":")[2]
+    number = re.match(r"v?(\d+\.\d+)", said)
+    return "dynamo-" * ("ai-dynamo" in image) + (number[1] if number else said)
 
 
 class Names(NamedTuple):

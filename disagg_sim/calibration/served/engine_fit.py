@@ -18,8 +18,8 @@ from scipy.optimize import least_squares
 
 from disagg_sim.arrays import Floats
 from disagg_sim.calibration.served.evaluate import evaluate
+from disagg_sim.calibration.served.groups import TTFT_CONCURRENCY
 from disagg_sim.calibration.served.rows import ServingRow
-from disagg_sim.calibration.served.tables import TTFT_CONCURRENCY
 from disagg_sim.errors import InputError
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_engine

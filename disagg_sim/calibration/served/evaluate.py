@@ -31,10 +31,11 @@ from disagg_sim.calibration.served.steady_state import (
     served,
     static_batch,
 )
+from disagg_sim.certainty.evidence import family_of, layout_kinds
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import DisaggSimError
 from disagg_sim.facts.engine import EngineSpec
-from disagg_sim.facts.load import load_engine
+from disagg_sim.facts.load import load_engine, load_model
 from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.physics.work import Numeric
 
@@ -43,6 +44,8 @@ MATMUL_SHARE = 0.85
 
 #: Slots above which the factor no longer moves by more than a tenth of a per cent.
 MOST_SLOTS = 512
+#: Name and statistic of the one quantity whose median differs much from its mean.
+FIRST_MEDIAN = ("ttft", "median")
 #: Columns of ``rows.csv``, in order.
 COLUMNS = (
     "file",
@@ -76,6 +79,12 @@ COLUMNS = (
     "capacity",
     "qa_flag",
     "configuration",
+    "held_out",
+    "version",
+    "family",
+    "layout",
+    "prefill_layout",
+    "point",
 )
 
 
@@ -84,7 +93,8 @@ class Prediction:
     """Answers of one group of rows, arrays of shape (rows,)."""
 
     tpot: Floats  # [s]
-    ttft: Floats  # [s]
+    ttft: Floats  # mean [s]
+    ttft_median: Floats  # of requests past the first wave, which waits for its own prompts [s]
     latency: Floats  # [s]
     request_rate: Floats  # of the deployment [request/s]
     capacity: Floats  # requests that the memory of the deployment holds where they decode [request]
@@ -113,37 +123,50 @@ def predict(run: Served, rows: Sequence[ServingRow]) -> Prediction:
     batch = np.array([r.batch for r in rows])
     if load in ("prefill", "decode", "static"):
         return _isolated(run, load, pool, lengths, batch)
-    pattern = Run(rows[0].waves or np.inf, rows[0].spread)
+    # A median is of requests long after the start of the loop, a mean counts the start, too.
+    patterns = [Run(rows[0].waves or np.inf, rows[0].spread)]
+    if any((each.name, each.statistic) == FIRST_MEDIAN for row in rows for each in row.quantities):
+        patterns.append(Run(np.inf, rows[0].spread))
     if mode == "disaggregated":
         prefill = pool_of(r.prefill for r in rows if r.prefill)
         most = pool.count * run.engine.max_running * pool.mapping.dp_attn
         inside = concurrency if load == "closed_loop" else most  # everything queued
-        state = disaggregated(run, prefill, pool, lengths, inside, pattern)
-        return _finished(rows, state, state.request_rate, state.capacity, inside, lengths)
+        states = [disaggregated(run, prefill, pool, lengths, inside, pattern) for pattern in patterns]
+        state = states[0]
+        return _finished(rows, states, state.request_rate, state.capacity, inside, lengths)
     if load == "server":
         rate = np.array([r.rate for r in rows])
         state = at_rate(run, pool.mapping, lengths, rate / pool.count)
+        states = [state]
         demand = np.where(state.request_rate < 0.999 * rate / pool.count, np.inf, 0.0)
     else:
         stated = np.where(np.isfinite(batch), batch * pool.mapping.dp_attn * pool.count, np.inf)
         demand = concurrency if load == "closed_loop" else stated
         most = run.engine.max_running * pool.mapping.dp_attn
         inside = np.clip(demand / pool.count, 1.0, np.fmax(most, concurrency))
-        state = colocated(run, pool.mapping, lengths, inside, pattern)
-    return _finished(rows, state, state.request_rate * pool.count, state.capacity * pool.count, demand, lengths)
+        states = [colocated(run, pool.mapping, lengths, inside, pattern) for pattern in patterns]
+        state = states[0]
+    return _finished(rows, states, state.request_rate * pool.count, state.capacity * pool.count, demand, lengths)
 
 
 def _finished(
-    rows: Sequence[ServingRow], state: SteadyState, rate: Floats, capacity: Floats, demand: Floats, lengths: RowLengths
+    rows: Sequence[ServingRow],
+    states: Sequence[SteadyState],
+    rate: Floats,
+    capacity: Floats,
+    demand: Floats,
+    lengths: RowLengths,
 ) -> Prediction:
-    """The steady state as a run of so many waves shows it."""
+    """The steady state as a run of so many waves shows it: on average first, long after its start last."""
+    state, late = states[0], states[-1]
     waves = rows[0].waves
     drained = rate / drain_factors(np.minimum(demand, capacity), waves, rows[0].spread) if waves else rate
     shape = np.shape(lengths.isl)
-    tpot, ttft, latency, drained, capacity = (
-        np.broadcast_to(value, shape) for value in (state.tpot, state.ttft, state.latency(lengths), drained, capacity)
+    tpot, first, median, whole, drained, capacity = (
+        np.broadcast_to(value, shape)
+        for value in (state.tpot, state.ttft, late.ttft, state.latency(lengths), drained, capacity)
     )
-    return Prediction(tpot, ttft, latency, drained, capacity, demand)
+    return Prediction(tpot, first, median, whole, drained, capacity, demand)
 
 
 @lru_cache(maxsize=256)
@@ -174,18 +197,21 @@ def _isolated(run: Served, load: str, pool: Pool, lengths: RowLengths, batch: Fl
     mapping = pool.mapping
     if load == "static":
         state = static_batch(run, mapping, lengths, batch)
-        return Prediction(state.tpot, state.ttft, batch / state.request_rate, state.request_rate, state.capacity, batch)
+        first, whole = state.ttft, batch / state.request_rate
+        return Prediction(state.tpot, first, first, whole, state.request_rate, state.capacity, batch)
     room = np.full(batch.shape, np.inf)
     if load == "prefill":
         prompts = np.where(np.isfinite(batch), np.maximum(batch, 1.0), 1.0)
         time = prefill_time(run, mapping, prompts * lengths.isl, np.minimum(prompts, mapping.dp_attn), lengths)
-        return Prediction(time, time, time, prompts / time, room, prompts)
+        return Prediction(time, time, time, time, prompts / time, room, prompts)
     step = decode_time(run, mapping, batch, lengths)
-    return Prediction(step, step, step, batch / (step * np.maximum(lengths.osl, 1.0)), room, batch)
+    return Prediction(step, step, step, step, batch / (step * np.maximum(lengths.osl, 1.0)), room, batch)
 
 
 def value_of(quantity: Quantity, row: ServingRow, answer: Prediction, index: int) -> float:
     """The predicted number of a quantity, in the unit and per the GPUs of the measured one."""
+    if (quantity.name, quantity.statistic) == FIRST_MEDIAN:
+        return float(answer.ttft_median[index])
     if quantity.name in ("tpot", "ttft", "latency"):
         return float(getattr(answer, quantity.name)[index])
     tokens = {"total": row.isl + row.osl, "input": row.isl, "output": row.osl, "request": 1.0}[quantity.basis]
@@ -281,7 +307,7 @@ def _part(row: ServingRow, engines: dict[str, EngineSpec]) -> str:
 
 def _lines(row: ServingRow, answer: tuple[Prediction, int] | None, part: str) -> list[tuple[Any, ...]]:
     """The lines of one row; a row without a quantity has one."""
-    lines, waited = [], _mostly_waits(row)
+    lines, waited, kinds = [], _mostly_waits(row), _kinds(row)
     for quantity in row.quantities or (Quantity(name="", measured=float("nan"), statistic=""),):
         reason = row.reason or quantity.reason
         predicted = error = capacity = float("nan")
@@ -330,9 +356,20 @@ def _lines(row: ServingRow, answer: tuple[Prediction, int] | None, part: str) ->
                 capacity,
                 row.qa_flag,
                 row.configuration,
+                row.held_out,
+                row.version,
+                *kinds,
+                row.point,
             )
         )
     return lines
+
+
+def _kinds(row: ServingRow) -> tuple[str, str, str]:
+    """Family of the model, kind of the layout that decodes, and of the one that prefills; "" where unknown."""
+    family = family_of(load_model(row.model)) if row.model else ""
+    layout, prefill = (str(layout_kinds(w.mapping)[0]) if w else "" for w in (row.workers, row.prefill or row.workers))
+    return family, layout, prefill
 
 
 def _named(workers: Workers | None) -> str:

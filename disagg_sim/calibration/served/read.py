@@ -1,13 +1,13 @@
 """Read files of serving measurements into rows.
 
-``read_rows`` tells the form of a CSV by its columns and returns every row of it, in order: a row that no
-model of ours can answer keeps its place with a reason.
+``read_rows`` tells the form of a CSV by its columns and returns every row of it, in order: a row that no model of ours
+can answer keeps its place with a reason. ``read_files`` takes several files and goes on where one cannot be read.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from disagg_sim.calibration.served import forms
+from disagg_sim.calibration.served.cells import version_of
 from disagg_sim.calibration.served.rows import ServingRow
 from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
 from disagg_sim.facts.yaml_files import shown
@@ -100,10 +101,37 @@ def read_rows(path: Path) -> list[ServingRow]:
         raise ServingDataError(f"{shown(path)}: not a CSV: {str(error).splitlines()[0]}") from None
     reader: Callable[[Any], ServingRow] = FORMS[form][1]
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:DIGEST]
-    rows = [
-        _placed(reader(line), path, form, number) for number, line in enumerate(table.itertuples(index=False), start=2)
+    return [
+        replace(_placed(reader(line), path, form, number), version=version_of(line), digest=digest)
+        for number, line in enumerate(table.itertuples(index=False), start=2)
     ]
-    return [replace(row, digest=digest) for row in rows]
+
+
+def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
+    """Read the rows of several files; one that cannot be read is a line, and the others are read all the same.
+
+    Returns
+    -------
+    rows : list of ServingRow
+        Of all files that could be read, in order.
+    faults : list of str
+        A line for each of the others.
+
+    Raises
+    ------
+    ServingDataError
+        When no file could be read.
+    """
+    rows: list[ServingRow] = []
+    faults: list[str] = []
+    for path in paths:
+        try:
+            rows += read_rows(path)
+        except ServingDataError as error:
+            faults.append(str(error))
+    if faults and len(faults) == len(paths):
+        raise ServingDataError("\n".join(faults))
+    return rows, faults
 
 
 def _placed(row: ServingRow, path: Path, form: str, number: int) -> ServingRow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, replace
 
 from disagg_sim.calibration.files import kept_from_fits
@@ -9,6 +10,8 @@ from disagg_sim.domain import Mapping
 
 #: What is in flight: a closed loop, everything queued, a Poisson stream at a stated rate, one fixed batch, one phase.
 LOADS = ("closed_loop", "offline", "server", "static", "prefill", "decode")
+#: Digits of the word of an operating point. [1]
+POINT_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,7 @@ class ServingRow:
     qa_flag: str = ""
     hardware: str = ""  # as the source writes it
     framework: str = ""  # as the source writes it
+    version: str = ""  # of the framework, "1.2"; "" where the source states none
     reason: str = ""
     digest: str = ""  # first digits of the SHA-256 of the file
 
@@ -88,6 +92,18 @@ class ServingRow:
         lengths = (f"{length:.0f}" for length in (self.isl, self.osl))
         names = (self.form, self.system, self.model, self.framework, self.recipe.partition("_")[0], self.mode)
         return "|".join(map(str, (*names, *gpus, *lengths)))
+
+    @property
+    def point(self) -> str:
+        """Operating point, a word: runs of one configuration, layout, lengths and load have the same.
+
+        A run that was repeated, on another day or with another version of the engine, is the same point.
+        """
+        workers = [(each.count, each.mapping) if each else None for each in (self.workers, self.prefill)]
+        load = (self.load, self.concurrency, self.rate, self.batch)
+        what = (self.form, self.system, self.model, self.framework, self.recipe, self.mode)
+        told = repr((what, workers, f"{self.isl:.0f}", f"{self.osl:.0f}", load))
+        return hashlib.sha256(told.encode()).hexdigest()[:POINT_DIGITS]
 
     @property
     def held_out(self) -> bool:

@@ -1,9 +1,8 @@
-"""Tabulate errors of serving rows: by group, against the limits, and which mode wins at equal interactivity."""
+"""Tabulate what serving rows show: errors by form and system, rows left out, which mode wins; write all tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,61 +10,17 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.atomic import write_csv
-from disagg_sim.calibration.kernels.conditions import Condition, parse_condition
-from disagg_sim.calibration.kernels.residuals import rank_correlation
+from disagg_sim.calibration.served.bars import judged
+from disagg_sim.calibration.served.groups import errors_of, groups
 
 #: What ``summary.csv`` groups by.
 GROUP = ("part", "form", "quantity", "system", "model", "framework", "mode", "load", "saturated")
+#: Quantities in the order of tables.
+QUANTITIES = ("tpot", "ttft", "throughput", "latency", "transfer")
 #: Two runs of the same configuration, and two engines on the same system, differ by so much (median). [1]
 RERUN_NOISE, ENGINE_NOISE = 0.005, 0.16
-#: Concurrency of an instance up to which TTFT has no queue to speak of. [request]
-TTFT_CONCURRENCY = 4.0
 #: Interactivities at which modes are compared. [token/s/user]
 INTERACTIVITIES = (20.0, 30.0, 50.0, 75.0, 100.0, 150.0)
-#: Closed-loop forms: engines of today under a stated concurrency.
-SERVED_FORMS = ("inferencex_dsr1", "inferencex_dense", "nvidia_gap")
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """What a group of rows is held to: median absolute error, or rank correlation where ``rank`` is given."""
-
-    name: str
-    quantity: str
-    limit: float
-    rows: Condition  # that it is held to
-    rank: bool = False
-
-
-def _rows(condition: str) -> Condition:
-    return parse_condition(condition, words=("model", "load"), numbers=("moe", "per_instance"))
-
-
-BARS = (
-    Bar("TPOT, dense", "tpot", 0.10, _rows("model != 'deepseek_r1' and moe == 0")),
-    Bar("TPOT, DeepSeek-R1", "tpot", 0.15, _rows("model == 'deepseek_r1'")),
-    Bar("throughput", "throughput", 0.12, _rows("load == 'closed_loop'")),
-    Bar("TTFT at 4 and fewer an instance", "ttft", 0.25, _rows(f"per_instance <= {TTFT_CONCURRENCY}")),
-    Bar("rank of TPOT", "tpot", 0.95, _rows("load == 'closed_loop'"), rank=True),
-    Bar("rank of throughput", "throughput", 0.95, _rows("load == 'closed_loop'"), rank=True),
-)
-
-
-def _errors(table: pd.DataFrame) -> dict[str, Any]:
-    error = table["relative_error"]
-    return {
-        "rows": len(table),
-        "median_error": float(error.abs().median()),
-        "p90_error": float(error.abs().quantile(0.9)),
-        "bias": float(error.median()),
-        "spearman": rank_correlation(table["predicted"], table["measured"]),
-        **({"coverage": float(_inside(table).mean())} if "predicted_p10" in table else {}),
-    }
-
-
-def _inside(table: pd.DataFrame) -> pd.Series:
-    """Whether each measured number lies in its 80 % band."""
-    return table["measured"].between(table["predicted_p10"], table["predicted_p90"])
 
 
 def summary(table: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
@@ -86,9 +41,28 @@ def summary(table: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
     """
     lines = []
     for key, part in table[table["evaluated"]].groupby(list(by), dropna=False, sort=True):
-        lines.append(dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)) | _errors(part))
+        lines.append(dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)) | errors_of(part))
     coverage = ["coverage"] if "predicted_p10" in table else []
     return pd.DataFrame(lines, columns=[*by, "rows", "median_error", "p90_error", "bias", "spearman", *coverage])
+
+
+def side_by_side(apart: pd.DataFrame) -> pd.DataFrame:
+    """One line for each group of one part, its quantities beside one another; for readers, not for programs.
+
+    Parameters
+    ----------
+    apart : DataFrame
+        Lines of one part of ``served.groups.groups``.
+    """
+    lines = []
+    for (dimension, value), mine in apart.groupby(["dimension", "value"], sort=False):
+        told: dict[str, Any] = {"by": dimension, "group": value, "rows": int(mine["rows"].max())}
+        for line in mine.itertuples():
+            inside = f", {line.coverage:.0%} in band" if "coverage" in apart else ""
+            told[str(line.quantity)] = f"{line.points}: {line.median_error:.1%}, {line.bias:+.0%}{inside}"
+        lines.append(told)
+    names = [name for name in QUANTITIES if (apart["quantity"] == name).any()]
+    return pd.DataFrame(lines, columns=["by", "group", "rows", *names]).fillna("")
 
 
 def counted(table: pd.DataFrame) -> pd.DataFrame:
@@ -107,43 +81,6 @@ def reasons(table: pd.DataFrame) -> pd.DataFrame:
     left = table[~table["evaluated"]]
     found = left.groupby(["file", "quantity", "reason"], sort=True).size().reset_index(name="lines")
     return found.sort_values("lines", ascending=False, kind="stable", ignore_index=True)
-
-
-def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataFrame:
-    """Hold the rows below saturation to ``BARS``: the fitted part, the held-out part and files that are new.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As ``served.evaluate.evaluate`` returns it.
-    forms : sequence of str
-        Forms of files whose rows count.
-
-    Returns
-    -------
-    DataFrame
-        A row per bar and part: ``bar``, ``part``, ``rows``, ``reached``, ``limit``, ``met``, ``p90_error``, ``bias``.
-    """
-    from disagg_sim.facts.load import load_model
-
-    rows = table[table["evaluated"] & ~table["saturated"] & table["form"].isin(forms)].copy()
-    sparse = {name for name in rows["model"].unique() if load_model(name).is_moe}
-    rows["moe"] = rows["model"].isin(sparse)
-    workers = rows["workers"].str.extract(r"^(\d+)x")[0].astype(float).fillna(1.0)
-    rows["per_instance"] = rows["concurrency"] / workers
-    lines = []
-    for bar in BARS:
-        for part in ("fitted", "held-out", "new"):
-            mine = rows[bar.rows.holds(rows)]
-            mine = mine[(mine["quantity"] == bar.quantity) & (mine["part"] == part)]
-            if not len(mine):
-                continue
-            found = _errors(mine)
-            reached = found["spearman"] if bar.rank else found["median_error"]
-            good = bool(reached >= bar.limit if bar.rank else reached <= bar.limit)
-            tail = (found["p90_error"], found["bias"])
-            lines.append((bar.name, part, found["rows"], reached, bar.limit, good, *tail))
-    return pd.DataFrame(lines, columns=["bar", "part", "rows", "reached", "limit", "met", "p90_error", "bias"])
 
 
 def who_wins(table: pd.DataFrame, levels: Sequence[float] = INTERACTIVITIES) -> pd.DataFrame:
@@ -200,7 +137,7 @@ def write_rows(table: pd.DataFrame, directory: Path) -> None:
 
 
 def write_tables(table: pd.DataFrame, directory: Path) -> None:
-    """Write ``rows.csv``, ``summary.csv``, ``bars.csv``, ``counts.csv``, ``reasons.csv`` and ``who_wins.csv``.
+    """Write ``rows.csv`` and the tables: ``summary``, ``groups``, ``bars``, ``counts``, ``reasons``, ``who_wins.csv``.
 
     Parameters
     ----------
@@ -214,7 +151,7 @@ def write_tables(table: pd.DataFrame, directory: Path) -> None:
     StoreError
         When the directory cannot be written.
     """
-    others = {"summary": summary(table), "bars": judged(table), "counts": counted(table)}
+    others = {"summary": summary(table), "groups": groups(table), "bars": judged(table), "counts": counted(table)}
     _write({"rows": table} | others | {"reasons": reasons(table), "who_wins": who_wins(table)}, directory)
 
 

@@ -1,0 +1,106 @@
+"""Hold served runs to limits, by distinct operating points: errors, biases, rank correlations, coverage of bands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from disagg_sim.calibration.kernels.conditions import Condition, parse_condition
+from disagg_sim.calibration.served.groups import SERVED_FORMS, TTFT_CONCURRENCY, errors_of, groups, per_instance
+
+#: Parts of the data, in the order of the table.
+PARTS = ("fitted", "held-out", "new")
+#: Rows from which a group's coverage is judged, and its limits. [1]
+COVERAGE_ROWS, COVERAGE_LIMITS = 50, (0.70, 0.90)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a group of rows is held to."""
+
+    name: str
+    quantity: str
+    limit: float
+    rows: Condition  # that it is held to
+    what: str = "median_error"  # number of ``errors_of``: an error or bias is at most, a correlation at least the limit
+
+    def met(self, reached: float) -> bool:
+        """Whether the number keeps the limit."""
+        return bool(reached >= self.limit if self.what == "spearman" else abs(reached) <= self.limit)
+
+
+def _rows(condition: str) -> Condition:
+    words = ("model", "family", "layout", "mode", "load")
+    return parse_condition(condition, words=words, numbers=("per_instance",))
+
+
+BARS = (
+    Bar("TPOT, dense", "tpot", 0.10, _rows("family == 'dense'")),
+    Bar("TPOT, DeepSeek-R1", "tpot", 0.07, _rows("model == 'deepseek_r1'")),
+    Bar("TPOT, other MoE", "tpot", 0.12, _rows("family == 'other_moe'")),
+    Bar("TPOT, decode with attention DP and EP: bias", "tpot", 0.05, _rows("layout == 'DP-EP'"), "bias"),
+    Bar("throughput", "throughput", 0.12, _rows("load == 'closed_loop'")),
+    Bar(
+        "throughput, R1 disaggregated", "throughput", 0.10, _rows("model == 'deepseek_r1' and mode == 'disaggregated'")
+    ),
+    Bar("TTFT at 4 and fewer an instance", "ttft", 0.22, _rows(f"per_instance <= {TTFT_CONCURRENCY}")),
+    Bar("TTFT, all", "ttft", 0.25, _rows("load == 'closed_loop'")),
+    Bar("rank of TPOT", "tpot", 0.95, _rows("load == 'closed_loop'"), "spearman"),
+    Bar("rank of throughput", "throughput", 0.95, _rows("load == 'closed_loop'"), "spearman"),
+)
+
+
+def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataFrame:
+    """Hold the operating points below saturation to ``BARS``: the fitted part, the held-out part and new files.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As ``served.evaluate.evaluate`` returns it.
+    forms : sequence of str
+        Forms of files whose rows count.
+
+    Returns
+    -------
+    DataFrame
+        A row per bar and part: ``bar``, ``part``, ``rows``, ``points``, ``reached``, ``limit``, ``met``,
+        ``p90_error``, ``bias``.
+    """
+    rows = table[table["evaluated"] & ~table["saturated"] & table["form"].isin(forms)]
+    rows = rows.assign(per_instance=per_instance(rows))
+    lines = []
+    for bar in BARS:
+        held = rows[bar.rows.holds(rows) & (rows["quantity"] == bar.quantity).to_numpy()]
+        for part in PARTS:
+            mine = held[held["part"] == part]
+            if len(mine):
+                found = errors_of(mine)
+                reached = found[bar.what]
+                tail = (reached, bar.limit, bar.met(reached), found["p90_error"], found["bias"])
+                lines.append((bar.name, part, found["rows"], found["points"], *tail))
+    names = ["bar", "part", "rows", "points", "reached", "limit", "met", "p90_error", "bias"]
+    return pd.DataFrame(lines, columns=names)
+
+
+def coverage(table: pd.DataFrame) -> pd.DataFrame:
+    """Coverage of the 80 % bands in every group of ``COVERAGE_ROWS`` or more rows that no fit saw.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Lines with the bands of ``served.bands.with_bands``.
+
+    Returns
+    -------
+    DataFrame
+        ``dimension``, ``value``, ``quantity``, ``rows``, ``points``, ``coverage`` by points, ``coverage_of_rows`` and
+        ``met``: whether the first lies in ``COVERAGE_LIMITS``.
+    """
+    kept = table[table["held_out"]].assign(part="held-out")
+    found = groups(kept)
+    found = found[(found["part"] == "all") & (found["rows"] >= COVERAGE_ROWS)]
+    met = found["coverage"].between(*COVERAGE_LIMITS)
+    names = ["dimension", "value", "quantity", "rows", "points", "coverage", "coverage_of_rows"]
+    return found[names].assign(met=met).reset_index(drop=True)
