@@ -43,6 +43,11 @@ class Validate(LazyGroup):
             "Predict every row of served runs.",
             "validate serving served.csv --out reports/serving",
         ),
+        "ranking": Entry(
+            "validate_ranking:validate_ranking",
+            "Judge the configurations that a forecast picks.",
+            "validate ranking served.csv --out reports/ranking",
+        ),
     }
 
 

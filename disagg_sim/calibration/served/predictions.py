@@ -1,0 +1,83 @@
+"""Read what another tool predicts for served runs, so that it is judged on the same rows and in the same way.
+
+A CSV with one line a run: ``row_id`` as in the file of measurements, ``tpot_ms``, and ``ttft_ms`` or
+``tput_total_tok_s_gpu`` (input and output tokens a second and GPU, over all GPUs) or both. Blank is "not predicted".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.calibration.served.read import ServingDataError, columns_of
+from disagg_sim.errors import nearest, quoted
+from disagg_sim.facts.yaml_files import shown
+from disagg_sim.units import MS
+
+#: Column of the file -> quantity of the lines, and unit of the column.
+COLUMNS = {"tpot_ms": ("tpot", MS), "ttft_ms": ("ttft", MS), "tput_total_tok_s_gpu": ("throughput", 1.0)}
+
+
+def read_predictions(path: Path) -> pd.DataFrame:
+    """Predictions of another tool.
+
+    Returns
+    -------
+    DataFrame
+        Index ``row``; columns ``tpot``, ``ttft`` [s] and ``throughput`` [token/s/GPU], NaN where there is none.
+
+    Raises
+    ------
+    ServingDataError
+        Unreadable; a missing column, a row twice, a cell that is no number above 0; one line.
+    """
+    columns = columns_of(path)
+    allowed = ("row_id", *COLUMNS)
+    missing = next((name for name in ("row_id", "tpot_ms") if name not in columns), "")
+    if not missing and not {"ttft_ms", "tput_total_tok_s_gpu"} & set(columns):
+        missing = "ttft_ms"
+    if missing:
+        hint = nearest(missing, columns)
+        raise ServingDataError(f"{shown(path)}: no column {missing!r}{hint}; predictions have {', '.join(allowed)}")
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ServingDataError(f"{shown(path)}: not a CSV: {str(error).splitlines()[0]}") from None
+    names = table["row_id"].str.strip()
+    if names.duplicated().any():
+        raise ServingDataError(f"{shown(path)}: row {quoted(names[names.duplicated()].iloc[0])} occurs twice")
+    found = pd.DataFrame(index=pd.Index(names, name="row"))
+    for column, (quantity, unit) in COLUMNS.items():
+        told = table[column].str.strip() if column in table else pd.Series("", index=table.index)
+        number = pd.to_numeric(told, errors="coerce")
+        wrong = (told != "") & ~(np.isfinite(number) & (number > 0))
+        if wrong.any():
+            row, value = names[wrong].iloc[0], told[wrong].iloc[0]
+            raise ServingDataError(f"{shown(path)}: row {quoted(row)}: {column} is {quoted(value)}; allowed: above 0")
+        found[quantity] = (number * unit).to_numpy()
+    return found
+
+
+def predicted_by(table: pd.DataFrame, predictions: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Lines of the rows that a tool predicted too: with its numbers, and with our own.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As ``served.evaluate.evaluate`` returns it.
+    predictions : DataFrame
+        As ``read_predictions`` returns it.
+
+    Returns
+    -------
+    theirs, ours : DataFrame
+        The same columns. ``theirs`` has a line where the tool gave that quantity, ``ours`` every line of its rows.
+    """
+    ours = table[table["evaluated"] & table["row"].isin(predictions.index)]
+    long = predictions.reset_index().melt(id_vars="row", var_name="quantity", value_name="theirs")
+    theirs = ours.merge(long, on=["row", "quantity"], how="left")
+    theirs = theirs.assign(predicted=theirs["theirs"], relative_error=theirs["theirs"] / theirs["measured"] - 1.0)
+    bands = [name for name in ("predicted_p10", "predicted_p90") if name in theirs]
+    return theirs[theirs["theirs"].notna()].drop(columns=["theirs", *bands]), ours
