@@ -57,9 +57,11 @@ class ByValue:
         return hash(self._values())
 
 
-#: Names of the degrees of a ``Mapping``, and of all that tells one mapping from another.
+#: Names of the degrees of a ``Mapping``, of all that says how an instance is cut, and of all that tells one mapping
+#: from another.
 DEGREES = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
-MAPPING_COLUMNS = (*DEGREES, "chunk_tokens")
+SHARDING = (*DEGREES, "redundant_slots")
+MAPPING_COLUMNS = (*SHARDING, "chunk_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,14 +85,15 @@ class Mapping(ByValue, Shown):
     tp_ffn: Any = 1  # tensor parallel degree of routed experts; of a dense model, as tp_attn [1]
     ep: Any = 1  # expert parallel degree [1]
     pp: Any = 1  # pipeline stages [1]
+    redundant_slots: Any = 0  # places for copies of routed experts, over all EP ranks, beside one for each expert [1]
     chunk_tokens: Any = 0  # CPP: tokens of a prompt in a chunk; 0 = whole prompt [token]
     refused: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)  # (reason, mappings left out)
 
     def __post_init__(self) -> None:
-        """``InputError`` unless degrees that are numbers are whole and from 1."""
-        for name in DEGREES:
+        """``InputError`` unless degrees that are numbers are whole and from 1, and slots from 0."""
+        for name in SHARDING:
             if not isinstance(value := getattr(self, name), np.ndarray):
-                whole_number(name, value)
+                whole_number(name, value, 0 if name == "redundant_slots" else 1)
 
     @classmethod
     def stack(cls, mappings: Sequence[Mapping]) -> Mapping:

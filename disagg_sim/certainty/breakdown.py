@@ -27,7 +27,7 @@ from disagg_sim.certainty.passes import (
     resources_of,
     summands_of,
 )
-from disagg_sim.domain import DEGREES
+from disagg_sim.domain import SHARDING
 from disagg_sim.errors import InputError
 from disagg_sim.facts.provenance import place_of_fit, place_of_key
 from disagg_sim.notebook import Shown
@@ -200,7 +200,7 @@ def _point(grid: PhaseGrid, row: int, column: int) -> pd.DataFrame:
     values |= {"precision": setup.precision.name, "profile": setup.profile.name, "engine": setup.engine}
     values |= {"isl": grid.lengths.mean_isl, "osl": grid.lengths.mean_osl}
     values["ftl_s" if phase == "prefill" else "ttl_s"] = grid.latency[row, column]
-    values |= {f"{phase}_{name}": getattr(mapping, name) for name in DEGREES}
+    values |= {f"{phase}_{name}": getattr(mapping, name) for name in SHARDING}
     values |= {f"{phase}_batch": grid.batch[column], f"{phase}_memory_bytes": grid.memory_bytes[row, column]}
     return pd.DataFrame([values | {"prefill_chunk_tokens": mapping.chunk_tokens}])
 

@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import DEGREES, Mapping, Mode
+from disagg_sim.domain import DEGREES, SHARDING, Mapping, Mode
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
@@ -39,6 +39,7 @@ SAME = 1e-7
 #: Columns of numbers that name a design, those from 1 on first.
 _FROM_ONE = tuple(f"{side}_{name}" for side in ("prefill", "decode") for name in (*DEGREES, "batch", "gpus"))
 _NUMBERS = (
+    *(f"{side}_redundant_slots" for side in ("prefill", "decode")),
     *(*_FROM_ONE, "isl", "osl", "prefill_chunk_tokens", "prefill_instances", "decode_instances", "total_gpus"),
     *("ftl_s", "ttl_s", "ttl_mean_s", "mixed_chunk_tokens", "mixed_step_share", THROUGHPUT, "request_rate_per_s"),
     *("prefill_request_rate_per_s", "decode_request_rate_per_s"),
@@ -250,7 +251,7 @@ def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interfe
         return numbers(rows, name)
 
     degrees: dict[str, dict[str, Any]] = {
-        side: {name: column(f"{side}_{name}") for name in DEGREES} for side in ("decode", "prefill")
+        side: {name: column(f"{side}_{name}") for name in SHARDING} for side in ("decode", "prefill")
     }
     return Designs(
         mode=str(words["mode"]),

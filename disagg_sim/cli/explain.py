@@ -34,6 +34,7 @@ from disagg_sim.report.breakdown import (
 )
 from disagg_sim.report.roofline import draw_breakdown
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
+from disagg_sim.search.mappings import least_redundant_slots
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
@@ -95,7 +96,8 @@ def explain(
         if (dp * tp) % ep:
             raise InputError(f"--ep {ep} does not divide the {tp * dp} GPUs of a stage (tp*dp)")
         at, chosen = setup(model, _given("--system", system), _given("--precision", precision), profile), 0
-        mapping = Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp * dp // ep, ep=ep, pp=pp)
+        slots = least_redundant_slots(at.model, ep) or 0
+        mapping = Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp * dp // ep, ep=ep, pp=pp, redundant_slots=slots)
         found = breakdown(_by_hand(at, mapping, lengths(isl, osl), phase, batch))
     if figure is not None:
         draw_breakdown(found, figure, row=chosen)

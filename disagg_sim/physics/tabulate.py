@@ -38,7 +38,7 @@ def tabulate(function: Callable[..., Result], degrees: tuple[Numeric, ...], leve
     """
     if not levels.gathers:
         return function(*degrees, levels.tokens)
-    rows = max(np.shape(d)[0] for d in degrees)
+    rows = max(np.shape(d)[0] if np.ndim(d) else 1 for d in degrees)
     columns = [np.broadcast_to(d, (rows, 1))[:, 0] for d in degrees]
     first, row = _distinct_rows(columns)
     index = row[:, None] * levels.values.size + levels.position

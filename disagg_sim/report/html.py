@@ -236,7 +236,8 @@ def _point_text(grid: PhaseGrid, place: tuple[int, int]) -> str:
 
 
 def _mapping_text(mapping: Mapping) -> str:
-    text = degrees_text(mapping.tp_attn, mapping.dp_attn, mapping.tp_ffn, mapping.ep, mapping.pp)
+    m = mapping
+    text = degrees_text(m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.pp, m.redundant_slots)
     return f"{text}, chunk {mapping.chunk_tokens:,}" if mapping.chunk_tokens else text
 
 

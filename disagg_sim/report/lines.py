@@ -183,5 +183,5 @@ def deployment_rows(deployment: ServedDeployment) -> Iterator[Line]:
     for part in PARTS:
         for replicas in getattr(deployment, part):
             m = replicas.mapping
-            text = degrees_text(m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.pp)
+            text = degrees_text(m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.pp, m.redundant_slots)
             yield part, f"{replicas.instances:,}", text, f"{m.gpus:,}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from disagg_sim.domain import DEGREES
+from disagg_sim.domain import SHARDING
 
 if TYPE_CHECKING:
     from disagg_sim.sweep.cases import Case
@@ -26,15 +26,15 @@ def mapping_text(point: Mapping[str, Any], phase: str) -> str:
 
     Examples
     --------
-    >>> point = {"decode_tp_attn": 8, "decode_dp_attn": 1, "decode_tp_ffn": 8, "decode_ep": 1, "decode_pp": 1}
-    >>> mapping_text(point, "decode")
+    >>> cut = {"tp_attn": 8, "dp_attn": 1, "tp_ffn": 8, "ep": 1, "pp": 1, "redundant_slots": 0}
+    >>> mapping_text({f"decode_{name}": value for name, value in cut.items()}, "decode")
     'TP8'
     """
-    return degrees_text(*(int(point[f"{phase}_{name}"]) for name in DEGREES))
+    return degrees_text(*(int(point[f"{phase}_{name}"]) for name in SHARDING))
 
 
-def degrees_text(tp: int, dp: int, tp_ffn: int, ep: int, pp: int) -> str:
-    """A mapping in short: ``TP8``, ``DP32 EP32``, ``TP4 EP4 PP2``.
+def degrees_text(tp: int, dp: int, tp_ffn: int, ep: int, pp: int, redundant_slots: int = 0) -> str:
+    """A mapping in short: ``TP8``, ``DP32 EP32``, ``TP4 EP4 PP2``, ``DP48 EP48+32`` with 32 redundant expert slots.
 
     One degree stands for both halves of a layer where they agree: ``TP8`` is attention and FFN,
     ``TP8 EP8`` attention over 8 and experts over the same 8. ``attn``/``ffn`` tell apart what differs.
@@ -44,7 +44,8 @@ def degrees_text(tp: int, dp: int, tp_ffn: int, ep: int, pp: int) -> str:
         parts += [f"TP{tp}"] * (tp > 1)
     else:
         parts += [f"TP{tp}"] * (tp > 1) + [f"FFN-TP{tp_ffn}"] * (tp_ffn > 1)
-    parts += [f"EP{ep}"] * (ep > 1) + [f"PP{pp}"] * (pp > 1)
+    copies = f"+{redundant_slots}" if redundant_slots else ""
+    parts += [f"EP{ep}{copies}"] * (ep > 1) + [f"PP{pp}"] * (pp > 1)
     return " ".join(parts) or "1 GPU"
 
 

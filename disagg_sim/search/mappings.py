@@ -7,10 +7,11 @@ Inside a pipeline stage ``tp_attn*dp_attn = tp_ffn*ep``: TP, EP, TEP (tp_attn > 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
-from disagg_sim.domain import DEGREES, MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, Mapping
+from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, SHARDING, Mapping
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
@@ -25,7 +26,8 @@ ODD_DOMAIN = 36
 def mappings_for(at: Setup, mappings: Mapping | list[Mapping]) -> Mapping:
     """Columns of the mappings; single mappings are checked against model and system, tables are not.
 
-    Pipelines may be of any depth up to the layers: one that does not divide them has stages of two lengths.
+    Pipelines may be of any depth up to the layers: one that does not divide them has stages of two lengths. TP may
+    leave the NVLink domain: who writes such a mapping asks for it.
 
     Raises
     ------
@@ -49,11 +51,11 @@ def _require(at: Setup, m: Mapping) -> None:
             f"mapping tp_attn {m.tp_attn} x dp_attn {m.dp_attn} != tp_ffn {m.tp_ffn} x ep {m.ep}: "
             "attention and FFN of a stage must use the same GPUs"
         )
-    reason = _pipeline_refusal(at.model, m.pp, even=False) or _stage_refusal(at, m.tp_attn, m.tp_ffn, m.ep)
+    reason = _pipeline_refusal(at.model, m.pp, even=False) or _stage_refusal(at, m, tp_over_nics=True)
     if not at.model.is_moe and max(m.dp_attn, m.ep) > 1:
         reason = "a dense model has neither dp_attn nor ep above 1"
     if reason is not None:
-        given = ", ".join(f"{name} {getattr(m, name)}" for name in DEGREES)
+        given = ", ".join(f"{name} {value}" for name in SHARDING if (value := getattr(m, name)))
         raise InputError(f"mapping {given} is impossible for {at.model.name} on {at.system.name}: {reason}")
 
 
@@ -65,12 +67,13 @@ def degrees(system: SystemSpec, limit: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, *odd}))
 
 
-def enumerate_mappings(at: Setup, *, max_gpus: int | None = None) -> Mapping:
+def enumerate_mappings(at: Setup, *, max_gpus: int | None = None, tp_over_nics: bool = False) -> Mapping:
     """All mappings of one instance of a model on a system (physics page, section 3).
 
-    TP stays inside the NVLink domain; EP, DP attention and PP may leave it. At most 64 GPUs an
-    instance, one whole NVLink domain where that has 72 or more, 128 with PP. So the mappings of a domain
-    of 8, 16 or 36 GPUs are among those of one of 72, and these among those of 144 and 576.
+    TP stays inside the NVLink domain unless asked otherwise; EP, DP attention and PP may leave it. Where EP over all
+    GPUs of a stage does not divide the experts, it gets the fewest redundant slots with which all hold equally many.
+    At most 64 GPUs an instance, one whole NVLink domain where that has 72 or more, 128 with PP. So the mappings of a
+    domain of 8, 16 or 36 GPUs are among those of one of 72, and these among those of 144 and 576.
 
     Parameters
     ----------
@@ -78,6 +81,8 @@ def enumerate_mappings(at: Setup, *, max_gpus: int | None = None) -> Mapping:
         Whose model is cut over the GPUs of whose system.
     max_gpus : int, optional
         Most GPUs of an instance, with and without PP, where that is below the limits above. [1]
+    tp_over_nics : bool
+        Whether TP groups may leave the NVLink domain: their all-reduce then crosses NICs.
 
     Returns
     -------
@@ -104,7 +109,7 @@ def enumerate_mappings(at: Setup, *, max_gpus: int | None = None) -> Mapping:
     flat_limit = min(flat_limit, max_gpus or flat_limit)
     deep_limit = min(MAX_PIPELINE_GPUS, max_gpus or MAX_PIPELINE_GPUS)
     refused: Counter[str] = Counter()
-    rows: list[tuple[int, ...]] = []  # degrees, in their order
+    rows: list[tuple[int, ...]] = []  # columns of a mapping, in their order
     tried = degrees(system, flat_limit)
     for pp in degrees(system, deep_limit):
         if (reason := _pipeline_refusal(model, pp, even=True)) is not None:
@@ -117,17 +122,35 @@ def enumerate_mappings(at: Setup, *, max_gpus: int | None = None) -> Mapping:
                 for ep in tried if model.is_moe else (1,):
                     if gpus % ep:
                         continue
-                    large = f"more than {limit} GPUs in a stage at pp {pp}" if gpus > limit else None
-                    reason = large or _stage_refusal(at, tp_attn, gpus // ep, ep)
+                    if gpus > limit:
+                        refused[f"more than {limit} GPUs in a stage at pp {pp}"] += 1
+                        continue
+                    one = Mapping(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=gpus // ep, ep=ep, pp=pp)
+                    if ep == gpus and (slots := least_redundant_slots(model, ep)):
+                        one = replace(one, redundant_slots=slots)
+                    reason = _stage_refusal(at, one, tp_over_nics=tp_over_nics)
                     if reason is None:
-                        rows.append((tp_attn, dp_attn, gpus // ep, ep, pp))
+                        rows.append(tuple(getattr(one, name) for name in SHARDING))
                     else:
                         refused[reason] += 1
-    columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, len(DEGREES)).T
+    columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, len(SHARDING)).T
     chunk_tokens = np.zeros(len(rows), dtype=np.int64)
     return Mapping(
-        **dict(zip(DEGREES, columns, strict=True)), chunk_tokens=chunk_tokens, refused=tuple(sorted(refused.items()))
+        **dict(zip(SHARDING, columns, strict=True)), chunk_tokens=chunk_tokens, refused=tuple(sorted(refused.items()))
     )
+
+
+def least_redundant_slots(model: ModelSpec, ep: int) -> int | None:
+    """Fewest redundant slots with which ``ep`` ranks hold equally many experts; None where no engine would. [1]
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_model
+    >>> [least_redundant_slots(load_model("deepseek_r1"), ep) for ep in (32, 24, 48, 192)]
+    [0, 8, 32, None]
+    """
+    each = [layer.ffn.least_redundant_slots(ep) for layer, _ in layers_of(model)]
+    return None if None in each else max(slots for slots in each if slots is not None)
 
 
 def _pipeline_refusal(model: ModelSpec, pp: int, *, even: bool) -> str | None:
@@ -139,12 +162,15 @@ def _pipeline_refusal(model: ModelSpec, pp: int, *, even: bool) -> str | None:
     return None
 
 
-def _stage_refusal(at: Setup, tp_attn: int, tp_ffn: int, ep: int) -> str | None:
+def _stage_refusal(at: Setup, mapping: Mapping, *, tp_over_nics: bool) -> str | None:
     model, system = at.model, at.system
-    if max(tp_attn, tp_ffn) > system.nvlink_domain:
-        return f"TP leaves the NVLink domain of {system.nvlink_domain}"
+    if max(mapping.tp_attn, mapping.tp_ffn) > system.nvlink_domain:
+        if not tp_over_nics:
+            return f"TP leaves the NVLink domain of {system.nvlink_domain}"
+        if mapping.dp_attn > 1 and mapping.tp_ffn > system.nvlink_domain:
+            return f"expert TP after attention DP leaves the NVLink domain of {system.nvlink_domain}"
     for layer, _ in layers_of(model):
-        reason = layer.attention.rejects(tp_attn) or layer.ffn.rejects(tp_attn, tp_ffn, ep)
+        reason = layer.attention.rejects(mapping.tp_attn) or layer.ffn.rejects(mapping)
         if reason is not None:
             return reason
     return None

@@ -77,6 +77,7 @@ class PrefillCandidates:
     tp_ffn: Ints
     ep: Ints
     pp: Ints
+    redundant_slots: Ints
     chunk_tokens: Ints  # [token]
     mla_form: NDArray[np.int8]  # index into ``search.grid.CHOSEN_FORMS``
     batch: Ints  # [request]

@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import DEGREES, Mapping, Mode
+from disagg_sim.domain import SHARDING, Mapping, Mode
 from disagg_sim.errors import InfeasibleError, InputError, above_zero, nearest
 from disagg_sim.physics.blocks import check_form, chunk_forms
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
@@ -284,7 +284,7 @@ def found(case: Case, mode: Mode, parts: list[tuple[Chosen, Tally]]) -> Found:
     columns: dict[str, Any] = {
         f.name: np.concatenate([getattr(c, f.name) for c in chosen]) for f in fields(Chosen) if f.name != "mapping"
     }
-    degrees: dict[str, Any] = {name: np.concatenate([getattr(c.mapping, name) for c in chosen]) for name in DEGREES}
+    degrees: dict[str, Any] = {name: np.concatenate([getattr(c.mapping, name) for c in chosen]) for name in SHARDING}
     at, lengths, mean = case.at, case.lengths, columns["ttl_mean"]
     mapping, distinct = Mapping(**degrees), unique_gpus(at.model, Mapping(**degrees))
     # one instance does both phases and is counted as one of decode; no cache leaves it

@@ -107,6 +107,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("ttl_largest_gap_s", "float64", "s", "longest time between two tokens"),
     Column("mixed_chunk_tokens", "float64", "token", "prefill tokens of a mixed step, over all DP ranks; 0 = none"),
     Column("mixed_step_share", "float64", "1", "share of the steps that are mixed"),
+    Column("prefill_redundant_slots", "int64", "1", "places for copies of experts beside one for each, prefill"),
+    Column("decode_redundant_slots", "int64", "1", "places for copies of experts beside one for each, decode"),
 )
 
 #: Columns that tell one study case from another where a table has no ``case`` column.

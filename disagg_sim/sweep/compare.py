@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pandas.api.types import is_numeric_dtype
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import DEGREES, MAPPING_COLUMNS
+from disagg_sim.domain import MAPPING_COLUMNS, SHARDING
 from disagg_sim.errors import InputError, given_twice, nearest, quoted
 from disagg_sim.search.front import best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
@@ -53,7 +53,7 @@ FRONTIER = Roles(
     group=("case", "mode"),
     key=(
         *(f"prefill_{name}" for name in (*MAPPING_COLUMNS, "batch")),
-        *(f"decode_{name}" for name in (*DEGREES, "batch")),
+        *(f"decode_{name}" for name in (*SHARDING, "batch")),
     ),
     x=INTERACTIVITY,
     y=THROUGHPUT,

@@ -162,6 +162,7 @@ def test_grid_points_equal_single_calls(model, system, profile):
             tp_ffn=float(mapping.tp_ffn),
             ep=float(mapping.ep),
             pp=float(mapping.pp),
+            redundant_slots=float(mapping.redundant_slots),
         )
         for column, b in enumerate(batch):
             one = decode_step(at, degrees, batch=float(b), context=3250.0)
@@ -171,7 +172,12 @@ def test_grid_points_equal_single_calls(model, system, profile):
     for row in range(len(prefill.mappings)):
         m, chunk = prefill.mappings[row], float(prefill.mappings.chunk_tokens[row])
         degrees = Mapping(
-            tp_attn=float(m.tp_attn), dp_attn=float(m.dp_attn), tp_ffn=float(m.tp_ffn), ep=float(m.ep), pp=float(m.pp)
+            tp_attn=float(m.tp_attn),
+            dp_attn=float(m.dp_attn),
+            tp_ffn=float(m.tp_ffn),
+            ep=float(m.ep),
+            pp=float(m.pp),
+            redundant_slots=float(m.redundant_slots),
         )
         for column, b in enumerate(batch):
             if chunk:

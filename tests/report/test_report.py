@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from disagg_sim.domain import DEGREES
+from disagg_sim.domain import SHARDING
 from disagg_sim.report.figures import draw_figures
 from disagg_sim.report.labels import MOST, place_labels
 from disagg_sim.report.summary import summary
@@ -38,20 +38,21 @@ class Silent:
     def finish(self) -> None: ...
 
 
-def point(tp_attn: int, dp_attn: int, tp_ffn: int, ep: int, pp: int) -> dict[str, int]:
-    return {f"decode_{name}": value for name, value in zip(DEGREES, (tp_attn, dp_attn, tp_ffn, ep, pp), strict=True)}
+def point(*cut: int) -> dict[str, int]:
+    return {f"decode_{name}": value for name, value in zip(SHARDING, cut, strict=True)}
 
 
 @pytest.mark.parametrize(
     ("degrees", "text"),
     [
-        ((1, 1, 1, 1, 1), "1 GPU"),
-        ((8, 1, 8, 1, 1), "TP8"),
-        ((8, 1, 1, 8, 1), "TP8 EP8"),
-        ((1, 32, 1, 32, 1), "DP32 EP32"),
-        ((2, 32, 4, 16, 2), "DP32 TP2 FFN-TP4 EP16 PP2"),
-        ((1, 8, 8, 1, 1), "DP8 FFN-TP8"),
-        ((1, 1, 1, 1, 4), "PP4"),
+        ((1, 1, 1, 1, 1, 0), "1 GPU"),
+        ((8, 1, 8, 1, 1, 0), "TP8"),
+        ((8, 1, 1, 8, 1, 0), "TP8 EP8"),
+        ((1, 32, 1, 32, 1, 0), "DP32 EP32"),
+        ((2, 32, 4, 16, 2, 0), "DP32 TP2 FFN-TP4 EP16 PP2"),
+        ((1, 8, 8, 1, 1, 0), "DP8 FFN-TP8"),
+        ((1, 1, 1, 1, 4, 0), "PP4"),
+        ((1, 48, 1, 48, 1, 32), "DP48 EP48+32"),
     ],
 )
 def test_a_mapping_reads_as_engineers_write_it(degrees: tuple[int, ...], text: str) -> None:

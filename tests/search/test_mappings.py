@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
+from shared_data import shared_file
 
 import disagg_sim as ds
+from disagg_sim.calibration.served.read import read_rows
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.mappings import degrees, enumerate_mappings, mappings_for
 
@@ -76,23 +80,25 @@ def test_rules_of_every_mapping(model, system):
         for kind in spec.kinds:
             assert kind.attention.q_heads % m.tp_attn == 0
             if hasattr(kind.ffn, "experts"):
-                assert kind.ffn.experts % m.ep == 0
+                assert (kind.ffn.experts + m.redundant_slots) % m.ep == 0
+                assert 8 * m.redundant_slots <= kind.ffn.experts
                 assert kind.ffn.width % m.tp_ffn == 0
 
 
 def test_odd_degrees_stand_only_where_they_divide_and_only_on_nvl72():
     """GLM-4.5: 96 query and 8 KV heads, 160 experts: TP 24 and 48 divide the heads, TP 3-12 would cut a KV head.
 
-    EP 3 does not divide 160.
+    EP 3 divides neither 160 experts nor 160 and up to 20 redundant slots, but with 2 of them, 162.
 
-    R1 (128 heads, 256 experts, width 2048, 61 layers) takes none at all.
+    R1 (128 heads, 256 experts, width 2048, 61 layers) takes EP of such degrees with redundant slots alone.
     """
     found = rows("glm_4_5", "gb200_nvl72")
     assert {tp for tp, *_ in found if tp % 3 == 0} == {24, 48}
-    assert not any(ep % 3 == 0 for _, _, _, ep, _ in found)
+    assert all(tp * dp == ep for tp, dp, _, ep, _ in found if ep % 3 == 0)
     assert 72 not in {tp for tp, *_ in found}
     assert not any(degree % 3 == 0 for row in rows("glm_4_5", "h100_sxm") for degree in row)
-    assert not any(degree % 3 == 0 for row in rows("deepseek_r1", "gb200_nvl72") for degree in row)
+    r1 = enumerate_mappings(at(load_model("deepseek_r1"), load_system("gb200_nvl72")))
+    assert {m.redundant_slots for m in r1 if not any(degree % 3 == 0 for degree in (m.dp_attn, m.ep))} == {0}
 
 
 def test_a_domain_of_72_may_be_used_whole():
@@ -206,11 +212,13 @@ def test_degrees_are_whole_numbers_from_one(degree):
 
 IMPOSSIBLE = [
     ("llama_3_1_70b", Mapping(tp_attn=3, tp_ffn=3), "tp_attn does not divide 64 query heads"),
-    ("llama_3_1_70b", Mapping(tp_attn=256, tp_ffn=256), "TP leaves the NVLink domain of 72"),
+    ("deepseek_r1", Mapping(dp_attn=128, tp_ffn=128), "expert TP after attention DP leaves the NVLink domain of 72"),
     ("llama_3_1_70b", Mapping(dp_attn=4, ep=4), "a dense model has neither dp_attn nor ep above 1"),
     ("llama_3_1_70b", Mapping(dp_attn=4, tp_ffn=4), "a dense model has neither dp_attn nor ep above 1"),
     ("llama_3_1_70b", Mapping(pp=100), "pp above 80 layers"),
     ("deepseek_r1", Mapping(dp_attn=3, ep=3), "ep does not divide 256 experts"),
+    ("deepseek_r1", Mapping(dp_attn=48, ep=48, redundant_slots=8), "ep does not divide 256 experts and 8 redundant"),
+    ("deepseek_r1", Mapping(redundant_slots=32), "redundant slots need expert parallelism"),
 ]
 
 
@@ -238,3 +246,55 @@ def test_enumerated_mappings_pass_the_check_of_those_made_by_hand():
 def test_what_is_no_mapping_is_refused(mappings):
     with pytest.raises(InputError, match="is not a mapping; allowed: a Mapping or a list of them"):
         mappings_for(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), mappings)
+
+
+def test_ep_over_48_gpus_holds_6_of_288_slots_each():
+    """R1: 256 experts of 3*7168*2048 weights in 58 layers; 32 redundant slots over 48 ranks add 2/3 expert a GPU."""
+    at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+    wide = Mapping(dp_attn=48, ep=48, redundant_slots=32)
+    layers = [layer for layer, _ in layers_of(at.model) if layer.ffn.picks]
+    held = [layer.ffn.weight_bytes(at.model.hidden, at.precision, wide) for layer in layers]
+    bare = [layer.ffn.weight_bytes(at.model.hidden, at.precision, replace(wide, redundant_slots=0)) for layer in layers]
+    assert held[0] - bare[0] == pytest.approx(32 / 48 * 3 * 7168 * 2048 * 0.5625)
+    one = ds.decode_grid(at, wide, ds.lengths(8192, 1024), batch=[48 * 64])
+    assert np.isfinite(one.latency).all()
+    assert one.mappings[0] == wide
+
+
+def test_tp_leaves_the_domain_on_request_alone():
+    """Llama-70B on H100: TP 16, 32 and 64 cross NICs; their all-reduce takes longer than one in a domain of 64."""
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8")
+    found = enumerate_mappings(at, tp_over_nics=True)
+    assert {m.tp_attn for m in found} == {1, 2, 4, 8, 16, 32, 64}
+    assert {m.tp_attn for m in enumerate_mappings(at)} == {1, 2, 4, 8}
+    inside = at.changed(system=replace(at.system, nvlink_domain=64))
+    wide = Mapping(tp_attn=16, tp_ffn=16)
+    across, within = (ds.decode_grid(here, wide, ds.lengths(1024, 128), batch=[1]).latency for here in (at, inside))
+    assert across > within
+
+
+def published_r1_layouts() -> set[tuple[str, str, Mapping]]:
+    """System, phase and mapping of every worker of the published runs, as their file states it."""
+    rows = [row for row in read_rows(shared_file("measured/inferencex_dsr1_runs.csv")) if row.workers]
+    sides = [(row, "decode", row.workers) for row in rows] + [(row, "prefill", row.prefill) for row in rows]
+    return {(row.system, phase, workers.mapping) for row, phase, workers in sides if workers}
+
+
+def test_every_published_layout_of_r1_can_be_expressed_and_enumerated():
+    """TP 16 and TEP 16 over two H100 nodes, EP 24 and EP 48 with redundant slots among them."""
+    found = published_r1_layouts()
+    tables = {
+        system: set(enumerate_mappings(setup("deepseek_r1", system, "fp8"), tp_over_nics=True))
+        for system in {system for system, *_ in found}
+    }
+    assert {(system, phase, m) for system, phase, m in found if m not in tables[system]} == set()
+    named = {(system, phase, m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.redundant_slots) for system, phase, m in found}
+    assert {
+        ("h100_sxm", "decode", 16, 1, 16, 1, 0),
+        ("h100_sxm", "prefill", 16, 1, 16, 1, 0),
+        ("h100_sxm", "decode", 16, 1, 1, 16, 0),
+        ("gb200_nvl72", "decode", 1, 24, 1, 24, 8),
+        ("gb200_nvl72", "decode", 1, 48, 1, 48, 32),
+        ("gb300_nvl72", "decode", 1, 24, 1, 24, 8),
+        ("gb300_nvl72", "decode", 1, 48, 1, 48, 32),
+    } <= named

@@ -92,7 +92,13 @@ def make_grid(phase, gpus, rate, *, latency=None, status=None, unique=None, tp=N
         phase=phase,
         setup=SETUP,
         mappings=Mapping(
-            tp_attn=tp_attn, dp_attn=gpus // tp_attn, tp_ffn=gpus, ep=ones, pp=ones, chunk_tokens=0 * ones
+            tp_attn=tp_attn,
+            dp_attn=gpus // tp_attn,
+            tp_ffn=gpus,
+            ep=ones,
+            pp=ones,
+            redundant_slots=0 * ones,
+            chunk_tokens=0 * ones,
         ),
         lengths=lengths(isl, osl),
         batch=batch,

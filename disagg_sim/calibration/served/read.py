@@ -16,9 +16,11 @@ import pandas as pd
 
 from disagg_sim.calibration.served import forms
 from disagg_sim.calibration.served.cells import version_of
-from disagg_sim.calibration.served.rows import ServingRow
+from disagg_sim.calibration.served.rows import ServingRow, Workers
 from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
+from disagg_sim.facts.load import load_model
 from disagg_sim.facts.yaml_files import shown
+from disagg_sim.search.mappings import least_redundant_slots
 
 #: Digits of a file's SHA-256 by which an engine profile knows the data that it was fitted to. [1]
 DIGEST = 12
@@ -137,6 +139,7 @@ def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
 def _placed(row: ServingRow, path: Path, form: str, number: int) -> ServingRow:
     """The row with its place in the file and the reasons that hold for every form."""
     row = replace(row, file=path.name, form=form, row=row.row or str(number))
+    row = replace(row, workers=_with_slots(row, row.workers), prefill=_with_slots(row, row.prefill))
     if row.speculative:
         row = row.refused("speculative decoding: a step makes more than one token")
     for what, name in (("model", row.model), ("system", row.system), ("engine profile", row.engine)):
@@ -145,3 +148,11 @@ def _placed(row: ServingRow, path: Path, form: str, number: int) -> ServingRow:
     if not row.load:
         row = row.refused("states no load that can be evaluated")
     return row
+
+
+def _with_slots(row: ServingRow, workers: Workers | None) -> Workers | None:
+    """The workers; EP that does not divide the experts gets the fewest redundant slots, as no source states them."""
+    if not row.model or workers is None or workers.mapping.ep == 1:
+        return workers
+    slots = least_redundant_slots(load_model(row.model), workers.mapping.ep) or 0
+    return replace(workers, mapping=replace(workers.mapping, redundant_slots=slots))

@@ -110,8 +110,12 @@ class FfnBlock(ABC, Generic[F]):
         """Elements live at once, for the tokens of the fullest attention rank and of all ranks. [1]"""
 
     @abstractmethod
-    def rejects(self, tp_attn: int, tp_ffn: int, ep: int) -> str | None:
+    def rejects(self, mapping: Mapping) -> str | None:
         """Why the layer cannot be cut so; None if it can."""
+
+    def least_redundant_slots(self, ep: int) -> int | None:
+        """Fewest redundant slots with which ``ep`` ranks hold equally many; None where these would be too many. [1]"""
+        return 0
 
     @abstractmethod
     def format(self, precision: Precision) -> Format:

@@ -30,8 +30,8 @@ class Dense(FfnBlock[DenseFfn]):
     def widest(self, hidden: int, mapping: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
         return tokens * (2 * self.spec.width / mapping.tp_attn)
 
-    def rejects(self, tp_attn: int, tp_ffn: int, ep: int) -> str | None:
-        return f"tp_attn does not divide the FFN width {self.spec.width}" if self.spec.width % tp_attn else None
+    def rejects(self, mapping: Mapping) -> str | None:
+        return f"tp_attn does not divide the FFN width {self.spec.width}" if self.spec.width % mapping.tp_attn else None
 
     def format(self, precision: Precision) -> Format:
         return precision.ffn

@@ -10,6 +10,10 @@ from disagg_sim.physics.blocks.base import FfnBlock, ffn
 from disagg_sim.physics.operators import Operator, all_reduce, gemm
 from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, expert_rows, expert_work, fullest_rank
 
+#: Experts to each redundant slot, at least, where EP does not divide the experts: DeepSeek-V3 is served with 32
+#: redundant slots for 256 experts (arXiv 2412.19437, section 3.4). [1]
+LEAST_EXPERTS_A_COPY = 8
+
 
 @ffn("moe")
 class Moe(FfnBlock[MoeFfn]):
@@ -47,7 +51,7 @@ class Moe(FfnBlock[MoeFfn]):
     ) -> Operator:
         rows = expert_rows(
             tokens=tokens,
-            experts=self.spec.experts,
+            experts=self.spec.experts + mapping.redundant_slots,
             top_k=self.spec.top_k,
             hidden=model.hidden,
             width=self.spec.width / mapping.tp_ffn,
@@ -59,7 +63,7 @@ class Moe(FfnBlock[MoeFfn]):
         return Operator(name, "experts", work, precision.expert.name, size=tokens, ranks=mapping.ep, experts=rows)
 
     def weight_bytes(self, hidden: int, precision: Precision, mapping: Mapping) -> Numeric:
-        s, experts = self.spec, self.spec.experts / (mapping.ep * mapping.tp_ffn)
+        s, experts = self.spec, (self.spec.experts + mapping.redundant_slots) / (mapping.ep * mapping.tp_ffn)
         total = experts * s.expert_params(hidden) * precision.expert.bytes
         total = total + experts * s.expert_other_params(hidden) * ACTIVATION_BYTES
         router = s.router_params(hidden) * precision.router.bytes + s.router_bias * s.experts * ACTIVATION_BYTES
@@ -69,10 +73,18 @@ class Moe(FfnBlock[MoeFfn]):
         picks = all_tokens * (self.spec.top_k * fullest_rank(imbalance, mapping.ep)) / mapping.ep
         return picks * (2 * self.spec.width / mapping.tp_ffn + hidden)
 
-    def rejects(self, tp_attn: int, tp_ffn: int, ep: int) -> str | None:
-        s = self.spec
-        if s.experts % ep:
-            return f"ep does not divide {s.experts} experts"
+    def least_redundant_slots(self, ep: int) -> int | None:
+        fewest = -self.spec.experts % ep
+        return fewest if fewest * LEAST_EXPERTS_A_COPY <= self.spec.experts else None
+
+    def rejects(self, mapping: Mapping) -> str | None:
+        s, tp_attn, tp_ffn, ep = self.spec, mapping.tp_attn, mapping.tp_ffn, mapping.ep
+        if (s.experts + mapping.redundant_slots) % ep:
+            slots = f"{s.experts} experts"
+            slots += f" and {mapping.redundant_slots} redundant slots" if mapping.redundant_slots else ""
+            return f"ep does not divide {slots}"
+        if mapping.redundant_slots and ep == 1:
+            return "redundant slots need expert parallelism"
         if s.width % tp_ffn:
             return f"tp_ffn does not divide the expert width {s.width}"
         if s.shared_experts and (s.shared_experts * s.shared_width) % tp_attn:

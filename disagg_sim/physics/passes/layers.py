@@ -110,14 +110,15 @@ def _routed(
     profile = at.profile
     imbalance = profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance
 
-    def experts(tp_ffn: Numeric, ep: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
+    def experts(tp_ffn: Numeric, ep: Numeric, redundant: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
         if profile.random_routing:
             tokens = tokens * fullest_of_random(tokens * (ffn.picks / ep), ep)
-        op = ffn.routed(at.model, at.precision, Mapping(tp_ffn=tp_ffn, ep=ep), tokens, imbalance)
+        held = Mapping(tp_ffn=tp_ffn, ep=ep, redundant_slots=redundant)
+        op = ffn.routed(at.model, at.precision, held, tokens, imbalance)
         cost = expert_cost(op, ep, tp_ffn, at)
         return cost.time, Sums().plus(cost.sums, layers)
 
-    return tabulate(experts, (mapping.tp_ffn, mapping.ep), total)
+    return tabulate(experts, (mapping.tp_ffn, mapping.ep, mapping.redundant_slots), total)
 
 
 def _exchange(
