@@ -33,6 +33,7 @@ class EngineSpec(Shown):
     sequence_host: _Time  # the same, for each sequence of the step: scheduling, sampling, detokenising [s]
     rank_host: _Time  # the same, for each doubling of the GPUs of an instance: synchronising its processes [s]
     prefill_stretch: _Stretch  # prefill over the sum of its kernels timed alone: gaps, clocks under lasting load [1]
+    exchange_stretch: _Stretch  # of experts in decode, over its kernels between equal ranks: waits for the fullest [1]
     kernel_launch: _Time  # host time to launch one kernel outside a CUDA graph; a step cannot be faster [s]
     decode_graphs: bool  # steps of decodes alone run as CUDA graphs; steps with prefill never do
     request_host: _Time  # of a request before its prefill: HTTP, tokenising, scheduling [s]

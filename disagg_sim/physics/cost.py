@@ -164,7 +164,8 @@ def exchange_cost(tokens: Numeric, mapping: Mapping, top_k: int, phase: str, at:
     ``tokens`` are those that one GPU sends (its slice of its attention rank's tokens). Nothing is exchanged
     where all tokens are everywhere already (no DP attention: TP and TEP).
     Under expert TP the picks of an expert group are all-gathered over its ``tp_ffn`` ranks and the
-    outputs reduce-scattered: T_g = T*(1-(1-1/ep)^k) tokens, all T of them for ep = 1.
+    outputs reduce-scattered: T_g = T*(1-(1-1/ep)^k) tokens, all T of them for ep = 1. In the decode of an engine the
+    exchange over expert ranks lasts ``exchange_stretch`` times as long as between equal ranks that start together.
     """
     precision, domain, hidden = at.precision, at.system.nvlink_domain, at.model.hidden
     gpus, ep, tp_ffn = mapping.stage_gpus, mapping.ep, mapping.tp_ffn
@@ -189,6 +190,8 @@ def exchange_cost(tokens: Numeric, mapping: Mapping, top_k: int, phase: str, at:
     sent = Operator(f"{phase} dispatch", "all_to_all", NOTHING_DONE, size=tokens, ranks=ep, domains=spread)
     dispatch = adjusted(sent, dispatch, at)
     combine = adjusted(sent._replace(name=f"{phase} combine"), combine, at)
+    if at.overheads is not None and phase == "decode":
+        dispatch, combine = dispatch * at.overheads.exchange_stretch, combine * at.overheads.exchange_stretch
     if np.any(np.asarray(tp_ffn) > 1):
         group = tokens * gpus * (1.0 - (1.0 - 1.0 / ep) ** top_k)
         size = group * hidden

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from disagg_sim.calibration.served.cells import instance
-from disagg_sim.calibration.served.engine_fit import fit_engine, fit_rows
+from disagg_sim.calibration.served.engine_fit import exchange_rows, fit_engine, fit_exchange, fit_rows
 from disagg_sim.calibration.served.evaluate import drain_factor, drain_factors, evaluate
 from disagg_sim.calibration.served.rows import Quantity, ServingRow, Workers
 from disagg_sim.cli.main import run
+from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_engine
 
@@ -97,6 +98,26 @@ def test_a_file_without_rows_of_the_engine_is_one_clear_line(tmp_path, capsys):
     assert run(["calibrate", "engine", str(tmp_path / "runs.csv"), "--engine", "sglang", "--out", str(out)]) == 2
     assert capsys.readouterr().err == "error: no served rows of engine 'sglang' in the fitted part\n"
     assert not out.exists()
+
+
+def test_the_stretch_of_the_expert_exchange_is_found_again():
+    """Rows of attention DP with EP tell it, disaggregated or not; rows of TP are left aside, and nothing else moves."""
+    true = replace(load_engine("sglang"), exchange_stretch=2.4)
+    wide = replace(row_of(8, 900.0, 64.0), model="deepseek_r1", system="h200_sxm", engine="sglang", recipe="fp8")
+    layouts = [Mapping(dp_attn=8, ep=8), Mapping(dp_attn=16, ep=16), Mapping(dp_attn=4, tp_ffn=4), instance(8)]
+    rows = [replace(wide, osl=length, workers=Workers(mapping=one)) for one in layouts for length in (800.0, 900.0)]
+    table = evaluate(rows, {"sglang": true})
+    tpot = table[table["quantity"] == "tpot"]["predicted"]
+    rows = [
+        replace(row, quantities=(replace(row.quantities[0], measured=value),))
+        for row, value in zip(rows, tpot, strict=True)
+    ]
+    told = exchange_rows(rows, "sglang")
+    assert {row.workers.mapping.ep for row in told} == {8, 16}
+    found = fit_exchange(rows, load_engine("sglang"))
+    assert found.exchange_stretch == pytest.approx(2.4, abs=0.03)
+    assert replace(found, exchange_stretch=2.4) == true
+    assert fit_exchange([row for row in rows if row not in told], true) == true
 
 
 def test_rows_of_the_held_out_part_are_left_out():

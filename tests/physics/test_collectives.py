@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from disagg_sim.domain import Mapping
+from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.collectives import (
     Transfer,
     all_reduce_bytes,
@@ -183,3 +186,25 @@ def test_volume_counts_what_the_fit_counted():
     latency, bandwidth = rate.inside.at(64.0)
     cost = all_to_all_cost(1000.0, 64.0, 1.0, hidden=7168, top_k=8, wire_bytes=1.03, rate=rate)
     assert float(cost.time) == pytest.approx(float(latency) + 7.875 * 7168e3 * 1.03 / float(bandwidth), rel=1e-9)
+
+
+@pytest.mark.parametrize("mapping", [Mapping(dp_attn=8.0, ep=8.0), Mapping(dp_attn=32.0, ep=32.0)])
+def test_an_engine_stretches_the_exchange_of_experts_in_decode_alone(mapping):
+    """A stretch of 2.5 adds one and a half exchanges a layer; prefill has a stretch of its own."""
+    at = setup("deepseek_r1", "gb200_nvl72", "fp8", engine="trtllm")
+    stretched = at.changed(overheads=replace(load_engine("trtllm"), exchange_stretch=2.5))
+    for phase, factor in (("decode", 2.5), ("prefill", 1.0)):
+        for own, other in zip(
+            exchange_cost(64.0, mapping, 8, phase, at), exchange_cost(64.0, mapping, 8, phase, stretched), strict=True
+        ):
+            assert float(other.time) == pytest.approx(factor * float(own.time), rel=1e-12)
+            assert float(other.sums.communication) == pytest.approx(factor * float(own.sums.communication), rel=1e-12)
+
+
+def test_gathering_for_expert_tp_is_not_stretched():
+    """Experts under TP are equal on all ranks: nobody waits for the fullest."""
+    at = setup("deepseek_r1", "b300_sxm", "fp8", engine="trtllm")
+    stretched = at.changed(overheads=replace(load_engine("trtllm"), exchange_stretch=2.5))
+    mapping = Mapping(dp_attn=8.0, tp_ffn=8.0)
+    both = [exchange_cost(44.0, mapping, 8, "decode", each) for each in (at, stretched)]
+    assert [float(cost.time) for cost in both[0]] == [float(cost.time) for cost in both[1]]

@@ -4,7 +4,9 @@ Kernels are fitted to kernel tables; this fit adds the time of the host per step
 part of the rows below saturation, one row per operating point, and minimises a robust loss of the logarithm of
 predicted over measured TPOT (or latency of a static batch), and of TTFT if an instance has few requests. Afterwards
 the time of a request before its prefill is set to the least median error of these TTFT over all runs: it enters no
-other quantity, and the median is robust against runs that include a warm-up.
+other quantity, and the median is robust against runs that include a warm-up. The stretch of the expert exchange is set
+to the least mean error of TPOT over one row of each operating point whose decode exchanges experts between ranks of
+attention DP, disaggregated runs included.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, minimize_scalar
 
 from disagg_sim.arrays import Floats
 from disagg_sim.calibration.served.evaluate import evaluate
 from disagg_sim.calibration.served.groups import TTFT_CONCURRENCY
 from disagg_sim.calibration.served.rows import ServingRow
+from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_engine
@@ -36,6 +39,8 @@ FITTED = {
 }
 #: Second start without CUDA graphs, where two readings of a slow step compete: launches, or work between steps. [s]
 BETWEEN_STEPS = {"step_host": 5 * MS, "sequence_host": 200 * US, "rank_host": 2 * MS, "kernel_launch": 1.5 * US}
+#: Range of the stretch of the expert exchange. [1]
+STRETCHES = (1.0, 5.0)
 #: Error beyond which a residual stops to count (Cauchy loss): TTFT of some runs holds a warm-up. [1]
 SOFT = 0.1
 
@@ -49,6 +54,17 @@ class EngineFit:
     lines: int  # measured numbers that the fit saw [1]
     median_error: float  # of these [1]
     files: tuple[tuple[str, int], ...]  # name and digest of each file, and its rows that informed the fit
+
+
+def exchange_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
+    """Rows that tell how long decode exchanges experts: one of each fitted point with attention DP and EP."""
+    kept: dict[str, ServingRow] = {}
+    for row in rows:
+        usable = not (row.reason or row.speculative or row.qa_flag or row.held_out) and row.engine == engine
+        mapping = row.workers.mapping if row.workers else Mapping()
+        if usable and row.load == "closed_loop" and mapping.dp_attn > 1 and mapping.ep > 1:
+            kept[row.point] = row
+    return list(kept.values())
 
 
 def fit_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
@@ -86,12 +102,15 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
     def spec(x: Floats) -> EngineSpec:
         return replace(start, **dict(zip(names, (x * scale).tolist(), strict=True)))
 
-    def errors(x: Floats) -> Floats:
-        table = evaluate(used, {name: spec(x)})
+    def errors_of(engine: EngineSpec) -> Floats:
+        table = evaluate(used, {name: engine})
         few = (table["quantity"] == "ttft") & ~(table["concurrency"] > TTFT_CONCURRENCY)
         kept = table["evaluated"] & ~table["saturated"] & (table["quantity"].isin(["tpot", "latency"]) | few)
         error: Floats = np.log(np.where(kept, table["predicted"] / table["measured"], 1.0))
         return error
+
+    def errors(x: Floats) -> Floats:
+        return errors_of(spec(x))
 
     def fit_from(x: Floats) -> tuple[float, Floats]:
         """Loss at the end and parameters: the second loss has several minima, the first leads to a good one."""
@@ -106,11 +125,13 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
     if not start.decode_graphs:
         starts.append(np.array([BETWEEN_STEPS.get(key, FITTED[key][1]) for key in names]) / scale)
     _, x = min((fit_from(each) for each in starts), key=lambda end: end[0])
-    engine = _with_request_host(rows, spec(x)) if loops else spec(x)
-    last = errors(np.array([getattr(engine, key) for key in names]) / scale)
+    engine = fit_exchange(rows, _with_request_host(rows, spec(x)) if loops else spec(x))
+    last = errors_of(engine)
     seen = last != 0.0
     files = sorted(Counter(f"{row.file} {row.digest}".rstrip() for row in used).items())
     error = float(np.median(np.abs(np.expm1(last[seen]))))
+    if exchange_rows(rows, name):
+        names.append("exchange_stretch")
     return EngineFit(engine, tuple(names), int(seen.sum()), error, tuple(files))
 
 
@@ -133,3 +154,19 @@ def _with_request_host(rows: Sequence[ServingRow], engine: EngineSpec) -> Engine
     tried = np.arange(0.0, FITTED["request_host"][2], MS)
     error = [np.median(np.abs((predicted - engine.request_host + each) / measured - 1)) for each in tried]
     return replace(engine, request_host=float(tried[int(np.argmin(error))]))
+
+
+def fit_exchange(rows: Sequence[ServingRow], engine: EngineSpec) -> EngineSpec:
+    """The profile with the stretch of the expert exchange of least robust error of TPOT; as it is without rows."""
+    mine = exchange_rows(rows, engine.name)
+    if not mine:
+        return engine
+
+    def loss(stretch: float) -> float:
+        table = evaluate(mine, {engine.name: replace(engine, exchange_stretch=stretch)})
+        table = table[table["evaluated"] & ~table["saturated"] & (table["quantity"] == "tpot")]
+        error = np.log(table["predicted"] / table["measured"]) / SOFT
+        return float(np.mean(np.log1p(error**2)))
+
+    found = minimize_scalar(loss, bounds=STRETCHES, method="bounded", options={"xatol": 0.01})
+    return replace(engine, exchange_stretch=float(found.x))

@@ -22,6 +22,7 @@ UNITS = {
     "prefill_stretch": ("", 1.0, 3),
     "kernel_launch": ("us", US, 2),
     "request_host": ("ms", MS, 0),
+    "exchange_stretch": ("", 1.0, 2),
 }
 
 
