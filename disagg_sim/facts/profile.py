@@ -15,6 +15,7 @@ from disagg_sim.units import GB
 
 _Time = Annotated[float, Quantity("s", 0.0, 1.0)]
 _Efficiency = Annotated[float, Range(1e-6, 1.0)]
+_Skew = Annotated[float, Range(0.0, 3.0)]
 _Deviations = Annotated[float, Range(0.0, 10.0)]
 _Imbalance = Annotated[float, Range(1.0, 100.0)]
 _Sources = Annotated[tuple[tuple[str, str], ...], Written(dict[str, str], lambda lines: tuple(lines.items()))]
@@ -56,7 +57,8 @@ class ProfileSpec(Shown):
     shared_expert_overlaps_dispatch: bool
     all_reduce_hidden_fraction: Annotated[float, Range(0.0, 1.0)]  # of prefill all-reduce [1]
     sources: _Sources  # (key, where the figure comes from)
-    random_routing: bool = False  # the fullest expert rank is that of random picks, not the mean one
+    random_routing: bool = False  # picks fall on expert ranks at random, in both phases; else as the imbalances say
+    expert_skew: _Skew = 0.0  # coefficient of variation of the popularity of experts under random routing [1]
 
 
 _Keys = schema_of(ProfileSpec)

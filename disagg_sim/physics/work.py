@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,24 +115,6 @@ def expert_rows(
     picks = tokens * (top_k * fullest_rank(imbalance, ep) / ep)
     distinct = expected_distinct_experts(tokens, experts, top_k) / ep
     return ExpertRows(picks, distinct, experts / ep, hidden, width)
-
-
-def fullest_of_random(mean: Numeric, ranks: Numeric) -> Numeric:
-    """Picks of the fullest of ``ranks`` ranks over their ``mean``, each pick falling on a rank at random. [1]
-
-    The expected largest of n normal deviates is near ``Phi^-1((n-3/8)/(n+1/4))`` (Blom), with the binomial variance
-    ``mean*(1-1/n)``. Real routers are skewed beyond that (physics page, section 6).
-
-    Examples
-    --------
-    >>> round(float(fullest_of_random(4.0, 8)), 2)
-    1.67
-    """
-    counts, place = np.unique(np.asarray(ranks, dtype=float), return_inverse=True)
-    normal = NormalDist()
-    largest = np.array([normal.inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0 for n in counts])
-    above = largest[place].reshape(np.shape(ranks))
-    return 1.0 + above * np.sqrt((1.0 - 1.0 / np.asarray(ranks)) / np.maximum(mean, 1e-9))
 
 
 def expert_work(rows: ExpertRows, *, weight_bytes: float) -> Work:

@@ -2,19 +2,103 @@
 
 from dataclasses import replace
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from disagg_sim.domain import Mapping
+from disagg_sim.physics.expert_load import (
+    MOST_SUMMED,
+    fullest_load,
+    fullest_of_random,
+    fullest_share,
+    largest_normal,
+    popularity,
+)
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.setup import setup
-from disagg_sim.physics.work import fullest_of_random
 
 
 @pytest.mark.parametrize(("mean", "ranks"), [(4, 8), (16, 8), (64, 8), (8, 2), (32, 64)])
 def test_fullest_rank_is_that_of_random_draws(mean, ranks):
     draws = np.random.default_rng(1).multinomial(mean * ranks, [1 / ranks] * ranks, size=4000).max(axis=1).mean()
     assert float(fullest_of_random(mean, ranks)) == pytest.approx(draws / mean, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("mean", "table"),
+    [
+        (1.0, (2.06, 2.58, 3.06, 3.52, 3.96)),
+        (4.0, (1.53, 1.76, 1.97, 2.16, 2.34)),
+        (16.0, (1.26, 1.37, 1.47, 1.55, 1.63)),
+        (64.0, (1.13, 1.18, 1.23, 1.27, 1.31)),
+        (256.0, (1.07, 1.09, 1.11, 1.13, 1.15)),
+    ],
+)
+def test_the_fullest_of_poisson_ranks_agrees_with_the_table(mean, table):
+    """Expected largest of 4 to 64 independent Poisson counts over their mean, by the sum over their distribution."""
+    ranks = np.array([4.0, 8.0, 16.0, 32.0, 64.0])
+    assert fullest_of_random(mean, ranks) == pytest.approx(np.array(table), abs=0.012)
+
+
+def test_largest_of_normal_deviates():
+    """Closed forms: 1/sqrt(pi) of two, 3/(2 sqrt(pi)) of three."""
+    assert largest_normal(1.0) == pytest.approx(0.0, abs=1e-6)
+    assert largest_normal(2.0) == pytest.approx(np.pi**-0.5, rel=1e-5)
+    assert largest_normal(3.0) == pytest.approx(1.5 * np.pi**-0.5, rel=1e-5)
+    assert largest_normal(256.0) == pytest.approx(2.827, abs=0.003)
+
+
+def test_the_sum_of_poisson_counts_meets_its_normal_limit():
+    below, above = fullest_of_random(np.array([MOST_SUMMED * 0.999, MOST_SUMMED * 1.001]), 64.0)
+    assert float(below) == pytest.approx(float(above), rel=2e-3)
+
+
+def test_the_worked_example_of_r1_on_32_ranks():
+    """64 tokens of 8 picks: 16 picks a rank, 1.55 times as many on the fullest; a mean of 7 of 8 experts is hit."""
+    load = fullest_load(64.0, experts=256, top_k=8, ep=32.0, skew=0.0)
+    assert float(load.picks) == pytest.approx(16 * 1.55, rel=0.005)
+    hit = 1 - (1 - 8 / 256) ** 64
+    assert float(load.distinct) == pytest.approx(min(8.0, 8 * hit + 2.070 * np.sqrt(8 * hit * (1 - hit))), rel=1e-3)
+
+
+def test_the_most_experts_hit_on_a_rank_agree_with_draws():
+    draws = np.random.default_rng(3).random((1000, 28, 256)).argpartition(8, axis=-1)[..., :8]
+    hit = np.zeros((1000, 256), bool)
+    np.put_along_axis(hit, draws.reshape(1000, -1), True, axis=1)
+    most = hit.reshape(1000, 8, 32).sum(axis=-1).max(axis=1).mean()
+    assert float(fullest_load(28.0, experts=256, top_k=8, ep=8.0, skew=0.0).distinct) == pytest.approx(most, rel=0.02)
+
+
+def test_skew_fills_one_rank_and_hits_fewer_experts():
+    """Variation 1, 32 ranks of 8 experts: 1 + 2.07*0.964*sqrt(32/256)*sqrt(248/255) = 1.696 for endless tokens."""
+    share = popularity(256, 1.0)
+    assert share.sum() == pytest.approx(1.0)
+    assert share.std() / share.mean() == pytest.approx(0.964, abs=0.001)  # the tail beyond 256 quantiles is cut
+    assert fullest_share(256, 256, 32, 1.0) == pytest.approx(1.696, abs=0.002)
+    assert fullest_share(256, 256, 1, 1.0) == fullest_share(256, 256, 32, 0.0) == 1.0
+    even, skewed = (fullest_load(32.0, experts=256, top_k=8, ep=8.0, skew=v) for v in (0.0, 1.0))
+    assert skewed.picks > even.picks
+    assert skewed.distinct < even.distinct
+
+
+def test_redundant_slots_even_out_a_skew():
+    """32 copies for 256 experts, an eighth more, as DeepSeek-V3 is served: within 5 % of even."""
+    assert fullest_share(256, 288, 32, 1.0) < 1.05 < fullest_share(256, 256, 32, 1.0)
+    shares = [float(fullest_load(1e6, experts=256, top_k=8, ep=32.0, skew=1.0, redundant=r).picks) for r in (0, 32)]
+    assert shares[1] < 0.65 * shares[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.floats(1.0, 1e5), ep=st.sampled_from([1.0, 2.0, 8.0, 32.0, 128.0]), skew=st.sampled_from([0.0, 0.5, 1.5])
+)
+def test_no_rank_has_fewer_than_the_mean_or_more_than_it_can(tokens, ep, skew):
+    load = fullest_load(tokens, experts=128, top_k=4, ep=ep, skew=skew)
+    mean = tokens * 4 / ep
+    assert mean * (1 - 1e-9) <= float(load.picks) <= min(tokens * min(4, 128 / ep), ep * mean) * (1 + 1e-9)
+    assert 0 < float(load.distinct) <= min(128 / ep, float(load.picks)) * (1 + 1e-9)
 
 
 def test_one_rank_and_many_picks_are_balanced():
@@ -33,4 +117,4 @@ def test_random_routing_slows_small_batches_most():
     assert slower[0] > slower[1] > slower[2] >= 0
     whole = Mapping(tp_attn=8.0, tp_ffn=8.0)
     same = [decode_step(one, whole, batch=4.0, context=2000.0).ttl for one in (random, at)]
-    assert same[0] == same[1]
+    assert float(same[0]) == pytest.approx(float(same[1]), rel=1e-12)

@@ -17,6 +17,7 @@ from disagg_sim.facts.efficiency import HEADS
 from disagg_sim.facts.layers import AttentionSpec, FfnSpec, LayerKind
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
+from disagg_sim.physics.expert_load import Routing
 from disagg_sim.physics.operators import Operator, Tokens
 from disagg_sim.physics.work import AttentionShape, Numeric, Work
 
@@ -136,7 +137,7 @@ class FfnBlock(ABC, Generic[F]):
         return []
 
     def routed(
-        self, model: ModelSpec, precision: Precision, mapping: Mapping, tokens: Numeric, imbalance: float
+        self, model: ModelSpec, precision: Precision, mapping: Mapping, tokens: Numeric, routing: Routing
     ) -> Operator:
         """Grouped GEMMs of the routed experts of a rank; ``tokens`` counts all ranks of the stage."""
         raise NotImplementedError(f"{self.spec.kind} routes no tokens")

@@ -7,8 +7,9 @@ from disagg_sim.facts.layers import MoeFfn
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.blocks.base import FfnBlock, ffn
+from disagg_sim.physics.expert_load import Routing, fullest_load
 from disagg_sim.physics.operators import Operator, all_reduce, gemm
-from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, expert_rows, expert_work, fullest_rank
+from disagg_sim.physics.work import ACTIVATION_BYTES, ExpertRows, Numeric, expert_rows, expert_work, fullest_rank
 
 #: Experts to each redundant slot, at least, where EP does not divide the experts: DeepSeek-V3 is served with 32
 #: redundant slots for 256 experts (arXiv 2412.19437, section 3.4). [1]
@@ -47,17 +48,29 @@ class Moe(FfnBlock[MoeFfn]):
         ]
 
     def routed(
-        self, model: ModelSpec, precision: Precision, mapping: Mapping, tokens: Numeric, imbalance: float
+        self, model: ModelSpec, precision: Precision, mapping: Mapping, tokens: Numeric, routing: Routing
     ) -> Operator:
-        rows = expert_rows(
-            tokens=tokens,
-            experts=self.spec.experts + mapping.redundant_slots,
-            top_k=self.spec.top_k,
-            hidden=model.hidden,
-            width=self.spec.width / mapping.tp_ffn,
-            ep=mapping.ep,
-            imbalance=imbalance,
-        )
+        experts, width = self.spec.experts, self.spec.width / mapping.tp_ffn
+        if routing.imbalance is None:
+            load = fullest_load(
+                tokens,
+                experts=experts,
+                top_k=self.spec.top_k,
+                ep=mapping.ep,
+                skew=routing.skew,
+                redundant=mapping.redundant_slots,
+            )
+            rows = ExpertRows(*load, (experts + mapping.redundant_slots) / mapping.ep, model.hidden, width)
+        else:
+            rows = expert_rows(
+                tokens=tokens,
+                experts=experts + mapping.redundant_slots,
+                top_k=self.spec.top_k,
+                hidden=model.hidden,
+                width=width,
+                ep=mapping.ep,
+                imbalance=routing.imbalance,
+            )
         work = expert_work(rows, weight_bytes=precision.expert.bytes)
         name = "routed experts"
         return Operator(name, "experts", work, precision.expert.name, size=tokens, ranks=mapping.ep, experts=rows)

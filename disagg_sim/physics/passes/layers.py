@@ -14,12 +14,13 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import AttentionBlock, FfnBlock, elementwise, layers_of
 from disagg_sim.physics.cost import cheapest, exchange_cost, expert_cost, total_cost
+from disagg_sim.physics.expert_load import Routing
 from disagg_sim.physics.operators import Tokens, all_reduce, embedding, head
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.tabulate import Levels, tabulate
-from disagg_sim.physics.work import Numeric, fullest_of_random
+from disagg_sim.physics.work import Numeric
 
 
 class LayerTimes(NamedTuple):
@@ -108,13 +109,13 @@ def _routed(
 ) -> tuple[Numeric, Sums]:
     """Time of the routed experts of one layer, and the sums of all ``layers`` of its kind. [s]"""
     profile = at.profile
-    imbalance = profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance
+    routing = Routing(profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance)
+    if profile.random_routing:
+        routing = Routing(skew=profile.expert_skew)
 
     def experts(tp_ffn: Numeric, ep: Numeric, redundant: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
-        if profile.random_routing:
-            tokens = tokens * fullest_of_random(tokens * (ffn.picks / ep), ep)
         held = Mapping(tp_ffn=tp_ffn, ep=ep, redundant_slots=redundant)
-        op = ffn.routed(at.model, at.precision, held, tokens, imbalance)
+        op = ffn.routed(at.model, at.precision, held, tokens, routing)
         cost = expert_cost(op, ep, tp_ffn, at)
         return cost.time, Sums().plus(cost.sums, layers)
 

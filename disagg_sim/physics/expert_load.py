@@ -1,0 +1,180 @@
+"""Say how routed experts load their ranks: experts that are hit, and picks of the fullest rank.
+
+Tokens pick experts at random, each by its popularity. Popularities follow a lognormal law whose coefficient of
+variation is the ``skew``; 0 makes all experts equally popular. Source: physics page, section 6.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.physics.work import Numeric
+
+#: Mean picks of a rank up to which the largest of Poisson counts is summed; above, counts are normal. [1]
+MOST_SUMMED = 400.0
+#: Points of the tables over the mean picks. [1]
+POINTS = 120
+
+
+class Routing(NamedTuple):
+    """How tokens fall on expert ranks."""
+
+    imbalance: float | None = None  # picks of the fullest rank over the mean, all experts alike; None = at random [1]
+    skew: float = 0.0  # coefficient of variation of the popularity of experts, at random [1]
+
+
+class ExpertLoad(NamedTuple):
+    """What the fullest of the expert ranks is given."""
+
+    picks: Numeric  # [1]
+    distinct: Numeric  # experts with at least one pick on the rank with most of them [1]
+
+
+@lru_cache(maxsize=512)
+def largest_normal(ranks: float) -> float:
+    """Expected largest of ``ranks`` independent standard normal deviates; 0 for one. [1]
+
+    Examples
+    --------
+    >>> [round(largest_normal(n), 3) for n in (1, 2, 8, 64)]
+    [0.0, 0.564, 1.424, 2.344]
+    """
+    x = np.linspace(-9.0, 9.0, 4001)
+    density = np.exp(-x * x / 2)
+    below = (np.cumsum(density) - density / 2) / density.sum()
+    return float(np.trapezoid(np.heaviside(x, 0.5) - below**ranks, x))
+
+
+def normal_excess(ranks: Numeric) -> Numeric:
+    """``largest_normal`` of every element. [1]"""
+    counts, place = np.unique(np.asarray(ranks, dtype=float), return_inverse=True)
+    return np.array([largest_normal(n) for n in counts])[place].reshape(np.shape(ranks))
+
+
+@lru_cache(maxsize=512)
+def _excess_table(ranks: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Logarithm of the mean, and (largest of ``ranks`` Poisson counts / mean - 1)*sqrt(mean)."""
+    means = np.geomspace(1e-3, MOST_SUMMED, POINTS)
+    counts = np.arange(int(MOST_SUMMED + 12 * np.sqrt(MOST_SUMMED)) + 20)
+    logarithm = np.concatenate([[0.0], np.cumsum(np.log(counts[1:]))])
+    below = np.cumsum(np.exp(counts * np.log(means)[:, None] - means[:, None] - logarithm), axis=1)
+    largest = np.sum(1.0 - np.minimum(below, 1.0) ** ranks, axis=1)
+    return np.log(means), (largest / means - 1.0) * np.sqrt(means)
+
+
+def fullest_of_random(mean: Numeric, ranks: Numeric) -> Numeric:
+    """Picks of the fullest of ``ranks`` ranks over their ``mean``, each pick falling on a rank at random. [1]
+
+    The largest of independent Poisson counts, ``sum_x (1 - F(x)^n)/mean``; the fixed sum of the picks leaves what is
+    expected of it as it is. Means above ``MOST_SUMMED`` take the normal limit ``1 + z(n)/sqrt(mean)``.
+
+    Examples
+    --------
+    >>> [round(float(fullest_of_random(mean, 8)), 2) for mean in (1.0, 16.0, 256.0)]
+    [2.58, 1.37, 1.09]
+    """
+    mean, ranks = np.broadcast_arrays(np.asarray(mean, dtype=float), np.asarray(ranks, dtype=float))
+    mean = np.maximum(mean, 1e-3)
+    excess = normal_excess(ranks)
+    for count in np.unique(ranks):
+        here = (ranks == count) & (mean <= MOST_SUMMED)
+        if count > 1 and here.any():
+            excess = np.where(here, np.interp(np.log(mean), *_excess_table(float(count))), excess)
+    return 1.0 + np.where(ranks > 1, excess, 0.0) / np.sqrt(mean)
+
+
+@lru_cache(maxsize=64)
+def popularity(experts: int, skew: float) -> NDArray[np.float64]:
+    """Shares of all picks of ``experts`` experts, falling: quantiles of a lognormal law of variation ``skew``. [1]"""
+    deviation = np.sqrt(np.log1p(skew * skew))
+    places = [NormalDist().inv_cdf((i + 0.5) / experts) for i in range(experts)]
+    share = np.exp(-deviation * np.array(places))
+    return np.asarray(share / share.sum())
+
+
+@lru_cache(maxsize=512)
+def fullest_share(experts: int, slots: int, ranks: int, skew: float) -> float:
+    """Picks of the fullest of ``ranks`` ranks over the mean for endless tokens, experts placed as engines do. [1]
+
+    Without spare slots experts lie in any order: ``1 + z(n)*v*sqrt(n/E)*sqrt((E-E/n)/(E-1))`` with the variation v of
+    the popularities. Spare ``slots`` hold copies of the expert with most picks a copy, one after the other, and each
+    slot goes to the emptiest rank with room, heaviest first (EPLB).
+    """
+    if ranks == 1 or skew == 0.0:
+        return 1.0
+    share = popularity(experts, skew)
+    if slots <= experts:
+        variation = float(share.std() / share.mean())
+        spread = np.sqrt(ranks / experts) * np.sqrt((experts - experts / ranks) / (experts - 1.0))
+        return float(min(1.0 + largest_normal(float(ranks)) * variation * spread, ranks))
+    copies = np.ones(experts)
+    for _ in range(slots - experts):
+        copies[np.argmax(share / copies)] += 1
+    loads = np.sort(np.repeat(share / copies, copies.astype(int)))[::-1]
+    filled, room = np.zeros(ranks), np.full(ranks, slots // ranks)
+    for load in loads:
+        place = int(np.argmin(np.where(room > 0, filled, np.inf)))
+        filled[place] += load
+        room[place] -= 1
+    return float(filled.max() * ranks)
+
+
+def expected_distinct(tokens: Numeric, experts: int, top_k: int, skew: float) -> tuple[Numeric, Numeric]:
+    """Experts that at least one of ``tokens`` tokens picks, and the variance of their number. [1]
+
+    ``sum_e P_e`` and ``sum_e P_e*(1-P_e)`` with ``P_e = 1-(1-min(1, k*q_e))^T``.
+
+    Examples
+    --------
+    >>> round(float(expected_distinct(8, 256, 8, 0.0)[0]), 1)
+    57.4
+    """
+    if skew == 0.0:
+        with np.errstate(divide="ignore"):
+            hit = -np.expm1(np.asarray(tokens) * np.log1p(-top_k / experts))
+        return experts * hit, experts * hit * (1.0 - hit)
+    chance = np.minimum(top_k * popularity(experts, skew), 1.0 - 1e-12)
+    hit = -np.expm1(np.asarray(tokens, dtype=float)[..., None] * np.log1p(-chance))
+    return hit.sum(axis=-1), (hit * (1.0 - hit)).sum(axis=-1)
+
+
+def fullest_load(
+    tokens: Numeric, *, experts: int, top_k: int, ep: Numeric, skew: float, redundant: Numeric = 0
+) -> ExpertLoad:
+    r"""Picks of the fullest rank, and the most experts that are hit on one, for ``tokens`` tokens of all ranks.
+
+    .. math:: I = 1 + \sqrt{(I_\infty - 1)^2 + (I_0(\mu) - 1)^2},\quad \mu = Tk/ep
+
+    Popularity and chance are independent, so their variances add. No rank has more than all its experts take.
+
+    Parameters
+    ----------
+    redundant
+        Slots beside one for each expert, over all ranks; they hold copies. [1]
+    """
+    ep, redundant = np.asarray(ep, dtype=float), np.asarray(redundant, dtype=float)
+    mean = np.asarray(tokens) * (top_k / ep)
+    chance = fullest_of_random(mean, ep) - 1.0
+    lasting = _lasting(experts, ep, redundant, skew)
+    slots = (experts + redundant) / ep
+    most = np.minimum(np.minimum(top_k, slots) * ep / top_k, ep)
+    picks = mean * np.minimum(1.0 + np.sqrt(lasting**2 + chance**2), np.maximum(most, 1.0))
+    number, variance = expected_distinct(tokens, experts, top_k, skew)
+    copied = (experts + redundant) / experts
+    distinct = np.minimum(number * copied, tokens * top_k) / ep + normal_excess(ep) * np.sqrt(variance * copied / ep)
+    return ExpertLoad(picks, np.minimum(np.minimum(distinct, slots), picks))
+
+
+def _lasting(experts: int, ep: Numeric, redundant: Numeric, skew: float) -> Numeric:
+    """``fullest_share - 1`` of every pair of ranks and redundant slots. [1]"""
+    if skew == 0.0:
+        return np.zeros(np.broadcast_shapes(np.shape(ep), np.shape(redundant)))
+    both = np.stack(np.broadcast_arrays(ep, redundant), axis=-1)
+    pairs, place = np.unique(both.reshape(-1, 2), axis=0, return_inverse=True)
+    found = [fullest_share(experts, experts + int(spare), int(ranks), skew) - 1.0 for ranks, spare in pairs]
+    return np.array(found)[place.reshape(-1)].reshape(both.shape[:-1])
