@@ -12,9 +12,10 @@ r"""Compute error bars of latencies and throughput of designs, and of frontiers.
   :math:`\rho_k` is the share of the variance that whole groups of shapes have in common;
 * :math:`\epsilon` is **idiosyncratic**: its own for every operator o of a layer and mapping m, so that it partly
   averages over the operators of a layer, and batches of one mapping share it;
-* :math:`\tau_p` is the discrepancy of an engine: what served runs show beyond their kernels (host, scheduling). For
-  decode steps and passes of prefill it is that of the time of an output token, and more for the time to the first
-  token; estimated from the served runs of the FITTED part alone. What all configurations have in common cancels where
+* :math:`\tau_p` is the discrepancy of an engine: what served runs show beyond their kernels (host, scheduling), wider
+  for layouts, families of models and engines of which no run was fitted (``ServedSpread``). For decode steps and passes
+  of prefill it is that of the time of an output token, and more for the time to the first token; estimated from the
+  served runs of the FITTED part alone. What all configurations have in common cancels where
   two modes are compared.
 
 All of z and :math:`\epsilon` are standard normal, and drawn by name from one seed: tables of several modes, or the same
@@ -40,13 +41,14 @@ from numpy.typing import ArrayLike
 from disagg_sim.arrays import Floats
 from disagg_sim.certainty.contributions import Contribution, contributions_of
 from disagg_sim.certainty.designs import MODES, SHIPPED, Designs, Origin, Scores, Times, designs_of, scores_of, times_of
+from disagg_sim.certainty.evidence import family_of, layout_kinds, served_sigma
 from disagg_sim.certainty.extrapolation import breaches, words_of
+from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.efficiency import ASSUMED
 from disagg_sim.facts.load import load_system, load_uncertainty
-from disagg_sim.facts.uncertainty import KindSpread, UncertaintySpec, spread_of
+from disagg_sim.facts.uncertainty import KindSpread, ServedSpread, UncertaintySpec, spread_of
 from disagg_sim.physics.rates import Rates
-from disagg_sim.physics.setup import Setup
 from disagg_sim.search.front import best_from
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 
@@ -288,30 +290,44 @@ def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch:
             if np.any(part):
                 sampled[index] += part[:, None] * moved
     for phase, passes in (("decode", (0,)), ("prefill", (1, 2))):
-        at = designs.at if phase == "decode" else designs.prefill_at
         # A mixed step is a decode step with prompts in it: it is off as decode is.
         kind = "decode" if designs.mode == "piggyback" else phase
-        factor = _engine_factor(at, f"{designs.mode} {kind}", kind, places[phase], spec, draws)
+        factor = _engine_factor(designs, f"{designs.mode} {kind}", kind, places[phase], spec, draws)
         for index in passes:
             sampled[index] *= factor
     turned = Times(*(part.T for part in sampled))
     found = Scores(*(np.asarray(value).T for value in scores_of(designs, turned, rematch=rematch)))
     what = f"{designs.mode} first token"
-    first = _engine_factor(designs.prefill_at, what, "first token", places["prefill"], spec, draws)
+    first = _engine_factor(designs, what, "first token", places["prefill"], spec, draws)
     return found._replace(ftl=found.ftl * first), words_of(operators, nominal)
 
 
 def _engine_factor(
-    at: Setup, what: str, kind: str, places: Sequence[str], spec: UncertaintySpec, draws: _Draws
+    designs: Designs, what: str, kind: str, places: Sequence[str], spec: UncertaintySpec, draws: _Draws
 ) -> Floats:
     """What an engine adds to passes of a kind, or to the first token beyond its pass, (rows, samples). [1]"""
+    at, mapping = (designs.at, designs.mapping) if kind == "decode" else (designs.prefill_at, designs.prefill_mapping)
     engine = engine_of(at.rates, at.engine, spec)
-    spread = spec.engines[engine]
-    sigma = spread.step
+    sigma = _engine_sigma(designs, mapping, engine, spec.served["step"])
     if kind == "first token":  # the pass itself is off by ``step`` already
-        sigma = float(np.sqrt(max(spread.first_token**2 - spread.step**2, 0.0)))
+        first = _engine_sigma(designs, mapping, engine, spec.served["first_token"])
+        sigma = np.sqrt(np.maximum(first**2 - sigma**2, 0.0))
     own = [f"{what} {place}" for place in places]
-    return np.asarray(np.exp(sigma * draws.mixed(f"engine {engine} {kind}", own, spread.shared)))
+    return np.exp(sigma[:, None] * draws.mixed(f"engine {engine} {kind}", own, spec.shared))
+
+
+def _engine_sigma(designs: Designs, mapping: Mapping, engine: str, spread: ServedSpread) -> Floats:
+    """S.d. of the logarithm of what an engine adds, by how well designs of this kind are known, (rows,). [1]"""
+    kinds = layout_kinds(mapping)
+    rows = len(designs.rows)
+    same = {
+        "engine": engine,
+        "load": "closed_loop",
+        "family": family_of(designs.at.model),
+        "mode": "disaggregated" if designs.mode == MODES[0] else "aggregated",
+    }
+    told = {kind: [level] * rows for kind, level in same.items()}
+    return served_sigma(spread, told | {"layout": np.broadcast_to(kinds, (rows,)).tolist()})
 
 
 def log_factor(
@@ -352,8 +368,8 @@ def _transfer(origin: str, operator: Contribution, spec: UncertaintySpec) -> flo
 def engine_of(rates: Rates, engine: str, spec: UncertaintySpec) -> str:
     """Engine whose discrepancy counts: the one asked for, else the first one known whose kernels were taken."""
     taken = (fit.engine for each in rates.used for fit in each.fits)
-    known = [name for name in (engine, *taken) if name in spec.engines]
-    return known[0] if known else min(spec.engines)
+    known = [name for name in (engine, *taken) if name in spec.served["step"].levels.get("engine", {})]
+    return known[0] if known else engine
 
 
 def _mapping_names(designs: Designs, phase: str) -> list[str]:

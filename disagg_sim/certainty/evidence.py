@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping as Table
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.uncertainty import ServedSpread
 
 #: Families of models whose steps cost differently: no experts, experts behind latent attention, other experts.
 FAMILIES = ("dense", "mla_moe", "other_moe")
@@ -39,3 +43,19 @@ def layout_kinds(mapping: Mapping) -> NDArray[np.str_]:
     stage = 2 * above_one(mapping.dp_attn).astype(int) + above_one(mapping.ep)
     kinds = np.array(LAYOUTS)[stage]
     return np.where(above_one(mapping.pp), np.char.add(kinds, "-PP"), kinds)
+
+
+def served_sigma(spread: ServedSpread, told: Table[str, Sequence[str]]) -> Floats:
+    """S.d. of the logarithm of what an engine adds, by the evidence for each row. [1]
+
+    Parameters
+    ----------
+    told
+        Kinds of evidence (``facts.uncertainty.EVIDENCE``) and the level of each row; "" is not stated.
+    """
+    rows = len(next(iter(told.values())))
+    found = np.full(rows, spread.base)
+    for kind, levels in told.items():
+        known = {level: spread.factor(kind, level) for level in set(levels)}
+        found = found * np.array([known[level] for level in levels])
+    return found

@@ -8,17 +8,20 @@ from typing import Annotated
 
 import typer
 
-from disagg_sim.calibration.kernels.spreads import engine_spreads, kernel_spreads, spreads_text, write_spreads
+from disagg_sim.calibration.kernels.spreads import kernel_spreads, spreads_text, write_spreads
 from disagg_sim.calibration.served.bands import with_bands
 from disagg_sim.calibration.served.evaluate import evaluate
-from disagg_sim.calibration.served.read import read_rows
+from disagg_sim.calibration.served.read import read_files
+from disagg_sim.calibration.served.spreads import served_spreads
 from disagg_sim.cli.tables import print_table
 from disagg_sim.facts.load import load_uncertainty
 
 
 def uncertainty(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Kernel tables behind the fits (CSV).")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Uncertainty file to write.")],
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE...]", help="Kernel tables behind the fits (CSV).")
+    ] = None,
     serving: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Served measurements (CSV). Repeatable.")
     ] = None,
@@ -37,22 +40,27 @@ def uncertainty(
 ) -> None:
     """Estimate the spreads behind error bars from the fitted part of the data.
 
-    Without served measurements the spreads of the engines stay as shipped.
+    Without kernel tables the spreads of the kernels stay as shipped, without served measurements those of served runs.
     """
-    kinds, composed = kernel_spreads(files, exclude=exclude, efficiency=efficiency)
     shipped = load_uncertainty("measured")
+    kinds, composed = shipped.kinds, shipped.composed
+    if files:
+        kinds, composed = kernel_spreads(files, exclude=exclude, efficiency=efficiency)
     spread = replace(shipped, kinds=kinds, composed=composed, assumed=assumed, per_doubling=per_doubling)
-    rows = [row for path in serving or [] for row in read_rows(path)]
-    engines = engine_spreads(with_bands(evaluate(rows), rows, spread)) if rows else shipped.engines
-    text = spreads_text(kinds, composed, engines, data=data, date=date, assumed=assumed, per_doubling=per_doubling)
+    rows, faults = read_files(serving or [])
+    for fault in faults:
+        typer.echo(f"left out: {fault}", err=True)
+    served = served_spreads(with_bands(evaluate(rows), rows, spread)) if rows else (shipped.shared, shipped.served)
+    text = spreads_text(kinds, composed, served, data=data, date=date, assumed=assumed, per_doubling=per_doubling)
     spec = write_spreads(out, text)
     told = [
         (name, f"{kind.shared:.2f}", f"{kind.transfer:.3f}", f"{kind.transfer_across:.3f}", str(kind.rows))
         for name, kind in spec.kinds.items()
     ]
     print_table(told, header=("operators", "shared", "transfer", "across", "rows"), numeric=(1, 2, 3, 4))
-    names = ("step", "first_token", "first_token_loaded", "throughput", "shared")
-    served = [
-        (name, *(f"{getattr(each, key):.3f}" for key in names), str(each.rows)) for name, each in spec.engines.items()
+    beyond = [
+        (name, f"{each.base:.3f}", str(each.rows), kind, ", ".join(f"{level} {f:.2f}" for level, f in levels.items()))
+        for name, each in spec.served.items()
+        for kind, levels in (*each.levels.items(), ("unseen", each.unseen))
     ]
-    print_table(served, header=("engine", *names, "lines"), numeric=(1, 2, 3, 4, 5, 6))
+    print_table(beyond, header=("served", "base", "points", "by", "factors"), numeric=(1, 2))

@@ -16,7 +16,7 @@ MARKS = {
     "engine": {"step_host", "request_host", "chunk_tokens", "mixed_steps"},
     "model": {"hidden", "vocab", "layers", "max_context"},
     "traffic": {"cases"},
-    "uncertainty": {"assumed", "per_doubling", "kinds", "engines"},
+    "uncertainty": {"assumed", "per_doubling", "kinds", "served"},
     "sweep": {"models", "systems", "limits", "modes"},
     "scenario": {"deployments", "slo", "trace"},
 }

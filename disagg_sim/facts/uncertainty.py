@@ -19,6 +19,7 @@ HALF, EIGHTY, NINETY = 0.67449, 1.28155, 1.64485
 
 _Share = Annotated[float, Range(0.0, 1.0)]
 _Spread = Annotated[float, Range(0.0, 3.0)]
+_Factor = Annotated[float, Range(0.01, 100.0)]
 _Rows = Annotated[int, Range(0, 10**9)]
 
 
@@ -32,16 +33,29 @@ class KindSpread:
     rows: _Rows  # measurements behind them [1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSpread:
-    """What served runs of an engine show beyond their kernels: s.d. of log(measured/predicted)."""
+#: What served runs have spreads of: a step or an output token, the first token of an instance with few requests and
+#: with more (queueing is in it), throughput.
+SERVED = ("step", "first_token", "first_token_loaded", "throughput")
+#: By what kinds of evidence are told apart: ``certainty.evidence`` has the words of family, layout and mode.
+EVIDENCE = ("engine", "load", "family", "layout", "mode", "version")
 
-    step: _Spread  # of the time of an output token, hence of a step or a pass [1]
-    first_token: _Spread  # of the time to the first token of an instance with few requests [1]
-    first_token_loaded: _Spread  # the same of one with more: queueing is in it [1]
-    throughput: _Spread  # [1]
-    shared: _Share  # share of these variances that all configurations of a case have in common [1]
-    rows: _Rows  # served rows of the fitted part [1]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedSpread:
+    """What served runs show beyond their kernels, by kind of evidence.
+
+    The s.d. of log(measured/predicted) is ``base`` times one factor for each of ``EVIDENCE``: of its level where runs
+    of that level were fitted, ``unseen`` where there were none, 1 where nothing is said.
+    """
+
+    base: _Spread  # [1]
+    rows: _Rows  # operating points behind it [1]
+    levels: Mapping[Annotated[str, OneOf(EVIDENCE)], Mapping[str, _Factor]]
+    unseen: Mapping[Annotated[str, OneOf(EVIDENCE)], _Factor]
+
+    def factor(self, kind: str, level: str) -> float:
+        """Factor of one level of one kind of evidence. [1]"""
+        return self.levels.get(kind, {}).get(level, self.unseen.get(kind, 1.0)) if level else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +70,8 @@ class UncertaintySpec(Shown):
     per_doubling: _Spread  # s.d. added for each doubling by which a size lies outside the range of its fit [1]
     kinds: Mapping[Annotated[str, OneOf(SECTIONS)], KindSpread]  # by section of the efficiency files
     composed: Mapping[str, _Spread]  # kernel table predicted from the fits of other operators -> s.d. of log time [1]
-    engines: Mapping[str, EngineSpread]
+    shared: _Share  # of the variance of served runs, the part that all configurations of a case have in common [1]
+    served: Mapping[Annotated[str, OneOf(SERVED)], ServedSpread]
     sources: Mapping[str, str]  # key -> where its value comes from
 
 
@@ -67,7 +82,7 @@ def uncertainty_of(path: Path, data: Mapping[str, Any], name: str) -> Uncertaint
     """Spreads from their file; every operator kind needs one."""
     spec = UncertaintySpec(name=name, **dict(validate(_Keys, data, path)))
     faults = [f"kinds: missing key {kind!r}" for kind in SECTIONS if kind not in spec.kinds]
-    faults += [] if spec.engines else ["engines: allowed: one engine or more"]
+    faults += [f"served: missing key {name!r}" for name in SERVED if name not in spec.served]
     if faults:
         raise spec_error(path, faults)
     return spec

@@ -10,15 +10,8 @@ from kernel_csv import QUANTIZE, quantize_rows, write
 from disagg_sim.calibration.kernels.efficiency_yaml import efficiency_text, write_efficiency
 from disagg_sim.calibration.kernels.fit import calibrate_kernels
 from disagg_sim.calibration.kernels.residuals import band
-from disagg_sim.calibration.kernels.spreads import (
-    deviation,
-    engine_spreads,
-    kernel_spreads,
-    shared_part,
-    spreads_text,
-    write_spreads,
-)
-from disagg_sim.calibration.served.bands import per_instance, with_bands
+from disagg_sim.calibration.kernels.spreads import deviation, kernel_spreads, shared_part, spreads_text, write_spreads
+from disagg_sim.calibration.served.bands import with_bands
 from disagg_sim.calibration.served.evaluate import evaluate
 from disagg_sim.calibration.served.rows import Quantity, ServingRow, Workers
 from disagg_sim.domain import Mapping
@@ -53,46 +46,6 @@ def test_a_band_of_a_normal_law_holds_four_fifths():
     assert np.mean((measured >= low) & (measured <= high)) == pytest.approx(0.8, abs=0.01)
 
 
-def served_lines(step, throughput, rows=400):
-    columns = {
-        "evaluated": True,
-        "saturated": False,
-        "part": "fitted",
-        "load": "closed_loop",
-        "engine": "vllm",
-        "concurrency": 16.0,
-        "workers": "2xTP4",
-        "system": "h100_sxm",
-        "recipe": "fp8",
-        "kernel_sigma": 0.06,
-    }
-    parts = [
-        pd.DataFrame(
-            {
-                "quantity": name,
-                "predicted": 1.0,
-                "measured": np.exp(sigma * RNG.standard_normal(rows)),
-                "model": [f"m{n % 20}" for n in range(rows)],
-                "configuration": range(rows),
-                **columns,
-            }
-        )
-        for name, sigma in (("tpot", step), ("ttft", 0.3), ("throughput", throughput))
-    ]
-    return pd.concat(parts, ignore_index=True)
-
-
-def test_an_engine_is_charged_what_its_kernels_do_not_explain():
-    """Independent parts: 0.10^2 = 0.06^2 + 0.08^2."""
-    lines = served_lines(0.10, 0.05)
-    spread = engine_spreads(lines)["vllm"]
-    assert spread.step == pytest.approx(0.08, abs=0.015)
-    assert spread.throughput == 0.0
-    assert spread.shared < 0.15
-    unseen = lines.assign(part="held-out", measured=3.0)
-    assert engine_spreads(pd.concat([lines, unseen], ignore_index=True))["vllm"] == spread
-
-
 def test_the_same_data_give_the_same_file_and_a_wrong_one_is_not_written(tmp_path):
     h100 = load_system("h100_sxm")
     table = write(tmp_path / "q.csv", QUANTIZE, *quantize_rows(2.5, 0.75, bandwidth=h100.hbm_bandwidth))
@@ -100,11 +53,13 @@ def test_the_same_data_give_the_same_file_and_a_wrong_one_is_not_written(tmp_pat
     write_efficiency(tmp_path / "h100_sxm.yaml", efficiency_text(done, data="d", date="2026-01-01", assumptions=None))
     kinds, composed = kernel_spreads([table], efficiency=tmp_path)
     told = {"data": "d", "date": "2026-01-01", "assumed": 0.3, "per_doubling": 0.05}
-    engines = load_uncertainty("measured").engines
-    text = spreads_text(kinds, composed, engines, **told)
-    assert text == spreads_text(*kernel_spreads([table], efficiency=tmp_path), engines, **told)
+    shipped = load_uncertainty("measured")
+    served = shipped.shared, shipped.served
+    text = spreads_text(kinds, composed, served, **told)
+    assert text == spreads_text(*kernel_spreads([table], efficiency=tmp_path), served, **told)
     spec = write_spreads(tmp_path / "mine.yaml", text)
     assert load_uncertainty(tmp_path / "mine.yaml") == spec
+    assert (spec.shared, spec.served) == served
     assert spec.kinds["elementwise"].rows == done.files[0].fitted
     with pytest.raises(SpecError, match="kinds: missing key 'gemm'"):
         write_spreads(tmp_path / "bad.yaml", text.replace("  gemm: ", "  # gemm: "))
@@ -143,8 +98,3 @@ def test_every_evaluated_line_of_a_served_run_has_a_band_and_says_what_it_rests_
     wide = lines.set_index(["row", "quantity"])
     width = np.log(wide["predicted_p90"] / wide["predicted_p10"])
     assert width["1", "ttft"] > width["1", "tpot"], "first tokens are less sure than the others"
-
-
-def test_requests_of_an_instance():
-    assert per_instance(16.0, "2xTP4") == 8.0
-    assert per_instance(16.0, "DP8-EP8") == 16.0

@@ -60,12 +60,10 @@ def test_same_seed_same_bands_and_the_median_lies_near_the_nominal_numbers():
 @given(wider=st.floats(1.1, 4.0), which=st.sampled_from((("step", "first_token"), ("first_token",))))
 def test_wider_engine_spreads_never_give_narrower_bands(wider, which):
     points = frontiers("dense").groupby("mode", observed=True).head(3)
-    engines = {
-        name: replace(e, **{key: wider * getattr(e, key) for key in which}) for name, e in SPREADS.engines.items()
-    }
+    served = {name: replace(e, base=e.base * (wider if name in which else 1)) for name, e in SPREADS.served.items()}
     widths = []
-    for each in (SPREADS.engines, engines):
-        found = ds.uncertainty(points, samples=100, spreads=replace(SPREADS, engines=each))
+    for each in (SPREADS.served, served):
+        found = ds.uncertainty(points, samples=100, spreads=replace(SPREADS, served=each))
         widths.append([np.quantile(x, 0.9, axis=1) / np.quantile(x, 0.1, axis=1) for x in (found.ttl, found.ftl)])
     assert all((after >= before * (1 - 1e-9)).all() for before, after in zip(*widths, strict=True))
 
@@ -73,11 +71,9 @@ def test_wider_engine_spreads_never_give_narrower_bands(wider, which):
 def test_what_both_modes_share_cancels_in_the_gain():
     """One common factor on every operator and pass moves both frontiers alike: the gain stays what it is."""
     kinds = {name: replace(kind, shared=1.0) for name, kind in SPREADS.kinds.items()}
-    alike = {name: replace(e, shared=1.0) for name, e in SPREADS.engines.items()}
-    apart = {name: replace(e, shared=0.0) for name, e in SPREADS.engines.items()}
     points, at = frontiers("dense"), [20.0, 60.0]
-    together = ds.uncertainty(points, samples=400, spreads=replace(SPREADS, kinds=kinds, engines=alike)).gain(at)
-    single = ds.uncertainty(points, samples=400, spreads=replace(SPREADS, engines=apart)).gain(at)
+    together = ds.uncertainty(points, samples=400, spreads=replace(SPREADS, kinds=kinds, shared=1.0)).gain(at)
+    single = ds.uncertainty(points, samples=400, spreads=replace(SPREADS, shared=0.0)).gain(at)
     width = [table["gain_p90"] / table["gain_p10"] for table in (together, single)]
     assert (width[0] < width[1]).all()
     assert ((together["probability"] >= 0) & (together["probability"] <= 1)).all()

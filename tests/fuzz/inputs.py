@@ -99,6 +99,8 @@ SERVED = (
     "24,3,8,8,True,,,,\n"
     "r2,h100,H100,llama70b,fp8,vllm,none,aggregated,1024,1024,16,2,1200,150,20,21,160,,,,,,,,,,,,2,1,False\n"
 )
+#: What another tool predicts for them.
+PREDICTED = "row_id,tpot_ms,ttft_ms,tput_total_tok_s_gpu\nr1,11.9,850,1600\nr2,19,140,\n"
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,9 @@ def served(rng: Random) -> Spoilt:
     """Served measurements."""
     judge = ["validate", "serving", "served.csv", "--out", "out"]
     fit = ["calibrate", "engine", "served.csv", "--engine", "vllm", "--out", "vllm.yaml"]
-    return Spoilt("served runs", {"served.csv": spoilt_table(SERVED, rng)}, rng.choice((judge, fit)))
+    rank = ["validate", "ranking", "served.csv", "--predictions", "tool.csv", "--out", "out"]
+    files = {"served.csv": spoilt_table(SERVED, rng), "tool.csv": spoilt_table(PREDICTED, rng)}
+    return Spoilt("served runs", files, rng.choice((judge, fit, rank)))
 
 
 def store(rng: Random) -> Spoilt:
@@ -306,6 +310,7 @@ def command_line(rng: Random) -> Spoilt:
         ["calibrate", "uncertainty", "gemm.csv", "--out", "u.yaml"],
         ["validate", "kernels", "gemm.csv", "--out", "out"],
         ["validate", "serving", "served.csv"],
+        ["validate", "ranking", "served.csv", "--out", "out"],
         ["sensitivity", "missing", "--out", "out"],
         ["explain", "results", "--best", "--json"],
         ["--version"],

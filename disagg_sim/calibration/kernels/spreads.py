@@ -7,6 +7,7 @@ rows.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
@@ -21,13 +22,10 @@ from disagg_sim.calibration.kernels.judge import judge_kernels
 from disagg_sim.calibration.kernels.registry import OPERATORS
 from disagg_sim.calibration.kernels.residuals import part_of
 from disagg_sim.calibration.kernels.tables import KernelTable, read_exclusions, read_tables
-from disagg_sim.calibration.served.bands import per_instance
-from disagg_sim.calibration.served.engine_fit import FITTED
-from disagg_sim.calibration.served.groups import TTFT_CONCURRENCY
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import SECTIONS
 from disagg_sim.facts.load import load_efficiency, load_system
-from disagg_sim.facts.uncertainty import EIGHTY, EngineSpread, KindSpread, UncertaintySpec, uncertainty_of
+from disagg_sim.facts.uncertainty import EIGHTY, KindSpread, ServedSpread, UncertaintySpec, uncertainty_of
 from disagg_sim.facts.yaml_files import canonical_name, read_mapping
 
 #: Sizes that tell rows of one group of shapes apart: they change from step to step, the others are the model's.
@@ -47,10 +45,6 @@ _WITHIN = (
 CLIP = 3.0
 #: Every so many rows are predicted by the fits of another system.
 STRIDE = 7
-#: Loads whose runs speak of an engine: what is in flight is known.
-LOADS = ("closed_loop", "static", "offline")
-#: Columns of served lines that make a case: its configurations share what the engine does to all of them.
-CASE = ("system", "model", "engine", "recipe")
 
 
 def kernel_spreads(
@@ -163,79 +157,10 @@ def _some(table: KernelTable, system: str) -> pd.DataFrame:
     return rows[good].iloc[::STRIDE]
 
 
-def engine_spreads(lines: pd.DataFrame) -> dict[str, EngineSpread]:
-    """Estimate what served runs show beyond their kernels, engine by engine.
-
-    Parameters
-    ----------
-    lines
-        Evaluated lines of served rows with ``kernel_sigma`` (``calibration.served.bands``): those of the fitted part,
-        below saturation, under one of ``LOADS``, are used.
-    """
-    usable = lines[lines["evaluated"] & ~lines["saturated"] & (lines["part"] == "fitted") & lines["load"].isin(LOADS)]
-    error = np.log(usable["measured"].astype(float) / usable["predicted"].astype(float))
-    loads = zip(usable["concurrency"], usable["workers"], strict=True)
-    few = [per_instance(*load) <= TTFT_CONCURRENCY for load in loads]
-    table = usable.assign(error=error, few=few)
-    spreads = {}
-    for engine, mine in table.groupby("engine", sort=True):
-        own = {
-            word: _beyond(_parts(mine)[word] if len(_parts(mine)[word]) >= MANY else _parts(table)[word])
-            for word in _parts(mine)
-        }
-        spreads[str(engine)] = EngineSpread(shared=_shared_by_case(table), rows=len(mine), **own)
-    return spreads
-
-
-def _parts(lines: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Lines of measurements for each field of ``EngineSpread``."""
-    first = lines[lines["quantity"] == "ttft"]
-    return {
-        "step": lines[lines["quantity"].isin(["tpot", "latency"])],
-        "first_token": first[first["few"]],
-        "first_token_loaded": first[~first["few"]],
-        "throughput": lines[lines["quantity"] == "throughput"],
-    }
-
-
-#: Lines from which an engine's spread is its own, else that of all engines. [1]
-MANY = 40
-
-
-def _beyond(lines: pd.DataFrame) -> float:
-    """S.d. of the errors that the kernels of the lines do not explain. [1]"""
-    if not len(lines):
-        return 0.0
-    whole = deviation(lines["error"].to_numpy(dtype=float)) * _unseen(lines["configuration"].nunique())
-    kernels = float(np.sqrt(np.mean(lines["kernel_sigma"].astype(float) ** 2)))
-    return float(np.sqrt(max(whole**2 - kernels**2, 0.0)))
-
-
-def _unseen(configurations: int) -> float:
-    """By how much errors are larger on other configurations: those of one are alike, so that they count and not rows.
-
-    Source: ``facts.uncertainty.spread_of``, for the fitted numbers of an engine.
-    """
-    fitted = len(FITTED)
-    return float(np.sqrt((configurations + fitted) / max(configurations - fitted, 1)))
-
-
-def _shared_by_case(lines: pd.DataFrame) -> float:
-    """Share of the variance of the errors of TPOT that the configurations of a case have in common. [1]"""
-    tpot = lines[(lines["quantity"] == "tpot") & (lines["load"] == LOADS[0])]
-    if not len(tpot):
-        return 0.5
-    errors = tpot["error"].to_numpy(dtype=float)
-    limit = CLIP * deviation(errors)
-    groups = tpot.assign(error=np.clip(errors, -limit, limit)).groupby(list(CASE))["error"]
-    means, counts = groups.mean(), groups.count()
-    return float(np.clip(np.average(means**2, weights=counts) / np.mean(np.clip(errors, -limit, limit) ** 2), 0.0, 1.0))
-
-
 def spreads_text(
     kinds: Mapping[str, KindSpread],
     composed: Mapping[str, float],
-    engines: Mapping[str, EngineSpread],
+    served: tuple[float, Mapping[str, ServedSpread]],
     *,
     data: str,
     date: str,
@@ -248,8 +173,8 @@ def spreads_text(
     ----------
     kinds, composed
         As ``kernel_spreads`` returns them.
-    engines
-        As ``engine_spreads`` returns them.
+    served
+        As ``served.spreads.served_spreads`` returns them.
     data, date : str
         Name and date of the measurements, as they shall stand in the file.
     assumed : float
@@ -262,6 +187,15 @@ def spreads_text(
         fields = ((name, getattr(value, name)) for name in type(value).__dataclass_fields__)
         return "{" + ", ".join(f"{k}: {v if isinstance(v, int) else f'{v:.3g}'}" for k, v in fields) + "}"
 
+    def words(factors: Mapping[str, float]) -> str:
+        return "{" + ", ".join(f"{json.dumps(level)}: {value:.3g}" for level, value in factors.items()) + "}"
+
+    def told(name: str, spread: ServedSpread) -> list[str]:
+        levels = (f"      {kind}: {words(factors)}" for kind, factors in spread.levels.items())
+        head = [f"  {name}:", f"    base: {spread.base:.3g}", f"    rows: {spread.rows}", "    levels:"]
+        return [*head, *levels, f"    unseen: {words(spread.unseen)}"]
+
+    shared, spreads = served
     lines = [
         "# Spreads behind error bars: how errors of fits are shared out, what served runs add (docs/uncertainty.md).",
         "# Written by 'disagg-sim calibrate uncertainty' from rows of the fitted part: their 80 % quantile over 1.28.",
@@ -273,8 +207,9 @@ def spreads_text(
         "kinds:",
         *(f"  {name}: {flow(kind)}" for name, kind in kinds.items()),
         "composed: {" + ", ".join(f"{name}: {value:.3g}" for name, value in composed.items()) + "}",
-        "engines:",
-        *(f"  {name}: {flow(engine)}" for name, engine in engines.items()),
+        f"shared: {shared:.3g}",
+        "served:",
+        *(line for name, spread in spreads.items() for line in told(name, spread)),
         "sources:",
         *(f'  {name}: "{text}"' for name, text in SOURCES.items()),
     ]
@@ -289,7 +224,7 @@ SOURCES = {
     "transfer": "excess error of a system predicted with the fits of another of its architecture, at its own peaks",
     "transfer_across": "the same for another architecture",
     "composed": "errors of tables that are predicted from the fits of other operators",
-    "engines": "errors of served closed loops below saturation less those of their kernels",
+    "served": "errors of served runs below saturation less those of their kernels; all but the held-out configurations",
 }
 
 

@@ -1,7 +1,7 @@
 """Compute error bars of predicted served runs, and name their operators outside the range of the fits.
 
 A run consists of decode steps of the sequences in flight and of passes over one piece of a prompt; one pass of each
-kind is evaluated. ``EngineSpread`` holds the spread of what an engine adds to its kernels.
+kind is evaluated. ``ServedSpread`` holds the spread of what an engine adds to its kernels, by kind of evidence.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pandas as pd
 from disagg_sim.arrays import Floats
 from disagg_sim.calibration.kernels.residuals import band
 from disagg_sim.calibration.served.evaluate import engine_of, pool_of
-from disagg_sim.calibration.served.groups import TTFT_CONCURRENCY
 from disagg_sim.calibration.served.rows import ServingRow
+from disagg_sim.calibration.served.spreads import evidence_of
 from disagg_sim.calibration.served.steady_state import (
     Pool,
     RowLengths,
@@ -31,9 +31,10 @@ from disagg_sim.calibration.served.steady_state import (
 from disagg_sim.certainty.contributions import Contribution, contributions_in
 from disagg_sim.certainty.designs import Times
 from disagg_sim.certainty.error_bars import kind_of, sigma_of
+from disagg_sim.certainty.evidence import served_sigma
 from disagg_sim.certainty.extrapolation import words_of
 from disagg_sim.facts.load import load_uncertainty
-from disagg_sim.facts.uncertainty import EngineSpread, UncertaintySpec
+from disagg_sim.facts.uncertainty import EVIDENCE, UncertaintySpec
 from disagg_sim.physics.setup import Setup
 
 #: Columns that ``with_bands`` adds.
@@ -135,7 +136,10 @@ def with_bands(
         found_rows.append(of_row)
         if of_row and line.evaluated:
             sigmas[0, place] = _of_quantity(str(line.quantity), of_row[0], of_row[1])
-            sigmas[1, place] = _beyond(line, spec.engines.get(str(line.engine)))
+    known_by = evidence_of(lines)
+    for field, spread in spec.served.items():
+        mine = (known_by["field"] == field).to_numpy() & np.isfinite(sigmas[0])
+        sigmas[1, mine] = served_sigma(spread, {kind: known_by.loc[mine, kind].tolist() for kind in EVIDENCE})
     low, high = band(lines["predicted"].to_numpy(dtype=float), np.hypot(*sigmas))
     inside = [bool(known_row) and not word for known_row, word in zip(found_rows, words, strict=True)]
     return lines.assign(
@@ -158,18 +162,3 @@ def _in_flight(rows: Sequence[ServingRow], room: Floats, pool: Pool, run: Served
 def _of_quantity(quantity: str, decode: float, prefill: float) -> float:
     """S.d. of log that kernels give a measured quantity: TTFT is prefill, all others mostly decode. [1]"""
     return prefill if quantity == "ttft" else decode
-
-
-def _beyond(line: Any, spread: EngineSpread | None) -> float:
-    """S.d. of log that the engine adds; that of an engine without served runs is not known. [1]"""
-    if spread is None:
-        return float("nan")
-    few = per_instance(line.concurrency, line.workers) <= TTFT_CONCURRENCY
-    first = spread.first_token if few else spread.first_token_loaded
-    return {"ttft": first, "throughput": spread.throughput}.get(str(line.quantity), spread.step)
-
-
-def per_instance(concurrency: float, workers: str) -> float:
-    """Requests of an instance; ``workers`` as the lines write them, ``2xTP4``. [request]"""
-    count, several, _ = workers.partition("x")
-    return concurrency / (float(count) if several and count.isdigit() else 1.0)
