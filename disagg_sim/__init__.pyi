@@ -18,6 +18,7 @@ from .serving.colocated import colocated
 from .serving.colocation import Colocation
 from .serving.costs import with_cost
 from .serving.disaggregated import disaggregated
+from .serving.evidence import layout_evidence
 from .serving.gains import Curve, Gain, curve, gain, pointwise_gain, where_it_pays
 from .serving.piggyback import piggyback
 from .serving.points import pareto_front
@@ -66,6 +67,7 @@ __all__ = [
     "disaggregated",
     "enumerate_mappings",
     "gain",
+    "layout_evidence",
     "lengths",
     "list_specs",
     "load_model",

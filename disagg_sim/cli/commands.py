@@ -26,6 +26,11 @@ class Calibrate(LazyGroup):
             "Fit the overheads of an engine.",
             "calibrate engine served.csv --engine vllm --out vllm.yaml",
         ),
+        "layouts": Entry(
+            "calibrate_layouts:layouts",
+            "Count the runs behind each kind of layout.",
+            "calibrate layouts served.csv --out measured.yaml",
+        ),
     }
 
 

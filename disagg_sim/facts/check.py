@@ -17,6 +17,8 @@ MARKS = {
     "model": {"hidden", "vocab", "layers", "max_context"},
     "traffic": {"cases"},
     "uncertainty": {"assumed", "per_doubling", "kinds", "served"},
+    "layout": {"attention_groups", "expert_groups", "weight_block"},
+    "evidence": {"kinds", "source"},
     "sweep": {"models", "systems", "limits", "modes"},
     "scenario": {"deployments", "slo", "trace"},
 }

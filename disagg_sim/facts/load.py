@@ -18,6 +18,7 @@ from disagg_sim.facts.efficiency import EfficiencySpec, efficiency_of
 from disagg_sim.facts.engine import EngineSpec, engine_of
 from disagg_sim.facts.faults import expected
 from disagg_sim.facts.hardware import SystemSpec, system_of
+from disagg_sim.facts.layouts import EvidenceSpec, LayoutRules, evidence_of, rules_of
 from disagg_sim.facts.model import ModelSpec, model_of
 from disagg_sim.facts.precision import Precision, PrecisionRecipe, recipe_of
 from disagg_sim.facts.profile import ProfileSpec, profile_of
@@ -39,6 +40,8 @@ __all__ = [
     "list_specs",
     "load_efficiency",
     "load_engine",
+    "load_evidence",
+    "load_layout_rules",
     "load_model",
     "load_precision",
     "load_profile",
@@ -124,6 +127,20 @@ def load_uncertainty(name: str | Path) -> UncertaintySpec:
     return _load("uncertainty", name, UncertaintySpec)
 
 
+def load_layout_rules(engine: str | Path) -> LayoutRules:
+    """Load what an engine can start (``hw_specs/layouts/``): how degrees may divide a stage, blocks of weights [1].
+
+    >>> load_layout_rules("vllm").expert_groups
+    'one_or_all'
+    """
+    return _load("layout", engine, LayoutRules)
+
+
+def load_evidence(name: str | Path) -> EvidenceSpec:
+    """Load the kinds of layouts that served runs have checked (``hw_specs/evidence/``): runs and errors [1]."""
+    return _load("evidence", name, EvidenceSpec)
+
+
 def load_efficiency(system: str | Path) -> EfficiencySpec | None:
     """Fitted efficiencies of a system (``hw_specs/efficiency/``); None when it has no such file."""
     if not is_path(system) and canonical_name(str(system)) not in spec_files("efficiency"):
@@ -192,6 +209,8 @@ _READERS: dict[str, Callable[[Path, dict[str, Any], str], object]] = {
     "engine": engine_of,
     "traffic": traffic_of,
     "uncertainty": uncertainty_of,
+    "layout": rules_of,
+    "evidence": evidence_of,
 }
 
 

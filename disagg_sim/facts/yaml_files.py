@@ -27,6 +27,8 @@ DIRECTORIES = {
     "profile": "hw_specs/profiles",
     "engine": "hw_specs/engines",
     "uncertainty": "hw_specs/uncertainty",
+    "layout": "hw_specs/layouts",
+    "evidence": "hw_specs/evidence",
     "model": "models",
     "traffic": "traffic",
     "sweep": "sweeps",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -18,6 +18,9 @@ from disagg_sim.atomic import written
 from disagg_sim.domain import Mode
 from disagg_sim.report.labels import place_labels
 from disagg_sim.report.words import MODE_TEXT, case_title, mapping_text, overview_name, pools_text, records, tag_text
+from disagg_sim.search.layouts import NOT_LAUNCHABLE, SERVED
+from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
+from disagg_sim.serving.evidence import level
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.results import SweepResult, throughput_column
@@ -44,6 +47,11 @@ MODE_STYLE = {
     "disaggregated": (COLOURS[0], MARKS[0], "-"),
     "colocated": (COLOURS[1], MARKS[1], "--"),
     "piggyback": (COLOURS[2], MARKS[2], "-."),
+}
+#: Marks of designs by the evidence of their layouts; those that are launchable bear none.
+EVIDENCE_STYLE: dict[str, Any] = {
+    SERVED: {"marker": "o", "markersize": 9.5, "markerfacecolor": "none", "color": COLOURS[6], "markeredgewidth": 0.9},
+    NOT_LAUNCHABLE: {"marker": "x", "markersize": 8.0, "color": COLOURS[6], "markeredgewidth": 1.4},
 }
 #: Of all pictures.
 STYLE: Any = {
@@ -236,6 +244,7 @@ def _pareto(task: CaseFigures) -> None:
                 markerfacecolor="white" if hollow else colour,
                 label=f"{MODE_TEXT[mode]} frontier",
             )
+        _mark_evidence(axes, [curve for _, curve in task.fronts], y)
         axes.set_xlim(0, max(curve[X].max() for _, curve in task.fronts) * 1.2)  # room for the last labels
         tops = [*(curve[y].max() for _, curve in task.fronts), *(band["frontier_p90"].max() for _, band in task.bands)]
         axes.set_ylim(0, max(tops) * 1.22)
@@ -243,6 +252,16 @@ def _pareto(task: CaseFigures) -> None:
         others = [curve[[X, y]].to_numpy() for _, curve in task.fronts[1:]]
         place_labels(figure, axes, [(row[X], row[y], _label(row, first)) for row in records(front)], others=others)
         save_png(figure, task.folder / "pareto.png")
+
+
+def _mark_evidence(axes: Any, curves: Sequence[pd.DataFrame], y: str) -> None:
+    """Ring the points whose layouts served runs have checked, and cross those that no engine can start."""
+    points = pd.concat([curve[[X, y, EVIDENCE_COLUMN]] for curve in curves])
+    levels = points[EVIDENCE_COLUMN].map(level)
+    for name, style in EVIDENCE_STYLE.items():
+        mine = points[levels == name]
+        if len(mine):
+            axes.plot(mine[X], mine[y], linestyle="", zorder=5, label=f"layouts {name}", **style)
 
 
 def _label(point: Mapping[str, Any], mode: str) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from disagg_sim.atomic import write_text
 from disagg_sim.certainty.extrapolation import tally_of
@@ -22,6 +25,9 @@ from disagg_sim.report.words import (
     records,
     tags_text,
 )
+from disagg_sim.search.layouts import EVIDENCE, SERVED
+from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
+from disagg_sim.serving.evidence import level
 from disagg_sim.sweep.compute import ABOVE_NIC
 from disagg_sim.sweep.fidelity import CaseFidelity
 from disagg_sim.sweep.results import CaseResult, ModeResult, SweepResult, throughput_column
@@ -49,6 +55,7 @@ POOL_COLUMNS = (
     "egress [GB/s]",
     "ingress [GB/s]",
     "bound",
+    "layouts",
 )
 SHARED_COLUMNS = (
     "mapping",
@@ -61,6 +68,7 @@ SHARED_COLUMNS = (
     "TTL [ms]",
     "largest gap [ms]",
     "bound",
+    "layouts",
 )
 
 
@@ -88,6 +96,8 @@ def summary(result: SweepResult, *, figures: bool, fidelity: Sequence[CaseFideli
         "shows the frontier point of highest throughput that gives every user at least that many tokens per second.",
         _overview(result),
     ]
+    if said := _without_one_gpu_stages(result):
+        parts.append(said)
     if any(case.inherited_fits for case in result.cases):
         parts.append("\\* some efficiencies are inherited from another system's fits; the case's section names them.")
     if figures:
@@ -106,8 +116,11 @@ def _limits(spec: SweepSpec) -> str:
 
 def _limits_text(limits: Limits) -> str:
     ttl = "" if math.isinf(limits.ttl_s) else f"TTL at most {limits.ttl_s / MS:g} ms, "
+    rules = {"all": ", all layouts", "served": ", layouts that were served alone"}.get(limits.layouts, "")
+    rules += ", TP over NICs, too" if limits.tp_over_nics else ""
+    rules += "" if limits.one_gpu_stages else ", no pipelines of one-GPU stages"
     nic = "" if math.isinf(limits.nic_limit) else f"KV transfer at most {limits.nic_limit / GB:g} GB/s per GPU, "
-    return f"FTL at most {limits.ftl_s:g} s, {ttl}{nic}at most {limits.gpu_cap} GPUs a deployment"
+    return f"FTL at most {limits.ftl_s:g} s, {ttl}{nic}at most {limits.gpu_cap} GPUs a deployment{rules}"
 
 
 def _overview(result: SweepResult) -> str:
@@ -127,6 +140,41 @@ def _overview(result: SweepResult) -> str:
     return f"{title}\n\n{_table(head, rows, numbers=4)}"
 
 
+def _without_one_gpu_stages(result: SweepResult) -> str:
+    """Throughput of the cases without pipelines of one-GPU stages over that of the same cases with them."""
+    apart = {case.plan.case.limits.one_gpu_stages for case in result.cases}
+    if apart != {True, False}:
+        return ""
+    with_them = {_twin(item): item for item in result.cases if item.plan.case.limits.one_gpu_stages}
+    rows = []
+    for item in result.cases:
+        other, case = with_them.get(_twin(item)), item.plan.case
+        if case.limits.one_gpu_stages or other is None:
+            continue
+        for mode in item.found:
+            pair = next((each for each in other.found if each.mode == mode.mode), None)
+            if pair is not None:
+                points = [(_at(mode, x), _at(pair, x)) for x in (0.0, *INTERACTIVITIES)]
+                rows.append([case.model, pools_text(case.pools), str(case.traffic), MODE_TEXT[mode.mode]])
+                rows[-1] += [_share(mine, theirs, throughput_column(case.per)) for mine, theirs in points]
+    head = ["model", "systems and precision", "ISL/OSL", "mode", "best", *(f"at {x:g}" for x in INTERACTIVITIES)]
+    title = (
+        "Pipelines of one-GPU stages are forecast to be the fastest prefill of many cases, and hardly any served run "
+        "has checked them. Throughput without them over throughput with them, best and at 20, 50 and 100 tokens/s/user:"
+    )
+    return f"{title}\n\n{_table(head, rows, numbers=4)}"
+
+
+def _twin(item: CaseResult) -> Any:
+    """The case, whether its pipelines may have stages of one GPU aside."""
+    case = item.plan.case
+    return replace(case, tags=(), limits=replace(case.limits, one_gpu_stages=True))
+
+
+def _share(mine: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None, column: str) -> str:
+    return "–" if mine is None or theirs is None else f"{mine[column] / theirs[column]:.2f}"
+
+
 def _section(item: CaseResult, fidelity: CaseFidelity | None, *, figures: bool) -> str:
     case = item.plan.case
     parts = [f"## {case_title(case)}"]
@@ -137,6 +185,8 @@ def _section(item: CaseResult, fidelity: CaseFidelity | None, *, figures: bool) 
         parts += [_removed_by_nic(mode, case.limits) for mode in item.modes if mode.mode == Mode.DISAGGREGATED]
     if gain := _gain(item):
         parts.append(gain)
+    if item.found:
+        parts.append(_checked(item))
     if fidelity is not None:
         parts += [text for text in (_sure(fidelity), _extrapolated(fidelity)) if text]
     parts += [_mode_table(mode, case.per) for mode in item.found]
@@ -167,6 +217,16 @@ def _gain(item: CaseResult) -> str:
             gain = ours[column] / max(point[column] for point in others)
             told.append(f"{f'at {x:g} tokens/s/user' if x else 'at best'} {gain:.2f}")
     return f"Disaggregated over the best co-located throughput: {', '.join(told)}." if told else ""
+
+
+def _checked(item: CaseResult) -> str:
+    """How many frontier points have layouts that served runs have checked, or that an engine can start."""
+    words = pd.concat([mode.frontier[EVIDENCE_COLUMN] for mode in item.found])
+    levels = words.map(level).value_counts()
+    told = ", ".join(f"{levels[name]} {name}" for name in EVIDENCE if name in levels)
+    why = words[words != SERVED].str.partition(": ")[2].value_counts().head(MOST_KINDS)
+    kinds = f" ({'; '.join(f'{text}: {count}' for text, count in why.items())})" if len(why) else ""
+    return f"Layouts of the {len(words)} frontier points: {told}{kinds}."
 
 
 def _sure(fidelity: CaseFidelity) -> str:
@@ -227,6 +287,7 @@ def _pool_cells(point: Mapping[str, Any]) -> list[str]:
         f"{point['kv_egress_bytes_per_s_per_gpu'] / GB:.2f}",
         f"{point['kv_ingress_bytes_per_s_per_gpu'] / GB:.2f}",
         str(point["decode_bound"]),
+        str(point[EVIDENCE_COLUMN]),
     ]
 
 
@@ -241,6 +302,7 @@ def _shared_cells(point: Mapping[str, Any]) -> list[str]:
         f"{point['ttl_s'] / MS:.1f}",
         f"{point['ttl_largest_gap_s'] / MS:.1f}",
         str(point["decode_bound"]),
+        str(point[EVIDENCE_COLUMN]),
     ]
 
 

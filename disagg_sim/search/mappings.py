@@ -7,20 +7,26 @@ Inside a pipeline stage ``tp_attn*dp_attn = tp_ffn*ep``: TP, EP, TEP (tp_attn > 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import numpy as np
 
 from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, SHARDING, Mapping
-from disagg_sim.errors import InputError, whole_number
+from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.setup import Setup
+from disagg_sim.search.layouts import Layouts, refusals
 
 #: Degrees other than powers of two, 3*2^k and 36*2^k, that a domain of a multiple of 36 GPUs invites.
 ODD_DEGREES = (3, 6, 12, 24, 36, 48, 72, 96, 144, 192, 288, 384, 576)
 ODD_DOMAIN = 36
+#: Why a pipeline of single GPUs is left out where it was asked to be.
+ONE_GPU_STAGES = "pipeline stages of one GPU"
 
 
 def mappings_for(at: Setup, mappings: Mapping | list[Mapping]) -> Mapping:
@@ -67,8 +73,15 @@ def degrees(system: SystemSpec, limit: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, *odd}))
 
 
-def enumerate_mappings(at: Setup, *, max_gpus: int | None = None, tp_over_nics: bool = False) -> Mapping:
-    """All mappings of one instance of a model on a system (physics page, section 3).
+def enumerate_mappings(
+    at: Setup,
+    *,
+    max_gpus: int | None = None,
+    layouts: str = Layouts.LAUNCHABLE,
+    tp_over_nics: bool = False,
+    one_gpu_stages: bool = True,
+) -> Mapping:
+    """Mappings of one instance of a model on a system (physics page, section 3).
 
     TP stays inside the NVLink domain unless asked otherwise; EP, DP attention and PP may leave it. Where EP over all
     GPUs of a stage does not divide the experts, it gets the fewest redundant slots with which all hold equally many.
@@ -81,8 +94,13 @@ def enumerate_mappings(at: Setup, *, max_gpus: int | None = None, tp_over_nics: 
         Whose model is cut over the GPUs of whose system.
     max_gpus : int, optional
         Most GPUs of an instance, with and without PP, where that is below the limits above. [1]
+    layouts : {"launchable", "served", "all"}
+        Those that some engine of today can start, those of a kind that served runs have checked, or every one
+        (``search.layouts``).
     tp_over_nics : bool
         Whether TP groups may leave the NVLink domain: their all-reduce then crosses NICs.
+    one_gpu_stages : bool
+        Whether a pipeline may have stages of one GPU.
 
     Returns
     -------
@@ -92,7 +110,7 @@ def enumerate_mappings(at: Setup, *, max_gpus: int | None = None, tp_over_nics: 
     Raises
     ------
     InputError
-        ``max_gpus`` that is no whole number from 1.
+        ``max_gpus`` that is no whole number from 1, ``layouts`` of another name.
 
     Examples
     --------
@@ -101,43 +119,52 @@ def enumerate_mappings(at: Setup, *, max_gpus: int | None = None, tp_over_nics: 
     >>> [(each.tp_attn, each.pp) for each in table]
     [(1, 1), (1, 2), (2, 1)]
     """
-    model, system = at.model, at.system
     if max_gpus is not None:
         max_gpus = whole_number("max_gpus", max_gpus)
+    if layouts not in set(Layouts):
+        raise InputError(f"layouts {layouts!r} is unknown{nearest(layouts, Layouts)}; allowed: {', '.join(Layouts)}")
+    rows: list[tuple[int, ...]] = []  # columns of a mapping, in their order
+    refused: Counter[str] = Counter()
+    for one, reason in _candidates(at, max_gpus, tp_over_nics=tp_over_nics):
+        if one is None or reason:
+            refused[reason] += 1
+        else:
+            rows.append(tuple(getattr(one, name) for name in SHARDING))
+    columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, len(SHARDING)).T
+    named: dict[str, Any] = dict(zip(SHARDING, columns, strict=True))
+    table = Mapping(**named, chunk_tokens=np.zeros(len(rows), dtype=np.int64))
+    reasons = refusals(at, table, layouts)
+    if not one_gpu_stages:
+        reasons[(reasons == "") & (table.pp > 1) & (table.stage_gpus == 1)] = ONE_GPU_STAGES
+    refused.update(reason for reason in reasons if reason)
+    return replace(table[reasons == ""], refused=tuple(sorted(refused.items())))
+
+
+def _candidates(at: Setup, max_gpus: int | None, *, tp_over_nics: bool) -> Iterator[tuple[Mapping | None, str]]:
+    """Every mapping to be tried with the reason that refuses it, "" for none; None where its size or depth does."""
+    model, system = at.model, at.system
     whole_domain = system.nvlink_domain >= MAX_DOMAIN_GPUS
     flat_limit = system.nvlink_domain if whole_domain else MAX_INSTANCE_GPUS
     flat_limit = min(flat_limit, max_gpus or flat_limit)
     deep_limit = min(MAX_PIPELINE_GPUS, max_gpus or MAX_PIPELINE_GPUS)
-    refused: Counter[str] = Counter()
-    rows: list[tuple[int, ...]] = []  # columns of a mapping, in their order
     tried = degrees(system, flat_limit)
+    of_experts = tried if model.is_moe else (1,)
     for pp in degrees(system, deep_limit):
         if (reason := _pipeline_refusal(model, pp, even=True)) is not None:
-            refused[reason] += 1
+            yield None, reason
             continue
         limit = flat_limit if pp == 1 else deep_limit // pp
-        for tp_attn in tried:
-            for dp_attn in tried if model.is_moe else (1,):
-                gpus = tp_attn * dp_attn
-                for ep in tried if model.is_moe else (1,):
-                    if gpus % ep:
-                        continue
-                    if gpus > limit:
-                        refused[f"more than {limit} GPUs in a stage at pp {pp}"] += 1
-                        continue
-                    one = Mapping(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=gpus // ep, ep=ep, pp=pp)
-                    if ep == gpus and (slots := least_redundant_slots(model, ep)):
-                        one = replace(one, redundant_slots=slots)
-                    reason = _stage_refusal(at, one, tp_over_nics=tp_over_nics)
-                    if reason is None:
-                        rows.append(tuple(getattr(one, name) for name in SHARDING))
-                    else:
-                        refused[reason] += 1
-    columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, len(SHARDING)).T
-    chunk_tokens = np.zeros(len(rows), dtype=np.int64)
-    return Mapping(
-        **dict(zip(SHARDING, columns, strict=True)), chunk_tokens=chunk_tokens, refused=tuple(sorted(refused.items()))
-    )
+        for tp_attn, dp_attn, ep in product(tried, of_experts, of_experts):
+            gpus = tp_attn * dp_attn
+            if gpus % ep:
+                continue
+            if gpus > limit:
+                yield None, f"more than {limit} GPUs in a stage at pp {pp}"
+                continue
+            one = Mapping(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=gpus // ep, ep=ep, pp=pp)
+            if ep == gpus and (slots := least_redundant_slots(model, ep)):
+                one = replace(one, redundant_slots=slots)
+            yield one, _stage_refusal(at, one, tp_over_nics=tp_over_nics) or ""
 
 
 def least_redundant_slots(model: ModelSpec, ep: int) -> int | None:

@@ -14,7 +14,6 @@ from disagg_sim.certainty.elasticity import sensitivity
 from disagg_sim.domain import Mode
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import search_piggyback
@@ -71,10 +70,10 @@ def _search(item: CaseResult, systems: Mapping[str, SystemSpec]) -> pd.DataFrame
 def _points(case: Case, mode: str, systems: Mapping[str, SystemSpec]) -> pd.DataFrame:
     limits, lengths = case.limits, case.lengths
     at = case.setup_of(systems[case.decode_system.name], case.pools.precision)
-    table = enumerate_mappings(at, max_gpus=limits.max_gpus)
+    table = limits.mappings(at)
     if mode == Mode.DISAGGREGATED:
         prefill_at = case.setup_of(systems[case.prefill_system.name], case.pools.prefill_precision)
-        first = enumerate_mappings(prefill_at, max_gpus=limits.max_gpus)
+        first = limits.mappings(prefill_at)
         return disaggregated(
             prefill_grid(prefill_at, first, lengths, mla_form=case.mla_form, allow_long_context=True),
             decode_grid(at, table, lengths, allow_long_context=True),

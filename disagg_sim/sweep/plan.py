@@ -17,7 +17,7 @@ from disagg_sim.arrays import Ints
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.facts import load
 from disagg_sim.search.grid import CHUNK_TOKENS, batch_axis
-from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.search.layouts import CHECKED
 from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.sweep.cases import Case, cases_of, modes_of, why_not_shared
@@ -145,7 +145,7 @@ def _plan_case(case: Case, spec: SweepSpec) -> CasePlan:
 def _plan_pools(case: Case, digest: str, block_points: int) -> ModePlan:
     """Prefill and decode blocks."""
     prefill_at, at = case.prefill_setup, case.decode_setup
-    prefill_table, table = (enumerate_mappings(each, max_gpus=case.limits.max_gpus) for each in (prefill_at, at))
+    prefill_table, table = (case.limits.mappings(each) for each in (prefill_at, at))
     prefill_batch = batch_axis(prefill_at, prefill_table, case.lengths, phase="prefill")
     chunked = sum(size < case.lengths.longest_timed for size in CHUNK_TOKENS)
     prefill = _blocks(
@@ -175,7 +175,7 @@ def _plan_pools(case: Case, digest: str, block_points: int) -> ModePlan:
 def _plan_shared(case: Case, mode: str, digest: str, block_points: int) -> ModePlan:
     """Blocks of a co-located mode: one instance is the whole deployment, so the GPU cap binds it."""
     at = case.decode_setup
-    table = enumerate_mappings(at, max_gpus=case.limits.max_gpus)
+    table = case.limits.mappings(at)
     within = table.gpus <= case.limits.gpu_cap
     refused = table.refused + ((("more GPUs than gpu_cap", int((~within).sum())),) if not within.all() else ())
     table = table[within]
@@ -228,6 +228,8 @@ def _cut(points: list[int], block_points: int) -> list[tuple[int, int]]:
 def _specs(case: Case) -> dict[str, Any]:
     model, pools = load.load_model(case.model), case.pools
     specs: dict[str, Any] = {f"model/{model.name}": model, f"profile/{case.profile}": load.load_profile(case.profile)}
+    specs[f"evidence/{CHECKED}"] = load.load_evidence(CHECKED)
+    specs |= {f"layout/{engine}": load.load_layout_rules(engine) for engine in load.list_specs("layout")}
     if case.traffic.law:
         specs[f"traffic/{case.traffic.law}"] = load.load_traffic(case.traffic.law)
     for name, recipe in ((pools.prefill_system, pools.prefill_precision), (pools.system, pools.precision)):

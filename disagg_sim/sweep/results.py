@@ -24,7 +24,8 @@ from disagg_sim.atomic import csv_text, write_text
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts import load
 from disagg_sim.physics.rates import Taken
-from disagg_sim.physics.setup import setup
+from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.serving.evidence import COLUMN, layout_evidence
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, pareto_front
 from disagg_sim.sweep.cases import Case, axis_columns
 from disagg_sim.sweep.compute import Tally, add_up, detail, is_partial, verdict
@@ -41,7 +42,7 @@ class ModeResult:
     """What the blocks of one case in one mode add up to."""
 
     plan: ModePlan
-    frontier: pd.DataFrame  # columns of ``points/``, of ``cases.axis_columns``, and ``inherited_fits`` or "-"
+    frontier: pd.DataFrame  # columns of ``points/``, of ``cases.axis_columns``, ``inherited_fits`` or "-", evidence
     prefill: Tally  # empty in the co-located modes
     points: Tally  # of decode, or of the co-located instances
     verdict: str  # empty when there is a frontier; else what stands in the way, and by how much
@@ -187,7 +188,8 @@ def write_tables(result: SweepResult, root: Path, *, effort: Effort) -> None:
 def _collect_case(plan: CasePlan, store: Store) -> CaseResult:
     fits = fits_used(plan.case)
     own = {**axis_columns(plan.case), "inherited_fits": "; ".join(_inherited(fits)) or NOTHING}
-    modes = tuple(_collect_mode(plan.case, mode, store, own) for mode in plan.modes)
+    setups = plan.case.decode_setup, plan.case.prefill_setup
+    modes = tuple(_collect_mode(plan.case, mode, store, own, setups) for mode in plan.modes)
     return CaseResult(plan=plan, modes=modes, fits=fits)
 
 
@@ -195,7 +197,9 @@ def _inherited(fits: tuple[UsedFit, ...]) -> tuple[str, ...]:
     return tuple(fit.text for fit in fits if fit.taken.inherited)
 
 
-def _collect_mode(case: Case, plan: ModePlan, store: Store, own: dict[str, Any]) -> ModeResult:
+def _collect_mode(
+    case: Case, plan: ModePlan, store: Store, own: dict[str, Any], setups: tuple[Setup, Setup]
+) -> ModeResult:
 
     throughput = throughput_column(case.per)
     front = pd.DataFrame()
@@ -211,7 +215,7 @@ def _collect_mode(case: Case, plan: ModePlan, store: Store, own: dict[str, Any])
     found = bool(len(front))
     return ModeResult(
         plan=plan,
-        frontier=front.assign(**own) if found else front,
+        frontier=front.assign(**own, **{COLUMN: layout_evidence(front, *setups)}) if found else front,
         prefill=prefill,
         points=points_tally,
         verdict="" if found else verdict(case, plan, prefill, points_tally),

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, Tag, WrapValidator
 
+from disagg_sim.domain import Mapping as Mappings
 from disagg_sim.domain import Mode
 from disagg_sim.errors import LONGEST_SHOWN, DisaggSimError, SpecError, quoted
 from disagg_sim.facts import load
@@ -41,7 +42,10 @@ from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.passes.mixed import Interference
 from disagg_sim.physics.rates import ENGINES
+from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import BLOCK_POINTS
+from disagg_sim.search.layouts import Layouts
+from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocation import TTL_MEASURES
 from disagg_sim.serving.costs import PER, costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
@@ -63,6 +67,19 @@ class Limits:
     gpu_cap: int = 576  # GPUs of a matched pair of pools, or of a co-located instance [1]
     max_gpus: int | None = None  # GPUs of one instance; None = the system's own default [1]
     nic_limit: float = math.inf  # KV egress and ingress per GPU; inf = none [B/s]
+    layouts: str = Layouts.LAUNCHABLE.value  # which mappings are searched, of ``search.layouts.Layouts``
+    tp_over_nics: bool = False  # whether TP groups may leave the NVLink domain
+    one_gpu_stages: bool = True  # whether a pipeline may have stages of one GPU
+
+    def mappings(self, at: Setup) -> Mappings:
+        """Mappings of an instance of a setup within the limits."""
+        return enumerate_mappings(
+            at,
+            max_gpus=self.max_gpus,
+            layouts=self.layouts,
+            tp_over_nics=self.tp_over_nics,
+            one_gpu_stages=self.one_gpu_stages,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,14 +267,28 @@ class _Limits(Strict):
     gpu_cap: Axis[Annotated[int, Range(2, 10**6)]] = (Limits().gpu_cap,)
     max_gpus: Axis[Annotated[int | None, Range(1, 10**4), Unless("own", None)]] = (None,)
     nic_gb_per_s: Axis[Annotated[float, Range(1e-6, 1e6, "GB/s"), Unless("none", math.inf)]] = (math.inf,)
+    layouts: Axis[Annotated[str, OneOf(tuple(Layouts))]] = (Limits().layouts,)
+    tp_over_nics: Axis[bool] = (Limits().tp_over_nics,)
+    one_gpu_stages: Axis[bool] = (Limits().one_gpu_stages,)
 
 
 def _combined(limits: _Limits) -> tuple[Limits, ...]:
-    axes = (limits.ftl_s, limits.ttl_s, limits.gpu_cap, limits.max_gpus, limits.nic_gb_per_s)
-    require_few("", *map(len, axes))
+    latency = (limits.ftl_s, limits.ttl_s)
+    axes = (*latency, limits.gpu_cap, limits.max_gpus, limits.nic_gb_per_s)
+    kinds = (limits.layouts, limits.tp_over_nics, limits.one_gpu_stages)
+    require_few("", *map(len, (*axes, *kinds)))
     return tuple(
-        Limits(ftl_s=ftl, ttl_s=ttl, gpu_cap=cap, max_gpus=most, nic_limit=nic * GB)
-        for ftl, ttl, cap, most, nic in product(*axes)
+        Limits(
+            ftl_s=ftl,
+            ttl_s=ttl,
+            gpu_cap=cap,
+            max_gpus=most,
+            nic_limit=nic * GB,
+            layouts=layouts,
+            tp_over_nics=over,
+            one_gpu_stages=single,
+        )
+        for ftl, ttl, cap, most, nic, layouts, over, single in product(*axes, *kinds)
     )
 
 

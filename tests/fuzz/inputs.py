@@ -244,8 +244,9 @@ def served(rng: Random) -> Spoilt:
     judge = ["validate", "serving", "served.csv", "--out", "out"]
     fit = ["calibrate", "engine", "served.csv", "--engine", "vllm", "--out", "vllm.yaml"]
     rank = ["validate", "ranking", "served.csv", "--predictions", "tool.csv", "--out", "out"]
+    count = ["calibrate", "layouts", "served.csv", "--out", "measured.yaml"]
     files = {"served.csv": spoilt_table(SERVED, rng), "tool.csv": spoilt_table(PREDICTED, rng)}
-    return Spoilt("served runs", files, rng.choice((judge, fit, rank)))
+    return Spoilt("served runs", files, rng.choice((judge, fit, rank, count)))
 
 
 def store(rng: Random) -> Spoilt:
@@ -308,6 +309,7 @@ def command_line(rng: Random) -> Spoilt:
         ["calibrate", "kernels", "gemm.csv", "--system", "h100_sxm", "--out", "o.yaml"],
         ["calibrate", "engine", "served.csv", "--engine", "vllm", "--out", "v.yaml"],
         ["calibrate", "uncertainty", "gemm.csv", "--out", "u.yaml"],
+        ["calibrate", "layouts", "served.csv", "--out", "m.yaml"],
         ["validate", "kernels", "gemm.csv", "--out", "out"],
         ["validate", "serving", "served.csv"],
         ["validate", "ranking", "served.csv", "--out", "out"],

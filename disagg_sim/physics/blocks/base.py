@@ -26,6 +26,10 @@ F = TypeVar("F", bound=FfnSpec)
 Kind = TypeVar("Kind", bound=type[Any])
 
 
+#: Name and whole width of matrices, the parts that they are cut into, and their format. [1]
+Cut = tuple[str, int, Numeric, Format]
+
+
 class AttentionBlock(ABC, Generic[A]):
     """One layer's attention on one GPU. The fits of its ``kind`` time its kernels."""
 
@@ -113,6 +117,10 @@ class FfnBlock(ABC, Generic[F]):
     @abstractmethod
     def rejects(self, mapping: Mapping) -> str | None:
         """Why the layer cannot be cut so; None if it can."""
+
+    @abstractmethod
+    def cuts(self, precision: Precision, mapping: Mapping) -> list[Cut]:
+        """Widths that are cut over GPUs: name, whole width [1], parts [1], format."""
 
     def least_redundant_slots(self, ep: int) -> int | None:
         """Fewest redundant slots with which ``ep`` ranks hold equally many; None where these would be too many. [1]"""

@@ -6,7 +6,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.layers import DenseFfn
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
-from disagg_sim.physics.blocks.base import FfnBlock, ffn
+from disagg_sim.physics.blocks.base import Cut, FfnBlock, ffn
 from disagg_sim.physics.operators import Operator, all_reduce, gemm
 from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric
 
@@ -32,6 +32,9 @@ class Dense(FfnBlock[DenseFfn]):
 
     def rejects(self, mapping: Mapping) -> str | None:
         return f"tp_attn does not divide the FFN width {self.spec.width}" if self.spec.width % mapping.tp_attn else None
+
+    def cuts(self, precision: Precision, mapping: Mapping) -> list[Cut]:
+        return [("FFN", self.spec.width, mapping.tp_attn, precision.ffn)]
 
     def format(self, precision: Precision) -> Format:
         return precision.ffn

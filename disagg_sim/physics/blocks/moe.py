@@ -6,7 +6,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.layers import MoeFfn
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
-from disagg_sim.physics.blocks.base import FfnBlock, ffn
+from disagg_sim.physics.blocks.base import Cut, FfnBlock, ffn
 from disagg_sim.physics.expert_load import Routing, fullest_load
 from disagg_sim.physics.operators import Operator, all_reduce, gemm
 from disagg_sim.physics.work import ACTIVATION_BYTES, ExpertRows, Numeric, expert_rows, expert_work, fullest_rank
@@ -103,6 +103,14 @@ class Moe(FfnBlock[MoeFfn]):
         if s.shared_experts and (s.shared_experts * s.shared_width) % tp_attn:
             return f"tp_attn does not divide the shared width {s.shared_experts * s.shared_width}"
         return None
+
+    def cuts(self, precision: Precision, mapping: Mapping) -> list[Cut]:
+        s, fmt = self.spec, precision.expert
+        shared = s.shared_experts * s.shared_width
+        return [
+            ("experts", s.width, mapping.tp_ffn, fmt),
+            *([("shared experts", shared, mapping.tp_attn, fmt)] if shared else []),
+        ]
 
     def format(self, precision: Precision) -> Format:
         return precision.expert

@@ -1,0 +1,37 @@
+"""``disagg-sim calibrate layouts``: count the served runs behind each kind of layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from disagg_sim.calibration.served.evaluate import evaluate
+from disagg_sim.calibration.served.kinds import checked_kinds, evidence_text, write_evidence
+from disagg_sim.calibration.served.read import read_rows
+from disagg_sim.cli.tables import print_table
+from disagg_sim.errors import InputError
+
+
+def layouts(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Served measurements (CSV).")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Evidence file to write.")],
+    date: Annotated[str, typer.Option(help="Date of the data, written into the file.")] = "not stated",
+) -> None:
+    """Count the served runs behind each kind of layout, print them, write the evidence file."""
+    rows = [row for path in files for row in read_rows(path)]
+    kinds = checked_kinds(rows, evaluate(rows))
+    if not kinds:
+        raise InputError("no run in these files can be compared with a forecast")
+    spec = write_evidence(out, evidence_text(kinds, date=date))
+    errors = ("tpot_error", "ttft_error", "throughput_error")
+    table = [
+        (
+            *(each.family, each.systems, each.layout, str(each.most_gpus), str(each.rows), str(each.points)),
+            *("-" if (value := getattr(each, name)) is None else f"{value:.1%}" for name in errors),
+        )
+        for each in spec.kinds
+    ]
+    head = ("family", "systems", "layout", "GPUs", "runs", "points", "TPOT", "TTFT", "throughput")
+    print_table(table, header=head, numeric=(3, 4, 5, 6, 7, 8))

@@ -1,0 +1,94 @@
+"""Layouts of instances: which of them each engine of today can start, and which kinds of them served runs have checked.
+
+Rules stand in ``hw_specs/layouts/``, one file an engine; the kinds that measured runs have checked in
+``hw_specs/evidence/``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from disagg_sim.facts.faults import source_faults
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, Several, schema_of, validate
+from disagg_sim.facts.yaml_files import spec_error
+from disagg_sim.notebook import Shown
+
+#: How a degree may divide the GPUs of a stage: into groups of any size, or into one group or single GPUs.
+GROUPS = ("any", "one_or_all")
+
+_Groups = Annotated[str, OneOf(GROUPS)]
+_Count = Annotated[int, Range(1, 10**7)]
+_Error = Annotated[float, Range(0.0, 100.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRules(Shown):
+    """What an engine can start; a mapping that breaks one of the rules is none of its own."""
+
+    name: Annotated[str, NOT_IN_FILE]
+    title: Line
+    version: Line
+    attention_groups: _Groups  # sizes of the TP groups of data-parallel attention
+    expert_groups: _Groups  # EP degrees of a stage, its other GPUs cutting each expert
+    redundant_slots: bool  # holds copies of experts
+    pipelines: bool  # parts the layers over stages
+    weight_block: _Count  # weights under block-scaled fp8 are cut in multiples of so many [1]
+    sources: Mapping[str, str]  # key -> where its value comes from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedKind:
+    """Layouts of one kind on one class of systems, and the served runs that the forecast was compared with."""
+
+    family: Line  # of models
+    systems: Line  # class of systems
+    layout: Line
+    most_gpus: _Count  # of the largest instance [1]
+    rows: _Count  # measured runs [1]
+    points: _Count  # distinct operating points among them [1]
+    tpot_error: _Error | None  # median of the absolute relative error over these points; null = not measured [1]
+    ttft_error: _Error | None  # the same of the time to the first token [1]
+    throughput_error: _Error | None  # the same of throughput [1]
+    files: Annotated[Mapping[str, _Count], NotEmpty]  # file of the data -> runs [1]
+
+    @property
+    def error(self) -> float:
+        """Error of the forecast: of TPOT, else of throughput, else of TTFT; inf where none could be judged. [1]"""
+        known = (each for each in (self.tpot_error, self.throughput_error, self.ttft_error) if each is not None)
+        return next(known, math.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceSpec(Shown):
+    """Which kinds of layouts the forecast was compared with."""
+
+    name: Annotated[str, NOT_IN_FILE]
+    title: Line
+    kinds: Several[CheckedKind]
+    source: str
+
+
+_Rules = schema_of(LayoutRules)
+_Evidence = schema_of(EvidenceSpec)
+
+
+def rules_of(path: Path, data: Mapping[str, Any], name: str) -> LayoutRules:
+    """The rules of an engine from its file; every value needs a source."""
+    spec = LayoutRules(name=name, **dict(validate(_Rules, data, path)))
+    told = [key for key in _Rules.model_fields if key not in ("title", "version", "sources")]
+    if found := source_faults(spec.sources, told, needed=told):
+        raise spec_error(path, found)
+    return spec
+
+
+def evidence_of(path: Path, data: Mapping[str, Any], name: str) -> EvidenceSpec:
+    """Checked kinds of layouts from their file; each stands there once."""
+    spec = EvidenceSpec(name=name, **dict(validate(_Evidence, data, path)))
+    keys = [(kind.family, kind.systems, kind.layout) for kind in spec.kinds]
+    if twice := sorted({", ".join(key) for key in keys if keys.count(key) > 1}):
+        raise spec_error(path, [f"kinds: {each} stands there twice" for each in twice])
+    return spec

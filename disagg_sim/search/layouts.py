@@ -1,0 +1,180 @@
+"""Tell how far a layout has been checked: served runs of its kind, or an engine of today that can start it.
+
+A **kind** of layout is what it does with attention, experts and layers, for a family of models on a class of systems;
+degrees do not matter, but for the size of the largest instance that was measured. Everything works on columns of
+mappings at once.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.domain import Mapping
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.layouts import CheckedKind
+from disagg_sim.facts.load import list_specs, load_evidence, load_layout_rules
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.setup import Setup
+
+#: Shipped file of the kinds that served runs have checked.
+CHECKED = "measured"
+#: Format of weights with a scale for each block, which a cut must leave whole.
+BLOCK_FORMAT = "fp8_block"
+#: Median error above which runs of a kind have not confirmed its forecast. [1]
+MOST_ERROR = 0.5
+
+
+class Layouts(StrEnum):
+    """Which mappings a search takes."""
+
+    SERVED = "served"  # of a kind that served runs have checked, no larger than these
+    LAUNCHABLE = "launchable"  # that some engine of today can start
+    ALL = "all"
+
+
+#: How far a layout has been checked, best first; words of tables start with one of them.
+SERVED, LAUNCHABLE, NOT_LAUNCHABLE = EVIDENCE = ("served", "launchable", "not launchable")
+
+
+def family_of(model: ModelSpec) -> str:
+    """Family of a model by what its layouts differ in: ``dense``, ``MoE``, ``MoE with MLA``."""
+    latent = " with MLA" if "mla" in model.attention_kinds else ""
+    return f"{'MoE' if model.is_moe else 'dense'}{latent}"
+
+
+def class_of(system: SystemSpec) -> str:
+    """Class of a system, generation and NVLink domain: ``Hopper, domain of 8``, ``Blackwell, domain of 72``."""
+    return f"{system.architecture.split()[0]}, domain of {system.nvlink_domain}"
+
+
+def layouts_of(mapping: Mapping) -> NDArray[np.object_]:
+    """What each mapping does with attention, experts and layers, in words; shape (rows,).
+
+    Examples
+    --------
+    >>> several = [Mapping(dp_attn=8, ep=8), Mapping(tp_attn=4, tp_ffn=4, pp=2), Mapping(pp=8)]
+    >>> layouts_of(Mapping.stack(several)).tolist()
+    ['DP, EP', 'TP, PP', 'PP of one-GPU stages']
+    """
+    tp, dp, tp_ffn, ep, pp, gpus = (
+        np.atleast_1d(np.asarray(each))
+        for each in (mapping.tp_attn, mapping.dp_attn, mapping.tp_ffn, mapping.ep, mapping.pp, mapping.stage_gpus)
+    )
+    attention = np.where(dp > 1, np.where(tp > 1, "DP of TP groups", "DP"), "TP").astype(object)
+    over_experts = np.where(ep > 1, np.where(tp_ffn > 1, ", EP of TP groups", ", EP"), "").astype(object)
+    cut = np.where((dp > 1) & (ep == 1), ", expert TP", "").astype(object)
+    stage = attention + over_experts + cut
+    flat = np.where(gpus > 1, stage, "one GPU").astype(object)
+    deep = np.where(gpus > 1, stage + ", PP", "PP of one-GPU stages")
+    return np.asarray(np.where(pp > 1, deep, flat), dtype=object)
+
+
+@lru_cache(maxsize=4)
+def checked_kinds(name: str = CHECKED) -> dict[tuple[str, str, str], CheckedKind]:
+    """Checked kinds by family, class of systems and layout."""
+    return {(kind.family, kind.systems, kind.layout): kind for kind in load_evidence(name).kinds}
+
+
+def why_unserved(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
+    """What no served run has checked of each mapping; "" where runs of its kind and size have. Shape (rows,)."""
+    said, place = np.unique(layouts_of(mapping).astype(str), return_inverse=True)
+    family, systems, known = family_of(at.model), class_of(at.system), checked_kinds()
+    kinds = [known.get((family, systems, str(layout))) for layout in said]
+    pairs = list(zip(map(str, said), kinds, strict=True))
+    unfit = np.array([_unfit(*pair) for pair in pairs], dtype=object)[place]
+    large = np.array(
+        [f"{text} served up to {kind.most_gpus} GPUs" if kind else "" for text, kind in pairs], dtype=object
+    )
+    within = (
+        np.atleast_1d(np.asarray(mapping.gpus)) <= np.array([kind.most_gpus if kind else 0 for kind in kinds])[place]
+    )
+    return np.asarray(np.where((unfit != "") | within, unfit, large[place]), dtype=object)
+
+
+def _unfit(layout: str, kind: CheckedKind | None) -> str:
+    """Why no instance of a kind counts as checked; "" where those of the size that was served do."""
+    if kind is None:
+        return f"{layout} never served"
+    return "" if kind.error <= MOST_ERROR else f"{layout} served, forecast off by {kind.error:.0%}"
+
+
+def broken_rules(at: Setup, mapping: Mapping) -> dict[str, NDArray[np.object_]]:
+    """Rule that each mapping breaks, by engine; "" where the engine can start it. Arrays of shape (rows,)."""
+    rows = {name: np.atleast_1d(np.asarray(value)) for name, value in _degrees(mapping).items()}
+    return {engine: _broken(at, rows, engine) for engine in list_specs("layout")}
+
+
+def why_not_launchable(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
+    """Rules for which no engine of today can start each mapping; "" where one can. Shape (rows,)."""
+    broken = broken_rules(at, mapping)
+    rules = np.stack(list(broken.values()))
+    every, alike = (rules != "").all(axis=0), (rules == rules[0]).all(axis=0)
+    each: Any = np.full(rules.shape[1], "", dtype=object)
+    for number, (engine, rule) in enumerate(broken.items()):
+        each = each + f"{'; ' * (number > 0)}{engine}: " + rule
+    return np.asarray(np.where(every, np.where(alike, rules[0], each), ""), dtype=object)
+
+
+def evidence(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
+    """How far each mapping has been checked, in words that start with one of ``EVIDENCE``; shape (rows,).
+
+    Parameters
+    ----------
+    at : Setup
+        Whose model is cut over the GPUs of whose system, in which recipe.
+    mapping : Mapping
+        One, or columns of many.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+    >>> evidence(at, Mapping.stack([Mapping(dp_attn=8, ep=8), Mapping(pp=4)])).tolist()
+    ['served', 'launchable: PP of one-GPU stages never served']
+    """
+    refused, unserved = why_not_launchable(at, mapping), why_unserved(at, mapping)
+    known = np.where(unserved == "", SERVED, f"{LAUNCHABLE}: " + unserved)
+    return np.asarray(np.where(refused == "", known, f"{NOT_LAUNCHABLE}: " + refused), dtype=object)
+
+
+def refusals(at: Setup, mapping: Mapping, layouts: str) -> NDArray[np.object_]:
+    """Why a search for ``layouts`` leaves each mapping out; "" where it takes it. Shape (rows,)."""
+    if layouts == Layouts.ALL:
+        return np.full(len(mapping), "", dtype=object)
+    found = evidence(at, mapping)
+    taken = (SERVED,) if layouts == Layouts.SERVED else (SERVED, LAUNCHABLE)
+    return np.array(["" if text.partition(":")[0] in taken else text for text in found], dtype=object)
+
+
+def _degrees(mapping: Mapping) -> dict[str, Any]:
+    return {name: getattr(mapping, name) for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "redundant_slots")}
+
+
+def _broken(at: Setup, rows: dict[str, Any], engine: str) -> NDArray[np.object_]:
+    rules = load_layout_rules(engine)
+    said = np.full(np.broadcast(*rows.values()).shape, "", dtype=object)
+
+    def unless(allowed: Any, rule: str) -> None:
+        said[(said == "") & ~np.asarray(allowed)] = rule
+
+    block = rules.weight_block
+    for layer, _ in layers_of(at.model):
+        for what, width, cut, form in layer.ffn.cuts(at.precision, Mapping(**rows)):
+            if form.name == BLOCK_FORMAT:
+                whole = (cut == 1) | (width % (cut * block) == 0)
+                unless(whole, f"{what} of width {width} cut inside blocks of {block} of {BLOCK_FORMAT}")
+    if rules.attention_groups == "one_or_all":
+        unless((rows["tp_attn"] == 1) | (rows["dp_attn"] == 1), "attention DP over groups of GPUs")
+    if rules.expert_groups == "one_or_all":
+        unless((rows["tp_ffn"] == 1) | (rows["ep"] == 1), "EP over groups of GPUs")
+    if not rules.redundant_slots:
+        unless(rows["redundant_slots"] == 0, "redundant expert slots")
+    if not rules.pipelines:
+        unless(rows["pp"] == 1, "pipelines")
+    return said

@@ -1,0 +1,160 @@
+"""Kinds of layouts by hand, what engines refuse, and what served runs have checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import disagg_sim as ds
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.facts.layouts import CheckedKind
+from disagg_sim.facts.load import load_evidence, load_model, load_system
+from disagg_sim.physics.setup import setup
+from disagg_sim.search import layouts
+from disagg_sim.search.layouts import broken_rules, class_of, evidence, family_of, layouts_of
+from disagg_sim.serving.evidence import layout_evidence, level
+
+R1 = ("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+
+
+@pytest.mark.parametrize(
+    ("mapping", "kind"),
+    [
+        (Mapping(), "one GPU"),
+        (Mapping(tp_attn=8, tp_ffn=8), "TP"),
+        (Mapping(tp_attn=8, ep=8), "TP, EP"),
+        (Mapping(dp_attn=8, ep=8), "DP, EP"),
+        (Mapping(dp_attn=8, tp_ffn=8), "DP, expert TP"),
+        (Mapping(tp_attn=2, dp_attn=4, tp_ffn=2, ep=4), "DP of TP groups, EP of TP groups"),
+        (Mapping(tp_attn=4, tp_ffn=4, pp=2), "TP, PP"),
+        (Mapping(pp=8), "PP of one-GPU stages"),
+    ],
+)
+def test_kinds_of_layouts(mapping, kind):
+    assert layouts_of(mapping).tolist() == [kind]
+
+
+def test_families_and_classes_of_systems():
+    assert [family_of(load_model(name)) for name in ("llama_3_1_70b", "gpt_oss_120b", "deepseek_r1")] == [
+        "dense",
+        "MoE",
+        "MoE with MLA",
+    ]
+    assert class_of(load_system("gb300_nvl72")) == class_of(load_system("gb200_nvl72")) == "Blackwell, domain of 72"
+
+
+def test_experts_of_qwen3_235b_are_cut_in_whole_blocks_of_128():
+    """Width 1,536: 768 and 384 on 2 and 4 GPUs are multiples of 128, 192 on 8 is none; bf16 weights have no blocks."""
+    cuts = Mapping.stack([Mapping(tp_attn=n, tp_ffn=n) for n in (2, 4, 8)])
+    rule = "experts of width 1536 cut inside blocks of 128 of fp8_block"
+    refused = layouts.why_not_launchable(setup("qwen3_235b_a22b", "h100_sxm", "fp8_block"), cuts)
+    assert refused.tolist() == ["", "", rule]
+    assert evidence(setup("qwen3_235b_a22b", "h100_sxm", "fp8_block"), cuts)[2] == f"not launchable: {rule}"
+    assert set(layouts.why_not_launchable(setup("qwen3_235b_a22b", "h100_sxm", "bf16"), cuts)) == {""}
+
+
+def test_what_each_engine_can_start():
+    """vLLM: EP over all GPUs or none. TensorRT-LLM: attention DP over all GPUs or none. SGLang: any divisors."""
+    mixed = Mapping(tp_attn=2, dp_attn=4, ep=8)
+    grouped = Mapping(dp_attn=8, tp_ffn=2, ep=4)
+    told = {name: rules.tolist() for name, rules in broken_rules(setup(*R1), Mapping.stack([mixed, grouped])).items()}
+    assert told == {
+        "sglang": ["", ""],
+        "trtllm": ["attention DP over groups of GPUs", ""],
+        "vllm": ["", "EP over groups of GPUs"],
+    }
+
+
+def test_limits_of_layouts_nest_and_count_what_they_leave_out():
+    at = setup("qwen3_235b_a22b", "h100_sxm", "fp8_block")
+    tables = {name: ds.enumerate_mappings(at, max_gpus=16, layouts=name) for name in ("served", "launchable", "all")}
+    assert set(tables["served"]) < set(tables["launchable"]) < set(tables["all"])
+    for table in tables.values():
+        assert len(table) + sum(count for _, count in table.refused) == len(tables["all"]) + sum(
+            count for _, count in tables["all"].refused
+        )
+    counted = dict(tables["launchable"].refused)
+    left_out = len(tables["all"]) - len(tables["launchable"])
+    assert counted["not launchable: experts of width 1536 cut inside blocks of 128 of fp8_block"] == left_out > 0
+
+
+def test_pipelines_of_single_gpus_are_left_out_on_request():
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8")
+    with_them, without = (ds.enumerate_mappings(at, max_gpus=8, one_gpu_stages=each) for each in (True, False))
+    assert set(with_them) - set(without) == {Mapping(pp=2), Mapping(pp=4), Mapping(pp=8)}
+    assert dict(without.refused)["pipeline stages of one GPU"] == 3
+
+
+def test_an_unknown_word_for_layouts_is_refused():
+    with pytest.raises(
+        InputError, match=r"layouts 'launchabel' is unknown, did you mean 'launchable'\?; allowed: served"
+    ):
+        ds.enumerate_mappings(setup(*R1), layouts="launchabel")
+
+
+def kind(**values) -> CheckedKind:
+    counted = {"most_gpus": 8, "rows": 3, "points": 3, "files": {"runs.csv": 3}}
+    errors = {"tpot_error": 0.1, "ttft_error": None, "throughput_error": None}
+    named = {"family": "MoE with MLA", "systems": "Blackwell, domain of 72", "layout": "DP, EP"}
+    return CheckedKind(**{**named, **counted, **errors, **values})
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ([], "launchable: DP, EP never served"),
+        ([kind()], "served"),
+        ([kind(most_gpus=4)], "launchable: DP, EP served up to 4 GPUs"),
+        ([kind(tpot_error=0.7)], "launchable: DP, EP served, forecast off by 70%"),
+        ([kind(tpot_error=None, throughput_error=0.2)], "served"),
+        ([kind(systems="Hopper, domain of 8")], "launchable: DP, EP never served"),
+    ],
+)
+def test_served_means_runs_of_the_kind_the_size_and_a_fair_forecast(known, said, monkeypatch):
+    table = {(each.family, each.systems, each.layout): each for each in known}
+    monkeypatch.setattr(layouts, "checked_kinds", lambda: table)
+    assert evidence(setup(*R1), Mapping(dp_attn=8, ep=8)).tolist() == [said]
+
+
+def test_of_two_pools_the_weaker_counts():
+    at, lengths = setup(*R1), ds.lengths(4096, 512)
+    sides = Mapping(tp_attn=4, tp_ffn=4), Mapping(dp_attn=8, ep=8)
+    grids = [
+        grid(at, [*sides, Mapping(tp_attn=4, tp_ffn=4, pp=2)], lengths) for grid in (ds.prefill_grid, ds.decode_grid)
+    ]
+    points = ds.disaggregated(*grids, ftl_limit=10.0)
+    told = layout_evidence(points, at)
+    unserved = (points["prefill_pp"] > 1) | (points["decode_pp"] > 1)
+    assert ((told == "served") == ~unserved.to_numpy()).all()
+    assert {level(text) for text in told} == {"served", "launchable"}
+    assert set(told[points["decode_pp"] > 1]) == {"launchable: decode TP, PP never served"}
+
+
+def test_shipped_evidence_names_no_pipeline_of_one_gpu_stages_but_that_of_dense_models_on_a100():
+    kinds = load_evidence("measured").kinds
+    assert [(each.family, each.systems) for each in kinds if "one-GPU stages" in each.layout] == [
+        ("dense", "Ampere, domain of 8")
+    ]
+    assert all(sum(each.files.values()) == each.rows >= each.points for each in kinds)
+
+
+@given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(0, 2))
+def test_evidence_of_columns_is_that_of_each_mapping(tp, dp, ep, pp):
+    gpus = 2 ** (tp + dp)
+    one = Mapping(tp_attn=2**tp, dp_attn=2**dp, tp_ffn=gpus // min(2**ep, gpus), ep=min(2**ep, gpus), pp=2**pp)
+    at = cached()
+    several = Mapping.stack([Mapping(), one, replace(one, pp=1)])
+    each = np.concatenate([evidence(at, mapping) for mapping in several])
+    assert evidence(at, several).tolist() == each.tolist()
+
+
+def cached() -> ds.Setup:
+    """A setup that is made once."""
+    if not hasattr(cached, "made"):
+        cached.made = setup(*R1)
+    return cached.made
