@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from disagg_sim.atomic import write_text
 from disagg_sim.certainty.extrapolation import tally_of
 from disagg_sim.domain import Mode
@@ -221,11 +219,11 @@ def _gain(item: CaseResult) -> str:
 
 def _checked(item: CaseResult) -> str:
     """How many frontier points have layouts that served runs have checked, or that an engine can start."""
-    words = pd.concat([mode.frontier[EVIDENCE_COLUMN] for mode in item.found])
-    levels = words.map(level).value_counts()
-    told = ", ".join(f"{levels[name]} {name}" for name in EVIDENCE if name in levels)
-    why = words[words != SERVED].str.partition(": ")[2].value_counts().head(MOST_KINDS)
-    kinds = f" ({'; '.join(f'{text}: {count}' for text, count in why.items())})" if len(why) else ""
+    words = [str(text) for mode in item.found for text in mode.frontier[EVIDENCE_COLUMN]]
+    levels = Counter(map(level, words))
+    told = ", ".join(f"{levels[name]} {name}" for name in EVIDENCE if levels[name])
+    why = Counter(text.partition(": ")[2] for text in words if text != SERVED).most_common(MOST_KINDS)
+    kinds = f" ({'; '.join(f'{text}: {count}' for text, count in why)})" if why else ""
     return f"Layouts of the {len(words)} frontier points: {told}{kinds}."
 
 
