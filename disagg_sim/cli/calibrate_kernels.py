@@ -10,7 +10,11 @@ import typer
 from disagg_sim.calibration.kernels.efficiency_yaml import efficiency_text, find_assumptions, write_efficiency
 from disagg_sim.calibration.kernels.fit import calibrate_kernels
 from disagg_sim.calibration.kernels.residuals import error_table, lines_of, part_of
+from disagg_sim.calibration.kernels.tables import spec_name
 from disagg_sim.cli.tables import print_table
+from disagg_sim.facts.efficiency import assumptions_of
+from disagg_sim.facts.load import load_system
+from disagg_sim.facts.yaml_files import is_path, read_mapping
 
 
 def kernels(
@@ -37,8 +41,9 @@ def kernels(
 
     The same data give the same file; the date in it is that of --date.
     """
-    done = calibrate_kernels(files, system, exclude=exclude, framework=framework, split=split)
-    beside = assumptions or find_assumptions(done.system.name)
+    beside = assumptions or find_assumptions(load_system(system if is_path(system) else spec_name(system)).name)
+    told = assumptions_of(beside, read_mapping(beside)).prefill_keys if beside else ()
+    done = calibrate_kernels(files, system, exclude=exclude, framework=framework, split=split, prefill_keys=told)
     spec = write_efficiency(out, efficiency_text(done, data=data, date=date, assumptions=beside, split=split))
     rows = done.residuals[(done.residuals["masked"] == "") & done.residuals["predicted"].notna()]
     keys = ("operator", "framework", "part")

@@ -8,7 +8,7 @@ A ``None`` efficiency means that the fit could not identify that term.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,10 +37,14 @@ EAGER = "eager"
 #: "Library" of a row that nobody measured; it joins the rows of every library.
 ASSUMED = "assumed"
 
+#: What a prefill kernel does with the keys of a tile of query rows.
+WALKED, SPLIT = "walked", "split"
+
 _Library = Annotated[str, OneOf(LIBRARIES)]
 _Format = Annotated[str, OneOf(FORMATS)]
 _Arithmetic = Annotated[str, OneOf(("bf16", "fp8"))]
 _AttentionKind = Annotated[str, OneOf(ATTENTION_KINDS)]
+_KeysOfTile = Annotated[str, OneOf((WALKED, SPLIT))]
 _Share = Annotated[float, Range(1e-6, 2.0)]  # of the BF16 peak: fp8 arithmetic passes 1
 _Fraction = Annotated[float, Range(0.0, 1.0)]
 _Time = Annotated[float, Quantity("s", 0.0, 1.0)]
@@ -113,7 +117,22 @@ class PrefillAttentionFit(Fit):
     t0: _Time  # [s]
     e_io: _Share | None = None  # share of the HBM bandwidth at which queries, outputs, new keys and values move [1]
     tail: _Fraction = 0.0  # share of the longest thread block that stays visible [1]
+    keys: Annotated[_KeysOfTile, NOT_IN_FILE] = WALKED  # as the ``PrefillKeys`` of the engine say
     kernel: str = ""  # where a library has several
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillKeys:
+    """What the prefill kernel that an engine takes on a system does with the keys of a tile of query rows.
+
+    ``walked``: one thread block takes all of them. ``split``: blocks share them where tiles are few
+    (``physics.attention``). It decides the time of few new tokens on a long cached past.
+    """
+
+    engine: _Library
+    kernel: str
+    keys: _KeysOfTile
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +264,7 @@ class EfficiencySpec:
     collectives: tuple[CollectiveFit, ...]
     alltoall: tuple[AllToAllFit, ...]
     elementwise: tuple[ElementwiseFit, ...] = ()
+    prefill_keys: tuple[PrefillKeys, ...] = ()  # by engine; walked where none is named
     files: tuple[DataFile, ...] = ()  # tables that the fits were made from, where the file says so
 
     @property
@@ -291,6 +311,7 @@ class Assumptions(Inherited):
     collectives: tuple[CollectiveFit, ...] = ()
     alltoall: tuple[AllToAllFit, ...] = ()
     elementwise: tuple[ElementwiseFit, ...] = ()
+    prefill_keys: tuple[PrefillKeys, ...] = ()
 
 
 _Keys, _HeirKeys, _AssumptionKeys = schema_of(EfficiencySpec, Inherited), schema_of(Heir), schema_of(Assumptions)
@@ -306,6 +327,7 @@ def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], Eff
         }
         return replace(parent, system=heir.system, **rows)
     fields = dict(validate(_Keys, data, path))
+    fields["prefill_attention"] = with_keys(fields["prefill_attention"], fields["prefill_keys"])
     for transfer in fields.pop("inherits_rows"):
         parent = load(transfer.system)
         fields[transfer.section] += tuple(
@@ -314,6 +336,14 @@ def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], Eff
             if all(str(getattr(row, key, None)) == value for key, value in transfer.where.items())
         )
     return EfficiencySpec(measured_on=fields["system"], **fields)
+
+
+def with_keys(fits: Iterable[Fit], told: Iterable[PrefillKeys]) -> tuple[Any, ...]:
+    """The same fits, those of prefill attention with the keys that are told of their engine."""
+    keys = {each.engine: each.keys for each in told}
+    return tuple(
+        replace(fit, keys=keys.get(fit.engine, WALKED)) if isinstance(fit, PrefillAttentionFit) else fit for fit in fits
+    )
 
 
 def assumptions_of(path: Path, data: Mapping[str, Any]) -> Assumptions:

@@ -10,9 +10,16 @@ With the neutral defaults of ``AttentionRate`` both are the plain roofline of ph
   past overlaps with it;
 * x, queries, outputs and the new keys and values, which pass through rotary embedding, quantisation and the cache
   before and after the kernel proper: :math:`B_x/e_x W`;
-* s, the longest block alone, T rows against all keys of a prompt: :math:`4Th(C+S)/(e_c\Pi/m)`; a share
-  :math:`\theta` of it stays visible at the end of a grid of many blocks, none under a persistent kernel that balances
-  them.
+* s, the keys that one multiprocessor walks at least, T rows against each: :math:`4Th/(e_c\Pi/m)` a key. Those are the
+  C+S keys of the longest block, and, since some multiprocessor gets :math:`\lceil N/m\rceil` of N blocks, that many
+  times the cached past C, which all blocks see; a share :math:`\theta` of the longest block stays visible at the end of
+  a grid of many blocks, none under a persistent kernel that balances them.
+
+Most kernels *walk*: a block takes a tile of T rows of one query head against all of its keys, so few new tokens on a
+long past take as long as a whole tile, and blocks run in whole rounds. FlashAttention-3 *splits*: the rows of all query
+heads of a KV head share tiles, N of them; where these fill less than 0.8 of the multiprocessors, the n blocks of 128
+keys of each are shared among :math:`p=\lceil n/\lceil 1.1\,Nn/m\rceil\rceil` thread blocks. Then 1/p of the keys
+count, in :math:`\lceil Np/m\rceil` rounds, and x has the p partial outputs, in 32 bits, written and read.
 
 **Decode**: :math:`t = t_0 + r\frac{B}{B+B_{1/2}} + \sqrt{\max(c, m)^2 + b^2 + s^2}` with
 
@@ -23,14 +30,16 @@ With the neutral defaults of ``AttentionRate`` both are the plain roofline of ph
 * r, what streaming from HBM costs to get going.
 
 References: T. Dao, "FlashAttention-2", :arxiv:`2307.08691`; J. Shah et al., "FlashAttention-3", :arxiv:`2407.08608`
-(persistent kernels); T. Dao et al., "Flash-Decoding for long-context inference", 2023 (split KV). The constants below
-are either sizes of these kernels or were fitted once over the kernel tables of aiconfigurator-core 0.12.0 (NVIDIA,
-Apache-2.0), all systems and engines together; they are the same for every system.
+(persistent kernels); T. Dao et al., "Flash-Decoding for long-context inference", 2023 (split KV); the parts of a tile
+in FlashAttention-3: ``flash_prepare_scheduler.cu`` and ``heuristics.h`` in github.com/vllm-project/flash-attention,
+folder ``hopper``. The constants below are either sizes of these kernels or were fitted once over the kernel tables of
+aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0), all systems and engines together; they are the same for every system.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +50,16 @@ from disagg_sim.physics.work import ACTIVATION_BYTES, AttentionShape, Numeric, W
 LEAST_ROWS = 0.4
 #: Share of the longest block that stays visible when a grid of blocks is handed out in order (fitted). [1]
 GRID_TAIL = 0.4
+#: Tiles over multiprocessors from which a kernel that splits keys leaves them whole. [1]
+FULL_GRID = 0.8
+#: Keys of a tile that a kernel splits are multiples of this. [token]
+KEY_BLOCK = 128.0
+#: Blocks of keys up to which they stay whole. [1]
+LEAST_KEY_BLOCKS = 4
+#: Tenths of the work that a scheduler shares out: it adds a margin of one. [1]
+SPLIT_TENTHS = 11.0
+#: Bytes of a partial output, written and read. [B]
+PARTIAL_BYTES = 8.0
 #: Query rows that one thread block of a decode kernel takes. [1]
 BLOCK_ROWS = 64.0
 #: Query rows to which a matrix instruction of a decode kernel is filled up. [1]
@@ -70,6 +89,7 @@ class AttentionRate:
     multiprocessors: float = 0.0  # 0 = plain roofline
     io_bandwidth: float = np.inf  # prefill: of queries, outputs and new keys and values [B/s]
     tail: float = 0.0  # prefill: share of the longest block that stays visible [1]
+    splits_keys: bool = False  # prefill: whether blocks share the keys of a tile
     block_time: float = 0.0  # decode: of a thread block on its multiprocessor [s]
     serial_time: float = 0.0  # decode: of ``SERIAL_KEYS`` keys of one sequence [s]
     serial_power: float = SPLIT_POWER  # decode: growth of it with the length [1]
@@ -86,11 +106,38 @@ def prefill_attention_cost(work: Work, shape: AttentionShape, keys: Numeric, rat
     rows = shape.q_heads * np.maximum(shape.new, LEAST_ROWS * rate.s_half) + shape.kv_heads * shape.new
     past = shape.past_bytes / rate.bandwidth
     exchange = shape.sequences * rows * (2 * ACTIVATION_BYTES * shape.head_dim) / rate.io_bandwidth
-    one_block = 4.0 * shape.head_dim * rate.s_half * rate.multiprocessors / rate.flops
-    longest = np.where(work.flops > 0, shape.longest, 0.0) * one_block
+    one_key = 4.0 * shape.head_dim * rate.s_half * rate.multiprocessors / rate.flops
+    grid = _grid(shape, rate)
+    parts = np.asarray(grid.parts)
+    outputs = shape.sequences * shape.q_heads * shape.new * shape.head_dim
+    exchange = exchange + np.where(parts > 1, parts, 0.0) * (outputs * (PARTIAL_BYTES / rate.io_bandwidth))
+    anything = np.where(work.flops > 0, one_key, 0.0)
+    longest = anything * shape.longest / parts
+    chain = np.maximum(longest, anything * grid.rounds * shape.shortest / parts)
     streamed = np.maximum(compute, past) + exchange
-    time = rate.t0 + np.maximum(streamed + rate.tail * longest, longest)
-    return Cost(time, Sums(compute, past + exchange, 0.0, rate.t0 + longest))
+    time = rate.t0 + np.maximum(streamed + rate.tail * longest, chain)
+    return Cost(time, Sums(compute, past + exchange, 0.0, rate.t0 + chain))
+
+
+class _Grid(NamedTuple):
+    """How the thread blocks of a prefill kernel share its work."""
+
+    parts: Numeric  # blocks that share the keys of a tile [1]
+    rounds: Numeric  # blocks of the multiprocessor that has most [1]
+
+
+def _grid(shape: AttentionShape, rate: AttentionRate) -> _Grid:
+    """Tiles of query rows on the multiprocessors, their keys walked by one block or split."""
+    tile, grid = rate.s_half, rate.multiprocessors
+    if not rate.splits_keys:
+        return _Grid(1.0, np.ceil(shape.sequences * shape.q_heads * np.ceil(shape.new / tile) / grid))
+    group = shape.q_heads / shape.kv_heads
+    tiles = shape.sequences * shape.kv_heads * np.ceil(shape.new * group / tile)
+    blocks = np.ceil(shape.longest / KEY_BLOCK)
+    share = np.maximum(np.ceil(tiles * blocks * SPLIT_TENTHS / (10.0 * grid)), 1.0)
+    few = (tiles < FULL_GRID * grid) & (blocks > LEAST_KEY_BLOCKS)
+    parts = np.where(few, np.ceil(blocks / share), 1.0)
+    return _Grid(parts, np.ceil(tiles * parts / grid))
 
 
 def decode_attention_cost(work: Work, shape: AttentionShape, rate: AttentionRate) -> Cost:

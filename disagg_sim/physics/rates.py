@@ -18,6 +18,7 @@ from disagg_sim.facts.efficiency import (
     ANY_REGIME,
     ASSUMED,
     LARGE_MESSAGES,
+    SPLIT,
     DecodeAttentionFit,
     EfficiencySpec,
     Fit,
@@ -144,6 +145,7 @@ def prefill_attention_rate(fit: PrefillAttentionFit, system: SystemSpec, *, read
         multiprocessors=system.sm_count,
         io_bandwidth=fit.e_io * system.hbm_bandwidth,
         tail=fit.tail,
+        splits_keys=fit.keys == SPLIT,
     )
 
 
@@ -242,6 +244,9 @@ class _Resolver:
         exact = [row for row in wanted if row.compute == precision.attention]
         alike = [row for row in mine if row.compute == precision.attention]  # arithmetic binds, not the cache
         what = f"{cache}-cache {kind.upper()}"
+        own = [row for row in wanted if row.engine == self.order[0] and precision.attention == "fp8"]
+        if not any(row in exact for row in own):  # an engine without such a kernel multiplies in bf16
+            exact = own or exact
         prefill = self.take(f"{what} prefill attention", exact or alike or wanted, kind="prefill_attention", form=kind)
         served = [row for row in self.spec.decode_attention if row.kind == kind]
         cached = [row for row in served if row.cache == cache]

@@ -80,6 +80,11 @@ class AttentionShape(NamedTuple):
         seen = self.past + self.new
         return np.minimum(seen, self.window) if self.window else seen
 
+    @property
+    def shortest(self) -> Numeric:
+        """Cached keys that every query sees, or as many: all of the past, or a window of it. [token]"""
+        return np.minimum(self.past, self.window) if self.window else self.past
+
 
 def expected_distinct_experts(tokens: Numeric, experts: Numeric, top_k: Numeric) -> Numeric:
     """Experts that at least one of ``tokens`` tokens picks, each token choosing k of E at random. [1]

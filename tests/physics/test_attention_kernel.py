@@ -85,9 +85,66 @@ def test_long_prompts_reach_the_plateau_and_large_caches_the_bandwidth():
     assert decode(sequences=512.0, context=65536.0) == pytest.approx(512 * 65536 * 4096 / 2e12, rel=0.01)
 
 
+#: A key takes a block of 128 rows 65536 FLOP, 6.5536 ns at 1/100 of 1 PFLOP/s.
+KEY = 4 * 128 * 128 / 1e13
+ALONE = AttentionRate(1e15, np.inf, 0.0, s_half=128.0, multiprocessors=100, io_bandwidth=np.inf)
+SHARED = replace(ALONE, splits_keys=True)
+
+
+def test_blocks_on_a_past_run_in_whole_rounds():
+    """8 heads of 12 tiles are 96 blocks on 100 multiprocessors, one round; of 13 tiles 104, two rounds of the past."""
+    one, two = (prefill(ALONE, new=128.0 * tiles, past=1e6) for tiles in (12, 13))
+    assert one == pytest.approx((1e6 + 12 * 128) * KEY, rel=1e-9)
+    assert two == pytest.approx(2e6 * KEY, rel=1e-9)
+
+
+def test_few_tokens_on_a_past_take_as_long_as_a_tile():
+    assert prefill(ALONE, new=1.0, past=99_999.0) == pytest.approx(100_000 * KEY, rel=1e-12)
+    assert prefill(ALONE, new=128.0, past=99_872.0) == pytest.approx(100_000 * KEY, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("new", "parts", "rounds"),
+    [
+        (32, 46, 1),  # 4 heads share a tile: 2 tiles on 100 multiprocessors, 1000/ceil(22) parts
+        (128, 12, 1),  # 8 tiles: 1000/ceil(88)
+        (640, 3, 2),  # 40 tiles: 1000/ceil(440); 120 blocks are two rounds
+        (1248, 2, 2),  # 78 tiles: 1000/ceil(858)
+        (1280, 1, 1),  # 80 tiles fill 0.8 of them
+    ],
+)
+def test_keys_are_split_over_the_multiprocessors_that_tiles_leave_idle(new, parts, rounds):
+    """2 KV heads of 4 query heads on 128000 keys, 1000 blocks of 128."""
+    time = prefill(SHARED, new=float(new), past=128_000.0 - new)
+    keys = max(128_000, rounds * (128_000 - new))
+    assert time == pytest.approx(keys / parts * KEY, rel=1e-9)
+
+
+def test_few_keys_are_not_split():
+    assert prefill(SHARED, new=64.0, past=448.0) == prefill(ALONE, new=64.0, past=448.0)
+    assert prefill(SHARED, new=64.0, past=449.0) < prefill(ALONE, new=64.0, past=449.0)
+
+
+def test_partial_outputs_are_written_and_read():
+    """64 tokens of 8 heads of 128 elements are 524288 B a part, written and read; 4 tiles are split into 23 parts."""
+    moved = replace(SHARED, io_bandwidth=1e12)
+    exchange = 10 * 64 * 512 / 1e12
+    parts = 23 * 64 * 8 * 128 * 8 / 1e12
+    flops = 4 * 128 * 8 * (64 * 100_000 + 64 * 65 / 2)
+    computed = flops / 1e15 * (1 + 128 / (2 * 100_000 + 65))
+    assert prefill(moved, new=64.0, past=100_000.0) == pytest.approx(computed + exchange + parts, rel=1e-9)
+
+
+@given(new=st.integers(1, 4000), past=st.integers(0, 200_000), q_heads=st.sampled_from([2, 4, 8, 64]))
+def test_sharing_keys_never_takes_longer_where_partial_outputs_are_free(new, past, q_heads):
+    sizes = {"new": float(new), "past": float(past), "q_heads": float(q_heads)}
+    assert prefill(SHARED, **sizes) <= prefill(ALONE, **sizes) * (1 + 1e-12)
+
+
 def test_a_window_bounds_the_longest_block_and_the_serial_time():
     wide, narrow = (AttentionShape(1.0, 512.0, 7680.0, 8.0, 8.0, 128, 0.0, window) for window in (0.0, 1024.0))
     assert (wide.longest, narrow.longest) == (8192.0, 1024.0)
+    assert (wide.shortest, narrow.shortest) == (7680.0, 1024.0)
 
 
 def test_reading_the_past_overlaps_with_multiplying_it():

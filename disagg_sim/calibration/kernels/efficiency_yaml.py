@@ -42,6 +42,15 @@ _FORMS = {
     "alltoall": "t = latency + step*log2(group) + V/(e_bandwidth*link); prepare: + T*seconds_per_token",
     "elementwise": "t = t0 + bytes/(e_memory*HBM)",
 }
+#: Fields of a fit that its row does not hold.
+_TOLD_ELSEWHERE = ("inherited_from", "keys")
+#: Fields of a fit that its row does not hold.
+_TOLD_ELSEWHERE = ("inherited_from", "keys")
+#: Written above the keys of prefill kernels.
+_PREFILL_KEYS = (
+    "What the prefill kernel of an engine does with the keys of a tile of query rows: one block walks them, "
+    "or blocks share them."
+)
 
 
 def find_assumptions(system: str) -> Path | None:
@@ -86,6 +95,9 @@ def efficiency_text(
         lines += [f"  - {_row(fit)}" for fit in fitted]
         if assumed:
             lines += ["  # assumed, not measured", *(f"  - {_row(fit)}" for fit in assumed)]
+    if beside.prefill_keys:
+        lines += ["", f"# {_PREFILL_KEYS}", "prefill_keys:"]
+        lines += [f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.prefill_keys]
     if beside.inherits_rows:
         lines += ["", "# Rows taken over from another system; each is marked as inherited in every output."]
         lines += ["inherits_rows:", *(f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.inherits_rows)]
@@ -110,7 +122,7 @@ def _row(fit: Fit) -> str:
     units = units_of(type(fit))
     for field in dataclasses.fields(fit):
         value = getattr(fit, field.name)
-        if field.name == "inherited_from" or (field.default is not dataclasses.MISSING and value == field.default):
+        if field.name in _TOLD_ELSEWHERE or (field.default is not dataclasses.MISSING and value == field.default):
             continue
         if field.name == "valid":
             pairs["valid"] = _flow({size: f"[{_number(low)}, {_number(high)}]" for size, low, high in value})

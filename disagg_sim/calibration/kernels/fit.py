@@ -24,7 +24,7 @@ from disagg_sim.calibration.kernels.tables import (
     spec_name,
 )
 from disagg_sim.errors import InputError, nearest
-from disagg_sim.facts.efficiency import LARGE_MESSAGES, LIBRARIES, SECTIONS, DataFile, Fit
+from disagg_sim.facts.efficiency import LARGE_MESSAGES, LIBRARIES, SECTIONS, DataFile, Fit, PrefillKeys, with_keys
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
 from disagg_sim.facts.yaml_files import is_path, shown
@@ -52,7 +52,13 @@ class Calibration:
 
 
 def calibrate_kernels(
-    paths: Sequence[Path], system: str, *, exclude: Path | None = None, framework: str = "", split: bool = True
+    paths: Sequence[Path],
+    system: str,
+    *,
+    exclude: Path | None = None,
+    framework: str = "",
+    split: bool = True,
+    prefill_keys: Sequence[PrefillKeys] = (),
 ) -> Calibration:
     """Fit everything that the tables measure of a system.
 
@@ -68,6 +74,9 @@ def calibrate_kernels(
         Fit this library alone, and NCCL, to which engines hand their large messages; "" = all.
     split
         Whether the shapes that are held out stay unseen, which gives honest errors; else all rows are fitted.
+    prefill_keys
+        What prefill kernels do with their keys. Prompts without a past hardly tell: their fits are made with walked
+        keys and judged with these.
 
     Raises
     ------
@@ -92,7 +101,7 @@ def calibrate_kernels(
             usable = rows[(rows["masked"] == "") & rows["framework"].isin(wanted)]
             fitted = usable[~usable["held_out"]] if split else usable
             unseen += len(usable) - len(fitted)
-            raw = [_rounded(fit) for fit in operator.fit_rows(fitted, spec)]
+            raw = [_rounded(fit) for fit in with_keys(operator.fit_rows(fitted, spec), prefill_keys)]
             section = operator.sections[0]
             fits[section] = fits.get(section, ()) + _judged(operator, raw, usable, spec, split=split)
     if not any(fits.values()):
