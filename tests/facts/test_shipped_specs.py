@@ -67,7 +67,7 @@ def test_the_shipped_names():
     assert list_specs("engine") == ("sglang", "trtllm", "trtllm_engine", "vllm", "vllm_eager", "vllm_v0")
     assert list_specs("profile") == ("ideal", "measured", "optimistic")
     assert set(list_specs("model")) == {row["name"] for row in COUNTS}
-    assert len(COUNTS) == 35
+    assert len(COUNTS) == 36
 
 
 @pytest.mark.parametrize("row", COUNTS, ids=lambda row: row["name"])
