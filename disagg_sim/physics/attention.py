@@ -6,14 +6,14 @@ With the neutral defaults of ``AttentionRate`` both are the plain roofline of ph
 **Prefill** (T query rows of one head in a thread block, m multiprocessors):
 :math:`t = t_0 + \max(c + x + \theta s, s)` with
 
-* c, all blocks together, tiles on the diagonal multiplied whole: :math:`F/e_c\Pi\cdot(1 + T/S)`; reading the cached
-  past overlaps with it;
+* c, all blocks together, tiles on the diagonal multiplied whole: :math:`F/e_c\Pi\cdot(1 + T/S)` without a past; reading
+  the cached past overlaps with it;
 * x, queries, outputs and the new keys and values, which pass through rotary embedding, quantisation and the cache
   before and after the kernel proper: :math:`B_x/e_x W`;
-* s, the keys that one multiprocessor walks at least, T rows against each: :math:`4Th/(e_c\Pi/m)` a key. Those are the
-  C+S keys of the longest block, and, since some multiprocessor gets :math:`\lceil N/m\rceil` of N blocks, that many
-  times the cached past C, which all blocks see; a share :math:`\theta` of the longest block stays visible at the end of
-  a grid of many blocks, none under a persistent kernel that balances them.
+* s, the longest block alone, T rows against all keys of a prompt: :math:`4Th(C+S)/(e_c\Pi/m)`; a share
+  :math:`\theta` of its new keys stays visible at the end of a grid of many blocks, none under a persistent kernel that
+  balances them. The cached past C is alike for all blocks, which pass it in whole rounds: c counts
+  :math:`\lceil N/m\rceil C` keys of it for N blocks, where their rows alone would need NC/m.
 
 Most kernels *walk*: a block takes a tile of T rows of one query head against all of its keys, so few new tokens on a
 long past take as long as a whole tile, and blocks run in whole rounds. FlashAttention-3 *splits*: the rows of all query
@@ -106,38 +106,41 @@ def prefill_attention_cost(work: Work, shape: AttentionShape, keys: Numeric, rat
     rows = shape.q_heads * np.maximum(shape.new, LEAST_ROWS * rate.s_half) + shape.kv_heads * shape.new
     past = shape.past_bytes / rate.bandwidth
     exchange = shape.sequences * rows * (2 * ACTIVATION_BYTES * shape.head_dim) / rate.io_bandwidth
-    one_key = 4.0 * shape.head_dim * rate.s_half * rate.multiprocessors / rate.flops
     grid = _grid(shape, rate)
-    parts = np.asarray(grid.parts)
     outputs = shape.sequences * shape.q_heads * shape.new * shape.head_dim
-    exchange = exchange + np.where(parts > 1, parts, 0.0) * (outputs * (PARTIAL_BYTES / rate.io_bandwidth))
-    anything = np.where(work.flops > 0, one_key, 0.0)
-    longest = anything * shape.longest / parts
-    chain = np.maximum(longest, anything * grid.rounds * shape.shortest / parts)
-    streamed = np.maximum(compute, past) + exchange
-    time = rate.t0 + np.maximum(streamed + rate.tail * longest, chain)
-    return Cost(time, Sums(compute, past + exchange, 0.0, rate.t0 + chain))
+    exchange = exchange + np.where(grid.parts > 1, grid.parts, 0.0) * (outputs * (PARTIAL_BYTES / rate.io_bandwidth))
+    whole_tile = 4.0 * shape.head_dim * rate.s_half * rate.multiprocessors / rate.flops
+    one_key = np.where(work.flops > 0, whole_tile / grid.parts, 0.0)
+    computed = compute + one_key * grid.idle * shape.shortest
+    longest = one_key * shape.longest
+    streamed = np.maximum(computed, past) + exchange
+    time = rate.t0 + np.maximum(streamed + rate.tail * (longest - one_key * shape.shortest), longest)
+    return Cost(time, Sums(computed, past + exchange, 0.0, rate.t0 + longest))
 
 
 class _Grid(NamedTuple):
     """How the thread blocks of a prefill kernel share its work."""
 
     parts: Numeric  # blocks that share the keys of a tile [1]
-    rounds: Numeric  # blocks of the multiprocessor that has most [1]
+    idle: Numeric  # tiles that the fullest multiprocessor could take beyond its share of the rows [1]
 
 
 def _grid(shape: AttentionShape, rate: AttentionRate) -> _Grid:
     """Tiles of query rows on the multiprocessors, their keys walked by one block or split."""
     tile, grid = rate.s_half, rate.multiprocessors
-    if not rate.splits_keys:
-        return _Grid(1.0, np.ceil(shape.sequences * shape.q_heads * np.ceil(shape.new / tile) / grid))
-    group = shape.q_heads / shape.kv_heads
-    tiles = shape.sequences * shape.kv_heads * np.ceil(shape.new * group / tile)
-    blocks = np.ceil(shape.longest / KEY_BLOCK)
-    share = np.maximum(np.ceil(tiles * blocks * SPLIT_TENTHS / (10.0 * grid)), 1.0)
-    few = (tiles < FULL_GRID * grid) & (blocks > LEAST_KEY_BLOCKS)
-    parts = np.where(few, np.ceil(blocks / share), 1.0)
-    return _Grid(parts, np.ceil(tiles * parts / grid))
+    rows = shape.sequences * shape.q_heads * shape.new
+    parts: Numeric = np.ones(())
+    if rate.splits_keys:
+        group = shape.q_heads / shape.kv_heads
+        tiles = shape.sequences * shape.kv_heads * np.ceil(shape.new * group / tile)
+        blocks = np.ceil(shape.longest / KEY_BLOCK)
+        share = np.maximum(np.ceil(tiles * blocks * SPLIT_TENTHS / (10.0 * grid)), 1.0)
+        few = (tiles < FULL_GRID * grid) & (blocks > LEAST_KEY_BLOCKS)
+        parts = np.where(few, np.ceil(blocks / share), 1.0)
+    else:
+        tiles = shape.sequences * shape.q_heads * np.ceil(shape.new / tile)
+    rounds = np.ceil(tiles * parts / grid)
+    return _Grid(parts, rounds - parts * rows / (tile * grid))
 
 
 def decode_attention_cost(work: Work, shape: AttentionShape, rate: AttentionRate) -> Cost:

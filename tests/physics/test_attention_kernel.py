@@ -91,11 +91,22 @@ ALONE = AttentionRate(1e15, np.inf, 0.0, s_half=128.0, multiprocessors=100, io_b
 SHARED = replace(ALONE, splits_keys=True)
 
 
+def new_part(new):
+    """Keys that a multiprocessor walks for 8 heads of new tokens alone: S(S+1)/2 pairs, tiles on the diagonal whole."""
+    return 8 * new * (new + 1 + 128) / 2 / 128 / 100
+
+
 def test_blocks_on_a_past_run_in_whole_rounds():
     """8 heads of 12 tiles are 96 blocks on 100 multiprocessors, one round; of 13 tiles 104, two rounds of the past."""
     one, two = (prefill(ALONE, new=128.0 * tiles, past=1e6) for tiles in (12, 13))
     assert one == pytest.approx((1e6 + 12 * 128) * KEY, rel=1e-9)
-    assert two == pytest.approx(2e6 * KEY, rel=1e-9)
+    assert two == pytest.approx((2e6 + new_part(13 * 128)) * KEY, rel=1e-9)
+
+
+def test_a_tail_is_that_of_the_new_keys():
+    """Blocks pass a past in whole rounds; what sticks out at the end of a grid comes of their unequal new keys."""
+    times = [prefill(replace(ALONE, tail=tail), new=1664.0, past=1e6) for tail in (0.0, 0.4)]
+    assert times[1] - times[0] == pytest.approx(0.4 * 1664 * KEY, rel=1e-6)
 
 
 def test_few_tokens_on_a_past_take_as_long_as_a_tile():
@@ -116,8 +127,8 @@ def test_few_tokens_on_a_past_take_as_long_as_a_tile():
 def test_keys_are_split_over_the_multiprocessors_that_tiles_leave_idle(new, parts, rounds):
     """2 KV heads of 4 query heads on 128000 keys, 1000 blocks of 128."""
     time = prefill(SHARED, new=float(new), past=128_000.0 - new)
-    keys = max(128_000, rounds * (128_000 - new))
-    assert time == pytest.approx(keys / parts * KEY, rel=1e-9)
+    keys = max(128_000 / parts, rounds * (128_000 - new) / parts + new_part(new))
+    assert time == pytest.approx(keys * KEY, rel=1e-9)
 
 
 def test_few_keys_are_not_split():
@@ -130,8 +141,7 @@ def test_partial_outputs_are_written_and_read():
     moved = replace(SHARED, io_bandwidth=1e12)
     exchange = 10 * 64 * 512 / 1e12
     parts = 23 * 64 * 8 * 128 * 8 / 1e12
-    flops = 4 * 128 * 8 * (64 * 100_000 + 64 * 65 / 2)
-    computed = flops / 1e15 * (1 + 128 / (2 * 100_000 + 65))
+    computed = (100_000 / 23 + new_part(64)) * KEY
     assert prefill(moved, new=64.0, past=100_000.0) == pytest.approx(computed + exchange + parts, rel=1e-9)
 
 
