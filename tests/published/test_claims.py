@@ -69,9 +69,9 @@ def pipelines(profile: str, form: str, chunk: int = 512) -> dict[int, tuple[floa
     return found
 
 
-@pytest.mark.parametrize(("profile", "factor"), [("measured", 20.7), ("optimistic", 20.9)])
+@pytest.mark.parametrize(("profile", "factor"), [("measured", 21.4), ("optimistic", 21.6)])
 def test_c10_pipelined_chunks_cut_ftl_20_to_32_times(profile, factor):
-    """Accepted: a factor of 20-32, FTL 60-140 s at PP 1 and 2-5 s at PP 32. Ours: 95.1 s to 4.59 s, 20.7 times."""
+    """Accepted: a factor of 20-32, FTL 60-140 s at PP 1 and 2-5 s at PP 32. Ours: 95.1 s to 4.44 s, 21.4 times."""
     found = pipelines(profile, "cached")
     assert 20 <= found[1][0] / found[32][0] <= 32
     assert 60 <= found[1][0] <= 140
@@ -87,30 +87,34 @@ def relative_rates(profile: str, chunk: int) -> dict[int, float]:
 
 
 def test_c10_throughput_misses_ten_percent_in_chunks_of_512():
-    """Accepted: within 10 % of PP 1. `measured` gives 0.80 at PP 2 and 0.715 at PP 32, `optimistic` 0.722.
+    """Accepted: within 10 % of PP 1. `measured` gives 0.83 at PP 2 and 0.738 at PP 32, `optimistic` 0.746.
 
-    Where it goes (GPU-seconds a prompt at PP 1: 95.5; at PP 32: 126 before uneven layers): attention +19.6 s, as
-    128 heads of 512 tokens are 256 thread blocks on 152 multiprocessors, whose last wave is not full; experts +12.8 s,
+    Where it goes (GPU-seconds a prompt at PP 1: 95.5; at PP 32: 123 before uneven layers): attention +15.8 s, as
+    128 heads of 512 tokens are 256 thread blocks on 152 multiprocessors, which take two rounds; experts +12.8 s,
     since EP 2 reads 128 experts a GPU again for every 2 x 512 tokens; floors of GEMM and elementwise kernels +1.6 s;
     the narrower exchange -3.1 s. The slowest of 32 stages holds 2 MoE layers where 61/32 would be even: 0.953, and
-    all MoE (a dense layer is cheaper): 0.994. Chunks of 2,048 tokens hold the bar at a factor of 20.5 and 4.65 s.
+    all MoE (a dense layer is cheaper): 0.994. Chunks of 2,048 tokens hold the bar at a factor of 20.8 and 4.57 s.
     """
     rates = relative_rates("measured", 512)
-    assert [rates[pp] for pp in (2, 8, 32)] == pytest.approx([0.797, 0.762, 0.715], abs=0.002)
-    assert relative_rates("optimistic", 512)[32] == pytest.approx(0.722, abs=0.002)
-    assert relative_rates("measured", 1024)[32] == pytest.approx(0.837, abs=0.002)
+    assert [rates[pp] for pp in (2, 8, 32)] == pytest.approx([0.825, 0.789, 0.738], abs=0.002)
+    assert relative_rates("optimistic", 512)[32] == pytest.approx(0.746, abs=0.002)
+    assert relative_rates("measured", 1024)[32] == pytest.approx(0.796, abs=0.002)
     assert all(rate > 0.9 for rate in relative_rates("measured", 2048).values())
     coarse = pipelines("measured", "cached", chunk=2048)
-    assert coarse[1][0] / coarse[32][0] == pytest.approx(20.5, rel=0.005)
-    assert coarse[32][0] == pytest.approx(4.65, rel=0.005)
+    assert coarse[1][0] / coarse[32][0] == pytest.approx(20.8, rel=0.005)
+    assert coarse[32][0] == pytest.approx(4.57, rel=0.005)
 
 
-def test_c10_the_last_wave_of_attention_takes_nearly_half_of_it(monkeypatch):
-    """Blocks that balance themselves over the multiprocessors: 0.843. No kernel with a past was measured."""
-    at_rest = setup("deepseek_r1", SYSTEM, RECIPE).rates
-    assert at_rest.prefill_attention["mla"].tail == 0.4
-    rates = replace(at_rest, prefill_attention={"mla": replace(at_rest.prefill_attention["mla"], tail=0.0)})
-    monkeypatch.setitem(globals(), "setup", lambda *names: replace(setup_of(*names), rates=rates))
+def test_c10_nearly_half_of_the_missing_throughput_is_the_second_round_of_attention(monkeypatch):
+    """256 blocks on 128 multiprocessors of the same rate in all leave nothing idle. Nobody timed it on this past."""
+    rate = setup("deepseek_r1", SYSTEM, RECIPE).rates.prefill_attention["mla"]
+    assert (rate.multiprocessors, rate.splits_keys) == (152, False)
+
+    def filled(*names):
+        at = setup_of(*names)
+        return replace(at, rates=replace(at.rates, prefill_attention={"mla": replace(rate, multiprocessors=128)}))
+
+    monkeypatch.setitem(globals(), "setup", filled)
     assert relative_rates("measured", 512)[32] == pytest.approx(0.843, abs=0.002)
 
 
@@ -142,10 +146,10 @@ def test_c10_the_missing_throughput_is_experts_read_again():
 
 
 def test_c10_naive_chunks_beside_it():
-    """Reported without a bar: re-projection leaves 14 times and 0.49 of the throughput (by FLOP 16 and 0.55-0.58)."""
+    """Reported without a bar: re-projection leaves 14.5 times and 0.50 of the throughput (by FLOP 16 and 0.55-0.58)."""
     found = pipelines("measured", "naive")
-    assert found[1][0] / found[32][0] == pytest.approx(14.1, rel=0.005)
-    assert found[32][1] / found[1][1] == pytest.approx(0.489, abs=0.002)
+    assert found[1][0] / found[32][0] == pytest.approx(14.5, rel=0.005)
+    assert found[32][1] / found[1][1] == pytest.approx(0.500, abs=0.002)
 
 
 # C18: egress falls with ISL (accepted: strictly decreasing from 4k on).
