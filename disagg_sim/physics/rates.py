@@ -55,6 +55,11 @@ REGIME_FALLBACK = {
     "ep16_256": ("ep2_8", "tp"),
 }
 
+#: Name of TensorRT-LLM's generated expert kernels in libraries that have them from FlashInfer, and their formats there.
+GENERATED, GENERATED_FORMATS = "flashinfer_trtllm", ("fp8_block", "nvfp4")
+#: 90 % error of a fit above which another expert kernel of the format is taken instead. [1]
+WORST_FIT = 0.5
+
 F = TypeVar("F", bound=Fit)
 
 
@@ -279,7 +284,7 @@ class _Resolver:
                 break
         what = f"{name} MoE GEMM ({regime})"
         chosen = self.take(what, here, kind="experts", form=name)
-        kernels = [row for row in here if row.engine == chosen.engine]
+        kernels = self._expert_kernels(name, chosen.engine, here)
         self.used[what] = replace(self.used[what], fits=tuple(kernels))
         # A fit that could not identify its compute term borrows that of its sibling kernel.
         known = [row for row in rows if row.engine == chosen.engine and row.e_compute is not None]
@@ -291,6 +296,12 @@ class _Resolver:
             rate = moe_rate(replace(row, e_compute=e_compute), self.system)
             rates.append(rate if floor is None else replace(rate, t0=floor, per_expert=0.0))
         return tuple(rates)
+
+    def _expert_kernels(self, name: str, engine: str, rows: list[MoeFit]) -> list[MoeFit]:
+        """Fits of the kernels that an engine chooses among, its own in another library included; the sound ones."""
+        lent = _best_match((row for row in rows if GENERATED in row.kernel and name in GENERATED_FORMATS), self.order)
+        kernels = [row for row in rows if row.engine == engine or (engine == "trtllm" and row is lent)]
+        return [row for row in kernels if row.p90_error <= WORST_FIT] or kernels
 
     def collective(self, op: str, what: str, kind: str) -> LinkCurve:
         link = self.system.nvlink_bandwidth

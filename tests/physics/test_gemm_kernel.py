@@ -206,3 +206,17 @@ def test_one_fit_serves_every_regime_and_the_faster_kernel_counts():
     assert times[0][-1] > times[1][-1]
     floors = {(kernel.t0, kernel.per_expert) for kernel in rates_with("optimistic", moe=fits).moe["single"]}
     assert floors == {(15 * US, 0.0)}
+
+
+def test_tensorrt_llm_chooses_among_sound_kernels_and_its_own_in_other_libraries():
+    """NVFP4 on GB200: cutlass and the generated kernels; ``min_latency`` misses by 64 % at p90 and is left out."""
+    at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", engine="trtllm")
+    taken = next(one for one in at.rates.used if one.what == "nvfp4 MoE GEMM (any)")
+    assert {(fit.engine, fit.kernel) for fit in taken.fits} == {
+        ("trtllm", "moe_torch_flow_cutlass"),
+        ("sglang", "sglang_flashinfer_trtllm_moe"),
+    }
+    assert all(fit.p90_error < 0.5 for fit in taken.fits)
+    on_hopper = setup("deepseek_r1", "h200_sxm", "fp8", engine="trtllm").rates.used
+    fits = next(one.fits for one in on_hopper if one.what == "fp8_block MoE GEMM (any)")
+    assert {fit.engine for fit in fits} == {"trtllm"}
