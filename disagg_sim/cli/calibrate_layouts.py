@@ -25,13 +25,12 @@ def layouts(
     if not kinds:
         raise InputError("no run in these files can be compared with a forecast")
     spec = write_evidence(out, evidence_text(kinds, date=date))
-    errors = ("tpot_error", "ttft_error", "throughput_error")
     table = [
         (
             *(each.family, each.systems, each.layout, str(each.most_gpus), str(each.rows), str(each.points)),
-            *("-" if (value := getattr(each, name)) is None else f"{value:.1%}" for name in errors),
+            *(each.judged_by, "-" if each.error is None else f"{each.error:.1%}"),
         )
         for each in spec.kinds
     ]
-    head = ("family", "systems", "layout", "GPUs", "runs", "points", "TPOT", "TTFT", "throughput")
-    print_table(table, header=head, numeric=(3, 4, 5, 6, 7, 8))
+    head = ("family", "systems", "layout", "GPUs", "runs", "points", "judged by", "error")
+    print_table(table, header=head, numeric=(3, 4, 5, 7))

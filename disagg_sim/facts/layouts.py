@@ -6,7 +6,6 @@ Rules stand in ``hw_specs/layouts/``, one file an engine; the kinds that measure
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,8 @@ from disagg_sim.notebook import Shown
 
 #: How a degree may divide the GPUs of a stage: into groups of any size, or into one group or single GPUs.
 GROUPS = ("any", "one_or_all")
+#: What a kind may be judged by: of the first two what more operating points have, else the third, else nothing.
+JUDGED_BY = ("tpot", "throughput", "ttft", "nothing")
 
 _Groups = Annotated[str, OneOf(GROUPS)]
 _Count = Annotated[int, Range(1, 10**7)]
@@ -50,16 +51,9 @@ class CheckedKind:
     most_gpus: _Count  # of the largest instance [1]
     rows: _Count  # measured runs [1]
     points: _Count  # distinct operating points among them [1]
-    tpot_error: _Error | None  # median of the absolute relative error over these points; null = not measured [1]
-    ttft_error: _Error | None  # the same of the time to the first token [1]
-    throughput_error: _Error | None  # the same of throughput [1]
+    judged_by: Annotated[str, OneOf(JUDGED_BY)]  # what the forecast was compared in
+    error: _Error | None  # absolute relative error that 3/4 of the points below saturation stay below; null = none [1]
     files: Annotated[Mapping[str, _Count], NotEmpty]  # file of the data -> runs [1]
-
-    @property
-    def error(self) -> float:
-        """Error of the forecast: of TPOT, else of throughput, else of TTFT; inf where none could be judged. [1]"""
-        known = (each for each in (self.tpot_error, self.throughput_error, self.ttft_error) if each is not None)
-        return next(known, math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,10 @@ from disagg_sim.physics.setup import Setup
 CHECKED = "measured"
 #: Format of weights with a scale for each block, which a cut must leave whole.
 BLOCK_FORMAT = "fp8_block"
-#: Median error above which runs of a kind have not confirmed its forecast. [1]
+#: Error of three quarters of the operating points above which runs of a kind have not confirmed its forecast. [1]
 MOST_ERROR = 0.5
+#: Fewest operating points that confirm a kind. [1]
+LEAST_POINTS = 3
 
 
 class Layouts(StrEnum):
@@ -101,7 +103,11 @@ def _unfit(layout: str, kind: CheckedKind | None) -> str:
     """Why no instance of a kind counts as checked; "" where those of the size that was served do."""
     if kind is None:
         return f"{layout} never served"
-    return "" if kind.error <= MOST_ERROR else f"{layout} served, forecast off by {kind.error:.0%}"
+    if kind.points < LEAST_POINTS:
+        return f"{layout} served at {kind.points} operating point{'s' * (kind.points > 1)} alone"
+    if kind.error is None:
+        return f"{layout} served, forecast not judged"
+    return "" if kind.error <= MOST_ERROR else f"{layout} served, {kind.judged_by} off by {kind.error:.0%}"
 
 
 def broken_rules(at: Setup, mapping: Mapping) -> dict[str, NDArray[np.object_]]:

@@ -99,7 +99,7 @@ def test_an_unknown_word_for_layouts_is_refused():
 
 def kind(**values) -> CheckedKind:
     counted = {"most_gpus": 8, "rows": 3, "points": 3, "files": {"runs.csv": 3}}
-    errors = {"tpot_error": 0.1, "ttft_error": None, "throughput_error": None}
+    errors = {"judged_by": "tpot", "error": 0.1}
     named = {"family": "MoE with MLA", "systems": "Blackwell, domain of 72", "layout": "DP, EP"}
     return CheckedKind(**{**named, **counted, **errors, **values})
 
@@ -110,8 +110,9 @@ def kind(**values) -> CheckedKind:
         ([], "launchable: DP, EP never served"),
         ([kind()], "served"),
         ([kind(most_gpus=4)], "launchable: DP, EP served up to 4 GPUs"),
-        ([kind(tpot_error=0.7)], "launchable: DP, EP served, forecast off by 70%"),
-        ([kind(tpot_error=None, throughput_error=0.2)], "served"),
+        ([kind(error=0.7)], "launchable: DP, EP served, tpot off by 70%"),
+        ([kind(points=1)], "launchable: DP, EP served at 1 operating point alone"),
+        ([kind(judged_by="nothing", error=None)], "launchable: DP, EP served, forecast not judged"),
         ([kind(systems="Hopper, domain of 8")], "launchable: DP, EP never served"),
     ],
 )
