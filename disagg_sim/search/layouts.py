@@ -99,15 +99,22 @@ def why_unserved(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
     return np.asarray(np.where((unfit != "") | within, unfit, large[place]), dtype=object)
 
 
+def is_confirmed(kind: CheckedKind) -> bool:
+    """Whether runs of a kind confirm its forecast: enough operating points, most of them close."""
+    return kind.points >= LEAST_POINTS and kind.error is not None and kind.error <= MOST_ERROR
+
+
 def _unfit(layout: str, kind: CheckedKind | None) -> str:
     """Why no instance of a kind counts as checked; "" where those of the size that was served do."""
     if kind is None:
         return f"{layout} never served"
+    if is_confirmed(kind):
+        return ""
     if kind.points < LEAST_POINTS:
         return f"{layout} served at {kind.points} operating point{'s' * (kind.points > 1)} alone"
     if kind.error is None:
         return f"{layout} served, forecast not judged"
-    return "" if kind.error <= MOST_ERROR else f"{layout} served, {kind.judged_by} off by {kind.error:.0%}"
+    return f"{layout} served, {kind.judged_by} off by {kind.error:.0%}"
 
 
 def broken_rules(at: Setup, mapping: Mapping) -> dict[str, NDArray[np.object_]]:

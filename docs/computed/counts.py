@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import disagg_sim as ds
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.load import load_efficiency, resolve_precision
+from disagg_sim.facts.load import load_efficiency, load_evidence, resolve_precision
 from disagg_sim.physics.collectives import copies_per_rank, copies_with_own
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.memory import Residents, activation_bytes, decode_bytes, decode_residents
 from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import expected_distinct_experts
+from disagg_sim.search.layouts import is_confirmed
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.units import GB
-from docs.computed import joined, power, quick
+from docs.computed import joined, power, quick, table
 
 
 def tensor_parallel(n: float) -> Mapping:
@@ -31,6 +32,27 @@ def demo_points() -> str:
 def demo_cases() -> str:
     """Cases of the demo."""
     return str(len(plan_sweep(load_sweep("demo")).cases))
+
+
+@quick
+def demo_others() -> str:
+    """Cases of the demo but for the one that README shows."""
+    return str(len(plan_sweep(load_sweep("demo")).cases) - 1)
+
+
+@quick
+def served_kinds() -> str:
+    """Kinds of layouts with measured runs, and whether these confirm the forecast."""
+    rows = [
+        (
+            *(each.family, each.systems, each.layout, str(each.most_gpus), f"{each.rows:,}", f"{each.points:,}"),
+            "–" if each.error is None else f"{each.judged_by} {each.error:.0%}",
+            "yes" if is_confirmed(each) else "no",
+        )
+        for each in load_evidence("measured").kinds
+    ]
+    head = ("family", "systems", "layout", "GPUs up to", "runs", "points", "error of 3/4", "served")
+    return table(head, rows)
 
 
 #: Systems whose kernels were measured.
