@@ -195,6 +195,57 @@ def test_every_name_of_the_tables_is_shipped():
     assert recipes <= set(list_specs("precision"))
 
 
+NEWER = {
+    "row_id": "n",
+    "hardware": "b200",
+    "gpu_family": "B200",
+    "model": "moonshotai/Kimi-K2.5",
+    "precision": "fp4",
+    "gemm_quant": "nvfp4",
+    "framework": "vllm",
+    "mode": "aggregated",
+    "isl": 1024,
+    "osl": 1024,
+    "concurrency": 4,
+    "ttft_mean_ms": 100,
+    "tpot_mean_ms": 10,
+    "tp": 4,
+    "attention_dp": 1,
+    "moe_ep": 4,
+    **{f"{side}_{name}": "" for side in ("prefill", "decode") for name in ("workers", "tp", "attention_dp", "moe_ep")},
+}
+NEWER_SPLIT = NEWER | {
+    "gpu_family": "GB200",
+    "mode": "disaggregated",
+    "prefill_workers": 1,
+    "prefill_tp": 1,
+    "prefill_attention_dp": 4,
+    "prefill_moe_ep": 4,
+    "decode_workers": 4,
+    "decode_tp": 4,
+    "decode_attention_dp": 1,
+    "decode_moe_ep": 1,
+}
+
+
+def test_newer_models_state_degrees(tmp_path):
+    """20 GPUs: one prefill worker of 4 ranks, four decode workers on 4 GPUs; TP 4 times 4 ranks would be 16 of 8."""
+    lines = [NEWER, NEWER_SPLIT, NEWER | {"attention_dp": 4, "moe_ep": 16}]
+    lines += [NEWER_SPLIT | {"decode_workers": ""}, NEWER | {"gemm_quant": "int4_wo"}]
+    rows = read_rows(write(tmp_path / "x.csv", *lines))
+    assert (rows[0].model, rows[0].recipe, rows[0].isl) == ("kimi_k2", "nvfp4_bf16kv", pytest.approx(921.6))
+    assert rows[0].workers.mapping == Mapping(tp_attn=4, dp_attn=1, tp_ffn=1, ep=4)
+    assert (rows[1].gpus, rows[1].workers.count) == (20, 4)
+    assert rows[1].prefill.mapping == Mapping(tp_attn=1, dp_attn=4, tp_ffn=1, ep=4)
+    assert [row.reason for row in rows] == [
+        "",
+        "",
+        "more GPUs than a node: the source multiplies degrees of the same GPUs",
+        "the workers and their GPUs are not stated",
+        "no recipe of 4-bit integer weights",
+    ]
+
+
 def test_layouts():
     assert instance(8) == Mapping(tp_attn=8, tp_ffn=8)
     assert instance(8, ep=8) == Mapping(tp_attn=8, tp_ffn=1, ep=8)

@@ -130,6 +130,45 @@ def inferencex_dense(line: Any) -> ServingRow:
     )
 
 
+def inferencex_models(line: Any) -> ServingRow:
+    """A run of one of the newer models: degrees as numbers, one instance or workers of two kinds; no throughput.
+
+    Where one instance has more GPUs than a node, the source has multiplied degrees that are the same GPUs: those rows
+    do not say what ran.
+    """
+    split = text(line, "mode") == "disaggregated"
+    sides = [_degrees(line, side) for side in ("decode_", "prefill_")] if split else [_degrees(line, "")]
+    names = names_of(line, weights=text(line, "gemm_quant") or text(line, "precision"))
+    reason = names.reason
+    if not all(sides):
+        reason = reason or "the workers and their GPUs are not stated"
+    elif not split and sides[0] and names.system and sides[0].gpus > max(load_system(names.system).nvlink_domain, 1):
+        reason = reason or "more GPUs than a node: the source multiplies degrees of the same GPUs"
+    if "int4" in text(line, "gemm_quant"):
+        reason = reason or "no recipe of 4-bit integer weights"
+    return _inferencex(
+        line,
+        replace(
+            _row(line, names),
+            reason=reason,
+            mode="disaggregated" if split else "aggregated",
+            workers=sides[0],
+            prefill=sides[1] if split else None,
+            quantities=mean_or_median(line, "tpot", "ttft"),
+        ),
+    )
+
+
+def _degrees(line: Any, side: str) -> Workers | None:
+    """Workers by their degrees: ranks of attention times GPUs of each, and how they cut the experts."""
+    number = count(line, f"{side}workers") if side else 1
+    tp, ranks = count(line, f"{side}tp"), count(line, f"{side}attention_dp")
+    if not number or not tp or not ranks:
+        return None
+    pp = max(count(line, f"{side}pp"), 1)
+    return Workers(count=number, mapping=instance(tp * ranks * pp, ep=count(line, f"{side}moe_ep"), dp=ranks, pp=pp))
+
+
 def _row(line: Any, names: Any) -> ServingRow:
     """The row of a line with its names and nothing measured yet."""
     return ServingRow(

@@ -17,7 +17,7 @@ from disagg_sim.calibration.kernels.residuals import rank_correlation
 #: Concurrency of an instance up to which TTFT has no queue to speak of. [request]
 TTFT_CONCURRENCY = 4.0
 #: Closed-loop forms: engines of today under a stated concurrency.
-SERVED_FORMS = ("inferencex_dsr1", "inferencex_dense", "nvidia_gap")
+SERVED_FORMS = ("inferencex_dsr1", "inferencex_dense", "inferencex_models", "nvidia_gap")
 #: What groups are told apart by; each is a column of ``with_dimensions``.
 DIMENSIONS = (
     "attention",

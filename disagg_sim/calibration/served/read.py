@@ -33,6 +33,7 @@ FORMS: dict[str, tuple[set[str], Callable[[Any], ServingRow]]] = {
         forms.inferencex_r1,
     ),
     "inferencex_dense": ({"tput_total_tok_s_gpu", "tpot_mean_ms", "inferencex_config_id"}, forms.inferencex_dense),
+    "inferencex_models": ({"ttft_mean_ms", "tpot_mean_ms", "moe_ep", "decode_moe_ep"}, forms.inferencex_models),
     "nvidia_gap": ({"ttft_mean_ms", "tpot_mean_ms", "gemm_quant", "moe_ep"}, forms.nvidia_gap),
     "trtllm_docs": ({"scenario", "metric", "value", "parallelism_label"}, forms.trtllm_docs),
     "mlperf": ({"mlperf_id", "scenario", "samples_per_s"}, forms.mlperf),
