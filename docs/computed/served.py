@@ -1,0 +1,228 @@
+"""Tables of served runs on the page of fidelity, made from the measurements beside the checkout; without, they stay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from pathlib import Path
+
+import pandas as pd
+
+from disagg_sim.calibration.served.bands import with_bands
+from disagg_sim.calibration.served.bars import BARS, coverage, judged
+from disagg_sim.calibration.served.evaluate import evaluate
+from disagg_sim.calibration.served.groups import groups, points
+from disagg_sim.calibration.served.ranking import SLOW, heights, modes, ranked, served_points, summed
+from disagg_sim.calibration.served.read import read_files
+from docs.computed import slow, table
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "fidelity.md"
+DATA = ROOT.parent / "shared" / "data"
+#: Files of served runs, by folder.
+FILES = {
+    "measured": (
+        "argonne_llm_inference_bench",
+        "inferencex_dsr1_runs",
+        "inferencex_llama70b_gptoss120b_runs",
+        "mlperf_inference",
+        "nvidia_gap_runs",
+        "published_points",
+        "splitwise_perf_model",
+        "trtllm_docs_throughput",
+    ),
+    "measured_2026": ("inferencex_dsr1_amd_runs", "inferencex_newmodels_runs"),
+}
+#: Form of a file -> its name on the page.
+FORMS = {
+    "inferencex_dense": "InferenceX, Llama 70B and gpt-oss, aggregated",
+    "inferencex_dsr1": "InferenceX, DeepSeek-R1",
+    "inferencex_models": "InferenceX, Kimi K2.5 (no profile was fitted to it)",
+    "nvidia_gap": "NVIDIA's gap analysis",
+    "splitwise": "Splitwise, Llama 2 70B and BLOOM, vLLM of 2023",
+    "argonne": "Argonne, many models, static batches",
+    "trtllm_docs": "TensorRT-LLM pages, v0.5 to v1",
+    "mlperf": "MLPerf (no profile was fitted to it)",
+}
+#: Dimensions of the table of layouts, and the fewest points of a line.
+APART = ("family and layout", "pipeline", "mode", "engine", "engine and version", "system")
+LEAST = 5
+
+
+def paths() -> list[Path]:
+    """The files of served runs."""
+    return [DATA / folder / f"{name}.csv" for folder, names in FILES.items() for name in names]
+
+
+def from_data(make: Callable[[], str]) -> Callable[[], str]:
+    """Make a text from the measurements; what the page says stays where they are not beside the checkout."""
+
+    @wraps(make)
+    def within() -> str:
+        if all(path.is_file() for path in paths()):
+            return make()
+        name = make.__name__.replace("_", "-")
+        kinds = "number|table"
+        found = re.search(rf"<!-- (?:{kinds}): {name} -->(.*?)<!-- /(?:{kinds}) -->", PAGE.read_text(), re.DOTALL)
+        return found[1] if found else ""
+
+    return within
+
+
+@cache
+def lines() -> pd.DataFrame:
+    """Every line of the served runs with its forecast and its band."""
+    rows, _ = read_files(paths())
+    return with_bands(evaluate(rows), rows)
+
+
+@cache
+def cells() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Operating points of closed loops, and what a forecast picks among them."""
+    runs = served_points(lines())
+    return runs, ranked(runs)
+
+
+def cell(found: pd.DataFrame) -> str:
+    """Points, median error and bias of the one line of a table of groups, if there is one."""
+    if not len(found):
+        return ""
+    line = found.iloc[0]
+    return f"{line['points']}: {100 * line['median_error']:.1f} %, {100 * line['bias']:+.0f} %"
+
+
+@slow
+@from_data
+def served_bars() -> str:
+    """Limits, and what is reached on the fitted and the held-out part."""
+    found = judged(lines())
+    rows = []
+    for bar in BARS:
+        number = "{:.3f}" if bar.what == "spearman" else "{:+.1f} %" if bar.what == "bias" else "{:.1f} %"
+        scale = 1.0 if bar.what == "spearman" else 100.0
+        told = [bar.name, number.replace("+", "").format(scale * bar.limit)]
+        for part in ("fitted", "held-out"):
+            mine = found[(found["bar"] == bar.name) & (found["part"] == part)]
+            if not len(mine):
+                told.append("")
+                continue
+            line = mine.iloc[0]
+            text = number.format(scale * line["reached"])
+            text = text if line["met"] else f"**{text}**"
+            told.append(f"{text} ({line['points']} points, {line['rows']} rows)")
+        rows.append(told)
+    return table(["closed loop, below saturation", "limit", "fitted part", "held out"], rows)
+
+
+def _by(found: pd.DataFrame, dimension: str, value: str) -> list[str]:
+    mine = found[(found["dimension"] == dimension) & (found["value"] == value)]
+    return [cell(mine[mine["quantity"] == quantity]) for quantity in ("tpot", "ttft", "throughput")]
+
+
+@slow
+@from_data
+def served_layouts() -> str:
+    """Errors by layout, family, engine and system of closed loops, all parts."""
+    table_ = lines()
+    found = groups(table_[table_["load"] == "closed_loop"], APART)
+    found = found[(found["part"] == "all") & (found["points"] >= LEAST)]
+    rows = []
+    for dimension in APART:
+        values = sorted(set(found.loc[found["dimension"] == dimension, "value"]))
+        rows += [[dimension, value, *_by(found, dimension, value)] for value in values]
+    return table(["by", "", "TPOT", "TTFT", "throughput"], rows)
+
+
+@slow
+@from_data
+def served_sources() -> str:
+    """Errors on the held-out part by source."""
+    done = lines()
+    done = done[done["evaluated"] & ~done["saturated"] & done["held_out"]]
+    rows = []
+    for form, name in FORMS.items():
+        for mode in ("aggregated", "disaggregated"):
+            mine = done[(done["form"] == form) & (done["mode"] == mode)]
+            if len(mine):
+                shown = f"{name}, {mode}" if form in ("inferencex_dsr1", "inferencex_models") else name
+                rows.append([shown, *(_errors(mine[mine["quantity"] == q]) for q in ("tpot", "ttft", "throughput"))])
+    return table(["held out, below saturation", "TPOT", "TTFT", "throughput"], rows)
+
+
+def _errors(mine: pd.DataFrame) -> str:
+    if not len(mine):
+        return ""
+    error = points(mine)["relative_error"].abs()
+    return f"{100 * error.median():.1f}, {100 * error.quantile(0.9):.0f} % ({len(error)})"
+
+
+@slow
+@from_data
+def served_coverage() -> str:
+    """Groups whose bands are too narrow or too wide."""
+    found = coverage(lines())
+    missed = found[~found["met"]]
+    rows = [
+        [line.dimension, line.value, line.quantity, str(line.points), str(line.rows), f"{100 * line.coverage:.0f} %"]
+        for line in missed.itertuples()
+    ]
+    return table(["by", "group", "quantity", "points", "rows", "inside"], rows)
+
+
+@slow
+@from_data
+def served_coverage_count() -> str:
+    """How many groups have a coverage of 70 to 90 %."""
+    found = coverage(lines())
+    return f"{int(found['met'].sum())} of {len(found)}"
+
+
+@slow
+@from_data
+def ranking_picks() -> str:
+    """What the forecast picks, in all and by family and engine."""
+    _, told = cells()
+    parts = [summed(told), *(summed(told, by) for by in ("family", "engine"))]
+    rows = [
+        [
+            line.group,
+            str(line.groups),
+            str(line.cells),
+            f"{100 * line.best_picked:.1f} %",
+            f"{line.relative_throughput:.3f}",
+            f"{100 * line.pairs_right:.1f} % of {line.pairs:,}",
+            f"{line.height:.2f} ({line.height_p10:.2f}-{line.height_p90:.2f})",
+        ]
+        for line in pd.concat(parts).itertuples()
+    ]
+    head = ["", "groups", "picks", "best picked", "measured throughput over the best", "pairs in order", "height"]
+    return table(head, rows)
+
+
+@slow
+@from_data
+def ranking_modes() -> str:
+    """Verdicts on disaggregation that agree with the measured ones."""
+    both = modes(cells()[0])
+    return f"{int(both['agree'].sum())} of {len(both)}"
+
+
+def _heights(below: float) -> Sequence[float]:
+    runs, _ = cells()
+    high = heights(runs[(runs["mode"] == "disaggregated") & (runs["model"] == "deepseek_r1")])
+    return list(high.loc[high["tokens_per_s_per_user"] < below, "height"])
+
+
+@slow
+@from_data
+def ranking_height() -> str:
+    """Height of the frontier of R1 disaggregated over the layouts that ran: median."""
+    return f"{pd.Series(_heights(float('inf'))).median():.2f}"
+
+
+@slow
+@from_data
+def ranking_height_slow() -> str:
+    """The same at the slow end."""
+    return f"{pd.Series(_heights(SLOW)).median():.2f}"
