@@ -43,7 +43,7 @@ from disagg_sim.certainty.contributions import Contribution, contributions_of
 from disagg_sim.certainty.designs import MODES, SHIPPED, Designs, Origin, Scores, Times, designs_of, scores_of, times_of
 from disagg_sim.certainty.evidence import family_of, layout_kinds, served_sigma
 from disagg_sim.certainty.extrapolation import breaches, words_of
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import SHARDING, Mapping
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.efficiency import ASSUMED
 from disagg_sim.facts.load import load_system, load_uncertainty
@@ -374,5 +374,5 @@ def engine_of(rates: Rates, engine: str, spec: UncertaintySpec) -> str:
 
 def _mapping_names(designs: Designs, phase: str) -> list[str]:
     mapping = designs.mapping if phase == "decode" else designs.prefill_mapping
-    columns = (mapping.tp_attn, mapping.dp_attn, mapping.tp_ffn, mapping.ep, mapping.pp)
+    columns = [getattr(mapping, name) for name in SHARDING]
     return [" ".join(f"{value:g}" for value in row) for row in zip(*columns, strict=True)]

@@ -105,9 +105,10 @@ def _(at: Setup) -> str:
 def _(mapping: Mapping) -> str:
     if np.ndim(mapping.pp):
         return _table_of_mappings(mapping)
+    copies = f", {mapping.redundant_slots} redundant slots" if mapping.redundant_slots else ""
     lines = [
         ("attention", f"tensor parallel over {mapping.tp_attn}, data parallel over {mapping.dp_attn}"),
-        ("feed-forward part", f"tensor parallel over {mapping.tp_ffn}, expert parallel over {mapping.ep}"),
+        ("feed-forward part", f"tensor parallel over {mapping.tp_ffn}, expert parallel over {mapping.ep}{copies}"),
         ("pipeline", f"{mapping.pp} stages" if mapping.pp > 1 else "none"),
         ("prefill", f"chunks of {mapping.chunk_tokens:,} tokens" if mapping.chunk_tokens else "whole prompts"),
     ]

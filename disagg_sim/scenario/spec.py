@@ -238,6 +238,7 @@ class _Instances(Strict):
     dp: _Degree = 1
     ep: _Degree = 1
     pp: _Degree = 1
+    redundant_slots: Annotated[int, Range(0, 1024)] = 0
     instances: Annotated[int, Range(1, 10**5)] = 1
     batch: Annotated[int | None, Range(1, PART_LIMITS["batch"])] = None
     token_budget: Annotated[int | None, Range(1, PART_LIMITS["token_budget"])] = None
@@ -255,7 +256,13 @@ def _replicas(part: str, keys: _Instances) -> Replicas:
     if faults:
         raise SeveralFaultsError(faults)
     mapping = domain.Mapping(
-        tp_attn=keys.tp, dp_attn=keys.dp, tp_ffn=stage // keys.ep, ep=keys.ep, pp=keys.pp, chunk_tokens=chunk or 0
+        tp_attn=keys.tp,
+        dp_attn=keys.dp,
+        tp_ffn=stage // keys.ep,
+        ep=keys.ep,
+        pp=keys.pp,
+        redundant_slots=keys.redundant_slots,
+        chunk_tokens=chunk or 0,
     )
     limits = {"batch": keys.batch, "token_budget": keys.token_budget}
     return expected(lambda: Replicas(mapping=mapping, instances=keys.instances, **limits))

@@ -104,12 +104,13 @@ def _deployment(deployment: ServedDeployment) -> dict[str, Any]:
 
 
 def _replicas(replicas: Replicas) -> dict[str, int]:
-    """Degrees above 1, and limits that are given."""
+    """Degrees above 1, slots and limits that are given."""
     mapping = replicas.mapping
     degrees = {"tp": mapping.tp_attn, "dp": mapping.dp_attn, "ep": mapping.ep, "pp": mapping.pp}
     limits = dict(zip(PART_LIMITS, (replicas.batch, replicas.token_budget, mapping.chunk_tokens), strict=True))
     return {
         **{key: degree for key, degree in degrees.items() if degree > 1},
+        **({"redundant_slots": mapping.redundant_slots} if mapping.redundant_slots else {}),
         "instances": replicas.instances,
         **{key: limit for key, limit in limits.items() if limit},
     }

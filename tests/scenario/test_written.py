@@ -213,3 +213,17 @@ def test_what_a_scenario_cannot_say_is_refused_in_one_line(small, tmp_path, chan
     with pytest.raises(DisaggSimError, match=said) as caught:
         ds.write_scenario(replace(small, **changes(small)), tmp_path / "plan.yaml")
     assert "\n" not in str(caught.value)
+
+
+def test_redundant_slots_are_written_and_read_back(tmp_path):
+    wide = ds.Mapping(dp_attn=12, ep=12, redundant_slots=8)
+    parts = ds.ServedDeployment(
+        name="wide",
+        gpus=12,
+        colocated=(ds.Replicas(mapping=wide, instances=1),),
+        setup=ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"),
+    )
+    trace = ds.synthetic_trace(rate=1.0, lengths=(512, 16), requests=5, seed=1)
+    path = ds.write_scenario(ds.simulate(parts, trace, policy_named("vllm")), tmp_path / "wide.yaml")
+    (part,) = load_scenario(str(path)).deployments
+    assert part.colocated[0].mapping == wide
