@@ -268,3 +268,23 @@ def test_pools_on_different_systems_per_usd(tmp_path: Path) -> None:
     np.testing.assert_allclose(front["tokens_per_usd"], tokens_per_usd, rtol=1e-12)
     assert len(pareto_front(front, throughput="tokens_per_usd")) == len(front)
     assert reaches(front, same.modes[0].frontier, y="tokens_per_usd")  # prefill at a thirtieth of the price
+
+
+def test_each_limit_on_layouts_is_a_case_with_evidence_of_its_designs(tmp_path: Path) -> None:
+    """Llama-8B on H100 has served TP up to 8 GPUs; its pipelines nobody has."""
+    several = tuple(
+        replace(SMALL.limits[0], layouts=layouts, one_gpu_stages=single)
+        for layouts, single in (("all", True), ("launchable", False), ("served", True))
+    )
+    result = run(replace(SMALL, limits=several), tmp_path)
+    fronts = {case.plan.case.tags[1:]: case.modes[0].frontier for case in result.cases}
+    assert set(fronts) == {
+        ("all_layouts", "one_gpu_stages"),
+        ("launchable_layouts", "larger_stages"),
+        ("served_layouts", "one_gpu_stages"),
+    }
+    assert set(fronts["served_layouts", "one_gpu_stages"]["evidence"]) == {"served"}
+    told = pd.read_csv(tmp_path / "infeasible.csv").groupby("reason")["count"].sum()
+    assert told["pipeline stages of one GPU"] == 3
+    assert told["launchable: PP of one-GPU stages never served"] == 3
+    assert told["launchable: TP, PP never served"] == 3

@@ -82,6 +82,11 @@ FAULTS = {
     "value twice": ("10.0", "[1, 1.0]", ["limits.ftl_s: 1.0 stands there 2 times"]),
     "empty axis": ("10.0", "[]", ["limits.ftl_s: the list is empty"]),
     "one bad value of an axis": ("10.0", "[1, -2]", ["limits.ftl_s[1]: -2 is out of range"]),
+    "unknown layouts": (
+        "ftl_s: 10.0",
+        "layouts: launchabel",
+        ["layouts: 'launchabel' is unknown", "mean 'launchable'"],
+    ),
     "NIC limit in GB": ("ftl_s: 10.0", "nic_gb_per_s: 5 GB", ["nic_gb_per_s: '5 GB'", "GB/s", "too: none"]),
     "unknown MLA form": ("profile:", "mla_form: [naif]\nprofile:", ["mla_form", "did you mean 'naive'"]),
     "unknown measure": ("profile:", "ttl_measure: p90\nprofile:", ["ttl_measure", "did you mean 'p99'"]),
