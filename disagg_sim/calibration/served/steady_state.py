@@ -25,11 +25,11 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import Prefilling, colocated_bytes, decode_residents, prompt_residents
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
+from disagg_sim.physics.passes.overlap import crosses_domains, overlapped_prefill, overlaps
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.physics.work import Numeric
 
@@ -104,50 +104,21 @@ def served(
     return Served(at.changed(profile=own, overheads=engine))
 
 
-def host_time(engine: EngineSpec, mapping: Mapping, sequences: Numeric) -> Numeric:
-    """Host time of a step that the GPU waits for: fixed, by sequences of a rank, by doublings of the GPUs. [s]"""
-    ranks = np.log2(mapping.gpus)
-    return engine.step_host + engine.rank_host * ranks + engine.sequence_host * sequences / mapping.dp_attn
-
-
-def launch_time(run: Served, mapping: Mapping) -> Numeric:
-    """Host time to launch the kernels of a step one by one, on the ranks of a pipeline stage in parallel. [s]"""
-    kernels = 0
-    for layer, count in layers_of(run.at.model):
-        kernels += count * (layer.attention.launches + layer.ffn.launches)
-    return run.engine.kernel_launch * kernels / mapping.pp
-
-
 def decode_time(run: Served, mapping: Mapping, batch: Numeric, lengths: RowLengths) -> Numeric:
     """A decode step of ``batch`` sequences of an instance at their mean length. [s]"""
-    step = decode_step(run.at, mapping, batch=batch, context=lengths.context)
-    busy = step.ttl if run.engine.decode_graphs else np.maximum(step.ttl, launch_time(run, mapping))
-    return busy + host_time(run.engine, mapping, batch)
+    return decode_step(run.at, mapping, batch=batch, context=lengths.context).ttl
 
 
 def prefill_time(
     run: Served, mapping: Mapping, tokens: Numeric, ranks: Numeric, lengths: RowLengths, *, decodes: Numeric = 0.0
 ) -> Numeric:
     """A pass of ``tokens`` new tokens shared by ``ranks`` DP ranks, with ``decodes`` sequences riding along. [s]"""
-    context = lengths.context
-    step = mixed_step(run.at, mapping, batch=decodes, context=context, chunk=Chunk(tokens, lengths.isl, ranks)).time
-    alone: Numeric = 0.0  # the decodes, which need no more time beside a prompt
-    if np.any(np.asarray(decodes) > 0):
-        alone = decode_step(run.at, mapping, batch=decodes, context=context).ttl
-    elif run.engine.two_batch_overlap and run.at.model.is_moe:
-        wide = (mapping.dp_attn > run.at.system.nvlink_domain) & (mapping.tp_attn == 1) & (mapping.pp == 1)
-        step = np.where(wide, _overlapped(run, mapping, tokens, ranks, lengths), step)
-    busy = alone + run.engine.prefill_stretch * np.maximum(step - alone, 0.0)
-    return np.maximum(busy, launch_time(run, mapping)) + host_time(run.engine, mapping, decodes)
-
-
-def _overlapped(run: Served, mapping: Mapping, tokens: Numeric, ranks: Numeric, lengths: RowLengths) -> Numeric:
-    """Prefill in two halves, of which one exchanges while the other computes: twice the longer of the two. [s]"""
-    apart = replace(run.at, profile=replace(run.at.profile, shared_expert_overlaps_dispatch=False))
-    chunk = Chunk(tokens / 2, lengths.isl, ranks)
-    half = mixed_step(apart, mapping, batch=0.0, context=lengths.isl, chunk=chunk)
-    exchange = half.sums.communication
-    return 2.0 * np.maximum(half.time - exchange, exchange)
+    at, chunk = run.at, Chunk(tokens, lengths.isl, ranks)
+    step = mixed_step(at, mapping, batch=decodes, context=lengths.context, chunk=chunk).time
+    if not np.any(np.asarray(decodes) > 0) and overlaps(at, mapping):
+        halves = overlapped_prefill(at, mapping, tokens=tokens, ranks=ranks, isl=lengths.isl)
+        step = np.where(crosses_domains(at, mapping), halves, step)
+    return step
 
 
 def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric]:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.operators import Tokens, head
+from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_stretch
 from disagg_sim.physics.passes.layers import (
     AttentionSide,
     LayerTimes,
@@ -93,9 +93,9 @@ def chunked_prefill_pass(
 
     A chunk takes ``chunk_tokens`` of each of the prompts of a rank. Attention re-reads what came
     before; MLA re-projects it (``naive``), works in latent space (``absorbed``) or kept it
-    (``cached``). The head runs once, after the last chunk, and host work hides behind the chunks in
-    flight. The steady stream leaves no bubble: an instance takes a new pass every ``busy`` seconds, host
-    and ``sum(t_i)`` of the slowest stage.
+    (``cached``). The head runs once, after the last chunk. Host work hides behind the chunks in
+    flight; with an engine every chunk has host time of its own. The steady stream leaves no bubble: an instance takes
+    a new pass every ``busy`` seconds, host and ``sum(t_i)`` of the slowest stage.
     """
     pp = mapping.pp
     prompts = np.ceil(batch / mapping.dp_attn)
@@ -129,23 +129,26 @@ def chunked_prefill_pass(
     final = final._replace(head=head_time, sums=final.sums.plus(head_sums))
     attention = tabulate(cores, (mapping.tp_attn, chunk_tokens), levels)
     before = plan.chunks - 1
-    busy, path = _busy_and_path(at.model, pp, before, full, final, attention)
-    host = at.profile.host
+    busy, path = _busy_and_path(at, mapping, before, full, final, attention)
+    host = host_time(at, mapping, 0.0)
     hop = hop_cost(prompts * plan.size, mapping.gpus, at) * (pp - 1)
     sums = full.sums.plus(full.sums, before - 1).plus(final.sums).plus(attention.sums)
-    return PrefillPass(path + host + hop.time, busy + host, with_ends(at, sums, hop))
+    each = host * (1.0 if at.overheads is None else plan.chunks)
+    return PrefillPass(path + each + hop.time, busy + each, with_ends(sums, hop, host))
 
 
 def _busy_and_path(
-    model: ModelSpec, pp: Numeric, before: Numeric, full: LayerTimes, final: LayerTimes, attention: _Cores
+    at: Setup, mapping: Mapping, before: Numeric, full: LayerTimes, final: LayerTimes, attention: _Cores
 ) -> tuple[Numeric, Numeric]:
-    """``sum(t_i)`` of the slowest stage, and the critical path of the pass. [s]
+    """``sum(t_i)`` of the slowest stage, and the critical path of the pass, without host. [s]
 
     The path takes all chunks through one stage and one chunk, of full size or the last, through all
     the others: ``max_s(sum_i t_si + max_i sum_{r != s} t_ri)``. With equal stages that is
     ``sum(t_i) + (p-1)*max(t_i)``.
     """
+    model, pp = at.model, mapping.pp
     table = stage_table(model, pp)
+    stretch, launch = prefill_stretch(at), launch_time(at, mapping)
     kinds = range(len(model.kinds))
     summed = [before * full.layers[i] + final.layers[i] + attention.whole[i] for i in kinds]
     one_full = [full.layers[i] + attention.full[i] for i in kinds]
@@ -164,6 +167,7 @@ def _busy_and_path(
             here_full = here_full + counts[..., i] * one_full[i]
             here_last = here_last + counts[..., i] * one_last[i]
         elsewhere = np.maximum(np.where(before > 0, every_full - here_full, 0.0), every_last - here_last)
+        here = np.maximum(stretch * here, (before + 1.0) * launch)
         busy = np.maximum(busy, here)
-        path = np.maximum(path, here + elsewhere)
+        path = np.maximum(path, here + np.maximum(stretch * elsewhere, (pp - 1) * launch))
     return busy, path

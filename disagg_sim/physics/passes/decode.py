@@ -13,6 +13,7 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.operators import Tokens
+from disagg_sim.physics.passes.engine_time import host_time, step_time
 from disagg_sim.physics.passes.layers import (
     AttentionSide,
     all_stages,
@@ -40,9 +41,9 @@ def decode_step(at: Setup, mapping: Mapping, *, batch: Numeric, context: Numeric
 
     ``TTL = max(m*max_s t_s, sum_s t_s) + host + p*hop`` over the stages s of m = min(pp, B)
     micro-batches: either the slowest stage is always busy, or a token has to walk through all of them.
-    The fullest rank holds ceil(ceil(B/m)/dp) sequences. Host work of one micro-batch hides behind the
-    others. The mean context ISL + OSL/2 gives the mean TTL exactly where t is affine in context.
-    Source: physics page, section 7.
+    The fullest rank holds ceil(ceil(B/m)/dp) sequences. With an engine every micro-batch has host time of its
+    own (``engine_time.step_time``). The mean context ISL + OSL/2 gives the mean TTL exactly where t is affine in
+    context. Source: physics page, section 7.
     """
     pp = mapping.pp
     microbatches = np.minimum(pp, batch)
@@ -56,7 +57,8 @@ def decode_step(at: Setup, mapping: Mapping, *, batch: Numeric, context: Numeric
     times = join_experts(
         at, mapping, tabulate(side, (mapping.tp_attn,), rank), phase="decode", rank=rank, total=Levels(micro)
     )
-    stage = slowest_stage(at.model, pp, times)
+    stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
     hop = hop_cost(rank.tokens, mapping.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
-    ttl = np.maximum(microbatches * stage, all_stages(at.model, times)) + at.profile.host + hop.time
-    return DecodeStep(ttl, microbatches, with_ends(at, times.sums, hop))
+    mean = batch / microbatches
+    ttl = step_time(at, mapping, microbatches, stage, whole, decodes=mean, graphs=True) + hop.time
+    return DecodeStep(ttl, microbatches, with_ends(times.sums, hop, host_time(at, mapping, mean)))

@@ -159,6 +159,6 @@ def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
     return total
 
 
-def with_ends(at: Setup, sums: Sums, hop: Cost) -> Sums:
-    """Add host and hops of a pass to the sums of its layers."""
-    return sums.plus(hop.sums).plus(Sums(latency=at.profile.host))
+def with_ends(sums: Sums, hop: Cost, host: Numeric) -> Sums:
+    """Add host [s] and hops of a pass to the sums of its layers."""
+    return sums.plus(hop.sums).plus(Sums(latency=host))

@@ -16,6 +16,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.operators import Tokens
+from disagg_sim.physics.passes.engine_time import host_time, step_time
 from disagg_sim.physics.passes.layers import (
     AttentionSide,
     all_stages,
@@ -25,7 +26,7 @@ from disagg_sim.physics.passes.layers import (
     slowest_stage,
     with_ends,
 )
-from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.roofline import Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Levels, tabulate_pairs
 from disagg_sim.physics.work import Numeric
@@ -93,7 +94,7 @@ class _Load:
     """What every micro-batch of a step carries."""
 
     microbatches: Numeric  # [1]
-    decodes: Numeric  # sequences in decode, over all DP ranks [1]
+    decodes: Numeric  # sequences in decode, over all DP ranks, the mean [1]
     chunk: Numeric  # prefill tokens, over all DP ranks [token]
     chunk_ranks: Numeric  # DP ranks that share them [1]
 
@@ -128,7 +129,7 @@ def mixed_step(
     """
     microbatches = np.minimum(mapping.pp, np.maximum(batch, 1.0))
     isl, ranks = chunk.isl, mapping.dp_attn if chunk.ranks is None else chunk.ranks
-    both = _Load(microbatches, np.ceil(batch / microbatches), chunk.tokens / microbatches, ranks)
+    both = _Load(microbatches, batch / microbatches, chunk.tokens / microbatches, ranks)
     step = _step(at, mapping, both, context, isl, mla_form)
     if interference == NO_INTERFERENCE or not (_any(batch) and _any(chunk.tokens)):
         return step
@@ -147,24 +148,55 @@ def _any(count: Numeric) -> bool:
     return bool(np.any(np.asarray(count) > 0))
 
 
+class _Kernels(NamedTuple):
+    """Kernels of a step: of one micro-batch on the slowest stage and on all stages, hand-over, sums of the pass."""
+
+    stage: Numeric  # [s]
+    whole: Numeric  # [s]
+    hop: Cost  # [s]
+    sums: Sums  # without host and hops [s]
+
+
 def _step(at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str) -> MixedStep:
-    """The step without interference, in the kernels of the phase with more tokens at each point."""
+    """The step without interference.
+
+    With an engine, what the prefill adds to the decodes alone is stretched, and a step with prefill runs outside CUDA
+    graphs.
+    """
+    stage, whole, hop, sums = _kernels(at, mapping, load, context, isl, form)
+    prefills = _any(load.chunk)
+    if prefills and at.overheads is not None:
+        stretch, alone, alone_whole = at.overheads.prefill_stretch, 0.0, 0.0
+        if _any(load.decodes):
+            alone, alone_whole, _, _ = _kernels(at, mapping, replace(load, chunk=0.0), context, isl, form)
+        stage = alone + stretch * np.maximum(stage - alone, 0.0)
+        whole = alone_whole + stretch * np.maximum(whole - alone_whole, 0.0)
+    time = step_time(at, mapping, load.microbatches, stage, whole, decodes=load.decodes, graphs=not prefills)
+    return MixedStep(time + hop.time, with_ends(sums, hop, host_time(at, mapping, load.decodes)))
+
+
+def _kernels(at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str) -> _Kernels:
+    """Kernels of a step, those of the phase with more tokens at each point."""
+    load = replace(load, decodes=np.ceil(load.decodes))
     prefill_leads = np.asarray(load.chunk > load.decodes)
     if np.all(prefill_leads):
-        return _step_as("prefill", at, mapping, load, context, isl, form)
-    decode = _step_as("decode", at, mapping, load, context, isl, form)
+        return _kernels_as("prefill", at, mapping, load, context, isl, form)
+    decode = _kernels_as("decode", at, mapping, load, context, isl, form)
     same_kernels = not at.model.is_moe and at.profile.all_reduce_hidden_fraction == 0.0
     if same_kernels or not np.any(prefill_leads):
         return decode
-    prefill = _step_as("prefill", at, mapping, load, context, isl, form)
+    prefill = _kernels_as("prefill", at, mapping, load, context, isl, form)
     sums = Sums(*(np.where(prefill_leads, p, d) for p, d in zip(prefill.sums, decode.sums, strict=True)))
-    return MixedStep(np.where(prefill_leads, prefill.time, decode.time), sums)
+    stage, whole = (
+        np.where(prefill_leads, getattr(prefill, name), getattr(decode, name)) for name in ("stage", "whole")
+    )
+    return _Kernels(stage, whole, decode.hop, sums)
 
 
-def _step_as(
+def _kernels_as(
     phase: str, at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str
-) -> MixedStep:
-    """The step in the kernels of ``phase``: ``max(m*max_s t_s, sum_s t_s) + host + p*hop``, as a decode step."""
+) -> _Kernels:
+    """Kernels of a step, of ``phase``."""
     pp = mapping.pp
     decodes = np.ceil(load.decodes / mapping.dp_attn)
     share = chunk_share(load.chunk, load.chunk_ranks)
@@ -194,8 +226,6 @@ def _step_as(
         rank=rank,
         total=Levels(load.decodes + load.chunk),
     )
-    stage = slowest_stage(at.model, pp, times)
     hops = np.where(np.asarray(pp) > 1, pp, 0.0) if _any(load.decodes) else pp - 1  # decodes return to the first stage
     hop = hop_cost(rank.tokens, mapping.gpus, at) * hops
-    time = np.maximum(load.microbatches * stage, all_stages(at.model, times)) + at.profile.host + hop.time
-    return MixedStep(time, with_ends(at, times.sums, hop))
+    return _Kernels(slowest_stage(at.model, pp, times), all_stages(at.model, times), hop, times.sums)

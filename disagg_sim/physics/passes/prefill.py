@@ -13,6 +13,7 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.operators import Tokens
+from disagg_sim.physics.passes.engine_time import host_time, launch_time
 from disagg_sim.physics.passes.layers import (
     AttentionSide,
     all_stages,
@@ -21,6 +22,7 @@ from disagg_sim.physics.passes.layers import (
     slowest_stage,
     with_ends,
 )
+from disagg_sim.physics.passes.overlap import crosses_domains, overlapped_prefill, overlaps
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Levels, tabulate
@@ -40,7 +42,8 @@ def prefill_pass(at: Setup, mapping: Mapping, *, batch: Numeric, isl: float, mla
 
     With pp stages the prompts of a rank go through in m = min(pp, prompts) micro-batches:
     ``FTL = host + sum_s t_s + (m-1)*max_s t_s + (p-1)*hop``, the makespan of m equal jobs in a flow
-    shop; at pp = 1 it is the pass time. Source: physics page, section 7.
+    shop; at pp = 1 it is the pass time. With an engine every micro-batch has host time of its own, kernels are
+    stretched, and the launches are the least time of a stage. Source: physics page, section 7.
     """
     pp = mapping.pp
     per_rank = np.ceil(batch / mapping.dp_attn)
@@ -59,8 +62,18 @@ def prefill_pass(at: Setup, mapping: Mapping, *, batch: Numeric, isl: float, mla
         rank=Levels(prompts * isl),
         total=Levels(np.minimum(prompts * mapping.dp_attn, batch) * isl),
     )
-    stage = slowest_stage(at.model, pp, times)
+    stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
     hop = hop_cost(prompts * isl, mapping.gpus, at) * (pp - 1)
-    busy = microbatches * stage + at.profile.host
-    ftl = busy + (all_stages(at.model, times) - stage) + hop.time
-    return PrefillPass(ftl, busy, with_ends(at, times.sums, hop))
+    host = host_time(at, mapping, 0.0)
+    if at.overheads is None:
+        busy = microbatches * stage + host
+    else:
+        stretch, launch = at.overheads.prefill_stretch, launch_time(at, mapping)
+        stage, whole = np.maximum(stretch * stage, launch), np.maximum(stretch * whole, launch * pp)
+        busy = microbatches * (stage + host)
+    ftl = busy + (whole - stage) + hop.time
+    if overlaps(at, mapping):
+        both = overlapped_prefill(at, mapping, tokens=batch * isl, ranks=np.minimum(batch, mapping.dp_attn), isl=isl)
+        wide = crosses_domains(at, mapping)
+        ftl, busy = np.where(wide, both, ftl), np.where(wide, both, busy)
+    return PrefillPass(ftl, busy, with_ends(times.sums, hop, host))
