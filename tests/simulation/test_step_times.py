@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import Mapping
+from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
@@ -24,10 +25,14 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module", params=[(name, engine) for name in CASES for engine in (None, "trtllm", "vllm_v0")], ids=str
+)
 def case(request):
-    model, system, precision, mapping = CASES[request.param]
+    name, engine = request.param
+    model, system, precision, mapping = CASES[name]
     at = setup(model, system, precision)
+    at = at.changed(overheads=load_engine(engine)) if engine else at
     return at, mapping, StepTable.build(at, mapping), np.random.default_rng(7)
 
 

@@ -75,7 +75,8 @@ class Table:
     pipeline: int  # stages
     ranks: int  # DP ranks of attention
     chunk: int  # tokens of a chunk of CPP, 0 = whole prompts
-    host_at: int  # host time of a pass [s]
+    host_at: int  # host time of a pass, of each of its micro-batches or chunks, launches of a stage [s]
+    floor_at: int  # (sequences + 1) least time of a step with prefill [s]
 
 
 class Instance:

@@ -12,6 +12,7 @@ from disagg_sim.physics.blocks import forms_of, layers_of
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_stretch, step_time
 from disagg_sim.physics.passes.layers import (
     LayerTimes,
     all_stages,
@@ -27,12 +28,15 @@ from disagg_sim.physics.work import Numeric
 
 
 class StepPhysics:
-    """Steps of one instance: ``max(m*max_s t_s, sum_s t_s) + host + hops`` over m micro-batches, part by part."""
+    """Steps of one instance over m micro-batches, part by part: see ``physics.passes.engine_time.step_time``."""
 
     def __init__(self, at: Setup, mapping: Mapping, mla_form: str = "auto") -> None:
         self._at, self._model, self._mapping, self._form = at, at.model, mapping, mla_form
         self.stages, self.ranks = int(np.max(mapping.pp)), int(np.max(mapping.dp_attn))
-        self.host: float = at.profile.host
+        engine = at.overheads
+        host, self.launch = float(host_time(at, mapping, 0.0)), float(np.max(launch_time(at, mapping)))
+        self.host_once, self.host_each = (host, 0.0) if engine is None else (0.0, host)
+        self._stretch = prefill_stretch(at)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -50,7 +54,10 @@ class StepPhysics:
         return np.ascontiguousarray(np.broadcast_to(step.ttl, (contexts.size, decodes.size)).T)
 
     def linear(self, phase: str, decodes: Floats, prefill: Floats) -> Floats:
-        """Everything but scores and values of steps in the kernels of ``phase``; ``prefill`` of all ranks. [s]"""
+        """Everything but scores and values of steps in the kernels of ``phase``; ``prefill`` of all ranks. [s]
+
+        With an engine, what the prefill adds to the decodes alone is stretched.
+        """
         micro = np.minimum(self.stages, np.maximum(decodes, 1.0))
         sequences = np.ceil(np.ceil(decodes / micro) / self.ranks)
         share = prefill / micro / self.ranks
@@ -58,13 +65,26 @@ class StepPhysics:
         times = self._linear_times(phase, sequences, share, np.ceil(decodes / micro) + prefill / micro)
         hops = np.where(decodes > 0, self.stages, self.stages - 1) if self.stages > 1 else 0.0
         hop = hop_cost(sequences + share, self._mapping.gpus, self._at) * hops
-        time: Floats = self._through(times, micro) + self.host + hop.time
-        return time
+        stage, whole = self._slowest(times), np.asarray(all_stages(self._model, times))
+        if self._stretch > 1.0:
+            alone = self._linear_times("decode", sequences, np.zeros_like(share), np.ceil(decodes / micro))
+            some = np.where(decodes > 0, 1.0, 0.0)
+            stage, whole = (
+                np.where(prefill > 0, some * own + self._stretch * np.maximum(both - some * own, 0.0), both)
+                for own, both in ((self._slowest(alone), stage), (all_stages(self._model, alone), whole))
+            )
+        return np.asarray(self._step(micro, stage, whole, decodes / micro, graphs=True) + hop.time)
+
+    def launches(self, decodes: Floats) -> Floats:
+        """Least time of steps with prefill, whose kernels the host launches one by one, host included. [s]"""
+        micro = np.minimum(self.stages, np.maximum(decodes, 1.0))
+        none = np.zeros_like(decodes)
+        return np.asarray(self._step(micro, none, none, decodes / micro, graphs=False))
 
     def stage(self, prefill: Floats) -> Floats:
         """The slowest stage at one prompt a rank, without scores, values and host; ``prefill`` of all ranks. [s]"""
         times = self._linear_times("prefill", np.zeros_like(prefill), prefill / self.ranks, prefill)
-        return np.asarray(slowest_stage(self._model, self._mapping.pp, times))
+        return self._stretch * self._slowest(times)
 
     def attention(self, lengths: Floats, pasts: Floats, prompts: Floats) -> Floats:
         """Scores and values of a token of prefill, shape (stages + 1, prompts, lengths, pasts). [s]
@@ -81,8 +101,8 @@ class StepPhysics:
         times = LayerTimes(cores, 0.0, 0.0, NO_SUMS)
         rows = [self._through(times, micro) for micro in range(1, self.stages + 1)]
         if self.stages > 1:
-            rows.append(np.asarray(slowest_stage(self._model, self._mapping.pp, times)))
-        return np.stack(rows) / (prompts[:, None, None] * lengths[:, None])
+            rows.append(self._slowest(times))
+        return self._stretch * np.stack(rows) / (prompts[:, None, None] * lengths[:, None])
 
     def _linear_times(self, phase: str, sequences: Floats, share: Floats, total: Floats) -> LayerTimes:
         """Layers without scores and values, for what the fullest rank and all ranks of a micro-batch hold. [s]"""
@@ -95,8 +115,15 @@ class StepPhysics:
 
     def _through(self, times: LayerTimes, micro: Numeric) -> Floats:
         """Time of ``micro`` micro-batches through all stages, without host and hops. [s]"""
-        slowest = slowest_stage(self._model, self._mapping.pp, times)
-        return np.asarray(np.maximum(micro * slowest, all_stages(self._model, times)))
+        return np.asarray(np.maximum(micro * self._slowest(times), all_stages(self._model, times)))
+
+    def _slowest(self, times: LayerTimes) -> Floats:
+        """The slowest stage for one micro-batch, without host. [s]"""
+        return np.asarray(slowest_stage(self._model, self._mapping.pp, times))
+
+    def _step(self, micro: Floats, stage: Numeric, whole: Numeric, decodes: Floats, *, graphs: bool) -> Numeric:
+        """Host included. [s]"""
+        return step_time(self._at, self._mapping, micro, stage, whole, decodes=decodes, graphs=graphs)
 
 
 Linear = Callable[[str, Floats, Floats], Floats]

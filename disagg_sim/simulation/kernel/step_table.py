@@ -2,7 +2,8 @@
 
 A step of n decodes at mean context c and of p tokens of prefill after q cached ones is a sum of three parts:
 
-* everything linear in tokens, and the host: a function of n and of the tokens n + p of the fullest rank;
+* everything linear in tokens, and the host: a function of n and of the tokens n + p of the fullest rank; where there is
+  prefill, the sum is at least the launches of its kernels;
 * scores and values of the decodes: a function of n and c;
 * scores and values of the prefill: a function of p, q and the number of pieces, stored a token.
 
@@ -115,7 +116,8 @@ class StepTable:
             ranks=physics.ranks,
             stage=physics.stage(tokens) if physics.stages > 1 else np.zeros(0),
             chunk=int(mapping.chunk_tokens),
-            host=at.profile.host,
+            host=(physics.host_once, physics.host_each, physics.launch),
+            floor=physics.launches(np.arange(max_sequences + 1.0)) if at.overheads else np.zeros(max_sequences + 1),
         ).table(_work(at))
 
     @classmethod
@@ -197,7 +199,7 @@ class StepTable:
             return time, time
         own = -(-prompts // self.ranks)
         together = own if head["chunk"] else -(-own // min(int(head["pipeline"]), own))
-        busy, others = float(self.values[head["host_at"]]), 0.0
+        busy, others = float(self.values[head["host_at"]]), 0.0  # each part has host time of its own, too
         for first in range(0, own, together):
             slowest, rest = self._ask(kernel.PASS_TIME, 0, 0.0, min(together, own - first), prompt, past)
             busy, others = busy + slowest, max(others, rest)
@@ -248,7 +250,8 @@ class _Parts:
     stages: int = 1
     ranks: int = 1
     chunk: int = 0  # [token]
-    host: float = 0.0  # [s]
+    host: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of a pass, of each part of it; launches of a stage [s]
+    floor: Floats | None = None  # least time of a step with prefill, (decodes from 0) [s]; None = 0
 
     def table(self, work: Work) -> StepTable:
         """Pack the table into one array of numbers and a header with offsets."""
@@ -263,7 +266,8 @@ class _Parts:
             "lengths_at": self.lengths,
             "attention_at": self.attention,
             "stage_at": self.stage,
-            "host_at": np.array([self.host]),
+            "host_at": np.array(self.host),
+            "floor_at": np.zeros(sequences + 1) if self.floor is None else self.floor,
         }
         head, start = np.zeros(1, TABLE), 0
         for name, part in parts.items():

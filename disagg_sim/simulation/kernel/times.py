@@ -144,7 +144,8 @@ def step_time(
     if decodes > 0:
         left, value, slope = decode_line(head, values, head.scores_at, decodes, knot_of(head, values, context))
         time += value + (context - left) * slope
-    return time
+    least: float = values[head.floor_at + decodes]
+    return max(time, least)
 
 
 @inner
@@ -154,6 +155,8 @@ def pass_part(head: Table, values: Floats, prompts: float, length: int, past: in
     Chunks of CPP follow each other through the stages; the others are walked through by one chunk.
     """
     size = head.chunk if head.chunk > 0 else length
+    each = values[head.host_at + 1]  # host time of each micro-batch or chunk, where an engine adds it
+    launch = values[head.host_at + 2]
     slowest = 0.0
     others = 0.0
     done = 0
@@ -164,9 +167,11 @@ def pass_part(head: Table, values: Floats, prompts: float, length: int, past: in
         at = head.stage_at + i
         stage = values[at] + (values[at + 1] - values[at]) * u if u != 0.0 else values[at]
         stage += attention_time(head, values, head.pipeline, prompts, float(new), float(past + done))
-        through = linear_time(head, values, 0, tokens, tokens) - values[head.host_at]
+        stage = max(stage, launch)
+        through = linear_time(head, values, 0, tokens, tokens) - values[head.host_at] - each
         through += attention_time(head, values, 0, prompts, float(new), float(past + done))
-        slowest += stage
+        through = max(through, launch * head.pipeline)
+        slowest += stage + each
         others = max(others, through - stage)
         done += new
     return slowest, others
