@@ -41,7 +41,7 @@ from disagg_sim.physics.memory import (
     prefilling_in_passes,
     prefilling_in_pieces,
 )
-from disagg_sim.physics.passes import layers
+from disagg_sim.physics.passes import engine_time, layers
 from disagg_sim.physics.passes.mixed import mixed_step
 from disagg_sim.search.grid import PhaseGrid
 
@@ -57,7 +57,7 @@ EQUATIONS: dict[str, Callable[..., Any]] = {
     "gather": cost.exchange_cost,
     "all_to_all": cost.all_to_all_cost,
     "hop": cost.hop_cost,
-    "host": layers.with_ends,
+    "host": engine_time.step_time,
     "waiting": layers.slowest_stage,
     "interference": mixed_step,
 }
@@ -272,6 +272,8 @@ def _source(each: Summand, one: Pass) -> str:
         return str(place_of_fit(each.operator[0].fits[0], one.at.system.name))
     if each.operator and not profile.fitted:
         return str(place_of_key("hardware", one.at.system.name, _HARDWARE.get(kind, "peak_flops")))
+    if kind == "host" and one.at.overheads is not None:
+        return str(place_of_key("engine", one.at.engine, "step_host"))
     keys = _ASSUMED.get(kind, ())
     return str(place_of_key("profile", profile.name, keys[0])) if keys else ""
 

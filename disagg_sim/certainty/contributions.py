@@ -106,7 +106,7 @@ def contributions_of(designs: Designs, wanted: Wanted = lambda _: True) -> list[
     Returns
     -------
     list of Contribution
-        Those of decode passes, then those of prefill passes. With ``Setup.profile.host`` their seconds add up to
+        Those of decode passes, then those of prefill passes. With what the host adds, their seconds add up to
         every pass. [s]
     """
 

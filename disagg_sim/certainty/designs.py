@@ -27,8 +27,7 @@ from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Chunk, Interference, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
-from disagg_sim.physics.rates import ENGINES
-from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.search.grid import CHOSEN_FORMS, PHASES, PhaseGrid
 from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT
 from disagg_sim.workload.lengths import Lengths, lengths_at
@@ -242,8 +241,8 @@ def _systems(words: abc.Mapping[str, Any], given: abc.Mapping[str, SystemSpec]) 
 
 
 def _engine(word: str) -> str | None:
-    """Engine whose fits are preferred; any other word means the order of the system's fits."""
-    return word if word in ENGINES else None
+    """Engine of a table; a word that is none means the system's own."""
+    return word if word in engine_names() else None
 
 
 def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interference: Interference) -> Designs:

@@ -6,7 +6,8 @@ r"""Write a pass of a design as a sum: the operators on the path of one micro-ba
   in chunked pipelined prefill (CPP), on the way of all chunks of a prompt through the slowest stage. An operator that
   hides behind another, as dispatch behind the shared expert, counts only where it is the longer one;
 * :math:`t_{hop}`, the hand-over between stages;
-* :math:`t_{host}`, host work of the pass, as the profile assumes it;
+* :math:`t_{host}`, host work: of the profile, or of the engine for every micro-batch, with launches that the GPU
+  waits for;
 * :math:`t_{waiting}`, what is left where there are stages: other micro-batches of the same step or pass at the slowest
   stage, or, in CPP, the other stages while the pipeline fills and drains.
 
@@ -66,13 +67,18 @@ class Pass:
 
     @property
     def at(self) -> Setup:
-        """What it runs under."""
-        return self.designs.at if self.phase == "decode" else self.designs.prefill_at
+        """What its kernels run under, on a host that takes no time."""
+        return self.bare.at if self.phase == "decode" else self.bare.prefill_at
 
     @cached_property
     def times(self) -> Times:
         """Of the designs, (rows,). [s]"""
         return times_of(self.designs)
+
+    @cached_property
+    def bare(self) -> Designs:
+        """The designs on hosts that take no time."""
+        return _unhosted(self.designs)
 
     @cached_property
     def weights(self) -> dict[str, Floats]:
@@ -85,6 +91,18 @@ class Pass:
     def faster(self) -> dict[str, Setup]:
         """The setup with the step of a derivative on each rate of the hardware, by resource."""
         return {resource: scaled(self.at, parameter, FACTOR) for resource, parameter in _RATES.items()}
+
+
+def without_host(at: Setup) -> Setup:
+    """The setup on a host that takes no time; kernels and the stretch of prefill stay."""
+    engine = at.overheads
+    if engine is not None:
+        engine = replace(engine, step_host=0.0, sequence_host=0.0, rank_host=0.0, kernel_launch=0.0)
+    return replace(at, profile=replace(at.profile, host=0.0), overheads=engine)
+
+
+def _unhosted(designs: Designs) -> Designs:
+    return designs.under(decode=without_host(designs.at), prefill=without_host(designs.prefill_at))
 
 
 def passes_of(designs: Designs) -> Iterator[Pass]:
@@ -125,7 +143,7 @@ def _pass(name: str, phase: str, designs: Designs, apart: Designs, field: int) -
         return lambda at: times_of(of.under(prefill=at), step=False)
 
     whole = 0 if phase == "decode" else 1
-    routes = Route(timed(apart), field, hops=False), Route(timed(designs), whole, hops=True)
+    routes = Route(timed(_unhosted(apart)), field, hops=False), Route(timed(_unhosted(designs)), whole, hops=True)
     return Pass(name=name, phase=phase, designs=designs, field=whole, routes=routes)
 
 
@@ -154,7 +172,7 @@ def summands_of(one: Pass) -> list[Summand]:
         for each in contributions_in(one.phase, at, route.timed, _only(hops=route.hops))
         if np.any(each.seconds[route.field])
     ]
-    rest = {"host": np.full(designs.rows.shape, at.profile.host)}
+    rest = {"host": total - times_of(one.bare)[one.field]}
     if one.name == "mixed step" and designs.interference != NO_INTERFERENCE:
         rest["interference"] = total - times_of(replace(designs, interference=NO_INTERFERENCE))[one.field]
     left = total - sum(each.seconds for each in found) - sum(rest.values())

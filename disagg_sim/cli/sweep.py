@@ -28,7 +28,7 @@ def sweep(
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the design points and stop.")] = False,
     profile: Annotated[str, typer.Option(help="ideal, optimistic or measured; overrides the file.")] = "",
-    engine: Annotated[str, typer.Option(help="Engine whose fits are preferred; overrides the file.")] = "",
+    engine: Annotated[str, typer.Option(help="Serving engine, or 'kernels' for none; overrides the file.")] = "",
     price: Annotated[
         list[str] | None,
         typer.Option(metavar="SYSTEM=USD", help="Price per GPU-hour; overrides the market price. Repeatable."),

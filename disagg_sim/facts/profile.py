@@ -41,6 +41,7 @@ class ProfileSpec(Shown):
     all_to_all_latency: _Time | None  # of dispatch and of combine, each [s]
     elementwise_efficiency: _Efficiency  # share of HBM bandwidth [1]
     elementwise_latency: _Time  # all elementwise kernels of a layer [s]
+    with_engine: bool  # add what the engine adds to its kernels; then ``host`` counts without an engine alone
     host: _Time  # per pass; micro-batches and chunks in flight hide each other's [s]
     prefill_imbalance: _Imbalance  # load of the fullest expert rank over the mean [1]
     decode_imbalance: _Imbalance  # [1]

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.load import load_efficiency, load_model, load_profile, load_system, resolve_precision
+from disagg_sim.facts.load import (
+    list_specs,
+    load_efficiency,
+    load_engine,
+    load_model,
+    load_profile,
+    load_system,
+    resolve_precision,
+)
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.rates import Rates, resolve_rates
+
+#: In place of the name of an engine: bare kernels.
+KERNELS = "kernels"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # holds arrays: the same only as itself
@@ -22,8 +34,9 @@ class Setup(Shown):
     system: SystemSpec
     precision: Precision
     profile: ProfileSpec
-    engine: str  # whose fitted kernels are taken first; "" = the order of the system's fits
+    engine: str  # name of the engine; "kernels" or "" = none
     rates: Rates
+    kernels: str = ""  # whose fitted kernels are taken first; "" = the order of the system's fits
     overheads: EngineSpec | None = None  # what an engine adds to its kernels; None = kernels and the profile's host
 
     @property
@@ -42,13 +55,28 @@ class Setup(Shown):
 
         Use ``dataclasses.replace`` to change the rates themselves; it resolves nothing.
         """
+        engine, under = overheads or self.overheads, profile or self.profile
         new = replace(
-            self, system=system or self.system, profile=profile or self.profile, overheads=overheads or self.overheads
+            self,
+            system=system or self.system,
+            profile=under,
+            overheads=engine if under.with_engine else None,
+            engine=overheads.name if overheads else self.engine,
         )
         rates = resolve_rates(
-            new.model, new.system, new.precision, new.profile, load_efficiency(new.system.name), new.engine
+            new.model, new.system, new.precision, new.profile, load_efficiency(new.system.name), new.kernels
         )
         return replace(new, rates=replace(rates, adjust=self.rates.adjust))
+
+
+def engine_names() -> tuple[str, ...]:
+    """Words that name an engine: of its file, or ``KERNELS``."""
+    return (*list_specs("engine"), KERNELS)
+
+
+def engine_name(profile: ProfileSpec, system: SystemSpec, engine: str | None = None) -> str:
+    """Name of the engine asked for, or of the system's where the profile counts one; "" = none."""
+    return engine or (system.engine if profile.with_engine else "")
 
 
 def setup(
@@ -56,7 +84,7 @@ def setup(
     system: SystemSpec | str,
     precision: str,
     profile: ProfileSpec | str = "measured",
-    engine: str | None = None,
+    engine: EngineSpec | str | Path | None = None,
 ) -> Setup:
     """Load the named specs and resolve the rates of every operator.
 
@@ -68,13 +96,15 @@ def setup(
     precision
         Name or path of a recipe of formats; the system must have its arithmetic.
     engine
-        ``"trtllm"``, ``"vllm"`` or ``"sglang"``: whose fitted kernels are taken first. None = the order of the
-        system's own fits.
+        Engine (``hw_specs/engines/``) whose kernels are taken first and whose overheads the profile ``measured`` adds
+        to them: ``"trtllm"``, ``"vllm"``, ``"sglang"``, or the path of a YAML file. ``"kernels"`` = bare kernels and
+        the host time of the profile. None = the system's engine.
 
     Returns
     -------
     Setup
-        Specs in SI and rates [FLOP/s, B/s, s]: what every function of physics, search and simulation takes.
+        Specs in SI, rates [FLOP/s, B/s, s], and what the engine adds to its kernels: what every function of physics,
+        search and simulation takes.
 
     Raises
     ------
@@ -84,19 +114,26 @@ def setup(
     Examples
     --------
     >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
-    >>> at.model.name, at.profile.name, f"{at.memory_limit / 1e9:.1f} GB"
-    ('deepseek_r1', 'measured', '178.8 GB')
+    >>> at.model.name, at.profile.name, at.engine, f"{at.memory_limit / 1e9:.1f} GB"
+    ('deepseek_r1', 'measured', 'trtllm', '178.8 GB')
     """
     model_spec = model if isinstance(model, ModelSpec) else load_model(model)
     system_spec = system if isinstance(system, SystemSpec) else load_system(system)
     profile_spec = profile if isinstance(profile, ProfileSpec) else load_profile(profile)
     recipe = resolve_precision(precision, model_spec, system_spec)
     fits = load_efficiency(system_spec.name)
+    overheads = engine if isinstance(engine, EngineSpec) else None
+    name = overheads.name if overheads else engine_name(profile_spec, system_spec, str(engine or ""))
+    if overheads is None and name not in ("", KERNELS):
+        overheads = load_engine(name)
+    kernels = overheads.kernels if overheads else ""
     return Setup(
         model=model_spec,
         system=system_spec,
         precision=recipe,
         profile=profile_spec,
-        engine=engine or "",
-        rates=resolve_rates(model_spec, system_spec, recipe, profile_spec, fits, engine or ""),
+        engine=overheads.name if overheads else name,
+        kernels=kernels,
+        rates=resolve_rates(model_spec, system_spec, recipe, profile_spec, fits, kernels),
+        overheads=overheads if profile_spec.with_engine else None,
     )

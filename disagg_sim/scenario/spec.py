@@ -30,8 +30,7 @@ from disagg_sim.facts.schema import (
     plain_number,
 )
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
-from disagg_sim.physics.rates import ENGINES
-from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.scenario.policy_files import KnownPolicies
 from disagg_sim.scenario.policy_text import Form
 from disagg_sim.scenario.traces import TraceKeys, TraceSource, distinct_traces, replacing
@@ -87,7 +86,7 @@ class Scenario:
     system: str
     precision: str
     profile: str
-    engine: str  # "" = the profile's own choice
+    engine: str  # "" = the system's own
     traces: tuple[TraceSource, ...]
     slo: Slo
     deployments: tuple[ServedDeployment, ...]
@@ -326,7 +325,7 @@ class _File(Strict):
     system: Annotated[str, load.spec_name("hardware")]
     precision: Annotated[str, load.spec_name("precision")]
     profile: Annotated[str, OneOf(partial(load.list_specs, "profile"))] = "measured"
-    engine: Annotated[str, OneOf(ENGINES)] = ""
+    engine: Annotated[str, OneOf(engine_names)] = ""
     trace: Annotated[tuple[TraceSource, ...], Written(Several[TraceKeys], distinct_traces)]
     slo: Annotated[Slo, Written(_Slo, lambda slo: Slo(ttft=slo.ttft_s, tpot=slo.tpot_s))]
     deployments: Annotated[tuple[ServedDeployment, ...], Written(Named[PlainName, _Deployment], _served)]

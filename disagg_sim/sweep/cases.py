@@ -18,7 +18,7 @@ from disagg_sim.domain import MAX_PIPELINE_GPUS, Mode
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.blocks import forms_of
-from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.physics.setup import Setup, engine_name, setup
 from disagg_sim.serving.colocation import Case as SharedCase
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.sweep.spec import Limits, Pools, Sharing, SweepSpec, Traffic, same_system
@@ -110,6 +110,15 @@ class Case:
                 allow_long_context=True,
             ),
         )
+
+    @property
+    def engines(self) -> tuple[str, str]:
+        """Names of the engines of decode and of prefill; "" = none."""
+        profile = load.load_profile(self.profile)
+        decode, prefill = (
+            engine_name(profile, each, self.engine) for each in (self.decode_system, self.prefill_system)
+        )
+        return decode, prefill
 
     def setup_of(self, system: SystemSpec, precision: str) -> Setup:
         """Setup of the case on a system in a recipe."""

@@ -42,7 +42,7 @@ NO_MATCH = "no match within gpu_cap"
 NO_BALANCE = "no match within gpu_cap and tolerance"
 NO_RATIO = "no match at the fixed ratio within gpu_cap"
 NO_PREFILL = "no prefill configuration within the limits to match with"
-OWN_ENGINE = "default"  # in the engine columns: the profile's own choice; no word that reads back as empty
+OWN_ENGINE = "default"  # in the engine columns: none; no word that reads back as empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,20 +262,20 @@ def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
     """The table with ``case`` in front and the same column types in every block, empty ones too."""
 
     case, pools = block.case, block.case.pools
-    engine = case.engine or OWN_ENGINE
+    decode_engine, prefill_engine = (name or OWN_ENGINE for name in case.engines)
     constant = {
         "case": case.name,
         "model": case.model,
         "system": pools.system,
         "precision": pools.precision,
         "profile": case.profile,
-        "engine": engine,
+        "engine": decode_engine,
         "mode": block.mode,
         "matching": case.matching if block.mode == Mode.DISAGGREGATED else "none",
         "prefill_system": pools.prefill_system,
         "prefill_precision": pools.prefill_precision,
         "prefill_profile": case.profile,
-        "prefill_engine": engine,
+        "prefill_engine": prefill_engine,
     }
     words = {name: pd.Categorical([value] * len(frame), categories=[value]) for name, value in constant.items()}
     bound = frame["decode_bound"].astype(pd.CategoricalDtype(list(BOUNDS)))

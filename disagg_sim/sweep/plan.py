@@ -16,6 +16,7 @@ from typing import Any
 from disagg_sim.arrays import Ints
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.facts import load
+from disagg_sim.physics.setup import engine_name
 from disagg_sim.search.grid import CHUNK_TOKENS, batch_axis
 from disagg_sim.search.layouts import CHECKED
 from disagg_sim.serving.colocated import count_colocated
@@ -226,7 +227,7 @@ def _cut(points: list[int], block_points: int) -> list[tuple[int, int]]:
 
 
 def _specs(case: Case) -> dict[str, Any]:
-    model, pools = load.load_model(case.model), case.pools
+    model, pools, engines = load.load_model(case.model), case.pools, load.list_specs("engine")
     specs: dict[str, Any] = {f"model/{model.name}": model, f"profile/{case.profile}": load.load_profile(case.profile)}
     specs[f"evidence/{CHECKED}"] = load.load_evidence(CHECKED)
     specs |= {f"layout/{engine}": load.load_layout_rules(engine) for engine in load.list_specs("layout")}
@@ -235,5 +236,7 @@ def _specs(case: Case) -> dict[str, Any]:
     for name, recipe in ((pools.prefill_system, pools.prefill_precision), (pools.system, pools.precision)):
         specs[f"hardware/{name}"] = load.load_system(name)
         specs[f"efficiency/{name}"] = load.load_efficiency(name)
+        if (engine := engine_name(load.load_profile(case.profile), load.load_system(name), case.engine)) in engines:
+            specs[f"engine/{engine}"] = load.load_engine(engine)
         specs[f"precision/{recipe}"] = load.resolve_precision(recipe, model, load.load_system(name))
     return specs

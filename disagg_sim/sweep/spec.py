@@ -41,8 +41,7 @@ from disagg_sim.facts.traffic import ConstantLength, TrafficCase
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.passes.mixed import Interference
-from disagg_sim.physics.rates import ENGINES
-from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.setup import Setup, engine_names
 from disagg_sim.search.grid import BLOCK_POINTS
 from disagg_sim.search.layouts import Layouts
 from disagg_sim.search.mappings import enumerate_mappings
@@ -149,7 +148,7 @@ class SweepSpec:
     mla_forms: tuple[str, ...] = ("auto",)  # of prefill; decode works in latent space
     sharing: Sharing = field(default_factory=Sharing)
     profile: str = "measured"
-    engine: str = ""  # "" = the profile's own choice
+    engine: str = ""  # "" = the system's own
     matching: str = "exact"
     per: str = "gpu"  # what throughput is divided by, of ``serving.costs.PER``
     prices: tuple[tuple[str, float], ...] = ()  # (system, price of a GPU) in place of the market's [USD/h]
@@ -312,7 +311,7 @@ class _File(Strict):
     modes: Axis[Annotated[str, OneOf(MODES)]] = MODES[:1]
     limits: Annotated[tuple[Limits, ...], Written(_Limits, _combined)] = (Limits(),)
     profile: Annotated[str, OneOf(partial(load.list_specs, "profile"))] = _USUAL["profile"]
-    engine: Annotated[str, OneOf(ENGINES)] = ""
+    engine: Annotated[str, OneOf(engine_names)] = ""
     matching: Annotated[str, OneOf(MATCHINGS)] = _USUAL["matching"]
     ctx_gen_ratio: Axis[Annotated[Fraction | None, PlainValidator(_ratio)]] = (None,)
     nvlink_domain: Axis[Annotated[int | None, Range(2, 1024), Unless("own", None)]] = (None,)

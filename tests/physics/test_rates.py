@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import Mapping
-from disagg_sim.errors import InputError
+from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.facts.load import load_efficiency, load_engine, load_model, load_profile, load_system, resolve_precision
 from disagg_sim.physics.cost import expert_cost
 from disagg_sim.physics.operators import Operator
@@ -145,7 +145,7 @@ def test_regime_of_the_expert_kernel(ep, tp_ffn, regime):
 
 
 def test_unknown_engine_is_refused_with_the_nearest():
-    with pytest.raises(InputError, match=r"engine 'tensorrt' is unknown.*allowed: trtllm, vllm, sglang"):
+    with pytest.raises(UnknownNameError, match=r"unknown engine 'tensorrt'; known: sglang, trtllm, .*vllm"):
         rates_of("llama_3_1_70b", engine="tensorrt")
 
 
@@ -168,7 +168,7 @@ def test_a_missing_fit_is_named():
 
 def test_hidden_all_reduce_is_an_option_of_prefill():
     """A fraction of 0.3 takes 0.3 of the wire time of prefill's all-reduce off, and leaves decode alone."""
-    at = setup("llama_3_1_70b", "h100_sxm", "fp8")
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8", engine="kernels")
     split = at.changed(profile=replace(at.profile, all_reduce_hidden_fraction=0.3))
     mapping = Mapping(tp_attn=4.0, tp_ffn=4.0)
     serial, hidden = (prefill_pass(one, mapping, batch=1.0, isl=8192.0) for one in (at, split))
@@ -188,9 +188,9 @@ def test_bf16_attention_over_an_fp8_cache_keeps_the_memory_side_and_takes_the_ar
 
 def test_a_changed_setup_is_the_setup_of_the_changed_names():
     """One place to change: rates that follow from a profile or a system are resolved again; an adjustment stays."""
-    at = setup("deepseek_r1", *GB200)
+    at = setup("deepseek_r1", *GB200, engine="kernels")
     hopeful = at.changed(profile=load_profile("optimistic"))
-    assert repr(hopeful) == repr(setup("deepseek_r1", *GB200, "optimistic"))
+    assert repr(hopeful) == repr(setup("deepseek_r1", *GB200, "optimistic", "kernels"))
     fast = replace(at.system, hbm_bandwidth=2 * at.system.hbm_bandwidth)
     assert at.changed(system=fast).rates.elementwise_bandwidth == 2 * at.rates.elementwise_bandwidth
     twice = replace(at, rates=replace(at.rates, adjust=lambda _, cost: cost * 2.0))

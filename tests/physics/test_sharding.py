@@ -209,7 +209,7 @@ def test_chunked_pipeline_is_a_flow_shop(profile, chunk):
     The recursion is walked by hand with the times of mixed steps of a quarter of the layers; a
     vocabulary of one word leaves the head out.
     """
-    at = cached_setting("llama_3_1_70b", "gb200_nvl72", profile)
+    at = replace(cached_setting("llama_3_1_70b", "gb200_nvl72", profile), overheads=None)
     model = replace(at.model, vocab=1)
     quarter = replace(model, layers=model.layers[:20])
     isl, stages = 4000, 4

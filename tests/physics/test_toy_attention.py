@@ -148,7 +148,7 @@ def model_with(folder: Path, name: str, **layers: int) -> str:
 
 
 def at_of(name: str):
-    return setup(name, "h100_sxm", "fp8", engine="trtllm")
+    return replace(setup(name, "h100_sxm", "fp8", engine="trtllm"), overheads=None)
 
 
 def times(at) -> np.ndarray:

@@ -77,7 +77,7 @@ def test_a_setup_shows_what_it_stands_for():
     at = ds.setup("llama_3_1_70b", "h200_sxm", "fp8")
     cells = shown(at)
     assert at.model.title in cells[0]
-    assert {"fp8", at.profile.title, "none", f"{at.memory_limit / 1e9:.1f} GB a GPU"} <= {*cells}
+    assert {"fp8", at.profile.title, "TensorRT-LLM", f"{at.memory_limit / 1e9:.1f} GB a GPU"} <= {*cells}
     assert {taken.text for taken in at.rates.used} <= {*cells}
 
 

@@ -157,7 +157,7 @@ BOTH_MODELS = pytest.mark.parametrize("model", ["llama_3_1_70b", "deepseek_r1"])
 @pytest.mark.usefixtures("seed_fits")
 def test_quadrature_of_smooth_passes_is_within_half_a_percent_of_a_dense_sum(model, traffic):
     """Mean FTL and busy time, kernels without tiles; measured: 4e-4 unchunked, 0.43 % in chunks at worst."""
-    at = setup(model, SYSTEM, RECIPE)
+    at = setup(model, SYSTEM, RECIPE, engine="kernels")
     for chunk, limit in ((0.0, 1e-3), (512.0, 5e-3), (2048.0, 5e-3)):
         assert quadrature(at, traffic, chunk)[0] < limit, chunk
 
@@ -169,7 +169,7 @@ def test_tiles_add_at_most_half_a_stair_to_the_error_of_the_quadrature(model, tr
 
     A node stands anywhere on its stair, half a stair off at most; measured: 0.18 % unchunked where half a stair is 0.8.
     """
-    at = setup(model, SYSTEM, RECIPE)
+    at = setup(model, SYSTEM, RECIPE, engine="kernels")
     for chunk, limit in ((0.0, 1e-3), (512.0, 5e-3)):
         error, half_a_stair = quadrature(at, traffic, chunk)
         assert error < limit + half_a_stair, chunk
@@ -178,7 +178,7 @@ def test_tiles_add_at_most_half_a_stair_to_the_error_of_the_quadrature(model, tr
 
 def test_a_pass_climbs_a_stair_at_every_row_of_tiles():
     """Size of the stairs over the time of the pass, 70B: the last row is one of T/64, times the share of the GEMMs."""
-    at = setup("llama_3_1_70b", SYSTEM, RECIPE)
+    at = setup("llama_3_1_70b", SYSTEM, RECIPE, engine="kernels")
     for tokens, most in ((128, 0.03), (1024, 0.02), (4096, 0.008), (16384, 0.002)):
         lengths = np.array([float(tokens)])
         stair = stairs_at(at, lengths, 0) / timed_passes(at, lengths, 0)
@@ -241,7 +241,7 @@ def throughput(front, interactivity):
 
 
 def test_front_becomes_that_of_constant_lengths_as_the_variance_goes_to_zero():
-    at = setup("llama_3_1_70b", SYSTEM, RECIPE)
+    at = setup("llama_3_1_70b", SYSTEM, RECIPE, engine="kernels")
     table, flat = enumerate_mappings(at, max_gpus=16), lengths(4000, 512)
     x = np.geomspace(30, 100, 15)
     constant = pareto_front(disaggregated(prefill_grid(at, table, flat, chunk_tokens=0), decode_grid(at, table, flat)))
@@ -259,7 +259,7 @@ def test_front_becomes_that_of_constant_lengths_as_the_variance_goes_to_zero():
 def test_convexity_costs_prefill_rate_and_memory_is_never_below_that_of_the_mean(model, mappings):
     law = lengths(TRAFFIC)
     mean = lengths(round(law.mean_isl), round(law.mean_osl))
-    at = setup(model, SYSTEM, RECIPE)
+    at = setup(model, SYSTEM, RECIPE, engine="kernels")
     spread, flat = (prefill_grid(at, mappings, each, chunk_tokens=0, batch=BATCH) for each in (law, mean))
     assert np.all(spread.request_rate < flat.request_rate)
     assert np.all(spread.latency > flat.latency)
@@ -272,7 +272,7 @@ def test_convexity_costs_prefill_rate_and_memory_is_never_below_that_of_the_mean
 
 def test_sampled_and_integrated_answers_agree_within_the_sampling_error():
     """4000 requests, seed 11; standard errors from the sample itself; z below 4 for rate, FTL, context and r."""
-    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE), lengths(TRAFFIC)
+    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE, engine="kernels"), lengths(TRAFFIC)
     case, n = load_traffic(TRAFFIC).cases[0], 4000
     rng = np.random.default_rng(11)
     isl = length_distribution(case.isl).sample(rng, n).astype(float)
@@ -309,7 +309,7 @@ def test_passes_of_independent_lengths_take_the_mean_time_of_passes_that_share_o
 
     A pass sees lengths through its tokens T = sum S and its pairs, sum S^2 = Q: T^2/Q prompts of Q/T tokens.
     """
-    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE), lengths(TRAFFIC)
+    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE, engine="kernels"), lengths(TRAFFIC)
     isl = length_distribution(load_traffic(TRAFFIC).cases[0].isl)
     drawn = isl.sample(np.random.default_rng(3), 4 * 4000).reshape(-1, 4).astype(float)
     total, squares = drawn.sum(axis=1), (drawn**2).sum(axis=1)
@@ -326,7 +326,7 @@ def test_a_trace_and_its_law_score_alike():
     """Grids of 20000 drawn requests against those of the law: within 4 standard errors of 1.3 and 1.1 %."""
     case, rng = load_traffic(TRAFFIC).cases[0], np.random.default_rng(5)
     drawn = lengths(*(length_distribution(spec).sample(rng, 20_000) for spec in (case.isl, case.osl)))
-    at = setup("llama_3_1_70b", SYSTEM, RECIPE)
+    at = setup("llama_3_1_70b", SYSTEM, RECIPE, engine="kernels")
     for grid in (prefill_grid, decode_grid):
         one, other = (grid(at, DENSE, law, batch=BATCH) for law in (drawn, lengths(TRAFFIC)))
         assert gap(one.request_rate, other.request_rate) < 0.05
@@ -334,7 +334,7 @@ def test_a_trace_and_its_law_score_alike():
 
 
 def test_matching_and_the_integer_program_take_these_grids_as_they_are():
-    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE), lengths(TRAFFIC)
+    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE, engine="kernels"), lengths(TRAFFIC)
     table = enumerate_mappings(at, max_gpus=8)
     prefill = prefill_grid(at, table, law, chunk_tokens=0)
     decode = decode_grid(at, table, law)
@@ -354,7 +354,7 @@ def test_matching_and_the_integer_program_take_these_grids_as_they_are():
 
 def p50_over(law, isl, osl):
     """Throughput of the front at constant lengths over that of the law, at 25-100 tokens/s/user (Llama-3.1-70B)."""
-    at, flat = setup("llama_3_1_70b", SYSTEM, RECIPE), lengths(isl, osl)
+    at, flat = setup("llama_3_1_70b", SYSTEM, RECIPE, engine="kernels"), lengths(isl, osl)
     table = enumerate_mappings(at)
     x = np.geomspace(25, 100, 41)
     under = disaggregated(prefill_grid(at, table, law), decode_grid(at, table, law))

@@ -44,6 +44,7 @@ SYSTEM = SystemSpec(
     attention_tile_rows=128,
     nvlink_bandwidth=4.5e11,
     nvlink_domain=8,
+    engine="trtllm",
     in_switch_reduction=False,
     nic_bandwidth=5e10,
     tdp=700.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -176,9 +178,10 @@ W2 = [
 
 
 def served(tp, isl, osl, batch):
-    """The co-located row of a measured one."""
+    """The co-located row of a measured one, in bare kernels."""
     mapping = Mapping(tp_attn=tp, tp_ffn=tp)
-    at, shape = setup(LLAMA, "h100_sxm", "fp8_bf16kv", engine="vllm"), lengths(round(0.9 * isl), round(0.9 * osl))
+    at = replace(setup(LLAMA, "h100_sxm", "fp8_bf16kv", engine="vllm"), overheads=None)
+    shape = lengths(round(0.9 * isl), round(0.9 * osl))
     return only(colocated(at, mapping, shape, options=Colocation(batch=batch, prefill_batch=1)))
 
 

@@ -162,6 +162,8 @@ FAULTS = {
 }
 LONG = "allow_long_context: true\n"
 
+ENGINES = "sglang, trtllm, trtllm_engine, vllm, vllm_eager, vllm_v0, kernels"
+
 
 def write(tmp_path: Path, text: str | bytes) -> str:
     path = tmp_path / "trial.yaml"
@@ -184,9 +186,9 @@ def test_the_command_line_overrides_profile_and_engine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"engine": "foo"}, "--engine: 'foo' is unknown; allowed: trtllm, vllm, sglang"),
-        ({"engine": "nccl"}, "--engine: 'nccl' is unknown; allowed: trtllm, vllm, sglang"),
-        ({"profile": "ideal", "engine": "foo"}, "--engine: 'foo' is unknown; allowed: trtllm, vllm, sglang"),
+        ({"engine": "foo"}, f"--engine: 'foo' is unknown; allowed: {ENGINES}"),
+        ({"engine": "nccl"}, f"--engine: 'nccl' is unknown; allowed: {ENGINES}"),
+        ({"profile": "ideal", "engine": "foo"}, f"--engine: 'foo' is unknown; allowed: {ENGINES}"),
         (
             {"profile": "mesured"},
             "--profile: 'mesured' is unknown, did you mean 'measured'?; allowed: ideal, measured, optimistic",

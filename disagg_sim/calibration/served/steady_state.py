@@ -97,11 +97,11 @@ def served(
     UnknownNameError, InputError
         As ``physics.setup.setup``.
     """
-    at = setup(model, system, precision, profile, engine.kernels)
+    at = setup(model, system, precision, profile, engine)
     own = replace(
         at.profile, host=0.0, memory_utilisation=engine.memory_utilisation, resident_deviations=0.0, random_routing=True
     )
-    return Served(at.changed(profile=own, overheads=engine))
+    return Served(at.changed(profile=own))
 
 
 def decode_time(run: Served, mapping: Mapping, batch: Numeric, lengths: RowLengths) -> Numeric:

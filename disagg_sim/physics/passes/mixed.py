@@ -165,12 +165,6 @@ def _step(at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Numer
     """
     stage, whole, hop, sums = _kernels(at, mapping, load, context, isl, form)
     prefills = _any(load.chunk)
-    if prefills and at.overheads is not None:
-        stretch, alone, alone_whole = at.overheads.prefill_stretch, 0.0, 0.0
-        if _any(load.decodes):
-            alone, alone_whole, _, _ = _kernels(at, mapping, replace(load, chunk=0.0), context, isl, form)
-        stage = alone + stretch * np.maximum(stage - alone, 0.0)
-        whole = alone_whole + stretch * np.maximum(whole - alone_whole, 0.0)
     time = step_time(at, mapping, load.microbatches, stage, whole, decodes=load.decodes, graphs=not prefills)
     return MixedStep(time + hop.time, with_ends(sums, hop, host_time(at, mapping, load.decodes)))
 
@@ -180,17 +174,33 @@ def _kernels(at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Nu
     load = replace(load, decodes=np.ceil(load.decodes))
     prefill_leads = np.asarray(load.chunk > load.decodes)
     if np.all(prefill_leads):
-        return _kernels_as("prefill", at, mapping, load, context, isl, form)
-    decode = _kernels_as("decode", at, mapping, load, context, isl, form)
+        return _stretched_as("prefill", at, mapping, load, context, isl, form)
+    decode = _stretched_as("decode", at, mapping, load, context, isl, form)
     same_kernels = not at.model.is_moe and at.profile.all_reduce_hidden_fraction == 0.0
     if same_kernels or not np.any(prefill_leads):
         return decode
-    prefill = _kernels_as("prefill", at, mapping, load, context, isl, form)
+    prefill = _stretched_as("prefill", at, mapping, load, context, isl, form)
     sums = Sums(*(np.where(prefill_leads, p, d) for p, d in zip(prefill.sums, decode.sums, strict=True)))
     stage, whole = (
         np.where(prefill_leads, getattr(prefill, name), getattr(decode, name)) for name in ("stage", "whole")
     )
     return _Kernels(stage, whole, decode.hop, sums)
+
+
+def _stretched_as(
+    phase: str, at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str
+) -> _Kernels:
+    """Kernels of a step, of ``phase``; what its prefill adds to the decodes alone is stretched as the engine does."""
+    both = _kernels_as(phase, at, mapping, load, context, isl, form)
+    if at.overheads is None or not _any(load.chunk):
+        return both
+    stretch, stage, whole = at.overheads.prefill_stretch, 0.0, 0.0
+    if _any(load.decodes):
+        stage, whole, _, _ = _kernels_as(phase, at, mapping, replace(load, chunk=0.0), context, isl, form)
+    return both._replace(
+        stage=stage + stretch * np.maximum(both.stage - stage, 0.0),
+        whole=whole + stretch * np.maximum(both.whole - whole, 0.0),
+    )
 
 
 def _kernels_as(

@@ -67,7 +67,7 @@ class StepPhysics:
         hop = hop_cost(sequences + share, self._mapping.gpus, self._at) * hops
         stage, whole = self._slowest(times), np.asarray(all_stages(self._model, times))
         if self._stretch > 1.0:
-            alone = self._linear_times("decode", sequences, np.zeros_like(share), np.ceil(decodes / micro))
+            alone = self._linear_times(phase, sequences, np.zeros_like(share), np.ceil(decodes / micro))
             some = np.where(decodes > 0, 1.0, 0.0)
             stage, whole = (
                 np.where(prefill > 0, some * own + self._stretch * np.maximum(both - some * own, 0.0), both)

@@ -1,0 +1,115 @@
+"""What an engine adds to its kernels, by hand: host time, launches, the stretch of prefill; the same TTL everywhere."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.calibration.served.steady_state import RowLengths, Served, decode_time
+from disagg_sim.facts.load import load_engine, load_profile
+from disagg_sim.physics.passes.chunked import chunked_prefill_pass
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
+from disagg_sim.physics.passes.prefill import prefill_pass
+from disagg_sim.simulation.kernel.step_table import StepTable
+
+ENGINE = replace(
+    load_engine("trtllm"),
+    step_host=1e-3,
+    sequence_host=1e-5,
+    rank_host=2e-3,
+    prefill_stretch=1.5,
+    exchange_stretch=1.0,
+    kernel_launch=1e-5,
+)
+TP4 = ds.Mapping(tp_attn=4, tp_ffn=4)
+
+
+def setups(model="llama_3_1_70b", system="h100_sxm", precision="fp8", engine=ENGINE):
+    """With the engine, and its bare kernels on a host that takes no time."""
+    at = ds.setup(model, system, precision, engine=engine)
+    return at, replace(at, overheads=None, profile=replace(at.profile, host=0.0))
+
+
+def test_a_decode_step_pays_for_the_step_its_ranks_and_its_sequences():
+    """1 ms + 2 ms * log2(4 GPUs) + 10 us * 32 sequences of the one rank."""
+    at, bare = setups()
+    with_host, kernels = (float(decode_step(s, TP4, batch=32.0, context=1000.0).ttl) for s in (at, bare))
+    assert with_host - kernels == pytest.approx(1e-3 + 2e-3 * 2 + 32e-5, rel=1e-9)
+
+
+def test_ranks_of_attention_dp_share_the_sequences():
+    at, bare = setups("deepseek_r1", "h200_sxm", "fp8")
+    mapping = ds.Mapping(dp_attn=8, ep=8)
+    with_host, kernels = (float(decode_step(s, mapping, batch=80.0, context=1000.0).ttl) for s in (at, bare))
+    assert with_host - kernels == pytest.approx(1e-3 + 2e-3 * 3 + 80 / 8 * 1e-5, rel=1e-9)
+
+
+def test_every_micro_batch_of_a_pipeline_has_host_time_of_its_own():
+    """Two stages that are equal but for the head: 2*(t + host), the hand-over apart."""
+    at, bare = setups()
+    mapping = ds.Mapping(tp_attn=2, tp_ffn=2, pp=2)
+    with_host, kernels = (float(decode_step(s, mapping, batch=64.0, context=1000.0).ttl) for s in (at, bare))
+    host = 1e-3 + 2e-3 * 2 + 32e-5  # of 32 sequences each
+    assert with_host - kernels == pytest.approx(2 * host, rel=1e-9)
+
+
+def test_prefill_takes_the_stretch_times_its_kernels_and_one_host():
+    at, bare = setups()
+    with_host, kernels = (float(prefill_pass(s, TP4, batch=4.0, isl=4096).ftl) for s in (at, bare))
+    assert with_host == pytest.approx(1.5 * kernels + 1e-3 + 2e-3 * 2, rel=1e-9)
+
+
+def test_a_short_prompt_waits_for_the_launches_of_its_kernels():
+    """32 layers of 9 and 7 kernels, 10 us each, and the host."""
+    at, _ = setups("llama_3_1_8b")
+    assert float(prefill_pass(at, TP4, batch=1.0, isl=16).ftl) == pytest.approx(32 * 16 * 1e-5 + 5e-3, rel=1e-9)
+
+
+def test_chunks_pay_for_the_host_one_by_one():
+    at, bare = setups()
+    mapping = ds.Mapping(tp_attn=2, tp_ffn=2, pp=2)
+    with_host, kernels = (
+        chunked_prefill_pass(s, mapping, batch=1.0, isl=8192, chunk_tokens=2048.0) for s in (at, bare)
+    )
+    assert float(with_host.busy) == pytest.approx(1.5 * float(kernels.busy) + 4 * 5e-3, rel=1e-9)
+
+
+def test_what_a_chunk_adds_to_the_decodes_is_stretched():
+    at, bare = setups()
+
+    def step(s, tokens):
+        return float(mixed_step(s, TP4, batch=32.0, context=1000.0, chunk=Chunk(tokens, 4096.0)).time)
+
+    alone, both = step(bare, 0.0), step(bare, 2048.0)
+    assert step(at, 2048.0) == pytest.approx(alone + 1.5 * (both - alone) + 1e-3 + 2e-3 * 2 + 32e-5, rel=1e-9)
+
+
+def test_profiles_without_an_engine_add_nothing():
+    for profile in ("ideal", "optimistic"):
+        assert ds.setup("llama_3_1_8b", "h100_sxm", "fp8", profile, engine="vllm").overheads is None
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    assert at.engine == "trtllm"
+    assert at.changed(profile=load_profile("ideal")).overheads is None
+    assert ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels").overheads is None
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "precision", "mapping"),
+    [
+        ("llama_3_1_70b", "h100_sxm", "fp8", TP4),
+        ("llama_3_1_70b", "h100_sxm", "fp8", ds.Mapping(tp_attn=2, tp_ffn=2, pp=2)),
+        ("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", ds.Mapping(dp_attn=16, ep=16)),
+        ("gpt_oss_120b", "h200_sxm", "mxfp4", ds.Mapping(tp_attn=2, ep=2)),
+    ],
+)
+@pytest.mark.parametrize("engine", ["trtllm", "vllm", "sglang", "vllm_eager", "kernels"])
+def test_frontier_simulation_and_validation_give_the_same_ttl(model, system, precision, mapping, engine):
+    """64 sequences at 3,584 + 1,024/2 = 4,096 tokens, where the table of the simulation holds the physics itself."""
+    at, lengths = ds.setup(model, system, precision, engine=engine), ds.lengths(3584, 1024)
+    grid = ds.decode_grid(at, mapping, lengths, batch=[64]).latency[0, 0]
+    simulated = StepTable.build(at, mapping, max_sequences=64, max_context=8192).step_time(64, 4096.0)
+    validated = decode_time(Served(at), mapping, 64.0, RowLengths(np.float64(3584), np.float64(1024)))
+    assert grid == pytest.approx(simulated, rel=1e-9)
+    assert grid == pytest.approx(float(validated), rel=1e-9)
