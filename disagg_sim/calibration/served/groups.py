@@ -54,20 +54,23 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
         prediction, ``measured`` what belongs to both; ends of bands keep their ratio to the prediction.
     """
     done = table[table["evaluated"]]
-    by = done.groupby(["point", "quantity"], sort=False)
-    found = by.first()
-    predicted, error = by["predicted"].median(), by["relative_error"].median()
-    ends = {
-        end: predicted * (done[end] / done["predicted"]).groupby([done["point"], done["quantity"]], sort=False).median()
-        for end in ("predicted_p10", "predicted_p90")
-        if end in table
-    }
-    found = found.assign(predicted=predicted, relative_error=error, measured=predicted / (1.0 + error), **ends)
-    return found.reset_index()[list(table.columns)]
+    once = _collapsed(done)
+    place = done.drop_duplicates(["point", "quantity"])
+    return place.assign(**{str(name): once[name].to_numpy() for name in once}).reset_index(drop=True)
+
+
+def _collapsed(done: pd.DataFrame) -> pd.DataFrame:
+    """Numbers of each operating point and quantity, in order of first appearance."""
+    numbers = done[["predicted", "relative_error"]]
+    ends = [name for name in ("predicted_p10", "predicted_p90") if name in done]
+    numbers = numbers.assign(**{end: done[end] / done["predicted"] for end in ends})
+    found = numbers.groupby([done["point"], done["quantity"]], sort=False).median()
+    measured = found["predicted"] / (1.0 + found["relative_error"])
+    return found.assign(measured=measured, **{end: found["predicted"] * found[end] for end in ends})
 
 
 def errors_of(table: pd.DataFrame) -> dict[str, Any]:
-    """Errors of evaluated lines by distinct operating points; those by rows where the name says so.
+    """Errors of evaluated lines by distinct operating points; by rows where the name says so.
 
     Returns
     -------
@@ -75,7 +78,7 @@ def errors_of(table: pd.DataFrame) -> dict[str, Any]:
         ``ERRORS``, and ``COVERAGE`` where the lines have bands: the median and 90 % quantile of the absolute relative
         error, the median with its sign, the rank correlation, the share inside the 80 % band. [1]
     """
-    once = points(table)
+    once = _collapsed(table)
     error = once["relative_error"]
     told: dict[str, Any] = {
         "rows": len(table),
