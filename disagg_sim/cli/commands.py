@@ -43,6 +43,11 @@ class Validate(LazyGroup):
             "Predict every row of kernel tables.",
             "validate kernels gemm.csv --out reports/kernels",
         ),
+        "passes": Entry(
+            "validate_passes:passes",
+            "Predict prefills on a cached past.",
+            "validate passes forward_pass.parquet --out reports/passes",
+        ),
         "serving": Entry(
             "validate_serving:validate_serving",
             "Predict every row of served runs.",
