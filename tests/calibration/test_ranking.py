@@ -116,6 +116,14 @@ def test_points_have_the_stated_throughput_or_that_of_the_loop():
     assert point["throughput_forecast"] == pytest.approx(8000 / 2.48 / 4)
 
 
+def test_without_a_closed_loop_there_is_nothing_to_rank():
+    lines = served_lines().assign(saturated=True)
+    assert served_points(lines).empty
+    assert ranked(served_points(lines)).empty
+    assert heights(served_points(lines)).empty
+    assert modes(served_points(lines.head(0))).empty
+
+
 def test_another_tools_numbers_take_the_place_of_ours(tmp_path: Path):
     path = tmp_path / "tool.csv"
     path.write_text("row_id,tpot_ms,ttft_ms\nr1,12,800\nr9,1,1\n")

@@ -61,9 +61,12 @@ def served_points(table: pd.DataFrame) -> pd.DataFrame:
         ``_forecast``.
     """
     usable = table[table["evaluated"] & ~table["saturated"] & (table["load"] == "closed_loop")]
-    once = points(usable.assign(weights=usable["recipe"].str.partition("_")[0]))
+    once = points(usable.assign(weights=[str(recipe).partition("_")[0] for recipe in usable["recipe"]]))
     place = ["point", *GROUP, *CONFIGURATION, "gpus", "concurrency"]
     names = {"measured": "measured", "forecast": "predicted"}
+    if once.empty:
+        told = [f"{number}_{name}" for name in names for number in ("interactivity", "throughput")]
+        return pd.DataFrame(columns=[*place, *told, "configuration"])
     wide = once.pivot(index=place, columns="quantity", values=list(names.values()))  # noqa: PD010 - no product of keys
     wide = wide.reindex(columns=pd.MultiIndex.from_product([names.values(), ["tpot", "ttft", "throughput"]])).dropna(
         subset=[("measured", "tpot"), ("predicted", "tpot")]
