@@ -250,11 +250,10 @@ class _Resolver:
         alike = [row for row in mine if row.compute == precision.attention]  # arithmetic binds, not the cache
         what = f"{cache}-cache {kind.upper()}"
         own = [row for row in wanted if row.engine == self.order[0] and precision.attention == "fp8"]
-        if not any(row in exact for row in own):  # an engine without such a kernel multiplies in bf16
-            exact = own or exact
+        exact = [row for row in own if row in exact] or own or exact  # an engine without such a kernel takes bf16
         prefill = self.take(f"{what} prefill attention", exact or alike or wanted, kind="prefill_attention", form=kind)
         served = [row for row in self.spec.decode_attention if row.kind == kind]
-        cached = [row for row in served if row.cache == cache]
+        cached = (row for row in served if row.cache == cache)
         decode = self.take(f"{what} decode attention", cached, kind="decode_attention", form=kind)
         multiplied = decode  # kernels multiply in the format of their cache
         if ATTENTION[kind].multiplies_in_decode and precision.attention != cache:
@@ -263,9 +262,7 @@ class _Resolver:
         floor = self.profile.attention_t0
         fast = prefill_attention_rate(prefill, self.system, reads_past_at=decode.e_memory * bandwidth)
         slow = replace(decode_attention_rate(decode, self.system), flops=_decode_flops(multiplied, self.system))
-        if floor is None:
-            return fast, slow
-        return replace(fast, t0=floor), replace(slow, t0=floor)
+        return (fast, slow) if floor is None else (replace(fast, t0=floor), replace(slow, t0=floor))
 
     def moe(self, name: str) -> dict[str, tuple[MoeRate, ...]]:
         peak, bandwidth = self.system.peak_flops[FORMATS[name].arithmetic], self.system.hbm_bandwidth
