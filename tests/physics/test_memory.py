@@ -123,6 +123,14 @@ def test_routed_activations_of_r1():
     assert float(activation_bytes(load_model("deepseek_r1"), mapping, live, 1.2)) == pytest.approx(by_hand, rel=1e-12)
 
 
+def test_expanded_heads_of_r1_where_one_rank_alone_has_tokens():
+    """1024 tokens on one of 8 ranks: queries and keys of 128 + 64 elements and values of 128, on each of 128 heads."""
+    live = Residents(sequences=1.0, tokens=0.0, live=1024.0, live_total=1024.0, emitted=0.0)
+    mapping = Mapping(dp_attn=8.0, ep=8.0)
+    by_hand = 2 * 1024 * (4 * 7168 + 128 * (2 * (128 + 64) + 128))
+    assert float(activation_bytes(load_model("deepseek_r1"), mapping, live, 1.2)) == by_hand
+
+
 def test_buffers_of_collectives():
     """Two all-reduce messages under TP; under DP attention with EP k*d*3 bytes a token; none on one GPU."""
     llama, r1 = load_model("llama_3_1_70b"), load_model("deepseek_r1")
