@@ -67,9 +67,8 @@ class Table:
     pasts: int  # past tokens of prefill attention
     pasts_at: int
     prompts: int  # prompts of a step: half powers of two from 1
-    lengths: int  # tokens of each, ``octave`` of them a doubling from 1
+    lengths: int  # tokens of each: so many a doubling from 1, and both sides of every stair
     lengths_at: int
-    octave: int
     attention_at: int  # (stages + 1, prompts, lengths, pasts) scores and values of a token of prefill [s/token]
     stage_at: int  # (tokens) slowest pipeline stage of a prompt, without scores and values [s]
     pipeline: int  # stages

@@ -32,6 +32,8 @@ from disagg_sim.simulation.kernel.step_physics import Linear, StepPhysics
 
 #: Prompts of a step at which prefill attention is tabulated. [1]
 PROMPT_AXIS: Floats = 2.0 ** (0.5 * np.arange(13.0))
+#: Least stair of its time that gets points of its own. [1]
+LEAST_STAIR = 0.004
 #: Lengths a doubling at which it is tabulated; finer for MLA, whose fastest form changes at some length. [1]
 OCTAVE, LATENT_OCTAVE = 4, 8
 
@@ -96,7 +98,8 @@ class StepTable:
         knots = _knots(max_context, physics.windows)
         pasts = np.concatenate([[0.0], 2.0 ** (0.5 * np.arange(8, 2 * np.ceil(np.log2(max_context)) + 1))])
         octave = LATENT_OCTAVE if physics.switches else OCTAVE
-        lengths = 2.0 ** (np.arange(int(octave * np.ceil(np.log2(max_tokens))) + 1) / octave)
+        smooth = 2.0 ** (np.arange(int(octave * np.ceil(np.log2(max_tokens))) + 1) / octave)
+        lengths = np.union1d(smooth, _stairs(physics, max_tokens, max_context))
         decodes = np.arange(1.0, max_sequences + 1)
         whole = physics.decode(decodes, knots)
         scores = whole - physics.linear("decode", decodes, np.zeros_like(decodes))[:, None]
@@ -109,7 +112,6 @@ class StepTable:
             tokens=tokens,
             linear=physics.linear,
             lengths=lengths,
-            octave=octave,
             pasts=pasts,
             attention=physics.attention(lengths, pasts, PROMPT_AXIS),
             stages=physics.stages,
@@ -157,7 +159,6 @@ class StepTable:
             tokens=_token_axis(2 * k.FINE_END),
             linear=linear,
             lengths=lengths,
-            octave=1,
             pasts=pasts,
             attention=np.zeros((1, PROMPT_AXIS.size, lengths.size, pasts.size)),
         ).table(Work(0.0, 0.0, 0.0))
@@ -243,7 +244,6 @@ class _Parts:
     tokens: Floats  # its tokens [token]
     linear: Linear
     lengths: Floats  # of prompts [token]
-    octave: int  # lengths a doubling [1]
     pasts: Floats  # [token]
     attention: Floats  # (rows, prompts, lengths, pasts) [s/token]
     stage: Floats = field(default_factory=lambda: np.zeros(0))  # of pipelines, (tokens) [s]
@@ -281,7 +281,6 @@ class _Parts:
             "pasts": self.pasts.size,
             "prompts": self.attention.shape[1],
             "lengths": self.lengths.size,
-            "octave": self.octave,
             "pipeline": self.stages,
             "ranks": self.ranks,
             "chunk": self.chunk,
@@ -305,6 +304,19 @@ def _sheet(phase: str, rows: Floats, tokens: Floats, linear: Linear) -> Floats:
         first = int(np.argmax(tokens > rows[row]))
         sheet[row, :first] = sheet[row - 1, :first] + (sheet[row, first] - sheet[row - 1, first])
     return sheet
+
+
+def _stairs(physics: StepPhysics, most: int, past: int) -> Floats:
+    """Both sides of the lengths at which prefill attention after a long past begins another round of blocks. [token]
+
+    Tiles hold multiples of ``STAIR`` rows; rounds of less than ``LEAST_STAIR`` of the time are left to the axis.
+    """
+    ends = np.arange(k.STAIR, most, k.STAIR, dtype=float)
+    sides = np.stack([ends, ends + 1.0])
+    each = physics.attention(sides.ravel(), np.array([float(past)]), np.ones(1))[0, 0, :, 0]
+    before, after = (each * sides.ravel()).reshape(2, -1)
+    stair = after - before > LEAST_STAIR * before
+    return sides[:, stair].T.ravel()
 
 
 def _token_axis(most: int) -> Floats:

@@ -16,6 +16,7 @@ EXACT = 512
 FINE_TILE = 64
 FINE_END = 8192
 COARSE_TILE = 512
+STAIR = 64  # rows of a tile of prefill attention, or a part of them
 FAR = 8  # the last point lies so many times beyond the last tile
 HALF_POWER = 2.0**0.5 - 1.0  # step of an axis of half powers of two, over its left end
 FINE_POINTS = EXACT + 2 * (FINE_END - EXACT) // FINE_TILE
@@ -38,17 +39,22 @@ def token_place(tokens: int, points: int) -> tuple[int, float]:
 
 
 @inner
-def knot_of(head: Table, values: Floats, context: float) -> int:
-    """Cell of the decode axis that holds a mean context."""
-    first = head.knots_at
-    low, high = 0, head.knots - 1
+def cell_of(values: Floats, first: int, points: int, value: float) -> int:
+    """Cell of a rising axis of so many points from ``first`` on that holds a value; the outer ones go on."""
+    low, high = 0, points - 1
     while high - low > 1:
         middle = (low + high) // 2
-        if values[first + middle] <= context:
+        if values[first + middle] <= value:
             low = middle
         else:
             high = middle
     return low
+
+
+@inner
+def knot_of(head: Table, values: Floats, context: float) -> int:
+    """Cell of the decode axis that holds a mean context."""
+    return cell_of(values, head.knots_at, head.knots, context)
 
 
 @inner
@@ -71,17 +77,11 @@ def decode_time(head: Table, values: Floats, decodes: int, context: float) -> fl
 def attention_time(head: Table, values: Floats, row: int, prompts: float, length: float, past: float) -> float:
     """Scores and values of ``prompts`` equal pieces of ``length`` tokens after ``past`` cached ones. [s]"""
     k_count, p_count, q_count = head.prompts, head.lengths, head.pasts
-    i = min(int(head.octave * math.log2(max(length, 1.0))), p_count - 2)
-    lengths = head.lengths_at + i
-    u = (length - values[lengths]) / (values[lengths + 1] - values[lengths])
-    low, high = 0, q_count - 1
+    lengths = head.lengths_at
+    i = cell_of(values, lengths, p_count, length)
+    u = (length - values[lengths + i]) / (values[lengths + i + 1] - values[lengths + i])
     pasts = head.pasts_at
-    while high - low > 1:
-        middle = (low + high) // 2
-        if values[pasts + middle] <= past:
-            low = middle
-        else:
-            high = middle
+    low = cell_of(values, pasts, q_count, past)
     v = (past - values[pasts + low]) / (values[pasts + low + 1] - values[pasts + low])
     k = min(int(2.0 * math.log2(max(prompts, 1.0))), k_count - 2)
     left = 2.0 ** (0.5 * k)
