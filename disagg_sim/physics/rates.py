@@ -28,7 +28,7 @@ from disagg_sim.facts.efficiency import (
 )
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.precision import FORMATS, Precision
+from disagg_sim.facts.precision import BF16, FORMATS, Precision
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.attention import AttentionRate
 from disagg_sim.physics.blocks import ATTENTION
@@ -215,9 +215,8 @@ class _Resolver:
     def take(self, what: str, rows: Iterable[F], *, kind: str = "", form: str = "") -> F:
         row = _best_match((row for row in rows if row.engine in self.order), self.order)
         if row is None:
-            raise InputError(
-                f"system {self.system.name!r} has no fitted {what}: use profile 'ideal' or add the fit to its file"
-            )
+            fault = f"system {self.system.name!r} has no fitted {what}"
+            raise InputError(f"{fault}: use profile 'ideal' or add the fit to its file")
         self.note(what, kind, [row], form=form)
         return row
 
@@ -333,8 +332,7 @@ class _Resolver:
             self.note(name, "all_to_all", inside, name=name)
             near = exchange_curve(inside, link, floor, nodes=False)
         else:
-            near = self.collective("alltoall", name, "all_to_all")
-            near = replace(near, copies=copies_per_pick)
+            near = replace(self.collective("alltoall", name, "all_to_all"), copies=copies_per_pick)
         if across:
             self.note(f"{name} across domains", "all_to_all", across, name=name)
             return AllToAllRate(near, exchange_curve(across, nic, floor, nodes=True))
@@ -372,7 +370,8 @@ def resolve_rates(
     preferred = spec.engine_order if spec is not None else ENGINES
     order = (engine, *(e for e in preferred if e != engine)) if engine else preferred
     resolver = _Resolver(system, spec, profile, order)
-    formats = dict.fromkeys((*precision.projections, precision.ffn, precision.head, precision.router))
+    absorbed = [BF16] * ("mla" in model.attention_kinds)
+    formats = dict.fromkeys((*precision.projections, precision.ffn, precision.head, precision.router, *absorbed))
     attention = {kind: resolver.attention(kind, precision) for kind in model.attention_kinds}
     wire = {0.5625: "nvfp4", 2.0: "bf16"}.get(precision.dispatch_bytes, "fp8")
     phases = ("prefill", "decode") if model.is_moe else ()

@@ -23,10 +23,10 @@ from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.facts.precision import BF16, FORMATS, Precision
 from disagg_sim.physics.attention import decode_attention_cost, prefill_attention_cost
 from disagg_sim.physics.blocks import layer_of
+from disagg_sim.physics.blocks.mla import absorbed_product
 from disagg_sim.physics.gemm import gemm_cost
 from disagg_sim.physics.operators import Operator, Tokens
 from disagg_sim.physics.rates import decode_attention_rate, gemm_rate, prefill_attention_rate
-from disagg_sim.physics.work import ACTIVATION_BYTES, Work
 
 Array = NDArray[np.float64]
 #: The model whose blocks are measured.
@@ -42,12 +42,12 @@ def predict_mla_bmm(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[Fit])
     result = np.full(len(rows), np.nan)
     tokens, heads = (rows[name].to_numpy(dtype=float) for name in ("num_tokens", "heads"))
     into = (rows["op"] == "mla_gen_pre").to_numpy()
-    n, k = heads * np.where(into, MLA_RANK, MLA_NOPE), np.where(into, float(MLA_NOPE), float(MLA_RANK))
-    moved = heads * ACTIVATION_BYTES * (MLA_RANK * MLA_NOPE + tokens * (MLA_RANK + MLA_NOPE))
+    sizes = np.where(into, MLA_NOPE, MLA_RANK), np.where(into, MLA_RANK, MLA_NOPE)
+    product = absorbed_product("", tokens, heads, *sizes)
     for fit in fits:
         if isinstance(fit, GemmFit) and fit.format == BF16.name:
             mine = (rows["framework"] == fit.engine).to_numpy()
-            cost = gemm_cost(tokens, n, k, Work(2.0 * tokens * n * k, moved), gemm_rate(fit, system))
+            cost = gemm_cost(*product.shape, product.work, gemm_rate(fit, system))
             result[mine] = np.asarray(cost.time)[mine]
     return result
 

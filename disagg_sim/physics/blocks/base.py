@@ -47,6 +47,12 @@ class AttentionBlock(ABC, Generic[A]):
     def projections(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
         """Matrix multiplies before and after scores and values, without the all-reduce of the output."""
 
+    def served_projections(
+        self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric, absorbed: Numeric
+    ) -> list[Operator]:
+        """``projections`` as libraries run them, ``absorbed`` of the tokens in latent space where the kind has one."""
+        return self.projections(model, precision, tp, tokens)
+
     @abstractmethod
     def prefill(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
         """Alternatives for the scores and values of prompts or chunks of them; the fastest counts at each point."""

@@ -13,10 +13,10 @@ import numpy as np
 from disagg_sim.facts.efficiency import LATENT_HEADS
 from disagg_sim.facts.layers import MlaAttention
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.precision import Precision
+from disagg_sim.facts.precision import BF16, Precision
 from disagg_sim.physics.blocks.base import AttentionBlock, attention
 from disagg_sim.physics.operators import Operator, Tokens, gemm
-from disagg_sim.physics.work import AttentionShape, Numeric, Work, causal_pairs
+from disagg_sim.physics.work import ACTIVATION_BYTES, AttentionShape, Numeric, Work, causal_pairs
 
 MLA_FORMS = ("auto", "naive", "absorbed", "cached")
 
@@ -76,6 +76,16 @@ def absorbed_shape(dims: MlaDims, sequences: Numeric, new: Numeric, past: Numeri
     return AttentionShape(sequences, new, past, dims.heads, 1.0, (dims.latent + dims.kv_rank) / 2.0)
 
 
+def absorbed_product(name: str, tokens: Numeric, heads: Numeric, inner: Numeric, outer: Numeric) -> Operator:
+    """``tokens`` rows times a matrix [inner, outer] of each head, in bf16, to which libraries convert the weights.
+
+    Timed as one GEMM of all heads; the activations of every head are its own.
+    """
+    moved = heads * ACTIVATION_BYTES * (inner * outer + tokens * (inner + outer))
+    work = Work(tokens * (2.0 * heads * inner * outer), moved)
+    return Operator(name, "gemm", work, BF16.name, shape=(tokens, heads * outer, inner))
+
+
 @attention("mla")
 class Mla(AttentionBlock[MlaAttention]):
     """One latent of ``kv_rank + rope_dim`` is cached, whole on every TP rank; query heads are sharded."""
@@ -99,6 +109,21 @@ class Mla(AttentionBlock[MlaAttention]):
             gemm("kv_b", tokens, heads * (s.nope_dim + s.value_dim), s.kv_rank, fmt),
             gemm("o", tokens, d, heads * s.value_dim, fmt),
         ]
+
+    def served_projections(
+        self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric, absorbed: Numeric
+    ) -> list[Operator]:
+        """As the base says: absorbed tokens pass W_kv_b as two batched products in bf16, head by head."""
+        operators = self.projections(model, precision, tp, tokens)
+        if not np.any(np.asarray(absorbed) > 0):
+            return operators
+        s, kept = self.spec, [op for op in operators if op.name != "kv_b"]
+        heads, others = s.q_heads / tp, tokens - absorbed
+        if np.any(np.asarray(others) > 0):
+            expanded = gemm("kv_b", others, heads * (s.nope_dim + s.value_dim), s.kv_rank, precision.projection("mla"))
+            kept.append(expanded._replace(runs=np.where(others > 0, 1.0, 0.0)))
+        into = absorbed_product("kv_b into q", absorbed, heads, s.nope_dim, s.kv_rank)
+        return [*kept, into, absorbed_product("kv_b out of values", absorbed, heads, s.kv_rank, s.value_dim)]
 
     def _again(self, precision: Precision, dims: MlaDims, tokens: Numeric) -> Operator:
         """Up-projection of cached tokens."""

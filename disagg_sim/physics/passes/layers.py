@@ -61,6 +61,7 @@ def attention_side(
     """
     model, precision, linear = at.model, at.precision, tokens.linear
     hidden = at.profile.all_reduce_hidden_fraction if phase == "prefill" else 0.0
+    absorbed = tokens.decodes if form in ("auto", "absorbed") or not core else 0.0
     emits = not (np.ndim(tokens.emitted) == 0 and tokens.emitted == 0)
     start = total_cost([embedding(model, precision, linear)], at)
     end = total_cost([head(model, precision, tp, tokens.emitted)], at) if emits else NOTHING
@@ -69,7 +70,8 @@ def attention_side(
     shared: list[Numeric] = []
     for layer, count in layers_of(model):
         summed = all_reduce("attention all-reduce", linear, model, precision, tp)
-        own = total_cost([*layer.attention.projections(model, precision, tp, linear), summed], at)
+        projections = layer.attention.served_projections(model, precision, tp, linear, absorbed)
+        own = total_cost([*projections, summed], at)
         own = own + total_cost(layer.ffn.local(model, precision, tp, linear), at)
         apart = total_cost(layer.ffn.beside(model, precision, tp, linear), at)
         own = own + total_cost([elementwise(model, layer, tp, linear)], at)
