@@ -192,7 +192,9 @@ def test_volume_counts_what_the_fit_counted():
 def test_an_engine_stretches_the_exchange_of_experts_in_decode_alone(mapping):
     """A stretch of 2.5 adds one and a half exchanges a layer; prefill has a stretch of its own."""
     at = setup("deepseek_r1", "gb200_nvl72", "fp8", engine="trtllm")
-    stretched = at.changed(overheads=replace(load_engine("trtllm"), exchange_stretch=2.5))
+    at, stretched = (
+        at.changed(overheads=replace(load_engine("trtllm"), exchange_stretch=factor)) for factor in (1.0, 2.5)
+    )
     for phase, factor in (("decode", 2.5), ("prefill", 1.0)):
         for own, other in zip(
             exchange_cost(64.0, mapping, 8, phase, at), exchange_cost(64.0, mapping, 8, phase, stretched), strict=True
@@ -204,7 +206,9 @@ def test_an_engine_stretches_the_exchange_of_experts_in_decode_alone(mapping):
 def test_gathering_for_expert_tp_is_not_stretched():
     """Experts under TP are equal on all ranks: nobody waits for the fullest."""
     at = setup("deepseek_r1", "b300_sxm", "fp8", engine="trtllm")
-    stretched = at.changed(overheads=replace(load_engine("trtllm"), exchange_stretch=2.5))
+    at, stretched = (
+        at.changed(overheads=replace(load_engine("trtllm"), exchange_stretch=factor)) for factor in (1.0, 2.5)
+    )
     mapping = Mapping(dp_attn=8.0, tp_ffn=8.0)
     both = [exchange_cost(44.0, mapping, 8, "decode", each) for each in (at, stretched)]
     assert [float(cost.time) for cost in both[0]] == [float(cost.time) for cost in both[1]]
