@@ -97,7 +97,7 @@ def test_no_cell_of_a_table_reads_back_as_empty(reference: Path) -> None:
     frontier, removed = (pd.read_csv(reference / name) for name in ("frontier.csv", "infeasible.csv"))
     for table in (frontier, removed):
         assert not table.isna().any().any()
-    assert set(frontier["engine"]) == set(frontier["prefill_engine"]) == {"trtllm"}
+    assert set(frontier["engine"]) == set(frontier["prefill_engine"]) == {"trtllm", "vllm"}
     assert set(frontier["inherited_fits"]) == {"-"}
     assert (frontier[["ttl_limit_s", "nic_limit_bytes_per_s"]] == float("inf")).all().all()
     refused = removed["phase"] == "mapping"
