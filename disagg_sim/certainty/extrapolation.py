@@ -145,7 +145,7 @@ def tally_of(words: pd.Series) -> list[tuple[str, int]]:
     for text in words:
         statements = [each for each in str(text).split(BETWEEN) if each]
         count.update({_without_numbers(each) for each in statements})
-    return count.most_common()
+    return sorted(count.items(), key=lambda each: (-each[1], each[0]))
 
 
 def _without_numbers(statement: str) -> str:

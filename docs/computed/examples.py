@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 import disagg_sim as ds
@@ -29,6 +31,11 @@ EP64 = Mapping(dp_attn=64.0, ep=64.0)
 
 
 #: Measured rows of W2 (InferenceX, Llama-3.1-70B, H100, vLLM): TP, ISL, OSL, requests in flight, TPOT [ms].
+def bare(at: Setup) -> Setup:
+    """The examples were worked out with bare kernels and the host time of the profile."""
+    return replace(at, overheads=None)
+
+
 W2 = (
     (2, 1024, 1024, 4, 17.41),
     (2, 1024, 1024, 64, 28.77),
@@ -41,7 +48,7 @@ W2 = (
 
 def w2_row(tp: int, isl: float, osl: float, batch: int) -> tuple[float, float, float]:
     """Decode step, prefill of one prompt and mean TTL of a co-located instance, at 0.9 of the columns. [s]"""
-    at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
+    at = bare(setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm"))
     isl, osl = 0.9 * isl, 0.9 * osl
     step = decode_step(at, tensor_parallel(tp), batch=float(batch), context=isl + osl / 2).ttl
     prefill = prefill_pass(at, tensor_parallel(tp), batch=1.0, isl=isl).ftl
@@ -74,7 +81,7 @@ def w1_ideal() -> str:
 
 def w1() -> tuple[Setup, dict[str, float], float]:
     """W1 under ``measured``: setting, seconds of each operator, step. [s]"""
-    at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
+    at = bare(setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm"))
     tokens = Tokens(decodes=64.0, context=4096.0, emitted=64.0)
     parts = seconds_by_operator(at, tensor_parallel(8), tokens, phase="decode", stage_tokens=64.0)
     step = decode_step(at, tensor_parallel(8), batch=64.0, context=4096.0).ttl
@@ -113,7 +120,7 @@ def w2_rows() -> str:
 @plain
 def w2_prefill_at_tp4() -> str:
     """Prefill of 8192 tokens at TP4, by operator. [ms]"""
-    at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm")
+    at = bare(setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm"))
     tokens = Tokens(prompts=1.0, new=8192.0, emitted=1.0)
     parts = seconds_by_operator(at, tensor_parallel(4), tokens, phase="prefill", stage_tokens=8192.0)
     named = {
@@ -127,7 +134,7 @@ def w2_prefill_at_tp4() -> str:
 
 def w3(recipe: str, engine: str) -> str:
     """Prefill of 1000 tokens of Llama-70B on one H100. [ms]"""
-    at = setup("llama_3_1_70b", "h100_sxm", recipe, "measured", engine)
+    at = bare(setup("llama_3_1_70b", "h100_sxm", recipe, "measured", engine))
     return f"{prefill_pass(at, Mapping(), batch=1.0, isl=1000.0).ftl / MS:.0f}"
 
 
@@ -149,7 +156,7 @@ def w3_trtllm() -> str:
 @plain
 def w4_operators() -> str:
     """Operators of W4. [ms]"""
-    at = setup(*R1, "measured", "trtllm")
+    at = bare(setup(*R1, "measured", "trtllm"))
     tokens = Tokens(prompts=1.0, new=16384.0, emitted=1.0)
     even, skewed = (
         seconds_by_operator(at, EP64, tokens, phase="prefill", stage_tokens=64 * 16384.0, imbalance=imbalance)
@@ -170,7 +177,7 @@ def w4_operators() -> str:
 @plain
 def w4_ftl() -> str:
     """FTL of W4, requests/s and egress of a GPU."""
-    at = setup(*R1, "measured", "trtllm")
+    at = bare(setup(*R1, "measured", "trtllm"))
     found = prefill_pass(at, EP64, batch=64.0, isl=16384.0)
     rate = 1 / float(found.busy)
     egress = rate * kv_bytes_per_request(at.model, at.precision, 16384) / GB
@@ -181,7 +188,7 @@ def w4_ftl() -> str:
 @plain
 def w5_rows() -> str:
     """Table of W5."""
-    at = setup(*R1, "measured", "trtllm")
+    at = bare(setup(*R1, "measured", "trtllm"))
     header = (
         "sequences a GPU",
         "GEMM without head",
@@ -276,7 +283,7 @@ def w8_rows() -> str:
     """Table of W8."""
     rows = []
     for profile in ("measured", "optimistic", "ideal"):
-        at = setup("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", profile, "trtllm")
+        at = bare(setup("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", profile, "trtllm"))
         steps = [decode_step(at, tensor_parallel(n), batch=1.0, context=17_000.0) for n in (2, 8, 64)]
         rows.append((f"`{profile}`", *(f"{float(step.ttl) / MS:.2f}" for step in steps)))
     return table(("profile", "TP2", "TP8", "TP64"), rows)

@@ -40,6 +40,8 @@ def planned(name: str) -> ds.SimulationResult:
     model, system, precision, most, lengths, budget, more = PLANS[name]
     at = ds.setup(model, system, precision)
     mappings = ds.enumerate_mappings(at, max_gpus=most)
+    if name == "mla":  # attention DP with EP, whatever else is faster
+        mappings = mappings[(mappings.dp_attn > 1) & (mappings.ep > 1)]
     limits: dict[str, Any] = {"ftl_limit": 4.0, "ttl_limit": 0.05, "gpu_budget": budget, **more}
     drawn = LAW if isinstance(lengths, str) else lengths
     law = ds.lengths(LAW) if isinstance(lengths, str) else ds.lengths(*lengths)
