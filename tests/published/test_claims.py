@@ -84,7 +84,7 @@ def test_c10_pipelined_chunks_cut_ftl_20_to_32_times(profile, factor):
 
 
 def test_c10_the_engine_stretches_the_passes_and_pays_for_every_chunk():
-    """TensorRT-LLM at PP 32: 5.02 s, just above the accepted 5 s: kernels take 1.106 times as long, chunks their launches."""
+    """TensorRT-LLM at PP 32: 5.02 s, just above the accepted 5 s, as kernels take 1.106 times as long."""
     bare, found = (pipelines("measured", "cached", engine=engine) for engine in ("kernels", "trtllm"))
     assert 20 <= found[1][0] / found[32][0] <= 32
     assert found[32][0] == pytest.approx(5.02, rel=0.005)
