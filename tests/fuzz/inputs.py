@@ -101,6 +101,13 @@ SERVED = (
 )
 #: What another tool predicts for them.
 PREDICTED = "row_id,tpot_ms,ttft_ms,tput_total_tok_s_gpu\nr1,11.9,850,1600\nr2,19,140,\n"
+#: Forward passes of an engine, without and with a past.
+PASSES = (
+    "engine,backend_version,model_path,system,weight_quantization,kv_cache_dtype,tp,dp,moe_tp,"
+    "moe_ep,workload_kind,batch_size,total_prefill_tokens,total_kv_read_tokens,latency_ms,flag\n"
+    "vllm,0.25.1,MiniMaxAI/MiniMax-M2.7,h200_sxm,fp8_block,fp8,4,1,4,1,prefill,2,2048,0,60.0,\n"
+    "vllm,0.25.1,MiniMaxAI/MiniMax-M2.7,h200_sxm,fp8_block,fp8,4,1,4,1,prefill,2,2048,50000,130.0,\n"
+)
 
 
 @dataclass(frozen=True)
@@ -245,8 +252,10 @@ def served(rng: Random) -> Spoilt:
     fit = ["calibrate", "engine", "served.csv", "--engine", "vllm", "--out", "vllm.yaml"]
     rank = ["validate", "ranking", "served.csv", "--predictions", "tool.csv", "--out", "out"]
     count = ["calibrate", "layouts", "served.csv", "--out", "measured.yaml"]
-    files = {"served.csv": spoilt_table(SERVED, rng), "tool.csv": spoilt_table(PREDICTED, rng)}
-    return Spoilt("served runs", files, rng.choice((judge, fit, rank, count)))
+    passes = ["validate", "passes", "passes.csv", "--out", "out"]
+    tables = {"served.csv": SERVED, "tool.csv": PREDICTED, "passes.csv": PASSES}
+    files = {name: spoilt_table(table, rng) for name, table in tables.items()}
+    return Spoilt("served runs", files, rng.choice((judge, fit, rank, count, passes)))
 
 
 def store(rng: Random) -> Spoilt:
@@ -313,6 +322,7 @@ def command_line(rng: Random) -> Spoilt:
         ["validate", "kernels", "gemm.csv", "--out", "out"],
         ["validate", "serving", "served.csv"],
         ["validate", "ranking", "served.csv", "--out", "out"],
+        ["validate", "passes", "passes.csv"],
         ["sensitivity", "missing", "--out", "out"],
         ["explain", "results", "--best", "--json"],
         ["--version"],
@@ -324,6 +334,7 @@ def command_line(rng: Random) -> Spoilt:
         "trace.csv": TRACES["csv"].encode(),
         "gemm.csv": GEMM.encode(),
         "served.csv": SERVED.encode(),
+        "passes.csv": PASSES.encode(),
         "here/file": b"",
     }
     words = spoilt_arguments(rng.choice(lines), OPTIONS, rng)
