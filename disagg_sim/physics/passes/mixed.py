@@ -190,16 +190,20 @@ def _kernels(at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Nu
 def _stretched_as(
     phase: str, at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str
 ) -> _Kernels:
-    """Kernels of a step, of ``phase``; what its prefill adds to the decodes alone is stretched as the engine does."""
+    """Kernels of a step, of ``phase``; with an engine those of a decode step, and what prefill adds, stretched.
+
+    So no step with prefill is faster than its decodes alone, whose exchange of experts lasts longer.
+    """
     both = _kernels_as(phase, at, mapping, load, context, isl, form)
     if at.overheads is None or not _any(load.chunk):
         return both
-    stretch, stage, whole = at.overheads.prefill_stretch, 0.0, 0.0
-    if _any(load.decodes):
-        stage, whole, _, _ = _kernels_as(phase, at, mapping, replace(load, chunk=0.0), context, isl, form)
+    stretch, alone = at.overheads.prefill_stretch, replace(load, chunk=0.0)
+    if not _any(load.decodes):
+        return both._replace(stage=stretch * both.stage, whole=stretch * both.whole)
+    same, own = (_kernels_as(name, at, mapping, alone, context, isl, form) for name in (phase, "decode"))
     return both._replace(
-        stage=stage + stretch * np.maximum(both.stage - stage, 0.0),
-        whole=whole + stretch * np.maximum(both.whole - whole, 0.0),
+        stage=own.stage + stretch * np.maximum(both.stage - same.stage, 0.0),
+        whole=own.whole + stretch * np.maximum(both.whole - same.whole, 0.0),
     )
 
 

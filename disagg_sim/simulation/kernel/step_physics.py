@@ -67,11 +67,17 @@ class StepPhysics:
         hop = hop_cost(sequences + share, self._mapping.gpus, self._at) * hops
         stage, whole = self._slowest(times), np.asarray(all_stages(self._model, times))
         if self._stretch > 1.0:
-            alone = self._linear_times(phase, sequences, np.zeros_like(share), np.ceil(decodes / micro))
+            same, own = (
+                self._linear_times(name, sequences, np.zeros_like(share), np.ceil(decodes / micro))
+                for name in (phase, "decode")
+            )
             some = np.where(decodes > 0, 1.0, 0.0)
             stage, whole = (
-                np.where(prefill > 0, some * own + self._stretch * np.maximum(both - some * own, 0.0), both)
-                for own, both in ((self._slowest(alone), stage), (all_stages(self._model, alone), whole))
+                np.where(prefill > 0, some * own_time + self._stretch * np.maximum(both - some * without, 0.0), both)
+                for own_time, without, both in (
+                    (self._slowest(own), self._slowest(same), stage),
+                    (all_stages(self._model, own), all_stages(self._model, same), whole),
+                )
             )
         return np.asarray(self._step(micro, stage, whole, decodes / micro, graphs=True) + hop.time)
 
