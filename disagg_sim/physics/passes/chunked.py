@@ -14,7 +14,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.operators import Tokens, head
-from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_stretch
+from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_host, prefill_stretch
 from disagg_sim.physics.passes.layers import (
     AttentionSide,
     LayerTimes,
@@ -130,11 +130,10 @@ def chunked_prefill_pass(
     attention = tabulate(cores, (mapping.tp_attn, chunk_tokens), levels)
     before = plan.chunks - 1
     busy, path = _busy_and_path(at, mapping, before, full, final, attention)
-    host = host_time(at, mapping, 0.0)
     hop = hop_cost(prompts * plan.size, mapping.gpus, at) * (pp - 1)
     sums = full.sums.plus(full.sums, before - 1).plus(final.sums).plus(attention.sums)
-    each = host * (1.0 if at.overheads is None else plan.chunks)
-    return PrefillPass(path + each + hop.time, busy + each, with_ends(sums, hop, host))
+    host = prefill_host(at, mapping, plan.chunks)
+    return PrefillPass(path + host + hop.time, busy + host, with_ends(sums, hop, host_time(at, mapping, 0.0)))
 
 
 def _busy_and_path(

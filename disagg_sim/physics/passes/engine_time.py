@@ -38,6 +38,11 @@ def launch_time(at: Setup, mapping: Mapping) -> Numeric:
     return at.overheads.kernel_launch * kernels / mapping.pp
 
 
+def prefill_host(at: Setup, mapping: Mapping, parts: Numeric) -> Numeric:
+    """Host time of a prefill pass: of each of its micro-batches or chunks with an engine, else once. [s]"""
+    return host_time(at, mapping, 0.0) * (1.0 if at.overheads is None else parts)
+
+
 def prefill_stretch(at: Setup) -> float:
     """Time of prefill over the sum of its kernels: gaps between them, clocks under lasting load. [1]"""
     return 1.0 if at.overheads is None else at.overheads.prefill_stretch

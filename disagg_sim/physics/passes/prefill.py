@@ -13,7 +13,7 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.operators import Tokens
-from disagg_sim.physics.passes.engine_time import host_time, launch_time
+from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_host, prefill_stretch
 from disagg_sim.physics.passes.layers import (
     AttentionSide,
     all_stages,
@@ -64,16 +64,12 @@ def prefill_pass(at: Setup, mapping: Mapping, *, batch: Numeric, isl: float, mla
     )
     stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
     hop = hop_cost(prompts * isl, mapping.gpus, at) * (pp - 1)
-    host = host_time(at, mapping, 0.0)
-    if at.overheads is None:
-        busy = microbatches * stage + host
-    else:
-        stretch, launch = at.overheads.prefill_stretch, launch_time(at, mapping)
-        stage, whole = np.maximum(stretch * stage, launch), np.maximum(stretch * whole, launch * pp)
-        busy = microbatches * (stage + host)
+    stretch, launch = prefill_stretch(at), launch_time(at, mapping)
+    stage, whole = np.maximum(stretch * stage, launch), np.maximum(stretch * whole, launch * pp)
+    busy = microbatches * stage + prefill_host(at, mapping, microbatches)
     ftl = busy + (whole - stage) + hop.time
     if overlaps(at, mapping):
         both = overlapped_prefill(at, mapping, tokens=batch * isl, ranks=np.minimum(batch, mapping.dp_attn), isl=isl)
         wide = crosses_domains(at, mapping)
         ftl, busy = np.where(wide, both, ftl), np.where(wide, both, busy)
-    return PrefillPass(ftl, busy, with_ends(times.sums, hop, host))
+    return PrefillPass(ftl, busy, with_ends(times.sums, hop, host_time(at, mapping, 0.0)))
