@@ -28,7 +28,7 @@ from disagg_sim.facts.yaml_files import shown
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import prefill_stretch, step_time
-from disagg_sim.physics.passes.layers import all_stages, attention_cost, attention_side, join_experts
+from disagg_sim.physics.passes.layers import all_stages, attention_cost, attention_side, join_experts, stretched
 from disagg_sim.physics.tabulate import Levels
 from disagg_sim.physics.work import Numeric
 from disagg_sim.units import MS
@@ -148,7 +148,7 @@ def pass_time(run: Served, mapping: Mapping, *, batch: Numeric, new: Numeric, pa
         rank=Levels(batch * new),
         total=Levels(batch * new * mapping.dp_attn),
     )
-    kernels = prefill_stretch(at) * all_stages(at.model, times)
+    kernels = all_stages(at.model, stretched(times, prefill_stretch(at)))
     return step_time(at, mapping, 1.0, kernels, kernels, decodes=0.0, graphs=False)
 
 

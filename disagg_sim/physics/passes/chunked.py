@@ -21,6 +21,7 @@ from disagg_sim.physics.passes.layers import (
     attention_cost,
     attention_side,
     join_experts,
+    stretched,
     with_ends,
 )
 from disagg_sim.physics.passes.prefill import PrefillPass
@@ -148,10 +149,11 @@ def _busy_and_path(
     model, pp = at.model, mapping.pp
     table = stage_table(model, pp)
     stretch, launch = prefill_stretch(at), launch_time(at, mapping)
+    full, final = stretched(full, stretch), stretched(final, stretch)
     kinds = range(len(model.kinds))
-    summed = [before * full.layers[i] + final.layers[i] + attention.whole[i] for i in kinds]
-    one_full = [full.layers[i] + attention.full[i] for i in kinds]
-    one_last = [final.layers[i] + attention.last[i] for i in kinds]
+    summed = [before * full.layers[i] + final.layers[i] + stretch * attention.whole[i] for i in kinds]
+    one_full = [full.layers[i] + stretch * attention.full[i] for i in kinds]
+    one_last = [final.layers[i] + stretch * attention.last[i] for i in kinds]
     counts_of_all = model.kind_counts
     every_full = full.embedding + sum(one_full[i] * counts_of_all[i] for i in kinds)
     every_last = final.embedding + final.head + sum(one_last[i] * counts_of_all[i] for i in kinds)
@@ -166,7 +168,7 @@ def _busy_and_path(
             here_full = here_full + counts[..., i] * one_full[i]
             here_last = here_last + counts[..., i] * one_last[i]
         elsewhere = np.maximum(np.where(before > 0, every_full - here_full, 0.0), every_last - here_last)
-        here = np.maximum(stretch * here, (before + 1.0) * launch)
+        here = np.maximum(here, (before + 1.0) * launch)
         busy = np.maximum(busy, here)
-        path = np.maximum(path, here + np.maximum(stretch * elsewhere, (pp - 1) * launch))
+        path = np.maximum(path, here + np.maximum(elsewhere, (pp - 1) * launch))
     return busy, path

@@ -24,9 +24,13 @@ from disagg_sim.physics.work import Numeric
 
 
 class LayerTimes(NamedTuple):
-    """Times of one layer of each kind and of the model's ends, for one micro-batch; sums of the whole pass. [s]"""
+    """Times of one layer of each kind and of the model's ends, for one micro-batch; sums of the whole pass. [s]
+
+    ``layers`` leaves scores and values of attention out, which are ``scores``.
+    """
 
     layers: tuple[Numeric, ...]
+    scores: tuple[Numeric, ...]
     embedding: Numeric
     head: Numeric
     sums: Sums
@@ -36,6 +40,7 @@ class AttentionSide(NamedTuple):
     """The attention ranks' part of ``LayerTimes``: ``shared`` experts apart, as they may hide dispatch."""
 
     layers: tuple[Numeric, ...]
+    scores: tuple[Numeric, ...]
     shared: tuple[Numeric, ...]
     embedding: Numeric
     head: Numeric
@@ -67,6 +72,7 @@ def attention_side(
     end = total_cost([head(model, precision, tp, tokens.emitted)], at) if emits else NOTHING
     sums = start.sums.plus(end.sums)
     layers: list[Numeric] = []
+    scores: list[Numeric] = []
     shared: list[Numeric] = []
     for layer, count in layers_of(model):
         summed = all_reduce("attention all-reduce", linear, model, precision, tp)
@@ -75,14 +81,13 @@ def attention_side(
         own = own + total_cost(layer.ffn.local(model, precision, tp, linear), at)
         apart = total_cost(layer.ffn.beside(model, precision, tp, linear), at)
         own = own + total_cost([elementwise(model, layer, tp, linear)], at)
-        time = own.time - hidden * own.sums.communication
-        if core:
-            scores = attention_cost(layer.attention, at, tp, tokens, form)
-            own, time = own + scores, time + scores.time
-        layers.append(time)
+        layers.append(own.time - hidden * own.sums.communication)
+        mixing = attention_cost(layer.attention, at, tp, tokens, form) if core else NOTHING
+        own = own + mixing
+        scores.append(mixing.time)
         shared.append(apart.time)
         sums = sums.plus(own.sums, count).plus(apart.sums, count)
-    return AttentionSide(tuple(layers), tuple(shared), start.time, end.time, sums)
+    return AttentionSide(tuple(layers), tuple(scores), tuple(shared), start.time, end.time, sums)
 
 
 def join_experts(
@@ -103,7 +108,43 @@ def join_experts(
         together = overlap(side.shared[index], dispatch)
         layers[index] = layers[index] + routed + together + combine
         sums = sums.plus(routed_sums).plus(exchange_sums)
-    return LayerTimes(tuple(layers), side.embedding, side.head, sums)
+    return LayerTimes(tuple(layers), side.scores, side.embedding, side.head, sums)
+
+
+def stretched(times: LayerTimes, stretch: Numeric) -> LayerTimes:
+    """All times but the sums, ``stretch`` times as long."""
+    return LayerTimes(
+        tuple(stretch * time for time in times.layers),
+        tuple(stretch * time for time in times.scores),
+        stretch * times.embedding,
+        stretch * times.head,
+        times.sums,
+    )
+
+
+def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: Numeric) -> LayerTimes:
+    """Times of a step of decodes and prefill: those of its decodes alone, and what the prefill adds, stretched.
+
+    Parameters
+    ----------
+    own, same
+        Its decodes alone, in the kernels of decode, and in those of ``both``. [s]
+    both
+        Decodes and prefill in one pass. [s]
+    stretch
+        Time of prefill over the sum of its kernels. [1]
+    """
+
+    def sum_of(alone: Numeric, without: Numeric, together: Numeric) -> Numeric:
+        return alone + stretch * np.maximum(together - without, 0.0)
+
+    return LayerTimes(
+        tuple(map(sum_of, own.layers, same.layers, both.layers)),
+        tuple(map(sum_of, own.scores, same.scores, both.scores)),
+        sum_of(own.embedding, same.embedding, both.embedding),
+        sum_of(own.head, same.head, both.head),
+        both.sums,
+    )
 
 
 def _routed(
@@ -147,8 +188,8 @@ def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
     slowest: Numeric = 0.0
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
         time = first * times.embedding + last * times.head
-        for index, one in enumerate(times.layers):
-            time = time + counts[..., index] * one
+        for index, (one, scores) in enumerate(zip(times.layers, times.scores, strict=True)):
+            time = time + counts[..., index] * (one + scores)
         slowest = np.maximum(slowest, time)
     return slowest
 
@@ -156,8 +197,8 @@ def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
 def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
     """Time of one micro-batch through every stage in turn, without host and hops. [s]"""
     total = times.embedding + times.head
-    for one, count in zip(times.layers, model.kind_counts, strict=True):
-        total = total + one * count
+    for one, scores, count in zip(times.layers, times.scores, model.kind_counts, strict=True):
+        total = total + (one + scores) * count
     return total
 
 

@@ -16,15 +16,18 @@ from disagg_sim.errors import InputError
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.operators import Tokens
-from disagg_sim.physics.passes.engine_time import host_time, step_time
+from disagg_sim.physics.passes.engine_time import host_time, prefill_stretch, step_time
 from disagg_sim.physics.passes.layers import (
     AttentionSide,
+    LayerTimes,
     all_stages,
     attention_cost,
     attention_side,
     join_experts,
     slowest_stage,
+    stretched,
     with_ends,
+    with_prefill,
 )
 from disagg_sim.physics.roofline import Cost, Sums
 from disagg_sim.physics.setup import Setup
@@ -194,24 +197,25 @@ def _stretched_as(
 
     So no step with prefill is faster than its decodes alone, whose exchange of experts lasts longer.
     """
-    both = _kernels_as(phase, at, mapping, load, context, isl, form)
-    if at.overheads is None or not _any(load.chunk):
-        return both
-    stretch, alone = at.overheads.prefill_stretch, replace(load, chunk=0.0)
-    if not _any(load.decodes):
-        return both._replace(stage=stretch * both.stage, whole=stretch * both.whole)
-    same, own = (_kernels_as(name, at, mapping, alone, context, isl, form) for name in (phase, "decode"))
-    return both._replace(
-        stage=own.stage + stretch * np.maximum(both.stage - same.stage, 0.0),
-        whole=own.whole + stretch * np.maximum(both.whole - same.whole, 0.0),
-    )
-
-
-def _kernels_as(
-    phase: str, at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str
-) -> _Kernels:
-    """Kernels of a step, of ``phase``."""
+    times = _times_as(phase, at, mapping, load, context, isl, form)
+    if at.overheads is not None and _any(load.chunk):
+        stretch, alone = prefill_stretch(at), replace(load, chunk=0.0)
+        if _any(load.decodes):
+            same, own = (_times_as(name, at, mapping, alone, context, isl, form) for name in (phase, "decode"))
+            times = with_prefill(own, same, times, stretch)
+        else:
+            times = stretched(times, stretch)
     pp = mapping.pp
+    tokens = np.ceil(load.decodes / mapping.dp_attn) + chunk_share(load.chunk, load.chunk_ranks)
+    hops = np.where(np.asarray(pp) > 1, pp, 0.0) if _any(load.decodes) else pp - 1  # decodes return to the first stage
+    hop = hop_cost(tokens, mapping.gpus, at) * hops
+    return _Kernels(slowest_stage(at.model, pp, times), all_stages(at.model, times), hop, times.sums)
+
+
+def _times_as(
+    phase: str, at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str
+) -> LayerTimes:
+    """Times of the layers of a step, of ``phase``."""
     decodes = np.ceil(load.decodes / mapping.dp_attn)
     share = chunk_share(load.chunk, load.chunk_ranks)
 
@@ -223,23 +227,19 @@ def _kernels_as(
         running = Tokens(decodes=sequences, context=context)
         linear = Tokens(prompts=prompts, new=piece, decodes=sequences, emitted=sequences + prompts)
         ends = attention_side(at, tp, linear, form, phase, core=False)
-        layers, sums = list(ends.layers), ends.sums
+        scores, sums = list(ends.scores), ends.sums
         for index, (layer, count) in enumerate(layers_of(at.model)):
             own = layer.attention
             core = attention_cost(own, at, tp, chunk, form) + attention_cost(own, at, tp, running, "auto")
-            layers[index] = layers[index] + core.time
+            scores[index] = core.time
             sums = sums.plus(core.sums, count)
-        return ends._replace(layers=tuple(layers), sums=sums)
+        return ends._replace(scores=tuple(scores), sums=sums)
 
-    rank = Levels(decodes + share)
-    times = join_experts(
+    return join_experts(
         at,
         mapping,
         tabulate_pairs(side, (mapping.tp_attn,), decodes, share),
         phase=phase,
-        rank=rank,
+        rank=Levels(decodes + share),
         total=Levels(load.decodes + load.chunk),
     )
-    hops = np.where(np.asarray(pp) > 1, pp, 0.0) if _any(load.decodes) else pp - 1  # decodes return to the first stage
-    hop = hop_cost(rank.tokens, mapping.gpus, at) * hops
-    return _Kernels(slowest_stage(at.model, pp, times), all_stages(at.model, times), hop, times.sums)

@@ -20,6 +20,7 @@ from disagg_sim.physics.passes.layers import (
     attention_side,
     join_experts,
     slowest_stage,
+    stretched,
     with_ends,
 )
 from disagg_sim.physics.passes.overlap import crosses_domains, overlapped_prefill, overlaps
@@ -62,10 +63,11 @@ def prefill_pass(at: Setup, mapping: Mapping, *, batch: Numeric, isl: float, mla
         rank=Levels(prompts * isl),
         total=Levels(np.minimum(prompts * mapping.dp_attn, batch) * isl),
     )
+    times = stretched(times, prefill_stretch(at))
     stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
     hop = hop_cost(prompts * isl, mapping.gpus, at) * (pp - 1)
-    stretch, launch = prefill_stretch(at), launch_time(at, mapping)
-    stage, whole = np.maximum(stretch * stage, launch), np.maximum(stretch * whole, launch * pp)
+    launch = launch_time(at, mapping)
+    stage, whole = np.maximum(stage, launch), np.maximum(whole, launch * pp)
     busy = microbatches * stage + prefill_host(at, mapping, microbatches)
     ftl = busy + (whole - stage) + hop.time
     if overlaps(at, mapping):

@@ -20,6 +20,8 @@ from disagg_sim.physics.passes.layers import (
     attention_side,
     join_experts,
     slowest_stage,
+    stretched,
+    with_prefill,
 )
 from disagg_sim.physics.roofline import NO_SUMS
 from disagg_sim.physics.setup import Setup
@@ -66,19 +68,15 @@ class StepPhysics:
         hops = np.where(decodes > 0, self.stages, self.stages - 1) if self.stages > 1 else 0.0
         hop = hop_cost(sequences + share, self._mapping.gpus, self._at) * hops
         stage, whole = self._slowest(times), np.asarray(all_stages(self._model, times))
-        if self._stretch > 1.0:
+        if self._at.overheads is not None:
+            some = np.where(decodes > 0, 1.0, 0.0)
             same, own = (
-                self._linear_times(name, sequences, np.zeros_like(share), np.ceil(decodes / micro))
+                stretched(self._linear_times(name, sequences, np.zeros_like(share), np.ceil(decodes / micro)), some)
                 for name in (phase, "decode")
             )
-            some = np.where(decodes > 0, 1.0, 0.0)
-            stage, whole = (
-                np.where(prefill > 0, some * own_time + self._stretch * np.maximum(both - some * without, 0.0), both)
-                for own_time, without, both in (
-                    (self._slowest(own), self._slowest(same), stage),
-                    (all_stages(self._model, own), all_stages(self._model, same), whole),
-                )
-            )
+            both = with_prefill(own, same, times, self._stretch)
+            stage = np.where(prefill > 0, self._slowest(both), stage)
+            whole = np.where(prefill > 0, all_stages(self._model, both), whole)
         return np.asarray(self._step(micro, stage, whole, decodes / micro, graphs=True) + hop.time)
 
     def launches(self, decodes: Floats) -> Floats:
@@ -90,7 +88,7 @@ class StepPhysics:
     def stage(self, prefill: Floats) -> Floats:
         """The slowest stage at one prompt a rank, without scores, values and host; ``prefill`` of all ranks. [s]"""
         times = self._linear_times("prefill", np.zeros_like(prefill), prefill / self.ranks, prefill)
-        return self._stretch * self._slowest(times)
+        return self._slowest(stretched(times, self._stretch))
 
     def attention(self, lengths: Floats, pasts: Floats, prompts: Floats) -> Floats:
         """Scores and values of a token of prefill, shape (stages + 1, prompts, lengths, pasts). [s]
@@ -104,11 +102,12 @@ class StepPhysics:
             np.broadcast_to(attention_cost(layer.attention, self._at, tp, tokens, self._form).time, shape)
             for layer, _ in layers_of(self._model)
         )
-        times = LayerTimes(cores, 0.0, 0.0, NO_SUMS)
+        none = tuple(0.0 for _ in cores)
+        times = stretched(LayerTimes(none, cores, 0.0, 0.0, NO_SUMS), self._stretch)
         rows = [self._through(times, micro) for micro in range(1, self.stages + 1)]
         if self.stages > 1:
             rows.append(self._slowest(times))
-        return self._stretch * np.stack(rows) / (prompts[:, None, None] * lengths[:, None])
+        return np.stack(rows) / (prompts[:, None, None] * lengths[:, None])
 
     def _linear_times(self, phase: str, sequences: Floats, share: Floats, total: Floats) -> LayerTimes:
         """Layers without scores and values, for what the fullest rank and all ranks of a micro-batch hold. [s]"""
