@@ -62,6 +62,7 @@ class Setup(Shown):
             profile=under,
             overheads=engine if under.with_engine else None,
             engine=overheads.name if overheads else self.engine,
+            kernels=overheads.kernels if overheads else self.kernels,
         )
         rates = resolve_rates(
             new.model, new.system, new.precision, new.profile, load_efficiency(new.system.name), new.kernels
