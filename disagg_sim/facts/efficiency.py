@@ -8,7 +8,7 @@ A ``None`` efficiency means that the fit could not identify that term.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -132,6 +132,18 @@ class PrefillKeys:
     engine: _Library
     kernel: str
     keys: _KeysOfTile
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertKernels:
+    """What an engine multiplies experts of a format with that no table holds, and whose fits stand for it."""
+
+    engine: _Library
+    format: _Format  # of the weights
+    kernel: str  # what the engine runs
+    library: _Library  # whose fits stand for it
+    like: _Format  # format of those fits, and of the arithmetic and the activations
     source: str
 
 
@@ -265,12 +277,26 @@ class EfficiencySpec:
     alltoall: tuple[AllToAllFit, ...]
     elementwise: tuple[ElementwiseFit, ...] = ()
     prefill_keys: tuple[PrefillKeys, ...] = ()  # by engine; walked where none is named
+    expert_kernels: tuple[ExpertKernels, ...] = ()  # by engine and format
     files: tuple[DataFile, ...] = ()  # tables that the fits were made from, where the file says so
 
     @property
     def inherited(self) -> bool:
         """Whether these fits were made on another system."""
         return self.system != self.measured_on
+
+    def expert_fits(self, name: str, order: Sequence[str]) -> list[MoeFit]:
+        """Fits of experts in a format; where no table holds it, those that stand for the kernels of an engine.
+
+        ``order`` names engines, the first one counts. Without a word about any of them: fits of the format whose
+        dense kernels multiply it.
+        """
+        mine = [row for row in self.moe if row.format == name]
+        told = [each for each in self.expert_kernels if each.format == name and each.engine in order]
+        if mine or not told:
+            return mine or [row for row in self.moe if row.format == FORMATS[name].dense]
+        first = min(told, key=lambda each: order.index(each.engine))
+        return [row for row in self.moe if (row.engine, row.format) == (first.library, first.like)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +338,7 @@ class Assumptions(Inherited):
     alltoall: tuple[AllToAllFit, ...] = ()
     elementwise: tuple[ElementwiseFit, ...] = ()
     prefill_keys: tuple[PrefillKeys, ...] = ()
+    expert_kernels: tuple[ExpertKernels, ...] = ()
 
 
 _Keys, _HeirKeys, _AssumptionKeys = schema_of(EfficiencySpec, Inherited), schema_of(Heir), schema_of(Assumptions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,14 +15,28 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Quantity, schema_of, validate
 from disagg_sim.notebook import Shown
 
+#: Arithmetic of GPUs whose instructions multiply scaled blocks of 4 bits.
+BLOCK_SCALED = "nvfp4"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """A storage format and the arithmetic that multiplies it."""
 
-    name: str  # "bf16", "fp8" (per tensor), "fp8_block" (128x128 scales), "nvfp4", "int8"
+    name: str  # "bf16", "fp8" (per tensor), "fp8_block" (128x128 scales), "nvfp4", "int8", "mxfp4"
     bytes: float  # per element, scales included [B]
-    arithmetic: str  # key of ``SystemSpec.peak_flops``
+    arithmetic: str  # key of ``SystemSpec.peak_flops``; of a weight that is expanded first: what any GPU expands it to
+    block_scaled: str = ""  # the same on a GPU whose instructions take scaled blocks of 4 bits; "" = no other
+    expanded: str = ""  # format whose dense kernels multiply it after it is expanded; "" = it has its own
+
+    @property
+    def dense(self) -> str:
+        """Name of the format whose dense kernels multiply it."""
+        return self.expanded or self.name
+
+    def fastest(self, arithmetics: Container[str]) -> str:
+        """Arithmetic that a GPU with these ``arithmetics`` multiplies it in at best."""
+        return self.block_scaled if self.block_scaled and BLOCK_SCALED in arithmetics else self.arithmetic
 
 
 BF16 = Format(name="bf16", bytes=2.0, arithmetic="bf16")
@@ -30,11 +44,12 @@ FP8 = Format(name="fp8", bytes=1.0, arithmetic="fp8")
 FP8_BLOCK = Format(name="fp8_block", bytes=1.0, arithmetic="fp8")
 NVFP4 = Format(name="nvfp4", bytes=0.5625, arithmetic="nvfp4")  # 4 bit + one fp8 scale per 16 values
 INT8 = Format(name="int8", bytes=1.0, arithmetic="int8")  # weights and activations ("smooth quant")
-#: 4 bit + one 8-bit scale per 32 values; multiplied by the bf16 kernels, whose name it bears.
-MXFP4 = Format(name="bf16", bytes=0.53125, arithmetic="bf16")
+#: 4 bit + one 8-bit scale per 32 values (OCP microscaling). Experts: W4A16 with bf16 activations, or W4A8 with MXFP8
+#: ones on a GPU that multiplies scaled blocks (``ExpertKernels``); dense multiplies expand it to bf16.
+MXFP4 = Format(name="mxfp4", bytes=0.53125, arithmetic="bf16", expanded="bf16")
 #: Kind of attention under which a recipe gives the format of all kinds that it does not name.
 ANY_KIND = "any"
-FORMATS = {f.name: f for f in (BF16, FP8, FP8_BLOCK, NVFP4, INT8)} | {"mxfp4": MXFP4}
+FORMATS = {f.name: f for f in (BF16, FP8, FP8_BLOCK, NVFP4, INT8, MXFP4)}
 
 _Format = Annotated[str, OneOf(FORMATS)]
 _Arithmetic = Annotated[str, OneOf(("bf16", "fp8"))]

@@ -71,7 +71,7 @@ class Tokens:
 
 def gemm(name: str, m: Numeric, n: Numeric, k: Numeric, fmt: Format) -> Operator:
     """A matrix multiply ``C[m,n] = A[m,k] @ W[k,n]`` in a weight format."""
-    return Operator(name, "gemm", gemm_work(m, n, k, weight_bytes=fmt.bytes), fmt.name, shape=(m, n, k))
+    return Operator(name, "gemm", gemm_work(m, n, k, weight_bytes=fmt.bytes), fmt.dense, shape=(m, n, k))
 
 
 def all_reduce(name: str, tokens: Numeric, model: ModelSpec, precision: Precision, tp: Numeric) -> Operator:

@@ -264,10 +264,10 @@ class _Resolver:
         return (fast, slow) if floor is None else (replace(fast, t0=floor), replace(slow, t0=floor))
 
     def moe(self, name: str) -> dict[str, tuple[MoeRate, ...]]:
-        peak, bandwidth = self.system.peak_flops[FORMATS[name].arithmetic], self.system.hbm_bandwidth
         if self.spec is None:
-            return dict.fromkeys(REGIME_FALLBACK, (MoeRate(peak, bandwidth, 0.0, np.inf),))
-        mine = [row for row in self.spec.moe if row.format == name]
+            peak = self.system.peak_flops[FORMATS[name].fastest(self.system.peak_flops)]
+            return dict.fromkeys(REGIME_FALLBACK, (MoeRate(peak, self.system.hbm_bandwidth, 0.0, np.inf),))
+        mine = self.spec.expert_fits(name, self.order)
         first = _best_match((row for row in mine if row.engine in self.order), self.order)
         if first is not None and first.regime == ANY_REGIME:
             return dict.fromkeys(REGIME_FALLBACK, self._moe_regime(name, ANY_REGIME, mine))

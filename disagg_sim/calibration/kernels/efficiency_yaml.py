@@ -44,13 +44,13 @@ _FORMS = {
 }
 #: Fields of a fit that its row does not hold.
 _TOLD_ELSEWHERE = ("inherited_from", "keys")
-#: Fields of a fit that its row does not hold.
-_TOLD_ELSEWHERE = ("inherited_from", "keys")
 #: Written above the keys of prefill kernels.
 _PREFILL_KEYS = (
     "What the prefill kernel of an engine does with the keys of a tile of query rows: one block walks them, "
     "or blocks share them."
 )
+#: Written above the kernels of experts that no table holds.
+_EXPERT_KERNELS = "What an engine multiplies experts with in a format that no table holds, and whose fits stand for it."
 
 
 def find_assumptions(system: str) -> Path | None:
@@ -98,6 +98,9 @@ def efficiency_text(
     if beside.prefill_keys:
         lines += ["", f"# {_PREFILL_KEYS}", "prefill_keys:"]
         lines += [f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.prefill_keys]
+    if beside.expert_kernels:
+        lines += ["", f"# {_EXPERT_KERNELS}", "expert_kernels:"]
+        lines += [f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.expert_kernels]
     if beside.inherits_rows:
         lines += ["", "# Rows taken over from another system; each is marked as inherited in every output."]
         lines += ["inherits_rows:", *(f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.inherits_rows)]
