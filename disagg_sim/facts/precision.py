@@ -46,7 +46,7 @@ NVFP4 = Format(name="nvfp4", bytes=0.5625, arithmetic="nvfp4")  # 4 bit + one fp
 INT8 = Format(name="int8", bytes=1.0, arithmetic="int8")  # weights and activations ("smooth quant")
 #: 4 bit + one 8-bit scale per 32 values (OCP microscaling). Experts: W4A16 with bf16 activations, or W4A8 with MXFP8
 #: ones on a GPU that multiplies scaled blocks (``ExpertKernels``); dense multiplies expand it to bf16.
-MXFP4 = Format(name="mxfp4", bytes=0.53125, arithmetic="bf16", expanded="bf16")
+MXFP4 = Format(name="mxfp4", bytes=0.53125, arithmetic="bf16", block_scaled="fp8", expanded="bf16")
 #: Kind of attention under which a recipe gives the format of all kinds that it does not name.
 ANY_KIND = "any"
 FORMATS = {f.name: f for f in (BF16, FP8, FP8_BLOCK, NVFP4, INT8, MXFP4)}

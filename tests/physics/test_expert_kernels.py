@@ -1,0 +1,40 @@
+"""Which kernels time experts in a format that no table of measurements holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from disagg_sim.facts.load import load_efficiency, load_system
+from disagg_sim.facts.precision import MXFP4
+from disagg_sim.physics.setup import setup
+
+
+@pytest.mark.parametrize(
+    ("system", "engine", "library", "like"),
+    [
+        ("h200_sxm", "trtllm", "vllm", "bf16"),  # W4A16: Triton
+        ("h200_sxm", "sglang", "sglang", "bf16"),
+        ("b200_sxm", "trtllm", "vllm", "fp8"),  # W4A8: generated kernels, MXFP8 activations
+        ("gb300_nvl72", "vllm", "vllm", "fp8"),
+    ],
+)
+def test_experts_in_mxfp4_run_as_each_engine_multiplies_them_on_each_system(system, engine, library, like):
+    (kernel,) = setup("gpt_oss_120b", system, "mxfp4", engine=engine).rates.moe["tp"]
+    (fit,) = [row for row in load_efficiency(system).moe if (row.engine, row.format) == (library, like)]
+    assert (kernel.flops, kernel.t0) == (fit.e_compute * load_system(system).peak_flops[like], fit.t0)
+    assert kernel.element == {"bf16": 2.0, "fp8": 1.0}[like]  # of an activation
+    assert setup("gpt_oss_120b", system, "mxfp4", "ideal").rates.moe["tp"][0].flops >= kernel.flops
+
+
+def test_a_format_without_rows_or_a_word_runs_as_its_dense_kernels_do():
+    """A100: no table holds MXFP4 and nothing is said of it: the experts of bf16, weights expanded."""
+    plain, packed = (
+        setup("gpt_oss_120b", "a100_sxm_80gb", name, engine="vllm").rates.moe["tp"] for name in ("bf16", "mxfp4")
+    )
+    assert plain == packed
+
+
+def test_scaled_blocks_are_multiplied_where_the_gpu_can():
+    assert MXFP4.fastest({"bf16", "fp8", "nvfp4"}) == "fp8"
+    assert MXFP4.fastest({"bf16", "fp8"}) == "bf16"
+    assert MXFP4.bytes * 32 == 32 * 0.5 + 1  # 32 values of 4 bits and one scale of 8
