@@ -1,7 +1,8 @@
 """Count the bytes on the fullest GPU of an instance (physics page, section 4).
 
 ``M = M_w + M_kv + M_act + M_comm + M_rt <= u * M_usable``. With pipeline stages the fullest stage
-counts; KV heads above n_kv are duplicated and the MLA latent is whole on every TP rank.
+counts; KV heads above n_kv are duplicated and the MLA latent is whole on every TP rank. An engine that lets the
+cache fill a share f of what the rest leaves needs ``M_kv/f`` for it.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ class MemoryParts(NamedTuple):
     """What fills the fullest GPU of an instance. [B]"""
 
     weights: Numeric
-    cache: Numeric  # KV cache, latents and up-projected keys and values
+    cache: Numeric  # KV cache, latents and up-projected keys and values, and what the engine leaves free for them
     state: Numeric  # of the sequences: linear attention keeps one, whatever their length
     activations: Numeric  # of the live layer, and the logits
     communication: Numeric  # buffers of collectives
@@ -272,7 +273,8 @@ def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfSt
             if np.any(np.asarray(residents.expanded) > 0) and "cached" in attention.forms:
                 cache = cache + count * attention.expanded_elements(tp) * precision.cache.bytes * residents.expanded
         whole = per_token * residents.tokens
-        yield _OfStage(weights, whole if np.ndim(cache) == 0 and cache == 0.0 else cache + whole, state)
+        cache = whole if np.ndim(cache) == 0 and cache == 0.0 else cache + whole
+        yield _OfStage(weights, cache / at.cache_share, state)
 
 
 def _everywhere(

@@ -41,8 +41,14 @@ class Setup(Shown):
 
     @property
     def memory_limit(self) -> float:
-        """What an engine may fill of one GPU: ``u * M_usable``. [B]"""
-        return self.profile.memory_utilisation * self.system.hbm_reported
+        """What may be filled of one GPU: ``u * M_usable``, with the u of the engine if there is one. [B]"""
+        share = self.profile if self.overheads is None else self.overheads
+        return share.memory_utilisation * self.system.hbm_reported
+
+    @property
+    def cache_share(self) -> float:
+        """Share of what weights and activations leave that the cache may fill. [1]"""
+        return 1.0 if self.overheads is None else self.overheads.cache_share
 
     def changed(
         self,

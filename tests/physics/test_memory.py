@@ -183,15 +183,26 @@ def test_prefill_holds_two_passes_of_prompts_per_stage():
         assert held - base - live == pytest.approx(prompts * batch * cache / pp, rel=1e-9)
 
 
-def test_an_engine_fills_nine_tenths_of_the_reported_memory():
-    at = cached_setting("llama_3_1_70b", "h100_sxm", "measured")
-    assert at.memory_limit == pytest.approx(0.9 * at.system.hbm_reported)
-    assert at.memory_limit < at.system.hbm_capacity
+def test_the_share_of_memory_is_the_engines():
+    """vLLM fills nine tenths of the GPU; TensorRT-LLM nine tenths of what its weights and activations leave."""
+    bare, vllm, trtllm = (
+        setup("llama_3_1_70b", "h100_sxm", "fp8", engine=name) for name in ("kernels", "vllm", "trtllm")
+    )
+    whole = bare.system.hbm_reported
+    assert [at.memory_limit / whole for at in (bare, vllm, trtllm)] == pytest.approx([0.9, 0.9, 1.0])
+    mapping, loaded = (
+        Mapping(tp_attn=4.0, tp_ffn=4.0),
+        Residents(sequences=8.0, tokens=80_000.0, live=8.0, live_total=8.0, emitted=8.0),
+    )
+    cache = 80_000 * 80 * 2 * 2 * 128  # two of eight KV heads, one byte an element
+    parts = [instance_parts(at, mapping, loaded) for at in (bare, vllm, trtllm)]
+    assert [float(part.cache) for part in parts] == pytest.approx([cache, cache, cache / 0.9])
+    assert parts[0].weights == parts[2].weights
 
 
 def test_keeping_expanded_keys_and_values_in_decode_costs_their_memory():
     """R1, fp8 cache: 128 heads x 320 B a token and layer beside the latent; one sequence of 1,000 + 2 tokens."""
-    at = cached_setting("deepseek_r1", "gb200_nvl72", "measured")
+    at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", engine="vllm")
     one = Mapping(dp_attn=64.0, ep=64.0)
     latent, expanded = (
         decode_bytes(at, one, 64.0, cached=decode_residents(1000, 2), mla_form=form) for form in ("auto", "cached")

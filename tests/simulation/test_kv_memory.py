@@ -21,11 +21,14 @@ CASES = {
 
 
 def test_blocks_are_what_memory_holds_beside_the_weights():
-    """80 layers x 2 x 8 heads x 128 values in fp8 are 163,840 B a token, a quarter of them on each of 4 GPUs."""
+    """80 layers x 2 x 8 heads x 128 values in fp8 are 163,840 B a token, a quarter of them on each of 4 GPUs.
+
+    TensorRT-LLM keeps a tenth of the room for them free.
+    """
     at = setup("llama_3_1_70b", "h100_sxm", "fp8")
     mapping = Mapping(tp_attn=4.0, tp_ffn=4.0)
     blocks = kv_blocks(at, mapping)
-    cache = blocks * BLOCK_TOKENS * 163_840 / 4
+    cache = blocks * BLOCK_TOKENS * 163_840 / 4 / 0.9
     weights = 70.55e9 / 4
     assert weights + cache < at.memory_limit < weights + cache + 5e9
     assert kv_blocks(at, mapping, max_tokens=16_384) < blocks
@@ -34,7 +37,7 @@ def test_blocks_are_what_memory_holds_beside_the_weights():
 
 def test_a_model_that_leaves_no_memory_is_refused():
     with pytest.raises(InfeasibleError, match="leaves no memory for a KV cache"):
-        kv_blocks(setup("llama_3_1_70b", "h100_sxm", "fp8"), Mapping())
+        kv_blocks(setup("llama_3_1_70b", "h100_sxm", "fp8", engine="vllm"), Mapping())
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -83,7 +86,7 @@ def test_a_window_keeps_its_own_tokens_alone():
     With W = 128 tokens of S sequences in the windows, the full layers of a token take half of its bytes: capacity is
     (2*C - S*W) tokens, C those that fit where every layer keeps every token.
     """
-    at, cut = setup("gpt_oss_120b", "h100_sxm", "bf16"), Mapping(tp_attn=4.0, ep=4.0)
+    at, cut = setup("gpt_oss_120b", "h100_sxm", "bf16", engine="vllm"), Mapping(tp_attn=4.0, ep=4.0)
     few, many = (kv_blocks(at, cut, max_sequences=n, max_tokens=8192) * BLOCK_TOKENS for n in (64, 1024))
     logits = 4 * at.model.vocab / 4 * (1024 - 64)  # 4 B of each that emits, a quarter on each GPU [B]
     per_token = 36 * 2 * 8 / 4 * 64 * 2  # layers, K and V, heads of a GPU, values of a head, bytes [B]

@@ -98,9 +98,7 @@ def served(
         As ``physics.setup.setup``.
     """
     at = setup(model, system, precision, profile, engine)
-    own = replace(
-        at.profile, host=0.0, memory_utilisation=engine.memory_utilisation, resident_deviations=0.0, random_routing=True
-    )
+    own = replace(at.profile, host=0.0, resident_deviations=0.0, random_routing=True)
     return Served(at.changed(profile=own))
 
 
@@ -128,10 +126,7 @@ def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric]:
 
 
 def capacity(run: Served, mapping: Mapping, lengths: RowLengths) -> Numeric:
-    """Requests that an instance holds, at their mean length or whole if it reserves that; 0 if none fits. [request]
-
-    The cache of n sequences may fill ``cache_share`` of what is left when nothing is resident.
-    """
+    """Requests that an instance holds, at their mean length or whole if it reserves that; 0 if none fits. [request]"""
     at, engine = run.at, run.engine
     whole = prompt_residents(lengths.isl + lengths.osl)
     cached = whole if engine.reserves_output else decode_residents(lengths.isl, lengths.osl)
@@ -142,14 +137,12 @@ def capacity(run: Served, mapping: Mapping, lengths: RowLengths) -> Numeric:
     def held(sequences: Numeric) -> Numeric:
         return colocated_bytes(at, mapping, sequences * mapping.dp_attn, cached=cached, prefilling=none)
 
-    empty = 2.0 * held(1.0) - held(2.0)
-    limit = empty + engine.cache_share * (at.memory_limit - empty)
     shape = np.shape(lengths.isl + mapping.gpus)
     low, high = np.zeros(shape), np.full(shape, float(engine.max_running))
-    most = held(high) <= limit
+    most = held(high) <= at.memory_limit
     for _ in range(HALVINGS):
         middle = np.maximum((low + high) / 2, 1.0)
-        holds = held(np.floor(middle)) <= limit
+        holds = held(np.floor(middle)) <= at.memory_limit
         low, high = np.where(holds, middle, low), np.where(holds, high, middle)
     return np.where(most, float(engine.max_running), np.floor(low)) * mapping.dp_attn
 

@@ -136,7 +136,8 @@ class DopdBench(Bench):
 
         def filled() -> Setup:
             at = Bench.setting(self, model)
-            return at.changed(profile=replace(at.profile, memory_utilisation=UTILISATION))
+            engine = at.overheads and replace(at.overheads, memory_utilisation=UTILISATION, cache_share=1.0)
+            return at.changed(profile=replace(at.profile, memory_utilisation=UTILISATION), overheads=engine)
 
         return self.once(("filled", model), filled)
 
