@@ -8,8 +8,11 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.calibration.served.steady_state import RowLengths, Served, decode_time
 from disagg_sim.facts.load import load_engine, load_profile
+from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.layers import attention_cost
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.simulation.kernel.step_table import StepTable
@@ -55,10 +58,22 @@ def test_every_micro_batch_of_a_pipeline_has_host_time_of_its_own():
     assert with_host - kernels == pytest.approx(2 * host, rel=1e-9)
 
 
+def scores(at, mapping, **tokens):
+    """Scores and values of all layers. [s]"""
+    layers = layers_of(at.model)
+    return sum(
+        n * float(attention_cost(kind.attention, at, mapping.tp_attn, Tokens(**tokens), "auto").time)
+        for kind, n in layers
+    )
+
+
 def test_prefill_takes_the_stretch_times_its_kernels_and_one_host():
+    """Scores and values of attention, one long kernel a layer, take no stretch."""
     at, bare = setups()
     with_host, kernels = (float(prefill_pass(s, TP4, batch=4.0, isl=4096).ftl) for s in (at, bare))
-    assert with_host == pytest.approx(1.5 * kernels + 1e-3 + 2e-3 * 2, rel=1e-9)
+    attention = scores(bare, TP4, prompts=4.0, new=4096.0)
+    assert 0.05 < attention / kernels < 0.5
+    assert with_host == pytest.approx(1.5 * (kernels - attention) + attention + 1e-3 + 2e-3 * 2, rel=1e-9)
 
 
 def test_a_short_prompt_waits_for_the_launches_of_its_kernels():
@@ -73,7 +88,9 @@ def test_chunks_pay_for_the_host_one_by_one():
     with_host, kernels = (
         chunked_prefill_pass(s, mapping, batch=1.0, isl=8192, chunk_tokens=2048.0) for s in (at, bare)
     )
-    assert float(with_host.busy) == pytest.approx(1.5 * float(kernels.busy) + 4 * 5e-3, rel=1e-9)
+    pieces = [scores(bare, mapping, prompts=1.0, new=2048.0, past=2048.0 * done) for done in range(4)]
+    attention = sum(pieces) / 2  # one of two stages
+    assert float(with_host.busy) == pytest.approx(1.5 * float(kernels.busy) - 0.5 * attention + 4 * 5e-3, rel=1e-9)
 
 
 def test_what_a_chunk_adds_to_the_decodes_is_stretched():
@@ -83,7 +100,9 @@ def test_what_a_chunk_adds_to_the_decodes_is_stretched():
         return float(mixed_step(s, TP4, batch=32.0, context=1000.0, chunk=Chunk(tokens, 4096.0)).time)
 
     alone, both = step(bare, 0.0), step(bare, 2048.0)
-    assert step(at, 2048.0) == pytest.approx(alone + 1.5 * (both - alone) + 1e-3 + 2e-3 * 2 + 32e-5, rel=1e-9)
+    attention = scores(bare, TP4, prompts=1.0, new=2048.0, past=1024.0)  # at the mean past of the prompt's chunks
+    added = 1.5 * (both - alone - attention) + attention
+    assert step(at, 2048.0) == pytest.approx(alone + added + 1e-3 + 2e-3 * 2 + 32e-5, rel=1e-9)
 
 
 def test_profiles_without_an_engine_add_nothing():

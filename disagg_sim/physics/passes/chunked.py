@@ -151,9 +151,9 @@ def _busy_and_path(
     stretch, launch = prefill_stretch(at), launch_time(at, mapping)
     full, final = stretched(full, stretch), stretched(final, stretch)
     kinds = range(len(model.kinds))
-    summed = [before * full.layers[i] + final.layers[i] + stretch * attention.whole[i] for i in kinds]
-    one_full = [full.layers[i] + stretch * attention.full[i] for i in kinds]
-    one_last = [final.layers[i] + stretch * attention.last[i] for i in kinds]
+    summed = [before * full.layers[i] + final.layers[i] + attention.whole[i] for i in kinds]
+    one_full = [full.layers[i] + attention.full[i] for i in kinds]
+    one_last = [final.layers[i] + attention.last[i] for i in kinds]
     counts_of_all = model.kind_counts
     every_full = full.embedding + sum(one_full[i] * counts_of_all[i] for i in kinds)
     every_last = final.embedding + final.head + sum(one_last[i] * counts_of_all[i] for i in kinds)

@@ -4,8 +4,9 @@ With an engine (``Setup.overheads``) every micro-batch costs host time on the st
 
 .. math:: t_{host} = h_0 + h_G \log_2 G + h_B\,\frac{B}{dp}
 
-for G GPUs of the instance and B sequences in decode; prefill takes s times the sum of its kernels; and steps that run
-outside CUDA graphs cannot be faster than the host launches their kernels, on the ranks of all stages in parallel.
+for G GPUs of the instance and B sequences in decode; prefill takes s times the sum of its kernels, without scores and
+values of attention, which are one long kernel a layer; and steps that run outside CUDA graphs cannot be faster than
+the host launches their kernels, on the ranks of all stages in parallel.
 Without one, the host time is that of the profile, once a pass. Source: physics page, section 7 (engines).
 """
 
@@ -44,7 +45,7 @@ def prefill_host(at: Setup, mapping: Mapping, parts: Numeric) -> Numeric:
 
 
 def prefill_stretch(at: Setup) -> float:
-    """Time of prefill over the sum of its kernels: gaps between them, clocks under lasting load. [1]"""
+    """Time of prefill over the sum of its kernels, scores and values left out: gaps, clocks under lasting load. [1]"""
     return 1.0 if at.overheads is None else at.overheads.prefill_stretch
 
 

@@ -112,18 +112,15 @@ def join_experts(
 
 
 def stretched(times: LayerTimes, stretch: Numeric) -> LayerTimes:
-    """All times but the sums, ``stretch`` times as long."""
-    return LayerTimes(
-        tuple(stretch * time for time in times.layers),
-        tuple(stretch * time for time in times.scores),
-        stretch * times.embedding,
-        stretch * times.head,
-        times.sums,
-    )
+    """All times but scores and sums, ``stretch`` times as long."""
+    layers = tuple(stretch * time for time in times.layers)
+    return LayerTimes(layers, times.scores, stretch * times.embedding, stretch * times.head, times.sums)
 
 
 def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: Numeric) -> LayerTimes:
     """Times of a step of decodes and prefill: those of its decodes alone, and what the prefill adds, stretched.
+
+    Scores and values take no stretch.
 
     Parameters
     ----------
@@ -140,7 +137,7 @@ def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: N
 
     return LayerTimes(
         tuple(map(sum_of, own.layers, same.layers, both.layers)),
-        tuple(map(sum_of, own.scores, same.scores, both.scores)),
+        both.scores,
         sum_of(own.embedding, same.embedding, both.embedding),
         sum_of(own.head, same.head, both.head),
         both.sums,

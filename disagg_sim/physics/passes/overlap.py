@@ -42,9 +42,12 @@ def overlapped_prefill(at: Setup, mapping: Mapping, *, tokens: Numeric, ranks: N
     -----
     ``t = 2*max(c, m)``: serving facts page, section 6.1, without what does not shrink with the half.
     """
-    bare = replace(at, overheads=None, profile=replace(at.profile, host=0.0, shared_expert_overlaps_dispatch=False))
+    engine = at.overheads
+    if engine is not None:
+        engine = replace(engine, step_host=0.0, sequence_host=0.0, rank_host=0.0, kernel_launch=0.0)
+    profile = replace(at.profile, host=0.0, shared_expert_overlaps_dispatch=False)
+    bare = replace(at, overheads=engine, profile=profile)
     half = mixed_step(bare, mapping, batch=0.0, context=isl, chunk=Chunk(tokens / 2, isl, ranks))
-    exchange = half.sums.communication
+    exchange = prefill_stretch(at) * half.sums.communication
     kernels = 2.0 * np.maximum(half.time - exchange, exchange)
-    busy = np.maximum(prefill_stretch(at) * kernels, launch_time(at, mapping))
-    return busy + host_time(at, mapping, 0.0)
+    return np.maximum(kernels, launch_time(at, mapping)) + host_time(at, mapping, 0.0)

@@ -103,7 +103,7 @@ class StepPhysics:
             for layer, _ in layers_of(self._model)
         )
         none = tuple(0.0 for _ in cores)
-        times = stretched(LayerTimes(none, cores, 0.0, 0.0, NO_SUMS), self._stretch)
+        times = LayerTimes(none, cores, 0.0, 0.0, NO_SUMS)
         rows = [self._through(times, micro) for micro in range(1, self.stages + 1)]
         if self.stages > 1:
             rows.append(self._slowest(times))
