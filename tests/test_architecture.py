@@ -5,10 +5,11 @@ import inspect
 import re
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import disagg_sim
 
@@ -72,41 +73,92 @@ def room_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def nodes(tree: ast.AST, *, for_types: bool) -> Iterator[ast.AST]:
-    """All nodes, functions included; without ``for_types`` those under TYPE_CHECKING are left out: they never run."""
-    yield tree
-    for child in ast.iter_child_nodes(tree):
-        if for_types or not (isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING"):
-            yield from nodes(child, for_types=for_types)
+@dataclass(frozen=True)
+class Source:
+    """What the tests ask of a module, from one reading of its syntax tree."""
+
+    lines: int
+    docstring: str
+    imports: frozenset[str]
+    run_imports: frozenset[str]  # without those under TYPE_CHECKING: they never run
+    functions: tuple[tuple[int, str, int], ...]  # line, name, arguments
+    numbers: tuple[tuple[int, float], ...]  # line and value
+    calls: tuple[tuple[int, str, str], ...]  # line, what is called, and of what
 
 
-def imports_of(path: Path, *, for_types: bool = True) -> set[str]:
-    found = set()
-    for node in nodes(ast.parse(path.read_text()), for_types=for_types):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found.add(node.module or "")
-            if node.module == "disagg_sim":
-                found |= {f"disagg_sim.{alias.name}" for alias in node.names}
-    return found
+def walk(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
+    """All nodes, functions included, and whether each stands under TYPE_CHECKING."""
+    rest = deque([(tree, False)])
+    while rest:
+        node, for_types = rest.popleft()
+        yield node, for_types
+        for child in ast.iter_child_nodes(node):
+            checking = isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING"
+            rest.append((child, for_types or checking))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_go_up_only_and_packages_stay_in_their_rooms(path):
-    room = room_of(path)
-    for name in imports_of(path):
-        parts = name.split(".")
-        if parts[0] == "disagg_sim":
-            if len(parts) == 1:
-                assert room in {"cli", "sweep", "scenario", "__init__"}, f"{path} imports the whole package"
-                continue
-            other = parts[1]
-            if (ROOT / f"{other}.py").exists() or (ROOT / other).is_dir():
-                assert other in SHARED | ALLOWED[room] | {room}, f"{room} may not import {name}"
-        elif parts[0] not in sys.stdlib_module_names:
-            assert parts[0] in PACKAGES[room], f"{room} may not use {parts[0]}"
+def imported(node: ast.Import | ast.ImportFrom, path: Path) -> set[str]:
+    """The modules that a statement imports."""
+    names = {alias.name for alias in node.names}
+    if isinstance(node, ast.Import):
+        return names
+    assert node.level == 0, f"{path}: relative import"
+    return {node.module or ""} | ({f"disagg_sim.{name}" for name in names} if node.module == "disagg_sim" else set())
+
+
+@cache
+def source_of(path: Path) -> Source:
+    text = path.read_text()
+    tree = ast.parse(text)
+    imports, run_imports, functions, numbers, calls = set(), set(), [], [], []
+    for node, for_types in walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imports |= imported(node, path)
+            run_imports |= set() if for_types else imported(node, path)
+        elif isinstance(node, ast.FunctionDef):
+            functions.append((node.lineno, node.name, arguments_of(node)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value is not True:
+            numbers.append((node.lineno, node.value))
+        elif isinstance(node, ast.Call):
+            owner = getattr(getattr(node.func, "value", None), "id", "")
+            calls.append((node.lineno, name_of(node), owner))
+    return Source(
+        lines=len(text.splitlines()),
+        docstring=ast.get_docstring(tree) or "",
+        imports=frozenset(imports),
+        run_imports=frozenset(run_imports),
+        functions=tuple(functions),
+        numbers=tuple(numbers),
+        calls=tuple(calls),
+    )
+
+
+def arguments_of(function: ast.FunctionDef) -> int:
+    """Arguments that a caller may give: ``self`` and ``cls`` do not count."""
+    given = function.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+def name_of(call: ast.Call) -> str:
+    """The last name of what is called."""
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def test_imports_go_up_only_and_packages_stay_in_their_rooms():
+    for path in MODULES:
+        room, where = room_of(path), path.relative_to(ROOT)
+        for name in source_of(path).imports:
+            parts = name.split(".")
+            if parts[0] == "disagg_sim":
+                if len(parts) == 1:
+                    assert room in {"cli", "sweep", "scenario", "__init__"}, f"{where} imports the whole package"
+                    continue
+                other = parts[1]
+                if (ROOT / f"{other}.py").exists() or (ROOT / other).is_dir():
+                    assert other in SHARED | ALLOWED[room] | {room}, f"{where}: {room} may not import {name}"
+            elif parts[0] not in sys.stdlib_module_names:
+                assert parts[0] in PACKAGES[room], f"{where}: {room} may not use {parts[0]}"
 
 
 #: Module and what it imports against the order of the modules, inside a function, with the reason.
@@ -116,7 +168,7 @@ AGAINST_THE_ORDER: dict[tuple[str, str], str] = {}
 def test_no_import_cycle_between_modules():
     """Imports inside functions count: a deferred circle is a circle. Depth first; colour 1 = on the path, 2 = done."""
     names = {".".join(("disagg_sim", *p.relative_to(ROOT).with_suffix("").parts)): p for p in MODULES}
-    graph = {n: {i for i in imports_of(p, for_types=False) if i in names and i != n} for n, p in names.items()}
+    graph = {n: {i for i in source_of(p).run_imports if i in names and i != n} for n, p in names.items()}
     for (name, other), reason in AGAINST_THE_ORDER.items():
         assert reason
         graph[name].remove(other)  # an exception that nothing needs is a fault, too
@@ -139,37 +191,26 @@ def test_no_import_cycle_between_modules():
 MOST_ARGUMENTS = 8
 
 
-def arguments_of(function: ast.FunctionDef) -> int:
-    """Arguments that a caller may give: ``self`` and ``cls`` do not count."""
-    given = function.args
-    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
-    return len(names) - (names[:1] in (["self"], ["cls"]))
-
-
 def test_no_public_function_has_many_arguments():
     """Commands are exempt: their options are their arguments."""
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if room_of(path) != "cli" and isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                where = f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-                assert arguments_of(node) <= MOST_ARGUMENTS, f"{where} has {arguments_of(node)} arguments"
+        for line, name, arguments in source_of(path).functions:
+            where = f"{path.relative_to(ROOT)}:{line} {name}"
+            exempt = room_of(path) == "cli" or name.startswith("_")
+            assert exempt or arguments <= MOST_ARGUMENTS, f"{where} has {arguments} arguments"
 
 
 def test_a_file_can_be_read_in_a_sitting():
     for path in MODULES:
-        text = path.read_text()
-        lines, reason = len(text.splitlines()), f"Past {LONG} lines: " in (ast.get_docstring(ast.parse(text)) or "")
+        lines, reason = source_of(path).lines, f"Past {LONG} lines: " in source_of(path).docstring
         assert (lines > LONG) == reason, f"{path}: {lines} lines, reason in its head: {reason}"
         assert lines <= TOO_LONG, f"{path}: {lines} lines; split it"
 
 
 def test_only_units_writes_powers_of_ten_and_two():
     for path in MODULES:
-        if path.name == "units.py":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value is not True:
-                assert node.value not in (2**30, 2**40), f"{path.relative_to(ROOT)}:{node.lineno} writes {node.value}"
+        for line, value in source_of(path).numbers:
+            assert value not in (2**30, 2**40) or path.name == "units.py", f"{path.relative_to(ROOT)}:{line}: {value}"
 
 
 #: What turns a text or bytes into code: called nowhere, but where a module of the user's own is imported.
@@ -182,13 +223,11 @@ def test_nothing_from_outside_becomes_code():
     """The one exception is the policy files that a scenario names; see docs/security.md."""
     for path in MODULES:
         where = str(path.relative_to(ROOT))
-        assert not {"pickle", "marshal", "shelve", "subprocess", "joblib.memory"} & imports_of(path), where
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call):
-                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                owner = getattr(getattr(node.func, "value", None), "id", "")
-                allowed = name not in RUNS_CODE or (where, name) in MAY_RUN or (owner, name) in MAY_RUN
-                assert allowed, f"{where}:{node.lineno} calls {name}"
+        source = source_of(path)
+        assert not {"pickle", "marshal", "shelve", "subprocess", "joblib.memory"} & source.imports, where
+        for line, name, owner in source.calls:
+            allowed = name not in RUNS_CODE or (where, name) in MAY_RUN or (owner, name) in MAY_RUN
+            assert allowed, f"{where}:{line} calls {name}"
 
 
 def test_importing_the_package_stays_light():
@@ -237,7 +276,7 @@ def calls_of(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
     """Every call with the name of what is called."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            yield getattr(node.func, "attr", getattr(node.func, "id", "")), node
+            yield name_of(node), node
 
 
 def test_tests_read_public_data_by_name_and_list_no_data_folder():
@@ -245,7 +284,10 @@ def test_tests_read_public_data_by_name_and_list_no_data_folder():
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         if path == Path(__file__):
             continue
-        tree = ast.parse(path.read_text())
+        text = path.read_text()
+        if "shared" not in text:  # names neither the folder nor what finds its files
+            continue
+        tree = ast.parse(text)
         listed = [call for name, call in calls_of(tree) if name in LISTING]
         if path.name == DATA_MODULE:
             assert not listed, f"{path.name} lists a folder"
