@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 JOBS ?=
 SWEEP := $(BIN)/disagg-sim sweep sweeps/demo.yaml --out reports/demo $(if $(JOBS),--jobs $(JOBS))
 
+# Every test process and command that a test starts would compile the same sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: venv demo test lint types test-long bench docs-numbers figures clean
 
 venv: $(VENV)/.installed-dev
