@@ -175,8 +175,7 @@ def breakdown(
         for one, light in zip(passes_of(designs), passes_of(at_light(designs)), strict=True):
             ideal = {each.key: each.seconds for each in summands_of(light)}
             for each in summands_of(one):
-                frame = _frame(each, one, labels, ideal.get(each.key))
-                operators += _weighted(frame, one)
+                operators += _weighted(_columns(each, one, labels, ideal.get(each.key)), one)
                 fits.append(_fit_rows(each, one, labels))
         memory += _memory(designs, labels)
         elasticities.append(_elasticities(designs, labels))
@@ -211,8 +210,8 @@ def _joined(frames: list[pd.DataFrame], index: Mapping[Any, int]) -> pd.DataFram
     return whole.sort_values("row", key=lambda labels: labels.map(index), kind="stable", ignore_index=True)
 
 
-def _frame(each: Summand, one: Pass, labels: pd.Index[Any], ideal: Floats | None) -> pd.DataFrame:
-    """A part of a pass of every design, as rows of ``Breakdown.operators`` but for the latency that it belongs to."""
+def _columns(each: Summand, one: Pass, labels: pd.Index[Any], ideal: Floats | None) -> dict[str, Any]:
+    """A part of a pass of every design, as columns of ``Breakdown.operators`` but for the latency that it serves."""
     name, kind, _ = each.key
     nothing = np.zeros(len(labels))
     by = dict.fromkeys(RESOURCES, nothing)
@@ -237,18 +236,17 @@ def _frame(each: Summand, one: Pass, labels: pd.Index[Any], ideal: Floats | None
         "source": _source(each, one),
         "equation": f"{equation.__module__}.{equation.__name__}",
     }
-    return pd.DataFrame(columns)
+    return columns
 
 
-def _weighted(frame: pd.DataFrame, one: Pass) -> Iterator[pd.DataFrame]:
+def _weighted(columns: dict[str, Any], one: Pass) -> Iterator[pd.DataFrame]:
     """The part in every latency that holds such passes, as often as it does."""
     scores = scores_of(one.designs, one.times)
     for latency, weight in one.weights.items():
         if np.any(weight):
-            found = frame.assign(latency=latency)
-            found[_EXTENSIVE] = frame[_EXTENSIVE].mul(weight, axis=0)
+            found = columns | {"latency": latency} | {name: columns[name] * weight for name in _EXTENSIVE}
             found["share"] = found["seconds"] / getattr(scores, latency)
-            yield found[found["seconds"] != 0.0]
+            yield pd.DataFrame(found)[found["seconds"] != 0.0]
 
 
 def _outside(operator: Contribution) -> list[str]:

@@ -37,7 +37,7 @@ from disagg_sim.physics.roofline import Cost, Sums
 from disagg_sim.physics.setup import Setup
 
 Ranges = Mapping[str, tuple[Floats, Floats]]
-_Key = tuple[str, str, str]  # name, kind, and format or kind of attention
+OperatorKey = tuple[str, str, str]  # name, kind, and format or kind of attention
 
 #: Imaginary step of a derivative: so small that its square vanishes beside one. [1]
 STEP = 1e-30
@@ -78,7 +78,7 @@ class Contribution:
         return int(np.size(self.seconds.step))
 
     @property
-    def key(self) -> _Key:
+    def key(self) -> OperatorKey:
         """Name, kind, and format or kind of attention, which tell operators of a pass apart."""
         return self.name, self.kind, self.format or self.attention
 
@@ -171,10 +171,15 @@ def share_of(one: Contribution, at: Setup, timed: Timed, marked: Callable[[Opera
     """
 
     def adjust(op: Operator, cost: Cost) -> Cost:
-        return marked(op, cost) if (op.name, op.kind, op.format or op.table) == one.key else _real(cost)
+        return marked(op, cost) if key_of(op) == one.key else _real(cost)
 
     with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
         return derivative(timed(adjusted(at, adjust)))
+
+
+def key_of(op: Operator) -> OperatorKey:
+    """What tells operators of a pass apart, as ``Contribution.key``."""
+    return op.name, op.kind, op.format or op.table
 
 
 def derivative(times: Times) -> Times:
@@ -188,15 +193,19 @@ def adjusted(at: Setup, adjust: Callable[[Operator, Cost], Cost]) -> Setup:
 
 
 def _real(cost: Cost) -> Cost:
-    return Cost(np.real(cost.time), Sums(*(np.real(part) for part in cost.sums)))
+    parts = (cost.time, *cost.sums)
+    if not any(map(np.iscomplexobj, parts)):
+        return cost
+    time, *sums = map(np.real, parts)
+    return Cost(time, Sums(*sums))
 
 
-def _recorded(at: Setup, timed: Timed) -> tuple[int, dict[_Key, Ranges]]:
+def _recorded(at: Setup, timed: Timed) -> tuple[int, dict[OperatorKey, Ranges]]:
     """Number of rows; names, kinds and formats of operators in order of first appearance, with their sizes."""
-    seen: dict[_Key, list[dict[str, Any]]] = defaultdict(list)
+    seen: dict[OperatorKey, list[dict[str, Any]]] = defaultdict(list)
 
     def record(op: Operator, cost: Cost) -> Cost:
-        seen[op.name, op.kind, op.format or op.table].append(sizes_of(op))
+        seen[key_of(op)].append(sizes_of(op))
         return cost
 
     rows = max(np.size(part) for part in timed(adjusted(at, record)))

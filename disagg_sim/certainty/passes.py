@@ -28,7 +28,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.certainty.contributions import FACTOR, STEP, Contribution, Timed, Wanted, contributions_in, share_of
+from disagg_sim.certainty.contributions import (
+    FACTOR,
+    STEP,
+    Contribution,
+    OperatorKey,
+    Timed,
+    Wanted,
+    adjusted,
+    contributions_in,
+    key_of,
+    share_of,
+)
 from disagg_sim.certainty.designs import Designs, Times, scores_of, times_of
 from disagg_sim.certainty.elasticity import scaled
 from disagg_sim.facts.load import load_profile
@@ -91,6 +102,22 @@ class Pass:
     def faster(self) -> dict[str, Setup]:
         """The setup with the step of a derivative on each rate of the hardware, by resource."""
         return {resource: scaled(self.at, parameter, FACTOR) for resource, parameter in _RATES.items()}
+
+    @cached_property
+    def speeds(self) -> dict[str, set[OperatorKey]]:
+        """Operators that each rate of the hardware speeds up at all, by resource."""
+        found: dict[str, set[OperatorKey]] = {resource: set() for resource in _RATES}
+        for resource, at in self.faster.items():
+
+            def seen(op: Operator, spent: Cost, moved: set[OperatorKey] = found[resource]) -> Cost:
+                if any(np.any(np.imag(part)) for part in (spent.time, *spent.sums)):
+                    moved.add(key_of(op))
+                return spent
+
+            for route in self.routes:
+                with np.errstate(invalid="ignore"):  # of kernels that take infinitely long
+                    route.timed(adjusted(at, seen))
+        return found
 
 
 def without_host(at: Setup) -> Setup:
@@ -191,8 +218,10 @@ def resources_of(each: Summand, one: Pass) -> dict[str, Floats]:
     found, left = {}, each.seconds
     contribution, route = each.operator
     for resource, faster in one.faster.items():
-        part = 0.0 - share_of(contribution, faster, route.timed, lambda _, cost: cost)[route.field]
-        found[resource], left = part, left - part
+        found[resource] = np.zeros_like(each.seconds)
+        if contribution.key in one.speeds[resource]:
+            found[resource] -= share_of(contribution, faster, route.timed, lambda _, cost: cost)[route.field]
+            left = left - found[resource]
     found["latency"] = np.where(np.abs(left) < _ROUNDING * each.seconds, 0.0, left)
     return found
 

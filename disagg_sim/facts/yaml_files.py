@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,15 @@ def spec_roots() -> tuple[Path, ...]:
     faults = [f"{PATH_VARIABLE}: {root}: {fault}" for root in user if (fault := _root_fault(root))]
     if faults:
         raise SpecError("\n".join(faults))
+    return (*user, _own_root())
+
+
+@cache
+def _own_root() -> Path:
+    """Directory of the shipped specs."""
     package = Path(str(files("disagg_sim")))
     installed = package / "_data"
-    return (*user, installed if installed.is_dir() else package.parent)
+    return installed if installed.is_dir() else package.parent
 
 
 def _root_fault(root: Path) -> str:
@@ -81,9 +88,15 @@ def spec_files(kind: str) -> dict[str, Path]:
     """Canonical name -> file of every spec of a kind, sorted by name."""
     found: dict[str, Path] = {}
     for root in spec_roots():
+        directory = root / DIRECTORIES[kind]
+        try:
+            held = sorted(os.listdir(directory))
+        except OSError:  # a directory of one's own need not hold every kind
+            continue
         for suffix in _SUFFIXES:
-            for path in sorted((root / DIRECTORIES[kind]).glob(f"*{suffix}")):
-                found.setdefault(canonical_name(path.stem), path)
+            for name in held:
+                if name.endswith(suffix):
+                    found.setdefault(canonical_name(name.removesuffix(suffix)), directory / name)
     return dict(sorted(found.items()))
 
 

@@ -30,7 +30,14 @@ class Sums(NamedTuple):
 
     def plus(self, other: Sums, times: Numeric = 1.0) -> Sums:
         """These and ``times`` times the others."""
-        return Sums(*(_add(mine, theirs, times) for mine, theirs in zip(self, other, strict=True)))
+        if other is NO_SUMS:
+            return self
+        return Sums(
+            _add(self.compute, other.compute, times),
+            _add(self.memory, other.memory, times),
+            _add(self.communication, other.communication, times),
+            _add(self.latency, other.latency, times),
+        )
 
 
 def _add(mine: Numeric, theirs: Numeric, times: Numeric) -> Numeric:
@@ -57,7 +64,7 @@ class Cost:
 
     def __mul__(self, times: Numeric) -> Cost:
         """Cost of the same thing ``times`` times."""
-        return Cost(self.time * times, Sums().plus(self.sums, times))
+        return Cost(self.time * times, NO_SUMS.plus(self.sums, times))
 
 
 NOTHING = Cost()
