@@ -27,6 +27,7 @@ class Format:
     bytes: float  # per element, scales included [B]
     arithmetic: str  # key of ``SystemSpec.peak_flops``; of a weight that is expanded first: what any GPU expands it to
     block_scaled: str = ""  # the same on a GPU whose instructions take scaled blocks of 4 bits; "" = no other
+    static_scales: bool = False  # activations are quantised with scales that are known beforehand
     expanded: str = ""  # format whose dense kernels multiply it after it is expanded; "" = it has its own
 
     @property
@@ -40,10 +41,10 @@ class Format:
 
 
 BF16 = Format(name="bf16", bytes=2.0, arithmetic="bf16")
-FP8 = Format(name="fp8", bytes=1.0, arithmetic="fp8")
+FP8 = Format(name="fp8", bytes=1.0, arithmetic="fp8", static_scales=True)
 FP8_BLOCK = Format(name="fp8_block", bytes=1.0, arithmetic="fp8")
 NVFP4 = Format(name="nvfp4", bytes=0.5625, arithmetic="nvfp4")  # 4 bit + one fp8 scale per 16 values
-INT8 = Format(name="int8", bytes=1.0, arithmetic="int8")  # weights and activations ("smooth quant")
+INT8 = Format(name="int8", bytes=1.0, arithmetic="int8", static_scales=True)  # weights and activations ("smooth quant")
 #: 4 bit + one 8-bit scale per 32 values (OCP microscaling). Experts: W4A16 with bf16 activations, or W4A8 with MXFP8
 #: ones on a GPU that multiplies scaled blocks (``ExpertKernels``); dense multiplies expand it to bf16.
 MXFP4 = Format(name="mxfp4", bytes=0.53125, arithmetic="bf16", block_scaled="fp8", expanded="bf16")

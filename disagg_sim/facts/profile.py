@@ -34,7 +34,7 @@ class ProfileSpec(Shown):
     fitted: bool
     best_algorithm: bool  # collectives take the fastest algorithm instead of the fitted ring
     gemm_t0: _Time | None  # all of the floor of a GEMM: start, quantising, loop along K [s]
-    gemm_t0_cap_quantised: _Time | None  # cap on that floor of fp8 and fp4 GEMM, the fitted t0 being it [s]
+    gemm_t0_cap_static_scales: _Time | None  # cap on the fitted t0 of formats with static scales [s]
     attention_t0: _Time | None  # [s]
     moe_t0: _Time | None  # [s]
     all_reduce_latency: _Time | None  # [s]

@@ -227,14 +227,15 @@ class _Resolver:
         fit: GemmFit = self.take(
             f"{name} GEMM", (row for row in self.spec.gemm if row.format == name), kind="gemm", form=name
         )
-        rate, floor, cap = gemm_rate(fit, self.system), self.profile.gemm_t0, self.profile.gemm_t0_cap_quantised
-        if FORMATS[name].arithmetic == "bf16":
-            cap = None
-        if floor is None and cap is None:
+        rate, floor, cap = gemm_rate(fit, self.system), self.profile.gemm_t0, self.profile.gemm_t0_cap_static_scales
+        if floor is None and (cap is None or FORMATS[name].arithmetic == "bf16"):
             return rate
         # Engines fuse and overlap what such a floor takes off: the operator before quantises A, whose bytes are
-        # elementwise, and a graph starts a kernel before the one ahead of it has ended.
-        t0 = min(fit.t0 if floor is None else floor, np.inf if cap is None else cap)
+        # elementwise, and a graph starts a kernel before the one ahead of it has ended. Scales of blocks need the
+        # values of A first: the start of the kernel that finds them, which the fitted t0 holds, stays.
+        t0 = fit.t0 if floor is None else floor
+        if cap is not None and FORMATS[name].static_scales:
+            t0 = min(t0, cap)
         return replace(rate, t0=t0, quantise=np.inf, floor_is_all=True)
 
     def attention(self, kind: str, precision: Precision) -> tuple[AttentionRate, AttentionRate]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import disagg_sim as ds
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.load import load_efficiency, load_evidence, resolve_precision
+from disagg_sim.facts.load import load_efficiency, load_engine, load_evidence, resolve_precision
 from disagg_sim.physics.collectives import copies_per_rank, copies_with_own
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.memory import Residents, activation_bytes, decode_bytes, decode_residents
@@ -53,6 +53,13 @@ def served_kinds() -> str:
     ]
     head = ("family", "systems", "layout", "GPUs up to", "runs", "points", "error of 3/4", "served")
     return table(head, rows)
+
+
+@quick
+def exchange_stretches() -> str:
+    """How much longer the exchange of experts lasts in decode, of the engines that tell."""
+    engines = [load_engine(name) for name in ("trtllm", "sglang")]
+    return " and ".join(f"{engine.exchange_stretch:.2f} ({engine.title})" for engine in engines)
 
 
 #: Systems whose kernels were measured.

@@ -279,7 +279,7 @@ def test_the_ideal_profile_is_the_speed_of_light():
 def test_the_floors_of_the_other_profiles():
     measured, optimistic = load_profile("measured"), load_profile("optimistic")
     assert measured.gemm_t0 is None
-    assert measured.gemm_t0_cap_quantised == pytest.approx(4e-6)
+    assert measured.gemm_t0_cap_static_scales == pytest.approx(4e-6)
     assert measured.elementwise_latency == pytest.approx(12e-6)
     assert measured.host == pytest.approx(0.5e-3)
     assert not measured.best_algorithm

@@ -232,7 +232,7 @@ def head_time(at: Setup, tp: float = 1.0, emitted: float = 1.0) -> float:
 
 PROFILE_TIMES = (
     "gemm_t0",
-    "gemm_t0_cap_quantised",
+    "gemm_t0_cap_static_scales",
     "attention_t0",
     "moe_t0",
     "all_reduce_latency",
