@@ -1,0 +1,46 @@
+"""Constants that were set with data in view stand on the page of fidelity with the values of the code."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+from disagg_sim.facts.load import load_engine, load_profile
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
+TABLE = PAGE.split("## What was set by looking at data")[1].split("\n## ")[0]
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE.splitlines() if line.startswith("| `")]
+
+
+def constants() -> list[tuple[str, float]]:
+    """Names of constants with their modules, and the values of the page."""
+    found = []
+    for names, values, *_ in ROWS:
+        module = ""
+        spelled = re.findall(r"`([\w.]+)`", names)
+        for name, value in zip(spelled, values.split(", "), strict=False):
+            module = name.rpartition(".")[0] or module
+            if module and name.split(".")[-1].isupper():
+                number, *unit = value.split()
+                found.append((f"{module}.{name.split('.')[-1]}", float(number) * {"ns": 1e-9}.get("".join(unit), 1.0)))
+    return found
+
+
+def test_values_of_the_page_are_those_of_the_code():
+    listed = constants()
+    assert len(listed) == 15
+    for name, value in listed:
+        module, _, constant = f"disagg_sim.{name}".rpartition(".")
+        assert getattr(importlib.import_module(module), constant) == value, name
+    assert load_profile("measured").gemm_t0_cap_static_scales == 4e-6
+    assert load_engine("vllm").exchange_stretch == 2
+
+
+def test_every_constant_that_is_called_fitted_is_listed():
+    listed = {name for name, _ in constants()}
+    for path in (ROOT / "disagg_sim" / "physics").rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT / "disagg_sim").with_suffix("").parts)
+        for name in re.findall(r"^#: .*\(fitted.*\n([A-Z_0-9]+) =", path.read_text(encoding="utf-8"), re.MULTILINE):
+            assert f"{module}.{name}" in listed
