@@ -8,8 +8,11 @@ import pytest
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_engine
+from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.layers import attention_cost
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import setup
@@ -131,3 +134,25 @@ def test_work_of_a_prompt_is_two_flop_a_weight_and_token():
     assert work.per_token == pytest.approx(2 * (70.55e9 - 2 * 1.05e9), rel=0.005)
     assert work.per_pair == pytest.approx(4 * 8192 * 80, rel=1e-6)
     assert work.per_emitted == pytest.approx(2 * 8192 * 128_256, rel=1e-6)
+
+
+def test_prefill_in_halves_is_in_the_table():
+    """SGLang over two nodes of H200: scores hide no exchange in the table, and are started once, not for each half."""
+    at, mapping = setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang"), Mapping(dp_attn=16.0, ep=16.0)
+    table, whole = StepTable.build(at, mapping), StepTable.build(at.changed(overheads=no_overlap(at)), mapping)
+    for isl in (256, 1024, 4096, 16_384):
+        exact = float(prefill_pass(at, mapping, batch=16.0, isl=isl).ftl)
+        found = table.step_time(0, 0.0, 16 * isl, 0.0, 16)
+        assert exact * (1 - 2 * BOUND) <= found <= exact * (1 + BOUND) + scores(at, isl)
+        assert found < whole.step_time(0, 0.0, 16 * isl, 0.0, 16)
+
+
+def no_overlap(at):
+    return replace(at.overheads, two_batch_overlap=False)
+
+
+def scores(at, isl):
+    tokens = Tokens(prompts=1.0, new=float(isl))
+    return sum(
+        n * float(attention_cost(kind.attention, at, 1.0, tokens, "auto").time) for kind, n in layers_of(at.model)
+    )

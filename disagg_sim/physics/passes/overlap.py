@@ -42,12 +42,29 @@ def overlapped_prefill(at: Setup, mapping: Mapping, *, tokens: Numeric, ranks: N
     -----
     ``t = 2*max(c, m)``: serving facts page, section 6.1, without what does not shrink with the half.
     """
+    half = mixed_step(of_halves(at), mapping, batch=0.0, context=isl, chunk=Chunk(tokens / 2, isl, ranks))
+    return in_halves(at, mapping, half.time, half.sums.communication)
+
+
+def of_halves(at: Setup) -> Setup:
+    """The setup of one half: no time of the host, and the shared expert belongs to the work."""
     engine = at.overheads
     if engine is not None:
         engine = replace(engine, step_host=0.0, sequence_host=0.0, rank_host=0.0, kernel_launch=0.0)
     profile = replace(at.profile, host=0.0, shared_expert_overlaps_dispatch=False)
-    bare = replace(at, overheads=engine, profile=profile)
-    half = mixed_step(bare, mapping, batch=0.0, context=isl, chunk=Chunk(tokens / 2, isl, ranks))
-    exchange = prefill_stretch(at) * half.sums.communication
-    kernels = 2.0 * np.maximum(half.time - exchange, exchange)
+    return replace(at, overheads=engine, profile=profile)
+
+
+def in_halves(at: Setup, mapping: Mapping, half: Numeric, exchange: Numeric) -> Numeric:
+    """Twice the longer of work and exchange of one half, at least the launches, and the host once. [s]
+
+    Parameters
+    ----------
+    half
+        One half, exchange included, as the engine stretches it. [s]
+    exchange
+        Its kernels of the exchange, not stretched. [s]
+    """
+    exchange = prefill_stretch(at) * exchange
+    kernels = 2.0 * np.maximum(half - exchange, exchange)
     return np.maximum(kernels, launch_time(at, mapping)) + host_time(at, mapping, 0.0)

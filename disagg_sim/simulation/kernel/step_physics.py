@@ -23,6 +23,7 @@ from disagg_sim.physics.passes.layers import (
     stretched,
     with_prefill,
 )
+from disagg_sim.physics.passes.overlap import in_halves, of_halves, overlaps
 from disagg_sim.physics.roofline import NO_SUMS
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Levels
@@ -38,7 +39,7 @@ class StepPhysics:
         engine = at.overheads
         host, self.launch = float(host_time(at, mapping, 0.0)), float(np.max(launch_time(at, mapping)))
         self.host_once, self.host_each = (host, 0.0) if engine is None else (0.0, host)
-        self._stretch = prefill_stretch(at)
+        self._stretch, self.overlaps = prefill_stretch(at), overlaps(at, mapping)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -77,7 +78,17 @@ class StepPhysics:
             both = with_prefill(own, same, times, self._stretch)
             stage = np.where(prefill > 0, self._slowest(both), stage)
             whole = np.where(prefill > 0, all_stages(self._model, both), whole)
-        return np.asarray(self._step(micro, stage, whole, decodes / micro, graphs=True) + hop.time)
+        time = self._step(micro, stage, whole, decodes / micro, graphs=True) + hop.time
+        if self.overlaps:
+            halves = self._in_halves(phase, share / 2, prefill / 2)
+            time = np.where((decodes == 0) & (prefill > 0), halves, time)
+        return np.asarray(time)
+
+    def _in_halves(self, phase: str, share: Floats, total: Floats) -> Numeric:
+        """Prefill in two halves that overlap, without scores and values: these hide no exchange in a table. [s]"""
+        times = self._linear_times(phase, np.zeros_like(share), share, total, of_halves(self._at))
+        half = self._slowest(stretched(times, self._stretch))
+        return in_halves(self._at, self._mapping, half, times.sums.communication)
 
     def launches(self, decodes: Floats) -> Floats:
         """Least time of steps with prefill, whose kernels the host launches one by one, host included. [s]"""
@@ -109,14 +120,15 @@ class StepPhysics:
             rows.append(self._slowest(times))
         return np.stack(rows) / (prompts[:, None, None] * lengths[:, None])
 
-    def _linear_times(self, phase: str, sequences: Floats, share: Floats, total: Floats) -> LayerTimes:
+    def _linear_times(
+        self, phase: str, sequences: Floats, share: Floats, total: Floats, at: Setup | None = None
+    ) -> LayerTimes:
         """Layers without scores and values, for what the fullest rank and all ranks of a micro-batch hold. [s]"""
+        at = at or self._at
         prompts = np.where(share > 0, 1.0, 0.0)
         tokens = Tokens(prompts=prompts, new=share, decodes=sequences, emitted=sequences + prompts)
-        side = attention_side(self._at, self._mapping.tp_attn, tokens, self._form, phase, core=False)
-        return join_experts(
-            self._at, self._mapping, side, phase=phase, rank=Levels(sequences + share), total=Levels(total)
-        )
+        side = attention_side(at, self._mapping.tp_attn, tokens, self._form, phase, core=False)
+        return join_experts(at, self._mapping, side, phase=phase, rank=Levels(sequences + share), total=Levels(total))
 
     def _through(self, times: LayerTimes, micro: Numeric) -> Floats:
         """Time of ``micro`` micro-batches through all stages, without host and hops. [s]"""
