@@ -46,6 +46,8 @@ class Moved(NamedTuple):
 class Cluster:
     """Requests, policy and kernel at work; the source of the engine.
 
+    A request is placed ``Site.request_host_s`` after it has arrived; its TTFT counts from its arrival.
+
     Parameters
     ----------
     parts : Parts
@@ -79,6 +81,7 @@ class Cluster:
         self._going: dict[int, Going] = {}
         self._told = -1
         self._closed = concurrency > 0
+        self._host = self.site.request_host_s  # of a request before it is placed [s]
         self._called = 0  # requests of a closed loop, so far
         self._looks = 0  # of the policy, so far
         self._notify_all = self._closed or parts.listener is not None
@@ -93,7 +96,7 @@ class Cluster:
             for _ in range(min(concurrency, self.requests)):
                 self._next()
         else:
-            engine.feed(view.arrival_s, NORMAL, self._arrive)
+            engine.feed([arrival + self._host for arrival in view.arrival_s], NORMAL, self._arrive)
         if parts.roles is not None:
             self._every(parts.roles.period_s, parts.roles.flips)
         if parts.scaling is not None:
@@ -153,6 +156,7 @@ class Cluster:
     # --- arrival and end ----------------------------------------------------------------------------------------
 
     def _arrive(self, request: int) -> None:
+        """The host has taken a request in; only now do policies know of it."""
         view = self.view
         view.arrived = request + 1
         if self.prompts[request] + self.outputs[request] > self._largest:
@@ -197,7 +201,10 @@ class Cluster:
 
     def _come(self, request: int) -> None:
         self.view.came(request)
-        self._arrive(request)
+        if self._host > 0:
+            self.engine.at(self.engine.now + self._host, NORMAL, self._arrive, request)
+        else:
+            self._arrive(request)
 
     # --- segments -----------------------------------------------------------------------------------------------
 

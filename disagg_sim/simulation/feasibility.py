@@ -15,6 +15,7 @@ from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
+from disagg_sim.simulation.site import request_host
 from disagg_sim.units import GB
 from disagg_sim.workload.trace import Trace
 
@@ -52,7 +53,7 @@ def require_fit(at: Setup, deployment: ServedDeployment) -> None:
 
 
 def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Least:
-    """What the fastest instance needs for the trace's shortest prompt and first decode step, alone.
+    """What the fastest instance needs for the trace's shortest prompt, host included, and first decode step, alone.
 
     Parameters
     ----------
@@ -69,7 +70,8 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Le
     first = [prefill_pass(at, mapping, batch=1, isl=computed).ftl for mapping in mappings]
     steps = [decode_step(at, mapping, batch=1, context=prompt).ttl for mapping in mappings]
     single = int(trace.output_tokens.min()) == 1
-    return Least(ttft=float(np.min(first)), tpot=0.0 if single else float(np.min(steps)), prompt=prompt)
+    ttft, tpot = request_host(at) + float(np.min(first)), 0.0 if single else float(np.min(steps))
+    return Least(ttft=ttft, tpot=tpot, prompt=prompt)
 
 
 def require_possible(at: Setup, deployment: ServedDeployment, parts: tuple[str, ...], trace: Trace, slo: Slo) -> None:

@@ -14,6 +14,7 @@ after two and before the last generation of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ import pandas as pd
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.records import Outcome, RunResult
+from disagg_sim.simulation.site import request_host
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.trace import Trace
 
@@ -54,9 +56,12 @@ class Plan:
 
     @property
     def in_flight(self) -> int:
-        """Requests that keep both pools full. [request]"""
+        """Requests that keep both pools full, those that the host takes in included. [request]"""
         decode = sum(each.batch * count for each, count in self.deployment.decode.members)
-        return decode + PREFILLS_AHEAD * sum(each.batch * count for each, count in self.deployment.prefill.members)
+        prefill = PREFILLS_AHEAD * sum(each.batch * count for each, count in self.deployment.prefill.members)
+        rate = min(pool.request_rate_per_s for pool in (self.deployment.prefill, self.deployment.decode))
+        host = request_host(self.deployment.setup) if self.deployment.setup else 0.0
+        return decode + prefill + math.ceil(rate * host)
 
 
 def plan_of(deployment: Deployment) -> Plan | None:

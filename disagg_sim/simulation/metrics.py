@@ -2,8 +2,9 @@
 
 Everything is computed from a ``RunResult`` alone.
 
-* TTFT: arrival to first token. TPOT: mean gap of a request's tokens after the first, 0 for a single token. ITL: each
-  gap of each request, so that a long answer counts as often as it has gaps.
+* TTFT: arrival to first token, with the host time of the request where an engine stands behind the setup. TPOT: mean
+  gap of a request's tokens after the first, 0 for a single token. ITL: each gap of each request, so that a long answer
+  counts as often as it has gaps.
 * A request attains the SLO when it was completed with TTFT and TPOT both inside; rejected, failed and
   unfinished ones count among the requests, and so against the attainment.
 * Goodput counts what attains over the time from the first arrival to the last finish.

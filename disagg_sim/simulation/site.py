@@ -20,6 +20,11 @@ from disagg_sim.simulation.options import MOST_SEQUENCES
 from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
 
 
+def request_host(at: Setup) -> float:
+    """Host time of a request before its prefill, which the engine of a setup takes; 0 without one. [s]"""
+    return 0.0 if at.overheads is None else at.overheads.request_host
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """What a policy may know before its run."""
@@ -37,6 +42,11 @@ class Site:
     flip_s: float  # a change of role takes the instance out of service that long [s]
     prompt_tokens: float  # mean of the traffic that is expected [token]
     output_tokens: float  # mean of the traffic that is expected [token]
+
+    @property
+    def request_host_s(self) -> float:
+        """See ``request_host``. [s]"""
+        return request_host(self.setup)
 
     def table(self, mapping: Mapping, max_sequences: int = MAX_SEQUENCES) -> StepTable:
         """Step times of an instance that decodes up to ``max_sequences`` [1]."""
