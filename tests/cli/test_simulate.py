@@ -25,8 +25,6 @@ from disagg_sim.simulation.policies.disaggregated import Disaggregated
 from disagg_sim.simulation.policy import POLICIES, register
 from disagg_sim.simulation.wishes import Flip, Role
 
-pytestmark = pytest.mark.alone
-
 TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(
     f"{i / 4},{200 + 37 * i % 500},{5 + 11 * i % 40}\n" for i in range(60)
 )
@@ -166,9 +164,10 @@ def test_durations_stand_in_the_log_alone_and_are_none_without_it(scenario, tmp_
         pd.testing.assert_frame_equal(again[columns], found[columns])
 
 
+@pytest.mark.alone
 def test_killed_runs_go_on_and_leave_nothing_half_written(scenario, tmp_path):
-    """Killed in the first runs, in later ones, and while pictures are drawn."""
-    path, whole, killed = scenario(), tmp_path / "whole", tmp_path / "killed"
+    """Killed in the first run, in the second, and while pictures are drawn."""
+    path, whole, killed = scenario(trace={"path": "short.csv"}), tmp_path / "whole", tmp_path / "killed"
     assert simulated(path, "--out", str(whole)) == 0
     script = "from disagg_sim.cli.main import main; main()"
     command = [sys.executable, "-c", script, "simulate", path, "--out", str(killed), "--jobs", "1"]
@@ -185,7 +184,8 @@ def test_killed_runs_go_on_and_leave_nothing_half_written(scenario, tmp_path):
 
 def test_leftovers_of_a_killed_run_are_removed_by_the_next(scenario, tmp_path):
     path, out = scenario(), tmp_path / "out"
-    assert simulated(path, "--out", str(out)) == 0
+    assert simulated(path, "--out", str(out), "--no-figures") == 0
+    (out / "figures" / "two").mkdir(parents=True)
     left = [out / place for place in (".summary.csv.12.tmp", "figures/two/.gone.png.12.tmp", "runs/two/.x.12.tmp")]
     for each in left:
         each.write_bytes(b"half")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ PLANS: dict[str, tuple[str, str, str, int, Any, int, dict[str, Any]]] = {
 LAW = ds.load_traffic("log_normal_4096_512").cases[0]
 
 
+@cache
 def planned(name: str) -> ds.SimulationResult:
     """The plan, simulated on 400 requests at three quarters of its rate."""
     model, system, precision, most, lengths, budget, more = PLANS[name]

@@ -70,7 +70,7 @@ def brute_force(prefill, gd, r, cap, left, right):
     return best, min(total for value, total in found if value >= best * (1 - 1e-12))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(configurations, configurations, st.integers(2, 48), gpu_prices, gpu_prices)
 def test_matching_per_usd_equals_brute_force(prefill, decode, cap, left, right):
     table = match(*grids(prefill, decode), ftl_limit=LOOSE, gpu_cap=cap, per=prices_of(left, right))
@@ -95,7 +95,7 @@ def test_matching_per_usd_equals_brute_force_at_the_default_cap(prefill, decode,
     assert table["total_gpus"][0] == total
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(configurations, configurations, st.integers(2, 200), gpu_prices)
 def test_equal_prices_give_the_match_per_gpu(prefill, decode, cap, price):
     both = grids(prefill, decode)
@@ -105,7 +105,7 @@ def test_equal_prices_give_the_match_per_gpu(prefill, decode, cap, price):
     np.testing.assert_allclose(per_usd["usd_per_hour"], price * per_gpu["total_gpus"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(configurations, configurations, gpu_prices, gpu_prices, st.sampled_from([0.25, 2.0, 1024.0]))
 def test_another_currency_changes_the_prices_alone(prefill, decode, left, right, rate):
     both = grids(prefill, decode)
@@ -115,7 +115,7 @@ def test_another_currency_changes_the_prices_alone(prefill, decode, left, right,
     np.testing.assert_allclose(other["tokens_per_usd"] * rate, usd["tokens_per_usd"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(configurations, configurations, st.integers(2, 100), gpu_prices, gpu_prices)
 def test_each_objective_is_best_in_its_own_unit(prefill, decode, cap, left, right):
     both, prices = grids(prefill, decode), prices_of(left, right)

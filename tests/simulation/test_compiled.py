@@ -15,8 +15,6 @@ import pytest
 import disagg_sim
 from disagg_sim.simulation.kernel import compiled
 
-pytestmark = pytest.mark.alone
-
 #: Prints where the code is kept and the note, having compiled and called a function.
 SCRIPT = """
 import tempfile

@@ -1,13 +1,14 @@
 """What match_rates promises is what the simulation serves."""
 
 import pytest
-from plans import CASES, plans, simulated
+from plans import CASES, SHAPES, plans, simulated
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
-def test_every_plan_holds_at_four_fifths_of_its_rate(case):
-    found = list(plans([case]))
-    assert len(found) >= 10
+@pytest.mark.parametrize(("place", "case"), enumerate(CASES), ids=str)
+def test_every_plan_holds_at_four_fifths_of_its_rate(place, case):
+    """Each case takes half of the shapes, every other one, so that each shape meets each kind of model."""
+    found = list(plans([case], SHAPES[place % 2 :: 2]))
+    assert len(found) >= 5
     for planned in found:
         row = simulated(planned, 0.8, poisson=False, most=5000)
         assert row.completed == row.requests, planned.name

@@ -80,7 +80,7 @@ def mean_and_error(waits):
 
 
 WAITS = pytest.mark.parametrize(
-    ("waits", "n"), [(waits_on_engine, 60_000), (waits_on_fleet, 200_000)], ids=["engine", "fleet"]
+    ("waits", "n"), [(waits_on_engine, 60_000), (waits_on_fleet, 100_000)], ids=["engine", "fleet"]
 )
 
 
@@ -100,7 +100,7 @@ def test_poisson_arrivals_wait_as_pollaczek_and_khinchine_say(waits, n, squared_
 @pytest.mark.parametrize(("arrivals", "services"), [(0.5, 0.5), (1.0, 0.4), (1.5, 1.0)])
 def test_kingman_is_within_a_fifth(rho, arrivals, services):
     rng = np.random.default_rng(5)
-    n = 200_000
+    n = 100_000
     waits = waits_on_fleet(gamma(rng, MEAN_SERVICE / rho, arrivals, n), gamma(rng, MEAN_SERVICE, services, n))
     kingman = rho / (1 - rho) * (arrivals + services) / 2 * MEAN_SERVICE
     assert mean_and_error(waits)[0] == pytest.approx(kingman, rel=0.2)

@@ -45,42 +45,38 @@ def geometric(rng, low, high):
 
 def test_decode_steps(case):
     at, mapping, table, rng = case
-    for _ in range(150):
-        batch, context = geometric(rng, 1, 257), geometric(rng, 16, 131_072)
-        exact = float(decode_step(at, mapping, batch=float(batch), context=float(context)).ttl)
-        assert table.step_time(batch, context) == pytest.approx(exact, rel=BOUND), (batch, context)
+    drawn = [(geometric(rng, 1, 257), geometric(rng, 16, 131_072)) for _ in range(150)]
+    batch, context = np.array(drawn, dtype=float).T
+    exact = decode_step(at, mapping, batch=batch, context=context).ttl
+    assert [table.step_time(*each) for each in drawn] == pytest.approx(exact, rel=BOUND), drawn
 
 
 def test_mixed_steps_of_one_piece_a_rank(case):
     at, mapping, table, rng = case
     ranks = int(mapping.dp_attn)
-    for _ in range(150):
-        batch, context = int(rng.integers(0, 257)), geometric(rng, 16, 32_768)
-        piece, past = geometric(rng, 1, 16_384 / ranks), int(rng.choice([0, geometric(rng, 16, 65_536)]))
-        step = mixed_step(
-            at,
-            mapping,
-            batch=float(batch),
-            context=float(context),
-            chunk=Chunk(float(piece * ranks), float(piece + 2 * past)),
-        )
-        found = table.step_time(batch, context, piece * ranks, past, ranks)
-        assert found == pytest.approx(float(step.time), rel=BOUND), (batch, context, piece, past)
+    drawn = [
+        (batch, geometric(rng, 16, 32_768), geometric(rng, 1, 16_384 / ranks), past * geometric(rng, 16, 65_536))
+        for batch, past in zip(rng.integers(1, 257, 150).tolist(), rng.integers(0, 2, 150).tolist(), strict=True)
+    ]
+    drawn_alone = [(0, 16, *rest) for _, _, *rest in drawn[:10]]  # without decodes
+    for rows in (drawn, drawn_alone):
+        batch, context, piece, past = np.array(rows, dtype=float).T
+        step = mixed_step(at, mapping, batch=batch, context=context, chunk=Chunk(piece * ranks, piece + 2 * past))
+        found = [table.step_time(b, c, p * ranks, q, ranks) for b, c, p, q in rows]
+        assert found == pytest.approx(step.time, rel=BOUND), rows
 
 
 def test_mixed_steps_of_several_prompts(case):
     at, mapping, table, rng = case
     ranks = int(mapping.dp_attn)
-    for _ in range(100):
-        batch, context = int(rng.integers(0, 257)), geometric(rng, 16, 32_768)
-        prompts, isl = int(rng.integers(1, 17)), geometric(rng, 16, 1024)
-        prompts = max(min(prompts, 32_768 // (isl * ranks)), 1)
-        tokens = prompts * isl * ranks
-        step = mixed_step(
-            at, mapping, batch=float(batch), context=float(context), chunk=Chunk(float(tokens), float(isl))
-        )
-        found = table.step_time(batch, context, tokens, 0.0, prompts * ranks)
-        assert found == pytest.approx(float(step.time), rel=BOUND), (batch, context, prompts, isl)
+    drawn = []
+    for batch, prompts in zip(rng.integers(1, 257, 100).tolist(), rng.integers(1, 17, 100).tolist(), strict=True):
+        isl = geometric(rng, 16, 1024)
+        drawn.append((batch, geometric(rng, 16, 32_768), max(min(prompts, 32_768 // (isl * ranks)), 1) * ranks, isl))
+    batch, context, prompts, isl = np.array(drawn, dtype=float).T
+    step = mixed_step(at, mapping, batch=batch, context=context, chunk=Chunk(prompts * isl, isl))
+    found = [table.step_time(b, c, n * s, 0.0, n) for b, c, n, s in drawn]
+    assert found == pytest.approx(step.time, rel=BOUND), drawn
 
 
 def test_passes_of_whole_prompts(case):

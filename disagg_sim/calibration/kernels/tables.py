@@ -153,7 +153,8 @@ def held_out(form: Form, rows: pd.DataFrame) -> Any:
 
     A shape falls on the same side for every system, framework and format, in every file and every run.
     """
-    keys = rows[list(form.key)].astype(str).agg("|".join, axis=1) if len(rows) else rows[form.key[0]].astype(str)
+    values = zip(*(rows[name].astype(str) for name in form.key), strict=True)
+    keys = pd.Series(["|".join(each) for each in values], index=rows.index, dtype=str)
     side = {key: kept_from_fits(f"{form.name}|{key}") for key in keys.unique()}
     return keys.map(side).astype(bool)
 
