@@ -236,7 +236,23 @@ def constant_lengths(isl: int, osl: int) -> Lengths:
 
 
 def lengths_at(isl: float, osl: float) -> Lengths:
-    """The distribution of one point that need not be whole, such as the means of another one. [token]"""
+    """Make the distribution of one point that need not be whole, such as the means of another one.
+
+    Parameters
+    ----------
+    isl, osl
+        Input and output length of every request. [token]
+
+    Returns
+    -------
+    Lengths
+        Constant lengths; a decode step is timed at a cache of ``isl + osl/2``. [token]
+
+    Examples
+    --------
+    >>> lengths_at(1000.5, 101).context, lengths_at(1000.5, 101).gaps
+    (1051.0, 100.0)
+    """
     return Lengths(
         isl=np.array([float(isl)]),
         isl_weight=np.ones(1),
@@ -290,8 +306,20 @@ def observed_lengths(isl: ArrayLike, osl: ArrayLike) -> Lengths:
 
 
 def nearest_power_of_two(tokens: float) -> int:
-    """The power of two whose logarithm is nearest. [token]
+    """Round a length to the power of two whose logarithm is nearest.
 
+    Parameters
+    ----------
+    tokens
+        Length above 0. [token]
+
+    Returns
+    -------
+    int
+        At least 1. [token]
+
+    Examples
+    --------
     >>> nearest_power_of_two(1020), nearest_power_of_two(129)
     (1024, 128)
     """

@@ -63,7 +63,27 @@ class TraceStatistics:
 
 
 def trace_statistics(trace: Trace) -> TraceStatistics:
-    """Statistics of a trace; those that a trace this short does not have are nan."""
+    """Compute the statistics of a trace: rate, burstiness, lengths, correlation and prefix reuse.
+
+    Parameters
+    ----------
+    trace
+        One request or more.
+
+    Returns
+    -------
+    TraceStatistics
+        Times in s, lengths in tokens, coefficients of variation [1]; nan where the trace is too short for one.
+
+    Examples
+    --------
+    Four requests in 180 s, a mean gap of 60 s behind the last one included, make one a minute:
+
+    >>> trace = Trace(arrival=[0, 60, 120, 180], input_tokens=[8, 4, 8, 4], output_tokens=[1, 3, 1, 3])
+    >>> found = trace_statistics(trace)
+    >>> f"{found.rate_per_s * 60:.1f}", found.gap_cv, found.input_tokens.mean, f"{found.length_correlation:.1f}"
+    ('1.0', 0.0, 6.0, '-1.0')
+    """
     requests = per_minute(trace.arrival)
     minutes = np.stack(
         [requests, per_minute(trace.arrival, trace.input_tokens), per_minute(trace.arrival, trace.output_tokens)]
@@ -87,7 +107,26 @@ def trace_statistics(trace: Trace) -> TraceStatistics:
 
 
 def per_minute(arrival: Floats, amount: Tokens | None = None) -> Floats:
-    """Requests, or their summed ``amount``, of every minute from time 0 to the last arrival, (minutes,)."""
+    """Count the requests of every minute, or add up an amount of theirs.
+
+    Parameters
+    ----------
+    arrival
+        Arrival times, shape (requests,), from 0 on. [s]
+    amount
+        What is added up, shape (requests,), such as input tokens; without it requests are counted.
+
+    Returns
+    -------
+    ndarray
+        Shape (minutes,), from time 0 to the minute of the last arrival. [request], or the unit of ``amount``
+
+    Examples
+    --------
+    >>> arrival = np.array([0.0, 59.0, 125.0])
+    >>> per_minute(arrival).tolist(), per_minute(arrival, np.array([10, 20, 40])).tolist()
+    ([2.0, 0.0, 1.0], [30.0, 0.0, 40.0])
+    """
     return np.bincount((arrival // MINUTE).astype(np.int64), amount).astype(np.float64)
 
 

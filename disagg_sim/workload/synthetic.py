@@ -42,10 +42,32 @@ Lengths = LengthTable | Trace | TrafficCase | tuple[int | LengthDistribution, in
 
 
 def log_normal(mean: float, cv: float) -> LogNormal:
-    r"""Log-normal distribution with a mean [token] and a coefficient of variation [1]: sigma^2 = ln(1 + c_v^2).
+    r"""Make the log-normal distribution of a mean and a coefficient of variation.
 
-    >>> round(log_normal(219, 1.0).mean, 6)
-    219.0
+    .. math:: \sigma^2 = \ln(1 + c_v^2), \qquad median = mean / \sqrt{1 + c_v^2}
+
+    Parameters
+    ----------
+    mean
+        Expected length, above 0. [token]
+    cv
+        Standard deviation over mean; 0 makes all lengths equal. [1]
+
+    Returns
+    -------
+    LogNormal
+        With ``median`` [token] and ``sigma`` of the logarithm [1].
+
+    Raises
+    ------
+    InputError
+        A mean that is not above 0, or a cv that is negative or not finite.
+
+    Examples
+    --------
+    >>> made = log_normal(200, cv=1.0)  # the median is 200/sqrt(2)
+    >>> f"{made.mean:.1f}", f"{made.median:.1f}"
+    ('200.0', '141.4')
     """
     spread = 1 + float(cv) ** 2
     if not (cv >= 0 and math.isfinite(spread)):
@@ -63,19 +85,41 @@ def synthetic_trace(
     seed: int = 0,
     name: str = "synthetic",
 ) -> Trace:
-    """A trace of a stationary arrival process with independent lengths.
+    """Draw a trace of a stationary arrival process with independent lengths.
 
-    Parameters ---------- rate Mean rate. [request/s] lengths ``(input, output)``, each a number or a distribution of
-    ``workload.distributions``; a case of a traffic (``load_traffic(name).cases[0]``), whose distributions they are; or
-    a ``LengthTable`` or ``Trace`` whose pairs are drawn with replacement. [token] requests, duration One of them: how
-    many requests [1], or up to which time [s]. arrivals_as ``Poisson()``, ``Gamma(cv)``, ``Weibull(shape)`` or
-    ``Mmpp(...)`` of ``workload.arrivals``. seed Arrivals, inputs and outputs are three streams of it: another length
-    distribution moves no arrival. name Name of the trace.
+    Parameters
+    ----------
+    rate
+        Mean rate. [request/s]
+    lengths
+        ``(input, output)``, each a number or a distribution of ``workload.distributions``; a case of a traffic
+        (``load_traffic(name).cases[0]``), whose distributions they are; or a ``LengthTable`` or ``Trace`` whose pairs
+        are drawn with replacement. [token]
+    requests, duration
+        One of them: how many requests [1], or up to which time [s].
+    arrivals_as
+        ``Poisson()``, ``Gamma(cv)``, ``Weibull(shape)`` or ``Mmpp(...)`` of ``workload.arrivals``.
+    seed
+        Arrivals, inputs and outputs are three streams of it: another length distribution moves no arrival.
+    name
+        Name of the trace.
+
+    Returns
+    -------
+    Trace
+        Arrivals ascend from the first drawn gap on [s]; lengths are whole and at least 1. [token]
 
     Raises
     ------
     InputError
         Not exactly one of requests and duration, a value out of range, or a duration without a request.
+
+    Examples
+    --------
+    >>> trace = synthetic_trace(rate=2.0, lengths=(512, 64), requests=1000, seed=1)
+    >>> longer = synthetic_trace(rate=2.0, lengths=(4096, 64), requests=1000, seed=1)
+    >>> len(trace), int(trace.input_tokens.max()), float(abs(trace.arrival - longer.arrival).max())
+    (1000, 512, 0.0)
     """
     if (requests is None) == (duration is None):
         raise InputError("a synthetic trace needs requests or duration, one of them")

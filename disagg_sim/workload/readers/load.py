@@ -41,7 +41,7 @@ def load_trace(
     rate: float | None = None,
     seed: int = 0,
 ) -> Trace:
-    """A trace from a file; see ``docs/traces.md`` for the forms. Its first request arrives at 0.
+    r"""Read a trace from a file; see ``docs/traces.md`` for the forms. Its first request arrives at 0.
 
     Parameters
     ----------
@@ -64,10 +64,25 @@ def load_trace(
     seed
         Of what is drawn: a ServeGen pool, and Poisson arrivals.
 
+    Returns
+    -------
+    Trace
+        Requests in the order of their arrival [s]; ``notes`` say what was dropped, sorted or assumed.
+
     Raises
     ------
     TraceError, UnknownNameError, InputError
         A faulty file, with its line; an unknown kind, role or header; an unknown unit.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "mine.csv")
+    ...     _ = path.write_text("ts,input_tokens,output_tokens\n5000,512,10\n6500,64,20\n")
+    ...     trace = load_trace(path, columns={"arrival": "ts"}, time_unit="ms")
+    >>> trace.arrival.tolist(), trace.input_tokens.tolist()
+    ([0.0, 1.5], [512, 64])
     """
     if kind not in KINDS:
         raise UnknownNameError(f"unknown kind of trace {kind!r}{nearest(kind, KINDS)}; known: {', '.join(KINDS)}")
