@@ -16,7 +16,23 @@ PACKAGE = __name__.partition(".")[0]
 
 
 def is_own(module: str) -> bool:
-    """Whether a module is the user's own, not one of this package."""
+    """Tell whether a module is the user's own, not one of this package.
+
+    Parameters
+    ----------
+    module
+        Its full name.
+
+    Returns
+    -------
+    bool
+        Whether its errors are told as faults of the user's code.
+
+    Examples
+    --------
+    >>> is_own("my_policies.greedy"), is_own("disagg_sim.simulation.run")
+    (True, False)
+    """
     return module.partition(".")[0] != PACKAGE
 
 
@@ -34,6 +50,23 @@ def own_faults(what: str, module: str, now: Callable[[], float] | None = None) -
         Module of that code; where it belongs to this package, nothing is turned.
     now : callable, optional
         Gives the simulated time. [s]
+
+    Returns
+    -------
+    context manager
+        Of the block that calls the user's code.
+
+    Raises
+    ------
+    PolicyError
+        What, when, the error and its place in the user's file; the error is its cause.
+
+    Examples
+    --------
+    >>> with own_faults("policy 'mine'", "my_policies", now=lambda: 12.5):
+    ...     [].pop()
+    Traceback (most recent call last):
+    disagg_sim.errors.PolicyError: policy 'mine' at 12.5 s: IndexError: pop from empty list (...)
     """
     try:
         yield

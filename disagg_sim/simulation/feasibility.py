@@ -32,12 +32,32 @@ class Least:
 def require_fit(at: Setup, deployment: ServedDeployment) -> None:
     """Raise when a mapping of the deployment is impossible, or the model with one token does not fit.
 
+    Parameters
+    ----------
+    at
+        Model, system, recipe and profile.
+    deployment
+        All its parts are looked at.
+
+    Returns
+    -------
+    None
+        Where everything fits.
+
     Raises
     ------
     InputError
         A mapping that the model cannot take on the system; says why.
     InfeasibleError
         Names the part and what a GPU lacks.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> part = ds.Replicas(mapping=ds.Mapping(), instances=1)
+    >>> require_fit(ds.setup("llama_3_1_70b", "h100_sxm", "bf16"), ServedDeployment(name="one", gpus=1, decode=(part,)))
+    Traceback (most recent call last):
+    disagg_sim.errors.InfeasibleError: one.decode: llama_3_1_70b in bf16 does not fit on 1 x h100_sxm: ...
     """
     for part in PARTS:
         for replicas in getattr(deployment, part):
@@ -75,7 +95,40 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Le
 
 
 def require_possible(at: Setup, deployment: ServedDeployment, parts: tuple[str, ...], trace: Trace, slo: Slo) -> None:
-    """Raise ``InfeasibleError`` when not even the shortest request, alone, meets the SLO; names the least possible."""
+    """Raise when not even the shortest request of a trace, alone, meets the SLO.
+
+    Parameters
+    ----------
+    at
+        Model, system, recipe and profile.
+    deployment, parts
+        The instances that serve, and which of its ``PARTS`` the policy takes.
+    trace
+        Its shortest prompt counts; of shared prefixes all but one token may be cached.
+    slo
+        Limits of TTFT and TPOT. [s]
+
+    Returns
+    -------
+    None
+        Where the SLO can be met.
+
+    Raises
+    ------
+    InfeasibleError
+        Names the limit and the least possible latency. [s]
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> part = ds.Replicas(mapping=ds.Mapping(), instances=1)
+    >>> parts = ServedDeployment(name="one", gpus=1, colocated=(part,))
+    >>> trace = Trace(arrival=[0.0], input_tokens=[100], output_tokens=[5])
+    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> require_possible(at, parts, ("colocated",), trace, Slo(ttft=1e-6, tpot=0.1))
+    Traceback (most recent call last):
+    disagg_sim.errors.InfeasibleError: slo: no request of trace can meet ttft_s 1e-06; the least TTFT ...
+    """
     least = least_latencies(at, [each for part in parts for each in deployment.part(part)], trace)
     beside = f"on deployment {deployment.name!r} with no other request"
     if least.ttft > slo.ttft:

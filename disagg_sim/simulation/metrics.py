@@ -161,6 +161,23 @@ def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0) -> Summary:
         Limits of TTFT and TPOT, inclusive. [s]
     rate_scale : float
         By what the request rate of the trace was multiplied. [1]
+
+    Returns
+    -------
+    Summary
+        Times in s, rates per s, shares [1]; NaN for what a run without a completed request does not have.
+
+    Examples
+    --------
+    A single output token has no gap, so the second request meets even a TPOT of 0 s; the first does not:
+
+    >>> import disagg_sim as ds
+    >>> part, at = ds.Replicas(mapping=ds.Mapping(), instances=1), ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> parts = ds.ServedDeployment(name="one", gpus=1, colocated=(part,), setup=at)
+    >>> trace = ds.Trace(arrival=[0.0, 1.0], input_tokens=[100, 200], output_tokens=[5, 1])
+    >>> found = summary(ds.simulate(parts, trace, "vllm").records, Slo(ttft=10.0, tpot=0.0))
+    >>> found.completed, found.slo_attainment
+    (2, 0.5)
     """
     records, found = result.requests, latencies(result)
     inside = found.inside(slo)

@@ -106,7 +106,27 @@ def option(
 
 
 def options_of(owner: Any) -> dict[str, Option]:
-    """Options of a dataclass or one of its objects by name: its fields whose default is a plain value."""
+    """List the options of a dataclass or one of its objects: its fields whose default is a plain value.
+
+    Parameters
+    ----------
+    owner
+        Such as a policy, or ``RunOptions``.
+
+    Returns
+    -------
+    dict of str to Option
+        By name, in the order of the fields; of a field without ``option(...)`` only the default is known.
+
+    Examples
+    --------
+    >>> @dataclass
+    ... class Mine:
+    ...     tokens: int = option(512, "tokens of a step", unit="token", low=1, high=MOST_TOKENS)
+    ...     eager: bool = False
+    >>> {name: known.allowed for name, known in options_of(Mine).items()}
+    {'tokens': 'whole numbers from 1 to 16777216 token', 'eager': 'true or false'}
+    """
     found = {}
     for each in fields(owner):
         if (known := each.metadata.get(Option)) is not None:

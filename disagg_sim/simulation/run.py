@@ -129,6 +129,11 @@ def run(
     options : RunOptions
         Start-up, network, samples.
 
+    Returns
+    -------
+    RunResult
+        Records, a row a request in order of the trace, a sample each ``options.sample_s``, an instance, a decision. [s]
+
     Raises
     ------
     PolicyError
@@ -136,6 +141,18 @@ def run(
         until then.
     InputError
         The deployment lacks a part that the policy needs, or has too few GPUs for it; more samples than a run holds.
+
+    Examples
+    --------
+    Two prompts of 100 tokens; the second request has a single output token, so it ends with its first:
+
+    >>> import disagg_sim as ds
+    >>> part, at = ds.Replicas(mapping=ds.Mapping(), instances=1), ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> parts = ServedDeployment(name="one", gpus=1, colocated=(part,))
+    >>> trace = Trace(arrival=[0.0, 5.0], input_tokens=[100, 100], output_tokens=[8, 1])
+    >>> found = run(trace, parts, "vllm", at=at, slo=Slo(ttft=1.0, tpot=0.1))
+    >>> found.requests.first_token_s < found.requests.finish_s, int(found.instances.decode_tokens.sum())
+    (array([ True, False]), 7)
     """
     options.check_samples(trace)
     inputs, outputs = _servable(at, trace)

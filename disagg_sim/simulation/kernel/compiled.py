@@ -61,7 +61,18 @@ class CodeHome:
 
 @cache
 def code_home() -> CodeHome:
-    """The first writable place: ``NUMBA_CACHE_DIR``, next to the sources, in the home, a temporary directory."""
+    """Find the first writable place: ``NUMBA_CACHE_DIR``, next to the sources, in the home, a temporary directory.
+
+    Returns
+    -------
+    CodeHome
+        A directory named after the content of the kernel's sources, and a line for the user where it is no lasting one.
+
+    Examples
+    --------
+    >>> code_home().directory.name.partition("-")[0]
+    'kernel'
+    """
     here = Path(__file__).parent
     content = hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in SOURCES)).hexdigest()
     name, wanted = f"kernel-{content[:16]}", _numba.config.CACHE_DIR
@@ -105,7 +116,25 @@ def _own_temporary() -> Path | None:
 
 @contextmanager
 def compilation_told(tell: Callable[[], None]) -> Iterator[None]:
-    """Call ``tell`` when something is compiled inside the block, once; not where machine code is loaded."""
+    """Call a function when something is compiled inside the block, once; not where machine code is loaded.
+
+    Parameters
+    ----------
+    tell
+        Takes nothing; such as a line to the user that the first run takes longer.
+
+    Returns
+    -------
+    context manager
+        Of the block.
+
+    Examples
+    --------
+    >>> with compilation_told(lambda: print(COMPILING)):
+    ...     numba.njit(lambda x: x + 1)(1)
+    compiling the kernel (once, about a minute)
+    2
+    """
 
     class Told(event.Listener):
         """Hears of every compilation."""

@@ -22,19 +22,60 @@ BUILT_IN = (Arrow, Disaggregated, Dopd, DynamoLoad, DynamoSla, DynaServe, LeastL
 
 
 def policies() -> dict[str, type[Policy]]:
-    """Return all registered policies by name, the built-in ones first."""
+    """List all registered policies by name, the built-in ones first.
+
+    Returns
+    -------
+    dict of str to type
+        Classes of policies; those of a user's file are there once it was loaded.
+
+    Examples
+    --------
+    >>> policies()["dopd"].__name__, policies()["vllm"].needs
+    ('Dopd', ('colocated',))
+    """
     return POLICIES
 
 
 def title_of(policy: type[Policy]) -> str:
-    """Say what a policy does: the first line of its docstring, or nothing."""
+    """Say what a policy does: the first line of its docstring.
+
+    Parameters
+    ----------
+    policy
+        Class of a policy.
+
+    Returns
+    -------
+    str
+        Empty where the class has no docstring of its own.
+
+    Examples
+    --------
+    >>> class Greedy:
+    ...     '''Send every request to the first instance.'''
+    >>> title_of(Greedy)
+    'Send every request to the first instance.'
+    """
     written = (policy.__doc__ or "").strip()
     made = written.startswith(f"{policy.__name__}(")  # ``dataclass`` puts the signature where nothing stands
     return "" if made or not written else written.splitlines()[0]
 
 
 def policy_named(name: str, **options: Any) -> Policy:
-    """Return the registered policy of that name with some of its options changed.
+    """Make the registered policy of that name with some of its options changed.
+
+    Parameters
+    ----------
+    name
+        Of ``policies()``.
+    options
+        Fields of the policy; the others keep their defaults.
+
+    Returns
+    -------
+    Policy
+        For ``run`` and ``simulate``.
 
     Raises
     ------

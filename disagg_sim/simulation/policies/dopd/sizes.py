@@ -100,9 +100,34 @@ class Profile:
 def matching_prefill(
     requests: float, decode: int, *, prefill_s: float, step_s: float, outputs: float, rule: str
 ) -> float:
-    """n_p, not rounded: prefill instances that keep ``decode`` instances at so many requests in all. [1]
+    """Match prefill instances to decode instances, not rounded: n_p of eq. (15).
 
     As printed the ratio is taken at the requests of all instances and then multiplied by their number.
+
+    Parameters
+    ----------
+    requests
+        In decode at a time, on all decode instances. [request]
+    decode
+        Decode instances. [1]
+    prefill_s, step_s
+        t_p of one prompt and t_d of one decode step. [s]
+    outputs
+        Mean output length. [token]
+    rule
+        Of ``SIZINGS``.
+
+    Returns
+    -------
+    float
+        Prefill instances. [1]
+
+    Examples
+    --------
+    100 requests of 50 tokens in steps of 20 ms complete 100 in 1 s; prompts of 30 ms keep 3 instances busy:
+
+    >>> [matching_prefill(100, 2, prefill_s=0.03, step_s=0.02, outputs=50, rule=rule) for rule in SIZINGS]
+    [3.0, 6.0]
     """
     ratio = requests / (outputs * step_s / prefill_s)
     return ratio * decode if rule == "printed" else ratio
@@ -148,6 +173,25 @@ def decode_concurrency(
         Share of a GPU that the engine may fill: M' is the rest. [1]
     reads_weights
         Whether V_BW leaves room for reading the weights.
+
+    Returns
+    -------
+    Concurrency
+        ``requests``, cc of eq. (13), not rounded [request]; ``memory_bytes``, V_mem, ``bandwidth_bytes``, V_BW. [B]
+
+    Raises
+    ------
+    InputError
+        A length that is not above 0.
+
+    Examples
+    --------
+    In 50 ms two H200 of 4.8 TB/s read 0.05 * 0.6 * 2 * 4.8e12 B at the paper's share of 0.6:
+
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
+    >>> f"{decode_concurrency(at, tp=2, isl=1000, osl=100, tpot_limit=0.05).bandwidth_bytes:.4g}"
+    '2.88e+11'
     """
     above_zero("isl", isl)
     above_zero("osl", osl)
@@ -159,7 +203,7 @@ def decode_concurrency(
 
 
 def prefill_decode_ratio(concurrency: float, *, prefill_time: float, step_time: float, osl: float) -> float:
-    """Compute the prefill instances for each decode instance by eq. (14) and (15). [1]
+    """Compute the prefill instances for each decode instance by eq. (14) and (15).
 
     Parameters
     ----------
@@ -169,6 +213,11 @@ def prefill_decode_ratio(concurrency: float, *, prefill_time: float, step_time: 
         t_p of one prompt and t_d of one decode step at that concurrency. [s]
     osl
         Output length. [token]
+
+    Returns
+    -------
+    float
+        n_p/n_d, not rounded. [1]
 
     Examples
     --------
