@@ -42,7 +42,27 @@ def in_switch_all_reduce_bytes(size: Numeric, n: Numeric) -> Numeric:
 
 
 def gather_bytes(size: Numeric, n: Numeric) -> Numeric:
-    """Bytes over one rank's link of an all-gather or reduce-scatter: ``(n-1)/n*S``."""
+    """Bytes over one rank's link of an all-gather or reduce-scatter: ``(n-1)/n*S``.
+
+    Parameters
+    ----------
+    size
+        S, the full tensor. [B]
+    n
+        Ranks of the group, from 1. [1]
+
+    Returns
+    -------
+    numeric
+        Of the broadcast shape; 0 for one rank. [B]
+
+    Examples
+    --------
+    Each of 8 ranks lacks 7 of 8 parts of a tensor of 8 MB, and holds all of it where the group is one rank:
+
+    >>> [f"{gather_bytes(8e6, n) / 1e6:.0f} MB" for n in (1, 8)]
+    ['0 MB', '7 MB']
+    """
     return size * ((n - 1.0) / n)
 
 
@@ -74,7 +94,27 @@ def pipelined_transfer(wire: Numeric, n: Numeric, *, latency: float, hop: float,
 
 
 def fastest(transfers: Sequence[Transfer]) -> Transfer:
-    """At each point the transfer that takes least time."""
+    """Take, at each point, the transfer that takes least time.
+
+    Parameters
+    ----------
+    transfers
+        One or more alternatives whose arrays broadcast.
+
+    Returns
+    -------
+    Transfer
+        Latency and wire time of the chosen one, of the broadcast shape. [s]
+
+    Examples
+    --------
+    A quick start suits small messages, a fast link large ones:
+
+    >>> near = Transfer(1e-6, np.array([1e-6, 1e-3]))
+    >>> fast = Transfer(1e-5, np.array([1e-7, 1e-4]))
+    >>> [f"{t * 1e6:.1f} us" for t in fastest([near, fast]).time]
+    ['2.0 us', '110.0 us']
+    """
     best, *others = transfers
     for other in others:
         sooner = other.time < best.time
@@ -103,6 +143,18 @@ def copies_per_pick(top_k: Numeric, n: Numeric) -> Numeric:
 
 def copies_per_rank(top_k: Numeric, n: Numeric) -> Numeric:
     """Copies of a token that leave its rank, one per distinct rank: ``(n-1)*(1-(1-1/n)^k)``. [1]
+
+    Parameters
+    ----------
+    top_k
+        k, experts that a token picks. [1]
+    n
+        Ranks over which the experts are spread, from 1. [1]
+
+    Returns
+    -------
+    numeric
+        Of the broadcast shape; at most ``min(k, n - 1)``.
 
     Examples
     --------

@@ -203,7 +203,35 @@ def exchange_cost(tokens: Numeric, mapping: Mapping, top_k: int, phase: str, at:
 
 
 def hop_cost(tokens: Numeric, instance_gpus: Numeric, at: Setup) -> Cost:
-    """Hand-over of one micro-batch to the next pipeline stage, inside or across domains."""
+    """Time the hand-over of one micro-batch to the next pipeline stage, inside or across domains.
+
+    ``t = a + T*d*b/(e*W)`` for T tokens of hidden size d. W is the bandwidth of the NIC where the instance is larger
+    than an NVLink domain, of NVLink elsewhere. Source: physics page, section 5.
+
+    Parameters
+    ----------
+    tokens
+        Of the micro-batch on one rank. [token]
+    instance_gpus
+        GPUs of the whole instance, all stages. [1]
+    at
+        Setup: hidden size, formats, links and latencies of the profile.
+
+    Returns
+    -------
+    Cost
+        Of one hop; its arrays have the broadcast shape of ``tokens`` and ``instance_gpus``. [s]
+
+    Examples
+    --------
+    1024 tokens x 8192 x 2 B = 16.8 MB, over NVLink at 450 GB/s inside a domain of 8 GPUs and over a NIC at 50 GB/s
+    beyond it:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
+    >>> [f"{1e6 * hop_cost(1024.0, gpus, at).time:.0f} us" for gpus in (8, 16)]
+    ['37 us', '336 us']
+    """
     profile, system = at.profile, at.system
     across = np.asarray(instance_gpus) > system.nvlink_domain
     latency = np.where(across, profile.p2p_latency_across, profile.p2p_latency_inside)

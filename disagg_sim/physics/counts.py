@@ -81,6 +81,11 @@ def prefill_work(
     mla_form
         "auto" (up-projected keys and values) or a forced form; without effect where the model has no MLA.
 
+    Returns
+    -------
+    PassWork
+        FLOP and bytes of each operator, summed over layers and prompts.
+
     Raises
     ------
     InputError, UnknownNameError

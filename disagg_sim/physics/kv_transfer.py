@@ -17,16 +17,61 @@ from disagg_sim.physics.work import Numeric
 
 
 def kv_bytes_per_request(model: ModelSpec, precision: Precision, isl: float) -> float:
-    """Cache, and state, of one prompt, each element once. [B]"""
+    """Size the cache, and the state, of one prompt, each element once. [B]
+
+    Parameters
+    ----------
+    model, precision
+        Elements of a token and of a state, and the size of a cached element.
+    isl
+        Length of the prompt. [token]
+
+    Returns
+    -------
+    float
+        Bytes that leave prefill for decode, without duplicates. [B]
+
+    Examples
+    --------
+    Llama-3.1-70B in fp8: 80 layers x 2 x 8 KV heads x 128 x 1 B = 164 kB a token.
+
+    >>> from disagg_sim.facts.load import load_model, load_precision
+    >>> llama = load_model("llama_3_1_70b")
+    >>> f"{kv_bytes_per_request(llama, load_precision('fp8').resolve(llama), 8192) / 1e9:.2f} GB"
+    '1.34 GB'
+    """
     return model.kv_elements(isl) * precision.cache.bytes
 
 
 def unique_gpus(model: ModelSpec, mapping: Mapping, tokens: float | None = None) -> Numeric:
-    """GPUs of an instance that hold distinct parts of the cache. [1]
+    """Count the GPUs of an instance that hold distinct parts of the cache. [1]
 
     Every stage and DP rank is distinct; in a TP group min(tp, n_kv) GPUs are, and one for MLA. Where kinds of
     attention differ in this, a GPU sends the sum of its parts: ``sum(e_i)/sum(e_i/n_i)`` over the elements ``e_i`` of
-    the kinds at ``tokens`` cached tokens (None = the longest context), each on ``n_i`` GPUs.
+    the kinds at ``tokens`` cached tokens, each on ``n_i`` GPUs.
+
+    Parameters
+    ----------
+    model, mapping
+        KV heads of each kind of layer, and sharding of the instance.
+    tokens
+        Cached tokens of a request; matters only where kinds differ. None = the longest context. [token]
+
+    Returns
+    -------
+    numeric
+        Of the shape of the mapping. [1]
+
+    Examples
+    --------
+    Of 16 GPUs under TP the 8 KV heads of Llama fill 8 apart, and the latent of DeepSeek-R1 one; under DP attention each
+    GPU has requests of its own:
+
+    >>> from disagg_sim.facts.load import load_model
+    >>> llama, r1 = load_model("llama_3_1_70b"), load_model("deepseek_r1")
+    >>> tp, dp = Mapping(tp_attn=16, tp_ffn=16), Mapping(dp_attn=16, ep=16)
+    >>> [int(unique_gpus(*each)) for each in ((llama, tp), (r1, tp), (r1, dp))]
+    [8, 1, 16]
     """
     parts = [
         (count * layer.attention.spec.elements(model.max_context if tokens is None else tokens), layer.attention)
@@ -41,13 +86,54 @@ def unique_gpus(model: ModelSpec, mapping: Mapping, tokens: float | None = None)
 
 
 def own_link_bandwidth(system: SystemSpec, profile: ProfileSpec, *, within_domain: bool) -> float:
-    """What a GPU sends or receives of caches, one way: over NVLink inside one domain, else over its NIC. [B/s]"""
+    """Find what a GPU sends or receives of caches, one way: over NVLink inside one domain, else over its NIC. [B/s]
+
+    Parameters
+    ----------
+    system, profile
+        Bandwidths of the links, and the share of them that point-to-point transfers reach.
+    within_domain
+        Whether prefill and decode share an NVLink domain.
+
+    Returns
+    -------
+    float
+        Of one GPU, one way. [B/s]
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_profile, load_system
+    >>> ideal, h200 = load_profile("ideal"), load_system("h200_sxm")
+    >>> [f"{own_link_bandwidth(h200, ideal, within_domain=near) / 1e9:.0f} GB/s" for near in (True, False)]
+    ['450 GB/s', '50 GB/s']
+    """
     return profile.p2p_efficiency * (system.nvlink_bandwidth if within_domain else system.nic_bandwidth)
 
 
 def bandwidth_per_gpu(request_rate: Numeric, kv_bytes: Numeric, unique: Numeric) -> Numeric:
-    """Egress or ingress of each GPU with distinct cache: ``rate*kv_bytes(ISL)/G_unique``. [B/s]
+    """Find egress or ingress of each GPU with distinct cache: ``rate*kv_bytes(ISL)/G_unique``. [B/s]
 
     With rate = b/busy this is Eq. (1) for any pipeline, with rate = B/(TTL*(OSL-1)) Eq. (2).
+
+    Parameters
+    ----------
+    request_rate
+        Requests that the instance passes on or takes in. [req/s]
+    kv_bytes
+        Cache of one request. [B]
+    unique
+        GPUs of the instance that hold distinct parts of it. [1]
+
+    Returns
+    -------
+    numeric
+        Of the broadcast shape; to be compared with ``own_link_bandwidth``. [B/s]
+
+    Examples
+    --------
+    Ten requests a second of 1.34 GB each from 8 GPUs need 1.7 GB/s of each, 3 % of a NIC at 50 GB/s:
+
+    >>> f"{bandwidth_per_gpu(10.0, 1.34e9, 8) / 1e9:.2f} GB/s"
+    '1.68 GB/s'
     """
     return request_rate * kv_bytes / unique

@@ -77,12 +77,43 @@ class Setup(Shown):
 
 
 def engine_names() -> tuple[str, ...]:
-    """Words that name an engine: of its file, or ``KERNELS``."""
+    """Name every engine: the files of ``hw_specs/engines/``, or ``KERNELS``.
+
+    Returns
+    -------
+    tuple
+        Sorted names of the files, then ``"kernels"``.
+
+    Examples
+    --------
+    >>> sorted({"trtllm", "vllm", "sglang"} & set(engine_names())), engine_names()[-1]
+    (['sglang', 'trtllm', 'vllm'], 'kernels')
+    """
     return (*list_specs("engine"), KERNELS)
 
 
 def engine_name(profile: ProfileSpec, system: SystemSpec, engine: str | None = None) -> str:
-    """Name of the engine asked for, or of the system's where the profile counts one; "" = none."""
+    """Name of the engine asked for, or of the system's where the profile counts one; "" = none.
+
+    Parameters
+    ----------
+    profile, system
+        Whether the profile counts an engine, and the engine of the system.
+    engine
+        Name asked for, which comes first. None or "" = the system's.
+
+    Returns
+    -------
+    str
+        Name of an engine, not checked against ``engine_names``; "" = none.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_profile, load_system
+    >>> ideal, h200 = load_profile("ideal"), load_system("h200_sxm")
+    >>> engine_name(load_profile("measured"), h200), engine_name(ideal, h200), engine_name(ideal, h200, "vllm")
+    ('trtllm', '', 'vllm')
+    """
     return engine or (system.engine if profile.with_engine else "")
 
 
@@ -121,8 +152,8 @@ def setup(
     Examples
     --------
     >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
-    >>> at.model.name, at.profile.name, at.engine, f"{at.memory_limit / 1e9:.1f} GB"
-    ('deepseek_r1', 'measured', 'trtllm', '178.8 GB')
+    >>> at.model.name, at.profile.name, at.engine
+    ('deepseek_r1', 'measured', 'trtllm')
     """
     model_spec = model if isinstance(model, ModelSpec) else load_model(model)
     system_spec = system if isinstance(system, SystemSpec) else load_system(system)

@@ -37,6 +37,11 @@ def gemm_work(m: Numeric, n: Numeric, k: Numeric, *, weight_bytes: float, act_by
     act_bytes
         Size of an element of A; quantised GEMMs read A in the format of W (default). C is bf16. [B]
 
+    Returns
+    -------
+    Work
+        ``2*m*n*k`` FLOP, and the bytes of A, W and C, of the broadcast shape of the sizes.
+
     Examples
     --------
     >>> gemm_work(1, 8192, 8192, weight_bytes=1).flops
@@ -51,8 +56,22 @@ def causal_pairs(new: Numeric, past: Numeric = 0.0, window: float = 0.0) -> Nume
 
     ``S*C + S*(S+1)/2``; with a sliding window w every token sees min(position, w) keys.
 
+    Parameters
+    ----------
+    new, past
+        S and C, query tokens and cached tokens before them. [token]
+    window
+        w, of sliding attention; 0 = none. [token]
+
+    Returns
+    -------
+    numeric
+        Pairs of one sequence and head, of the broadcast shape of ``new`` and ``past``. [1]
+
     Examples
     --------
+    Four tokens see 1 + 2 + 3 + 4 keys; after two cached ones and in a window of three, 3 each:
+
     >>> float(causal_pairs(4)), float(causal_pairs(4, 2, window=3))
     (10.0, 12.0)
     """
@@ -91,6 +110,18 @@ def expected_distinct_experts(tokens: Numeric, experts: Numeric, top_k: Numeric)
 
     ``E_act = E*(1-(1-k/E)^T)`` (physics page, section 6; R1 at T = 8, 64, 256: 57.4, 222.4, 255.9).
 
+    Parameters
+    ----------
+    tokens
+        T, of all ranks. [token]
+    experts, top_k
+        E, experts of a layer, and k of them that a token picks. [1]
+
+    Returns
+    -------
+    numeric
+        Between k and E from one token on, of the broadcast shape. [1]
+
     Examples
     --------
     >>> round(float(expected_distinct_experts(8, 256, 8)), 1)
@@ -123,7 +154,30 @@ def expert_rows(
 
 
 def expert_work(rows: ExpertRows, *, weight_bytes: float) -> Work:
-    """Three matrices: ``F = 6*d*d_e*picks``; the weights of the distinct experts cross HBM once (section 2)."""
+    """Count what the routed experts of one rank multiply and read.
+
+    Three matrices: ``F = 6*d*d_e*picks``; the weights of the distinct experts cross HBM once (section 2).
+
+    Parameters
+    ----------
+    rows
+        Picks and distinct experts of the rank, and the sizes of an expert.
+    weight_bytes
+        Size of an element of the weights. [B]
+
+    Returns
+    -------
+    Work
+        Of one layer, of the broadcast shape of ``rows``.
+
+    Examples
+    --------
+    One pick of an expert of 7168 x 2048 at one byte: 6 FLOP an element of a matrix, and three matrices read.
+
+    >>> work = expert_work(ExpertRows(picks=1, distinct=1, experts=256, hidden=7168, width=2048), weight_bytes=1)
+    >>> f"{work.flops / 1e6:.0f} MFLOP, {work.hbm_bytes / 1e6:.0f} MB"
+    '88 MFLOP, 44 MB'
+    """
     matrix = rows.hidden * rows.width
     return Work(rows.picks * (6.0 * matrix), rows.distinct * (3.0 * weight_bytes * matrix))
 

@@ -23,9 +23,38 @@ def gqa_prefill_work(
     window: float,
     cache_bytes: float,
 ) -> Work:
-    """Scores and values of ``sequences`` prompts: ``4*n_q*h*pairs`` FLOP, cache read and written once.
+    """Count scores and values of ``sequences`` prompts: ``4*n_q*h*pairs`` FLOP, cache read and written once.
 
-    Heads are those of one GPU. Source: physics page, section 2 (GQA attention).
+    Source: physics page, section 2 (GQA attention).
+
+    Parameters
+    ----------
+    sequences
+        Prompts of the call. [1]
+    new, past
+        Query tokens of each, and cached tokens before them. [token]
+    q_heads, kv_heads
+        n_q and n_kv, heads of one GPU. [1]
+    head_dim
+        h, size of a head. [1]
+    window
+        Of sliding attention; 0 = none. [token]
+    cache_bytes
+        Size of a cached element. [B]
+
+    Returns
+    -------
+    Work
+        Of one layer, of the broadcast shape of the sizes.
+
+    Examples
+    --------
+    8 heads of 128 score 500 500 causal pairs; the new keys and values are written and read, 2 x 1000 x 2 x 128 B:
+
+    >>> sizes = {"q_heads": 8, "kv_heads": 1, "head_dim": 128, "window": 0, "cache_bytes": 1}
+    >>> work = gqa_prefill_work(sequences=1, new=1000, past=0, **sizes)
+    >>> f"{work.flops / 1e9:.2f} GFLOP, {work.hbm_bytes / 1e3:.0f} kB"
+    '2.05 GFLOP, 512 kB'
     """
     flops = sequences * (4.0 * head_dim) * q_heads * causal_pairs(new, past, window)
     seen = np.minimum(past, window) if window else past
@@ -42,7 +71,39 @@ def gqa_decode_work(
     window: float,
     cache_bytes: float,
 ) -> Work:
-    """One new token of each sequence: ``4*n_q*h*ctx`` FLOP, ``2*n_kv*h*b_kv*ctx`` bytes (section 2)."""
+    """Count scores and values of one new token of each sequence.
+
+    ``4*n_q*h*ctx`` FLOP and ``2*n_kv*h*b_kv*ctx`` bytes (section 2).
+
+    Parameters
+    ----------
+    sequences
+        In decode. [1]
+    context
+        Cached tokens of each, the mean. [token]
+    q_heads, kv_heads
+        n_q and n_kv, heads of one GPU. [1]
+    head_dim
+        h, size of a head. [1]
+    window
+        Of sliding attention; 0 = none. [token]
+    cache_bytes
+        b_kv, size of a cached element. [B]
+
+    Returns
+    -------
+    Work
+        Of one layer, of the broadcast shape of ``sequences`` and ``context``.
+
+    Examples
+    --------
+    The arithmetic intensity is ``2*n_q/(n_kv*b_kv)``, here 2 x 8 FLOP a byte, whatever the batch and the context:
+
+    >>> sizes = {"q_heads": 8, "kv_heads": 1, "head_dim": 128, "window": 0, "cache_bytes": 1}
+    >>> works = [gqa_decode_work(sequences=b, context=c, **sizes) for b, c in ((1, 1000), (64, 8192))]
+    >>> [work.flops / work.hbm_bytes for work in works]
+    [16.0, 16.0]
+    """
     seen = np.minimum(context, window) if window else context
     tokens = sequences * seen
     return Work(tokens * (4 * head_dim * q_heads), tokens * (2 * kv_heads * head_dim * cache_bytes))

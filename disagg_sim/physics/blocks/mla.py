@@ -43,12 +43,38 @@ class MlaDims(NamedTuple):
 
 
 def mla_work(form: str, dims: MlaDims, *, sequences: Numeric, new: Numeric, past: Numeric) -> Work:
-    """Latent attention of ``new`` tokens after ``past`` ones, per layer and GPU, in one of its forms.
+    """Count latent attention of ``new`` tokens after ``past`` ones, per layer and GPU, in one of its forms.
 
     ``naive`` up-projects the past again: ``2*n_q*(d_n+d_r+d_v)*pairs + 2*C*r_kv*n_q*(d_n+d_v)`` FLOP;
     ``cached`` keeps the up-projected past in memory and re-reads it; ``absorbed`` works in latent
     space: ``2*n_q*((r_kv+d_r)+r_kv)*pairs``. Up-projecting the NEW tokens is the ``kv_b`` GEMM of
     the layer and not counted here. Source: physics page, section 2 (MLA).
+
+    Parameters
+    ----------
+    form
+        ``naive``, ``absorbed`` or ``cached``; ``ValueError`` at any other.
+    dims
+        Sizes on one GPU.
+    sequences
+        Of the call. [1]
+    new, past
+        Query tokens of each, and cached tokens before them. [token]
+
+    Returns
+    -------
+    Work
+        Of one layer, of the broadcast shape of the counts.
+
+    Examples
+    --------
+    One token of DeepSeek-R1 against 1000 keys, absorbed: 1000*2*128*(576 + 512) FLOP; up-projecting the past first
+    takes 120 times as many:
+
+    >>> dims = MlaDims(heads=128, kv_rank=512, nope=128, rope=64, value=128, cache_bytes=1)
+    >>> flops = [mla_work(form, dims, sequences=1, new=1, past=999).flops for form in ("absorbed", "naive")]
+    >>> f"{flops[0] / 1e6:.0f} MFLOP, {flops[1] / flops[0]:.0f}"
+    '279 MFLOP, 121'
     """
     pairs = causal_pairs(new, past)
     latent_traffic = (past + 2 * new) * (dims.latent * dims.cache_bytes)
@@ -65,21 +91,90 @@ def mla_work(form: str, dims: MlaDims, *, sequences: Numeric, new: Numeric, past
 
 
 def expanded_shape(dims: MlaDims, sequences: Numeric, new: Numeric, past: Numeric) -> AttentionShape:
-    """Latent attention with up-projected keys and values: every query head has its own."""
+    """Size latent attention with up-projected keys and values: every query head has its own.
+
+    Parameters
+    ----------
+    dims
+        Sizes on one GPU.
+    sequences, new, past
+        Sequences [1], query tokens of each, and cached tokens before them. [token]
+
+    Returns
+    -------
+    AttentionShape
+        As many KV heads as query heads, of the mean size of a key and a value.
+
+    Examples
+    --------
+    A key of 128 + 64 and a value of 128:
+
+    >>> dims = MlaDims(heads=16, kv_rank=512, nope=128, rope=64, value=128, cache_bytes=1)
+    >>> shape = expanded_shape(dims, 1, 1024, 0)
+    >>> shape.kv_heads, shape.head_dim
+    (16, 160.0)
+    """
     size = (dims.nope + dims.rope + dims.value) / 2.0
     held = sequences * past * (dims.up_projected * dims.cache_bytes)
     return AttentionShape(sequences, new, past, dims.heads, dims.heads, size, held)
 
 
 def absorbed_shape(dims: MlaDims, sequences: Numeric, new: Numeric, past: Numeric) -> AttentionShape:
-    """Latent attention in latent space: all query heads share one key, whose front is the value."""
+    """Size latent attention in latent space: all query heads share one key, whose front is the value.
+
+    Parameters
+    ----------
+    dims
+        Sizes on one GPU.
+    sequences, new, past
+        Sequences [1], query tokens of each, and cached tokens before them. [token]
+
+    Returns
+    -------
+    AttentionShape
+        One KV head, of the mean size of the latent key and the latent value.
+
+    Examples
+    --------
+    A key of 512 + 64 and a value of 512:
+
+    >>> dims = MlaDims(heads=16, kv_rank=512, nope=128, rope=64, value=128, cache_bytes=1)
+    >>> shape = absorbed_shape(dims, 64, 1, 1000)
+    >>> shape.kv_heads, shape.head_dim
+    (1.0, 544.0)
+    """
     return AttentionShape(sequences, new, past, dims.heads, 1.0, (dims.latent + dims.kv_rank) / 2.0)
 
 
 def absorbed_product(name: str, tokens: Numeric, heads: Numeric, inner: Numeric, outer: Numeric) -> Operator:
-    """``tokens`` rows times a matrix [inner, outer] of each head, in bf16, to which libraries convert the weights.
+    """Multiply ``tokens`` rows by a matrix [inner, outer] of each head.
 
-    Timed as one GEMM of all heads; the activations of every head are its own.
+    In bf16, to which libraries convert the weights, and timed as one GEMM of all heads; the activations of every head
+    are its own.
+
+    Parameters
+    ----------
+    name
+        Of the operator.
+    tokens
+        Rows of every head. [token]
+    heads
+        Query heads of one GPU. [1]
+    inner, outer
+        Sizes of the matrix of a head. [1]
+
+    Returns
+    -------
+    Operator
+        A GEMM with the FLOP and bytes of all heads.
+
+    Examples
+    --------
+    64 tokens from 128 elements of a query to the latent of 512, in 16 heads: 2*64*16*128*512 FLOP.
+
+    >>> work = absorbed_product("q to latent", 64, 16, 128, 512).work
+    >>> f"{work.flops / 1e6:.0f} MFLOP"
+    '134 MFLOP'
     """
     moved = heads * ACTIVATION_BYTES * (inner * outer + tokens * (inner + outer))
     work = Work(tokens * (2.0 * heads * inner * outer), moved)

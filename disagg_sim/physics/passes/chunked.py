@@ -90,13 +90,47 @@ def _chunk_cores(at: Setup, tp: Numeric, chunk_tokens: Numeric, prompts: Numeric
 def chunked_prefill_pass(
     at: Setup, mapping: Mapping, *, batch: Numeric, isl: float, chunk_tokens: Numeric, mla_form: str = "auto"
 ) -> PrefillPass:
-    """CPP: FTL is host + critical path + (p-1)*hop, with equal stages ``sum(t_i) + (p-1)*max(t_i)``.
+    """Time chunked pipelined prefill (CPP) of a batch of prompts.
+
+    FTL is host + critical path + (p-1)*hop, with equal stages ``sum(t_i) + (p-1)*max(t_i)``.
 
     A chunk takes ``chunk_tokens`` of each of the prompts of a rank. Attention re-reads what came
     before; MLA re-projects it (``naive``), works in latent space (``absorbed``) or kept it
     (``cached``). The head runs once, after the last chunk. Host work hides behind the chunks in
     flight; with an engine every chunk has host time of its own. The steady stream leaves no bubble: an instance takes
     a new pass every ``busy`` seconds, host and ``sum(t_i)`` of the slowest stage.
+    Source: physics page, section 7 (CPP).
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding of the instance; its degrees are numbers or of shape (rows, 1). [1]
+    batch
+        Prompts of a pass over all DP ranks, a number or of shape (1, batches). [request]
+    isl
+        Length of each prompt. [token]
+    chunk_tokens
+        Tokens of a prompt in a chunk, at least 1; broadcasts with the degrees. [token]
+    mla_form
+        ``auto`` (the faster of ``naive`` and ``absorbed``), or one form forced; without effect where there is no MLA.
+
+    Returns
+    -------
+    PrefillPass
+        Arrays of shape (rows, batches), or numbers. [s]
+
+    Examples
+    --------
+    One prompt cannot fill four stages. In 16 chunks it takes (16 + 3)/16 of a stage's time instead of four times that,
+    hops aside:
+
+    >>> from disagg_sim.physics.passes.prefill import prefill_pass
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, four = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(tp_attn=8, tp_ffn=8, pp=4)
+    >>> whole = prefill_pass(at, four, batch=1, isl=8192)
+    >>> chunks = chunked_prefill_pass(at, four, batch=1, isl=8192, chunk_tokens=512)
+    >>> [f"{one.ftl / one.busy:.1f}" for one in (whole, chunks)]
+    ['4.2', '1.2']
     """
     pp = mapping.pp
     prompts = np.ceil(batch / mapping.dp_attn)

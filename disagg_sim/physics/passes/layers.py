@@ -48,7 +48,35 @@ class AttentionSide(NamedTuple):
 
 
 def attention_cost(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tokens, form: str) -> Cost:
-    """Scores and values of one layer, prompts and decodes one after the other (serial kernels)."""
+    """Time scores and values of one layer, prompts and decodes one after the other (serial kernels).
+
+    Parameters
+    ----------
+    block
+        Attention of the layer: what it multiplies and reads in each of its forms.
+    at, tp
+        Setup, and TP degree of attention. [1]
+    tokens
+        Prompts and decodes of one rank. [token]
+    form
+        ``auto``, which takes the fastest form at each point, or one that is forced.
+
+    Returns
+    -------
+    Cost
+        Of one layer; its arrays have the broadcast shape of ``tp`` and ``tokens``. [s]
+
+    Examples
+    --------
+    64 sequences of 1000 tokens, one of 8 KV heads of 128 a GPU: 2 x 64 x 1000 x 128 B at 4.8 TB/s.
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
+    >>> ((layer, count),) = layers_of(at.model)
+    >>> cost = attention_cost(layer.attention, at, 8, Tokens(decodes=64.0, context=1000.0), "auto")
+    >>> f"{count} layers, {1e6 * cost.time:.1f} us each"
+    '80 layers, 3.4 us each'
+    """
     total = NOTHING
     if np.any(np.asarray(tokens.prompts) > 0):
         total = total + cheapest(total_cost(ops, at) for ops in block.prefill(at.precision, tp, tokens, form))
@@ -60,9 +88,37 @@ def attention_cost(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: T
 def attention_side(
     at: Setup, tp: Numeric, tokens: Tokens, form: str, phase: str, *, core: bool = True
 ) -> AttentionSide:
-    """Everything on the attention ranks; ``core = False`` leaves scores and values out (chunks add their own).
+    """Time everything on the attention ranks; ``core = False`` leaves scores and values out (chunks add their own).
 
     The head is timed for ``tokens.emitted`` sequences; it enters the sums only where ``emitted`` is not a plain 0.
+
+    Parameters
+    ----------
+    at, tp
+        Setup, and TP degree of attention. [1]
+    tokens
+        Prompts and decodes of one rank. [token]
+    form
+        MLA form of scores and values.
+    phase
+        "prefill" or "decode": which share of the all-reduces the profile hides.
+    core
+        Whether scores and values are timed.
+
+    Returns
+    -------
+    AttentionSide
+        Times of one layer of each kind and sums of all layers, of the broadcast shape of ``tp`` and ``tokens``. [s]
+
+    Examples
+    --------
+    DeepSeek-R1 has three dense layers and 58 of experts, and a shared expert in the latter alone:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
+    >>> side = attention_side(at, 1, Tokens(decodes=64.0, context=1000.0, emitted=64.0), "auto", "decode")
+    >>> at.model.kind_counts, [bool(time > 0) for time in side.shared]
+    ((3, 58), [False, True])
     """
     model, precision, linear = at.model, at.precision, tokens.linear
     hidden = at.profile.all_reduce_hidden_fraction if phase == "prefill" else 0.0
@@ -95,8 +151,34 @@ def join_experts(
 ) -> LayerTimes:
     """Add routed experts and their exchange to the attention side.
 
-    ``rank`` counts the tokens of one attention rank, ``total`` those of all ranks of the stage. The
-    shared expert hides dispatch where the profile says so (physics page, section 5, overlap rules).
+    The shared expert hides dispatch where the profile says so (physics page, section 5, overlap rules).
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding of the instance. [1]
+    side
+        Times of the attention ranks. [s]
+    phase
+        "prefill" or "decode": whose imbalance and whose exchange count.
+    rank, total
+        Tokens of one attention rank, and of all ranks of the stage. [token]
+
+    Returns
+    -------
+    LayerTimes
+        Times of one layer of each kind and sums of all layers, of the broadcast shape of mapping and tokens. [s]
+
+    Examples
+    --------
+    Only the second kind of layers of DeepSeek-R1 has routed experts:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Mapping(dp_attn=16, ep=16)
+    >>> side = attention_side(at, 1, Tokens(decodes=64.0, context=1000.0, emitted=64.0), "auto", "decode")
+    >>> times = join_experts(at, wide, side, phase="decode", rank=Levels(64.0), total=Levels(1024.0))
+    >>> [bool(joined > alone) for joined, alone in zip(times.layers, side.layers)]
+    [False, True]
     """
     layers, sums = list(side.layers), side.sums
     for index, (layer, count) in enumerate(layers_of(at.model)):
@@ -112,15 +194,34 @@ def join_experts(
 
 
 def stretched(times: LayerTimes, stretch: Numeric) -> LayerTimes:
-    """All times but scores and sums, ``stretch`` times as long."""
+    """Stretch all times but scores and sums.
+
+    Parameters
+    ----------
+    times
+        Of layers and ends. [s]
+    stretch
+        Factor, ``prefill_stretch``. [1]
+
+    Returns
+    -------
+    LayerTimes
+        Of the broadcast shape. [s]
+
+    Examples
+    --------
+    >>> times = LayerTimes(layers=(2.0,), scores=(1.0,), embedding=0.5, head=0.5, sums=Sums())
+    >>> stretched(times, 1.5)[:4]
+    ((3.0,), (1.0,), 0.75, 0.75)
+    """
     layers = tuple(stretch * time for time in times.layers)
     return LayerTimes(layers, times.scores, stretch * times.embedding, stretch * times.head, times.sums)
 
 
 def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: Numeric) -> LayerTimes:
-    """Times of a step of decodes and prefill: those of its decodes alone, and what the prefill adds, stretched.
+    """Find the times of a step of decodes and prefill: of its decodes alone, and what the prefill adds, stretched.
 
-    Scores and values take no stretch.
+    ``t = t_own + s*max(t_both - t_same, 0)``; scores and values take no stretch.
 
     Parameters
     ----------
@@ -130,6 +231,20 @@ def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: N
         Decodes and prefill in one pass. [s]
     stretch
         Time of prefill over the sum of its kernels. [1]
+
+    Returns
+    -------
+    LayerTimes
+        Of the broadcast shape, with scores and sums of ``both``. [s]
+
+    Examples
+    --------
+    Decodes alone take 3 ms in their own kernels and 2 ms in those of prefill; what the prefill adds to the latter is
+    4 ms and takes 5 ms:
+
+    >>> own, same, both = (LayerTimes((t,), (0.0,), 0.0, 0.0, Sums()) for t in (3e-3, 2e-3, 6e-3))
+    >>> f"{1e3 * with_prefill(own, same, both, 1.25).layers[0]:.1f} ms"
+    '8.0 ms'
     """
 
     def sum_of(alone: Numeric, without: Numeric, together: Numeric) -> Numeric:
@@ -180,7 +295,29 @@ def _exchange(
 
 
 def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
-    """Time of the slowest stage for one micro-batch, without host. [s]"""
+    """Find the time of the slowest stage for one micro-batch, without host. [s]
+
+    Parameters
+    ----------
+    model, pp
+        Layers of each kind, and pipeline stages. [1]
+    times
+        Of one layer of each kind, scores included apart, and of the ends. [s]
+
+    Returns
+    -------
+    numeric
+        Of the broadcast shape of ``pp`` and ``times``. [s]
+
+    Examples
+    --------
+    80 layers of 1.5 ms and a head of 2 ms: the last of four stages has 20 layers and the head.
+
+    >>> from disagg_sim.facts.load import load_model
+    >>> times = LayerTimes(layers=(1e-3,), scores=(0.5e-3,), embedding=0.0, head=2e-3, sums=Sums())
+    >>> f"{1e3 * float(slowest_stage(load_model('llama_3_1_70b'), 4, times)):.0f} ms"
+    '32 ms'
+    """
     table = stage_table(model, pp)
     slowest: Numeric = 0.0
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
@@ -192,7 +329,29 @@ def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
 
 
 def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
-    """Time of one micro-batch through every stage in turn, without host and hops. [s]"""
+    """Find the time of one micro-batch through every stage in turn, without host and hops. [s]
+
+    Parameters
+    ----------
+    model
+        Layers of each kind. [1]
+    times
+        Of one layer of each kind, scores included apart, and of the ends. [s]
+
+    Returns
+    -------
+    numeric
+        Of the shape of ``times``. [s]
+
+    Examples
+    --------
+    80 layers of 1.5 ms and a head of 2 ms:
+
+    >>> from disagg_sim.facts.load import load_model
+    >>> times = LayerTimes(layers=(1e-3,), scores=(0.5e-3,), embedding=0.0, head=2e-3, sums=Sums())
+    >>> f"{1e3 * all_stages(load_model('llama_3_1_70b'), times):.0f} ms"
+    '122 ms'
+    """
     total = times.embedding + times.head
     for one, scores, count in zip(times.layers, times.scores, model.kind_counts, strict=True):
         total = total + (one + scores) * count

@@ -118,7 +118,7 @@ def mixed_step(
     mla_form: str = "auto",
     interference: Interference = NO_INTERFERENCE,
 ) -> MixedStep:
-    """One step of ``batch`` decodes at mean length ``context`` and a chunk of prefill.
+    """Time one step of ``batch`` decodes at mean length ``context`` and a chunk of prefill.
 
     Both counts are over all DP ranks, and each is zero everywhere or positive everywhere; no chunk is the decode
     step, no decodes a chunk. The micro-batches of a pipeline take successive pieces of a rank's share. Kernels and
@@ -129,6 +129,38 @@ def mixed_step(
     exact but for the larger of compute and memory time, and for the choice between kernels, which
     is made once a prompt. ``mla_form`` is the form of the chunk (``naive`` re-projects the past,
     ``absorbed`` works in latent space, ``cached`` kept the up-projected past); decodes are absorbed.
+    Source: physics page, sections 7 (Mixed) and 8 (piggyback).
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding of the instance; its degrees are numbers or of shape (rows, 1). [1]
+    batch
+        Sequences in decode over all DP ranks, a number or of shape (1, batches). [request]
+    context
+        Cached tokens of each, the mean. [token]
+    chunk
+        Prefill tokens of the step, and the prompts that they are cut from. [token]
+    mla_form
+        Of the chunk; ``auto`` is the faster of ``naive`` and ``absorbed``.
+    interference
+        What the phases cost each other beyond the sum of their work.
+
+    Returns
+    -------
+    MixedStep
+        Arrays of shape (rows, batches), or numbers. [s]
+
+    Examples
+    --------
+    A chunk of 2048 tokens makes a step of 64 decodes 14 times as long:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(tp_attn=8, tp_ffn=8)
+    >>> chunks = [Chunk(tokens, isl=8192) for tokens in (0.0, 2048.0)]
+    >>> steps = [mixed_step(at, eight, batch=64.0, context=1000.0, chunk=chunk) for chunk in chunks]
+    >>> [f"{1e3 * step.time:.1f} ms" for step in steps]
+    ['2.8 ms', '39.5 ms']
     """
     microbatches = np.minimum(mapping.pp, np.maximum(batch, 1.0))
     isl, ranks = chunk.isl, mapping.dp_attn if chunk.ranks is None else chunk.ranks

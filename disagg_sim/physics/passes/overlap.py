@@ -14,12 +14,50 @@ from disagg_sim.physics.work import Numeric
 
 
 def crosses_domains(at: Setup, mapping: Mapping) -> Numeric:
-    """Whether expert ranks of attention DP span several NVLink domains: engines overlap halves only there."""
+    """Tell whether expert ranks of attention DP span several NVLink domains: engines overlap halves only there.
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, whose domain counts, and sharding. [1]
+
+    Returns
+    -------
+    numeric
+        Booleans of the shape of the mapping.
+
+    Examples
+    --------
+    A domain of H200 has 8 GPUs:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
+    >>> crosses_domains(at, Mapping.stack([Mapping(dp_attn=8, ep=8), Mapping(dp_attn=32, ep=32)])).tolist()
+    [False, True]
+    """
     return (mapping.dp_attn > at.system.nvlink_domain) & (mapping.tp_attn == 1) & (mapping.pp == 1)
 
 
 def overlaps(at: Setup, mapping: Mapping) -> bool:
-    """Whether the engine of ``at`` overlaps the halves of a prefill pass on any of the mappings."""
+    """Tell whether the engine of ``at`` overlaps the halves of a prefill pass on any of the mappings.
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, whose engine and model count, and sharding. [1]
+
+    Returns
+    -------
+    bool
+        False without an engine, for an engine without two-batch overlap, and for a dense model.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> wide = Mapping(dp_attn=32, ep=32)
+    >>> [overlaps(setup("deepseek_r1", "h200_sxm", "fp8", engine=name), wide) for name in ("sglang", "kernels")]
+    [True, False]
+    """
     engine = at.overheads
     if engine is None or not (engine.two_batch_overlap and at.model.is_moe):
         return False
@@ -31,6 +69,8 @@ def overlapped_prefill(at: Setup, mapping: Mapping, *, tokens: Numeric, ranks: N
 
     Parameters
     ----------
+    at, mapping
+        Setup, and sharding of the instance. [1]
     tokens
         New tokens over all DP ranks. [token]
     ranks
@@ -38,9 +78,25 @@ def overlapped_prefill(at: Setup, mapping: Mapping, *, tokens: Numeric, ranks: N
     isl
         Length of the prompts. [token]
 
+    Returns
+    -------
+    numeric
+        FTL, which is also the time between passes, of the broadcast shape. [s]
+
     Notes
     -----
     ``t = 2*max(c, m)``: serving facts page, section 6.1, without what does not shrink with the half.
+
+    Examples
+    --------
+    The longer of work and exchange hides the other, so two halves take between half and all of the plain pass:
+
+    >>> from disagg_sim.physics.passes.prefill import prefill_pass
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Mapping(dp_attn=32, ep=32)
+    >>> halves = overlapped_prefill(at, wide, tokens=32 * 8192.0, ranks=32, isl=8192)
+    >>> f"{halves / prefill_pass(at, wide, batch=32, isl=8192).ftl:.1f}"
+    '0.6'
     """
     half = mixed_step(of_halves(at), mapping, batch=0.0, context=isl, chunk=Chunk(tokens / 2, isl, ranks))
     return in_halves(at, mapping, half.time, half.sums.communication)

@@ -39,12 +39,38 @@ class PrefillPass(NamedTuple):
 
 
 def prefill_pass(at: Setup, mapping: Mapping, *, batch: Numeric, isl: float, mla_form: str = "auto") -> PrefillPass:
-    """Prefill of ``batch`` prompts of ``isl`` tokens, unchunked.
+    """Time the prefill of ``batch`` prompts of ``isl`` tokens, unchunked.
 
     With pp stages the prompts of a rank go through in m = min(pp, prompts) micro-batches:
     ``FTL = host + sum_s t_s + (m-1)*max_s t_s + (p-1)*hop``, the makespan of m equal jobs in a flow
     shop; at pp = 1 it is the pass time. With an engine every micro-batch has host time of its own, kernels are
     stretched, and the launches are the least time of a stage. Source: physics page, section 7.
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding of the instance; its degrees are numbers or of shape (rows, 1). [1]
+    batch
+        Prompts of a pass over all DP ranks, a number or of shape (1, batches). [request]
+    isl
+        Length of each prompt. [token]
+    mla_form
+        ``auto`` (up-projected), or one form forced; without effect where there is no MLA.
+
+    Returns
+    -------
+    PrefillPass
+        Arrays of shape (rows, batches), or numbers. [s]
+
+    Examples
+    --------
+    Four pipeline stages take a pass four times as often, and one prompt walks through all of them no faster:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
+    >>> one, four = (prefill_pass(at, Mapping(tp_attn=8, tp_ffn=8, pp=p), batch=1, isl=8192) for p in (1, 4))
+    >>> f"busy {one.busy / four.busy:.1f}, FTL {one.ftl / four.ftl:.2f}"
+    'busy 4.0, FTL 0.95'
     """
     pp = mapping.pp
     per_rank = np.ceil(batch / mapping.dp_attn)
