@@ -32,17 +32,16 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.provenance import place_of_fit, place_of_key
 from disagg_sim.notebook import Shown
 from disagg_sim.physics import attention, cost, experts, gemm
-from disagg_sim.physics.memory import (
-    MemoryParts,
+from disagg_sim.physics.memory import MemoryParts, instance_parts
+from disagg_sim.physics.passes import engine_time, layers
+from disagg_sim.physics.passes.mixed import mixed_step
+from disagg_sim.physics.residents import (
     colocated_load,
     decode_load,
-    instance_parts,
     prefill_load,
     prefilling_in_passes,
     prefilling_in_pieces,
 )
-from disagg_sim.physics.passes import engine_time, layers
-from disagg_sim.physics.passes.mixed import mixed_step
 from disagg_sim.search.grid import PhaseGrid
 
 #: Kind of an operator -> function with its equation and the papers behind it.

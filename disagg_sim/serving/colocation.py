@@ -21,8 +21,9 @@ from disagg_sim.domain import SHARDING, Mapping, Mode
 from disagg_sim.errors import InfeasibleError, InputError, above_zero, nearest
 from disagg_sim.physics.blocks import check_form, chunk_forms
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
-from disagg_sim.physics.memory import Prefilling, colocated_bytes
+from disagg_sim.physics.memory import colocated_bytes
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
+from disagg_sim.physics.residents import Prefilling
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import batch_axis, given_sizes, row_blocks
 from disagg_sim.search.mappings import mappings_for

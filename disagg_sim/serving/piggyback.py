@@ -9,9 +9,9 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Mode
-from disagg_sim.physics.memory import prefilling_in_pieces
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, MixedStep, mixed_step
+from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import bound_codes, form_code

@@ -9,9 +9,10 @@ import numpy as np
 
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InfeasibleError
-from disagg_sim.physics.memory import decode_bytes, decode_residents
+from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
+from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment

@@ -12,7 +12,8 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InfeasibleError
-from disagg_sim.physics.memory import Live, Residents, decode_live, instance_bytes, prefill_live, prompt_residents
+from disagg_sim.physics.memory import instance_bytes
+from disagg_sim.physics.residents import Live, Residents, decode_live, prefill_live, prompt_residents
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.units import GIB

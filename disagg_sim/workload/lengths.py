@@ -36,7 +36,7 @@ from disagg_sim.errors import InputError, quoted, whole_number
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.traffic import ConstantLength, TrafficCase
 from disagg_sim.notebook import Shown
-from disagg_sim.physics.memory import CachedTokens, decode_residents
+from disagg_sim.physics.residents import CachedTokens, decode_residents
 from disagg_sim.workload.distributions import LengthDistribution, length_distribution
 from disagg_sim.workload.trace import Trace
 

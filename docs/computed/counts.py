@@ -7,7 +7,8 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_efficiency, load_engine, load_evidence, resolve_precision
 from disagg_sim.physics.collectives import copies_per_rank, copies_with_own
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
-from disagg_sim.physics.memory import Residents, activation_bytes, decode_bytes, decode_residents
+from disagg_sim.physics.memory import activation_bytes, decode_bytes
+from disagg_sim.physics.residents import Residents, decode_residents
 from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import expected_distinct_experts
 from disagg_sim.search.layouts import is_confirmed

@@ -10,19 +10,15 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.memory import (
-    CachedTokens,
-    Residents,
     activation_bytes,
     communication_bytes,
     decode_bytes,
-    decode_load,
-    decode_residents,
     instance_bytes,
     instance_parts,
     layer_weight_bytes,
     prefill_bytes,
-    prompt_residents,
 )
+from disagg_sim.physics.residents import CachedTokens, Residents, decode_load, decode_residents, prompt_residents
 from disagg_sim.physics.setup import setup
 from disagg_sim.units import GB
 

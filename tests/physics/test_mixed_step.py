@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
-from disagg_sim.physics.memory import Prefilling, colocated_bytes, decode_bytes, decode_residents, prompt_residents
+from disagg_sim.physics.memory import colocated_bytes, decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, Interference, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
+from disagg_sim.physics.residents import Prefilling, decode_residents, prompt_residents
 
 quick = settings(max_examples=40, deadline=None)
 batches, chunks, contexts = st.integers(1, 2000), st.integers(1, 40_000), st.integers(2, 50_000)

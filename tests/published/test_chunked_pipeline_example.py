@@ -18,10 +18,11 @@ from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.experts import MoeRate
 from disagg_sim.physics.gemm import GemmRate
 from disagg_sim.physics.link_curves import AllToAllRate, LinkCurve
-from disagg_sim.physics.memory import prefill_bytes, prompt_residents
+from disagg_sim.physics.memory import prefill_bytes
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.rates import AttentionRate
+from disagg_sim.physics.residents import prompt_residents
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.units import GB, MS
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from disagg_sim.domain import Mapping
-from disagg_sim.physics.memory import CachedTokens
+from disagg_sim.physics.residents import CachedTokens
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.colocated import colocated

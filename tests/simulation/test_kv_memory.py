@@ -5,7 +5,7 @@ import pytest
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InfeasibleError
-from disagg_sim.physics.memory import decode_residents
+from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings

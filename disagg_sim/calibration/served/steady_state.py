@@ -26,10 +26,11 @@ from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.kv_transfer import unique_gpus
-from disagg_sim.physics.memory import Prefilling, colocated_bytes, decode_residents, prompt_residents
+from disagg_sim.physics.memory import colocated_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.overlap import crosses_domains, overlapped_prefill, overlaps
+from disagg_sim.physics.residents import Prefilling, decode_residents, prompt_residents
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.physics.work import Numeric
 

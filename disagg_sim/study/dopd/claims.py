@@ -9,7 +9,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.physics.counts import prefill_work
-from disagg_sim.physics.memory import decode_residents
+from disagg_sim.physics.residents import decode_residents
 from disagg_sim.simulation.policies.dopd.batches import kingman_wait
 from disagg_sim.simulation.policies.dopd.sizes import (
     Concurrency,

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import above_zero
-from disagg_sim.physics.memory import decode_residents, weight_bytes
+from disagg_sim.physics.memory import weight_bytes
+from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable

@@ -1,0 +1,188 @@
+"""Count what a rank holds and works on while it serves: sequences, cached tokens, tokens of a pass.
+
+Cached tokens of requests are independent, so a sum of them counts as its mean and some standard deviations more
+(physics page, section 4); ``memory`` turns the counts into bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from disagg_sim.domain import Mapping
+from disagg_sim.physics.passes.mixed import chunk_share
+from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import Numeric
+
+#: The MLA form that keeps up-projected keys and values beside the latent.
+EXPANDED = "cached"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residents:
+    """What a rank holds and works on while it serves."""
+
+    sequences: Numeric  # whose cache is resident [1]
+    tokens: Numeric  # their cached tokens [token]
+    live: Numeric  # tokens of one forward pass on this rank [token]
+    live_total: Numeric  # the same over all DP ranks [token]
+    emitted: Numeric  # sequences of this rank that emit a token in a pass [1]
+    expanded: Numeric = 0.0  # tokens whose up-projected MLA keys and values are kept [token]
+
+
+class Live(NamedTuple):
+    """What one forward pass works on, for which activations, logits and buffers are kept."""
+
+    tokens: Numeric  # of the fullest DP rank [token]
+    total: Numeric  # of all DP ranks [token]
+    emitted: Numeric  # sequences of the fullest rank that emit a token [1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedTokens:
+    """Distribution of the cached tokens of one resident request; those of several are independent."""
+
+    mean: float  # [token]
+    deviation: float  # standard deviation [token]
+    most: float  # [token]
+
+    def of(self, requests: Numeric, deviations: float) -> Numeric:
+        """What ``requests`` hold: the mean of the sum plus ``deviations`` of its own, at most ``most`` each. [token]"""
+        held = requests * self.mean + deviations * np.sqrt(requests) * self.deviation
+        return np.minimum(held, requests * self.most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilling:
+    """Prompts that an instance prefills while it decodes."""
+
+    prompts: Numeric  # over all DP ranks [1]
+    prompt: CachedTokens  # length of each
+    new: Numeric  # prefill tokens of the fullest rank that are live in one forward pass [token]
+    mixed: bool  # whether in one pass together with the decodes, or in one of their own
+
+
+def prefilling_in_passes(
+    mapping: Mapping, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
+) -> Prefilling:
+    """Prompts that are prefilled in passes of their own, decode waiting.
+
+    Parameters
+    ----------
+    mapping, prompts
+        Sharding, and prompts of a pass over all DP ranks. [1]
+    prompt, deviations
+        Length of a prompt, and standard deviations that a sum of them may lie above its mean. [1]
+    chunk_tokens
+        Of each prompt; 0 = whole prompts. [token]
+    """
+    own = np.ceil(prompts / mapping.dp_attn)
+    whole = prompt.of(np.ceil(own / np.minimum(mapping.pp, own)), deviations)
+    new = np.where(np.asarray(chunk_tokens) > 0, own * chunk_tokens, whole)
+    return Prefilling(prompts=prompts, prompt=prompt, new=new, mixed=False)
+
+
+def prefilling_in_pieces(
+    mapping: Mapping, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, batch: Numeric
+) -> Prefilling:
+    """Prompts that are prefilled in pieces of ``chunk_tokens`` over all DP ranks, in the steps of ``batch`` decodes."""
+    new = chunk_share(chunk_tokens / np.minimum(mapping.pp, batch), mapping.dp_attn)
+    return Prefilling(prompts=prompts, prompt=prompt, new=new, mixed=True)
+
+
+def decode_residents(isl: float, osl: float) -> CachedTokens:
+    """Cache of one sequence in steady decode: ages are uniform, so ``ISL + OSL/2`` with deviation ``OSL/sqrt(12)``."""
+    return CachedTokens(mean=isl + osl / 2, deviation=osl / math.sqrt(12.0), most=isl + osl)
+
+
+def prompt_residents(isl: float) -> CachedTokens:
+    """Cache of one prompt of ``isl`` tokens in prefill, counted whole from its start."""
+    return CachedTokens(mean=isl, deviation=0.0, most=isl)
+
+
+def decode_live(mapping: Mapping, batch: Numeric) -> Live:
+    """A micro-batch of a decode step: with pp stages, ``min(pp, batch)`` of them follow each other."""
+    own = np.ceil(np.ceil(batch / np.minimum(mapping.pp, batch)) / mapping.dp_attn)
+    return Live(own, np.minimum(own * mapping.dp_attn, batch), own)
+
+
+def prefill_live(
+    mapping: Mapping, batch: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
+) -> Live:
+    """A micro-batch of whole prompts of a pass, or, with CPP, a chunk of every prompt of a rank.
+
+    Parameters
+    ----------
+    mapping, batch
+        Sharding, and prompts of a pass over all DP ranks. [1]
+    prompt, deviations
+        Length of a prompt, and standard deviations that a sum of them may lie above its mean. [1]
+    chunk_tokens
+        Of each prompt; 0 = whole prompts. [token]
+    """
+    prompts = np.ceil(batch / mapping.dp_attn)
+    microbatch = np.ceil(prompts / np.minimum(mapping.pp, prompts))
+    chunk = np.minimum(prompts * chunk_tokens, prompt.of(prompts, deviations))
+    own = np.where(chunk_tokens > 0, chunk, prompt.of(microbatch, deviations))
+    total = np.minimum(own * mapping.dp_attn, prompt.of(batch, deviations))
+    return Live(own, total, np.where(chunk_tokens > 0, prompts, microbatch))
+
+
+def decode_load(
+    at: Setup, mapping: Mapping, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
+) -> Residents:
+    """What a rank of a decode instance holds at its steady batch. Arguments as in ``decode_bytes``."""
+    sequences = np.ceil(batch / mapping.dp_attn)
+    tokens = cached.of(sequences, at.profile.resident_deviations)
+    live = decode_live(mapping, batch)
+    return Residents(
+        sequences=sequences,
+        tokens=tokens,
+        live=live.tokens,
+        live_total=live.total,
+        emitted=live.emitted,
+        expanded=tokens if mla_form == EXPANDED else 0.0,
+    )
+
+
+def prefill_load(
+    at: Setup, mapping: Mapping, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
+) -> Residents:
+    """What a rank of a prefill instance holds. Arguments as in ``prefill_bytes``."""
+    deviations = at.profile.resident_deviations
+    prompts = np.ceil(batch / mapping.dp_attn)
+    live = prefill_live(mapping, batch, prompt, chunk_tokens, deviations)
+    resident = 2.0 * mapping.pp * prompts
+    return Residents(
+        sequences=resident,
+        tokens=prompt.of(resident, deviations),
+        live=live.tokens,
+        live_total=live.total,
+        emitted=live.emitted,
+        expanded=prompt.of(prompts, deviations) if mla_form == EXPANDED else 0.0,
+    )
+
+
+def colocated_load(
+    at: Setup, mapping: Mapping, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
+) -> Residents:
+    """What a rank of an instance that does both phases holds. Arguments as in ``colocated_bytes``."""
+    deviations = at.profile.resident_deviations
+    prompt, prompts, new = prefilling.prompt, prefilling.prompts, prefilling.new
+    sequences, own = np.ceil(batch / mapping.dp_attn), np.ceil(prompts / mapping.dp_attn)
+    decodes = np.ceil(np.ceil(batch / np.minimum(mapping.pp, batch)) / mapping.dp_attn)
+    together = np.add if prefilling.mixed else np.maximum
+    decodes_total = np.minimum(decodes * mapping.dp_attn, batch)
+    new_total = np.minimum(new * mapping.dp_attn, prompt.of(prompts, deviations))
+    whole = prompt.of(own, deviations)
+    return Residents(
+        sequences=sequences + own,
+        tokens=cached.of(sequences, deviations) + whole,
+        live=together(decodes, new),
+        live_total=together(decodes_total, new_total),
+        emitted=together(decodes, own),
+        expanded=whole if mla_form == EXPANDED else 0.0,
+    )
