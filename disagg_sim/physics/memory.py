@@ -34,7 +34,27 @@ def layer_weight_bytes(model: ModelSpec, layer: Layer, precision: Precision, map
 
 
 def weight_bytes(model: ModelSpec, precision: Precision) -> float:
-    """All weights of the model, embedding and head included. [B]"""
+    """Size all weights of the model, embedding and head included. [B]
+
+    Parameters
+    ----------
+    model, precision
+        Parameters of each layer, and the sizes of their elements.
+
+    Returns
+    -------
+    float
+        Of one copy, without sharding. [B]
+
+    Examples
+    --------
+    Llama-3.1-70B in fp8: 70.6e9 parameters of one byte, and of the 2.1e9 of embedding and head a second one.
+
+    >>> from disagg_sim.facts.load import load_model, load_precision
+    >>> llama = load_model("llama_3_1_70b")
+    >>> f"{weight_bytes(llama, load_precision('fp8').resolve(llama)) / 1e9:.1f} GB"
+    '72.7 GB'
+    """
     whole = Mapping()
     layers = layers_of(model)
     total = sum(float(layer_weight_bytes(model, layer, precision, whole)) * count for layer, count in layers)
@@ -43,7 +63,28 @@ def weight_bytes(model: ModelSpec, precision: Precision) -> float:
 
 
 def kv_duplication(model: ModelSpec, tp: Numeric) -> Numeric:
-    """Copies of each cached element over a TP group: ``max(1, tp/n_kv)`` for GQA, tp for MLA; the mean of kinds. [1]"""
+    """Count the copies of each cached element over a TP group; the mean of kinds. [1]
+
+    ``max(1, tp/n_kv)`` for GQA, tp for MLA.
+
+    Parameters
+    ----------
+    model, tp
+        KV heads of each kind of layer, and TP degree of attention. [1]
+
+    Returns
+    -------
+    numeric
+        Of the shape of ``tp``. [1]
+
+    Examples
+    --------
+    Llama-3.1-70B has 8 KV heads, DeepSeek-R1 one latent:
+
+    >>> from disagg_sim.facts.load import load_model
+    >>> [kv_duplication(load_model(name), np.array([1, 8, 16])).tolist() for name in ("llama_3_1_70b", "deepseek_r1")]
+    [[1.0, 1.0, 2.0], [1.0, 8.0, 16.0]]
+    """
     held: Numeric = 0.0
     for layer, count in layers_of(model):
         held = held + count * layer.attention.cache_elements(tp)
@@ -98,7 +139,29 @@ class MemoryParts(NamedTuple):
 
 
 def instance_bytes(at: Setup, mapping: Mapping, residents: Residents, imbalance: float = 1.0) -> Numeric:
-    """Bytes on the fullest GPU of the fullest stage. [B]"""
+    """Size what lies on the fullest GPU of the fullest stage. [B]
+
+    Parameters
+    ----------
+    at, mapping, residents, imbalance
+        As in ``instance_parts``.
+
+    Returns
+    -------
+    numeric
+        Of the broadcast shape of mapping and residents; it fits up to ``at.memory_limit``. [B]
+
+    Examples
+    --------
+    It is the sum of its parts:
+
+    >>> from disagg_sim.physics.residents import decode_residents
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(tp_attn=8, tp_ffn=8)
+    >>> load = decode_load(at, eight, 64, cached=decode_residents(8192, 1024))
+    >>> f"{instance_bytes(at, eight, load) / sum(instance_parts(at, eight, load)):.1f}"
+    '1.0'
+    """
     fullest: Numeric = 0.0
     for held in _stages(at, mapping, residents):
         fullest = np.maximum(fullest, held.total)
@@ -122,6 +185,18 @@ def instance_parts(at: Setup, mapping: Mapping, residents: Residents, imbalance:
     -------
     MemoryParts
         Numbers, or arrays of the shape of the mapping. [B]
+
+    Examples
+    --------
+    One of 8 GPUs holds an eighth of 72.7 GB of weights, one of 8 KV heads of 64 sequences (64 x 8704 tokens, and two
+    standard deviations more, x 20.5 kB), and the runtime that the profile assumes:
+
+    >>> from disagg_sim.physics.residents import decode_residents
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(tp_attn=8, tp_ffn=8)
+    >>> parts = instance_parts(at, eight, decode_load(at, eight, 64, cached=decode_residents(8192, 1024)))
+    >>> [f"{name} {getattr(parts, name) / 1e9:.1f} GB" for name in ("weights", "cache", "runtime")]
+    ['weights 9.1 GB', 'cache 11.5 GB', 'runtime 3.9 GB']
     """
     held, *others = _stages(at, mapping, residents)
     for more in others:
@@ -177,9 +252,34 @@ def _everywhere(
 def decode_bytes(
     at: Setup, mapping: Mapping, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
 ) -> Numeric:
-    """Bytes on the fullest GPU of a decode instance at its steady batch of sequences ``cached``. [B]
+    """Size what lies on the fullest GPU of a decode instance at its steady batch of sequences ``cached``. [B]
 
-    The MLA form ``cached`` keeps the up-projected keys and values of every sequence.
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding of the instance. [1]
+    batch
+        Sequences over all DP ranks, a number or an array that broadcasts. [request]
+    cached
+        Cached tokens of each. [token]
+    mla_form
+        ``cached`` keeps the up-projected keys and values of every sequence; the others need the same.
+
+    Returns
+    -------
+    numeric
+        Of the broadcast shape of mapping and batch. [B]
+
+    Examples
+    --------
+    Caches of 64 and 128 sequences beside 13 GB of weights and runtime; an H200 may fill 135 GB:
+
+    >>> from disagg_sim.physics.residents import decode_residents
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(tp_attn=8, tp_ffn=8)
+    >>> held = decode_bytes(at, eight, np.array([64, 128]), cached=decode_residents(8192, 1024))
+    >>> [f"{filled / 1e9:.0f} GB" for filled in (*held, at.memory_limit)]
+    ['25 GB', '36 GB', '135 GB']
     """
     residents = decode_load(at, mapping, batch, cached=cached, mla_form=mla_form)
     return instance_bytes(at, mapping, residents, at.profile.decode_imbalance)
@@ -188,9 +288,39 @@ def decode_bytes(
 def prefill_bytes(
     at: Setup, mapping: Mapping, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
 ) -> Numeric:
-    """Bytes on the fullest GPU of a prefill instance: the caches of ``2*pp*b`` prompts, running and leaving. [B]
+    """Size what lies on the fullest GPU of a prefill instance. [B]
 
-    The MLA form ``cached`` adds the up-projected keys and values of the pass that is in a stage.
+    It holds the caches of ``2*pp*b`` prompts, running and leaving.
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding of the instance. [1]
+    batch
+        b, prompts of a pass over all DP ranks, a number or an array that broadcasts. [request]
+    prompt
+        Length of each. [token]
+    chunk_tokens
+        Of each prompt; 0 = whole prompts. [token]
+    mla_form
+        ``cached`` adds the up-projected keys and values of the pass that is in a stage.
+
+    Returns
+    -------
+    numeric
+        Of the broadcast shape of mapping, batch and chunk. [B]
+
+    Examples
+    --------
+    Four stages keep the caches of eight prompts of 65 536 tokens in an eighth of the heads and a quarter of the layers
+    each, 2.7 GB beside 2.4 GB of weights and 3.9 GB of runtime; chunks save activations:
+
+    >>> from disagg_sim.physics.residents import prompt_residents
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, stages = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(tp_attn=8, tp_ffn=8, pp=4)
+    >>> sizes = [prefill_bytes(at, stages, 1, prompt=prompt_residents(65536), chunk_tokens=c) for c in (0, 4096)]
+    >>> [f"{size / 1e9:.0f} GB" for size in sizes]
+    ['16 GB', '9 GB']
     """
     residents = prefill_load(at, mapping, batch, prompt=prompt, chunk_tokens=chunk_tokens, mla_form=mla_form)
     return instance_bytes(at, mapping, residents, at.profile.prefill_imbalance)
@@ -199,10 +329,40 @@ def prefill_bytes(
 def colocated_bytes(
     at: Setup, mapping: Mapping, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
 ) -> Numeric:
-    """Bytes on the fullest GPU of an instance that decodes ``batch`` requests and also prefills. [B]
+    """Size what lies on the fullest GPU of an instance that decodes ``batch`` requests and also prefills. [B]
 
-    To the residents of a decode instance come the prompts in prefill, each with its whole cache. The MLA form
-    ``cached`` adds their up-projected keys and values. No prompts is ``decode_bytes`` at the imbalance of prefill.
+    To the residents of a decode instance come the prompts in prefill, each with its whole cache. No prompts is
+    ``decode_bytes`` at the imbalance of prefill.
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding of the instance. [1]
+    batch
+        Sequences in decode over all DP ranks, a number or an array that broadcasts. [request]
+    cached
+        Cached tokens of each. [token]
+    prefilling
+        Prompts in prefill (``prefilling_in_passes``, ``prefilling_in_pieces``).
+    mla_form
+        ``cached`` adds the up-projected keys and values of the prompts.
+
+    Returns
+    -------
+    numeric
+        Of the broadcast shape of mapping, batch and prompts. [B]
+
+    Examples
+    --------
+    A prompt of 8192 tokens beside 64 decodes: 8192 x 20.5 kB = 0.17 GB of cache, and activations of a chunk.
+
+    >>> from disagg_sim.physics.residents import decode_residents, prefilling_in_pieces, prompt_residents
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(tp_attn=8, tp_ffn=8)
+    >>> cached, pieces = decode_residents(8192, 1024), prefilling_in_pieces(eight, 1, prompt_residents(8192), 512, 64)
+    >>> both = colocated_bytes(at, eight, 64, cached=cached, prefilling=pieces)
+    >>> f"{(both - decode_bytes(at, eight, 64, cached=cached)) / 1e9:.2f} GB"
+    '0.23 GB'
     """
     residents = colocated_load(at, mapping, batch, cached=cached, prefilling=prefilling, mla_form=mla_form)
     return instance_bytes(at, mapping, residents, at.profile.prefill_imbalance)

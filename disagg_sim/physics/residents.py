@@ -78,6 +78,19 @@ def prefilling_in_passes(
         Length of a prompt, and standard deviations that a sum of them may lie above its mean. [1]
     chunk_tokens
         Of each prompt; 0 = whole prompts. [token]
+
+    Returns
+    -------
+    Prefilling
+        Prompts and their tokens, not mixed with decodes; of the broadcast shape.
+
+    Examples
+    --------
+    Each of two DP ranks takes two of four prompts of 1000 tokens, whole or 256 tokens of each at a time:
+
+    >>> two = Mapping(dp_attn=2, ep=2)
+    >>> [float(prefilling_in_passes(two, 4, prompt_residents(1000), chunk, 2.0).new) for chunk in (0, 256)]
+    [2000.0, 512.0]
     """
     own = np.ceil(prompts / mapping.dp_attn)
     whole = prompt.of(np.ceil(own / np.minimum(mapping.pp, own)), deviations)
@@ -88,23 +101,98 @@ def prefilling_in_passes(
 def prefilling_in_pieces(
     mapping: Mapping, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, batch: Numeric
 ) -> Prefilling:
-    """Prompts that are prefilled in pieces of ``chunk_tokens`` over all DP ranks, in the steps of ``batch`` decodes."""
+    """Size prompts that are prefilled in pieces, in the steps of ``batch`` decodes.
+
+    Parameters
+    ----------
+    mapping, prompts
+        Sharding, and prompts in prefill over all DP ranks. [1]
+    prompt
+        Length of each. [token]
+    chunk_tokens
+        Of a step, over all DP ranks. [token]
+    batch
+        Sequences in decode over all DP ranks. [request]
+
+    Returns
+    -------
+    Prefilling
+        Prompts and their tokens, in one pass with the decodes; of the broadcast shape.
+
+    Examples
+    --------
+    >>> float(prefilling_in_pieces(Mapping(dp_attn=8, ep=8), 8, prompt_residents(1000), 2048, 64).new)
+    256.0
+    """
     new = chunk_share(chunk_tokens / np.minimum(mapping.pp, batch), mapping.dp_attn)
     return Prefilling(prompts=prompts, prompt=prompt, new=new, mixed=True)
 
 
 def decode_residents(isl: float, osl: float) -> CachedTokens:
-    """Cache of one sequence in steady decode: ages are uniform, so ``ISL + OSL/2`` with deviation ``OSL/sqrt(12)``."""
+    """Describe the cache of one sequence in steady decode.
+
+    Ages are uniform, so the mean is ``ISL + OSL/2`` and the standard deviation ``OSL/sqrt(12)``.
+
+    Parameters
+    ----------
+    isl, osl
+        Input and output tokens of a request. [token]
+
+    Returns
+    -------
+    CachedTokens
+        Of one request. [token]
+
+    Examples
+    --------
+    >>> cached = decode_residents(8192, 1200)
+    >>> f"{cached.mean:.0f} +- {cached.deviation:.0f}, at most {cached.most:.0f}"
+    '8792 +- 346, at most 9392'
+    """
     return CachedTokens(mean=isl + osl / 2, deviation=osl / math.sqrt(12.0), most=isl + osl)
 
 
 def prompt_residents(isl: float) -> CachedTokens:
-    """Cache of one prompt of ``isl`` tokens in prefill, counted whole from its start."""
+    """Describe the cache of one prompt of ``isl`` tokens in prefill, counted whole from its start.
+
+    Parameters
+    ----------
+    isl
+        Length of the prompt. [token]
+
+    Returns
+    -------
+    CachedTokens
+        Without deviation. [token]
+
+    Examples
+    --------
+    >>> float(prompt_residents(1000).of(3, deviations=2.0))
+    3000.0
+    """
     return CachedTokens(mean=isl, deviation=0.0, most=isl)
 
 
 def decode_live(mapping: Mapping, batch: Numeric) -> Live:
-    """A micro-batch of a decode step: with pp stages, ``min(pp, batch)`` of them follow each other."""
+    """Count the tokens of a micro-batch of a decode step: with pp stages, ``min(pp, batch)`` of them follow each other.
+
+    Parameters
+    ----------
+    mapping, batch
+        Sharding, and sequences over all DP ranks. [1]
+
+    Returns
+    -------
+    Live
+        Tokens of the fullest rank and of all ranks, of the broadcast shape. [token]
+
+    Examples
+    --------
+    100 sequences in two micro-batches of 50, at most 7 of them on one of 8 ranks:
+
+    >>> decode_live(Mapping(dp_attn=8, ep=8, pp=2), 100).tokens.item()
+    7.0
+    """
     own = np.ceil(np.ceil(batch / np.minimum(mapping.pp, batch)) / mapping.dp_attn)
     return Live(own, np.minimum(own * mapping.dp_attn, batch), own)
 
@@ -122,6 +210,18 @@ def prefill_live(
         Length of a prompt, and standard deviations that a sum of them may lie above its mean. [1]
     chunk_tokens
         Of each prompt; 0 = whole prompts. [token]
+
+    Returns
+    -------
+    Live
+        Tokens of the fullest rank and of all ranks, of the broadcast shape. [token]
+
+    Examples
+    --------
+    Four prompts of 1000 tokens on two stages go two at a time; with CPP 256 tokens of each do:
+
+    >>> [prefill_live(Mapping(pp=2), 4, prompt_residents(1000), chunk, 2.0).tokens.item() for chunk in (0, 256)]
+    [2000.0, 1024.0]
     """
     prompts = np.ceil(batch / mapping.dp_attn)
     microbatch = np.ceil(prompts / np.minimum(mapping.pp, prompts))
@@ -134,7 +234,28 @@ def prefill_live(
 def decode_load(
     at: Setup, mapping: Mapping, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
 ) -> Residents:
-    """What a rank of a decode instance holds at its steady batch. Arguments as in ``decode_bytes``."""
+    """Count what a rank of a decode instance holds at its steady batch.
+
+    Parameters
+    ----------
+    at, mapping, batch, cached, mla_form
+        As in ``memory.decode_bytes``.
+
+    Returns
+    -------
+    Residents
+        Of the fullest DP rank, of the broadcast shape of mapping and batch.
+
+    Examples
+    --------
+    64 sequences on 8 ranks: 8 x 1500 tokens, and two standard deviations of their sum, 2 x sqrt(8 x 1000^2/12), more:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
+    >>> load = decode_load(at, Mapping(dp_attn=8, ep=8), 64, cached=decode_residents(1000, 1000))
+    >>> f"{load.sequences:.0f} sequences, {load.tokens:.0f} tokens"
+    '8 sequences, 13633 tokens'
+    """
     sequences = np.ceil(batch / mapping.dp_attn)
     tokens = cached.of(sequences, at.profile.resident_deviations)
     live = decode_live(mapping, batch)
@@ -151,7 +272,28 @@ def decode_load(
 def prefill_load(
     at: Setup, mapping: Mapping, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
 ) -> Residents:
-    """What a rank of a prefill instance holds. Arguments as in ``prefill_bytes``."""
+    """Count what a rank of a prefill instance holds.
+
+    Parameters
+    ----------
+    at, mapping, batch, prompt, chunk_tokens, mla_form
+        As in ``memory.prefill_bytes``.
+
+    Returns
+    -------
+    Residents
+        Of the fullest DP rank, of the broadcast shape of mapping, batch and chunk.
+
+    Examples
+    --------
+    A pass of one prompt, and the caches of two: one that runs and one that leaves.
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
+    >>> load = prefill_load(at, Mapping(tp_attn=8, tp_ffn=8), 1, prompt=prompt_residents(8192), chunk_tokens=0)
+    >>> float(load.live), float(load.tokens)
+    (8192.0, 16384.0)
+    """
     deviations = at.profile.resident_deviations
     prompts = np.ceil(batch / mapping.dp_attn)
     live = prefill_live(mapping, batch, prompt, chunk_tokens, deviations)
@@ -169,7 +311,29 @@ def prefill_load(
 def colocated_load(
     at: Setup, mapping: Mapping, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
 ) -> Residents:
-    """What a rank of an instance that does both phases holds. Arguments as in ``colocated_bytes``."""
+    """Count what a rank of an instance that does both phases holds.
+
+    Parameters
+    ----------
+    at, mapping, batch, cached, prefilling, mla_form
+        As in ``memory.colocated_bytes``.
+
+    Returns
+    -------
+    Residents
+        Of the fullest DP rank, of the broadcast shape of mapping, batch and prompts.
+
+    Examples
+    --------
+    64 sequences and 8 prompts on 8 ranks, 2048 tokens of which go along with each step:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Mapping(dp_attn=8, ep=8)
+    >>> pieces = prefilling_in_pieces(wide, 8, prompt_residents(1000), 2048, 64)
+    >>> load = colocated_load(at, wide, 64, cached=decode_residents(1000, 1000), prefilling=pieces)
+    >>> float(load.sequences), float(load.live)
+    (9.0, 264.0)
+    """
     deviations = at.profile.resident_deviations
     prompt, prompts, new = prefilling.prompt, prefilling.prompts, prefilling.new
     sequences, own = np.ceil(batch / mapping.dp_attn), np.ceil(prompts / mapping.dp_attn)
