@@ -10,7 +10,7 @@ from shared_data import shared_file
 
 from disagg_sim.calibration.kernels import moe
 from disagg_sim.calibration.kernels.gemm import fit_gemm, predict_gemm
-from disagg_sim.calibration.kernels.moe import RankLoad, fit_moe, heaviest_rank, predict_moe
+from disagg_sim.calibration.kernels.moe import RankLoad, drawn_between, fit_moe, heaviest_rank, hit_experts, predict_moe
 from disagg_sim.calibration.kernels.tables import read_exclusions, read_tables
 from disagg_sim.facts.efficiency import ANY_REGIME, GemmFit, MoeFit
 from disagg_sim.facts.load import load_system
@@ -123,7 +123,9 @@ def test_a_router_limited_to_groups_takes_the_lowest_experts_in_a_tie(ep, picks,
 def test_a_share_is_told_by_the_tokens_that_reach_a_rank():
     """Of 1024 tokens with 2 picks 768 meet a rank that gets half of all picks: 1 - 0.5^2."""
     row = {"topk": 2, "ep": 4, "distribution": "power_law_1.2_eplb", "num_slots": 256, "rank0_num_tokens": 768}
-    assert given_to_rank_0(**row) == (pytest.approx(1024.0), 64.0)
+    picks, distinct = given_to_rank_0(**row)
+    assert picks == pytest.approx(1024.0)
+    assert 48 < distinct < 64  # the least loaded of the 64 experts get nothing
 
 
 @pytest.mark.parametrize(("exponent", "experts", "ep"), [(1.01, 256, 8), (1.2, 256, 8), (1.2, 128, 4), (1.01, 128, 8)])
@@ -134,14 +136,38 @@ def test_the_heaviest_rank_agrees_with_draws_of_a_power_law(exponent, experts, e
     loads = (1 + uniform * (largest ** (1 - exponent) - 1)) ** (1 / (1 - exponent))
     ranks = loads.reshape(2000, ep, -1).sum(axis=2)
     drawn = float(np.mean(ranks.max(axis=1) / ranks.mean(axis=1)))
-    formula = heaviest_rank(exponent, tokens=np.array([8192.0]), experts=np.array([experts]), ep=np.array([ep]))
+    drawn_from = np.array([1.0]), np.array([largest])
+    formula = heaviest_rank(exponent, drawn=drawn_from, experts=np.array([experts]), ep=np.array([ep]))
     assert formula[0] == pytest.approx(drawn, rel=0.2)
 
 
 def test_one_rank_has_the_mean():
-    assert heaviest_rank(1.2, tokens=np.array([1.0, 64.0]), experts=np.array([8.0]), ep=np.array([1.0])) == (
-        pytest.approx([1.0, 1.0])
-    )
+    drawn = np.array([1.0, 1.0]), np.array([1.5, 51.2])
+    assert heaviest_rank(1.2, drawn=drawn, experts=np.array([8.0]), ep=np.array([1.0])) == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize("exponent", [1.01, 1.2])
+@pytest.mark.parametrize("tokens", [4, 16, 32, 64, 256, 2048])
+def test_experts_that_are_hit_agree_with_rounded_draws_of_a_power_law(exponent, tokens):
+    """256 experts, 8 picks a token: draws are scaled to all picks and rounded; lacking picks go to empty experts."""
+    rng, picks = np.random.default_rng(2), 8.0 * tokens
+    sizes = {"tokens": np.array([tokens]), "top_k": np.array([8.0]), "experts": np.array([256.0])}
+    low, high = drawn_between(**sizes)
+    assert (low[0], high[0]) == ((0.01, 2.0) if tokens <= 32 else (1.0, 0.8 * tokens))
+    power = 1.0 - exponent
+    draws = (low**power + rng.random((2000, 256)) * (high**power - low**power)) ** (1.0 / power)
+    loads = np.rint(draws * (picks / draws.sum(axis=1, keepdims=True)))
+    hit = (loads > 0).sum(axis=1)
+    hit = hit + np.minimum(np.maximum(picks - loads.sum(axis=1), 0.0), 256 - hit)
+    formula = hit_experts(exponent, drawn=(low, high), picks=np.array([picks]), local=np.array([256.0]))[0]
+    assert min(formula, picks) == pytest.approx(float(hit.mean()), rel=0.15)
+
+
+def test_equal_draws_hit_as_many_experts_as_there_are_picks_for():
+    even = np.array([1.0]), np.array([1.0 + 1e-9])
+    for picks, hit in ((8.0, 8.0), (256.0, 64.0)):
+        found = hit_experts(1.2, drawn=even, picks=np.array([picks]), local=np.array([64.0]))[0]
+        assert min(found, picks) == pytest.approx(hit, rel=1e-4)
 
 
 def held_out_errors(name: str, fit, predict, framework: str) -> np.ndarray:

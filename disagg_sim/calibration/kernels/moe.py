@@ -5,7 +5,8 @@ tokens, not token-expert pairs (picks); the number of picks on the measured rank
 row:
 
 * ``balanced``: even picks, T*k/ep per rank, over all experts;
-* ``power_law``: the most loaded rank, for expert loads drawn from a power law, see ``heaviest_rank``;
+* ``power_law``: the most loaded rank, for expert loads drawn from a power law, see ``heaviest_rank``; some of its
+  experts get nothing, see ``hit_experts``;
 * ``..._eplb`` (redundant experts): the row states how many tokens reach rank 0, and so its share of the picks;
 * kernels that route tokens themselves within 4 of 8 groups, as DeepSeek does: balanced scores are ties, which go to the
   lowest expert numbers, so half of the picks go to the first k/2 experts, the rest to the first half of all experts;
@@ -64,6 +65,8 @@ SELF_ROUTING = "min_latency"
 SAME_KERNEL = {"wideep_compute_cutlass": "moe_torch_flow_cutlass"}
 #: Largest load of an expert in a power-law row, in tokens: the tables draw between 1 and this share of all. [1]
 LARGEST_DRAW = 0.8
+#: Between what they draw where there are no more picks than experts. [1]
+FEW_DRAWS = (0.01, 2.0)
 
 
 def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
@@ -140,24 +143,46 @@ def predict_moe(rows: pd.DataFrame, system: SystemSpec, fits: list[MoeFit]) -> A
     return result
 
 
-def heaviest_rank(exponent: float, *, tokens: Array, experts: Array, ep: Array) -> Array:
+def drawn_between(*, tokens: Array, top_k: Array, experts: Array) -> tuple[Array, Array]:
+    """Ends of the range from which power-law rows draw the load of an expert: [1, 0.8*T], or ``FEW_DRAWS``. [1]"""
+    few, (low, high) = tokens * top_k <= experts, FEW_DRAWS
+    return np.where(few, low, 1.0), np.where(few, high, np.maximum(LARGEST_DRAW * tokens, 1.5))
+
+
+def heaviest_rank(exponent: float, *, drawn: tuple[Array, Array], experts: Array, ep: Array) -> Array:
     r"""Load of the fullest of ``ep`` ranks over the mean, for expert loads that follow a power law. [1]
 
-    The load x of an expert is drawn from a density :math:`x^{-\alpha}` on [1, X], X = 0.8 T; a rank sums ``experts/ep``
+    The load x of an expert is drawn from a density :math:`x^{-\alpha}` (``drawn_between``); a rank sums ``experts/ep``
     of them, and the largest of ep sums lies about :math:`\sqrt{2 \ln ep}` standard deviations above the mean (extreme
     value of normal variables). No rank has more than all picks, or than experts that all have the largest load.
     """
-    largest = np.maximum(LARGEST_DRAW * tokens, 1.5)
-    weight, first, second = (_power_integral(power - exponent, largest) for power in (0.0, 1.0, 2.0))
+    weight, first, second = (_power_integral(power - exponent, *drawn) for power in (0.0, 1.0, 2.0))
     mean = first / weight
     variation = np.sqrt(np.maximum(second / weight / mean**2 - 1.0, 0.0))
     excess = np.sqrt(2.0 * np.log(ep)) * variation / np.sqrt(experts / ep)
-    return np.minimum(1.0 + excess, np.maximum(np.minimum(ep, largest / mean), 1.0))
+    return np.minimum(1.0 + excess, np.maximum(np.minimum(ep, drawn[1] / mean), 1.0))
 
 
-def _power_integral(power: float, end: Array) -> Array:
-    """Integral of x**power from 1 to ``end``."""
-    return np.log(end) if power == -1.0 else (end ** (power + 1.0) - 1.0) / (power + 1.0)
+def hit_experts(exponent: float, *, drawn: tuple[Array, Array], picks: Array, local: Array) -> Array:
+    r"""Experts of a rank that are picked at all, where loads follow a power law. [1]
+
+    Draws x are scaled to the ``picks`` of the rank and rounded. An expert whose load rounds to one or more is hit; what
+    falls below is made up by single picks, each of another expert. With x of mean m, c = m*local/(2*picks):
+
+    .. math:: D = n\,P(x > c) + P_k\,\frac{E[x; x < c]}{m}
+    """
+    weight, first = (_power_integral(power - exponent, *drawn) for power in (0.0, 1.0))
+    least = np.clip(0.5 * first / weight * local / np.maximum(picks, 1e-9), *drawn)
+    above = _power_integral(-exponent, least, drawn[1]) / weight
+    below = _power_integral(1.0 - exponent, drawn[0], least) / first
+    return np.asarray(local * above + picks * below)
+
+
+def _power_integral(power: float, start: Array, end: Array) -> Array:
+    """Integral of x**power from ``start`` to ``end``."""
+    if power == -1.0:
+        return np.asarray(np.log(end / start))
+    return np.asarray((end ** (power + 1.0) - start ** (power + 1.0)) / (power + 1.0))
 
 
 class RankLoad:
@@ -175,10 +200,15 @@ class RankLoad:
         self.local = slots / ep
         self.routes_itself = framework != "trtllm" or SELF_ROUTING in kernel
         self.all_picks, self.most = tokens * top_k, tokens * self.local
-        share = _shares(words, rows, tokens=tokens, top_k=top_k, experts=experts, ep=ep)
+        drawn = drawn_between(tokens=tokens, top_k=top_k, experts=experts)
+        share = _shares(words, rows, drawn=drawn, tokens=tokens, top_k=top_k, experts=experts, ep=ep)
         self.known = np.isfinite(share)
         self.picks = np.minimum(self.all_picks * share, self.most)
         self.distinct = np.minimum(self.picks, self.local)
+        for word in np.unique(words[self.known]):
+            if (law := _power_law(word)) is not None:
+                hit = hit_experts(law[0], drawn=drawn, picks=self.picks, local=self.local)
+                self.distinct = np.where(words == word, np.minimum(hit, self.distinct), self.distinct)
         self.strays = self.routes_itself & (ep > 1)
         grouped = self.routes_itself & (experts == GROUP_LIMITED_EXPERTS) & (words == "balanced") & _limits_groups(rows)
         if grouped.any():
@@ -202,27 +232,39 @@ def _limits_groups(rows: pd.DataFrame) -> Any:
     return (rows["dtype"] != "bfloat16").to_numpy()
 
 
-def _shares(words: Any, rows: pd.DataFrame, *, tokens: Array, top_k: Array, experts: Array, ep: Array) -> Array:
+def _power_law(word: str) -> tuple[float, bool] | None:
+    """Exponent that a word for a distribution names, and whether experts were rearranged; None = no power law."""
+    kind, found, rest = word.partition("power_law_")
+    exponent, _, rearranged = rest.partition("_")
+    if kind or not found or not exponent.replace(".", "", 1).isdigit() or rearranged not in ("", "eplb"):
+        return None
+    return float(exponent), bool(rearranged)
+
+
+def _shares(
+    words: Any,
+    rows: pd.DataFrame,
+    *,
+    drawn: tuple[Array, Array],
+    tokens: Array,
+    top_k: Array,
+    experts: Array,
+    ep: Array,
+) -> Array:
     """Share of all picks that the measured rank has by the word for their distribution; NaN for other words. [1]"""
     share = np.where(words == "balanced", 1.0 / ep, np.nan)
     for word in np.unique(words):
-        kind, _, rest = word.rpartition("power_law_")
-        exponent, _, redundant = rest.partition("_")
         mine = words == word
-        if kind or not _is_number(exponent) or redundant not in ("", "eplb"):
+        if (law := _power_law(word)) is None:
             continue
-        if redundant and "rank0_num_tokens" in rows:
+        if law[1] and "rank0_num_tokens" in rows:
             # Of T tokens with k picks each, r reach a rank with the share s: r/T = 1-(1-s)^k.
             reached = np.minimum(rows["rank0_num_tokens"].to_numpy(dtype=float), tokens - 0.5) / tokens
             share[mine] = np.clip(1.0 - (1.0 - reached) ** (1.0 / top_k), 1.0 / ep, 1.0)[mine]
         else:
-            load = heaviest_rank(float(exponent), tokens=tokens, experts=experts, ep=ep)
+            load = heaviest_rank(law[0], drawn=drawn, experts=experts, ep=ep)
             share[mine] = (np.where(ep > 1, load, 1.0) / ep)[mine]
     return share
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
 
 
 def _by_kernel(rows: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
