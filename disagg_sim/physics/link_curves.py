@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.errors import InputError, nearest
-from disagg_sim.facts.efficiency import EAGER, AllToAllFit, CollectiveFit
+from disagg_sim.facts.efficiency import ASSUMED, EAGER, LARGE_MESSAGES, AllToAllFit, CollectiveFit
 from disagg_sim.physics.collectives import (
     COPIES,
     Copies,
@@ -37,11 +37,18 @@ class Algorithm:
     hop: float  # latency that each rank beyond the first adds [s]
     bandwidth: float  # [B/s]
     ramp: float  # hand-over of a pipelined message [s]
+    least: float = 0.0  # ranks that it takes, at least [1]
+    most: float = np.inf  # at most [1]
+
+    def takes(self, n: Numeric) -> Numeric:
+        """Whether it takes ``n`` ranks."""
+        return (np.asarray(n) >= self.least) & (np.asarray(n) <= self.most)
 
     def transfer(self, size: Numeric, n: Numeric) -> Transfer:
-        """Latency and wire time of a tensor of ``size`` bytes over ``n`` ranks."""
+        """Latency and wire time of a tensor of ``size`` bytes over ``n`` ranks; endless if it takes fewer."""
         wire = VOLUMES[self.name](size, n) / self.bandwidth
-        return pipelined_transfer(wire, n, latency=self.latency, hop=self.hop, ramp=self.ramp)
+        found = pipelined_transfer(wire, n, latency=self.latency, hop=self.hop, ramp=self.ramp)
+        return Transfer(np.where(self.takes(n), found.latency, np.inf), found.wire)
 
 
 #: Algorithm -> bytes over one rank's link; "gather" stands for all-gather, reduce-scatter and all-to-all.
@@ -58,8 +65,8 @@ VOLUMES = {
 class LinkCurve:
     """Latency and bandwidth of a collective against the number of ranks (or nodes), log2-interpolated.
 
-    Where ``algorithms`` are known, the fastest of them counts instead for groups of up to ``algorithm_ranks``; the
-    curve then holds their latency at small and their bandwidth at large messages, and what is assumed of larger groups.
+    Where ``algorithms`` are known, the fastest of those that take so many ranks counts instead; the curve then holds
+    their latency at small and their bandwidth at large messages. Beyond ``algorithm_ranks`` the curve is one of them.
     """
 
     ranks: NDArray[np.float64]
@@ -69,7 +76,7 @@ class LinkCurve:
     copies: Copies = copies_per_rank  # all-to-all: copies of a token that are sent
     token_bandwidth: float = np.inf  # all-to-all across nodes: what the sending kernel itself reaches [B/s]
     algorithms: tuple[Algorithm, ...] = ()
-    algorithm_ranks: float = 0.0
+    algorithm_ranks: float = np.inf
 
     def at(self, ranks: Numeric) -> tuple[Numeric, Numeric]:
         """Latency [s] and bandwidth [B/s] for a group of ``ranks``."""
@@ -83,9 +90,8 @@ class LinkCurve:
         flat = Transfer(latency, volume / bandwidth)
         if not self.algorithms:
             return flat
-        best = fastest([algorithm.transfer(size, n) for algorithm in self.algorithms])
-        inside = np.asarray(n) <= self.algorithm_ranks
-        return Transfer(np.where(inside, best.latency, flat.latency), np.where(inside, best.wire, flat.wire))
+        beyond = Transfer(np.where(np.asarray(n) > self.algorithm_ranks, flat.latency, np.inf), flat.wire)
+        return fastest([*(algorithm.transfer(size, n) for algorithm in self.algorithms), beyond])
 
     def with_latency(self, factor: float) -> LinkCurve:
         """The same links with every latency times ``factor``. [1]"""
@@ -161,10 +167,12 @@ def collective_curve(rows: Sequence[CollectiveFit], link: float, *, latency: flo
     counted = [row for row in rows if not row.algorithm]
     laws = [row for row in rows if row.algorithm and row.algorithm != EAGER]
     points = {float(row.gpus): (row.latency, row.e_bandwidth * link) for row in counted}
-    algorithms = tuple(algorithm_of(row, link) for row in laws)
-    largest = min((dict(_spans(row)).get("num_gpus", (2.0, np.inf))[1] for row in laws), default=0.0)
-    for n in _powers_of_two(largest) if laws else ():
-        points[n] = min(a.latency + a.hop * (n - 1.0) for a in algorithms), max(a.bandwidth for a in algorithms)
+    algorithms = _with_ranks(laws, link)
+    timed = [_gpus(row)[1] for row in laws]
+    reach = min((algorithm.most for algorithm in algorithms), default=0.0)
+    for n in _powers_of_two(min(max(timed, default=0.0), np.inf if not counted else reach)) if laws else ():
+        mine = [algorithm for algorithm in algorithms if algorithm.takes(n)]
+        points[n] = min(a.latency + a.hop * (n - 1.0) for a in mine), max(a.bandwidth for a in mine)
     ranks = sorted(points)
     return LinkCurve(
         np.array(ranks),
@@ -172,8 +180,26 @@ def collective_curve(rows: Sequence[CollectiveFit], link: float, *, latency: flo
         np.array([points[n][1] for n in ranks]),
         step if latency is None else 0.0,
         algorithms=algorithms if latency is None else (),
-        algorithm_ranks=largest,
+        algorithm_ranks=reach if counted or all(np.isfinite(a.most) for a in algorithms) else np.inf,
     )
+
+
+def _with_ranks(laws: Sequence[CollectiveFit], link: float) -> tuple[Algorithm, ...]:
+    """Algorithms with the ranks that they take: NCCL's any number, the kernels of an engine as many as were timed.
+
+    What is assumed takes any number beyond those of the engine.
+    """
+    own = max((_gpus(row)[1] for row in laws if row.engine not in (LARGE_MESSAGES, ASSUMED)), default=0.0)
+    ranks = {LARGE_MESSAGES: (0.0, np.inf), ASSUMED: (own + 1.0, np.inf)}
+    found = []
+    for row in laws:
+        least, most = ranks.get(row.engine, (0.0, _gpus(row)[1]))
+        found.append(replace(algorithm_of(row, link), least=least, most=most))
+    return tuple(found)
+
+
+def _gpus(row: CollectiveFit) -> tuple[float, float]:
+    return dict(_spans(row)).get("num_gpus", (2.0, np.inf))
 
 
 def _spans(row: CollectiveFit | AllToAllFit) -> list[tuple[str, tuple[float, float]]]:

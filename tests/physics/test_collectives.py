@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import Mapping
+from disagg_sim.facts.efficiency import CollectiveFit
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.collectives import (
     Transfer,
@@ -22,7 +23,7 @@ from disagg_sim.physics.collectives import (
     ring_all_reduce_bytes,
 )
 from disagg_sim.physics.cost import all_reduce_cost, all_to_all_cost, exchange_cost, hop_cost
-from disagg_sim.physics.link_curves import AllToAllRate, LinkCurve
+from disagg_sim.physics.link_curves import AllToAllRate, LinkCurve, collective_curve
 from disagg_sim.physics.setup import setup
 
 MESSAGE = 8e6  # [B]
@@ -212,3 +213,35 @@ def test_gathering_for_expert_tp_is_not_stretched():
     mapping = Mapping(dp_attn=8.0, tp_ffn=8.0)
     both = [exchange_cost(44.0, mapping, 8, "decode", each) for each in (at, stretched)]
     assert [float(cost.time) for cost in both[0]] == [float(cost.time) for cost in both[1]]
+
+
+def law(engine: str, algorithm: str, latency: float, *, most: int, hop: float = 0.0) -> CollectiveFit:
+    """An all-reduce at half of the link, timed on up to ``most`` GPUs."""
+    return CollectiveFit(
+        engine=engine,
+        version="1",
+        points=1,
+        median_error=0.0,
+        p90_error=0.0,
+        op="all_reduce",
+        gpus=0,
+        latency=latency,
+        e_bandwidth=0.5,
+        algorithm=algorithm,
+        hop=hop,
+        valid=(("num_gpus", 2.0, float(most)),),
+    )
+
+
+def test_kernels_of_an_engine_end_where_they_were_timed_and_rings_do_not():
+    """1 KB over links of 1 GB/s takes 2(n-1)/n * 2 us on the wire; the ring adds 3 us for each further rank."""
+    n = np.array([2.0, 4.0, 8.0, 32.0])
+    wire = 2.0 * (n - 1) / n * 2e-6
+    own, ring = law("sglang", "two_shot", 4e-6, most=4), law("nccl", "ring", 8e-6, most=16, hop=3e-6)
+    curve = collective_curve([own, ring], 1e9, latency=None, step=1e-6)
+    assert curve.transfer(1e3, n, 0.0).time == pytest.approx(wire + np.array([4e-6, 4e-6, 29e-6, 101e-6]))
+    assumed = law("assumed", "two_shot", 5e-6, most=16)
+    helped = collective_curve([own, ring, assumed], 1e9, latency=None, step=1e-6)
+    assert helped.transfer(1e3, n, 0.0).time == pytest.approx(wire + np.array([4e-6, 4e-6, 5e-6, 5e-6]))
+    alone = collective_curve([own], 1e9, latency=None, step=1e-6)  # nothing reaches further: one step a doubling
+    assert alone.transfer(1e3, n, wire * 0.5e9).time == pytest.approx(wire + np.array([4e-6, 4e-6, 5e-6, 7e-6]))
