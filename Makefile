@@ -11,7 +11,7 @@ SWEEP := $(BIN)/disagg-sim sweep sweeps/demo.yaml --out reports/demo $(if $(JOBS
 # Every test process and command that a test starts would compile the same sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo test lint types test-long bench docs-numbers figures clean
+.PHONY: venv demo test test-alone lint types test-long bench docs-numbers figures clean
 
 venv: $(VENV)/.installed-dev
 
@@ -36,9 +36,13 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# First the tests that need the machine for themselves, which also compile the kernel; then the others.
-test: lint types
+# Tests that no other test may run beside, which also compile the kernel.
+test-alone: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m alone
+
+# First those, one core left to the types; then the others.
+test: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint types test-alone
 	$(BIN)/python -m pytest -m "not alone and not long" -n auto --maxprocesses 4 --dist worksteal
 
 test-long: $(VENV)/.installed-dev
