@@ -33,7 +33,7 @@ ALLOWED = {
     "serving": {"facts", "physics", "search", "workload"},
     "certainty": {"facts", "physics", "search", "serving", "workload"},
     "simulation": {"facts", "physics", "search", "workload"},
-    "calibration": {"facts", "physics", "search", "serving", "certainty", "workload"},
+    "calibration": {"facts", "physics", "search", "serving", "certainty", "simulation", "workload"},
     "sweep": {"facts", "physics", "search", "serving", "certainty", "calibration", "workload"},
     "scenario": {"facts", "physics", "search", "serving", "simulation", "workload", "sweep"},
     "report": ABOVE,

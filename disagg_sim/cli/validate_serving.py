@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import typer
 
 from disagg_sim.calibration.served.bands import with_bands
@@ -12,6 +13,16 @@ from disagg_sim.calibration.served.bars import coverage, judged
 from disagg_sim.calibration.served.evaluate import evaluate
 from disagg_sim.calibration.served.groups import groups
 from disagg_sim.calibration.served.read import read_files
+from disagg_sim.calibration.served.rows import ServingRow
+from disagg_sim.calibration.served.simulate import Answer, play, tasks_of
+from disagg_sim.calibration.served.simulated import (
+    bars_of_both,
+    brought,
+    not_simulated,
+    statistics,
+    with_simulated,
+    write_simulated,
+)
 from disagg_sim.calibration.served.tables import (
     ENGINE_NOISE,
     RERUN_NOISE,
@@ -22,8 +33,11 @@ from disagg_sim.calibration.served.tables import (
     write_rows,
     write_tables,
 )
+from disagg_sim.cli.progress import listener
+from disagg_sim.cli.sweep import cores
 from disagg_sim.cli.tables import print_frame
 from disagg_sim.report.fidelity import scatter_plots
+from disagg_sim.sweep.backends import run_tasks
 
 
 def validate_serving(
@@ -31,11 +45,19 @@ def validate_serving(
     out: Annotated[
         Path | None, typer.Option(help="Directory of rows.csv, summary.csv, the other tables and scatter plots.")
     ] = None,
+    simulate: Annotated[
+        bool,
+        typer.Option("--simulate", help="Play every closed loop request by request, too, and say what that brings."),
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Number of worker processes of --simulate; default: all cores.")
+    ] = None,
 ) -> None:
     """Predict every row of served runs and print the errors below saturation.
 
-    Runs of one configuration, layout, lengths and load are one operating point and count once. A file that cannot be
-    read is named, and the others are judged.
+    The prediction is the steady state of each closed loop; with --simulate also the run itself, with its start, queues
+    and percentiles: a few minutes for a thousand rows. Runs of one configuration, layout, lengths and load are one
+    operating point and count once. A file that cannot be read is named, and the others are judged.
     """
     rows, faults = read_files(files)
     for fault in faults:
@@ -71,7 +93,35 @@ def validate_serving(
         agree = wins["agree"].sum()
         typer.echo(f"\nAggregated or disaggregated at equal interactivity: {agree} of {len(wins)} verdicts agree")
         print_frame(wins)
+    if simulate:
+        _simulate(table, rows, jobs or cores(), out)
     if out is not None:
         write_tables(table, out)
         pictures = scatter_plots(table, out)
         typer.echo(f"\n{len(table)} lines in {out / 'rows.csv'}, {len(pictures)} pictures")
+
+
+def _simulate(table: pd.DataFrame, rows: list[ServingRow], jobs: int, out: Path | None) -> None:
+    """Play the closed loops of evaluated rows; print, and write, what that brings over the steady state."""
+    judged_rows = table[table["evaluated"]]
+    kept = set(zip(judged_rows["file"], judged_rows["row"], strict=True))
+    tasks = tasks_of([row for row in rows if (row.file, row.row) in kept])
+    told = listener("operating points", "played")
+    told.start(sum(len(task.rows) for task in tasks))
+    answers: list[Answer] = []
+    for found in run_tasks(play, tasks, jobs=jobs):
+        answers += found
+        told.advance(len(found))
+    told.finish()
+    lines = with_simulated(table, rows, answers)
+    requests, shorter = sum(answer.requests for answer in answers), sum(answer.shortened for answer in answers)
+    typer.echo(f"\nSimulated: {len(answers)} operating points, {requests:,} requests; {shorter} runs with fewer waves")
+    print_frame(not_simulated(lines))
+    typer.echo("\nSteady state and simulation on the same operating points, below saturation:")
+    print_frame(brought(lines))
+    print_frame(statistics(lines, rows, answers))
+    bars = bars_of_both(lines)
+    if len(bars):
+        print_frame(bars)
+    if out is not None:
+        write_simulated(lines, rows, answers, out)

@@ -13,6 +13,9 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_engine
 from disagg_sim.units import MS
 
+#: Statistics of a latency that sources state, by the word in the name of the column.
+STATISTICS = ("mean", "median", "p90", "p99")
+
 
 def text(line: Any, name: str) -> str:
     """A cell as text, "" where it is blank or the column is missing."""
@@ -56,6 +59,13 @@ def mean_or_median(line: Any, *names: str) -> tuple[Quantity, ...]:
     for name in names:
         found += times(line, (name, "mean", f"{name}_mean_ms")) or times(line, (name, "median", f"{name}_median_ms"))
     return found
+
+
+def other_statistics(line: Any, *names: str) -> tuple[Quantity, ...]:
+    """``<name>_<statistic>_ms`` of each name beside what ``mean_or_median`` takes, where stated."""
+    taken = {(each.name, each.statistic) for each in mean_or_median(line, *names)}
+    columns = ((name, word, f"{name}_{word}_ms") for name in names for word in STATISTICS if (name, word) not in taken)
+    return times(line, *columns)
 
 
 def total_throughput(line: Any, gpus: float) -> tuple[Quantity, ...]:

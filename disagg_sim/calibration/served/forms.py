@@ -20,6 +20,7 @@ from disagg_sim.calibration.served.cells import (
     instance,
     mean_or_median,
     names_of,
+    other_statistics,
     stated,
     text,
     times,
@@ -197,6 +198,7 @@ def _inferencex(line: Any, row: ServingRow) -> ServingRow:
         osl=INFERENCEX_MEAN_LENGTH * row.osl,
         concurrency=value(line, "concurrency"),
         waves=INFERENCEX_WAVES,
+        others=other_statistics(line, "tpot", "ttft"),
         spread=INFERENCEX_SPREAD,
         qa_flag=text(line, "qa_flag"),
     )

@@ -51,6 +51,7 @@ class ServingRow:
     row: str  # row_id, or the line of the file (the header is line 1)
     form: str
     quantities: tuple[Quantity, ...]
+    others: tuple[Quantity, ...] = ()  # further statistics of these quantities, which no steady state has
     model: str = ""
     system: str = ""
     engine: str = ""
