@@ -108,10 +108,15 @@ class Designs:
 class Origin:
     """What the rows of a table were made with, where its columns do not say.
 
-    Parameters ---------- systems : mapping Systems by name, in place of the shipped ones. interference : Interference
-    What the phases cost each other in mixed steps. exact : bool Whether the rows must be what their specs give. Rows
-    of a length distribution are not, as they are timed at their mean lengths; their relative errors and elasticities
-    are those at the mean lengths.
+    Parameters
+    ----------
+    systems : mapping
+        Systems by name, in place of the shipped ones.
+    interference : Interference
+        What the phases cost each other in mixed steps.
+    exact : bool
+        Whether the rows must be what their specs give. Rows of a length distribution are not, as they are timed at
+        their mean lengths; their relative errors and elasticities are those at the mean lengths.
     """
 
     systems: abc.Mapping[str, SystemSpec] = field(default_factory=dict)

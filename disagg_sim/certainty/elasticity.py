@@ -95,7 +95,9 @@ def sensitivity(
     search: Search | None = None,
     origin: Origin = SHIPPED,
 ) -> pd.DataFrame:
-    """Elasticities of latencies and throughput to the hardware, at the designs of a frontier and along it.
+    r"""Compute elasticities of latencies and throughput to the hardware, at the designs of a frontier and along it.
+
+    .. math:: \epsilon_x(y) = \partial \ln y / \partial \ln x
 
     Parameters
     ----------
@@ -123,6 +125,18 @@ def sensitivity(
     ------
     InputError
         No points, an unknown parameter, and as ``rescore``.
+
+    Examples
+    --------
+    At the speed of light one GPU waits for its FLOP/s or its memory only, so the two elasticities add up to 1:
+
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal")
+    >>> options = ds.Colocation(batch=(1,), prefill_batch=(1,))
+    >>> points = ds.colocated(at, ds.Mapping(), ds.lengths(1000, 101), options=options)
+    >>> found = sensitivity(points, parameters=("flops", "hbm_bandwidth"))
+    >>> f"{found['throughput'].sum():.3f}", f"{found['ttl'].sum():.3f}"
+    ('1.000', '-1.000')
     """
     for parameter in parameters:
         if parameter not in PARAMETERS:

@@ -25,6 +25,8 @@ table twice, see the same factors.
 the contributions of its operators (``contributions_of``) times the factors give its time in every sample; latencies and
 throughput follow as the mode puts them together. Designs stay as they were chosen (limits on latency act on the nominal
 values), but for the counts of instances, which follow unless ``rematch`` is off.
+
+Past 400 lines: the model stands above, and its spreads, draws and bands each have an example.
 """
 
 from __future__ import annotations
@@ -181,7 +183,7 @@ def uncertainty(
     throughput: str = THROUGHPUT,
     origin: Origin = SHIPPED,
 ) -> Uncertainty:
-    """Error bars of designs: bands of latencies and throughput, of the frontier, and of what disaggregation gains.
+    """Compute error bars of designs: of latencies and throughput, of the frontier, and of what disaggregation gains.
 
     Parameters
     ----------
@@ -211,6 +213,15 @@ def uncertainty(
     ------
     InputError
         No points, a profile without fits, and as ``rescore``.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> options = ds.Colocation(batch=(1, 4), prefill_batch=(1,))
+    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> found = uncertainty(ds.colocated(at, ds.Mapping(), ds.lengths(1000, 101), options=options), samples=8)
+    >>> found.ttl.shape, [name for name in found.bands() if name.startswith("ttl_p")]
+    ((2, 8), ['ttl_p10_s', 'ttl_p50_s', 'ttl_p90_s'])
     """
     whole_number("samples", samples)
     if not len(points):
@@ -232,10 +243,30 @@ def uncertainty(
 
 
 def near_frontier(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.DataFrame:
-    """The points that may come to lie on the frontier of their mode: not beaten in both axes by a margin.
+    """Keep the points that may come to lie on the frontier of their mode: not beaten in both axes by a margin.
 
     All points of the nominal frontier; of the others those within the largest of ``MARGINS`` that leaves no more than
     ``CANDIDATES`` of a mode.
+
+    Parameters
+    ----------
+    points
+        With ``mode``, ``tokens_per_s_per_user`` and the column of the throughput.
+    throughput
+        Column of the throughput. [token/s, token/USD or token/J]
+
+    Returns
+    -------
+    DataFrame
+        The rows that are kept, modes one below another, with a new index.
+
+    Examples
+    --------
+    20 % more in both axes would bring the second point level with the first, not the third:
+
+    >>> points = pd.DataFrame({"mode": "colocated", INTERACTIVITY: [100.0, 90.0, 50.0], THROUGHPUT: [60.0, 55.0, 30.0]})
+    >>> near_frontier(points)[THROUGHPUT].tolist()
+    [60.0, 55.0]
     """
     parts = []
     for _, mine in points.groupby("mode", sort=False, observed=True):
@@ -343,12 +374,55 @@ def log_factor(
 
 
 def kind_of(operator: Contribution, spec: UncertaintySpec) -> KindSpread:
-    """How the errors of the fits behind an operator are shared out."""
+    """Find how the errors of the fits behind an operator are shared out.
+
+    Parameters
+    ----------
+    operator
+        Its ``kind`` counts.
+    spec
+        The spreads, by section of the efficiency files.
+
+    Returns
+    -------
+    KindSpread
+        Shares of the variance [1] and s.d. of the logarithm [1]; experts are in the section ``moe``, copies among
+        elementwise kernels, hops among collectives.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> spec, experts = load_uncertainty("measured"), SimpleNamespace(kind="experts")
+    >>> [name for name, kind in spec.kinds.items() if kind is kind_of(experts, spec)]
+    ['moe']
+    """
     return spec.kinds[_SECTION.get(operator.kind, operator.kind)]
 
 
 def sigma_of(operator: Contribution, spec: UncertaintySpec) -> Floats:
-    """S.d. of the logarithm of an operator's time, (rows,): of its fit, of a transfer, and of leaving the range. [1]"""
+    r"""Add up the s.d. of the logarithm of an operator's time: of its fit, of a transfer, and of leaving the range.
+
+    .. math:: \sigma = \sqrt{\sigma_{fit}^2 + \sigma_{transfer}^2} + \sigma_{doubling} \sum |\log_2(size / end)|
+
+    Parameters
+    ----------
+    operator
+        With its sizes and fits.
+    spec
+        The spreads; ``assumed`` is that of an operator that no fit speaks of. [1]
+
+    Returns
+    -------
+    ndarray
+        Shape (rows,). [1]
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> spec, hop = load_uncertainty("measured"), SimpleNamespace(kind="hop", fits=(), sizes={}, rows=2)
+    >>> (sigma_of(hop, spec) / spec.assumed).tolist()
+    [1.0, 1.0]
+    """
     measured = [fit for fit in operator.fits if fit.engine != ASSUMED]
     own = max((spread_of(fit, spec) for fit in measured), default=spec.assumed)
     transfer = max(

@@ -100,6 +100,17 @@ def outside_calibration(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd
     ------
     InputError, UnknownNameError
         As ``rescore``.
+
+    Examples
+    --------
+    Prompts of 100,000 tokens are longer than any that prefill attention was measured at:
+
+    >>> import disagg_sim as ds
+    >>> options = ds.Colocation(batch=(1,), prefill_batch=(1,))
+    >>> at, mapping = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.Mapping(tp_attn=8, tp_ffn=8)
+    >>> words = outside_calibration(ds.colocated(at, mapping, ds.lengths(100_000, 1000), options=options))[0]
+    >>> [each.partition(" above ")[0] for each in words.split(BETWEEN)]
+    ['GEMM: m 1e+05', 'prefill attention: prompt 1e+05']
     """
     words = np.full(len(points), "", dtype=object)
     for designs in designs_of(points, replace(origin, exact=False)):
@@ -113,7 +124,30 @@ def _doubtful(operator: Contribution) -> bool:
 
 
 def words_of(parts: Sequence[Contribution], times: Times) -> list[str]:
-    """Words of ``outside_calibration`` for designs whose operators and times are known, in row order."""
+    """Describe where designs leave the range of their fits, from operators and times that are known.
+
+    Parameters
+    ----------
+    parts
+        Operators with sizes, fits and ``seconds`` of shape (rows,). [s]
+    times
+        What the passes of the designs take, shape (rows,). [s]
+
+    Returns
+    -------
+    list of str
+        In row order, as in ``outside_calibration``.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> fit = Fit(engine="trtllm", version="1.0", points=9, median_error=0.1, p90_error=0.2, valid=(("m", 1.0, 512.0),))
+    >>> step = np.array([1.0, 1.0])
+    >>> sizes = {"m": (np.array([8.0, 64.0]), np.array([64.0, 1024.0]))}
+    >>> gemm = SimpleNamespace(label="GEMM", fits=(fit,), sizes=sizes, rows=2, seconds=Times(step, step, step))
+    >>> words_of([gemm], Times(step, step, step))
+    ['', 'GEMM: m 1024 above 512']
+    """
     rows = np.size(times.step)
     passed: dict[tuple[str, str, bool, float], Floats] = {}
     inherited: dict[str, dict[str, Mask]] = {}
@@ -140,7 +174,24 @@ def words_of(parts: Sequence[Contribution], times: Times) -> list[str]:
 
 
 def tally_of(words: pd.Series) -> list[tuple[str, int]]:
-    """Kinds of extrapolation among the words of many designs, without their numbers, and how many designs have each."""
+    """Count kinds of extrapolation among the words of many designs, without their numbers.
+
+    Parameters
+    ----------
+    words
+        As ``outside_calibration`` returns them, shape (rows,).
+
+    Returns
+    -------
+    list of tuple of str and int
+        Each kind with the number of designs that have it, the most frequent first. [1]
+
+    Examples
+    --------
+    >>> wide, narrow = "GEMM: m 1024 above 512; inherited from gb200_nvl72: GEMM", "GEMM: m 2048 above 512"
+    >>> tally_of(pd.Series([wide, narrow, ""]))
+    [('GEMM: m above 512', 2), ('inherited from gb200_nvl72', 1)]
+    """
     count: Counter[str] = Counter()
     for text in words:
         statements = [each for each in str(text).split(BETWEEN) if each]
