@@ -18,11 +18,27 @@ from disagg_sim.simulation.policies.registry import policies
 def load_policies(path: str) -> None:
     """Import a file that registers serving policies, once in a process.
 
+    Parameters
+    ----------
+    path
+        Python file; importing runs it.
+
+    Returns
+    -------
+    None
+        ``policies()`` has them afterwards.
+
     Raises
     ------
     SpecError
         A file that is not there or is no Python, whatever it raises, and a policy that is none or whose name another
         has; names the line.
+
+    Examples
+    --------
+    >>> load_policies("no/such/greedy.py")
+    Traceback (most recent call last):
+    disagg_sim.errors.SpecError: no/such/greedy.py: no such file, or not a Python file (.py)
     """
     file = python_file(Path(path))
     name = f"disagg_sim_policies_{file.stem}"

@@ -1,4 +1,7 @@
-"""Simulate the missing runs of a scenario, then write its tables."""
+"""Simulate the missing runs of a scenario, then write its tables.
+
+Past 400 lines: a run, a search for a capacity and the tables of both share what tells runs apart.
+"""
 
 from __future__ import annotations
 
@@ -140,6 +143,11 @@ def run_scenario(
     overwrite : bool
         Whether the results of another scenario in ``root`` may be removed.
 
+    Returns
+    -------
+    ScenarioResult
+        ``summary``, ``decisions``, ``capacity`` as tables in plan order, times in s; ``faults`` of policies.
+
     Raises
     ------
     StoreError
@@ -150,6 +158,22 @@ def run_scenario(
     -----
     A policy whose wish is impossible stops its own run: ``requests/`` keeps its rows so far, ``faults`` has
     its line, and the same command simulates it again.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from unittest.mock import Mock
+    >>> from disagg_sim.scenario.plan import plan_scenario
+    >>> from disagg_sim.scenario.spec import load_scenario
+    >>> text = '''{name: tiny, model: llama_3_1_8b, system: h100_sxm, precision: fp8, slo: {ttft_s: 9, tpot_s: 9},
+    ...   trace: {kind: synthetic, name: even, lengths: {isl: 100, osl: 10}, rate_per_s: 1, requests: 20},
+    ...   deployments: {one: {gpus: 1, colocated: {tp: 1, instances: 1}}}, policies: [vllm]}'''
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     _ = Path(root, "tiny.yaml").write_text(text)
+    ...     plan = plan_scenario(load_scenario(f"{root}/tiny.yaml"))
+    ...     result = run_scenario(plan, Path(root, "out"), jobs=1, listener=Mock())
+    >>> result.summary[["policy", "requests", "slo_attainment"]].values.tolist()
+    [['vllm', 20, 1.0]]
     """
     planned = {key.relative for run in plan.tasks for key in run.blocks}
     own = Own(TABLES, planned, partial(_require_own, plan, planned))
@@ -170,7 +194,30 @@ def run_scenario(
 
 
 def require_no_faults(result: ScenarioResult) -> None:
-    """Raise ``DisaggSimError`` with a line for every run that its policy stopped."""
+    """Raise when a policy stopped a run.
+
+    Parameters
+    ----------
+    result
+        Of ``run_scenario``.
+
+    Returns
+    -------
+    None
+        Where all runs ended well.
+
+    Raises
+    ------
+    DisaggSimError
+        A line for every run that its policy stopped.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> require_no_faults(SimpleNamespace(faults=("eight/mine-x1: policy 'mine' at 3 s: KeyError: 7",)))
+    Traceback (most recent call last):
+    disagg_sim.errors.DisaggSimError: eight/mine-x1: policy 'mine' at 3 s: KeyError: 7
+    """
     if result.faults:
         raise DisaggSimError("\n".join(result.faults))
 

@@ -120,6 +120,11 @@ def load_scenario(name: str, *, trace: str = "", seed: int | None = None) -> Sce
     seed : int, optional
         In place of the file's own.
 
+    Returns
+    -------
+    Scenario
+        Times in s, lengths in tokens; for ``plan_scenario``.
+
     Raises
     ------
     SpecError
@@ -135,12 +140,27 @@ def load_scenario(name: str, *, trace: str = "", seed: int | None = None) -> Sce
 
 
 def check_scenario(name: str) -> tuple[str, ...]:
-    """Find the faults of a scenario without running its policy files; lines on what was not checked therefore.
+    """Find the faults of a scenario without running its policy files.
+
+    Parameters
+    ----------
+    name
+        Path of a YAML file, or the name of a shipped scenario.
+
+    Returns
+    -------
+    tuple of str
+        A line a policy file on what was not checked therefore; empty where everything was.
 
     Raises
     ------
     SpecError
         As ``load_scenario``.
+
+    Examples
+    --------
+    >>> check_scenario("azure_conv_on_h100")
+    ()
     """
     return _loaded(name, "", run=False)[1].notes()
 
