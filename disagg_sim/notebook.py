@@ -12,7 +12,25 @@ _renderer: list[Callable[[object], str]] = []
 
 
 def show_with(renderer: Callable[[object], str]) -> None:
-    """Let ``renderer`` turn every ``Shown`` value into HTML; it takes the place of the one before."""
+    """Let a function turn every ``Shown`` value into HTML; it takes the place of the one before.
+
+    Parameters
+    ----------
+    renderer
+        From a value to HTML; text of files must be escaped.
+
+    Returns
+    -------
+    None
+
+    Examples
+    --------
+    >>> before = _renderer[:]
+    >>> show_with(lambda value: f"<b>{type(value).__name__}</b>")
+    >>> Shown()._repr_html_()
+    '<b>Shown</b>'
+    >>> _renderer[:] = before
+    """
     _renderer[:] = [renderer]
 
 

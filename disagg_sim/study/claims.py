@@ -113,7 +113,24 @@ def evaluate(
 
 
 def holding(claims: pd.DataFrame) -> pd.DataFrame:
-    """Count the claims that hold under each profile: columns ``profile``, ``holds``, ``of``, ``misses`` (their ids)."""
+    """Count the claims that hold under each profile.
+
+    Parameters
+    ----------
+    claims
+        As ``evaluate`` returns them: columns ``COLUMNS``.
+
+    Returns
+    -------
+    DataFrame
+        A row a profile: ``profile``, ``holds`` and ``of`` (counts) [1], ``misses`` (their ids).
+
+    Examples
+    --------
+    >>> claims = pd.DataFrame({"profile": "measured", "id": ["C1", "C2", "C3"], "holds": [True, False, True]})
+    >>> holding(claims).values.tolist()
+    [['measured', 2, 3, 'C2']]
+    """
     rows = [
         {
             "profile": profile,

@@ -89,12 +89,44 @@ class Paper(Generic[AnyBench]):
 
 
 def paper_names() -> tuple[str, ...]:
-    """Papers on serving policies that can be reproduced."""
+    """List the papers on serving policies that can be reproduced.
+
+    Returns
+    -------
+    tuple of str
+        Names that ``paper`` takes.
+
+    Examples
+    --------
+    >>> paper_names()
+    ('arrow', 'dopd', 'dynaserve')
+    """
     return tuple(HOMES)
 
 
 def paper(name: str) -> Paper[Bench]:
-    """The experiments of a paper; ``UnknownNameError`` names the nearest."""
+    """Find the experiments of a paper on serving policies.
+
+    Parameters
+    ----------
+    name
+        Of ``paper_names()``.
+
+    Returns
+    -------
+    Paper
+        Its claims, tables and pictures; ``reproduce`` runs them.
+
+    Raises
+    ------
+    UnknownNameError
+        No such paper; names the nearest.
+
+    Examples
+    --------
+    >>> [claim.id for claim in paper("arrow").claims][:3]
+    ['A1', 'A2', 'A3']
+    """
     if name not in HOMES:
         raise UnknownNameError(f"unknown paper {name!r}{nearest(name, HOMES)}; known: {', '.join(HOMES)}")
     found: Paper[Bench] = import_module(HOMES[name]).PAPER

@@ -38,12 +38,23 @@ def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequ
     profiles : sequence of str
         Efficiency profiles.
 
+    Returns
+    -------
+    PaperResults
+        Table of claims, or None where ``items`` were asked for; paths of the pictures; design points computed. [1]
+
     Raises
     ------
     UnknownNameError
         When there is no such figure.
     DisaggSimError
         An unknown profile, a fault in a file, a directory that cannot be written.
+
+    Examples
+    --------
+    >>> reproduce(Frontiers(Path("results")), items=("fig5",), profiles=("ideal",))
+    Traceback (most recent call last):
+    disagg_sim.errors.UnknownNameError: unknown figure 'fig5', did you mean 'fig05'?; known: fig01, ...
     """
     known = item_names()
     for item in items:
