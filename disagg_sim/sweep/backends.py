@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs: int) -> Iterator[Result]:
-    """Results of ``function`` over ``tasks``, each as soon as it is complete.
+    """Give the results of a function over tasks, each as soon as it is complete.
 
     Parameters
     ----------
@@ -36,10 +36,20 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs
     jobs : int
         Processes; 1 runs here, in order. Above 1 the order is that of completion. [1]
 
+    Yields
+    ------
+    Result
+        What ``function`` returns, one a task.
+
     Raises
     ------
     DisaggSimError
         When a worker process was killed; the results so far have been given.
+
+    Examples
+    --------
+    >>> list(run_tasks(len, ["a", "bc", ""], jobs=1))
+    [1, 2, 0]
     """
     if jobs == 1 or len(tasks) < 2:
         yield from map(function, tasks)

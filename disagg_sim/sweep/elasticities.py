@@ -24,7 +24,25 @@ from disagg_sim.sweep.store import Store
 
 
 def why_not(item: CaseResult) -> str:
-    """Why a case has no elasticities; "" where it has some."""
+    """Say why a case has no elasticities.
+
+    Parameters
+    ----------
+    item : CaseResult
+        Its frontiers, lengths and cost.
+
+    Returns
+    -------
+    str
+        The reason; empty where it has some.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> case = SimpleNamespace(traffic=SimpleNamespace(law=""), per="usd")
+    >>> why_not(SimpleNamespace(plan=SimpleNamespace(case=case), found=("colocated",)))
+    'its frontier is one per usd, elasticities are of throughput per GPU'
+    """
     case = item.plan.case
     if not item.found:
         return "no result"
@@ -48,14 +66,56 @@ def elasticities(item: CaseResult, root: Path) -> pd.DataFrame:
 
 
 def write_elasticities(tables: Mapping[str, pd.DataFrame], root: Path) -> None:
-    """Write ``sensitivity.csv``: the tables of all cases, by name of the case, below one another."""
+    """Write ``sensitivity.csv``: the tables of all cases below one another, the case in front.
+
+    Parameters
+    ----------
+    tables : mapping of str to DataFrame
+        Of ``sweep_elasticities``; one or more.
+    root : Path
+        Directory of the sweep.
+
+    Returns
+    -------
+    None
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     write_elasticities({"demo": pd.DataFrame({"parameter": ["flops"], "throughput": [0.25]})}, Path(root))
+    ...     print(Path(root, "sensitivity.csv").read_text(), end="")
+    case,parameter,throughput
+    demo,flops,0.25
+    """
 
     joined = pd.concat([table.assign(case=name) for name, table in tables.items()], ignore_index=True)
     write_csv(root / "sensitivity.csv", joined[["case", *joined.columns.drop("case")]], digits=6)
 
 
 def sweep_elasticities(result: SweepResult, root: Path) -> dict[str, pd.DataFrame]:
-    """Elasticities of every case that has some, by name."""
+    """Compute the elasticities of every case that has some (``why_not``).
+
+    Parameters
+    ----------
+    result : SweepResult
+        Of ``run_sweep``.
+    root : Path
+        Directory of the sweep: a changed frontier needs the points next to it.
+
+    Returns
+    -------
+    dict of str to DataFrame
+        By name of the case, columns as ``certainty.elasticity.sensitivity``.
+
+    Examples
+    --------
+    A case without a frontier has none:
+
+    >>> from types import SimpleNamespace
+    >>> sweep_elasticities(SimpleNamespace(cases=(SimpleNamespace(plan=SimpleNamespace(case=None), found=()),)), Path())
+    {}
+    """
     return {item.plan.case.name: elasticities(item, root) for item in result.cases if not why_not(item)}
 
 

@@ -41,21 +41,60 @@ class CaseFidelity:
 
 
 def fidelity_of(result: SweepResult, root: Path, *, error_bars: bool, seed: int = 0) -> tuple[CaseFidelity, ...]:
-    """What the frontiers of every case rest on and, where asked for, their error bars.
+    """Tell what the frontiers of every case rest on and, where asked for, their error bars.
 
     Parameters
     ----------
-    root
+    result : SweepResult
+        Of ``run_sweep``.
+    root : Path
         Directory of the sweep: error bars of a frontier need the points next to it.
-    error_bars
+    error_bars : bool
         Whether to sample them (``certainty.error_bars``).
+    seed : int
+        Of the samples.
+
+    Returns
+    -------
+    tuple of CaseFidelity
+        In order of the cases; tables are empty where a case has no frontier, or no fitted profile.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> nothing = SimpleNamespace(plan=SimpleNamespace(case=SimpleNamespace(name="demo")), found=())
+    >>> (one,) = fidelity_of(SimpleNamespace(cases=(nothing,)), Path(), error_bars=True)
+    >>> one.case, len(one.outside), len(one.bands)
+    ('demo', 0, 0)
     """
     store = Store(root)
     return tuple(_of_case(case, store, error_bars=error_bars, seed=seed) for case in result.cases)
 
 
 def write_fidelity(found: Sequence[CaseFidelity], root: Path) -> None:
-    """Write ``outside_calibration.csv``, and ``uncertainty.csv`` and ``gain.csv`` where there are error bars."""
+    r"""Write ``outside_calibration.csv``, and ``uncertainty.csv`` and ``gain.csv`` where there are error bars.
+
+    Parameters
+    ----------
+    found : sequence of CaseFidelity
+        Of ``fidelity_of``.
+    root : Path
+        Directory of the sweep; files of an earlier run that have no rows now are removed.
+
+    Returns
+    -------
+    None
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> empty = pd.DataFrame()
+    >>> one = CaseFidelity(case="demo", outside=pd.DataFrame({"mode": ["colocated"]}), bands=empty, gain=empty)
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     write_fidelity([one], Path(root))
+    ...     {path.name: path.read_text() for path in Path(root).iterdir()}
+    {'outside_calibration.csv': 'case,mode\ndemo,colocated\n'}
+    """
 
     for name, tables in (
         ("outside_calibration", [each.outside.assign(case=each.case) for each in found]),

@@ -143,7 +143,23 @@ class SweepResult:
 
 
 def throughput_column(per: str) -> str:
-    """The column that a frontier is taken in: output tokens per GPU and second, per USD or per joule."""
+    """Name the column that a frontier is taken in.
+
+    Parameters
+    ----------
+    per
+        ``"gpu"``, ``"usd"`` or ``"joule"``.
+
+    Returns
+    -------
+    str
+        Column of output tokens per GPU and second, per USD or per joule.
+
+    Examples
+    --------
+    >>> [throughput_column(per) for per in COST_COLUMNS]
+    ['tokens_per_s_per_gpu', 'tokens_per_usd', 'tokens_per_joule']
+    """
     return COST_COLUMNS[per][-1].name if COST_COLUMNS[per] else THROUGHPUT
 
 

@@ -32,6 +32,11 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener, ove
     overwrite : bool
         Whether the results of another sweep in ``root`` may be removed.
 
+    Returns
+    -------
+    SweepResult
+        Frontiers of every case and mode in plan order, times in s, throughput in token/s.
+
     Raises
     ------
     StoreError
@@ -41,6 +46,20 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener, ove
     Notes
     -----
     A sweep without a single feasible case returns, too; ``SweepResult.require`` says what stands in the way.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from unittest.mock import Mock
+    >>> from disagg_sim.sweep.plan import plan_sweep
+    >>> from disagg_sim.sweep.spec import load_sweep
+    >>> text = '''{name: tiny, models: llama_3_1_8b, systems: {h100_sxm: fp8}, profile: ideal,
+    ...   traffic: [{isl: 1024, osl: 128}], modes: [colocated], limits: {max_gpus: 1}}'''
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     _ = Path(root, "tiny.yaml").write_text(text)
+    ...     result = run_sweep(plan_sweep(load_sweep(f"{root}/tiny.yaml")), Path(root, "out"), jobs=1, listener=Mock())
+    >>> [(case.plan.case.name, case.found[0].mode) for case in result.cases]
+    [('llama_3_1_8b-h100_sxm-fp8-ideal-1024-128-instance1', 'colocated')]
     """
     begun = time.perf_counter()
     planned = {block.key.relative for block in plan.blocks}

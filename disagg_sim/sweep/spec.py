@@ -367,6 +367,11 @@ def load_sweep(
     prices : mapping, optional
         Price of a GPU by system, before those of the file. [USD/h]
 
+    Returns
+    -------
+    SweepSpec
+        Times in s, lengths in tokens; for ``plan_sweep``.
+
     Raises
     ------
     SpecError

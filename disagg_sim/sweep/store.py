@@ -5,6 +5,8 @@ digest is stale; a block whose bytes changed after they were written is corrupt.
 
 The checksum is stored in the file itself, so a block is one file and renaming the file completes it. It is the SHA-256
 of all bytes of the file, with zeros in the place of the checksum. It is verified before any of the file is parsed.
+
+Past 400 lines: the file form, the digests that it carries, and what a run does with both.
 """
 
 from __future__ import annotations
@@ -210,7 +212,7 @@ class Own:
 
 @contextmanager
 def opened(root: Path, listener: Listener, *, overwrite: bool, noun: str, own: Own) -> Iterator[Store]:
-    """The store of a directory, locked, without the blocks that are not planned.
+    """Open the store of a directory, locked, without the blocks that are not planned.
 
     Parameters
     ----------
@@ -224,6 +226,25 @@ def opened(root: Path, listener: Listener, *, overwrite: bool, noun: str, own: O
         What is run, "sweep" or "scenario".
     own : Own
         Its tables and blocks.
+
+    Yields
+    ------
+    Store
+        Locked until the block ends.
+
+    Raises
+    ------
+    StoreError
+        The directory cannot be written, or another run is writing there.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from unittest.mock import Mock
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     with opened(Path(root), Mock(), overwrite=False, noun="sweep", own=Mock(tables=(), planned=set())) as store:
+    ...         sorted(path.name for path in store.root.iterdir())
+    ['.lock']
     """
     store = Store(root)
     store.prepare()
@@ -238,7 +259,7 @@ def opened(root: Path, listener: Listener, *, overwrite: bool, noun: str, own: O
 def missing(
     items: Sequence[Item], keys: Callable[[Item], Sequence[Key]], store: Store, listener: Listener, *, noun: str
 ) -> list[Item]:
-    """The items with a block that is missing, stale or corrupt; the listener hears why.
+    """List the items with a block that is missing, stale or corrupt; the listener hears why.
 
     Parameters
     ----------
@@ -250,6 +271,21 @@ def missing(
         Where the blocks lie, and who is told.
     noun : str
         What an item is, "blocks" or "runs".
+
+    Returns
+    -------
+    list
+        In order of ``items``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from unittest.mock import Mock
+    >>> blocks = [Key("points", "demo", name, "d1") for name in ("first", "second")]
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     Store(Path(root)).write(blocks[0], pd.DataFrame({"ttl_s": [0.01]}), note="")
+    ...     [key.name for key in missing(blocks, lambda key: [key], Store(Path(root)), Mock(), noun="blocks")]
+    ['second']
     """
     states = {item: {key: store.state(key) for key in keys(item)} for item in items}
     for key, state in (pair for blocks in states.values() for pair in blocks.items()):
@@ -310,17 +346,47 @@ def _is_ours(path: Path) -> bool:
 
 
 def digest_of(value: Any) -> str:
-    """Digest of a plain ``value``, a frozen dataclass, or tuples, sets and mappings of them.
+    """Compute the digest of a value; the order of a mapping or set does not count.
 
+    Parameters
+    ----------
+    value
+        Plain, a frozen dataclass, or tuples, sets and mappings of them.
+
+    Returns
+    -------
+    str
+        SHA-256 in hexadecimal digits.
+
+    Examples
+    --------
     >>> digest_of({"isl": 1024, "osl": 128}) == digest_of({"osl": 128, "isl": 1024})
     True
+    >>> digest_of((1024, 128)) == digest_of((128, 1024))
+    False
     """
     return hashlib.sha256(json.dumps(_plain(value), sort_keys=True).encode()).hexdigest()
 
 
 @cache
 def code_digest(rooms: tuple[str, ...]) -> str:
-    """Digest of the sources of some rooms, those in their folders included, and of what all rooms share."""
+    """Compute the digest of the sources of some rooms and of what all rooms share.
+
+    Parameters
+    ----------
+    rooms
+        Folders below the package; those inside them count, too.
+
+    Returns
+    -------
+    str
+        SHA-256 in hexadecimal digits: another one means that stored blocks are stale.
+
+    Examples
+    --------
+    >>> len({code_digest(rooms) for rooms in (("physics",), ("physics",), ("search",))})
+    2
+    """
     root = files("disagg_sim")
     texts = [pair for room in rooms for pair in _sources(root / room, room)]
     texts += [(name, (root / name).read_text()) for name in ("domain.py", "units.py")]
