@@ -27,10 +27,34 @@ def written(path: Path) -> Iterator[BinaryIO]:
 
     A device, a pipe or a stream of this process (``/dev/stdout``) keeps its place and is written directly.
 
+    Parameters
+    ----------
+    path
+        File to be replaced, or a device, pipe or stream.
+
+    Yields
+    ------
+    BinaryIO
+        An open file; what is written becomes ``path`` at once, or never.
+
     Raises
     ------
     StoreError
         One line: the directory cannot be written, the disk is full.
+
+    Examples
+    --------
+    An exception in the block leaves the file as it was:
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder, suppress(KeyError):
+    ...     write_text(path := Path(folder, "results.csv"), "complete")
+    ...     with suppress(ZeroDivisionError), written(path) as handle:
+    ...         handle.write(b"half")
+    ...         1 / 0
+    ...     print(path.read_text())
+    4
+    complete
     """
     if _is_stream(path):
         try:
@@ -58,7 +82,30 @@ def written(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file so that it is there whole or not at all."""
+    """Write a text file so that it is there whole or not at all.
+
+    Parameters
+    ----------
+    path, text
+        File, whose directory is made, and what becomes its content in UTF-8.
+
+    Returns
+    -------
+    None
+
+    Raises
+    ------
+    StoreError
+        The file cannot be written.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     write_text(path := Path(folder, "new", "note.txt"), "5 ns a point")
+    ...     print(path.read_text())
+    5 ns a point
+    """
     with written(path) as handle:
         handle.write(text.encode())
 
@@ -82,21 +129,73 @@ def write_csv(path: Path, table: Table, *, digits: int = 0) -> None:
     digits : int
         Significant digits of a number; 0 = all. [1]
 
+    Returns
+    -------
+    None
+
     Raises
     ------
     StoreError
         The file cannot be written.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     write_csv(path := Path(folder, "points.csv"), pd.DataFrame({"ttl_s": [0.0123456]}), digits=3)
+    ...     path.read_text().split()
+    ['ttl_s', '0.0123']
     """
     write_text(path, csv_text(table, digits=digits))
 
 
 def csv_text(table: Table, *, digits: int = 0) -> str:
-    """The text that ``write_csv`` writes of a ``table``, numbers with so many ``digits``."""
+    """Return the text that ``write_csv`` writes of a table.
+
+    Parameters
+    ----------
+    table
+        A DataFrame; its index is left out.
+    digits
+        Significant digits of a number; 0 = all. [1]
+
+    Returns
+    -------
+    str
+        Lines that end in a line feed on every system.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> csv_text(pd.DataFrame({"ttl_s": [0.0123456, 2]}), digits=3)
+    'ttl_s\\n0.0123\\n2\\n'
+    """
     return table.to_csv(index=False, float_format=f"%.{digits}g" if digits else None, lineterminator="\n")
 
 
 def remove_leftovers(root: Path) -> int:
-    """Remove what writers that were killed left below a directory of results; returns how many files. [1]"""
+    """Remove what writers that were killed left below a directory of results.
+
+    Parameters
+    ----------
+    root
+        Directory of a run; temporary files up to three directories deep are found.
+
+    Returns
+    -------
+    int
+        Files removed; those of writers that still live are kept. [1]
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     handle = Path(folder, ".points.csv.4711.tmp").open("w")
+    ...     handle.close()
+    ...     remove_leftovers(Path(folder))
+    1
+    """
     places = (root.glob("*/" * depth + ".*.tmp") for depth in range(_DEPTH))
     return _remove(path for place in places for path in place if _target(path))
 

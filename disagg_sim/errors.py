@@ -59,7 +59,23 @@ class PolicyError(DisaggSimError):
 
 
 def quoted(value: object) -> str:
-    """A value from outside as messages show it: its ``repr``, cut after ``LONGEST_SHOWN`` characters."""
+    """Show a value from outside as messages do: its ``repr``, cut after ``LONGEST_SHOWN`` characters.
+
+    Parameters
+    ----------
+    value
+        Anything; what has no ``repr`` is described.
+
+    Returns
+    -------
+    str
+        One line.
+
+    Examples
+    --------
+    >>> quoted("141 TB"), quoted("x" * 999)[-24:]
+    ("'141 TB'", 'xx... (1,001 characters)')
+    """
     try:
         text = repr(value)
     except RecursionError:
@@ -70,13 +86,45 @@ def quoted(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """A text with control characters written as escapes and overlong words cut; the ends of its lines stay."""
+    """Write control characters of a text as escapes and cut overlong words; the ends of its lines stay.
+
+    Parameters
+    ----------
+    text
+        From outside.
+
+    Returns
+    -------
+    str
+        Safe to print in a terminal.
+
+    Examples
+    --------
+    >>> print(printable("a\\x1b[31mred"))
+    a\\x1b[31mred
+    """
     plain = "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
     return re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: f"{word[0][:LONGEST_WORD]}...", plain)
 
 
 def given_twice(names: Iterable[str]) -> str:
-    """The first name that occurs twice, or an empty string."""
+    """Find the first name that occurs twice.
+
+    Parameters
+    ----------
+    names
+        In the order given.
+
+    Returns
+    -------
+    str
+        The name, or an empty string.
+
+    Examples
+    --------
+    >>> given_twice(["tp", "ep", "tp"]), given_twice(["tp", "ep"])
+    ('tp', '')
+    """
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -86,9 +134,26 @@ def given_twice(names: Iterable[str]) -> str:
 
 
 def nearest(name: object, allowed: Iterable[str]) -> str:
-    """`` , did you mean 'x'?`` for the closest allowed name, or an empty string.
+    """Suggest the closest allowed name: ``, did you mean 'x'?``
 
     A name that goes on where ``name`` ends comes first: ``b200`` is ``b200_sxm``, not ``gh200``.
+
+    Parameters
+    ----------
+    name
+        As the user wrote it.
+    allowed
+        Names to choose from.
+
+    Returns
+    -------
+    str
+        To be put behind a message; empty where nothing is close.
+
+    Examples
+    --------
+    >>> nearest("b200", ["gh200", "b200_sxm"]), nearest("xyz", ["gh200", "b200_sxm"])
+    (", did you mean 'b200_sxm'?", '')
     """
     names, text = list(allowed), str(name)[:LONGEST_SHOWN]
     longer = [each for each in names if each.startswith(f"{text}_")]
@@ -97,7 +162,35 @@ def nearest(name: object, allowed: Iterable[str]) -> str:
 
 
 def whole_number(name: str, value: object, least: int = 1, note: str = "", *, most: float = math.inf) -> int:
-    """The argument ``name`` as an int; ``InputError`` unless it is a whole number from ``least`` to ``most``."""
+    """Return the argument ``name`` as an int.
+
+    Parameters
+    ----------
+    name, value
+        Argument as messages call it, and what was given.
+    least, most
+        Range, inclusive.
+    note
+        Put behind the message.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    InputError
+        Unless it is a whole number from ``least`` to ``most``.
+
+    Examples
+    --------
+    >>> whole_number("batch", 64.0)
+    64
+    >>> whole_number("batch", 0)
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: batch 0 is out of range; allowed: whole numbers from 1
+    """
     number = as_float(value)
     if not number.is_integer() or not least <= number <= most:
         upto = f" to {most}" if most < math.inf else ""
@@ -106,7 +199,33 @@ def whole_number(name: str, value: object, least: int = 1, note: str = "", *, mo
 
 
 def above_zero(name: str, value: object, unit: str = "") -> float:
-    """The argument ``name`` as a float; ``InputError`` unless it is a number above 0, infinity included."""
+    """Return the argument ``name`` as a float.
+
+    Parameters
+    ----------
+    name, value
+        Argument as messages call it, and what was given.
+    unit
+        Put behind the 0 of the message.
+
+    Returns
+    -------
+    float
+        The number, infinity included.
+
+    Raises
+    ------
+    InputError
+        Unless it is a number above 0.
+
+    Examples
+    --------
+    >>> above_zero("ftl_limit", 2)
+    2.0
+    >>> above_zero("ftl_limit", -1, "s")
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: ftl_limit must be above 0 s, got -1
+    """
     number = as_float(value)
     if not number > 0:
         raise InputError(f"{name} must be above 0{unit and f' {unit}'}, got {_shown(value)}")
@@ -114,7 +233,23 @@ def above_zero(name: str, value: object, unit: str = "") -> float:
 
 
 def as_float(value: object) -> float:
-    """A real number as a float, NaN for all else; what is too large for one is infinite."""
+    """Turn a real number into a float.
+
+    Parameters
+    ----------
+    value
+        Anything.
+
+    Returns
+    -------
+    float
+        NaN for all that is no real number; infinity for what is too large for a float.
+
+    Examples
+    --------
+    >>> as_float(64), as_float("64"), as_float(10**400)
+    (64.0, nan, inf)
+    """
     try:
         return float(value) if isinstance(value, Real) else math.nan
     except OverflowError:

@@ -37,10 +37,27 @@ _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za
 def parse_quantity(text: object, dimension: str) -> float:
     """Read ``"3.35 TB/s"`` as 3.35e12 when ``dimension`` is ``"B/s"``.
 
+    Parameters
+    ----------
+    text
+        A number and a unit, as in YAML.
+    dimension
+        SI unit of the result: ``"B"``, ``"B/s"``, ``"FLOP/s"``, ``"s"`` or ``"W"``.
+
+    Returns
+    -------
+    float
+        In the unit of ``dimension``. GB is 1e9 B, GiB is 2**30 B.
+
     Raises
     ------
     ValueError
         When there is no number, no unit, or a unit of another dimension.
+
+    Examples
+    --------
+    >>> parse_quantity("3.35 TB/s", "B/s"), parse_quantity("141 GB", "B") / GB, parse_quantity("1 GiB", "B") / GIB
+    (3350000000000.0, 141.0, 1.0)
     """
     match = _QUANTITY.fullmatch(str(text))
     if match is None:

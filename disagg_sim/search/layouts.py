@@ -45,18 +45,62 @@ SERVED, LAUNCHABLE, NOT_LAUNCHABLE = EVIDENCE = ("served", "launchable", "not la
 
 
 def family_of(model: ModelSpec) -> str:
-    """Family of a model by what its layouts differ in: ``dense``, ``MoE``, ``MoE with MLA``."""
+    """Name the family of a model by what its layouts differ in: ``dense``, ``MoE``, ``MoE with MLA``.
+
+    Parameters
+    ----------
+    model
+        Whose kinds of attention and experts count.
+
+    Returns
+    -------
+    str
+        Key of ``checked_kinds``.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_model
+    >>> [family_of(load_model(name)) for name in ("llama_3_1_8b", "deepseek_r1")]
+    ['dense', 'MoE with MLA']
+    """
     latent = " with MLA" if "mla" in model.attention_kinds else ""
     return f"{'MoE' if model.is_moe else 'dense'}{latent}"
 
 
 def class_of(system: SystemSpec) -> str:
-    """Class of a system, generation and NVLink domain: ``Hopper, domain of 8``, ``Blackwell, domain of 72``."""
+    """Name the class of a system, generation and NVLink domain: ``Hopper, domain of 8``, ``Blackwell, domain of 72``.
+
+    Parameters
+    ----------
+    system
+        Whose architecture and domain count.
+
+    Returns
+    -------
+    str
+        Key of ``checked_kinds``.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_system
+    >>> [class_of(load_system(name)) for name in ("h100_sxm", "h200_sxm", "gb200_nvl72")]
+    ['Hopper, domain of 8', 'Hopper, domain of 8', 'Blackwell, domain of 72']
+    """
     return f"{system.architecture.split()[0]}, domain of {system.nvlink_domain}"
 
 
 def layouts_of(mapping: Mapping) -> NDArray[np.object_]:
-    """What each mapping does with attention, experts and layers, in words; shape (rows,).
+    """Say what each mapping does with attention, experts and layers, in words.
+
+    Parameters
+    ----------
+    mapping
+        One, or columns of many.
+
+    Returns
+    -------
+    ndarray of str, shape (rows,)
+        Degrees left out: "TP", "DP, EP", "TP, EP, PP".
 
     Examples
     --------
@@ -143,6 +187,11 @@ def evidence(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
         Whose model is cut over the GPUs of whose system, in which recipe.
     mapping : Mapping
         One, or columns of many.
+
+    Returns
+    -------
+    ndarray of str, shape (rows,)
+        "served", or "launchable: " or "not launchable: " and the reason.
 
     Examples
     --------

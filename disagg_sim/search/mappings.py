@@ -30,15 +30,34 @@ ONE_GPU_STAGES = "pipeline stages of one GPU"
 
 
 def mappings_for(at: Setup, mappings: Mapping | list[Mapping]) -> Mapping:
-    """Columns of the mappings; single mappings are checked against model and system, tables are not.
+    """Stack mappings as columns; single ones are checked against model and system, tables are not.
 
     Pipelines may be of any depth up to the layers: one that does not divide them has stages of two lengths. TP may
     leave the NVLink domain: who writes such a mapping asks for it.
+
+    Parameters
+    ----------
+    at
+        Setup, whose model is sharded over the GPUs of whose system.
+    mappings
+        A table from ``enumerate_mappings``, one mapping, or a list.
+
+    Returns
+    -------
+    Mapping
+        Columns of shape (rows,).
 
     Raises
     ------
     InputError
         A mapping that cannot be; says why.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
+    >>> mappings_for(at, [Mapping(), Mapping(tp_attn=4, tp_ffn=4, pp=2)]).gpus.tolist()
+    [1, 8]
     """
     if isinstance(mappings, Mapping) and np.ndim(mappings.pp):
         return mappings
@@ -168,10 +187,22 @@ def _candidates(at: Setup, max_gpus: int | None, *, tp_over_nics: bool) -> Itera
 
 
 def least_redundant_slots(model: ModelSpec, ep: int) -> int | None:
-    """Fewest redundant slots with which ``ep`` ranks hold equally many experts; None where no engine would. [1]
+    """Find the fewest redundant slots with which ``ep`` ranks hold equally many experts. [1]
+
+    Parameters
+    ----------
+    model, ep
+        Experts of each kind of layer, and EP degree. [1]
+
+    Returns
+    -------
+    int or None
+        0 where EP divides the experts; None where no engine would have as many.
 
     Examples
     --------
+    256 experts on 24 ranks need 264 places, on 192 ranks 384:
+
     >>> from disagg_sim.facts.load import load_model
     >>> [least_redundant_slots(load_model("deepseek_r1"), ep) for ep in (32, 24, 48, 192)]
     [0, 8, 32, None]

@@ -41,7 +41,7 @@ def pareto_mask(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
 
 
 def pareto_front(points: pd.DataFrame, *, x: str, y: str, by: Sequence[str] = ()) -> pd.DataFrame:
-    """The rows of ``points`` on the Pareto front of columns ``x`` and ``y``, both maximised.
+    """Find the rows of ``points`` on the Pareto front of columns ``x`` and ``y``, both maximised.
 
     Parameters
     ----------
@@ -56,6 +56,14 @@ def pareto_front(points: pd.DataFrame, *, x: str, y: str, by: Sequence[str] = ()
     -------
     DataFrame
         Groups in order of first appearance, inside a group x rises (and y falls); fresh index.
+
+    Examples
+    --------
+    The slow case keeps its front where cases are apart:
+
+    >>> points = pd.DataFrame({"case": ["a", "a", "a", "b"], "user": [10, 20, 20, 15], "gpu": [8, 5, 3, 4]})
+    >>> [pareto_front(points, x="user", y="gpu", by=by).gpu.tolist() for by in ((), ("case",))]
+    [[8, 5], [8, 5, 4]]
     """
     if by:
         group = points.groupby(list(by), sort=False, observed=True, dropna=False).ngroup().to_numpy()
