@@ -194,7 +194,7 @@ def batch_axis(at: Setup, mappings: Mapping | list[Mapping], lengths: Lengths, *
 
     Examples
     --------
-    Beside 13 GB of weights and runtime the caches of 192 requests, 0.57 GB each, fit into the 135 GB of an H200, and those
+    Beside 13 GB of weights and runtime the caches of 192 requests, 0.57 GB each, fit into the 135 GB of an H200. Those
     of 224, the next batch, do not:
 
     >>> from disagg_sim.physics.setup import setup
