@@ -88,7 +88,34 @@ def colocated(
 
 
 def search_colocated(case: Case, mappings: Mapping | list[Mapping]) -> Found:
-    """The points of ``colocated`` within the limits, none if so it is, and what was looked at."""
+    """Find the points of ``colocated`` within the limits, none if so it is, and count what was looked at.
+
+    Parameters
+    ----------
+    case, mappings
+        Setup, lengths, limits and options; mappings to search.
+
+    Returns
+    -------
+    Found
+        Table of points, and a tally of what the limits left out.
+
+    Raises
+    ------
+    InputError
+        Mappings that the model cannot take, none at all, or prompts of a pass above every batch.
+
+    Examples
+    --------
+    An FTL limit of 1 us leaves nothing, and that is a result:
+
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
+    >>> case = Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=1e-6, options=Colocation(batch=(1, 2)))
+    >>> found = search_colocated(case, Mapping())
+    >>> len(found.points), found.tally.feasible, found.tally.above_ftl_limit
+    (0, 3, 3)
+    """
     sizes = None if case.options.prefill_batch is None else np.array(case.options.prefill_batch)
     parts = [part for group in groups(case, mappings) for part in _search(case, group, sizes)]
     if sizes is not None and not parts:
@@ -97,7 +124,28 @@ def search_colocated(case: Case, mappings: Mapping | list[Mapping]) -> Found:
 
 
 def count_colocated(case: Case, mappings: Mapping) -> int:
-    """Design points that ``colocated`` scores: (mapping, batch, prompts of a pass, cut). [1]"""
+    """Count the design points that ``colocated`` scores: (mapping, batch, prompts of a pass, cut). [1]
+
+    Parameters
+    ----------
+    case, mappings
+        Setup, lengths, limits and options; mappings to search.
+
+    Returns
+    -------
+    int
+        Before any limit acts. [1]
+
+    Examples
+    --------
+    Batches of 1 and 2 make passes of one prompt and of one or two:
+
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
+    >>> case = Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=Colocation(batch=(1, 2)))
+    >>> count_colocated(case, Mapping())
+    3
+    """
     return sum(
         len(group.table) * int(np.count_nonzero(_pass_sizes(group, None))) * len(_cut_sizes(case, group))
         for group in groups(case, mappings)

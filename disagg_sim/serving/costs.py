@@ -51,12 +51,29 @@ Per = str | Mapping[str, float]
 
 
 def costs_of_gpus(systems: Iterable[SystemSpec | str], per: Per) -> dict[str, float]:
-    """What one GPU of each system costs, by name: 1 ("gpu"), its price [USD/h] or its TDP [W] ("watt").
+    """Price one GPU of each system: 1 ("gpu"), its price [USD/h] or its TDP [W] ("watt").
+
+    Parameters
+    ----------
+    systems
+        Specs, or names of shipped ones.
+    per
+        What throughput is counted over.
+
+    Returns
+    -------
+    dict
+        Cost by name of the system. [1], [USD/h] or [W]
 
     Raises
     ------
     InputError
         When a price is unknown or out of range, or where one is left out and another is of no known system.
+
+    Examples
+    --------
+    >>> [costs_of_gpus(["h200_sxm"], per)["h200_sxm"] for per in ("gpu", "watt", {"h200_sxm": 3})]
+    [1.0, 700.0, 3.0]
     """
     named, prices = {_name(system): system for system in systems}, None if isinstance(per, str) else per
     if per == "gpu":
@@ -73,7 +90,7 @@ def costs_of_gpus(systems: Iterable[SystemSpec | str], per: Per) -> dict[str, fl
 
 
 def with_cost(points: pd.DataFrame, per: Per) -> pd.DataFrame:
-    """A table of points of any mode with the columns of its cost added.
+    """Add the columns of its cost to a table of points of any mode.
 
     Parameters
     ----------
@@ -84,10 +101,25 @@ def with_cost(points: pd.DataFrame, per: Per) -> pd.DataFrame:
         ``tokens_per_joule`` (at the TDP of the GPUs), "gpu" adds nothing. A mapping is "usd" with the price of a GPU
         by system, in place of the middle of its ``usd_per_gpu_hour``. [USD/h]
 
+    Returns
+    -------
+    DataFrame
+        A copy with the columns added; the table itself for "gpu".
+
     Raises
     ------
     InputError
         An unknown ``per``; a price that is unknown or out of range.
+
+    Examples
+    --------
+    A deployment of one GPU at 3 USD/h delivers 3600/3 tokens per USD for every token/s:
+
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
+    >>> points = with_cost(ds.colocated(at, ds.Mapping(), ds.lengths(2048, 256)), {"h200_sxm": 3.0})
+    >>> (points.tokens_per_usd / points.tokens_per_s_per_gpu).round(6).unique().tolist()
+    [1200.0]
     """
     check_per(per)
     names = {str(name) for column in ("prefill_system", "system") for name in points[column].unique()}

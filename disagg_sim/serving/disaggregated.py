@@ -77,6 +77,19 @@ def disaggregated(
         When no prefill configuration meets the limits; says the best that there is.
     InputError
         Values out of range, grids that do not belong together.
+
+    Examples
+    --------
+    A prefill instance of 57 requests/s feeds seven decode instances of batch 1, of 2.3 requests/s each. At batch 64
+    a decode instance takes 68, so four of prefill feed three; the cap is 8 GPUs:
+
+    >>> import disagg_sim as ds
+    >>> at, lengths = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
+    >>> prefill = ds.prefill_grid(at, ds.Mapping(), lengths)
+    >>> decode = ds.decode_grid(at, ds.Mapping(), lengths, batch=[1, 8, 64])
+    >>> table = disaggregated(prefill, decode, gpu_cap=8)
+    >>> table[["decode_batch", "prefill_instances", "decode_instances"]].values.tolist()
+    [[1, 1, 7], [8, 1, 3], [64, 4, 3]]
     """
     rules = Rules(
         ftl_limit=ftl_limit, ttl_limit=ttl_limit, gpu_cap=gpu_cap, nic_limit=nic_limit, matching=matching, per=per

@@ -50,7 +50,23 @@ def layout_evidence(points: pd.DataFrame, at: Setup, prefill_at: Setup | None = 
 
 
 def level(text: str) -> str:
-    """The first words of an evidence, one of ``EVIDENCE``."""
+    """Return the first words of an evidence, one of ``EVIDENCE``.
+
+    Parameters
+    ----------
+    text
+        As ``layout_evidence`` says it.
+
+    Returns
+    -------
+    str
+        "served", "launchable" or "not launchable".
+
+    Examples
+    --------
+    >>> level("launchable: PP of one-GPU stages never served")
+    'launchable'
+    """
     return text.partition(":")[0]
 
 

@@ -89,13 +89,64 @@ def piggyback(
 
 
 def search_piggyback(case: Case, mappings: Mapping | list[Mapping]) -> Found:
-    """The points of ``piggyback`` within the limits, none if so it is, and what was looked at."""
+    """Find the points of ``piggyback`` within the limits, none if so it is, and count what was looked at.
+
+    Parameters
+    ----------
+    case, mappings
+        Setup, lengths, limits and options; mappings to search.
+
+    Returns
+    -------
+    Found
+        Table of points, and a tally of what the limits left out.
+
+    Raises
+    ------
+    InputError
+        Mappings that the model cannot take, or none at all.
+
+    Examples
+    --------
+    With the same number of prompt tokens in every step all steps are mixed:
+
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.serving.colocation import Colocation
+    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
+    >>> options = Colocation(batch=(16, 64), every_step_mixed=True)
+    >>> case = Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=options)
+    >>> search_piggyback(case, Mapping()).points[["mixed_chunk_tokens", "mixed_step_share"]].round(1).values.tolist()
+    [[128.5, 1.0], [514.0, 1.0]]
+    """
     parts = [part for group in groups(case, mappings) for part in _search(case, group)]
     return found(case, Mode.PIGGYBACK, parts)
 
 
 def count_piggyback(case: Case, mappings: Mapping) -> int:
-    """Design points that ``piggyback`` scores: (mapping, batch, chunk, form of MLA). [1]"""
+    """Count the design points that ``piggyback`` scores: (mapping, batch, chunk, form of MLA). [1]
+
+    Parameters
+    ----------
+    case, mappings
+        Setup, lengths, limits and options; mappings to search.
+
+    Returns
+    -------
+    int
+        Before any limit acts. [1]
+
+    Examples
+    --------
+    A batch of 16 takes in 16 x 2048/255 = 128 prompt tokens a step: as many in every step, or 512 in every fourth.
+    Chunks of 64 would be too few:
+
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.serving.colocation import Colocation
+    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
+    >>> options = Colocation(batch=(16,), rank_chunk_tokens=(64, 512))
+    >>> count_piggyback(Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=options), Mapping())
+    2
+    """
     return sum(len(group.table) * _chunks(case, group)[0].size * len(case.forms) for group in groups(case, mappings))
 
 

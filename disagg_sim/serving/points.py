@@ -248,7 +248,24 @@ def points_table(served: Served) -> pd.DataFrame:
 
 
 def empty_table(columns: Sequence[Column] = COLUMNS) -> pd.DataFrame:
-    """A table without rows, with the types of its columns."""
+    """Make a table without rows, with the types of its columns.
+
+    Parameters
+    ----------
+    columns
+        Of the table; those of points by default.
+
+    Returns
+    -------
+    DataFrame
+        Of shape (0, columns).
+
+    Examples
+    --------
+    >>> table = empty_table()
+    >>> len(table), str(table["isl"].dtype), str(table["ttl_s"].dtype)
+    (0, 'int64', 'float64')
+    """
     return pd.DataFrame({column.name: pd.Series(dtype=column.dtype) for column in columns})
 
 
@@ -279,6 +296,12 @@ def pareto_front(
     ------
     InputError
         A column that the table lacks.
+
+    Examples
+    --------
+    >>> points = pd.DataFrame({INTERACTIVITY: [10.0, 20.0, 20.0], THROUGHPUT: [800.0, 300.0, 200.0]})
+    >>> pareto_front(points)[THROUGHPUT].tolist()
+    [800.0, 300.0]
     """
     if by is None:
         names = ("case",) if "case" in points else tuple(name for name in CASE_COLUMNS if name in points)
