@@ -73,7 +73,26 @@ class Line:
 
 
 def heading(point: Mapping[str, Any]) -> str:
-    """Name a design in one line: model, systems, mode, lengths, mappings, batches."""
+    """Name a design in one line: model, systems, mode, lengths, mappings, batches.
+
+    Parameters
+    ----------
+    point
+        A row of a table of points, by column name.
+
+    Returns
+    -------
+    str
+        For people.
+
+    Examples
+    --------
+    >>> one = {"tp_attn": 4, "dp_attn": 1, "tp_ffn": 4, "ep": 1, "pp": 1, "redundant_slots": 0, "batch": 32}
+    >>> point = {f"decode_{name}": value for name, value in one.items()} | {"mode": "decode", "prefill_chunk_tokens": 0}
+    >>> point |= {"model": "llama_3_1_70b", "system": "h100_sxm", "precision": "fp8", "profile": "ideal"}
+    >>> heading(point | {"isl": 4096, "osl": 512})
+    'llama_3_1_70b on h100_sxm, fp8 (ideal): decode, 4,096 tokens in, 512 out; TP4, batch 32'
+    """
     mode = str(point["mode"])
     where = f"{point['model']} on {point['system']}, {point['precision']} ({point['profile']})"
     chunk = f" in chunks of {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
@@ -93,12 +112,32 @@ def heading(point: Mapping[str, Any]) -> str:
 
 
 def point_of(found: Breakdown, row: Any) -> dict[str, Any]:
-    """The design of a row by column name."""
+    """Take the design of a row by column name.
+
+    Parameters
+    ----------
+    found
+        From ``breakdown``.
+    row
+        Index of the design.
+
+    Returns
+    -------
+    dict of str to value
+        Times in s, as in the table of points.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from types import SimpleNamespace
+    >>> point_of(SimpleNamespace(points=pd.DataFrame({"model": ["llama_3_1_8b"], "ttl_s": [0.01]}, index=[7])), 7)
+    {'model': 'llama_3_1_8b', 'ttl_s': 0.01}
+    """
     return records(found.points.loc[[row]])[0]
 
 
 def lines_of(found: Breakdown, row: Any, latency: str) -> list[Line]:
-    """Parts of a latency, the longest first; small ones are added up in the last line.
+    """List the parts of a latency, the longest first; small ones are added up in the last line.
 
     Parameters
     ----------
@@ -108,6 +147,24 @@ def lines_of(found: Breakdown, row: Any, latency: str) -> list[Line]:
         Index of the design.
     latency
         "ttl" or "ftl".
+
+    Returns
+    -------
+    list of Line
+        Parts of ``WORTH_TELLING`` of the latency and more, times in s; then the sum of the others.
+
+    Examples
+    --------
+    Of 10 ms two operators take 3 us and 4 us, and stand together:
+
+    >>> import pandas as pd
+    >>> from types import SimpleNamespace
+    >>> parts = pd.DataFrame({"operator": ["down", "head", "hop"], "seconds": [9.993e-3, 4e-6, 3e-6]})
+    >>> parts = parts.assign(share=parts["seconds"] / 0.010, ideal_s=parts["seconds"], step="", outside="", source="")
+    >>> parts = parts.assign(**{f"{name}_s": 0.0 for name in RESOURCES})
+    >>> lines = lines_of(SimpleNamespace(latency=lambda row, name: parts), 0, "ttl")
+    >>> [(line.operator, f"{line.seconds / US:.0f} us") for line in lines]
+    [('down', '9993 us'), ('2 others', '7 us')]
     """
     parts = found.latency(row, latency)
     several = len(parts["step"].unique()) > 1
@@ -140,14 +197,53 @@ def _line(part: Mapping[str, Any], *, several: bool) -> Line:
 
 
 def time_text(seconds: float) -> str:
-    """Seconds in the unit that suits them."""
+    """Write a time in the unit that suits it.
+
+    Parameters
+    ----------
+    seconds
+        0 or above. [s]
+
+    Returns
+    -------
+    str
+        Three digits, in s, ms or us.
+
+    Examples
+    --------
+    >>> [time_text(seconds) for seconds in (2.5, 0.0123, 4.56e-6)]
+    ['2.5 s', '12.3 ms', '4.56 us']
+    """
     if seconds >= 1.0:
         return f"{seconds:.3g} s"
     return f"{seconds / MS:.3g} ms" if seconds >= MS / 10 else f"{seconds / US:.3g} us"
 
 
 def latency_title(found: Breakdown, row: Any, latency: str) -> str:
-    """Title of a latency: its value, its meaning for users, and its distance from the speed of light."""
+    """Title a latency: its value, its meaning for users, and its distance from the speed of light.
+
+    Parameters
+    ----------
+    found
+        From ``breakdown``.
+    row
+        Index of the design.
+    latency
+        "ttl" or "ftl".
+
+    Returns
+    -------
+    str
+        For people, in the unit that suits the latency.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from types import SimpleNamespace
+    >>> parts = pd.DataFrame({"seconds": [0.003, 0.001], "ideal_s": [0.002, 0.0]})
+    >>> latency_title(SimpleNamespace(latency=lambda row, name: parts), 0, "ttl")
+    'TTL 4 ms = 250 tokens/s/user; 50% of the speed of light (2 ms)'
+    """
     parts = found.latency(row, latency)
     seconds, ideal = parts["seconds"].sum(), parts["ideal_s"].sum()
     rate = f" = {1.0 / seconds:,.4g} tokens/s/user" if latency == "ttl" else ""
@@ -156,14 +252,60 @@ def latency_title(found: Breakdown, row: Any, latency: str) -> str:
 
 
 def resource_shares(found: Breakdown, row: Any, latency: str) -> dict[str, float]:
-    """Share of each resource in a latency, the largest first. [1]"""
+    """Compute the share of each resource in a latency.
+
+    Parameters
+    ----------
+    found
+        From ``breakdown``.
+    row
+        Index of the design.
+    latency
+        "ttl" or "ftl".
+
+    Returns
+    -------
+    dict of str to float
+        Shares of ``RESOURCES``, the largest first; they add up to 1. [1]
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from types import SimpleNamespace
+    >>> spent = {f"{name}_s": 0.0 for name in RESOURCES} | {"hbm_s": 3.0, "compute_s": 1.0, "seconds": 4.0}
+    >>> parts = pd.DataFrame([spent])
+    >>> list(resource_shares(SimpleNamespace(latency=lambda row, name: parts), 0, "ttl").items())[:2]
+    [('hbm', 0.75), ('compute', 0.25)]
+    """
     parts = found.latency(row, latency)
     shares = {name: float(parts[f"{name}_s"].sum() / parts["seconds"].sum()) for name in RESOURCES}
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def memory_lines(found: Breakdown, row: Any) -> Iterator[tuple[str, float, list[tuple[str, float]]]]:
-    """What fills the fullest GPU of each pool: a title, the limit, and the parts that are there, largest first. [B]"""
+    """List what fills the fullest GPU of each pool.
+
+    Parameters
+    ----------
+    found
+        From ``breakdown``.
+    row
+        Index of the design.
+
+    Yields
+    ------
+    tuple of str, float and list
+        A title, the limit [B], and the parts that are there with their bytes, largest first. [B]
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from types import SimpleNamespace
+    >>> held = pd.DataFrame({"row": 0, "phase": "decode", "part": ["weights", "cache"], "bytes": [16 * GB, 24 * GB]})
+    >>> [(title, _, parts)] = memory_lines(SimpleNamespace(memory=held.assign(limit_bytes=80 * GB)), 0)
+    >>> title, parts[0]
+    ('memory of a decode GPU: 40.0 of 80.0 GB that an engine may fill (50%)', ('KV cache', 24000000000.0))
+    """
     mine = found.memory[found.memory["row"] == row]
     for phase, parts in mine.groupby("phase", sort=False):
         held, limit = parts["bytes"].sum(), parts["limit_bytes"].iloc[0]
@@ -180,7 +322,29 @@ def memory_lines(found: Breakdown, row: Any) -> Iterator[tuple[str, float, list[
 
 
 def elasticity_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, str, str, str]]:
-    """What one percent of a number of the hardware brings, in words; numbers that bring nothing are left out."""
+    """Tell what one percent of a number of the hardware brings, in words.
+
+    Parameters
+    ----------
+    found
+        From ``breakdown``.
+    row
+        Index of the design.
+
+    Yields
+    ------
+    tuple of str
+        The number, then the change of TTL, FTL and throughput in percent; numbers that bring nothing are left out.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from types import SimpleNamespace
+    >>> table = pd.DataFrame({"row": 0, "parameter": ["flops", "hbm_bandwidth"], "ttl": [0.0, -0.9]})
+    >>> table = table.assign(ftl=[0.0, -0.2], throughput=[0.0, 0.85])
+    >>> list(elasticity_rows(SimpleNamespace(elasticities=table), 0))
+    [('1 % more HBM bandwidth', '-0.90 %', '-0.20 %', '+0.85 %')]
+    """
     mine = found.elasticities[found.elasticities["row"] == row]
     for line in records(mine):
         sign = -1.0 if line["parameter"].endswith("_latency") else 1.0
@@ -191,7 +355,30 @@ def elasticity_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, str, str,
 
 
 def source_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, ...]]:
-    """What the parts of a design rest on, each once: entry, equation, engine, rows, errors, place, range."""
+    """List what the parts of a design rest on, each once: entry, equation, engine, rows, errors, place, range.
+
+    Parameters
+    ----------
+    found
+        From ``breakdown``.
+    row
+        Index of the design.
+
+    Yields
+    ------
+    tuple of str
+        Entry of a file, function with the equation, engine and version ("assumed", "vendor" where nothing was fitted),
+        points fitted, median and 90 % error, file and line, range of the fit.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from types import SimpleNamespace
+    >>> name = "disagg_sim.physics.gemm.gemm_cost"
+    >>> parts = pd.DataFrame({"row": [0], "operator": "head", "equation": name, "source": "h100_sxm.yaml:9 peak_flops"})
+    >>> list(source_rows(SimpleNamespace(operators=parts, fits=pd.DataFrame({"row": [], "file": [], "entry": []})), 0))
+    [('peak_flops', 'physics.gemm.gemm_cost', 'vendor', '', '', '', 'h100_sxm.yaml:9', '')]
+    """
     parts = found.operators[found.operators["row"] == row]
     equations = parts.assign(equation=parts["equation"].str.removeprefix("disagg_sim."))
     of_operator = dict(zip(equations["operator"], equations["equation"], strict=True))

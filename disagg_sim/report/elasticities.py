@@ -36,6 +36,23 @@ def draw_elasticities(table: pd.DataFrame, path: Path, *, title: str) -> None:
     ----------
     table
         As ``certainty.elasticity.sensitivity`` returns it.
+    path
+        The PNG; its directory is made.
+    title
+        Stands above the panels.
+
+    Returns
+    -------
+    None
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> table = pd.DataFrame({"mode": "colocated", X: [20.0, 40.0], "parameter": "flops", "throughput": [0.5, 0.9]})
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     draw_elasticities(table.assign(frontier=[0.4, 0.8]), Path(root, "demo.png"), title="demo")
+    ...     [path.name for path in Path(root).iterdir()]
+    ['demo.png']
     """
     modes = list(dict.fromkeys(table["mode"]))
     signed = table.assign(

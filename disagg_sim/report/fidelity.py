@@ -27,8 +27,25 @@ def draw_scatter(table: pd.DataFrame, path: Path, *, title: str, unit: str) -> N
     ----------
     table
         Columns ``panel``, ``curve``, ``measured`` and ``predicted``, above 0.
+    path
+        The PNG; its directory is made.
+    title
+        Stands above the panels.
     unit
         What both are counted in.
+
+    Returns
+    -------
+    None
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> table = pd.DataFrame({"panel": "GEMM", "curve": "h100_sxm", "measured": [1.0, 10.0], "predicted": [1.1, 9.0]})
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     draw_scatter(table, Path(root, "gemm.png"), title="kernels", unit="us")
+    ...     [path.name for path in Path(root).iterdir()]
+    ['gemm.png']
     """
     panels, curves = sorted(table["panel"].unique()), sorted(table["curve"].unique())
     with mpl.rc_context({**STYLE, "font.size": 10.0, "axes.titlesize": 10.5}):
@@ -85,6 +102,16 @@ def scatter_plots(table: pd.DataFrame, directory: Path) -> list[Path]:
     -------
     list of Path
         Pictures written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> row = {"evaluated": True, "quantity": "tpot", "form": "serving", "system": "h100_sxm", "saturated": False}
+    >>> row |= {"measured": 0.010, "predicted": 0.011, "relative_error": 0.1}
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     written = scatter_plots(pd.DataFrame([row]), Path(root))
+    >>> [path.name for path in written]
+    ['scatter_tpot.png']
     """
     written = []
     done = table[table["evaluated"]]

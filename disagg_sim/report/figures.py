@@ -105,13 +105,27 @@ def draw_figures(result: SweepResult, root: Path, *, jobs: int, bands: Mapping[s
 
     Parameters
     ----------
-    bands
+    result : SweepResult
+        Of ``run_sweep``.
+    root : Path
+        Directory of the sweep; pictures of an earlier run are removed.
+    jobs : int
+        Worker processes. [1]
+    bands : mapping of str to DataFrame, optional
         Error bars by case, as ``sweep.fidelity`` makes them; drawn as a band around each frontier.
 
     Returns
     -------
     int
         Pictures drawn. [1]
+
+    Examples
+    --------
+    A sweep without a feasible case has nothing to draw:
+
+    >>> from types import SimpleNamespace
+    >>> draw_figures(SimpleNamespace(cases=(SimpleNamespace(found=()),)), Path("results"), jobs=1)
+    0
     """
     for old in (root / "figures").glob("**/*.png"):
         old.unlink()

@@ -24,7 +24,25 @@ Line = tuple[str, ...]
 
 
 def system_lines(spec: SystemSpec) -> Iterator[Line]:
-    """A system in engineers' units, each figure with its source."""
+    """Describe a system in engineers' units, each figure with its source.
+
+    Parameters
+    ----------
+    spec
+        Of ``load_system``.
+
+    Yields
+    ------
+    tuple of str
+        Key, value and, of a figure, its source.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_system
+    >>> lines = {key: value for key, value, *_ in system_lines(load_system("h100_sxm"))}
+    >>> lines["hbm_capacity"], lines["nvlink_bandwidth"]
+    ('80 GB', '450 GB/s one way')
+    """
     yield from (
         ("name", spec.name),
         ("title", spec.title),
@@ -55,7 +73,27 @@ def system_lines(spec: SystemSpec) -> Iterator[Line]:
 
 
 def model_lines(spec: ModelSpec) -> Iterator[Line]:
-    """A model: parameters, cache, context limit and its kinds of layers."""
+    """Describe a model: parameters, cache, context limit and its kinds of layers.
+
+    Parameters
+    ----------
+    spec
+        Of ``load_model``.
+
+    Yields
+    ------
+    tuple of str
+        Key and value, or values.
+
+    Examples
+    --------
+    Keys and values of 8 heads of 128 numbers in 80 layers at 2 B take 2 * 8 * 128 * 80 * 2 B a token:
+
+    >>> from disagg_sim.facts.load import load_model
+    >>> lines = {key: value for key, value, *_ in model_lines(load_model("llama_3_1_70b"))}
+    >>> lines["cache per token, bf16"], lines["hidden, vocabulary"]
+    ('327,680 B', '8,192, 128,256')
+    """
     yield from (("name", spec.name), ("title", spec.title))
     yield "parameters", f"{spec.total_params:,}"
     yield "active parameters", f"{spec.active_params:,}"
@@ -78,7 +116,26 @@ def _described(part: Any) -> str:
 
 
 def traffic_lines(spec: TrafficSpec) -> Iterator[Line]:
-    """The lengths of every case of a traffic."""
+    """Describe the lengths of every case of a traffic.
+
+    Parameters
+    ----------
+    spec
+        Of ``load_traffic``.
+
+    Yields
+    ------
+    tuple of str
+        Key and values; the power of two nearest each median stands below lengths that vary. [token]
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_traffic
+    >>> for line in list(traffic_lines(load_traffic("log_normal_4096_512")))[2:4]:
+    ...     print(line)
+    ('case 1', 'input: LogNormal, median 4096, mean 6653, ...', 'output: LogNormal, median 512, mean 740, ...')
+    ('  nearest constant shape', '4096/512 tokens')
+    """
     yield from (("name", spec.name), ("title", spec.title))
     for number, case in enumerate(spec.cases, 1):
         yield f"case {number}", f"input: {_length(case.isl)}", f"output: {_length(case.osl)}"
@@ -98,7 +155,24 @@ def _length(length: LengthSpec) -> str:
 
 
 def precision_lines(spec: PrecisionRecipe) -> Iterator[Line]:
-    """The format of every operator group of a recipe."""
+    """Describe the format of every operator group of a recipe.
+
+    Parameters
+    ----------
+    spec
+        Of ``load_precision``.
+
+    Yields
+    ------
+    tuple of str
+        Key and value.
+
+    Examples
+    --------
+    >>> lines = dict(precision_lines(load_precision("fp8")))
+    >>> lines["ffn"], lines["on the wire: combine, all-reduce"]
+    ('fp8', '2 B')
+    """
     yield from (("name", spec.name), ("title", spec.title))
     for kind, form in spec.attention_projection.items():
         yield "attention_projection" if kind == ANY_KIND else f"attention_projection of {kind}", form
@@ -122,7 +196,25 @@ def resolved_lines(spec: Precision) -> Iterator[Line]:
 
 
 def profile_lines(spec: ProfileSpec) -> Iterator[Line]:
-    """Every assumption of a profile with its source."""
+    """Describe every assumption of a profile with its source.
+
+    Parameters
+    ----------
+    spec
+        Of ``load_profile``.
+
+    Yields
+    ------
+    tuple of str
+        Key, value in engineers' units, and source.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_profile
+    >>> lines = {key: value for key, value, _ in profile_lines(load_profile("ideal"))}
+    >>> lines["name"], lines["host"]
+    ('ideal', '0 us')
+    """
     sources = dict(spec.sources)
     for key in ProfileSpec.__dataclass_fields__:
         if key != "sources":
@@ -130,7 +222,24 @@ def profile_lines(spec: ProfileSpec) -> Iterator[Line]:
 
 
 def option_lines(owner: Any) -> Iterator[Line]:
-    """Name, default with its unit, allowed values and meaning of every option of a serving system, or of a run."""
+    """Describe every option of a serving system, or of a run.
+
+    Parameters
+    ----------
+    owner
+        A dataclass with options, such as a policy.
+
+    Yields
+    ------
+    tuple of str
+        Name, default with its unit, allowed values, meaning.
+
+    Examples
+    --------
+    >>> from disagg_sim.simulation.policies.registry import policies
+    >>> next(option_lines(policies()["vllm"]))[:3]
+    ('token_budget', '2048 token', 'whole numbers from 1 to 16777216 token')
+    """
     for name, option in options_of(owner).items():
         default = option.default
         shown = str(default).lower() if isinstance(default, bool) else default if isinstance(default, str) else ""

@@ -57,7 +57,27 @@ class Picture:
 
 
 def curve_points(panel: str, curve: str, x: ArrayLike, y: ArrayLike, y_label: str) -> pd.DataFrame:
-    """Points of a curve for ``Picture.table``, x in its own unit."""
+    """Make the points of a curve for ``Picture.table``, x in its own unit.
+
+    Parameters
+    ----------
+    panel, curve
+        Names; the curve looks the same in all panels.
+    x, y
+        Shape (points,), in the units of the axes.
+    y_label
+        Of this panel.
+
+    Returns
+    -------
+    DataFrame
+        Columns of ``Picture.table``, a row a point.
+
+    Examples
+    --------
+    >>> curve_points("H100", "co-located", [20.0, 40.0], [900.0, 500.0], "tokens/s/GPU")[["curve", "y"]].values.tolist()
+    [['co-located', 900.0], ['co-located', 500.0]]
+    """
     return pd.DataFrame({"panel": panel, "curve": curve, "x": x, "y": y, "x_unit": 1.0, "y_label": y_label})
 
 
@@ -70,6 +90,20 @@ def draw_picture(picture: Picture, path: Path) -> None:
         Curves by panel; up to three panels stand in a row, more in two.
     path : Path
         The PNG; its directory is made.
+
+    Returns
+    -------
+    None
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> table = curve_points("H100", "co-located", [20.0, 40.0], [900.0, 500.0], "tokens/s/GPU")
+    >>> picture = Picture(title="demo", axes=Axes(x_label="tokens/s/user", y_label="tokens/s/GPU"), table=table)
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     draw_picture(picture, Path(root, "curves.png"))
+    ...     [path.name for path in Path(root).iterdir()]
+    ['curves.png']
     """
     table, axes = picture.table, picture.axes
     panels = list(dict.fromkeys(table["panel"]))
@@ -187,6 +221,19 @@ def draw_cells(cells: Cells, path: Path) -> None:
         The ratios.
     path : Path
         The PNG; its directory is made.
+
+    Returns
+    -------
+    None
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> one = {"rows": ("vllm",), "columns": ("code",), "values": ((1.5,),), "texts": (("1.50",),)}
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     draw_cells(Cells(title="Arrow over", legend="ratio", limit=8.0, **one), Path(root, "cells.png"))
+    ...     [path.name for path in Path(root).iterdir()]
+    ['cells.png']
     """
     with mpl.rc_context({**_STYLE, "axes.grid": False}):
         figure = blank_figure((2.6 + 1.75 * len(cells.columns), 1.7 + 0.46 * len(cells.rows)))

@@ -26,10 +26,27 @@ Event = dict[str, Any]
 def write_perfetto(result: ScenarioResult, root: Path) -> int:
     """Write ``perfetto/<deployment>/<run>.json`` of every stored run.
 
+    Parameters
+    ----------
+    result : ScenarioResult
+        Of ``run_scenario``.
+    root : Path
+        Directory of the scenario.
+
     Returns
     -------
     int
         Files written. [1]
+
+    Examples
+    --------
+    A run that its policy stopped is not stored, and has no file:
+
+    >>> from types import SimpleNamespace
+    >>> stopped = SimpleNamespace(key=lambda table: table)
+    >>> store = SimpleNamespace(state=lambda key: State.MISSING)
+    >>> write_perfetto(SimpleNamespace(plan=SimpleNamespace(runs=(stopped,)), store=store), Path("results"))
+    0
     """
     runs = [run for run in result.plan.runs if result.store.state(run.key(RUNS)) is State.STORED]
     for run in runs:

@@ -40,10 +40,21 @@ def draw_breakdown(found: Breakdown, path: Path, *, row: Any) -> None:
     path
         PNG, SVG or PDF file to write.
 
+    Returns
+    -------
+    None
+
     Raises
     ------
     InputError
         Another kind of file.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> draw_breakdown(SimpleNamespace(), Path("design.jpg"), row=0)
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: design.jpg: a picture ends in .png, .svg or .pdf
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg", "pdf"):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def mapping_text(point: Mapping[str, Any], phase: str) -> str:
-    """Return the mapping of one phase of a point in short.
+    """Write the mapping of one phase of a point in short.
 
     Parameters
     ----------
@@ -23,6 +23,11 @@ def mapping_text(point: Mapping[str, Any], phase: str) -> str:
         A row of a table of points.
     phase : str
         ``"prefill"`` or ``"decode"``.
+
+    Returns
+    -------
+    str
+        Such as ``TP8``, ``DP32 EP32``, ``TP4 EP4 PP2``; ``1 GPU`` where nothing is sharded.
 
     Examples
     --------
@@ -68,7 +73,26 @@ def tag_text(tag: str) -> str:
 
 
 def case_title(case: Case) -> str:
-    """Case as a heading: model, system, recipe, traffic, other axes."""
+    """Write a case as a heading: model, system, recipe, traffic, other axes.
+
+    Parameters
+    ----------
+    case
+        Of a sweep.
+
+    Returns
+    -------
+    str
+        For people.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> pools = SimpleNamespace(alike=True, system="h100_sxm", precision="fp8")
+    >>> case = SimpleNamespace(model="llama_3_1_8b", pools=pools, traffic="2048/256", tags=("cap8",), profile="ideal")
+    >>> case_title(case)
+    'llama_3_1_8b on h100_sxm, fp8, 2048/256 tokens, cap8 (ideal)'
+    """
     extra = f", {tags_text(case)}" if case.tags else ""
     return f"{case.model} on {pools_text(case.pools)}, {case.traffic} tokens{extra} ({case.profile})"
 

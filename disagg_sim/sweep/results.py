@@ -148,7 +148,7 @@ def throughput_column(per: str) -> str:
     Parameters
     ----------
     per
-        ``"gpu"``, ``"usd"`` or ``"joule"``.
+        ``"gpu"``, ``"usd"`` or ``"watt"``.
 
     Returns
     -------
@@ -157,7 +157,7 @@ def throughput_column(per: str) -> str:
 
     Examples
     --------
-    >>> [throughput_column(per) for per in COST_COLUMNS]
+    >>> [throughput_column(per) for per in ("gpu", "usd", "watt")]
     ['tokens_per_s_per_gpu', 'tokens_per_usd', 'tokens_per_joule']
     """
     return COST_COLUMNS[per][-1].name if COST_COLUMNS[per] else THROUGHPUT
