@@ -46,10 +46,26 @@ def kind_of(path: Path) -> str:
 def check_file(path: Path) -> str:
     """Load a file of facts and return its kind; sweeps and scenarios, whose forms another room knows, are not loaded.
 
+    Parameters
+    ----------
+    path
+        Of a YAML file, in one of the directories of specs or elsewhere.
+
+    Returns
+    -------
+    str
+        Kind, as ``list_specs`` knows it.
+
     Raises
     ------
     SpecError
         With every fault of the file.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.yaml_files import find_file
+    >>> check_file(find_file("hardware", "h200_sxm"))
+    'hardware'
     """
     kind = kind_of(path)
     if kind not in ("sweep", "scenario"):

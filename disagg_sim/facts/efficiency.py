@@ -4,6 +4,8 @@ One file per system in ``hw_specs/efficiency/``, apart from the vendor's facts. 
 section 7): ``t = t0 + ((F/(e_c*Pi))^q + (bytes/(e_m*BW))^q)^(1/q)``; prefill attention
 ``t0 + F/(e*Pi_bf16)*(1 + S_half/S)``; collectives ``latency + V/(eta*BW)``.
 A ``None`` efficiency means that the fit could not identify that term.
+
+Past 400 lines: one file in ``hw_specs/`` holds all kinds of fits, and this one says what each of them has.
 """
 
 from __future__ import annotations
@@ -345,7 +347,35 @@ _Keys, _HeirKeys, _AssumptionKeys = schema_of(EfficiencySpec, Inherited), schema
 
 
 def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], EfficiencySpec]) -> EfficiencySpec:
-    """Fits of one system: its own rows, rows taken over from another system, or all of a parent's (``inherits``)."""
+    """Read the fits of one system: its own rows, rows taken over from another system, or all of a parent's.
+
+    Parameters
+    ----------
+    path, data
+        File, as messages name it, and its content.
+    load
+        Gives the fits of another system by its name.
+
+    Returns
+    -------
+    EfficiencySpec
+        Rates as shares of the peaks [1], times [s].
+
+    Raises
+    ------
+    SpecError
+        With every fault of the file.
+
+    Examples
+    --------
+    A system without measurements takes over those of one with the same die:
+
+    >>> from disagg_sim.facts.load import load_efficiency
+    >>> file = {"system": "mine", "inherits": "h100_sxm", "reason": "same die"}
+    >>> spec = efficiency_of(Path("mine.yaml"), file, load_efficiency)
+    >>> spec.system, spec.measured_on, spec.gemm[0].inherited_from
+    ('mine', 'h100_sxm', 'h100_sxm')
+    """
     if "inherits" in data:
         heir = Heir(**dict(validate(_HeirKeys, data, path)))
         parent = load(heir.inherits)
@@ -366,7 +396,28 @@ def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], Eff
 
 
 def with_keys(fits: Iterable[Fit], told: Iterable[PrefillKeys]) -> tuple[Any, ...]:
-    """The same fits, those of prefill attention with the keys that are told of their engine."""
+    """Set, in fits of prefill attention, what the kernel of their engine does with the keys of a tile.
+
+    Parameters
+    ----------
+    fits
+        Of any kind; others than prefill attention stay as they are.
+    told
+        Whether keys are walked or split, by engine; walked where nothing is told.
+
+    Returns
+    -------
+    tuple
+        As many fits, in the same order.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_efficiency
+    >>> fits = [fit for fit in load_efficiency("h200_sxm").prefill_attention if fit.engine == "vllm"]
+    >>> split = PrefillKeys(engine="vllm", kernel="FlashAttention-3", keys="split", source="")
+    >>> with_keys(fits, [split])[0].keys, with_keys(fits, [])[0].keys
+    ('split', 'walked')
+    """
     keys = {each.engine: each.keys for each in told}
     return tuple(
         replace(fit, keys=keys.get(fit.engine, WALKED)) if isinstance(fit, PrefillAttentionFit) else fit for fit in fits
@@ -374,7 +425,28 @@ def with_keys(fits: Iterable[Fit], told: Iterable[PrefillKeys]) -> tuple[Any, ..
 
 
 def assumptions_of(path: Path, data: Mapping[str, Any]) -> Assumptions:
-    """The assumptions of a file of ``hw_specs/efficiency/assumptions/``."""
+    """Read the assumptions of a file of ``hw_specs/efficiency/assumptions/``.
+
+    Parameters
+    ----------
+    path, data
+        File, as messages name it, and its content.
+
+    Returns
+    -------
+    Assumptions
+        Rates as shares of the peaks [1], times [s].
+
+    Raises
+    ------
+    SpecError
+        With every fault of the file.
+
+    Examples
+    --------
+    >>> assumptions_of(Path("mine.yaml"), {"engine_order": ["vllm", "nccl"]}).engine_order
+    ('vllm', 'nccl')
+    """
     return Assumptions(**dict(validate(_AssumptionKeys, data, path)))
 
 

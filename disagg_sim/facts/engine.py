@@ -53,7 +53,35 @@ _Keys = schema_of(EngineSpec)
 
 
 def engine_of(path: Path, data: Mapping[str, Any], name: str) -> EngineSpec:
-    """A serving engine from its file; every value needs a source."""
+    """Read a serving engine from its file; every value needs a source.
+
+    Parameters
+    ----------
+    path, data
+        File, as messages name it, and its content.
+    name
+        Of the engine.
+
+    Returns
+    -------
+    EngineSpec
+        Times [s], tokens [token], shares [1].
+
+    Raises
+    ------
+    SpecError
+        With every fault of the file.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.yaml_files import find_file, read_mapping
+    >>> file = read_mapping(find_file("engine", "vllm"))
+    >>> engine_of(Path("mine.yaml"), file | {"step_host": "2 ms"}, "mine").step_host
+    0.002
+    >>> engine_of(Path("mine.yaml"), file | {"step_host": "2 m"}, "mine")
+    Traceback (most recent call last):
+    disagg_sim.errors.SpecError: mine.yaml: step_host: '2 m' has unit 'm'; allowed: s, ms, us, ns
+    """
     spec = EngineSpec(name=name, **dict(validate(_Keys, data, path)))
     told = [key for key in _Keys.model_fields if key not in ("title", "sources")]
     if found := source_faults(spec.sources, told, needed=told):

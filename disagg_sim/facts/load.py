@@ -64,6 +64,11 @@ def load_system(name: str | Path) -> SystemSpec:
     name : str or Path
         Case and the difference of ``-``, ``.`` and ``_`` do not matter in a name; a path ends with ``.yaml``.
 
+    Returns
+    -------
+    SystemSpec
+        The vendor's figures in SI; a link's bandwidth is one way, per GPU.
+
     Raises
     ------
     UnknownNameError, InputError, SpecError
@@ -71,8 +76,9 @@ def load_system(name: str | Path) -> SystemSpec:
 
     Examples
     --------
-    >>> load_system("h100_sxm").nvlink_domain
-    8
+    >>> h100 = load_system("h100_sxm")
+    >>> h100.nvlink_domain, f"{h100.hbm_bandwidth / 1e12:.2f} TB/s"
+    (8, '3.35 TB/s')
     """
     return _load("hardware", name, SystemSpec)
 
@@ -80,8 +86,21 @@ def load_system(name: str | Path) -> SystemSpec:
 def load_model(name: str | Path) -> ModelSpec:
     """Load the model ``name`` (``models/``): layers, widths and parameters [1], context limit [token].
 
-    >>> load_model("llama-3.1-8b").hidden
-    4096
+    Parameters
+    ----------
+    name
+        As in ``load_system``.
+
+    Returns
+    -------
+    ModelSpec
+        Kinds of layers in their order, and what stands before and behind them.
+
+    Examples
+    --------
+    >>> llama = load_model("llama-3.1-8b")
+    >>> llama.hidden, len(llama.layers)
+    (4096, 32)
     """
     return _load("model", name, ModelSpec)
 
@@ -89,6 +108,18 @@ def load_model(name: str | Path) -> ModelSpec:
 def load_precision(name: str | Path) -> PrecisionRecipe:
     """Load the precision recipe ``name`` (``hw_specs/precision/``); ``resolve(model)`` gives sizes of formats [B].
 
+    Parameters
+    ----------
+    name
+        As in ``load_system``.
+
+    Returns
+    -------
+    PrecisionRecipe
+        Names of the formats of weights, cache and exchange.
+
+    Examples
+    --------
     >>> load_precision("fp8").cache
     'fp8'
     """
@@ -98,8 +129,20 @@ def load_precision(name: str | Path) -> PrecisionRecipe:
 def load_profile(name: str | Path) -> ProfileSpec:
     """Load the profile ``name`` (``hw_specs/profiles/``): utilisation [1], imbalance [1], fixed memory [B].
 
-    >>> load_profile("ideal").fitted
-    False
+    Parameters
+    ----------
+    name
+        As in ``load_system``.
+
+    Returns
+    -------
+    ProfileSpec
+        How far from the vendor's peaks a forecast is made.
+
+    Examples
+    --------
+    >>> [(name, load_profile(name).fitted) for name in ("ideal", "measured")]
+    [('ideal', False), ('measured', True)]
     """
     return _load("profile", name, ProfileSpec)
 
@@ -107,6 +150,18 @@ def load_profile(name: str | Path) -> ProfileSpec:
 def load_engine(name: str | Path) -> EngineSpec:
     """Load the serving engine ``name`` (``hw_specs/engines/``): host times [s], token budget of a step [token].
 
+    Parameters
+    ----------
+    name
+        As in ``load_system``.
+
+    Returns
+    -------
+    EngineSpec
+        What the engine adds to its kernels, and how it forms its steps.
+
+    Examples
+    --------
     >>> load_engine("vllm").mixed_steps
     True
     """
@@ -116,6 +171,18 @@ def load_engine(name: str | Path) -> EngineSpec:
 def load_traffic(name: str | Path) -> TrafficSpec:
     """Load the traffic cases ``name`` (``traffic/``): input and output lengths [token].
 
+    Parameters
+    ----------
+    name
+        As in ``load_system``.
+
+    Returns
+    -------
+    TrafficSpec
+        Cases of input and output lengths.
+
+    Examples
+    --------
     >>> load_traffic("reasoning").shapes[0]
     (1024, 32768)
     """
@@ -123,13 +190,41 @@ def load_traffic(name: str | Path) -> TrafficSpec:
 
 
 def load_uncertainty(name: str | Path) -> UncertaintySpec:
-    """Load the spreads ``name`` of calibrated times (``hw_specs/uncertainty/``): deviations of logarithms [1]."""
+    """Load the spreads ``name`` of calibrated times (``hw_specs/uncertainty/``): deviations of logarithms [1].
+
+    Parameters
+    ----------
+    name
+        As in ``load_system``.
+
+    Returns
+    -------
+    UncertaintySpec
+        Of kernels by kind, and of served runs by what was measured.
+
+    Examples
+    --------
+    >>> sorted(load_uncertainty("measured").served)
+    ['first_token', 'first_token_loaded', 'step', 'throughput']
+    """
     return _load("uncertainty", name, UncertaintySpec)
 
 
 def load_layout_rules(engine: str | Path) -> LayoutRules:
     """Load what an engine can start (``hw_specs/layouts/``): how degrees may divide a stage, blocks of weights [1].
 
+    Parameters
+    ----------
+    engine
+        As in ``load_system``.
+
+    Returns
+    -------
+    LayoutRules
+        Rules by which ``search.layouts`` refuses mappings.
+
+    Examples
+    --------
     >>> load_layout_rules("vllm").expert_groups
     'one_or_all'
     """
@@ -137,24 +232,76 @@ def load_layout_rules(engine: str | Path) -> LayoutRules:
 
 
 def load_evidence(name: str | Path) -> EvidenceSpec:
-    """Load the kinds of layouts that served runs have checked (``hw_specs/evidence/``): runs and errors [1]."""
+    """Load the kinds of layouts that served runs have checked (``hw_specs/evidence/``): runs and errors [1].
+
+    Parameters
+    ----------
+    name
+        As in ``load_system``.
+
+    Returns
+    -------
+    EvidenceSpec
+        One entry for each kind.
+
+    Examples
+    --------
+    >>> sorted({kind.family for kind in load_evidence("measured").kinds})
+    ['MoE', 'MoE with MLA', 'dense']
+    """
     return _load("evidence", name, EvidenceSpec)
 
 
 def load_efficiency(system: str | Path) -> EfficiencySpec | None:
-    """Fitted efficiencies of a system (``hw_specs/efficiency/``); None when it has no such file."""
+    """Load the fitted efficiencies of a system (``hw_specs/efficiency/``): shares of the peaks [1], times [s].
+
+    Parameters
+    ----------
+    system
+        As in ``load_system``.
+
+    Returns
+    -------
+    EfficiencySpec or None
+        None when the system has no such file.
+
+    Examples
+    --------
+    >>> load_efficiency("h200_sxm").measured_on, load_efficiency("unheard_of")
+    ('h200_sxm', None)
+    """
     if not is_path(system) and canonical_name(str(system)) not in spec_files("efficiency"):
         return None
     return _load("efficiency", system, EfficiencySpec)
 
 
 def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) -> Precision:
-    """The formats of a recipe for a model, on a system that has the arithmetic.
+    """Find the formats of a recipe for a model, on a system that has the arithmetic.
+
+    Parameters
+    ----------
+    name
+        Of the recipe, as in ``load_system``.
+    model, system
+        What is multiplied, and where.
+
+    Returns
+    -------
+    Precision
+        Formats of each part of the model, their elements' sizes in B.
 
     Raises
     ------
     InputError
         When the GPU lacks an arithmetic of the recipe; names the recipes that it can run.
+
+    Examples
+    --------
+    An fp8 checkpoint keeps its head in bf16:
+
+    >>> formats = resolve_precision("fp8", load_model("llama_3_1_8b"), load_system("h200_sxm"))
+    >>> formats.cache.bytes, formats.head.bytes
+    (1.0, 2.0)
     """
     precision = load_precision(name).resolve(model)
     lacking = sorted(precision.arithmetics - set(system.peak_flops))

@@ -38,6 +38,11 @@ def place_of_fit(fit: Fit, system: str) -> Place:
     system
         The system that uses it.
 
+    Returns
+    -------
+    Place
+        File, line from 1 and entry; line 0 where the fit stands in no file.
+
     Examples
     --------
     >>> fit = load_efficiency("h100_sxm").gemm[1]
@@ -64,6 +69,16 @@ def place_of_key(kind: str, name: str, key: str) -> Place:
         Name of the spec.
     key
         A key of its top level.
+
+    Returns
+    -------
+    Place
+        File, line from 1 and key; line 0 where there is no such key, or no such file.
+
+    Examples
+    --------
+    >>> place_of_key("hardware", "h200_sxm", "nvlink_domain").entry, str(place_of_key("hardware", "mine", "tdp"))
+    ('nvlink_domain', "hardware 'mine' tdp")
     """
     try:
         path = find_file(kind, name)

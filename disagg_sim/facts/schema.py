@@ -2,6 +2,8 @@
 
 A schema is made from the frozen dataclass that it fills: its fields say which keys exist, and marks in their
 annotations which units and ranges. All faults of a file are collected before any is reported.
+
+Past 400 lines: marks, types and schemas are made of one another, and every check shows what it says of a fault.
 """
 
 from __future__ import annotations
@@ -220,7 +222,29 @@ def _listed(value: object) -> object:
 
 
 def distinct(values: tuple[T, ...]) -> tuple[T, ...]:
-    """The values; ``ValueError`` if one of them occurs twice."""
+    """Require that no value occurs twice.
+
+    Parameters
+    ----------
+    values
+        Of an axis.
+
+    Returns
+    -------
+    tuple
+        The same values.
+
+    Raises
+    ------
+    ValueError
+        A line for each value that occurs more than once.
+
+    Examples
+    --------
+    >>> distinct((1024, 8192, 1024))
+    Traceback (most recent call last):
+    disagg_sim.facts.faults.SeveralFaultsError: 1024 stands there 2 times
+    """
     twice = [
         f"{printable(str(value)[:LONGEST_SHOWN])} stands there {count} times"
         for value, count in Counter(values).items()
@@ -238,7 +262,31 @@ def _not_empty(value: object) -> object:
 
 
 def one_spelling(value: object, handler: Callable[[object], dict[Any, Any]]) -> dict[Any, Any]:
-    """A mapping as ``handler`` reads it; ``ValueError`` where two of its keys are spellings of one name."""
+    """Read a mapping in which no two keys are spellings of one name.
+
+    Parameters
+    ----------
+    value
+        What stands in the file.
+    handler
+        Reads it, and brings names into their canonical spelling.
+
+    Returns
+    -------
+    dict
+        As the handler reads it.
+
+    Raises
+    ------
+    ValueError
+        Where two keys become one.
+
+    Examples
+    --------
+    >>> one_spelling({"H200-SXM": 3, "h200_sxm": 4}, lambda value: {"h200_sxm": 4})
+    Traceback (most recent call last):
+    ValueError: 'H200-SXM', 'h200_sxm': two of these are one name
+    """
     read = handler(value)
     if isinstance(value, Mapping) and len(read) < len(value):
         raise ValueError(f"{', '.join(map(quoted, value))}: two of these are one name")
@@ -252,7 +300,29 @@ def _is_line(value: str) -> str:
 
 
 def plain_name(value: str) -> str:
-    """A name that may be part of a file's name; ``ValueError`` for all else."""
+    """Require a name that may be part of a file's name.
+
+    Parameters
+    ----------
+    value
+        What stands in the file.
+
+    Returns
+    -------
+    str
+        The same name.
+
+    Raises
+    ------
+    ValueError
+        Other characters than letters, digits, ``_``, ``.`` and ``-``, or too many of them.
+
+    Examples
+    --------
+    >>> plain_name("../mine")
+    Traceback (most recent call last):
+    ValueError: '../mine' is no plain name; allowed: letters, digits, '_', '.' and '-', up to 80 of them
+    """
     if not PLAIN_NAME.fullmatch(value) or len(value) > LONGEST_NAME:
         allowed = f"letters, digits, '_', '.' and '-', up to {LONGEST_NAME} of them"
         raise ValueError(f"{quoted(value)} is no plain name; allowed: {allowed}")
@@ -284,7 +354,23 @@ Title = Annotated[str, AfterValidator(_is_title)]
 
 
 def plain_number(value: object) -> object:
-    """A number that was written without a dot, such as 1e-3, which YAML 1.1 reads as text; else the value itself."""
+    """Read a number that was written without a dot, such as 1e-3, which YAML 1.1 reads as text.
+
+    Parameters
+    ----------
+    value
+        What YAML made of it.
+
+    Returns
+    -------
+    object
+        The number, or the value itself where it is none.
+
+    Examples
+    --------
+    >>> plain_number("1e-3"), plain_number("4 TB"), plain_number(7)
+    (0.001, '4 TB', 7)
+    """
     if isinstance(value, str):
         try:
             return float(value)
@@ -294,7 +380,25 @@ def plain_number(value: object) -> object:
 
 
 def units_of(target: type) -> Mapping[str, str]:
-    """Dimension in which each field of a dataclass is written: "s", "B/s", ...; "" for a pure number or a word."""
+    """Find the dimension in which each field of a dataclass is written.
+
+    Parameters
+    ----------
+    target
+        A dataclass with marks in its annotations.
+
+    Returns
+    -------
+    mapping
+        "s", "B/s", ... by field; "" for a pure number or a word.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.hardware import SystemSpec
+    >>> units = units_of(SystemSpec)
+    >>> [units[key] for key in ("hbm_bandwidth", "hbm_capacity", "tdp", "nvlink_domain")]
+    ['B/s', 'B', 'W', '']
+    """
     hints = get_type_hints(target, include_extras=True)
     return {field.name: _dimension(hints[field.name]) for field in dataclasses.fields(target)}
 
@@ -307,7 +411,28 @@ def _dimension(hint: Any) -> str:
 
 
 def told_apart(by: Callable[[Any], str | None], wanted: str) -> Any:
-    """Mark of a union whose forms have no key ``kind``: ``by`` gives the tag of a value, None for one of no form."""
+    """Mark a union whose forms have no key ``kind``.
+
+    Parameters
+    ----------
+    by
+        Gives the tag of a value, None for one of no form.
+    wanted
+        What is allowed, in words behind "is".
+
+    Returns
+    -------
+    Discriminator
+        A mark for the annotation of the union.
+
+    Examples
+    --------
+    >>> from pydantic import Tag, TypeAdapter
+    >>> by = told_apart(lambda value: {int: "count", str: "word"}.get(type(value)), "neither a count nor a word")
+    >>> form = Annotated[Union[Annotated[int, Tag("count")], Annotated[str, Tag("word")]], by]
+    >>> [TypeAdapter(form).validate_python(value) for value in (7, "all")]
+    [7, 'all']
+    """
     return Discriminator(by, custom_error_type=NEITHER, custom_error_message=wanted)
 
 
@@ -368,12 +493,33 @@ def _form(hint: Any) -> Any:
 
 
 def validate(schema: type[M], data: Mapping[str, Any], path: Path) -> M:
-    """Check a file's mapping.
+    """Check a file's mapping against a schema.
+
+    Parameters
+    ----------
+    schema
+        Fields with their types, units and ranges.
+    data, path
+        Content of the file, and the file as messages name it.
+
+    Returns
+    -------
+    object
+        An instance of the schema, in SI units.
 
     Raises
     ------
     SpecError
         With every fault of the file.
+
+    Examples
+    --------
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Disk:
+    ...     size: Annotated[float, Quantity("B", 0.0, 1e15)]
+    >>> validate(schema_of(Disk), {"size": "4 TB", "colour": "red"}, Path("disk.yaml"))
+    Traceback (most recent call last):
+    disagg_sim.errors.SpecError: disk.yaml: unknown key 'colour'; allowed: size
     """
     found = checked_or_faults(schema, data)
     if isinstance(found, list):
@@ -382,7 +528,7 @@ def validate(schema: type[M], data: Mapping[str, Any], path: Path) -> M:
 
 
 def checked_or_faults(schema: type[M], data: Mapping[str, Any], context: Any = None) -> M | list[str]:
-    """Check a mapping; returns the value, or a line per fault: key, value, what is allowed or the nearest key.
+    """Check a mapping against a schema.
 
     Parameters
     ----------
@@ -392,6 +538,19 @@ def checked_or_faults(schema: type[M], data: Mapping[str, Any], context: Any = N
         Content of a file.
     context : object, optional
         Handed to the checks of the schema, such as the directory that paths are relative to.
+
+    Returns
+    -------
+    object or list of str
+        An instance of the schema, or a line per fault: key, value, what is allowed or the nearest key.
+
+    Examples
+    --------
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Disk:
+    ...     size: Annotated[float, Quantity("B", 0.0, 1e15)]
+    >>> checked_or_faults(schema_of(Disk), {"size": "4 TB/s"})
+    ["size: '4 TB/s' has unit 'TB/s'; allowed: B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB"]
     """
     try:
         return schema.model_validate(data, context=context)

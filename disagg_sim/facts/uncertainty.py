@@ -79,7 +79,34 @@ _Keys = schema_of(UncertaintySpec)
 
 
 def uncertainty_of(path: Path, data: Mapping[str, Any], name: str) -> UncertaintySpec:
-    """Spreads from their file; every operator kind needs one."""
+    """Read spreads from their file; every operator kind needs one.
+
+    Parameters
+    ----------
+    path, data
+        File, as messages name it, and its content.
+    name
+        Of the file.
+
+    Returns
+    -------
+    UncertaintySpec
+        Deviations of logarithms. [1]
+
+    Raises
+    ------
+    SpecError
+        With every fault of the file.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.yaml_files import find_file, read_mapping
+    >>> file = read_mapping(find_file("uncertainty", "measured"))
+    >>> del file["kinds"]["gemm"]
+    >>> uncertainty_of(Path("mine.yaml"), file, "mine")
+    Traceback (most recent call last):
+    disagg_sim.errors.SpecError: mine.yaml: kinds: missing key 'gemm'
+    """
     spec = UncertaintySpec(name=name, **dict(validate(_Keys, data, path)))
     faults = [f"kinds: missing key {kind!r}" for kind in SECTIONS if kind not in spec.kinds]
     faults += [f"served: missing key {name!r}" for name in SERVED if name not in spec.served]
@@ -89,7 +116,7 @@ def uncertainty_of(path: Path, data: Mapping[str, Any], name: str) -> Uncertaint
 
 
 def spread_of(fit: Fit, spec: UncertaintySpec) -> float:
-    """S.d. of log(measured/fitted) of a kernel that the fit did not see, of the system measured. [1]
+    """Estimate the s.d. of log(measured/fitted) of a kernel that the fit did not see, of the system measured. [1]
 
     From the median m and the 90 % quantile p of the relative errors on the rows FITTED, which leaves the rows held out
     to check it: errors grow with the quantile z of a normal law as :math:`m (z/z_{50})^b`, b from m and p, so that 80 %
@@ -98,6 +125,30 @@ def spread_of(fit: Fit, spec: UncertaintySpec) -> float:
 
     References: H. Akaike, "Fitting autoregressive models for prediction", Ann. Inst. Stat. Math. 21, 1969 (final
     prediction error), :doi:`10.1007/BF02532251`.
+
+    Parameters
+    ----------
+    fit
+        Rows, parameters and errors of a fit.
+    spec
+        What is assumed where nobody measured.
+
+    Returns
+    -------
+    float
+        Of the natural logarithm. [1]
+
+    Examples
+    --------
+    Normal errors of 10 % have the quantiles 6.7 % and 16.4 %. Where four numbers were fitted to twelve rows, that is
+    sqrt(16/8) worse:
+
+    >>> from dataclasses import replace
+    >>> from disagg_sim.facts.load import load_efficiency, load_uncertainty
+    >>> many = replace(load_efficiency("h200_sxm").gemm[0], median_error=0.067449, p90_error=0.164485, parameters=0)
+    >>> few = replace(many, points=12, parameters=4)
+    >>> [f"{spread_of(fit, load_uncertainty('measured')):.3f}" for fit in (many, few)]
+    ['0.100', '0.141']
     """
     if fit.engine == ASSUMED or not fit.p90_error > 0.0:
         return spec.assumed

@@ -42,18 +42,44 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 def canonical_name(text: str) -> str:
-    """Lower case, every other character ``_``: ``"Llama-3.1-70B"`` -> ``"llama_3_1_70b"``."""
+    """Bring a name into its canonical spelling: lower case, every other character ``_``.
+
+    Parameters
+    ----------
+    text
+        As a user writes it.
+
+    Returns
+    -------
+    str
+        Stem of a file's name.
+
+    Examples
+    --------
+    >>> canonical_name("Llama-3.1-70B")
+    'llama_3_1_70b'
+    """
     return re.sub(r"[^a-z0-9]", "_", text.lower())
 
 
 def spec_roots() -> tuple[Path, ...]:
-    """Directories that are searched, first match first.
+    """List the directories that are searched, first match first.
+
+    Returns
+    -------
+    tuple of Path
+        Those of ``DISAGG_SIM_PATH``, then the shipped one.
 
     Raises
     ------
     SpecError
         A line for every entry of ``DISAGG_SIM_PATH`` that is no directory of specs: skipped in silence, the shipped
         specs would take the place of those that were meant.
+
+    Examples
+    --------
+    >>> [(root / "models").is_dir() for root in spec_roots()]
+    [True]
     """
     user = [Path(part) for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
     faults = [f"{PATH_VARIABLE}: {root}: {fault}" for root in user if (fault := _root_fault(root))]
@@ -85,7 +111,23 @@ def _root_fault(root: Path) -> str:
 
 
 def spec_files(kind: str) -> dict[str, Path]:
-    """Canonical name -> file of every spec of a kind, sorted by name."""
+    """List every spec of a kind.
+
+    Parameters
+    ----------
+    kind
+        A key of ``DIRECTORIES``.
+
+    Returns
+    -------
+    dict
+        Canonical name -> file, sorted by name.
+
+    Examples
+    --------
+    >>> spec_files("engine")["vllm"].name
+    'vllm.yaml'
+    """
     found: dict[str, Path] = {}
     for root in spec_roots():
         directory = root / DIRECTORIES[kind]
@@ -115,17 +157,50 @@ def list_specs(kind: str) -> tuple[str, ...]:
 
 
 def is_path(name: str | Path) -> bool:
-    """Whether a name means a file rather than a shipped spec."""
+    """Tell whether a name means a file rather than a shipped spec.
+
+    Parameters
+    ----------
+    name
+        As a user writes it.
+
+    Returns
+    -------
+    bool
+        For a ``Path``, a YAML suffix or a separator.
+
+    Examples
+    --------
+    >>> [is_path(name) for name in ("h200_sxm", "h200_sxm.yaml", "mine/h200")]
+    [False, True, True]
+    """
     return isinstance(name, Path) or name.endswith(_SUFFIXES) or os.sep in name
 
 
 def find_file(kind: str, name: str | Path) -> Path:
-    """The file that a name or a path means.
+    """Find the file that a name or a path means.
+
+    Parameters
+    ----------
+    kind
+        "hardware", "model", "engine", ... (``DIRECTORIES``).
+    name
+        Of a spec, or a path, which is given back without a look at the disk.
+
+    Returns
+    -------
+    Path
+        Of the first file of that name in ``spec_roots``.
 
     Raises
     ------
     UnknownNameError
         With the nearest name and all known ones.
+
+    Examples
+    --------
+    >>> find_file("model", "Llama-3.1-8B").name
+    'llama_3_1_8b.yaml'
     """
     if is_path(name):
         return Path(name)
@@ -138,12 +213,29 @@ def find_file(kind: str, name: str | Path) -> Path:
 
 
 def find_document(kind: str, name: str) -> Path:
-    """The file of a sweep or a scenario: a path, or the name of a shipped one.
+    """Find the file of a sweep or a scenario: a path, or the name of a shipped one.
+
+    Parameters
+    ----------
+    kind
+        "sweep" or "scenario".
+    name
+        Of a shipped one, or a path.
+
+    Returns
+    -------
+    Path
+        Of a file that exists.
 
     Raises
     ------
     SpecError
         With the nearest shipped name and all of them.
+
+    Examples
+    --------
+    >>> find_document("sweep", "demo").name
+    'demo.yaml'
     """
     path, shipped = Path(name), spec_files(kind)
     if path.is_file():
@@ -156,7 +248,23 @@ def find_document(kind: str, name: str) -> Path:
 
 
 def shown(path: Path) -> str:
-    """A path as messages print it: relative to the working directory when below it, on one line."""
+    """Write a path as messages print it: relative to the working directory when below it, on one line.
+
+    Parameters
+    ----------
+    path
+        Of any file.
+
+    Returns
+    -------
+    str
+        One line without control characters.
+
+    Examples
+    --------
+    >>> shown(Path.cwd() / "hw_specs" / "mine.yaml")
+    'hw_specs/mine.yaml'
+    """
     try:
         text = str(path.resolve().relative_to(Path.cwd()))
     except (OSError, ValueError):
@@ -165,19 +273,52 @@ def shown(path: Path) -> str:
 
 
 def spec_error(path: Path, faults: list[str]) -> SpecError:
-    """One error for all faults of a file: one line when there is one, a list otherwise."""
+    """Make one error of all faults of a file: one line when there is one, a list otherwise.
+
+    Parameters
+    ----------
+    path, faults
+        File, and a line for each fault.
+
+    Returns
+    -------
+    SpecError
+        To be raised.
+
+    Examples
+    --------
+    >>> print(spec_error(Path("mine.yaml"), ["unknown key 'hbm'", "missing key 'tdp'"]))
+    mine.yaml:
+      - unknown key 'hbm'
+      - missing key 'tdp'
+    """
     if len(faults) == 1:
         return SpecError(f"{shown(path)}: {faults[0]}")
     return SpecError("\n  - ".join([f"{shown(path)}:", *faults]))
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Content of a YAML file whose top level is ``key: value`` lines.
+    """Read a YAML file whose top level is ``key: value`` lines.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+
+    Returns
+    -------
+    dict
+        Its content, nothing converted; a new one at every call.
 
     Raises
     ------
     SpecError
         One line for a file that is missing, unreadable, binary, empty, broken, or no mapping.
+
+    Examples
+    --------
+    >>> read_mapping(find_file("hardware", "h200_sxm"))["hbm_capacity"]
+    '141 GB'
     """
     try:
         with path.open("rb") as file:
