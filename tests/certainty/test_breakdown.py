@@ -97,7 +97,7 @@ def test_resources_are_elasticities_where_nothing_waits():
 
 def test_what_hides_behind_another_operator_takes_no_time():
     """The shared expert overlaps with dispatch: in every design one of the two counts, the longer one."""
-    parts = ds.breakdown(tables_of("latent")[0]).operators
+    parts = taken_apart("latent", 0)[1].operators
     steps = parts[(parts["step"] == "decode step") & (parts["latency"] == "ttl")]
     names = steps.groupby("row")["operator"].agg(set)
     assert any("decode dispatch" in each for each in names)
@@ -138,9 +138,9 @@ def test_a_point_of_a_grid_is_taken_apart_like_a_row_of_a_table():
 
 
 def test_the_ideal_profile_is_the_speed_of_light():
-    parts = ds.breakdown(tables_of("ideal")[2]).operators
+    parts = taken_apart("ideal", 2)[1].operators
     assert np.allclose(parts["ideal_s"], parts["seconds"], rtol=1e-9)
-    real = ds.breakdown(tables_of("dense")[2]).operators
+    real = taken_apart("dense", 2)[1].operators
     whole = real[real["latency"] == "ttl"].groupby("row")[["ideal_s", "seconds"]].sum()
     assert (whole["ideal_s"] < whole["seconds"]).all()
 
@@ -148,7 +148,7 @@ def test_the_ideal_profile_is_the_speed_of_light():
 @pytest.mark.parametrize("case", ["latent", "inherited", "ideal"])
 def test_every_part_leads_to_a_line_and_an_equation(case):
     """The line that a part names holds the entry; the function that it names explains itself."""
-    found = ds.breakdown(tables_of(case)[0])
+    found = taken_apart(case, 0)[1]
     for path in found.operators["equation"].unique():
         module, _, name = path.rpartition(".")
         assert getattr(import_module(module), name).__doc__
@@ -164,7 +164,7 @@ def test_every_part_leads_to_a_line_and_an_equation(case):
 
 
 def test_fits_of_another_system_are_named_with_its_file():
-    fits = ds.breakdown(tables_of("inherited")[1]).fits
+    fits = taken_apart("inherited", 1)[1].fits
     taken = fits[fits["inherited_from"] != ""]
     assert len(taken)
     assert {Path(file).stem for file in taken["file"]} == set(taken["inherited_from"])
