@@ -47,6 +47,24 @@ def moe_cost(rows: ExpertRows, work: Work, rate: MoeRate) -> Cost:
         What the rank multiplies.
     work
         Its FLOP, and the bytes of the weights that are read (``work.expert_work``).
+    rate
+        What the kernel reaches; without padding, set-up and handling the plain roofline.
+
+    Returns
+    -------
+    Cost
+        Of one layer, of the broadcast shape of ``rows``. [s]
+
+    Examples
+    --------
+    One token of DeepSeek-R1 on one GPU reads 8 of 256 experts, 44 MB each at 4.8 TB/s. A kernel that spends 0.1 us on
+    every expert of the rank takes 26 us longer:
+
+    >>> from disagg_sim.physics.work import expert_work
+    >>> rows = ExpertRows(picks=8, distinct=8, experts=256, hidden=7168, width=2048)
+    >>> rates = [MoeRate(1979e12, 4.8e12, 0.0, np.inf, per_expert=setup, element=1) for setup in (0.0, 1e-7)]
+    >>> [f"{1e6 * moe_cost(rows, expert_work(rows, weight_bytes=1), rate).time:.0f} us" for rate in rates]
+    ['73 us', '99 us']
     """
     if rate.plain:
         return operator_cost(work, rate)

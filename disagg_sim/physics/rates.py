@@ -2,6 +2,8 @@
 
 This is the one place where peaks meet efficiencies. ``ideal`` (speed of light), ``optimistic`` and
 ``measured`` differ only in what is resolved here. Source: physics page, section 9.
+
+Past 400 lines: the order in which fits stand in for one another is one idea, for all kinds of operators.
 """
 
 from __future__ import annotations
@@ -116,7 +118,31 @@ class Rates:
 
 
 def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:
-    """What a fitted GEMM reaches on a system, quantising of A included where the fit's rows hold it."""
+    """Find what a fitted GEMM reaches on a system, quantising of A included where the fit's rows hold it.
+
+    Parameters
+    ----------
+    fit
+        Shares of the peaks [1], times [s], in one weight format.
+    system
+        Whose peaks they are shares of.
+
+    Returns
+    -------
+    GemmRate
+        [FLOP/s], [B/s] and [s]; with tiles where the fit has them.
+
+    Examples
+    --------
+    Half of 1979 TFLOP/s in fp8, and 80 % of 4.8 TB/s:
+
+    >>> from disagg_sim.facts.load import load_system
+    >>> row = {"engine": "trtllm", "version": "", "points": 0, "median_error": 0.0, "p90_error": 0.0, "t0": 0.0}
+    >>> fit = GemmFit(**row, format="fp8", e_compute=0.5, e_memory=0.8, blend_q=2.0)
+    >>> rate = gemm_rate(fit, load_system("h200_sxm"))
+    >>> f"{rate.flops / 1e12:.0f} TFLOP/s, {rate.bandwidth / 1e12:.2f} TB/s"
+    '989 TFLOP/s, 3.84 TB/s'
+    """
     form = FORMATS[fit.format]
     flops, bandwidth = fit.e_compute * system.peak_flops[form.arithmetic], fit.e_memory * system.hbm_bandwidth
     if not fit.tiled:
@@ -138,7 +164,33 @@ def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:
 
 
 def prefill_attention_rate(fit: PrefillAttentionFit, system: SystemSpec, *, reads_past_at: float) -> AttentionRate:
-    """What a fitted prefill attention reaches on a system; the cached past is read at ``reads_past_at`` [B/s]."""
+    """Find what a fitted prefill attention reaches on a system.
+
+    Parameters
+    ----------
+    fit
+        Shares of the peaks [1], times [s].
+    system
+        Whose peaks they are shares of, and whose tiles of query rows count.
+    reads_past_at
+        Rate at which the cached past is read. [B/s]
+
+    Returns
+    -------
+    AttentionRate
+        [FLOP/s], [B/s] and [s]; in the tiled form where the fit has ``e_io``.
+
+    Examples
+    --------
+    Whatever the format, the share is one of the BF16 peak, 989 TFLOP/s:
+
+    >>> from disagg_sim.facts.load import load_system
+    >>> row = {"engine": "trtllm", "version": "", "points": 0, "median_error": 0.0, "p90_error": 0.0, "t0": 0.0}
+    >>> fit = PrefillAttentionFit(**row, kind="gqa", compute="fp8", cache="fp8", e_compute=0.8, e_io=0.5)
+    >>> rate = prefill_attention_rate(fit, load_system("h200_sxm"), reads_past_at=4e12)
+    >>> f"{rate.flops / 1e12:.0f} TFLOP/s in tiles of {rate.s_half:.0f} rows"
+    '792 TFLOP/s in tiles of 128 rows'
+    """
     flops = fit.e_compute * system.peak_flops["bf16"]
     if fit.e_io is None:
         return AttentionRate(flops, reads_past_at, fit.t0, fit.s_half)
@@ -155,7 +207,34 @@ def prefill_attention_rate(fit: PrefillAttentionFit, system: SystemSpec, *, read
 
 
 def decode_attention_rate(fit: DecodeAttentionFit, system: SystemSpec, *, resident: float = 0.0) -> AttentionRate:
-    """What a fitted decode attention reaches on a system, ``resident`` bytes of the cache being in L2 [B]."""
+    """Find what a fitted decode attention reaches on a system.
+
+    Parameters
+    ----------
+    fit
+        Shares of the peaks [1], times [s].
+    system
+        Whose peaks they are shares of.
+    resident
+        Bytes of the cache that are in L2 from the call before. [B]
+
+    Returns
+    -------
+    AttentionRate
+        [FLOP/s], [B/s] and [s]; the plain roofline where the fit has no ``block_time``.
+
+    Examples
+    --------
+    Where memory was always the limit the fit leaves the arithmetic open, and the peak counts:
+
+    >>> from disagg_sim.facts.load import load_system
+    >>> row = {"engine": "trtllm", "version": "", "points": 0, "median_error": 0.0, "p90_error": 0.0, "t0": 0.0}
+    >>> rate = decode_attention_rate(
+    ...     DecodeAttentionFit(**row, kind="gqa", cache="fp8", e_memory=0.8), load_system("h200_sxm")
+    ... )
+    >>> f"{rate.flops / 1e12:.0f} TFLOP/s, {rate.bandwidth / 1e12:.2f} TB/s"
+    '989 TFLOP/s, 3.84 TB/s'
+    """
     flops, bandwidth = _decode_flops(fit, system), fit.e_memory * system.hbm_bandwidth
     if fit.block_time is None:
         return AttentionRate(flops, bandwidth, fit.t0)
@@ -179,7 +258,32 @@ def _decode_flops(fit: DecodeAttentionFit, system: SystemSpec) -> float:
 
 
 def moe_rate(fit: MoeFit, system: SystemSpec) -> MoeRate:
-    """What a fitted grouped GEMM reaches on a system; a fit without ``e_compute`` has no limit of arithmetic."""
+    """Find what a fitted grouped GEMM reaches on a system; a fit without ``e_compute`` has no limit of arithmetic.
+
+    Parameters
+    ----------
+    fit
+        Shares of the peaks [1], times [s], of one kernel in one weight format.
+    system
+        Whose peaks they are shares of.
+
+    Returns
+    -------
+    MoeRate
+        [FLOP/s], [B/s] and [s].
+
+    Examples
+    --------
+    Rows are gathered and summed at a quarter of 4.8 TB/s:
+
+    >>> from disagg_sim.facts.load import load_system
+    >>> row = {"engine": "trtllm", "version": "", "points": 0, "median_error": 0.0, "p90_error": 0.0, "t0": 0.0}
+    >>> form = {"kernel": "grouped", "format": "fp8_block", "regime": "any", "picks": "T*k/ep", "blend_q": 2.0}
+    >>> fit = MoeFit(**row, **form, e_compute=None, e_memory=0.8, e_handling=0.25)
+    >>> rate = moe_rate(fit, load_system("h200_sxm"))
+    >>> float(rate.flops), f"{rate.handling / 1e12:.1f} TB/s", rate.element
+    (inf, '1.2 TB/s', 1.0)
+    """
     form = FORMATS[fit.format]
     flops = np.inf if fit.e_compute is None else fit.e_compute * system.peak_flops[form.arithmetic]
     return MoeRate(
