@@ -30,12 +30,28 @@ _FP4_BLOCK = 16
 
 
 def torch_bench(device: str = "cuda") -> TorchBench:
-    """The bench of a device.
+    """Make the bench of a device, which runs PyTorch's own kernels.
+
+    Parameters
+    ----------
+    device
+        ``"cuda"``, or ``"cpu"`` to try the command out.
+
+    Returns
+    -------
+    TorchBench
+        For ``measure``.
 
     Raises
     ------
     InputError
         Unknown device, PyTorch not installed, or no GPU that it can use.
+
+    Examples
+    --------
+    >>> torch_bench("cude")
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: device 'cude' is unknown, did you mean 'cuda'?; allowed: cuda, cpu
     """
     if device not in DEVICES:
         raise InputError(f"device {device!r} is unknown{nearest(device, DEVICES)}; allowed: {', '.join(DEVICES)}")

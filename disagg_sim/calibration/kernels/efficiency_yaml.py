@@ -54,7 +54,23 @@ _EXPERT_KERNELS = "What an engine multiplies experts with in a format that no ta
 
 
 def find_assumptions(system: str) -> Path | None:
-    """The shipped (or user's) file of assumptions of a system; None when there is none."""
+    """Find the shipped (or user's) file of assumptions of a system.
+
+    Parameters
+    ----------
+    system
+        Name of its spec.
+
+    Returns
+    -------
+    Path or None
+        None when there is none.
+
+    Examples
+    --------
+    >>> find_assumptions("gb200_nvl72").name, find_assumptions("my_system")
+    ('gb200_nvl72.yaml', None)
+    """
     paths = (root / DIRECTORIES["efficiency"] / ASSUMPTIONS / f"{system}.yaml" for root in spec_roots())
     return next((path for path in paths if path.is_file()), None)
 
@@ -62,16 +78,32 @@ def find_assumptions(system: str) -> Path | None:
 def efficiency_text(
     calibration: Calibration, *, data: str, date: str, assumptions: Path | None = None, split: bool = True
 ) -> str:
-    """The YAML of a calibration.
+    """Write the YAML of a calibration as text: the same fits give the same text.
 
     Parameters
     ----------
+    calibration
+        Of ``calibrate_kernels``.
     data, date
         Name and date of the measurements, as they shall stand in the file.
     assumptions
         File of what no table measures; its rows are written after the fitted ones, marked as assumed.
     split
         Whether shapes were held out.
+
+    Returns
+    -------
+    str
+        Content of ``hw_specs/efficiency/<system>.yaml``.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from disagg_sim.facts.load import load_system
+    >>> nothing = Calibration(system=load_system("h100_sxm"), fits={}, files=(), residuals=pd.DataFrame())
+    >>> text = efficiency_text(nothing, data="my kernels", date="2026-01")
+    >>> [line for line in text.splitlines() if line.startswith(("system", "gemm"))]
+    ['system: h100_sxm', 'gemm: []']
     """
     beside = assumptions_of(assumptions, read_mapping(assumptions)) if assumptions else Assumptions(engine_order=())
     fitted_engines = {fit.engine for fits in calibration.fits.values() for fit in fits} - set(beside.engine_order)
@@ -108,7 +140,33 @@ def efficiency_text(
 
 
 def write_efficiency(path: Path, text: str) -> EfficiencySpec:
-    """Write an efficiency file if it reads back without a fault, and return what it says; as ``files.write_sound``."""
+    """Write an efficiency file if it reads back without a fault.
+
+    Parameters
+    ----------
+    path, text
+        Where it shall stand, its directory being made, and what it shall hold.
+
+    Returns
+    -------
+    EfficiencySpec
+        What the file says.
+
+    Raises
+    ------
+    SpecError
+        Faults of the text; nothing is written.
+    StoreError
+        When the file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from disagg_sim.facts.yaml_files import find_file
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     write_efficiency(Path(root, "h100_sxm.yaml"), find_file("efficiency", "h100_sxm").read_text()).system
+    'h100_sxm'
+    """
     return write_sound(path, text, lambda part: efficiency_of(path, read_mapping(part), _parent))
 
 

@@ -78,12 +78,23 @@ def calibrate_kernels(
         What prefill kernels do with their keys. Prompts without a past hardly tell: their fits are made with walked
         keys and judged with these.
 
+    Returns
+    -------
+    Calibration
+        Fits by section of the efficiency file, the files that they rest on, and every row with its prediction. [s]
+
     Raises
     ------
     TableError
         Faults of the files, rows that beat the system's peaks; one line each.
     InputError
         Unknown framework, or no row of the system.
+
+    Examples
+    --------
+    >>> calibrate_kernels([Path("kernels.csv")], "h100_sxm", framework="vlm")
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: framework 'vlm' is unknown, did you mean 'vllm'?; allowed: ...
     """
     if framework and framework not in LIBRARIES:
         raise InputError(

@@ -53,7 +53,7 @@ POOLED = "all"
 def judge_kernels(
     paths: Sequence[Path], *, exclude: Path | None = None, efficiency: Path | None = None
 ) -> pd.DataFrame:
-    """Every row of the tables with its prediction.
+    r"""Predict every row of the tables.
 
     Parameters
     ----------
@@ -79,6 +79,17 @@ def judge_kernels(
         Unreadable files or unknown columns; a bad row is no error here, it is a row that is not evaluated.
     InputError
         No such directory of efficiency files.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> head = "system,framework,version,kernel_source,dtype,m,n,k,latency_us"
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+    ...     _ = file.write(f"{head}\nh100_sxm,trtllm,1.0,cublas,fp8,64,8192,8192,40\n")
+    ...     file.flush()
+    ...     found = judge_kernels([Path(file.name)])
+    >>> found[["operator", "shape", "measured_us", "evaluated", "part"]].values.tolist()
+    [['gemm', 'dtype=fp8 m=64 n=8192 k=8192', 40.0, True, 'new']]
     """
     if efficiency is not None and not efficiency.is_dir():
         raise InputError(f"{shown(efficiency)}: no such directory of efficiency files")

@@ -57,12 +57,25 @@ def kernel_spreads(
     paths, exclude, efficiency
         As in ``judge_kernels``; the tables must be those that the fits were made from.
 
+    Returns
+    -------
+    kinds : dict of str to KindSpread
+        By section of the efficiency file: shares of variance and s.d. of the logarithm. [1]
+    composed : dict of str to float
+        By operator that has no fit of its own: s.d. of the logarithm. [1]
+
     Raises
     ------
     InputError
         When no row of the tables was fitted.
     TableError
         As ``judge_kernels``.
+
+    Examples
+    --------
+    >>> kernel_spreads([Path("no/such/kernels.csv")])
+    Traceback (most recent call last):
+    disagg_sim.calibration.kernels.tables.TableError: no/such/kernels.csv: no such file
     """
     verdicts = judge_kernels(paths, exclude=exclude, efficiency=efficiency)
     good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "") & (verdicts["part"] == part_of(held_out=False))]
@@ -167,7 +180,7 @@ def spreads_text(
     assumed: float,
     per_doubling: float,
 ) -> str:
-    """Return the YAML of a file of ``hw_specs/uncertainty/``: the same text for the same numbers.
+    """Write the YAML of a file of ``hw_specs/uncertainty/`` as text: the same text for the same numbers.
 
     Parameters
     ----------
@@ -181,6 +194,18 @@ def spreads_text(
         S.d. of the logarithm of a time that no fit speaks of. [1]
     per_doubling : float
         S.d. that each doubling beyond the range of a fit adds. [1]
+
+    Returns
+    -------
+    str
+        For ``write_spreads``.
+
+    Examples
+    --------
+    >>> gemm = KindSpread(shared=0.5, transfer=0.1, transfer_across=0.2, rows=90)
+    >>> text = spreads_text({"gemm": gemm}, {}, (0.4, {}), data="mine", date="2026-01", assumed=0.5, per_doubling=0.1)
+    >>> print(next(line for line in text.splitlines() if "gemm" in line))
+      gemm: {shared: 0.5, transfer: 0.1, transfer_across: 0.2, rows: 90}
     """
 
     def flow(value: Any) -> str:
@@ -229,5 +254,31 @@ SOURCES = {
 
 
 def write_spreads(path: Path, text: str) -> UncertaintySpec:
-    """Write an uncertainty file if it reads back without a fault, and return what it says; as ``files.write_sound``."""
+    """Write an uncertainty file if it reads back without a fault.
+
+    Parameters
+    ----------
+    path, text
+        Where it shall stand, its directory being made, and what it shall hold.
+
+    Returns
+    -------
+    UncertaintySpec
+        What the file says.
+
+    Raises
+    ------
+    SpecError
+        Faults of the text; nothing is written.
+    StoreError
+        When the file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from disagg_sim.facts.yaml_files import find_file
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     write_spreads(Path(root, "mine.yaml"), find_file("uncertainty", "measured").read_text()).name
+    'mine'
+    """
     return write_sound(path, text, lambda part: uncertainty_of(path, read_mapping(part), canonical_name(path.stem)))

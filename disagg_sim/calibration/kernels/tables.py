@@ -62,7 +62,7 @@ class Exclusion:
 
 
 def read_tables(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: bool = True) -> tuple[KernelTable, ...]:
-    """The tables of a CSV of kernel measurements: one, or one a form where a column ``form`` names it.
+    r"""Read the tables of a CSV of kernel measurements: one, or one a form where a column ``form`` names it.
 
     Parameters
     ----------
@@ -73,10 +73,26 @@ def read_tables(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: boo
     strict
         Whether a bad row is an error; else it stays, with its ``fault``.
 
+    Returns
+    -------
+    tuple of KernelTable
+        Each with its form and its rows, times in s.
+
     Raises
     ------
     TableError
         Unreadable file, unknown or missing columns; bad rows when ``strict``. One line each.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> head = "system,framework,version,kernel_source,dtype,m,n,k,latency_us"
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+    ...     _ = file.write(f"{head}\nh100_sxm,trtllm,1.0,cublas,fp8,64,8192,8192,40\n")
+    ...     file.flush()
+    ...     (table,) = read_tables(Path(file.name))
+    >>> table.form.name, table.rows["m"].tolist(), f"{table.rows['latency'].iloc[0]:.6f}"
+    ('gemm', [64], '0.000040')
     """
     data = _read_bytes(path)
     raw = _cells(path, data)
@@ -144,7 +160,23 @@ def _condition(path: Path, line: int, form: Form, text: str) -> Condition:
 
 
 def spec_name(system: str) -> str:
-    """Name of a system's spec from its name in a table: ``"gb200"`` -> ``"gb200_nvl72"``."""
+    """Translate the name of a system in a table to that of its spec.
+
+    Parameters
+    ----------
+    system
+        As a table spells it.
+
+    Returns
+    -------
+    str
+        As ``hw_specs/`` spells it; an unknown name in its usual form.
+
+    Examples
+    --------
+    >>> [spec_name(name) for name in ("gb200", "h100_sxm")]
+    ['gb200_nvl72', 'h100_sxm']
+    """
     return names().table_systems.get(system, canonical_name(system))
 
 
