@@ -114,9 +114,26 @@ def judge_kernels(
 
 
 def summarise(verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Errors of the evaluated, not masked rows by ``GROUPS`` and size, of each system and of all together.
+    """Summarise the errors of the evaluated, not masked rows by ``GROUPS`` and size.
 
-    ``coverage`` is the share of the rows inside their band.
+    Parameters
+    ----------
+    verdicts
+        As ``judge_kernels`` returns them.
+
+    Returns
+    -------
+    DataFrame
+        Columns of ``error_table`` for all systems together, then for each; ``coverage`` is the share of the rows inside
+        their band. [1]
+
+    Examples
+    --------
+    >>> row = {"evaluated": True, "masked": "", "operator": "gemm", "framework": "vllm", "system": "h100_sxm"}
+    >>> row |= {"part": "new", "measured_us": 10.0, "predicted_us": 11.0}
+    >>> row |= {"predicted_p10_us": 9.0, "predicted_p90_us": 13.0}
+    >>> summarise(pd.DataFrame([row])).query("size == 'all'")[["system", "rows", "coverage"]].values.tolist()
+    [['all', 1, 1.0], ['h100_sxm', 1, 1.0]]
     """
     good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "")]
     columns = {"measured": "measured", "predicted": "predicted", "low": "predicted_p10", "high": "predicted_p90"}
