@@ -98,7 +98,7 @@ def _deviation(parts: list[Contribution], times: Times, name: str, spec: Uncerta
 def with_bands(
     lines: pd.DataFrame, rows: Sequence[ServingRow], spreads: UncertaintySpec | str = "measured"
 ) -> pd.DataFrame:
-    """Evaluated lines of served rows with their bands.
+    """Add bands to the evaluated lines of served rows.
 
     Parameters
     ----------
@@ -106,6 +106,8 @@ def with_bands(
         As ``calibration.served.evaluate.evaluate`` returns them.
     rows
         What was evaluated.
+    spreads
+        How far operators and engines may be off: shipped ones by name, or a file's path.
 
     Returns
     -------
@@ -113,6 +115,17 @@ def with_bands(
         The lines and ``COLUMNS``: ends of the 80 % band in the unit of the prediction, the part of the deviation that
         comes from kernels [1], and what the run rests on beside measurements, in words; ``calibrated`` where it rests
         on none.
+
+    Examples
+    --------
+    A line that is not evaluated has no band:
+
+    >>> from disagg_sim.calibration.served.evaluate import evaluate
+    >>> from disagg_sim.calibration.served.rows import Quantity
+    >>> row = ServingRow(file="mine.csv", row="2", form="mlperf", quantities=(Quantity(name="tpot", measured=0.01),))
+    >>> rows = [row.refused("speculative decoding")]
+    >>> with_bands(evaluate(rows), rows)[["predicted_p10", "predicted_p90", "calibrated"]].values.tolist()
+    [[nan, nan, False]]
     """
     spec = load_uncertainty(spreads) if isinstance(spreads, str) else spreads
     known = {(line.file, line.row): line.capacity for line in lines.itertuples() if line.evaluated}

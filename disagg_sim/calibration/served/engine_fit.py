@@ -87,10 +87,21 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
     name : str
         Engine (``hw_specs/engines/``).
 
+    Returns
+    -------
+    EngineFit
+        The profile (times in s), which of its numbers were fitted, the data behind them and their median error. [1]
+
     Raises
     ------
     InputError
         When no row of the fitted part is of this engine.
+
+    Examples
+    --------
+    >>> fit_engine([], "vllm")
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: no served rows of engine 'vllm' in the fitted part
     """
     start, used = load_engine(name), fit_rows(rows, name)
     if not used:

@@ -34,12 +34,28 @@ def provenance(fit: EngineFit, date: str) -> str:
 
 
 def engine_text(fit: EngineFit, *, date: str) -> str:
-    """The file of the profile that the fit started from, with the fitted numbers and their provenance.
+    """Write the file of the profile that the fit started from, with the fitted numbers and their provenance.
 
     Parameters
     ----------
+    fit
+        Of ``fit_engine``.
     date
         Date of the measurements, as it shall stand in the file.
+
+    Returns
+    -------
+    str
+        For ``write_engine``; all other lines are those of the shipped file.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> from disagg_sim.facts.load import load_engine
+    >>> engine = replace(load_engine("vllm"), step_host=0.004)
+    >>> fit = EngineFit(engine, ("step_host",), lines=90, median_error=0.05, files=(("mine.csv", 45),))
+    >>> print(next(line for line in engine_text(fit, date="2026-01").splitlines() if line.startswith("step_host")))
+    step_host: 4 ms
     """
     text = find_file("engine", fit.engine.name).read_text(encoding="utf-8")
     for key in fit.fitted:
@@ -52,5 +68,30 @@ def engine_text(fit: EngineFit, *, date: str) -> str:
 
 
 def write_engine(path: Path, text: str) -> EngineSpec:
-    """Write an engine profile if it reads back without a fault, and return what it says; as ``files.write_sound``."""
+    """Write an engine profile if it reads back without a fault.
+
+    Parameters
+    ----------
+    path, text
+        Where it shall stand, its directory being made, and what it shall hold.
+
+    Returns
+    -------
+    EngineSpec
+        What the file says.
+
+    Raises
+    ------
+    SpecError
+        Faults of the text; nothing is written.
+    StoreError
+        When the file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     write_engine(Path(root, "mine.yaml"), find_file("engine", "vllm").read_text()).name
+    'mine'
+    """
     return write_sound(path, text, lambda part: engine_of(path, read_mapping(part), path.stem))

@@ -258,6 +258,13 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
     DataFrame
         ``measured`` and ``predicted`` in s, token/s or request/s; ``relative_error`` = predicted/measured - 1, nan
         where a quantity is not ``evaluated``; then ``reason`` says why.
+
+    Examples
+    --------
+    >>> from disagg_sim.calibration.served.rows import Quantity
+    >>> row = ServingRow(file="mine.csv", row="2", form="mlperf", quantities=(Quantity(name="tpot", measured=0.01),))
+    >>> evaluate([row.refused("speculative decoding")])[["predicted", "evaluated", "reason"]].values.tolist()
+    [[nan, False, 'speculative decoding']]
     """
     checked = [_checked(row) for row in rows]
     answers: dict[int, tuple[Prediction, int]] = {}

@@ -67,7 +67,12 @@ LEAST_PASSES = 5
 
 
 def judge_passes(path: Path) -> pd.DataFrame:
-    """Every prefill of a table of forward passes with its prediction.
+    """Predict every prefill of a table of forward passes.
+
+    Parameters
+    ----------
+    path
+        Parquet file with the columns ``COLUMNS``.
 
     Returns
     -------
@@ -82,6 +87,12 @@ def judge_passes(path: Path) -> pd.DataFrame:
     ------
     TableError
         Unreadable, or without a column that is needed; one line.
+
+    Examples
+    --------
+    >>> judge_passes(Path("no/such/passes.parquet"))
+    Traceback (most recent call last):
+    disagg_sim.calibration.kernels.tables.TableError: no/such/passes.parquet: no such file
     """
     table = _read(path)
     table = table[(table["workload_kind"] == "prefill") & (table["flag"] == "")].reset_index(drop=True)
@@ -119,10 +130,26 @@ def judge_passes(path: Path) -> pd.DataFrame:
 
 
 def pass_cells(passes: pd.DataFrame, predicted: str) -> pd.DataFrame:
-    """Median of the column ``predicted`` over measured by new and cached tokens of a request, with the passes.
+    """Tabulate the median of predicted over measured by new and cached tokens of a request, with the passes.
 
-    Columns ``new_tokens, past_tokens`` (the largest of the cell), ``passes, ratio``; cells of fewer than
-    ``LEAST_PASSES`` are left out.
+    Parameters
+    ----------
+    passes
+        As ``judge_passes`` returns them.
+    predicted
+        ``"predicted_ms"`` or ``"from_past_ms"``.
+
+    Returns
+    -------
+    DataFrame
+        ``new_tokens, past_tokens`` (the largest of the cell), ``passes, ratio`` [1]; cells of fewer than
+        ``LEAST_PASSES`` are left out.
+
+    Examples
+    --------
+    >>> one = {"new_tokens": 100, "past_tokens": 0, "measured_ms": 10.0}
+    >>> pass_cells(pd.DataFrame([one | {"predicted_ms": 10.0 + n} for n in range(5)]), "predicted_ms").values.tolist()
+    [['128', '0', 5, 1.2]]
     """
     ratio = passes[predicted] / passes["measured_ms"]
     upper = {

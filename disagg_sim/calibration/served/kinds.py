@@ -21,7 +21,7 @@ _KEY = ["family", "systems", "layout"]
 
 
 def checked_kinds(rows: Sequence[ServingRow], table: pd.DataFrame) -> tuple[CheckedKind, ...]:
-    """Every kind of layout with runs that the forecast was compared with.
+    """List every kind of layout with runs that the forecast was compared with.
 
     A disaggregated run counts for the layout of its prefill workers and for that of its decode workers. Runs beyond
     saturation count as run, and not in the errors; a run with everything queued is meant to saturate.
@@ -36,7 +36,19 @@ def checked_kinds(rows: Sequence[ServingRow], table: pd.DataFrame) -> tuple[Chec
     Returns
     -------
     tuple of CheckedKind
-        By family, class of systems and layout.
+        By family, class of systems and layout; ``error`` is the absolute relative one that ``MOST`` of the points stay
+        below. [1]
+
+    Examples
+    --------
+    >>> from disagg_sim.calibration.served.evaluate import evaluate
+    >>> from disagg_sim.calibration.served.rows import Quantity, Workers
+    >>> names = {"file": "mine.csv", "row": "2", "form": "mine", "load": "closed_loop", "mode": "aggregated"}
+    >>> names |= {"model": "llama_3_1_8b", "system": "h100_sxm", "engine": "vllm", "recipe": "fp8", "isl": 1000.0}
+    >>> told = (Quantity(name="tpot", measured=0.01),)
+    >>> rows = [ServingRow(**names, quantities=told, osl=100.0, concurrency=4.0, workers=Workers())]
+    >>> [(kind.family, kind.layout, kind.points, kind.judged_by) for kind in checked_kinds(rows, evaluate(rows))]
+    [('dense', 'one GPU', 1, 'tpot')]
     """
     used = table[table["evaluated"]]
     sides = pd.DataFrame(_sides(rows), columns=["file", "row", *_KEY, "gpus"]).drop_duplicates()
@@ -63,7 +75,7 @@ def checked_kinds(rows: Sequence[ServingRow], table: pd.DataFrame) -> tuple[Chec
 
 
 def evidence_text(kinds: Sequence[CheckedKind], *, date: str) -> str:
-    """The text of an evidence file. The same data give the same bytes.
+    """Write the text of an evidence file. The same data give the same bytes.
 
     Parameters
     ----------
@@ -71,6 +83,18 @@ def evidence_text(kinds: Sequence[CheckedKind], *, date: str) -> str:
         As ``checked_kinds`` counts them.
     date
         Of the measurements, as it shall stand in the file.
+
+    Returns
+    -------
+    str
+        For ``write_evidence``.
+
+    Examples
+    --------
+    >>> numbers = {"most_gpus": 4, "rows": 9, "points": 5, "files": {"mine.csv": 9}, "judged_by": "tpot", "error": 0.12}
+    >>> kind = CheckedKind(family="dense", systems="Hopper, domain of 8", layout="TP", **numbers)
+    >>> print(evidence_text([kind], date="2026-01").splitlines()[-3].strip())
+    most_gpus: 4, rows: 9, points: 5,
     """
     lines = [
         "# Kinds of layouts that forecasts were compared with: served runs, distinct operating points, and the",
@@ -91,7 +115,33 @@ def evidence_text(kinds: Sequence[CheckedKind], *, date: str) -> str:
 
 
 def write_evidence(path: Path, text: str) -> EvidenceSpec:
-    """Write an evidence file if it reads back without a fault, and return what it says; as ``files.write_sound``."""
+    """Write an evidence file if it reads back without a fault.
+
+    Parameters
+    ----------
+    path, text
+        Where it shall stand, its directory being made, and what it shall hold.
+
+    Returns
+    -------
+    EvidenceSpec
+        What the file says.
+
+    Raises
+    ------
+    SpecError
+        Faults of the text; nothing is written.
+    StoreError
+        When the file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from disagg_sim.facts.yaml_files import find_file
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     write_evidence(Path(root, "mine.yaml"), find_file("evidence", "measured").read_text()).title
+    'Layouts with measured runs'
+    """
     return write_sound(path, text, lambda part: evidence_of(path, read_mapping(part), path.stem))
 
 

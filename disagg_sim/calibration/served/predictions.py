@@ -21,7 +21,12 @@ COLUMNS = {"tpot_ms": ("tpot", MS), "ttft_ms": ("ttft", MS), "tput_total_tok_s_g
 
 
 def read_predictions(path: Path) -> pd.DataFrame:
-    """Predictions of another tool.
+    r"""Read the predictions of another tool.
+
+    Parameters
+    ----------
+    path
+        CSV with ``row_id``, ``tpot_ms``, and ``ttft_ms`` or ``tput_total_tok_s_gpu`` or both; cells may be empty.
 
     Returns
     -------
@@ -32,6 +37,14 @@ def read_predictions(path: Path) -> pd.DataFrame:
     ------
     ServingDataError
         Unreadable; a missing column, a row twice, a cell that is no number above 0; one line.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     _ = Path(root, "tool.csv").write_text("row_id,tpot_ms,ttft_ms\na,10,500\n")
+    ...     read_predictions(Path(root, "tool.csv")).to_dict("index")
+    {'a': {'tpot': 0.01, 'ttft': 0.5, 'throughput': nan}}
     """
     columns = columns_of(path)
     allowed = ("row_id", *COLUMNS)
@@ -61,7 +74,7 @@ def read_predictions(path: Path) -> pd.DataFrame:
 
 
 def predicted_by(table: pd.DataFrame, predictions: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Lines of the rows that a tool predicted too: with its numbers, and with our own.
+    """Select the lines of the rows that a tool predicted too: with its numbers, and with our own.
 
     Parameters
     ----------
@@ -74,6 +87,14 @@ def predicted_by(table: pd.DataFrame, predictions: pd.DataFrame) -> tuple[pd.Dat
     -------
     theirs, ours : DataFrame
         The same columns. ``theirs`` has a line where the tool gave that quantity, ``ours`` every line of its rows.
+
+    Examples
+    --------
+    >>> line = {"row": "a", "quantity": "tpot", "evaluated": True, "measured": 0.010, "predicted": 0.011}
+    >>> told = pd.DataFrame({"tpot": [0.008]}, index=pd.Index(["a"], name="row"))
+    >>> theirs, ours = predicted_by(pd.DataFrame([line | {"relative_error": 0.1}]), told)
+    >>> f"{theirs['relative_error'][0]:+.2f}, ours {ours['relative_error'][0]:+.2f}"
+    '-0.20, ours +0.10'
     """
     ours = table[table["evaluated"] & table["row"].isin(predictions.index)]
     long = predictions.reset_index().melt(id_vars="row", var_name="quantity", value_name="theirs")

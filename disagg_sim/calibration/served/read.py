@@ -68,7 +68,7 @@ def columns_of(path: Path) -> list[str]:
 
 
 def read_rows(path: Path) -> list[ServingRow]:
-    """Read every row of a file of serving measurements, in order; none of a file that lists rows of others.
+    r"""Read every row of a file of serving measurements, in order; none of a file that lists rows of others.
 
     Parameters
     ----------
@@ -84,6 +84,16 @@ def read_rows(path: Path) -> list[ServingRow]:
     ------
     ServingDataError
         Unreadable, or in no form of ``FORMS``; one line.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+    ...     _ = file.write("prompt_time_ms,token_time,batch\n50,20,4\n")
+    ...     file.flush()
+    ...     read_rows(Path(file.name))
+    Traceback (most recent call last):
+    disagg_sim.calibration.served.read.ServingDataError: ...; closest is 'splitwise', which needs column ...
     """
     columns = set(columns_of(path))
     if any(marks <= columns for marks in LISTS.values()):
@@ -111,7 +121,12 @@ def read_rows(path: Path) -> list[ServingRow]:
 
 
 def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
-    """Read the rows of several files; one that cannot be read is a line, and the others are read all the same.
+    r"""Read the rows of several files; one that cannot be read is a line, and the others are read all the same.
+
+    Parameters
+    ----------
+    paths
+        CSV files, each in one of ``FORMS``.
 
     Returns
     -------
@@ -124,6 +139,16 @@ def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
     ------
     ServingDataError
         When no file could be read.
+
+    Examples
+    --------
+    A list of files is no measurement, and no fault:
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     _ = Path(root, "manifest.csv").write_text("file,sha256\nruns.csv,0\n")
+    ...     read_files([Path(root, "manifest.csv"), Path("no/such/runs.csv")])
+    ([], ['no/such/runs.csv: cannot be read: No such file or directory'])
     """
     rows: list[ServingRow] = []
     faults: list[str] = []

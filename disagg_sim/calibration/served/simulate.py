@@ -86,7 +86,7 @@ def key_of(row: ServingRow) -> str:
 
 
 def tasks_of(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None = None) -> list[Task]:
-    """Closed loops among the rows, once for each operating point, together where they share a setup; largest first.
+    """Collect the closed loops among the rows, once for each operating point, together where they share a setup.
 
     Parameters
     ----------
@@ -94,6 +94,21 @@ def tasks_of(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
         That a steady state answers: those of evaluated lines.
     engines
         Profiles by name where not the shipped ones are meant.
+
+    Returns
+    -------
+    list of Task
+        The one with the most requests in flight first.
+
+    Examples
+    --------
+    A repeated run is played once:
+
+    >>> names = {"file": "mine.csv", "form": "mine", "load": "closed_loop", "mode": "aggregated", "quantities": ()}
+    >>> names |= {"model": "llama_3_1_8b", "system": "h100_sxm", "engine": "vllm", "recipe": "fp8", "isl": 100.0}
+    >>> rows = [ServingRow(**names, row=row, osl=10.0, concurrency=2.0, workers=Workers()) for row in ("2", "3")]
+    >>> [len(task.rows) for task in tasks_of(rows)]
+    [1]
     """
 
     def of_setup(row: ServingRow) -> tuple[Any, ...]:
@@ -108,7 +123,25 @@ def tasks_of(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
 
 
 def play(task: Task) -> list[Answer]:
-    """Play every row of a task; one that cannot be played is a reason of one line."""
+    """Play every row of a task, request by request; one that cannot be played is a reason of one line.
+
+    Parameters
+    ----------
+    task
+        Rows of one setup, of ``tasks_of``.
+
+    Returns
+    -------
+    list of Answer
+        One a row: means, medians and percentiles [s], rates [request/s, token/s].
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_engine
+    >>> row = ServingRow(file="mine.csv", row="2", form="mine", model="llama_3_1_9b", quantities=())
+    >>> [answer.reason.partition(";")[0] for answer in play(Task((row,), load_engine("vllm")))]
+    ["unknown model 'llama_3_1_9b', did you mean 'llama_3_1_8b'?"]
+    """
     first = task.rows[0]
     try:
         run = served(first.model, first.system, first.recipe, task.engine)

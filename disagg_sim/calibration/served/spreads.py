@@ -74,6 +74,16 @@ def served_spreads(lines: pd.DataFrame) -> tuple[float, dict[str, ServedSpread]]
     ------
     InputError
         When a field has too few configurations.
+
+    Examples
+    --------
+    >>> line = {"evaluated": True, "saturated": False, "held_out": False, "quantity": "tpot", "point": "a"}
+    >>> line |= {"workers": "TP4", "concurrency": 8.0, "engine": "vllm", "load": "closed_loop", "family": "dense"}
+    >>> line |= {"mode": "aggregated", "layout": "TP", "prefill_layout": "TP", "version": "", "configuration": "mine"}
+    >>> line |= {"measured": 0.010, "predicted": 0.011, "relative_error": 0.1, "kernel_sigma": 0.05}
+    >>> served_spreads(pd.DataFrame([line]))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: spread of step: fewer than ...
     """
     usable = lines[lines["evaluated"] & ~lines["saturated"] & ~lines["held_out"]]
     once = points(usable)
