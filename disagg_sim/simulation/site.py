@@ -21,7 +21,24 @@ from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
 
 
 def request_host(at: Setup) -> float:
-    """Host time of a request before its prefill, which the engine of a setup takes; 0 without one. [s]"""
+    """Look up the host time that the engine of a setup takes for a request before its prefill.
+
+    Parameters
+    ----------
+    at
+        Model, system, recipe, profile and engine.
+
+    Returns
+    -------
+    float
+        0 without an engine. [s]
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> request_host(ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels"))
+    0.0
+    """
     return 0.0 if at.overheads is None else at.overheads.request_host
 
 
