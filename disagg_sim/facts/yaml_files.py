@@ -143,12 +143,27 @@ def spec_files(kind: str) -> dict[str, Path]:
 
 
 def list_specs(kind: str) -> tuple[str, ...]:
-    """Names that ``load_*`` knows of a kind ("hardware", "model", "traffic", "precision", "profile", ...).
+    """List the names that ``load_*`` knows of a kind.
+
+    Parameters
+    ----------
+    kind
+        "hardware", "model", "traffic", "precision", "profile", ... (``DIRECTORIES``).
+
+    Returns
+    -------
+    tuple of str
+        Canonical names, sorted.
 
     Raises
     ------
     UnknownNameError
         When there is no such kind.
+
+    Examples
+    --------
+    >>> list_specs("profile")
+    ('ideal', 'measured', 'optimistic')
     """
     if kind not in DIRECTORIES:
         known = ", ".join(DIRECTORIES)

@@ -119,10 +119,24 @@ def decode_work(
     model, precision, mla_form
         As in ``prefill_work``; "auto" is absorbed in decode.
 
+    Returns
+    -------
+    PassWork
+        FLOP and bytes of each operator, summed over layers and sequences.
+
     Raises
     ------
     InputError, UnknownNameError
         Values out of range, unknown names.
+
+    Examples
+    --------
+    A token of Llama-3.1-70B reads 69.5e9 parameters, all but the embedding, at two bytes each. It spends two FLOP on each
+    of them and 3 GFLOP on attention to 1000 tokens:
+
+    >>> work = decode_work("llama_3_1_70b", context=1000)
+    >>> f"{work.flops / 1e9:.0f} GFLOP, {work.hbm_bytes / 1e9:.0f} GB"
+    '142 GFLOP, 139 GB'
     """
     decodes, cached = whole_number("batch", batch), above_zero("context", context, "tokens")
     return _pass_work(model, Tokens(decodes=decodes, context=cached, emitted=decodes), precision, mla_form)

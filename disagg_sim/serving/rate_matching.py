@@ -120,6 +120,18 @@ def match_rates(
     ------
     InputError
         Values out of range, grids of different cases, neither a budget nor a rate.
+
+    Examples
+    --------
+    A prefill instance takes 56 requests/s and a decode instance 68, one GPU each. Of 7 GPUs four prefill, and decode sets
+    the rate, 3 x 68:
+
+    >>> import disagg_sim as ds
+    >>> at, lengths = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
+    >>> prefill = ds.prefill_grid(at, ds.Mapping(), lengths, batch=[1])
+    >>> plan = match_rates(prefill, ds.decode_grid(at, ds.Mapping(), lengths, batch=[64]), gpu_budget=7)
+    >>> plan.status, f"{plan.request_rate:.0f} requests/s", plan.total_gpus
+    ('optimal', '203 requests/s', 7)
     """
     _check(prefill, decode)
     prices = usd_per_gpu_hour or (NAN, NAN)
