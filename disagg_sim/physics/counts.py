@@ -131,8 +131,8 @@ def decode_work(
 
     Examples
     --------
-    A token of Llama-3.1-70B reads 69.5e9 parameters, all but the embedding, at two bytes each. It spends two FLOP on each
-    of them and 3 GFLOP on attention to 1000 tokens:
+    A token of Llama-3.1-70B reads 69.5e9 parameters, all but the embedding, at two bytes each. It spends two FLOP on
+    each of them and 3 GFLOP on attention to 1000 tokens:
 
     >>> work = decode_work("llama_3_1_70b", context=1000)
     >>> f"{work.flops / 1e9:.0f} GFLOP, {work.hbm_bytes / 1e9:.0f} GB"

@@ -123,8 +123,8 @@ def match_rates(
 
     Examples
     --------
-    A prefill instance takes 56 requests/s and a decode instance 68, one GPU each. Of 7 GPUs four prefill, and decode sets
-    the rate, 3 x 68:
+    A prefill instance takes 56 requests/s and a decode instance 68, one GPU each. Of 7 GPUs four prefill, and decode
+    sets the rate, 3 x 68:
 
     >>> import disagg_sim as ds
     >>> at, lengths = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
