@@ -89,6 +89,15 @@ def test_the_first_token_of_split_workers_waits_for_the_cache():
     assert (split.ttft > alone.ttft).all()
 
 
+def test_a_load_just_above_a_power_of_two_a_rank_waits_for_slots():
+    """17 requests on 16 slots: one in 17 waits for about a sixteenth of the time of an answer; 20 is no such load."""
+    full, over, free = (seen(MIXED, replace(SPLIT, osl=1000.0, concurrency=float(n), waves=10.0)) for n in (16, 17, 20))
+    wait = over.ttft.mean() - full.ttft.mean()
+    assert wait == pytest.approx(1000 * over.tpot.mean() / 16, rel=0.3)
+    assert over.request_rate == pytest.approx(full.request_rate, rel=0.03)
+    assert free.request_rate > 1.1 * full.request_rate
+
+
 def test_mean_and_median_differ_by_the_burst_at_the_start():
     found = seen(MIXED, replace(ROW, isl=2000.0, osl=500.0, concurrency=32.0, waves=10.0, spread=0.1))
     assert found.ttft.mean() > 1.3 * np.median(found.ttft)
