@@ -60,9 +60,12 @@ def kv_blocks(
 
     Examples
     --------
+    A token of 2 * 8 heads * 128 numbers * 32 layers takes 65,536 B in FP8; 8 GB of weights leave room for a million:
+
     >>> from disagg_sim.physics.setup import setup
-    >>> kv_blocks(setup("llama_3_1_8b", "h100_sxm", "fp8"), Mapping()) * BLOCK_TOKENS
-    971584
+    >>> tokens = kv_blocks(setup("llama_3_1_8b", "h100_sxm", "fp8"), Mapping()) * BLOCK_TOKENS
+    >>> f"{tokens / 1e6:.1f} million tokens"
+    '1.0 million tokens'
     """
     ranks = float(np.max(mapping.dp_attn))
     live, imbalance = _live(at, mapping, max_sequences, max_tokens, prompts)
