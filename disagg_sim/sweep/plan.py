@@ -100,7 +100,7 @@ class SweepPlan:
 
 
 def plan_sweep(spec: SweepSpec) -> SweepPlan:
-    """Every case of the sweep with its mappings enumerated, its batch axes fixed and its blocks cut.
+    """Plan every case of a sweep: enumerate its mappings, fix its batch axes, divide both into blocks.
 
     Parameters
     ----------

@@ -183,7 +183,7 @@ def lengths(isl: str | TrafficCase | Trace) -> Lengths: ...
 @overload
 def lengths(isl: ArrayLike, osl: ArrayLike) -> Lengths: ...
 def lengths(isl: Any, osl: Any = None) -> Lengths:
-    """The lengths of requests, from numbers, a traffic or a trace.
+    """Make the distribution of the lengths of requests, from numbers, a traffic or a trace.
 
     Parameters
     ----------
