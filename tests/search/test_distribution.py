@@ -319,7 +319,7 @@ def test_passes_of_independent_lengths_take_the_mean_time_of_passes_that_share_o
     total, squares = drawn.sum(axis=1), (drawn**2).sum(axis=1)
     tokens = Tokens(prompts=total**2 / squares, new=squares / total, emitted=4.0)
     side = attention_side(at, np.full_like(total, 4.0), tokens, "auto", "prefill")
-    layers = LayerTimes(side.layers, side.embedding, side.head, side.sums)
+    layers = LayerTimes(side.layers, side.scores, side.embedding, side.head, side.sums)
     times = np.asarray(slowest_stage(at.model, 1.0, layers)) + at.profile.host
     grid = prefill_grid(at, DENSE[:1], law, batch=[4])
     assert abs(times.mean() - grid.latency[0, 0]) < 4 * times.std() / math.sqrt(times.size)

@@ -329,6 +329,7 @@ def test_naive_chunks_of_mla_cost_most_and_kept_keys_take_memory():
     assert rows["naive"].ttl_s > rows["absorbed"].ttl_s
     assert rows["auto"].ttl_s == min(row.ttl_s for row in rows.values())
     kept = 61 * 128 * 320 * 16384  # one prompt a rank: layers, heads, key and value elements of 1 B, tokens
+    kept /= 0.9  # TensorRT-LLM keeps a tenth of the room for the cache free
     assert rows["cached"].decode_memory_bytes - rows["naive"].decode_memory_bytes == pytest.approx(kept)
 
 
