@@ -19,7 +19,7 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.calibration.served.evaluate import engine_of
 from disagg_sim.calibration.served.rows import Quantity, ServingRow, Workers
-from disagg_sim.calibration.served.steady_state import RowLengths, Served, capacity, served
+from disagg_sim.calibration.served.steady_state import RowLengths, Served, capacity, served, told_slots
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts.engine import EngineSpec
@@ -44,12 +44,6 @@ MOST_REQUESTS, LEAST_WAVES = 40_000, 3
 #: equal lengths such an engine keeps requests together for good, and TPOT of the gap runs (fitted part) would be 15 %
 #: too low, as nothing waits for single prompts. Runs under SGLang do stay together. [1]
 UNSTATED_SPREAD = 0.1
-#: Runs of split workers whose load a decode rank lies above a power of two, by this factor at most, are taken to fill
-#: batches of that size, while the others wait for a slot: 2,151 requests on 16 ranks are 128 a rank and 5 % more. The
-#: source does not state the largest batch; ten loads of TensorRT-LLM are such, and none of SGLang and vLLM. [1]
-OVERSUBSCRIBED = 1.15
-#: Least batch of a rank that a load tells. [request]
-LEAST_SLOTS = 8
 #: Period of samples that nobody reads. [s]
 NO_SAMPLES = 1e6
 #: Share of a percentile's name. [1]
@@ -283,10 +277,7 @@ def _site(run: Served, row: ServingRow, trace: Trace, tables: dict[Any, StepTabl
 def _slots_of_rank(row: ServingRow, side: Workers, engine: EngineSpec) -> int:
     """Most sequences of an attention rank: the engine's, or what the load of split workers tells. [request]"""
     each = row.concurrency / (side.count * int(side.mapping.dp_attn))
-    below = 1 << int(math.log2(max(each, 1.0)))
-    if row.prefill and below >= LEAST_SLOTS and below < each <= OVERSUBSCRIBED * below:
-        return min(below, engine.max_running)
-    return engine.max_running
+    return int(min(told_slots(each), engine.max_running)) if row.prefill else engine.max_running
 
 
 def _power_of_two(number: int) -> int:
