@@ -120,8 +120,9 @@ def test_inherited_fits_are_marked(capsys):
 
 def test_assumed_rows_are_marked(capsys):
     lines = output(capsys, "show", "hardware", "gb300_nvl72", "--fits").splitlines()
-    (line,) = (line for line in lines if "assumption" in line)
-    assert "op=all_reduce gpus=8 latency=6us" in line
+    one_shot, two_shot = (line for line in lines if "(assumption" in line)
+    assert "op=all_reduce gpus=0 latency=4us" in one_shot
+    assert "algorithm=two_shot" in two_shot
 
 
 def test_a_model_is_shown_with_its_counts(capsys):

@@ -47,7 +47,8 @@ def planned(name: str) -> ds.SimulationResult:
     limits: dict[str, Any] = {"ftl_limit": 4.0, "ttl_limit": 0.05, "gpu_budget": budget, **more}
     drawn = LAW if isinstance(lengths, str) else lengths
     law = ds.lengths(LAW) if isinstance(lengths, str) else ds.lengths(*lengths)
-    prefill, decode = ds.prefill_grid(at, mappings, law), ds.decode_grid(at, mappings, law)
+    first = mappings[mappings.pp > 2] if name == "chunked pipeline" else mappings
+    prefill, decode = ds.prefill_grid(at, first, law), ds.decode_grid(at, mappings, law)
     plan = ds.match_rates(prefill, decode, **limits)
     assert plan.deployment is not None, plan.message
     trace = ds.synthetic_trace(rate=0.75 * plan.request_rate, lengths=drawn, requests=400, seed=5)

