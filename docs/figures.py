@@ -54,17 +54,17 @@ def frontier() -> Any:
     axes.annotate("", (AT, high), (AT, low), arrowprops={"arrowstyle": "<->", "color": INK, "linewidth": 1.4})
     least, most = gain_band()
     text = f"{gain():.1f}× the throughput\nat {AT:g} tokens/s/user\n(80 % band: {least:.1f} to {most:.1f}×)"
-    axes.annotate(text, (AT + 1.2, 0.2 * high + 0.8 * low), va="center", color=INK, fontsize=10.5)
+    axes.annotate(text, (72, 0.5 * high + 0.5 * low), va="center", color=INK, fontsize=10.5)
     best, other = ends["disaggregated"], ends["co-located"]
     design = (
         f"at {AT:g}: prefill {mapping_text(best, 'prefill')}, {best['prefill_instances']:.0f} instances\n"
         f"and decode {mapping_text(best, 'decode')}, batch {best['decode_batch']:,.0f}, one instance"
     )
-    axes.annotate("disaggregated", (57, 1690), color=COLOURS[0], fontsize=12.5, fontweight="bold", va="bottom")
-    axes.annotate(design, (57, 1670), color=COLOURS[0], fontsize=9.5, va="top")
-    axes.annotate("co-located", (8, 700), color=COLOURS[1], fontsize=12.5, fontweight="bold", va="bottom")
+    axes.annotate("disaggregated", (60, 1290), color=COLOURS[0], fontsize=12.5, fontweight="bold", va="bottom")
+    axes.annotate(design, (60, 1270), color=COLOURS[0], fontsize=9.5, va="top")
+    axes.annotate("co-located", (3, 300), color=COLOURS[1], fontsize=12.5, fontweight="bold", va="bottom")
     design = f"at {AT:g}: {mapping_text(other, 'decode')}, batch {other['decode_batch']:,.0f}"
-    axes.annotate(design, (8, 680), color=COLOURS[1], fontsize=9.5, va="top")
+    axes.annotate(design, (3, 280), color=COLOURS[1], fontsize=9.5, va="top")
     axes.annotate(
         "shaded: 80 % bands", (1, 1), xycoords="axes fraction", ha="right", va="top", color=GREY, fontsize=9.5
     )
