@@ -83,12 +83,18 @@ def test_c10_pipelined_chunks_cut_ftl_20_to_32_times(profile, factor):
     assert [pp for pp, (_, _, fits) in found.items() if fits] == [1, 8, 16, 32]  # kept keys and values: PP 2, 4 too big
 
 
-def test_c10_the_engine_stretches_the_passes_and_pays_for_every_chunk():
-    """TensorRT-LLM at PP 32: 5.02 s, just above the accepted 5 s, as kernels take 1.106 times as long."""
+def test_c10_the_engine_stretches_all_but_attention_and_keeps_the_accepted_time():
+    """TensorRT-LLM at PP 32: 4.57 s, inside the accepted 5 s. Attention is not stretched and takes most of a pass.
+
+    All other kernels take 1.183 times as long: 12.2 of 94.7 s at PP 1, hence 1.024 times in all; 1.037 at PP 32, where
+    small chunks spend more beside attention.
+    """
     bare, found = (pipelines("measured", "cached", engine=engine) for engine in ("kernels", "trtllm"))
     assert 20 <= found[1][0] / found[32][0] <= 32
-    assert found[32][0] == pytest.approx(5.02, rel=0.005)
-    assert found[32][0] / bare[32][0] == pytest.approx(1.139, rel=0.005)
+    assert 2 <= found[32][0] <= 5
+    assert found[32][0] == pytest.approx(4.575, rel=0.005)
+    assert found[1][0] / bare[1][0] == pytest.approx(1 + 0.183 * 12.2 / 94.7, rel=0.002)
+    assert found[32][0] / bare[32][0] == pytest.approx(1.037, rel=0.002)
 
 
 def relative_rates(profile: str, chunk: int) -> dict[int, float]:
@@ -102,7 +108,7 @@ def test_c10_throughput_misses_ten_percent_in_chunks_of_512():
 
     Where it goes (GPU-seconds a prompt at PP 1: 95.0; at PP 32: 123 before uneven layers): attention +15.8 s, as
     128 heads of 512 tokens are 256 thread blocks on 152 multiprocessors, which take two rounds; experts +12.4 s,
-    since EP 2 reads 128 experts a GPU again for every 2 x 512 tokens; floors of GEMM and elementwise kernels +1.6 s;
+    since EP 2 reads 128 experts a GPU again for every 2 x 512 tokens; floors of GEMM and elementwise kernels +1.8 s;
     the narrower exchange -3.1 s. The slowest of 32 stages holds 2 MoE layers where 61/32 would be even: 0.953, and
     all MoE (a dense layer is cheaper): 0.994. Chunks of 2,048 tokens hold the bar at a factor of 20.8 and 4.53 s.
     """
@@ -130,7 +136,10 @@ def test_c10_nearly_half_of_the_missing_throughput_is_the_second_round_of_attent
 
 
 def test_c10_the_missing_throughput_is_experts_read_again():
-    """The other terms of the explanation above, from the operators. [GPU s a prompt]"""
+    """The other terms of the explanation above, from the operators. [GPU s a prompt]
+
+    Floors are 1.82 s: a GEMM in NVFP4 keeps its fitted start of 7-10 us in every chunk.
+    """
     at = setup("deepseek_r1", SYSTEM, RECIPE)
     whole = seconds_by_operator(
         at,
@@ -153,7 +162,7 @@ def test_c10_the_missing_throughput_is_experts_read_again():
     assert extra["routed experts"] == pytest.approx(12.43, abs=0.05)
     assert extra["dispatch"] + extra["combine"] == pytest.approx(-3.11, abs=0.05)
     floors = ("q_a, kv_a", "q_b", "kv_b", "o", "gate, up", "down", "router", "shared gate, up", "shared down")
-    assert sum(extra[name] for name in (*floors, "elementwise")) == pytest.approx(1.55, abs=0.05)
+    assert sum(extra[name] for name in (*floors, "elementwise")) == pytest.approx(1.82, abs=0.05)
 
 
 def test_c10_naive_chunks_beside_it():
@@ -390,12 +399,16 @@ def test_c32_ftl_ratio_without_tensor_parallelism(system, precision, profile, pp
 
 
 def test_c32_misses_under_tensor_parallelism():
-    """TP 8, `measured`: 3.6 on GB200, 4.0 on H100. All-reduce and repeated elementwise bytes go with L*d too, and
-    take most of the small model's time. Multiplies and attention go 4.8 times up where their FLOP go 5.8: an eighth of
-    70B, 8 heads of it, fills the multiprocessors less. The claim is about arithmetic, the miss about sharding."""
+    """TP 8, `measured`: 3.6 on GB200, 4.0 on H100.
+
+    All-reduce and repeated elementwise bytes go with L*d too, their starts with L alone (1.58 times): 2.98 in all, and
+    most of the small model's time. Multiplies and attention go 4.7 times up where their FLOP go 5.8: an eighth of 70B,
+    8 heads of it, fills the multiprocessors less, and every GEMM has a start of 7-10 us. The claim is about
+    arithmetic, the miss about sharding.
+    """
     tp8 = Mapping(tp_attn=8, tp_ffn=8)
-    assert ftl_ratio("gb200_nvl72", RECIPE, tp8, "measured") == pytest.approx(3.62, rel=0.02)
-    assert ftl_ratio("h100_sxm", "fp8", tp8, "measured") == pytest.approx(3.97, rel=0.02)
+    assert ftl_ratio("gb200_nvl72", RECIPE, tp8, "measured") == pytest.approx(3.57, rel=0.02)
+    assert ftl_ratio("h100_sxm", "fp8", tp8, "measured") == pytest.approx(3.99, rel=0.02)
     at, parts = {}, {}
     for name in ("llama_3_1_405b", "llama_3_1_70b"):
         at[name] = setup(name, "gb200_nvl72", RECIPE)
@@ -404,9 +417,9 @@ def test_c32_misses_under_tensor_parallelism():
         parts[name] = seconds_by_operator(at[name], mapping, tokens, phase="prefill", stage_tokens=4096.0)
     large, small = parts.values()
     matmul = ("qkv", "o", "gate, up", "down", "prefill attention")
-    assert sum(large[name] for name in matmul) / sum(small[name] for name in matmul) == pytest.approx(4.78, rel=0.02)
+    assert sum(large[name] for name in matmul) / sum(small[name] for name in matmul) == pytest.approx(4.66, rel=0.02)
     rest = ("attention all-reduce", "FFN all-reduce", "elementwise")
-    assert sum(large[name] for name in rest) / sum(small[name] for name in rest) == pytest.approx(3.15, rel=0.05)
+    assert sum(large[name] for name in rest) / sum(small[name] for name in rest) == pytest.approx(2.98, rel=0.02)
 
 
 def test_a_smaller_domain_raises_no_egress():

@@ -392,7 +392,7 @@ def test_c28_misses_with_the_spread_of_a_trace_and_says_what_half_of_it_gives():
     """Means of 6653/740 tokens behind medians of 4096/512: constant lengths promise 1.4 times too much."""
     found = claims_limits.c28_representative_lengths(Evidence(ByHand(), "measured"))
     assert not found.holds
-    assert "With half the sigmas: largest 0.12, mean 0.08" in found.note
+    assert "With half the sigmas: largest 0.12, mean 0.07" in found.note
 
 
 def test_claims_do_not_change():
