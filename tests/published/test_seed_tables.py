@@ -45,7 +45,7 @@ RATIOS = {(1000, 150): (235, 4.58), (3000, 300): (78, 3.18)}
 
 
 def test_dopd_prefill_column():
-    """Each line within 15 %, but that of 100 tokens, 17 % slow: the stretch of prefill acts on the reading of weights, too."""
+    """Each line within 15 %, but that of 100 tokens, 17 % slow: the stretch of prefill acts on reading weights, too."""
     errors = []
     for tokens, measured in PREFILL.items():
         ours = prefill_time(DOPD, SINGLE, tokens * ONE, ONE, RowLengths(tokens * ONE, ONE))[0]
