@@ -39,7 +39,7 @@ from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Parts, Policy, require_parts
 from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.records import RunResult
-from disagg_sim.simulation.site import Site
+from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.trace import Tokens, Trace
@@ -161,7 +161,7 @@ def run(
     site = Site(
         setup=at,
         deployment=deployment,
-        slo=slo,
+        slo=placed_slo(slo, at),
         link=options.link,
         link_bandwidth=bandwidth,
         link_latency_s=latency,

@@ -50,7 +50,7 @@ OPT_POSITIONS = 2048
 #: Prompts of the bimodal mix, and output of all. [token]
 BIMODAL, BIMODAL_OUTPUT = (100, 1900), 150
 #: The dynamic experiment: hours drawn, and the size of the service over that of the clip. The busiest minute then
-#: brings 1.5 to 2.2 times what the first prefill instance serves, and less than eight GPUs can.
+#: brings 1.7 to 2.5 times what the first prefill instance serves, and less than eight GPUs can.
 HOURS, SERVICE = 5, 4
 QUICK_S = 600.0  # of an hour in a quick run [s]
 FAILED_SHARE = 0.05  # of requests outside the SLO that a concurrency may have [1]

@@ -108,7 +108,7 @@ def y9_mix(bench: DynaServeBench) -> Finding:
         f"{listed(rates, '.2f')} requests/s, goodput {listed(good, '.0f')} tokens/s",
         ordered and near,
         f"{bench.stand_ins(MIX)}the order {'holds' if ordered else 'does not hold'}; paper 4.6 / 5.9 / 7.4 and 316.3 / "
-        f"399.3 / 473.8; a step of chunk 2048 takes 0.27 s, more than 1 % of the gaps at nearly any rate: with chunk "
+        f"399.3 / 473.8; a step of chunk 2048 takes 0.33 s, more than 1 % of the gaps at nearly any rate: with chunk "
         f"512 co-location serves {tuned['chunk_512']:.2f}; DynaServe with all work balanced as printed "
         f"{tuned['printed']:.2f}, with first parts to the less loaded instance {tuned['least_loaded']:.2f}",
     )
