@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from disagg_sim.atomic import write_csv
 from disagg_sim.calibration.served.bars import judged
 from disagg_sim.calibration.served.groups import errors_of, with_dimensions
 from disagg_sim.calibration.served.rows import ServingRow
 from disagg_sim.calibration.served.simulate import Answer, key_of, value_of
+from disagg_sim.calibration.served.tables import write_frames
 
 #: What the tables group by, and quantities in their order.
 BY = ("file", "family and layout", "requests of an instance")
@@ -253,5 +253,4 @@ def write_simulated(
         "simulated": brought(lines),
         "simulated_statistics": statistics(lines, rows, answers),
     }
-    for name, frame in tables.items():
-        write_csv(directory / f"{name}.csv", frame, digits=6)
+    write_frames(tables, directory)

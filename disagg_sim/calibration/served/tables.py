@@ -200,7 +200,7 @@ def write_rows(table: pd.DataFrame, directory: Path) -> None:
     row,reason
     2,no measurement
     """
-    _write({"rows": table}, directory)
+    write_frames({"rows": table}, directory)
 
 
 def write_tables(table: pd.DataFrame, directory: Path) -> None:
@@ -234,9 +234,10 @@ def write_tables(table: pd.DataFrame, directory: Path) -> None:
     ['bars', 'counts', 'groups', 'reasons', 'rows', 'summary', 'who_wins']
     """
     others = {"summary": summary(table), "groups": groups(table), "bars": judged(table), "counts": counted(table)}
-    _write({"rows": table} | others | {"reasons": reasons(table), "who_wins": who_wins(table)}, directory)
+    write_frames({"rows": table} | others | {"reasons": reasons(table), "who_wins": who_wins(table)}, directory)
 
 
-def _write(tables: dict[str, pd.DataFrame], directory: Path) -> None:
+def write_frames(tables: dict[str, pd.DataFrame], directory: Path) -> None:
+    """Write each table to ``NAME.csv``."""
     for name, frame in tables.items():
         write_csv(directory / f"{name}.csv", frame, digits=6)
