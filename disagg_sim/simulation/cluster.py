@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from disagg_sim.errors import quoted
 from disagg_sim.simulation.batches import Batches, Waiting
+from disagg_sim.simulation.clients import Clients
 from disagg_sim.simulation.engine import LAST, NORMAL, Engine
 from disagg_sim.simulation.instances import Roster
 from disagg_sim.simulation.kernel.fleet import Fleet
@@ -54,8 +55,8 @@ class Cluster:
         Of the policy.
     engine, fleet, link, roster, view
         Clock, kernel, network, instances, and what policies look at.
-    concurrency : int
-        Closed loop: so many requests are always there, the next comes when one ends; 0 = as the trace says.
+    clients
+        Which request comes when.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Cluster:
         link: KvLink,
         roster: Roster,
         view: ClusterView,
-        concurrency: int = 0,
+        clients: Clients,
     ) -> None:
         self.parts, self.engine, self.fleet, self.link = parts, engine, fleet, link
         self.roster, self.view, self.site = roster, view, view.site
@@ -80,11 +81,10 @@ class Cluster:
         self.batches = Batches(parts.forming, view=view, engine=engine, submit=self._submit_batch, refuse=roster.refuse)
         self._going: dict[int, Going] = {}
         self._told = -1
-        self._closed = concurrency > 0
+        self._clients = clients
         self._host = self.site.request_host_s  # of a request before it is placed [s]
-        self._called = 0  # requests of a closed loop, so far
         self._looks = 0  # of the policy, so far
-        self._notify_all = self._closed or parts.listener is not None
+        self._notify_all = clients.hears or parts.listener is not None
         linear = self.site.setup.model.linear_cache
         self._token_bytes = self.site.kv_bytes(1) if linear else 0.0  # where a cache grows by the token [B]
         self._place, self._proceed = parts.routing.place, parts.routing.proceed
@@ -92,11 +92,10 @@ class Cluster:
         roster.died, roster.carries = self._instance_died, self._move
         self._instances_changed()
         engine.attach(self)
-        if self._closed:
-            for _ in range(min(concurrency, self.requests)):
-                self._next()
-        else:
-            engine.feed([arrival + self._host for arrival in view.arrival_s], NORMAL, self._arrive)
+        for request in clients.at_once:
+            engine.at(engine.now, NORMAL, self._come, request)
+        timed = [view.arrival_s[request] + self._host for request in clients.timed]
+        engine.feed(timed, NORMAL, lambda place: self._arrive(clients.timed[place]))
         if parts.roles is not None:
             self._every(parts.roles.period_s, parts.roles.flips)
         if parts.scaling is not None:
@@ -135,7 +134,7 @@ class Cluster:
         if until >= self.prompts[request] + self.outputs[request]:
             if self.parts.listener is not None:
                 self.parts.listener.finished(self.view, request, instance)
-            self._next()
+            self._over(request)
             return
         if then != LATER and self.roster.state[then] == READY:
             leg, pushed = Leg(then), True
@@ -158,7 +157,7 @@ class Cluster:
     def _arrive(self, request: int) -> None:
         """The host has taken a request in; only now do policies know of it."""
         view = self.view
-        view.arrived = request + 1
+        view.take_in(request)
         if self.prompts[request] + self.outputs[request] > self._largest:
             self._refuse(request)
             return
@@ -187,17 +186,16 @@ class Cluster:
 
     def _refuse(self, request: int) -> None:
         self.refused.append(request)
-        self._next()
+        self._over(request)
 
     def _lose(self, request: int) -> None:
         self.lost.append(request)
-        self._next()
+        self._over(request)
 
-    def _next(self) -> None:
-        """In a closed loop, the next request comes now."""
-        if self._closed and self._called < self.requests:
-            self._called += 1
-            self.engine.at(self.engine.now, NORMAL, self._come, self._called - 1)
+    def _over(self, request: int) -> None:
+        """A request has ended, which may bring another."""
+        if (coming := self._clients.following(request)) is not None:
+            self.engine.at(self.engine.now + coming.wait_s, NORMAL, self._come, coming.request)
 
     def _come(self, request: int) -> None:
         self.view.came(request)

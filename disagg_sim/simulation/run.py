@@ -15,6 +15,7 @@ from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.setup import Setup
+from disagg_sim.simulation.clients import ClosedLoop, OpenLoop
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
 from disagg_sim.simulation.deployment import ServedDeployment
@@ -274,9 +275,9 @@ def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, 
             raise InputError(f"prefix_cache_tokens {options.prefix_cache_tokens}: trace {trace.name} has no block ids")
         prefix = PrefixCache(trace.prefix, options.prefix_cache_tokens)
     view = ClusterView(site, engine, fleet, roster, arrival, trace.input_tokens, trace.output_tokens, prefix)
-    return Cluster(
-        parts, engine=engine, fleet=fleet, link=link, roster=roster, view=view, concurrency=options.concurrency
-    )
+    loop = options.concurrency
+    clients = ClosedLoop(len(trace), loop) if loop else OpenLoop(len(trace))
+    return Cluster(parts, engine=engine, fleet=fleet, link=link, roster=roster, view=view, clients=clients)
 
 
 def _check_looks(roster: Roster, period: float, end: float) -> None:

@@ -67,7 +67,8 @@ class ClusterView:
         self.input_tokens: list[int] = input_tokens.tolist()
         self.output_tokens: list[int] = output_tokens.tolist()
         self._arrival, self._output, self._tokens = arrival_s.copy(), output_tokens, input_tokens + output_tokens
-        self.arrived = 0  # requests so far; they arrive in order of their index [request]
+        self.order: list[int] = []  # requests that have come so far, in the order in which they came
+        self._came: list[float] = []  # when each of them arrived [s]
         self._engine, self._fleet, self._roster = engine, fleet, roster
         self._times: list[float] = []
         self._snapshots: list[tuple[NDArray[Any], ...]] = []
@@ -98,6 +99,11 @@ class ClusterView:
     def now(self) -> float:
         """Present. [s]"""
         return self._engine.now
+
+    @property
+    def arrived(self) -> int:
+        """Requests so far. [request]"""
+        return len(self.order)
 
     @property
     def prefill(self) -> Index:
@@ -166,8 +172,13 @@ class ClusterView:
         """When each request arrived, or will by the trace; NaN: not yet in a closed loop. [s]"""
         return self._arrival
 
+    def take_in(self, request: int) -> None:
+        """A request is there for policies to see from now on."""
+        self.order.append(request)
+        self._came.append(self.arrival_s[request])
+
     def came(self, request: int) -> None:
-        """A request of a closed loop arrives now."""
+        """A request arrives now that had no time in the trace."""
         self.arrival_s[request] = self._arrival[request] = self._engine.now
 
     def snapshot(self) -> None:
@@ -183,7 +194,7 @@ class ClusterView:
         grown = self._grown_since(since)
         with np.errstate(invalid="ignore", divide="ignore"):
             interval = grown[1] / grown[0]
-        inputs = self.input_tokens[bisect_right(self.arrival_s, since, hi=self.arrived) : self.arrived]
+        inputs = [self.input_tokens[request] for request in self.order[bisect_right(self._came, since) :]]
         segments, tail = self._fleet.segments, self._tail(seconds)
         request, finish, emitted = (segments[name][tail] for name in ("request", "finish_s", "first_token_s"))
         context, prompt = segments["context"][tail], segments["prompt"][tail]

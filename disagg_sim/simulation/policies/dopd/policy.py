@@ -178,11 +178,12 @@ class Manager:
         threshold = self._inputs.next()
         if not math.isnan(threshold):
             self._forming.threshold = threshold
-        came = slice(self._seen, view.arrived)
+        came = view.order[self._seen :]
         self._seen = view.arrived
-        lengths = np.array(view.input_tokens[came])
+        lengths = np.array([view.input_tokens[request] for request in came])
         times = np.array([self.profile.prefill_time(length) for length in lengths.tolist()])
-        self._forming.wait_s = kingman_wait(np.diff(view.arrival_s[came]), times, servers=int(view.prefill.size))
+        gaps = np.diff([view.arrival_s[request] for request in came])
+        self._forming.wait_s = kingman_wait(gaps, times, servers=int(view.prefill.size))
         if self._options.correct:
             self._correct(view, float(lengths.mean()) if lengths.size else math.nan)
 
