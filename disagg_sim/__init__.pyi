@@ -1,8 +1,8 @@
 from .certainty.breakdown import Breakdown, breakdown
-from .certainty.designs import Origin, rescore
 from .certainty.elasticity import sensitivity
 from .certainty.error_bars import Uncertainty, uncertainty
 from .certainty.extrapolation import outside_calibration
+from .certainty.rows import Origin, rescore
 from .domain import Mapping, Slo, Status
 from .errors import DisaggSimError
 from .facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic

@@ -14,7 +14,7 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats
 from disagg_sim.certainty.contributions import Contribution
-from disagg_sim.certainty.designs import SHIPPED, Designs, Origin, design_of, designs_of, scores_of
+from disagg_sim.certainty.designs import Designs, scores_of
 from disagg_sim.certainty.elasticity import CAPACITY, PARAMETERS, elasticities_of
 from disagg_sim.certainty.extrapolation import SIZE_WORDS, breaches
 from disagg_sim.certainty.passes import (
@@ -27,6 +27,7 @@ from disagg_sim.certainty.passes import (
     resources_of,
     summands_of,
 )
+from disagg_sim.certainty.rows import SHIPPED, Origin, design_of, designs_of
 from disagg_sim.domain import SHARDING
 from disagg_sim.errors import InputError
 from disagg_sim.facts.provenance import place_of_fit, place_of_key

@@ -144,7 +144,7 @@ def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambd
     Examples
     --------
     >>> import disagg_sim as ds
-    >>> from disagg_sim.certainty.designs import designs_of
+    >>> from disagg_sim.certainty.rows import designs_of
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal")
     >>> options = ds.Colocation(batch=(1,), prefill_batch=(1,))
     >>> (one,) = designs_of(ds.colocated(at, ds.Mapping(), ds.lengths(1000, 101), options=options))

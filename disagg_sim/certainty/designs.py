@@ -1,52 +1,29 @@
-"""Time the designs of a table of points again, also under other rates.
+"""Time designs again, also under other rates.
 
-A row names its design completely: mappings, batches, chunks, instance counts. ``designs_of`` reads it, ``times_of``
-times the passes that it is made of (arrays of shape (rows,), the physics of the grids without their axes) and
-``scores_of`` puts these together as the row's mode does. For the settings that the rows were made under the result is
-the row's own numbers. What a search chose stays as chosen: nothing is made feasible or infeasible.
+``times_of`` times the passes that a design is made of (arrays of shape (rows,), the physics of the grids without their
+axes) and ``scores_of`` puts these together as its mode does. What a search chose stays as chosen: nothing is made
+feasible or infeasible. ``certainty.rows`` reads designs from tables.
 """
 
 from __future__ import annotations
 
-from collections import abc
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import DEGREES, SHARDING, Mapping, Mode
-from disagg_sim.errors import InputError, nearest
-from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.load import load_system
-from disagg_sim.physics.blocks import MLA_FORMS, forms_of
+from disagg_sim.domain import Mapping, Mode
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Chunk, Interference, mixed_step
+from disagg_sim.physics.passes.mixed import Chunk, Interference, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
-from disagg_sim.physics.setup import Setup, engine_names, setup
-from disagg_sim.search.grid import CHOSEN_FORMS, PHASES, PhaseGrid
-from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT
-from disagg_sim.workload.lengths import Lengths, lengths_at
+from disagg_sim.physics.setup import Setup
+from disagg_sim.search.grid import PHASES
+from disagg_sim.workload.lengths import Lengths
 
 MODES = tuple(mode.value for mode in Mode)
-#: Relative difference up to which two times are the same: tables are written with ten digits. [1]
-SAME = 1e-7
-#: Columns of numbers that name a design, those from 1 on first.
-_FROM_ONE = tuple(f"{side}_{name}" for side in ("prefill", "decode") for name in (*DEGREES, "batch", "gpus"))
-_NUMBERS = (
-    *(f"{side}_redundant_slots" for side in ("prefill", "decode")),
-    *(*_FROM_ONE, "isl", "osl", "prefill_chunk_tokens", "prefill_instances", "decode_instances", "total_gpus"),
-    *("ftl_s", "ttl_s", "ttl_mean_s", "mixed_chunk_tokens", "mixed_step_share", THROUGHPUT, "request_rate_per_s"),
-    *("prefill_request_rate_per_s", "decode_request_rate_per_s"),
-)
-#: Columns of a sweep's frontier that say what its rows assume beside their specs.
-_ASSUMED = ("nvlink_domain", "minority_efficiency", "overlap_loss")
-#: Columns of a row that stay the same in every row of ``Designs``.
-_SHARED = (*(name for name in CASE_COLUMNS if name != "matching"), "prefill_mla_form")
 
 
 class Times(NamedTuple):
@@ -102,218 +79,6 @@ class Designs:
     def under(self, *, decode: Setup | None = None, prefill: Setup | None = None) -> Designs:
         """The same designs with other settings."""
         return replace(self, at=decode or self.at, prefill_at=prefill or self.prefill_at)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Origin:
-    """What the rows of a table were made with, where its columns do not say.
-
-    Parameters
-    ----------
-    systems : mapping
-        Systems by name, in place of the shipped ones.
-    interference : Interference
-        What the phases cost each other in mixed steps.
-    exact : bool
-        Whether the rows must be what their specs give. Rows of a length distribution are not, as they are timed at
-        their mean lengths; their relative errors and elasticities are those at the mean lengths.
-    """
-
-    systems: abc.Mapping[str, SystemSpec] = field(default_factory=dict)
-    interference: Interference = NO_INTERFERENCE
-    exact: bool = True
-
-
-#: Made of shipped specs, at constant lengths.
-SHIPPED = Origin()
-
-
-def rescore(
-    points: pd.DataFrame, change: Callable[[Setup], Setup] | None = None, *, origin: Origin = SHIPPED
-) -> pd.DataFrame:
-    """Latencies and throughput of the designs of a table, under changed settings.
-
-    Parameters
-    ----------
-    points : DataFrame
-        A table of points or a frontier (``points.COLUMNS``), any modes and cases, with constant lengths.
-    change : callable, optional
-        From the setting of a row (``physics.setup.Setup``: model, system, rates) to the one to time it under; by
-        default nothing changes and the result equals the row's own numbers.
-    origin : Origin
-        What the rows were made with: systems of one's own, interference.
-
-    Returns
-    -------
-    DataFrame
-        Index of ``points``; ``tokens_per_s_per_user``, ``tokens_per_s_per_gpu`` [token/s], ``ftl_s``, ``ttl_s`` [s].
-
-    Raises
-    ------
-    InputError, UnknownNameError
-        A column that the table lacks, an unknown mode or name, rows that their settings do not give.
-    """
-    result = {name: np.empty(len(points)) for name in ("ftl", "ttl", "throughput")}
-    for designs in designs_of(points, origin):
-        at, prefill_at = (each if change is None else change(each) for each in (designs.at, designs.prefill_at))
-        changed = designs.under(decode=at, prefill=prefill_at)
-        found = scores_of(changed, times_of(changed))
-        for name, values in result.items():
-            values[designs.rows] = getattr(found, name)
-    columns = {
-        "tokens_per_s_per_user": 1.0 / result["ttl"],
-        "tokens_per_s_per_gpu": result["throughput"],
-        "ftl_s": result["ftl"],
-        "ttl_s": result["ttl"],
-    }
-    return pd.DataFrame(columns, index=points.index)
-
-
-def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Designs]:
-    """Read the designs of a table, those that are timed in one go together; arguments and errors as in ``rescore``."""
-    missing = next((name for name in (*_SHARED, *_NUMBERS) if name not in points), None)
-    if missing is not None:
-        raise InputError(f"the table has no column {missing!r}{nearest(missing, map(str, points))}")
-    for name in _NUMBERS:
-        if not (numbers(points, name) >= (1.0 if name in _FROM_ONE else 0.0)).all():
-            raise InputError(f"the table's column {name!r} has a value below 1")
-    place = np.arange(len(points))
-    marked = points.assign(_place=place, _cut=points["prefill_chunk_tokens"] > 0)
-    keys = [*_SHARED, *(name for name in _ASSUMED if name in points)]
-    for key, rows in marked.groupby([*keys, "_cut"], sort=False, observed=True, dropna=False):
-        words = dict(zip(keys, key, strict=False))
-        mode = str(words["mode"])
-        if mode not in MODES:
-            raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}{nearest(mode, MODES)}")
-        sides = [
-            setup(
-                str(words["model"]),
-                system,
-                str(words[f"{side}precision"]),
-                str(words[f"{side}profile"]),
-                _engine(str(words[f"{side}engine"])),
-            )
-            for side, system in zip(("", "prefill_"), _systems(words, origin.systems), strict=True)
-        ]
-        interference = origin.interference
-        if _ASSUMED[1] in words:
-            efficiency, loss = (float(str(words[name])) for name in _ASSUMED[1:])
-            interference = Interference(minority_efficiency=efficiency, overlap_loss=loss)
-        designs = _read(rows, words, sides, interference)
-        if origin.exact:
-            _check(designs, points)
-        yield designs
-
-
-def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
-    """One design point of a grid of one phase, of constant lengths."""
-    if not grid.lengths.constant:
-        raise InputError(
-            "the lengths of the grid are a distribution; only a point at constant lengths can be broken down"
-        )
-    at, one, none = grid.setup, np.ones(1), np.zeros(1)
-    mapping = Mapping.stack([grid.mappings[row]])
-    batch = np.full(1, float(grid.batch[column]))
-    return Designs(
-        mode=grid.phase,
-        lengths=lengths_at(grid.lengths.mean_isl, grid.lengths.mean_osl),
-        at=at,
-        prefill_at=at,
-        interference=NO_INTERFERENCE,
-        rows=np.zeros(1, dtype=np.int64),
-        mapping=mapping,
-        prefill_mapping=mapping,
-        batch=batch,
-        prefill_batch=batch,
-        chunk_tokens=np.full(1, float(grid.mappings[row].chunk_tokens)),
-        instances=one,
-        prefill_instances=one,
-        total_gpus=mapping.gpus,
-        mixed_chunk=none,
-        mixed_share=none,
-        rounding=one,
-        by_gap=np.zeros(1, dtype=bool),
-        form=CHOSEN_FORMS[grid.mla_form[row, column]] if len(forms_of(at.model)) > 1 else "auto",
-    )
-
-
-def _systems(words: abc.Mapping[str, Any], given: abc.Mapping[str, SystemSpec]) -> list[SystemSpec]:
-    """Systems of decode and prefill, with the NVLink domain of the rows where a table has that of decode."""
-    names = str(words["system"]), str(words["prefill_system"])
-    specs = [given.get(name) or load_system(name) for name in names]
-    domain = int(words.get("nvlink_domain", specs[0].nvlink_domain))
-    return specs if domain == specs[0].nvlink_domain else [replace(spec, nvlink_domain=domain) for spec in specs]
-
-
-def _engine(word: str) -> str | None:
-    """Engine of a table; a word that is none means the system's own."""
-    return word if word in engine_names() else None
-
-
-def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interference: Interference) -> Designs:
-    def column(name: str) -> Floats:
-        return numbers(rows, name)
-
-    degrees: dict[str, dict[str, Any]] = {
-        side: {name: column(f"{side}_{name}") for name in SHARDING} for side in ("decode", "prefill")
-    }
-    return Designs(
-        mode=str(words["mode"]),
-        lengths=lengths_at(float(words["isl"]), float(words["osl"])),
-        at=sides[0],
-        prefill_at=sides[1],
-        interference=interference,
-        rows=rows["_place"].to_numpy(),
-        mapping=Mapping(**degrees["decode"]),
-        prefill_mapping=Mapping(**degrees["prefill"]),
-        batch=column("decode_batch"),
-        prefill_batch=column("prefill_batch"),
-        chunk_tokens=column("prefill_chunk_tokens"),
-        instances=column("decode_instances"),
-        prefill_instances=column("prefill_instances"),
-        total_gpus=column("total_gpus"),
-        mixed_chunk=column("mixed_chunk_tokens"),
-        mixed_share=column("mixed_step_share"),
-        rounding=_rounding(rows) if words["mode"] == MODES[0] else np.ones(len(rows)),
-        by_gap=column("ttl_s") != column("ttl_mean_s"),
-        form=_form(str(words["prefill_mla_form"])),
-    )
-
-
-def numbers(table: pd.DataFrame, name: str) -> Floats:
-    """A column as finite numbers, none below 0, (rows,); ``InputError`` where it holds anything else."""
-    try:
-        values = table[name].to_numpy(dtype=float)
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"the table's column {name!r} is missing or not all numbers") from None
-    if not (np.isfinite(values) & (values >= 0)).all():
-        raise InputError(f"the table's column {name!r} has a value that is empty, infinite or below 0")
-    return np.asarray(values)
-
-
-def _rounding(rows: pd.DataFrame) -> Floats:
-    """What whole instances leave of the rate P*R/(P+R) of real-valued counts, P and R being rates per GPU. [1]"""
-    needed = sum(rows[f"{side}_gpus"] / rows[f"{side}_request_rate_per_s"] for side in ("prefill", "decode"))
-    return (rows["request_rate_per_s"] / rows["total_gpus"] * needed).to_numpy(dtype=float)
-
-
-def _form(word: str) -> str:
-    """Form of MLA that a row was timed in; the word is not one of ``MLA_FORMS`` where the model has no MLA."""
-    return word if word in MLA_FORMS else "auto"
-
-
-def _check(designs: Designs, points: pd.DataFrame) -> None:
-    """``InputError`` unless the rows are what their settings give."""
-    found = scores_of(designs, times_of(designs))
-    for name, values in (("ftl_s", found.ftl), ("ttl_s", found.ttl), (THROUGHPUT, found.throughput)):
-        own = points[name].to_numpy(dtype=float)[designs.rows]
-        wrong = np.flatnonzero(~(np.abs(values / own - 1.0) <= SAME))
-        if wrong.size:
-            row = wrong[0]
-            raise InputError(
-                f"row {points.index[designs.rows[row]]} of the table: its settings give {name} {values[row]:.6g}, the "
-                f"table says {own[row]:.6g}: made under other specs or fits, an interference, or a length distribution"
-            )
 
 
 def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times:

@@ -17,8 +17,9 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats
 from disagg_sim.certainty.contributions import FACTOR, STEP
-from disagg_sim.certainty.designs import SHIPPED, Designs, Origin, Scores, designs_of, scores_of, times_of
+from disagg_sim.certainty.designs import Designs, Scores, scores_of, times_of
 from disagg_sim.certainty.error_bars import near_frontier
+from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.link_curves import AllToAllRate

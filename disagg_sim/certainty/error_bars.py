@@ -42,9 +42,10 @@ from numpy.typing import ArrayLike
 
 from disagg_sim.arrays import Floats
 from disagg_sim.certainty.contributions import Contribution, contributions_of
-from disagg_sim.certainty.designs import MODES, SHIPPED, Designs, Origin, Scores, Times, designs_of, scores_of, times_of
+from disagg_sim.certainty.designs import MODES, Designs, Scores, Times, scores_of, times_of
 from disagg_sim.certainty.evidence import family_of, layout_kinds, served_sigma
 from disagg_sim.certainty.extrapolation import breaches, words_of
+from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
 from disagg_sim.domain import SHARDING, Mapping
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.efficiency import ASSUMED

@@ -15,7 +15,8 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats, Mask
 from disagg_sim.certainty.contributions import Contribution, contributions_of
-from disagg_sim.certainty.designs import SHIPPED, Origin, Times, designs_of, times_of
+from disagg_sim.certainty.designs import Times, times_of
+from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
 from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, CollectiveFit, Fit
 
 #: Operators that take less than this share of every pass of a design are left out of its words. [1]

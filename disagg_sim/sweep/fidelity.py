@@ -14,9 +14,9 @@ from typing import Any
 import pandas as pd
 
 from disagg_sim.atomic import write_csv
-from disagg_sim.certainty.designs import Origin
 from disagg_sim.certainty.error_bars import QUANTILES, near_frontier, uncertainty
 from disagg_sim.certainty.extrapolation import outside_calibration
+from disagg_sim.certainty.rows import Origin
 from disagg_sim.domain import Mode
 from disagg_sim.facts.load import load_profile
 from disagg_sim.serving.points import INTERACTIVITY

@@ -9,8 +9,9 @@ from design_tables import tables_of
 
 import disagg_sim as ds
 from disagg_sim.certainty.contributions import contributions_of
-from disagg_sim.certainty.designs import designs_of, scores_of, times_of
+from disagg_sim.certainty.designs import scores_of, times_of
 from disagg_sim.certainty.passes import without_host
+from disagg_sim.certainty.rows import designs_of
 from disagg_sim.errors import InputError
 
 NUMBERS = ("tokens_per_s_per_user", "tokens_per_s_per_gpu", "ftl_s", "ttl_s")
