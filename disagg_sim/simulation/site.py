@@ -16,7 +16,7 @@ from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec, instance_bandwidth
-from disagg_sim.simulation.options import MOST_SEQUENCES
+from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
 from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
 
 #: Share of a TTFT limit that is left where the host takes all of it: a policy divides by what is left. [1]
@@ -124,6 +124,37 @@ class Site:
         )
 
 
+def of_ranks(limits: Limits, ranks: int) -> Limits:
+    """Limits of an instance of which each attention rank has ``limits``.
+
+    Parameters
+    ----------
+    limits
+        Of one rank: vLLM's ``max-num-seqs`` and ``max-num-batched-tokens`` hold for each.
+    ranks
+        Of the instance. [1]
+
+    Returns
+    -------
+    Limits
+        Over all ranks.
+
+    Examples
+    --------
+    >>> found = of_ranks(Limits(token_budget=2048, max_sequences=256, max_prompts=1), 8)
+    >>> found.token_budget, found.max_sequences, found.max_prompts
+    (16384, 2048, 8)
+    """
+    if ranks == 1:
+        return limits
+    return replace(
+        limits,
+        token_budget=min(limits.token_budget * ranks, MOST_TOKENS),
+        max_sequences=min(limits.max_sequences * ranks, MOST_SEQUENCES),
+        max_prompts=min(limits.max_prompts * ranks, Limits().max_prompts),
+    )
+
+
 #: Role of the instances of a part when they start.
 ROLE_OF = {"prefill": Role.PREFILL, "decode": Role.DECODE, "colocated": Role.BOTH, "pairs": Role.BOTH}
 
@@ -140,7 +171,8 @@ class StepLimits(Protocol):
 class AsPlanned:
     """Step limits as the parts of the deployment say, as usual for the policy where these are silent.
 
-    What a part says holds before an option of the policy. ``batch`` of a part that decodes is the most sequences that
+    The options of a policy count for each attention rank, as those of an engine do: an instance of n ranks has n times
+    the sequences, tokens and prompts. What a part says counts for the whole instance. What a part says holds before an option of the policy. ``batch`` of a part that decodes is the most sequences that
     run together, ``token_budget`` the most tokens of a step; the budget of the policy grows to a token a sequence.
     ``batch`` of a prefill part means passes of so many whole prompts, of at most ``token_budget`` tokens, or of what
     they have at the expected lengths. A policy that prefills in chunks, or forms batches by a rule of its own, has no
@@ -154,7 +186,7 @@ class AsPlanned:
 
     def limits(self, mapping: Mapping, role: Role) -> Limits:
         """See ``StepLimits``."""
-        usual = self.usual.limits(mapping, role)
+        usual = of_ranks(self.usual.limits(mapping, role), int(mapping.dp_attn))
         part = self._part(mapping, role)
         if part is None:
             return usual

@@ -148,3 +148,19 @@ def test_limits_that_cannot_be_are_refused_in_one_line(make, text):
     with pytest.raises(InputError, match=text) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+@EVERY_SYSTEM
+def test_options_of_a_policy_count_for_each_attention_rank(name):
+    """Eight ranks of 40 sequences and 512 tokens are 320 and 4,096; what a part says is for all of them."""
+    policy = policy_named(name, token_budget=512, max_sequences=40)
+    ranks = Mapping(dp_attn=8, ep=8)
+
+    def limits(**own):
+        parts = {part: (Replicas(mapping=ranks, instances=2, **own),) for part in policy.needs}
+        deployment = ServedDeployment(name="ranks", gpus=16 * len(parts), **parts)
+        steps = policy.build(site(Engine(0), deployment, table=SIMPLE)).steps
+        return [steps.limits(ranks, ROLE_OF[part]) for part in policy.needs if part != "prefill"]
+
+    assert {(each.token_budget, each.max_sequences) for each in limits()} == {(8 * 512, 8 * 40)}
+    assert {(each.token_budget, each.max_sequences) for each in limits(batch=7, token_budget=900)} == {(900, 7)}

@@ -5,19 +5,21 @@ from __future__ import annotations
 from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST, MOST_SEQUENCES, MOST_TOKENS, option
 
 
-def token_budget_option(meaning: str = "decodes and prefill of one step of an instance") -> int:
+def token_budget_option(meaning: str = "decodes and prefill of one step of an attention rank") -> int:
     """Tokens of one step. [token]"""
     return option(2048, meaning, unit="token", low=1, high=MOST_TOKENS)
 
 
-def max_sequences_option(meaning: str = "most sequences of an instance, running and in prefill; vLLM's default") -> int:
+def max_sequences_option(
+    meaning: str = "most sequences of an attention rank, running and in prefill; vLLM's default",
+) -> int:
     """Sequences of an instance. [1]"""
     return option(256, meaning, low=1, high=MOST_SEQUENCES)
 
 
 def prompts_per_step_option() -> int:
     """Prompts that share one step. [1]"""
-    return option(1, "most prompts that share one step", low=1, high=MOST)
+    return option(1, "most prompts that share one step of an attention rank", low=1, high=MOST)
 
 
 def least_option() -> int:

@@ -46,7 +46,7 @@ def prompt_time(table: StepTable, tokens: int, token_budget: int) -> float:
     tokens
         Length of the prompt. [token]
     token_budget
-        Most tokens of a step. [token]
+        Most tokens of a step, over all attention ranks; the prompt has one of them. [token]
 
     Returns
     -------
@@ -60,10 +60,8 @@ def prompt_time(table: StepTable, tokens: int, token_budget: int) -> float:
     >>> f"{prompt_time(StepTable.affine(step=0.010, per_token=0.001), 1000, 512):.3f}"
     '1.020'
     """
-    return sum(
-        table.step_time(0, 0.0, min(token_budget, tokens - past), float(past))
-        for past in range(0, tokens, token_budget)
-    )
+    most = max(token_budget // table.ranks, 1)
+    return sum(table.step_time(0, 0.0, min(most, tokens - past), float(past)) for past in range(0, tokens, most))
 
 
 def max_running_tokens(table: StepTable, blocks: int, max_sequences: int, tpot: float) -> int:

@@ -149,7 +149,7 @@ class LoadPlanner:
             limits = THRESHOLDS[self._options.mode]
             return _by_thresholds(queued / self._context, limits.prefill_up, limits.prefill_down)
         budget, limit = self._budget, self._site.slo.ttft
-        chunk = self._tables[0].step_time(0, 0.0, budget) / budget
+        chunk = self._tables[0].step_time(0, 0.0, budget, 0.0, self._tables[0].ranks) / budget
         share = self._share(int(view.prefill.size))
         return _by_estimates(queued * chunk, queued * share * chunk, limit, self._options.sensitivity)
 

@@ -116,14 +116,17 @@ class Planner:
 
 
 def prefill_instances(table: StepTable, rate: float, inputs: float, slo: Slo, token_budget: int) -> int:
-    """Instances that prefill ``rate`` [request/s] prompts of ``inputs`` [token] one after the other, in chunks. [1]"""
-    prompt = max(round(inputs), 1)
-    alone = sum(
-        table.step_time(0, 0.0, min(token_budget, prompt - past), float(past))
-        for past in range(0, prompt, token_budget)
+    """Instances that prefill ``rate`` [request/s] prompts of ``inputs`` [token] one after the other, in chunks. [1]
+
+    Each attention rank has a prompt of its own and its share of the budget.
+    """
+    prompt, ranks = max(round(inputs), 1), table.ranks
+    most = max(token_budget // ranks, 1)
+    each = sum(
+        table.step_time(0, 0.0, ranks * min(most, prompt - past), float(past), ranks) for past in range(0, prompt, most)
     )
-    late = math.ceil(alone / slo.ttft) if alone > slo.ttft else 0
-    return max(math.ceil(rate * alone), late)
+    late = math.ceil(each / slo.ttft) if each > slo.ttft else 0
+    return max(math.ceil(rate * each / ranks), late)
 
 
 def decode_instances(
