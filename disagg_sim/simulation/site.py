@@ -172,11 +172,11 @@ class AsPlanned:
     """Step limits as the parts of the deployment say, as usual for the policy where these are silent.
 
     The options of a policy count for each attention rank, as those of an engine do: an instance of n ranks has n times
-    the sequences, tokens and prompts. What a part says counts for the whole instance. What a part says holds before an option of the policy. ``batch`` of a part that decodes is the most sequences that
-    run together, ``token_budget`` the most tokens of a step; the budget of the policy grows to a token a sequence.
-    ``batch`` of a prefill part means passes of so many whole prompts, of at most ``token_budget`` tokens, or of what
-    they have at the expected lengths. A policy that prefills in chunks, or forms batches by a rule of its own, has no
-    such passes: it keeps to its own limits there.
+    the sequences, tokens and prompts. What a part says counts for the whole instance, and holds before an option of the
+    policy. ``batch`` of a part that decodes is the most sequences that run together, ``token_budget`` the most tokens
+    of a step; the budget of the policy grows to a token a sequence. ``batch`` of a prefill part means passes of so many
+    whole prompts, of at most ``token_budget`` tokens, or of what they have at the expected lengths. A policy that
+    prefills in chunks, or forms batches by a rule of its own, has no such passes: it keeps to its own limits there.
     """
 
     site: Site
