@@ -1,5 +1,6 @@
 """Interpolated step times stay within 1 % of the physics, and memory gives the blocks."""
 
+import math
 import time
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from disagg_sim.physics.passes.layers import attention_cost
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import setup
+from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.step_physics import StepPhysics
 from disagg_sim.simulation.kernel.step_table import StepTable
 
 BOUND = 0.01
@@ -153,3 +156,45 @@ def scores(at, isl):
     return sum(
         n * float(attention_cost(kind.attention, at, 1.0, tokens, "auto").time) for kind, n in layers_of(at.model)
     )
+
+
+def step_of(table, pieces, blocks=100_000):
+    """Time of one step of pieces (new, past), as an instance takes it; all are queued at time 0. [s]"""
+    fleet = Fleet([InstanceSpec(table=table, blocks=blocks, token_budget=sum(new for new, _ in pieces))])
+    for new, past in pieces:
+        fleet.submit(0, 0, (past, new, 1), 0.0)
+    fleet.run_until(math.inf)
+    return float(fleet.segments.finish_s.max())
+
+
+def test_pieces_of_a_step_count_with_their_own_past():
+    """1,900 new tokens and 148 after 100,000: not two pieces of 1,024 after the mean past of 7,900.
+
+    The physics of each: its scores and values in a batch of its kind with the query-key pairs of both, over the
+    number of that batch; and one launch of all cannot end before the longer of them alone.
+    """
+    at, mapping = setup("llama_3_1_70b", "h100_sxm", "fp8", engine="kernels"), Mapping(tp_attn=2.0, tp_ffn=2.0)
+    table, physics = StepTable.build(at, mapping), StepPhysics(at, mapping)
+    pieces = [(1900, 0), (148, 100_000)]
+    pairs = [new * (past + new / 2) for new, past in pieces]
+
+    def scores(prompts, new, past):
+        each = physics.attention(np.array([float(new)]), np.array([float(past)]), np.array([prompts]))
+        return float(each[0, 0, 0, 0]) * new
+
+    together = sum(scores(sum(pairs) / own, *piece) for own, piece in zip(pairs, pieces, strict=True))
+    alone = [scores(1.0, *piece) for piece in pieces]
+    linear = float(physics.linear("prefill", np.zeros(1), np.array([2048.0]))[0])
+    found = step_of(table, pieces)
+    assert found == pytest.approx(linear + max(together, *alone), rel=0.02)
+    assert linear + max(alone) <= found * 1.01 <= (linear + sum(alone)) * 1.02
+    counted_as_equal = table.step_time(0, 0.0, 2048, sum(pairs) / 2048 - 512, 2)
+    assert counted_as_equal < 0.8 * found
+
+
+def test_equal_pieces_are_one_batch(case):
+    _, mapping, table, _ = case
+    ranks = int(mapping.dp_attn)
+    for count, new, past in ((1, 700, 0), (3, 512, 4096), (16, 100, 0)):
+        found = step_of(table, [(new, past)] * (count * ranks))
+        assert found == pytest.approx(table.step_time(0, 0.0, count * ranks * new, past, count * ranks), rel=1e-12)

@@ -33,7 +33,7 @@ from disagg_sim.simulation.kernel.queue import (
     unlink,
 )
 from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, steps_in_memory, steps_time
-from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_time
+from disagg_sim.simulation.kernel.times import fullest_rank, largest_prefill, mixed_time, pass_part, piece_time
 
 CHUNKED, PREFILL_FIRST, ONE_PROMPT, MANUAL, SLO_AWARE = (int(mode) for mode in Mode)
 LEAVING = int(SegmentStatus.LEAVING)
@@ -139,6 +139,43 @@ def sums_of_pieces(st: State, i: int, pieces: int) -> tuple[int, int, float]:
 
 
 @inner
+def pieces_time(st: State, i: int, pieces: int, micro: int, share: float, pairs: float) -> float:
+    """Scores and values of the first pieces of the queue, each with its own length and past. [s]
+
+    A piece takes its share of a batch of its kind with as many query-key pairs as all of them have, ``pairs``: equal
+    pieces are that batch. All take at least what the piece with the most pairs takes alone. ``share`` is the part of
+    them on the fullest DP rank. [1]
+    """
+    head, values = st.inst[i].table, st.values
+    total, most, longest = 0.0, 0.0, -1
+    s = st.inst[i].first[PROMPTS]
+    for _ in range(pieces):
+        seg = st.seg[s]
+        own = seg.piece * (seg.cached + 0.5 * seg.piece)
+        if own > most:
+            most, longest = own, s
+        alike = max(share * pairs / own, 1.0)
+        total += piece_time(head, values, micro, alike, float(seg.piece), float(seg.cached))
+        s = seg.next
+    total *= share
+    if pieces == 1:
+        return total
+    seg = st.seg[longest]
+    return max(total, piece_time(head, values, micro, 1.0, float(seg.piece), float(seg.cached)))
+
+
+@inner
+def pieces_step(st: State, i: int, pieces: int, running: int, context: float) -> float:
+    """A step of the running segments at a mean context and of the first pieces of the queue. [s]"""
+    head = st.inst[i].table
+    tokens, longest, pairs = sums_of_pieces(st, i, pieces)
+    fullest = fullest_rank(head, tokens, longest)
+    micro = min(head.pipeline, max(running, 1))
+    attention = pieces_time(st, i, pieces, micro, fullest / tokens, pairs)
+    return mixed_time(head, st.values, running, context, tokens, fullest, attention)
+
+
+@inner
 def pipelined_pass(st: State, i: int, pieces: int, head: Table) -> tuple[float, float]:
     """A pass of prompts through a pipeline: when its last token leaves, and when the next pass may start. [s]
 
@@ -207,9 +244,8 @@ def form(st: State, i: int, now: float) -> None:
         context = (inst.running_tokens + running) / running if running > 0 else 0.0
         if pieces > 0:
             inst.pieces = pieces
-            tokens, longest, pairs = sums_of_pieces(st, i, pieces)
             if together:
-                time = step_time(head, st.values, running, context, pieces, tokens, longest, pairs)
+                time = pieces_step(st, i, pieces, running, context)
                 inst.run_steps = 1
                 begin(st, i, now, MIXED, time)
                 return
@@ -218,7 +254,7 @@ def form(st: State, i: int, now: float) -> None:
                 if not only_prefill(st, i, pieces):
                     time = latency
             else:
-                time = step_time(head, st.values, 0, 0.0, pieces, tokens, longest, pairs)
+                time = pieces_step(st, i, pieces, 0, 0.0)
                 latency = time
             inst.latency_s = latency
             begin(st, i, now, PASS, time)

@@ -115,37 +115,59 @@ def linear_time(head: Table, values: Floats, decodes: int, tokens: int, prefill:
 
 
 @inner
-def step_time(
-    head: Table, values: Floats, decodes: int, context: float, pieces: int, prefill: int, longest: int, pairs: float
-) -> float:
-    """A step of decodes at a mean context and of pieces of prefill. [s]
+def piece_time(head: Table, values: Floats, micro: int, alike: float, length: float, past: float) -> float:
+    """Scores and values of one piece of prefill, as its share of a batch of ``alike`` equal ones. [s]
 
-    ``prefill`` tokens in all, the longest piece of ``longest``, ``pairs`` the query-key pairs of all. The pieces
-    count as equal ones with the same sums. Over DP ranks they are spread as evenly as whole pieces allow; the
-    fullest rank counts.
+    Micro-batches of a pipeline take whole pieces, or parts of one.
     """
-    if prefill == 0:
-        return decode_time(head, values, decodes, context)
-    ranks = head.ranks
-    fullest = prefill
-    prompts = float(pieces)
-    if ranks > 1:
-        fullest = max(longest, -(-prefill // ranks))
-        prompts = max(prompts / ranks, 1.0)
-    stages = head.pipeline
-    micro = min(stages, max(decodes, 1))
-    length = fullest / prompts
-    past = max(pairs / prefill - 0.5 * length, 0.0)
-    own = -(-decodes // micro)  # decodes of a micro-batch
-    time = linear_time(head, values, decodes, own * micro + fullest * ranks, prefill)
-    split = min(prompts, float(micro))  # micro-batches take whole prompts, or parts of one
+    split = min(alike, float(micro))
     part = max(length * split / micro, 1.0)
-    time += attention_time(head, values, micro - 1, prompts / split, part, past + 0.5 * (length - part))
+    return attention_time(head, values, micro - 1, alike / split, part, past + 0.5 * (length - part)) / alike
+
+
+@inner
+def mixed_time(
+    head: Table, values: Floats, decodes: int, context: float, prefill: int, fullest: int, attention: float
+) -> float:
+    """A step of decodes and of ``prefill`` tokens, of which the fullest DP rank has ``fullest``. [s]
+
+    ``attention`` is what the scores and values of the prefill take. [s]
+    """
+    micro = min(head.pipeline, max(decodes, 1))
+    own = -(-decodes // micro)  # decodes of a micro-batch
+    time = linear_time(head, values, decodes, own * micro + fullest * head.ranks, prefill)
+    time += attention
     if decodes > 0:
         left, value, slope = decode_line(head, values, head.scores_at, decodes, knot_of(head, values, context))
         time += value + (context - left) * slope
     least: float = values[head.floor_at + decodes]
     return max(time, least)
+
+
+@inner
+def fullest_rank(head: Table, prefill: int, longest: int) -> int:
+    """Tokens of the fullest DP rank, where pieces are spread as evenly as whole ones allow. [token]"""
+    return prefill if head.ranks == 1 else max(longest, -(-prefill // head.ranks))
+
+
+@inner
+def step_time(
+    head: Table, values: Floats, decodes: int, context: float, pieces: int, prefill: int, longest: int, pairs: float
+) -> float:
+    """A step of decodes at a mean context and of equal pieces of prefill. [s]
+
+    ``prefill`` tokens in all, the longest piece of ``longest``, ``pairs`` the query-key pairs of all: unequal pieces
+    count as equal ones with the same sums. The fullest DP rank counts.
+    """
+    if prefill == 0:
+        return decode_time(head, values, decodes, context)
+    fullest = fullest_rank(head, prefill, longest)
+    prompts = float(pieces) if head.ranks == 1 else max(float(pieces) / head.ranks, 1.0)
+    length = fullest / prompts
+    past = max(pairs / prefill - 0.5 * length, 0.0)
+    micro = min(head.pipeline, max(decodes, 1))
+    attention = prompts * piece_time(head, values, micro, prompts, length, past)
+    return mixed_time(head, values, decodes, context, prefill, fullest, attention)
 
 
 @inner
