@@ -1,82 +1,136 @@
-"""Hold the prompts that wait for a policy to form prefill batches."""
+"""Hold the prompts that wait for a policy to form prefill batches: those of an instance, and those of any."""
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NoReturn, Protocol
+from itertools import chain, islice
 
 from disagg_sim.simulation.engine import NORMAL, Engine
+from disagg_sim.simulation.instances import Roster
+from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.policy import BatchForming
+from disagg_sim.simulation.shared_queue import Waiting
 from disagg_sim.simulation.view import ClusterView
-from disagg_sim.simulation.wishes import Batch
+from disagg_sim.simulation.wishes import Batch, Role, State
 
+MANUAL, READY, DECODE = Mode.MANUAL, State.READY, Role.DECODE  # an enum's members are slow to look up
+#: Prompts that a policy is shown of a queue, the oldest ones: a look costs the same however long the queue is. [1]
+SEEN = 256
+NOBODY: OrderedDict[int, Waiting] = OrderedDict()  # a queue in which nobody waits
 
-class Refuse(Protocol):
-    """Stop the run over the answer of a method of the policy."""
-
-    def __call__(self, wish: object, why: str, asked: object = None) -> NoReturn:
-        """Raise ``PolicyError``."""
-        ...
-
-
-#: A segment that waits: context, prompt, generate, until, then [token], time of the last token [s].
-Waiting = tuple[int, int, int, int, int, float]
 Submit = Callable[[int, Sequence[tuple[int, Waiting]]], None]
 
 
 class Batches:
-    """Queues of waiting prompts by instance; asks the policy when an instance is free and prompts wait."""
+    """Queues of waiting prompts, one an instance and one that all share; asks the policy what instances take of them.
+
+    Parameters
+    ----------
+    forming
+        The policy's; without one nothing waits here.
+    view, engine, roster
+        What the policy looks at, the clock, and who serves.
+    submit
+        Takes what an instance begins.
+    """
 
     def __init__(
-        self, forming: BatchForming | None, *, view: ClusterView, engine: Engine, submit: Submit, refuse: Refuse
+        self, forming: BatchForming | None, *, view: ClusterView, engine: Engine, roster: Roster, submit: Submit
     ) -> None:
         self.forming = forming
-        self._view, self._engine, self._submit, self._refuse = view, engine, submit, refuse
-        self._queues: dict[int, dict[int, Waiting]] = {}  # instance -> request -> segment, oldest first
-        self._running: dict[int, int] = {}  # prompts of the batch in progress [1]
+        self._view, self._engine, self._submit, self._roster = view, engine, submit, roster
+        self._queues: dict[int, OrderedDict[int, Waiting]] = {}  # instance -> request -> segment, oldest first
+        self._running: dict[int, set[int]] = {}  # requests that an instance took and that have not left it
         self._wake: dict[int, float] = {}  # when it is asked again [s]
+        #: Instances that may take of the shared queue at once, those that have waited longest first.
+        self._wanting: dict[int, None] = dict.fromkeys(view.prefill.tolist())
 
     @property
     def waiting(self) -> int:
-        """Prompts that wait at all instances. [request]"""
-        return sum(len(queue) for queue in self._queues.values())
+        """Prompts that wait, for an instance or for any. [request]"""
+        return self._view.shared_requests + sum(len(queue) for queue in self._queues.values())
 
     def wait(self, instance: int, request: int, segment: Waiting) -> None:
         """A prompt has come to an instance."""
-        self._queues.setdefault(instance, {})[request] = segment
+        self._queues.setdefault(instance, OrderedDict())[request] = segment
         self.ask(instance)
 
-    def ended(self, instance: int) -> None:
-        """A prompt of a batch has left its instance."""
-        running = self._running.get(instance, 0)
-        if running:
-            self._running[instance] = running - 1
+    def share(self, request: int, segment: Waiting) -> None:
+        """A prompt has come for whichever instance takes it first."""
+        shared = self._view.shared
+        shared.add(request, segment)
+        for instance in list(self._wanting):
+            self.ask(instance)
+            if request not in shared.segments:
+                break
+
+    def ended(self, instance: int, request: int) -> None:
+        """A segment has left its instance; where it was taken from a queue, there is room for another."""
+        running = self._running.get(instance)
+        if running and request in running:
+            running.remove(request)
             self.ask(instance)
 
     def abandon(self, instance: int) -> list[int]:
         """Drop the queued prompts of an instance and return their requests."""
-        self._running[instance] = 0
+        self._running.pop(instance, None)
         return list(self._queues.pop(instance, {}))
 
     def ask(self, instance: int) -> None:
-        """Let the policy form a batch if the instance is free."""
-        queue = self._queues.get(instance)
-        if not queue or self._running.get(instance, 0) or self.forming is None:
+        """Let the policy say what an instance takes, if it may take anything now."""
+        if self.forming is None:
             return
-        batch = self.forming.form(self._view, instance, tuple(queue))
+        manual = self._roster.mode[instance] == MANUAL
+        while not (manual and self._running.get(instance)):
+            serves = self._roster.state[instance] == READY and self._roster.role[instance] != DECODE
+            own: dict[int, Waiting] = self._queues.get(instance, NOBODY)
+            shared = self._view.shared.segments if serves else NOBODY
+            if not own and not shared:
+                self._want(instance, serves)
+                return
+            batch = self._formed(instance, own, shared)
+            if not batch.requests:
+                self._want(instance, serves and not self._running.get(instance))
+                if batch.wake_s < math.inf:
+                    self._wake[instance] = batch.wake_s
+                    self._engine.at(max(batch.wake_s, self._engine.now), NORMAL, self._woken, instance, batch.wake_s)
+                return
+            self._wanting.pop(instance, None)
+            self._begin(instance, batch, own)
+
+    def _want(self, instance: int, wants: bool) -> None:
+        """Whether an instance is asked when a prompt comes to the shared queue."""
+        if wants:
+            self._wanting.setdefault(instance)
+        else:
+            self._wanting.pop(instance, None)
+
+    def _formed(self, instance: int, own: dict[int, Waiting], shared: dict[int, Waiting]) -> Batch:
+        """What the policy lets an instance take, checked."""
+        assert self.forming is not None
+        waiting = tuple(islice(chain(own, shared), SEEN))
+        batch = self.forming.form(self._view, instance, waiting)
+        refuse = self._roster.refuse
         if type(batch) is not Batch or not isinstance(batch.requests, tuple | list):
             why = f"what to do on instance {instance} has to be a Batch of a tuple of requests"
-            self._refuse(batch, why, self.forming.form)
-        if not queue.keys() >= set(batch.requests) or len(set(batch.requests)) < len(batch.requests):
+            refuse(batch, why, self.forming.form)
+        if not set(waiting) >= set(batch.requests) or len(set(batch.requests)) < len(batch.requests):
             wish = f"batch {batch.requests} on instance {instance}"
-            self._refuse(wish, f"the prompts that wait there are {list(queue)}", self.forming.form)
-        if batch.requests:
-            self._running[instance] = len(batch.requests)
-            self._submit(instance, [(request, queue.pop(request)) for request in batch.requests])
-        elif batch.wake_s < math.inf:
-            self._wake[instance] = batch.wake_s
-            self._engine.at(max(batch.wake_s, self._engine.now), NORMAL, self._woken, instance, batch.wake_s)
+            refuse(wish, f"the prompts that wait there are {list(waiting)}", self.forming.form)
+        return batch
+
+    def _begin(self, instance: int, batch: Batch, own: dict[int, Waiting]) -> None:
+        self._running.setdefault(instance, set()).update(batch.requests)
+        taken = []
+        for request in batch.requests:
+            if request in own:
+                taken.append((request, own.pop(request)))
+            else:
+                taken.append((request, self._view.shared.take(request)))
+                self._roster.coming[instance] += 1
+        self._submit(instance, taken)
 
     def _woken(self, instance: int, wake_s: float) -> None:
         if self._wake.get(instance) == wake_s:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from disagg_sim.errors import quoted
-from disagg_sim.simulation.batches import Batches, Waiting
+from disagg_sim.simulation.batches import Batches
 from disagg_sim.simulation.clients import Clients
 from disagg_sim.simulation.engine import LAST, NORMAL, Engine
 from disagg_sim.simulation.instances import Roster
@@ -16,9 +16,10 @@ from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTI
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_LOOKS
 from disagg_sim.simulation.policy import Parts
+from disagg_sim.simulation.shared_queue import Waiting
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wellformed import leg_fault
-from disagg_sim.simulation.wishes import END, LATER, Leg, Move, State, Wish
+from disagg_sim.simulation.wishes import END, LATER, SHARED, Leg, Move, State, Wish
 
 NAN = math.nan
 NOWHERE = -1  # instance of a request that has just arrived
@@ -78,12 +79,13 @@ class Cluster:
         self.refused: list[int] = []  # requests
         self.lost: list[int] = []
         self.moved: list[Moved] = []
-        self.batches = Batches(parts.forming, view=view, engine=engine, submit=self._submit_batch, refuse=roster.refuse)
+        self.batches = Batches(parts.forming, view=view, engine=engine, roster=roster, submit=self._submit_batch)
         self._going: dict[int, Going] = {}
         self._told = -1
         self._clients = clients
         self._host = self.site.request_host_s  # of a request before it is placed [s]
         self._looks = 0  # of the policy, so far
+        self._pool, self._widest = roster.decode[:0], 0  # prefill instances, and what the largest of them holds [token]
         self._notify_all = clients.hears or parts.listener is not None
         linear = self.site.setup.model.linear_cache
         self._token_bytes = self.site.kv_bytes(1) if linear else 0.0  # where a cache grows by the token [B]
@@ -109,6 +111,7 @@ class Cluster:
             or self.link.in_flight > 0
             or self.fleet.next_time() < math.inf
             or any(self.roster.coming)
+            or self.view.shared_requests > 0
         )
 
     # --- source of the engine -----------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ class Cluster:
         going = self._going.pop(segment)
         request, instance, until, then = going
         if self.batches.forming is not None:
-            self.batches.ended(instance)
+            self.batches.ended(instance, request)
         if until >= self.prompts[request] + self.outputs[request]:
             if self.parts.listener is not None:
                 self.parts.listener.finished(self.view, request, instance)
@@ -171,7 +174,9 @@ class Cluster:
         if leg.wishes:
             self.roster.apply(leg.wishes, self._place)
         self._check(leg, request, 0, NOWHERE, self._place)
-        if leg.delay_s > 0:
+        if leg.instance == SHARED:
+            self._share(request, leg)
+        elif leg.delay_s > 0:
             self.roster.coming[leg.instance] += 1
             self.engine.at(self.engine.now + leg.delay_s, NORMAL, self._late, request, leg)
         else:
@@ -183,6 +188,22 @@ class Cluster:
             return
         self._submit(request, leg, 0, NAN)
         self.roster.came(leg.instance)
+
+    def _share(self, request: int, leg: Leg) -> None:
+        """A new prompt waits for whichever prefill instance takes it, if any can hold it."""
+        if self.batches.forming is None:
+            self.roster.refuse(leg, "nothing takes prompts of the shared queue: it forms no batches", self._place)
+        prompt, until = self.prompts[request], leg.until
+        total = prompt + self.outputs[request]
+        until = total if until >= total else until + (until == prompt)
+        if self._pool is not self.roster.prefill:
+            self._pool = self.roster.prefill
+            self._widest = max(self._tokens[instance] for instance in self._pool)
+        if until > self._widest:
+            self._refuse(request)
+            return
+        new = min(until, prompt)
+        self.batches.share(request, (0, new, until - new, until, leg.then, NAN))
 
     def _refuse(self, request: int) -> None:
         self.refused.append(request)

@@ -77,7 +77,7 @@ class Roster:
         self.decode: Index = np.empty(0, np.intp)
         self._asked: object = None  # method of the policy whose wishes are carried out, for messages
         self.joined: Callable[[], None] = _nothing  # called when instances have come
-        self.serves: Callable[[int], None] = _nothing  # called when an instance serves, for the first time or again
+        self.serves: Callable[[int], None] = _nothing  # called when an instance serves, or serves in another role
         self.died: Callable[[int], None] = _nothing  # called when an instance has stopped without draining
         self.carries: Callable[[Move], None] = _nothing  # called for a move that names a ready instance
 
@@ -155,6 +155,8 @@ class Roster:
         else:
             self._step_as_usual(instance)
         self._regroup()
+        if self.site.flip_s == 0:
+            self.serves(instance)
 
     def _start(self, wish: Start) -> None:
         left = self.site.deployment.gpus - self.gpus_used

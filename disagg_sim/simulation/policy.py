@@ -40,10 +40,18 @@ class Admission(Protocol):
 
 
 class BatchForming(Protocol):
-    """Prefill scheduling: forms the prefill batches of instances whose limits say ``MANUAL``."""
+    """Prefill scheduling: what instances take of the prompts that wait for them, and of those that wait for any.
+
+    The prompts of an instance whose limits say ``MANUAL`` wait until it takes them, as one pass of their own; those of
+    the shared queue (``Leg(SHARED, ...)``) until any instance that serves prefill takes them.
+    """
 
     def form(self, view: ClusterView, instance: int, waiting: Sequence[int]) -> Batch:
-        """Asked when the instance is free and prompts wait, oldest first, and at ``wake_s``."""
+        """Asked while prompts wait, and again at ``wake_s``; ``waiting`` has the oldest first, ``SEEN`` at most.
+
+        A ``MANUAL`` instance is asked when it is free. Another is asked when a prompt comes to the shared queue and
+        when one that it took has left, until it takes none: whether it has room is for the policy to say.
+        """
         ...
 
 

@@ -17,6 +17,7 @@ from disagg_sim.simulation.kernel.fleet import Arrays, Fleet
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.prefix_cache import PrefixCache
+from disagg_sim.simulation.shared_queue import SharedQueue
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.wishes import Role, State
 
@@ -73,6 +74,7 @@ class ClusterView:
         self._times: list[float] = []
         self._snapshots: list[tuple[NDArray[Any], ...]] = []
         self._oldest, self._longest = 0, 0.0
+        self.shared = SharedQueue()  # filled by the cluster
         self.rebind()
 
     def rebind(self) -> None:
@@ -139,6 +141,16 @@ class ClusterView:
     def coming(self) -> list[int]:
         """Segments promised to each instance: in transfer to it, or waiting there for a batch. [1]"""
         return self._roster.coming
+
+    @property
+    def shared_requests(self) -> int:
+        """Requests in the shared queue. [request]"""
+        return len(self.shared.segments)
+
+    @property
+    def shared_prompt_tokens(self) -> int:
+        """Prompt tokens in the shared queue. [token]"""
+        return self.shared.tokens
 
     @property
     def free_gpus(self) -> int:

@@ -10,7 +10,20 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import quoted
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import MOST_SEQUENCES
-from disagg_sim.simulation.wishes import END, LATER, Flip, Leg, Limits, Move, Role, SetLimits, Start, State, Wish
+from disagg_sim.simulation.wishes import (
+    END,
+    LATER,
+    SHARED,
+    Flip,
+    Leg,
+    Limits,
+    Move,
+    Role,
+    SetLimits,
+    Start,
+    State,
+    Wish,
+)
 
 #: Most of whatever is counted of a step: the kernel keeps it in 64 bits. [1]
 MOST_COUNTED = END
@@ -66,9 +79,10 @@ def _leg_faults(leg: Leg, have: int, states: Sequence[State], origin: int) -> It
     known = f"known: 0 to {len(states) - 1}"
     if not _is_whole(leg.instance):
         yield f"its instance is {quoted(leg.instance)}, no whole number"
-    if not 0 <= leg.instance < len(states):
+    waits = leg.instance == SHARED and have == 0  # a new request, for whichever instance takes it
+    if not waits and not 0 <= leg.instance < len(states):
         yield f"there is no such instance; {known}"
-    if leg.instance != origin and states[leg.instance] != State.READY:
+    if not waits and leg.instance != origin and states[leg.instance] != State.READY:
         yield f"the instance is {states[leg.instance].name.lower()}, not ready"
     if not _is_whole(leg.until):
         yield f"its end is {quoted(leg.until)}, no whole number of tokens"
@@ -76,5 +90,5 @@ def _leg_faults(leg: Leg, have: int, states: Sequence[State], origin: int) -> It
         yield f"it would end at token {leg.until}, and {have} tokens exist already"
     if not _is_whole(leg.then) or not LATER <= leg.then < len(states):
         yield f"it goes on on instance {quoted(leg.then)}, which is not there; {known}, or LATER"
-    if not isinstance(leg.delay_s, Real) or not 0 <= leg.delay_s < math.inf:
-        yield f"its delay_s is {quoted(leg.delay_s)}; allowed: from 0 s"
+    if not isinstance(leg.delay_s, Real) or not 0 <= leg.delay_s < math.inf or (waits and leg.delay_s):
+        yield f"its delay_s is {quoted(leg.delay_s)}; allowed: from 0 s, and 0 s in the shared queue"

@@ -21,6 +21,8 @@ MAX_SEQUENCES = 256
 END = 2**62
 #: ``Leg.then`` of a leg whose successor is not known yet.
 LATER = -1
+#: ``Leg.instance`` of a new request that waits in the queue that all prefill instances share: one of them takes it.
+SHARED = -2
 
 
 class Role(IntEnum):
@@ -55,7 +57,7 @@ class Limits:
 class Leg(NamedTuple):
     """One segment of a request as a policy wishes it."""
 
-    instance: int
+    instance: int  # or ``SHARED``
     #: Tokens of the request, prompt and output, that exist when the leg ends: ``END``, or the prompt plus
     #: one for plain disaggregation (prefill emits the first token). [token]
     until: int = END
@@ -112,7 +114,7 @@ Wish = Flip | Start | Stop | Move | SetLimits
 
 
 class Batch(NamedTuple):
-    """A prefill batch to run now, or none and the time at which to ask again."""
+    """Prompts that an instance takes now, or none and the time at which to ask again."""
 
     requests: tuple[int, ...]
     wake_s: float = np.inf  # where nothing runs: ask again at this time, arrivals ask anyway [s]
