@@ -17,7 +17,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel import compiled
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Mode, SegmentStatus
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Admission, Mode, SegmentStatus
 from disagg_sim.simulation.kernel.step_table import StepTable
 
 #: Columns of instances that count something.
@@ -44,6 +44,9 @@ def instances(draw):
         max_sequences=draw(st.sampled_from([1, 4, 16])),
         max_prompts=draw(st.sampled_from([1, 3, 100])),
         step_limit_s=draw(st.sampled_from([1.2e-3, 5e-3, math.inf])),
+        admission=draw(st.sampled_from(Admission)),
+        watermark=draw(st.sampled_from([0.0, 0.01, 0.1])),
+        keeps_preempted=draw(st.booleans()),
     )
 
 
@@ -132,7 +135,7 @@ def test_tokens_blocks_and_segments_are_conserved(given_work, step_by_step):
     assert (segments.status == SegmentStatus.DONE).all()
     assert (views.free_blocks == views.total_blocks).all()
     queued = ("queued_requests", "queued_prompt_tokens", "queued_context_tokens")
-    for name in (*queued, "running_requests", "running_tokens"):
+    for name in (*queued, "running_requests", "running_tokens", "promised"):
         assert (getattr(views, name) == 0).all(), name
     for instance in range(2):
         mine = segments.instance == instance
@@ -141,6 +144,7 @@ def test_tokens_blocks_and_segments_are_conserved(given_work, step_by_step):
         assert views.prefill_tokens[instance] >= segments.prompt[mine].sum()
         if not views.preemptions[instance]:
             assert views.prefill_tokens[instance] == segments.prompt[mine].sum()
+        assert not views.preemptions[instance] or specs[instance].admission != Admission.OUTPUT_FITS
     begun_elsewhere = segments.context > 0
     assert fleet.itl_counts.sum() == segments.generate.sum() - np.count_nonzero(~begun_elsewhere)
     assert (segments.start_s >= segments.submit_s).all()

@@ -166,7 +166,7 @@ def submit(
     one.context, one.prompt, one.generate, one.hit = context, prompt, generate, hit
     one.notify, one.hold, one.closes = (flags & NOTIFY) != 0, (flags & HOLD) != 0, (flags & CLOSES) != 0
     one.status, one.left, one.cached = QUEUED, prompt - hit, context + hit
-    one.emitted = one.joined = one.blocks = one.preemptions = one.piece = 0
+    one.emitted = one.joined = one.blocks = one.preemptions = one.piece = one.kept = 0
     one.submit_s, one.last_s = now, last_token_s
     one.start_s = one.first_token_s = one.finish_s = math.nan
     inst[i].queued_requests += 1

@@ -23,6 +23,7 @@ from disagg_sim.simulation.kernel.layout import (
     ITL_BINS,
     ITL_LEAST_S,
     ITL_PER_OCTAVE,
+    Admission,
     Instance,
     Mode,
     Segment,
@@ -51,10 +52,6 @@ class Arrays(NamedTuple):
     submitted: int  # segments so far [1]
 
 
-#: Share of an instance's blocks that an admission leaves free for the growth of what runs; vLLM's default. [1]
-WATERMARK = 0.01
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSpec:
     """One instance of a fleet, as it starts."""
@@ -66,6 +63,9 @@ class InstanceSpec:
     max_sequences: int = 256  # running and in prefill together [1]
     max_prompts: int = 2**31  # prompts of one pass [1]
     step_limit_s: float = np.inf  # of a SLO_AWARE step [s]
+    admission: Admission = Admission.PROMPT
+    watermark: float = 0.01  # share of the blocks that an admission leaves free for the growth of what runs [1]
+    keeps_preempted: bool = False  # blocks of a preempted segment stay cached until others take them
     active: bool = True
 
     def __post_init__(self) -> None:
@@ -330,7 +330,8 @@ class Fleet:
             for name in ("active", "mode", "token_budget", "max_sequences", "max_prompts", "step_limit_s"):
                 row[name] = getattr(spec, name)
             row["total_blocks"] = row["free_blocks"] = spec.blocks
-            row["watermark"] = int(WATERMARK * spec.blocks)
+            row["watermark"] = int(spec.watermark * spec.blocks)
+            row["admission"], row["keeps"] = spec.admission, spec.keeps_preempted
             row["run_start_s"] = now
             _let_idle(row)
         self._inst = np.concatenate([self._inst, rows])
@@ -368,4 +369,5 @@ HELD_AT_WORK = (
     "groups",
     "closed",
     "residue",
+    "promised",
 )

@@ -31,6 +31,15 @@ class Mode(IntEnum):
     SLO_AWARE = 4  # all decodes, and the most prefill that keeps the step within its limit (DynaServe)
 
 
+class Admission(IntEnum):
+    """What an engine asks for before it admits a prompt, and what it takes then."""
+
+    PROMPT = 0  # the blocks of the whole prompt, taken at once (vLLM V0)
+    FIRST_CHUNK = 1  # those of its first chunk; each chunk takes its own (vLLM V1 of 2025)
+    PROMPT_FITS = 2  # room for the whole prompt; each chunk takes its own (vLLM of 2026)
+    OUTPUT_FITS = 3  # room for prompt and output beside what others may still take (TensorRT-LLM)
+
+
 class SegmentStatus(IntEnum):
     """Where a segment is in its life."""
 
@@ -92,6 +101,11 @@ class Instance:
     total_blocks: int
     free_blocks: int
     watermark: int  # blocks that an admission leaves free, unless the instance is empty
+    admission: int  # what a prompt needs to be admitted, see ``Admission``
+    keeps: int  # 1 = blocks of a preempted segment stay cached until others take them
+    taken: int  # blocks taken so far, the clock of what is still cached [block]
+    promised: int  # blocks that those admitted will still take, where admission counts outputs [block]
+    preempted: int  # 1 = a segment was preempted in this step: no prompt is admitted
     running_requests: int  # sequences in decode [1]
     running_tokens: int  # their cached tokens [token]
     queued_requests: int  # segments that wait or are in prefill [1]
@@ -148,6 +162,8 @@ class Segment:
     preemptions: int
     hit: int  # prompt tokens found in the prefix cache [token]
     piece: int  # tokens of it in the current step [token]
+    kept: int  # tokens whose blocks were cached when it was preempted [token]
+    lost_from: int  # blocks taken (``taken``) from which on these are overwritten, the last first [block]
     submit_s: float
     start_s: float  # start of the first step or pass that worked on it; nan = never [s]
     first_token_s: float  # its first token here: end of its prefill, or of its first decode step; nan = none [s]

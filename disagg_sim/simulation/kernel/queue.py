@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import AWAY, BLOCK_TOKENS, PROMPTS, Queues, SegmentStatus, State
+from disagg_sim.simulation.kernel.layout import AWAY, BLOCK_TOKENS, PROMPTS, Admission, Queues, SegmentStatus, State
 from disagg_sim.simulation.kernel.runs import itl_bin
 
 QUEUED, RUNNING, HELD, DONE = (
     int(status) for status in (SegmentStatus.QUEUED, SegmentStatus.RUNNING, SegmentStatus.HELD, SegmentStatus.DONE)
 )
+
+PROMPT, FIRST_CHUNK, PROMPT_FITS, OUTPUT_FITS = (int(admission) for admission in Admission)
 
 
 @inner
@@ -109,23 +111,62 @@ def check_drained(st: State | Queues, i: int) -> None:
 
 
 @inner
-def take_blocks(st: State, i: int, s: int) -> bool:
-    """Reserve the blocks of a segment's context and prompt; whether there were enough.
+def blocks_of(tokens: int) -> int:
+    """Blocks that hold so many tokens. [block]"""
+    return -(-tokens // BLOCK_TOKENS)
 
-    The watermark stays free unless the instance holds nothing else, so that running segments can grow.
+
+@inner
+def at_most(st: State, s: int) -> int:
+    """Blocks that a segment holds with its last token. [block]"""
+    seg = st.seg[s]
+    return blocks_of(seg.context + seg.prompt + max(seg.generate - 1, 0) + (1 if seg.prompt == 0 else 0))
+
+
+@inner
+def still_cached(st: State, i: int, s: int) -> int:
+    """Tokens of a preempted segment whose blocks nobody has taken since; one is computed at least. [token]"""
+    seg = st.seg[s]
+    if seg.kept == 0:
+        return 0
+    blocks = seg.kept // BLOCK_TOKENS - max(st.inst[i].taken - seg.lost_from, 0)
+    return min(max(blocks, 0) * BLOCK_TOKENS, seg.left - 1)
+
+
+@inner
+def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
+    """Take the blocks that a segment needs to begin; whether it was admitted.
+
+    ``piece``: most tokens of it in the next step. The watermark stays free unless the instance holds nothing else, so
+    that running segments can grow.
     """
     inst, seg = st.inst[i], st.seg[s]
+    admission = inst.admission
+    found = still_cached(st, i, s)
     tokens = seg.cached + seg.left
-    need = -(-tokens // BLOCK_TOKENS)
+    whole = blocks_of(tokens)
+    need = whole
+    if admission != PROMPT and seg.left > 0:
+        need = blocks_of(min(seg.cached + found + piece, tokens))
     free = inst.free_blocks
     growth = inst.residue[(-inst.counter) % BLOCK_TOKENS]
     if seg.left == 0 and tokens % BLOCK_TOKENS == 0:
         growth += 1
-    spare = 0 if need == 0 or free == inst.total_blocks else inst.watermark
-    if need + growth > free - spare:
+    wanted = (need if admission == FIRST_CHUNK else whole) + growth
+    if admission == OUTPUT_FITS:
+        wanted = at_most(st, s) + inst.promised
+    spare = 0 if whole == 0 or free == inst.total_blocks else inst.watermark
+    if wanted > free - spare:
         return False
     inst.free_blocks = free - need
+    inst.taken += need - found // BLOCK_TOKENS
+    if admission == OUTPUT_FITS:
+        inst.promised += at_most(st, s) - need
     seg.blocks = need
+    seg.cached += found
+    seg.left -= found
+    inst.queued_prompt_tokens -= found
+    seg.kept = 0
     return True
 
 
@@ -201,9 +242,17 @@ def complete_prompt(st: State, i: int, s: int, time: float) -> None:
 
 
 @inner
-def requeue(st: State, i: int, s: int) -> None:
-    """Put a preempted segment behind the admitted ones; all that was cached has to be computed again."""
+def requeue(st: State, i: int, s: int, kept: int) -> None:
+    """Put a preempted segment behind the admitted ones; all that was cached has to be computed again.
+
+    Unless ``kept`` tokens stay cached: blocks are taken in the order in which they became free, the last of a
+    segment first.
+    """
     inst, seg = st.inst[i], st.seg[s]
+    inst.preempted = 1
+    if inst.keeps == 1:
+        seg.kept = kept
+        seg.lost_from = inst.taken + inst.free_blocks
     seg.status = QUEUED
     seg.left += seg.cached
     inst.queued_prompt_tokens += seg.cached
@@ -243,7 +292,7 @@ def preempt_newest(st: State, i: int, last_step: float) -> None:
             at = st.seg[at].next
         inst.admitted -= 1
         inst.last_admitted = before
-        requeue(st, i, s)
+        requeue(st, i, s, st.seg[s].cached)
         return
     place = 0
     for j in range(1, inst.running_requests):
@@ -263,9 +312,32 @@ def preempt_newest(st: State, i: int, last_step: float) -> None:
     else:
         st.seg[s].last_s = last_step
     leave_running(st, i, s)
+    kept = st.seg[s].cached
     st.seg[s].cached += 1  # its last token, which was not in the cache yet
-    requeue(st, i, s)
+    requeue(st, i, s, kept)
     inst.queued_requests += 1
     inst.queued_context_tokens += st.seg[s].context
     st.seg[s].closes = 1
     insert(st, i, s)
+
+
+@inner
+def extend_blocks(st: State, i: int, s: int, piece: int) -> bool:
+    """Take the blocks of the next piece of an admitted prompt; whether it was not preempted for want of them.
+
+    The newest segments give way, maybe this one itself.
+    """
+    inst, seg = st.inst[i], st.seg[s]
+    need = blocks_of(seg.cached + piece) - seg.blocks
+    if need <= 0:
+        return True
+    while need + inst.residue[(-inst.counter) % BLOCK_TOKENS] > inst.free_blocks:
+        preempt_newest(st, i, inst.last_step_s)
+        if seg.blocks == 0:
+            return False
+    inst.free_blocks -= need
+    inst.taken += need
+    if inst.admission == OUTPUT_FITS:
+        inst.promised -= need
+    seg.blocks += need
+    return True

@@ -11,8 +11,18 @@ import math
 
 from disagg_sim.arrays import Floats
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, ITL_BINS, ITL_LEAST_S, ITL_PER_OCTAVE, State, Table
+from disagg_sim.simulation.kernel.layout import (
+    BLOCK_TOKENS,
+    ITL_BINS,
+    ITL_LEAST_S,
+    ITL_PER_OCTAVE,
+    Admission,
+    State,
+    Table,
+)
 from disagg_sim.simulation.kernel.times import decode_line, decode_time, knot_of
+
+OUTPUT_FITS = int(Admission.OUTPUT_FITS)
 
 
 @inner
@@ -144,7 +154,11 @@ def count_steps(st: State, i: int, steps: int, duration: float) -> None:
     """Let ``steps`` decode steps of the running set have happened: tokens, blocks, counters."""
     inst = st.inst[i]
     running = inst.running_requests
-    inst.free_blocks -= blocks_for(st, i, steps)
+    grown = blocks_for(st, i, steps)
+    inst.free_blocks -= grown
+    inst.taken += grown
+    if inst.admission == OUTPUT_FITS:
+        inst.promised -= grown
     contexts = steps * inst.running_tokens + running * (steps * (steps + 1) // 2)
     inst.decode_context += contexts
     inst.running_tokens += running * steps

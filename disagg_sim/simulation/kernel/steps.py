@@ -18,6 +18,7 @@ from disagg_sim.simulation.kernel.layout import (
     MIXED,
     PASS,
     PROMPTS,
+    Admission,
     Mode,
     SegmentStatus,
     State,
@@ -26,6 +27,7 @@ from disagg_sim.simulation.kernel.layout import (
 from disagg_sim.simulation.kernel.queue import (
     append,
     complete_prompt,
+    extend_blocks,
     finish_complete,
     join,
     preempt_newest,
@@ -35,6 +37,7 @@ from disagg_sim.simulation.kernel.queue import (
 from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, steps_in_memory, steps_time
 from disagg_sim.simulation.kernel.times import fullest_rank, largest_prefill, mixed_time, pass_part, piece_time
 
+WHOLE_PROMPT = int(Admission.PROMPT)
 CHUNKED, PREFILL_FIRST, ONE_PROMPT, MANUAL, SLO_AWARE = (int(mode) for mode in Mode)
 LEAVING = int(SegmentStatus.LEAVING)
 
@@ -45,7 +48,7 @@ def admit_coming(st: State, i: int, now: float) -> None:
     inst = st.inst[i]
     s = inst.first[COMING]
     while s >= 0:
-        if inst.running_requests + inst.admitted >= inst.max_sequences or not take_blocks(st, i, s):
+        if inst.running_requests + inst.admitted >= inst.max_sequences or not take_blocks(st, i, s, 0):
             return
         unlink(st, i, s, -1, COMING)
         inst.queued_requests -= 1
@@ -57,12 +60,14 @@ def admit_coming(st: State, i: int, now: float) -> None:
 
 
 @inner
-def admit_prompt(st: State, i: int, s: int, now: float) -> bool:
-    """Take the next waiting prompt into prefill if a sequence and its blocks are free."""
+def admit_prompt(st: State, i: int, s: int, now: float, piece: int) -> bool:
+    """Take the next waiting prompt into prefill, of at most ``piece`` tokens now, if a sequence and blocks are free."""
     inst, seg = st.inst[i], st.seg[s]
     if inst.running_requests + inst.admitted >= inst.max_sequences:
         return False
-    if inst.first[COMING] >= 0 or not take_blocks(st, i, s):
+    if inst.preempted == 1 and inst.admission != WHOLE_PROMPT:
+        return False
+    if inst.first[COMING] >= 0 or not take_blocks(st, i, s, piece):
         return False
     inst.admitted += 1
     inst.last_admitted = s
@@ -88,7 +93,10 @@ def take_chunks(st: State, i: int, now: float, head: Table) -> int:
     most = budget if ranks == 1 else max(budget // ranks, 1)  # a prompt lives on one DP rank
     pieces = 0
     while s >= 0 and budget > 0 and pieces < inst.max_prompts:
-        if pieces >= inst.admitted and not admit_prompt(st, i, s, now):
+        if pieces >= inst.admitted:
+            if not admit_prompt(st, i, s, now, min(budget, most)):
+                break
+        elif inst.admission != WHOLE_PROMPT and not extend_blocks(st, i, s, min(st.seg[s].left, budget, most)):
             break
         piece = min(st.seg[s].left, budget, most)
         st.seg[s].piece = piece
@@ -113,7 +121,11 @@ def take_prompts(st: State, i: int, now: float) -> int:
         left = st.seg[s].left
         if mode == PREFILL_FIRST and pieces > 0 and left > budget:
             break
-        if pieces >= inst.admitted and not admit_prompt(st, i, s, now):
+        if pieces >= inst.admitted:
+            if not admit_prompt(st, i, s, now, left):
+                break
+            left = st.seg[s].left
+        elif inst.admission != WHOLE_PROMPT and not extend_blocks(st, i, s, left):
             break
         st.seg[s].piece = left
         budget -= left
@@ -234,6 +246,7 @@ def form(st: State, i: int, now: float) -> None:
     head = inst.table
     mode = inst.mode
     inst.pieces = 0
+    inst.preempted = 0
     if inst.active == 1:
         while inst.running_requests > 0 and (inst.residue[(-inst.counter) % BLOCK_TOKENS] > inst.free_blocks):
             preempt_newest(st, i, inst.last_step_s)
@@ -261,7 +274,8 @@ def form(st: State, i: int, now: float) -> None:
             return
         if running > 0:
             steps = (st.sets[0, i, 0] >> 32) - inst.counter
-            steps = 1 if st.world[0].step_by_step == 1 else steps_in_memory(st, i, steps)
+            alone = st.world[0].step_by_step == 1 or (inst.preempted == 1 and inst.admission != WHOLE_PROMPT)
+            steps = 1 if alone else steps_in_memory(st, i, steps)
             inst.run_steps = steps
             begin(st, i, now, DECODING, steps_time(head, st.values, running, context, steps))
             return
