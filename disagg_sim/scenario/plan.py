@@ -15,6 +15,7 @@ from disagg_sim.scenario.traces import TraceSource
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.feasibility import require_possible
 from disagg_sim.sweep.store import Key, code_digest, digest_of
+from disagg_sim.workload import scaling
 
 #: Tables of a store: one block a run in each; a run is done when its row of ``runs`` is there, written last.
 REQUESTS, SAMPLES, DECISIONS, RUNS = "requests", "samples", "decisions", "runs"
@@ -109,8 +110,10 @@ def plan_scenario(scenario: Scenario) -> ScenarioPlan:
     for source in scenario.traces:
         trace = source.load(scenario.seed)
         if scenario.sampled:
-            scenario.run.check_samples(trace.scaled(min(source.rate_scales)))
+            scenario.run.check_samples(source.at_rate(scenario.seed, min(source.rate_scales)))
         notes += [f"{source.name}: {note}" for note in trace.notes]
+        if source.scale_by == scaling.REQUESTS:
+            notes.append(f"{source.name}: rates by fewer or more requests at unchanged time, seed {scenario.seed}")
         if beyond := int((trace.input_tokens + trace.output_tokens > what.model.max_context).sum()):
             notes.append(
                 f"{source.name}: {beyond} of {len(trace)} requests exceed the context of {what.model.name} "
@@ -141,9 +144,15 @@ def _runs(scenario: Scenario, specs: str, *, search: bool) -> Iterator[Run]:
                 choice=choice,
                 source=source,
                 rate_scale=scale,
-                requests=len(source.load(scenario.seed)),
+                requests=_requests(source, scenario.seed, scale),
                 digest=digest_of(values),
             )
+
+
+def _requests(source: TraceSource, seed: int, scale: float | None) -> int:
+    """Requests of a run; of a search, those of the trace at its own rate. [request]"""
+    grown = scale if scale is not None and source.scale_by == scaling.REQUESTS else 1.0
+    return round(len(source.load(seed)) * grown)
 
 
 def _specs(scenario: Scenario) -> tuple[Any, ...]:

@@ -30,7 +30,6 @@ from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.store import Key, Listener, Own, State, Store, missing, opened
 from disagg_sim.units import HOUR
-from disagg_sim.workload.trace import Trace
 
 #: Samples of a run whose scenario does not say how often [1], at least so far apart [s].
 SAMPLED, LEAST_SAMPLE_S = 200, 0.1
@@ -104,11 +103,10 @@ def compute_run(task: RunTask) -> Done:
     try:
         for path in run.scenario.policy_files:
             load_policies(path)
-        trace = replace(run.source.load(run.scenario.seed), name=run.source.name)
         if run.rate_scale is None:
-            _search(task, trace)
+            _search(task)
         else:
-            result = _simulated(run, trace, run.rate_scale)
+            result = _simulated(run, run.rate_scale)
             _write_records(task, result)
             row = summary(result, run.scenario.slo, rate_scale=run.rate_scale)
             log_timing(task.store.root, run.key(RUNS), [row])
@@ -222,8 +220,9 @@ def require_no_faults(result: ScenarioResult) -> None:
         raise DisaggSimError("\n".join(result.faults))
 
 
-def _simulated(run: Run, trace: Trace, scale: float) -> RunResult:
-    scenario, replayed = run.scenario, trace.scaled(scale)
+def _simulated(run: Run, scale: float) -> RunResult:
+    scenario = run.scenario
+    replayed = run.source.at_rate(scenario.seed, scale)
     period = scenario.run.sample_s if scenario.sampled else max(replayed.duration / SAMPLED, LEAST_SAMPLE_S)
     least = float(replayed.arrival[-1]) / MOST_SAMPLES  # a search may try rates so low that the file's own is too short
     result = simulate(
@@ -248,13 +247,13 @@ def _aim(scenario: Scenario) -> Aim:
     return attains(aim.share) if aim.criterion == "attainment" else p99_inside(scenario.slo)
 
 
-def _search(task: RunTask, trace: Trace) -> None:
+def _search(task: RunTask) -> None:
     run = task.run
 
     def summarised(scale: float) -> Summary:
-        return summary(_simulated(run, trace, scale), run.scenario.slo, rate_scale=scale)
+        return summary(_simulated(run, scale), run.scenario.slo, rate_scale=scale)
 
-    found = serving_capacity(summarised, _aim(run.scenario), rate=trace.rate)
+    found = serving_capacity(summarised, _aim(run.scenario), rate=run.source.load(run.scenario.seed).rate)
     answer = {
         "rate_scale": found.rate_scale,
         "requests_per_s": found.requests_per_s,

@@ -17,6 +17,7 @@ from disagg_sim.facts.schema import Axis, OneOf, PlainName, Range, Strict, Writt
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
 from disagg_sim.workload.readers.clock import TIME_UNITS
 from disagg_sim.workload.readers.load import ROLES, load_trace
+from disagg_sim.workload.scaling import SCALE_BY, SHIFT_S, TIME, at_rate
 from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
 
@@ -72,10 +73,17 @@ class TraceSource:
     span: tuple[float, float] | None = None  # part of the file, from its first request on; None = all [s]
     start: float = 0.0  # when the first request of the file arrives [s]
     rate_scales: tuple[float, ...] = (1.0,)  # [1]
+    scale_by: str = TIME  # of ``SCALE_BY``: what makes the rate another
+    shift_s: float = SHIFT_S  # by how much copies of the trace are rotated at most [s]
 
     def load(self, seed: int) -> Trace:
         """The trace at its own rate; a file is read once for each of its versions."""
         return _load(self, seed, _version(self.path))
+
+    def at_rate(self, seed: int, scale: float) -> Trace:
+        """The trace at ``scale`` times its rate, under its name here."""
+        scaled = at_rate(self.load(seed), scale, self.scale_by, seed=seed, shift_s=self.shift_s)
+        return replace(scaled, name=self.name)
 
     def content(self) -> str:
         """Digest of what the file holds; empty for a synthetic trace, whose values say all."""
@@ -117,6 +125,8 @@ class _Common(Strict):
     name: PlainName = ""
     kind: str = "auto"
     rate_scale: Axis[_Rate] = (1.0,)
+    scale_by: Annotated[str, OneOf(SCALE_BY)] = TIME
+    shift_s: _Seconds = SHIFT_S
     requests: _Requests = None
     rate_per_s: _Rate | None = None
 
@@ -186,9 +196,8 @@ def _of_file(keys: _FileKeys, info: Any) -> TraceSource:
         requests=keys.requests,
         span=(keys.from_s or 0.0, 1e9 if keys.to_s is None else keys.to_s) if part else None,
         start=keys.start_s,
-        rate_scales=keys.rate_scale,
     )
-    return _read(found, info)
+    return _read(found, keys, info)
 
 
 def _drawn(keys: _SyntheticKeys, info: Any) -> TraceSource:
@@ -207,20 +216,17 @@ def _drawn(keys: _SyntheticKeys, info: Any) -> TraceSource:
         process=keys.bursts or (Poisson() if keys.cv is None else Gamma(keys.cv)),
     )
     found = TraceSource(
-        name=keys.name or SYNTHETIC,
-        kind=keys.kind,
-        rate=keys.rate_per_s,
-        synthetic=drawn,
-        requests=keys.requests,
-        rate_scales=keys.rate_scale,
+        name=keys.name or SYNTHETIC, kind=keys.kind, rate=keys.rate_per_s, synthetic=drawn, requests=keys.requests
     )
-    return _read(found, info)
+    return _read(found, keys, info)
 
 
-def _read(source: TraceSource, info: Any) -> TraceSource:
-    """A source that was read once to find its faults, unless another takes its place."""
+def _read(found: TraceSource, keys: _Common, info: Any) -> TraceSource:
+    """A source with its rates, which was read once to find its faults, unless another takes its place."""
+    source = replace(found, rate_scales=keys.rate_scale, scale_by=keys.scale_by, shift_s=keys.shift_s)
     if not info.context.instead:
-        expected(lambda: source.load(0).scaled(min(source.rate_scales)))  # the longest of all
+        for extreme in {min(source.rate_scales), max(source.rate_scales)}:  # the longest, the most requests
+            expected(partial(source.at_rate, 0, extreme))
     return source
 
 
@@ -245,9 +251,14 @@ def distinct_traces(sources: tuple[TraceSource, ...]) -> tuple[TraceSource, ...]
 
 
 def replacing(path: str, sources: tuple[TraceSource, ...]) -> tuple[TraceSource, ...]:
-    """Replace some traces by a file, at the same rates and under the file's name. ``ValueError`` for its faults."""
+    """Replace some traces by a file, at the same rates, scaled as those of the first, under the file's name.
+
+    ``ValueError`` for its faults.
+    """
     rates = tuple(dict.fromkeys(scale for source in sources for scale in source.rate_scales)) or (1.0,)
     source = TraceSource(name=plain_name(_stem(path)), path=path, rate_scales=rates)
+    if sources:
+        source = replace(source, scale_by=sources[0].scale_by, shift_s=sources[0].shift_s)
     expected(source.load, 0)
     return (source,)
 

@@ -22,6 +22,7 @@ from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy, require_policy
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.workload.scaling import TIME, at_rate
 from disagg_sim.workload.trace import Trace
 
 #: Limits where none are given: TTFT as ``match_rates`` allows by default, ten tokens per second to every reader. [s]
@@ -35,6 +36,8 @@ class SimulationResult(Shown):
     records: RunResult
     slo: Slo
     rate_scale: float  # of the trace's own request rate [1]
+    scale_by: str  # how it was scaled: of ``scaling.SCALE_BY``
+    source: Trace  # at its own rate
     trace: Trace  # at that rate
     deployment: ServedDeployment
     setup: Setup
@@ -62,12 +65,13 @@ class SimulationResult(Shown):
     def capacity(self, share: float = 0.9, slo: Slo | None = None) -> Capacity:
         """The largest request rate at which ``share`` [1] of the requests are inside the SLO, by bisection.
 
-        Rate scales are relative to this run's; every rate that was tried is among its ``runs``, and ``met_again``
-        says where the share was reached above a rate that missed it.
+        Rate scales are relative to this run's, and made as its own was; every rate that was tried is among its
+        ``runs``, and ``met_again`` says where the share was reached above a rate that missed it.
         """
 
         def at(scale: float) -> Summary:
-            return summary(self._replayed(self.trace.scaled(scale)), slo or self.slo, rate_scale=scale)
+            trace = at_rate(self.source, self.rate_scale * scale, self.scale_by, seed=self.records.seed)
+            return summary(self._replayed(trace), slo or self.slo, rate_scale=scale)
 
         return serving_capacity(at, attains(share), rate=self.trace.rate)
 
@@ -104,6 +108,7 @@ def simulate(
     *,
     slo: Slo | None = None,
     rate_scale: float = 1.0,
+    scale_by: str = TIME,
     seed: int = 0,
     options: RunOptions | None = None,
 ) -> SimulationResult:
@@ -124,6 +129,9 @@ def simulate(
         What SLO-aware policies steer by and the summary measures; by default TTFT 10 s and TPOT 0.1 s. [s]
     rate_scale : float
         By what the request rate of the trace is multiplied. [1]
+    scale_by : str
+        ``"time"``: time stamps are divided by it; ``"requests"``: fewer or more requests at unchanged time, see
+        ``workload.scaling``.
     seed : int
         Of all random streams.
     options : RunOptions, optional
@@ -174,14 +182,16 @@ def simulate(
     parts.require(name, chosen.needs)
     require_fit(at, parts)
     require_possible(at, parts, chosen.needs, trace, limits)
-    at_rate = trace.scaled(above_zero("rate_scale", rate_scale))
+    replayed = at_rate(trace, above_zero("rate_scale", rate_scale), scale_by, seed=seed)
     options = options or RunOptions()
-    records = run(at_rate, parts, chosen, at=at, slo=limits, seed=seed, options=options)
+    records = run(replayed, parts, chosen, at=at, slo=limits, seed=seed, options=options)
     return SimulationResult(
         records=replace(records, policy=policy) if isinstance(policy, str) else records,
         slo=limits,
         rate_scale=rate_scale,
-        trace=at_rate,
+        scale_by=scale_by,
+        source=trace,
+        trace=replayed,
         deployment=parts,
         setup=at,
         policy=chosen,

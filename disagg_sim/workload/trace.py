@@ -208,7 +208,7 @@ def concatenate(traces: Sequence[Trace]) -> Trace:
         )
     starts = traces[0].arrival[0] + np.concatenate([[0.0], np.cumsum(periods)])
     arrivals = [trace.arrival - trace.arrival[0] + start for trace, start in zip(traces, starts, strict=True)]
-    return _joined(traces, np.concatenate(arrivals))
+    return joined(traces, np.concatenate(arrivals))
 
 
 def mix(traces: Sequence[Trace], shares: Sequence[float], rng: np.random.Generator) -> Trace:
@@ -238,11 +238,30 @@ def mix(traces: Sequence[Trace], shares: Sequence[float], rng: np.random.Generat
     density = weights / [len(part) for part in parts]
     rows = [np.flatnonzero(rng.random(len(part)) < p) for part, p in zip(parts, density / density.max(), strict=True)]
     kept = [part.take(some) for part, some in zip(parts, rows, strict=True) if some.size]
-    return _joined(kept, np.concatenate([part.arrival for part in kept]))
+    return joined(kept, np.concatenate([part.arrival for part in kept]))
 
 
-def _joined(traces: Sequence[Trace], arrival: Floats) -> Trace:
-    """All requests of some traces at the given times, sorted by them."""
+def joined(traces: Sequence[Trace], arrival: Floats) -> Trace:
+    """Put all requests of some traces at given times, sorted by them.
+
+    Parameters
+    ----------
+    traces
+        One or more; prefix blocks of different traces are different, even where the ids are equal.
+    arrival
+        (requests of all traces,) one trace after another; 0 or later. [s]
+
+    Returns
+    -------
+    Trace
+        Requests of one instant are in the order of the traces.
+
+    Examples
+    --------
+    >>> one = Trace(arrival=[0.0, 2.0], input_tokens=[10, 20], output_tokens=[1, 1])
+    >>> joined([one, one], np.array([0.0, 2.0, 1.0, 3.0])).input_tokens.tolist()
+    [10, 10, 20, 20]
+    """
     order = np.argsort(arrival, kind="stable")
     ordered = np.array_equal(order, np.arange(order.size))  # then the blocks, which may be many, need no copy
     prefix = _joined_prefix(traces)

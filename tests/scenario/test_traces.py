@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -118,3 +119,32 @@ def test_a_late_single_request_needs_no_period_of_samples(tmp_path):
     plan = plan_scenario(scenario(tmp_path, trace))
     result = run_scenario(plan, tmp_path / "out", jobs=1, listener=Silent())
     assert result.summary["completed"].tolist() == [1]
+
+
+def test_rates_by_requests_leave_the_time_of_a_trace_alone(tmp_path):
+    trace = {"path": "log.csv", "columns": COLUMNS, "time_unit": "ms", "rate_scale": [0.5, 2.0], "scale_by": "requests"}
+    source = scenario(tmp_path, trace).traces[0]
+    half, twice = (source.at_rate(0, rate) for rate in source.rate_scales)
+    assert (len(half), len(twice)) == (10, 40)
+    assert set(half.arrival.tolist()) <= set(range(20))
+    by_time = scenario(tmp_path, {**trace, "scale_by": "time"}).traces[0].at_rate(0, 2.0)
+    assert (len(by_time), by_time.duration, round(twice.duration)) == (20, 9.5, 20)
+    assert source.at_rate(1, 0.5).arrival.tolist() != half.arrival.tolist()  # another seed, another choice
+    (note,) = (note for note in plan_scenario(scenario(tmp_path, trace)).notes if "unchanged" in note)
+    assert note == "log: rates by fewer or more requests at unchanged time, seed 0"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {"scale_by": "request"},
+            "trace.scale_by: 'request' is unknown, did you mean 'requests'?; allowed: time, requests",
+        ),
+        ({"scale_by": "requests", "rate_scale": 0.001}, "rate 0.001 leaves none of the 20 requests of trace log"),
+        ({"shift_s": -1}, "trace.shift_s: -1 is out of range; allowed: from 0 to 1e+09 s"),
+    ],
+)
+def test_impossible_rates_are_faults_of_the_file(tmp_path, more, said):
+    with pytest.raises(SpecError, match=re.escape(said)):
+        scenario(tmp_path, {"path": "log.csv", "columns": COLUMNS, "time_unit": "ms", **more})

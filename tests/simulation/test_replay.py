@@ -88,6 +88,16 @@ def test_parts_by_hand_must_say_what_they_serve():
         result.loss()
 
 
+def test_rates_by_requests_leave_time_alone_in_a_search_too(plan):
+    trace = ds.synthetic_trace(rate=20.0, lengths=LENGTHS, requests=400)
+    result = ds.simulate(plan.deployment, trace, rate_scale=0.5, scale_by="requests", slo=ds.Slo(ttft=0.5, tpot=0.02))
+    assert len(result.trace) == 200
+    assert result.trace.duration == pytest.approx(trace.duration, rel=0.05)
+    for row in result.capacity().runs:
+        assert row.requests == pytest.approx(200 * row.rate_scale, abs=1)
+        assert row.duration_s > 0.9 * trace.duration
+
+
 def test_a_plan_lacks_colocated_instances_and_a_typing_error_is_named(plan):
     trace = ds.Trace(arrival=[0.0], input_tokens=[100], output_tokens=[5])
     with pytest.raises(InputError, match="'planned' has no colocated instances, which policy 'vllm' needs"):

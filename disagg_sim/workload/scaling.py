@@ -1,0 +1,167 @@
+r"""Scale the request rate of a trace: divide its time stamps, or change the number of requests at unchanged time.
+
+Dividing the time stamps by r compresses bursts and the day with the requests: a policy that looks every 30 s then sees,
+between two looks, what happened in 30 r seconds of the trace. Sajal et al. measure what that distorts (TraceSplitter,
+EuroSys 2021; TraceUpscaler, EuroSys 2024). ``by="requests"`` leaves time as it is:
+
+* r below 1 thins: a random choice of units, together r times as many requests to within half of the last unit.
+* r above 1 superposes: the trace itself, copies of it as other users of the same kind, and a thinned copy for the rest.
+  Each copy is rotated by a time drawn from 0 to ``shift_s``, so that two copies of a request do not arrive together,
+  while bursts longer than that, and the shape of the day, stay.
+
+Units are kept or left out whole: conversations, where block ids tell them, else requests. One seed makes nested traces:
+all requests of a lower rate are there at every higher rate, so that a search over rates compares like with like.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.arrays import Floats, Ints
+from disagg_sim.errors import InputError, above_zero, nearest
+from disagg_sim.workload.arrivals import named_rng
+from disagg_sim.workload.trace import MOST_REQUESTS, PrefixBlocks, Trace, joined, too_many
+
+#: How the request rate is scaled: by dividing time stamps, or by fewer or more requests.
+TIME, REQUESTS = "time", "requests"
+SCALE_BY = (TIME, REQUESTS)
+#: Copies are rotated by up to a minute: longer bursts, which loops of minutes follow, keep their contrast. [s]
+SHIFT_S = 60.0
+#: Largest share of the requests that are taken for one conversation: a prefix of more is a system prompt. [1]
+LARGEST_UNIT = 0.05
+
+
+def at_rate(trace: Trace, rate: float, by: str = TIME, *, seed: int = 0, shift_s: float = SHIFT_S) -> Trace:
+    """Scale the request rate of a trace.
+
+    Parameters
+    ----------
+    trace
+        Requests at their own rate.
+    rate
+        By what its request rate is multiplied; above 0. [1]
+    by
+        ``"time"``: the same requests, time stamps divided by ``rate``; ``"requests"``: thinned below 1, superposed
+        above it, at unchanged time.
+    seed
+        Of the units that are kept and of the shifts.
+    shift_s
+        Copies are rotated by up to so much; 0 lets all copies of a request arrive at one instant. [s]
+
+    Returns
+    -------
+    Trace
+        At that rate. By requests, with one seed, it holds all requests of every lower rate; copies share no prefix
+        blocks with each other.
+
+    Raises
+    ------
+    InputError
+        A rate out of range, one that leaves no request or too many, or that copies a trace of a single request.
+
+    Examples
+    --------
+    >>> trace = Trace(arrival=np.arange(100.0), input_tokens=np.arange(1, 101), output_tokens=np.full(100, 9))
+    >>> faster, thinner = at_rate(trace, 0.5), at_rate(trace, 0.5, "requests")
+    >>> len(faster), faster.duration, len(thinner), 90 < thinner.duration < 100
+    (100, 198.0, 50, True)
+    """
+    factor = above_zero("rate", rate)
+    if not math.isfinite(factor):
+        raise InputError(f"rate must be finite, got {rate}")
+    if by not in SCALE_BY:
+        raise InputError(f"scale_by {by!r} is unknown{nearest(by, SCALE_BY)}; allowed: {', '.join(SCALE_BY)}")
+    if not 0 <= shift_s < math.inf:
+        raise InputError(f"shift_s {shift_s} is out of range; allowed: 0 s or more")
+    if by == TIME:
+        return trace.scaled(factor)
+    if factor == 1:
+        return trace
+    copies = math.floor(factor)
+    if copies and not math.isfinite(trace.period):
+        raise InputError(f"trace {trace.name} of a single request has no rate that copies of it could raise")
+    if len(trace) * factor > MOST_REQUESTS:
+        raise InputError(too_many(f"trace {trace.name} at {factor:g} times its rate", len(trace) * factor))
+    unit = units(trace)
+    parts, times = [], []
+    for number in range(copies + 1):
+        share = 1.0 if number < copies else factor - copies
+        rng = named_rng(seed, f"copy {number} of a trace")
+        shift = rng.uniform(0.0, shift_s) if number else 0.0
+        kept = _kept(unit, share, rng)
+        if kept.size:
+            parts.append(trace.take(kept))
+            times.append(_rotated(trace, unit, shift)[kept])
+    if not parts:
+        raise InputError(f"rate {factor:g} leaves none of the {len(trace)} requests of trace {trace.name}")
+    note = f"{'superposed' if copies else 'thinned'} to {factor:g} times the requests"
+    return replace(joined(parts, np.concatenate(times)), notes=(*trace.notes, note), dropped=trace.dropped)
+
+
+def units(trace: Trace) -> Ints:
+    """Number the units of a trace that are kept or left out whole, from 0.
+
+    Parameters
+    ----------
+    trace
+        With block ids, prompts of one conversation are a unit: those with the same leading blocks, as few blocks as
+        make a unit of at most ``LARGEST_UNIT`` of the requests, since what more of them share is a system prompt.
+
+    Returns
+    -------
+    array of int
+        (requests,) unit of each; a request without block ids is its own. [1]
+
+    Examples
+    --------
+    Block 0 is the system prompt of all, blocks 1 to 20 begin a conversation each:
+
+    >>> ids = np.tile(np.stack([np.zeros(20), np.arange(1, 21)], axis=1).ravel(), 2)
+    >>> blocks = PrefixBlocks(offsets=np.arange(0, 82, 2), ids=ids, block_tokens=16)
+    >>> lengths = {"input_tokens": np.full(40, 32), "output_tokens": np.full(40, 9)}
+    >>> found = units(Trace(arrival=np.arange(40.0), prefix=blocks, **lengths))
+    >>> len(set(found.tolist())), bool((found[:20] == found[20:]).all())
+    (20, True)
+    """
+    if trace.prefix is None:
+        return np.arange(len(trace))
+    return _conversations(trace.prefix, max(1, math.floor(LARGEST_UNIT * len(trace))))
+
+
+def _conversations(prefix: PrefixBlocks, most: int) -> Ints:
+    """Prompts grouped by as many leading blocks as leave at most ``most`` of them [request] in a group."""
+    lengths, starts = np.diff(prefix.offsets), prefix.offsets[:-1]
+    unit = np.zeros(lengths.size, dtype=np.int64)
+    depth = 0
+    while (wide := np.flatnonzero(np.bincount(unit)[unit] > most)).size:
+        longer = lengths[wide] > depth
+        block = np.arange(wide.size)  # a prompt that ends here is a group of its own
+        block[longer] = np.unique(prefix.ids[starts[wide[longer]] + depth], return_inverse=True)[1] + wide.size
+        pair = unit[wide] * 2 * wide.size + block
+        unit[wide] = unit.max() + 1 + np.unique(pair, return_inverse=True)[1]
+        depth += 1
+    return np.unique(unit, return_inverse=True)[1]
+
+
+def _kept(unit: Ints, share: float, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Rows of the units that come first in a random order, as many as come nearest to a share [1] of the requests."""
+    sizes = np.bincount(unit)
+    order = np.argsort(rng.random(sizes.size))
+    have = np.concatenate([[0], np.cumsum(sizes[order])])
+    count = int(np.argmin(np.abs(have - share * unit.size)))
+    among = np.zeros(sizes.size, dtype=bool)
+    among[order[:count]] = True
+    return np.flatnonzero(among[unit])
+
+
+def _rotated(trace: Trace, unit: Ints, shift: float) -> Floats:
+    """Arrivals moved by ``shift``; a unit that would then begin behind the end begins at the start instead. [s]"""
+    if not (shift and trace.period):
+        return trace.arrival
+    begin = trace.arrival[np.unique(unit, return_index=True)[1]][unit]
+    moved: Floats = trace.arrival[0] + (begin - trace.arrival[0] + shift) % trace.period + (trace.arrival - begin)
+    return moved
