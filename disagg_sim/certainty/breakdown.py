@@ -14,7 +14,7 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats
 from disagg_sim.certainty.contributions import Contribution
-from disagg_sim.certainty.designs import Designs, scores_of
+from disagg_sim.certainty.designs import Designs, Scores, scores_of, times_of
 from disagg_sim.certainty.elasticity import CAPACITY, PARAMETERS, elasticities_of
 from disagg_sim.certainty.extrapolation import SIZE_WORDS, breaches
 from disagg_sim.certainty.passes import (
@@ -83,6 +83,10 @@ _HARDWARE = {
 WHOLE = 1000.0
 #: Columns of ``Breakdown.operators`` that grow with the number of passes.
 _EXTENSIVE = ["calls", "seconds", *(f"{name}_s" for name in RESOURCES), "ideal_s", "flops", "hbm_bytes"]
+#: Columns of ``Breakdown.operators`` that tell parts of a latency apart.
+_PARTS = ["row", "latency", "step", "operator", "kind", "form"]
+#: Sizes beyond the range of a fit are told where the part takes this share of its time at such lengths. [1]
+_OUTSIDE_FROM = 0.01
 #: Columns of ``Breakdown.fits`` after ``row``.
 FIT_COLUMNS = ["step", "operator", "engine", "version", "points", "median_error", "p90_error", "range"]
 FIT_COLUMNS += ["inherited_from", "file", "line", "entry"]
@@ -97,7 +101,9 @@ class Breakdown(Shown):
     #: Parts of TTL and FTL: ``row``, ``latency`` ("ttl", "ftl"), ``step`` (the kind of pass), ``operator``, ``kind``,
     #: ``calls`` [1], ``seconds``, ``share`` of the latency [1], ``compute_s`` ... ``waiting_s`` (``RESOURCES``, which
     #: add up to ``seconds``), ``ideal_s`` (the same part at the speed of light), ``flops``, ``hbm_bytes`` of one GPU,
-    #: ``outside`` (sizes beyond the range of the fit, in words), ``source`` (file, line and entry), ``equation``.
+    #: ``outside`` (sizes beyond the range of the fit, in words), ``source`` (file, line and entry), ``equation``. Under
+    #: a distribution of lengths parts are means over it, and ``outside`` tells the length at which most time is spent
+    #: beyond the range, where that is a hundredth of the part or more.
     operators: pd.DataFrame
     #: Fits behind the operators: ``row``, ``step``, ``operator``, ``engine``, ``version``, ``points`` [1],
     #: ``median_error``, ``p90_error`` [1], ``range`` in words, ``inherited_from``, ``file``, ``line``, ``entry``.
@@ -136,7 +142,7 @@ def breakdown(
     at : tuple of int
         Row and column of a grid; without effect on a table.
     origin : Origin
-        What the rows were made with: systems of one's own, interference.
+        What the rows were made with: systems of one's own, interference, a distribution of lengths.
 
     Returns
     -------
@@ -172,21 +178,45 @@ def breakdown(
     elasticities: list[pd.DataFrame] = []
     for designs in groups:
         labels = table.index[designs.rows]
-        for one, light in zip(passes_of(designs), passes_of(at_light(designs)), strict=True):
-            ideal = {each.key: each.seconds for each in summands_of(light)}
-            for each in summands_of(one):
-                operators += _weighted(_columns(each, one, labels, ideal.get(each.key)), one)
-                fits.append(_fit_rows(each, one, labels))
+        parts, of_fits = _latencies(designs, labels)
+        operators.append(parts if len(designs.prompts) <= 1 else _over_prompts(parts))
+        fits.append(of_fits)
         memory += _memory(designs, labels)
         elasticities.append(_elasticities(designs, labels))
     index = {label: place for place, label in enumerate(table.index)}
     return Breakdown(
         points=table,
-        operators=_joined(operators, index),
+        operators=_joined(operators, index).drop(columns="form"),
         fits=_joined(fits, index),
         memory=_joined(memory, index),
         elasticities=_joined(elasticities, index),
     )
+
+
+def _latencies(designs: Designs, labels: pd.Index[Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Parts of the passes in every latency, as rows of ``Breakdown.operators`` with ``form``; the fits behind them."""
+    times = times_of(designs)
+    scores = scores_of(designs, times)
+    operators: list[pd.DataFrame] = []
+    fits: dict[tuple[str, ...], pd.DataFrame] = {}
+    for one, light in zip(passes_of(designs), passes_of(at_light(designs)), strict=True):
+        weights, ideal = one.weights(times), {each.key: each.seconds for each in summands_of(light)}
+        for each in summands_of(one):
+            operators += _weighted(_columns(each, one, labels, ideal.get(each.key)), weights, scores)
+            fits.setdefault((one.name, *each.key), _fit_rows(each, one, labels))
+    return pd.concat(operators, ignore_index=True), pd.concat(fits.values(), ignore_index=True)
+
+
+def _over_prompts(parts: pd.DataFrame) -> pd.DataFrame:
+    """Add up the parts over prompts of all lengths."""
+    grouped = parts.groupby(_PARTS, sort=False, observed=True)
+    added = grouped[[*_EXTENSIVE, "share"]].sum()
+    beyond = parts[parts["outside"] != ""]
+    most = parts.loc[beyond.groupby(_PARTS, sort=False)["seconds"].idxmax()].set_index(_PARTS)["outside"]
+    enough = beyond.groupby(_PARTS, sort=False)["seconds"].sum() >= _OUTSIDE_FROM * added["seconds"].reindex(most.index)
+    words = grouped[["source", "equation"]].first().assign(outside=most[enough.reindex(most.index)])
+    whole = added.join(words.fillna({"outside": ""})).reset_index()
+    return whole[list(parts.columns)]
 
 
 def _point(grid: PhaseGrid, row: int, column: int) -> pd.DataFrame:
@@ -212,7 +242,7 @@ def _joined(frames: list[pd.DataFrame], index: Mapping[Any, int]) -> pd.DataFram
 
 def _columns(each: Summand, one: Pass, labels: pd.Index[Any], ideal: Floats | None) -> dict[str, Any]:
     """A part of a pass of every design, as columns of ``Breakdown.operators`` but for the latency that it serves."""
-    name, kind, _ = each.key
+    name, kind, form = each.key
     nothing = np.zeros(len(labels))
     by = dict.fromkeys(RESOURCES, nothing)
     calls, flops, hbm_bytes = nothing + 1.0, nothing, nothing
@@ -227,6 +257,7 @@ def _columns(each: Summand, one: Pass, labels: pd.Index[Any], ideal: Floats | No
         )
         outside = _outside(each.operator[0])
     columns: dict[str, Any] = {"row": labels, "latency": "", "step": one.name, "operator": name, "kind": kind}
+    columns |= {"form": form}
     columns |= {"calls": calls, "seconds": each.seconds, "share": nothing}
     columns |= {f"{resource}_s": by[resource] for resource in RESOURCES}
     columns |= {"ideal_s": nothing if ideal is None else ideal, "flops": flops, "hbm_bytes": hbm_bytes}
@@ -239,10 +270,9 @@ def _columns(each: Summand, one: Pass, labels: pd.Index[Any], ideal: Floats | No
     return columns
 
 
-def _weighted(columns: dict[str, Any], one: Pass) -> Iterator[pd.DataFrame]:
+def _weighted(columns: dict[str, Any], weights: Mapping[str, Floats], scores: Scores) -> Iterator[pd.DataFrame]:
     """The part in every latency that holds such passes, as often as it does."""
-    scores = scores_of(one.designs, one.times)
-    for latency, weight in one.weights.items():
+    for latency, weight in weights.items():
         if np.any(weight):
             found = columns | {"latency": latency} | {name: columns[name] * weight for name in _EXTENSIVE}
             found["share"] = found["seconds"] / getattr(scores, latency)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.certainty.designs import Designs, Times, times_of
+from disagg_sim.certainty.designs import Designs, Prompt, Times, times_of
 from disagg_sim.facts.efficiency import (
     CACHE_LENGTH,
     COLLECTIVE_SIZES,
@@ -60,7 +60,7 @@ LABELS = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Contribution:
-    """One operator of some designs; arrays have shape (rows,)."""
+    """One operator of some designs, in passes of prompts of one length; arrays have shape (rows,)."""
 
     phase: str  # whose mapping and setting it runs under: "decode" or "prefill"
     name: str
@@ -106,20 +106,21 @@ def contributions_of(designs: Designs, wanted: Wanted = lambda _: True) -> list[
     Returns
     -------
     list of Contribution
-        Those of decode passes, then those of prefill passes. With what the host adds, their seconds add up to
-        every pass. [s]
+        Those of decode passes, then those of prefill passes, prompts of one length after the other. With what the host
+        adds, their seconds add up to every pass. [s]
     """
 
     def decode(at: Setup) -> Times:
         return times_of(designs.under(decode=at), fill=False)
 
-    def prefill(at: Setup) -> Times:
-        return times_of(designs.under(prefill=at), step=False)
+    def prefill(prompt: Prompt) -> Timed:
+        one = designs.of_prompts(prompt)
+        return lambda at: times_of(one.under(prefill=at), step=False)
 
-    return [
-        *contributions_in("decode", designs.at, decode, wanted),
-        *contributions_in("prefill", designs.prefill_at, prefill, wanted),
-    ]
+    found = contributions_in("decode", designs.at, decode, wanted)
+    for prompt in designs.prompts:
+        found += contributions_in("prefill", designs.prefill_at, prefill(prompt), wanted)
+    return found
 
 
 def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambda _: True) -> list[Contribution]:

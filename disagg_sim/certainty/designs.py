@@ -1,8 +1,10 @@
 """Time designs again, also under other rates.
 
 ``times_of`` times the passes that a design is made of (arrays of shape (rows,), the physics of the grids without their
-axes) and ``scores_of`` puts these together as its mode does. What a search chose stays as chosen: nothing is made
-feasible or infeasible. ``certainty.rows`` reads designs from tables.
+axes) and ``scores_of`` puts these together as its mode does. Under a distribution of lengths a pass of prefill is a
+mean: it is timed at every length that stands for the distribution (``timed_prompts``), with the weights of the search
+that found the design. What a search chose stays as chosen: nothing is made feasible or infeasible. ``certainty.rows``
+reads designs from tables.
 """
 
 from __future__ import annotations
@@ -30,8 +32,18 @@ class Times(NamedTuple):
     """What the passes of designs take, arrays whose last axis is (rows,). [s]"""
 
     step: Any  # a decode step
-    fill: Any  # a pass of prefill (its FTL); in piggyback a mixed step
-    busy: Any  # an instance starts a pass of prefill this often; ``fill`` where it does both phases
+    fill: Any  # to the first token: a pass of prefill, or the mixed steps that take in a prompt
+    busy: Any  # an instance starts a pass of prefill this often; in piggyback a mixed step
+    long: Any = 0.0  # a pass of long prompts, or a mixed step with a piece of one; 0 where no row's TTL is its gap
+
+
+class Prompt(NamedTuple):
+    """Prompts of one length whose pass is timed, and how often it counts in ``Times``: numbers or arrays (rows,)."""
+
+    isl: float  # [token]
+    fill: Any = 1.0  # [1]
+    busy: Any = 1.0  # [1]
+    long: Any = 0.0  # [1]
 
 
 class Scores(NamedTuple):
@@ -47,7 +59,7 @@ class Designs:
     """Rows of a table that share mode, settings, lengths and kind of prefill; arrays have shape (rows,)."""
 
     mode: str  # of ``MODES``, or of ``PHASES`` where an instance of one phase stands for itself
-    lengths: Lengths  # a point each: constant, or the means of a law
+    lengths: Lengths
     at: Setup  # of decode, and of instances that do both phases
     prefill_at: Setup
     interference: Interference
@@ -56,7 +68,7 @@ class Designs:
     prefill_mapping: Mapping
     batch: Floats  # of a decode instance [request]
     prefill_batch: Floats  # prompts of a pass [request]
-    chunk_tokens: Floats  # CPP, in all rows or in none; 0 = whole prompts [token]
+    chunk_tokens: Floats  # CPP, in all rows or in none, one size where lengths vary; 0 = whole prompts [token]
     instances: Floats  # of decode [1]
     prefill_instances: Floats  # [1]
     total_gpus: Floats  # [1]
@@ -65,6 +77,7 @@ class Designs:
     rounding: Floats  # matched rate over that of real-valued counts, 1 where one instance does both phases [1]
     by_gap: NDArray[np.bool_]  # whether the row's TTL is the largest gap, else the mean
     form: str  # of MLA in prefill
+    prompts: tuple[Prompt, ...] = ()  # of ``timed_prompts``, or some of them
 
     @property
     def shared(self) -> bool:
@@ -80,21 +93,75 @@ class Designs:
         """The same designs with other settings."""
         return replace(self, at=decode or self.at, prefill_at=prefill or self.prefill_at)
 
+    def of_prompts(self, *prompts: Prompt) -> Designs:
+        """The same designs, passes of prefill timed at these prompts alone."""
+        return replace(self, prompts=prompts)
+
+
+def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[Prompt, ...]:
+    """Prompts whose passes, weighted, give the means that the search of a mode takes over the lengths.
+
+    One where the input has one length.
+
+    Parameters
+    ----------
+    designs
+        Their lengths, mode and chunks count.
+    ftl_quantile
+        As in ``search.grid.prefill_grid``; None = FTL is the mean. [1]
+
+    Returns
+    -------
+    tuple of Prompt
+        In a prefill pool, and in co-located passes, a pass counts with the share of its prompts; in piggyback a mixed
+        step with the share of its prompts in all tokens, and in the FTL as often as a prompt has pieces. Where a row's
+        TTL is its largest gap, a long prompt (``Lengths.long_isl``) follows.
+
+    Examples
+    --------
+    A third of the prompts has 1000 tokens, and 1000 of every 5000 tokens are theirs:
+
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.certainty.rows import Origin, designs_of
+    >>> lengths = ds.lengths([1000, 2000, 2000], [101, 101, 101])
+    >>> at, options = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.Colocation(batch=(8,), every_step_mixed=True)
+    >>> points = ds.piggyback(at, ds.Mapping(), lengths, options=options)
+    >>> (one,) = designs_of(points, Origin(lengths=lengths))
+    >>> [(round(prompt.isl), f"{prompt.busy:.3f}") for prompt in timed_prompts(one)]
+    [(1000, '0.200'), (2000, '0.800')]
+    """
+    lengths = designs.lengths
+    nodes, weights = lengths.isl_nodes(float(designs.chunk_tokens[0]))
+    if designs.mode == "piggyback":
+        pieces = [np.maximum(designs.mapping.dp_attn * isl / designs.mixed_chunk, 1.0) for isl in nodes.tolist()]
+        counted = zip(weights.tolist(), pieces, strict=True)
+        in_ftl, shares = [weight * each for weight, each in counted], weights * nodes / (weights @ nodes)
+    else:
+        in_ftl, shares = weights.tolist(), weights
+    found = [Prompt(*each) for each in zip(nodes.tolist(), in_ftl, shares.tolist(), strict=True)]
+    if ftl_quantile is not None and not designs.shared:
+        found = [prompt._replace(fill=0.0) for prompt in found]
+        found.append(Prompt(lengths.isl_quantile(ftl_quantile), fill=1.0, busy=0.0))
+    if designs.shared and not lengths.constant and designs.by_gap.any():
+        found.append(Prompt(lengths.long_isl, fill=0.0, busy=0.0, long=1.0))
+    return tuple(found)
+
 
 def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times:
     """Time every pass of the designs under their settings; without ``step`` or ``fill`` those stay zero."""
     zero = np.zeros(designs.rows.size)
-    decode, first, busy = zero, zero, zero
+    decode, first, busy, long = zero, zero, zero, zero
     if step:
         decode = decode_step(designs.at, designs.mapping, batch=designs.batch, context=designs.lengths.context).ttl
-    if fill:
-        first, busy = _fill(designs)
-    return Times(decode, first, busy)
+    for prompt in designs.prompts if fill else ():
+        whole, often = _fill(designs, prompt.isl)
+        first, busy, long = first + prompt.fill * whole, busy + prompt.busy * often, long + prompt.long * whole
+    return Times(decode, first, busy, long)
 
 
-def _fill(designs: Designs) -> tuple[Any, Any]:
+def _fill(designs: Designs, isl: float) -> tuple[Any, Any]:
     """Time of a pass of prefill, or of a mixed step, and how often an instance starts one. [s]"""
-    at, isl, form = designs.prefill_at, designs.lengths.mean_isl, designs.form
+    at, form = designs.prefill_at, designs.form
     if designs.mode == "piggyback":
         step = mixed_step(
             at,
@@ -145,11 +212,15 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
             return Scores(times.fill, times.step, rate * osl / designs.total_gpus)
         if designs.mode == "colocated":
             passes = designs.batch / (designs.prefill_batch * lengths.gaps)
-            mean, gap = times.step + passes * times.fill, times.step + np.ceil(passes) * times.fill
-            ftl = times.fill
+            mean = times.step + passes * times.fill
+            gap = times.step + np.ceil(passes) * _long(times.fill, designs, times)
         else:
             share = designs.mixed_share
-            mean, gap = share * times.fill + (1.0 - share) * times.step, times.fill
-            ftl = np.maximum(designs.mapping.dp_attn * isl / designs.mixed_chunk, 1.0) * times.fill
+            mean, gap = share * times.busy + (1.0 - share) * times.step, _long(times.busy, designs, times)
         rate = rate_of(designs.batch, mean)
-        return Scores(ftl, np.where(designs.by_gap, gap, mean), rate * osl / designs.total_gpus)
+        return Scores(times.fill, np.where(designs.by_gap, gap, mean), rate * osl / designs.total_gpus)
+
+
+def _long(mean: Any, designs: Designs, times: Times) -> Any:
+    """What makes the largest gap: passes of long prompts, or the mean where that is longer. [s]"""
+    return mean if designs.lengths.constant else np.where(np.real(times.long) > np.real(mean), times.long, mean)

@@ -203,7 +203,7 @@ def uncertainty(
     throughput : str
         Column of the throughput: per GPU, USD or joule, as in ``pareto_front``; costs are taken as sure.
     origin : Origin
-        What the rows were made with: systems of one's own, interference, a length distribution.
+        What the rows were made with: systems of one's own, interference, a distribution of lengths.
 
     Returns
     -------

@@ -6,9 +6,10 @@ profile in every design.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -90,12 +91,14 @@ def outside_calibration(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd
     points : DataFrame
         A table of points or a frontier (``points.COLUMNS``), any modes and cases.
     origin : Origin
-        What the rows were made with: systems of one's own, interference. Rows need not be exact.
+        What the rows were made with: systems of one's own, interference, a distribution of lengths. Rows need not be
+        exact: those of a distribution that nothing names are judged at its means.
 
     Returns
     -------
     Series
-        Index of ``points``. Operators of less than 1 % of every pass are left out.
+        Index of ``points``. Operators of less than 1 % of every pass are left out. Under a distribution of lengths what
+        an operator takes beyond the range counts, over all lengths; told is the length that takes most of it.
 
     Raises
     ------
@@ -145,19 +148,20 @@ def words_of(parts: Sequence[Contribution], times: Times) -> list[str]:
     >>> fit = Fit(engine="trtllm", version="1.0", points=9, median_error=0.1, p90_error=0.2, valid=(("m", 1.0, 512.0),))
     >>> step = np.array([1.0, 1.0])
     >>> sizes = {"m": (np.array([8.0, 64.0]), np.array([64.0, 1024.0]))}
-    >>> gemm = SimpleNamespace(label="GEMM", fits=(fit,), sizes=sizes, rows=2, seconds=Times(step, step, step))
+    >>> gemm = SimpleNamespace(phase="decode", key=("gate, up", "gemm", "fp8"), label="GEMM", fits=(fit,))
+    >>> vars(gemm).update(sizes=sizes, rows=2, seconds=Times(step, step, step))
     >>> words_of([gemm], Times(step, step, step))
     ['', 'GEMM: m 1024 above 512']
     """
     rows = np.size(times.step)
     passed: dict[tuple[str, str, bool, float], Floats] = {}
     inherited: dict[str, dict[str, Mask]] = {}
-    for operator in parts:
-        matters = _matters(operator, times)
-        for breach in breaches(operator):
-            key = (operator.label, SIZE_WORDS.get(breach.size, breach.size), breach.above, breach.end)
-            value = np.where(breach.where & matters, breach.value, np.nan)
-            worst = np.fmax if breach.above else np.fmin
+    for same in _by_operator(parts):
+        operator, matters = same[0], _matters([each.seconds for each in same], times)
+        for far in _passed_by_any(same):
+            key = (operator.label, SIZE_WORDS.get(far.size, far.size), far.above, far.end)
+            value = np.where(_matters(far.seconds, times), far.value, np.nan)
+            worst = np.fmax if far.above else np.fmin
             passed[key] = worst(passed.get(key, np.full(rows, np.nan)), value)
         for system in dict.fromkeys(fit.inherited_from for fit in operator.fits if fit.inherited_from):
             kinds = inherited.setdefault(system, {})
@@ -209,12 +213,48 @@ def _without_numbers(statement: str) -> str:
     return f"{head}: {' '.join(size)} {side} {end}"
 
 
-def _matters(operator: Contribution, times: Times) -> Mask:
+def _by_operator(parts: Sequence[Contribution]) -> list[list[Contribution]]:
+    """The parts of each operator, one for every length of the prompts."""
+    found: dict[tuple[Any, ...], list[Contribution]] = defaultdict(list)
+    for part in parts:
+        found[part.phase, *part.key].append(part)
+    return list(found.values())
+
+
+@dataclass
+class _End:
+    """One end of a range that an operator passes at some lengths of the prompts; arrays have shape (rows,)."""
+
+    size: str
+    above: bool
+    end: float  # of the range
+    value: Floats  # at the length at which most time goes by beyond it
+    most: Floats  # of that time [s]
+    seconds: list[Times]  # that the operator takes beyond it, a length each
+
+
+def _passed_by_any(same: Sequence[Contribution]) -> list[_End]:
+    """Ends that an operator passes at any length."""
+    found: dict[tuple[str, bool, float], _End] = {}
+    for operator in same:
+        for breach in breaches(operator):
+            beyond = Times(*(np.where(breach.where, part, 0.0) for part in operator.seconds))
+            most, key = sum(beyond, start=np.zeros(operator.rows)), (breach.size, breach.above, breach.end)
+            known = found.setdefault(key, _End(*key, value=breach.value, most=most, seconds=[]))
+            known.value = np.where(most > known.most, breach.value, known.value)
+            known.most = np.maximum(most, known.most)
+            known.seconds.append(beyond)
+    return list(found.values())
+
+
+def _matters(taken: Sequence[Times], times: Times) -> Mask:
+    """Where times that add up are worth telling in any pass."""
+    added = [sum(parts[1:], start=parts[0]) for parts in zip(*taken, strict=True)]
     shares = [
-        np.divide(part, whole, out=np.zeros(operator.rows), where=np.asarray(whole) > 0)
-        for part, whole in zip(operator.seconds, times, strict=True)
+        np.divide(part, whole, out=np.zeros(np.shape(part)), where=np.asarray(whole) > 0)
+        for part, whole in zip(added, times, strict=True)
     ]
-    return np.asarray(np.max(shares, axis=0) >= WORTH_TELLING)
+    return np.asarray(np.max(np.broadcast_arrays(*shares), axis=0) >= WORTH_TELLING)
 
 
 def _ranges(fits: Sequence[Fit]) -> Iterator[tuple[Fit, dict[str, tuple[float, float]]]]:

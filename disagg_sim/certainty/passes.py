@@ -11,6 +11,9 @@ r"""Write a pass of a design as a sum: the operators on the path of one micro-ba
 * :math:`t_{waiting}`, what is left where there are stages: other micro-batches of the same step or pass at the slowest
   stage, or, in CPP, the other stages while the pipeline fills and drains.
 
+Under a distribution of lengths there is a pass of prefill, or a mixed step, for every length that stands for it
+(``designs.timed_prompts``); a latency holds each as often as its derivative by the time of that pass says.
+
 The time of an operator is split over what it waits for: :math:`t_o = \sum_r r\,\partial t_o/\partial r + t_{latency}`
 over the inverse rates r of compute, HBM, NVLink and NIC. Where compute and memory traffic overlap fully, the longer one
 has all of the time. What no rate speeds up, such as kernel launches and the latency of links, is latency.
@@ -40,7 +43,7 @@ from disagg_sim.certainty.contributions import (
     key_of,
     share_of,
 )
-from disagg_sim.certainty.designs import Designs, Times, scores_of, times_of
+from disagg_sim.certainty.designs import Designs, Prompt, Times, scores_of, times_of
 from disagg_sim.certainty.elasticity import scaled
 from disagg_sim.facts.load import load_profile
 from disagg_sim.physics.operators import Operator
@@ -72,9 +75,11 @@ class Pass:
 
     name: str
     phase: str  # whose setup it runs under: "decode" or "prefill"
-    designs: Designs
+    designs: Designs  # timed at prompts of one length; in a decode step at none
     field: int  # of ``Times``: its time
     routes: tuple[Route, ...]
+    whole: Designs  # timed at all of their prompts
+    counts: Times  # passes of this kind in each of ``Times`` of ``whole`` [1]
 
     @property
     def at(self) -> Setup:
@@ -82,20 +87,19 @@ class Pass:
         return self.bare.at if self.phase == "decode" else self.bare.prefill_at
 
     @cached_property
-    def times(self) -> Times:
-        """Of the designs, (rows,). [s]"""
-        return times_of(self.designs)
+    def time(self) -> Floats:
+        """Of the pass, (rows,). [s]"""
+        return np.asarray(times_of(self.designs)[self.field])
 
     @cached_property
     def bare(self) -> Designs:
         """The designs on hosts that take no time."""
         return _unhosted(self.designs)
 
-    @cached_property
-    def weights(self) -> dict[str, Floats]:
-        """Passes of this kind in each latency, (rows,). [1]"""
-        marked = [part + STEP * 1j * (index == self.field) for index, part in enumerate(self.times)]
-        scores = scores_of(self.designs, Times(*marked))
+    def weights(self, times: Times) -> dict[str, Floats]:
+        """Passes of this kind in each latency, (rows,), from the times of ``whole``. [1]"""
+        marked = [part + STEP * 1j * count for part, count in zip(times, self.counts, strict=True)]
+        scores = scores_of(self.whole, Times(*marked))
         return {name: np.imag(getattr(scores, name)) / STEP + np.zeros(self.designs.rows.size) for name in LATENCIES}
 
     @cached_property
@@ -133,45 +137,74 @@ def _unhosted(designs: Designs) -> Designs:
 
 
 def passes_of(designs: Designs) -> Iterator[Pass]:
-    """Kinds of passes; operators are those of a single stage that runs one micro-batch, or all chunks of CPP."""
+    """Kinds of passes; operators are those of a single stage that runs one micro-batch, or all chunks of CPP.
+
+    A pass of prefill, or a mixed step, is one for every length of the prompts that stands for their distribution.
+    """
+    if "decode" in designs.phases:
+        yield _decode_step(designs)
+    if "prefill" in designs.phases:
+        yield from (_prefill(designs, prompt) for prompt in designs.prompts)
+
+
+def _apart(designs: Designs) -> Designs:
+    """One stage with one micro-batch of decodes and of prefill tokens, and nothing that its phases cost each other."""
     stages = designs.mapping.pp
     micro = np.minimum(stages, np.maximum(designs.batch, 1.0))
-    apart = replace(
+    return replace(
         designs,
         mapping=replace(designs.mapping, pp=np.ones_like(stages)),
         batch=np.ceil(designs.batch / micro),
         mixed_chunk=designs.mixed_chunk / micro,
         interference=NO_INTERFERENCE,
     )
-    if "decode" in designs.phases:
-        yield _pass("decode step", "decode", designs, apart, 0)
-    if "prefill" not in designs.phases:
-        return
-    if designs.mode == "piggyback":
-        yield _pass("mixed step", "prefill", designs, apart, 1)
-        return
-    mapping, batch, field = designs.prefill_mapping, designs.prefill_batch, 1
-    if designs.chunk_tokens[0]:
+
+
+def _decode_step(whole: Designs) -> Pass:
+    designs = whole.of_prompts()
+
+    def timed(of: Designs) -> Timed:
+        bare = _unhosted(of)
+        return lambda at: times_of(bare.under(decode=at), fill=False)
+
+    return Pass(
+        name="decode step",
+        phase="decode",
+        designs=designs,
+        field=0,
+        routes=(Route(timed(_apart(designs)), 0, hops=False), Route(timed(designs), 0, hops=True)),
+        whole=whole,
+        counts=Times(1.0, 0.0, 0.0),
+    )
+
+
+def _prefill(whole: Designs, prompt: Prompt) -> Pass:
+    """The pass, or mixed step, of prompts of one length."""
+    designs, field, mixed = whole.of_prompts(Prompt(prompt.isl)), 1, whole.mode == "piggyback"
+    mapping, batch = designs.prefill_mapping, designs.prefill_batch
+    if mixed:
+        apart = _apart(designs)
+    elif designs.chunk_tokens[0]:
         apart, field = designs, 2  # the slowest stage is busy with its layers of all chunks
     else:
         prompts = np.ceil(batch / mapping.dp_attn)
         prompts = np.ceil(prompts / np.minimum(mapping.pp, prompts))
         one_stage = replace(mapping, pp=np.ones_like(mapping.pp))
         apart = replace(designs, prefill_mapping=one_stage, prefill_batch=np.minimum(prompts * mapping.dp_attn, batch))
-    yield _pass("prefill pass", "prefill", designs, apart, field)
-
-
-def _pass(name: str, phase: str, designs: Designs, apart: Designs, field: int) -> Pass:
-    """The pass of ``designs`` whose operators are those of ``apart``, in its field of ``Times``."""
 
     def timed(of: Designs) -> Timed:
-        if phase == "decode":
-            return lambda at: times_of(of.under(decode=at), fill=False)
-        return lambda at: times_of(of.under(prefill=at), step=False)
+        bare = _unhosted(of)
+        return lambda at: times_of(bare.under(prefill=at), step=False)
 
-    whole = 0 if phase == "decode" else 1
-    routes = Route(timed(_unhosted(apart)), field, hops=False), Route(timed(_unhosted(designs)), whole, hops=True)
-    return Pass(name=name, phase=phase, designs=designs, field=whole, routes=routes)
+    return Pass(
+        name="mixed step" if mixed else "prefill pass",
+        phase="prefill",
+        designs=designs,
+        field=1,
+        routes=(Route(timed(apart), field, hops=False), Route(timed(designs), 1, hops=True)),
+        whole=whole,
+        counts=Times(0.0, prompt.fill, prompt.busy if mixed else 0.0, prompt.long),
+    )
 
 
 def at_light(designs: Designs) -> Designs:
@@ -192,7 +225,7 @@ class Summand:
 def summands_of(one: Pass) -> list[Summand]:
     """Parts of a pass, which add up to its time: operators, host, interference, waiting."""
     designs, at = one.designs, one.at
-    total = one.times[one.field]
+    total = one.time
     found = [
         Summand(key=each.key, seconds=each.seconds[route.field], operator=(each, route))
         for route in one.routes

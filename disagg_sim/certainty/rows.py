@@ -1,7 +1,9 @@
 """Read the designs of a table of points, or of a grid, from its rows.
 
 A row names its design completely: mappings, batches, chunks, instance counts. ``designs_of`` reads it; timed again
-under the settings that the rows were made under (``rescore``) the result is the row's own numbers.
+under the settings that the rows were made under (``rescore``) the result is the row's own numbers. A row holds the
+means of its lengths; their distribution is named by the column ``traffic``, which a sweep's frontier has, or given
+(``Origin.lengths``).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats
-from disagg_sim.certainty.designs import MODES, Designs, scores_of, times_of
+from disagg_sim.certainty.designs import MODES, Designs, scores_of, timed_prompts, times_of
 from disagg_sim.domain import DEGREES, SHARDING, Mapping
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
@@ -25,7 +27,7 @@ from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid
 from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT
-from disagg_sim.workload.lengths import lengths_at
+from disagg_sim.workload.lengths import Lengths, lengths_at, lengths_named
 
 #: Relative difference up to which two times are the same: tables are written with ten digits. [1]
 SAME = 1e-7
@@ -37,8 +39,8 @@ _NUMBERS = (
     *("ftl_s", "ttl_s", "ttl_mean_s", "mixed_chunk_tokens", "mixed_step_share", THROUGHPUT, "request_rate_per_s"),
     *("prefill_request_rate_per_s", "decode_request_rate_per_s"),
 )
-#: Columns of a sweep's frontier that say what its rows assume beside their specs.
-_ASSUMED = ("nvlink_domain", "minority_efficiency", "overlap_loss")
+#: Columns of a sweep's frontier that say what its rows assume beside their specs; all rows of a case agree.
+ASSUMED = ("nvlink_domain", "minority_efficiency", "overlap_loss", "traffic")
 #: Columns of a row that stay the same in every row of ``Designs``.
 _SHARED = (*(name for name in CASE_COLUMNS if name != "matching"), "prefill_mla_form")
 
@@ -53,17 +55,22 @@ class Origin:
         Systems by name, in place of the shipped ones.
     interference : Interference
         What the phases cost each other in mixed steps.
+    lengths : Lengths, optional
+        Of the requests, where they follow a distribution that the column ``traffic`` does not name.
+    ftl_quantile : float, optional
+        Share of the prompts whose FTL is at most that of the rows, as in ``prefill_grid``; None = the mean. [1]
     exact : bool
-        Whether the rows must be what their specs give. Rows of a length distribution are not, as they are timed at
-        their mean lengths; their relative errors and elasticities are those at the mean lengths.
+        Whether the rows must be what their specs give.
     """
 
     systems: abc.Mapping[str, SystemSpec] = field(default_factory=dict)
     interference: Interference = NO_INTERFERENCE
+    lengths: Lengths | None = None
+    ftl_quantile: float | None = None
     exact: bool = True
 
 
-#: Made of shipped specs, at constant lengths.
+#: Made of shipped specs, at the lengths that the rows name.
 SHIPPED = Origin()
 
 
@@ -75,12 +82,12 @@ def rescore(
     Parameters
     ----------
     points : DataFrame
-        A table of points or a frontier (``points.COLUMNS``), any modes and cases, with constant lengths.
+        A table of points or a frontier (``points.COLUMNS``), any modes and cases.
     change : callable, optional
         From the setting of a row (``physics.setup.Setup``: model, system, rates) to the one to time it under; by
         default nothing changes and the result equals the row's own numbers.
     origin : Origin
-        What the rows were made with: systems of one's own, interference.
+        What the rows were made with: systems of one's own, interference, a distribution of lengths.
 
     Returns
     -------
@@ -91,6 +98,17 @@ def rescore(
     ------
     InputError, UnknownNameError
         A column that the table lacks, an unknown mode or name, rows that their settings do not give.
+
+    Examples
+    --------
+    A table made in a notebook holds the means of its lengths, so their distribution is given again:
+
+    >>> import disagg_sim as ds
+    >>> at, chat = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.lengths("log_normal_4096_512")
+    >>> points = ds.colocated(at, ds.Mapping(), chat, options=ds.Colocation(batch=(8,), prefill_batch=(1,)))
+    >>> again = rescore(points, origin=Origin(lengths=chat))
+    >>> f"{again['ttl_s'][0] / points['ttl_s'][0]:.9f}"
+    '1.000000000'
     """
     result = {name: np.empty(len(points)) for name in ("ftl", "ttl", "throughput")}
     for designs in designs_of(points, origin):
@@ -116,10 +134,9 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
     for name in _NUMBERS:
         if not (numbers(points, name) >= (1.0 if name in _FROM_ONE else 0.0)).all():
             raise InputError(f"the table's column {name!r} has a value below 1")
-    place = np.arange(len(points))
-    marked = points.assign(_place=place, _cut=points["prefill_chunk_tokens"] > 0)
-    keys = [*_SHARED, *(name for name in _ASSUMED if name in points)]
-    for key, rows in marked.groupby([*keys, "_cut"], sort=False, observed=True, dropna=False):
+    marked = points.assign(_place=np.arange(len(points)))
+    keys = [*_SHARED, *(name for name in ASSUMED if name in points)]
+    for key, rows in marked.groupby(keys, sort=False, observed=True, dropna=False):
         words = dict(zip(keys, key, strict=False))
         mode = str(words["mode"])
         if mode not in MODES:
@@ -135,27 +152,43 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
             for side, system in zip(("", "prefill_"), _systems(words, origin.systems), strict=True)
         ]
         interference = origin.interference
-        if _ASSUMED[1] in words:
-            efficiency, loss = (float(str(words[name])) for name in _ASSUMED[1:])
+        if ASSUMED[1] in words:
+            efficiency, loss = (float(str(words[name])) for name in ASSUMED[1:3])
             interference = Interference(minority_efficiency=efficiency, overlap_loss=loss)
-        designs = _read(rows, words, sides, interference)
-        if origin.exact:
-            _check(designs, points)
-        yield designs
+        lengths = _lengths(words, origin)
+        chunks = rows["prefill_chunk_tokens"]
+        for _, alike in rows.groupby(chunks > 0 if lengths.constant else chunks, sort=False):
+            designs = _read(alike, words, sides, interference, lengths)
+            designs = designs.of_prompts(*timed_prompts(designs, origin.ftl_quantile))
+            if origin.exact:
+                _check(designs, points)
+            yield designs
+
+
+def _lengths(words: abc.Mapping[str, Any], origin: Origin) -> Lengths:
+    """Lengths of rows: given, or of the traffic that they name, else their constant ones."""
+    isl, osl, name = float(words["isl"]), float(words["osl"]), words.get("traffic")
+    constant = not isinstance(name, str) or "/" in name  # a sweep writes constant lengths as ISL/OSL
+    if origin.lengths is None and constant:
+        return lengths_at(isl, osl)
+    found = lengths_named(str(name)) if origin.lengths is None else origin.lengths
+    if (round(found.mean_isl), round(found.mean_osl)) != (round(isl), round(osl)):
+        raise InputError(
+            f"the table has rows of isl {isl:g} and osl {osl:g}; the means of the lengths "
+            f"{f'of traffic {name}' if origin.lengths is None else 'that were given'} are "
+            f"{found.mean_isl:.0f} and {found.mean_osl:.0f}"
+        )
+    return found
 
 
 def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
-    """One design point of a grid of one phase, of constant lengths."""
-    if not grid.lengths.constant:
-        raise InputError(
-            "the lengths of the grid are a distribution; only a point at constant lengths can be broken down"
-        )
+    """One design point of a grid of one phase."""
     at, one, none = grid.setup, np.ones(1), np.zeros(1)
     mapping = Mapping.stack([grid.mappings[row]])
     batch = np.full(1, float(grid.batch[column]))
-    return Designs(
+    design = Designs(
         mode=grid.phase,
-        lengths=lengths_at(grid.lengths.mean_isl, grid.lengths.mean_osl),
+        lengths=grid.lengths,
         at=at,
         prefill_at=at,
         interference=NO_INTERFERENCE,
@@ -174,6 +207,7 @@ def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
         by_gap=np.zeros(1, dtype=bool),
         form=CHOSEN_FORMS[grid.mla_form[row, column]] if len(forms_of(at.model)) > 1 else "auto",
     )
+    return design.of_prompts(*timed_prompts(design, grid.ftl_quantile)) if grid.phase == "prefill" else design
 
 
 def _systems(words: abc.Mapping[str, Any], given: abc.Mapping[str, SystemSpec]) -> list[SystemSpec]:
@@ -189,7 +223,9 @@ def _engine(word: str) -> str | None:
     return word if word in engine_names() else None
 
 
-def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interference: Interference) -> Designs:
+def _read(
+    rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interference: Interference, lengths: Lengths
+) -> Designs:
     def column(name: str) -> Floats:
         return numbers(rows, name)
 
@@ -198,7 +234,7 @@ def _read(rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interfe
     }
     return Designs(
         mode=str(words["mode"]),
-        lengths=lengths_at(float(words["isl"]), float(words["osl"])),
+        lengths=lengths,
         at=sides[0],
         prefill_at=sides[1],
         interference=interference,
@@ -251,5 +287,6 @@ def _check(designs: Designs, points: pd.DataFrame) -> None:
             row = wrong[0]
             raise InputError(
                 f"row {points.index[designs.rows[row]]} of the table: its settings give {name} {values[row]:.6g}, the "
-                f"table says {own[row]:.6g}: made under other specs or fits, an interference, or a length distribution"
+                f"table says {own[row]:.6g}: made under other specs or fits, or under an interference or a "
+                "distribution of lengths that neither the table nor the caller names"
             )

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from disagg_sim.certainty.breakdown import Breakdown, breakdown
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
+from disagg_sim.certainty.rows import Origin
 from disagg_sim.cli.tables import print_table
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError, nearest
@@ -39,9 +40,10 @@ from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.sweep.blocks import read_block
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.units import GB
-from disagg_sim.workload.lengths import Lengths, lengths
+from disagg_sim.workload.lengths import Lengths, lengths, lengths_named
 
 #: What ``--phase`` may say.
 PHASES = ("prefill", "decode", "colocated", "piggyback")
@@ -77,6 +79,13 @@ def explain(
     batch: Annotated[int, typer.Option(min=1, help="Requests of the instance.")] = 1,
     isl: Annotated[int, typer.Option(min=1, help="Input tokens.")] = 1024,
     osl: Annotated[int, typer.Option(min=2, help="Output tokens.")] = 256,
+    traffic: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Lengths of a shipped traffic, in place of --isl and --osl; those of a table that does not say.",
+        ),
+    ] = "",
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Picture to write (.png, .svg, .pdf): bars and roofline.")
     ] = None,
@@ -88,23 +97,24 @@ def explain(
     """
     if (results is None) == (not model):
         raise InputError("name either a table of results, or a design by --model, --system and --precision")
+    asked = lengths_named(traffic) if traffic else None
     if results is not None:
         table = read_points(results, case)
         chosen = _chosen(table, row, at_interactivity, best=best)
-        found = breakdown(table.loc[[chosen]])
+        found = breakdown(table.loc[[chosen]], origin=Origin(lengths=asked))
     else:
         if (dp * tp) % ep:
             raise InputError(f"--ep {ep} does not divide the {tp * dp} GPUs of a stage (tp*dp)")
         at, chosen = setup(model, _given("--system", system), _given("--precision", precision), profile), 0
         slots = least_redundant_slots(at.model, ep) or 0
         mapping = Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp * dp // ep, ep=ep, pp=pp, redundant_slots=slots)
-        found = breakdown(_by_hand(at, mapping, lengths(isl, osl), phase, batch))
+        found = breakdown(_by_hand(at, mapping, asked or lengths(isl, osl), phase, batch), origin=Origin(lengths=asked))
     if figure is not None:
         draw_breakdown(found, figure, row=chosen)
     if as_json:
         typer.echo(json.dumps(_plain(found), indent=2))
         return
-    _print(found, chosen)
+    _print(found, chosen, traffic)
 
 
 def _given(option: str, value: str) -> str:
@@ -126,13 +136,7 @@ def _by_hand(at: Setup, mapping: Mapping, asked: Lengths, phase: str, batch: int
 
 def read_points(path: Path, case: str) -> pd.DataFrame:
     """Read a table of points: the frontier of a directory of results, a CSV file, or a block of ``points/``."""
-    if path.suffix == ".parquet":
-        try:
-            table = pd.read_parquet(path)
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: no table of points: {' '.join(str(error).split())}") from None
-    else:
-        table = read_frontier(path).table
+    table = read_block(path) if path.suffix == ".parquet" else read_frontier(path).table
     if not case:
         return table
     known = list(dict.fromkeys(table["case"])) if "case" in table else []
@@ -158,8 +162,9 @@ def _chosen(table: pd.DataFrame, row: int | None, least: float | None, *, best: 
     return enough[THROUGHPUT].idxmax()
 
 
-def _print(found: Breakdown, row: Any) -> None:
-    typer.echo(heading(point_of(found, row)))
+def _print(found: Breakdown, row: Any, traffic: str) -> None:
+    point = point_of(found, row)
+    typer.echo(heading(point | {"traffic": traffic} if traffic else point))
     for latency in LATENCIES:
         lines = lines_of(found, row, latency)
         if not lines:

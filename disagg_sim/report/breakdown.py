@@ -108,6 +108,8 @@ def heading(point: Mapping[str, Any]) -> str:
     else:
         how = f"{of['decode']}, {prefill_text(point)}"
     lengths = f"{point['isl']:,.0f} tokens in, {point['osl']:,.0f} out"
+    if isinstance(law := point.get("traffic"), str) and "/" not in law:  # constant lengths are ISL/OSL
+        lengths = f"{law} ({lengths} on average)"
     return f"{where}: {MODE_TEXT.get(mode, mode)}, {lengths}; {how}"
 
 

@@ -84,6 +84,7 @@ class PhaseGrid(Shown):
     microbatches: Ints  # (rows, batches) [1]
     bound: NDArray[np.int8]  # (rows, batches) index into ``BOUNDS``
     mla_form: NDArray[np.int8]  # (rows, batches) index into ``CHOSEN_FORMS``
+    ftl_quantile: float | None = None  # share of prompts whose FTL is at most ``latency``; None = the mean [1]
 
     @property
     def gpus(self) -> Ints:
@@ -375,6 +376,7 @@ def prefill_grid(
         microbatches=micro,
         bound=bound,
         mla_form=forms,
+        ftl_quantile=ftl_quantile,
     )
 
 

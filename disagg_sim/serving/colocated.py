@@ -193,7 +193,7 @@ def _cut(case: Case, group: Group, passes: Ints, size: int, form: str) -> _Cut:
 
     nodes, weights = case.lengths.isl_nodes(size)
     mean = sum(weight * time(isl) for isl, weight in zip(nodes.tolist(), weights.tolist(), strict=True))
-    long_time = mean if case.lengths.constant else np.maximum(time(case.long_isl), mean)
+    long_time = mean if case.lengths.constant else np.maximum(time(case.lengths.long_isl), mean)
     return _Cut(size, form, np.asarray(mean), long_time)
 
 

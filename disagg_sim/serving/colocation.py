@@ -97,11 +97,6 @@ class Case:
         """MLA forms of a chunk to try: a free one may also keep the up-projected past."""
         return chunk_forms(self.at.model, self.options.mla_form)
 
-    @property
-    def long_isl(self) -> float:
-        """Prompt that makes the largest gap: all have it, or 99 of 100 are no longer. [token]"""
-        return self.lengths.mean_isl if self.lengths.constant else self.lengths.isl_quantile(0.99)
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Group:

@@ -202,7 +202,7 @@ def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: i
         step = one(isl)
         time, sums = time + share * step.time, sums.plus(step.sums, share)
         ftl = ftl + weight * (np.maximum(dp * isl / chunk, 1.0) * step.time)
-    long_time = time if lengths.constant else np.maximum(one(case.long_isl).time, time)
+    long_time = time if lengths.constant else np.maximum(one(lengths.long_isl).time, time)
     return _Mixed(MixedStep(time, sums), ftl, long_time)
 
 

@@ -39,15 +39,13 @@ def why_not(item: CaseResult) -> str:
     Examples
     --------
     >>> from types import SimpleNamespace
-    >>> case = SimpleNamespace(traffic=SimpleNamespace(law=""), per="usd")
+    >>> case = SimpleNamespace(per="usd")
     >>> why_not(SimpleNamespace(plan=SimpleNamespace(case=case), found=("colocated",)))
     'its frontier is one per usd, elasticities are of throughput per GPU'
     """
     case = item.plan.case
     if not item.found:
         return "no result"
-    if case.traffic.law:
-        return "its lengths follow a distribution; designs are timed again at constant lengths only"
     return "" if case.per == "gpu" else f"its frontier is one per {case.per}, elasticities are of throughput per GPU"
 
 

@@ -137,7 +137,7 @@ def _of_case(item: CaseResult, store: Store, *, error_bars: bool, seed: int) -> 
 def origin_of(case: Case) -> Origin:
     """What the points of a case were made with."""
     systems = {spec.name: spec for spec in (case.prefill_system, case.decode_system)}
-    return Origin(systems=systems, interference=case.sharing.interference, exact=not case.traffic.law)
+    return Origin(systems=systems, interference=case.sharing.interference, lengths=case.lengths)
 
 
 def candidates(item: CaseResult, store: Store, column: str) -> Any:

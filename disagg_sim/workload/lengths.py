@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import ByValue
 from disagg_sim.errors import InputError, quoted, whole_number
-from disagg_sim.facts.load import load_traffic
+from disagg_sim.facts.load import list_specs, load_traffic
 from disagg_sim.facts.traffic import ConstantLength, TrafficCase
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.residents import CachedTokens, decode_residents
@@ -96,6 +96,11 @@ class Lengths(ByValue, Shown):
     def prompt(self) -> CachedTokens:
         """Cache of a prompt in prefill, counted whole from its start. [token]"""
         return CachedTokens(mean=self.mean_isl, deviation=self.isl_deviation, most=float(self.isl[-1]))
+
+    @property
+    def long_isl(self) -> float:
+        """Prompt that makes the largest gap: all have it, or 99 of 100 are no longer. [token]"""
+        return self.mean_isl if self.constant else self.isl_quantile(0.99)
 
     @property
     def longest_timed(self) -> float:
@@ -228,6 +233,33 @@ def lengths(isl: Any, osl: Any = None) -> Lengths:
     if isinstance(isl.isl, ConstantLength) and isinstance(isl.osl, ConstantLength):
         return constant_lengths(isl.isl.tokens, isl.osl.tokens)
     return independent_lengths(length_distribution(isl.isl), length_distribution(isl.osl))
+
+
+def lengths_named(name: str) -> Lengths:
+    """Find the lengths of one case of a shipped traffic by the word that the tables of a sweep have for it.
+
+    Parameters
+    ----------
+    name
+        The traffic, for its first case; ``NAME_1`` for its second, and so on.
+
+    Returns
+    -------
+    Lengths
+
+    Examples
+    --------
+    >>> round(lengths_named("log_normal_4096_512").mean_isl)
+    6653
+    >>> [lengths_named(name).mean_isl for name in ("beyond_the_buzz", "beyond_the_buzz_2")]
+    [16384.0, 2048.0]
+    """
+    stem, _, number = name.rpartition("_")
+    if name not in list_specs("traffic") and number.isdigit() and stem in list_specs("traffic"):
+        cases = load_traffic(stem).cases
+        if int(number) < len(cases):
+            return lengths(cases[int(number)])
+    return lengths(load_traffic(name).cases[0])
 
 
 def constant_lengths(isl: int, osl: int) -> Lengths:

@@ -132,9 +132,6 @@ def test_a_point_of_a_grid_is_taken_apart_like_a_row_of_a_table():
         assert found.memory["bytes"].sum() == pytest.approx(grid.memory_bytes[row, 1], rel=1e-12)
     with pytest.raises(InputError, match="the grid has 4 rows and 2 columns"):
         ds.breakdown(grid, at=(4, 0))
-    law = ds.decode_grid(at, ds.Mapping(dp_attn=4, ep=4), ds.lengths("log_normal_4096_512"), batch=[16])
-    with pytest.raises(InputError, match="only a point at constant lengths"):
-        ds.breakdown(law)
 
 
 def test_the_ideal_profile_is_the_speed_of_light():

@@ -167,3 +167,41 @@ def test_a_wrong_design_by_hand_is_one_line(
     assert run(["explain", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+LAW = """
+name: law
+models: [llama_3_1_8b]
+systems: {h100_sxm: fp8}
+traffic: [log_normal_4096_512]
+modes: [disaggregated, piggyback]
+interference: {overlap_loss: 0.2}
+limits: {max_gpus: 1, gpu_cap: 4, ftl_s: 100}
+"""
+
+
+def test_rows_under_a_distribution_of_lengths_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sweep names the distribution in its frontier, where a block of points finds it, and the interference."""
+    (tmp_path / "law.yaml").write_text(LAW)
+    sweep, out = [str(tmp_path / "law.yaml"), "--out", str(tmp_path / "out")], tmp_path / "out"
+    assert run(["sweep", *sweep, "--jobs", "1", "--no-figures", "--uncertainty"]) == 0
+    front = pd.read_csv(out / "frontier.csv")
+    law = front["traffic"] == "log_normal_4096_512"
+    block = next(out.glob("points/*log_normal*/piggyback-*.parquet"))
+    for path, table in ((out, front[law]), (block, pd.read_parquet(block))):
+        row = int(table.index[len(table) // 2])
+        capsys.readouterr()
+        assert run(["explain", str(path), "--row", str(row), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)["operators"]
+        for name in ("ttl", "ftl"):
+            parts = [part["seconds"] for part in told if part["latency"] == name]
+            assert sum(parts) == pytest.approx(table[f"{name}_s"][row], rel=1e-9)
+    bands = pd.read_csv(out / "uncertainty.csv")
+    assert len(bands) == len(front)
+    assert (bands["ftl_p10_s"] < bands["ftl_p90_s"]).all()
+    assert run(["sensitivity", *sweep, "--jobs", "1", "--no-figures"]) == 0
+    assert pd.read_csv(out / "sensitivity.csv")["case"].nunique() == 2
+    by_hand = ["--model", "llama_3_1_8b", *BY_HAND[:4], "--phase", "colocated", "--traffic", "log_normal_4096_512"]
+    capsys.readouterr()
+    assert run(["explain", *by_hand]) == 0
+    assert "log_normal_4096_512 (6,653 tokens in, 740 out on average)" in capsys.readouterr().out
