@@ -7,12 +7,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import chain, islice
 
-from disagg_sim.simulation.engine import NORMAL, Engine
-from disagg_sim.simulation.instances import Roster
+from disagg_sim.simulation.engine import NORMAL
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.policy import BatchForming
 from disagg_sim.simulation.shared_queue import Waiting
-from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.wishes import Batch, Role, State
 
 MANUAL, READY, DECODE = Mode.MANUAL, State.READY, Role.DECODE  # an enum's members are slow to look up
@@ -30,27 +29,25 @@ class Batches:
     ----------
     forming
         The policy's; without one nothing waits here.
-    view, engine, roster
+    state
         What the policy looks at, the clock, and who serves.
     submit
         Takes what an instance begins.
     """
 
-    def __init__(
-        self, forming: BatchForming | None, *, view: ClusterView, engine: Engine, roster: Roster, submit: Submit
-    ) -> None:
-        self.forming = forming
-        self._view, self._engine, self._submit, self._roster = view, engine, submit, roster
+    def __init__(self, forming: BatchForming | None, state: ClusterState, submit: Submit) -> None:
+        self.forming, self._submit = forming, submit
+        self._view, self._engine, self._roster, self._shared = state.view, state.engine, state.roster, state.shared
         self._queues: dict[int, OrderedDict[int, Waiting]] = {}  # instance -> request -> segment, oldest first
         self._running: dict[int, set[int]] = {}  # requests that an instance took and that have not left it
         self._wake: dict[int, float] = {}  # when it is asked again [s]
         #: Instances that may take of the shared queue at once, those that have waited longest first.
-        self._wanting: dict[int, None] = dict.fromkeys(view.prefill.tolist())
+        self._wanting: dict[int, None] = dict.fromkeys(state.roster.prefill.tolist())
 
     @property
     def waiting(self) -> int:
         """Prompts that wait, for an instance or for any. [request]"""
-        return self._view.shared_requests + sum(len(queue) for queue in self._queues.values())
+        return len(self._shared.segments) + sum(len(queue) for queue in self._queues.values())
 
     def wait(self, instance: int, request: int, segment: Waiting) -> None:
         """A prompt has come to an instance."""
@@ -59,7 +56,7 @@ class Batches:
 
     def share(self, request: int, segment: Waiting) -> None:
         """A prompt has come for whichever instance takes it first."""
-        shared = self._view.shared
+        shared = self._shared
         shared.add(request, segment)
         for instance in list(self._wanting):
             self.ask(instance)
@@ -86,7 +83,7 @@ class Batches:
         while not (manual and self._running.get(instance)):
             serves = self._roster.state[instance] == READY and self._roster.role[instance] != DECODE
             own: dict[int, Waiting] = self._queues.get(instance, NOBODY)
-            shared = self._view.shared.segments if serves else NOBODY
+            shared = self._shared.segments if serves else NOBODY
             if not own and not shared:
                 self._want(instance, serves)
                 return
@@ -128,7 +125,7 @@ class Batches:
             if request in own:
                 taken.append((request, own.pop(request)))
             else:
-                taken.append((request, self._view.shared.take(request)))
+                taken.append((request, self._shared.take(request)))
                 self._roster.coming[instance] += 1
         self._submit(instance, taken)
 

@@ -9,14 +9,13 @@ from typing import NamedTuple
 from disagg_sim.errors import quoted
 from disagg_sim.simulation.batches import Batches
 from disagg_sim.simulation.clients import Clients
-from disagg_sim.simulation.engine import LAST, NORMAL, Engine
-from disagg_sim.simulation.instances import Roster
-from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.engine import LAST, NORMAL
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Mode
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_LOOKS
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.shared_queue import Waiting
+from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wellformed import leg_fault
 from disagg_sim.simulation.wishes import END, LATER, SHARED, Leg, Move, State, Wish
@@ -54,32 +53,22 @@ class Cluster:
     ----------
     parts : Parts
         Of the policy.
-    engine, fleet, link, roster, view
-        Clock, kernel, network, instances, and what policies look at.
+    state, link
+        Clock, kernel, instances and requests; the network.
     clients
         Which request comes when.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        engine: Engine,
-        fleet: Fleet,
-        link: KvLink,
-        roster: Roster,
-        view: ClusterView,
-        clients: Clients,
-    ) -> None:
-        self.parts, self.engine, self.fleet, self.link = parts, engine, fleet, link
-        self.roster, self.view, self.site = roster, view, view.site
-        self.prefix = view.prefix
-        self.prompts, self.outputs = view.input_tokens, view.output_tokens
+    def __init__(self, parts: Parts, *, state: ClusterState, link: KvLink, clients: Clients) -> None:
+        self.parts, self.state, self.view, self.link = parts, state, state.view, link
+        self.engine, self.fleet, self.roster, self.site = state.engine, state.fleet, state.roster, state.site
+        self.prefix, self.prompts, self.outputs = state.prefix, state.prompts, state.outputs
+        engine, roster = state.engine, state.roster
         self.requests = len(self.prompts)
         self.refused: list[int] = []  # requests
         self.lost: list[int] = []
         self.moved: list[Moved] = []
-        self.batches = Batches(parts.forming, view=view, engine=engine, roster=roster, submit=self._submit_batch)
+        self.batches = Batches(parts.forming, state, self._submit_batch)
         self._going: dict[int, Going] = {}
         self._told = -1
         self._clients = clients
@@ -96,7 +85,7 @@ class Cluster:
         engine.attach(self)
         for request in clients.at_once:
             engine.at(engine.now, NORMAL, self._come, request)
-        timed = [view.arrival_s[request] + self._host for request in clients.timed]
+        timed = [self.view.arrival_s[request] + self._host for request in clients.timed]
         engine.feed(timed, NORMAL, lambda place: self._arrive(clients.timed[place]))
         if parts.roles is not None:
             self._every(parts.roles.period_s, parts.roles.flips)
@@ -160,7 +149,7 @@ class Cluster:
     def _arrive(self, request: int) -> None:
         """The host has taken a request in; only now do policies know of it."""
         view = self.view
-        view.take_in(request)
+        self.state.take_in(request)
         if self.prompts[request] + self.outputs[request] > self._largest:
             self._refuse(request)
             return
@@ -219,7 +208,7 @@ class Cluster:
             self.engine.at(self.engine.now + coming.wait_s, NORMAL, self._come, coming.request)
 
     def _come(self, request: int) -> None:
-        self.view.came(request)
+        self.state.came(request)
         if self._host > 0:
             self.engine.at(self.engine.now + self._host, NORMAL, self._arrive, request)
         else:
@@ -306,14 +295,14 @@ class Cluster:
             window = now - self.fleet.start_s(segment)
             hidden = self.link.hidden_bytes(origin, target, size, pieces, window)
         self.roster.coming[target] += 1
-        self.view.coming_tokens[target] += tokens
+        self.state.coming_tokens[target] += tokens
         self.link.send(origin, target, size - hidden, self._landed, segment, going, leg, ended, tokens, hidden)
 
     def _landed(self, segment: int, going: Going, leg: Leg, ended: float, tokens: int, hidden: float) -> None:
         """A cache has arrived: its sender's blocks are free, its receiver may go on."""
         request, origin, until, _ = going
         target, now = leg.instance, self.engine.now
-        self.view.coming_tokens[target] -= tokens
+        self.state.coming_tokens[target] -= tokens
         exposed = now - ended
         rate = min(self.link.bandwidth[origin], self.link.bandwidth[target])
         self.moved.append(Moved(request, exposed, exposed + hidden / rate, tokens))
@@ -349,7 +338,7 @@ class Cluster:
     # --- instances and ticks ------------------------------------------------------------------------------------
 
     def _instances_changed(self) -> None:
-        self.view.rebind()
+        self.state.rebind()
         self._tokens = (self.fleet.views.total_blocks * BLOCK_TOKENS).tolist()
         self._largest = min(max(self._tokens), self.site.setup.model.max_context)
 
@@ -390,6 +379,6 @@ class Cluster:
                     f"another look every {period:g} s", f"a run has {MOST_LOOKS:,} looks at most", decide
                 )
             self.view.refresh()
-            self.view.snapshot()
+            self.state.snapshot()
             self.roster.apply(decide(self.view), decide)
             self._every(period, decide)

@@ -146,7 +146,7 @@ def last_moment(cluster: Cluster) -> float:
     """The present of a run cut short; else when the last request came or went, or the last wish was met. [s]"""
     if cluster.at_work:
         return cluster.engine.now
-    arrival, finish = cluster.view.arrivals()[cluster.view.order], cluster.fleet.segments.finish_s
+    arrival, finish = cluster.state.arrival_s[cluster.state.order], cluster.fleet.segments.finish_s
     decided = cluster.roster.decisions[-1].time_s if cluster.roster.decisions else 0.0
     return float(max(arrival.max(initial=0.0), finish[~np.isnan(finish)].max(initial=0.0), decided))
 

@@ -62,6 +62,8 @@ class Roster:
         self.engine, self.fleet, self.link = engine, fleet, link
         self.mapping: list[Mapping] = []
         self.role: list[Role] = []
+        self.roles: tuple[Role, ...] = ()  # the same, and of ``state``, as policies see them
+        self.states: tuple[State, ...] = ()
         self.mode: list[Mode] = []
         self.state: list[State] = []
         self.gpus: list[int] = []
@@ -131,6 +133,7 @@ class Roster:
         if self.state[instance] == State.DRAINING:
             self.state[instance] = State.STOPPED
             self.stop_s[instance] = self.engine.now
+            self._regroup()
         else:
             self.engine.at(self.engine.now + self.site.flip_s, FIRST, self._serve, instance)
 
@@ -163,6 +166,7 @@ class Roster:
         if wish.mapping.gpus > left:
             self.refuse(wish, f"it takes {wish.mapping.gpus} GPUs, and {left} of {self.site.deployment.gpus} are free")
         instance = self._add(wish.mapping, Role(wish.role), State.STARTING)
+        self._regroup()
         self._log("start", instance, wish)
         self.joined()
         self.engine.at(self.engine.now + self.site.start_up_s, FIRST, self._serve, instance)
@@ -262,10 +266,15 @@ class Roster:
         )
 
     def _regroup(self) -> None:
+        """Say anew who serves what; nobody else writes what policies see of it."""
+
         def ready(roles: tuple[Role, ...]) -> Index:
             pairs = zip(self.role, self.state, strict=True)
-            return np.array([i for i, (r, s) in enumerate(pairs) if s == State.READY and r in roles], np.intp)
+            found = np.array([i for i, (r, s) in enumerate(pairs) if s == State.READY and r in roles], np.intp)
+            found.flags.writeable = False
+            return found
 
+        self.roles, self.states = tuple(self.role), tuple(self.state)
         self.prefill, self.decode = ready(PHASES["prefill"]), ready(PHASES["decode"])
 
     def _ready(self, wish: Wish, instance: int) -> int:

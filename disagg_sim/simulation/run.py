@@ -41,7 +41,7 @@ from disagg_sim.simulation.policy import Parts, Policy, require_parts
 from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.site import Site, placed_slo
-from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.trace import Tokens, Trace
 
@@ -235,7 +235,7 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
     except PolicyError as error:
         failure = error
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    arrival = cluster.view.arrivals()
+    arrival = cluster.state.arrival_s
     requests = request_records(cluster, arrival, trace.input_tokens, trace.output_tokens)
     end = last_moment(cluster)
     result = RunResult(
@@ -274,10 +274,11 @@ def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, 
         if trace.prefix is None:
             raise InputError(f"prefix_cache_tokens {options.prefix_cache_tokens}: trace {trace.name} has no block ids")
         prefix = PrefixCache(trace.prefix, options.prefix_cache_tokens)
-    view = ClusterView(site, engine, fleet, roster, arrival, trace.input_tokens, trace.output_tokens, prefix)
+    lengths = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
+    state = ClusterState(engine, fleet, roster, arrival_s=arrival, **lengths, prefix=prefix)
     loop = options.concurrency
     clients = ClosedLoop(len(trace), loop) if loop else OpenLoop(len(trace))
-    return Cluster(parts, engine=engine, fleet=fleet, link=link, roster=roster, view=view, clients=clients)
+    return Cluster(parts, state=state, link=link, clients=clients)
 
 
 def _check_looks(roster: Roster, period: float, end: float) -> None:

@@ -42,7 +42,7 @@ class View(SimpleNamespace):
             states=[State.READY] * count,
             input_tokens=[400] * 20,
             arrival_s=[0.0] * 20,
-            prefix=None,
+            remembers=False,
             waiting={},
             inst=np.zeros(count, dtype_of(Instance)),
         )

@@ -177,7 +177,7 @@ def test_the_option_says_between_which_instances_prompts_move(moves, equal, move
 def test_prompts_stay_where_instances_remember_prefixes():
     arrow, view = unequal(SMALL, LARGE, SMALL), View([P, P, D], prefill_tokens=[1, 1, 0])
     waits(arrow, view, 0, [0], 5.0)
-    view.now, view.prefix = 1.0, object()
+    view.now, view.remembers = 1.0, True
     assert arrow.flips(view) == ()
 
 

@@ -126,8 +126,9 @@ class Fleet:
 
     @property
     def arrays(self) -> Arrays:
-        """The kernel's own arrays, for compiled predictors; to be read only."""
-        return Arrays(self._inst, self._seg, self._sets, self._values, self._count)
+        """The kernel's own arrays, for compiled predictors; none of them can be written."""
+        inst, seg, sets, values = self._seen
+        return Arrays(inst, seg, sets, values, self._count)
 
     @property
     def segments(self) -> Columns:
@@ -343,6 +344,9 @@ class Fleet:
         self._arrays = (self._inst, self._seg, self._sets, self._values, self._itl, self._world)
         self._outside = (self._inst, self._seg, self._values, self._world)
         self.views: Columns = self._inst.view(np.recarray)
+        self._seen: Any = tuple(array.view() for array in (self._inst, self._seg, self._sets, self._values))
+        for array in self._seen:
+            array.flags.writeable = False
         self._next_s = self._inst["next_s"]
         self._status, self._instance, self._start_s = (self._seg[name] for name in ("status", "instance", "start_s"))
 

@@ -287,7 +287,9 @@ class _Parts:
         }
         for name, size in sizes.items():
             head[name] = size
-        return StepTable(head, np.concatenate([part.ravel() for part in parts.values()]), work)
+        values = np.concatenate([part.ravel() for part in parts.values()])
+        head.flags.writeable = values.flags.writeable = False
+        return StepTable(head, values, work)
 
 
 def _sheet(phase: str, rows: Floats, tokens: Floats, linear: Linear) -> Floats:

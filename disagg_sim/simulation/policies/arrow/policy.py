@@ -257,7 +257,7 @@ class GlobalScheduler:
         self._computed = view.prefill_tokens.copy()
         if wish is None and late:
             wish = self._to_prefill(view, "observed")
-        if wish is None and self._moves and view.prefix is None:  # else those behind may count on a prompt's blocks
+        if wish is None and self._moves and not view.remembers:  # else those behind may count on a prompt's blocks
             return self._relief(view)
         return () if wish is None else (wish,)
 

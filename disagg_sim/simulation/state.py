@@ -1,0 +1,162 @@
+"""Keep what a cluster knows of its requests and of its past, and what policies may see of it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.arrays import Floats, Ints
+from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.instances import Roster
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.layout import SegmentStatus
+from disagg_sim.simulation.prefix_cache import PrefixCache
+from disagg_sim.simulation.shared_queue import SharedQueue
+from disagg_sim.simulation.view import ClusterView, Window, locked
+
+#: Columns of the fleet that policies see, by their names in the view.
+SEEN = {
+    "queued_requests": "queued_requests",
+    "queued_prompt_tokens": "queued_prompt_tokens",
+    "queued_context_tokens": "queued_context_tokens",
+    "running_requests": "running_requests",
+    "running_tokens": "running_tokens",
+    "coming_tokens": "coming_tokens",
+    "free_blocks": "free_blocks",
+    "total_blocks": "total_blocks",
+    "decode_steps": "decode_steps",
+    "decode_time": "decode_s",
+    "busy_time": "busy_s",
+    "prefill_tokens": "prefill_tokens",
+    "decode_tokens": "decode_tokens",
+}
+
+
+class ClusterState:
+    """Requests, their arrivals, the shared queue and the past of a cluster, which writes all of it.
+
+    Parameters
+    ----------
+    engine, fleet, roster
+        Clock, kernel, and instances.
+    arrival_s
+        By the trace; NaN: when another request has ended. [s]
+    input_tokens, output_tokens
+        Of every request. [token]
+    prefix
+        What instances remember of prompts, if they do.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        fleet: Fleet,
+        roster: Roster,
+        *,
+        arrival_s: Floats,
+        input_tokens: Ints,
+        output_tokens: Ints,
+        prefix: PrefixCache | None,
+    ) -> None:
+        self.engine, self.fleet, self.roster, self.prefix = engine, fleet, roster, prefix
+        self.site = roster.site
+        self.arrival_s = np.array(arrival_s, dtype=float)  # those of requests that are to come may be NaN [s]
+        self.prompts: list[int] = input_tokens.tolist()
+        self.outputs: list[int] = output_tokens.tolist()
+        self.order: list[int] = []  # requests that have come so far, in the order in which they came
+        self.shared = SharedQueue()
+        self._output, self._tokens = output_tokens, input_tokens + output_tokens
+        self._came: list[float] = []  # when each of ``order`` arrived [s]
+        self._times: list[float] = []
+        self._snapshots: list[tuple[NDArray[Any], ...]] = []
+        self._oldest, self._longest = 0, 0.0
+        self.view = ClusterView(self)
+        self.rebind()
+
+    def rebind(self) -> None:
+        """Show policies the columns of the fleet anew, after instances were added."""
+        shown = {name: locked(getattr(self.fleet.views, column)) for name, column in SEEN.items()}
+        shown["inst"] = self.fleet.arrays.inst
+        shown["prefill_rate"] = locked(np.array(self.roster.prefill_rate))
+        shown["seats"] = locked(np.array(self.roster.seats, dtype=np.int64))
+        self.view.__dict__.update(shown)
+        self.coming_tokens: Ints = self.fleet.views.coming_tokens
+
+    def take_in(self, request: int) -> None:
+        """A request is there for policies to see from now on."""
+        self.order.append(request)
+        self._came.append(self.view.arrival_s[request])
+
+    def came(self, request: int) -> None:
+        """A request arrives now that had no time in the trace."""
+        self.arrival_s[request] = self.engine.now
+
+    def snapshot(self) -> None:
+        """Remember the columns for later windows; every tick does."""
+        columns = self._counters()
+        self._times.append(self.engine.now)
+        self._snapshots.append(tuple(column.copy() for column in columns))
+
+    def window(self, seconds: float) -> Window:
+        """Observations of the last ``seconds`` [s]; those over instances since the nearest tick before."""
+        now = self.engine.now
+        since = now - seconds
+        grown = self._grown_since(since)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            interval = grown[1] / grown[0]
+        inputs = [self.prompts[request] for request in self.order[bisect_right(self._came, since) :]]
+        segments, tail = self.fleet.segments, self._tail(seconds)
+        request, finish, emitted = (segments[name][tail] for name in ("request", "finish_s", "first_token_s"))
+        context, prompt = segments["context"][tail], segments["prompt"][tail]
+        exist = context + prompt + segments["generate"][tail] + (prompt == 0)
+        last = exist == self._tokens[request]
+        done = request[last & (finish > since) & (finish <= now)]
+        first = (emitted > since) & (emitted <= now) & (prompt > 0)
+        ttft = emitted[first] - self.arrival_s[request[first]]
+        return Window(
+            seconds=min(seconds, now),
+            arrivals=len(inputs),
+            input_tokens=_mean(np.array(inputs)),
+            finished=int(done.size),
+            output_tokens=_mean(self._output[done]),
+            ttft_s=_mean(ttft),
+            worst_ttft_s=float(ttft.max()) if ttft.size else np.nan,
+            interval_s=interval,
+            decode_tokens=grown[2],
+            prefill_tokens=grown[3],
+        )
+
+    def _counters(self) -> tuple[NDArray[Any], ...]:
+        """Decode steps, their time [s], decode tokens and prefill tokens of every instance so far."""
+        columns = self.fleet.views
+        return columns.decode_steps, columns.decode_s, columns.decode_tokens, columns.prefill_tokens
+
+    def _grown_since(self, since: float) -> tuple[NDArray[Any], ...]:
+        """Counters since the last snapshot at or before ``since``. [s]"""
+        columns = self._counters()
+        index = bisect_right(self._times, since) - 1
+        if index < 0:
+            return tuple(column.copy() for column in columns)
+        grown = []
+        for column, old in zip(columns, self._snapshots[index], strict=True):
+            difference = column.copy()
+            difference[: old.size] -= old
+            grown.append(difference)
+        return tuple(grown)
+
+    def _tail(self, seconds: float) -> slice:
+        """Segments that may have ended within the last ``seconds``; all before them ended earlier."""
+        if seconds > self._longest:
+            self._longest, self._oldest = seconds, 0
+        segments = self.fleet.segments
+        ended = segments["finish_s"][self._oldest :] <= self.engine.now - self._longest
+        ended |= segments["status"][self._oldest :] == SegmentStatus.WITHDRAWN
+        self._oldest += ended.size if ended.all() else int(ended.argmin())
+        return slice(self._oldest, None)
+
+
+def _mean(values: NDArray[Any]) -> float:
+    return float(values.mean()) if values.size else np.nan
