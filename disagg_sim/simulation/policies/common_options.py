@@ -19,7 +19,9 @@ def max_sequences_option(
 
 def prompts_per_step_option() -> int:
     """Prompts that share one step. [1]"""
-    return option(1, "most prompts that share one step of an attention rank", low=1, high=MOST)
+    return option(
+        MOST, "most prompts that share one step of an attention rank; 1: one after the other", low=1, high=MOST
+    )
 
 
 def least_option() -> int:

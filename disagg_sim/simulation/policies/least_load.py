@@ -1,6 +1,6 @@
 """Static roles with token-wise load balance, and without any: the ablations of Arrow.
 
-Both differ from Arrow in the routing alone: its instances, one prompt after the other, and no flips.
+Both differ from Arrow in the routing alone: its instances and its steps, and no flips.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from disagg_sim.study.papers import Paper, capacity_cells
 EVERYWHERE = ("arrow", "observed", "least_load", "vllm", "disaggregated", "colocated")
 #: Further searches.
 MORE = (
-    *((name, case) for case in ("arrow_4", "arrow_batched", "least_load_batched", "static_7_1") for name in AZURE),
+    *((name, case) for case in ("arrow_4", "arrow_single", "least_load_single", "static_7_1") for name in AZURE),
     ("code", "flip_60"),
     ("code", "flip_300"),
     (HALF, "arrow_4"),

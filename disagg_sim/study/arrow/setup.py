@@ -169,9 +169,9 @@ CASES = {
     "static_7_1": _case("least load, 7 + 1 x TP1", SEVEN, "least_load"),
     "flip_60": _case("Arrow, flips of 60 s", EIGHT, "arrow", 60.0),
     "flip_300": _case("Arrow, flips of 300 s", EIGHT, "arrow", 300.0),
-    "arrow_batched": _case("Arrow, several prompts a step", EIGHT, "arrow", prompts_per_step=256),
+    "arrow_single": _case("Arrow, one prompt a step", EIGHT, "arrow", prompts_per_step=1),
     "arrow_printed": _case("Arrow, as printed", EIGHT, "arrow", waiting_counts=False),
-    "least_load_batched": _case("least load, several prompts a step", EIGHT, "least_load", prompts_per_step=256),
+    "least_load_single": _case("least load, one prompt a step", EIGHT, "least_load", prompts_per_step=1),
 }
 
 
