@@ -1,9 +1,17 @@
-"""Say which request comes when: at the times of a trace, or when another has ended."""
+"""Say which request comes when: at the times of a trace, or when another has ended.
+
+A session whose turn is rejected, or lost with its instance, ends there: its later turns never come, and count as the
+same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from disagg_sim.workload.trace import Sessions, Trace
 
 
 class Coming(NamedTuple):
@@ -24,6 +32,10 @@ class Clients(Protocol):
         """What comes because a request has ended, with its last token or without; asked once a request."""
         ...
 
+    def dropped(self, request: int) -> Sequence[int]:
+        """Requests that will never come, since this one ended without its last token; asked before ``following``."""
+        ...
+
 
 class OpenLoop:
     """All requests come at the times of the trace, whatever becomes of those before them."""
@@ -36,6 +48,10 @@ class OpenLoop:
     def following(self, request: int) -> Coming | None:  # noqa: ARG002 - nothing follows
         """See ``Clients``."""
         return None
+
+    def dropped(self, request: int) -> Sequence[int]:  # noqa: ARG002 - all come
+        """See ``Clients``."""
+        return ()
 
 
 class ClosedLoop:
@@ -51,3 +67,77 @@ class ClosedLoop:
         """See ``Clients``."""
         after = next(self._rest, None)
         return None if after is None else Coming(after, 0.0)
+
+    def dropped(self, request: int) -> Sequence[int]:  # noqa: ARG002 - all come
+        """See ``Clients``."""
+        return ()
+
+
+class SessionLoop:
+    """Later turns come a think time after the turn before has ended, first ones at the times of the trace.
+
+    Parameters
+    ----------
+    sessions : Sessions
+        Of the trace.
+    concurrency : int
+        So many sessions are always there, in place of the times: when one ends, the next begins. 0: as the trace says.
+    """
+
+    def __init__(self, sessions: Sessions, concurrency: int = 0) -> None:
+        previous = sessions.previous()
+        later = np.flatnonzero(previous >= 0)
+        after = np.full(previous.size, -1)
+        after[previous[later]] = later
+        self._after: list[int] = after.tolist()
+        self._think: list[float] = sessions.think_s.tolist()
+        first: list[int] = np.flatnonzero(previous < 0).tolist()
+        self.timed: Sequence[int] = () if concurrency else first
+        self.at_once: Sequence[int] = first[:concurrency]
+        self.hears = True
+        self._rest = iter(first[concurrency:] if concurrency else ())
+
+    def following(self, request: int) -> Coming | None:
+        """See ``Clients``."""
+        turn = self._after[request]
+        if turn >= 0:
+            return Coming(turn, self._think[turn])
+        begins = next(self._rest, None)
+        return None if begins is None else Coming(begins, 0.0)
+
+    def dropped(self, request: int) -> Sequence[int]:
+        """See ``Clients``."""
+        turns, turn = [], self._after[request]
+        while turn >= 0:
+            turns.append(turn)
+            turn = self._after[turn]
+        self._after[request] = -1
+        return turns
+
+
+def clients_of(trace: Trace, concurrency: int = 0) -> Clients:
+    """Make the clients of a trace.
+
+    Parameters
+    ----------
+    trace
+        Requests, with or without sessions.
+    concurrency
+        Of a closed loop: so many requests, or sessions, are always there; 0: the arrivals of the trace. [1]
+
+    Returns
+    -------
+    Clients
+        New for each run.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> trace = Trace(arrival=[0.0, 1.0], input_tokens=[5, 9], output_tokens=[4, 4])
+    >>> turns = Sessions(session=[7, 7], think_s=[0.0, 2.5])
+    >>> clients_of(trace).following(0), clients_of(replace(trace, sessions=turns)).following(0)
+    (None, Coming(request=1, wait_s=2.5))
+    """
+    if trace.sessions is not None:
+        return SessionLoop(trace.sessions, concurrency)
+    return ClosedLoop(len(trace), concurrency) if concurrency else OpenLoop(len(trace))

@@ -73,6 +73,7 @@ class Cluster:
         self._told = -1
         self._clients = clients
         self._host = self.site.request_host_s  # of a request before it is placed [s]
+        self._absent = 0  # requests that never come [request]
         self._looks = 0  # of the policy, so far
         self._pool, self._widest = roster.decode[:0], 0  # prefill instances, and what the largest of them holds [token]
         self._notify_all = clients.hears or parts.listener is not None
@@ -96,7 +97,7 @@ class Cluster:
     def at_work(self) -> bool:
         """Whether anything can still happen to a request."""
         return (
-            self.view.arrived < self.requests
+            self.view.arrived + self._absent < self.requests
             or self.link.in_flight > 0
             or self.fleet.next_time() < math.inf
             or any(self.roster.coming)
@@ -195,11 +196,15 @@ class Cluster:
         self.batches.share(request, (0, new, until - new, until, leg.then, NAN))
 
     def _refuse(self, request: int) -> None:
-        self.refused.append(request)
-        self._over(request)
+        self._end_early(request, self.refused)
 
     def _lose(self, request: int) -> None:
-        self.lost.append(request)
+        self._end_early(request, self.lost)
+
+    def _end_early(self, request: int, among: list[int]) -> None:
+        """A request ends without its last token, and so do those that never come because of it."""
+        among += [request, *(absent := self._clients.dropped(request))]
+        self._absent += len(absent)
         self._over(request)
 
     def _over(self, request: int) -> None:

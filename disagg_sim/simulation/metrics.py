@@ -234,7 +234,7 @@ def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0) -> Summary:
 def _duration(result: RunResult) -> float:
     """First arrival to last finish; NaN when nothing finished. [s]"""
     finish = result.requests.finish_s[result.requests.status == Outcome.COMPLETED]
-    return float(finish.max() - result.requests.arrival_s.min()) if len(finish) else NAN
+    return float(finish.max() - np.nanmin(result.requests.arrival_s)) if len(finish) else NAN
 
 
 def _ratio(part: float, whole: float) -> float:

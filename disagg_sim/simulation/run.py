@@ -15,7 +15,7 @@ from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.setup import Setup
-from disagg_sim.simulation.clients import ClosedLoop, OpenLoop
+from disagg_sim.simulation.clients import clients_of
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
 from disagg_sim.simulation.deployment import ServedDeployment
@@ -54,7 +54,7 @@ class RunOptions:
 
     concurrency: int = option(
         0,
-        "closed loop: so many requests are always there; 0: the arrivals of the trace",
+        "closed loop: so many requests, or sessions, are always there; 0: the arrivals of the trace",
         unit="request",
         low=0,
         high=MOST,
@@ -116,7 +116,7 @@ def run(
     Parameters
     ----------
     trace : Trace
-        Requests; in a closed loop (``options.concurrency``) their lengths alone count.
+        Requests; in a closed loop (``options.concurrency``) of requests or sessions, no arrival counts.
     deployment : ServedDeployment
         The policy takes the parts that it needs.
     policy : Policy or str
@@ -268,7 +268,10 @@ def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, 
     for part in (parts.roles, parts.scaling):
         if part is not None:
             _check_looks(roster, part.period_s, options.last_arrival(trace))
-    arrival = np.full(len(trace), np.nan) if options.concurrency else trace.arrival
+    clients = clients_of(trace, options.concurrency)
+    arrival = np.full(len(trace), np.nan)  # of those that come when another has ended: not known yet
+    timed = np.asarray(clients.timed, dtype=np.intp)
+    arrival[timed] = trace.arrival[timed]
     prefix = None
     if options.prefix_cache_tokens:
         if trace.prefix is None:
@@ -276,8 +279,6 @@ def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, 
         prefix = PrefixCache(trace.prefix, options.prefix_cache_tokens)
     lengths = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
     state = ClusterState(engine, fleet, roster, arrival_s=arrival, **lengths, prefix=prefix)
-    loop = options.concurrency
-    clients = ClosedLoop(len(trace), loop) if loop else OpenLoop(len(trace))
     return Cluster(parts, state=state, link=link, clients=clients)
 
 

@@ -9,8 +9,9 @@ EuroSys 2021; TraceUpscaler, EuroSys 2024). ``by="requests"`` leaves time as it 
   Each copy is rotated by a time drawn from 0 to ``shift_s``, so that two copies of a request do not arrive together,
   while bursts longer than that, and the shape of the day, stay.
 
-Units are kept or left out whole: conversations, where block ids tell them, else requests. One seed makes nested traces:
-all requests of a lower rate are there at every higher rate, so that a search over rates compares like with like.
+Units are kept or left out whole: sessions, else conversations, where block ids tell them, else requests. One seed makes
+nested traces: all requests of a lower rate are there at every higher rate, so that a search over rates compares like
+with like.
 """
 
 from __future__ import annotations
@@ -108,8 +109,9 @@ def units(trace: Trace) -> Ints:
     Parameters
     ----------
     trace
-        With block ids, prompts of one conversation are a unit: those with the same leading blocks, as few blocks as
-        make a unit of at most ``LARGEST_UNIT`` of the requests, since what more of them share is a system prompt.
+        With sessions, each of them is a unit. With block ids, prompts of one conversation are: those with the same
+        leading blocks, as few blocks as make a unit of at most ``LARGEST_UNIT`` of the requests, since what more of
+        them share is a system prompt.
 
     Returns
     -------
@@ -127,6 +129,8 @@ def units(trace: Trace) -> Ints:
     >>> len(set(found.tolist())), bool((found[:20] == found[20:]).all())
     (20, True)
     """
+    if trace.sessions is not None:
+        return np.unique(trace.sessions.session, return_inverse=True)[1]
     if trace.prefix is None:
         return np.arange(len(trace))
     return _conversations(trace.prefix, max(1, math.floor(LARGEST_UNIT * len(trace))))

@@ -68,13 +68,55 @@ class PrefixBlocks:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Sessions:
+    """Which requests are turns of one session: a turn comes when the one before it has ended and its user has thought.
+
+    Turns of a session are in the order of the rows. Its first turn arrives as the trace says.
+    """
+
+    session: Tokens  # (requests,) number of the session of each [1]
+    think_s: Floats  # (requests,) from the end of the turn before to this turn: people read, tools run [s]
+
+    def __post_init__(self) -> None:
+        """``InputError`` unless each request has a session and a finite time of 0 or more."""
+        object.__setattr__(self, "session", read_only(self.session, np.int64))
+        object.__setattr__(self, "think_s", read_only(self.think_s, np.float64))
+        if self.session.ndim != 1 or self.session.shape != self.think_s.shape:
+            raise InputError(f"sessions of shapes {self.session.shape} and {self.think_s.shape} do not pair up")
+        if not (np.all(self.think_s >= 0) and np.all(np.isfinite(self.think_s))):
+            raise InputError("think times of sessions must be finite, and 0 s or more")
+
+    def take(self, rows: NDArray[np.intp]) -> Sessions:
+        """Those of some requests, in the order of ``rows``."""
+        return Sessions(session=self.session[rows], think_s=self.think_s[rows])
+
+    def previous(self) -> NDArray[np.intp]:
+        """(requests,) row of the turn before each; -1 of first turns. [1]"""
+        order = np.argsort(self.session, kind="stable")
+        follows = np.diff(self.session[order]) == 0
+        found = np.full(order.size, -1)
+        found[order[1:][follows]] = order[:-1][follows]
+        return found
+
+    def first(self) -> NDArray[np.intp]:
+        """(requests,) row of the first turn of the session of each. [1]"""
+        _, begin, place = np.unique(self.session, return_index=True, return_inverse=True)
+        return begin[place]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Trace:
-    """Requests in the order of their arrival; at least one, and none without a token to read or to write."""
+    """Requests in the order of their arrival; at least one, and none without a token to read or to write.
+
+    Where there are sessions, later turns come when those before them have ended. Their ``arrival`` is that of a
+    recorded run, or of one that serves at once: it orders and counts, and no simulation replays it.
+    """
 
     arrival: Floats  # (requests,) ascending, from 0 on [s]
     input_tokens: Tokens  # (requests,) at least 1 [token]
     output_tokens: Tokens  # (requests,) at least 1, the first token included [token]
     prefix: PrefixBlocks | None = None  # of every request, where the trace has them
+    sessions: Sessions | None = None  # of every request, where later turns wait for those before them
     name: str = UNNAMED
     notes: tuple[str, ...] = ()  # what a reader dropped, sorted or assumed
     dropped: int = 0  # requests without input or output tokens that a reader left out [request]
@@ -102,6 +144,8 @@ class Trace:
             raise InputError(f"trace {self.name}: lengths below 1 token; allowed: from 1")
         if self.prefix is not None and self.prefix.offsets.size != self.arrival.size + 1:
             raise InputError(f"trace {self.name}: prefix blocks of {self.prefix.offsets.size - 1} requests")
+        if self.sessions is not None and self.sessions.session.size != self.arrival.size:
+            raise InputError(f"trace {self.name}: sessions of {self.sessions.session.size} requests")
 
     def _tokens(self, name: str, values: ArrayLike) -> Tokens:
         """Lengths as whole numbers; ``InputError`` for others, and for lengths above ``MOST_TOKENS``."""
@@ -141,11 +185,18 @@ class Trace:
         return len(self) / self.period if self.period > 0 else math.inf
 
     def scaled(self, rate: float) -> Trace:
-        """The same requests at ``rate`` times the request rate: time stamps are divided by it. [1]"""
+        """The same requests at ``rate`` times the request rate: time stamps are divided by it. [1]
+
+        Sessions begin at such times; what passes within each stays, since nobody thinks faster.
+        """
         factor = above_zero("rate", rate)
         if not math.isfinite(factor):
             raise InputError(f"rate must be finite, got {rate}")
-        return replace(self, arrival=self.arrival / factor)
+        if self.sessions is None:
+            return replace(self, arrival=self.arrival / factor)
+        begin = self.arrival[self.sessions.first()]
+        moved = joined([self], begin / factor + (self.arrival - begin))
+        return replace(moved, notes=self.notes, dropped=self.dropped)
 
     def head(self, n: int) -> Trace:
         """The first ``n`` requests, or all where there are fewer. [request]"""
@@ -170,6 +221,7 @@ class Trace:
             input_tokens=self.input_tokens[rows],
             output_tokens=self.output_tokens[rows],
             prefix=self.prefix.take(rows) if self.prefix else None,
+            sessions=self.sessions.take(rows) if self.sessions else None,
         )
 
     def with_lengths(self, input_tokens: ArrayLike, output_tokens: ArrayLike) -> Trace:
@@ -182,10 +234,11 @@ class Trace:
         )
 
     def frame(self) -> pd.DataFrame:
-        """A row a request: ``arrival_s``, ``input_tokens``, ``output_tokens``, as the plain CSV form has them."""
-        return pd.DataFrame(
-            {"arrival_s": self.arrival, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
-        )
+        """A row a request: columns of the plain CSV form, ``session`` and ``think_s`` where there are sessions."""
+        columns = {"arrival_s": self.arrival, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        if self.sessions is not None:
+            columns |= {"session": self.sessions.session, "think_s": self.sessions.think_s}
+        return pd.DataFrame(columns)
 
 
 def too_many(what: str, requests: float) -> str:
@@ -218,8 +271,8 @@ def mix(traces: Sequence[Trace], shares: Sequence[float], rng: np.random.Generat
 
     .. math:: p_i = \frac{s_i / n_i}{\max_j s_j / n_j}
 
-    independently, so that E[kept_i] is proportional to the share s_i, bursts stay where they are, and as many
-    requests are kept as the shares allow.
+    independently, a session as a whole, so that E[kept_i] is proportional to the share s_i, bursts stay where they are,
+    and as many requests are kept as the shares allow.
 
     Parameters
     ----------
@@ -236,7 +289,9 @@ def mix(traces: Sequence[Trace], shares: Sequence[float], rng: np.random.Generat
     common = min(trace.duration for trace in traces)
     parts = [trace.between(trace.arrival[0], np.nextafter(trace.arrival[0] + common, np.inf)) for trace in traces]
     density = weights / [len(part) for part in parts]
-    rows = [np.flatnonzero(rng.random(len(part)) < p) for part, p in zip(parts, density / density.max(), strict=True)]
+    chances = [rng.random(len(part)) for part in parts]
+    chances = [x[part.sessions.first()] if part.sessions else x for part, x in zip(parts, chances, strict=True)]
+    rows = [np.flatnonzero(x < p) for x, p in zip(chances, density / density.max(), strict=True)]
     kept = [part.take(some) for part, some in zip(parts, rows, strict=True) if some.size]
     return joined(kept, np.concatenate([part.arrival for part in kept]))
 
@@ -264,16 +319,29 @@ def joined(traces: Sequence[Trace], arrival: Floats) -> Trace:
     """
     order = np.argsort(arrival, kind="stable")
     ordered = np.array_equal(order, np.arange(order.size))  # then the blocks, which may be many, need no copy
-    prefix = _joined_prefix(traces)
+    prefix, sessions = _joined_prefix(traces), _joined_sessions(traces)
     return Trace(
         arrival=arrival[order],
         input_tokens=np.concatenate([trace.input_tokens for trace in traces])[order],
         output_tokens=np.concatenate([trace.output_tokens for trace in traces])[order],
         prefix=prefix if prefix is None or ordered else prefix.take(order),
+        sessions=sessions.take(order) if sessions else None,
         name=" + ".join(dict.fromkeys(trace.name for trace in traces)),
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
         dropped=sum(trace.dropped for trace in traces),
     )
+
+
+def _joined_sessions(traces: Iterable[Trace]) -> Sessions | None:
+    """Sessions of all traces, of each behind those of the ones before; a request of a trace without is a session."""
+    numbers, think, base, some = [], [], 0, False
+    for trace in traces:
+        own, some = trace.sessions, some or trace.sessions is not None
+        place = np.unique(own.session, return_inverse=True)[1] if own else np.arange(len(trace))
+        numbers.append(place + base)
+        think.append(own.think_s if own else np.zeros(len(trace)))
+        base += len(trace)
+    return Sessions(session=np.concatenate(numbers), think_s=np.concatenate(think)) if some else None
 
 
 def _joined_prefix(traces: Iterable[Trace]) -> PrefixBlocks | None:
