@@ -17,16 +17,7 @@ from disagg_sim.certainty.contributions import Contribution
 from disagg_sim.certainty.designs import Designs, Scores, scores_of, times_of
 from disagg_sim.certainty.elasticity import CAPACITY, PARAMETERS, elasticities_of
 from disagg_sim.certainty.extrapolation import SIZE_WORDS, breaches
-from disagg_sim.certainty.passes import (
-    RESOURCES,
-    Pass,
-    Summand,
-    at_light,
-    carried,
-    passes_of,
-    resources_of,
-    summands_of,
-)
+from disagg_sim.certainty.passes import RESOURCES, Pass, Spent, Summand, at_light, passes_of, spent_of, summands_of
 from disagg_sim.certainty.rows import SHIPPED, Origin, design_of, designs_of
 from disagg_sim.domain import SHARDING
 from disagg_sim.errors import InputError
@@ -201,8 +192,11 @@ def _latencies(designs: Designs, labels: pd.Index[Any]) -> tuple[pd.DataFrame, p
     fits: dict[tuple[str, ...], pd.DataFrame] = {}
     for one, light in zip(passes_of(designs), passes_of(at_light(designs)), strict=True):
         weights, ideal = one.weights(times), {each.key: each.seconds for each in summands_of(light)}
-        for each in summands_of(one):
-            operators += _weighted(_columns(each, one, labels, ideal.get(each.key)), weights, scores)
+        summands = summands_of(one)
+        spent = spent_of(summands, one)
+        for each in summands:
+            columns = _columns(each, one, labels, spent.get(each.key)) | {"ideal_s": ideal.get(each.key, 0.0)}
+            operators += _weighted(columns, weights, scores)
             fits.setdefault((one.name, *each.key), _fit_rows(each, one, labels))
     return pd.concat(operators, ignore_index=True), pd.concat(fits.values(), ignore_index=True)
 
@@ -240,27 +234,19 @@ def _joined(frames: list[pd.DataFrame], index: Mapping[Any, int]) -> pd.DataFram
     return whole.sort_values("row", key=lambda labels: labels.map(index), kind="stable", ignore_index=True)
 
 
-def _columns(each: Summand, one: Pass, labels: pd.Index[Any], ideal: Floats | None) -> dict[str, Any]:
+def _columns(each: Summand, one: Pass, labels: pd.Index[Any], spent: Spent | None) -> dict[str, Any]:
     """A part of a pass of every design, as columns of ``Breakdown.operators`` but for the latency that it serves."""
     name, kind, form = each.key
     nothing = np.zeros(len(labels))
-    by = dict.fromkeys(RESOURCES, nothing)
-    calls, flops, hbm_bytes = nothing + 1.0, nothing, nothing
-    outside = [""] * len(labels)
-    if each.operator is None:
-        by["host" if kind == "host" else "waiting"] = each.seconds
-    else:
-        by |= resources_of(each, one)
-        calls, flops, hbm_bytes = (
-            carried(each, one, quantity)
-            for quantity in (lambda _: 1.0, lambda op: op.work.flops, lambda op: op.work.hbm_bytes)
-        )
-        outside = _outside(each.operator[0])
+    if spent is None:
+        spent = Spent({"host" if kind == "host" else "waiting": each.seconds}, nothing + 1.0, nothing, nothing)
+    by = dict.fromkeys(RESOURCES, nothing) | spent.by
+    outside = _outside(each.operator[0]) if each.operator else [""] * len(labels)
     columns: dict[str, Any] = {"row": labels, "latency": "", "step": one.name, "operator": name, "kind": kind}
     columns |= {"form": form}
-    columns |= {"calls": calls, "seconds": each.seconds, "share": nothing}
+    columns |= {"calls": spent.calls, "seconds": each.seconds, "share": nothing}
     columns |= {f"{resource}_s": by[resource] for resource in RESOURCES}
-    columns |= {"ideal_s": nothing if ideal is None else ideal, "flops": flops, "hbm_bytes": hbm_bytes}
+    columns |= {"ideal_s": nothing, "flops": spent.flops, "hbm_bytes": spent.hbm_bytes}
     equation = EQUATIONS[kind]
     columns |= {
         "outside": outside,

@@ -13,7 +13,7 @@ derivatives of real functions", SIAM Review 40(1), 1998, :doi:`10.1137/S00361445
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +43,8 @@ OperatorKey = tuple[str, str, str]  # name, kind, and format or kind of attentio
 STEP = 1e-30
 #: Factor on a number of the hardware that carries the step of a derivative by its logarithm. [1]
 FACTOR: Any = np.complex128(1.0 + STEP * 1j)
+#: Numbers of an operator's time that are carried at once: few enough for the cache, enough to hide numpy's overhead.
+CARRIED = 2048
 #: Operator kinds as people read them.
 LABELS = {
     "gemm": "GEMM",
@@ -155,8 +157,9 @@ def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambd
     '1.000000 of a step in 8 operators'
     """
     rows, recorded = _recorded(at, timed)
-    nothing, found = Times(*(np.zeros(rows) for _ in Times._fields)), []
-    for (name, kind, form), sizes in recorded.items():
+    nothing, found = Times(*(np.zeros(rows) for _ in Times._fields)), {}
+    for key, sizes in recorded.items():
+        name, kind, form = key
         scores = kind in ("prefill_attention", "decode_attention")
         one = Contribution(
             phase=phase,
@@ -170,31 +173,65 @@ def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambd
             architecture=at.system.architecture,
         )
         if wanted(one):
-            seconds = share_of(one, at, timed, lambda _, cost: cost * (1.0 + STEP * 1j))
-            if any(np.any(part) for part in seconds):
-                found.append(replace(one, seconds=seconds))
-    return found
+            found[key] = one
+    seconds = shares_of(list(found), rows, at, timed, lambda _, cost: cost * (1.0 + STEP * 1j))
+    taken = [
+        replace(one, seconds=Times(*each)) for one, each in zip(found.values(), zip(*seconds, strict=True), strict=True)
+    ]
+    return [one for one in taken if any(np.any(part) for part in one.seconds)]
 
 
-def share_of(one: Contribution, at: Setup, timed: Timed, marked: Callable[[Operator, Cost], Cost]) -> Times:
-    """Carry a quantity of one operator through the passes: what ``marked`` makes of its cost, but nobody else's.
+def shares_of(
+    keys: Sequence[OperatorKey], rows: int, at: Setup, timed: Timed, marked: Callable[[Operator, Cost], Cost]
+) -> Times:
+    """Carry a quantity of each of some operators through the passes: what ``marked`` makes of its cost.
+
+    Many operators are carried at once, each along a row of a leading axis on which the others carry nothing.
 
     Parameters
     ----------
+    keys
+        Of the operators.
+    rows
+        Designs that are timed. [1]
     marked
         From an operator and its cost to the cost with the quantity, times ``STEP``, as imaginary part.
 
     Returns
     -------
     Times
-        The quantity over all calls of the operator, each as often as it counts in a pass; shape (rows,).
+        The quantity over all calls of an operator, each as often as it counts in a pass; shape (operators, rows).
     """
+    found = [np.zeros((len(keys), rows)) for _ in Times._fields]
+    step = max(CARRIED // rows, 1)
+    for start in range(0, len(keys), step):
+        place = {key: index for index, key in enumerate(keys[start : start + step])}
 
-    def adjust(op: Operator, cost: Cost) -> Cost:
-        return marked(op, cost) if key_of(op) == one.key else _real(cost)
+        def adjust(op: Operator, cost: Cost, place: Mapping[OperatorKey, int] = place) -> Cost:
+            key = key_of(op)
+            return _along(marked(op, cost), place[key], len(place)) if key in place else _real(cost)
 
-    with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
-        return derivative(timed(adjusted(at, adjust)))
+        with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
+            for whole, part in zip(found, derivative(timed(adjusted(at, adjust))), strict=True):
+                whole[start : start + step] = part
+    return Times(*found)
+
+
+def _along(cost: Cost, index: int, count: int) -> Cost:
+    """The cost with a leading axis of ``count``, its imaginary part at ``index`` alone."""
+
+    axes = max(np.ndim(cost.time), 1)
+
+    def laid(part: Any) -> Any:
+        if not np.iscomplexobj(part):
+            return part
+        shape = (1,) * (axes - np.ndim(part)) + np.shape(part)
+        apart = np.zeros((count, *shape), dtype=np.complex128)
+        apart.real = np.real(part)
+        apart.imag[index] = np.imag(part)
+        return apart
+
+    return Cost(laid(cost.time), Sums(*map(laid, cost.sums)))
 
 
 def key_of(op: Operator) -> OperatorKey:

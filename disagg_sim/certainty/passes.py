@@ -23,7 +23,7 @@ Source: physics page, sections 5, 7 and 8; ``certainty.contributions``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -38,10 +38,8 @@ from disagg_sim.certainty.contributions import (
     OperatorKey,
     Timed,
     Wanted,
-    adjusted,
     contributions_in,
-    key_of,
-    share_of,
+    shares_of,
 )
 from disagg_sim.certainty.designs import Designs, Prompt, Times, scores_of, times_of
 from disagg_sim.certainty.elasticity import scaled
@@ -91,6 +89,11 @@ class Pass:
         """Of the pass, (rows,). [s]"""
         return np.asarray(times_of(self.designs)[self.field])
 
+    @property
+    def rows(self) -> int:
+        """Designs. [1]"""
+        return self.designs.rows.size
+
     @cached_property
     def bare(self) -> Designs:
         """The designs on hosts that take no time."""
@@ -100,28 +103,12 @@ class Pass:
         """Passes of this kind in each latency, (rows,), from the times of ``whole``. [1]"""
         marked = [part + STEP * 1j * count for part, count in zip(times, self.counts, strict=True)]
         scores = scores_of(self.whole, Times(*marked))
-        return {name: np.imag(getattr(scores, name)) / STEP + np.zeros(self.designs.rows.size) for name in LATENCIES}
+        return {name: np.imag(getattr(scores, name)) / STEP + np.zeros(self.rows) for name in LATENCIES}
 
     @cached_property
     def faster(self) -> dict[str, Setup]:
         """The setup with the step of a derivative on each rate of the hardware, by resource."""
         return {resource: scaled(self.at, parameter, FACTOR) for resource, parameter in _RATES.items()}
-
-    @cached_property
-    def speeds(self) -> dict[str, set[OperatorKey]]:
-        """Operators that each rate of the hardware speeds up at all, by resource."""
-        found: dict[str, set[OperatorKey]] = {resource: set() for resource in _RATES}
-        for resource, at in self.faster.items():
-
-            def seen(op: Operator, spent: Cost, moved: set[OperatorKey] = found[resource]) -> Cost:
-                if any(np.any(np.imag(part)) for part in (spent.time, *spent.sums)):
-                    moved.add(key_of(op))
-                return spent
-
-            for route in self.routes:
-                with np.errstate(invalid="ignore"):  # of kernels that take infinitely long
-                    route.timed(adjusted(at, seen))
-        return found
 
 
 def without_host(at: Setup) -> Setup:
@@ -245,26 +232,50 @@ def _only(*, hops: bool) -> Wanted:
     return lambda operator: (operator.kind == "hop") == hops
 
 
-def resources_of(each: Summand, one: Pass) -> dict[str, Floats]:
-    """Seconds of an operator by what they go by for."""
-    assert each.operator is not None
-    found, left = {}, each.seconds
-    contribution, route = each.operator
-    for resource, faster in one.faster.items():
-        found[resource] = np.zeros_like(each.seconds)
-        if contribution.key in one.speeds[resource]:
-            found[resource] -= share_of(contribution, faster, route.timed, lambda _, cost: cost)[route.field]
-            left = left - found[resource]
-    found["latency"] = np.where(np.abs(left) < _ROUNDING * each.seconds, 0.0, left)
+class Spent(NamedTuple):
+    """What an operator does in a pass, over all its calls, each as often as it counts; arrays of shape (rows,)."""
+
+    by: dict[str, Floats]  # resource -> seconds that go by for it
+    calls: Floats  # [1]
+    flops: Floats
+    hbm_bytes: Floats
+
+
+def spent_of(summands: Sequence[Summand], one: Pass) -> dict[OperatorKey, Spent]:
+    """What every operator of a pass spends its time on, by its key."""
+    found: dict[OperatorKey, Spent] = {}
+    for route in one.routes:
+        mine = [each for each in summands if each.operator and each.operator[1] is route]
+        calls, flops, hbm_bytes = (
+            _carried(mine, one, route, quantity)
+            for quantity in (lambda _: 1.0, lambda op: op.work.flops, lambda op: op.work.hbm_bytes)
+        )
+        resources = _resources(mine, one, route)
+        for index, each in enumerate(mine):
+            found[each.key] = Spent(resources[index], calls[index], flops[index], hbm_bytes[index])
     return found
 
 
-def carried(each: Summand, one: Pass, quantity: Callable[[Operator], Any]) -> Floats:
-    """A quantity of an operator over all its calls in a pass, each as often as it counts."""
-    assert each.operator is not None
-    contribution, route = each.operator
+def _resources(operators: Sequence[Summand], one: Pass, route: Route) -> list[dict[str, Floats]]:
+    """Seconds of operators by what they go by for."""
+    found: list[dict[str, Floats]] = [{} for _ in operators]
+    left = [each.seconds for each in operators]
+    for resource, faster in one.faster.items():
+        keys = [each.key for each in operators]
+        shares = shares_of(keys, one.rows, faster, route.timed, lambda _, cost: cost)[route.field]
+        for index, share in enumerate(shares):
+            found[index][resource] = 0.0 - share
+            left[index] = left[index] + share
+    for by, rest, each in zip(found, left, operators, strict=True):
+        by["latency"] = np.where(np.abs(rest) < _ROUNDING * each.seconds, 0.0, rest)
+    return found
+
+
+def _carried(operators: Sequence[Summand], one: Pass, route: Route, quantity: Callable[[Operator], Any]) -> Floats:
+    """A quantity of operators over all their calls in a pass, (operators, rows)."""
 
     def marked(op: Operator, spent: Cost) -> Cost:
         return replace(spent, time=spent.time + quantity(op) * STEP * 1j)
 
-    return np.asarray(share_of(contribution, one.at, route.timed, marked)[route.field])
+    keys = [each.key for each in operators]
+    return np.asarray(shares_of(keys, one.rows, one.at, route.timed, marked)[route.field])
