@@ -262,6 +262,7 @@ class Roster:
             step_limit_s=limits.step_limit_s,
             max_sequences=limits.max_sequences,
             max_prompts=limits.max_prompts,
+            least_prefill=limits.least_prefill,
             mode=limits.mode,
         )
 

@@ -152,6 +152,7 @@ def of_ranks(limits: Limits, ranks: int) -> Limits:
         token_budget=min(limits.token_budget * ranks, MOST_TOKENS),
         max_sequences=min(limits.max_sequences * ranks, MOST_SEQUENCES),
         max_prompts=min(limits.max_prompts * ranks, Limits().max_prompts),
+        least_prefill=min(limits.least_prefill * ranks, MOST_TOKENS),
     )
 
 

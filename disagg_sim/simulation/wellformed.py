@@ -34,6 +34,7 @@ def limits_fault(limits: object) -> str:
     if not isinstance(limits, Limits):
         return f"{quoted(limits)} is no Limits"
     counted = {"token_budget": MOST_COUNTED, "max_sequences": MOST_SEQUENCES, "max_prompts": MOST_COUNTED}
+    counted["least_prefill"] = MOST_COUNTED
     for name, most in counted.items():
         value = getattr(limits, name)
         if not _is_whole(value) or not 1 <= value <= most:

@@ -52,6 +52,7 @@ class Limits:
     max_sequences: int = MAX_SEQUENCES  # running and in prefill together [1]
     max_prompts: int = 2**31  # prompts of one pass [1]
     step_limit_s: float = np.inf  # of a SLO_AWARE step [s]
+    least_prefill: int = 1  # of a SLO_AWARE step after a past so long that it exceeds the limit by itself [token]
 
 
 class Leg(NamedTuple):

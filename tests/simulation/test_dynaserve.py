@@ -10,6 +10,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode
+from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.dynaserve import predictor
 from disagg_sim.simulation.policies.registry import policy_named
@@ -138,6 +139,26 @@ def test_steps_hold_the_limit():
         result = served([(0.02 * k, 3000, 100) for k in range(30)], policy, PAIR, table=SIMPLE, blocks=20_000)
         late[aware] = int(result.itl_counts[result.itl_edges[:-1] > 0.1].sum())
     assert late[True] <= 30 < late[False]  # at most the token after each transfer
+
+
+@pytest.mark.parametrize(("least", "ttft"), [(1, 1000 * 0.1901), (256, 4 * 0.19 + 0.1)])
+def test_where_no_step_keeps_the_limit_a_prompt_still_goes_on_in_pieces(least, ttft):
+    """Every step takes 190 ms, the limit is 100 ms: 1,000 tokens one by one, or in pieces of 256, 256, 256 and 232."""
+    slow = StepTable.affine(step=0.190, per_token=0.0001)
+    policy = policy_named("dynaserve", least_piece=least, overhead_s=0.0)
+    assert served([(0.0, 1000, 2)], policy, PAIR, table=slow).requests.first_token_s[0] == pytest.approx(ttft)
+
+
+def test_beside_many_decodes_a_piece_may_be_smaller_than_the_least():
+    """50 + 40 ms of 40 decodes leave 10 ms, 100 tokens; alone 256 tokens would take 76 ms, so that waiting helps."""
+    table = StepTable.affine(step=0.050, per_sequence=0.001, per_token=0.0001)
+    spec = InstanceSpec(table=table, blocks=10_000, mode=Mode.SLO_AWARE, step_limit_s=0.10005, least_prefill=256)
+    fleet = Fleet([spec])
+    for request in range(40):
+        fleet.submit(0, request, (10, 0, 50), 0.0)
+    fleet.submit(0, 40, (0, 1000, 2), 0.0)
+    fleet.run_until(0.11)
+    assert fleet.views.prefill_tokens[0] == 100
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ class InstanceSpec:
     max_sequences: int = 256  # running and in prefill together [1]
     max_prompts: int = 2**31  # prompts of one pass [1]
     step_limit_s: float = np.inf  # of a SLO_AWARE step [s]
+    least_prefill: int = 1  # of a SLO_AWARE step after a past so long that it exceeds the limit by itself [token]
     admission: Admission = Admission.PROMPT
     watermark: float = 0.01  # share of the blocks that an admission leaves free for the growth of what runs [1]
     keeps_preempted: bool = False  # blocks of a preempted segment stay cached until others take them
@@ -70,7 +71,7 @@ class InstanceSpec:
 
     def __post_init__(self) -> None:
         """``InputError`` where a limit leaves no room for work or goes beyond the step table."""
-        for name in ("blocks", "token_budget", "max_sequences", "max_prompts"):
+        for name in ("blocks", "token_budget", "max_sequences", "max_prompts", "least_prefill"):
             whole_number(name, getattr(self, name))
         if self.max_sequences > self.table.max_sequences:
             raise InputError(
@@ -242,6 +243,7 @@ class Fleet:
         step_limit_s: float | None = None,
         max_sequences: int | None = None,
         max_prompts: int | None = None,
+        least_prefill: int | None = None,
         mode: Mode | None = None,
     ) -> None:
         """Change how an instance forms its steps, from its next step on; None leaves a limit as it is.
@@ -255,6 +257,7 @@ class Fleet:
         if max_sequences is not None and max_sequences > most:
             raise InputError(f"max_sequences {max_sequences} of instance {instance}; allowed: up to {most}")
         counted = {"token_budget": token_budget, "max_sequences": max_sequences, "max_prompts": max_prompts}
+        counted["least_prefill"] = least_prefill
         limits: dict[str, float | None] = {
             name: value if value is None else whole_number(name, value) for name, value in counted.items()
         }
@@ -328,7 +331,15 @@ class Fleet:
         self._sets[:, : old.shape[1], : old.shape[2]] = old
         rows = np.zeros(len(specs), INSTANCE)
         for row, spec in zip(rows, specs, strict=True):
-            for name in ("active", "mode", "token_budget", "max_sequences", "max_prompts", "step_limit_s"):
+            for name in (
+                "active",
+                "mode",
+                "token_budget",
+                "max_sequences",
+                "max_prompts",
+                "step_limit_s",
+                "least_prefill",
+            ):
                 row[name] = getattr(spec, name)
             row["total_blocks"] = row["free_blocks"] = spec.blocks
             row["watermark"] = int(spec.watermark * spec.blocks)

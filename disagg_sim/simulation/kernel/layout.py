@@ -98,6 +98,7 @@ class Instance:
     max_sequences: int  # running and in prefill together [1]
     max_prompts: int  # prompts of one pass [1]
     step_limit_s: float  # of a SLO_AWARE step [s]
+    least_prefill: int  # of a SLO_AWARE step whose limit the past of the prompt exceeds by itself [token]
     total_blocks: int
     free_blocks: int
     watermark: int  # blocks that an admission leaves free, unless the instance is empty

@@ -35,7 +35,7 @@ from disagg_sim.simulation.kernel.queue import (
     unlink,
 )
 from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, steps_in_memory, steps_time
-from disagg_sim.simulation.kernel.times import fullest_rank, largest_prefill, mixed_time, pass_part, piece_time
+from disagg_sim.simulation.kernel.times import aware_prefill, fullest_rank, mixed_time, pass_part, piece_time
 
 WHOLE_PROMPT = int(Admission.PROMPT)
 CHUNKED, PREFILL_FIRST, ONE_PROMPT, MANUAL, SLO_AWARE = (int(mode) for mode in Mode)
@@ -87,8 +87,7 @@ def take_chunks(st: State, i: int, now: float, head: Table) -> int:
         return 0
     if inst.mode == SLO_AWARE:
         context = (inst.running_tokens + running) / running if running > 0 else 0.0
-        limit = inst.step_limit_s
-        budget = largest_prefill(head, st.values, running, context, st.seg[s].cached, limit, budget)
+        budget = aware_prefill(head, st.values, inst, running, context, st.seg[s].cached, budget)
     ranks = head.ranks
     most = budget if ranks == 1 else max(budget // ranks, 1)  # a prompt lives on one DP rank
     pieces = 0

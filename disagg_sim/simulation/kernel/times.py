@@ -9,7 +9,7 @@ import math
 
 from disagg_sim.arrays import Floats
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import Table
+from disagg_sim.simulation.kernel.layout import Instance, Table
 
 # --- the token axis: every number up to EXACT, both ends of every tile, and a far point -------------------------
 EXACT = 512
@@ -197,6 +197,24 @@ def pass_part(head: Table, values: Floats, prompts: float, length: int, past: in
         others = max(others, through - stage)
         done += new
     return slowest, others
+
+
+@inner
+def aware_prefill(
+    head: Table, values: Floats, inst: Instance, decodes: int, context: float, past: int, most: int
+) -> int:
+    """Tokens of prefill that a step of a SLO_AWARE instance takes beside its decodes, ``most`` at most. [token]
+
+    As many as keep the limit. After a past so long that even without decodes no piece of ``least_prefill`` tokens keeps
+    it, as many as that: a single token costs nearly as much, and waiting helps nothing.
+    """
+    found = largest_prefill(head, values, decodes, context, past, inst.step_limit_s, most)
+    least = min(inst.least_prefill, most)
+    if found < least:
+        alone = step_time(head, values, 0, 0.0, 1, least, least, least * (past + 0.5 * least))
+        if alone > inst.step_limit_s:
+            return least
+    return found
 
 
 @inner

@@ -5,8 +5,8 @@ pools and algorithms 1 to 4. An instance belongs to one of four pools: P and D d
 D->P is assigned to prefill and still decodes what it has; P->D is assigned to decode and still prefills what it has.
 When the old work is done, the instance joins P or D; so role and load alone determine the pool.
 
-A step takes all decodes and then chunks of prompts up to its budget (section 5.4). The predictor times each prompt as if
-it were alone (section 4.1); what the last one took more or less than that moves the clock of its instance.
+A step takes all decodes and then chunks of prompts up to its budget (section 5.4). The predictor times each prompt as
+if it were alone; what the last one took more or less than that moves the clock of its instance.
 
 Our choices where the paper is silent:
 

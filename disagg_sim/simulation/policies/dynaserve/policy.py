@@ -8,6 +8,11 @@ Corrected: the paper compares the times at which the instances finish all their 
 answer, however little other work there is, so prompts queue at one instance while the other has room. Here the two
 parts of the new request end together, each behind the queue of its instance; ``balance: all`` is the printed rule.
 
+Algorithm 2 as printed takes what prefill keeps a step within the limit. After a long past no step does: a single token
+after 100,000 takes 100 ms where 70B runs on two H100, and the prompt would go on token by token. If even without decodes
+``least_piece`` tokens exceed the limit, a step takes so many (``least_piece: 1`` is the printed rule); 256 is the
+smallest chunk that the paper tries for its baseline (section 6.1).
+
 Our choices where the paper is silent: the bisection ends if both times differ by at most 2 %, or 1 ms; pairs are
 fixed, and a request goes to the pair with the fewest requests; the predictor gives a sequence memory as vLLM does, for
 what is cached when it starts; step times are those of the model from the first pass on, because in a simulation a
@@ -38,6 +43,8 @@ ALPHAS = ("fixed", "least_loaded")
 BALANCES = ("all", "request")
 #: Difference of the two times at which the bisection ends in any case. [s]
 LEAST_DIFFERENCE_S = 0.001
+#: Prefill of a step where the past of a prompt exceeds the limit by itself: the smallest chunk of section 6.1. [token]
+LEAST_PIECE = 256
 #: Most halvings: so many cut any number of tokens down to one. [1]
 MOST_ROUNDS = 64
 #: Names of the random stream of prediction errors.
@@ -53,6 +60,13 @@ class DynaServe:
     token_budget: int = token_budget_option("decodes and prefill of one step, at most")
     max_sequences: int = max_sequences_option()
     slo_aware: bool = option(True, "steps stay within the TPOT limit; false: they fill the budget")
+    least_piece: int = option(
+        LEAST_PIECE,
+        "prefill of a step after a past so long that no step with so much of it keeps the limit; 1: as printed",
+        unit="token",
+        low=1,
+        high=MOST_TOKENS,
+    )
     rounds: int = option(6, "most halvings of the split", low=0, high=MOST_ROUNDS)
     tolerance: float = option(
         0.02, "difference of the two times, over the later, at which a split is good enough", low=0.0, high=1.0
@@ -99,6 +113,7 @@ class DynaServe:
             token_budget=self.token_budget,
             max_sequences=self.max_sequences,
             step_limit_s=site.slo.tpot,
+            least_prefill=self.least_piece,
         )
         steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits))
         return Parts(start=start, routing=Splits(self, site), steps=steps)

@@ -31,7 +31,7 @@ from disagg_sim.simulation.kernel.layout import (
     dtype_of,
 )
 from disagg_sim.simulation.kernel.runs import steps_time
-from disagg_sim.simulation.kernel.times import largest_prefill, step_time
+from disagg_sim.simulation.kernel.times import aware_prefill, step_time
 
 SLO_AWARE = int(Mode.SLO_AWARE)
 DONE, LOST = int(SegmentStatus.DONE), int(SegmentStatus.LOST)
@@ -244,7 +244,7 @@ def play(plan: Plan, inst: Instance, values: Floats, stop: int) -> float:
             budget = max(inst.token_budget - count, 1)
             if inst.mode == SLO_AWARE:
                 past = plan.prompts[at.prompts_at, 1]
-                budget = largest_prefill(inst.table, values, count, context, past, inst.step_limit_s, budget)
+                budget = aware_prefill(inst.table, values, inst, count, context, past, budget)
             pieces, total, longest, pairs = take(plan, inst, budget)
         if pieces > 0:
             time += step_time(inst.table, values, count, context, pieces, total, longest, pairs)
