@@ -16,6 +16,7 @@ from disagg_sim.simulation.options import MOST_LOOKS
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.shared_queue import Waiting
 from disagg_sim.simulation.state import ClusterState
+from disagg_sim.simulation.transfers import Transfers, Work
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wellformed import leg_fault
 from disagg_sim.simulation.wishes import END, LATER, SHARED, Leg, Move, State, Wish
@@ -33,15 +34,7 @@ class Going(NamedTuple):
     instance: int
     until: int  # tokens of the request that exist when it ends [token]
     then: int  # instance of the rest, or ``LATER``
-
-
-class Moved(NamedTuple):
-    """A transfer that has ended."""
-
-    request: int
-    exposed_s: float  # that the request waited for [s]
-    whole_s: float  # from its first byte to its last [s]
-    tokens: int  # [token]
+    more: bool  # whether the request goes on after it
 
 
 class Cluster:
@@ -57,9 +50,15 @@ class Cluster:
         Clock, kernel, instances and requests; the network.
     clients
         Which request comes when.
+    transfer : str
+        How caches get to the next instance, of ``transfers.WAYS``.
+    first_token : str
+        Who emits the first token of a request that goes on elsewhere after its prefill, of ``FIRST_TOKENS``.
     """
 
-    def __init__(self, parts: Parts, *, state: ClusterState, link: KvLink, clients: Clients) -> None:
+    def __init__(
+        self, parts: Parts, *, state: ClusterState, link: KvLink, clients: Clients, transfer: str, first_token: str
+    ) -> None:
         self.parts, self.state, self.view, self.link = parts, state, state.view, link
         self.engine, self.fleet, self.roster, self.site = state.engine, state.fleet, state.roster, state.site
         self.prefix, self.prompts, self.outputs = state.prefix, state.prompts, state.outputs
@@ -67,7 +66,6 @@ class Cluster:
         self.requests = len(self.prompts)
         self.refused: list[int] = []  # requests
         self.lost: list[int] = []
-        self.moved: list[Moved] = []
         self.batches = Batches(parts.forming, state, self._submit_batch)
         self._going: dict[int, Going] = {}
         self._told = -1
@@ -77,8 +75,8 @@ class Cluster:
         self._looks = 0  # of the policy, so far
         self._pool, self._widest = roster.decode[:0], 0  # prefill instances, and what the largest of them holds [token]
         self._notify_all = clients.hears or parts.listener is not None
-        linear = self.site.setup.model.linear_cache
-        self._token_bytes = self.site.kv_bytes(1) if linear else 0.0  # where a cache grows by the token [B]
+        self._emits_late = first_token == "decode"
+        self.transfers = Transfers(transfer, state, link, self)
         self._place, self._proceed = parts.routing.place, parts.routing.proceed
         roster.joined, roster.serves = self._instances_changed, self.batches.ask
         roster.died, roster.carries = self._instance_died, self._move
@@ -99,6 +97,7 @@ class Cluster:
         return (
             self.view.arrived + self._absent < self.requests
             or self.link.in_flight > 0
+            or self.transfers.waiting > 0
             or self.fleet.next_time() < math.inf
             or any(self.roster.coming)
             or self.view.shared_requests > 0
@@ -115,19 +114,24 @@ class Cluster:
         return time
 
     def deliver(self) -> None:
-        """A segment has ended, or a draining instance is empty."""
+        """A segment has ended or has the blocks for its cache, or an instance is empty or has stalled."""
         segment = self._told
         if segment < 0:
-            self.roster.emptied(-2 - segment)
+            instance, there = -2 - segment, len(self.fleet)
+            if instance < there:
+                self.roster.emptied(instance)
+            else:
+                self.transfers.stalled(instance - there)
             return
-        going = self._going.pop(segment)
-        request, instance, until, then = going
+        going = self._going.pop(segment, None)
+        if going is None:
+            self.transfers.reserved(segment)
+            return
+        request, instance, until, then, more = going
         if self.batches.forming is not None:
             self.batches.ended(instance, request)
-        if until >= self.prompts[request] + self.outputs[request]:
-            if self.parts.listener is not None:
-                self.parts.listener.finished(self.view, request, instance)
-            self._over(request)
+        if not more:
+            self._finish(request, instance)
             return
         if then != LATER and self.roster.state[then] == READY:
             leg, pushed = Leg(then), True
@@ -152,11 +156,11 @@ class Cluster:
         view = self.view
         self.state.take_in(request)
         if self.prompts[request] + self.outputs[request] > self._largest:
-            self._refuse(request)
+            self.refuse(request)
             return
         admission = self.parts.admission
         if admission is not None and not admission.admit(view, request):
-            self._refuse(request)
+            self.refuse(request)
             return
         leg = self._place(view, request)
         if type(leg) is not Leg:
@@ -170,41 +174,46 @@ class Cluster:
             self.roster.coming[leg.instance] += 1
             self.engine.at(self.engine.now + leg.delay_s, NORMAL, self._late, request, leg)
         else:
-            self._submit(request, leg, 0, NAN)
+            self.submit(request, leg, 0, NAN)
 
     def _late(self, request: int, leg: Leg) -> None:
         if self.roster.state[leg.instance] == STOPPED:
-            self._lose(request)
+            self.lose(request)
             return
-        self._submit(request, leg, 0, NAN)
+        self.submit(request, leg, 0, NAN)
         self.roster.came(leg.instance)
 
     def _share(self, request: int, leg: Leg) -> None:
         """A new prompt waits for whichever prefill instance takes it, if any can hold it."""
         if self.batches.forming is None:
             self.roster.refuse(leg, "nothing takes prompts of the shared queue: it forms no batches", self._place)
-        prompt, until = self.prompts[request], leg.until
-        total = prompt + self.outputs[request]
-        until = total if until >= total else until + (until == prompt)
         if self._pool is not self.roster.prefill:
             self._pool = self.roster.prefill
             self._widest = max(self._tokens[instance] for instance in self._pool)
-        if until > self._widest:
-            self._refuse(request)
+        work = self._shape(request, leg.until, 0)
+        if sum(work.lengths) > self._widest:
+            self.refuse(request)
             return
-        new = min(until, prompt)
-        self.batches.share(request, (0, new, until - new, until, leg.then, NAN))
+        self.batches.share(request, (*work.lengths, work.until, leg.then, NAN, work.more))
 
-    def _refuse(self, request: int) -> None:
+    def refuse(self, request: int) -> None:
+        """A request ends without being served."""
         self._end_early(request, self.refused)
 
-    def _lose(self, request: int) -> None:
+    def lose(self, request: int) -> None:
+        """A request ends with its instance."""
         self._end_early(request, self.lost)
 
     def _end_early(self, request: int, among: list[int]) -> None:
         """A request ends without its last token, and so do those that never come because of it."""
         among += [request, *(absent := self._clients.dropped(request))]
         self._absent += len(absent)
+        self._over(request)
+
+    def _finish(self, request: int, instance: int) -> None:
+        """A request has its last token."""
+        if self.parts.listener is not None:
+            self.parts.listener.finished(self.view, request, instance)
         self._over(request)
 
     def _over(self, request: int) -> None:
@@ -221,53 +230,72 @@ class Cluster:
 
     # --- segments -----------------------------------------------------------------------------------------------
 
-    def _submit(self, request: int, leg: Leg, have: int, last_token_s: float) -> None:
-        """Give an instance the part of a request from ``have`` existing tokens on."""
-        instance, until, then, _, _ = leg
+    def work(self, request: int, leg: Leg, have: int) -> Work | None:
+        """What a leg is for its instance, from ``have`` existing tokens on; None: more than that can hold."""
+        work = self._shape(request, leg.until, have)
+        return None if sum(work.lengths) > self._tokens[leg.instance] else work
+
+    def _shape(self, request: int, until: int, have: int) -> Work:
+        """What an instance does for a request from ``have`` existing tokens to ``until``."""
         prompt = self.prompts[request]
         total = prompt + self.outputs[request]
-        if until >= total:
-            until = total
-        elif until == prompt:  # the pass that completes a prompt emits a token
+        if until == prompt:  # the pass that completes a prompt emits a token
             until += 1
+        more = until < total or (until == prompt + 1 and self._emits_late)
+        until = min(until, total)
         if have < prompt:
             context, new, generate = have, min(until, prompt) - have, max(0, until - prompt)
         else:  # the token emitted last is not in the cache yet
             context, new, generate = have - 1, 0, until - have
-        if context + new + generate > self._tokens[instance]:
-            self._refuse(request)
+        flags = KEPT if more else HEARD if self._notify_all else CLOSES
+        return Work((context, new, generate), until, flags, more)
+
+    def submit(self, request: int, leg: Leg, have: int, last_token_s: float) -> None:
+        """Give an instance the part of a request from ``have`` existing tokens on."""
+        work, instance = self.work(request, leg, have), leg.instance
+        if work is None:
+            self.refuse(request)
             return
-        if new and self.roster.mode[instance] == MANUAL:
+        lengths, until, flags, more = work
+        if lengths[1] and self.roster.mode[instance] == MANUAL:
             self.roster.coming[instance] += 1
-            self.batches.wait(instance, request, (context, new, generate, until, then, last_token_s))
+            self.batches.wait(instance, request, (*lengths, until, leg.then, last_token_s, more))
             return
-        more = until < total
-        notify = more or self._notify_all
-        flags = KEPT if more else HEARD if notify else CLOSES
-        cached = self._remembered(instance, request, new) if self.prefix is not None and have == 0 else 0
+        cached = self._remembered(instance, request, lengths[1]) if self.prefix is not None and have == 0 else 0
+        now = self.engine.now
         segment = self.fleet.submit(
-            instance,
-            request,
-            (context, new, generate),
-            self.engine.now,
-            flags=flags,
-            last_token_s=last_token_s,
-            cached=cached,
+            instance, request, lengths, now, flags=flags, last_token_s=last_token_s, cached=cached
         )
-        if notify:
-            self._going[segment] = Going(request, instance, until, then)
+        self.goes_on(segment, request, leg, work)
+
+    def goes_on(self, segment: int, request: int, leg: Leg, work: Work) -> None:
+        """An instance has a leg of a request, the first or after a transfer."""
+        if work.flags & NOTIFY:
+            self._going[segment] = Going(request, leg.instance, work.until, leg.then, work.more)
+        if work.more and leg.then != LATER:
+            self._promise(request, leg, work.until)
+
+    def _promise(self, request: int, leg: Leg, until: int) -> None:
+        """The instance after a leg that begins is known."""
+        if self.transfers.way == "push" and self.roster.state[leg.then] == READY and leg.then != leg.instance:
+            self.transfers.promise(request, leg.instance, Leg(leg.then), self._handed(request, until))
+
+    def _handed(self, request: int, until: int) -> int:
+        """Tokens that exist for the next instance where a leg ends at ``until``: it may emit the first. [token]"""
+        return until - 1 if self._emits_late and until == self.prompts[request] + 1 else until
 
     def _submit_batch(self, instance: int, batch: Sequence[tuple[int, Waiting]]) -> None:
         now, left = self.engine.now, len(batch)
-        for request, (context, new, generate, until, then, last_token_s) in batch:
+        for request, (context, new, generate, until, then, last_token_s, more) in batch:
             left -= 1
-            more = until < self.prompts[request] + self.outputs[request]
             cached = self._remembered(instance, request, new) if self.prefix is not None and context == 0 else 0
             flags = NOTIFY | (HOLD if more else 0) | (CLOSES if left == 0 else 0)
             segment = self.fleet.submit(
                 instance, request, (context, new, generate), now, flags=flags, last_token_s=last_token_s, cached=cached
             )
-            self._going[segment] = Going(request, instance, until, then)
+            self._going[segment] = Going(request, instance, until, then, more)
+            if more and then != LATER:
+                self._promise(request, Leg(instance, until, then), until)
         for _ in batch:
             self.roster.came(instance)
 
@@ -286,40 +314,19 @@ class Cluster:
         """Continue on the instance of the leg: this one, or another after a transfer; the segment ``ended`` then.
         [s]
         """
-        request, origin, until, _ = going
-        if leg.instance == origin:
-            self.fleet.release(segment, self.engine.now)
-            self._submit(request, leg, until, ended if until > self.prompts[request] else NAN)
+        request, origin, until, _, _ = going
+        if leg.instance != origin:
+            have = self._handed(request, until)
+            if have < until:
+                self.fleet.drop_first_token(segment)
+            self.transfers.begin(request, origin, segment, leg, have, ended, known=pushed)
             return
-        now, target = self.engine.now, leg.instance
-        tokens = until - 1 if until > self.prompts[request] else until
-        size = tokens * self._token_bytes if self._token_bytes else self.site.kv_bytes(tokens)
-        hidden = 0.0
-        if pushed:
-            pieces = self.site.link.pieces(tokens, len(self.site.setup.model.layers))
-            window = now - self.fleet.start_s(segment)
-            hidden = self.link.hidden_bytes(origin, target, size, pieces, window)
-        self.roster.coming[target] += 1
-        self.state.coming_tokens[target] += tokens
-        self.link.send(origin, target, size - hidden, self._landed, segment, going, leg, ended, tokens, hidden)
-
-    def _landed(self, segment: int, going: Going, leg: Leg, ended: float, tokens: int, hidden: float) -> None:
-        """A cache has arrived: its sender's blocks are free, its receiver may go on."""
-        request, origin, until, _ = going
-        target, now = leg.instance, self.engine.now
-        self.state.coming_tokens[target] -= tokens
-        exposed = now - ended
-        rate = min(self.link.bandwidth[origin], self.link.bandwidth[target])
-        self.moved.append(Moved(request, exposed, exposed + hidden / rate, tokens))
-        if STOPPED in (self.roster.state[origin], self.roster.state[target]):
-            self._lose(request)
-            self.roster.coming[target] -= 1
-            if self.roster.state[origin] != STOPPED:
-                self.fleet.release(segment, now)
-            return
-        self.fleet.release(segment, now)
-        self._submit(request, leg, until, ended if until > self.prompts[request] else NAN)
-        self.roster.came(target)
+        self.transfers.forget(request)
+        self.fleet.release(segment, self.engine.now)
+        if until >= self.prompts[request] + self.outputs[request]:
+            self._finish(request, origin)
+        else:
+            self.submit(request, leg, until, ended if until > self.prompts[request] else NAN)
 
     def _check(self, leg: Leg, request: int, have: int, origin: int, asked: object) -> None:
         """Refuse a leg that cannot be; ``asked`` is the method that gave it."""
@@ -350,10 +357,12 @@ class Cluster:
     def _instance_died(self, instance: int) -> None:
         """Handle an instance that stopped without draining: its requests are lost."""
         for segment in [segment for segment, going in self._going.items() if going.instance == instance]:
-            self._lose(self._going.pop(segment).request)
+            self.lose(self._going.pop(segment).request)
+        for request in self.transfers.died(instance):
+            self.lose(request)
         for request in self.batches.abandon(instance):
             self.roster.coming[instance] -= 1
-            self._lose(request)
+            self.lose(request)
 
     def _move(self, wish: Move) -> None:
         """A prompt that waits goes to another instance, which the roster has found ready."""
@@ -366,12 +375,13 @@ class Cluster:
         if not found.size:
             refuse(wish, f"no prompt of it waits on instance {origin} with nothing computed")
         segment = int(found[0])
-        going = self._going.pop(segment, Going(request, origin, END, LATER))  # a whole request is not kept there
-        tokens, most = min(self.prompts[request] + self.outputs[request], going.until), self._tokens[instance]
+        going = self._going.pop(segment, Going(request, origin, END, LATER, False))  # a whole request is not kept there
+        until = going.until if going.more else END
+        tokens, most = min(self.prompts[request] + self.outputs[request], until), self._tokens[instance]
         if tokens > most:
             refuse(wish, f"it needs {tokens} tokens of memory, and instance {instance} has {most}")
         self.fleet.withdraw(segment, self.engine.now)
-        self._submit(request, Leg(instance, going.until, going.then), 0, NAN)
+        self.submit(request, Leg(instance, until, going.then), 0, NAN)
 
     def _every(self, period: float, decide: Callable[[ClusterView], Sequence[Wish]]) -> None:
         self.engine.at(self.engine.now + period, LAST, self._tick, period, decide)

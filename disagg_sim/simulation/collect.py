@@ -78,13 +78,19 @@ def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: In
     """One row a request, from the segments that the kernel kept and the transfers that the cluster kept."""
     segments, n = cluster.fleet.segments, inputs.size
     segments = segments[segments.status != SegmentStatus.WITHDRAWN]
+    there = segments.context + (segments.prompt == 0)  # tokens of the request that existed before
+    order = np.lexsort((there, segments.request))
+    segments, there = segments[order], there[order]
     request = segments.request
     every = np.arange(request.size)
     first, last = np.full(n, -1), np.full(n, -1)
     first[request[::-1]], last[request] = every[::-1], every  # of several the last assignment counts
-    emitted = every[(segments.prompt > 0) & ~np.isnan(segments.first_token_s)][::-1]
-    begun = first.copy()
-    begun[request[emitted]] = emitted
+    completed = (segments.prompt > 0) & (segments.context + segments.prompt == inputs[request])
+    begun, shown = first.copy(), np.full(n, -1)
+    prefilled = every[completed & ~(np.isnan(segments.finish_s) & np.isnan(segments.first_token_s))]
+    begun[request[prefilled]] = prefilled
+    emitted = every[~np.isnan(segments.first_token_s)][::-1]
+    shown[request[emitted]] = emitted
     exist = segments.context + segments.prompt + segments.generate + (segments.prompt == 0)
     whole = _taken(exist, last, 0) == inputs + outputs
     finish = np.where(whole, _taken(segments.finish_s, last), np.nan)
@@ -94,10 +100,11 @@ def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: In
     status[cluster.lost] = Outcome.FAILED
     status[cluster.refused] = Outcome.REJECTED
     count = np.bincount(request, minlength=n)
-    first_token = _taken(segments.first_token_s, begun)
-    who, *columns = zip(*cluster.moved, strict=True) if cluster.moved else ((), (), (), ())
+    first_token = _taken(segments.first_token_s, shown)
+    moved = cluster.transfers.moved
+    who, *columns = zip(*moved, strict=True) if moved else ((), (), (), (), ())
     index = np.array(who, dtype=np.int64)
-    exposed, transfer, tokens = (np.bincount(index, column, minlength=n).astype(float) for column in columns)
+    exposed, transfer, tokens, waited = (np.bincount(index, column, minlength=n).astype(float) for column in columns)
     return Requests(
         request=np.arange(n),
         arrival_s=arrival,
@@ -110,8 +117,9 @@ def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: In
         first_token_s=first_token,
         transfer_s=transfer,
         exposed_transfer_s=exposed,
-        # a last segment that completes the prompt decodes from the first token on
-        decode_start_s=np.where(count > 1, np.maximum(_taken(segments.start_s, last), first_token), first_token),
+        reserve_wait_s=waited,
+        # a segment that completes the prompt decodes from the first token on
+        decode_start_s=np.where(_taken(segments.prompt, last, 0) == 0, _taken(segments.start_s, last), first_token),
         finish_s=finish,
         preemptions=np.bincount(request, segments.preemptions, minlength=n).astype(np.int64),
         cached_tokens=np.bincount(request, segments.hit, minlength=n).astype(np.int64),

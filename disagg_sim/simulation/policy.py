@@ -95,6 +95,7 @@ class Parts:
     roles: Roles | None = None
     scaling: Autoscaler | None = None
     listener: Listener | None = None
+    transfer: str = "pull"  # how its system moves caches, of ``transfers.WAYS``
 
 
 class Policy(Protocol):

@@ -37,6 +37,7 @@ class Requests:
     first_token_s: Floats  # [s]
     transfer_s: Floats  # of its cache between instances, in all [s]
     exposed_transfer_s: Floats  # part of it that the request waited for [s]
+    reserve_wait_s: Floats  # before it, for blocks of the receiver [s]
     decode_start_s: Floats  # first step on the last instance, not before the first token [s]
     finish_s: Floats  # last token [s]
     preemptions: Ints  # [1]

@@ -42,6 +42,7 @@ from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
+from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.trace import Tokens, Trace
 
@@ -70,6 +71,18 @@ class RunOptions:
         0.0, "time out of service of a drained instance that changes its role", unit="s", low=0.0, high=LONGEST_S
     )
     link: LinkSpec = field(default_factory=LinkSpec)
+    transfer: str = option(
+        "buffer",
+        "how a cache moves: pulled once the receiver has reserved blocks; pushed into blocks reserved from the start; "
+        "into an unlimited buffer of the receiver; or as in the system of the policy",
+        choices=("policy", *WAYS),
+    )
+    first_token: str = option(
+        "prefill",
+        "who emits the first token of a request that goes on elsewhere: the instance of its prefill, or that of its "
+        "decode in its first step",
+        choices=FIRST_TOKENS,
+    )
     prefix_cache_tokens: int = option(
         0, "tokens of prompts that an instance remembers beside its requests; 0: none", unit="token", low=0, high=MOST
     )
@@ -279,7 +292,8 @@ def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, 
         prefix = PrefixCache(trace.prefix, options.prefix_cache_tokens)
     lengths = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
     state = ClusterState(engine, fleet, roster, arrival_s=arrival, **lengths, prefix=prefix)
-    return Cluster(parts, state=state, link=link, clients=clients)
+    way = parts.transfer if options.transfer == "policy" else options.transfer
+    return Cluster(parts, state=state, link=link, clients=clients, transfer=way, first_token=options.first_token)
 
 
 def _check_looks(roster: Roster, period: float, end: float) -> None:

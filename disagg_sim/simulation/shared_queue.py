@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-#: A segment that waits: context, prompt, generate, until, then [token], time of the last token [s].
-Waiting = tuple[int, int, int, int, int, float]
+#: A segment that waits: context, prompt, generate, until [token], then, last token's time [s], whether more follows.
+Waiting = tuple[int, int, int, int, int, float, bool]
 
 
 class SharedQueue:
@@ -15,7 +15,7 @@ class SharedQueue:
     --------
     >>> queue = SharedQueue()
     >>> for request, prompt in enumerate((100, 20, 3)):
-    ...     queue.add(request, (0, prompt, 1, prompt + 1, -1, 0.0))
+    ...     queue.add(request, (0, prompt, 1, prompt + 1, -1, 0.0, True))
     >>> queue.take(1)[1], queue.tokens, list(queue.segments)
     (20, 103, [0, 2])
     """

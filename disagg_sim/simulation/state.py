@@ -68,7 +68,7 @@ class ClusterState:
         self.outputs: list[int] = output_tokens.tolist()
         self.order: list[int] = []  # requests that have come so far, in the order in which they came
         self.shared = SharedQueue()
-        self._output, self._tokens = output_tokens, input_tokens + output_tokens
+        self._input, self._output, self._tokens = input_tokens, output_tokens, input_tokens + output_tokens
         self._came: list[float] = []  # when each of ``order`` arrived [s]
         self._times: list[float] = []
         self._snapshots: list[tuple[NDArray[Any], ...]] = []
@@ -114,7 +114,8 @@ class ClusterState:
         exist = context + prompt + segments["generate"][tail] + (prompt == 0)
         last = exist == self._tokens[request]
         done = request[last & (finish > since) & (finish <= now)]
-        first = (emitted > since) & (emitted <= now) & (prompt > 0)
+        begins = context + (prompt == 0) <= self._input[request]  # decode of others begins behind their first token
+        first = (emitted > since) & (emitted <= now) & begins
         ttft = emitted[first] - self.arrival_s[request[first]]
         return Window(
             seconds=min(seconds, now),

@@ -26,6 +26,7 @@ def made_requests(arrival, first, finish, output, status=None, transfer=None) ->
         first_token_s=np.asarray(first, dtype=float),
         transfer_s=moved,
         exposed_transfer_s=moved / 2,
+        reserve_wait_s=np.zeros(n),
         decode_start_s=nothing,
         finish_s=np.asarray(finish, dtype=float),
         preemptions=np.zeros(n, dtype=int),

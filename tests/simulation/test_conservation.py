@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from sites import deployment, served
 
 from disagg_sim.domain import Mapping
+from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.simulation.wishes import Flip, Move, Role, Start, Stop
 
 BLOCKS = 60  # of an instance: 960 tokens, so that requests preempt each other and some never fit [block]
@@ -32,8 +34,20 @@ OPTIONS = st.builds(
     start_up_s=st.sampled_from([0.0, 0.5]),
     sample_s=st.just(0.5),
     link=st.builds(LinkSpec, sharing=st.sampled_from(["fair", "fifo"]), push=st.sampled_from(["whole", "chunk"])),
+    transfer=st.sampled_from(["policy", *WAYS]),
+    first_token=st.sampled_from(FIRST_TOKENS),
 )
 EVERY_SYSTEM = pytest.mark.parametrize("name", sorted(policies()))
+
+
+def held(kernel):
+    """KV blocks of each instance by the segments that hold them: in prefill, running, for a transfer in or out."""
+    segments, inst = kernel.seg[: kernel.submitted], kernel.inst
+    where, status = segments["instance"], segments["status"]
+    cached = segments["cached"] + inst["counter"][where] - segments["joined"]  # of those that run
+    blocks = np.where(status == SegmentStatus.RUNNING, -(-cached // 16), segments["blocks"])
+    gone = np.isin(status, (SegmentStatus.DONE, SegmentStatus.WITHDRAWN, SegmentStatus.LOST))
+    return np.bincount(where[~gone], blocks[~gone], minlength=inst.size)
 
 
 class Watched:
@@ -64,6 +78,7 @@ class Watched:
         self.now = view.now
         assert (view.free_blocks >= 0).all(), "an instance exceeds its memory"
         assert (view.free_blocks <= view.total_blocks).all()
+        assert np.array_equal(held(view.kernel), view.total_blocks - view.free_blocks), "blocks without an owner"
         assert view.prefill.size, "nobody prefills"
         assert view.decode.size, "nobody decodes"
 
@@ -85,9 +100,11 @@ def test_every_request_ends_once_and_nothing_is_lost(name, requests, options):
     assert np.array_equal(r.status, np.where(too_large, Outcome.REJECTED, Outcome.COMPLETED))
     done = ~too_large
     assert np.isnan(r.finish_s[too_large]).all()
-    times = [r.arrival_s, r.prefill_start_s, r.first_token_s, r.decode_start_s, r.finish_s]
-    for earlier, later in pairwise(times):
-        assert (later[done] >= earlier[done] - 1e-9).all()
+    for between in (r.first_token_s, r.decode_start_s):
+        for earlier, later in pairwise([r.arrival_s, r.prefill_start_s, between, r.finish_s]):
+            assert (later[done] >= earlier[done] - 1e-9).all()
+    emits_late = (options.first_token == "decode") & (r.prefill_instance != r.decode_instance)
+    assert (emits_late | (r.decode_start_s >= r.first_token_s))[done].all()
     assert ((r.finish_s > r.first_token_s) == (outputs > 1))[done].all()
     assert result.itl_counts.sum() == (outputs - 1)[done].sum()
     computed, prompts = result.instances.prefill_tokens.sum(), inputs[done].sum()

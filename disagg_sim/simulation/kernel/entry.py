@@ -12,15 +12,19 @@ from collections.abc import Sequence
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.compiled import entry, inner
+from disagg_sim.simulation.kernel.handover import cancel, count, land, recompute, release, sender_done
 from disagg_sim.simulation.kernel.layout import (
+    AHEAD,
     BLOCK_TOKENS,
     CLOSES,
     COMING,
     DECODING,
     HOLD,
     IDLE,
+    LANDED,
     NOTIFY,
     PROMPTS,
+    RESERVE,
     Instance,
     Queues,
     Segment,
@@ -39,8 +43,9 @@ QUEUED, DONE, WITHDRAWN = int(SegmentStatus.QUEUED), int(SegmentStatus.DONE), in
 #: Why ``submit`` refuses: lengths that the instance can never serve; events before the time of submission.
 IMPOSSIBLE, LATE = 1, 2
 
-#: Actions of ``control``: free held blocks, take a segment back, take notice of new limits.
-RELEASE, WITHDRAW, WAKE = range(3)
+#: Actions of ``control``: free held blocks, take a segment back, take notice of new limits; and of segments whose
+#: context is elsewhere: nothing comes, the sender is done, compute all of it here.
+RELEASE, WITHDRAW, WAKE, CANCEL, SENDER_DONE, RECOMPUTE = range(6)
 
 #: Questions of ``look_up``: time of a step, of a pass through a pipeline, most prefill within a limit.
 STEP_TIME, PASS_TIME, LARGEST_PREFILL = range(3)
@@ -122,13 +127,17 @@ def run_until(
             s = here.pending_head
             here.pending_head = seg[s].next
             return s, here.now_s
-        if here.drained > 0:
+        if here.notices > 0:
             for i in range(len(inst)):
                 if inst[i].draining == 2:
                     inst[i].draining = 0
                     inst[i].active = 0
-                    here.drained -= 1
+                    here.notices -= 1
                     return -2 - i, here.now_s
+                if inst[i].stalled == 1:
+                    inst[i].stalled = 0
+                    here.notices -= 1
+                    return -2 - len(inst) - i, here.now_s
         first = _soonest(st)
         now = inst[first].next_s
         if now > limit or now == math.inf:
@@ -165,14 +174,17 @@ def submit(
     one.request, one.instance = request, i
     one.context, one.prompt, one.generate, one.hit = context, prompt, generate, hit
     one.notify, one.hold, one.closes = (flags & NOTIFY) != 0, (flags & HOLD) != 0, (flags & CLOSES) != 0
+    one.reserve = ((flags & RESERVE) != 0) + ((flags & AHEAD) != 0)
+    if one.reserve > 0:
+        world[0].reserves = 1
     one.status, one.left, one.cached = QUEUED, prompt - hit, context + hit
     one.emitted = one.joined = one.blocks = one.preemptions = one.piece = one.kept = 0
     one.submit_s, one.last_s = now, last_token_s
     one.start_s = one.first_token_s = one.finish_s = math.nan
-    inst[i].queued_requests += 1
-    inst[i].queued_prompt_tokens += prompt - hit
-    inst[i].queued_context_tokens += context
-    _enqueue(Queues(inst, seg, values, world), i, s, now)
+    st = Queues(inst, seg, values, world)
+    if one.reserve < 2:
+        count(st, i, s, 1)
+    _enqueue(st, i, s, now)
     return 0
 
 
@@ -180,7 +192,7 @@ def submit(
 def _enqueue(st: Queues, i: int, s: int, now: float) -> None:
     """Put a segment into the queue where it belongs. One that has to wait behind others changes no run."""
     inst, closes = st.inst[i], st.seg[s].closes
-    if st.seg[s].left == 0:
+    if st.seg[s].left == 0 or st.seg[s].reserve > 0:
         alone = inst.first[COMING] < 0
         append(st, i, s, COMING)
     else:
@@ -248,14 +260,42 @@ def control(
     st, done = Queues(inst, seg, values, world), True
     if action == RELEASE:
         seg[s].status = DONE
-        inst[i].free_blocks += seg[s].blocks
-        seg[s].blocks = 0
+        release(st, i, s, 0)
     elif action == WITHDRAW:
         done = _withdraw(st, s, i)
+    elif action == CANCEL:
+        cancel(st, i, s)
+    elif action == SENDER_DONE:
+        sender_done(st, i, s)
+    elif action == RECOMPUTE:
+        recompute(st, i, s)
     if done:
         _wake(st, i, now)
     check_drained(st, i)
     return done
+
+
+@entry
+def hand_over(
+    inst: Sequence[Instance],
+    seg: Sequence[Segment],
+    values: Floats,
+    world: Sequence[World],
+    held: int,
+    s: int,
+    now: float,
+) -> None:
+    """The cache of a held segment has landed in the blocks of segment ``s``: those of the sender are free."""
+    st = Queues(inst, seg, values, world)
+    sender, i = seg[held].instance, seg[s].instance
+    seg[held].status = DONE
+    release(st, sender, held, 0)
+    _wake(st, sender, now)
+    check_drained(st, sender)
+    alone = inst[i].first[LANDED] < 0
+    land(st, i, s)
+    if alone:
+        _wake(st, i, now)
 
 
 @entry

@@ -3,6 +3,8 @@
 A *segment* is the part of a request that one instance does: ``context`` tokens that are already cached there,
 ``prompt`` tokens to prefill and ``generate`` tokens to emit. A prefill that completes emits a token, so a
 co-located request is (0, P, D), plain disaggregation (0, P, 1) and then (P, 0, D - 1).
+
+Past 400 lines: every call of the kernel goes through one object, which says what it takes and what it changes.
 """
 
 from __future__ import annotations
@@ -166,7 +168,7 @@ class Fleet:
         now
             The time up to which ``run_until`` was called. [s]
         flags
-            What is asked of it, ``NOTIFY``, ``HOLD`` and ``CLOSES`` of ``layout``.
+            What is asked of it: ``NOTIFY``, ``HOLD``, ``CLOSES``, ``RESERVE`` and ``AHEAD`` of ``layout``.
         last_token_s
             When the request's previous token was emitted elsewhere; nan = this one emits the first. [s]
         cached
@@ -208,8 +210,11 @@ class Fleet:
     def run_until(self, limit: float) -> tuple[int, float]:
         """Work up to ``limit`` [s], that instant included, or to the first notice: (segment, time).
 
-        (-1, limit): nothing to report. (-2 - instance, time): a draining instance is empty and now inactive. A
-        segment is reported when it has finished (``NOTIFY``). Call again with the same limit after a notice.
+        (-1, limit): nothing to report. (-2 - instance, time): a draining instance is empty and now inactive.
+        (-2 - instances - instance, time): where caches come from elsewhere, work waits there for memory, and nothing
+        runs that would free some. A
+        segment is reported when it has finished (``NOTIFY``), and when its blocks are reserved (``RESERVE``). Call
+        again with the same limit after a notice.
         """
         found: tuple[int, float] = kernel.run_until(*self._arrays, float(limit))
         return found
@@ -228,6 +233,27 @@ class Fleet:
     def withdraw(self, segment: int, now: float) -> bool:
         """Take a waiting segment back if it holds no blocks yet; whether it was."""
         return self._control(kernel.WITHDRAW, segment, self._instance.item(segment), now)
+
+    def hand_over(self, held: int, segment: int, now: float) -> None:
+        """The cache of a held segment has landed in the reserved blocks of another, whose sender's are free now."""
+        kernel.hand_over(*self._outside, held, segment, float(now))
+
+    def cancel(self, segment: int, now: float) -> None:
+        """Take a segment back that waits for a reservation or for its cache."""
+        self._control(kernel.CANCEL, segment, self._instance.item(segment), now)
+
+    def sender_done(self, segment: int, now: float, last_token_s: float) -> None:
+        """The sender of a segment, submitted ``AHEAD``, has done its part; its last token came then, nan = none. [s]"""
+        self._last_s[segment] = last_token_s
+        self._control(kernel.SENDER_DONE, segment, self._instance.item(segment), now)
+
+    def recompute(self, segment: int, now: float) -> None:
+        """Let a segment that waits for a reservation compute its context itself: its cache never comes."""
+        self._control(kernel.RECOMPUTE, segment, self._instance.item(segment), now)
+
+    def drop_first_token(self, segment: int) -> None:
+        """Forget when a finished prefill emitted its token: the next instance computes it again, for the user."""
+        self._first_token_s[segment] = np.nan
 
     def waiting(self, instance: int) -> Ints:
         """Segments of whole prompts that wait on an instance, the next first, nothing of them computed yet."""
@@ -271,7 +297,7 @@ class Fleet:
         """Let an instance form steps from ``now`` on; ends a drain."""
         row = self._inst[instance]
         if row["draining"] == 2:
-            self._world["drained"] -= 1
+            self._world["notices"] -= 1
         row["active"], row["draining"] = 1, 0
         self._control(kernel.WAKE, -1, instance, now)
 
@@ -290,6 +316,7 @@ class Fleet:
         lost = np.flatnonzero(mine & ~np.isin(status, over))
         status[lost] = SegmentStatus.LOST
         row = self._inst[instance]
+        self._world["notices"] -= int(row["draining"] == 2) + int(row["stalled"])
         for name in HELD_AT_WORK:
             row[name] = 0
         _let_idle(row)
@@ -360,6 +387,7 @@ class Fleet:
             array.flags.writeable = False
         self._next_s = self._inst["next_s"]
         self._status, self._instance, self._start_s = (self._seg[name] for name in ("status", "instance", "start_s"))
+        self._first_token_s, self._last_s = self._seg["first_token_s"], self._seg["last_s"]
 
 
 def _let_idle(row: np.void) -> None:
@@ -373,6 +401,7 @@ def _let_idle(row: np.void) -> None:
 HELD_AT_WORK = (
     "active",
     "draining",
+    "stalled",
     "running_requests",
     "running_tokens",
     "queued_requests",

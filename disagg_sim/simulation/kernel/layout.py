@@ -50,13 +50,16 @@ class SegmentStatus(IntEnum):
     DONE = 4  # finished, and its blocks are free
     WITHDRAWN = 5  # taken back before it started
     LOST = 6  # its instance was aborted
+    RESERVED = 7  # holds blocks for a cache that is not there yet
 
 
 #: What is asked of a segment when it is submitted: ``run_until`` returns when it has finished; its blocks stay taken
-#: until ``release``; it is the last of its batch (manual mode).
-NOTIFY, HOLD, CLOSES = 1, 2, 4
-#: Queues of an instance: prompts; segments without a prompt here; those that leave its pipeline.
-PROMPTS, COMING, AWAY = range(3)
+#: until ``release``; it is the last of its batch (manual mode); its context is on another instance, blocks are reserved
+#: before it comes; and that instance still works on it.
+NOTIFY, HOLD, CLOSES, RESERVE, AHEAD = 1, 2, 4, 8, 16
+#: Queues of an instance: prompts; segments without a prompt here, and all that wait for a reservation; those that leave
+#: its pipeline; those whose cache has landed in reserved blocks.
+PROMPTS, COMING, AWAY, LANDED = range(4)
 #: Kinds of a run.
 IDLE, DECODING, MIXED, PASS = range(4)
 
@@ -92,6 +95,7 @@ class Instance:
 
     active: int  # 1 = forms steps
     draining: int  # 1 = reports when empty, 2 = to be reported
+    stalled: int  # 1 = to be reported: work waits for memory, and nothing runs that would free some
     mode: int
     table: Table
     token_budget: int  # tokens of a step: decodes and prefill [token]
@@ -115,8 +119,8 @@ class Instance:
     coming_tokens: int  # cache in transfer to it; kept by the cluster [token]
     admitted: int  # first segments of the queue of prompts that already hold blocks [1]
     last_admitted: int  # last of them
-    first: Annotated[MutableSequence[int], 3]  # ends of its queues, by PROMPTS, COMING, AWAY; -1 = empty
-    last: Annotated[MutableSequence[int], 3]
+    first: Annotated[MutableSequence[int], 4]  # ends of its queues, by PROMPTS, COMING, AWAY, LANDED; -1 = empty
+    last: Annotated[MutableSequence[int], 4]
     closed: int  # batches of the queue that a policy has closed (manual mode)
     counter: int  # decode steps since the start, the clock of the running set
     residue: Annotated[MutableSequence[int], BLOCK_TOKENS]  # running segments by (cached tokens - counter) mod 16
@@ -153,6 +157,7 @@ class Segment:
     notify: int  # flags of its submission
     hold: int
     closes: int
+    reserve: int  # 1 = its context is on another instance, 2 = and that one still works on it; 0 = it is here
     status: int
     left: int  # prompt tokens still to prefill [token]
     cached: int  # tokens in the cache when it joined the running set, or so far in prefill [token]
@@ -179,7 +184,8 @@ class World:
     now_s: float  # time of the last event; instances have none before it [s]
     pending_head: int  # segments to report, linked by ``next``
     pending_tail: int
-    drained: int  # instances to report: ``draining`` is 2
+    notices: int  # instances to report: ``draining`` is 2, or ``stalled`` 1
+    reserves: int  # 1 = a segment came whose context is elsewhere: stalls are reported
     step_by_step: int  # 1 = every decode step is an event of its own
 
 

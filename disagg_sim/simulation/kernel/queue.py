@@ -10,7 +10,16 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import AWAY, BLOCK_TOKENS, PROMPTS, Admission, Queues, SegmentStatus, State
+from disagg_sim.simulation.kernel.layout import (
+    AWAY,
+    BLOCK_TOKENS,
+    COMING,
+    PROMPTS,
+    Admission,
+    Queues,
+    SegmentStatus,
+    State,
+)
 from disagg_sim.simulation.kernel.runs import itl_bin
 
 QUEUED, RUNNING, HELD, DONE = (
@@ -103,11 +112,12 @@ def check_drained(st: State | Queues, i: int) -> None:
         inst.draining == 1
         and inst.running_requests == 0
         and inst.queued_requests == 0
+        and inst.first[COMING] < 0
         and inst.first[AWAY] < 0
         and inst.free_blocks == inst.total_blocks
     ):
         inst.draining = 2
-        st.world[0].drained += 1
+        st.world[0].notices += 1
 
 
 @inner
@@ -117,7 +127,7 @@ def blocks_of(tokens: int) -> int:
 
 
 @inner
-def at_most(st: State, s: int) -> int:
+def at_most(st: State | Queues, s: int) -> int:
     """Blocks that a segment holds with its last token. [block]"""
     seg = st.seg[s]
     return blocks_of(seg.context + seg.prompt + max(seg.generate - 1, 0) + (1 if seg.prompt == 0 else 0))
@@ -138,19 +148,22 @@ def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
     """Take the blocks that a segment needs to begin; whether it was admitted.
 
     ``piece``: most tokens of it in the next step. The watermark stays free unless the instance holds nothing else, so
-    that running segments can grow.
+    that running segments can grow. One whose context comes from elsewhere takes all its blocks, with that of its next
+    token.
     """
     inst, seg = st.inst[i], st.seg[s]
     admission = inst.admission
     found = still_cached(st, i, s)
     tokens = seg.cached + seg.left
+    if seg.reserve > 0 and seg.left == 0:
+        tokens += 1
     whole = blocks_of(tokens)
     need = whole
-    if admission != PROMPT and seg.left > 0:
+    if admission != PROMPT and seg.left > 0 and seg.reserve == 0:
         need = blocks_of(min(seg.cached + found + piece, tokens))
     free = inst.free_blocks
     growth = inst.residue[(-inst.counter) % BLOCK_TOKENS]
-    if seg.left == 0 and tokens % BLOCK_TOKENS == 0:
+    if seg.reserve == 0 and seg.left == 0 and tokens % BLOCK_TOKENS == 0:
         growth += 1
     wanted = (need if admission == FIRST_CHUNK else whole) + growth
     if admission == OUTPUT_FITS:

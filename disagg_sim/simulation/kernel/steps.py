@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.handover import admit_landed, reserved
 from disagg_sim.simulation.kernel.layout import (
     AWAY,
     BLOCK_TOKENS,
@@ -44,18 +45,21 @@ LEAVING = int(SegmentStatus.LEAVING)
 
 @inner
 def admit_coming(st: State, i: int, now: float) -> None:
-    """Give blocks to segments that only decode, first in, first out."""
+    """Give blocks to segments that only decode or whose context is elsewhere, first in, first out."""
     inst = st.inst[i]
     s = inst.first[COMING]
     while s >= 0:
         if inst.running_requests + inst.admitted >= inst.max_sequences or not take_blocks(st, i, s, 0):
             return
         unlink(st, i, s, -1, COMING)
-        inst.queued_requests -= 1
-        inst.queued_context_tokens -= st.seg[s].context
-        if math.isnan(st.seg[s].start_s):
-            st.seg[s].start_s = now
-        join(st, i, s)
+        if st.seg[s].reserve > 0:
+            reserved(st, i, s)
+        else:
+            inst.queued_requests -= 1
+            inst.queued_context_tokens -= st.seg[s].context
+            if math.isnan(st.seg[s].start_s):
+                st.seg[s].start_s = now
+            join(st, i, s)
         s = inst.first[COMING]
 
 
@@ -67,7 +71,10 @@ def admit_prompt(st: State, i: int, s: int, now: float, piece: int) -> bool:
         return False
     if inst.preempted == 1 and inst.admission != WHOLE_PROMPT:
         return False
-    if inst.first[COMING] >= 0 or not take_blocks(st, i, s, piece):
+    first = inst.first[COMING]
+    if first >= 0 and st.seg[first].reserve < 2:  # what can come now goes before prompts
+        return False
+    if not take_blocks(st, i, s, piece):
         return False
     inst.admitted += 1
     inst.last_admitted = s
@@ -249,6 +256,7 @@ def form(st: State, i: int, now: float) -> None:
     if inst.active == 1:
         while inst.running_requests > 0 and (inst.residue[(-inst.counter) % BLOCK_TOKENS] > inst.free_blocks):
             preempt_newest(st, i, inst.last_step_s)
+        admit_landed(st, i, now)
         admit_coming(st, i, now)
         together = mode in (CHUNKED, SLO_AWARE)
         pieces = take_chunks(st, i, now, head) if together else take_prompts(st, i, now)
@@ -278,6 +286,10 @@ def form(st: State, i: int, now: float) -> None:
             inst.run_steps = steps
             begin(st, i, now, DECODING, steps_time(head, st.values, running, context, steps))
             return
+        waits = inst.first[PROMPTS] >= 0 and (mode != MANUAL or inst.closed > 0)
+        if (waits or inst.first[COMING] >= 0) and inst.stalled < st.world[0].reserves:
+            inst.stalled = 1
+            st.world[0].notices += 1
     begin(st, i, now, IDLE, math.inf)
 
 

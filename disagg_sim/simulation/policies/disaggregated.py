@@ -59,4 +59,5 @@ class Disaggregated:
                     decode=Limits(token_budget=self.token_budget, max_sequences=self.max_sequences),
                 ),
             ),
+            transfer="push" if self.early_push else "pull",
         )

@@ -116,7 +116,7 @@ class DynaServe:
             least_prefill=self.least_piece,
         )
         steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits))
-        return Parts(start=start, routing=Splits(self, site), steps=steps)
+        return Parts(start=start, routing=Splits(self, site), steps=steps, transfer="push")
 
 
 class Splits:

@@ -22,6 +22,7 @@ from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
     COMING,
     IDLE,
+    LANDED,
     MIXED,
     PROMPTS,
     Instance,
@@ -34,7 +35,7 @@ from disagg_sim.simulation.kernel.runs import steps_time
 from disagg_sim.simulation.kernel.times import aware_prefill, step_time
 
 SLO_AWARE = int(Mode.SLO_AWARE)
-DONE, LOST = int(SegmentStatus.DONE), int(SegmentStatus.LOST)
+DONE, LOST, RESERVED = int(SegmentStatus.DONE), int(SegmentStatus.LOST), int(SegmentStatus.RESERVED)
 
 
 class Entry:
@@ -274,6 +275,17 @@ def left_of(known: Known, seg: Segment, i: int, emitted: int) -> int:
 
 
 @inner
+def arriving(known: Known, i: int, s: int, plan: Plan) -> None:
+    """Enter a segment that waits with its context, or for it: the rest of its prompt, or its decode."""
+    seg = known.seg[s]
+    left = left_of(known, seg, i, seg.emitted)
+    if seg.left > 0:
+        add_prompt(plan, seg.left, seg.cached, max(left - 1, 0))
+    else:
+        add_decode(plan, seg.context + seg.emitted, max(left, 1))
+
+
+@inner
 def there(known: Known, i: int, now: float, plan: Plan) -> float:
     """Enter what an instance has; the time until its step in progress ends. [s]"""
     inst, segs = known.inst[i], known.seg
@@ -288,8 +300,12 @@ def there(known: Known, i: int, now: float, plan: Plan) -> float:
             join(plan, seg.cached + steps + done, max(left - done, 1))
     s = inst.first[COMING]
     while s >= 0:
-        left = left_of(known, segs[s], i, segs[s].emitted)
-        add_decode(plan, segs[s].context + segs[s].emitted, max(left, 1))
+        if segs[s].reserve < 2:
+            arriving(known, i, s, plan)
+        s = segs[s].next
+    s = inst.first[LANDED]
+    while s >= 0:
+        arriving(known, i, s, plan)
         s = segs[s].next
     s = inst.first[PROMPTS]
     pieces = inst.pieces if mixed else 0
@@ -310,13 +326,23 @@ def there(known: Known, i: int, now: float, plan: Plan) -> float:
 
 
 @inner
+def promised(known: Known, one: Entry) -> bool:
+    """Whether the second part of a request is not on its instance: unknown there, its first at work, or in transfer."""
+    s = one.second_at
+    if s < 0:
+        return True
+    there: bool = known.seg[s].reserve < 2 and known.seg[s].status != RESERVED
+    return not there
+
+
+@inner
 def coming(known: Known, i: int, plan: Plan) -> None:
     """Enter what was promised to an instance and is not there."""
     for j in range(known.tally[0].open):
         one = known.book[known.open[j]]
         if one.first == i and one.first_at < 0:
             add_part(plan, 0, one.split, one.tokens, False)
-        elif one.second == i and one.second_at < 0:
+        elif one.second == i and promised(known, one):
             add_part(plan, one.split, one.expected, one.tokens, False)
 
 
@@ -336,7 +362,7 @@ def refresh_book(known: Known, count: int) -> None:
         one = book[known.open[j]]
         status = segs[one.first_at].status if one.first_at >= 0 else -1
         over = one.first_at >= 0 and (one.second < 0 or status in (DONE, LOST))
-        if one.second_at < 0 and not over:
+        if promised(known, one) and not over:
             known.open[kept] = known.open[j]
             kept += 1
     tally.open = kept

@@ -1,0 +1,127 @@
+"""Compiled: segments whose context is on another instance, from the reservation of their blocks to their first step.
+
+Such a segment waits among those that come. When it gets blocks, ``run_until`` reports it, and its cache may move. The
+cache lands in these blocks: the segment decodes, or prefills the rest of its prompt, as soon as a sequence is free.
+"""
+
+from __future__ import annotations
+
+import math
+
+from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.layout import COMING, LANDED, PROMPTS, Admission, Queues, SegmentStatus, State
+from disagg_sim.simulation.kernel.queue import append, at_most, blocks_of, insert, join, report, unlink
+
+QUEUED, WITHDRAWN, RESERVED = (
+    int(status) for status in (SegmentStatus.QUEUED, SegmentStatus.WITHDRAWN, SegmentStatus.RESERVED)
+)
+OUTPUT_FITS = int(Admission.OUTPUT_FITS)
+
+
+@inner
+def count(st: State | Queues, i: int, s: int, sign: int) -> None:
+    """Count a segment among those that wait on its instance (1), or no longer (-1)."""
+    inst, seg = st.inst[i], st.seg[s]
+    inst.queued_requests += sign
+    inst.queued_prompt_tokens += sign * seg.left
+    inst.queued_context_tokens += sign * seg.context
+
+
+@inner
+def release(st: State | Queues, i: int, s: int, keep: int) -> None:
+    """Free the blocks of a segment down to ``keep`` that it still needs."""
+    inst, seg = st.inst[i], st.seg[s]
+    over = seg.blocks - keep
+    inst.free_blocks += over
+    seg.blocks = keep
+    if keep > 0:
+        inst.taken -= over
+        if inst.admission == OUTPUT_FITS:
+            inst.promised += over
+
+
+@inner
+def reserved(st: State, i: int, s: int) -> None:
+    """A segment, out of its queue, has the blocks for its cache: Python hears of it."""
+    seg = st.seg[s]
+    seg.status = RESERVED
+    if seg.reserve == 1:  # one whose sender still works counts there
+        count(st, i, s, -1)
+    report(st, s)
+
+
+@inner
+def land(st: Queues, i: int, s: int) -> None:
+    """The cache of a segment is in its reserved blocks: it joins as soon as a sequence is free."""
+    seg = st.seg[s]
+    seg.status = QUEUED
+    seg.reserve = 0
+    count(st, i, s, 1)
+    append(st, i, s, LANDED)
+
+
+@inner
+def admit_landed(st: State, i: int, now: float) -> None:
+    """Let segments whose cache has landed decode, or prefill the rest of their prompt; first in, first out."""
+    inst = st.inst[i]
+    s = inst.first[LANDED]
+    while s >= 0 and inst.running_requests + inst.admitted < inst.max_sequences:
+        seg = st.seg[s]
+        unlink(st, i, s, -1, LANDED)
+        if math.isnan(seg.start_s):
+            seg.start_s = now
+        if seg.left > 0:
+            insert(st, i, s)
+            inst.admitted += 1
+            inst.last_admitted = s
+        else:
+            count(st, i, s, -1)
+            release(st, i, s, blocks_of(seg.cached))  # what it grows into, decode steps take themselves
+            join(st, i, s)
+        s = inst.first[LANDED]
+
+
+@inner
+def _leave(st: Queues, i: int, s: int) -> None:
+    """Take a segment out of the queue for reservations."""
+    before, at = -1, st.inst[i].first[COMING]
+    while at != s:
+        before, at = at, st.seg[at].next
+    unlink(st, i, s, before, COMING)
+    if st.seg[s].reserve == 1:
+        count(st, i, s, -1)
+
+
+@inner
+def cancel(st: Queues, i: int, s: int) -> None:
+    """Nothing comes for a segment that waits for its blocks or holds them."""
+    if st.seg[s].status == RESERVED:
+        if st.inst[i].admission == OUTPUT_FITS:
+            st.inst[i].promised -= at_most(st, s) - st.seg[s].blocks
+        release(st, i, s, 0)
+    else:
+        _leave(st, i, s)
+    st.seg[s].status = WITHDRAWN
+
+
+@inner
+def sender_done(st: Queues, i: int, s: int) -> None:
+    """The sender of a segment has done its part: if it still waits for blocks, it counts among those that wait."""
+    seg = st.seg[s]
+    seg.reserve = 1
+    if seg.status == QUEUED:
+        count(st, i, s, 1)
+
+
+@inner
+def recompute(st: Queues, i: int, s: int) -> None:
+    """Give up the cache for which a segment waits: all of it is computed here, as after a preemption."""
+    inst, seg = st.inst[i], st.seg[s]
+    _leave(st, i, s)
+    seg.left += seg.cached + (seg.left == 0)  # with the token that is not in the cache yet
+    seg.reserve = seg.cached = 0
+    seg.preemptions += 1
+    inst.preemptions += 1
+    count(st, i, s, 1)
+    append(st, i, s, PROMPTS)
+    inst.closed += seg.closes

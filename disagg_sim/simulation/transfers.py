@@ -1,0 +1,304 @@
+"""Hand requests over from one instance to the next: reserve blocks, move the cache, free what the sender held.
+
+How real engines do it (``WAYS``):
+
+* *pull*: the receiver takes a request in when the sender has done its part. It reserves blocks for the whole of it as
+  its admission rule says, then reads the cache. Until the last byte has landed the sender holds its blocks, which slows
+  its prefill down when the receiver is full. NIXL in vLLM and Dynamo (docs.vllm.ai, "NIXL KV cache lease": P holds the
+  blocks while a request is queued or in flight on D; state ``WAITING_FOR_REMOTE_KVS`` of its scheduler).
+* *push*: a receiver that is known beforehand reserves blocks at once, while the sender works, and the sender writes
+  into them, chunk by chunk. vLLM's ``NixlPushConnector``, SGLang (``DecodePreallocQueue``), DynaServe.
+* *buffer*: no engine. The cache leaves at once, and an unlimited buffer at the receiver takes it.
+
+Instances that send to each other may all be full of caches that wait for each other. Such a circle is broken as vLLM
+does when a cache is lost (``kv_load_failure_policy: recompute``): the receiver of the youngest one computes it itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from disagg_sim.simulation.kernel.layout import AHEAD, IDLE, RESERVE, Mode
+from disagg_sim.simulation.kv_link import KvLink
+from disagg_sim.simulation.state import ClusterState
+from disagg_sim.simulation.wishes import Leg, State
+
+#: How a cache gets to the next instance.
+WAYS = ("pull", "push", "buffer")
+#: Who emits the first token of a request that another instance decodes: the one that has computed its prompt; or the
+#: one that decodes, in its first step. In vLLM with NIXL, and Dynamo on it, the token of the prefill is dropped: the
+#: receiver takes the last token of the prompt as not computed, and samples the first token anew (vllm-project/vllm
+#: pull request 51919, ai-dynamo/dynamo issue 850).
+FIRST_TOKENS = ("prefill", "decode")
+
+NAN = math.nan
+AT_WORK = -1  # in place of the segment of a sender that has not done its part
+STOPPED, MANUAL = State.STOPPED, Mode.MANUAL
+
+
+class Work(NamedTuple):
+    """What an instance has to do for a request, as the kernel takes it."""
+
+    lengths: tuple[int, int, int]  # context, prompt, tokens to generate [token]
+    until: int  # tokens of the request that exist when it ends [token]
+    flags: int
+    more: bool  # whether the request goes on after it
+
+
+class Moved(NamedTuple):
+    """A transfer that has ended."""
+
+    request: int
+    exposed_s: float  # that the request waited for, with blocks reserved [s]
+    whole_s: float  # from its first byte to its last [s]
+    tokens: int  # [token]
+    waited_s: float  # before it, for blocks of the receiver [s]
+
+
+@dataclass(slots=True, eq=False)
+class Handed:
+    """A request between two instances."""
+
+    request: int
+    leg: Leg  # on the receiver
+    have: int  # tokens of the request that exist before it [token]
+    origin: int
+    tokens: int  # of the cache that moves [token]
+    segment: int  # of the receiver; unused under ``buffer``
+    work: Work | None
+    held: int = AT_WORK  # segment of the sender
+    ended_s: float = NAN  # of the sender's segment [s]
+    asked_s: float = NAN  # when the transfer could have begun; later than its end by what the decision took [s]
+    reserved_s: float = NAN  # [s]
+
+
+class Owner(Protocol):
+    """Who knows what becomes of a request."""
+
+    def work(self, request: int, leg: Leg, have: int) -> Work | None:
+        """What the leg is for its instance, from ``have`` tokens on; None: more than it can hold."""
+        ...
+
+    def submit(self, request: int, leg: Leg, have: int, last_token_s: float) -> None:
+        """The leg begins now."""
+        ...
+
+    def goes_on(self, segment: int, request: int, leg: Leg, work: Work) -> None:
+        """The instance has taken over a request."""
+        ...
+
+    def refuse(self, request: int) -> None:
+        """A request ends without being served."""
+        ...
+
+    def lose(self, request: int) -> None:
+        """A request ends with its instance."""
+        ...
+
+
+class Transfers:
+    """All requests on their way from one instance to another.
+
+    Parameters
+    ----------
+    way : str
+        Of ``WAYS``.
+    state, link
+        Clock, kernel, instances and requests; the network.
+    owner : Owner
+        Who knows what becomes of a request.
+    """
+
+    def __init__(self, way: str, state: ClusterState, link: KvLink, owner: Owner) -> None:
+        self.way, self.state, self.link, self.owner = way, state, link, owner
+        self.engine, self.fleet, self.roster, self.prompts = state.engine, state.fleet, state.roster, state.prompts
+        self.moved: list[Moved] = []
+        self._ahead: dict[int, Handed] = {}  # by request: pushes whose sender is at work
+        self._waiting: dict[int, Handed] = {}  # by segment of the receiver: all that is not in transfer
+        site = state.site
+        self._site, self._layers = site, len(site.setup.model.layers)
+        self._token_bytes = (
+            site.kv_bytes(1) if site.setup.model.linear_cache else 0.0
+        )  # where a cache grows by the token
+
+    @property
+    def waiting(self) -> int:
+        """Requests for which a receiver has no blocks yet, or whose sender is at work. [request]"""
+        return len(self._waiting)
+
+    def promise(self, request: int, origin: int, leg: Leg, have: int) -> None:
+        """A sender begins its part; the next instance is known, and reserves blocks where caches are pushed."""
+        known = self._ahead.get(request)
+        if known is not None:  # its prompt has moved to another instance
+            known.origin = origin
+            return
+        work = self.owner.work(request, leg, have)
+        if work is None:
+            return
+        segment = self.fleet.submit(
+            leg.instance, request, work.lengths, self.engine.now, flags=work.flags | RESERVE | AHEAD
+        )
+        handed = Handed(request, leg, have, origin, self._tokens(request, have), segment, work)
+        self._ahead[request] = self._waiting[segment] = handed
+
+    def forget(self, request: int) -> None:
+        """A request goes on elsewhere than was promised."""
+        handed = self._ahead.pop(request, None)
+        if handed is not None:
+            del self._waiting[handed.segment]
+            self.fleet.cancel(handed.segment, self.engine.now)
+
+    def begin(self, request: int, origin: int, held: int, leg: Leg, have: int, ended: float, *, known: bool) -> None:
+        """A sender has done its part, which ``ended`` then [s]; its cache goes to the instance of the leg, which was
+        ``known`` from its start or not.
+        """
+        now, target = self.engine.now, leg.instance
+        if self.way == "buffer":
+            since = -math.inf if known else now
+            self._send(
+                Handed(request, leg, have, origin, self._tokens(request, have), -1, None, held, ended, now, since)
+            )
+            return
+        handed = self._ahead.get(request)
+        if handed is not None and handed.leg.instance != target:
+            self.forget(request)
+            handed = None
+        last = ended if have > self.prompts[request] else NAN
+        if STOPPED in (self.roster.state[origin], self.roster.state[target]):
+            self._fail(request, origin, held)
+            return
+        if handed is None:
+            work = self.owner.work(request, leg, have)
+            if work is None:
+                self.fleet.release(held, now)
+                self.owner.refuse(request)
+                return
+            segment = self.fleet.submit(
+                target, request, work.lengths, now, flags=work.flags | RESERVE, last_token_s=last
+            )
+            tokens = self._tokens(request, have)
+            self._waiting[segment] = Handed(request, leg, have, origin, tokens, segment, work, held, ended, now)
+            return
+        del self._ahead[request]
+        self.fleet.sender_done(handed.segment, now, last)
+        handed.held, handed.ended_s, handed.asked_s = held, ended, now
+        if handed.reserved_s <= now:
+            self._send(handed)
+
+    def reserved(self, segment: int) -> None:
+        """The receiver has blocks."""
+        handed = self._waiting[segment]
+        handed.reserved_s = self.engine.now
+        if handed.held != AT_WORK:
+            self._send(handed)
+
+    def died(self, instance: int) -> list[int]:
+        """Drop what an instance that stopped should have sent or got; the requests that are lost with it."""
+        lost, now = [], self.engine.now
+        for handed in list(self._waiting.values()):
+            target = handed.leg.instance
+            if instance not in (handed.origin, target):
+                continue
+            del self._waiting[handed.segment]
+            self._ahead.pop(handed.request, None)
+            if instance != target:
+                self.fleet.cancel(handed.segment, now)
+            elif handed.held != AT_WORK:
+                self.fleet.release(handed.held, now)
+            if handed.held != AT_WORK:
+                lost.append(handed.request)
+        return lost
+
+    def stalled(self, instance: int) -> None:
+        """Nothing runs on an instance, and what waits there finds no blocks: if that is for ever, make room.
+
+        It is for ever if all its blocks are held by caches that wait for other instances, and these for others, in
+        a circle of instances that all have stalled.
+        """
+        circle, todo = {instance}, [instance]
+        while todo:
+            needs = self._needs(todo.pop())
+            if needs is None:
+                return
+            todo += needs - circle
+            circle |= needs
+        held = [each for each in self._waiting.values() if each.origin == instance and each.held != AT_WORK]
+        if not held:
+            kept = [each for each in self._waiting.values() if self._keeps(each, instance)]
+            self.forget(max(kept, key=lambda each: each.segment).request)
+            return
+        youngest = max(held, key=lambda each: each.held)
+        del self._waiting[youngest.segment]
+        self.fleet.release(youngest.held, self.engine.now)
+        self.fleet.recompute(youngest.segment, self.engine.now)
+        assert youngest.work is not None
+        self.owner.goes_on(youngest.segment, youngest.request, youngest.leg, youngest.work)
+
+    def _keeps(self, handed: Handed, instance: int) -> bool:
+        """Whether a push has reserved blocks on an instance, and its sender is at work."""
+        return handed.leg.instance == instance and handed.held == AT_WORK and handed.reserved_s <= self.engine.now
+
+    def _needs(self, instance: int) -> set[int] | None:
+        """Instances that have to act before an idle one has room; None: it will have room anyway."""
+        inst, segments = self.fleet.views, self.fleet.segments
+        if inst.run_kind[instance] != IDLE or self.roster.mode[instance] == MANUAL:
+            return None
+        needs, blocks = set(), 0
+        for handed in self._waiting.values():
+            if handed.origin == instance and handed.held != AT_WORK:
+                needs.add(handed.leg.instance)
+                blocks += int(segments.blocks[handed.held])
+            elif self._keeps(handed, instance):
+                needs.add(handed.origin)
+                blocks += int(segments.blocks[handed.segment])
+        used = int(inst.total_blocks[instance] - inst.free_blocks[instance])
+        return needs if needs and blocks == used else None
+
+    def _tokens(self, request: int, have: int) -> int:
+        """Tokens of the cache that moves: the token emitted last is not in it."""
+        return have - 1 if have > self.prompts[request] else have
+
+    def _send(self, handed: Handed) -> None:
+        origin, target, tokens = handed.origin, handed.leg.instance, handed.tokens
+        self._waiting.pop(handed.segment, None)
+        size = tokens * self._token_bytes if self._token_bytes else self._site.kv_bytes(tokens)
+        hidden = 0.0
+        if handed.reserved_s < handed.asked_s:
+            pieces = self._site.link.pieces(tokens, self._layers)
+            window = handed.asked_s - max(self.fleet.start_s(handed.held), handed.reserved_s)
+            hidden = self.link.hidden_bytes(origin, target, size, pieces, window)
+        self.roster.coming[target] += 1
+        self.state.coming_tokens[target] += tokens
+        self.link.send(origin, target, size - hidden, self._landed, handed, hidden)
+
+    def _landed(self, handed: Handed, hidden: float) -> None:
+        """A cache has arrived: its sender's blocks are free, its receiver may go on."""
+        request, origin, leg = handed.request, handed.origin, handed.leg
+        target, now = leg.instance, self.engine.now
+        self.state.coming_tokens[target] -= handed.tokens
+        waited = max(handed.reserved_s - handed.asked_s, 0.0)
+        exposed = now - handed.ended_s - waited
+        rate = min(self.link.bandwidth[origin], self.link.bandwidth[target])
+        self.moved.append(Moved(request, exposed, exposed + hidden / rate, handed.tokens, waited))
+        if STOPPED in (self.roster.state[origin], self.roster.state[target]):
+            if handed.work is not None and self.roster.state[target] != STOPPED:
+                self.fleet.cancel(handed.segment, now)
+            self._fail(request, origin, handed.held)
+            self.roster.coming[target] -= 1
+            return
+        if handed.work is None:
+            self.fleet.release(handed.held, now)
+            last = handed.ended_s if handed.have > self.prompts[request] else NAN
+            self.owner.submit(request, leg, handed.have, last)
+        else:
+            self.fleet.hand_over(handed.held, handed.segment, now)
+            self.owner.goes_on(handed.segment, request, leg, handed.work)
+        self.roster.came(target)
+
+    def _fail(self, request: int, origin: int, held: int) -> None:
+        """One of the two instances has died: so has the request."""
+        if self.roster.state[origin] != STOPPED:
+            self.fleet.release(held, self.engine.now)
+        self.owner.lose(request)
