@@ -1,6 +1,8 @@
 """Load specs by name or path: ``load_system("h100_sxm")``, ``load_model("llama-3.1-70b")``.
 
 A file is parsed once for each of its versions; equal names give the same object.
+
+Past 400 lines: one function a kind, each with its own type and example.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from disagg_sim.facts.layouts import EvidenceSpec, LayoutRules, evidence_of, rul
 from disagg_sim.facts.model import ModelSpec, model_of
 from disagg_sim.facts.precision import Precision, PrecisionRecipe, recipe_of
 from disagg_sim.facts.profile import ProfileSpec, profile_of
+from disagg_sim.facts.scheduler import SchedulerSpec, scheduler_of
 from disagg_sim.facts.traffic import TrafficSpec, traffic_of
 from disagg_sim.facts.uncertainty import UncertaintySpec, uncertainty_of
 from disagg_sim.facts.yaml_files import (
@@ -45,6 +48,7 @@ __all__ = [
     "load_model",
     "load_precision",
     "load_profile",
+    "load_scheduler",
     "load_spec",
     "load_system",
     "load_traffic",
@@ -166,6 +170,27 @@ def load_engine(name: str | Path) -> EngineSpec:
     True
     """
     return _load("engine", name, EngineSpec)
+
+
+def load_scheduler(name: str | Path) -> SchedulerSpec:
+    """Load the scheduler ``name`` (``hw_specs/schedulers/``): what an engine of some version admits and keeps.
+
+    Parameters
+    ----------
+    name
+        As in ``load_system``.
+
+    Returns
+    -------
+    SchedulerSpec
+        Admission, watermark [1], defaults of a step [token], [1].
+
+    Examples
+    --------
+    >>> load_scheduler("vllm_v0_2024").watermark, load_scheduler("vllm_v1_2026").admission
+    (0.01, 'prompt_fits')
+    """
+    return _load("scheduler", name, SchedulerSpec)
 
 
 def load_traffic(name: str | Path) -> TrafficSpec:
@@ -354,6 +379,7 @@ _READERS: dict[str, Callable[[Path, dict[str, Any], str], object]] = {
     "precision": recipe_of,
     "profile": profile_of,
     "engine": engine_of,
+    "scheduler": scheduler_of,
     "traffic": traffic_of,
     "uncertainty": uncertainty_of,
     "layout": rules_of,

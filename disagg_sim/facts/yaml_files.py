@@ -27,6 +27,7 @@ DIRECTORIES = {
     "precision": "hw_specs/precision",
     "profile": "hw_specs/profiles",
     "engine": "hw_specs/engines",
+    "scheduler": "hw_specs/schedulers",
     "uncertainty": "hw_specs/uncertainty",
     "layout": "hw_specs/layouts",
     "evidence": "hw_specs/evidence",

@@ -13,7 +13,7 @@ from disagg_sim.errors import PolicyError, quoted
 from disagg_sim.simulation.engine import FIRST, Engine
 from disagg_sim.simulation.faults import place_of
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
-from disagg_sim.simulation.kernel.layout import Mode
+from disagg_sim.simulation.kernel.layout import Admission, Mode
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.service import Traffic, prefill_rate, seats
@@ -31,7 +31,15 @@ def spec_of(policy: str, site: Site, steps: StepLimits, mapping: Mapping, role: 
     limits = _limits_of(policy, steps, mapping, role)
     most = max(_limits_of(policy, steps, mapping, each).max_sequences for each in Role)
     blocks = site.blocks(mapping, limits)  # first: steps too large for the memory would fill the host's with a table
-    return InstanceSpec(table=site.table(mapping, most), blocks=blocks, max_sequences=most)
+    scheduler = site.scheduler
+    return InstanceSpec(
+        table=site.table(mapping, most),
+        blocks=blocks,
+        max_sequences=most,
+        admission=Admission[scheduler.admission.upper()],
+        watermark=scheduler.watermark,
+        keeps_preempted=scheduler.keeps_preempted,
+    )
 
 
 def _limits_of(policy: str, steps: StepLimits, mapping: Mapping, role: Role) -> Limits:

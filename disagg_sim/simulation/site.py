@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.load import load_scheduler
+from disagg_sim.facts.scheduler import SchedulerSpec
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
@@ -19,6 +23,8 @@ from disagg_sim.simulation.kv_link import LinkSpec, instance_bandwidth
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
 from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
 
+#: Scheduler of the engines of a site unless a run names one, and the word for it.
+SCHEDULER, AS_ENGINE = "vllm_v0_2024", "engine"
 #: Share of a TTFT limit that is left where the host takes all of it: a policy divides by what is left. [1]
 LEAST_TTFT_SHARE = 1e-3
 
@@ -91,6 +97,7 @@ class Site:
     flip_s: float  # a change of role takes the instance out of service that long [s]
     prompt_tokens: float  # mean of the traffic that is expected [token]
     output_tokens: float  # mean of the traffic that is expected [token]
+    scheduler: SchedulerSpec = field(default_factory=partial(load_scheduler, SCHEDULER))  # of the engines here
 
     @property
     def request_host_s(self) -> float:
@@ -122,6 +129,65 @@ class Site:
             for replicas in self.deployment.part(part)
             for _ in range(replicas.instances)
         )
+
+
+def scheduler_of(at: Setup, name: str = AS_ENGINE) -> SchedulerSpec:  # noqa: ARG001  one for all engines
+    """Scheduler of the engines of a run.
+
+    Parameters
+    ----------
+    at
+        Setup, with the engine that serves.
+    name
+        Of a scheduler (``hw_specs/schedulers/``), or ``AS_ENGINE``.
+
+    Returns
+    -------
+    SchedulerSpec
+        What engines admit, keep, and hold in a step by default.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> scheduler_of(at, "vllm_v1_2026").title
+    'vLLM V1 (2026)'
+    """
+    return load_scheduler(SCHEDULER if name == AS_ENGINE else name)
+
+
+def with_defaults(limits: Limits, scheduler: SchedulerSpec, system: SystemSpec, ranks: int) -> Limits:
+    """Fill in what a policy leaves to the scheduler of its engine: a budget of 0 tokens, 0 sequences.
+
+    Parameters
+    ----------
+    limits
+        Of one attention rank.
+    scheduler, system
+        Whose defaults, and on which GPUs.
+    ranks
+        Of the instance; some schedulers share a budget among them. [1]
+
+    Returns
+    -------
+    Limits
+        Of one attention rank, all above 0; no more sequences by default than tokens.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_system
+    >>> mine, h200 = Limits(token_budget=0, max_sequences=0), load_system("h200_sxm")
+    >>> for name in ("vllm_v0_2024", "vllm_v1_2026", "sglang_2026"):
+    ...     found = with_defaults(mine, load_scheduler(name), h200, 8)
+    ...     print(found.token_budget, found.max_sequences)
+    2048 256
+    8192 1024
+    1024 1024
+    """
+    usual = scheduler.defaults_on(system)
+    shared = usual.token_budget if scheduler.budget_per_rank else max(usual.token_budget // ranks, 1)
+    budget = limits.token_budget or shared
+    return replace(limits, token_budget=budget, max_sequences=limits.max_sequences or min(usual.max_sequences, budget))
 
 
 def of_ranks(limits: Limits, ranks: int) -> Limits:
@@ -187,7 +253,9 @@ class AsPlanned:
 
     def limits(self, mapping: Mapping, role: Role) -> Limits:
         """See ``StepLimits``."""
-        usual = of_ranks(self.usual.limits(mapping, role), int(mapping.dp_attn))
+        ranks, site = int(mapping.dp_attn), self.site
+        own = with_defaults(self.usual.limits(mapping, role), site.scheduler, site.setup.system, ranks)
+        usual = of_ranks(own, ranks)
         part = self._part(mapping, role)
         if part is None:
             return usual

@@ -180,7 +180,7 @@ def test_all_faults_are_told_at_once(written):
         ({"policies": [{"kind": "vllm", "token_budgt": 512}]}, "did you mean 'token_budget'"),
         (
             {"policies": [{"kind": "vllm", "token_budget": 0.5}]},
-            "policies[0].token_budget: 0.5 is out of range; allowed: whole numbers from 1 to 16777216 token",
+            "policies[0].token_budget: 0.5 is out of range; allowed: whole numbers from 0 to 16777216 token",
         ),
         (
             {"policies": [{"kind": "arrow", "monitor_s": 1.0e-9}]},

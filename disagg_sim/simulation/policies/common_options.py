@@ -7,14 +7,12 @@ from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST, MOST_SEQUENCES, 
 
 def token_budget_option(meaning: str = "decodes and prefill of one step of an attention rank") -> int:
     """Tokens of one step. [token]"""
-    return option(2048, meaning, unit="token", low=1, high=MOST_TOKENS)
+    return option(0, f"{meaning}; 0: as the engine's scheduler", unit="token", low=0, high=MOST_TOKENS)
 
 
-def max_sequences_option(
-    meaning: str = "most sequences of an attention rank, running and in prefill; vLLM's default",
-) -> int:
+def max_sequences_option(meaning: str = "most sequences of an attention rank, running and in prefill") -> int:
     """Sequences of an instance. [1]"""
-    return option(256, meaning, low=1, high=MOST_SEQUENCES)
+    return option(0, f"{meaning}; 0: as the engine's scheduler", low=0, high=MOST_SEQUENCES)
 
 
 def prompts_per_step_option() -> int:

@@ -30,8 +30,8 @@ class Disaggregated:
     """
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
-    token_budget: int = token_budget_option("prompt tokens of one step of a prefill instance")
-    max_sequences: int = max_sequences_option("most sequences of a decode instance; vLLM's default")
+    token_budget: int = token_budget_option("prompt tokens of one step of an attention rank of a prefill instance")
+    max_sequences: int = max_sequences_option("most sequences of an attention rank of a decode instance")
     prefill: str = option(
         "chunked",
         "chunks of token_budget over several prompts, or whole prompts up to token_budget a pass",

@@ -106,7 +106,7 @@ def a3_baselines(bench: ArrowBench) -> Finding:
 )
 def a4_predictor(bench: ArrowBench) -> Finding:
     """FIFO on one prefill instance: simulated TTFT, without the host's time, against the recursion over predictions."""
-    budget = LeastLoad().token_budget
+    budget = 2048
     at = bench.setting(MODEL)
     table = StepTable.build(at, Mapping())
     shortest, longest = map(math.log, PROMPTS)
@@ -116,7 +116,8 @@ def a4_predictor(bench: ArrowBench) -> Finding:
     fitted = np.array([predictor(length) for length in prompts.tolist()])
     arrival = np.cumsum(named_rng(0, "arrivals").exponential(whole.mean() / FIFO_LOAD, FIFO_REQUESTS))
     trace = Trace(arrival=arrival, input_tokens=prompts, output_tokens=np.full(FIFO_REQUESTS, 2), name="fifo")
-    result = run(trace, PAIR, LeastLoad(prompts_per_step=1), at=at, slo=bench.workloads["code"].slo)
+    policy = LeastLoad(prompts_per_step=1, token_budget=budget)
+    result = run(trace, PAIR, policy, at=at, slo=bench.workloads["code"].slo)
     ttft = result.requests.first_token_s - arrival - request_host(at)
     exact, quadratic = (float(np.abs(ttft_in_turn(arrival, times) / ttft - 1).max()) for times in (whole, fitted))
     single = float(np.abs(fitted / whole - 1).max())

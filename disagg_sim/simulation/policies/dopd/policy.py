@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
-from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
-from disagg_sim.simulation.policies.common_options import max_sequences_option, period_option, token_budget_option
+from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
+from disagg_sim.simulation.policies.common_options import period_option, token_budget_option
 from disagg_sim.simulation.policies.dopd.batches import BATCHES, LengthAware, kingman_wait
-from disagg_sim.simulation.policies.dopd.sizes import SIZINGS, Profile
+from disagg_sim.simulation.policies.dopd.sizes import LARGEST_GRAPH, SIZINGS, Profile
 from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
 from disagg_sim.simulation.policies.loads import ByRole, least, least_decode
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
@@ -82,7 +82,12 @@ class Dopd:
         128, "prompts up to this are computed on the decode instance; 0: none", unit="token", low=0, high=MOST_TOKENS
     )
     token_budget: int = token_budget_option("decodes and prefill of one step of a decode instance")
-    max_sequences: int = max_sequences_option("most sequences of an instance: the largest captured CUDA graph")
+    max_sequences: int = option(
+        LARGEST_GRAPH,
+        "most sequences of an attention rank: the largest captured CUDA graph",
+        low=1,
+        high=MOST_SEQUENCES,
+    )
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""

@@ -1,0 +1,120 @@
+"""Schedulers of serving engines by version: what they admit, what they keep, and how much a step holds by default.
+
+One file per version in ``hw_specs/schedulers/``; every value has its source there. An engine's own times stand apart in
+``hw_specs/engines/``, which names the scheduler of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+from disagg_sim.facts.faults import source_faults
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Quantity, Range, schema_of, validate
+from disagg_sim.facts.yaml_files import spec_error
+from disagg_sim.notebook import Shown
+from disagg_sim.units import TB
+
+_Count = Annotated[int, Range(1, 10**7)]
+
+#: What a prompt needs to be admitted: its own blocks at once, room for its first chunk, for the prompt, for the output.
+ADMISSIONS = ("prompt", "first_chunk", "prompt_fits", "output_fits")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDefaults:
+    """What a step holds where the operator says nothing, on GPUs of some memory and more."""
+
+    memory: Annotated[float, Quantity("B", 0.0, 10 * TB)]  # from so much reported memory of a GPU on [B]
+    token_budget: _Count  # decodes and prefill of one step [token]
+    max_sequences: _Count  # running and in prefill together [1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSpec(Shown):
+    """How an engine of some version forms its steps and uses its memory for KV blocks."""
+
+    name: Annotated[str, NOT_IN_FILE]
+    title: Line
+    admission: Annotated[str, OneOf(ADMISSIONS)]
+    watermark: Annotated[float, Range(0.0, 0.5)]  # share of the blocks that an admission leaves free [1]
+    keeps_preempted: bool  # blocks of a preempted request stay in the prefix cache until others take them
+    defaults: tuple[StepDefaults, ...]  # by memory, from 0 B on
+    least_on: tuple[str, ...]  # words in names of systems whose defaults are the first ones, whatever their memory
+    budget_per_rank: bool  # the token budget is that of each attention rank; else all of them share it
+    sources: Mapping[str, str]  # key -> where its value comes from
+
+    def defaults_on(self, system: SystemSpec) -> StepDefaults:
+        """What a step holds by default on a system.
+
+        Parameters
+        ----------
+        system
+            Whose GPUs serve.
+
+        Returns
+        -------
+        StepDefaults
+            Tokens [token] and sequences [1].
+
+        Examples
+        --------
+        vLLM takes the larger values on 70 GiB and more, but on the A100:
+
+        >>> from disagg_sim.facts.load import load_scheduler, load_system
+        >>> vllm = load_scheduler("vllm_v1_2025")
+        >>> [vllm.defaults_on(load_system(name)).token_budget for name in ("h100_sxm", "a100_sxm_80gb")]
+        [8192, 2048]
+        """
+        if any(word in system.name for word in self.least_on):
+            return self.defaults[0]
+        return [each for each in self.defaults if each.memory <= system.hbm_reported][-1]
+
+
+_Keys = schema_of(SchedulerSpec)
+
+
+def scheduler_of(path: Path, data: Mapping[str, Any], name: str) -> SchedulerSpec:
+    """Read a scheduler from its file; every value needs a source.
+
+    Parameters
+    ----------
+    path, data
+        File, as messages name it, and its content.
+    name
+        Of the scheduler.
+
+    Returns
+    -------
+    SchedulerSpec
+        Bytes [B], tokens [token], shares [1].
+
+    Raises
+    ------
+    SpecError
+        With every fault of the file.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.yaml_files import find_file, read_mapping
+    >>> file = read_mapping(find_file("scheduler", "vllm_v1_2026"))
+    >>> scheduler_of(Path("mine.yaml"), file | {"watermark": 0.05}, "mine").watermark
+    0.05
+    >>> scheduler_of(Path("mine.yaml"), file | {"admission": "promt"}, "mine")
+    Traceback (most recent call last):
+    disagg_sim.errors.SpecError: mine.yaml: admission: 'promt' is unknown, did you mean 'prompt'?; allowed: prompt, \
+first_chunk, prompt_fits, output_fits
+    """
+    spec = SchedulerSpec(name=name, **dict(validate(_Keys, data, path)))
+    told = [key for key in _Keys.model_fields if key not in ("title", "sources")]
+    found = source_faults(spec.sources, told, needed=told)
+    rows = [each.memory for each in spec.defaults]
+    if not rows or rows[0] != 0.0 or any(low >= high for low, high in pairwise(rows)):
+        found.append("defaults: memory must rise from 0 GB on, one line each")
+    if found:
+        raise spec_error(path, found)
+    return spec
