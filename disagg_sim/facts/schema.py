@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_origin, get_type_hints
 
 from pydantic import (
@@ -489,6 +490,8 @@ def _form(hint: Any) -> Any:
     parts = tuple(_form(part) for part in getattr(hint, "__args__", ()))
     if get_origin(hint) is tuple:
         return _Annotated[_Tuple[parts], Field(strict=False)]
+    if isinstance(hint, UnionType) and type(None) in parts:
+        return _Union[parts]
     return _Dict[parts] if get_origin(hint) is Mapping else hint
 
 

@@ -1,4 +1,4 @@
-"""Traffic: pairs of input and output lengths, constant or distributed.
+"""Traffic: pairs of input and output lengths, constant or distributed, and sessions of requests.
 
 Only the parameters live here; ``workload.distributions`` gives them mean, quantiles and samples.
 """
@@ -57,13 +57,16 @@ class EmpiricalLength:
 
     def __post_init__(self) -> None:
         """``ValueError`` unless it is a table of quantiles."""
-        p, tokens = self.probabilities, self.tokens
-        if len(p) != len(tokens) or len(p) < 2:
-            raise ValueError(f"{len(p)} probabilities and {len(tokens)} tokens; needs the same number, at least 2")
-        if p[0] != 0.0 or p[-1] != 1.0 or any(a >= b for a, b in pairwise(p)):
-            raise ValueError("probabilities must rise strictly from 0 to 1")
-        if any(a > b for a, b in pairwise(tokens)):
-            raise ValueError("tokens must not fall")
+        _require_quantiles(self.probabilities, self.tokens, "tokens")
+
+
+def _require_quantiles(p: tuple[float, ...], values: tuple[float, ...], noun: str) -> None:
+    if len(p) != len(values) or len(p) < 2:
+        raise ValueError(f"{len(p)} probabilities and {len(values)} {noun}; needs the same number, at least 2")
+    if p[0] != 0.0 or p[-1] != 1.0 or any(a >= b for a, b in pairwise(p)):
+        raise ValueError("probabilities must rise strictly from 0 to 1")
+    if any(a > b for a, b in pairwise(values)):
+        raise ValueError(f"{noun} must not fall")
 
 
 LengthSpec = ConstantLength | LogNormalLength | ParetoLength | EmpiricalLength
@@ -83,6 +86,29 @@ class TrafficCase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EmpiricalTime:
+    """Quantile table of times, linear between its points."""
+
+    probabilities: tuple[Annotated[float, Range(0.0, 1.0)], ...]  # ascending, from 0 to 1 [1]
+    seconds: tuple[Annotated[float, Range(0.0, 1e9, "s")], ...]  # quantile of each probability [s]
+
+    def __post_init__(self) -> None:
+        """``ValueError`` unless it is a table of quantiles."""
+        _require_quantiles(self.probabilities, self.seconds, "seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSpec:
+    """Requests that follow each other, the next prompt with the last one in front."""
+
+    turns: _Length  # requests of a session [1]
+    first: _Length  # its first prompt [token]
+    shared_tokens: Annotated[int, Range(0, 10**9)] = 0  # start of the first prompt that all sessions share [token]
+    growth: _Length  # from a prompt to the next of its session: answer, and what is added [token]
+    think_s: EmpiricalTime  # from the end of a turn to the next: people read, tools run [s]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficSpec(Shown):
     """A family of traffic cases."""
 
@@ -90,6 +116,7 @@ class TrafficSpec(Shown):
     title: Line
     cases: Annotated[tuple[TrafficCase, ...], NotEmpty]
     source: str
+    session: SessionSpec | None = None
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:

@@ -1,4 +1,4 @@
-"""Load the traces of a scenario: files or synthetic ones, each at several rates."""
+"""Load the traces of a scenario: files, synthetic requests or synthetic sessions, each at several rates."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
 from disagg_sim.workload.readers.clock import TIME_UNITS
 from disagg_sim.workload.readers.load import ROLES, load_trace
 from disagg_sim.workload.scaling import SCALE_BY, SHIFT_S, TIME, at_rate
+from disagg_sim.workload.session_traces import session_trace
 from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
 
-SYNTHETIC = "synthetic"
+SYNTHETIC, SESSIONS = "synthetic", "sessions"
 
 _Rate = Annotated[float, Range(1e-6, 1e6)]
 _Seconds = Annotated[float, Range(0.0, 1e9, "s")]
@@ -58,6 +59,29 @@ class Synthetic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticSessions:
+    """Sessions that begin by a process at a rate."""
+
+    lengths: str  # name of a shipped traffic with sessions
+    rate: float  # mean rate at which they begin [session/s]
+    sessions: int | None  # how many [session], or
+    duration: float | None  # for how long [s]
+    process: ArrivalProcess
+
+    def draw(self, seed: int, name: str) -> Trace:
+        """The trace of one seed."""
+        return session_trace(
+            load.load_traffic(self.lengths),
+            rate=self.rate,
+            sessions=self.sessions,
+            duration=self.duration,
+            arrivals_as=self.process,
+            seed=seed,
+            name=name,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSource:
     """Where a trace comes from, which part of it is replayed, and at which rates."""
 
@@ -67,8 +91,9 @@ class TraceSource:
     columns: tuple[tuple[str, str], ...] = ()  # what its columns are for and their headers, where they are others
     time_unit: str = ""  # that its times count in; "" = that of its kind
     spread: bool = True  # Mooncake: spread the batches of one instant evenly
+    sessions: bool = True  # later turns of a session wait for those before them
     rate: float | None = None  # of a table without arrivals [request/s]
-    synthetic: Synthetic | None = None
+    synthetic: Synthetic | SyntheticSessions | None = None
     requests: int | None = None  # the first so many of the part; None = all [request]
     span: tuple[float, float] | None = None  # part of the file, from its first request on; None = all [s]
     start: float = 0.0  # when the first request of the file arrives [s]
@@ -111,6 +136,7 @@ def _load(source: TraceSource, seed: int, version: int) -> Trace:  # noqa: ARG00
         columns=dict(source.columns),
         time_unit=source.time_unit,
         spread=source.spread,
+        sessions=source.sessions,
         rate=source.rate,
         seed=seed,
     )
@@ -121,12 +147,17 @@ def _load(source: TraceSource, seed: int, version: int) -> Trace:  # noqa: ARG00
     return trace if source.requests is None else trace.head(source.requests)
 
 
-class _Common(Strict):
+class _Rates(Strict):
+    """What all traces have."""
+
     name: PlainName = ""
     kind: str = "auto"
     rate_scale: Axis[_Rate] = (1.0,)
     scale_by: Annotated[str, OneOf(SCALE_BY)] = TIME
     shift_s: _Seconds = SHIFT_S
+
+
+class _Common(_Rates):
     requests: _Requests = None
     rate_per_s: _Rate | None = None
 
@@ -141,6 +172,7 @@ class _FileKeys(_Common):
     to_s: _Seconds | None = None
     start_s: _Seconds = 0.0
     spread: bool = True
+    sessions: bool = True
 
 
 class _Constant(Strict):
@@ -173,14 +205,38 @@ def _mmpp(bursts: _Bursts) -> Mmpp:
     return expected(partial(Mmpp, contrast=bursts.contrast, burst_share=bursts.share, burst_s=bursts.length_s))
 
 
-class _SyntheticKeys(_Common):
+class _Process(Strict):
+    """How arrivals are drawn."""
+
+    duration_s: Annotated[float | None, Range(1e-3, 1e9)] = None
+    cv: Annotated[float | None, Range(0.0, 100.0)] = None
+    bursts: Annotated[Mmpp | None, Written(_Bursts, _mmpp)] = None
+
+    def process(self, count: int | None, counted: str) -> ArrivalProcess:
+        """The process; ``ValueError`` unless it ends in one way and is one."""
+        faults = []
+        if (count is None) == (self.duration_s is None):
+            faults.append(f"a synthetic trace has either '{counted}' or 'duration_s'")
+        if self.cv is not None and self.bursts is not None:
+            faults.append("'cv' and 'bursts' are two processes of arrivals; give one of them")
+        if faults:
+            raise SeveralFaultsError(((), fault) for fault in faults)
+        return self.bursts or (Poisson() if self.cv is None else Gamma(self.cv))
+
+
+class _SyntheticKeys(_Process, _Common):
     """A trace drawn from an arrival process and a distribution of lengths."""
 
     lengths: Annotated[str | tuple[int, int], Written(_Lengths, lambda lengths: lengths)]
     rate_per_s: _Rate
-    duration_s: Annotated[float | None, Range(1e-3, 1e9)] = None
-    cv: Annotated[float | None, Range(0.0, 100.0)] = None
-    bursts: Annotated[Mmpp | None, Written(_Bursts, _mmpp)] = None
+
+
+class _SessionKeys(_Process, _Rates):
+    """Sessions drawn from a traffic that has some."""
+
+    traffic: Annotated[str, load.spec_name("traffic")]
+    sessions_per_s: _Rate
+    sessions: _Requests = None
 
 
 def _of_file(keys: _FileKeys, info: Any) -> TraceSource:
@@ -192,6 +248,7 @@ def _of_file(keys: _FileKeys, info: Any) -> TraceSource:
         columns=keys.columns,
         time_unit=keys.time_unit,
         spread=keys.spread,
+        sessions=keys.sessions,
         rate=keys.rate_per_s,
         requests=keys.requests,
         span=(keys.from_s or 0.0, 1e9 if keys.to_s is None else keys.to_s) if part else None,
@@ -201,19 +258,12 @@ def _of_file(keys: _FileKeys, info: Any) -> TraceSource:
 
 
 def _drawn(keys: _SyntheticKeys, info: Any) -> TraceSource:
-    faults = []
-    if (keys.requests is None) == (keys.duration_s is None):
-        faults.append("a synthetic trace has either 'requests' or 'duration_s'")
-    if keys.cv is not None and keys.bursts is not None:
-        faults.append("'cv' and 'bursts' are two processes of arrivals; give one of them")
-    if faults:
-        raise SeveralFaultsError(((), fault) for fault in faults)
     drawn = Synthetic(
         lengths=keys.lengths,
         rate=keys.rate_per_s,
         requests=keys.requests,
         duration=keys.duration_s,
-        process=keys.bursts or (Poisson() if keys.cv is None else Gamma(keys.cv)),
+        process=keys.process(keys.requests, "requests"),
     )
     found = TraceSource(
         name=keys.name or SYNTHETIC, kind=keys.kind, rate=keys.rate_per_s, synthetic=drawn, requests=keys.requests
@@ -221,7 +271,18 @@ def _drawn(keys: _SyntheticKeys, info: Any) -> TraceSource:
     return _read(found, keys, info)
 
 
-def _read(found: TraceSource, keys: _Common, info: Any) -> TraceSource:
+def _begun(keys: _SessionKeys, info: Any) -> TraceSource:
+    drawn = SyntheticSessions(
+        lengths=keys.traffic,
+        rate=keys.sessions_per_s,
+        sessions=keys.sessions,
+        duration=keys.duration_s,
+        process=keys.process(keys.sessions, "sessions"),
+    )
+    return _read(TraceSource(name=keys.name or keys.traffic, kind=keys.kind, synthetic=drawn), keys, info)
+
+
+def _read(found: TraceSource, keys: _Rates, info: Any) -> TraceSource:
     """A source with its rates, which was read once to find its faults, unless another takes its place."""
     source = replace(found, rate_scales=keys.rate_scale, scale_by=keys.scale_by, shift_s=keys.shift_s)
     if not info.context.instead:
@@ -233,13 +294,16 @@ def _read(found: TraceSource, keys: _Common, info: Any) -> TraceSource:
 def _form(value: object) -> str | None:
     if not isinstance(value, Mapping):
         return None
-    return SYNTHETIC if value.get("kind") == SYNTHETIC else "file"
+    kind = value.get("kind")
+    return kind if kind in (SYNTHETIC, SESSIONS) else "file"
 
 
-#: A trace of a scenario: ``{path: ...}``, or ``{kind: synthetic, lengths: ..., rate_per_s: ...}``.
+#: A trace of a scenario: ``{path: ...}``, ``{kind: synthetic, lengths: ..., rate_per_s: ...}``, or
+#: ``{kind: sessions, traffic: ..., sessions_per_s: ...}``.
 TraceKeys: Any = Annotated[
     Annotated[_FileKeys, AfterValidator(_of_file), Tag("file")]
-    | Annotated[_SyntheticKeys, AfterValidator(_drawn), Tag(SYNTHETIC)],
+    | Annotated[_SyntheticKeys, AfterValidator(_drawn), Tag(SYNTHETIC)]
+    | Annotated[_SessionKeys, AfterValidator(_begun), Tag(SESSIONS)],
     told_apart(_form, "not a mapping of keys such as path, rate_scale"),
 ]
 

@@ -141,12 +141,12 @@ def _changed(chosen: Any) -> dict[str, Any]:
 
 
 def _table(trace: Trace) -> str:
-    """Arrivals from the first on, every digit of them. [s], [token]"""
+    """The plain form, arrivals from the first on, every digit of them. [s], [token]"""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(("arrival_s", "input_tokens", "output_tokens"))
-    arrivals = (trace.arrival - trace.arrival[0]).tolist()
-    rows.writerows(zip(arrivals, trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
+    columns = trace.frame().assign(arrival_s=trace.arrival - trace.arrival[0])
+    rows.writerow(columns)
+    rows.writerows(zip(*(columns[name].tolist() for name in columns), strict=True))
     return text.getvalue()
 
 
@@ -178,8 +178,18 @@ def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
         "run": scenario.run == result.options,
         "trace": np.array_equal(trace.input_tokens, result.trace.input_tokens)
         and np.array_equal(trace.output_tokens, result.trace.output_tokens)
-        and np.allclose(trace.arrival, result.trace.arrival, rtol=1e-15, atol=0.0),
+        and np.allclose(trace.arrival, result.trace.arrival, rtol=1e-15, atol=0.0)
+        and _same_turns(trace, result.trace),
     }
     for key, equal in same.items():
         if not equal:
             raise InputError(f"{path}: {key} reads back differently from what was simulated; its runs would differ")
+
+
+def _same_turns(one: Trace, other: Trace) -> bool:
+    """Whether two traces have the same sessions, however numbered."""
+    if one.sessions is None or other.sessions is None:
+        return one.sessions is other.sessions
+    return np.array_equal(one.sessions.previous(), other.sessions.previous()) and np.array_equal(
+        one.sessions.think_s, other.sessions.think_s
+    )

@@ -148,3 +148,30 @@ def test_rates_by_requests_leave_the_time_of_a_trace_alone(tmp_path):
 def test_impossible_rates_are_faults_of_the_file(tmp_path, more, said):
     with pytest.raises(SpecError, match=re.escape(said)):
         scenario(tmp_path, {"path": "log.csv", "columns": COLUMNS, "time_unit": "ms", **more})
+
+
+def test_synthetic_sessions_are_served_turn_by_turn(tmp_path):
+    trace = {"kind": "sessions", "traffic": "coding_agent", "sessions_per_s": 0.05, "sessions": 8, "rate_scale": [1, 2]}
+    found = scenario(tmp_path, {**trace, "scale_by": "requests"})
+    assert found.traces[0].name == "coding_agent"
+    plan = plan_scenario(found)
+    assert [run.requests for run in plan.runs] == [len(found.traces[0].load(0)), 2 * len(found.traces[0].load(0))]
+    result = run_scenario(plan, tmp_path / "out", jobs=1, listener=Silent())
+    requests = result.requests(plan.runs[0])
+    previous = found.traces[0].load(0).sessions.previous()
+    later = previous >= 0
+    assert (requests["status"] == "completed").all()
+    assert (requests["arrival_s"][later].to_numpy() >= requests["finish_s"][previous[later]].to_numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        ({"traffic": "azure_2023_code", "sessions": 8}, "traffic azure_2023_code has no sessions"),
+        ({"traffic": "coding_agent"}, "a synthetic trace has either 'sessions' or 'duration_s'"),
+        ({"traffic": "coding_agent", "sessions": 8, "requests": 9}, "unknown key 'requests'"),
+    ],
+)
+def test_faulty_sessions_are_one_line(tmp_path, trace, said):
+    with pytest.raises(SpecError, match=said):
+        scenario(tmp_path, {"kind": "sessions", "sessions_per_s": 0.05, **trace})

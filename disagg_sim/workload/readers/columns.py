@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import io
 import re
@@ -110,6 +111,12 @@ class Table:
         self.rows: pd.DataFrame = rows.iloc[places] if blank else rows.iloc[1:]
         if not self.lines.size:
             raise TraceError(f"{path}: no line below the header; allowed: one request or more")
+
+    def part(self, rows: NDArray[np.intp]) -> Table:
+        """Some rows of the same file."""
+        some = copy.copy(self)
+        some.rows, some.lines = self.rows.iloc[rows], self.lines[rows]
+        return some
 
     def require(self, names: Sequence[str]) -> None:
         """``TraceError`` that names the first missing column and the nearest one."""

@@ -15,7 +15,8 @@ from disagg_sim.workload.readers.clock import Arrivals, check_unit, from_column,
 from disagg_sim.workload.readers.columns import Table, read_bytes
 from disagg_sim.workload.readers.mooncake import read_lines, spread_batches
 from disagg_sim.workload.readers.servegen import draw_pool, is_pool
-from disagg_sim.workload.trace import PrefixBlocks, Tokens, Trace
+from disagg_sim.workload.readers.turns import SESSION, of_burstgpt, with_turns
+from disagg_sim.workload.trace import PrefixBlocks, Sessions, Tokens, Trace
 
 #: Kind of a table with a header -> arrival, input and output column. The last has no arrivals.
 COLUMNS = {
@@ -38,6 +39,7 @@ def load_trace(
     columns: Mapping[str, str] | None = None,
     time_unit: str = "",
     spread: bool = True,
+    sessions: bool = True,
     rate: float | None = None,
     seed: int = 0,
 ) -> Trace:
@@ -59,6 +61,9 @@ def load_trace(
     spread
         Of Mooncake, whose requests come in batches: spread each evenly up to the next one, or leave all of it at one
         instant.
+    sessions
+        Whether later turns of a session wait for the turn before, where the file has sessions (``session`` and
+        ``think_s``; ``Session ID`` and ``Elapsed time`` of BurstGPT); else all requests arrive as recorded.
     rate
         Of a table without arrivals: mean rate of the Poisson arrivals that it is given. [request/s]
     seed
@@ -107,8 +112,13 @@ def load_trace(
         _without(path, "a table without arrivals", time_unit=time_unit)
         return _without_arrivals(table, names[1:] if columns else (), rate, seed)
     table.require(names)
-    times, inputs, outputs = from_column(table, names[0], time_unit), table.tokens(names[1]), table.tokens(names[2])
-    return assemble(path, times, inputs, outputs)
+    inputs, outputs = table.tokens(names[1]), table.tokens(names[2])
+    if sessions and SESSION in table.header:
+        times, turns = with_turns(table, names[0], time_unit)
+        return assemble(path, times, inputs, outputs, sessions=turns)
+    times = from_column(table, names[0], time_unit)
+    recorded = of_burstgpt(table, times.seconds) if sessions else None
+    return assemble(path, times, inputs, outputs, sessions=recorded)
 
 
 def _names(kind: str, columns: Mapping[str, str] | None) -> tuple[str, ...]:
@@ -166,7 +176,7 @@ def _mooncake(path: Path, content: bytes, spread: bool, time_unit: str) -> Trace
         seconds, instants = spread_batches(times.seconds)
         times = Arrivals(seconds, times.stamp)
         notes = (f"{seconds.size} requests at {instants} instants, spread evenly up to the next instant",)
-    return assemble(path, times, inputs, outputs, prefix, notes)
+    return assemble(path, times, inputs, outputs, prefix=prefix, notes=notes)
 
 
 def assemble(
@@ -174,7 +184,9 @@ def assemble(
     times: Arrivals | Floats,
     input_tokens: Tokens,
     output_tokens: Tokens,
+    *,
     prefix: PrefixBlocks | None = None,
+    sessions: Sessions | None = None,
     notes: tuple[str, ...] = (),
 ) -> Trace:
     """The trace of a file's rows: sorted, without rows of zero tokens; the notes say what was done.
@@ -192,6 +204,11 @@ def assemble(
         first = int(np.argmax(np.diff(arrival) < 0)) + 2
         rows = rows[np.argsort(arrival[rows], kind="stable")]
         notes = (*notes, f"warning: arrivals were not sorted (first at request {first}); sorted")
+    if sessions is not None:
+        sessions = sessions.take(rows)
+        later = int((sessions.previous() >= 0).sum())
+        said = f"{rows.size - later} sessions: {later} later turns wait for the turn before and a think time"
+        notes = (*notes, said)
     arrival = arrival[rows]
     if isinstance(times, Arrivals):
         arrival = arrival - arrival[0]
@@ -203,6 +220,7 @@ def assemble(
             input_tokens=input_tokens[rows],
             output_tokens=output_tokens[rows],
             prefix=prefix.take(rows) if prefix else None,
+            sessions=sessions,
             name=path.name.split(".")[0],
             notes=(*notes, *gap_note(arrival)),
             dropped=dropped,
