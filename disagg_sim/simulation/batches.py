@@ -49,6 +49,11 @@ class Batches:
         """Prompts that wait, for an instance or for any. [request]"""
         return len(self._shared.segments) + sum(len(queue) for queue in self._queues.values())
 
+    @property
+    def wakes(self) -> bool:
+        """Whether the policy wants to be asked again at some time."""
+        return bool(self._wake)
+
     def wait(self, instance: int, request: int, segment: Waiting) -> None:
         """A prompt has come to an instance."""
         self._queues.setdefault(instance, OrderedDict())[request] = segment
@@ -68,6 +73,8 @@ class Batches:
         running = self._running.get(instance)
         if running and request in running:
             running.remove(request)
+            self.ask(instance)
+        elif self._shared.segments:
             self.ask(instance)
 
     def abandon(self, instance: int) -> list[int]:

@@ -74,6 +74,8 @@ class Cluster:
         self._absent = 0  # requests that never come [request]
         self._looks = 0  # of the policy, so far
         self._pool, self._widest = roster.decode[:0], 0  # prefill instances, and what the largest of them holds [token]
+        self._takes = parts.forming is not None  # where the end of a prompt makes room
+        self._ticks = parts.roles is not None or parts.scaling is not None
         self._notify_all = clients.hears or parts.listener is not None
         self._emits_late = first_token == "decode"
         self.transfers = Transfers(transfer, state, link, self)
@@ -100,7 +102,7 @@ class Cluster:
             or self.transfers.waiting > 0
             or self.fleet.next_time() < math.inf
             or any(self.roster.coming)
-            or self.view.shared_requests > 0
+            or (self.view.shared_requests > 0 and (self._ticks or self.batches.wakes))
         )
 
     # --- source of the engine -----------------------------------------------------------------------------------
@@ -247,7 +249,8 @@ class Cluster:
             context, new, generate = have, min(until, prompt) - have, max(0, until - prompt)
         else:  # the token emitted last is not in the cache yet
             context, new, generate = have - 1, 0, until - have
-        flags = KEPT if more else HEARD if self._notify_all else CLOSES
+        heard = self._notify_all or (new > 0 and self._takes)
+        flags = KEPT if more else HEARD if heard else CLOSES
         return Work((context, new, generate), until, flags, more)
 
     def submit(self, request: int, leg: Leg, have: int, last_token_s: float) -> None:

@@ -11,6 +11,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.policies.dopd.batches import LengthAware, kingman_wait
 from disagg_sim.simulation.policies.dopd.sizes import Profile, matching_prefill, prefill_decode_ratio
+from disagg_sim.simulation.policies.loads import least_uncached
 from disagg_sim.simulation.policies.pools import Sizes
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
@@ -154,6 +155,34 @@ def test_short_prompts_that_wait_come_together():
     requests = [(0.0, 500, 2), (0.01, 300, 2), (0.02, 300, 2), (0.03, 300, 2)]
     result = served(requests, "dopd", PAIR, table=SIMPLE)
     assert result.requests.first_token_s.tolist() == pytest.approx([0.06, 0.16, 0.16, 0.16])
+
+
+def test_a_prompt_goes_to_the_prefill_instance_that_is_free_first():
+    """2,000 tokens take 210 ms and 1,500 take 160 ms: instance 1 begins the third prompt, 0 the fourth."""
+    requests = [(0.0, 2000, 2), (0.0, 1500, 2), (0.0, 1600, 2), (0.0, 1200, 2)]
+    r = served(requests, "dopd", deployment(prefill=2, decode=1), table=SIMPLE, link_bandwidth=1e15).requests
+    assert r.prefill_instance.tolist() == [0, 1, 1, 0]
+    assert r.prefill_start_s.tolist() == pytest.approx([0.0, 0.0, 0.16, 0.21])
+
+
+def test_a_request_decodes_where_the_fewest_of_its_tokens_have_to_be_computed():
+    """500 and 100 tokens in decode; of a prompt of 1,000 the first instance remembers 640: 860 against 1,100."""
+    cached = {0: 640, 1: 0}
+    view = SimpleNamespace(
+        input_tokens=[1000],
+        decode=np.array([0, 1]),
+        remembers=True,
+        refresh=lambda: None,
+        cached_tokens=lambda request, instance: cached[instance],
+        running_tokens=np.array([500, 100]),
+        running_requests=np.array([1, 1]),
+        coming_tokens=np.zeros(2, int),
+        queued_requests=np.zeros(2, int),
+        seats=np.array([10, 10]),
+    )
+    assert least_uncached(view, 0) == 0
+    cached[0] = 384  # 1,116
+    assert least_uncached(view, 0) == 1
 
 
 def test_pools_follow_the_load_and_new_instances_take_their_time():

@@ -109,7 +109,7 @@ def test_a_prompt_that_no_prefill_instance_holds_is_rejected():
 
 
 def test_prompts_that_nobody_takes_stay_unfinished():
-    r = run([(0.0, 100, 2)], Pulled(room=0), options=RunOptions(until_s=1.0))
+    r = run([(0.0, 100, 2)], Pulled(room=0))
     assert r.status.tolist() == [Outcome.UNFINISHED]
 
 

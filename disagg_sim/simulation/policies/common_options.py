@@ -22,6 +22,17 @@ def prompts_per_step_option() -> int:
     )
 
 
+#: Where prompts wait for prefill: in one queue, from which instances take them, or each at an instance.
+QUEUES = ("shared", "instances")
+
+
+def queue_option() -> str:
+    """Where prompts wait."""
+    return option(
+        "shared", "where prompts wait: in one queue, from which prefill instances take them, or at one", choices=QUEUES
+    )
+
+
 def least_option() -> int:
     """Instances that no planner stops. [1]"""
     return option(1, "least number of instances of each pool", low=1, high=MOST)

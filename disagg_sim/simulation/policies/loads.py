@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import entry
@@ -80,6 +82,31 @@ def least_decode(view: ClusterView, among: Index, tokens: int = 0) -> int:
         among, view.running_tokens, view.running_requests, view.coming_tokens, view.queued_requests, view.seats, tokens
     )
     return instance
+
+
+def least_uncached(view: ClusterView, request: int) -> int:
+    """The decode instance with the fewest tokens for its seats, in decode or of the prompt and not remembered there.
+
+    Parameters
+    ----------
+    view
+        The cluster.
+    request
+        To be decoded.
+
+    Returns
+    -------
+    int
+        Without prefix caches the one of ``least_decode``.
+    """
+    tokens, among = view.input_tokens[request], view.decode
+    if not view.remembers:
+        return least_decode(view, among, tokens)
+    view.refresh()
+    cached = np.array([view.cached_tokens(request, instance) for instance in among.tolist()])
+    running, requests = view.running_tokens[among], np.maximum(view.running_requests[among], 1)
+    held = running + view.coming_tokens[among] + running / requests * view.queued_requests[among]
+    return int(among[np.argmin((held + tokens - cached) / view.seats[among])])
 
 
 class InTurn:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView
-from disagg_sim.simulation.wishes import MAX_SEQUENCES, Batch
+from disagg_sim.simulation.wishes import SHARED, Batch
 
 #: Short prompts filled into the length threshold by worth, or prompts in order of arrival up to the threshold.
 BATCHES = ("knapsack", "fifo")
@@ -60,18 +61,23 @@ class LengthAware:
     """Prompts shorter than ``threshold`` run together, up to that many tokens; longer ones run alone.
 
     Asked when an instance is free, it takes the waiting prompts from the oldest on. Short ones join the batch; a
-    long one runs at once, the batch stays. The batch runs when it is full, when the queue is at its end, and when
+    long one runs at once, the batch stays. A batch that stays is part of the queue: where instances share it, whichever
+    is free next may run it. The batch runs when it is full, when the queue is at its end, and when
     its time is up: a share of the queueing time since its first prompt joined, or what the oldest of
     them has left of the TTFT limit. What of all waiting short prompts then runs is a knapsack's choice:
     worth 1 + wait/TTFT limit, weight the length, capacity the threshold.
     """
 
-    def __init__(self, site: Site, batches: str, timeout_share: float, threshold: float) -> None:
+    def __init__(
+        self, site: Site, batches: str, timeout_share: float, threshold: float, *, shared: bool = False
+    ) -> None:
         self.threshold = threshold  # forecast mean input length, i_next [token]
         self.wait_s = 0.0  # queueing time of the last window; before the first no batch waits [s]
         self._fifo, self._share, self._limit = batches == "fifo", timeout_share, site.slo.ttft
         self._full_s = site.table(site.deployment.prefill[0].mapping).pass_time(max(round(threshold), 1))[0]
-        self._joined: dict[int, float] = {}  # when the first prompt joined the batch of an instance [s]
+        self._joined: dict[int, float] = {}  # when the first prompt joined the batch of a queue [s]
+        self.shared = shared  # whether all instances take from one queue
+        self._equal = len(site.deployment.prefill) == 1  # each instance holds what any other holds
         self._waiting: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def waiting_tokens(self, view: ClusterView) -> NDArray[np.int64]:
@@ -87,10 +93,16 @@ class LengthAware:
 
     def form(self, view: ClusterView, instance: int, waiting: Sequence[int]) -> Batch:
         """See ``BatchForming``."""
-        looked = waiting[:MAX_SEQUENCES]
-        chosen = self._in_order(view, looked) if self._fifo else self._by_length(view, instance, looked)
         tokens = view.input_tokens
-        self._waiting[instance] -= sum([tokens[request] for request in chosen])
+        if self.shared and not self._equal:
+            room = view.total_blocks[instance] * BLOCK_TOKENS
+            waiting = [request for request in waiting if tokens[request] < room]
+            if not waiting:
+                return Batch(())
+        queue = SHARED if self.shared else instance
+        chosen = self._in_order(view, waiting) if self._fifo else self._by_length(view, queue, waiting)
+        if not self.shared:
+            self._waiting[instance] -= sum([tokens[request] for request in chosen])
         return Batch(chosen)
 
     def _in_order(self, view: ClusterView, waiting: Sequence[int]) -> tuple[int, ...]:
@@ -103,15 +115,15 @@ class LengthAware:
             count += 1
         return tuple(waiting[:count])
 
-    def _by_length(self, view: ClusterView, instance: int, waiting: Sequence[int]) -> tuple[int, ...]:
+    def _by_length(self, view: ClusterView, queue: int, waiting: Sequence[int]) -> tuple[int, ...]:
         tokens, threshold, now = view.input_tokens, self.threshold, view.now
-        joined = self._joined.get(instance)
+        joined = self._joined.get(queue)
         total = 0
         for request in waiting:
             length = tokens[request]
             if length < threshold:
                 if joined is None:
-                    joined = self._joined[instance] = now
+                    joined = self._joined[queue] = now
                 if total == 0 and now >= self._time_up(joined, view.arrival_s[request]):
                     break
                 total += length
@@ -119,9 +131,9 @@ class LengthAware:
                     break
             else:
                 if total == 0:
-                    self._joined.pop(instance, None)
+                    self._joined.pop(queue, None)
                 return (request,)
-        self._joined.pop(instance, None)
+        self._joined.pop(queue, None)
         short = [request for request in waiting if tokens[request] < threshold]
         worth = [1.0 + (now - view.arrival_s[request]) / self._limit for request in short]
         return tuple(short[item] for item in greedy(worth, [tokens[request] for request in short], threshold))

@@ -5,9 +5,12 @@
 * P/D manager (algorithm 2, ``sizes``): in every window it records mean input, mean output and the requests in service,
   and forecasts each. The sizes of both pools follow from the forecasts and the profile of prefill and decode times,
   which observed times correct.
-* Prefill scheduler (algorithm 1, ``batches``): short prompts are batched up to the forecast input length,
-  long ones run alone.
-* Ultra-short prompts are computed on the decode instance itself, beside its decodes.
+* Prefill scheduler (algorithm 1, ``batches``): prefill instances take prompts from one queue, first in, first out
+  (section V-C; ``queue: instances`` gives each a queue of its own). Short prompts are batched up to the forecast input
+  length, long ones run alone.
+* KV-aware router: a request decodes where its prompt tokens that are not in the cache and the tokens in decode are
+  fewest together. Ultra-short prompts are computed there, too, beside its decodes, as are prompts of which the cache
+  has all but as few tokens.
 
 Corrections of the printed algorithms: after a batch the scheduler takes the next request before it continues; the
 number of prefill instances is not multiplied by the decode instances, which the concurrency already contains
@@ -30,16 +33,16 @@ from numpy.typing import NDArray
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
-from disagg_sim.simulation.policies.common_options import period_option, token_budget_option
+from disagg_sim.simulation.policies.common_options import period_option, queue_option, token_budget_option
 from disagg_sim.simulation.policies.dopd.batches import BATCHES, LengthAware, kingman_wait
 from disagg_sim.simulation.policies.dopd.sizes import LARGEST_GRAPH, SIZINGS, Profile
 from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
-from disagg_sim.simulation.policies.loads import ByRole, least, least_decode
+from disagg_sim.simulation.policies.loads import ByRole, least, least_uncached
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site, StepLimits
 from disagg_sim.simulation.view import ClusterView
-from disagg_sim.simulation.wishes import Leg, Limits, Role, Wish
+from disagg_sim.simulation.wishes import SHARED, Leg, Limits, Role, Wish
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 #: Weight of the newest window in the correction. [1]
@@ -61,6 +64,7 @@ class Dopd:
     window_s: float = period_option(60.0, "time of one observation")
     action_s: float = period_option(300.0, "time between two decisions on sizes")
     check_s: float = period_option(5.0, "time between two checks for free GPUs while an instance waits for some")
+    queue: str = queue_option()
     batches: str = option(
         "knapsack", "how prompts form prefill batches: by length, or in order of arrival", choices=BATCHES
     )
@@ -98,7 +102,8 @@ class Dopd:
         decode = Limits(token_budget=self.token_budget, max_sequences=self.max_sequences)
         prefill = Limits(mode=Mode.MANUAL, token_budget=self.token_budget, max_sequences=self.max_sequences)
         steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=prefill, decode=decode))
-        forming = LengthAware(site, self.batches, self.timeout_share, self.profile_tokens)
+        shared = self.queue == "shared"
+        forming = LengthAware(site, self.batches, self.timeout_share, self.profile_tokens, shared=shared)
         routing = Router(forming, self.local_tokens)
         return Parts(
             start=site.instances(("prefill", PREFILL), ("decode", DECODE)),
@@ -110,7 +115,10 @@ class Dopd:
 
 
 class Router:
-    """Fewest tokens not yet computed for prefill, fewest in decode for decode; ultra-short prompts whole there."""
+    """The queue of prefill, and the decode instance with the fewest tokens, in decode or not known there.
+
+    Prompts of which no more than ``local_tokens`` are not known to that instance are computed there.
+    """
 
     def __init__(self, forming: LengthAware, local_tokens: int) -> None:
         self._forming, self._local = forming, local_tokens
@@ -124,8 +132,12 @@ class Router:
     def place(self, view: ClusterView, request: int) -> Leg:
         """See ``Routing``."""
         tokens = view.input_tokens[request]
-        if tokens <= self._local:
-            return Leg(least_decode(view, view.decode, tokens))
+        if tokens <= self._local or view.remembers:
+            instance = least_uncached(view, request)
+            if tokens - view.cached_tokens(request, instance) <= self._local:
+                return Leg(instance)
+        if self._forming.shared:
+            return Leg(SHARED, tokens + 1)
         instance = self.idlest(view, view.prefill, tokens)
         if tokens < view.total_blocks[instance] * BLOCK_TOKENS:  # else the instance refuses it
             self._forming.came(instance, tokens)
@@ -133,7 +145,7 @@ class Router:
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  wherever it was
         """See ``Routing``."""
-        return Leg(least_decode(view, view.decode, view.input_tokens[request]))
+        return Leg(least_uncached(view, request))
 
 
 class Manager:
@@ -156,6 +168,7 @@ class Manager:
     def resize(self, view: ClusterView) -> Sequence[Wish]:
         """See ``Autoscaler``."""
         self._there += float(view.queued_requests.sum() + view.running_requests.sum()) + sum(view.coming)
+        self._there += view.shared_requests
         self._looks += 1
         if view.now >= self._window_end:
             self._window_end += self._options.window_s

@@ -8,8 +8,8 @@ Corrected: the paper compares the times at which the instances finish all their 
 answer, however little other work there is, so prompts queue at one instance while the other has room. Here the two
 parts of the new request end together, each behind the queue of its instance; ``balance: all`` is the printed rule.
 
-Algorithm 2 as printed takes what prefill keeps a step within the limit. After a long past no step does: a single token
-after 100,000 takes 100 ms where 70B runs on two H100, and the prompt would go on token by token. If even without decodes
+Algorithm 2 as printed takes what prefill keeps a step within the limit. After a long past no step does: a single
+token after 100,000 takes 100 ms where 70B runs on two H100, and the prompt would go on token by token. If even alone
 ``least_piece`` tokens exceed the limit, a step takes so many (``least_piece: 1`` is the printed rule); 256 is the
 smallest chunk that the paper tries for its baseline (section 6.1).
 
