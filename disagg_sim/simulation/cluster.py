@@ -74,8 +74,7 @@ class Cluster:
         self._absent = 0  # requests that never come [request]
         self._looks = 0  # of the policy, so far
         self._pool, self._widest = roster.decode[:0], 0  # prefill instances, and what the largest of them holds [token]
-        self._takes = parts.forming is not None  # where the end of a prompt makes room
-        self._ticks = parts.roles is not None or parts.scaling is not None
+        self._takes, self._ticks = (part is not None for part in (parts.forming, parts.roles or parts.scaling))
         self._notify_all = clients.hears or parts.listener is not None
         self._emits_late = first_token == "decode"
         self.transfers = Transfers(transfer, state, link, self)
@@ -195,8 +194,8 @@ class Cluster:
         work = self._shape(request, leg.until, 0)
         if sum(work.lengths) > self._widest:
             self.refuse(request)
-            return
-        self.batches.share(request, (*work.lengths, work.until, leg.then, NAN, work.more))
+        else:
+            self.batches.share(request, (*work.lengths, work.until, leg.then, NAN, work.more))
 
     def refuse(self, request: int) -> None:
         """A request ends without being served."""
@@ -249,8 +248,7 @@ class Cluster:
             context, new, generate = have, min(until, prompt) - have, max(0, until - prompt)
         else:  # the token emitted last is not in the cache yet
             context, new, generate = have - 1, 0, until - have
-        heard = self._notify_all or (new > 0 and self._takes)
-        flags = KEPT if more else HEARD if heard else CLOSES
+        flags = KEPT if more else HEARD if self._notify_all or (new and self._takes) else CLOSES
         return Work((context, new, generate), until, flags, more)
 
     def submit(self, request: int, leg: Leg, have: int, last_token_s: float) -> None:

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sites import deployment
+from sites import deployment, site
 from sites import served as slowly_linked
 
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
+from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies import forecast
 from disagg_sim.simulation.policies.dopd.batches import greedy
+from disagg_sim.simulation.policies.dynamo.load import LoadPlanner, stepping
 from disagg_sim.simulation.policies.dynamo.sla import decode_instances, prefill_instances
 from disagg_sim.simulation.policies.pools import Sizes, within
 from disagg_sim.simulation.policies.registry import policy_named
@@ -168,6 +170,28 @@ def test_with_load_the_sla_planner_is_a_floor():
     assert started - len(floor) >= 1
 
 
+# --- the router's queue ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("queue", "first_s"), [("shared", [0.02, 0.04, 0.06]), ("instances", [0.02, 0.05, 0.05])])
+def test_the_router_holds_back_what_no_worker_has_room_for(queue, first_s):
+    """A threshold of 0 gives no worker a second prompt: three of 100 tokens go one by one, 20 ms each.
+
+    At the worker the last two would share a step of 30 ms.
+    """
+    policy = policy_named("dynamo_load", queue=queue, queue_threshold=0.0)
+    r = served([(0.0, 100, 2)] * 3, policy, deployment(prefill=1, decode=1), table=TABLE).requests
+    assert r.first_token_s.tolist() == pytest.approx(first_s)
+
+
+def test_below_the_threshold_nothing_is_held_back():
+    """Two steps of 2,048 tokens: the first three prompts of 2,000 are sent at once, the fourth waits for the first."""
+    policy = policy_named("dynamo_load", queue_threshold=2.0, period_s=1e3)
+    result = served([(0.0, 2000, 1)] * 4, policy, deployment(prefill=1, decode=1), table=TABLE)
+    assert (result.requests.status == Outcome.COMPLETED).all()
+    assert result.requests.first_token_s[3] == pytest.approx(4 * 0.01 + 0.8)  # steps stay full
+
+
 # --- load planner ---------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +212,16 @@ def test_the_load_planner_adds_one_at_a_time_and_waits_for_its_start():
     assert times
     assert all(later - sooner >= 4.0 for sooner, later in pairwise(times))
     assert (result.requests.status == Outcome.COMPLETED).all()
+
+
+def test_the_estimate_is_that_of_the_next_prompt():
+    """3,000 tokens wait and prompts have 800: 3,800 in steps of 2,048 and 1,752, 20 ms and 380 ms."""
+    here = site(Engine(), ROOM, table=TABLE)
+    options = policy_named("dynamo_load")
+    planner = LoadPlanner(options, here, stepping(here, options.token_budget, options.max_sequences))
+    planner._prompt = 800.0
+    assert planner._ttft(3000.0) == pytest.approx(0.4)
+    assert planner._ttft(0.0) == pytest.approx(0.09)
 
 
 def test_the_load_planner_shrinks_to_its_floor_when_idle():

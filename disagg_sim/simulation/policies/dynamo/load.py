@@ -2,12 +2,16 @@
 
 The planner follows its public source and issue threads of 2026. ``mode`` selects its rule:
 
-* ``sla``: it adds an instance if the estimates of all workers exceed the SLO: TTFT from the prompt tokens in the queue
-  at one chunk budget per step, ITL from the sequences and the cache that a worker holds and will hold. It removes an
+* ``sla``: it adds an instance if the estimates of all workers exceed the SLO. They are those of the next request: TTFT
+  from the prompt tokens in the queue and a prompt of the mean length of the last period, at one chunk budget per step;
+  ITL from the sequences and the cache that a worker holds and will hold, and one more of mean length. It removes an
   instance if the estimates for N - 1 workers with the load of N stay under ``sensitivity`` times the SLO and the
   decode cache fits.
 * ``throughput``, ``latency``: it compares queued prompt tokens over the context length, and the use of KV memory, with
   thresholds. It adds an instance if any worker exceeds its threshold, and removes one if all are below theirs.
+
+Requests are held back at the router while all workers have enough prompts (``router``; ``queue: instances`` sends them
+on at once). Our choice: the planner counts an equal share of what is held back for each worker.
 
 Known faults are options: ``drain=False`` (a stopped worker loses its requests), ``project=False`` (scaling down uses
 the load of N workers, not of the N - 1 that remain, so sizes oscillate), ``deaf=True`` (workers that start later never
@@ -31,8 +35,10 @@ from disagg_sim.simulation.policies.common_options import (
     least_option,
     max_sequences_option,
     period_option,
+    queue_option,
     token_budget_option,
 )
+from disagg_sim.simulation.policies.dynamo.router import HeldBack, queue_of, queue_threshold_option
 from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, least_prefill
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
 from disagg_sim.simulation.policy import Autoscaler, Parts, register
@@ -77,6 +83,8 @@ class DynamoLoad:
         high=MOST_TOKENS,
     )
     least: int = least_option()
+    queue: str = queue_option()
+    queue_threshold: float = queue_threshold_option()
     token_budget: int = token_budget_option()
     max_sequences: int = max_sequences_option()
     drain: bool = drain_option()
@@ -90,7 +98,9 @@ class DynamoLoad:
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""
         steps = stepping(site, self.token_budget, self.max_sequences)
-        return planned(site, LoadPlanner(self, site, steps), steps)
+        return planned(
+            site, LoadPlanner(self, site, steps), steps, queue_of(self.queue, self.queue_threshold, steps, site)
+        )
 
 
 def stepping(site: Site, token_budget: int, max_sequences: int) -> StepLimits:
@@ -99,12 +109,13 @@ def stepping(site: Site, token_budget: int, max_sequences: int) -> StepLimits:
     return AsPlanned(site=site, parts=("prefill", "decode"), usual=ByRole(prefill=limits, decode=limits))
 
 
-def planned(site: Site, scaling: Autoscaler, steps: StepLimits) -> Parts:
+def planned(site: Site, scaling: Autoscaler, steps: StepLimits, queue: HeldBack | None) -> Parts:
     """Disaggregation as Dynamo runs it, under one of its planners."""
     return Parts(
         start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
-        routing=Handover(least_prefill, least_decode),
+        routing=queue or Handover(least_prefill, least_decode),
         steps=steps,
+        forming=queue,
         scaling=scaling,
     )
 
@@ -125,6 +136,7 @@ class LoadPlanner:
         self._tables = (site.table(prefill, here.max_sequences), site.table(decode, there.max_sequences))
         self._budget, self._sequences = here.token_budget, there.max_sequences
         self._context = options.context_tokens or site.setup.model.max_context
+        self._prompt = site.prompt_tokens  # mean of those that came of late [token]
         self._first = len(site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)))
 
     def resize(self, view: ClusterView) -> Sequence[Wish]:
@@ -144,14 +156,24 @@ class LoadPlanner:
     def _prefill_step(self, view: ClusterView) -> int:
         """+1, 0 or -1 prefill instance."""
         workers = self._heard(view.prefill)
-        queued = view.queued_prompt_tokens[workers].astype(float)
+        queued = view.queued_prompt_tokens[workers] + view.shared_prompt_tokens / max(workers.size, 1)
         if self._options.mode != "sla":
             limits = THRESHOLDS[self._options.mode]
             return _by_thresholds(queued / self._context, limits.prefill_up, limits.prefill_down)
-        budget, limit = self._budget, self._site.slo.ttft
-        chunk = self._tables[0].step_time(0, 0.0, budget, 0.0, self._tables[0].ranks) / budget
-        share = self._share(int(view.prefill.size))
-        return _by_estimates(queued * chunk, queued * share * chunk, limit, self._options.sensitivity)
+        found = view.window(self.period_s).input_tokens
+        self._prompt = self._prompt if np.isnan(found) else found
+        now, with_one_less = (
+            np.array([self._ttft(tokens) for tokens in (queued * share).tolist()])
+            for share in (1.0, self._share(int(view.prefill.size)))
+        )
+        return _by_estimates(now, with_one_less, self._site.slo.ttft, self._options.sensitivity)
+
+    def _ttft(self, queued: float) -> float:
+        """Of the next prompt of mean length behind ``queued`` tokens, in steps of the budget. [s]"""
+        table, budget = self._tables[0], self._budget
+        full, rest = divmod(round(queued + self._prompt), budget)
+        time = full * table.step_time(0, 0.0, budget, 0.0, table.ranks)
+        return time + (table.step_time(0, 0.0, rest, 0.0, min(table.ranks, rest)) if rest else 0.0)
 
     def _decode_step(self, view: ClusterView) -> int:
         """+1, 0 or -1 decode instance."""
@@ -168,8 +190,8 @@ class LoadPlanner:
         requests = running + waiting + coming
         share = self._share(int(view.decode.size))
         step = _by_estimates(
-            self._itl(requests, held),
-            self._itl(requests * share, held * share),
+            self._itl(requests + 1, held + mean),
+            self._itl(requests * share + 1, held * share + mean),
             self._site.slo.tpot,
             self._options.sensitivity,
         )

@@ -25,9 +25,11 @@ from disagg_sim.simulation.policies.common_options import (
     least_option,
     max_sequences_option,
     period_option,
+    queue_option,
     token_budget_option,
 )
 from disagg_sim.simulation.policies.dynamo.load import DynamoLoad, LoadPlanner, planned, stepping
+from disagg_sim.simulation.policies.dynamo.router import queue_of, queue_threshold_option
 from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
 from disagg_sim.simulation.policies.pools import Pools, Sizes, within
 from disagg_sim.simulation.policy import Parts, register
@@ -50,6 +52,8 @@ class DynamoSla:
     )
     load_period_s: float = period_option(5.0, "time between two decisions of the load planner")
     least: int = least_option()
+    queue: str = queue_option()
+    queue_threshold: float = queue_threshold_option()
     token_budget: int = token_budget_option()
     max_sequences: int = max_sequences_option()
     drain: bool = drain_option()
@@ -61,7 +65,8 @@ class DynamoSla:
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""
         steps = stepping(site, self.token_budget, self.max_sequences)
-        return planned(site, Planner(self, site, steps), steps)
+        queue = queue_of(self.queue, self.queue_threshold, steps, site)
+        return planned(site, Planner(self, site, steps), steps, queue)
 
 
 class Planner:
