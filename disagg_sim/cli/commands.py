@@ -53,6 +53,11 @@ class Validate(LazyGroup):
             "Predict every row of served runs.",
             "validate serving served.csv --out reports/serving",
         ),
+        "requests": Entry(
+            "validate_requests:requests",
+            "Replay runs of a real server request by request.",
+            "validate requests run.csv --system h100_sxm --out reports/requests",
+        ),
         "ranking": Entry(
             "validate_ranking:validate_ranking",
             "Judge the configurations that a forecast picks.",

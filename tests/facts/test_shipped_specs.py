@@ -35,6 +35,7 @@ SYSTEMS = [
     "h20_sxm",
     "h800_sxm",
     "mi300x",
+    "rtx_pro_6000",
 ]
 COUNTS = list(csv.DictReader((Path(__file__).parent / "model_counts.csv").open(encoding="utf-8")))
 FACTS = [(kind, name) for kind in DIRECTORIES if kind not in ("sweep", "scenario") for name in list_specs(kind)]

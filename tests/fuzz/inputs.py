@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 
 import yaml
 from every_command import LEAVES
-from spoiling import CANARY, spoilt_arguments, spoilt_bytes, spoilt_table, spoilt_yaml
+from spoiling import CANARY, spoilt_arguments, spoilt_bytes, spoilt_document, spoilt_table, spoilt_yaml
 
 from disagg_sim.facts.yaml_files import DIRECTORIES, spec_files
 from disagg_sim.simulation.policies.registry import policies
@@ -108,6 +109,24 @@ PASSES = (
     "vllm,0.25.1,MiniMaxAI/MiniMax-M2.7,h200_sxm,fp8_block,fp8,4,1,4,1,prefill,2,2048,0,60.0,\n"
     "vllm,0.25.1,MiniMaxAI/MiniMax-M2.7,h200_sxm,fp8_block,fp8,4,1,4,1,prefill,2,2048,50000,130.0,\n"
 )
+#: Requests that a server answered, and the arguments of its engine.
+REQUESTS = (
+    "request,arrival_s,input_tokens,output_tokens,queued_s,first_token_s,last_token_s\n"
+    "0,0.0,512,16,0.001,0.06,0.4\n"
+    "1,0.05,100,8,0.051,0.12,0.5\n"
+)
+ARGUMENTS = {
+    "engine_kwargs": {
+        "model": "meta-llama/Llama-3.1-8B",
+        "tensor_parallel_size": 1,
+        "data_parallel_size": 1,
+        "enable_expert_parallel": False,
+        "max_num_seqs": 128,
+        "max_num_batched_tokens": 2048,
+        "dtype": "bfloat16",
+        "kv_cache_dtype": "auto",
+    }
+}
 
 
 @dataclass(frozen=True)
@@ -253,9 +272,11 @@ def served(rng: Random) -> Spoilt:
     rank = ["validate", "ranking", "served.csv", "--predictions", "tool.csv", "--out", "out"]
     count = ["calibrate", "layouts", "served.csv", "--out", "measured.yaml"]
     passes = ["validate", "passes", "passes.csv", "--out", "out"]
-    tables = {"served.csv": SERVED, "tool.csv": PREDICTED, "passes.csv": PASSES}
+    requests = ["validate", "requests", "run.csv", "--system", "h100_sxm", "--out", "out"]
+    tables = {"served.csv": SERVED, "tool.csv": PREDICTED, "passes.csv": PASSES, "run.csv": REQUESTS}
     files = {name: spoilt_table(table, rng) for name, table in tables.items()}
-    return Spoilt("served runs", files, rng.choice((judge, fit, rank, count, passes)))
+    files["run.meta.json"] = json.dumps(spoilt_document(ARGUMENTS, rng), default=str).encode()
+    return Spoilt("served runs", files, rng.choice((judge, fit, rank, count, passes, requests)))
 
 
 def store(rng: Random) -> Spoilt:
@@ -323,6 +344,7 @@ def command_line(rng: Random) -> Spoilt:
         ["validate", "serving", "served.csv"],
         ["validate", "ranking", "served.csv", "--out", "out"],
         ["validate", "passes", "passes.csv"],
+        ["validate", "requests", "run.csv", "--system", "h100_sxm"],
         ["sensitivity", "missing", "--out", "out"],
         ["explain", "results", "--best", "--json"],
         ["--version"],
@@ -335,6 +357,8 @@ def command_line(rng: Random) -> Spoilt:
         "gemm.csv": GEMM.encode(),
         "served.csv": SERVED.encode(),
         "passes.csv": PASSES.encode(),
+        "run.csv": REQUESTS.encode(),
+        "run.meta.json": json.dumps(ARGUMENTS).encode(),
         "here/file": b"",
     }
     words = spoilt_arguments(rng.choice(lines), OPTIONS, rng)
