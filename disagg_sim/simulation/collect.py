@@ -92,7 +92,7 @@ def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: In
     emitted = every[~np.isnan(segments.first_token_s)][::-1]
     shown[request[emitted]] = emitted
     exist = segments.context + segments.prompt + segments.generate + (segments.prompt == 0)
-    whole = _taken(exist, last, 0) == inputs + outputs
+    whole = (_taken(exist, last, 0) == inputs + outputs) & (shown >= 0)  # an only token may be dropped by its prefill
     finish = np.where(whole, _taken(segments.finish_s, last), np.nan)
     status = np.where(np.isnan(finish), Outcome.UNFINISHED, Outcome.COMPLETED)
     lost = request[segments.status == SegmentStatus.LOST]

@@ -73,13 +73,13 @@ class RunOptions:
     )
     link: LinkSpec = field(default_factory=LinkSpec)
     transfer: str = option(
-        "buffer",
+        "policy",
         "how a cache moves: pulled once the receiver has reserved blocks; pushed into blocks reserved from the start; "
         "into an unlimited buffer of the receiver; or as in the system of the policy",
         choices=("policy", *WAYS),
     )
     first_token: str = option(
-        "prefill",
+        "decode",
         "who emits the first token of a request that goes on elsewhere: the instance of its prefill, or that of its "
         "decode in its first step",
         choices=FIRST_TOKENS,

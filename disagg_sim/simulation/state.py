@@ -113,7 +113,7 @@ class ClusterState:
         context, prompt = segments["context"][tail], segments["prompt"][tail]
         exist = context + prompt + segments["generate"][tail] + (prompt == 0)
         last = exist == self._tokens[request]
-        done = request[last & (finish > since) & (finish <= now)]
+        done = request[last & ~np.isnan(emitted) & (finish > since) & (finish <= now)]
         begins = context + (prompt == 0) <= self._input[request]  # decode of others begins behind their first token
         first = (emitted > since) & (emitted <= now) & begins
         ttft = emitted[first] - self.arrival_s[request[first]]

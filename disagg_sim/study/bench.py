@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import pandas as pd
@@ -94,9 +94,14 @@ class Bench(Keeping):
         return self.once(("setting", model), lambda: setup(model, system, recipes[model], profile))
 
     def run(self, trace: Trace, case: Case, *, slo: Slo, options: RunOptions) -> RunResult:
-        """Run a trace under a case."""
+        """Run a trace under a case.
+
+        The papers count TTFT to the token that the prefill emits. In Arrow (arXiv 2505.11916) the wait for memory and
+        the transfer after it are part of TPOT; in DynaServe the instance that computed the prompt goes on itself.
+        """
         self.runs += 1
-        return run(trace, case.deployment, case.policy, at=self.setting(case.model), slo=slo, options=options)
+        own = replace(options, first_token="prefill")
+        return run(trace, case.deployment, case.policy, at=self.setting(case.model), slo=slo, options=own)
 
 
 class RatedBench(Bench, ABC, Generic[AnySeen]):

@@ -14,7 +14,8 @@ from disagg_sim.simulation.site import Site
 from disagg_sim.workload.trace import Trace
 
 ONE = Mapping()
-PLAIN = RunOptions()
+#: Who watches the first token sees the prefill, whatever the link; what the default adds, ``test_transfers`` shows.
+PLAIN = RunOptions(first_token="prefill")
 
 
 @functools.lru_cache

@@ -38,7 +38,7 @@ def equal(requests: int, prompt: int, output: int) -> Trace:
 @pytest.mark.parametrize("policy", ["vllm", "disaggregated"])
 def test_alone_a_request_takes_its_host_time_and_its_prefill(policy):
     """256 tokens are a point of every axis of the step table, so that nothing is interpolated."""
-    loop = RunOptions(concurrency=1)
+    loop = RunOptions(concurrency=1, first_token="prefill")
     found = simulate(deployment(WITH), equal(3, 256, 8), policy, options=loop).frame()
     ftl = float(prefill_pass(WITH, ONE, batch=1, isl=256).ftl)
     assert (found["first_token_s"] - found["arrival_s"]).to_numpy() == pytest.approx(np.full(3, HOST + ftl), rel=1e-9)

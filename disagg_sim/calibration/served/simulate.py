@@ -204,7 +204,9 @@ def seen(run: Served, row: ServingRow, tables: dict[Any, StepTable] | None = Non
     """
     trace = trace_of(row, run.engine)
     site, policy = _site(run, row, trace, {} if tables is None else tables)
-    loop = RunOptions(concurrency=max(round(row.concurrency), 1), sample_s=NO_SAMPLES)
+    loop = RunOptions(
+        concurrency=max(round(row.concurrency), 1), sample_s=NO_SAMPLES, transfer="buffer", first_token="prefill"
+    )
     return _seen(serve(trace, policy, site, Engine(0), loop), disaggregated=row.mode == "disaggregated")
 
 
