@@ -14,7 +14,6 @@ from disagg_sim.scenario.spec import PolicyChoice, Scenario
 from disagg_sim.scenario.traces import TraceSource
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.feasibility import require_possible
-from disagg_sim.simulation.site import scheduler_of
 from disagg_sim.sweep.store import Key, code_digest, digest_of
 from disagg_sim.workload import scaling
 
@@ -170,7 +169,7 @@ def _specs(scenario: Scenario) -> tuple[Any, ...]:
         fits,
         what.engine,
         what.overheads,
-        scheduler_of(what, scenario.run.scheduler),
+        load.load_scheduler(scenario.run.scheduler),
         traffic,
         own,
         version("disagg-sim"),

@@ -13,7 +13,7 @@ import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, PolicyError
-from disagg_sim.facts.load import list_specs
+from disagg_sim.facts.load import list_specs, load_scheduler
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.clients import clients_of
@@ -41,7 +41,7 @@ from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Parts, Policy, require_parts
 from disagg_sim.simulation.prefix_cache import PrefixCache
 from disagg_sim.simulation.records import RunResult
-from disagg_sim.simulation.site import AS_ENGINE, Site, placed_slo, scheduler_of
+from disagg_sim.simulation.site import SCHEDULER, Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.simulation.wishes import Limits
@@ -96,9 +96,9 @@ class RunOptions:
     )
     until_s: float = option(math.inf, "time at which the run is cut", unit="s", low=0.0, above=True, infinite=True)
     scheduler: str = option(
-        AS_ENGINE,
-        f"what engines admit, keep and hold in a step (hw_specs/schedulers); {AS_ENGINE}: the engine's own",
-        choices=(AS_ENGINE, *list_specs("scheduler")),
+        SCHEDULER,
+        "what engines admit, keep and hold in a step by default (hw_specs/schedulers)",
+        choices=list_specs("scheduler"),
     )
     step_by_step: bool = option(False, "compute every decode step by itself, for comparison with the closed form")
 
@@ -192,7 +192,7 @@ def run(
         flip_s=options.flip_s,
         prompt_tokens=float(inputs.mean()),
         output_tokens=float(outputs.mean()),
-        scheduler=scheduler_of(at, options.scheduler),
+        scheduler=load_scheduler(options.scheduler),
     )
     return serve(trace, policy, site, engine, options)
 

@@ -23,8 +23,8 @@ from disagg_sim.simulation.kv_link import LinkSpec, instance_bandwidth
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
 from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
 
-#: Scheduler of the engines of a site unless a run names one, and the word for it.
-SCHEDULER, AS_ENGINE = "vllm_v0_2024", "engine"
+#: Scheduler of the engines of a site unless a run names another.
+SCHEDULER = "vllm_v1_2026"
 #: Share of a TTFT limit that is left where the host takes all of it: a policy divides by what is left. [1]
 LEAST_TTFT_SHARE = 1e-3
 
@@ -129,31 +129,6 @@ class Site:
             for replicas in self.deployment.part(part)
             for _ in range(replicas.instances)
         )
-
-
-def scheduler_of(at: Setup, name: str = AS_ENGINE) -> SchedulerSpec:  # noqa: ARG001  one for all engines
-    """Scheduler of the engines of a run.
-
-    Parameters
-    ----------
-    at
-        Setup, with the engine that serves.
-    name
-        Of a scheduler (``hw_specs/schedulers/``), or ``AS_ENGINE``.
-
-    Returns
-    -------
-    SchedulerSpec
-        What engines admit, keep, and hold in a step by default.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> scheduler_of(at, "vllm_v1_2026").title
-    'vLLM V1 (2026)'
-    """
-    return load_scheduler(SCHEDULER if name == AS_ENGINE else name)
 
 
 def with_defaults(limits: Limits, scheduler: SchedulerSpec, system: SystemSpec, ranks: int) -> Limits:

@@ -18,6 +18,9 @@ from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.workload.trace import Trace
 
+#: Engines of the years in which the studied papers ran theirs.
+SCHEDULER = "vllm_v0_2024"
+
 
 class Place(NamedTuple):
     """Where a study runs."""
@@ -100,7 +103,7 @@ class Bench(Keeping):
         the transfer after it are part of TPOT; in DynaServe the instance that computed the prompt goes on itself.
         """
         self.runs += 1
-        own = replace(options, first_token="prefill")
+        own = replace(options, first_token="prefill", scheduler=SCHEDULER)
         return run(trace, case.deployment, case.policy, at=self.setting(case.model), slo=slo, options=own)
 
 

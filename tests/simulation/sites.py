@@ -5,6 +5,7 @@ import functools
 import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
+from disagg_sim.facts.load import load_scheduler
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
@@ -52,6 +53,7 @@ def site(engine, served, *, table, blocks=1000, slo=None, options=PLAIN, link_ba
         flip_s=options.flip_s,
         prompt_tokens=1000.0,
         output_tokens=100.0,
+        scheduler=load_scheduler("vllm_v0_2024"),  # prompts take all their blocks at once: easy to count by hand
     )
 
 

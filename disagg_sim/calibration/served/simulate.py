@@ -23,6 +23,7 @@ from disagg_sim.calibration.served.steady_state import RowLengths, Served, capac
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts.engine import EngineSpec
+from disagg_sim.facts.load import load_scheduler
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
@@ -44,6 +45,8 @@ MOST_REQUESTS, LEAST_WAVES = 40_000, 3
 #: equal lengths such an engine keeps requests together for good, and TPOT of the gap runs (fitted part) would be 15 %
 #: too low, as nothing waits for single prompts. Runs under SGLang do stay together. [1]
 UNSTATED_SPREAD = 0.1
+#: Prompts take all their blocks at once: what the memory of a row holds is counted beforehand.
+SCHEDULER = "vllm_v0_2024"
 #: Period of samples that nobody reads. [s]
 NO_SAMPLES = 1e6
 #: Share of a percentile's name. [1]
@@ -272,6 +275,7 @@ def _site(run: Served, row: ServingRow, trace: Trace, tables: dict[Any, StepTabl
         flip_s=0.0,
         prompt_tokens=row.isl,
         output_tokens=row.osl,
+        scheduler=load_scheduler(SCHEDULER),
     )
     return site, policy
 

@@ -18,6 +18,7 @@ from disagg_sim.simulation.policies.least_load import LeastLoad
 from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.simulation.site import request_host
 from disagg_sim.study.arrow.setup import ALL, AZURE, HALF, MODEL, PAIR, TIGHT, TIGHT_TPOT, ArrowBench, loads
+from disagg_sim.study.bench import SCHEDULER
 from disagg_sim.study.claims import DERIVED, PAPER, Finding, claim
 from disagg_sim.workload.arrivals import named_rng
 from disagg_sim.workload.trace import Trace
@@ -117,7 +118,8 @@ def a4_predictor(bench: ArrowBench) -> Finding:
     arrival = np.cumsum(named_rng(0, "arrivals").exponential(whole.mean() / FIFO_LOAD, FIFO_REQUESTS))
     trace = Trace(arrival=arrival, input_tokens=prompts, output_tokens=np.full(FIFO_REQUESTS, 2), name="fifo")
     policy, slo = LeastLoad(prompts_per_step=1, token_budget=budget), bench.workloads["code"].slo
-    result = run(trace, PAIR, policy, at=at, slo=slo, options=RunOptions(first_token="prefill"))
+    options = RunOptions(first_token="prefill", scheduler=SCHEDULER)
+    result = run(trace, PAIR, policy, at=at, slo=slo, options=options)
     ttft = result.requests.first_token_s - arrival - request_host(at)
     exact, quadratic = (float(np.abs(ttft_in_turn(arrival, times) / ttft - 1).max()) for times in (whole, fitted))
     single = float(np.abs(fitted / whole - 1).max())
