@@ -232,7 +232,9 @@ def _simulated(run: Run, scale: float) -> RunResult:
         at=scenario.setup,
         slo=scenario.slo,
         seed=scenario.seed,
-        options=replace(scenario.run, sample_s=max(period, least)),
+        options=replace(
+            scenario.run, sample_s=max(period, least), admission=run.choice.admission or scenario.run.admission
+        ),
     )
     return _named(result, run)
 

@@ -1,4 +1,7 @@
-"""Read a scenario's YAML into a frozen ``Scenario``: policies x deployments x traces x rates; report all faults."""
+"""Read a scenario's YAML into a frozen ``Scenario``: policies x deployments x traces x rates; report all faults.
+
+Past 400 lines: the keys of a file stand together, so that all its faults are told at once.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.scenario.policy_files import KnownPolicies
 from disagg_sim.scenario.policy_text import Form
 from disagg_sim.scenario.traces import TraceKeys, TraceSource, distinct_traces, replacing
+from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
 from disagg_sim.simulation.deployment import LIMITS, PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.feasibility import require_fit
 from disagg_sim.simulation.options import MOST_TOKENS, options_of
@@ -56,6 +60,7 @@ class PolicyChoice:
     kind: str  # name in the registry
     label: str  # what results call it
     options: tuple[tuple[str, Any], ...] = ()
+    admission: AdmissionKind | None = None  # in place of the scenario's; None = as that
 
     @property
     def policy(self) -> Policy:
@@ -195,6 +200,19 @@ def _options(form: Form, given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _admission(value: object) -> AdmissionKind:
+    """A name, or ``{kind: predicted_ttft, share: 0.8}`` with options of the kind."""
+    given = {"kind": value} if isinstance(value, str) else value
+    if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
+        raise ValueError(f"{quoted(value)} is neither a name nor {{kind: NAME, ...}}; allowed: {', '.join(ADMISSIONS)}")
+    name = given["kind"]
+    if name not in ADMISSIONS:
+        raise ValueError(f"{quoted(name)} is unknown{nearest(name, ADMISSIONS)}; allowed: {', '.join(ADMISSIONS)}")
+    form = Form(name=name, needs=(), options=options_of(ADMISSIONS[name]))
+    options = _options(form, {key: each for key, each in given.items() if key != "kind"})
+    return expected(lambda: ADMISSIONS[name](**options))
+
+
 def _run_options(value: object) -> RunOptions:
     if not isinstance(value, Mapping):
         raise ValueError(f"{quoted(value)} is not a mapping of keys such as sample_s, start_up_s")
@@ -219,6 +237,10 @@ def _taken(paths: tuple[str, ...], info: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
+#: Keys of a policy in a scenario beside its options.
+OF_CHOICE = ("kind", "label", "admission")
+
+
 def _choice(value: object, info: Any) -> PolicyChoice:
     """A name, or ``{kind: dopd, label: dopd_slow, ...}`` with options of the policy."""
     given = {"kind": value} if isinstance(value, str) else value
@@ -231,11 +253,17 @@ def _choice(value: object, info: Any) -> PolicyChoice:
     if not isinstance(label, str):
         raise SeveralFaultsError([(("label",), f"{quoted(label)} is no plain name")])
     if (form := expected(known.form, kind)) is not None:
-        options = _options(form, {key: each for key, each in given.items() if key not in ("kind", "label")})
+        options = _options(form, {key: each for key, each in given.items() if key not in OF_CHOICE})
         if known.run:
             expected(lambda: policy_named(kind, **options))
     try:
-        return PolicyChoice(kind=kind, label=plain_name(label), options=tuple(options.items()))
+        admission = _admission(given["admission"]) if "admission" in given else None
+    except SeveralFaultsError as error:
+        raise SeveralFaultsError((("admission", *place), said) for place, said in error.found) from None
+    except ValueError as error:
+        raise SeveralFaultsError([(("admission",), str(error))]) from None
+    try:
+        return PolicyChoice(kind=kind, label=plain_name(label), options=tuple(options.items()), admission=admission)
     except ValueError as error:
         raise SeveralFaultsError([(("label",), str(error))]) from None
 
@@ -354,6 +382,7 @@ class _File(Strict):
     seed: Annotated[int, Range(0, MOST_SEED)] = 0
     capacity: Annotated[CapacityAim | None, Written(_Capacity, lambda aim: CapacityAim(**dict(aim)))] = None
     run: Annotated[RunOptions, PlainValidator(_run_options)] = RunOptions()
+    admission: Annotated[AdmissionKind | None, PlainValidator(_admission)] = None
 
 
 def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownPolicies]:
@@ -366,7 +395,8 @@ def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownPolicie
     if isinstance(found, list):
         faults += found
     elif not (faults or of_option):
-        said = {key: value for key, value in found if key not in ("trace", "policy_file")}
+        said = {key: value for key, value in found if key not in ("trace", "policy_file", "admission")}
+        said["run"] = replace(found.run, admission=found.admission)
         scenario = Scenario(
             source=str(path),
             traces=replacing(trace, found.trace) if trace else found.trace,

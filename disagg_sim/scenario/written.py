@@ -17,6 +17,7 @@ from disagg_sim.atomic import write_text
 from disagg_sim.errors import InputError
 from disagg_sim.facts.schema import PLAIN_NAME
 from disagg_sim.scenario.spec import PART_LIMITS, Scenario, load_scenario
+from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.options import options_of
@@ -95,6 +96,7 @@ def _document(result: SimulationResult, name: str, trace: str) -> dict[str, Any]
         "policies": [_policy(result.policy)],
         "seed": result.records.seed,
         "run": _run(result.options),
+        **_admission(result.options.admission),
     }
 
 
@@ -126,6 +128,16 @@ def _policy(policy: Policy) -> Any:
         )
     options = _changed(policy)
     return {"kind": name, **options} if options else name
+
+
+def _admission(kind: AdmissionKind | None) -> dict[str, Any]:
+    """Its name with the options that are not the default."""
+    if kind is None:
+        return {}
+    name = next((name for name, each in ADMISSIONS.items() if each is type(kind)), None)
+    if name is None:
+        raise InputError(f"admission {type(kind).__name__!r} is not shipped; allowed: {', '.join(ADMISSIONS)}")
+    return {"admission": {"kind": name, **_changed(kind)}}
 
 
 def _run(options: RunOptions) -> dict[str, Any]:

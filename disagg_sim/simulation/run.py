@@ -16,6 +16,7 @@ from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.facts.load import list_specs, load_scheduler
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.setup import Setup
+from disagg_sim.simulation.admission import AdmissionKind, admitting
 from disagg_sim.simulation.clients import clients_of
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
@@ -72,6 +73,7 @@ class RunOptions:
         0.0, "time out of service of a drained instance that changes its role", unit="s", low=0.0, high=LONGEST_S
     )
     link: LinkSpec = field(default_factory=LinkSpec)
+    admission: AdmissionKind | None = None  # beside that of the policy; None = all are admitted
     transfer: str = option(
         "policy",
         "how a cache moves: pulled once the receiver has reserved blocks; pushed into blocks reserved from the start; "
@@ -245,7 +247,9 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
     site.deployment.require(name, policy.needs)
     faults = partial(own_faults, f"policy {name!r}", type(policy).__module__, lambda: engine.now)
     with faults():
-        cluster = _cluster(name, site, require_parts(name, policy.build(site)), engine, trace, options)
+        parts = require_parts(name, policy.build(site))
+        parts = replace(parts, admission=admitting(parts.admission, options.admission, site))
+        cluster = _cluster(name, site, parts, engine, trace, options)
     sampler = Sampler(cluster, options.sample_s)
     wall, cpu = time.perf_counter(), time.process_time()
     failure: PolicyError | None = None

@@ -13,6 +13,7 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.simulation.admission import Busy, PredictedTtft
 from disagg_sim.simulation.deployment import Replicas
 from disagg_sim.simulation.policy import POLICIES
 
@@ -201,6 +202,15 @@ def test_all_faults_are_told_at_once(written):
         ),
         ({"run": {"start_up_s": -1}}, "run.start_up_s: -1 is out of range; allowed: from 0 to 1000000000 s"),
         ({"capacity": {"criterion": "p95"}}, "capacity.criterion: 'p95' is unknown, did you mean 'p99'?"),
+        ({"admission": "bussy"}, "admission: 'bussy' is unknown, did you mean 'busy'?; allowed: busy, predicted_ttft"),
+        (
+            {"admission": {"kind": "busy", "decode_blocks": 2}},
+            "admission.decode_blocks: 2 is out of range; allowed: from 0",
+        ),
+        (
+            {"policies": [{"kind": "vllm", "admission": {"kind": "predicted_ttft", "shar": 1}}]},
+            "policies[0].admission: unknown key 'shar', did you mean 'share'?",
+        ),
         ({"run": {"sample": 1.0}}, "run: unknown key 'sample', did you mean 'sample_s'?"),
         ({"trace": {"path": "short.csv", "kind": "azur"}}, "did you mean 'azure'?"),
         ({"trace": {"kind": "synthetic", "lengths": "azure_2023_cod", "rate_per_s": 1, "requests": 5}}, "did you mean"),
@@ -295,3 +305,14 @@ def test_a_policy_file_that_is_none_is_named_with_its_line(written, tmp_path):
     (tmp_path / "broken.py").write_text("import os\nclass Half(\n")
     assert "broken.py: line 2: '(' was never closed" in faults(written(policy_file=["broken.py"]))
     assert "gone.py: no such file" in faults(written(policy_file=["gone.py"]))
+
+
+def test_admission_is_a_key_of_the_scenario_and_of_a_policy(written):
+    changes = {
+        "admission": {"kind": "busy", "prefill_tokens": 5000},
+        "policies": ["vllm", {"kind": "vllm", "label": "sheds", "admission": "predicted_ttft", "token_budget": 512}],
+    }
+    found = load_scenario(written(**changes))
+    assert found.run.admission == Busy(prefill_tokens=5000)
+    assert [choice.admission for choice in found.policies] == [None, PredictedTtft()]
+    assert found.policies[1].options == (("token_budget", 512),)

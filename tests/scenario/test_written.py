@@ -18,6 +18,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.run import require_no_faults, run_scenario
 from disagg_sim.scenario.spec import load_scenario
+from disagg_sim.simulation.admission import PredictedTtft
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.policies.registry import policy_named
@@ -163,12 +164,13 @@ def test_options_seed_and_parts_by_hand_are_kept(small, tmp_path):
         policy_named("vllm", token_budget=1000, chunked=False),
         seed=9,
         rate_scale=0.5,
-        options=RunOptions(sample_s=2.5, concurrency=12),
+        options=RunOptions(sample_s=2.5, concurrency=12, admission=PredictedTtft(share=0.7)),
     )
     path = ds.write_scenario(result, tmp_path / "by_hand.yaml")
     document = yaml.safe_load(path.read_text())
     assert document["policies"] == [{"kind": "vllm", "token_budget": 1000, "chunked": False}]
     assert document["run"] == {"sample_s": 2.5, "concurrency": 12}
+    assert document["admission"] == {"kind": "predicted_ttft", "share": 0.7}
     assert (document["seed"], document["profile"]) == (9, "ideal")
     assert document["deployments"] == {"by_hand": {"gpus": 5, "colocated": [{"tp": 2, "instances": 2, "batch": 7}]}}
     again, run = ran(path, tmp_path / "out")

@@ -1,0 +1,153 @@
+"""Turn requests away at the door of an overloaded cluster, before any policy places them.
+
+A queue that every request joins makes all of them late: under overload, first come, first served has next to no
+goodput. Each kind below is a frozen dataclass of options that makes the part of one run. A policy that admits by a rule
+of its own keeps it: both have to agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+from disagg_sim.simulation.options import MOST, check_options, option
+from disagg_sim.simulation.policy import Admission
+from disagg_sim.simulation.site import Site
+from disagg_sim.simulation.view import ClusterView
+
+
+class AdmissionKind(Protocol):
+    """Options of an admission control."""
+
+    def build(self, site: Site) -> Admission:
+        """The part of one run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """Reject while every instance is busy: more tokens to prefill, or more of its blocks in use, than its thresholds.
+
+    As Dynamo's frontend does (``--active-prefill-tokens-threshold``, ``--active-decode-blocks-threshold``; see "Request
+    Rejection" in its documentation): an instance over one of them is busy, and a request is rejected when all that
+    could prefill it, or all that could decode it, are. 10,000 tokens and 0.85 are the values of the example there.
+    """
+
+    prefill_tokens: int = option(
+        10_000, "prompt tokens not yet computed above which an instance is busy", unit="token", low=0, high=MOST
+    )
+    decode_blocks: float = option(
+        0.85, "share of its KV blocks in use above which an instance is busy; 1: never", low=0.0, high=1.0
+    )
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        check_options(self)
+
+    def build(self, site: Site) -> Admission:
+        """See ``AdmissionKind``."""
+        return _ByThresholds(self, site)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedTtft:
+    """Reject a request whose predicted TTFT exceeds its limit: it would waste the work that others need to be in time.
+
+    The prediction is the best of all instances that prefill: prompt tokens before it and its own, over the rate at
+    which the instance prefills the expected traffic when it does nothing else. Decodes beside it, transfers and waits
+    for memory are not in it; ``share`` leaves room for them.
+    """
+
+    share: float = option(1.0, "of the TTFT limit that the prediction may take", low=0.0, above=True, high=MOST)
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        check_options(self)
+
+    def build(self, site: Site) -> Admission:
+        """See ``AdmissionKind``."""
+        return _ByPrediction(self.share * site.slo.ttft, site.prompt_tokens)
+
+
+#: Kinds of admission control by the names that scenarios give them.
+ADMISSIONS: dict[str, type[Busy] | type[PredictedTtft]] = {"busy": Busy, "predicted_ttft": PredictedTtft}
+
+
+def _waiting(view: ClusterView, prompt_tokens: float) -> Floats:
+    """Prompt tokens before a new request on each instance that prefills, with its part of the shared queue. [token]
+
+    Of prompts that wait for a batch on an instance that prefills alone, the number is known: ``prompt_tokens`` each.
+    """
+    there = view.prefill
+    alone = ~np.isin(there, view.decode)
+    batched = np.array([view.coming[instance] for instance in there.tolist()]) * alone * prompt_tokens
+    waiting: Floats = view.queued_prompt_tokens[there] + batched + view.shared_prompt_tokens / max(there.size, 1)
+    return waiting
+
+
+class _ByThresholds:
+    def __init__(self, limits: Busy, site: Site) -> None:
+        self._limits, self._prompt_tokens = limits, site.prompt_tokens
+
+    def admit(self, view: ClusterView, request: int) -> bool:  # noqa: ARG002 - all requests alike
+        """See ``Admission``."""
+        prefill, decode = view.prefill, view.decode
+        full = 1.0 - view.free_blocks / view.total_blocks > self._limits.decode_blocks
+        queued = _waiting(view, self._prompt_tokens) > self._limits.prefill_tokens
+        crowded = queued | full[prefill] & np.isin(prefill, decode)
+        return not (crowded.all() or full[decode].all())
+
+
+class _ByPrediction:
+    def __init__(self, limit: float, prompt_tokens: float) -> None:
+        self._limit, self._prompt_tokens = limit, prompt_tokens
+
+    def admit(self, view: ClusterView, request: int) -> bool:
+        """See ``Admission``."""
+        rate = view.prefill_rate[view.prefill] * self._prompt_tokens
+        return bool(((_waiting(view, self._prompt_tokens) + view.input_tokens[request]) / rate).min() <= self._limit)
+
+
+class _Both:
+    """What two parts admit."""
+
+    def __init__(self, first: Admission, second: Admission) -> None:
+        self._parts = (first, second)
+
+    def admit(self, view: ClusterView, request: int) -> bool:
+        """See ``Admission``."""
+        return all(part.admit(view, request) for part in self._parts)
+
+
+def admitting(own: Admission | None, kind: AdmissionKind | None, site: Site) -> Admission | None:
+    """Join the admission of a policy with that of a run.
+
+    Parameters
+    ----------
+    own
+        The policy's part, if it has one.
+    kind
+        Admission control of the run, if any.
+    site
+        Of the run.
+
+    Returns
+    -------
+    Admission or None
+        What both admit; ``None`` = all.
+
+    Examples
+    --------
+    >>> class Never:
+    ...     def admit(self, view, request):
+    ...         return False
+    >>> admitting(Never(), Busy(), site=None).admit(None, 0), admitting(None, None, site=None)
+    (False, None)
+    """
+    if kind is None:
+        return own
+    built = kind.build(site)
+    return built if own is None else _Both(own, built)

@@ -1,0 +1,89 @@
+"""Admission control: what is turned away, and what that does for those that stay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disagg_sim.domain import Slo
+from disagg_sim.errors import InputError
+from disagg_sim.simulation.admission import Busy, PredictedTtft
+from disagg_sim.simulation.metrics import summary
+from disagg_sim.simulation.records import Outcome
+from disagg_sim.simulation.run import RunOptions
+from tests.simulation.sites import SIMPLE, deployment, served
+
+ONE = deployment(colocated=1)
+LIMITS = Slo(ttft=2.0, tpot=0.1)
+
+
+def overload(factor: float, count: int = 400):
+    """Prompts of 1,000 tokens and a single output, at a multiple of the 9 a second that one instance prefills."""
+    return [(each / (9.0 * factor), 1000, 1) for each in range(count)]
+
+
+def goodput(rows, policy, admission, parts=ONE) -> float:
+    options = RunOptions(admission=admission)
+    result = served(rows, policy, parts, table=SIMPLE, slo=LIMITS, options=options)
+    return summary(result, LIMITS).goodput_requests_per_s
+
+
+@pytest.mark.parametrize(
+    ("policy", "parts"), [("vllm", ONE), ("disaggregated", deployment(prefill=1, decode=1)), ("least_load", None)]
+)
+def test_goodput_rises_under_overload(policy, parts):
+    """At three times what it serves a queue grows by two of three requests: after 3 s all that follow are late. With
+    admission the cluster goes on serving what it can in time: some 9 requests a second."""
+    parts = parts or deployment(prefill=1, decode=1)
+    rows = overload(3.0)
+    assert goodput(rows, policy, None, parts) < 3.0
+    for admission in (PredictedTtft(share=0.8), Busy(prefill_tokens=10_000)):
+        assert goodput(rows, policy, admission, parts) > 7.0
+
+
+def test_without_overload_nothing_is_rejected():
+    for admission in (PredictedTtft(), Busy()):
+        result = served(overload(0.8), "vllm", ONE, table=SIMPLE, slo=LIMITS, options=RunOptions(admission=admission))
+        assert (result.requests.status == Outcome.COMPLETED).all()
+
+
+def test_the_threshold_of_tokens_is_that_of_every_instance():
+    """Two instances, 2,500 tokens each: at time 0 the third prompt finds one with 1,000, the sixth both above."""
+    rows = [(0.0, 1000, 2)] * 10
+    options = RunOptions(admission=Busy(prefill_tokens=2500))
+    found = served(rows, "vllm", deployment(colocated=2), table=SIMPLE, options=options).requests
+    assert np.flatnonzero(found.status == Outcome.REJECTED).tolist() == [6, 7, 8, 9]
+
+
+def test_full_memory_turns_requests_away():
+    """40 blocks are 640 tokens: a request of 500 and 100 of output uses 0.8 of them and more while it decodes."""
+    rows = [(0.0, 500, 100), (0.5, 20, 2), (5.0, 20, 2)]
+    options = RunOptions(admission=Busy(decode_blocks=0.5))
+    found = served(rows, "vllm", ONE, table=SIMPLE, blocks=40, options=options).requests
+    assert [Outcome(each).name for each in found.status] == ["COMPLETED", "REJECTED", "COMPLETED"]
+    never = replace(options, admission=Busy(decode_blocks=1.0))
+    assert (served(rows, "vllm", ONE, table=SIMPLE, blocks=40, options=never).requests.status == 0).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(1, 4000), st.integers(1, 20)), min_size=1, max_size=40),
+    share=st.floats(0.05, 2.0),
+)
+def test_every_request_is_served_or_rejected_at_its_arrival(rows, share):
+    options = RunOptions(admission=PredictedTtft(share=share))
+    found = served(sorted(rows), "vllm", ONE, table=SIMPLE, slo=LIMITS, blocks=2000, options=options).requests
+    rejected = found.status == Outcome.REJECTED
+    assert ((found.status == Outcome.COMPLETED) | rejected).all()
+    assert np.isnan(found.first_token_s[rejected]).all()
+    assert (found.segments[rejected] == 0).all()
+
+
+@pytest.mark.parametrize("make", [lambda: Busy(prefill_tokens=-1), lambda: PredictedTtft(share=0.0)])
+def test_options_out_of_range_are_refused(make):
+    with pytest.raises(InputError, match="out of range"):
+        make()
