@@ -57,8 +57,9 @@ class PredictedTtft:
     """Reject a request whose predicted TTFT exceeds its limit: it would waste the work that others need to be in time.
 
     The prediction is the best of all instances that prefill: prompt tokens before it and its own, over the rate at
-    which the instance prefills the expected traffic when it does nothing else. Decodes beside it, transfers and waits
-    for memory are not in it; ``share`` leaves room for them.
+    which the instance prefills the expected traffic when it does nothing else. Where they exceed a step, whole steps
+    count, since later arrivals fill the last one. Decodes beside it, transfers and waits for memory are not in it;
+    ``share`` leaves room for them.
     """
 
     share: float = option(1.0, "of the TTFT limit that the prediction may take", low=0.0, above=True, high=MOST)
@@ -107,8 +108,12 @@ class _ByPrediction:
 
     def admit(self, view: ClusterView, request: int) -> bool:
         """See ``Admission``."""
-        rate = view.prefill_rate[view.prefill] * self._prompt_tokens
-        return bool(((_waiting(view, self._prompt_tokens) + view.input_tokens[request]) / rate).min() <= self._limit)
+        there = view.prefill
+        step = view.inst["token_budget"][there]
+        tokens = _waiting(view, self._prompt_tokens) + view.input_tokens[request]
+        tokens = np.where(tokens > step, np.ceil(tokens / step) * step, tokens)
+        predicted = tokens / (view.prefill_rate[there] * self._prompt_tokens)
+        return bool(predicted.min() <= self._limit)
 
 
 class _Both:

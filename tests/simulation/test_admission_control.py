@@ -27,8 +27,8 @@ def overload(factor: float, count: int = 400):
 
 
 def goodput(rows, policy, admission, parts=ONE) -> float:
-    options = RunOptions(admission=admission)
-    result = served(rows, policy, parts, table=SIMPLE, slo=LIMITS, options=options)
+    options, fast = RunOptions(admission=admission), {"link_bandwidth": 131_072e6}  # 1 ms a cache of 1,000 tokens
+    result = served(rows, policy, parts, table=SIMPLE, slo=LIMITS, options=options, **fast)
     return summary(result, LIMITS).goodput_requests_per_s
 
 
