@@ -44,6 +44,11 @@ class AttentionSpec(ABC):
         return 0
 
     @property
+    def cache_tensors(self) -> int:
+        """Tensors in which engines keep the cache of a layer, such as keys and values apart. [1]"""
+        return 1
+
+    @property
     def window_tokens(self) -> int:
         """Tokens after which the cache of a sequence stops growing; 0 = never. [token]"""
         return 0
@@ -118,6 +123,11 @@ class GqaAttention(AttentionSpec):
     def cache_elements(self) -> int:
         """Cached elements of one token in one layer (keys and values of all heads). [1]"""
         return 2 * self.kv_heads * self.head_dim
+
+    @property
+    def cache_tensors(self) -> int:
+        """Keys and values. [1]"""
+        return 2
 
     @property
     def window_tokens(self) -> int:

@@ -60,6 +60,10 @@ class ProfileSpec(Shown):
     sources: _Sources  # (key, where the figure comes from)
     random_routing: bool = False  # picks fall on expert ranks at random, in both phases; else as the imbalances say
     expert_skew: _Skew = 0.0  # coefficient of variation of the popularity of experts under random routing [1]
+    kv_efficiency_inside: _Efficiency = 1.0  # share of NVLink that the transfer of a cache reaches, in simulations [1]
+    kv_efficiency_across: _Efficiency = 1.0  # and of the NIC [1]
+    kv_transfer_latency: _Time = 0.0  # of a transfer of a cache, before its descriptors [s]
+    kv_descriptor: _Time = 0.0  # posting a block of a tensor of a layer, one after the other [s]
 
 
 _Keys = schema_of(ProfileSpec)

@@ -85,6 +85,39 @@ def unique_gpus(model: ModelSpec, mapping: Mapping, tokens: float | None = None)
     return mapping.dp_attn * mapping.pp * distinct
 
 
+def descriptors(model: ModelSpec, tokens: int, block_tokens: int) -> int:
+    """Count the pieces of memory that hold a cache: a block of each tensor of each layer. [1]
+
+    Parameters
+    ----------
+    model
+        Layers, and tensors in which each keeps its cache.
+    tokens
+        Cached tokens of the request; a layer with a window keeps no more than that. [token]
+    block_tokens
+        Tokens of a block. [token]
+
+    Returns
+    -------
+    int
+        On one GPU that holds a share of every block, such as a rank of TP; each has a descriptor in a transfer.
+
+    Examples
+    --------
+    Keys and values of 80 layers of Llama-3.1-70B, 118 blocks each; one latent a layer in DeepSeek-R1:
+
+    >>> from disagg_sim.facts.load import load_model
+    >>> [descriptors(load_model(name), 1888, 16) for name in ("llama_3_1_70b", "deepseek_r1")]
+    [18880, 7198]
+    """
+    total = 0
+    for layer, count in layers_of(model):
+        spec = layer.attention.spec
+        held = min(tokens, spec.window_tokens) if spec.window_tokens else tokens
+        total += int(count) * spec.cache_tensors * (-(-held // block_tokens) if spec.cache_elements else 1)
+    return total
+
+
 def own_link_bandwidth(system: SystemSpec, profile: ProfileSpec, *, within_domain: bool) -> float:
     """Find what a GPU sends or receives of caches, one way: over NVLink inside one domain, else over its NIC. [B/s]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
@@ -23,12 +23,23 @@ SHARING = ("fair", "fifo")
 PUSHES = ("whole", "chunk", "layer")
 
 
+class Wire(NamedTuple):
+    """What a transfer takes between two GPUs."""
+
+    bandwidth: float  # one way [B/s]
+    latency_s: float  # before the first byte [s]
+    descriptor_s: float  # before it, too, of each block of each tensor [s]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpec:
     """The network as a user states it."""
 
-    bandwidth: float | None = None  # one way, per GPU; None: NVLink within a domain, else the NIC [B/s]
-    latency_s: float | None = None  # before the first byte; None: a point-to-point message of the profile [s]
+    bandwidth: float | None = (
+        None  # one way, per GPU; None: what is reached of NVLink in a domain, else of the NIC [B/s]
+    )
+    latency_s: float | None = None  # before the first byte; None: as the profile says [s]
+    descriptor_s: float | None = None  # then, of each block of each tensor; None: as the profile says [s]
     sharing: str = "fair"  # of ``SHARING``
     push: str = "chunk"  # of ``PUSHES``
     chunk_tokens: int = 2048  # of a push chunk by chunk [token]
@@ -44,18 +55,26 @@ class LinkSpec:
             raise InputError(f"link bandwidth must be above 0 B/s, got {self.bandwidth}")
         if self.latency_s is not None and not 0 <= self.latency_s < math.inf:
             raise InputError(f"link latency_s {self.latency_s} is out of range; allowed: from 0 s")
+        if self.descriptor_s is not None and not 0 <= self.descriptor_s < math.inf:
+            raise InputError(f"link descriptor_s {self.descriptor_s} is out of range; allowed: from 0 s")
         if self.chunk_tokens < 1:
             raise InputError(f"link chunk_tokens {self.chunk_tokens} is out of range; allowed: whole numbers from 1")
 
-    def wire(self, at: Setup, gpus: int) -> tuple[float, float]:
-        """Bandwidth of one GPU, one way [B/s], and latency [s] in a deployment of ``gpus``."""
+    def wire(self, at: Setup, gpus: int) -> Wire:
+        """The links of a deployment of ``gpus``; where bandwidth or latency are given, the profile adds no costs."""
         system, profile = at.system, at.profile
         inside = gpus <= system.nvlink_domain
-        latency = profile.p2p_latency_inside if inside else profile.p2p_latency_across
-        bandwidth = own_link_bandwidth(system, profile, within_domain=inside)
-        return (
-            bandwidth if self.bandwidth is None else self.bandwidth,
-            latency if self.latency_s is None else self.latency_s,
+        link = own_link_bandwidth(system, profile, within_domain=inside)
+        hop = profile.p2p_latency_inside if inside else profile.p2p_latency_across
+        descriptor = self.descriptor_s or 0.0
+        if self.bandwidth is None and self.latency_s is None:
+            link *= profile.kv_efficiency_inside if inside else profile.kv_efficiency_across
+            hop += profile.kv_transfer_latency
+            descriptor = profile.kv_descriptor if self.descriptor_s is None else descriptor
+        return Wire(
+            bandwidth=link if self.bandwidth is None else self.bandwidth,
+            latency_s=hop if self.latency_s is None else self.latency_s,
+            descriptor_s=descriptor,
         )
 
     def pieces(self, tokens: int, layers: int) -> int:
@@ -109,11 +128,14 @@ class KvLink:
         self._out_free.append(0.0)
         self._in_free.append(0.0)
 
-    def hidden_bytes(self, sender: int, receiver: int, total: float, pieces: int, window_s: float) -> float:
+    def hidden_bytes(
+        self, sender: int, receiver: int, total: float, pieces: int, window_s: float, post_s: float = 0.0
+    ) -> float:
         """Bytes of a push in ``pieces`` that have arrived when the last piece becomes ready. [B]
 
         Pieces become ready evenly over ``window_s``, the time from the start to the end of the segment that
-        makes them, and leave at the rate that the link would give one more transfer now.
+        makes them, and leave at the rate that the link would give one more transfer now, each after its share of
+        ``post_s``, the time that all descriptors take.
         """
         if pieces <= 1:
             return 0.0
@@ -122,11 +144,13 @@ class KvLink:
             self.bandwidth[sender] / (len(self._out[sender]) + 1),
             self.bandwidth[receiver] / (len(self._in[receiver]) + 1),
         )
-        return min(before * total, rate * before * window_s)
+        return min(before * total, before * window_s * total / (total / rate + post_s))
 
-    def send(self, sender: int, receiver: int, size: float, done: Callable[..., None], *args: Any) -> None:
-        """Move ``size`` [B] and call ``done(*args)`` when the last byte has arrived."""
-        now = self.engine.now + self.latency_s
+    def send(
+        self, sender: int, receiver: int, size: float, post_s: float, done: Callable[..., None], *args: Any
+    ) -> None:
+        """Move ``size`` [B], whose descriptors take ``post_s``; call ``done(*args)`` when the last byte has arrived."""
+        now = self.engine.now + self.latency_s + post_s
         self.in_flight += 1
         if self.sharing == "fifo":
             begin = max(now, self._out_free[sender], self._in_free[receiver])

@@ -179,14 +179,15 @@ def run(
     options.check_samples(trace)
     inputs, outputs = _servable(at, trace)
     engine = Engine(seed)
-    bandwidth, latency = options.link.wire(at, deployment.gpus)
+    wire = options.link.wire(at, deployment.gpus)
     site = Site(
         setup=at,
         deployment=deployment,
         slo=placed_slo(slo, at),
         link=options.link,
-        link_bandwidth=bandwidth,
-        link_latency_s=latency,
+        link_bandwidth=wire.bandwidth,
+        link_latency_s=wire.latency_s,
+        link_descriptor_s=wire.descriptor_s,
         tables=_tables_of(at, inputs, outputs),
         blocks=cache(partial(_blocks, at)),
         rng=engine.rng,

@@ -14,10 +14,10 @@ from disagg_sim.domain import Mapping, Slo
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.facts.scheduler import SchedulerSpec
-from disagg_sim.physics.kv_transfer import kv_bytes_per_request
+from disagg_sim.physics.kv_transfer import descriptors, kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
-from disagg_sim.simulation.kernel.layout import Mode
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec, instance_bandwidth
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
@@ -98,6 +98,7 @@ class Site:
     prompt_tokens: float  # mean of the traffic that is expected [token]
     output_tokens: float  # mean of the traffic that is expected [token]
     scheduler: SchedulerSpec = field(default_factory=partial(load_scheduler, SCHEDULER))  # of the engines here
+    link_descriptor_s: float = 0.0  # posting a block of a tensor of a layer [s]
 
     @property
     def request_host_s(self) -> float:
@@ -119,7 +120,20 @@ class Site:
     def transfer_s(self, tokens: int, sender: Mapping, receiver: Mapping) -> float:
         """Time to move the cache of ``tokens`` between two instances that share their links with nobody. [s]"""
         bandwidth = min(self.instance_bandwidth(sender), self.instance_bandwidth(receiver))
-        return self.link_latency_s + self.kv_bytes(tokens) / bandwidth
+        return self.link_latency_s + self.post_s(tokens, sender, receiver) + self.kv_bytes(tokens) / bandwidth
+
+    def post_s(self, tokens: int, sender: Mapping, receiver: Mapping) -> float:
+        """Time in which a GPU of the receiver posts the descriptors of a cache, one after the other. [s]"""
+        return self.post_share_s(sender, receiver) * descriptors(self.setup.model, tokens, BLOCK_TOKENS)
+
+    def post_share_s(self, sender: Mapping, receiver: Mapping) -> float:
+        """Time that a GPU of the receiver takes for a block of one tensor of one layer, on average. [s]
+
+        A pipeline stage has the blocks of its layers; a GPU with more heads than those of the sender takes a part of
+        each block from each of them.
+        """
+        apart = [unique_gpus(self.setup.model, each) / (each.dp_attn * each.pp) for each in (sender, receiver)]
+        return self.link_descriptor_s * float(max(apart[0] / apart[1], 1.0)) / int(receiver.pp)
 
     def instances(self, *parts: tuple[str, Role]) -> tuple[tuple[Mapping, Role], ...]:
         """Instances of parts of the deployment, one entry each: ``site.instances(("prefill", Role.PREFILL))``."""

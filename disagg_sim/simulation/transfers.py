@@ -20,7 +20,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from disagg_sim.simulation.kernel.layout import AHEAD, IDLE, RESERVE, Mode
+from disagg_sim.physics.kv_transfer import descriptors
+from disagg_sim.simulation.kernel.layout import AHEAD, BLOCK_TOKENS, IDLE, RESERVE, Mode
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.wishes import Leg, State
@@ -119,6 +120,8 @@ class Transfers:
         self._waiting: dict[int, Handed] = {}  # by segment of the receiver: all that is not in transfer
         site = state.site
         self._site, self._layers = site, len(site.setup.model.layers)
+        self._pieces: dict[int, int] = {}  # descriptors of a cache of so many blocks
+        self._shares: dict[tuple[int, int], float] = {}  # time of each of them between two instances [s]
         self._token_bytes = (
             site.kv_bytes(1) if site.setup.model.linear_cache else 0.0
         )  # where a cache grows by the token
@@ -264,14 +267,25 @@ class Transfers:
         origin, target, tokens = handed.origin, handed.leg.instance, handed.tokens
         self._waiting.pop(handed.segment, None)
         size = tokens * self._token_bytes if self._token_bytes else self._site.kv_bytes(tokens)
-        hidden = 0.0
+        hidden, post = 0.0, self._post_s(tokens, origin, target) if self._site.link_descriptor_s else 0.0
         if handed.reserved_s < handed.asked_s:
             pieces = self._site.link.pieces(tokens, self._layers)
             window = handed.asked_s - max(self.fleet.start_s(handed.held), handed.reserved_s)
-            hidden = self.link.hidden_bytes(origin, target, size, pieces, window)
+            hidden = self.link.hidden_bytes(origin, target, size, pieces, window, post)
+            post *= 1.0 - hidden / size
         self.roster.coming[target] += 1
         self.state.coming_tokens[target] += tokens
-        self.link.send(origin, target, size - hidden, self._landed, handed, hidden)
+        self.link.send(origin, target, size - hidden, post, self._landed, handed, hidden)
+
+    def _post_s(self, tokens: int, origin: int, target: int) -> float:
+        """``Site.post_s`` between two instances: its two factors are looked up, by blocks and by pair. [s]"""
+        blocks, pair = -(-tokens // BLOCK_TOKENS), (origin, target)
+        if blocks not in self._pieces:
+            self._pieces[blocks] = descriptors(self._site.setup.model, tokens, BLOCK_TOKENS)
+        if pair not in self._shares:
+            mapping = self.roster.mapping
+            self._shares[pair] = self._site.post_share_s(mapping[origin], mapping[target])
+        return self._pieces[blocks] * self._shares[pair]
 
     def _landed(self, handed: Handed, hidden: float) -> None:
         """A cache has arrived: its sender's blocks are free, its receiver may go on."""

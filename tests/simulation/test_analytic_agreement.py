@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Mapping, Slo
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
@@ -20,10 +20,13 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.workload.lengths import lengths
+from disagg_sim.workload.trace import Trace
 
 BOUND = 0.02
 HEARD = NOTIFY | CLOSES
@@ -118,6 +121,32 @@ def test_a_prefill_pool_that_cuts_prompts_into_chunks(stages, together):
     latency = segments.finish_s[rows] - segments.start_s[rows]
     assert np.mean(latency) == pytest.approx(float(exact.ftl), rel=BOUND)
     assert rate(np.unique(segments.finish_s[rows])) == pytest.approx(1 / float(exact.busy), rel=BOUND)
+
+
+@pytest.mark.parametrize("first_token", ["prefill", "decode"])
+def test_a_pair_of_pools_that_pulls_its_caches(deployment, first_token):
+    """A decode instance whose batch is full serves B/(TTL*steps) requests a second although each cache waits for its
+    blocks and then moves: the next ones are there when sequences end. A first token of its own is a step more.
+    """
+    _, mapping, isl, osl, batch, at, cut, _ = deployment
+    exact = decode_step(at, cut, batch=float(batch), context=isl + osl / 2).ttl
+    busy = prefill_pass(at, cut, batch=1.0, isl=isl).busy
+    steps = osl - (first_token == "prefill")
+    senders = 1 + math.ceil(float(busy) * batch / (float(exact) * steps))
+    parts = {"prefill": senders, "decode": 1}
+    pools = {
+        name: (Replicas(mapping=mapping, instances=count, batch=batch if name == "decode" else None),)
+        for name, count in parts.items()
+    }
+    served = ServedDeployment(name="pools", gpus=(senders + 1) * mapping.gpus, **pools)
+    requests = 12 * batch
+    trace = Trace(arrival=np.zeros(requests), input_tokens=np.full(requests, isl), output_tokens=np.full(requests, osl))
+    options = RunOptions(concurrency=2 * batch + 8 * senders, transfer="pull", first_token=first_token)
+    found = run(trace, served, "disaggregated", at=at, slo=Slo(ttft=10.0, tpot=1.0), options=options).requests
+    generations = np.sort(found.finish_s)[batch - 1 :: batch][2:-2]
+    throughput = batch * (generations.size - 1) / (generations[-1] - generations[0])
+    assert throughput == pytest.approx(batch / (float(exact) * steps), rel=BOUND)
+    assert found.exposed_transfer_s.mean() > 0.001
 
 
 @pytest.mark.parametrize("together", [1, 4])

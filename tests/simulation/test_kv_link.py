@@ -5,11 +5,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError
+from disagg_sim.physics.kv_transfer import descriptors, kv_bytes_per_request
 from disagg_sim.physics.setup import setup
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import NORMAL, Engine
 from disagg_sim.simulation.kv_link import KvLink, LinkSpec, instance_bandwidth
+from disagg_sim.simulation.site import Site
+
+
+def served_site(at, link):
+    """The site of a deployment of eight GPUs."""
+    wire = link.wire(at, 8)
+    part = (Replicas(mapping=Mapping(), instances=8),)
+    return Site(
+        setup=at,
+        deployment=ServedDeployment(name="eight", gpus=8, colocated=part),
+        slo=Slo(ttft=1.0, tpot=0.1),
+        link=link,
+        link_bandwidth=wire.bandwidth,
+        link_latency_s=wire.latency_s,
+        link_descriptor_s=wire.descriptor_s,
+        tables=lambda mapping, sequences: None,
+        blocks=lambda mapping, limits: 1,
+        rng=Engine().rng,
+        start_up_s=0.0,
+        flip_s=0.0,
+        prompt_tokens=1000.0,
+        output_tokens=100.0,
+    )
 
 
 def finished(sends, bandwidths, sharing="fair", latency_s=0.0):
@@ -19,7 +44,7 @@ def finished(sends, bandwidths, sharing="fair", latency_s=0.0):
     for bandwidth in bandwidths:
         link.join(bandwidth)
     for index, (time, sender, receiver, size) in enumerate(sends):
-        engine.at(time, NORMAL, link.send, sender, receiver, size, lambda i: ends.update({i: engine.now}), index)
+        engine.at(time, NORMAL, link.send, sender, receiver, size, 0.0, lambda i: ends.update({i: engine.now}), index)
     engine.run()
     assert link.in_flight == 0
     return [ends[index] for index in range(len(sends))]
@@ -91,11 +116,44 @@ def test_bandwidth_counts_gpus_with_distinct_cache():
 
 def test_the_wire_is_nvlink_inside_a_domain_and_the_nic_beyond():
     small = setup("llama_3_1_8b", "h100_sxm", "fp8", "ideal")
-    inside, _ = LinkSpec().wire(small, 8)
-    across, _ = LinkSpec().wire(small, 9)
+    inside, across = (LinkSpec().wire(small, gpus).bandwidth for gpus in (8, 9))
     ratio = small.system.nvlink_bandwidth / small.system.nic_bandwidth
     assert np.isclose(inside / across, ratio)
-    assert LinkSpec(bandwidth=3.0, latency_s=0.25).wire(small, 8) == (3.0, 0.25)
+    assert LinkSpec(bandwidth=3.0, latency_s=0.25).wire(small, 8) == (3.0, 0.25, 0.0)
+
+
+def test_a_transfer_pays_for_its_descriptors_as_published():
+    """DOPD measured 15-80 ms with NIXL for prompts of 1,000-3,000 tokens of Llama-70B, TP1 to TP2, "depending on
+    fragmentation": 63 to 188 blocks of keys and values of 80 layers, 10,080 to 30,080 descriptors of 2.4 us.
+    """
+    at, one, two = setup("llama_3_1_70b", "h100_sxm", "fp8"), Mapping(), Mapping(tp_attn=2, tp_ffn=2)
+    wire = LinkSpec().wire(at, 8)
+    assert wire.bandwidth == pytest.approx(0.84 * 450e9)
+    took = []
+    for tokens in (1000, 3000):
+        moved = kv_bytes_per_request(at.model, at.precision, tokens) / wire.bandwidth  # one GPU sends all
+        took.append(wire.latency_s + wire.descriptor_s * descriptors(at.model, tokens, 16) + moved)
+    assert took == pytest.approx([0.026, 0.075], abs=0.002)
+    assert 0.015 < took[0] < took[1] < 0.080
+    here = served_site(at, LinkSpec())
+    assert here.transfer_s(1000, one, two) == pytest.approx(took[0])
+    assert here.post_share_s(two, one) == pytest.approx(2 * wire.descriptor_s)  # its blocks come in halves
+    assert here.post_share_s(one, Mapping(pp=4)) == pytest.approx(wire.descriptor_s / 4)
+
+
+def test_a_link_of_ones_own_costs_what_is_stated():
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8")
+    assert LinkSpec(bandwidth=1e9).wire(at, 8).descriptor_s == 0.0
+    assert LinkSpec(latency_s=0.015).wire(at, 8) == (450e9, 0.015, 0.0)
+    assert LinkSpec(bandwidth=1e9, descriptor_s=1e-6).wire(at, 8).descriptor_s == 1e-6
+
+
+def test_descriptors_are_hidden_with_their_pieces():
+    """4 pieces a second apart: each takes 2 s on the wire and 2 s to post, so that 3 s hide three quarters of one."""
+    link = KvLink(Engine(), sharing="fair", latency_s=0.0)
+    link.join(10.0)
+    link.join(10.0)
+    assert link.hidden_bytes(0, 1, 80.0, pieces=4, window_s=4.0, post_s=8.0) == pytest.approx(15.0)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +163,7 @@ def test_the_wire_is_nvlink_inside_a_domain_and_the_nic_beyond():
         ({"push": "layers"}, "did you mean 'layer'"),
         ({"bandwidth": 0.0}, "above 0 B/s"),
         ({"latency_s": -1.0}, "from 0 s"),
+        ({"descriptor_s": -1.0}, "descriptor_s -1.0"),
         ({"chunk_tokens": 0}, "from 1"),
     ],
 )

@@ -24,10 +24,12 @@ from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_scheduler
+from disagg_sim.physics.kv_transfer import own_link_bandwidth
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.disaggregated import Disaggregated
 from disagg_sim.simulation.policies.vllm import Vllm
 from disagg_sim.simulation.policy import Policy
@@ -256,8 +258,9 @@ def _site(run: Served, row: ServingRow, trace: Trace, tables: dict[Any, StepTabl
         colocated=() if row.prefill else own,
     )
     policy: Policy = Disaggregated() if row.prefill else Vllm(chunked=engine.mixed_steps)
-    options = RunOptions()
-    bandwidth, latency = options.link.wire(at, deployment.gpus)
+    inside = deployment.gpus <= at.system.nvlink_domain
+    link = LinkSpec(bandwidth=own_link_bandwidth(at.system, at.profile, within_domain=inside))
+    wire = link.wire(at, deployment.gpus)
     longest = int((trace.input_tokens + trace.output_tokens).max())
     most = max(each.token_budget or 0 for each in (*own, *deployment.prefill))
     tokens = min(most, int(trace.input_tokens.max()) * slots)
@@ -265,9 +268,9 @@ def _site(run: Served, row: ServingRow, trace: Trace, tables: dict[Any, StepTabl
         setup=at,
         deployment=deployment,
         slo=Slo(ttft=10.0, tpot=0.1),
-        link=options.link,
-        link_bandwidth=bandwidth,
-        link_latency_s=latency,
+        link=link,
+        link_bandwidth=wire.bandwidth,
+        link_latency_s=wire.latency_s,
         tables=partial(_table, tables, run, longest, tokens),
         blocks=partial(_blocks, run, row),
         rng=Engine(0).rng,
