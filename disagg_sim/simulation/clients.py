@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from disagg_sim.workload.trace import Sessions, Trace
+from disagg_sim.workload.request_columns import Sessions
+from disagg_sim.workload.trace import Trace
 
 
 class Coming(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from disagg_sim.workload.trace import PrefixBlocks
+from disagg_sim.workload.request_columns import PrefixBlocks
 
 
 class PrefixCache:

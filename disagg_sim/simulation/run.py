@@ -46,7 +46,8 @@ from disagg_sim.simulation.site import SCHEDULER, Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.simulation.wishes import Limits
-from disagg_sim.workload.trace import Tokens, Trace
+from disagg_sim.workload.request_columns import Tokens
+from disagg_sim.workload.trace import Trace
 
 Tables = Callable[[Mapping, int], StepTable]
 

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.errors import InputError, above_zero, nearest
 from disagg_sim.workload.arrivals import named_rng
-from disagg_sim.workload.trace import MOST_REQUESTS, PrefixBlocks, Trace, joined, too_many
+from disagg_sim.workload.request_columns import PrefixBlocks
+from disagg_sim.workload.trace import MOST_REQUESTS, Trace, joined, too_many
 
 #: How the request rate is scaled: by dividing time stamps, or by fewer or more requests.
 TIME, REQUESTS = "time", "requests"

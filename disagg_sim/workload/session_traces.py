@@ -15,7 +15,8 @@ from disagg_sim.errors import InputError, above_zero, whole_number
 from disagg_sim.facts.traffic import SessionSpec, TrafficSpec
 from disagg_sim.workload.arrivals import ArrivalProcess, Poisson, arrivals, named_rng
 from disagg_sim.workload.distributions import length_distribution
-from disagg_sim.workload.trace import PrefixBlocks, Sessions, Trace
+from disagg_sim.workload.request_columns import PrefixBlocks, Sessions
+from disagg_sim.workload.trace import Trace
 
 #: Tokens of a block of the prompts, as in Mooncake's traces. [token]
 BLOCK_TOKENS = 512

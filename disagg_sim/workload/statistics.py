@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats
-from disagg_sim.workload.trace import PrefixBlocks, Tokens, Trace
+from disagg_sim.workload.request_columns import PrefixBlocks, Tokens
+from disagg_sim.workload.trace import Trace
 
 MINUTE = 60.0  # [s]
 

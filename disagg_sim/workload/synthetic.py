@@ -16,7 +16,8 @@ from disagg_sim.errors import InputError, above_zero, quoted, whole_number
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.workload.arrivals import ArrivalProcess, Poisson, arrivals, named_rng
 from disagg_sim.workload.distributions import Constant, LengthDistribution, LogNormal, length_distribution
-from disagg_sim.workload.trace import Tokens, Trace, read_only
+from disagg_sim.workload.request_columns import Tokens, read_only
+from disagg_sim.workload.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -197,7 +197,7 @@ class Mine:
 
 
 def with_prefix(trace: ds.Trace) -> ds.Trace:
-    from disagg_sim.workload.trace import PrefixBlocks
+    from disagg_sim.workload.request_columns import PrefixBlocks
 
     offsets = np.zeros(len(trace) + 1, np.int64)
     return replace(trace, prefix=PrefixBlocks(offsets=offsets, ids=np.zeros(0, np.int64), block_tokens=512))

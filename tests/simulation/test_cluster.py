@@ -18,7 +18,8 @@ from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.wishes import Batch, Flip, Leg, Limits, Move, Role, Start, Stop
-from disagg_sim.workload.trace import PrefixBlocks, Trace
+from disagg_sim.workload.request_columns import PrefixBlocks
+from disagg_sim.workload.trace import Trace
 
 BY_ROLE = ByRole(prefill=Limits(), decode=Limits())
 SPLIT = deployment(prefill=1, decode=1)

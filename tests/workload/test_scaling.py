@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
+from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.scaling import at_rate, units
 from disagg_sim.workload.statistics import per_minute
-from disagg_sim.workload.trace import PrefixBlocks, Trace
+from disagg_sim.workload.trace import Trace
 
 RATES = st.floats(0.05, 6.0)
 SEEDS = st.integers(0, 10)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from shared_data import shared_file
 
 from disagg_sim import load_trace
+from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.statistics import prefix_hit_rate, trace_statistics
-from disagg_sim.workload.trace import PrefixBlocks, Trace
+from disagg_sim.workload.trace import Trace
 
 
 def test_statistics_by_hand():

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
-from disagg_sim.workload.trace import PrefixBlocks, Trace, concatenate, mix
+from disagg_sim.workload.request_columns import PrefixBlocks
+from disagg_sim.workload.trace import Trace, concatenate, mix
 
 MICROSECONDS = st.integers(0, 10**8).map(lambda count: count * 1e-6)
 GAPS = st.lists(MICROSECONDS, min_size=1, max_size=30)

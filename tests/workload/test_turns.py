@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError, TraceError
 from disagg_sim.workload.readers.load import load_trace
+from disagg_sim.workload.request_columns import Sessions
 from disagg_sim.workload.scaling import at_rate
-from disagg_sim.workload.trace import Sessions, Trace, mix
+from disagg_sim.workload.trace import Trace, mix
 
 HEADER = "arrival_s,input_tokens,output_tokens,session,think_s\n"
 

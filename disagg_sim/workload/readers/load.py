@@ -16,7 +16,8 @@ from disagg_sim.workload.readers.columns import Table, read_bytes
 from disagg_sim.workload.readers.mooncake import read_lines, spread_batches
 from disagg_sim.workload.readers.servegen import draw_pool, is_pool
 from disagg_sim.workload.readers.turns import SESSION, of_burstgpt, with_turns
-from disagg_sim.workload.trace import PrefixBlocks, Sessions, Tokens, Trace
+from disagg_sim.workload.request_columns import PrefixBlocks, Sessions, Tokens
+from disagg_sim.workload.trace import Trace
 
 #: Kind of a table with a header -> arrival, input and output column. The last has no arrivals.
 COLUMNS = {

@@ -13,7 +13,8 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import TraceError, nearest, quoted
-from disagg_sim.workload.trace import MOST_TOKENS, PrefixBlocks, Tokens
+from disagg_sim.workload.request_columns import PrefixBlocks, Tokens
+from disagg_sim.workload.trace import MOST_TOKENS
 
 #: Tokens of a block. [token]
 BLOCK_TOKENS = 512

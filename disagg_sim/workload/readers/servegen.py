@@ -32,7 +32,8 @@ from disagg_sim.errors import LONGEST_SHOWN, InputError, TraceError, printable, 
 from disagg_sim.units import MB
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Weibull, arrivals, named_rng
 from disagg_sim.workload.readers.columns import MOST_BYTES
-from disagg_sim.workload.trace import MOST_REQUESTS, Tokens, too_many
+from disagg_sim.workload.request_columns import Tokens
+from disagg_sim.workload.trace import MOST_REQUESTS, too_many
 
 _FILE = re.compile(r"(?:.*/)?chunk-(\d+)-(trace\.csv|dataset\.json)")
 

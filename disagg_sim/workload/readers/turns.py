@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.workload.readers.clock import TIME_UNITS, Arrivals, from_column
-from disagg_sim.workload.trace import Sessions
+from disagg_sim.workload.request_columns import Sessions
 
 if TYPE_CHECKING:
     from disagg_sim.workload.readers.columns import Table
