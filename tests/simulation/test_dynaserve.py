@@ -12,7 +12,7 @@ from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.policies.dynaserve import predictor
+from disagg_sim.simulation.policies.dynaserve import book, predictor
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run import RunOptions
 
@@ -26,16 +26,27 @@ def fleet_of(mode=Mode.CHUNKED, limit=np.inf):
 
 def book_of(*requests):
     """Of (prompt, expected, split, first, second); nothing has come yet."""
-    return np.array([(*request, -1, -1) for request in requests], predictor.BOOK)
+    return np.array([(*request, -1, -1, -1, -1) for request in requests], book.BOOK)
 
 
-def ask(fleet, prompt, expected, *, book=None, promised=(), now=0.0, rounds=0, tolerance=0.0, watch=True):
-    """Split and times of a new request on instances 0 and 1."""
+def known_of(fleet, entries=None, promised=()):
+    """What the scheduler knows where some requests of the book were promised to instances 0 and 1."""
     inst, seg, sets, values, _ = fleet.arrays
-    open_list, tally = np.array([*promised, 0]), np.array([(0, len(promised))], predictor.TALLY)
-    known = predictor.Known(inst, seg, sets, values, book_of() if book is None else book, open_list, tally)
+    entries = book_of() if entries is None else entries
+    lists = np.zeros(2, book.PROMISED)
+    lists["head"] = lists["tail"] = -1
+    known = book.Known(inst, seg, sets, values, entries, lists, np.zeros(len(entries), int), np.zeros(1, book.TALLY))
+    for request in promised:
+        one = entries[request]
+        book.commit(known, request, (one["tokens"], one["expected"], one["split"]), one["first"], one["second"])
+    return known
+
+
+def ask(fleet, prompt, expected, *, entries=None, promised=(), now=0.0, rounds=0, tolerance=0.0, watch=True):
+    """Split and times of a new request on instances 0 and 1."""
     search = predictor.Search(rounds, tolerance, 0.0, watch)
-    return predictor.finish_times(known, predictor.Wanted(prompt, expected, 0, 1), now, search)
+    wanted = predictor.Wanted(prompt, expected, 0, 1)
+    return predictor.finish_times(known_of(fleet, entries, promised), wanted, now, search)
 
 
 def test_plain_disaggregation_on_an_idle_pair():
@@ -65,11 +76,11 @@ def test_behind_a_pass_in_progress_and_a_decode():
     fleet = fleet_of()
     fleet.submit(0, 0, (0, 200, 50), 0.0)
     fleet.run_until(0.0)
-    book = book_of((200, 250, 250, 0, -1))
+    entries = book_of((200, 250, 250, 0, -1))
     # 30 ms of its prefill, then one decode beside 100 tokens: 10 + 1 + 10 ms
-    assert ask(fleet, 100, 110, book=book)[1] == pytest.approx(0.051)
+    assert ask(fleet, 100, 110, entries=entries)[1] == pytest.approx(0.051)
     # of the 50 tokens 1 ends its prefill, 1 came beside the new prompt, 48 steps of 11 ms are left
-    assert ask(fleet, 100, 110, book=book, watch=False)[1] == pytest.approx(0.051 + 48 * 0.011)
+    assert ask(fleet, 100, 110, entries=entries, watch=False)[1] == pytest.approx(0.051 + 48 * 0.011)
 
 
 def test_slo_aware_passes_stay_within_the_limit():
@@ -78,9 +89,9 @@ def test_slo_aware_passes_stay_within_the_limit():
 
 
 def test_promised_parts_count():
-    book = book_of((300, 320, 300, 0, 1))
+    entries = book_of((300, 320, 300, 0, 1))
     # its prompt shares the pass of the new one: 10 + 40 ms; its 20 decodes run beside the 10 new ones, 12 ms a step
-    split, first, second = ask(fleet_of(), 100, 110, book=book, promised=(0,))
+    split, first, second = ask(fleet_of(), 100, 110, entries=entries, promised=(0,))
     assert (split, first, second) == (100, pytest.approx(0.050), pytest.approx(10 * 0.012))
 
 
@@ -96,11 +107,26 @@ def test_predictor_and_kernel_agree_when_lengths_are_known(requests, mode, when)
         fleet.submit(1, request, (0, prompt, output), 0.0)
     fleet.run_until(when)
     fleet.refresh(when)
-    book = book_of(*((prompt, prompt + output, prompt + output, 1, -1) for prompt, output in requests))
-    left = ask(fleet, 10, 10, book=book, now=when, watch=False)[2]  # nothing of the new request on instance 1
+    entries = book_of(*((prompt, prompt + output, prompt + output, 1, -1) for prompt, output in requests))
+    left = ask(fleet, 10, 10, entries=entries, now=when, watch=False)[2]  # nothing of the new request on instance 1
     fleet.run_until(1e9)
     finish = fleet.segments.finish_s.max()
     assert when + left == pytest.approx(max(finish, when), abs=1e-9)
+
+
+def test_what_waits_behind_those_that_are_played_goes_at_their_pace():
+    """200 prompts of 1,000 tokens and the new one: 200,100 tokens at 0.1 ms and 98 steps of 10 ms are 20.99 s."""
+    fleet = fleet_of()
+    for request in range(200):
+        fleet.submit(0, request, (0, 1000, 1), 0.0)
+    entries = book_of(*[(1000, 1001, 1001, 0, -1)] * 200)
+    assert ask(fleet, 100, 101, entries=entries)[1] == pytest.approx(20.99, rel=0.005)
+
+
+def test_what_was_promised_behind_those_that_are_played_goes_at_their_pace():
+    """The same 200 prompts, none of which has come yet."""
+    entries = book_of(*[(1000, 1001, 1001, 0, -1)] * 200)
+    assert ask(fleet_of(), 100, 101, entries=entries, promised=range(200))[1] == pytest.approx(20.99, rel=0.005)
 
 
 def test_a_split_in_the_prompt_leaves_the_rest_to_the_second_instance():

@@ -30,7 +30,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
-from disagg_sim.simulation.policies.dynaserve import predictor
+from disagg_sim.simulation.policies.dynaserve import book, predictor
 from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site
@@ -127,9 +127,11 @@ class Splits:
         self._rng = site.rng(ERRORS)
         instances = len(site.instances(("pairs", Role.BOTH)))
         self._pairs = np.arange(instances).reshape(-1, 2)
-        self._book: Any = np.zeros(0, predictor.BOOK)
+        self._book: Any = np.zeros(0, book.BOOK)
         self._open = np.zeros(0, np.int64)
-        self._tally: Any = np.zeros(1, predictor.TALLY)
+        self._tally: Any = np.zeros(1, book.TALLY)
+        self._promised: Any = np.zeros(instances, book.PROMISED)
+        self._promised["head"] = self._promised["tail"] = -1
         self._search = predictor.Search(
             options.rounds, options.tolerance, LEAST_DIFFERENCE_S, options.balance == "request"
         )
@@ -143,8 +145,8 @@ class Splits:
         options, prompt, expected = self._options, view.input_tokens[request], self._expected[request]
         view.refresh()
         inst, seg, sets, values, submitted = view.kernel
-        known = predictor.Known(inst, seg, sets, values, self._book, self._open, self._tally)
-        pair = predictor.choose_pair(known, submitted, self._pairs)
+        known = book.Known(inst, seg, sets, values, self._book, self._promised, self._open, self._tally)
+        pair = book.choose_pair(known, submitted, self._pairs)
         first, second = int(self._pairs[pair, 0]), int(self._pairs[pair, 1])
         if options.alpha == "least_loaded" and _requests(view, second) < _requests(view, first):
             first, second = second, first
@@ -157,9 +159,7 @@ class Splits:
             split, *_ = predictor.finish_times(known, wanted, view.now, self._search)
         self._any = True
         whole = split >= expected
-        self._book[request] = prompt, expected, split, first, -1 if whole else second, -1, -1
-        self._open[self._tally["open"]] = request
-        self._tally["open"] += 1
+        book.commit(known, request, (prompt, expected, split), first, -1 if whole else second)
         if whole:
             return Leg(first, delay_s=options.overhead_s)
         return Leg(first, split, second, delay_s=options.overhead_s)
@@ -176,7 +176,7 @@ class Splits:
         errors = np.rint(self._rng.normal(0.0, 1.0, outputs.size) * options.length_error).astype(np.int64)
         predicted = np.maximum(outputs + errors, 1) + options.margin
         self._expected = (np.array(view.input_tokens) + predicted).tolist()
-        self._book = np.zeros(outputs.size, predictor.BOOK)
+        self._book = np.zeros(outputs.size, book.BOOK)
         self._open = np.zeros(outputs.size, dtype=np.int64)
 
 

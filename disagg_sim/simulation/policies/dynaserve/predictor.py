@@ -5,7 +5,8 @@ first served, decodes before prefill, times from the step table. Runs of equal d
 Outputs end where they were predicted to. Both instances start on their part of the new request at once, as if
 it were two: it is the work that is balanced.
 
-Past 400 lines: one compiled function and what it inlines.
+Of each queue the first ``LOOKED`` are played; what waits behind them goes at the pace of these, so that a
+prediction costs the same however long the queue is.
 """
 
 from __future__ import annotations
@@ -28,33 +29,15 @@ from disagg_sim.simulation.kernel.layout import (
     Instance,
     Mode,
     Segment,
-    SegmentStatus,
     dtype_of,
 )
 from disagg_sim.simulation.kernel.runs import steps_time
 from disagg_sim.simulation.kernel.times import aware_prefill, step_time
+from disagg_sim.simulation.policies.dynaserve.book import Known, next_promised, to_come
 
 SLO_AWARE = int(Mode.SLO_AWARE)
-DONE, LOST, RESERVED = int(SegmentStatus.DONE), int(SegmentStatus.LOST), int(SegmentStatus.RESERVED)
-
-
-class Entry:
-    """A request in the book of splits."""
-
-    tokens: int  # of the prompt [token]
-    expected: int  # prompt and predicted output [token]
-    split: int  # tokens that exist when the first part ends [token]
-    first: int  # instances of the two parts; -1 = none
-    second: int
-    first_at: int  # their segments once they are there; -1 = not yet
-    second_at: int
-
-
-class Tally:
-    """What is kept from call to call."""
-
-    seen: int  # segments of the kernel that the book knows
-    open: int  # requests in the list of those with a part that has not come to its instance
+#: Requests of each queue of an instance that are played one by one. [request]
+LOOKED = 32
 
 
 class Progress:
@@ -74,21 +57,13 @@ class Progress:
     watch_prompt: int  # row of the part whose end is asked for; -1 = none
     watch_decode: int
     watch_end: int  # its last step; -1 = it has not begun to decode
+    rest_tokens: int  # of prompts that wait behind those in the rows [token]
+    rest_context: int  # of caches that wait behind those in the rows [token]
+    context: int  # of caches that wait in the rows [token]
+    waited_s: float  # of a part that waits for memory, from the start of the play [s]
 
 
-BOOK, TALLY, PROGRESS = dtype_of(Entry), dtype_of(Tally), dtype_of(Progress)
-
-
-class Known(NamedTuple):
-    """What the scheduler looks at: arrays of the kernel, and its own book."""
-
-    inst: Sequence[Instance]
-    seg: Sequence[Segment]
-    sets: Ints
-    values: Floats
-    book: Sequence[Entry]  # by request
-    open: Ints  # requests with a part that has not come, the first ``tally.open``
-    tally: Sequence[Tally]  # one row
+PROGRESS = dtype_of(Progress)
 
 
 class Wanted(NamedTuple):
@@ -235,6 +210,7 @@ def play(plan: Plan, inst: Instance, values: Floats, stop: int) -> float:
     while at.wait_tokens > stop or stop < 0:
         while at.decodes_at < at.decodes and room(at, inst, decodes[at.decodes_at, 0]):
             if at.decodes_at == at.watch_decode:
+                at.waited_s = time
                 at.watch_end = at.step + decodes[at.decodes_at, 1]
             join(plan, decodes[at.decodes_at, 0], decodes[at.decodes_at, 1])
             at.decodes_at += 1
@@ -275,20 +251,34 @@ def left_of(known: Known, seg: Segment, i: int, emitted: int) -> int:
 
 
 @inner
-def arriving(known: Known, i: int, s: int, plan: Plan) -> None:
-    """Enter a segment that waits with its context, or for it: the rest of its prompt, or its decode."""
-    seg = known.seg[s]
-    left = left_of(known, seg, i, seg.emitted)
-    if seg.left > 0:
-        add_prompt(plan, seg.left, seg.cached, max(left - 1, 0))
-    else:
-        add_decode(plan, seg.context + seg.emitted, max(left, 1))
+def entered(plan: Plan, seg: Segment) -> None:
+    """Count a segment that waits as played, not as one of the rest."""
+    at = plan.progress[0]
+    at.rest_tokens -= seg.left
+    at.rest_context -= seg.context
+    at.context += seg.context
+
+
+@inner
+def arriving(known: Known, i: int, queue: int, plan: Plan) -> None:
+    """Enter those that wait with their context, or for it: the rest of their prompt, or their decode."""
+    s, looked = known.inst[i].first[queue], 0
+    while s >= 0 and looked < LOOKED:
+        seg = known.seg[s]
+        if seg.reserve < 2:
+            left = left_of(known, seg, i, seg.emitted)
+            if seg.left > 0:
+                add_prompt(plan, seg.left, seg.cached, max(left - 1, 0))
+            else:
+                add_decode(plan, seg.context + seg.emitted, max(left, 1))
+            entered(plan, seg)
+        s, looked = seg.next, looked + 1
 
 
 @inner
 def there(known: Known, i: int, now: float, plan: Plan) -> float:
     """Enter what an instance has; the time until its step in progress ends. [s]"""
-    inst, segs = known.inst[i], known.seg
+    inst, segs, at = known.inst[i], known.seg, plan.progress[0]
     mixed = inst.run_kind == MIXED  # its step in progress counts as done
     done = 1 if mixed else 0
     keys = np.sort(known.sets[0, i, : inst.running_requests])
@@ -298,18 +288,12 @@ def there(known: Known, i: int, now: float, plan: Plan) -> float:
         left = left_of(known, seg, i, seg.emitted + steps)
         if left != done or not mixed:  # else it ends with the step in progress
             join(plan, seg.cached + steps + done, max(left - done, 1))
-    s = inst.first[COMING]
-    while s >= 0:
-        if segs[s].reserve < 2:
-            arriving(known, i, s, plan)
-        s = segs[s].next
-    s = inst.first[LANDED]
-    while s >= 0:
-        arriving(known, i, s, plan)
-        s = segs[s].next
-    s = inst.first[PROMPTS]
+    at.rest_tokens, at.rest_context = inst.queued_prompt_tokens, inst.queued_context_tokens
+    arriving(known, i, COMING, plan)
+    arriving(known, i, LANDED, plan)
+    s, looked = inst.first[PROMPTS], 0
     pieces = inst.pieces if mixed else 0
-    while s >= 0:
+    while s >= 0 and (looked < LOOKED or pieces > 0):
         seg = segs[s]
         computed = seg.piece if pieces > 0 else 0
         pieces -= 1
@@ -319,85 +303,57 @@ def there(known: Known, i: int, now: float, plan: Plan) -> float:
             add_prompt(plan, left, cached, after)
         elif after > 0:
             add_decode(plan, cached, after)
-        s = seg.next
+        entered(plan, seg)
+        s, looked = seg.next, looked + 1
     if inst.run_kind == IDLE:
         return 0.0
     return (inst.run_end_s if mixed else inst.run_start_s) - now
 
 
 @inner
-def promised(known: Known, one: Entry) -> bool:
-    """Whether the second part of a request is not on its instance: unknown there, its first at work, or in transfer."""
-    s = one.second_at
-    if s < 0:
-        return True
-    there: bool = known.seg[s].reserve < 2 and known.seg[s].status != RESERVED
-    return not there
-
-
-@inner
 def coming(known: Known, i: int, plan: Plan) -> None:
     """Enter what was promised to an instance and is not there."""
-    for j in range(known.tally[0].open):
-        one = known.book[known.open[j]]
-        if one.first == i and one.first_at < 0:
+    at, before = plan.progress[0], plan.progress[0].wait_tokens
+    node = next_promised(known, i, -1)
+    for _ in range(LOOKED):
+        if node < 0:
+            break
+        one = known.book[node // 2]
+        if node % 2 == 0:
             add_part(plan, 0, one.split, one.tokens, False)
-        elif one.second == i and promised(known, one):
+        elif to_come(known, one, 1):
             add_part(plan, one.split, one.expected, one.tokens, False)
-
-
-@inner
-def refresh_book(known: Known, count: int) -> None:
-    """Note which parts have come, and forget requests that ended before their second part."""
-    tally, book, segs = known.tally[0], known.book, known.seg
-    for s in range(tally.seen, count):
-        one = book[segs[s].request]
-        if one.first == segs[s].instance:
-            one.first_at = s
-        elif one.second == segs[s].instance:
-            one.second_at = s
-    tally.seen = count
-    kept = 0
-    for j in range(tally.open):
-        one = book[known.open[j]]
-        status = segs[one.first_at].status if one.first_at >= 0 else -1
-        over = one.first_at >= 0 and (one.second < 0 or status in (DONE, LOST))
-        if promised(known, one) and not over:
-            known.open[kept] = known.open[j]
-            kept += 1
-    tally.open = kept
-
-
-@entry
-def choose_pair(known: Known, count: int, pairs: Ints) -> int:
-    """Note what has come, then the pair with the fewest requests there or promised, the first of several."""
-    refresh_book(known, count)
-    load = np.zeros(len(known.inst), np.int64)
-    for j in range(known.tally[0].open):
-        one = known.book[known.open[j]]
-        load[one.first if one.first_at < 0 else one.second] += 1
-    best, fewest = 0, -1
-    for k in range(pairs.shape[0]):
-        total = 0
-        for side in range(2):
-            i = pairs[k, side]
-            total += known.inst[i].queued_requests + known.inst[i].running_requests + load[i]
-        if fewest < 0 or total < fewest:
-            best, fewest = k, total
-    return best
+        node = next_promised(known, i, node)
+    at.rest_tokens = max(at.rest_tokens + known.promised[i].tokens - (at.wait_tokens - before), 0)
 
 
 @inner
 def copy_of(plan: Plan) -> Plan:
-    """A plan to play with."""
-    return Plan(plan.progress.copy(), plan.prompts.copy(), plan.decodes.copy(), plan.running.copy())  # type: ignore[attr-defined]
+    """A plan to play with, of what is left of another, with room for one part more."""
+    at, progress = plan.progress[0], plan.progress.copy()  # type: ignore[attr-defined]
+    now = progress[0]
+    now.prompts, now.decodes, now.run = at.prompts - at.prompts_at, at.decodes - at.decodes_at, at.run - at.run_at
+    now.prompts_at = now.decodes_at = now.run_at = 0
+    prompts, decodes = np.empty((now.prompts + 1, 3), np.int64), np.empty((now.decodes + 1, 2), np.int64)
+    running = np.empty((now.run + now.prompts + now.decodes + 2, 2), np.int64)
+    for row in range(now.prompts):
+        for column in range(3):
+            prompts[row, column] = plan.prompts[at.prompts_at + row, column]
+    for row in range(now.decodes):
+        for column in range(2):
+            decodes[row, column] = plan.decodes[at.decodes_at + row, column]
+    for row in range(now.run):
+        for column in range(2):
+            running[row, column] = plan.running[at.run_at + row, column]
+    return Plan(progress, prompts, decodes, running)
 
 
 @inner
 def gather(known: Known, i: int, now: float) -> tuple[float, Plan]:
     """All that an instance was given, and the time until it may begin."""
     inst = known.inst[i]
-    most = inst.running_requests + inst.queued_requests + known.tally[0].open + 2
+    queued = min(inst.queued_requests, 3 * LOOKED + max(inst.pieces, 0))
+    most = inst.running_requests + queued + LOOKED + 2
     progress: Any = np.zeros(1, PROGRESS)
     progress[0].watch_prompt = progress[0].watch_decode = progress[0].watch_end = -1
     rows = (np.zeros((most, 3), np.int64), np.zeros((most, 2), np.int64), np.zeros((most, 2), np.int64))
@@ -405,6 +361,18 @@ def gather(known: Known, i: int, now: float) -> tuple[float, Plan]:
     time = there(known, i, now, plan)
     coming(known, i, plan)
     return time, plan
+
+
+@inner
+def queue_time(plan: Plan, inst: Instance, values: Floats) -> float:
+    """Play all prompts of a queue but those of its last pass; what waits behind them goes at their pace. [s]"""
+    at = plan.progress[0]
+    before = at.wait_tokens
+    time = play(plan, inst, values, inst.token_budget)
+    played = before - at.wait_tokens
+    if at.rest_tokens > 0 and played > 0:
+        time += time / played * at.rest_tokens
+    return time
 
 
 @entry
@@ -419,9 +387,9 @@ def finish_times(known: Known, wanted: Wanted, now: float, search: Search) -> tu
     t1, plan1 = gather(known, wanted.first, now)
     t2, plan2 = gather(known, wanted.second, now)
     # prompts before the new one are the same for every split: played once, but for those that share its first pass
-    t1 += play(plan1, one, values, one.token_budget)
+    t1 += queue_time(plan1, one, values)
     plan3 = copy_of(plan2)
-    t3 = t2 + play(plan3, other, values, other.token_budget)
+    t3 = t2 + queue_time(plan3, other, values)
     low, high = 0.0, 1.0
     ratio = prompt / expected
     split, a, b = prompt, 0.0, 0.0
@@ -430,13 +398,15 @@ def finish_times(known: Known, wanted: Wanted, now: float, search: Search) -> tu
         plan = copy_of(plan1)
         add_part(plan, 0, split, prompt, watch)
         a = t1 + play(plan, one, values, -1)
-        b = t3 if split < prompt else t2
-        plan = copy_of(plan3 if split < prompt else plan2)
-        if split < expected:
-            add_part(plan, split, expected, prompt, watch)
-        b += play(plan, other, values, -1)
-        if watch and split >= expected:
-            b = 0.0
+        b = 0.0
+        if split < expected or not watch:
+            plan = copy_of(plan3 if split < prompt else plan2)
+            if split < expected:
+                add_part(plan, split, expected, prompt, watch)
+            b = (t3 if split < prompt else t2) + play(plan, other, values, -1)
+            at = plan.progress[0]
+            if at.rest_context > 0:  # caches that wait behind those played get memory at their pace
+                b += at.waited_s * at.rest_context / max(at.context, 1)
         if turn == search.rounds or abs(a - b) <= max(search.tolerance * max(a, b), search.least_s):
             break
         if a > b:

@@ -1,0 +1,205 @@
+"""Compiled: the book of splits, what was promised to which instance, and the pair with the fewest requests.
+
+An instance gets to know of a part when its segment comes; until then the part stands in the list of what was promised
+to it, in the order of the promises. A call costs the same however many requests there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from disagg_sim.arrays import Floats, Ints
+from disagg_sim.simulation.kernel.compiled import entry, inner
+from disagg_sim.simulation.kernel.layout import Instance, Segment, SegmentStatus, dtype_of
+
+DONE, LOST, RESERVED = (int(status) for status in (SegmentStatus.DONE, SegmentStatus.LOST, SegmentStatus.RESERVED))
+#: ``first_at``, ``second_at`` of a part that has not come, and of one that never will: the answer ended before it.
+NOT_YET, NEVER = -1, -2
+#: Requests a call that are looked at for an answer that ended before its second part. [request]
+SWEPT = 64
+
+
+class Entry:
+    """A request in the book of splits."""
+
+    tokens: int  # of the prompt [token]
+    expected: int  # prompt and predicted output [token]
+    split: int  # tokens that exist when the first part ends [token]
+    first: int  # instances of the two parts; -1 = none
+    second: int
+    first_at: int  # their segments once they are there; else ``NOT_YET`` or ``NEVER``
+    second_at: int
+    after_first: int  # what was promised next to the same instance, see ``Promised``; -1 = nothing
+    after_second: int
+
+
+class Promised:
+    """What was promised to an instance and has not come: a list of ``2*request + part``, part 0 or 1."""
+
+    head: int  # the oldest that may not have come; -1 = none
+    tail: int
+    requests: int  # whose next part is to come here [request]
+    tokens: int  # of prompts in parts that are to come [token]
+
+
+class Tally:
+    """What is kept from call to call."""
+
+    seen: int  # segments of the kernel that the book knows
+    open: int  # requests whose second part is to come, in no order
+    swept: int  # place among them where the next look begins
+
+
+BOOK, TALLY, PROMISED = dtype_of(Entry), dtype_of(Tally), dtype_of(Promised)
+
+
+class Known(NamedTuple):
+    """What the scheduler looks at: arrays of the kernel, and its own book."""
+
+    inst: Sequence[Instance]
+    seg: Sequence[Segment]
+    sets: Ints
+    values: Floats
+    book: Sequence[Entry]  # by request
+    promised: Sequence[Promised]  # by instance
+    open: Ints  # requests whose second part is to come, the first ``tally.open``
+    tally: Sequence[Tally]  # one row
+
+
+@inner
+def prompt_tokens(one: Entry, part: int) -> int:
+    """Tokens of the prompt that a part computes. [token]"""
+    first = min(one.split, one.tokens)
+    return first if part == 0 else one.tokens - first
+
+
+@inner
+def append(known: Known, i: int, request: int, part: int) -> None:
+    """Promise a part to an instance."""
+    mine, node = known.promised[i], 2 * request + part
+    if mine.tail < 0:
+        mine.head = node
+    elif mine.tail % 2 == 0:
+        known.book[mine.tail // 2].after_first = node
+    else:
+        known.book[mine.tail // 2].after_second = node
+    mine.tail = node
+    mine.tokens += prompt_tokens(known.book[request], part)
+
+
+@entry
+def commit(known: Known, request: int, lengths: tuple[int, int, int], first: int, second: int) -> None:
+    """Note a decision: prompt, prompt and predicted output, and split [token]; the instances, -1 = no second part."""
+    one, tally = known.book[request], known.tally[0]
+    one.tokens, one.expected, one.split = lengths
+    one.first, one.second = first, second
+    one.first_at = one.second_at = NOT_YET
+    one.after_first = one.after_second = -1
+    known.promised[first].requests += 1
+    append(known, first, request, 0)
+    if second >= 0:
+        append(known, second, request, 1)
+        known.open[tally.open] = request
+        tally.open += 1
+
+
+@inner
+def to_come(known: Known, one: Entry, part: int) -> bool:
+    """Whether a part is not on its instance: unknown there, its first part at work, or in transfer."""
+    s = one.first_at if part == 0 else one.second_at
+    if s < 0 or part == 0:
+        return bool(s == NOT_YET)
+    return bool(known.seg[s].reserve == 2 or known.seg[s].status == RESERVED)
+
+
+@inner
+def arrived(known: Known, count: int) -> None:
+    """Note the parts that have come since the last call."""
+    tally, segs = known.tally[0], known.seg
+    for s in range(tally.seen, count):
+        one, i = known.book[segs[s].request], segs[s].instance
+        if one.first == i and one.first_at == NOT_YET:
+            one.first_at = s
+            known.promised[i].requests -= 1
+            known.promised[i].tokens -= prompt_tokens(one, 0)
+            if one.second >= 0:
+                known.promised[one.second].requests += 1
+        elif one.second == i:
+            one.second_at = s
+    tally.seen = count
+
+
+@inner
+def sweep(known: Known) -> None:
+    """Forget requests whose second part has come, or never will: some a call, in turn."""
+    tally, at = known.tally[0], known.tally[0].swept
+    for _ in range(min(SWEPT, tally.open)):
+        if at >= tally.open:
+            at = 0
+        one = known.book[known.open[at]]
+        status = known.seg[one.first_at].status if one.first_at >= 0 else -1
+        if one.second_at == NOT_YET and status in (DONE, LOST):
+            one.second_at = NEVER
+        if to_come(known, one, 1):
+            at += 1
+        else:
+            known.promised[one.second].requests -= 1
+            known.promised[one.second].tokens -= prompt_tokens(one, 1)
+            tally.open -= 1
+            known.open[at] = known.open[tally.open]
+    tally.swept = at
+
+
+@entry
+def choose_pair(known: Known, count: int, pairs: Any) -> int:
+    """Note what has come, then the pair with the fewest requests there or promised, the first of several."""
+    arrived(known, count)
+    sweep(known)
+    best, fewest = 0, -1
+    for k in range(pairs.shape[0]):
+        total = 0
+        for side in range(2):
+            i = pairs[k, side]
+            total += known.inst[i].queued_requests + known.inst[i].running_requests + known.promised[i].requests
+        if fewest < 0 or total < fewest:
+            best, fewest = k, total
+    return best
+
+
+@inner
+def after(known: Known, i: int, node: int) -> int:
+    """What was promised to an instance after ``node``, -1 = first of all; -1 = nothing."""
+    if node < 0:
+        return int(known.promised[i].head)
+    one = known.book[node // 2]
+    return int(one.after_first if node % 2 == 0 else one.after_second)
+
+
+@inner
+def left_for_good(known: Known, one: Entry, part: int) -> bool:
+    """Whether a part is no promise any more: it is on its instance, or never will be."""
+    s = one.first_at if part == 0 else one.second_at
+    if s < 0 or part == 0:
+        return bool(s != NOT_YET)
+    return bool(known.seg[s].reserve == 0 and known.seg[s].status != RESERVED)
+
+
+@inner
+def next_promised(known: Known, i: int, node: int) -> int:
+    """The part promised to an instance after ``node``, -1 = from the start; -1 = none is left.
+
+    Those that have left for good leave the list.
+    """
+    mine, at = known.promised[i], after(known, i, node)
+    while at >= 0 and left_for_good(known, known.book[at // 2], at % 2):
+        if mine.tail == at:
+            mine.tail = node
+        at = after(known, i, at)
+        if node < 0:
+            mine.head = at
+        elif node % 2 == 0:
+            known.book[node // 2].after_first = at
+        else:
+            known.book[node // 2].after_second = at
+    return at
