@@ -45,6 +45,18 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 #: Files whose code or constants end up in the machine code.
 SOURCES = ("compiled", "layout", "entry", "handover", "queue", "runs", "steps", "times")
+#: Files of policies whose functions are inlined into entry points of other files.
+OF_POLICIES = ("dynaserve/book", "dynaserve/plan")
+    "compiled",
+    "layout",
+    "entry",
+    "handover",
+    "queue",
+    "runs",
+    "steps",
+    "times",
+    *(f"../policies/dynaserve/{name}" for name in ("book", "plan")),
+)
 
 
 #: What a process is told that compiles.
@@ -74,7 +86,8 @@ def code_home() -> CodeHome:
     'kernel'
     """
     here = Path(__file__).parent
-    content = hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in SOURCES)).hexdigest()
+    files = [here / name for name in SOURCES] + [here.parent / "policies" / name for name in OF_POLICIES]
+    content = hashlib.sha256(b"".join(file.with_suffix(".py").read_bytes() for file in files)).hexdigest()
     name, wanted = f"kernel-{content[:16]}", _numba.config.CACHE_DIR
     lasting = [Path(wanted)] if wanted else []
     lasting.append(here / "__pycache__")
