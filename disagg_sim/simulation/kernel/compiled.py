@@ -47,16 +47,6 @@ Function = TypeVar("Function", bound=Callable[..., object])
 SOURCES = ("compiled", "layout", "entry", "handover", "queue", "runs", "steps", "times")
 #: Files of policies whose functions are inlined into entry points of other files.
 OF_POLICIES = ("dynaserve/book", "dynaserve/plan")
-    "compiled",
-    "layout",
-    "entry",
-    "handover",
-    "queue",
-    "runs",
-    "steps",
-    "times",
-    *(f"../policies/dynaserve/{name}" for name in ("book", "plan")),
-)
 
 
 #: What a process is told that compiles.
