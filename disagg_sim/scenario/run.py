@@ -22,6 +22,7 @@ from disagg_sim.scenario.plan import DECISIONS, REQUESTS, RUNS, SAMPLES, TABLES,
 from disagg_sim.scenario.policy_files import load_policies
 from disagg_sim.scenario.spec import Scenario
 from disagg_sim.simulation.capacity import Aim, attains, p99_inside, serving_capacity
+from disagg_sim.simulation.classes import CLASS_COLUMNS, by_class, limits_of, with_class
 from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary
 from disagg_sim.simulation.options import MOST_SAMPLES
@@ -84,6 +85,7 @@ class ScenarioResult:
     store: Store
     summary: pd.DataFrame  # a row a run, the columns of ``metrics.Summary``
     decisions: pd.DataFrame  # a row a decision
+    classes: pd.DataFrame  # a row a class of a run, where the traces have classes
     capacity: pd.DataFrame  # a row a search; empty when the scenario asks for none
     searched: pd.DataFrame  # a row a run of the searches, the columns of ``summary``
     faults: tuple[str, ...]  # of runs that their policies stopped
@@ -108,7 +110,7 @@ def compute_run(task: RunTask) -> Done:
         else:
             result = _simulated(run, run.rate_scale)
             _write_records(task, result)
-            row = summary(result, run.scenario.slo, rate_scale=run.rate_scale)
+            row = _summarised(run, result, run.rate_scale)
             log_timing(task.store.root, run.key(RUNS), [row])
             task.store.write(run.key(RUNS), _frame([row]), _note(result))
     except StoreError:
@@ -239,6 +241,13 @@ def _simulated(run: Run, scale: float) -> RunResult:
     return _named(result, run)
 
 
+def _summarised(run: Run, result: RunResult, scale: float) -> Summary:
+    scenario = run.scenario
+    classes = scenario.run.classes
+    limits = limits_of(run.source.at_rate(scenario.seed, scale), scenario.slo, classes) if classes else None
+    return summary(result, scenario.slo, rate_scale=scale, limits=limits)
+
+
 def _named(result: RunResult, run: Run) -> RunResult:
     return replace(result, policy=run.choice.label, deployment=run.deployment.name, trace=run.source.name)
 
@@ -253,7 +262,7 @@ def _search(task: RunTask) -> None:
     run = task.run
 
     def summarised(scale: float) -> Summary:
-        return summary(_simulated(run, scale), run.scenario.slo, rate_scale=scale)
+        return _summarised(run, _simulated(run, scale), scale)
 
     found = serving_capacity(summarised, _aim(run.scenario), rate=run.source.load(run.scenario.seed).rate)
     answer = {
@@ -273,7 +282,8 @@ def _write_records(task: RunTask, result: RunResult) -> None:
     store, run, samples = task.store, task.run, result.samples
     store.write(run.key(SAMPLES), pd.DataFrame({f.name: getattr(samples, f.name) for f in fields(samples)}), "{}")
     store.write(run.key(DECISIONS), pd.DataFrame(list(result.decisions), columns=list(DECISION_COLUMNS)), "{}")
-    store.write(run.key(REQUESTS), result.frame(), "{}")
+    trace = run.source.at_rate(run.scenario.seed, run.rate_scale or 1.0)
+    store.write(run.key(REQUESTS), with_class(result.frame(), trace), "{}")
 
 
 def _note(result: RunResult) -> str:
@@ -312,10 +322,25 @@ def _collect(plan: ScenarioPlan, store: Store, faults: tuple[str, ...]) -> Scena
             [{**_names(run), **row} for run in logged for row in _records(store, run.key(DECISIONS))],
             columns=[*NAMES, *DECISION_COLUMNS],
         ),
+        classes=_class_table(whole, store),
         capacity=pd.DataFrame([_capacity_row(run, store) for run in searches], columns=list(CAPACITY_COLUMNS)),
         searched=pd.DataFrame(_timed(store, [run.key(run.table) for run in searches], timings), columns=list(COLUMNS)),
         faults=faults,
     )
+
+
+def _class_table(runs: Sequence[Run], store: Store) -> pd.DataFrame:
+    """What each class of requests got in each run."""
+    tables = []
+    for run in runs:
+        scenario = run.scenario
+        trace = run.source.load(scenario.seed)
+        if trace.classes is None or run.rate_scale is None:
+            continue
+        trace = run.source.at_rate(scenario.seed, run.rate_scale)
+        rows = by_class(store.read(run.key(REQUESTS)), trace, scenario.slo, scenario.run.classes)
+        tables.append(rows.assign(**_names(run))[[*NAMES, *CLASS_COLUMNS]])
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*NAMES, *CLASS_COLUMNS])
 
 
 def _records(store: Store, key: Key) -> list[dict[str, Any]]:
@@ -358,6 +383,8 @@ def _write_tables(result: ScenarioResult, root: Path) -> None:
     write_text(root / "notes.txt", "".join(f"{note}\n" for note in result.plan.notes))
     write_csv(root / "summary.csv", result.summary, digits=9)
     write_csv(root / "decisions.csv", result.decisions, digits=9)
+    if len(result.classes):
+        write_csv(root / "classes.csv", result.classes, digits=9)
     if len(result.capacity):
         write_csv(root / "capacity.csv", result.capacity, digits=9)
         write_csv(root / "capacity_runs.csv", result.searched, digits=9)

@@ -38,6 +38,7 @@ from disagg_sim.scenario.policy_files import KnownPolicies
 from disagg_sim.scenario.policy_text import Form
 from disagg_sim.scenario.traces import TraceKeys, TraceSource, distinct_traces, replacing
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
+from disagg_sim.simulation.classes import ServiceClass, limits_of
 from disagg_sim.simulation.deployment import LIMITS, PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.feasibility import require_fit
 from disagg_sim.simulation.options import MOST_TOKENS, options_of
@@ -351,11 +352,35 @@ def _served(given: Mapping[str, _Deployment]) -> tuple[ServedDeployment, ...]:
     return tuple(found)
 
 
-class _Slo(Strict):
+class _Limits(Strict):
     """Limits of a request."""
 
     ttft_s: Annotated[float, Range(1e-6, 1e6, "s")]
     tpot_s: Annotated[float, Range(1e-6, 1e6, "s")]
+
+
+class _ClassLimits(_Limits):
+    """Limits of the requests of one class."""
+
+    priority: Annotated[int, Range(-1000, 1000)] = 0
+
+
+class _Slo(_Limits):
+    """Limits of requests, and of those of some classes."""
+
+    classes: dict[PlainName, _ClassLimits] = {}  # noqa: RUF012 - pydantic copies it
+
+
+#: Limits of requests, and classes with others.
+_Promises = tuple[Slo, tuple[ServiceClass, ...]]
+
+
+def _promised(keys: _Slo) -> _Promises:
+    classes = tuple(
+        ServiceClass(name=name, slo=Slo(ttft=each.ttft_s, tpot=each.tpot_s), priority=each.priority)
+        for name, each in keys.classes.items()
+    )
+    return Slo(ttft=keys.ttft_s, tpot=keys.tpot_s), classes
 
 
 class _Capacity(Strict):
@@ -375,7 +400,7 @@ class _File(Strict):
     profile: Annotated[str, OneOf(partial(load.list_specs, "profile"))] = "measured"
     engine: Annotated[str, OneOf(engine_names)] = ""
     trace: Annotated[tuple[TraceSource, ...], Written(Several[TraceKeys], distinct_traces)]
-    slo: Annotated[Slo, Written(_Slo, lambda slo: Slo(ttft=slo.ttft_s, tpot=slo.tpot_s))]
+    slo: Annotated[_Promises, Written(_Slo, _promised)]
     deployments: Annotated[tuple[ServedDeployment, ...], Written(Named[PlainName, _Deployment], _served)]
     policy_file: Annotated[Several[str], AfterValidator(_taken)] = ()  # before the policies: they are looked up there
     policies: Annotated[Several[Annotated[PolicyChoice, PlainValidator(_choice)]], AfterValidator(_distinct_labels)]
@@ -395,10 +420,12 @@ def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownPolicie
     if isinstance(found, list):
         faults += found
     elif not (faults or of_option):
-        said = {key: value for key, value in found if key not in ("trace", "policy_file", "admission")}
-        said["run"] = replace(found.run, admission=found.admission)
+        said = {key: value for key, value in found if key not in ("trace", "policy_file", "admission", "slo")}
+        slo, classes = found.slo
+        said["run"] = replace(found.run, admission=found.admission, classes=classes)
         scenario = Scenario(
             source=str(path),
+            slo=slo,
             traces=replacing(trace, found.trace) if trace else found.trace,
             policy_files=found.policy_file,
             sampled=isinstance(document.get("run"), Mapping) and "sample_s" in document["run"],
@@ -423,6 +450,10 @@ def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
     if many:
         yield from many
         return
+    for source in scenario.traces if scenario.run.classes else ():
+        yield from told_by("slo.classes", limits_of, source.load(scenario.seed), scenario.slo, scenario.run.classes)
+    if scenario.run.classes and scenario.capacity is not None and scenario.capacity.criterion == "p99":
+        yield "capacity.criterion: p99 judges by one SLO; with slo.classes allowed: attainment"
     for deployment in scenario.deployments:
         for choice in scenario.policies:
             yield from told_by("deployments", deployment.require, choice.label, known.needs(choice.kind))

@@ -15,6 +15,7 @@ from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError, expected
 from disagg_sim.facts.schema import Axis, OneOf, PlainName, Range, Strict, Written, distinct, plain_name, told_apart
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
+from disagg_sim.workload.classes import with_classes
 from disagg_sim.workload.readers.clock import TIME_UNITS
 from disagg_sim.workload.readers.load import ROLES, load_trace
 from disagg_sim.workload.scaling import SCALE_BY, SHIFT_S, TIME, at_rate
@@ -29,6 +30,8 @@ _Seconds = Annotated[float, Range(0.0, 1e9, "s")]
 _Size = Annotated[float, Range(0.0, 1e6)]
 #: What a column is for -> its header in the file.
 _Columns = dict[Annotated[str, OneOf(ROLES)], str]
+#: Class of requests -> its share of them.
+_Shares = dict[PlainName, Annotated[float, Range(1e-6, 1e6)]]
 _Requests = Annotated[int | None, Range(1, 10**9)]
 
 
@@ -100,6 +103,7 @@ class TraceSource:
     rate_scales: tuple[float, ...] = (1.0,)  # [1]
     scale_by: str = TIME  # of ``SCALE_BY``: what makes the rate another
     shift_s: float = SHIFT_S  # by how much copies of the trace are rotated at most [s]
+    classes: tuple[tuple[str, float], ...] = ()  # classes of requests and their shares [1]; none = those of the file
 
     def load(self, seed: int) -> Trace:
         """The trace at its own rate; a file is read once for each of its versions."""
@@ -128,6 +132,11 @@ def _content(path: str, version: int) -> str:  # noqa: ARG001 - a new version is
 
 @lru_cache(maxsize=8)
 def _load(source: TraceSource, seed: int, version: int) -> Trace:  # noqa: ARG001 - a new version is another entry
+    trace = _read_or_drawn(source, seed)
+    return with_classes(trace, dict(source.classes), seed=seed) if source.classes else trace
+
+
+def _read_or_drawn(source: TraceSource, seed: int) -> Trace:
     if source.synthetic is not None:
         return source.synthetic.draw(seed, source.name)
     trace = load_trace(
@@ -155,6 +164,7 @@ class _Rates(Strict):
     rate_scale: Axis[_Rate] = (1.0,)
     scale_by: Annotated[str, OneOf(SCALE_BY)] = TIME
     shift_s: _Seconds = SHIFT_S
+    classes: Annotated[tuple[tuple[str, float], ...], Written(_Shares, lambda given: tuple(given.items()))] = ()
 
 
 class _Common(_Rates):
@@ -284,7 +294,9 @@ def _begun(keys: _SessionKeys, info: Any) -> TraceSource:
 
 def _read(found: TraceSource, keys: _Rates, info: Any) -> TraceSource:
     """A source with its rates, which was read once to find its faults, unless another takes its place."""
-    source = replace(found, rate_scales=keys.rate_scale, scale_by=keys.scale_by, shift_s=keys.shift_s)
+    source = replace(
+        found, rate_scales=keys.rate_scale, scale_by=keys.scale_by, shift_s=keys.shift_s, classes=keys.classes
+    )
     if not info.context.instead:
         for extreme in {min(source.rate_scales), max(source.rate_scales)}:  # the longest, the most requests
             expected(partial(source.at_rate, 0, extreme))
@@ -322,7 +334,8 @@ def replacing(path: str, sources: tuple[TraceSource, ...]) -> tuple[TraceSource,
     rates = tuple(dict.fromkeys(scale for source in sources for scale in source.rate_scales)) or (1.0,)
     source = TraceSource(name=plain_name(_stem(path)), path=path, rate_scales=rates)
     if sources:
-        source = replace(source, scale_by=sources[0].scale_by, shift_s=sources[0].shift_s)
+        first = sources[0]
+        source = replace(source, scale_by=first.scale_by, shift_s=first.shift_s, classes=first.classes)
     expected(source.load, 0)
     return (source,)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import numpy as np
 import yaml
 
 from disagg_sim.atomic import write_text
+from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.schema import PLAIN_NAME
 from disagg_sim.scenario.spec import PART_LIMITS, Scenario, load_scenario
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
+from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.options import options_of
@@ -91,7 +94,7 @@ def _document(result: SimulationResult, name: str, trace: str) -> dict[str, Any]
             "name": source.name if PLAIN_NAME.fullmatch(source.name) else "trace",
             **({"start_s": start} if start else {}),
         },
-        "slo": {"ttft_s": result.slo.ttft, "tpot_s": result.slo.tpot},
+        "slo": {**_limits(result.slo), **_classes(result.options.classes)},
         "deployments": {result.deployment.name: _deployment(result.deployment)},
         "policies": [_policy(result.policy)],
         "seed": result.records.seed,
@@ -128,6 +131,15 @@ def _policy(policy: Policy) -> Any:
         )
     options = _changed(policy)
     return {"kind": name, **options} if options else name
+
+
+def _limits(slo: Slo) -> dict[str, float]:
+    return {"ttft_s": slo.ttft, "tpot_s": slo.tpot}
+
+
+def _classes(classes: Sequence[ServiceClass]) -> dict[str, Any]:
+    said = {each.name: {**_limits(each.slo), "priority": each.priority} for each in classes}
+    return {"classes": said} if said else {}
 
 
 def _admission(kind: AdmissionKind | None) -> dict[str, Any]:

@@ -12,18 +12,22 @@ from typing import Protocol
 
 import numpy as np
 
-from disagg_sim.arrays import Floats
+from disagg_sim.arrays import Floats, Ints
+from disagg_sim.simulation.classes import RequestLimits
 from disagg_sim.simulation.options import MOST, check_options, option
 from disagg_sim.simulation.policy import Admission
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView
 
+#: What ``sheds`` says; negative priorities are called sheddable by the Gateway API inference extension of Kubernetes.
+SHEDS = "which requests may be rejected: all, or only sheddable ones, whose class has a priority below 0"
+
 
 class AdmissionKind(Protocol):
     """Options of an admission control."""
 
-    def build(self, site: Site) -> Admission:
-        """The part of one run."""
+    def build(self, site: Site, limits: RequestLimits) -> Admission:
+        """The part of one run, with what its requests are promised once they are placed."""
         ...
 
 
@@ -42,14 +46,15 @@ class Busy:
     decode_blocks: float = option(
         0.85, "share of its KV blocks in use above which an instance is busy; 1: never", low=0.0, high=1.0
     )
+    sheds: str = option("all", SHEDS, choices=("all", "sheddable"))
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         check_options(self)
 
-    def build(self, site: Site) -> Admission:
+    def build(self, site: Site, limits: RequestLimits) -> Admission:
         """See ``AdmissionKind``."""
-        return _ByThresholds(self, site)
+        return _spared(_ByThresholds(self, site), self.sheds, limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +68,15 @@ class PredictedTtft:
     """
 
     share: float = option(1.0, "of the TTFT limit that the prediction may take", low=0.0, above=True, high=MOST)
+    sheds: str = option("all", SHEDS, choices=("all", "sheddable"))
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         check_options(self)
 
-    def build(self, site: Site) -> Admission:
+    def build(self, site: Site, limits: RequestLimits) -> Admission:
         """See ``AdmissionKind``."""
-        return _ByPrediction(self.share * site.slo.ttft, site.prompt_tokens)
+        return _spared(_ByPrediction(self.share * limits.ttft, site.prompt_tokens), self.sheds, limits)
 
 
 #: Kinds of admission control by the names that scenarios give them.
@@ -103,7 +109,7 @@ class _ByThresholds:
 
 
 class _ByPrediction:
-    def __init__(self, limit: float, prompt_tokens: float) -> None:
+    def __init__(self, limit: Floats, prompt_tokens: float) -> None:
         self._limit, self._prompt_tokens = limit, prompt_tokens
 
     def admit(self, view: ClusterView, request: int) -> bool:
@@ -113,7 +119,22 @@ class _ByPrediction:
         tokens = _waiting(view, self._prompt_tokens) + view.input_tokens[request]
         tokens = np.where(tokens > step, np.ceil(tokens / step) * step, tokens)
         predicted = tokens / (view.prefill_rate[there] * self._prompt_tokens)
-        return bool(predicted.min() <= self._limit)
+        return bool(predicted.min() <= self._limit[request])
+
+
+class _Sparing:
+    """Asks a part about sheddable requests alone."""
+
+    def __init__(self, part: Admission, priority: Ints) -> None:
+        self._part, self._sheddable = part, (priority < 0).tolist()
+
+    def admit(self, view: ClusterView, request: int) -> bool:
+        """See ``Admission``."""
+        return not self._sheddable[request] or self._part.admit(view, request)
+
+
+def _spared(part: Admission, sheds: str, limits: RequestLimits) -> Admission:
+    return part if sheds == "all" else _Sparing(part, limits.priority)
 
 
 class _Both:
@@ -127,7 +148,7 @@ class _Both:
         return all(part.admit(view, request) for part in self._parts)
 
 
-def admitting(own: Admission | None, kind: AdmissionKind | None, site: Site) -> Admission | None:
+def admitting(own: Admission | None, kind: AdmissionKind | None, site: Site, limits: RequestLimits) -> Admission | None:
     """Join the admission of a policy with that of a run.
 
     Parameters
@@ -136,8 +157,8 @@ def admitting(own: Admission | None, kind: AdmissionKind | None, site: Site) -> 
         The policy's part, if it has one.
     kind
         Admission control of the run, if any.
-    site
-        Of the run.
+    site, limits
+        Of the run and its requests.
 
     Returns
     -------
@@ -149,10 +170,10 @@ def admitting(own: Admission | None, kind: AdmissionKind | None, site: Site) -> 
     >>> class Never:
     ...     def admit(self, view, request):
     ...         return False
-    >>> admitting(Never(), Busy(), site=None).admit(None, 0), admitting(None, None, site=None)
+    >>> admitting(Never(), None, site=None, limits=None).admit(None, 0), admitting(None, None, site=None, limits=None)
     (False, None)
     """
     if kind is None:
         return own
-    built = kind.build(site)
+    built = kind.build(site, limits)
     return built if own is None else _Both(own, built)

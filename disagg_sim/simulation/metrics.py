@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Slo
 from disagg_sim.notebook import Shown
+from disagg_sim.simulation.classes import RequestLimits
 from disagg_sim.simulation.records import Outcome, RunResult
 from disagg_sim.units import HOUR
 
@@ -38,6 +39,10 @@ class Latencies:
     def inside(self, slo: Slo) -> NDArray[np.bool_]:
         """Which requests meet both limits, inclusive."""
         return np.asarray((self.ttft <= slo.ttft) & (self.tpot <= slo.tpot))
+
+    def within(self, ttft: Floats, tpot: Floats) -> NDArray[np.bool_]:
+        """Which requests meet limits of their own, inclusive. [s]"""
+        return np.asarray((self.ttft <= ttft) & (self.tpot <= tpot))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +155,7 @@ def histogram_percentile(edges: Floats, counts: NDArray[np.int64], share: float)
     return float(edges[index] + inside * (edges[index + 1] - edges[index]))
 
 
-def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0) -> Summary:
+def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0, limits: RequestLimits | None = None) -> Summary:
     """Summarise a run: latencies, attainment, goodput and use of the GPUs.
 
     Parameters
@@ -161,6 +166,8 @@ def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0) -> Summary:
         Limits of TTFT and TPOT, inclusive. [s]
     rate_scale : float
         By what the request rate of the trace was multiplied. [1]
+    limits : RequestLimits, optional
+        Of every request, where classes have their own; ``slo`` is then shown, and judges none.
 
     Returns
     -------
@@ -180,7 +187,8 @@ def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0) -> Summary:
     (2, 0.5)
     """
     records, found = result.requests, latencies(result)
-    inside = found.inside(slo)
+    done = records.status == Outcome.COMPLETED
+    inside = found.inside(slo) if limits is None else found.within(limits.ttft[done], limits.tpot[done])
     ended = np.bincount(records.status, minlength=len(Outcome))
     total, completed = len(records.status), int(ended[Outcome.COMPLETED])
     duration = _duration(result)

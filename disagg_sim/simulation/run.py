@@ -17,6 +17,7 @@ from disagg_sim.facts.load import list_specs, load_scheduler
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.admission import AdmissionKind, admitting
+from disagg_sim.simulation.classes import ServiceClass, limits_of
 from disagg_sim.simulation.clients import clients_of
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
@@ -75,6 +76,7 @@ class RunOptions:
     )
     link: LinkSpec = field(default_factory=LinkSpec)
     admission: AdmissionKind | None = None  # beside that of the policy; None = all are admitted
+    classes: tuple[ServiceClass, ...] = ()  # of requests with limits of their own
     transfer: str = option(
         "policy",
         "how a cache moves: pulled once the receiver has reserved blocks; pushed into blocks reserved from the start; "
@@ -250,7 +252,9 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
     faults = partial(own_faults, f"policy {name!r}", type(policy).__module__, lambda: engine.now)
     with faults():
         parts = require_parts(name, policy.build(site))
-        parts = replace(parts, admission=admitting(parts.admission, options.admission, site))
+        classes = [replace(each, slo=placed_slo(each.slo, site.setup)) for each in options.classes]
+        limits = limits_of(trace, site.slo, classes)
+        parts = replace(parts, admission=admitting(parts.admission, options.admission, site, limits))
         cluster = _cluster(name, site, parts, engine, trace, options)
     sampler = Sampler(cluster, options.sample_s)
     wall, cpu = time.perf_counter(), time.process_time()

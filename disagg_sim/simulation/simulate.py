@@ -13,6 +13,7 @@ from disagg_sim.notebook import Shown
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
+from disagg_sim.simulation.classes import by_class, limits_of, with_class
 from disagg_sim.simulation.deployment import ServedDeployment, served
 from disagg_sim.simulation.feasibility import require_fit, require_possible
 from disagg_sim.simulation.kernel.compiled import code_home
@@ -46,12 +47,16 @@ class SimulationResult(Shown):
     options: RunOptions
 
     def summary(self, slo: Slo | None = None) -> Summary:
-        """All numbers of the run, against the SLO that it was simulated for, or another."""
-        return summary(self.records, slo or self.slo, rate_scale=self.rate_scale)
+        """All numbers of the run, against the SLO and classes of the run, or against another SLO for all requests."""
+        return self._summarised(self.records, self.trace, slo, self.rate_scale)
+
+    def classes(self) -> pd.DataFrame:
+        """A row a class of the trace: attainment of its own limits, goodput, percentiles; see ``classes.by_class``."""
+        return by_class(self.records.frame(), self.trace, self.slo, self.options.classes)
 
     def frame(self) -> pd.DataFrame:
-        """A row a request; columns of ``records.Requests``, times in s."""
-        return self.records.frame()
+        """A row a request; columns of ``records.Requests``, times in s; ``class`` where the trace has classes."""
+        return with_class(self.records.frame(), self.trace)
 
     def samples(self) -> pd.DataFrame:
         """The state over time; columns of ``records.Samples``."""
@@ -71,7 +76,7 @@ class SimulationResult(Shown):
 
         def at(scale: float) -> Summary:
             trace = at_rate(self.source, self.rate_scale * scale, self.scale_by, seed=self.records.seed)
-            return summary(self._replayed(trace), slo or self.slo, rate_scale=scale)
+            return self._summarised(self._replayed(trace), trace, slo, scale)
 
         return serving_capacity(at, attains(share), rate=self.trace.rate)
 
@@ -91,6 +96,10 @@ class SimulationResult(Shown):
         if self.plan is None:
             raise InputError("a deployment that match_rates did not plan has no planned throughput to compare with")
         return loss(self.plan, self.trace, self.summary(slo), self._replayed)
+
+    def _summarised(self, records: RunResult, trace: Trace, slo: Slo | None, rate_scale: float) -> Summary:
+        limits = limits_of(trace, self.slo, self.options.classes) if slo is None and self.options.classes else None
+        return summary(records, slo or self.slo, rate_scale=rate_scale, limits=limits)
 
     def _replayed(self, trace: Trace, concurrency: int | None = None) -> RunResult:
         """Records of another trace, or a closed loop, where all else is as in this run."""

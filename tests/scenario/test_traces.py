@@ -6,6 +6,7 @@ import re
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -175,3 +176,26 @@ def test_synthetic_sessions_are_served_turn_by_turn(tmp_path):
 def test_faulty_sessions_are_one_line(tmp_path, trace, said):
     with pytest.raises(SpecError, match=said):
         scenario(tmp_path, {"kind": "sessions", "sessions_per_s": 0.05, **trace})
+
+
+def test_classes_of_requests_have_limits_and_a_table_of_their_own(tmp_path):
+    trace = {"kind": "synthetic", "lengths": {"isl": 500, "osl": 20}, "rate_per_s": 2, "requests": 60}
+    promises = {"ttft_s": 2.0, "tpot_s": 0.15, "classes": {"batch": {"ttft_s": 60, "tpot_s": 1, "priority": -1}}}
+    path = tmp_path / "trial.yaml"
+    path.write_text(
+        yaml.safe_dump({**SCENARIO, "slo": promises, "trace": {**trace, "classes": {"chat": 3, "batch": 1}}})
+    )
+    result = run_scenario(plan_scenario(load_scenario(str(path))), tmp_path / "out", jobs=1, listener=Silent())
+    rows = pd.read_csv(tmp_path / "out" / "classes.csv")
+    assert rows["class"].tolist() == ["batch", "chat"]
+    assert rows["requests"].sum() == 60
+    assert rows["slo_ttft_s"].tolist() == [60.0, 2.0]
+    assert rows["priority"].tolist() == [-1, 0]
+    assert result.requests(result.plan.runs[0])["class"].value_counts().to_dict() == dict(
+        zip(rows["class"], rows["requests"], strict=True)
+    )
+    path.write_text(
+        yaml.safe_dump({**SCENARIO, "slo": promises, "trace": {**trace, "classes": {"chat": 1, "batsh": 1}}})
+    )
+    with pytest.raises(SpecError, match="class 'batch' is none of trace synthetic, did you mean 'batsh'"):
+        load_scenario(str(path))

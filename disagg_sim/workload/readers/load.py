@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats
@@ -16,7 +17,7 @@ from disagg_sim.workload.readers.columns import Table, read_bytes
 from disagg_sim.workload.readers.mooncake import read_lines, spread_batches
 from disagg_sim.workload.readers.servegen import draw_pool, is_pool
 from disagg_sim.workload.readers.turns import SESSION, of_burstgpt, with_turns
-from disagg_sim.workload.request_columns import PrefixBlocks, Sessions, Tokens
+from disagg_sim.workload.request_columns import Classes, PrefixBlocks, Sessions, Tokens
 from disagg_sim.workload.trace import Trace
 
 #: Kind of a table with a header -> arrival, input and output column. The last has no arrivals.
@@ -29,6 +30,8 @@ COLUMNS = {
 KINDS = (*COLUMNS, "mooncake", "servegen", "auto")
 #: What a column is for, in the order of ``COLUMNS``: the keys of ``columns``.
 ROLES = ("arrival", "input_tokens", "output_tokens")
+#: Column of the class of service of a request.
+CLASS = "class"
 #: What stands in the time column of an Azure-like table that has no times.
 NO_TIME = "XXX"
 
@@ -116,10 +119,20 @@ def load_trace(
     inputs, outputs = table.tokens(names[1]), table.tokens(names[2])
     if sessions and SESSION in table.header:
         times, turns = with_turns(table, names[0], time_unit)
-        return assemble(path, times, inputs, outputs, sessions=turns)
+        return assemble(path, times, inputs, outputs, sessions=turns, classes=_classes(table))
     times = from_column(table, names[0], time_unit)
     recorded = of_burstgpt(table, times.seconds) if sessions else None
-    return assemble(path, times, inputs, outputs, sessions=recorded)
+    return assemble(path, times, inputs, outputs, sessions=recorded, classes=_classes(table))
+
+
+def _classes(table: Table) -> Classes | None:
+    """Classes of service by a column of that name, in the order in which they first stand in the file."""
+    if CLASS not in table.header:
+        return None
+    text = table.text(CLASS)
+    table.refuse((text == "").to_numpy(), CLASS, "is empty")
+    number, names = pd.factorize(text)
+    return Classes(names=tuple(map(str, names)), number=number)
 
 
 def _names(kind: str, columns: Mapping[str, str] | None) -> tuple[str, ...]:
@@ -188,6 +201,7 @@ def assemble(
     *,
     prefix: PrefixBlocks | None = None,
     sessions: Sessions | None = None,
+    classes: Classes | None = None,
     notes: tuple[str, ...] = (),
 ) -> Trace:
     """The trace of a file's rows: sorted, without rows of zero tokens; the notes say what was done.
@@ -222,6 +236,7 @@ def assemble(
             output_tokens=output_tokens[rows],
             prefix=prefix.take(rows) if prefix else None,
             sessions=sessions,
+            classes=classes.take(rows) if classes else None,
             name=path.name.split(".")[0],
             notes=(*notes, *gap_note(arrival)),
             dropped=dropped,
