@@ -25,6 +25,7 @@ NAN = math.nan
 NOWHERE = -1  # instance of a request that has just arrived
 READY, STOPPED, MANUAL = State.READY, State.STOPPED, Mode.MANUAL  # an enum's members are slow to look up
 HEARD, KEPT = NOTIFY | CLOSES, NOTIFY | HOLD | CLOSES  # a last segment whose end is heard, and one that goes on
+Lengths = tuple[int, int, int]  # of a segment: context, prompt, output [token]
 
 
 class Going(NamedTuple):
@@ -262,11 +263,7 @@ class Cluster:
             self.roster.coming[instance] += 1
             self.batches.wait(instance, request, (*lengths, until, leg.then, last_token_s, more))
             return
-        cached = self._remembered(instance, request, lengths[1]) if self.prefix is not None and have == 0 else 0
-        now = self.engine.now
-        segment = self.fleet.submit(
-            instance, request, lengths, now, flags=flags, last_token_s=last_token_s, cached=cached
-        )
+        segment = self._begin(instance, request, lengths, flags, last_token_s)
         self.goes_on(segment, request, leg, work)
 
     def goes_on(self, segment: int, request: int, leg: Leg, work: Work) -> None:
@@ -286,26 +283,28 @@ class Cluster:
         return until - 1 if self._emits_late and until == self.prompts[request] + 1 else until
 
     def _submit_batch(self, instance: int, batch: Sequence[tuple[int, Waiting]]) -> None:
-        now, left = self.engine.now, len(batch)
+        left = len(batch)
         for request, (context, new, generate, until, then, last_token_s, more) in batch:
             left -= 1
-            cached = self._remembered(instance, request, new) if self.prefix is not None and context == 0 else 0
             flags = NOTIFY | (HOLD if more else 0) | (CLOSES if left == 0 else 0)
-            segment = self.fleet.submit(
-                instance, request, (context, new, generate), now, flags=flags, last_token_s=last_token_s, cached=cached
-            )
+            segment = self._begin(instance, request, (context, new, generate), flags, last_token_s)
             self._going[segment] = Going(request, instance, until, then, more)
             if more and then != LATER:
                 self._promise(request, Leg(instance, until, then), until)
         for _ in batch:
             self.roster.came(instance)
 
-    def _remembered(self, instance: int, request: int, new: int) -> int:
-        """Tokens of a prompt that need no prefill; its last one always does. From now on all are remembered."""
-        assert self.prefix is not None
-        found = self.prefix.found(instance, request)
-        self.prefix.keep(instance, request)
-        return min(found, new - 1)
+    def _begin(self, instance: int, request: int, lengths: Lengths, flags: int, last_token_s: float) -> int:
+        """Queue a segment. The start of a prompt that is remembered needs no prefill, but for its last token."""
+        now, cached = self.engine.now, 0
+        prefix = self.prefix if lengths[0] == 0 and lengths[1] > 0 else None
+        if prefix is not None:
+            self.fleet.refresh(now)  # running requests have taken blocks since their last event
+            cached = min(prefix.found(instance, request), lengths[1] - 1)
+        here = self.fleet.submit(instance, request, lengths, now, flags=flags, last_token_s=last_token_s, cached=cached)
+        if prefix is not None:
+            prefix.keep(instance, request, here)
+        return here
 
     def _continue_late(self, segment: int, going: Going, leg: Leg, pushed: bool, ended: float) -> None:
         self._continue(segment, going, leg, pushed, ended)

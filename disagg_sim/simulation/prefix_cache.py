@@ -3,8 +3,35 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Protocol
 
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.workload.request_columns import PrefixBlocks
+
+
+class PrefixMemory(Protocol):
+    """What instances remember of prompts."""
+
+    def found(self, instance: int, request: int) -> int:
+        """Tokens at the start of a prompt that an instance remembers, in whole blocks. [token]"""
+        ...
+
+    def keep(self, instance: int, request: int, segment: int) -> None:
+        """An instance computes a prompt, as this segment of its kernel."""
+        ...
+
+
+class _Blocks:
+    """Ids of the blocks of every prompt."""
+
+    def __init__(self, prefix: PrefixBlocks) -> None:
+        self._ids: list[int] = prefix.ids.tolist()
+        self._offsets: list[int] = prefix.offsets.tolist()
+        self.tokens = prefix.block_tokens
+
+    def of(self, request: int) -> list[int]:
+        return self._ids[self._offsets[request] : self._offsets[request + 1]]
 
 
 class PrefixCache:
@@ -19,32 +46,68 @@ class PrefixCache:
     """
 
     def __init__(self, prefix: PrefixBlocks, tokens: int) -> None:
-        self._ids: list[int] = prefix.ids.tolist()
-        self._offsets: list[int] = prefix.offsets.tolist()
-        self._block_tokens = prefix.block_tokens
+        self._blocks = _Blocks(prefix)
         self._most = tokens // prefix.block_tokens
         self._kept: dict[int, OrderedDict[int, None]] = {}
 
     def found(self, instance: int, request: int) -> int:
-        """Tokens at the start of a prompt that an instance remembers, in whole blocks. [token]"""
+        """See ``PrefixMemory``."""
         kept = self._kept.get(instance)
         if not kept:
             return 0
         count = 0
-        for block in self._blocks(request):
+        for block in self._blocks.of(request):
             if block not in kept:
                 break
             count += 1
-        return count * self._block_tokens
+        return count * self._blocks.tokens
 
-    def keep(self, instance: int, request: int) -> None:
-        """An instance computes a prompt: its blocks are the newest, the first of them last to be forgotten."""
+    def keep(self, instance: int, request: int, segment: int) -> None:  # noqa: ARG002  its memory is its own
+        """The blocks of a prompt are the newest, the first of them last to be forgotten."""
         kept = self._kept.setdefault(instance, OrderedDict())
-        for block in reversed(self._blocks(request)):
+        for block in reversed(self._blocks.of(request)):
             kept[block] = None
             kept.move_to_end(block)
         while len(kept) > self._most:
             kept.popitem(last=False)
 
-    def _blocks(self, request: int) -> list[int]:
-        return self._ids[self._offsets[request] : self._offsets[request + 1]]
+
+class FreeMemory:
+    """Prompt blocks in the KV memory of each instance: of requests that it has, and in what it has free.
+
+    As in vLLM: free blocks keep what they held until they are taken, in the order in which they became free. A request
+    that shares blocks with another that still runs is counted with blocks of its own.
+
+    Parameters
+    ----------
+    prefix : PrefixBlocks
+        Ids of the blocks of every prompt.
+    fleet : Fleet
+        Instances with their blocks.
+    """
+
+    def __init__(self, prefix: PrefixBlocks, fleet: Fleet) -> None:
+        self._blocks = _Blocks(prefix)
+        self._fleet = fleet
+        self._last: dict[int, dict[int, int]] = {}  # instance -> id -> segment that used it last
+
+    def found(self, instance: int, request: int) -> int:
+        """See ``PrefixMemory``."""
+        last = self._last.get(instance)
+        if not last:
+            return 0
+        tokens, there = 0, {-1: 0}  # segment -> tokens of its start that are there
+        for block in self._blocks.of(request):
+            segment = last.get(block, -1)
+            if segment not in there:
+                there[segment] = self._fleet.remembered(segment) * BLOCK_TOKENS
+            if there[segment] < tokens + self._blocks.tokens:
+                break
+            tokens += self._blocks.tokens
+        return tokens
+
+    def keep(self, instance: int, request: int, segment: int) -> None:
+        """See ``PrefixMemory``."""
+        last = self._last.setdefault(instance, {})
+        for block in self._blocks.of(request):
+            last[block] = segment

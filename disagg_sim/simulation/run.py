@@ -41,7 +41,7 @@ from disagg_sim.simulation.options import (
 )
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Parts, Policy, require_parts
-from disagg_sim.simulation.prefix_cache import PrefixCache
+from disagg_sim.simulation.prefix_cache import FreeMemory, PrefixCache, PrefixMemory
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.site import SCHEDULER, Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
@@ -89,6 +89,9 @@ class RunOptions:
         "decode in its first step",
         choices=FIRST_TOKENS,
     )
+    prefix_cache: bool = option(
+        False, "instances remember prompts in the free part of their KV memory, until requests take its blocks"
+    )
     prefix_cache_tokens: int = option(
         0, "tokens of prompts that an instance remembers beside its requests; 0: none", unit="token", low=0, high=MOST
     )
@@ -110,6 +113,10 @@ class RunOptions:
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         check_options(self)
+        if self.prefix_cache and self.prefix_cache_tokens:
+            raise InputError(
+                f"prefix_cache true and prefix_cache_tokens {self.prefix_cache_tokens}; allowed: one of the two"
+            )
 
     def last_arrival(self, trace: Trace) -> float:
         """Time at which the last request comes, or the run is cut; 0 in a closed loop. [s]"""
@@ -302,15 +309,22 @@ def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, 
     arrival = np.full(len(trace), np.nan)  # of those that come when another has ended: not known yet
     timed = np.asarray(clients.timed, dtype=np.intp)
     arrival[timed] = trace.arrival[timed]
-    prefix = None
-    if options.prefix_cache_tokens:
-        if trace.prefix is None:
-            raise InputError(f"prefix_cache_tokens {options.prefix_cache_tokens}: trace {trace.name} has no block ids")
-        prefix = PrefixCache(trace.prefix, options.prefix_cache_tokens)
+    prefix = _prefix_memory(trace, options, fleet)
     lengths = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
     state = ClusterState(engine, fleet, roster, arrival_s=arrival, **lengths, prefix=prefix)
     way = parts.transfer if options.transfer == "policy" else options.transfer
     return Cluster(parts, state=state, link=link, clients=clients, transfer=way, first_token=options.first_token)
+
+
+def _prefix_memory(trace: Trace, options: RunOptions, fleet: Fleet) -> PrefixMemory | None:
+    """What instances remember of prompts; None = nothing."""
+    tokens = options.prefix_cache_tokens
+    if not tokens and not options.prefix_cache:
+        return None
+    if trace.prefix is None:
+        key = f"prefix_cache_tokens {tokens}" if tokens else "prefix_cache true"
+        raise InputError(f"{key}: trace {trace.name} has no block ids")
+    return PrefixCache(trace.prefix, tokens) if tokens else FreeMemory(trace.prefix, fleet)
 
 
 def _check_looks(roster: Roster, period: float, end: float) -> None:

@@ -13,7 +13,7 @@ from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.instances import Roster
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import SegmentStatus
-from disagg_sim.simulation.prefix_cache import PrefixCache
+from disagg_sim.simulation.prefix_cache import PrefixMemory
 from disagg_sim.simulation.shared_queue import SharedQueue
 from disagg_sim.simulation.view import ClusterView, Window, locked
 
@@ -59,7 +59,7 @@ class ClusterState:
         arrival_s: Floats,
         input_tokens: Ints,
         output_tokens: Ints,
-        prefix: PrefixCache | None,
+        prefix: PrefixMemory | None,
     ) -> None:
         self.engine, self.fleet, self.roster, self.prefix = engine, fleet, roster, prefix
         self.site = roster.site

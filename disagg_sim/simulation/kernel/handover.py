@@ -32,6 +32,7 @@ def release(st: State | Queues, i: int, s: int, keep: int) -> None:
     """Free the blocks of a segment down to ``keep`` that it still needs."""
     inst, seg = st.inst[i], st.seg[s]
     over = seg.blocks - keep
+    seg.lost_from = inst.taken + inst.free_blocks
     inst.free_blocks += over
     seg.blocks = keep
     if keep > 0:

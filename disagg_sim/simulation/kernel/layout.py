@@ -169,7 +169,7 @@ class Segment:
     hit: int  # prompt tokens found in the prefix cache [token]
     piece: int  # tokens of it in the current step [token]
     kept: int  # tokens whose blocks were cached when it was preempted [token]
-    lost_from: int  # blocks taken (``taken``) from which on these are overwritten, the last first [block]
+    lost_from: int  # blocks taken (``taken``) from which on those that it gave back are overwritten, the last first
     submit_s: float
     start_s: float  # start of the first step or pass that worked on it; nan = never [s]
     first_token_s: float  # its first token here: end of its prefill, or of its first decode step; nan = none [s]

@@ -172,7 +172,7 @@ def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
     if wanted > free - spare:
         return False
     inst.free_blocks = free - need
-    inst.taken += need - found // BLOCK_TOKENS
+    inst.taken += need - (found + (seg.hit if seg.preemptions == 0 else 0)) // BLOCK_TOKENS
     if admission == OUTPUT_FITS:
         inst.promised += at_most(st, s) - need
     seg.blocks = need
@@ -192,6 +192,7 @@ def finish(st: State, i: int, s: int, time: float) -> None:
         seg.status = HELD
     else:
         seg.status = DONE
+        seg.lost_from = st.inst[i].taken + st.inst[i].free_blocks
         st.inst[i].free_blocks += seg.blocks
         seg.blocks = 0
     if seg.notify == 1:
