@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Protocol
 
+from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.workload.request_columns import PrefixBlocks
+from disagg_sim.workload.trace import Trace
 
 
 class PrefixMemory(Protocol):
@@ -111,3 +113,13 @@ class FreeMemory:
         last = self._last.setdefault(instance, {})
         for block in self._blocks.of(request):
             last[block] = segment
+
+
+def prefix_memory(trace: Trace, fleet: Fleet, tokens: int, *, free: bool) -> PrefixMemory | None:
+    """What instances remember: ``tokens`` beside their requests, or in their ``free`` memory, or nothing (None)."""
+    if not tokens and not free:
+        return None
+    if trace.prefix is None:
+        key = f"prefix_cache_tokens {tokens}" if tokens else "prefix_cache true"
+        raise InputError(f"{key}: trace {trace.name} has no block ids")
+    return PrefixCache(trace.prefix, tokens) if tokens else FreeMemory(trace.prefix, fleet)

@@ -41,7 +41,7 @@ from disagg_sim.simulation.options import (
 )
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Parts, Policy, require_parts
-from disagg_sim.simulation.prefix_cache import FreeMemory, PrefixCache, PrefixMemory
+from disagg_sim.simulation.prefix_cache import prefix_memory
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.site import SCHEDULER, Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
@@ -309,22 +309,11 @@ def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, 
     arrival = np.full(len(trace), np.nan)  # of those that come when another has ended: not known yet
     timed = np.asarray(clients.timed, dtype=np.intp)
     arrival[timed] = trace.arrival[timed]
-    prefix = _prefix_memory(trace, options, fleet)
+    prefix = prefix_memory(trace, fleet, options.prefix_cache_tokens, free=options.prefix_cache)
     lengths = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
     state = ClusterState(engine, fleet, roster, arrival_s=arrival, **lengths, prefix=prefix)
     way = parts.transfer if options.transfer == "policy" else options.transfer
     return Cluster(parts, state=state, link=link, clients=clients, transfer=way, first_token=options.first_token)
-
-
-def _prefix_memory(trace: Trace, options: RunOptions, fleet: Fleet) -> PrefixMemory | None:
-    """What instances remember of prompts; None = nothing."""
-    tokens = options.prefix_cache_tokens
-    if not tokens and not options.prefix_cache:
-        return None
-    if trace.prefix is None:
-        key = f"prefix_cache_tokens {tokens}" if tokens else "prefix_cache true"
-        raise InputError(f"{key}: trace {trace.name} has no block ids")
-    return PrefixCache(trace.prefix, tokens) if tokens else FreeMemory(trace.prefix, fleet)
 
 
 def _check_looks(roster: Roster, period: float, end: float) -> None:
