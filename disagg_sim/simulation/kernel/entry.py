@@ -98,6 +98,7 @@ def _wake(st: State | Queues, i: int, now: float) -> None:
         inst.run_steps = steps
         inst.run_end_s = end
         inst.next_s = min(end, inst.leave_s)
+    st.world[0].soonest_s = min(st.world[0].soonest_s, inst.next_s)
 
 
 @inner
@@ -122,6 +123,7 @@ def run_until(
 ) -> tuple[int, float]:
     """Process events up to ``limit`` in the order of time, or up to the first one to report."""
     st, here = State(inst, seg, sets, values, itl, world), world[0]
+    here.soonest_s = -math.inf
     while True:
         if here.pending_head >= 0:
             s = here.pending_head
@@ -141,6 +143,7 @@ def run_until(
         first = _soonest(st)
         now = inst[first].next_s
         if now > limit or now == math.inf:
+            here.soonest_s = now
             return -1, limit
         here.now_s = now
         if settle(st, first, now):

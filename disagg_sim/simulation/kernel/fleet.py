@@ -111,6 +111,7 @@ class Fleet:
         self._sets: Ints = np.zeros((2, 0, 1), dtype=np.int64)
         self._world: Columns = np.zeros(1, WORLD)
         self._world["pending_head"] = -1
+        self._world["soonest_s"] = -np.inf
         self._world["step_by_step"] = step_by_step
         edges = ITL_LEAST_S * 2.0 ** (np.arange(ITL_BINS - 1) / ITL_PER_OCTAVE)
         self.itl_edges: Floats = np.concatenate([[0.0], edges, [np.inf]])
@@ -254,6 +255,8 @@ class Fleet:
         segment is reported when it has finished (``NOTIFY``), and when its blocks are reserved (``RESERVE``). Call
         again with the same limit after a notice.
         """
+        if self._soonest_s.item() > limit:
+            return -1, limit
         found: tuple[int, float] = kernel.run_until(*self._arrays, float(limit))
         return found
 
@@ -423,7 +426,7 @@ class Fleet:
         self._seen: Any = tuple(array.view() for array in (self._inst, self._seg, self._sets, self._values))
         for array in self._seen:
             array.flags.writeable = False
-        self._next_s = self._inst["next_s"]
+        self._next_s, self._soonest_s = self._inst["next_s"], self._world["soonest_s"]
         self._status, self._instance, self._start_s = (self._seg[name] for name in ("status", "instance", "start_s"))
         self._first_token_s, self._last_s = self._seg["first_token_s"], self._seg["last_s"]
 

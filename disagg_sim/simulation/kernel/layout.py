@@ -182,6 +182,7 @@ class World:
     """What the whole fleet has in common."""
 
     now_s: float  # time of the last event; instances have none before it [s]
+    soonest_s: float  # nothing happens or is to be reported before it [s]
     pending_head: int  # segments to report, linked by ``next``
     pending_tail: int
     notices: int  # instances to report: ``draining`` is 2, or ``stalled`` 1

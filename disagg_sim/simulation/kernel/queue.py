@@ -118,6 +118,7 @@ def check_drained(st: State | Queues, i: int) -> None:
     ):
         inst.draining = 2
         st.world[0].notices += 1
+        st.world[0].soonest_s = -math.inf
 
 
 @inner
