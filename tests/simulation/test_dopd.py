@@ -1,13 +1,17 @@
 """DOPD by hand: sizes, batches by length, ultra-short prompts, resizing."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from sites import SIMPLE, deployment, served, site
 
+from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError
+from disagg_sim.physics.setup import setup
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.policies.dopd.batches import LengthAware, kingman_wait
 from disagg_sim.simulation.policies.dopd.sizes import Profile, matching_prefill, prefill_decode_ratio
@@ -16,6 +20,8 @@ from disagg_sim.simulation.policies.pools import Sizes
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.simulate import simulate
+from disagg_sim.workload.synthetic import synthetic_trace
 
 #: 10 ms a step, 1 ms a sequence that decodes, 0.1 ms a prompt token; 22,000 tokens of memory.
 PROFILE = Profile(prefill=SIMPLE, decode=SIMPLE, tokens=22_000.0, graph=256)
@@ -207,6 +213,18 @@ def test_pools_shrink_when_the_load_is_gone():
     result = served(calm, policy_named("dopd", window_s=5.0, action_s=10.0), wide, table=SIMPLE)
     assert [decision.kind for decision in result.decisions] == ["stop"] * 4
     assert (result.requests.status == Outcome.COMPLETED).all()
+
+
+def test_the_paper_s_degrees_are_chosen():
+    """Llama-70B in FP8, 1,000/150 tokens on H100: prefill of one GPU, decode of two, whatever the parts have."""
+    at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv")
+    at = at.changed(profile=replace(at.profile, memory_utilisation=0.95))
+    four = (Replicas(mapping=Mapping(tp_attn=4, tp_ffn=4), instances=1),)
+    parts = ServedDeployment(name="8", gpus=8, prefill=four, decode=four, setup=at)
+    requests = synthetic_trace(rate=1.0, requests=20, lengths=(1000, 150))
+    result = simulate(parts, requests, policy_named("dopd", tp="chosen", resize=False), slo=Slo(ttft=2.0, tpot=0.08))
+    found = result.records.instances
+    assert list(zip(found.role.tolist(), found.gpus.tolist(), strict=True)) == [(0, 1)] * 4 + [(1, 2)] * 2
 
 
 def test_fixed_pools_stay():

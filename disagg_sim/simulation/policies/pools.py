@@ -66,15 +66,25 @@ class Pools:
     Parameters
     ----------
     site : Site
-        Instances that start are like the first of each part.
+        Where the instances are.
     drain : bool
         Whether instances that stop finish what they have.
     idlest : Choice
         Of prefill instances, which stops first.
+    mappings : tuple of Mapping, optional
+        Of instances of prefill and of decode that start; by default like the first of each part.
     """
 
-    def __init__(self, site: Site, *, drain: bool = True, idlest: Choice = least_prefill) -> None:
-        self.mappings: tuple[Mapping, Mapping] = (site.deployment.prefill[0].mapping, site.deployment.decode[0].mapping)
+    def __init__(
+        self,
+        site: Site,
+        *,
+        drain: bool = True,
+        idlest: Choice = least_prefill,
+        mappings: tuple[Mapping, Mapping] | None = None,
+    ) -> None:
+        given = (site.deployment.prefill[0].mapping, site.deployment.decode[0].mapping)
+        self.mappings: tuple[Mapping, Mapping] = mappings or given
         self.gpus = Sizes(*(mapping.gpus for mapping in self.mappings))
         self.budget = site.deployment.gpus
         self._drain = drain

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.domain import Mapping
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView
@@ -69,15 +70,24 @@ class LengthAware:
     """
 
     def __init__(
-        self, site: Site, batches: str, timeout_share: float, threshold: float, *, shared: bool = False
+        self,
+        site: Site,
+        batches: str,
+        timeout_share: float,
+        threshold: float,
+        *,
+        shared: bool = False,
+        prefill: Mapping | None = None,
     ) -> None:
         self.threshold = threshold  # forecast mean input length, i_next [token]
         self.wait_s = 0.0  # queueing time of the last window; before the first no batch waits [s]
         self._fifo, self._share, self._limit = batches == "fifo", timeout_share, site.slo.ttft
-        self._full_s = site.table(site.deployment.prefill[0].mapping).pass_time(max(round(threshold), 1))[0]
+        self._full_s = site.table(prefill or site.deployment.prefill[0].mapping).pass_time(max(round(threshold), 1))[0]
         self._joined: dict[int, float] = {}  # when the first prompt joined the batch of a queue [s]
         self.shared = shared  # whether all instances take from one queue
-        self._equal = len(site.deployment.prefill) == 1  # each instance holds what any other holds
+        self._equal = (
+            prefill is not None or len(site.deployment.prefill) == 1
+        )  # each instance holds what any other holds
         self._waiting: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def waiting_tokens(self, view: ClusterView) -> NDArray[np.int64]:

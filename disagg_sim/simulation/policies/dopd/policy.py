@@ -12,6 +12,8 @@
   fewest together. Ultra-short prompts are computed there, too, beside its decodes, as are prompts of which the cache
   has all but as few tokens.
 
+TP of the instances is that of the deployment, or chosen by eq. (14) and (16) (``tp: chosen``, ``degrees``).
+
 Corrections of the printed algorithms: after a batch the scheduler takes the next request before it continues; the
 number of prefill instances is not multiplied by the decode instances, which the concurrency already contains
 (``sizing="printed"`` multiplies); the mean context of a decode step is input plus half the output; the time-out of a
@@ -30,11 +32,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.domain import Mapping
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.common_options import period_option, queue_option, token_budget_option
 from disagg_sim.simulation.policies.dopd.batches import BATCHES, LengthAware, kingman_wait
+from disagg_sim.simulation.policies.dopd.degrees import chosen
 from disagg_sim.simulation.policies.dopd.sizes import LARGEST_GRAPH, SIZINGS, Profile
 from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
 from disagg_sim.simulation.policies.loads import ByRole, least, least_uncached
@@ -64,6 +68,11 @@ class Dopd:
     window_s: float = period_option(60.0, "time of one observation")
     action_s: float = period_option(300.0, "time between two decisions on sizes")
     check_s: float = period_option(5.0, "time between two checks for free GPUs while an instance waits for some")
+    tp: str = option(
+        "given",
+        "GPUs of an instance: as the parts have them, or chosen by eq. (14) and (16)",
+        choices=("given", "chosen"),
+    )
     queue: str = queue_option()
     batches: str = option(
         "knapsack", "how prompts form prefill batches: by length, or in order of arrival", choices=BATCHES
@@ -103,14 +112,20 @@ class Dopd:
         prefill = Limits(mode=Mode.MANUAL, token_budget=self.token_budget, max_sequences=self.max_sequences)
         steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=prefill, decode=decode))
         shared = self.queue == "shared"
-        forming = LengthAware(site, self.batches, self.timeout_share, self.profile_tokens, shared=shared)
+        start, mappings = site.instances(("prefill", PREFILL), ("decode", DECODE)), None
+        if self.tp == "chosen":
+            start = chosen(site, steps, site.prompt_tokens, site.output_tokens)
+            mappings = start[0][0], start[-1][0]
+        forming = LengthAware(
+            site, self.batches, self.timeout_share, self.profile_tokens, shared=shared, prefill=mappings and mappings[0]
+        )
         routing = Router(forming, self.local_tokens)
         return Parts(
-            start=site.instances(("prefill", PREFILL), ("decode", DECODE)),
+            start=start,
             routing=routing,
             steps=steps,
             forming=forming,
-            scaling=Manager(self, site, steps, forming, routing),
+            scaling=Manager(self, site, steps, routing, mappings),
         )
 
 
@@ -121,11 +136,11 @@ class Router:
     """
 
     def __init__(self, forming: LengthAware, local_tokens: int) -> None:
-        self._forming, self._local = forming, local_tokens
+        self.forming, self._local = forming, local_tokens
 
     def idlest(self, view: ClusterView, among: Index, tokens: int = 0) -> int:
         """The prefill instance that has prefilled its tokens first, those that wait for a batch included."""
-        waiting = self._forming.waiting_tokens(view)
+        waiting = self.forming.waiting_tokens(view)
         instance: int = least(among, view.queued_prompt_tokens, waiting, view.prefill_rate, tokens)
         return instance
 
@@ -136,11 +151,11 @@ class Router:
             instance = least_uncached(view, request)
             if tokens - view.cached_tokens(request, instance) <= self._local:
                 return Leg(instance)
-        if self._forming.shared:
+        if self.forming.shared:
             return Leg(SHARED, tokens + 1)
         instance = self.idlest(view, view.prefill, tokens)
         if tokens < view.total_blocks[instance] * BLOCK_TOKENS:  # else the instance refuses it
-            self._forming.came(instance, tokens)
+            self.forming.came(instance, tokens)
         return Leg(instance, tokens + 1)
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  wherever it was
@@ -151,10 +166,12 @@ class Router:
 class Manager:
     """Algorithm 2: observes window by window, forecasts, and sizes the pools."""
 
-    def __init__(self, options: Dopd, site: Site, steps: StepLimits, forming: LengthAware, routing: Router) -> None:
+    def __init__(
+        self, options: Dopd, site: Site, steps: StepLimits, routing: Router, mappings: tuple[Mapping, Mapping] | None
+    ) -> None:
         self.period_s = min(options.check_s, options.window_s)
-        self._options, self._forming = options, forming
-        self._pools = Pools(site, idlest=routing.idlest)
+        self._options, self._forming = options, routing.forming
+        self._pools = Pools(site, idlest=routing.idlest, mappings=mappings)
         prefill, decode = self._pools.mappings
         self.profile = Profile.of(site, prefill, decode, steps.limits(decode, DECODE))
         self._requests, self._inputs, self._outputs = (forecast_named(options.forecast) for _ in range(3))
