@@ -62,7 +62,7 @@ class Leg(NamedTuple):
     #: Tokens of the request, prompt and output, that exist when the leg ends: ``END``, or the prompt plus
     #: one for plain disaggregation (prefill emits the first token). [token]
     until: int = END
-    #: Instance of the rest, where it is known already: its cache is pushed chunk by chunk.
+    #: Instance of the rest, where it is known already: caches that are pushed leave for it chunk by chunk.
     then: int = LATER
     #: Other wishes that this decision makes, applied before the leg starts.
     wishes: tuple[Wish, ...] = ()
