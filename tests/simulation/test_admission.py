@@ -78,6 +78,19 @@ def test_blocks_that_were_free_before_are_taken_first():
     assert fleet.views.prefill_tokens[0] == 2 * 64 + (81 - 4 * 16)
 
 
+def test_the_block_that_is_not_full_is_taken_first():
+    """The second has 72 + 16 tokens in 6 blocks, 5 of them full, when the first needs a block at 64 + 16 tokens.
+
+    It takes 2 until its end, the one that is not full and a full one: 4 blocks, 64 tokens, are left of 89.
+    """
+    fleet = fleet_of(Admission.PROMPT_FITS, blocks=11, budget=160, keeps_preempted=True)
+    fleet.submit(0, 0, (0, 64, 40), 0.0)
+    fleet.submit(0, 1, (0, 72, 40), 0.0)
+    fleet.run_until(math.inf)
+    assert fleet.segments.preemptions.tolist() == [0, 1]
+    assert fleet.views.prefill_tokens[0] == 64 + 72 + 25
+
+
 def test_a_prompt_that_grows_chunk_by_chunk_preempts_itself_last():
     """Both are admitted by their first chunks of 32; the newer one, a prompt, gives way to the older one."""
     fleet = fleet_of(Admission.FIRST_CHUNK, blocks=10, budget=64)

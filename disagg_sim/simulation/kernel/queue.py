@@ -261,13 +261,13 @@ def requeue(st: State, i: int, s: int, kept: int) -> None:
     """Put a preempted segment behind the admitted ones; all that was cached has to be computed again.
 
     Unless ``kept`` tokens stay cached: blocks are taken in the order in which they became free, the last of a
-    segment first.
+    segment first, which may not be full.
     """
     inst, seg = st.inst[i], st.seg[s]
     inst.preempted = 1
     if inst.keeps == 1:
         seg.kept = kept
-        seg.lost_from = inst.taken + inst.free_blocks
+        seg.lost_from = inst.taken + inst.free_blocks + seg.blocks - kept // BLOCK_TOKENS
     seg.status = QUEUED
     seg.left += seg.cached
     inst.queued_prompt_tokens += seg.cached
