@@ -81,7 +81,7 @@ def _requests(requests: pd.DataFrame) -> Iterator[Event]:
     for row in requests.to_dict("records"):
         lengths = {"input_tokens": row["input_tokens"], "output_tokens": row["output_tokens"]}
         spans = (
-            ("prefill", row["prefill_instance"], row["prefill_start_s"], row["first_token_s"]),
+            ("prefill", row["prefill_instance"], row["prefill_start_s"], row["prefill_end_s"]),
             ("decode", row["decode_instance"], row["decode_start_s"], row["finish_s"]),
         )
         for phase, instance, start, end in spans:

@@ -86,9 +86,9 @@ def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: In
     first, last = np.full(n, -1), np.full(n, -1)
     first[request[::-1]], last[request] = every[::-1], every  # of several the last assignment counts
     completed = (segments.prompt > 0) & (segments.context + segments.prompt == inputs[request])
-    begun, shown = first.copy(), np.full(n, -1)
+    begun, computed, shown = first.copy(), np.full(n, -1), np.full(n, -1)
     prefilled = every[completed & ~(np.isnan(segments.finish_s) & np.isnan(segments.first_token_s))]
-    begun[request[prefilled]] = prefilled
+    begun[request[prefilled]] = computed[request[prefilled]] = prefilled
     emitted = every[~np.isnan(segments.first_token_s)][::-1]
     shown[request[emitted]] = emitted
     exist = segments.context + segments.prompt + segments.generate + (segments.prompt == 0)
@@ -100,7 +100,7 @@ def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: In
     status[cluster.lost] = Outcome.FAILED
     status[cluster.refused] = Outcome.REJECTED
     count = np.bincount(request, minlength=n)
-    first_token = _taken(segments.first_token_s, shown)
+    first_token, prefill_token = (_taken(segments.first_token_s, each) for each in (shown, computed))
     moved = cluster.transfers.moved
     who, *columns = zip(*moved, strict=True) if moved else ((), (), (), (), ())
     index = np.array(who, dtype=np.int64)
@@ -114,6 +114,7 @@ def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: In
         prefill_instance=_taken(segments.instance, begun, -1),
         decode_instance=_taken(segments.instance, last, -1),
         prefill_start_s=_taken(segments.start_s, first),
+        prefill_end_s=np.where(np.isnan(prefill_token), _taken(segments.finish_s, computed), prefill_token),
         first_token_s=first_token,
         transfer_s=transfer,
         exposed_transfer_s=exposed,

@@ -34,6 +34,7 @@ class Requests:
     prefill_instance: Ints  # of the segment that emitted the first token [1]
     decode_instance: Ints  # of the last segment [1]
     prefill_start_s: Floats  # first step that worked on it [s]
+    prefill_end_s: Floats  # its prompt is computed: the first token, or the one that its decode instance emits anew [s]
     first_token_s: Floats  # [s]
     transfer_s: Floats  # of its cache between instances, in all [s]
     exposed_transfer_s: Floats  # part of it that the request waited for [s]

@@ -23,6 +23,7 @@ def made_requests(arrival, first, finish, output, status=None, transfer=None) ->
         prefill_instance=np.zeros(n, dtype=int),
         decode_instance=nowhere,
         prefill_start_s=nothing,
+        prefill_end_s=np.asarray(first, dtype=float),
         first_token_s=np.asarray(first, dtype=float),
         transfer_s=moved,
         exposed_transfer_s=moved / 2,

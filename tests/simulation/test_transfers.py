@@ -53,6 +53,7 @@ def test_the_first_token_comes_from_the_first_step_of_the_receiver():
     early, late = (run("pull", first_token=first, requests=THREE[:1]) for first in ("prefill", "decode"))
     r = late.requests
     assert r.first_token_s[0] == pytest.approx(0.274 + 0.011)
+    assert r.prefill_end_s[0] == pytest.approx(0.034)
     assert r.decode_start_s[0] == pytest.approx(0.274)
     assert r.finish_s[0] == pytest.approx(0.274 + 11 * 0.011)
     assert (r.prefill_instance[0], r.decode_instance[0]) == (0, 1)
