@@ -43,7 +43,7 @@ class ProfileSpec(Shown):
     elementwise_latency: _Time  # all elementwise kernels of a layer [s]
     with_engine: bool  # add what the engine adds to its kernels; then ``host`` counts without an engine alone
     host: _Time  # per pass; micro-batches and chunks in flight hide each other's [s]
-    prefill_imbalance: _Imbalance  # load of the fullest expert rank over the mean [1]
+    prefill_imbalance: _Imbalance  # load of the fullest expert rank over the mean; memory alone if at random [1]
     decode_imbalance: _Imbalance  # [1]
     p2p_latency_inside: _Time  # pipeline hand-over inside an NVLink domain [s]
     p2p_latency_across: _Time  # and across domains [s]

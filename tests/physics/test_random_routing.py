@@ -107,8 +107,8 @@ def test_one_rank_and_many_picks_are_balanced():
 
 
 def test_random_routing_slows_small_batches_most():
-    at = setup("deepseek_r1", "h200_sxm", "fp8", engine="trtllm")
-    random = at.changed(profile=replace(at.profile, random_routing=True))
+    random = setup("deepseek_r1", "h200_sxm", "fp8", engine="trtllm")
+    at = random.changed(profile=replace(random.profile, random_routing=False))
     mapping = Mapping(tp_attn=8.0, tp_ffn=1.0, ep=8.0)
     slower = []
     for batch in (4.0, 64.0, 1024.0):

@@ -13,7 +13,7 @@ from disagg_sim.physics.setup import Setup
 
 
 def seconds_by_operator(
-    at: Setup, mapping: Mapping, tokens: Tokens, *, phase: str, stage_tokens: float, imbalance: float = 1.0
+    at: Setup, mapping: Mapping, tokens: Tokens, *, phase: str, stage_tokens: float, imbalance: float | None = 1.0
 ) -> dict[str, float]:
     """Time of each operator times the layers that have it; dispatch and combine under those names. [s]"""
     tp, precision = mapping.tp_attn, at.precision

@@ -104,18 +104,18 @@ def relative_rates(profile: str, chunk: int) -> dict[int, float]:
 
 
 def test_c10_throughput_misses_ten_percent_in_chunks_of_512():
-    """Accepted: within 10 % of PP 1. `measured` gives 0.83 at PP 2 and 0.740 at PP 32, `optimistic` 0.746.
+    """Accepted: within 10 % of PP 1. `measured` gives 0.82 at PP 2 and 0.737 at PP 32, `optimistic` 0.747.
 
-    Where it goes (GPU-seconds a prompt at PP 1: 95.0; at PP 32: 123 before uneven layers): attention +15.8 s, as
-    128 heads of 512 tokens are 256 thread blocks on 152 multiprocessors, which take two rounds; experts +12.4 s,
+    Where it goes (GPU-seconds a prompt at PP 1: 94.4; at PP 32: 122 before uneven layers): attention +15.8 s, as
+    128 heads of 512 tokens are 256 thread blocks on 152 multiprocessors, which take two rounds; experts +12.7 s,
     since EP 2 reads 128 experts a GPU again for every 2 x 512 tokens; floors of GEMM and elementwise kernels +1.8 s;
     the narrower exchange -3.1 s. The slowest of 32 stages holds 2 MoE layers where 61/32 would be even: 0.953, and
     all MoE (a dense layer is cheaper): 0.994. Chunks of 2,048 tokens hold the bar at a factor of 20.8 and 4.53 s.
     """
     rates = relative_rates("measured", 512)
-    assert [rates[pp] for pp in (2, 8, 32)] == pytest.approx([0.825, 0.791, 0.740], abs=0.002)
+    assert [rates[pp] for pp in (2, 8, 32)] == pytest.approx([0.822, 0.789, 0.737], abs=0.002)
     assert relative_rates("optimistic", 512)[32] == pytest.approx(0.746, abs=0.002)
-    assert relative_rates("measured", 1024)[32] == pytest.approx(0.799, abs=0.002)
+    assert relative_rates("measured", 1024)[32] == pytest.approx(0.796, abs=0.002)
     assert all(rate > 0.9 for rate in relative_rates("measured", 2048).values())
     coarse = pipelines("measured", "cached", chunk=2048)
     assert coarse[1][0] / coarse[32][0] == pytest.approx(20.8, rel=0.005)
@@ -132,7 +132,7 @@ def test_c10_nearly_half_of_the_missing_throughput_is_the_second_round_of_attent
         return replace(at, rates=replace(at.rates, prefill_attention={"mla": replace(rate, multiprocessors=128)}))
 
     monkeypatch.setitem(globals(), "setup", filled)
-    assert relative_rates("measured", 512)[32] == pytest.approx(0.846, abs=0.002)
+    assert relative_rates("measured", 512)[32] == pytest.approx(0.842, abs=0.002)
 
 
 def test_c10_the_missing_throughput_is_experts_read_again():
@@ -147,7 +147,7 @@ def test_c10_the_missing_throughput_is_experts_read_again():
         Tokens(prompts=1.0, new=float(QUARTER_MILLION), emitted=1.0),
         phase="prefill",
         stage_tokens=64.0 * QUARTER_MILLION,
-        imbalance=1.2,
+        imbalance=None,
     )
     chunk = seconds_by_operator(
         at,
@@ -155,21 +155,21 @@ def test_c10_the_missing_throughput_is_experts_read_again():
         Tokens(prompts=1.0, new=512.0, emitted=1.0),
         phase="prefill",
         stage_tokens=1024.0,
-        imbalance=1.2,
+        imbalance=None,
     )
     extra = {name: seconds * 512 - whole[name] for name, seconds in chunk.items()}
-    assert sum(whole.values()) == pytest.approx(95.0, rel=0.002)
-    assert extra["routed experts"] == pytest.approx(12.43, abs=0.05)
+    assert sum(whole.values()) == pytest.approx(94.4, rel=0.002)
+    assert extra["routed experts"] == pytest.approx(12.73, abs=0.05)
     assert extra["dispatch"] + extra["combine"] == pytest.approx(-3.11, abs=0.05)
     floors = ("q_a, kv_a", "q_b", "kv_b", "o", "gate, up", "down", "router", "shared gate, up", "shared down")
     assert sum(extra[name] for name in (*floors, "elementwise")) == pytest.approx(1.82, abs=0.05)
 
 
 def test_c10_naive_chunks_beside_it():
-    """Reported without a bar: re-projection leaves 14.5 times and 0.50 of the throughput (by FLOP 16 and 0.55-0.58)."""
+    """Reported without a bar: re-projection leaves 14.4 times and 0.50 of the throughput (by FLOP 16 and 0.55-0.58)."""
     found = pipelines("measured", "naive")
-    assert found[1][0] / found[32][0] == pytest.approx(14.5, rel=0.005)
-    assert found[32][1] / found[1][1] == pytest.approx(0.500, abs=0.002)
+    assert found[1][0] / found[32][0] == pytest.approx(14.38, rel=0.005)
+    assert found[32][1] / found[1][1] == pytest.approx(0.497, abs=0.002)
 
 
 # C18: egress falls with ISL (accepted: strictly decreasing from 4k on).

@@ -164,7 +164,9 @@ def test_w3_prefill_of_1000_tokens():
 
 @pytest.fixture(scope="module")
 def r1(every_floor_capped):
-    return bare(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "measured", "trtllm"))
+    """With the loads of expert ranks that the examples take: 1.2 times the mean in prefill, even in decode."""
+    at = bare(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "measured", "trtllm"))
+    return at.changed(profile=replace(at.profile, random_routing=False))
 
 
 EP64 = Mapping(dp_attn=64.0, ep=64.0)

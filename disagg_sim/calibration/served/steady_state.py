@@ -105,7 +105,7 @@ def served(
         As ``physics.setup.setup``.
     """
     at = setup(model, system, precision, profile, engine)
-    own = replace(at.profile, host=0.0, resident_deviations=0.0, random_routing=True)
+    own = replace(at.profile, host=0.0, resident_deviations=0.0)
     return Served(at.changed(profile=own))
 
 
