@@ -79,6 +79,9 @@ def _lines(found: TraceStatistics) -> Iterator[tuple[str, str]]:
     yield "correlation input-output of a request", _shown(found.length_correlation)
     if found.prefix_hit_rate is not None:
         yield "prefix blocks found in an infinite cache", f"{found.prefix_hit_rate:.1%}"
+    if (turns := found.sessions) is not None:
+        yield "sessions", f"{turns.sessions:,}, {turns.turns:.1f} turns in the mean, {turns.most_turns} at most"
+        yield "think time before a later turn", f"median {turns.think_p50_s:.3g} s, p90 {turns.think_p90_s:.3g} s"
     for note in found.notes:
         yield "note", note
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats
-from disagg_sim.workload.request_columns import PrefixBlocks, Tokens
+from disagg_sim.workload.request_columns import PrefixBlocks, Sessions, Tokens
 from disagg_sim.workload.trace import Trace
 
 MINUTE = 60.0  # [s]
@@ -44,6 +44,17 @@ class MinuteStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStatistics:
+    """Sessions of a trace, a request without one counted as a session of one turn."""
+
+    sessions: int  # [1]
+    turns: float  # mean of a session [request]
+    most_turns: int  # [request]
+    think_p50_s: float  # before later turns; nan without one [s]
+    think_p90_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceStatistics:
     """Statistics of a trace."""
 
@@ -60,6 +71,7 @@ class TraceStatistics:
     output_tokens: LengthStatistics
     length_correlation: float  # of a request's input with its output [1]
     prefix_hit_rate: float | None  # blocks found in a cache that keeps all; None without ids [1]
+    sessions: SessionStatistics | None  # None where requests come by themselves
     notes: tuple[str, ...]
 
 
@@ -103,6 +115,7 @@ def trace_statistics(trace: Trace) -> TraceStatistics:
         output_tokens=_lengths(trace.output_tokens),
         length_correlation=_correlation(trace.input_tokens, trace.output_tokens),
         prefix_hit_rate=prefix_hit_rate(trace.prefix) if trace.prefix else None,
+        sessions=_sessions(trace.sessions) if trace.sessions else None,
         notes=trace.notes,
     )
 
@@ -143,6 +156,15 @@ def prefix_hit_rate(prefix: PrefixBlocks) -> float:
     missing = np.cumsum(owner[first][place] == owner)  # blocks that no earlier request had, up to each block
     before = np.concatenate([[0], missing])[prefix.offsets[:-1]]
     return float(np.mean(missing == before[owner]))
+
+
+def _sessions(sessions: Sessions) -> SessionStatistics:
+    turns = np.unique(sessions.session, return_counts=True)[1]
+    think = sessions.think_s[sessions.previous() >= 0]
+    p50, p90 = np.quantile(think, [0.5, 0.9]).tolist() if think.size else (math.nan, math.nan)
+    return SessionStatistics(
+        sessions=turns.size, turns=float(turns.mean()), most_turns=int(turns.max()), think_p50_s=p50, think_p90_s=p90
+    )
 
 
 def _minutes(amounts: Floats) -> MinuteStatistics:

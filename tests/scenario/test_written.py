@@ -19,10 +19,13 @@ from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.run import require_no_faults, run_scenario
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.simulation.admission import PredictedTtft
+from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run import RunOptions
+from disagg_sim.workload.classes import with_classes
+from disagg_sim.workload.session_traces import session_trace
 
 #: Name -> model, system, recipe, largest instance [GPU], prompt and output [token] or a law, budget [GPU], and more.
 PLANS: dict[str, tuple[str, str, str, int, Any, int, dict[str, Any]]] = {
@@ -234,3 +237,19 @@ def test_redundant_slots_are_written_and_read_back(tmp_path):
     path = ds.write_scenario(ds.simulate(parts, trace, policy_named("vllm")), tmp_path / "wide.yaml")
     (part,) = load_scenario(str(path)).deployments
     assert part.colocated[0].mapping == wide
+
+
+def test_sessions_and_classes_are_written_and_read_back(small, tmp_path):
+    agents = session_trace(ds.load_traffic("coding_agent"), rate=0.5, sessions=4, seed=1)
+    trace = with_classes(replace(agents, prefix=None), {"chat": 1, "batch": 1}, seed=2)
+    parts = ds.ServedDeployment(
+        name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=1),), setup=small.setup
+    )
+    batch = ServiceClass(name="batch", slo=ds.Slo(ttft=60.0, tpot=1.0), priority=-1)
+    result = ds.simulate(parts, trace, "vllm", options=RunOptions(classes=(batch,)))
+    path = ds.write_scenario(result, tmp_path / "turns.yaml")
+    again, run = ran(path, tmp_path / "out")
+    rows = again.requests(run)
+    assert np.allclose(rows["finish_s"], result.frame()["finish_s"], rtol=1e-12)
+    assert rows["class"].tolist() == result.frame()["class"].tolist()
+    assert again.classes["slo_attainment"].tolist() == result.classes()["slo_attainment"].tolist()

@@ -13,6 +13,7 @@ from disagg_sim.errors import InputError, TraceError
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.request_columns import Sessions
 from disagg_sim.workload.scaling import at_rate
+from disagg_sim.workload.statistics import trace_statistics
 from disagg_sim.workload.trace import Trace, mix
 
 HEADER = "arrival_s,input_tokens,output_tokens,session,think_s\n"
@@ -32,6 +33,8 @@ def test_empty_arrivals_are_filled_as_if_turns_were_served_at_once(tmp_path):
     assert trace.sessions.previous().tolist() == [-1, -1, 1, -1, 0, 4]
     assert trace.sessions.think_s.tolist() == [0.0, 0.0, 0.5, 0.0, 4.5, 1.0]
     assert trace.notes[1] == "3 sessions: 3 later turns wait for the turn before and a think time"
+    found = trace_statistics(trace).sessions
+    assert (found.sessions, found.turns, found.most_turns, found.think_p50_s) == (3, 2.0, 3, 1.0)
     back = read(tmp_path, trace.frame().to_csv(index=False))  # the frame is the plain form
     assert back.arrival.tolist() == trace.arrival.tolist()
     assert back.sessions.previous().tolist() == trace.sessions.previous().tolist()
