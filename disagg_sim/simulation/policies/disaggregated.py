@@ -12,7 +12,15 @@ from typing import ClassVar
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
-from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, shortest_queue
+from disagg_sim.simulation.policies.loads import ByRole
+from disagg_sim.simulation.policies.routers import (
+    ROUTERS,
+    credit_option,
+    handover_routing,
+    prefix_weight_option,
+    router_option,
+    temperature_option,
+)
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site
 from disagg_sim.simulation.wishes import Limits, Role
@@ -40,6 +48,10 @@ class Disaggregated:
     early_push: bool = option(
         False, "choose the decode instance at arrival and push the cache while the prompt is computed"
     )
+    router: str = router_option(ROUTERS)
+    router_temperature: float = temperature_option()
+    overlap_credit: float = credit_option()
+    prefix_weight: float = prefix_weight_option(2.0, "1 for a short queue")
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
@@ -49,7 +61,7 @@ class Disaggregated:
         """See ``Policy``."""
         return Parts(
             start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
-            routing=Handover(shortest_queue, least_decode, early=self.early_push),
+            routing=handover_routing(self, site, early=self.early_push),
             steps=AsPlanned(
                 site=site,
                 parts=self.needs,

@@ -12,7 +12,15 @@ from typing import ClassVar
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
-from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
+from disagg_sim.simulation.policies.loads import ByRole
+from disagg_sim.simulation.policies.routers import (
+    WHOLE_ROUTERS,
+    credit_option,
+    prefix_weight_option,
+    router_option,
+    temperature_option,
+    whole_routing,
+)
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site
 from disagg_sim.simulation.wishes import Limits, Role
@@ -21,7 +29,7 @@ from disagg_sim.simulation.wishes import Limits, Role
 @register("vllm")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vllm:
-    """Prefill and decode in the same steps; send a request to the replica with the fewest requests."""
+    """Prefill and decode in the same steps; by default a request goes to the replica with the fewest."""
 
     needs: ClassVar[tuple[str, ...]] = ("colocated",)
     token_budget: int = token_budget_option(
@@ -31,6 +39,10 @@ class Vllm:
     chunked: bool = option(
         True, "prefill in chunks within decode steps; false: whole prompts in passes of their own, while decodes wait"
     )
+    router: str = router_option(WHOLE_ROUTERS)
+    router_temperature: float = temperature_option()
+    overlap_credit: float = credit_option()
+    prefix_weight: float = prefix_weight_option(3.0, "2 for a short queue and 2 for free KV memory")
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
@@ -42,6 +54,6 @@ class Vllm:
         limits = Limits(mode=mode, token_budget=self.token_budget, max_sequences=self.max_sequences)
         return Parts(
             start=site.instances(("colocated", Role.BOTH)),
-            routing=Whole(fewest_requests),
+            routing=whole_routing(self, site),
             steps=AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits)),
         )

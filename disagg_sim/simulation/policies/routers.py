@@ -1,0 +1,309 @@
+"""Routers that know what instances remember of a prompt, by the cost functions that Dynamo and llm-d publish.
+
+``prefix``
+    The instance that has computed its queue and what it does not remember of the prompt first; of equals the one with
+    the fewest requests for its seats. What decodes take of the steps of co-located instances does not enter.
+``dynamo_kv``
+    NVIDIA Dynamo 1.2 to 1.5 ("Routing Concepts" and "Configuration and Tuning" of its documentation, ``lib/kv-router``
+    of ai-dynamo/dynamo): the least ``max(queued + prompt - credit * cached, 0) + active + prompt``, in blocks there, in
+    tokens here. Equal costs are drawn. With ``router_temperature`` above 0 the worker is drawn by a softmax of the
+    costs over their range. Prefill workers are compared without the active blocks, decode workers by these alone
+    ("Disaggregated Serving": ``track_active_blocks``, ``overlap_score_credit`` and ``track_prefill_tokens`` are off).
+    Capacities of workers do not enter.
+``llm_d``
+    llm-d (``default-plugins.yaml`` in the chart of llm-d/llm-d-router at 00bacf3, of 2026): the largest weighted sum of
+    the share of the prompt that is cached (``prefix-cache-scorer``, 3), the place of the waiting requests between the
+    longest queue (0) and the shortest (1; ``queue-scorer``, 2), and the share of the KV memory that is free
+    (``kv-cache-utilization-scorer``, 2); equal sums are drawn. Disaggregated (``deploy/config/pd-epp-config.yaml`` of
+    the same repository): prefix 2, queue 1, and the decode instance is chosen at arrival. Queues and memory are read
+    every 50 ms (``refresh-metrics-interval``). Later guides of llm-d filter by prefix and score by tokens in flight
+    (``prefix-cache-affinity-filter``, ``token-load-scorer``); these are not here.
+
+Where we differ: routers see what is cached as it is, not by events or by a guess, and look at whole prompts. Active
+tokens are those of prompts and outputs, of each request by itself: in Dynamo outputs count with
+``--router-track-output-blocks``, and blocks that requests share count once unless ``--no-router-assume-kv-reuse``. A
+prompt in progress counts with what is left of it, in Dynamo with all of it until its first token. Every prompt is
+disaggregated: llm-d computes one on the decode instance of which that lacks fewer than 16 tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from disagg_sim.arrays import Floats, Ints
+from disagg_sim.simulation.instances import Index
+from disagg_sim.simulation.options import option
+from disagg_sim.simulation.policies.loads import (
+    Choice,
+    Handover,
+    InTurn,
+    Whole,
+    fewest_requests,
+    least_decode,
+    shortest_queue,
+)
+from disagg_sim.simulation.policies.router_costs import Draws, Remembered, Scores, Weights, dynamo, least_new, llm_d
+from disagg_sim.simulation.policy import Routing
+from disagg_sim.simulation.site import Site
+from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.wishes import Leg
+
+#: Routers of prefill and decode instances; those of co-located ones.
+ROUTERS = ("least", "prefix", "dynamo_kv", "llm_d")
+WHOLE_ROUTERS = (*ROUTERS, "round_robin")
+#: Time between two looks of llm-d's router at the metrics of an instance. [s]
+LOOK_S = 0.05
+NOBODY = -1  # no instance was chosen
+
+
+def router_option(choices: tuple[str, ...]) -> str:
+    """Who chooses the instance."""
+    return option(
+        "least",
+        "who chooses an instance: least load, least to compute beside what is cached, or the router of a system",
+        choices=choices,
+    )
+
+
+def temperature_option() -> float:
+    """Of ``dynamo_kv``. [1]"""
+    return option(0.0, "dynamo_kv: softmax over the costs, by their range; 0: the least cost", low=0.0, high=1e6)
+
+
+def credit_option() -> float:
+    """Of ``dynamo_kv``. [1]"""
+    return option(1.0, "dynamo_kv: share of the cached tokens that lowers the cost", low=0.0, high=1.0)
+
+
+def prefix_weight_option(default: float, others: str) -> float:
+    """Of ``llm_d``. [1]"""
+    return option(
+        default, f"llm_d: weight of the share of the prompt that is cached, beside {others}", low=0.0, high=1e6
+    )
+
+
+class Routed(Protocol):
+    """A policy with the options of routers."""
+
+    @property
+    def router(self) -> str:
+        """Of ``WHOLE_ROUTERS``."""
+        ...
+
+    @property
+    def router_temperature(self) -> float:
+        """See ``temperature_option``. [1]"""
+        ...
+
+    @property
+    def overlap_credit(self) -> float:
+        """See ``credit_option``. [1]"""
+        ...
+
+    @property
+    def prefix_weight(self) -> float:
+        """See ``prefix_weight_option``. [1]"""
+        ...
+
+
+class Router(Protocol):
+    """Chooses instances by what they remember."""
+
+    def whole(self, view: ClusterView, request: int) -> int:
+        """For all of a request."""
+        ...
+
+    def prefill(self, view: ClusterView, request: int) -> int:
+        """For its prompt."""
+        ...
+
+    def decode(self, view: ClusterView, request: int) -> int:
+        """For the rest, when its prompt is computed."""
+        ...
+
+
+class LeastNew:
+    """The least to compute: ``prefix``."""
+
+    def __init__(self) -> None:
+        self._remembered = Remembered()
+
+    def prefill(self, view: ClusterView, request: int) -> int:
+        """See ``Router``; the first of several."""
+        among, prompt = view.prefill, view.input_tokens[request]
+        cached = self._remembered(view, among, request)
+        instance: int = least_new(view.inst, among, cached, prompt, view.prefill_rate, view.seats)
+        return instance
+
+    whole = prefill
+
+    def decode(self, view: ClusterView, request: int) -> int:
+        """See ``Router``: nothing of it is computed there."""
+        return least_decode(view, view.decode, view.input_tokens[request])
+
+
+class DynamoKv:
+    """Router of Dynamo."""
+
+    def __init__(self, options: Routed, site: Site) -> None:
+        temperature = options.router_temperature
+        self._whole = Weights(1.0, 1.0, options.overlap_credit, temperature)
+        self._prefill = Weights(1.0, 0.0, options.overlap_credit, temperature)
+        self._decode = Weights(0.0, 1.0, 0.0, temperature)
+        self._remembered, self._draws = Remembered(), Draws(site)
+
+    def whole(self, view: ClusterView, request: int) -> int:
+        """See ``Router``."""
+        view.refresh()
+        return self._least(view, view.prefill, request, self._whole)
+
+    def prefill(self, view: ClusterView, request: int) -> int:
+        """See ``Router``."""
+        return self._least(view, view.prefill, request, self._prefill)
+
+    def decode(self, view: ClusterView, request: int) -> int:
+        """See ``Router``."""
+        view.refresh()
+        return self._least(view, view.decode, request, self._decode)
+
+    def _least(self, view: ClusterView, among: Index, request: int, weights: Weights) -> int:
+        cached = self._remembered(view, among, request)
+        instance: int = dynamo(view.inst, among, cached, view.input_tokens[request], weights, self._draws())
+        return instance
+
+
+class LlmD:
+    """Router of llm-d, the endpoint picker."""
+
+    def __init__(self, site: Site, *, whole: Scores, split: Scores) -> None:
+        self._whole, self._split = whole, split
+        self._remembered, self._draws = Remembered(), Draws(site)
+        self._until, self._seen = -np.inf, 0
+        self._waiting: Ints = np.zeros(0, np.int64)
+        self._used: Floats = np.zeros(0)
+        self._chosen: dict[int, int] = {}  # decode instances of requests in prefill
+
+    def whole(self, view: ClusterView, request: int) -> int:
+        """See ``Router``."""
+        return self._best(view, view.prefill, request, self._whole)
+
+    def prefill(self, view: ClusterView, request: int) -> int:
+        """See ``Router``; the decode instance is chosen first."""
+        self._chosen[request] = self._best(view, view.decode, request, self._split)
+        return self._best(view, view.prefill, request, self._split)
+
+    def decode(self, view: ClusterView, request: int) -> int:
+        """See ``Router``; chosen anew only where the instance no longer serves."""
+        instance = self._chosen.pop(request, NOBODY)
+        return instance if instance in view.decode else self._best(view, view.decode, request, self._split)
+
+    def _best(self, view: ClusterView, among: Index, request: int, scores: Scores) -> int:
+        if view.now >= self._until or self._seen < len(view.states):
+            self._look(view)
+        cached, prompt = self._remembered(view, among, request), view.input_tokens[request]
+        instance: int = llm_d(among, self._waiting, self._used, cached, prompt, scores, self._draws())
+        return instance
+
+    def _look(self, view: ClusterView) -> None:
+        """Read queues and memory; what is in prefill does not wait."""
+        view.refresh()
+        self._waiting = view.queued_requests - view.inst["admitted"]
+        self._used = 1.0 - view.free_blocks / view.total_blocks
+        self._until, self._seen = view.now + LOOK_S, len(view.states)
+
+
+class WholeBy:
+    """Routing of co-located instances by a router."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def place(self, view: ClusterView, request: int) -> Leg:
+        """See ``Routing``."""
+        return Leg(self._router.whole(view, request))
+
+    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  never asked
+        """See ``Routing``; a whole request has no second leg."""
+        return Leg(origin)
+
+
+class HandoverBy:
+    """Routing of plain disaggregation by a router."""
+
+    def __init__(self, router: Router, *, early: bool) -> None:
+        self._router, self._early = router, early
+
+    def place(self, view: ClusterView, request: int) -> Leg:
+        """See ``Routing``; the cache is pushed early to the decode instance, if asked for."""
+        instance, until = self._router.prefill(view, request), view.input_tokens[request] + 1
+        return Leg(instance, until, self._router.decode(view, request)) if self._early else Leg(instance, until)
+
+    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  wherever it was
+        """See ``Routing``."""
+        return Leg(self._router.decode(view, request))
+
+
+def whole_routing(options: Routed, site: Site) -> Routing:
+    """Make the routing of co-located instances that a policy asks for.
+
+    Parameters
+    ----------
+    options
+        Of the policy.
+    site
+        Its random streams.
+
+    Returns
+    -------
+    Routing
+        With fresh state.
+
+    Examples
+    --------
+    >>> from disagg_sim.simulation.policies.registry import policy_named
+    >>> type(whole_routing(policy_named("vllm", router="prefix"), site=None)).__name__
+    'WholeBy'
+    """
+    plain: dict[str, Choice] = {"least": fewest_requests, "round_robin": InTurn()}
+    if options.router in plain:
+        return Whole(plain[options.router])
+    return WholeBy(_router(options, site))
+
+
+def handover_routing(options: Routed, site: Site, *, early: bool) -> Routing:
+    """Make the routing of prefill and decode instances that a policy asks for.
+
+    Parameters
+    ----------
+    options
+        Of the policy.
+    site
+        Its random streams.
+    early
+        Choose the decode instance at arrival, so that the cache is pushed while the prompt is computed.
+
+    Returns
+    -------
+    Routing
+        With fresh state.
+
+    Examples
+    --------
+    >>> from disagg_sim.simulation.policies.registry import policy_named
+    >>> type(handover_routing(policy_named("disaggregated", router="prefix"), site=None, early=False)).__name__
+    'HandoverBy'
+    """
+    if options.router == "least":
+        return Handover(shortest_queue, least_decode, early=early)
+    return HandoverBy(_router(options, site), early=early)
+
+
+def _router(options: Routed, site: Site) -> Router:
+    if options.router == "prefix":
+        return LeastNew()
+    if options.router == "dynamo_kv":
+        return DynamoKv(options, site)
+    weight = options.prefix_weight
+    return LlmD(site, whole=Scores(weight, 2.0, 2.0), split=Scores(weight, 1.0, 0.0))

@@ -1,0 +1,178 @@
+"""Routers that know what instances remember, by hand on two instances each; and on a public trace."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shared_data import shared_file
+from sites import SIMPLE, deployment, served
+
+from disagg_sim.simulation.kernel.fleet import INSTANCE
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.simulation.policies.router_costs import Scores
+from disagg_sim.simulation.policies.routers import DynamoKv, LeastNew, LlmD
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.workload.readers.load import load_trace
+from disagg_sim.workload.trace import PrefixBlocks, Trace
+
+COLUMNS = (
+    "queued_requests",
+    "running_requests",
+    "queued_prompt_tokens",
+    "queued_context_tokens",
+    "running_tokens",
+    "coming_tokens",
+)
+
+
+def cluster(prompt=1000, cached=(0, 0), admitted=(0, 0), free=(100, 100), now=0.0, **columns):
+    """Two instances of 100 blocks; one request, the first tokens of which they remember."""
+    inst = np.zeros(2, INSTANCE)
+    inst["admitted"] = admitted
+    for name in COLUMNS:
+        inst[name] = columns.get(name, (0, 0))
+    return SimpleNamespace(
+        now=now,
+        inst=inst,
+        states=(1, 1),
+        prefill=np.arange(2),
+        decode=np.arange(2),
+        input_tokens=(prompt,),
+        remembers=any(cached),
+        cached_tokens=lambda request, instance: cached[instance],
+        refresh=lambda: None,
+        prefill_rate=np.array([7.0, 7.0]),
+        seats=np.array([9, 9]),
+        free_blocks=np.array(free),
+        total_blocks=np.array([100, 100]),
+        **{name: inst[name] for name in COLUMNS},
+    )
+
+
+def here(seed=0):
+    return SimpleNamespace(rng=lambda name: np.random.default_rng(seed))
+
+
+def dynamo(**options):
+    return DynamoKv(policy_named("vllm", router="dynamo_kv", **options), here())
+
+
+def llm_d():
+    return LlmD(here(), whole=Scores(3.0, 2.0, 2.0), split=Scores(2.0, 1.0, 0.0))
+
+
+def test_prefix_goes_where_least_is_left_to_compute():
+    """Instance 0 has 300 tokens queued and 640 of the prompt: 300 + 360 = 660; instance 1 is idle: 1,000."""
+    assert LeastNew().prefill(cluster(queued_prompt_tokens=(300, 0), cached=(640, 0)), 0) == 0
+    assert LeastNew().prefill(cluster(queued_prompt_tokens=(700, 0), cached=(640, 0)), 0) == 1  # 1,060
+    assert LeastNew().prefill(cluster(running_requests=(2, 1)), 0) == 1  # as much to compute
+
+
+def test_dynamo_adds_what_is_to_compute_and_what_is_active():
+    """Instance 0 remembers 640 of 1,000 tokens, and 500 more than on 1 are in decode.
+
+    Costs 360 + 1,500 = 1,860 and 1,000 + 1,000 = 2,000. Half the credit: 2,180 and 2,000. A prefill worker is compared
+    without what is active, a decode worker by that alone.
+    """
+    view = cluster(cached=(640, 0), running_tokens=(500, 0))
+    assert dynamo().whole(view, 0) == 0
+    assert dynamo(overlap_credit=0.5).whole(view, 0) == 1
+    assert dynamo().prefill(cluster(cached=(640, 0), running_tokens=(5000, 0)), 0) == 0
+    assert dynamo().decode(view, 0) == 1
+
+
+def test_a_queued_prompt_counts_for_dynamo_as_work_and_as_cache():
+    """200 queued tokens are 400 of cost: as much as 400 in decode, which a 401st outweighs."""
+    for running, wanted in ((399, 1), (401, 0)):
+        assert dynamo().whole(cluster(queued_prompt_tokens=(200, 0), running_tokens=(0, running)), 0) == wanted
+
+
+def test_dynamo_draws_by_a_softmax_over_the_range_of_costs():
+    """Two costs are 0 and 1 of their range: at temperature 0.5 the dearer one has e^-2 of the weight, 11.9 %."""
+    router, view = dynamo(router_temperature=0.5), cluster(running_tokens=(500, 0))
+    dearer = sum(router.whole(view, 0) == 0 for _ in range(4000)) / 4000
+    assert dearer == pytest.approx(np.exp(-2) / (1 + np.exp(-2)), abs=3 * np.sqrt(0.119 * 0.881 / 4000))
+
+
+def test_llm_d_weighs_prefix_queue_and_memory():
+    """Instance 0 has 640 of 1,000 tokens (3 * 0.64 = 1.92), the longer queue (0 of 2) and 30 % of its memory in use.
+
+    1.92 + 0 + 1.4 = 3.32 against 0 + 2 + 2 = 4. With 700 tokens and 5 % in use: 2.1 + 0 + 1.9 = 4. With equal queues
+    instance 0 wins by 5.32 to 4: a request that is in prefill does not wait.
+    """
+    assert llm_d().whole(cluster(cached=(640, 0), queued_requests=(1, 0), free=(70, 100)), 0) == 1
+    for tokens, wanted in ((690, 1), (710, 0)):
+        assert llm_d().whole(cluster(cached=(tokens, 0), queued_requests=(1, 0), free=(95, 100)), 0) == wanted
+    view = cluster(cached=(640, 0), queued_requests=(1, 0), admitted=(1, 0), free=(70, 100))
+    assert llm_d().whole(view, 0) == 0
+
+
+def test_llm_d_reads_queues_and_memory_every_50_ms():
+    router = llm_d()
+    assert router.whole(cluster(free=(90, 80)), 0) == 0
+    assert router.whole(cluster(free=(10, 80), now=0.049), 0) == 0
+    assert router.whole(cluster(free=(10, 80), now=0.051), 0) == 1
+
+
+def test_llm_d_chooses_the_decode_instance_at_arrival():
+    router = llm_d()
+    assert router.prefill(cluster(cached=(0, 640), queued_requests=(3, 2)), 0) == 1
+    assert router.decode(cluster(queued_requests=(0, 9), now=9.0), 0) == 1  # chosen when 1 had the shorter queue
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 5000), min_size=6, max_size=6), st.integers(1, 3000))
+def test_without_caches_every_router_goes_by_its_load_alone(loads, prompt):
+    """The prompt is the same everywhere, so that it decides nothing."""
+    queued, running, waiting = loads[:2], loads[2:4], loads[4:]
+    view = cluster(prompt, queued_prompt_tokens=queued, running_tokens=running, queued_requests=waiting)
+    for router, load in (
+        (LeastNew().whole, queued),
+        (dynamo().whole, [2 * q + r for q, r in zip(queued, running, strict=True)]),
+        (dynamo().prefill, queued),
+        (dynamo().decode, [q + r for q, r in zip(queued, running, strict=True)]),
+        (llm_d().whole, waiting),
+    ):
+        assert load[router(view, 0)] == min(load)
+
+
+@pytest.mark.parametrize("router", ["least", "prefix", "dynamo_kv", "llm_d"])
+def test_a_second_turn_goes_where_its_first_was(router):
+    """Two conversations of 1,600 tokens, a second apart; the second turn of each has 160 more.
+
+    A router that knows the caches sends each to its own instance, where 26 ms (10 + 160 * 0.1) compute the rest.
+    """
+    first, second = list(range(100)), list(range(200, 300))
+    ids = [first, second, [*second, *range(400, 410)], [*first, *range(500, 510)]]
+    offsets = np.cumsum([0, *(len(each) for each in ids)])
+    prefix = PrefixBlocks(offsets=offsets, ids=np.concatenate(ids), block_tokens=16)
+    lengths = np.array([len(each) * 16 for each in ids])
+    requests = Trace(
+        arrival=np.array([0.0, 0.1, 10.0, 20.0]), input_tokens=lengths, output_tokens=np.full(4, 5), prefix=prefix
+    )
+    options = RunOptions(prefix_cache_tokens=4000)
+    found = served(
+        requests, policy_named("vllm", router=router), deployment(colocated=2), table=SIMPLE, options=options
+    )
+    where = found.requests.prefill_instance
+    assert where[0] != where[1]
+    if router != "least":
+        assert (where[2], where[3]) == (where[1], where[0])
+        waited = found.requests.first_token_s - requests.arrival
+        assert waited[2:] == pytest.approx(0.026)
+
+
+@pytest.mark.parametrize("parts", [{"colocated": 4}, {"prefill": 3, "decode": 2}])
+def test_routers_find_half_as_much_again_on_conversations(parts):
+    """The first 1,500 requests of Mooncake: least load finds a prefix by chance, routers by intent."""
+    trace = load_trace(shared_file("traces/mooncake/conversation_trace.jsonl.gz")).head(1500)
+    policy, found = "vllm" if "colocated" in parts else "disaggregated", {}
+    table = StepTable.affine(step=0.01, per_sequence=0.0002, per_token=0.00003)
+    more = {"blocks": 60_000, "link_bandwidth": 1e15, "options": RunOptions(prefix_cache_tokens=2_000_000)}
+    for router in ("least", "prefix", "dynamo_kv", "llm_d"):
+        made = policy_named(policy, router=router)
+        found[router] = served(trace, made, deployment(**parts), table=table, **more).requests.cached_tokens.sum()
+    assert min(found["prefix"], found["dynamo_kv"], found["llm_d"]) > 1.5 * found["least"]
