@@ -107,7 +107,7 @@ def breakdown() -> Any:
         axes.text(
             time + 0.1, row, f"{time:.2f} ms, {share:.0%}".replace("%", " %"), va="center", fontsize=9.5, color=INK
         )
-        place = source.rpartition("/")[2].partition(" ")[0]
+        place = source.partition("; ")[0].rpartition("/")[2].partition(" ")[0]
         axes.text(
             1.0, row, place, va="center", ha="right", fontsize=9, color=GREY, transform=axes.get_yaxis_transform()
         )

@@ -92,7 +92,8 @@ class Breakdown(Shown):
     #: Parts of TTL and FTL: ``row``, ``latency`` ("ttl", "ftl"), ``step`` (the kind of pass), ``operator``, ``kind``,
     #: ``calls`` [1], ``seconds``, ``share`` of the latency [1], ``compute_s`` ... ``waiting_s`` (``RESOURCES``, which
     #: add up to ``seconds``), ``ideal_s`` (the same part at the speed of light), ``flops``, ``hbm_bytes`` of one GPU,
-    #: ``outside`` (sizes beyond the range of the fit, in words), ``source`` (file, line and entry), ``equation``. Under
+    #: ``outside`` (sizes beyond the range of the fit, in words), ``source`` (file, line and entry of each number behind
+    #: it, with semicolons between), ``equation``. Under
     #: a distribution of lengths parts are means over it, and ``outside`` tells the length at which most time is spent
     #: beyond the range, where that is a hundredth of the part or more.
     operators: pd.DataFrame
@@ -280,16 +281,33 @@ def _counted(value: float) -> str:
 
 
 def _source(each: Summand, one: Pass) -> str:
-    """File, line and entry of the number that a part rests on."""
+    """File, line and entry of the numbers that a part rests on, the engine's last, with semicolons between."""
     profile, kind = one.at.profile, each.key[1]
     if each.operator and each.operator[0].fits:
-        return str(place_of_fit(each.operator[0].fits[0], one.at.system.name))
+        engine = [str(place_of_key("engine", one.at.engine, key)) for key in _engine_keys(each, one)]
+        return "; ".join([str(place_of_fit(each.operator[0].fits[0], one.at.system.name)), *engine])
     if each.operator and not profile.fitted:
         return str(place_of_key("hardware", one.at.system.name, _HARDWARE.get(kind, "peak_flops")))
     if kind == "host" and one.at.overheads is not None:
-        return str(place_of_key("engine", one.at.engine, "step_host"))
+        return "; ".join(str(place_of_key("engine", one.at.engine, key)) for key in _engine_keys(each, one))
     keys = _ASSUMED.get(kind, ())
     return str(place_of_key("profile", profile.name, keys[0])) if keys else ""
+
+
+def _engine_keys(each: Summand, one: Pass) -> list[str]:
+    """Numbers of the engine profile that a part takes beside its kernels."""
+    engine = (one.designs.at if one.phase == "decode" else one.designs.prefill_at).overheads
+    kind = each.key[1]
+    if engine is None:
+        return []
+    prefills = one.phase == "prefill" or bool(np.any(one.designs.mixed_chunk > 0))
+    if kind == "host":
+        used = ["step_host", "rank_host", "sequence_host"] if one.phase == "decode" else ["step_host", "rank_host"]
+        return [key for key in used if getattr(engine, key)] + (["kernel_launch"] if prefills else [])
+    stretches = kind == "all_to_all" and one.phase == "decode"
+    keys = ["exchange_stretch"] if stretches and engine.exchange_stretch != 1.0 else []
+    scores = kind in ("prefill_attention", "decode_attention")
+    return keys + (["prefill_stretch"] if prefills and not scores and engine.prefill_stretch != 1.0 else [])
 
 
 def _fit_rows(each: Summand, one: Pass, labels: pd.Index[Any]) -> pd.DataFrame:

@@ -24,6 +24,7 @@ from disagg_sim.report.breakdown import (
     RESOURCE_TEXT,
     Line,
     elasticity_rows,
+    entries_of,
     heading,
     latency_title,
     lines_of,
@@ -181,14 +182,12 @@ def _print(found: Breakdown, row: Any, traffic: str) -> None:
                 f"{line.share:.1%}",
                 _bar(line, longest),
                 f"{line.light:.0%}",
-                line.source.partition(" ")[2] + " !" * bool(line.outside),
+                entries_of(line.source) + " !" * bool(line.outside),
             )
             for line in lines
         ]
         print_table(rows, header=("part", "time", "share", "spent on", "of light", "rests on"), numeric=(1, 2, 4))
-        for outside in dict.fromkeys(
-            f"{line.source.partition(' ')[2]}: {line.outside}" for line in lines if line.outside
-        ):
+        for outside in dict.fromkeys(f"{entries_of(line.source)}: {line.outside}" for line in lines if line.outside):
             typer.echo(f"! outside the range of {outside}")
     for title, limit, parts in memory_lines(found, row):
         typer.echo(f"\n{title}")
