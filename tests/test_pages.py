@@ -40,6 +40,12 @@ LIMIT_S = 300  # of one block [s]
 TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(
     f"{i / 4},{200 + 37 * i % 500},{5 + 11 * i % 40}\n" for i in range(200)
 )
+#: A small trace whose prompts begin alike, under the names of Mooncake's.
+TURNS = "".join(
+    f'{{"timestamp": {250 * i}, "input_length": {600 + 512 * (i % 4)}, "output_length": {5 + 11 * i % 40}, '
+    f'"hash_ids": {[*range(i % 4 + 1), 100 + i]}}}\n'
+    for i in range(60)
+)
 COMMAND = f'#!/bin/sh\nexec "{sys.executable}" -c "from disagg_sim.cli.main import main; main()" "$@"\n'
 
 
@@ -118,13 +124,15 @@ def in_shell(block: Block, folder: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory with the command and a trace; policies that a page registers are forgotten afterwards."""
+    """A directory with the command and traces; policies that a page registers are forgotten afterwards."""
     for name in ("bin", "baselines"):
         (tmp_path / name).mkdir()
     (tmp_path / "bin" / "disagg-sim").write_text(COMMAND)
     (tmp_path / "bin" / "disagg-sim").chmod(0o755)
     (tmp_path / "conv.csv").write_text(TRACE)
     (tmp_path / "log.csv").write_text(TRACE.replace("arrival_s,input_tokens,output_tokens", "ts,prompt_len,gen_len"))
+    for name in ("conversation_trace.jsonl", "synthetic_trace.jsonl"):
+        (tmp_path / name).write_text(TURNS)
     (tmp_path / ".env").write_text(f'cd "{tmp_path}"\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(PATH_VARIABLE, raising=False)
