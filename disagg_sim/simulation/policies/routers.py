@@ -23,7 +23,8 @@ Where we differ: routers see what is cached as it is, not by events or by a gues
 tokens are those of prompts and outputs, of each request by itself: in Dynamo outputs count with
 ``--router-track-output-blocks``, and blocks that requests share count once unless ``--no-router-assume-kv-reuse``. A
 prompt in progress counts with what is left of it, in Dynamo with all of it until its first token. Every prompt is
-disaggregated: llm-d computes one on the decode instance of which that lacks fewer than 16 tokens.
+disaggregated: llm-d computes one on the decode instance of which that lacks fewer than 16 tokens. Dynamo compares
+attention ranks, here instances are compared.
 """
 
 from __future__ import annotations
