@@ -1,0 +1,239 @@
+"""The compiled kernel, the network and the cluster do what the reference does, step by step, to 1e-9."""
+
+import functools
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+from reference import Cache, Reference
+from sites import small_setup
+
+from disagg_sim.domain import Mapping, Slo
+from disagg_sim.facts.load import load_scheduler
+from disagg_sim.physics.setup import setup
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.kernel.fleet import InstanceSpec
+from disagg_sim.simulation.kernel.layout import Admission, Mode
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.kv_link import PUSHES, SHARING, LinkSpec
+from disagg_sim.simulation.policy import Parts
+from disagg_sim.simulation.run import RunOptions, serve
+from disagg_sim.simulation.site import Site
+from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
+from disagg_sim.simulation.wishes import Leg, Limits, Role
+from disagg_sim.workload.trace import Trace
+
+SEQUENCES = 16
+#: Instances differ in their speed, and arrivals are no round numbers: what falls on one instant then does so exactly.
+ODD = math.pi / 3.0
+
+
+@functools.lru_cache
+def table(number, kind):
+    """Step times of an instance: a formula, or a table of ranks, stages and chunks."""
+    if kind == "formula":
+        rate = 1.0 + 0.01 * ODD * number
+        return StepTable.affine(
+            step=rate * 1e-3, per_sequence=1e-5, per_context=1e-7, per_token=1e-6, max_sequences=SEQUENCES
+        )
+    mapping = {
+        "ranks": Mapping(dp_attn=2, ep=2),
+        "stages": Mapping(pp=2),
+        "both": Mapping(dp_attn=2, ep=2, pp=2),
+        "chunks": Mapping(dp_attn=2, ep=2, pp=2, chunk_tokens=64),
+    }[kind]
+    return StepTable.build(setup("mixtral_8x7b", "h100_sxm", "bf16"), mapping, max_sequences=SEQUENCES)
+
+
+#: Llama-3.1-8B in bf16: keys and values of 8 heads of 128 numbers, in 32 layers.
+CACHE = Cache(token_bytes=2 * 8 * 128 * 32 * 2.0, layers=32, tensors=64)
+
+
+class Scripted:
+    """Requests follow given routes over instances of given specs."""
+
+    needs = ("colocated",)
+
+    def __init__(self, specs, mappings, routes):
+        self.specs, self.mappings, self.routes = specs, mappings, [list(route) for route in routes]
+
+    def build(self, site):
+        return Parts(start=tuple((mapping, Role.BOTH) for mapping in self.mappings), routing=self, steps=self)
+
+    def limits(self, mapping, role):
+        spec = self.specs[self.mappings.index(mapping)]
+        names = ("mode", "token_budget", "max_sequences", "max_prompts", "step_limit_s", "least_prefill")
+        return Limits(**{name: getattr(spec, name) for name in names})
+
+    def place(self, view, request):
+        return self.routes[request].pop(0)
+
+    def proceed(self, view, request, origin):
+        return self.routes[request].pop(0)
+
+
+def by_kernel(requests, routes, specs, options):
+    """The run of the kernel and the cluster, and the bandwidths of its instances."""
+    mappings = [Mapping(redundant_slots=number) for number in range(len(specs))]
+    engine, at = Engine(0), small_setup()
+    spec_of = dict(zip(mappings, specs, strict=True))
+    rules = replace(
+        load_scheduler("vllm_v1_2026"),
+        admission=specs[0].admission.name.lower(),
+        watermark=specs[0].watermark,
+        keeps_preempted=specs[0].keeps_preempted,
+    )
+    part = Replicas(mapping=mappings[0], instances=len(specs))
+    site = Site(
+        setup=at,
+        deployment=ServedDeployment(name="small", gpus=len(specs), colocated=(part,)),
+        slo=Slo(ttft=2.0, tpot=0.1),
+        link=options.link,
+        link_bandwidth=options.link.bandwidth,
+        link_latency_s=options.link.latency_s,
+        link_descriptor_s=options.link.descriptor_s,
+        tables=lambda mapping, sequences: spec_of[mapping].table,
+        blocks=lambda mapping, limits: spec_of[mapping].blocks,
+        rng=engine.rng,
+        start_up_s=0.0,
+        flip_s=0.0,
+        prompt_tokens=100.0,
+        output_tokens=100.0,
+        scheduler=rules,
+    )
+    arrival, inputs, outputs = (np.array(column) for column in zip(*requests, strict=True))
+    trace = Trace(arrival=arrival, input_tokens=inputs, output_tokens=outputs)
+    found = serve(trace, Scripted(specs, mappings, routes), site, engine, options)
+    return found, [site.instance_bandwidth(mapping) for mapping in mappings]
+
+
+def compare(requests, routes, specs, options):
+    """Hold the records of the kernel to those of the reference, which is returned."""
+    found, bandwidths = by_kernel(requests, routes, specs, options)
+    reference = Reference(requests, routes, specs, bandwidths, options, CACHE)
+    reference.run()
+    assume(not reference.network.tied)
+    expected = reference.records()
+    for name, column in expected.items():
+        np.testing.assert_allclose(getattr(found.requests, name), column, rtol=1e-9, atol=1e-9, err_msg=name)
+    for name in ("decode_steps", "decode_tokens", "prefill_tokens", "busy_s"):
+        column = [getattr(each, name) for each in reference.instances]
+        np.testing.assert_allclose(getattr(found.instances, name), column, rtol=1e-9, atol=1e-9, err_msg=name)
+    return reference
+
+
+# --- random cases -----------------------------------------------------------------------------------------------
+
+LENGTH = st.one_of(st.integers(1, 40), st.integers(1, 400))
+#: Long prompts that all come at once fill the senders of caches until these wait for each other.
+LOADS = {"any": (LENGTH, LENGTH, 200), "burst": (st.integers(150, 400), st.integers(1, 60), 3)}
+
+
+@st.composite
+def cases(draw, most=4):
+    count = draw(st.integers(1, most))
+    rules = {
+        "admission": draw(st.sampled_from(Admission)),
+        "watermark": draw(st.sampled_from([0.0, 0.01, 0.1])),
+        "keeps_preempted": draw(st.booleans()),
+    }
+    least_blocks = draw(st.sampled_from([52, 30, 20]))  # with 52 any request fits
+    kinds = draw(st.permutations(["formula"] * 4 + ["ranks", "stages", "both", "chunks"]))
+    modes = [mode for mode in Mode if mode != Mode.MANUAL]
+    specs = [
+        InstanceSpec(
+            table=table(number, kinds[number]),
+            blocks=draw(st.integers(least_blocks, 60)),
+            mode=draw(st.sampled_from(modes)),
+            token_budget=draw(st.sampled_from([8, 64, 512])),
+            max_sequences=draw(st.sampled_from([SEQUENCES, 4, 1])),
+            max_prompts=draw(st.sampled_from([1, 3, 100])),
+            step_limit_s=draw(st.sampled_from([1.2e-3, 5e-3, 2e-2, math.inf])),
+            least_prefill=draw(st.sampled_from([1, 16])),
+            **rules,
+        )
+        for number in range(count)
+    ]
+    options = RunOptions(
+        transfer=draw(st.sampled_from(WAYS)),
+        first_token=draw(st.sampled_from(FIRST_TOKENS)),
+        link=LinkSpec(
+            bandwidth=draw(st.sampled_from([3e8, 3e9, 3e10])),
+            latency_s=draw(st.sampled_from([0.0, 1e-3 * ODD])),
+            descriptor_s=draw(st.sampled_from([0.0, 1e-6])),
+            sharing=draw(st.sampled_from(SHARING)),
+            push=draw(st.sampled_from(PUSHES)),
+            chunk_tokens=32,
+        ),
+    )
+    prompts, outputs, gap = LOADS[draw(st.sampled_from(sorted(LOADS)))]
+    clock, requests, ways = 0, [], []
+    for _ in range(draw(st.integers(10, 25))):
+        clock += draw(st.one_of(st.just(0), st.integers(0, 20), st.integers(0, gap)))
+        prompt, output = draw(prompts), draw(outputs)
+        requests.append((clock * 1e-3 * ODD, prompt, output))
+        ways.append(draw(route(count, prompt, output)))
+    return requests, ways, specs, options
+
+
+@st.composite
+def route(draw, instances, prompt, output):
+    """One to three legs: the prefill may end anywhere in the prompt, the decode anywhere in the output."""
+    ends = draw(st.sampled_from(["whole", "prefill", "prefill", "anywhere", "three"]))
+    where = st.integers(0, instances - 1)
+    total = prompt + output
+    cuts = {
+        "whole": [],
+        "prefill": [prompt + 1],
+        "anywhere": [draw(st.integers(1, total))],
+        "three": sorted({draw(st.integers(1, total)), draw(st.integers(1, total))}),
+    }[ends]
+    cuts = [cut for cut in cuts if cut != prompt]
+    legs = [Leg(draw(where), cut) for cut in cuts]
+    if legs and draw(st.booleans()):
+        last = draw(where)
+        return [*legs[:-1], legs[-1]._replace(then=last)]
+    return [*legs, Leg(draw(where))]
+
+
+def hold(examples, most=4):
+    """Compare so many random cases; how often things happened in them that make a scheduler hard."""
+    seen = Counter()
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases(most))
+    def each(case):
+        reference = compare(*case)
+        seen["preempted"] += sum(turn.preemptions > 0 for turn in reference.turns)
+        seen["waits for blocks"] += sum(wait > 0 for _, _, _, wait, _ in reference.moved)
+        seen["leaves early"] += sum(whole > exposed + 1e-9 for _, exposed, whole, _, _ in reference.moved)
+        seen["rejected"] += len(reference.rejected)
+        seen["circle"] += reference.circles
+
+    each()
+    return seen
+
+
+def test_one_instance_does_what_the_reference_does():
+    assert hold(40, most=1)["preempted"] > 0
+
+
+def test_instances_that_hand_over_do_what_the_reference_does():
+    seen = hold(60)
+    assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "rejected")) > 0
+
+
+@pytest.mark.long
+def test_a_thousand_cases():
+    assert hold(1000)["circle"] >= 5
