@@ -229,7 +229,7 @@ def only_prefill(st: State, i: int, pieces: int) -> bool:
         return False
     s = inst.first[PROMPTS]
     for _ in range(pieces):
-        if st.seg[s].generate > 1:
+        if st.seg[s].generate - st.seg[s].emitted > 1:
             return False
         s = st.seg[s].next
     return True
