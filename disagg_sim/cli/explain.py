@@ -24,17 +24,16 @@ from disagg_sim.report.breakdown import (
     RESOURCE_TEXT,
     Line,
     elasticity_rows,
-    entries_of,
     heading,
     latency_title,
     lines_of,
     memory_lines,
     point_of,
     resource_shares,
-    source_rows,
     time_text,
 )
 from disagg_sim.report.roofline import draw_breakdown
+from disagg_sim.report.sources import entries_of, source_rows
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.search.mappings import least_redundant_slots
 from disagg_sim.serving.colocated import colocated

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
 from disagg_sim.certainty.breakdown import Breakdown
 from disagg_sim.certainty.passes import RESOURCES
-from disagg_sim.facts.load import load_engine
 from disagg_sim.report.words import MODE_TEXT, mapping_text, prefill_text, ratio_text, records
 from disagg_sim.units import GB, MS, US
 
@@ -356,89 +354,3 @@ def elasticity_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, str, str,
         if np.nanmax(np.abs(values)) >= 0.0005:
             texts = ["" if np.isnan(value) else f"{value:+.2f} %" for value in values]
             yield PARAMETER_TEXT[line["parameter"]], texts[0], texts[1], texts[2]
-
-
-def source_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, ...]]:
-    """List what the parts of a design rest on, each once: entry, equation, engine, rows, errors, place, range.
-
-    Parameters
-    ----------
-    found
-        From ``breakdown``.
-    row
-        Index of the design.
-
-    Yields
-    ------
-    tuple of str
-        Entry of a file, function with the equation, engine and version (where no kernel was timed: "fitted" to served
-        runs, "assumed", "vendor"), points fitted, median and 90 % error, file and line, range of the fit.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> from types import SimpleNamespace
-    >>> name = "disagg_sim.physics.gemm.gemm_cost"
-    >>> parts = pd.DataFrame({"row": [0], "operator": "head", "equation": name, "source": "h100_sxm.yaml:9 peak_flops"})
-    >>> list(source_rows(SimpleNamespace(operators=parts, fits=pd.DataFrame({"row": [], "file": [], "entry": []})), 0))
-    [('peak_flops', 'physics.gemm.gemm_cost', 'vendor', '', '', '', 'h100_sxm.yaml:9', '')]
-    """
-    parts = found.operators[found.operators["row"] == row]
-    equations = parts.assign(equation=parts["equation"].str.removeprefix("disagg_sim."))
-    of_operator = dict(zip(equations["operator"], equations["equation"], strict=True))
-    mine = found.fits[found.fits["row"] == row].drop_duplicates(["file", "entry"])
-    known = set()
-    for fit in records(mine):
-        place = f"{fit['file']}:{fit['line']}"
-        known.add(f"{place} {fit['entry']}")
-        origin = f" of {fit['inherited_from']}" if fit["inherited_from"] else ""
-        errors = f"{fit['median_error']:.1%}", f"{fit['p90_error']:.1%}"
-        equation = of_operator.get(fit["operator"], "")
-        engine = f"{fit['engine']} {fit['version']}{origin}"
-        yield fit["entry"], equation, engine, f"{fit['points']:,}", *errors, place, fit["range"]
-    for sources, equation in dict(zip(equations["source"], equations["equation"], strict=True)).items():
-        for source in filter(None, sources.split("; ")):
-            place, _, entry = source.partition(" ")
-            if source not in known:
-                known.add(source)
-                yield entry, _ENGINE_EQUATIONS.get(entry, equation), _kind_of(place, entry), "", "", "", place, ""
-
-
-#: Number of an engine profile -> function that takes it.
-_ENGINE_EQUATIONS = {
-    "step_host": "physics.passes.engine_time.host_time",
-    "rank_host": "physics.passes.engine_time.host_time",
-    "sequence_host": "physics.passes.engine_time.host_time",
-    "kernel_launch": "physics.passes.engine_time.launch_time",
-    "prefill_stretch": "physics.passes.engine_time.prefill_stretch",
-    "exchange_stretch": "physics.cost.exchange_cost",
-}
-
-
-def _kind_of(place: str, entry: str) -> str:
-    """Whether a number that no kernel fit made is fitted to served runs, assumed, or the vendor's."""
-    file = PurePath(place.partition(":")[0])
-    if "engines" in file.parts:
-        return "fitted" if load_engine(file.stem).sources.get(entry, "").startswith("fitted") else "assumed"
-    return "assumed" if "profiles" in file.parts else "vendor"
-
-
-def entries_of(source: str) -> str:
-    """Name the entries behind a part, without their places.
-
-    Parameters
-    ----------
-    source
-        As in ``Breakdown.operators``.
-
-    Returns
-    -------
-    str
-        Names with commas between.
-
-    Examples
-    --------
-    >>> entries_of("h100_sxm.yaml:29 gemm[4]; trtllm.yaml:7 prefill_stretch")
-    'gemm[4], prefill_stretch'
-    """
-    return ", ".join(each.partition(" ")[2] for each in source.split("; ") if each)

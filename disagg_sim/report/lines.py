@@ -238,7 +238,7 @@ def option_lines(owner: Any) -> Iterator[Line]:
     --------
     >>> from disagg_sim.simulation.policies.registry import policies
     >>> next(option_lines(policies()["vllm"]))[:3]
-    ('token_budget', '2048 token', 'whole numbers from 1 to 16777216 token')
+    ('token_budget', '0 token', 'whole numbers from 0 to 16777216 token')
     """
     for name, option in options_of(owner).items():
         default = option.default

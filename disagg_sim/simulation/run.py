@@ -243,7 +243,8 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
     >>> import disagg_sim as ds
     >>> at, engine, table = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels"), Engine(0), StepTable.affine
     >>> one = ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=Mapping(), instances=1),))
-    >>> times = {"tables": lambda mapping, most: table(step=0.010, per_token=0.001), "start_up_s": 0.0, "flip_s": 0.0}
+    >>> times = {"start_up_s": 0.0, "flip_s": 0.0}
+    >>> times["tables"] = lambda mapping, most: table(step=0.010, per_token=0.001, max_sequences=most)
     >>> link = {"link": LinkSpec(), "link_bandwidth": 1e11, "link_latency_s": 0.0, "slo": Slo(ttft=1.0, tpot=0.1)}
     >>> rest = {"prompt_tokens": 100, "output_tokens": 5, "blocks": lambda mapping, limits: 100, "rng": engine.rng}
     >>> site = Site(setup=at, deployment=one, **times, **link, **rest)
