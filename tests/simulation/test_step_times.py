@@ -136,7 +136,7 @@ def test_work_of_a_prompt_is_two_flop_a_weight_and_token():
 
 
 def test_prefill_in_halves_is_in_the_table():
-    """SGLang over two nodes of H200: scores hide no exchange in the table, and are started once, not for each half: 2.1 %."""
+    """SGLang over two nodes of H200: scores hide no exchange in the table and are started once: 2.1 %."""
     at, mapping = setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang"), Mapping(dp_attn=16.0, ep=16.0)
     table, whole = StepTable.build(at, mapping), StepTable.build(at.changed(overheads=no_overlap(at)), mapping)
     for isl in (256, 1024, 4096, 16_384):
