@@ -273,10 +273,16 @@ def served(rng: Random) -> Spoilt:
     count = ["calibrate", "layouts", "served.csv", "--out", "measured.yaml"]
     passes = ["validate", "passes", "passes.csv", "--out", "out"]
     requests = ["validate", "requests", "run.csv", "--system", "h100_sxm", "--out", "out"]
+    arguments = json.dumps(spoilt_document(ARGUMENTS, rng), default=str).encode()
+    spoilt_ones = {"run.meta.json": arguments}
     tables = {"served.csv": SERVED, "tool.csv": PREDICTED, "passes.csv": PASSES, "run.csv": REQUESTS}
-    files = {name: spoilt_table(table, rng) for name, table in tables.items()}
-    files["run.meta.json"] = json.dumps(spoilt_document(ARGUMENTS, rng), default=str).encode()
-    return Spoilt("served runs", files, rng.choice((judge, fit, rank, count, passes, requests)))
+    spoilt_ones |= {name: spoilt_table(table, rng) for name, table in tables.items()}
+    files = {name: table.encode() for name, table in tables.items()} | {"run.meta.json": json.dumps(ARGUMENTS).encode()}
+    chosen = rng.choice((judge, fit, rank, rank, count, passes, requests, requests))
+    read = [name for name in files if name.partition(".")[0] in " ".join(chosen)]
+    for name in rng.sample(read, 1) if rng.random() < 0.7 else files:
+        files[name] = spoilt_ones[name] if rng.random() < 0.7 else files[name]
+    return Spoilt("served runs", files, chosen)
 
 
 def store(rng: Random) -> Spoilt:
@@ -367,13 +373,13 @@ def command_line(rng: Random) -> Spoilt:
 
 #: Kinds of input with their share of all.
 KINDS: tuple[tuple[Callable[[Random], Spoilt], int], ...] = (
-    (sweep_counted, 20),
+    (sweep_counted, 17),
     (sweep_run, 8),
     (scenario, 12),
     (trace, 14),
     (spec, 16),
     (kernels, 8),
-    (served, 4),
+    (served, 7),
     (store, 8),
     (runs, 4),
     (policy, 6),

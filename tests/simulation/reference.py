@@ -392,7 +392,8 @@ class Reference:
             never = {"prefill_start_s": None, "first_token_s": None, "decode_start_s": None, "finish_s": None}
             return row | never | {"prefill_instance": -1, "decode_instance": -1, "status": Outcome.REJECTED}
         last = turns[-1]
-        completes = (turn for turn in turns if turn.prompt > 0 and turn.context + turn.prompt == prompt)
+        completes = [turn for turn in turns if turn.prompt > 0 and turn.context + turn.prompt == prompt]
+        ran = [turn for turn in completes if turn.first_token_s is not None or turn.finish_s is not None]
         emitted = [turn.first_token_s for turn in turns if turn.first_token_s is not None]
         first = emitted[0] if emitted else None
         done = last.context + last.prompt + last.generate + (last.prompt == 0) == prompt + output
@@ -403,7 +404,7 @@ class Reference:
             "first_token_s": first,
             "decode_start_s": last.start_s if last.prompt == 0 else first,
             "finish_s": finish,
-            "prefill_instance": next(completes, turns[0]).instance,
+            "prefill_instance": (ran or turns[:1])[-1].instance,  # the last one where a lost cache was computed again
             "decode_instance": last.instance,
             "status": Outcome.REJECTED if request in self.rejected else status,
         }
