@@ -263,7 +263,7 @@ def control(
     st, done = Queues(inst, seg, values, world), True
     if action == RELEASE:
         seg[s].status = DONE
-        release(st, i, s, 0)
+        release(st, i, s)
     elif action == WITHDRAW:
         done = _withdraw(st, s, i)
     elif action == CANCEL:
@@ -292,7 +292,7 @@ def hand_over(
     st = Queues(inst, seg, values, world)
     sender, i = seg[held].instance, seg[s].instance
     seg[held].status = DONE
-    release(st, sender, held, 0)
+    release(st, sender, held)
     _wake(st, sender, now)
     check_drained(st, sender)
     alone = inst[i].first[LANDED] < 0

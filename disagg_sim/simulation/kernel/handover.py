@@ -28,17 +28,24 @@ def count(st: State | Queues, i: int, s: int, sign: int) -> None:
 
 
 @inner
-def release(st: State | Queues, i: int, s: int, keep: int) -> None:
-    """Free the blocks of a segment down to ``keep`` that it still needs."""
+def release(st: State | Queues, i: int, s: int) -> None:
+    """Free all blocks of a segment: they are taken last."""
+    inst, seg = st.inst[i], st.seg[s]
+    seg.lost_from = inst.taken + inst.free_blocks
+    inst.free_blocks += seg.blocks
+    seg.blocks = 0
+
+
+@inner
+def put_back(st: State, i: int, s: int, keep: int) -> None:
+    """Free the blocks of a segment that has just joined down to ``keep``: it takes them again with its first step."""
     inst, seg = st.inst[i], st.seg[s]
     over = seg.blocks - keep
-    seg.lost_from = inst.taken + inst.free_blocks
     inst.free_blocks += over
+    inst.taken -= over
+    if inst.admission == OUTPUT_FITS:
+        inst.promised += over
     seg.blocks = keep
-    if keep > 0:
-        inst.taken -= over
-        if inst.admission == OUTPUT_FITS:
-            inst.promised += over
 
 
 @inner
@@ -77,7 +84,7 @@ def admit_landed(st: State, i: int, now: float) -> None:
             inst.last_admitted = s
         else:
             count(st, i, s, -1)
-            release(st, i, s, blocks_of(seg.cached))  # what it grows into, decode steps take themselves
+            put_back(st, i, s, blocks_of(seg.cached))
             join(st, i, s)
         s = inst.first[LANDED]
 
@@ -99,7 +106,7 @@ def cancel(st: Queues, i: int, s: int) -> None:
     if st.seg[s].status == RESERVED:
         if st.inst[i].admission == OUTPUT_FITS:
             st.inst[i].promised -= at_most(st, s) - st.seg[s].blocks
-        release(st, i, s, 0)
+        release(st, i, s)
     else:
         _leave(st, i, s)
     st.seg[s].status = WITHDRAWN
