@@ -71,8 +71,14 @@ def reproduce(
 
 def _tell_claims(claims: pd.DataFrame, out: Path) -> None:
     for line in holding(claims).to_dict("records"):
-        misses = f"; not: {line['misses']}" if line["misses"] else ""
-        typer.echo(f"{line['profile']}: {line['holds']} of {line['of']} claims hold{misses}")
+        said = [f"{line['profile']}: {line['holds']} of {line['of']} claims hold"]
+        for told, column in (
+            ("not", "fails"),
+            ("with an added rule alone, or without it alone", "added_rule"),
+            ("by construction, not counted", "by_construction"),
+        ):
+            said += [f"{told}: {line[column]}"] if line[column] else []
+        typer.echo("; ".join(said))
     typer.echo(f"read {out / 'claims.csv'}")
 
 

@@ -5,28 +5,49 @@
 >>> @claim("T1", kind=DERIVED, statement="twice two is four", acceptance="exact")
 ... def twice_two(two: float) -> Finding:
 ...     return Finding(f"{2 * two:g}", 2 * two == 4, "")
->>> evaluate([twice_two], {"measured": 2.0}).to_dict("records")[0]["holds"]
-True
+>>> evaluate([twice_two], {"measured": 2.0}).to_dict("records")[0]["verdict"]
+'holds'
 
-Nothing is tuned for a claim: a miss stands with the number that explains it.
+A claim counts as reproduced only if it could have failed, and does not need a rule that the paper does not have: see
+``Verdict``. A miss stands with the number that explains it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from types import ModuleType
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import pandas as pd
 
 #: Columns of ``claims.csv``.
-COLUMNS = ("id", "statement", "kind", "profile", "value", "acceptance", "holds", "note")
+COLUMNS = ("id", "statement", "kind", "profile", "value", "acceptance", "verdict", "without", "note")
 #: Where a claim comes from: a paper's text, its pictures, its equations, or a reading of this project's own.
 PAPER, FIGURE, DERIVED, OWN = "paper", "figure", "derived", "own"
 
 #: What the evaluators of a paper look at.
 Evidence = TypeVar("Evidence")
+
+
+class Verdict(StrEnum):
+    """What a claim comes to; the words of ``claims.csv``."""
+
+    HOLDS = "holds"
+    FAILS = "fails"
+    #: With a rule or a cap that this project adds the answer is another than without it.
+    ADDED_RULE = "rests on an added rule"
+    #: An identity of the equations, or of the code under test: no run could have refuted it.
+    BY_CONSTRUCTION = "by construction"
+
+
+class Without(NamedTuple):
+    """The same claim without a rule or a cap that this project adds to the paper's."""
+
+    rule: str  # how it is without: "requests that wait do not count, as printed"
+    value: str  # the numbers that the acceptance speaks of
+    holds: bool
 
 
 class Finding(NamedTuple):
@@ -35,6 +56,7 @@ class Finding(NamedTuple):
     value: str  # the numbers that the acceptance speaks of
     holds: bool
     note: str  # what stands beside them, and what a miss comes from; "stand-in: ..." where data is not the paper's
+    without: Without | None = None  # of a claim that uses an added rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +68,15 @@ class Claim(Generic[Evidence]):
     statement: str
     acceptance: str
     judge: Callable[[Evidence], Finding]
+    by_construction: bool = False
+
+    def verdict(self, found: Finding) -> Verdict:
+        """What a finding on this claim comes to."""
+        if found.without is not None and found.holds != found.without.holds:
+            return Verdict.ADDED_RULE
+        if not found.holds:
+            return Verdict.FAILS
+        return Verdict.BY_CONSTRUCTION if self.by_construction else Verdict.HOLDS
 
     def __call__(self, evidence: Evidence) -> Finding:
         """Judge the claim."""
@@ -60,7 +91,7 @@ class Progress(Protocol):
 
 
 def claim(
-    name: str, *, kind: str, statement: str, acceptance: str
+    name: str, *, kind: str, statement: str, acceptance: str, by_construction: bool = False
 ) -> Callable[[Callable[[Evidence], Finding]], Claim[Evidence]]:
     """Make the decorated evaluator a ``Claim``.
 
@@ -74,8 +105,16 @@ def claim(
         What is claimed.
     acceptance : str
         When the claim counts as reproduced.
+    by_construction : bool
+        An identity: it is checked, and does not count among the claims that hold.
     """
-    return lambda judge: Claim(id=name, kind=kind, statement=statement, acceptance=acceptance, judge=judge)
+
+    def registered(judge: Callable[[Evidence], Finding]) -> Claim[Evidence]:
+        return Claim(
+            id=name, kind=kind, statement=statement, acceptance=acceptance, judge=judge, by_construction=by_construction
+        )
+
+    return registered
 
 
 def claims_of(*modules: ModuleType) -> tuple[Claim[Evidence], ...]:
@@ -106,10 +145,16 @@ def evaluate(
     rows = []
     for each in claims:
         about = {"id": each.id, "statement": each.statement, "kind": each.kind, "acceptance": each.acceptance}
-        rows += [about | {"profile": profile} | each(seen)._asdict() for profile, seen in evidence.items()]
+        rows += [about | {"profile": profile} | _columns(each, each(seen)) for profile, seen in evidence.items()]
         if listener is not None:
             listener.advance(1)
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _columns(judged: Claim[Evidence], found: Finding) -> dict[str, str]:
+    other = found.without
+    without = "" if other is None else f"{other.rule}: {other.value}; {'holds' if other.holds else 'fails'}"
+    return {"value": found.value, "verdict": str(judged.verdict(found)), "without": without, "note": found.note}
 
 
 def holding(claims: pd.DataFrame) -> pd.DataFrame:
@@ -123,21 +168,27 @@ def holding(claims: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row a profile: ``profile``, ``holds`` and ``of`` (counts) [1], ``misses`` (their ids).
+        A row a profile: ``profile``; ``holds`` and ``of``, counts without those by construction [1]; the ids of all
+        others: ``fails``, ``added_rule`` and ``by_construction``.
 
     Examples
     --------
-    >>> claims = pd.DataFrame({"profile": "measured", "id": ["C1", "C2", "C3"], "holds": [True, False, True]})
+    >>> verdicts = ["holds", "fails", "holds", "by construction"]
+    >>> claims = pd.DataFrame({"profile": "measured", "id": ["C1", "C2", "C3", "C4"], "verdict": verdicts})
     >>> holding(claims).values.tolist()
-    [['measured', 2, 3, 'C2']]
+    [['measured', 2, 3, 'C2', '', 'C4']]
     """
-    rows = [
-        {
-            "profile": profile,
-            "holds": int(part["holds"].sum()),
-            "of": len(part),
-            "misses": " ".join(part.loc[~part["holds"].astype(bool), "id"]),
-        }
-        for profile, part in claims.groupby("profile", sort=False)
-    ]
+    rows = []
+    for profile, part in claims.groupby("profile", sort=False):
+        ids = {verdict: part.loc[part["verdict"] == verdict, "id"] for verdict in Verdict}
+        rows.append(
+            {
+                "profile": profile,
+                "holds": len(ids[Verdict.HOLDS]),
+                "of": len(part) - len(ids[Verdict.BY_CONSTRUCTION]),
+                "fails": " ".join(ids[Verdict.FAILS]),
+                "added_rule": " ".join(ids[Verdict.ADDED_RULE]),
+                "by_construction": " ".join(ids[Verdict.BY_CONSTRUCTION]),
+            }
+        )
     return pd.DataFrame(rows)

@@ -72,13 +72,13 @@ def test_one_row_a_claim_and_profile(monkeypatch):
     monkeypatch.setattr(claims, "CLAIMS", found)
     table = claims.evaluate(ByHand(), profiles=("ideal", "measured"))
     assert list(table.columns) == list(COLUMNS)
-    assert table[["id", "profile", "holds", "note"]].to_numpy().tolist() == [
-        ["C1", "ideal", True, "ideal"],
-        ["C1", "measured", True, "measured"],
-        ["C2", "ideal", False, "by profile"],
-        ["C2", "measured", True, "by profile"],
+    assert table[["id", "profile", "verdict", "note"]].to_numpy().tolist() == [
+        ["C1", "ideal", "holds", "ideal"],
+        ["C1", "measured", "holds", "measured"],
+        ["C2", "ideal", "fails", "by profile"],
+        ["C2", "measured", "holds", "by profile"],
     ]
-    assert holding(table).to_numpy().tolist() == [["ideal", 1, 2, "C2"], ["measured", 2, 2, ""]]
+    assert holding(table).to_numpy().tolist() == [["ideal", 1, 2, "C2", "", ""], ["measured", 2, 2, "", "", ""]]
 
 
 def test_evaluation_without_a_profile_is_refused():

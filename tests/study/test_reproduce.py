@@ -197,12 +197,12 @@ def test_everything_is_the_figures_and_the_claims(
     folder = root / "sweeps" / "tiny"
     folder.mkdir()
     (folder / "fig05.yaml").write_text(PIPELINE)
-    claims = pd.DataFrame({"id": ["C1", "C2"], "profile": "ideal", "holds": [True, False], "value": [1.5, 2.0]})
+    claims = pd.DataFrame({"id": ["C1", "C2"], "profile": "ideal", "verdict": ["holds", "fails"], "value": [1.5, 2.0]})
     monkeypatch.setattr("disagg_sim.study.beyond_the_buzz.reproduce.item_names", lambda: ("fig05",))
     monkeypatch.setattr("disagg_sim.study.beyond_the_buzz.reproduce.evaluate", lambda *_: claims)
     done = reproduce(Frontiers(tmp_path, study="tiny"), profiles=["ideal"])
     assert [path.name for path in done.pictures] == ["fig05.png"]
-    assert (tmp_path / "claims.csv").read_text() == "id,profile,holds,value\nC1,ideal,True,1.5\nC2,ideal,False,2\n"
+    assert (tmp_path / "claims.csv").read_text() == "id,profile,verdict,value\nC1,ideal,holds,1.5\nC2,ideal,fails,2\n"
     monkeypatch.setattr(Frontiers, "names", ("fig05",))
     assert run(["reproduce", "beyond-the-buzz", "--profile", "ideal", "--out", str(tmp_path), "--jobs", "1"]) == 0
     assert "ideal: 1 of 2 claims hold; not: C2" in capsys.readouterr().out
