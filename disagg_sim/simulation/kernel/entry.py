@@ -52,6 +52,13 @@ STEP_TIME, PASS_TIME, LARGEST_PREFILL = range(3)
 
 
 @inner
+def _row(st: State | Queues, s: int) -> int:
+    """Where the rank of a segment has its queues and its memory."""
+    row: int = st.inst[st.seg[s].instance].rank_at + st.seg[s].rank
+    return row
+
+
+@inner
 def _context(st: State | Queues, i: int) -> float:
     """Mean context of the next decode step. [token]"""
     inst = st.inst[i]
@@ -105,7 +112,7 @@ def _wake(st: State | Queues, i: int, now: float) -> None:
 def _soonest(st: State) -> int:
     """The instance with the next event. A function, so that its number is no literal: all would compile twice."""
     first = 0
-    for i in range(1, len(st.inst)):
+    for i in range(1, st.world[0].instances):
         if st.inst[i].next_s < st.inst[first].next_s:
             first = i
     return first
@@ -130,7 +137,7 @@ def run_until(
             here.pending_head = seg[s].next
             return s, here.now_s
         if here.notices > 0:
-            for i in range(len(inst)):
+            for i in range(here.instances):
                 if inst[i].draining == 2:
                     inst[i].draining = 0
                     inst[i].active = 0
@@ -139,7 +146,7 @@ def run_until(
                 if inst[i].stalled == 1:
                     inst[i].stalled = 0
                     here.notices -= 1
-                    return -2 - len(inst) - i, here.now_s
+                    return -2 - here.instances - i, here.now_s
         first = _soonest(st)
         now = inst[first].next_s
         if now > limit or now == math.inf:
@@ -171,10 +178,12 @@ def submit(
         return LATE
     if context < 0 or generate < 0 or hit < 0 or prompt < 0 or prompt + generate < 1 or hit > max(prompt - 1, 0):
         return IMPOSSIBLE
-    if context + prompt + max(generate - 1, 0) + (prompt == 0) > inst[i].total_blocks * BLOCK_TOKENS:
+    rank = 0
+    row = inst[i].rank_at + rank
+    if context + prompt + max(generate - 1, 0) + (prompt == 0) > inst[row].total_blocks * BLOCK_TOKENS:
         return IMPOSSIBLE
     one = seg[s]
-    one.request, one.instance = request, i
+    one.request, one.instance, one.rank = request, i, rank
     one.context, one.prompt, one.generate, one.hit = context, prompt, generate, hit
     one.notify, one.hold, one.closes = (flags & NOTIFY) != 0, (flags & HOLD) != 0, (flags & CLOSES) != 0
     one.reserve = ((flags & RESERVE) != 0) + ((flags & AHEAD) != 0)
@@ -186,37 +195,37 @@ def submit(
     one.start_s = one.first_token_s = one.finish_s = math.nan
     st = Queues(inst, seg, values, world)
     if one.reserve < 2:
-        count(st, i, s, 1)
-    _enqueue(st, i, s, now)
+        count(st, row, s, 1)
+    if _enqueue(st, row, s):
+        _wake(st, i, now)
     return 0
 
 
 @inner
-def _enqueue(st: Queues, i: int, s: int, now: float) -> None:
-    """Put a segment into the queue where it belongs. One that has to wait behind others changes no run."""
-    inst, closes = st.inst[i], st.seg[s].closes
+def _enqueue(st: Queues, row: int, s: int) -> bool:
+    """Put a segment into the queue where it belongs; whether it is alone there, else it changes no run."""
+    inst, closes = st.inst[row], st.seg[s].closes
     if st.seg[s].left == 0 or st.seg[s].reserve > 0:
         alone = inst.first[COMING] < 0
-        append(st, i, s, COMING)
+        append(st, row, s, COMING)
     else:
         alone = inst.first[PROMPTS] < 0 or (closes == 1 and inst.closed == 0)
-        append(st, i, s, PROMPTS)
+        append(st, row, s, PROMPTS)
         inst.closed += closes
-    if alone:
-        _wake(st, i, now)
+    return alone
 
 
 @inner
-def _withdraw(st: Queues, s: int, i: int) -> bool:
+def _withdraw(st: Queues, s: int, row: int) -> bool:
     """Take a waiting segment that holds no blocks out of its queue."""
-    inst, one = st.inst[i], st.seg[s]
+    inst, one = st.inst[row], st.seg[s]
     if one.status != QUEUED or one.blocks > 0 or not math.isnan(one.start_s):
         return False
     queue = COMING if one.left == 0 else PROMPTS
     before, at = -1, inst.first[queue]
     while at != s:
         before, at = at, st.seg[at].next
-    unlink(st, i, s, before, queue)
+    unlink(st, row, s, before, queue)
     if queue == PROMPTS and one.closes == 1:
         inst.closed -= 1
         if before >= 0 and st.seg[before].closes == 0:
@@ -241,7 +250,7 @@ def refresh(
 ) -> None:
     """Count the decode steps of all instances that have ended by ``now``."""
     st = State(inst, seg, sets, values, itl, world)
-    for i in range(len(inst)):
+    for i in range(world[0].instances):
         if inst[i].run_kind == DECODING:
             steps = _steps_to(st, i, now)
             if steps > 0:
@@ -261,17 +270,18 @@ def control(
 ) -> bool:
     """Everything that is called seldom, by its number; whether it was done."""
     st, done = Queues(inst, seg, values, world), True
+    row = _row(st, s) if action != WAKE else i
     if action == RELEASE:
         seg[s].status = DONE
-        release(st, i, s)
+        release(st, row, s)
     elif action == WITHDRAW:
-        done = _withdraw(st, s, i)
+        done = _withdraw(st, s, row)
     elif action == CANCEL:
-        cancel(st, i, s)
+        cancel(st, row, s)
     elif action == SENDER_DONE:
-        sender_done(st, i, s)
+        sender_done(st, row, s)
     elif action == RECOMPUTE:
-        recompute(st, i, s)
+        recompute(st, row, s)
     if done:
         _wake(st, i, now)
     check_drained(st, i)
@@ -292,11 +302,12 @@ def hand_over(
     st = Queues(inst, seg, values, world)
     sender, i = seg[held].instance, seg[s].instance
     seg[held].status = DONE
-    release(st, sender, held)
+    release(st, _row(st, held), held)
     _wake(st, sender, now)
     check_drained(st, sender)
-    alone = inst[i].first[LANDED] < 0
-    land(st, i, s)
+    row = _row(st, s)
+    alone = inst[row].first[LANDED] < 0
+    land(st, row, s)
     if alone:
         _wake(st, i, now)
 
@@ -305,12 +316,13 @@ def hand_over(
 def waiting(inst: Sequence[Instance], seg: Sequence[Segment], i: int, found: Ints) -> int:
     """Fill in the segments that wait in an instance's queue of prompts, none of it computed; how many there are."""
     count = 0
-    s = inst[i].first[PROMPTS]
-    while s >= 0:
-        if seg[s].context == 0 and seg[s].blocks == 0 and math.isnan(seg[s].start_s):
-            found[count] = s
-            count += 1
-        s = seg[s].next
+    for row in range(inst[i].rank_at, inst[i].rank_at + inst[i].ranks):
+        s = inst[row].first[PROMPTS]
+        while s >= 0:
+            if seg[s].context == 0 and seg[s].blocks == 0 and math.isnan(seg[s].start_s):
+                found[count] = s
+                count += 1
+            s = seg[s].next
     return count
 
 

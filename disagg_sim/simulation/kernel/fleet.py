@@ -179,7 +179,8 @@ class Fleet:
         blocks = -(-int(one["cached"]) // BLOCK_TOKENS)
         status = int(one["status"])
         if status == SegmentStatus.DONE:
-            taken = int(self._inst["taken"][one["instance"]]) - int(one["lost_from"])
+            row = int(self._inst["rank_at"][one["instance"]] + one["rank"])
+            taken = int(self._inst["taken"][row]) - int(one["lost_from"])
             return max(blocks - max(taken, 0), 0)
         if status in (SegmentStatus.WITHDRAWN, SegmentStatus.LOST):
             return 0
@@ -413,9 +414,12 @@ class Fleet:
             row["watermark"] = int(spec.watermark * spec.blocks)
             row["admission"], row["keeps"] = spec.admission, spec.keeps_preempted
             row["run_start_s"] = now
+            row["ranks"] = 1
             _let_idle(row)
         self._inst = np.concatenate([self._inst, rows])
         self._inst["table"] = heads
+        self._inst["rank_at"] = np.arange(len(self._inst))
+        self._world["instances"] = len(self._specs)
         self._bind()
 
     def _bind(self) -> None:

@@ -93,6 +93,8 @@ class Table:
 class Instance:
     """One instance; its columns are current up to its last event."""
 
+    ranks: int  # attention ranks, each with queues, memory and a running set of its own [1]
+    rank_at: int  # the first of their rows; that of an instance with one rank is its own
     active: int  # 1 = forms steps
     draining: int  # 1 = reports when empty, 2 = to be reported
     stalled: int  # 1 = to be reported: work waits for memory, and nothing runs that would free some
@@ -151,6 +153,7 @@ class Segment:
 
     request: int
     instance: int
+    rank: int  # of the instance
     context: int  # tokens that were in the cache when it came (transferred) [token]
     prompt: int  # to prefill here [token]
     generate: int  # to emit here [token]
@@ -181,6 +184,7 @@ class Segment:
 class World:
     """What the whole fleet has in common."""
 
+    instances: int  # of the fleet [1]
     now_s: float  # time of the last event; instances have none before it [s]
     soonest_s: float  # nothing happens or is to be reported before it [s]
     pending_head: int  # segments to report, linked by ``next``

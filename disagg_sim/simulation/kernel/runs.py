@@ -73,6 +73,24 @@ def steps_time(head: Table, values: Floats, decodes: int, context: float, steps:
 
 
 @inner
+def steps_of_line(first: float, slope: float, count: int, before: float, elapsed: float) -> int:
+    """Most of ``count`` steps, each ``slope`` longer than the one before it, that end within ``elapsed``. [s]
+
+    The first of them begins at ``before``. [s] ``before + first*n + slope*n*(n - 1)/2 = elapsed`` is solved without
+    cancellation, then set right by a step.
+    """
+    rest = max(elapsed - before, 0.0)
+    linear = first - 0.5 * slope
+    root = math.sqrt(max(linear * linear + 2.0 * slope * rest, 0.0))
+    found = min(int(2.0 * rest / (linear + root)), count)
+    while found < count and before + (found + 1) * first + slope * (0.5 * found * (found + 1)) <= elapsed:
+        found += 1
+    while found > 0 and before + found * first + slope * (0.5 * found * (found - 1)) > elapsed:
+        found -= 1
+    return found
+
+
+@inner
 def steps_within(head: Table, values: Floats, decodes: int, context: float, elapsed: float, most: int) -> int:
     """Most steps, up to ``most``, that end within ``elapsed`` [s]."""
     cell = knot_of(head, values, context)
@@ -84,16 +102,7 @@ def steps_within(head: Table, values: Floats, decodes: int, context: float, elap
         first = value + (context + done - left) * slope
         total = count * first + slope * (0.5 * count * (count - 1))
         if before + total > elapsed:
-            # first*n + slope*n*(n-1)/2 = rest, solved without cancellation, then set right by a step
-            rest = max(elapsed - before, 0.0)
-            linear = first - 0.5 * slope
-            root = math.sqrt(max(linear * linear + 2.0 * slope * rest, 0.0))
-            found = min(int(2.0 * rest / (linear + root)), count)
-            while found < count and before + (found + 1) * first + slope * (0.5 * found * (found + 1)) <= elapsed:
-                found += 1
-            while found > 0 and before + found * first + slope * (0.5 * found * (found - 1)) > elapsed:
-                found -= 1
-            return done + found
+            return done + steps_of_line(first, slope, count, before, elapsed)
         before += total
         done += count
         cell += 1

@@ -84,17 +84,25 @@ def admit_prompt(st: State, i: int, s: int, now: float, piece: int) -> bool:
 
 
 @inner
-def take_chunks(st: State, i: int, now: float, head: Table) -> int:
-    """Take pieces of prompts into a step with all decodes, up to the token budget or the step limit; how many."""
+def chunk_budget(st: State, i: int, head: Table) -> int:
+    """Tokens of prefill that a step takes beside all decodes: the rest of the budget, or up to the step limit."""
     inst = st.inst[i]
     running = inst.running_requests
-    budget = inst.token_budget - running
+    budget: int = inst.token_budget - running
     s = inst.first[PROMPTS]
     if s < 0 or budget <= 0:
         return 0
     if inst.mode == SLO_AWARE:
         context = (inst.running_tokens + running) / running if running > 0 else 0.0
         budget = aware_prefill(head, st.values, inst, running, context, st.seg[s].cached, budget)
+    return budget
+
+
+@inner
+def take_chunks(st: State, i: int, now: float, head: Table, budget: int) -> int:
+    """Take pieces of prompts, of ``budget`` tokens together, into a step with all decodes; how many."""
+    inst = st.inst[i]
+    s = inst.first[PROMPTS]
     ranks = head.ranks
     most = budget if ranks == 1 else max(budget // ranks, 1)  # a prompt lives on one DP rank
     pieces = 0
@@ -246,6 +254,23 @@ def begin(st: State, i: int, now: float, kind: int, duration: float) -> None:
 
 
 @inner
+def make_room(st: State, i: int, now: float) -> None:
+    """Let what runs have a block where it needs one, then what has come with its context join."""
+    inst = st.inst[i]
+    while inst.running_requests > 0 and (inst.residue[(-inst.counter) % BLOCK_TOKENS] > inst.free_blocks):
+        preempt_newest(st, i, inst.last_step_s)
+    admit_landed(st, i, now)
+    admit_coming(st, i, now)
+
+
+@inner
+def waits(st: State, i: int) -> bool:
+    """Whether work waits that would be done if there were room."""
+    inst = st.inst[i]
+    return bool((inst.first[PROMPTS] >= 0 and (inst.mode != MANUAL or inst.closed > 0)) or inst.first[COMING] >= 0)
+
+
+@inner
 def form(st: State, i: int, now: float) -> None:
     """Form the next step of an instance, or let it idle."""
     inst = st.inst[i]
@@ -254,12 +279,9 @@ def form(st: State, i: int, now: float) -> None:
     inst.pieces = 0
     inst.preempted = 0
     if inst.active == 1:
-        while inst.running_requests > 0 and (inst.residue[(-inst.counter) % BLOCK_TOKENS] > inst.free_blocks):
-            preempt_newest(st, i, inst.last_step_s)
-        admit_landed(st, i, now)
-        admit_coming(st, i, now)
+        make_room(st, i, now)
         together = mode in (CHUNKED, SLO_AWARE)
-        pieces = take_chunks(st, i, now, head) if together else take_prompts(st, i, now)
+        pieces = take_chunks(st, i, now, head, chunk_budget(st, i, head)) if together else take_prompts(st, i, now)
         running = inst.running_requests
         context = (inst.running_tokens + running) / running if running > 0 else 0.0
         if pieces > 0:
@@ -286,8 +308,7 @@ def form(st: State, i: int, now: float) -> None:
             inst.run_steps = steps
             begin(st, i, now, DECODING, steps_time(head, st.values, running, context, steps))
             return
-        waits = inst.first[PROMPTS] >= 0 and (mode != MANUAL or inst.closed > 0)
-        if (waits or inst.first[COMING] >= 0) and inst.stalled < st.world[0].reserves:
+        if inst.stalled < st.world[0].reserves and waits(st, i):
             inst.stalled = 1
             st.world[0].notices += 1
     begin(st, i, now, IDLE, math.inf)
