@@ -12,7 +12,7 @@ import pandas as pd
 from disagg_sim.calibration.served.bands import with_bands
 from disagg_sim.calibration.served.bars import BARS, coverage, judged
 from disagg_sim.calibration.served.evaluate import evaluate
-from disagg_sim.calibration.served.groups import groups, points
+from disagg_sim.calibration.served.groups import groups, points, with_dimensions
 from disagg_sim.calibration.served.ranking import SLOW, heights, modes, ranked, served_points, summed
 from disagg_sim.calibration.served.read import read_files
 from docs.computed import slow, table
@@ -45,6 +45,8 @@ FORMS = {
     "trtllm_docs": "TensorRT-LLM pages, v0.5 to v1",
     "mlperf": "MLPerf (no profile was fitted to it)",
 }
+#: Models that have bars of their own, and their names on the page.
+OWN_BARS = {"gpt_oss_120b": "gpt-oss 120B", "qwen3_235b_a22b": "Qwen3-235B"}
 #: Dimensions of the table of layouts, and the fewest points of a line.
 APART = ("family and layout", "pipeline", "mode", "engine", "engine and version", "system")
 LEAST = 5
@@ -110,9 +112,29 @@ def served_bars() -> str:
             line = mine.iloc[0]
             text = number.format(scale * line["reached"])
             text = text if line["met"] else f"**{text}**"
-            told.append(f"{text} ({line['points']} points, {line['rows']} rows)")
+            inside = "" if bar.what == "spearman" else f", {100 * line['coverage']:.0f} % inside"
+            told.append(f"{text} ({line['points']} points, {line['rows']} rows{inside})")
         rows.append(told)
     return table(["closed loop, below saturation", "limit", "fitted part", "held out"], rows)
+
+
+@slow
+@from_data
+def served_models() -> str:
+    """gpt-oss and Qwen3-235B by what ran them: errors, biases, and the share of TPOT inside its band; all parts."""
+    done = lines()
+    done = done[(done["load"] == "closed_loop") & done["model"].isin(OWN_BARS)]
+    done = done.assign(run=done["model"] + " | " + with_dimensions(done)["engine and version"] + " | " + done["system"])
+    done["run"] += " | " + done["workers"]
+    found = groups(done.assign(family=done["run"]), ("family",))
+    found = found[found["part"] == "all"].rename(columns={"value": "run"})
+    rows = []
+    for run in sorted(set(found["run"])):
+        mine = found[found["run"] == run].set_index("quantity", drop=False)
+        cells = [cell(mine[mine["quantity"] == quantity]) for quantity in ("tpot", "ttft", "throughput")]
+        model, *rest = run.split(" | ")
+        rows.append([OWN_BARS[model], *rest, *cells, f"{100 * mine.loc['tpot', 'coverage']:.0f} %"])
+    return table(["model", "engine", "system", "layout", "TPOT", "TTFT", "throughput", "TPOT in its band"], rows)
 
 
 def _by(found: pd.DataFrame, dimension: str, value: str) -> list[str]:

@@ -40,13 +40,18 @@ BARS = (
     Bar("TPOT, dense", "tpot", 0.10, _rows("family == 'dense'")),
     Bar("TPOT, DeepSeek-R1", "tpot", 0.07, _rows("model == 'deepseek_r1'")),
     Bar("TPOT, other MoE", "tpot", 0.12, _rows("family == 'other_moe'")),
+    Bar("TPOT, gpt-oss 120B", "tpot", 0.12, _rows("model == 'gpt_oss_120b'")),
+    Bar("TPOT, Qwen3-235B", "tpot", 0.12, _rows("model == 'qwen3_235b_a22b'")),
     Bar("TPOT, decode with attention DP and EP: bias", "tpot", 0.05, _rows("layout == 'DP-EP'"), "bias"),
     Bar("throughput", "throughput", 0.12, _rows("load == 'closed_loop'")),
     Bar(
         "throughput, R1 disaggregated", "throughput", 0.10, _rows("model == 'deepseek_r1' and mode == 'disaggregated'")
     ),
+    Bar("throughput, gpt-oss 120B", "throughput", 0.12, _rows("model == 'gpt_oss_120b'")),
     Bar("TTFT at 4 and fewer an instance", "ttft", 0.22, _rows(f"per_instance <= {TTFT_CONCURRENCY}")),
     Bar("TTFT, all", "ttft", 0.25, _rows("load == 'closed_loop'")),
+    Bar("TTFT, gpt-oss 120B", "ttft", 0.25, _rows("model == 'gpt_oss_120b'")),
+    Bar("TTFT, Qwen3-235B", "ttft", 0.25, _rows("model == 'qwen3_235b_a22b'")),
     Bar("rank of TPOT", "tpot", 0.95, _rows("load == 'closed_loop'"), "spearman"),
     Bar("rank of throughput", "throughput", 0.95, _rows("load == 'closed_loop'"), "spearman"),
 )
@@ -66,7 +71,7 @@ def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataF
     -------
     DataFrame
         A row per bar and part: ``bar``, ``part``, ``rows``, ``points``, ``reached``, ``limit``, ``met``,
-        ``p90_error``, ``bias``.
+        ``p90_error``, ``bias``, ``coverage`` of the 80 % bands (NaN where the lines have no bands).
 
     Examples
     --------
@@ -87,10 +92,10 @@ def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataF
             if len(mine):
                 found = errors_of(mine)
                 reached = found[bar.what]
-                tail = (reached, bar.limit, bar.met(reached), found["p90_error"], found["bias"])
+                tail = (reached, bar.limit, bar.met(reached), found["p90_error"], found["bias"], found.get("coverage"))
                 lines.append((bar.name, part, found["rows"], found["points"], *tail))
-    names = ["bar", "part", "rows", "points", "reached", "limit", "met", "p90_error", "bias"]
-    return pd.DataFrame(lines, columns=names)
+    names = ["bar", "part", "rows", "points", "reached", "limit", "met", "p90_error", "bias", "coverage"]
+    return pd.DataFrame(lines, columns=names).astype({"coverage": float})
 
 
 def coverage(table: pd.DataFrame) -> pd.DataFrame:

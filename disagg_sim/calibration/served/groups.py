@@ -28,6 +28,7 @@ DIMENSIONS = (
     "prefill_layout",
     "family",
     "family and layout",
+    "model",
     "engine",
     "engine and version",
     "system",
