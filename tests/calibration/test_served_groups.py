@@ -144,7 +144,7 @@ def test_layouts_are_judged_apart():
 
 
 def test_gpt_oss_and_qwen_have_bars_of_their_own():
-    """Three points of one model at 0.3 and five of another at 0.1: the family's bar hides the first, its own does not."""
+    """Three points of a model at 0.3, five of another at 0.1: the family's bar hides the first, its own does not."""
     told = {"family": "other_moe", "layout": "TP", "workers": "TP8", "predicted_p10": 0.5, "predicted_p90": 0.9}
     far = lines(*((f"g{n}", 1.0, 0.7) for n in range(3)), model="gpt_oss_120b", **told)
     near = lines(*((f"q{n}", 1.0, 1.1) for n in range(5)), model="qwen3_235b_a22b", **told)

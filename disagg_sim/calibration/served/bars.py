@@ -119,7 +119,7 @@ def coverage(table: pd.DataFrame) -> pd.DataFrame:
     >>> line = {"evaluated": True, "saturated": False, "held_out": True, "quantity": "tpot", "predicted": 1.0}
     >>> line |= {"predicted_p10": 0.9, "predicted_p90": 1.1, "layout": "TP", "mode": "aggregated", "workers": "TP4"}
     >>> line |= {"concurrency": 8.0, "prefill_layout": "TP", "family": "dense", "engine": "vllm", "version": ""}
-    >>> line |= {"system": "h100_sxm", "load": "closed_loop"}
+    >>> line |= {"system": "h100_sxm", "load": "closed_loop", "model": "llama_3_1_8b"}
     >>> table = pd.DataFrame([line | {"point": n, "measured": 1.0 if n < 40 else 2.0} for n in range(50)])
     >>> found = coverage(table.assign(relative_error=table["predicted"] / table["measured"] - 1.0))
     >>> found.loc[found["dimension"] == "system", ["value", "points", "coverage", "met"]].values.tolist()
