@@ -16,6 +16,7 @@ from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.workload.scaling import TIME
 from disagg_sim.workload.trace import Trace
 
 #: Engines of the years in which the studied papers ran theirs.
@@ -48,6 +49,7 @@ class Workload(NamedTuple):
     stand_in: str  # what stands in for the trace; "" = it is the published one
     start: float = 1.0  # rate scale at which searches begin [1]
     paper: tuple[float, ...] = ()  # capacities over others that the paper prints [1]
+    scale_by: str = TIME  # how its rate is changed: time stamps divided, or more requests in the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

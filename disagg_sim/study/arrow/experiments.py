@@ -9,8 +9,8 @@ import pandas as pd
 
 from disagg_sim.report.panels import Axes, Picture, curve_points
 from disagg_sim.simulation.options import LEAST_PERIOD_S
-from disagg_sim.study.arrow import claims
-from disagg_sim.study.arrow.setup import ALL, AZURE, CASES, HALF, PROFILE, TIGHT, ArrowBench, workloads
+from disagg_sim.study.arrow import claims, claims_rules
+from disagg_sim.study.arrow.setup import ALL, AZURE, CASES, CHUNKED, HALF, HOUR, PROFILE, TIGHT, ArrowBench, workloads
 from disagg_sim.study.claims import claims_of
 from disagg_sim.study.papers import Paper, capacity_cells
 
@@ -19,8 +19,10 @@ EVERYWHERE = ("arrow", "observed", "least_load", "vllm", "disaggregated", "coloc
 #: Further searches.
 MORE = (
     *((name, case) for case in ("arrow_4", "arrow_single", "least_load_single", "static_7_1") for name in AZURE),
-    ("code", "flip_60"),
-    ("code", "flip_300"),
+    *((name, case) for name in ALL for cases in CHUNKED.values() for case in cases if case not in EVERYWHERE),
+    *((name, "arrow_printed") for name in ALL),
+    *((name, "arrow_4_printed") for name in AZURE),
+    *((HOUR, case) for case in ("arrow", "least_load", "flip_60", "flip_300")),
     (HALF, "arrow_4"),
     (HALF, "arrow"),
     *((name, case) for name in TIGHT for case in ("arrow", "colocated")),
@@ -104,7 +106,7 @@ def pools(bench: ArrowBench, workload: str) -> Picture:
 PAPER = Paper(
     bench=lambda traces, quick: ArrowBench(workloads(traces, quick=quick), quick=quick),
     profile=PROFILE,
-    claims=claims_of(claims),
+    claims=claims_of(claims, claims_rules),
     searches=searches,
     search=ArrowBench.capacity,
     tables={"runs": runs, "capacities": capacities},

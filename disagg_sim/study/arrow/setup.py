@@ -25,6 +25,7 @@ from disagg_sim.study.papers import trace_file
 from disagg_sim.study.published_like import burstgpt_standin
 from disagg_sim.workload.arrivals import Mmpp, Poisson, fit_mmpp
 from disagg_sim.workload.readers.load import load_trace
+from disagg_sim.workload.scaling import REQUESTS, at_rate
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
 
@@ -36,6 +37,7 @@ MOONCAKE_S = 600.0  # of the Mooncake trace that the paper replays [s]
 AZURE = ("code", "conversation")
 ALL = (*AZURE, "burstgpt", "mooncake")
 HALF = "code_half"  # every second request of the code trace: half the rate in bursts as long as before
+HOUR = "code_hour"  # the code trace at other rates by more requests in the same hour
 #: The Azure traces under a TPOT limit [s] below the time of a step with a whole chunk of prefill.
 TIGHT, TIGHT_TPOT = tuple(f"{name}_tight" for name in AZURE), 0.02
 QUICK_S = 300.0  # of every trace in a quick run [s]
@@ -124,6 +126,7 @@ def workloads(traces: Path | None, *, quick: bool = False) -> dict[str, Workload
         found[name] = Workload(trace, slo, stand_in, start, paper)
     code = found["code"]
     found[HALF] = code._replace(trace=code.trace.take(np.arange(0, len(code.trace), 2)))
+    found[HOUR] = code._replace(start=8.0, scale_by=REQUESTS)
     for name, tight in zip(AZURE, TIGHT, strict=True):
         where = found[name]
         found[tight] = where._replace(slo=Slo(ttft=where.slo.ttft, tpot=TIGHT_TPOT))
@@ -171,8 +174,22 @@ CASES = {
     "flip_300": _case("Arrow, flips of 300 s", EIGHT, "arrow", 300.0),
     "arrow_single": _case("Arrow, one prompt a step", EIGHT, "arrow", prompts_per_step=1),
     "arrow_printed": _case("Arrow, as printed", EIGHT, "arrow", waiting_counts=False),
+    "arrow_4_printed": _case("Arrow, 4 x TP1, as printed", FOUR, "arrow", waiting_counts=False),
+    "observed_printed": _case(
+        "Arrow that reacts, as printed", EIGHT, "arrow", trigger="observed", waiting_counts=False
+    ),
     "least_load_single": _case("least load, one prompt a step", EIGHT, "least_load", prompts_per_step=1),
 }
+#: Cases of each baseline, named as its policy, and their chunks: that of the engine's scheduler, and others. [token]
+CHUNKED = {
+    name: {name: 2048, **{f"{name}_{chunk}": chunk for chunk in (512, 1024, 4096, 8192)}}
+    for name in ("vllm", "disaggregated")
+}
+for _name, _chunked in CHUNKED.items():
+    for _case_name, _chunk in list(_chunked.items())[1:]:
+        CASES[_case_name] = CASES[_name]._replace(
+            label=f"{CASES[_name].label}, chunk {_chunk:,}", policy=policy_named(_name, token_budget=_chunk)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +212,7 @@ class ArrowBench(RatedBench[ArrowSeen]):
         where, how = self.workloads[workload], CASES[case]
         link = LinkSpec(bandwidth=LINK_SHARE * self.setting(MODEL).system.nvlink_bandwidth)
         options = RunOptions(link=link, flip_s=how.flip_s, sample_s=sample_s)
-        return self.run(where.trace.scaled(scale), how, slo=where.slo, options=options)
+        return self.run(at_rate(where.trace, scale, where.scale_by), how, slo=where.slo, options=options)
 
     def look(self, workload: str, case: str, scale: float) -> ArrowSeen:
         """A run at a rate scale. [1]"""
@@ -227,6 +244,10 @@ class ArrowBench(RatedBench[ArrowSeen]):
     def rate(self, workload: str, case: str) -> float:
         """Serving capacity. [request/s]"""
         return self.capacity(workload, case).requests_per_s
+
+    def tuned(self, workload: str, baseline: str) -> str:
+        """The case of a baseline whose chunk serves most."""
+        return max(CHUNKED[baseline], key=lambda case: self.rate(workload, case))
 
     def attainments(self, workload: str, case: str, scales: tuple[float, ...]) -> list[float]:
         """Shares of requests inside both limits at some rate scales. [1]"""
