@@ -107,12 +107,13 @@ CASES = {
     "dopd_4_1": static_case(pools(4, 1))._replace(label="DOPD, 4P + 1D: six GPUs"),
     "distserve": case_of(FOR_OPT, "disaggregated", prefill="whole")._replace(model=OPT),
     "dopd_opt": static_case(FOR_OPT)._replace(model=OPT),
-    "one_by_one": case_of(FOR_OPT, "disaggregated", prefill="whole", token_budget=1)._replace(model=OPT),
+    "one_by_one": case_of(FOR_OPT, "least_load", prompts_per_step=1)._replace(model=OPT),
 }
 #: Planners of the dynamic experiment, by their names in pictures.
 PLANNERS = {
     "DOPD": case_of(ROOM, "dopd"),
     "SLA-driven": case_of(ROOM, "dynamo_sla"),
+    "SLA-driven, load planner in between": case_of(ROOM, "dynamo_sla", load=True),
     "load-driven": case_of(ROOM, "dynamo_load", mode="throughput"),
     "load-driven, estimates": case_of(ROOM, "dynamo_load", mode="sla"),
     "load-driven, low thresholds": case_of(ROOM, "dynamo_load", mode="latency"),
@@ -185,22 +186,22 @@ class DopdBench(Bench):
         tokens = kv_blocks(self.llama, Mapping(tp_attn=2, tp_ffn=2)) * BLOCK_TOKENS
         return tokens // sum(SHAPES[0])
 
-    def saturated(self, prefill: int, decode: int = 1, *, recompute: bool = False) -> RunResult:
-        """A full closed loop of the first of ``SHAPES``.
+    def most_sequences(self, *, capped: bool) -> dict[str, int]:
+        """Options of a decode instance: as many as it holds to the end, or up to 256, and it preempts."""
+        return {"max_sequences": self.full_batch} if capped else {}
 
-        A decode instance takes as many as it holds to the end; with ``recompute`` up to 256, and preempts.
-        """
+    def saturated(self, prefill: int, decode: int = 1, *, capped: bool = True) -> RunResult:
+        """A full closed loop of the first of ``SHAPES``."""
         trace = synthetic_trace(rate=1.0, requests=2_000 if self.quick else 12_000, lengths=SHAPES[0])
-        most = {} if recompute else {"max_sequences": self.full_batch}
-        case = static_case(pools(prefill, decode), **most)
+        case = static_case(pools(prefill, decode), **self.most_sequences(capped=capped))
         closed = RunOptions(concurrency=SATURATED * decode)
-        return self.result(("saturated", prefill, decode, recompute), trace, case, closed)
+        return self.result(("saturated", prefill, decode, capped), trace, case, closed)
 
-    def open_loop(self, prefill: int, decode: int, rate: float) -> Summary:
+    def open_loop(self, prefill: int, decode: int, rate: float, *, capped: bool = True) -> Summary:
         """Poisson arrivals of the first of ``SHAPES`` at a rate. [request/s]"""
         trace = synthetic_trace(rate=rate, requests=1_000 if self.quick else 6_000, lengths=SHAPES[0])
-        case = static_case(pools(prefill, decode), max_sequences=self.full_batch)
-        return summary(self.result(("open", prefill, decode, rate), trace, case), SLO)
+        case = static_case(pools(prefill, decode), **self.most_sequences(capped=capped))
+        return summary(self.result(("open", prefill, decode, rate, capped), trace, case), SLO)
 
     # --- batches by length ------------------------------------------------------------------------------------------
 
@@ -211,12 +212,12 @@ class DopdBench(Bench):
         key = ("bimodal", rate, policy, *options.items())
         return self.result(key, trace, case_of(pools(4, 1), policy, **options))
 
-    def bimodal_full(self, batches: str) -> RunResult:
+    def bimodal_full(self, batches: str, *, capped: bool = True) -> RunResult:
         """The same mix in a full closed loop, in batches by length or in order."""
         table = LengthTable(np.array(BIMODAL), np.full(2, BIMODAL_OUTPUT))
         trace = synthetic_trace(rate=1.0, requests=2_000 if self.quick else 12_000, lengths=table, seed=1)
-        case = static_case(pools(4, 1), batches=batches, local_tokens=0, max_sequences=self.full_batch)
-        return self.result(("bimodal_full", batches), trace, case, RunOptions(concurrency=SATURATED))
+        case = static_case(pools(4, 1), batches=batches, local_tokens=0, **self.most_sequences(capped=capped))
+        return self.result(("bimodal_full", batches, capped), trace, case, RunOptions(concurrency=SATURATED))
 
     def short(self, tokens: int, *, local: bool, transfer_s: float) -> RunResult:
         """One short prompt among ten of 1000/150, at half of what 4P + 1D serves; a transfer takes at least so long."""
