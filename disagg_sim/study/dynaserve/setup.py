@@ -6,8 +6,10 @@ traces, arrivals Poisson, which the paper leaves open. Caches move over NVLink, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,19 +68,20 @@ def _colocated(budget: int) -> Case:
     return case_of(f"co-located, chunk {budget:,}", "vllm", token_budget=budget)
 
 
+#: Chunks of co-location, the best of which counts for every workload (section 6.1). [token]
+CHUNKS = (256, 384, 512, 768, 1024, 1536, 2048)
+COLOCATED = tuple(f"chunk_{chunk}" for chunk in CHUNKS)
+#: Algorithms 1 and 2 as the paper prints them.
+AS_PRINTED: dict[str, Any] = {"balance": "all", "least_piece": 1}
 CASES = {
     "dynaserve": case_of("DynaServe", "dynaserve"),
     "disaggregated": case_of("disaggregated", "disaggregated"),
-    "chunk_2048": _colocated(2048),
-    "chunk_1024": _colocated(1024),
-    "chunk_512": _colocated(512),
-    "chunk_256": _colocated(256),
-    "printed": case_of("DynaServe, all work balanced as printed", "dynaserve", balance="all"),
+    **{name: _colocated(chunk) for name, chunk in zip(COLOCATED, CHUNKS, strict=True)},
+    "printed": case_of("DynaServe, all work balanced as printed", "dynaserve", **AS_PRINTED),
     "least_loaded": case_of("DynaServe, first parts to the less loaded", "dynaserve", alpha="least_loaded"),
     "full_steps": case_of("DynaServe, steps fill the budget", "dynaserve", slo_aware=False),
+    "printed_full_steps": case_of("DynaServe as printed, full steps", "dynaserve", slo_aware=False, **AS_PRINTED),
 }
-#: Chunks of co-location, the best of which counts.
-COLOCATED = ("chunk_2048", "chunk_1024", "chunk_512", "chunk_256")
 for _model, _tp in ((MIDDLE, 2), (LARGE, 4)):
     for _name in ("dynaserve", "disaggregated", *COLOCATED):
         CASES[f"{_name}_{_model}"] = CASES[_name]._replace(
@@ -181,9 +184,14 @@ class DynaServeBench(RatedBench[DynaServeSeen]):
         """The run at the capacity."""
         return self.seen(workload, case, self.rate(workload, case))
 
-    def colocated(self, workload: str) -> str:
-        """The chunk of co-location with the largest capacity."""
-        return max(COLOCATED, key=lambda case: self.rate(workload, case))
+    def goodput(self, workload: str, case: str) -> float:
+        """Tokens within the limit at the capacity. [token/s]"""
+        return self.at_capacity(workload, case).goodput
+
+    def colocated(self, workload: str, measure: Callable[[str, str], float] | None = None) -> str:
+        """Co-location with the chunk that is best for a workload: by capacity, or by another measure."""
+        by = measure or self.rate
+        return max(COLOCATED, key=lambda case: by(workload, case))
 
 
 def look(result: RunResult, rate: float) -> DynaServeSeen:
