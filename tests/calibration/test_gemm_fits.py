@@ -128,6 +128,27 @@ def test_a_share_is_told_by_the_tokens_that_reach_a_rank():
     assert 48 < distinct < 64  # the least loaded of the 64 experts get nothing
 
 
+def test_a_single_token_picks_the_lowest_experts_of_a_large_group():
+    """8 picks over 256 experts: no draw of a power law rounds to one, so experts 0 to 7 get one each, all on rank 0.
+
+    Its 8 experts are 84 us of weights at 4.8 TB/s; the table has 132 us, of which a launch takes 30 to 40. A rank of
+    one expert reads that one. With EPLB picks are spread: one token reaches rank 0 with one pick.
+    """
+    row = {"num_tokens": 1, "num_slots": 256, "rank0_num_tokens": 1}
+    assert given_to_rank_0(**row, ep=32, distribution="power_law_1.01") == pytest.approx((8.0, 8.0))
+    assert given_to_rank_0(**row, ep=256, distribution="power_law_1.01") == pytest.approx((1.0, 1.0))
+    assert given_to_rank_0(**row, ep=32, distribution="power_law_1.01_eplb")[0] < 1.0
+
+
+def test_a_rank_of_a_large_group_writes_a_row_for_each_token_of_the_layer():
+    """4096 tokens of 7168 values in bf16 at the bandwidth of handling, whatever the rank was picked for."""
+    rows = moe_rows(framework="trtllm").assign(num_tokens=4096, ep=8)
+    of_group = rows.assign(num_slots=rows["num_experts"], rank0_num_tokens=1)
+    more = predict_moe(of_group, H200, [EXPERTS]) - predict_moe(rows, H200, [EXPERTS])
+    written = 4096 * rows["hidden"].to_numpy() * 2 / (EXPERTS.e_handling * H200.hbm_bandwidth)
+    assert more == pytest.approx(written)
+
+
 @pytest.mark.parametrize(("exponent", "experts", "ep"), [(1.01, 256, 8), (1.2, 256, 8), (1.2, 128, 4), (1.01, 128, 8)])
 def test_the_heaviest_rank_agrees_with_draws_of_a_power_law(exponent, experts, ep):
     rng = np.random.default_rng(1)

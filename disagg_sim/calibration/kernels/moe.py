@@ -8,12 +8,17 @@ row:
 * ``power_law``: the most loaded rank, for expert loads drawn from a power law, see ``heaviest_rank``; some of its
   experts get nothing, see ``hit_experts``;
 * ``..._eplb`` (redundant experts): the row states how many tokens reach rank 0, and so its share of the picks;
+* tables of large expert groups without redundant experts, where there are no more picks than experts: the picks that no
+  draw of the power law accounts for go to the lowest expert numbers, which rank 0 has (it is reached by every token);
 * kernels that route tokens themselves within 4 of 8 groups, as DeepSeek does: balanced scores are ties, which go to the
   lowest expert numbers, so half of the picks go to the first k/2 experts, the rest to the first half of all experts;
 * kernels that route tokens themselves without groups: a rank also computes a share of the picks of other ranks (fitted,
   ``stray``).
 
-Tables of large expert groups (``moe_ep_compute``) are not fitted: the fits of the same kernel predict them.
+Tables of large expert groups (``moe_ep_compute``) are not fitted: the fits of the same kernel predict them. The rank
+that they time is handed all T tokens of the layer and writes a row of output for each, where a served rank gets the
+tokens that reach it. So what is summed is counted in tokens there, beside the picks (``RankLoad.summed``), at the
+bandwidth of the fit.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.physics.experts import moe_cost
 from disagg_sim.physics.rates import moe_rate
-from disagg_sim.physics.work import ExpertRows, expert_work
+from disagg_sim.physics.work import ACTIVATION_BYTES, ExpertRows, expert_work
 from disagg_sim.units import US
 
 Array = NDArray[np.float64]
@@ -171,11 +176,21 @@ def hit_experts(exponent: float, *, drawn: tuple[Array, Array], picks: Array, lo
 
     .. math:: D = n\,P(x > c) + P_k\,\frac{E[x; x < c]}{m}
     """
-    weight, first = (_power_integral(power - exponent, *drawn) for power in (0.0, 1.0))
-    least = np.clip(0.5 * first / weight * local / np.maximum(picks, 1e-9), *drawn)
-    above = _power_integral(-exponent, least, drawn[1]) / weight
-    below = _power_integral(1.0 - exponent, drawn[0], least) / first
-    return np.asarray(local * above + picks * below)
+    weight = _power_integral(-exponent, *drawn)
+    above = _power_integral(-exponent, _least_hit(exponent, drawn, picks, local), drawn[1]) / weight
+    return np.asarray(local * above + picks * single_picks(exponent, drawn=drawn, picks=picks, experts=local))
+
+
+def single_picks(exponent: float, *, drawn: tuple[Array, Array], picks: Array, experts: Array) -> Array:
+    """Share of ``picks`` on ``experts`` that loads below half a pick leave, to be made up one by one. [1]"""
+    first = _power_integral(1.0 - exponent, *drawn)
+    return _power_integral(1.0 - exponent, drawn[0], _least_hit(exponent, drawn, picks, experts)) / first
+
+
+def _least_hit(exponent: float, drawn: tuple[Array, Array], picks: Array, experts: Array) -> Array:
+    """The draw that rounds to one pick: half the mean draw over the picks of an expert. [1]"""
+    mean = _power_integral(1.0 - exponent, *drawn) / _power_integral(-exponent, *drawn)
+    return np.clip(0.5 * mean * experts / np.maximum(picks, 1e-9), *drawn)
 
 
 def _power_integral(power: float, start: Array, end: Array) -> Array:
@@ -205,10 +220,18 @@ class RankLoad:
         self.known = np.isfinite(share)
         self.picks = np.minimum(self.all_picks * share, self.most)
         self.distinct = np.minimum(self.picks, self.local)
+        large_group = "rank0_num_tokens" in rows
+        self.summed = tokens if large_group else np.zeros_like(tokens)  # rows of output of tokens without a pick here
         for word in np.unique(words[self.known]):
-            if (law := _power_law(word)) is not None:
-                hit = hit_experts(law[0], drawn=drawn, picks=self.picks, local=self.local)
-                self.distinct = np.where(words == word, np.minimum(hit, self.distinct), self.distinct)
+            if (law := _power_law(word)) is None:
+                continue
+            hit = hit_experts(law[0], drawn=drawn, picks=self.picks, local=self.local)
+            hit = np.minimum(hit, self.distinct)
+            if large_group and not law[1]:
+                single = single_picks(law[0], drawn=drawn, picks=self.all_picks, experts=experts) * self.all_picks
+                hit = np.where(self.all_picks <= experts, np.minimum(hit + single, self.local), hit)
+            self.distinct = np.where(words == word, hit, self.distinct)
+        self.picks = np.maximum(self.picks, self.distinct)
         self.strays = self.routes_itself & (ep > 1)
         grouped = self.routes_itself & (experts == GROUP_LIMITED_EXPERTS) & (words == "balanced") & _limits_groups(rows)
         if grouped.any():
@@ -295,6 +318,7 @@ def _fit(table: pd.DataFrame, key: tuple[str, str], values: dict[str, Any]) -> M
 
 
 def _times(given: RankLoad, fit: MoeFit, system: SystemSpec) -> Array:
-    rows = given.rows(fit.stray)
+    rows, rate = given.rows(fit.stray), moe_rate(fit, system)
     work = expert_work(rows, weight_bytes=FORMATS[fit.format].bytes)
-    return np.asarray(moe_cost(rows, work, moe_rate(fit, system)).time)
+    summed = given.summed * given.hidden * ACTIVATION_BYTES / rate.handling
+    return np.asarray(moe_cost(rows, work, rate).time) + summed
