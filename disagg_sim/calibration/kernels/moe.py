@@ -184,13 +184,13 @@ def hit_experts(exponent: float, *, drawn: tuple[Array, Array], picks: Array, lo
 def single_picks(exponent: float, *, drawn: tuple[Array, Array], picks: Array, experts: Array) -> Array:
     """Share of ``picks`` on ``experts`` that loads below half a pick leave, to be made up one by one. [1]"""
     first = _power_integral(1.0 - exponent, *drawn)
-    return _power_integral(1.0 - exponent, drawn[0], _least_hit(exponent, drawn, picks, experts)) / first
+    return np.asarray(_power_integral(1.0 - exponent, drawn[0], _least_hit(exponent, drawn, picks, experts)) / first)
 
 
 def _least_hit(exponent: float, drawn: tuple[Array, Array], picks: Array, experts: Array) -> Array:
     """The draw that rounds to one pick: half the mean draw over the picks of an expert. [1]"""
     mean = _power_integral(1.0 - exponent, *drawn) / _power_integral(-exponent, *drawn)
-    return np.clip(0.5 * mean * experts / np.maximum(picks, 1e-9), *drawn)
+    return np.asarray(np.clip(0.5 * mean * experts / np.maximum(picks, 1e-9), *drawn))
 
 
 def _power_integral(power: float, start: Array, end: Array) -> Array:
