@@ -321,4 +321,4 @@ def _times(given: RankLoad, fit: MoeFit, system: SystemSpec) -> Array:
     rows, rate = given.rows(fit.stray), moe_rate(fit, system)
     work = expert_work(rows, weight_bytes=FORMATS[fit.format].bytes)
     summed = given.summed * given.hidden * ACTIVATION_BYTES / rate.handling
-    return np.asarray(moe_cost(rows, work, rate).time) + summed
+    return np.asarray(moe_cost(rows, work, rate).time + summed)
