@@ -83,7 +83,6 @@ class ClusterState:
         shown["prefill_rate"] = locked(np.array(self.roster.prefill_rate))
         shown["seats"] = locked(np.array(self.roster.seats, dtype=np.int64))
         self.view.__dict__.update(shown)
-        self.coming_tokens: Ints = self.fleet.views.coming_tokens
 
     def take_in(self, request: int) -> None:
         """A request is there for policies to see from now on."""

@@ -274,7 +274,7 @@ class Transfers:
             hidden = self.link.hidden_bytes(origin, target, size, pieces, window, post)
             post *= 1.0 - hidden / size
         self.roster.coming[target] += 1
-        self.state.coming_tokens[target] += tokens
+        self.fleet.coming(target, tokens)
         self.link.send(origin, target, size - hidden, post, self._landed, handed, hidden)
 
     def _post_s(self, tokens: int, origin: int, target: int) -> float:
@@ -291,7 +291,7 @@ class Transfers:
         """A cache has arrived: its sender's blocks are free, its receiver may go on."""
         request, origin, leg = handed.request, handed.origin, handed.leg
         target, now = leg.instance, self.engine.now
-        self.state.coming_tokens[target] -= handed.tokens
+        self.fleet.coming(target, -handed.tokens)
         waited = max(handed.reserved_s - handed.asked_s, 0.0)
         exposed = now - handed.ended_s - waited
         rate = min(self.link.bandwidth[origin], self.link.bandwidth[target])

@@ -1,8 +1,7 @@
 """Compiled entry points of the kernel; ``Fleet`` is their Python interface.
 
 Only ``run_until`` forms steps. What comes from outside changes a queue and wakes the instance: an idle one gets an
-event at once, a run of decode steps ends with the step in progress. Arrays come one by one, because a call with a
-tuple of arrays costs twice as much.
+event at once, a run of decode steps ends with the step in progress. Arrays come by their addresses, see ``home``.
 """
 
 from __future__ import annotations
@@ -10,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.handover import cancel, count, land, recompute, release, sender_done
+from disagg_sim.simulation.kernel.home import queues_at, state_at
 from disagg_sim.simulation.kernel.layout import (
     AHEAD,
     BLOCK_TOKENS,
@@ -25,18 +27,16 @@ from disagg_sim.simulation.kernel.layout import (
     NOTIFY,
     PROMPTS,
     RESERVE,
-    Instance,
     Queues,
-    Segment,
     SegmentStatus,
     State,
     Table,
-    World,
 )
+from disagg_sim.simulation.kernel.least import first_up_to, least_of, set_key
 from disagg_sim.simulation.kernel.queue import append, check_drained, unlink
 from disagg_sim.simulation.kernel.runs import count_run, steps_time, steps_within
 from disagg_sim.simulation.kernel.steps import form, settle
-from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_time
+from disagg_sim.simulation.kernel.times import decode_time, largest_prefill, pass_part, step_time
 
 QUEUED, DONE, WITHDRAWN = int(SegmentStatus.QUEUED), int(SegmentStatus.DONE), int(SegmentStatus.WITHDRAWN)
 
@@ -46,6 +46,9 @@ IMPOSSIBLE, LATE = 1, 2
 #: Actions of ``control``: free held blocks, take a segment back, take notice of new limits; and of segments whose
 #: context is elsewhere: nothing comes, the sender is done, compute all of it here.
 RELEASE, WITHDRAW, WAKE, CANCEL, SENDER_DONE, RECOMPUTE = range(6)
+
+#: Share of a time by which arithmetic may miss it. [1]
+ROUNDING = 1e-12
 
 #: Questions of ``look_up``: time of a step, of a pass through a pipeline, most prefill within a limit.
 STEP_TIME, PASS_TIME, LARGEST_PREFILL = range(3)
@@ -109,27 +112,29 @@ def _wake(st: State | Queues, i: int, now: float) -> None:
 
 
 @inner
-def _soonest(st: State) -> int:
-    """The instance with the next event. A function, so that its number is no literal: all would compile twice."""
-    first = 0
-    for i in range(1, st.world[0].instances):
-        if st.inst[i].next_s < st.inst[first].next_s:
-            first = i
-    return first
+def _due(st: State | Queues, i: int) -> float:
+    """A time before which no step of a decode run ends that is not counted yet and is not its last one. [s]"""
+    inst = st.inst[i]
+    if inst.run_kind != DECODING or inst.run_steps <= 1:
+        return math.inf
+    first = decode_time(inst.table, st.values, inst.running_requests, _context(st, i))
+    return (inst.run_start_s + first) * (1.0 - ROUNDING)
+
+
+@inner
+def _changed(st: State | Queues, i: int) -> None:
+    """Bring trees and log up to date with an instance that may have changed."""
+    set_key(st.soon, i, st.inst[i].next_s)
+    set_key(st.due, i, _due(st, i))
+    st.log[st.world[0].changes % len(st.log)] = i
+    st.world[0].changes += 1
 
 
 @entry
-def run_until(
-    inst: Sequence[Instance],
-    seg: Sequence[Segment],
-    sets: Ints,
-    values: Floats,
-    itl: Floats,
-    world: Sequence[World],
-    limit: float,
-) -> tuple[int, float]:
+def run_until(home: Ints, limit: float) -> tuple[int, float]:
     """Process events up to ``limit`` in the order of time, or up to the first one to report."""
-    st, here = State(inst, seg, sets, values, itl, world), world[0]
+    st = state_at(home)
+    inst, seg, here = st.inst, st.seg, st.world[0]
     here.soonest_s = -math.inf
     while True:
         if here.pending_head >= 0:
@@ -147,33 +152,29 @@ def run_until(
                     inst[i].stalled = 0
                     here.notices -= 1
                     return -2 - here.instances - i, here.now_s
-        first = _soonest(st)
-        now = inst[first].next_s
+        now = st.soon[1]
         if now > limit or now == math.inf:
             here.soonest_s = now
             return -1, limit
+        first = least_of(st.soon)
         here.now_s = now
         if settle(st, first, now):
             form(st, first, now)
         check_drained(st, first)
+        _changed(st, first)
 
 
 @entry
 def submit(
-    inst: Sequence[Instance],
-    seg: Sequence[Segment],
-    values: Floats,
-    world: Sequence[World],
-    s: int,
-    wanted: tuple[int, int, int, int, int, int, int],
-    last_token_s: float,
-    now: float,
+    home: Ints, s: int, wanted: tuple[int, int, int, int, int, int, int], last_token_s: float, now: float
 ) -> int:
     """Queue segment ``s``: instance, request, context, prompt, tokens to generate, tokens found, flags.
 
     Returns 0, or why not: ``IMPOSSIBLE``, ``LATE``.
     """
     i, request, context, prompt, generate, hit, flags = wanted
+    st = queues_at(home)
+    inst, seg, world = st.inst, st.seg, st.world
     if inst[i].next_s < now:
         return LATE
     if context < 0 or generate < 0 or hit < 0 or prompt < 0 or prompt + generate < 1 or hit > max(prompt - 1, 0):
@@ -193,11 +194,11 @@ def submit(
     one.emitted = one.joined = one.blocks = one.preemptions = one.piece = one.kept = 0
     one.submit_s, one.last_s = now, last_token_s
     one.start_s = one.first_token_s = one.finish_s = math.nan
-    st = Queues(inst, seg, values, world)
     if one.reserve < 2:
         count(st, row, s, 1)
     if _enqueue(st, row, s):
         _wake(st, i, now)
+    _changed(st, i)
     return 0
 
 
@@ -239,40 +240,27 @@ def _withdraw(st: Queues, s: int, row: int) -> bool:
 
 
 @entry
-def refresh(
-    inst: Sequence[Instance],
-    seg: Sequence[Segment],
-    sets: Ints,
-    values: Floats,
-    itl: Floats,
-    world: Sequence[World],
-    now: float,
-) -> None:
+def refresh(home: Ints, now: float) -> None:
     """Count the decode steps of all instances that have ended by ``now``."""
-    st = State(inst, seg, sets, values, itl, world)
-    for i in range(world[0].instances):
-        if inst[i].run_kind == DECODING:
-            steps = _steps_to(st, i, now)
-            if steps > 0:
-                count_run(st, i, steps)
+    st = state_at(home)
+    later = np.nextafter(now, math.inf)
+    i = first_up_to(st.due, now)
+    while i >= 0:
+        steps = _steps_to(st, i, now) if st.inst[i].run_kind == DECODING else 0
+        if steps > 0:
+            count_run(st, i, steps)
+            _changed(st, i)
+        set_key(st.due, i, max(_due(st, i), later))
+        i = first_up_to(st.due, now)
 
 
 @entry
-def control(
-    inst: Sequence[Instance],
-    seg: Sequence[Segment],
-    values: Floats,
-    world: Sequence[World],
-    action: int,
-    s: int,
-    i: int,
-    now: float,
-) -> bool:
+def control(home: Ints, action: int, s: int, i: int, now: float) -> bool:
     """Everything that is called seldom, by its number; whether it was done."""
-    st, done = Queues(inst, seg, values, world), True
+    st, done = queues_at(home), True
     row = _row(st, s) if action != WAKE else i
     if action == RELEASE:
-        seg[s].status = DONE
+        st.seg[s].status = DONE
         release(st, row, s)
     elif action == WITHDRAW:
         done = _withdraw(st, s, row)
@@ -285,37 +273,42 @@ def control(
     if done:
         _wake(st, i, now)
     check_drained(st, i)
+    _changed(st, i)
     return done
 
 
 @entry
-def hand_over(
-    inst: Sequence[Instance],
-    seg: Sequence[Segment],
-    values: Floats,
-    world: Sequence[World],
-    held: int,
-    s: int,
-    now: float,
-) -> None:
+def hand_over(home: Ints, held: int, s: int, now: float) -> None:
     """The cache of a held segment has landed in the blocks of segment ``s``: those of the sender are free."""
-    st = Queues(inst, seg, values, world)
+    st = queues_at(home)
+    seg, inst = st.seg, st.inst
     sender, i = seg[held].instance, seg[s].instance
     seg[held].status = DONE
     release(st, _row(st, held), held)
     _wake(st, sender, now)
     check_drained(st, sender)
+    _changed(st, sender)
     row = _row(st, s)
     alone = inst[row].first[LANDED] < 0
     land(st, row, s)
     if alone:
         _wake(st, i, now)
+    _changed(st, i)
 
 
 @entry
-def waiting(inst: Sequence[Instance], seg: Sequence[Segment], i: int, found: Ints) -> int:
+def coming(home: Ints, i: int, tokens: int) -> None:
+    """So many tokens more are in transfer to an instance, or fewer."""
+    st = queues_at(home)
+    st.inst[i].coming_tokens += tokens
+    _changed(st, i)
+
+
+@entry
+def waiting(home: Ints, i: int, found: Ints) -> int:
     """Fill in the segments that wait in an instance's queue of prompts, none of it computed; how many there are."""
-    count = 0
+    st, count = queues_at(home), 0
+    inst, seg = st.inst, st.seg
     for row in range(inst[i].rank_at, inst[i].rank_at + inst[i].ranks):
         s = inst[row].first[PROMPTS]
         while s >= 0:

@@ -18,6 +18,7 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation.kernel import entry as kernel
+from disagg_sim.simulation.kernel.home import INSTANCE, SEGMENT, WORLD, home_of
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
     CLOSES,
@@ -26,19 +27,15 @@ from disagg_sim.simulation.kernel.layout import (
     ITL_LEAST_S,
     ITL_PER_OCTAVE,
     Admission,
-    Instance,
     Mode,
-    Segment,
     SegmentStatus,
-    World,
-    dtype_of,
+    State,
 )
+from disagg_sim.simulation.kernel.least import least_tree
 from disagg_sim.simulation.kernel.step_table import StepTable, pack_tables
 
 #: Looked up once: an enum's members are slow to find.
 HELD = int(SegmentStatus.HELD)
-INSTANCE, SEGMENT, WORLD = dtype_of(Instance), dtype_of(Segment), dtype_of(World)
-
 
 #: Rows of records; columns by name, as attributes.
 Columns = Any
@@ -99,6 +96,8 @@ class Fleet:
     views
         Columns of the instances by the names of ``layout.Instance``, current up to each one's last event; a new array
         after ``add``. ``refresh`` brings what decode runs change up to a time: tokens, blocks and counters.
+    home
+        Where the kernel finds all arrays, for compiled functions of others; always up to date.
     itl_counts, itl_edges
         Histogram of the gaps between the tokens of a request: tokens a bin, and the bins + 1 edges [s].
     """
@@ -113,6 +112,7 @@ class Fleet:
         self._world["pending_head"] = -1
         self._world["soonest_s"] = -np.inf
         self._world["step_by_step"] = step_by_step
+        self.home: Ints = np.zeros((len(State._fields), 4), dtype=np.int64)
         edges = ITL_LEAST_S * 2.0 ** (np.arange(ITL_BINS - 1) / ITL_PER_OCTAVE)
         self.itl_edges: Floats = np.concatenate([[0.0], edges, [np.inf]])
         self._itl: Floats = np.stack([np.zeros(ITL_BINS), self.itl_edges[:-1]])
@@ -234,7 +234,7 @@ class Fleet:
             self._seg = np.concatenate([self._seg, np.zeros_like(self._seg)])
             self._bind()
         wanted = (instance, request, *lengths, cached, flags)
-        error = kernel.submit(*self._outside, segment, wanted, last_token_s, float(now))
+        error = kernel.submit(self.home, segment, wanted, last_token_s, float(now))
         if error == kernel.LATE:
             raise InputError(f"submit at {now:g} s, but instance {instance} has events before; call run_until first")
         if error:
@@ -258,12 +258,12 @@ class Fleet:
         """
         if self._soonest_s.item() > limit:
             return -1, limit
-        found: tuple[int, float] = kernel.run_until(*self._arrays, float(limit))
+        found: tuple[int, float] = kernel.run_until(self.home, float(limit))
         return found
 
     def next_time(self) -> float:
         """Time of the next event of any instance; inf = none. [s]"""
-        return float(self._next_s.min())
+        return self._soon.item(1)
 
     def release(self, segment: int, now: float) -> None:
         """Free the blocks of a finished segment that was submitted with ``HOLD``."""
@@ -278,7 +278,11 @@ class Fleet:
 
     def hand_over(self, held: int, segment: int, now: float) -> None:
         """The cache of a held segment has landed in the reserved blocks of another, whose sender's are free now."""
-        kernel.hand_over(*self._outside, held, segment, float(now))
+        kernel.hand_over(self.home, held, segment, float(now))
+
+    def coming(self, instance: int, tokens: int) -> None:
+        """So many tokens more are in transfer to an instance, or fewer; nothing else follows from it."""
+        kernel.coming(self.home, instance, tokens)
 
     def cancel(self, segment: int, now: float) -> None:
         """Take a segment back that waits for a reservation or for its cache."""
@@ -300,7 +304,7 @@ class Fleet:
     def waiting(self, instance: int) -> Ints:
         """Segments of whole prompts that wait on an instance, the next first, nothing of them computed yet."""
         found = np.empty(int(self._inst["queued_requests"][instance]), np.int64)
-        return found[: kernel.waiting(self._inst, self._seg, instance, found)]
+        return found[: kernel.waiting(self.home, instance, found)]
 
     def set_limits(
         self,
@@ -363,6 +367,7 @@ class Fleet:
             row[name] = 0
         _let_idle(row)
         row["free_blocks"] = row["total_blocks"]
+        self._bind()
         return lost
 
     def add(self, spec: InstanceSpec, now: float) -> int:
@@ -372,7 +377,8 @@ class Fleet:
 
     def refresh(self, now: float) -> None:
         """Count the decode steps that ended by ``now`` in all views; changes nothing in what follows."""
-        kernel.refresh(*self._arrays, float(now))
+        if self._due.item(1) <= now:
+            kernel.refresh(self.home, float(now))
 
     def flops(self) -> Floats:
         """Work that the model needed so far on each instance, all its GPUs together. [FLOP]
@@ -388,7 +394,7 @@ class Fleet:
         return done
 
     def _control(self, action: int, segment: int, instance: int, now: float) -> bool:
-        done: bool = kernel.control(*self._outside, action, segment, instance, float(now))
+        done: bool = kernel.control(self.home, action, segment, instance, float(now))
         return done
 
     def _enlarge(self, specs: list[InstanceSpec], now: float) -> None:
@@ -424,13 +430,17 @@ class Fleet:
 
     def _bind(self) -> None:
         """Hand the arrays, which may be new ones, to the kernel and to the views."""
-        self._arrays = (self._inst, self._seg, self._sets, self._values, self._itl, self._world)
-        self._outside = (self._inst, self._seg, self._values, self._world)
+        count = len(self._specs)
+        self._soon, self._due = least_tree(self._inst["next_s"][:count]), least_tree(np.zeros(count))
+        self._log = np.zeros(count, dtype=np.int64)
+        self._world["changes"] += self._log.size + 1  # all may have
+        arrays = (self._inst, self._seg, self._sets, self._values, self._itl, self._world)
+        home_of((*arrays, self._soon, self._due, self._log), self.home)
         self.views: Columns = self._inst.view(np.recarray)
         self._seen: Any = tuple(array.view() for array in (self._inst, self._seg, self._sets, self._values))
         for array in self._seen:
             array.flags.writeable = False
-        self._next_s, self._soonest_s = self._inst["next_s"], self._world["soonest_s"]
+        self._soonest_s = self._world["soonest_s"]
         self._status, self._instance, self._start_s = (self._seg[name] for name in ("status", "instance", "start_s"))
         self._first_token_s, self._last_s = self._seg["first_token_s"], self._seg["last_s"]
 

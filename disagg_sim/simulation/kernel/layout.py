@@ -192,10 +192,11 @@ class World:
     notices: int  # instances to report: ``draining`` is 2, or ``stalled`` 1
     reserves: int  # 1 = a segment came whose context is elsewhere: stalls are reported
     step_by_step: int  # 1 = every decode step is an event of its own
+    changes: int  # entries in the log so far
 
 
 class State(NamedTuple):
-    """The arrays of a fleet as the kernel takes them, each by itself: a call with a tuple of arrays costs more."""
+    """The arrays of a fleet."""
 
     inst: Sequence[Instance]
     seg: Sequence[Segment]
@@ -203,6 +204,9 @@ class State(NamedTuple):
     values: NDArray[np.float64]  # of all step tables, end to end
     itl: NDArray[np.float64]  # (2, bins): gaps between tokens, and left edges [s]
     world: Sequence[World]  # one row
+    soon: NDArray[np.float64]  # tree of ``next_s`` of the instances, see ``least`` [s]
+    due: NDArray[np.float64]  # tree of times before which ``refresh`` has nothing to count on an instance [s]
+    log: NDArray[np.int64]  # instances that changed, the newest ``changes`` - 1, in turn
 
 
 class Queues(NamedTuple):
@@ -212,6 +216,9 @@ class Queues(NamedTuple):
     seg: Sequence[Segment]
     values: NDArray[np.float64]
     world: Sequence[World]
+    soon: NDArray[np.float64]
+    due: NDArray[np.float64]
+    log: NDArray[np.int64]
 
 
 def dtype_of(record: type) -> np.dtype[np.void]:
