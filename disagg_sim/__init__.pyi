@@ -9,6 +9,8 @@ from .facts.load import list_specs, load_model, load_precision, load_profile, lo
 from .physics.counts import decode_work, prefill_work
 from .physics.passes.mixed import Interference
 from .physics.setup import Setup, setup
+from .planning.plan import Plan, plan
+from .planning.question import PlanOptions
 from .report.tables import readable
 from .scenario.written import write_scenario
 from .search.deployment import Deployment, Instance, Pool
@@ -48,6 +50,8 @@ __all__ = [
     "MatchPlan",
     "Origin",
     "PhaseGrid",
+    "Plan",
+    "PlanOptions",
     "Pool",
     "Replicas",
     "ServedDeployment",
@@ -80,6 +84,7 @@ __all__ = [
     "outside_calibration",
     "pareto_front",
     "piggyback",
+    "plan",
     "pointwise_gain",
     "prefill_grid",
     "prefill_work",

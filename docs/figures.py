@@ -198,11 +198,12 @@ ROOMS = {
     "certainty": Room(0, 5, 8, 1, "operators of a design, error bars, elasticities, extrapolation", 2),
     "calibration": Room(0, 6, 8, 1, "measured kernels and served runs: fits and their errors", 2),
     "simulation": Room(8, 4, 4, 3, "requests one by one:\ncompiled instances, KV link,\npolicies", 3),
-    "sweep": Room(0, 7, 8, 1, "YAML to cases, blocks, Parquet store, results, gate", 2),
-    "scenario": Room(8, 7, 4, 1, "the same for simulations", 3),
-    "report": Room(0, 8, 12, 1, "tables, figures, pages: the home of ms, GB and colours", 4),
-    "study": Room(0, 9, 12, 1, "published papers, figure by figure and claim by claim", 4),
-    "cli": Room(0, 10, 12, 1, "commands, and the notebook interface: import disagg_sim", 4),
+    "planning": Room(0, 7, 12, 1, "one answer: what to deploy, how sure, what would change it", 2),
+    "sweep": Room(0, 8, 8, 1, "YAML to cases, blocks, Parquet store, results, gate", 2),
+    "scenario": Room(8, 8, 4, 1, "the same for simulations", 3),
+    "report": Room(0, 9, 12, 1, "tables, figures, pages: the home of ms, GB and colours", 4),
+    "study": Room(0, 10, 12, 1, "published papers, figure by figure and claim by claim", 4),
+    "cli": Room(0, 11, 12, 1, "commands, and the notebook interface: import disagg_sim", 4),
 }
 FILES = {
     "hw_specs/  models/": Room(0, 0.36, 4.7, 0.62, "", 0),
@@ -215,9 +216,9 @@ EDGES = ("#999999", COLOURS[0], COLOURS[2], COLOURS[1], "#8A5A8F")
 
 def architecture() -> Any:
     """The rooms of the package from facts down to commands."""
-    figure = blank_figure((9.0, 7.4))
+    figure = blank_figure((9.0, 8.1))
     axes = figure.add_subplot()
-    axes.set(xlim=(-0.75, 12.05), ylim=(11.05, 0.3))
+    axes.set(xlim=(-0.75, 12.05), ylim=(12.05, 0.3))
     axes.axis("off")
     for name, room in {**FILES, **ROOMS}.items():
         x, y = room.left + 0.06, room.top + 0.12 * bool(room.kind)
@@ -241,7 +242,7 @@ def architecture() -> Any:
         axes.text(middle[0], middle[1] - high, name, ha="center", va="center", fontsize=12, fontweight="bold")
         axes.text(middle[0], middle[1] + 0.2, room.said, ha="center", va="center", fontsize=9.2, color=INK)
     arrow = {"arrowstyle": "-|>", "color": GREY, "linewidth": 1.4}
-    axes.annotate("", (-0.3, 10.9), (-0.3, 0.4), arrowprops=arrow)
+    axes.annotate("", (-0.3, 11.9), (-0.3, 0.4), arrowprops=arrow)
     axes.text(-0.52, 5.5, "data flow down, imports go up", rotation=90, va="center", ha="center", color=GREY)
     return figure
 

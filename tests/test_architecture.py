@@ -17,7 +17,7 @@ ROOT = Path(disagg_sim.__file__).parent
 SHARED = {"units", "errors", "notebook", "domain", "atomic", "arrays"}
 #: Rooms that studies, commands and the notebook API may all use.
 ABOVE = {"facts", "physics", "search", "serving", "certainty", "simulation", "calibration", "sweep", "scenario"}
-ABOVE |= {"workload"}
+ABOVE |= {"workload", "planning"}
 #: room -> rooms that it may import beside the shared ones and itself
 ALLOWED = {
     "units": set(),
@@ -34,6 +34,7 @@ ALLOWED = {
     "certainty": {"facts", "physics", "search", "serving", "workload"},
     "simulation": {"facts", "physics", "search", "workload"},
     "calibration": {"facts", "physics", "search", "serving", "certainty", "simulation", "workload"},
+    "planning": {"facts", "physics", "search", "serving", "certainty", "simulation", "workload"},
     "sweep": {"facts", "physics", "search", "serving", "certainty", "calibration", "workload"},
     "scenario": {"facts", "physics", "search", "serving", "simulation", "workload", "sweep"},
     "report": ABOVE,
@@ -57,6 +58,7 @@ PACKAGES = {
     "certainty": {"numpy", "pandas"},
     "simulation": {"numpy", "numba", "pandas", "statsmodels"},
     "calibration": {"numpy", "scipy", "pandas", "yaml", "torch"},
+    "planning": {"numpy", "pandas"},
     "sweep": {"numpy", "pandas", "pyarrow", "joblib", "yaml", "pydantic", "pydantic_core"},
     "scenario": {"numpy", "pandas", "pyarrow", "joblib", "yaml", "pydantic", "pydantic_core"},
     "report": {"numpy", "pandas", "matplotlib"},

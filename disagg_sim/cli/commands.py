@@ -88,6 +88,11 @@ class Commands(LazyGroup):
     """All commands, in the order of their use."""
 
     table: ClassVar = {
+        "plan": Entry(
+            "plan:plan",
+            "Answer what to deploy, on one screen.",
+            "plan --model llama_3_1_70b --system h200_sxm --isl 4096 --osl 512 --rate 20",
+        ),
         "sweep": Entry(
             "sweep:sweep",
             "Compute frontiers, rate matching and KV bandwidth.",

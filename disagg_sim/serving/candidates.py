@@ -27,6 +27,16 @@ def best_per_size(gpus: Ints, rate: Floats, order: Ints) -> Ints:
     ----------
     gpus, rate, order : arrays, shape (n,)
         GPUs of an instance [1]; its request rate [request/s]; rank that settles ties [1].
+
+    Returns
+    -------
+    ndarray of int64
+        Places in the arrays.
+
+    Examples
+    --------
+    >>> best_per_size(np.array([1, 2, 1]), np.array([5.0, 9.0, 6.0]), np.arange(3)).tolist()
+    [2, 1]
     """
     if gpus.size == 0:
         return np.empty(0, dtype=np.int64)
@@ -39,7 +49,25 @@ def best_per_size(gpus: Ints, rate: Floats, order: Ints) -> Ints:
 
 
 def mapping_order(grid: PhaseGrid) -> Ints:
-    """Rank of every point in the lexicographic order of its mapping, then batch; shape (rows, batches)."""
+    """Rank every point in the lexicographic order of its mapping, then batch.
+
+    Parameters
+    ----------
+    grid
+        Scored points of one phase.
+
+    Returns
+    -------
+    ndarray of int64, shape (rows, batches)
+        From 0. [1]
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
+    >>> mapping_order(ds.decode_grid(at, [Mapping(pp=2), Mapping()], ds.lengths(2048, 256), batch=[1, 8])).tolist()
+    [[2, 3], [0, 1]]
+    """
     rows = np.empty(grid.gpus.size, dtype=np.int64)
     rows[np.lexsort([getattr(grid.mappings, name) for name in reversed(MAPPING_COLUMNS)])] = np.arange(rows.size)
     return rows[:, None] * grid.batch.size + np.arange(grid.batch.size)
@@ -300,5 +328,21 @@ def _handed_over(side: PhaseGrid | PrefillCandidates) -> tuple[str, str, str, st
 
 
 def least(values: NDArray[Any], mask: Mask) -> float:
-    """Smallest of ``values`` where ``mask`` holds; inf if it holds nowhere."""
+    """Find the smallest of some values.
+
+    Parameters
+    ----------
+    values, mask
+        Numbers, and which of them count; arrays of one shape.
+
+    Returns
+    -------
+    float
+        Infinite where none counts.
+
+    Examples
+    --------
+    >>> least(np.array([3, 1, 2]), np.array([True, False, True]))
+    2.0
+    """
     return float(np.min(values.astype(np.float64), where=mask, initial=np.inf))

@@ -18,7 +18,7 @@ PER = tuple(COST_COLUMNS)
 
 
 def usd_per_gpu_hour(system: SystemSpec | str, prices: Mapping[str, float] | None = None) -> float:
-    """Price of one GPU: the given one, else the middle of the market's range. [USD/h]
+    """Find the price of one GPU: the given one, else the middle of the market's range. [USD/h]
 
     Parameters
     ----------
@@ -27,10 +27,20 @@ def usd_per_gpu_hour(system: SystemSpec | str, prices: Mapping[str, float] | Non
     prices : mapping, optional
         Price by name of the system. [USD/h]
 
+    Returns
+    -------
+    float
+        [USD/h]
+
     Raises
     ------
     InputError
         When neither gives a price; names the key.
+
+    Examples
+    --------
+    >>> usd_per_gpu_hour("h100_sxm"), usd_per_gpu_hour("h100_sxm", {"h100_sxm": 3})
+    (3.495, 3.0)
     """
     name, given = _name(system), prices or {}
     if name in given:

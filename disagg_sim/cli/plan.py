@@ -1,0 +1,111 @@
+"""``disagg-sim plan``: answer on one screen what to deploy."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from disagg_sim.cli.tables import print_table
+from disagg_sim.errors import InputError, as_float, nearest, quoted
+from disagg_sim.facts.load import list_specs
+from disagg_sim.planning.plan import Plan
+from disagg_sim.planning.plan import plan as planned
+from disagg_sim.planning.question import OBJECTIVES, PlanOptions
+from disagg_sim.report.plan import plan_json, screen
+from disagg_sim.units import GB
+from disagg_sim.workload.lengths import Lengths, lengths, lengths_named
+from disagg_sim.workload.readers.load import load_trace
+from disagg_sim.workload.trace import Trace
+
+INFEASIBLE = 2  # exit code
+
+
+def plan(
+    model: Annotated[str, typer.Option(metavar="NAME|FILE", help="Model.")],
+    system: Annotated[str, typer.Option(metavar="S[,S2,...]|any", help="GPU systems that compete.")],
+    prefill_system: Annotated[str, typer.Option(metavar="P", help="Another system for the prefill pool.")] = "",
+    isl: Annotated[int | None, typer.Option(min=1, help="Input tokens.")] = None,
+    osl: Annotated[int | None, typer.Option(min=2, help="Output tokens.")] = None,
+    traffic: Annotated[str, typer.Option(metavar="NAME", help="Lengths of a shipped traffic.")] = "",
+    trace: Annotated[str, typer.Option(metavar="FILE", help="Lengths and arrivals of a request trace.")] = "",
+    ttft: Annotated[str, typer.Option(metavar="LIMIT", help="TTFT: '2 s', '500 ms@p99'; p90 unless said.")] = "2 s",
+    tpot: Annotated[str, typer.Option(metavar="LIMIT", help="TPOT: '50 ms', '30 ms@p99'; p90 unless said.")] = "50 ms",
+    gpus: Annotated[int | None, typer.Option(min=1, help="Serve the most with so many GPUs.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Serve so many requests a second with the least.")] = None,
+    users: Annotated[int | None, typer.Option(min=1, help="Serve so many users, a request each in flight.")] = None,
+    objective: Annotated[str, typer.Option(help=f"{', '.join(OBJECTIVES)}.")] = "gpus",
+    engine: Annotated[str, typer.Option(help="vllm, sglang, trtllm; default: the system's.")] = "",
+    precision: Annotated[str, typer.Option(help="Precision recipe; default: the usual one of model and system.")] = "",
+    max_nic: Annotated[float | None, typer.Option(metavar="GB/s", help="Most KV bandwidth of a GPU.")] = None,
+    price: Annotated[list[str] | None, typer.Option(metavar="SYSTEM=USD", help="Price of a GPU hour.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON of a versioned schema.")] = False,
+) -> None:
+    """Plan a deployment: disaggregated or co-located, pools, mappings, counts, latencies, price.
+
+    Say the lengths by --isl and --osl, --traffic or --trace, and the size by --gpus, --rate or --users.
+    """
+    work = _work(isl, osl, traffic, trace)
+    if isinstance(work, Trace) and gpus is None and rate is None and users is None:
+        rate = work.rate
+    options = PlanOptions(
+        users=users,
+        objective=objective,
+        prefill_system=prefill_system or None,
+        precision=precision or None,
+        engine=engine or None,
+        max_nic=None if max_nic is None else max_nic * GB,
+        prices=_prices(price or []),
+    )
+    found = planned(model, system, work, ttft=ttft, tpot=tpot, rate=rate, gpus=gpus, options=options)
+    if as_json:
+        typer.echo(json.dumps(plan_json(found), indent=2))
+    else:
+        _print(found)
+    if found.best is None:
+        raise typer.Exit(INFEASIBLE)
+
+
+def _work(isl: int | None, osl: int | None, traffic: str, trace: str) -> Lengths | Trace:
+    """Lengths of the requests, of the one source that is given."""
+    given = [
+        name for name, value in (("--isl and --osl", isl or osl), ("--traffic", traffic), ("--trace", trace)) if value
+    ]
+    if len(given) != 1:
+        raise InputError(
+            f"give the lengths once: --isl and --osl, --traffic or --trace; got {' and '.join(given) or 'none'}"
+        )
+    if traffic:
+        return lengths_named(traffic)
+    if trace:
+        return load_trace(trace)
+    if isl is None or osl is None:
+        raise InputError("--isl and --osl go together: tokens of a prompt and of its answer")
+    return lengths(isl, osl)
+
+
+def _prices(given: list[str]) -> dict[str, float]:
+    """Prices by system, from ``NAME=USD``."""
+    found: dict[str, Any] = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        try:
+            found[name] = as_float(float(number))
+        except ValueError:
+            raise InputError(
+                f"--price {quoted(text)}; allowed: SYSTEM=USD_PER_GPU_HOUR, such as h100_sxm=2.5"
+            ) from None
+        if name not in list_specs("hardware"):
+            raise InputError(f"--price: {quoted(name)} is not a system{nearest(name, list_specs('hardware'))}")
+    return found
+
+
+def _print(found: Plan) -> None:
+    for number, block in enumerate(screen(found)):
+        if number:
+            typer.echo("")
+        if len(block.rows[0]) == 1:
+            typer.echo("\n".join(row[0] for row in block.rows))
+        else:
+            print_table(block.rows, header=block.header, numeric=block.numeric)

@@ -1,0 +1,324 @@
+"""Choose configurations of instances that are worth sizing: the fastest of each size within the limits.
+
+Grids of all mappings and batches are scored at once; a few of each size go on to be sized with queueing. Put a faster
+instance of the same size in the place of a slower one and no pool needs more GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from disagg_sim.arrays import Floats, Ints, Mask
+from disagg_sim.domain import BOUNDS, SHARDING, Mapping
+from disagg_sim.physics.kv_transfer import unique_gpus
+from disagg_sim.physics.memory import colocated_bytes
+from disagg_sim.physics.passes.chunked import chunked_prefill_pass
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
+from disagg_sim.physics.passes.prefill import prefill_pass
+from disagg_sim.physics.residents import prefilling_in_pieces
+from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.limits import Work
+from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
+from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
+from disagg_sim.serving.candidates import best_per_size, mapping_order
+
+#: Shares of the TTFT limit that a pass may take; the rest is for the queue. [1]
+PASS_SHARES = (0.35, 0.6, 0.8, 0.95)
+#: The same at the mean lengths, where the limit is one of long prompts. [1]
+SHORT_SHARES = (0.1, 0.2, 0.35, 0.6, 0.95)
+#: Configurations of one size that are sized, of decode and of both phases. [1]
+OF_A_SIZE = 2
+#: Budgets of a step of one attention rank that are tried: what engines are started with. [token]
+BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+#: Tokens of one rank, decodes and prefill, at which steps with prefill are timed. [token]
+SIZES = (0, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grids:
+    """Scored points of both phases of one case."""
+
+    prefill: PhaseGrid
+    decode: PhaseGrid
+
+
+def grids_of(at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], work: Work) -> Grids:
+    """Score all mappings and batches of both phases.
+
+    Parameters
+    ----------
+    at, prefill_at
+        Setups of decode, and of both phases in one, and of prefill.
+    mappings
+        Of prefill and of decode.
+    work
+        Lengths and limits.
+
+    Returns
+    -------
+    Grids
+        Latency of prefill is that of the prompt at the percentile of the TTFT limit. [s]
+    """
+    axes: _Axes = (None, None)
+    if not work.lengths.constant:  # of all mappings at the mean lengths those worth timing at every length
+        rough = replace(work, lengths=work.lengths.at_means())
+        mappings, axes = _worth(_scored(at, prefill_at, mappings, rough), rough, alike=prefill_at is at)
+    return _scored(at, prefill_at, mappings, work, axes)
+
+
+#: Chunks [token] and batches [request] of prefill that are scored; None = all.
+_Axes = tuple[Ints | None, Ints | None]
+
+
+def _scored(
+    at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], work: Work, axes: _Axes = (None, None)
+) -> Grids:
+    share = None if work.lengths.constant else work.ttft.share
+    return Grids(
+        prefill_grid(prefill_at, mappings[0], work.lengths, ftl_quantile=share, chunk_tokens=axes[0], batch=axes[1]),
+        decode_grid(at, mappings[1], work.lengths),
+    )
+
+
+def _worth(grids: Grids, work: Work, *, alike: bool) -> tuple[tuple[Mapping, Mapping], _Axes]:
+    """Mappings of prefill and of decode that are among the fastest of their size somewhere, and axes of prefill."""
+    points = _fastest_passes(grids.prefill, work.ttft.seconds, SHORT_SHARES)
+    whole = int(np.count_nonzero(grids.prefill.mappings.chunk_tokens == 0))
+    table = grids.prefill.mappings
+    degrees = {tuple(int(getattr(table, name)[row]) for name in SHARDING): None for row, _ in points}
+    plain = table[np.arange(whole)]
+    prefill = [row for row in range(whole) if tuple(int(getattr(plain, name)[row]) for name in SHARDING) in degrees]
+    usable = grids.decode.feasible & (grids.decode.latency <= work.tpot.seconds)
+    decode = sorted({row for row, _ in _best_of_sizes(grids.decode, usable)})
+    if alike:
+        decode = prefill = sorted({*prefill, *decode, *_colocated_rows(grids, work)[0]})
+    kept = plain[np.array(prefill, dtype=int)], grids.decode.mappings[np.array(decode, dtype=int)]
+    if not points:
+        return kept, (np.zeros(1, dtype=np.int64), grids.prefill.batch[:1])
+    rows, columns = np.array(points).T
+    return kept, (np.unique(table.chunk_tokens[rows]), grids.prefill.batch[: columns.max() + 1])
+
+
+def _fastest_passes(grid: PhaseGrid, limit: float, shares: tuple[float, ...]) -> list[tuple[int, int]]:
+    """Rows and columns of the fastest prefill points of each size whose pass takes some share of a limit [s]."""
+    found: dict[tuple[int, int], None] = {}
+    order, host = mapping_order(grid), host_of(grid.setup)
+    gpus = np.broadcast_to(grid.gpus[:, None], grid.latency.shape)
+    for share in shares:
+        usable = grid.feasible & (grid.latency + host <= share * limit)
+        rows, columns = np.nonzero(usable)
+        keep = best_per_size(gpus[usable], grid.request_rate[usable], order[usable])
+        found |= dict.fromkeys(zip(rows[keep].tolist(), columns[keep].tolist(), strict=True))
+    return list(found)
+
+
+def host_of(at: Setup) -> float:
+    """Host time of a request before its prefill; 0 without an engine. [s]"""
+    return 0.0 if at.overheads is None else at.overheads.request_host
+
+
+def prefill_choices(grid: PhaseGrid, work: Work) -> list[PrefillChoice]:
+    """The fastest prefill configurations of each size whose pass leaves room for a queue; links as wide as needed."""
+    points = _fastest_passes(grid, work.ttft.seconds, PASS_SHARES)
+    if not points:
+        return []
+    rows = sorted({row for row, _ in points})
+    last = max(column for _, column in points) + 1
+    nodes, weights = work.lengths.isl_nodes()
+    if work.lengths.constant:
+        ftl, spread = grid.latency[None, rows, :last], np.zeros((len(rows), last))
+    else:
+        ftl, busy = _passes(grid, np.array(rows), grid.batch[:last].astype(float), nodes)
+        mean = np.tensordot(weights, busy, 1)
+        spread = np.tensordot(weights, (busy - mean) ** 2, 1) / mean**2
+    return [
+        _prefill(grid, work, (row, column), ftl[:, rows.index(row)], float(spread[rows.index(row), column]))
+        for row, column in points
+    ]
+
+
+def _prefill(grid: PhaseGrid, work: Work, point: tuple[int, int], ftl: Floats, spread: float) -> PrefillChoice:
+    row, column = point
+    batch = grid.batch[: column + 1].astype(float)
+    return PrefillChoice(
+        at=grid.setup,
+        mapping=grid.mappings[row],
+        work=work,
+        batch=batch,
+        busy=batch / grid.request_rate[row, : column + 1],
+        ftl=ftl[:, : column + 1],
+        spread=spread,
+        weights=work.lengths.isl_nodes()[1],
+        host=host_of(grid.setup),
+        hand_over=0.0,
+        link_rate=math.inf,
+        memory=float(grid.memory_bytes[row, column]),
+        bound=BOUNDS[grid.bound[row, column]],
+    )
+
+
+def _passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Floats) -> tuple[Floats, Floats]:
+    """FTL and busy time of passes of prompts of each length, (lengths, rows, batches). [s]"""
+    ftl, busy = np.empty((2, nodes.size, rows.size, batch.size))
+    chunks = grid.mappings.chunk_tokens[rows]
+    for deep in (False, True):
+        some = np.flatnonzero((chunks > 0) == deep)
+        if not some.size:
+            continue
+        mapping = grid.mappings[rows[some]].for_grid()
+        for place, isl in enumerate(nodes.tolist()):
+            if deep:
+                done = chunked_prefill_pass(
+                    grid.setup, mapping, batch=batch, isl=isl, chunk_tokens=mapping.chunk_tokens, mla_form="auto"
+                )
+            else:
+                done = prefill_pass(grid.setup, mapping, batch=batch, isl=isl, mla_form="naive")
+            ftl[place, some], busy[place, some] = done.ftl, done.busy
+    return ftl, busy
+
+
+def linked(
+    prefill: Sequence[PrefillChoice], decode: Sequence[DecodeChoice], kv_bytes: float, wire: tuple[float, float]
+) -> tuple[list[PrefillChoice], list[DecodeChoice]]:
+    """The choices with links of a bandwidth [B/s] and latency [s], which move caches of ``kv_bytes`` [B].
+
+    The first token comes from decode: TTFT has in it the transfer, what is left of a step, and a step, those of the
+    decode configuration with the most requests a GPU.
+    """
+    bandwidth, latency = wire
+    takers = [replace(each, link_rate=_moved(each, bandwidth) / kv_bytes) for each in decode]
+    best = max(takers, key=lambda each: each.most / gpus_of(each), default=None)
+    step, taken = (float(best.step[-1]), 1.0 / best.link_rate) if best is not None else (0.0, 0.0)
+    senders = []
+    for each in prefill:
+        rate = _moved(each, bandwidth) / kv_bytes
+        hand_over = latency + max(1.0 / rate, taken) + 1.5 * step
+        senders.append(replace(each, link_rate=rate, hand_over=hand_over))
+    return senders, takers
+
+
+def _moved(choice: PrefillChoice | DecodeChoice, bandwidth: float) -> float:
+    """What an instance moves of caches over the links of its GPUs with distinct parts. [B/s]"""
+    return bandwidth * float(unique_gpus(choice.at.model, choice.mapping))
+
+
+def decode_choices(grid: PhaseGrid, work: Work) -> list[DecodeChoice]:
+    """The fastest decode configurations of each size within the TPOT limit; links as wide as needed."""
+    usable = grid.feasible & (grid.latency <= work.tpot.seconds)
+    return [_decode(grid, work, row, column) for row, column in _best_of_sizes(grid, usable)]
+
+
+def _best_of_sizes(grid: PhaseGrid, usable: Mask, rate: Floats | None = None) -> Iterator[tuple[int, int]]:
+    """Rows and columns of the fastest points of each size, each row once."""
+    rates, order = grid.request_rate if rate is None else rate, mapping_order(grid)
+    gpus = np.broadcast_to(grid.gpus[:, None], grid.latency.shape)
+    left = usable.copy()
+    for _ in range(OF_A_SIZE):
+        rows, columns = np.nonzero(left)
+        keep = best_per_size(gpus[left], rates[left], order[left])
+        yield from zip(rows[keep].tolist(), columns[keep].tolist(), strict=True)
+        left[rows[keep]] = False
+
+
+def _decode(grid: PhaseGrid, work: Work, row: int, column: int) -> DecodeChoice:
+    return DecodeChoice(
+        at=grid.setup,
+        mapping=grid.mappings[row],
+        work=work,
+        seats=int(grid.batch[column]),
+        batch=grid.batch[: column + 1].astype(float),
+        step=grid.latency[row, : column + 1],
+        link_rate=math.inf,
+        memory=float(grid.memory_bytes[row, column]),
+        memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),
+        bound=BOUNDS[grid.bound[row, column]],
+    )
+
+
+def colocated_choices(grids: Grids, work: Work) -> list[ColocatedChoice]:
+    """Configurations of both phases worth sizing, each with every budget of a step."""
+    rows, last = _colocated_rows(grids, work)
+    if not rows:
+        return []
+    tables = _mixed_tables(grids.decode, work, np.array(rows), last)
+    return [each for place, row in enumerate(rows) for each in _colocated(grids.decode, work, row, tables[:, place])]
+
+
+def _colocated_rows(grids: Grids, work: Work) -> tuple[list[int], int]:
+    """Fastest rows of each size, as if prefill stopped decode at the best pass, and the batches that they take.
+
+    ``TTL(B) = T_d(B) + B*t_p/(OSL-1)``.
+    """
+    prefill, decode, gaps = grids.prefill, grids.decode, work.lengths.gaps
+    whole = prefill.mappings.chunk_tokens == 0  # the same mappings in the same order come first
+    per_prompt = np.where(prefill.feasible, 1.0 / prefill.request_rate, np.inf)[whole].min(axis=1)
+    time = decode.latency + decode.batch[None, :] * per_prompt[:, None] / gaps
+    usable = decode.feasible & (time <= work.tpot.seconds) & np.isfinite(time)
+    rate = np.where(usable, decode.batch[None, :] / (gaps * time), 0.0)
+    rows = list(dict.fromkeys(row for row, _ in _best_of_sizes(decode, usable, rate)))
+    return rows, (int(np.flatnonzero(usable[rows].any(axis=0))[-1]) + 1 if rows else 0)
+
+
+def _mixed_tables(grid: PhaseGrid, work: Work, rows: Ints, last: int) -> Floats:
+    """Times of steps with prefill on every rank, and on one, of shape (2, rows, sizes, batches). [s]"""
+    at, lengths = grid.setup, work.lengths
+    mapping = grid.mappings[rows].for_grid()
+    nodes, weights = lengths.isl_nodes()
+    prompt = float(weights @ nodes**2) / lengths.mean_isl  # that a token of prefill is of, on average
+    batch = grid.batch[:last].astype(float)
+    sizes = np.array(SIZES[1:], dtype=float)
+    shape = (rows.size, sizes.size, batch.size)
+    decodes = np.broadcast_to(batch, (sizes.size, batch.size)).reshape(1, -1)
+    tokens = np.maximum(np.repeat(sizes, batch.size)[None, :] - decodes / mapping.dp_attn, 1.0)
+
+    def step(ranks: Any) -> Floats:
+        chunk = Chunk(tokens * ranks, prompt, ranks)
+        time = mixed_step(at, mapping, batch=decodes, context=lengths.context, chunk=chunk).time
+        table = np.broadcast_to(time, (rows.size, tokens.shape[1])).reshape(shape)
+        return np.concatenate([grid.latency[rows, None, :last], table], axis=1)
+
+    every = step(mapping.dp_attn)
+    return np.stack([every, every if np.all(mapping.dp_attn == 1) else step(np.ones_like(mapping.dp_attn))])
+
+
+def _colocated(grid: PhaseGrid, work: Work, row: int, tables: Floats) -> Iterator[ColocatedChoice]:
+    at, mapping = grid.setup, grid.mappings[row]
+    ranks, lengths = int(mapping.dp_attn), work.lengths
+    last = int(np.flatnonzero(grid.feasible[row] & (grid.latency[row] <= work.tpot.seconds))[-1])
+    last = min(last, tables.shape[-1] - 1)
+    batch, step = grid.batch[: last + 1].astype(float), grid.latency[row, : last + 1]
+    nodes, weights = lengths.isl_nodes()
+    for budget in (ranks * each for each in BUDGETS):
+        chunk = np.full_like(batch, float(budget))
+        prompts = ranks * np.maximum(np.ceil(chunk / (ranks * lengths.mean_isl)), 1.0)
+        prefilling = prefilling_in_pieces(mapping, prompts, lengths.prompt, chunk, batch)
+        memory = colocated_bytes(at, mapping, batch, cached=lengths.resident, prefilling=prefilling)
+        fits = np.flatnonzero((memory <= at.memory_limit) & (batch <= budget / 2))
+        if not fits.size:
+            continue
+        seats = int(fits[-1])
+        yield ColocatedChoice(
+            at=at,
+            mapping=mapping,
+            work=work,
+            seats=int(batch[seats]),
+            budget=budget,
+            batch=batch[: seats + 1],
+            step=step[: seats + 1],
+            tokens=np.array(SIZES, dtype=float),
+            mixed=tables[0, :, : seats + 1],
+            single=tables[1, :, : seats + 1],
+            nodes=nodes,
+            weights=weights,
+            host=host_of(at),
+            memory=float(np.broadcast_to(memory, batch.shape)[seats]),
+            memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),
+            bound=BOUNDS[grid.bound[row, seats]],
+        )
+        if budget >= ranks * (float(nodes[-1]) + batch[-1]):
+            break  # a larger one is never full

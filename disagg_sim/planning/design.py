@@ -1,0 +1,96 @@
+"""A planned deployment as values: its pools, what requests see, and what binds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from disagg_sim.domain import Mapping, Mode
+from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.limits import SHARES, Work
+from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
+
+#: Latencies at the percentiles that are printed. [s]
+Percentiles = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPool:
+    """Equal instances of one role."""
+
+    role: str  # "prefill", "decode" or "colocated"
+    choice: AnyChoice = field(repr=False)
+    instances: int  # [1]
+    rate: float  # of the pool [request/s]
+
+    @property
+    def setup(self) -> Setup:
+        """Model, system, recipe and engine."""
+        return self.choice.at
+
+    @property
+    def mapping(self) -> Mapping:
+        """Of one instance."""
+        return self.choice.mapping
+
+    @property
+    def gpus(self) -> int:
+        """Of the pool. [1]"""
+        return int(self.mapping.gpus) * self.instances
+
+    @property
+    def batch(self) -> int:
+        """Most prompts of a pass of prefill, most sequences of a decode step. [request]"""
+        choice = self.choice
+        return int(choice.batch[-1]) if isinstance(choice, PrefillChoice) else int(choice.seats)
+
+    @property
+    def utilisation(self) -> float:
+        """Rate over what its instances do at full load. [1]"""
+        return self.rate / (self.instances * self.choice.most)
+
+    @property
+    def sequences(self) -> float:
+        """Sequences that an instance decodes at once, on average; 0 in prefill. [request]"""
+        choice = self.choice
+        return 0.0 if isinstance(choice, PrefillChoice) else choice.occupied(self.rate, self.instances).mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Design:
+    """One way to serve the work at a rate."""
+
+    mode: Mode
+    pools: tuple[PlannedPool, ...]
+    rate: float  # [request/s]
+    cost: float  # of all GPUs in the unit of the objective: GPUs [1], [USD/h] or [W]
+    work: Work = field(repr=False, compare=False)
+    kv_rate: float = 0.0  # largest egress or ingress of a GPU, at the planned rate [B/s]
+
+    @property
+    def gpus(self) -> int:
+        """Of all pools. [1]"""
+        return sum(pool.gpus for pool in self.pools)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens. [token/s]"""
+        return self.rate * self.work.lengths.mean_osl
+
+    @property
+    def ttft(self) -> Percentiles:
+        """Arrival to first token, queue included, by percentile. [s]"""
+        pool = self.pools[0]
+        assert isinstance(pool.choice, PrefillChoice | ColocatedChoice)
+        return {name: pool.choice.ttft(self.rate, pool.instances, share) for name, share in SHARES.items()}
+
+    @property
+    def tpot(self) -> Percentiles:
+        """Mean gap of a request's tokens after the first, by percentile. [s]"""
+        pool = self.pools[-1]
+        assert isinstance(pool.choice, DecodeChoice | ColocatedChoice)
+        return {name: pool.choice.tpot(self.rate, pool.instances, share) for name, share in SHARES.items()}
+
+    @property
+    def in_flight(self) -> float:
+        """Requests in flight, by Little's law. [request]"""
+        return self.rate * (self.ttft["p50"] + self.work.lengths.gaps * self.tpot["p50"])

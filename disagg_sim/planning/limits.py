@@ -1,0 +1,78 @@
+"""Values that all parts of a plan share: limits of latency with the share of requests that keeps them, and the work."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from disagg_sim.errors import InputError, above_zero, quoted
+from disagg_sim.units import MS
+from disagg_sim.workload.lengths import Lengths
+
+#: Percentiles that a limit may name, those that a simulation reports.
+SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+_LIMIT = re.compile(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(ms|s|)\s*(?:[@:, ]\s*(\w+))?\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A latency that a share of all requests keeps."""
+
+    seconds: float  # inclusive [s]
+    share: float = 0.9  # of the requests [1]
+
+    @property
+    def percentile(self) -> str:
+        """Its share as the field says it: ``p90``."""
+        return f"p{self.share * 100:g}"
+
+
+def limit_of(text: object, name: str) -> Limit:
+    """Read a limit of latency.
+
+    Parameters
+    ----------
+    text
+        A number [s], ``"500 ms"``, ``"2 s@p99"``, or a ``Limit``. Without a percentile p90 is meant.
+    name
+        What errors call it.
+
+    Returns
+    -------
+    Limit
+        In seconds. [s]
+
+    Raises
+    ------
+    InputError
+        What is none of these, says what is allowed.
+
+    Examples
+    --------
+    >>> limit_of("500ms@p99", "ttft"), limit_of(0.05, "tpot")
+    (Limit(seconds=0.5, share=0.99), Limit(seconds=0.05, share=0.9))
+    """
+    if isinstance(text, Limit):
+        return text
+    found = _LIMIT.fullmatch(str(text))
+    share = (found.group(3) or "p90") if found else ""
+    try:
+        number = float(found.group(1)) if found else 0.0
+    except ValueError:
+        number = 0.0
+    if found is None or share not in SHARES or not number > 0:
+        raise InputError(
+            f"{name} {quoted(text)} is no limit of latency; allowed: seconds above 0 or '500 ms', and @p50, @p90 or "
+            "@p99 behind it (p90 where none is said), such as '2 s@p99'"
+        )
+    return Limit(above_zero(name, number * (MS if found.group(2) == "ms" else 1.0), "s"), SHARES[share])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a plan has to serve."""
+
+    lengths: Lengths
+    ttft: Limit
+    tpot: Limit
+    dispersion: float = 1.0  # squared coefficient of variation of the gaps between arrivals; 1 = Poisson [1]

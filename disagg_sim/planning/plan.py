@@ -1,0 +1,255 @@
+"""Answer the question of a planner: disaggregate or not, with what deployment, how sure, and what would change it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from disagg_sim.domain import Mode
+from disagg_sim.errors import InputError, quoted
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.notebook import Shown
+from disagg_sim.planning.design import Design
+from disagg_sim.planning.infeasible import Rebuild, why_infeasible
+from disagg_sim.planning.limits import Work, limit_of
+from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_of, usable_systems
+from disagg_sim.planning.sizing import Candidates, candidates, designs_at, mappings_of, most_rate, rate_of_users
+from disagg_sim.serving.costs import costs_of_gpus
+from disagg_sim.workload.lengths import Lengths
+from disagg_sim.workload.lengths import lengths as lengths_of
+from disagg_sim.workload.trace import Trace
+
+#: Designs that are told beside the best. [1]
+RUNNERS_UP = 3
+#: Requests of a window over which arrivals are counted. [request]
+WINDOW = 20
+USUAL = PlanOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan(Shown):
+    """A deployment with what it does, and the designs that come after it."""
+
+    size: Size
+    options: PlanOptions
+    work: Work
+    best: Design | None  # None where nothing keeps the limits
+    runners_up: tuple[Design, ...]
+    other: Design | None  # the best of the other mode, for as much work; None where there is none
+    gain: float  # of the better mode over the other: GPUs or cost of the other over its own; inf without another [1]
+    infeasible: str  # what binds, and the nearest limits that do; empty where there is a plan
+    left_out: tuple[str, ...]  # systems that cannot be planned for, with the reason
+    cases: tuple[Candidates, ...] = field(repr=False)  # one a system
+
+    @property
+    def case(self) -> Candidates:
+        """That of the best design."""
+        assert self.best is not None
+        return self.case_of(self.best)
+
+    def case_of(self, design: Design) -> Candidates:
+        """That of one of its designs."""
+        first, last = design.pools[0].setup, design.pools[-1].setup
+        return next(case for case in self.cases if case.at is last and case.prefill_at is first)
+
+
+def plan(
+    model: str | Path | ModelSpec,
+    system: str | SystemSpec | Sequence[str | SystemSpec],
+    lengths: Lengths | Trace,
+    *,
+    ttft: Any = "2 s@p90",
+    tpot: Any = "50 ms@p90",
+    rate: float | None = None,
+    gpus: int | None = None,
+    options: PlanOptions = USUAL,
+) -> Plan:
+    """Plan a deployment: disaggregated or co-located, with how many GPUs in which pools.
+
+    Counts of instances include queueing (``planning.queueing``): a limit holds for a share of the requests, which come
+    at random.
+
+    Parameters
+    ----------
+    model : ModelSpec, str or Path
+        Spec, name, or file.
+    system : SystemSpec, str or sequence
+        Systems that compete: names with commas between them, a list, or ``"any"``.
+    lengths : Lengths or Trace
+        Of the requests, from ``ds.lengths``; of a trace its lengths and how unevenly its requests come.
+    ttft, tpot : float or str
+        Limits of requests: seconds, or ``"500 ms@p99"``; p90 where no percentile is said.
+    rate : float, optional
+        Request rate to serve with the least. [request/s]
+    gpus : int, optional
+        GPUs to serve the most with, in place of a rate. [1]
+    options : PlanOptions
+        Users in place of rate and GPUs, objective, recipe, engine, second system for prefill, KV bandwidth, prices.
+
+    Returns
+    -------
+    Plan
+        Infeasible limits are an answer (``infeasible``), not an error.
+
+    Raises
+    ------
+    UnknownNameError, InputError
+        Unknown names, with the nearest one; values out of range; no size or two.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> found = plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), ttft="1 s", tpot="20 ms", rate=40)
+    >>> found.best.mode.value, found.best.gpus <= 4
+    ('colocated', True)
+    """
+    size = Size(rate=rate, gpus=gpus, users=options.users)
+    trace = lengths if isinstance(lengths, Trace) else options.trace
+    law = lengths if isinstance(lengths, Lengths) else _lengths_of(lengths)
+    work = Work(
+        lengths=law,
+        ttft=limit_of(ttft, "ttft"),
+        tpot=limit_of(tpot, "tpot"),
+        dispersion=1.0 if trace is None else dispersion_of(trace),
+    )
+    options = options if trace is options.trace else replace(options, trace=trace)
+    setups, left_out = usable_systems(model, systems_of(system), options)
+    per = options.prices or "usd" if options.objective == "usd" else OBJECTIVES[options.objective]
+    cases = []
+    for decode, prefill in setups:
+        costs = costs_of_gpus([decode.system, prefill.system], per)
+        for pair in dict.fromkeys(((decode, prefill), (decode, decode))):  # two systems compete with one alone
+            cases.append(candidates(pair, work, mappings_of(pair, options.layouts), costs, options.max_nic))
+    return answer(cases, size, options, left_out)
+
+
+def answer(cases: Sequence[Candidates], size: Size, options: PlanOptions, left_out: Sequence[str] = ()) -> Plan:
+    """Choose among the designs of all cases; the rest of what ``plan`` does."""
+    designs, chosen = _of_gpus(cases, size.gpus) if size.gpus is not None else _of_rate(cases, size)
+    parts: dict[str, Any] = {"size": size, "options": options, "work": cases[0].work, "cases": tuple(cases)}
+    if chosen is None:
+        said = "; ".join(why_infeasible(case, size, rebuilt(options)) for case in cases)
+        return Plan(
+            **parts, best=None, runners_up=(), other=None, gain=math.nan, infeasible=said, left_out=tuple(left_out)
+        )
+    best, other, gain = chosen
+    return Plan(
+        **parts,
+        best=best,
+        runners_up=_runners_up(best, other, designs),
+        other=other,
+        gain=gain,
+        infeasible="",
+        left_out=tuple(left_out),
+    )
+
+
+def _runners_up(best: Design, other: Design | None, designs: Sequence[Design]) -> tuple[Design, ...]:
+    """The best of the other mode, and the next best, each of a kind of its own where there are as many."""
+    found = [] if other is None else [other]
+    for alike in (_kind, lambda each: each.pools):
+        known = {alike(each) for each in (best, *found)}
+        for each in designs:
+            if len(found) < RUNNERS_UP and alike(each) not in known:
+                found.append(each)
+                known.add(alike(each))
+    return tuple(sorted(found, key=lambda each: each.cost / each.rate))
+
+
+def _kind(design: Design) -> tuple[Any, ...]:
+    """What tells designs apart for a reader: mode, systems, and the layout of decode."""
+    last = design.pools[-1]
+    return design.mode, design.pools[0].setup.system.name, last.setup.system.name, last.mapping
+
+
+_Chosen = tuple[Design, Design | None, float]
+
+
+def _of_rate(cases: Sequence[Candidates], size: Size) -> tuple[list[Design], _Chosen | None]:
+    """Designs for a rate or users, cheapest first; the best, that of the other mode, and its cost over the best's."""
+    designs: list[Design] = []
+    for case in cases:
+        rate = size.rate if size.rate is not None else rate_of_users(case, size.users or 1)
+        designs += designs_at(case, rate)
+    designs.sort(key=lambda each: (each.cost, each.gpus))
+    if not designs:
+        return [], None
+    best = designs[0]
+    other = next((each for each in designs if each.mode != best.mode), None)
+    return designs, (best, other, math.inf if other is None else other.cost / best.cost)
+
+
+def _of_gpus(cases: Sequence[Candidates], gpus: int) -> tuple[list[Design], _Chosen | None]:
+    """As ``_of_rate``, for the most that some GPUs serve; designs stand for the rate of the best."""
+    best_of: dict[Mode, tuple[float, float, Candidates]] = {}
+    for case in cases:
+        for mode in (Mode.DISAGGREGATED, Mode.COLOCATED):
+            rate = most_rate(case, gpus, mode)
+            if rate > 0:
+                own = next(each for each in designs_at(case, rate, gpus) if each.mode == mode)
+                value = rate / own.cost * own.gpus
+                if mode not in best_of or value > best_of[mode][0]:
+                    best_of[mode] = (value, rate, case)
+    if not best_of:
+        return [], None
+    mode = max(best_of, key=lambda each: best_of[each][0])
+    value, rate, case = best_of[mode]
+    best = next(each for each in designs_at(case, rate, gpus) if each.mode == mode)
+    designs = sorted((each for one in cases for each in designs_at(one, rate)), key=lambda each: each.cost)
+    same = next((each for each in designs if each == best), best)
+    designs = [best if each is same else each for each in designs]
+    second = next((each for each in best_of if each != mode), None)
+    if second is None:
+        return designs, (best, None, math.inf)
+    low, its_rate, its_case = best_of[second]
+    other = next(each for each in designs_at(its_case, its_rate, gpus) if each.mode == second)
+    return designs, (best, other, value / low)
+
+
+def rebuilt(options: PlanOptions) -> Rebuild:
+    """Make candidates of a case for other lengths or limits, over the same mappings."""
+
+    def rebuild(case: Candidates, work: Work) -> Candidates:
+        mappings = (case.grids.prefill.mappings, case.grids.decode.mappings)
+        whole = mappings[0][mappings[0].chunk_tokens == 0]
+        return candidates((case.at, case.prefill_at), work, (whole, mappings[1]), case.costs, options.max_nic)
+
+    return rebuild
+
+
+def dispersion_of(trace: Trace) -> float:
+    """Find how unevenly the requests of a trace come, over windows of ``WINDOW`` requests on average.
+
+    Parameters
+    ----------
+    trace
+        Its arrivals count.
+
+    Returns
+    -------
+    float
+        Variance of the requests of a window over their mean; 1 of Poisson arrivals, and never below. [1]
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> dispersion_of(ds.synthetic_trace(rate=2.0, requests=1000, lengths=(512, 64))) < 1.5
+    True
+    """
+    windows = len(trace) // WINDOW
+    if windows < 2 or not trace.duration > 0:
+        return 1.0
+    counts = np.histogram(trace.arrival, bins=windows)[0]
+    return max(float(counts.var() / counts.mean()), 1.0)
+
+
+def _lengths_of(given: Any) -> Lengths:
+    if isinstance(given, Trace):
+        return lengths_of(given)
+    raise InputError(f"lengths {quoted(given)}; allowed: what ds.lengths makes, or a trace")

@@ -1,0 +1,367 @@
+"""Size pools: what one instance of each phase does, and the fewest that keep a limit at a request rate.
+
+A choice is one configuration of an instance. ``holds`` says whether so many of them keep the limits, with queueing
+(``planning.queueing``); ``least`` finds the fewest. Requests that come meet the pool as it is over time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+from disagg_sim.domain import Mapping
+from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.limits import Work
+from disagg_sim.planning.queueing import (
+    RESIDUES,
+    Delay,
+    Occupancy,
+    Service,
+    mean_wait,
+    occupancy,
+    passes,
+    share_that_waits,
+    shortest_queue_delay,
+)
+
+#: Most instances of a pool. [1]
+MOST_INSTANCES = 100_000
+#: Variance of the arrivals at one of many instances of both phases over that of Poisson ones, where each request goes
+#: to the instance with the fewest (chosen: simulations lie around it). [1]
+EVEN = 0.5
+_NORMAL = NormalDist()
+
+
+class Choice(Protocol):
+    """One configuration of the instances of a pool."""
+
+    @property
+    def at(self) -> Setup:
+        """Model, system, recipe and engine."""
+        ...
+
+    @property
+    def mapping(self) -> Mapping:
+        """Of one instance."""
+        ...
+
+    @property
+    def most(self) -> float:
+        """Rate that an instance cannot exceed. [request/s]"""
+        ...
+
+    def holds(self, rate: float, instances: int) -> bool:
+        """Whether so many instances keep the limits at a rate [request/s]."""
+        ...
+
+
+def gpus_of(choice: Choice) -> int:
+    """GPUs of one instance. [1]"""
+    return int(choice.mapping.gpus)
+
+
+def least(choice: Choice, rate: float, most: int = MOST_INSTANCES) -> int | None:
+    """Find the fewest instances that keep the limits at a rate.
+
+    Parameters
+    ----------
+    choice
+        Configuration of the instances.
+    rate
+        Of the pool. [request/s]
+    most
+        Instances that may not be exceeded. [1]
+
+    Returns
+    -------
+    int or None
+        None where ``most`` do not. [1]
+    """
+    if not choice.most > 0:
+        return None
+    low = max(1, math.ceil(rate / choice.most))  # below it the queue grows without end
+    if low > most:
+        return None
+    high, step = low, 1
+    while not choice.holds(rate, high):
+        if high >= most:
+            return None
+        low, high, step = high + 1, min(high + step, most), 2 * step
+    while low < high:
+        middle = (low + high) // 2
+        if choice.holds(rate, middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrefillChoice:
+    """An instance that prefills whole prompts, up to ``batch[-1]`` in a pass."""
+
+    at: Setup
+    mapping: Mapping
+    work: Work
+    batch: Floats  # (batches,) prompts of a pass, ascending from 1 [request]
+    busy: Floats  # (batches,) time until the next pass may start, mean over prompts [s]
+    ftl: Floats  # (lengths, batches) a pass until its first tokens [s]
+    spread: float  # squared coefficient of variation of the busy time over prompts [1]
+    weights: Floats  # (lengths,) probabilities [1]
+    host: float  # of a request before its prefill [s]
+    hand_over: float  # from the end of prefill to the first token, which decode emits [s]
+    link_rate: float  # that the links of an instance carry away [request/s]
+    memory: float  # on the fullest GPU at the full batch [B]
+    bound: str  # of the pass: one of ``domain.BOUNDS``
+
+    @property
+    def most(self) -> float:
+        """Rate of an instance at full load. [request/s]"""
+        return min(float(self.batch[-1] / self.busy[-1]), self.link_rate)
+
+    def utilisation(self, rate: float, instances: int) -> float:
+        """Share of what full passes could do. [1]"""
+        return rate / instances * float(self.busy[-1] / self.batch[-1])
+
+    def delay(self, rate: float, instances: int) -> Delay:
+        """TTFT of the requests."""
+        each, batch = rate / instances, int(self.batch[-1])
+        used, even = self.utilisation(rate, instances), self.work.dispersion
+        beside_pass = self.host + self.hand_over
+        alone = beside_pass + self.ftl[:, 0]
+        if batch == 1:
+            return shortest_queue_delay(
+                alone, self.weights, instances, used, Service(float(self.busy[0]), self.spread, even)
+            )
+        met, shares, idle = passes(each, self.batch, self.busy)
+        meets = share_that_waits(instances, 1.0 - idle)
+        beside = np.minimum(1.0 + each * met, float(batch))
+        joined = beside_pass + np.stack([np.interp(beside, self.batch, row) for row in self.ftl])
+        rests = (joined[:, :, None] + met[:, None] * RESIDUES).ravel()
+        places = (self.weights[:, None, None] * shares[:, None] * np.full(RESIDUES.size, 1 / RESIDUES.size)).ravel()
+        queued = meets * share_that_waits(instances * batch, used)  # more came in a pass than the next can take
+        return Delay(
+            calm=np.concatenate([alone, rests]),
+            calm_share=np.concatenate([(1.0 - meets) * self.weights, (meets - queued) * places]),
+            held=rests,
+            held_share=queued * places,
+            wait=mean_wait(instances * batch, used, float(self.busy[-1]), (even + self.spread) / 2),
+        )
+
+    def holds(self, rate: float, instances: int) -> bool:
+        """See ``Choice``."""
+        if rate / instances > self.link_rate or self.utilisation(rate, instances) >= 1.0:
+            return False
+        limit = self.work.ttft
+        return self.delay(rate, instances).late(limit.seconds) <= 1.0 - limit.share
+
+    def ttft(self, rate: float, instances: int, share: float) -> float:
+        """TTFT that a share of the requests does not exceed. [s]"""
+        return self.delay(rate, instances).at(share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecodeChoice:
+    """An instance that decodes up to ``seats`` sequences together."""
+
+    at: Setup
+    mapping: Mapping
+    work: Work
+    seats: int  # [request]
+    batch: Floats  # (batches,) ascending from 1 to the seats [request]
+    step: Floats  # (batches,) [s]
+    link_rate: float  # that the links of an instance take in [request/s]
+    memory: float  # on the fullest GPU with all seats taken [B]
+    memory_seats: int  # that memory would allow [request]
+    bound: str  # of the step with all seats taken: one of ``domain.BOUNDS``
+
+    @property
+    def completed(self) -> Floats:
+        """Requests that an instance ends with so many sequences, (batches,). [request/s]"""
+        return np.asarray(self.batch / (self.step * self.work.lengths.gaps))
+
+    @property
+    def most(self) -> float:
+        """Rate of an instance with all seats taken. [request/s]"""
+        return min(float(self.completed[-1]), self.link_rate)
+
+    def occupied(self, rate: float, instances: int) -> Occupancy:
+        """Sequences of an instance over time."""
+        return occupancy(rate, instances, self.seats, self.batch, self.completed)
+
+    def _tpot(self, sequences: float) -> float:
+        return float(np.interp(np.ceil(sequences), self.batch, self.step))
+
+    def holds(self, rate: float, instances: int) -> bool:
+        """See ``Choice``."""
+        limit = self.work.tpot
+        if rate / instances >= self.most:
+            return False
+        found = self.occupied(rate, instances)
+        return found.full <= 1.0 - limit.share and self._tpot(found.at(limit.share)) <= limit.seconds
+
+    def tpot(self, rate: float, instances: int, share: float) -> float:
+        """TPOT that a share of the requests does not exceed. [s]"""
+        return self._tpot(self.occupied(rate, instances).at(share))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ColocatedChoice:
+    r"""An instance of both phases: steps hold its decodes and prompt tokens up to a budget.
+
+    A prompt lives on one attention rank and takes m steps with prefill, of T_mix each. At r requests/s and n sequences
+    :math:`k = r\,m\,T_{mix}(n)` prompts are under way on average. One rank computes them one after the other, so that a
+    share k of the time goes to such steps; several ranks compute theirs in the same steps, and
+    :math:`1 - e^{-k}` of the time does. All other steps, T_d each, hold decodes alone:
+
+    .. math:: \frac{1}{TPOT(n)} = \frac{\varphi}{T_{mix}(n)} + \frac{1 - \varphi}{T_d(n)}
+
+    TPOT spreads with the sequences in service and with the prompts that a request meets while it decodes.
+    """
+
+    at: Setup
+    mapping: Mapping
+    work: Work
+    seats: int  # [request]
+    budget: int  # tokens of a step, decodes and prefill, over all DP ranks [token]
+    batch: Floats  # (batches,) ascending from 1 to the seats [request]
+    step: Floats  # (batches,) of decodes alone [s]
+    tokens: Floats  # (sizes,) tokens of a rank in a step, decodes and prefill, ascending from 0 [token]
+    mixed: Floats  # (sizes, batches) steps with so many on every rank [s]
+    single: Floats  # (sizes, batches) steps with so many on one rank [s]
+    nodes: Floats  # (lengths,) prompts [token]
+    weights: Floats  # (lengths,) probabilities [1]
+    host: float  # of a request before its prefill [s]
+    memory: float  # on the fullest GPU with all seats taken [B]
+    memory_seats: int  # that memory would allow [request]
+    bound: str  # of the decode step with all seats taken: one of ``domain.BOUNDS``
+
+    @property
+    def ranks(self) -> int:
+        """Attention ranks, each with prompts of its own. [1]"""
+        return int(self.mapping.dp_attn)
+
+    @cached_property
+    def most(self) -> float:
+        """Rate of an instance whose steps are just in time, at the best number of sequences. [request/s]"""
+        gaps = self.work.lengths.gaps
+        low, high = np.zeros_like(self.batch), self.batch / (self.step * gaps)
+        for _ in range(20):
+            middle = (low + high) / 2
+            mixing = self._mixing(middle)
+            kept = (mixing.steps * self.batch >= middle * gaps) & (mixing.used < 1.0)
+            low, high = np.where(kept, middle, low), np.where(kept, high, middle)
+        in_time = self.batch <= low * gaps * self.work.tpot.seconds
+        return float(low[in_time].max(initial=0.0))
+
+    @cached_property
+    def _room(self) -> Floats:
+        """Prefill tokens of a rank that fit beside the decodes, (batches,). [token]"""
+        return np.maximum((self.budget - self.batch) / self.ranks, 1.0)
+
+    @cached_property
+    def _own(self) -> tuple[Floats, Floats]:
+        """Tokens and time of a step with the piece of one prompt, (batches,). [token], [s]"""
+        held = np.minimum(self.work.lengths.mean_isl, self._room)
+        beside = held + self.batch / self.ranks
+        one, every = (_between(self.tokens, times, beside) for times in (self.single, self.mixed))
+        return held, np.maximum(one, every)
+
+    @cached_property
+    def _full(self) -> Floats:
+        """Time of a step whose budget is full, (batches,). [s]"""
+        return _between(self.tokens, self.mixed, self._room + self.batch / self.ranks)
+
+    def _mixing(self, each: float | Floats) -> _Mixing:
+        """Steps at a rate of one instance, a number or (batches,), by sequences."""
+        prompt, ranks, room = self.work.lengths.mean_isl, self.ranks, self._room
+        held, time = self._own
+        if ranks == 1 and prompt < room[0]:  # short prompts that came during a step share the next
+            for _ in range(3):
+                held = np.clip(each * prompt * time, np.minimum(prompt, room), room)
+                time = _between(self.tokens, self.mixed, held + self.batch)
+        under_way = each * prompt / held * time
+        share = np.minimum(under_way, 1.0) if ranks == 1 else -np.expm1(-under_way)
+        used = each * prompt / (room * ranks) * self._full
+        return _Mixing(held, time, share, share / time + (1.0 - share) / self.step, used)
+
+    def _state(self, rate: float, instances: int) -> tuple[Occupancy, _Mixing]:
+        mixing = self._mixing(rate / instances)
+        done = self.batch * mixing.steps / self.work.lengths.gaps
+        return occupancy(rate, instances, self.seats, self.batch, done), mixing
+
+    def _delay(self, rate: float, instances: int, some: float, mixing: _Mixing) -> Delay:
+        held, time, _, steps, used = (float(np.interp(some, self.batch, values)) for values in mixing)
+        own = self.host + np.ceil(self.nodes / held) * time
+        own = (own[:, None] + RESIDUES / steps).ravel()  # what is left of a step
+        weights = np.repeat(self.weights / RESIDUES.size, RESIDUES.size)
+        mean = float(self.weights @ self.nodes)
+        spread = float(self.weights @ (self.nodes - mean) ** 2) / mean**2
+        service = used * instances * self.ranks / rate
+        law = Service(service, spread, self._evenness(instances))
+        return shortest_queue_delay(own, weights, self.ranks, used, law)
+
+    def _evenness(self, instances: int) -> float:
+        """Variance of the arrivals at an instance over that of Poisson ones. [1]"""
+        return self.work.dispersion * (EVEN + (1.0 - EVEN) / instances)
+
+    def _tpot(self, each: float, even: float, found: Occupancy, mixing: _Mixing) -> tuple[float, float]:
+        """Mean and standard deviation of TPOT over requests. [s]"""
+        mean, wide = found.moments(1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps))
+        time, share = (float(np.interp(found.mean, self.batch, values)) for values in (mixing.time, mixing.share))
+        alone = float(np.interp(found.mean, self.batch, self.step))
+        longer = share / time * mean * (time - alone)  # of a token, by prefill [s]
+        met = each * self.work.lengths.gaps * mean  # prompts while a request decodes [1]
+        return mean, math.hypot(wide, longer * math.sqrt(even / met))
+
+    def holds(self, rate: float, instances: int) -> bool:
+        """See ``Choice``."""
+        ttft, tpot = self.work.ttft, self.work.tpot
+        found, mixing = self._state(rate, instances)
+        if found.full > 1.0 - tpot.share or float(np.interp(found.mean, self.batch, mixing.used)) >= 1.0:
+            return False
+        mean, wide = self._tpot(rate / instances, self._evenness(instances), found, mixing)
+        if mean + _NORMAL.inv_cdf(tpot.share) * wide > tpot.seconds:
+            return False
+        return self._delay(rate, instances, found.mean, mixing).late(ttft.seconds) <= 1.0 - ttft.share
+
+    def ttft(self, rate: float, instances: int, share: float) -> float:
+        """TTFT that a share of the requests does not exceed. [s]"""
+        found, mixing = self._state(rate, instances)
+        return self._delay(rate, instances, found.mean, mixing).at(share)
+
+    def tpot(self, rate: float, instances: int, share: float) -> float:
+        """TPOT that a share of the requests does not exceed. [s]"""
+        mean, wide = self._tpot(rate / instances, self._evenness(instances), *self._state(rate, instances))
+        return mean + _NORMAL.inv_cdf(share) * wide
+
+    def occupied(self, rate: float, instances: int) -> Occupancy:
+        """Sequences of an instance over time."""
+        return self._state(rate, instances)[0]
+
+
+AnyChoice = PrefillChoice | DecodeChoice | ColocatedChoice
+
+
+class _Mixing(NamedTuple):
+    """Steps of an instance of both phases by its sequences; arrays of shape (batches,)."""
+
+    held: Floats  # prefill tokens of a rank in a step that has some [token]
+    time: Floats  # of such a step [s]
+    share: Floats  # of the time in such steps [1]
+    steps: Floats  # a second, of both kinds [1/s]
+    used: Floats  # prefill work over what steps with full budgets could do [1]
+
+
+def _between(tokens: Floats, times: Floats, held: Floats) -> Floats:
+    """Times of steps with ``held`` tokens on a rank, (batches,), in a straight line between sizes. [s]"""
+    place = np.clip(np.searchsorted(tokens, held, side="right") - 1, 0, tokens.size - 2)
+    column = np.arange(held.size)
+    part = (held - tokens[place]) / (tokens[place + 1] - tokens[place])
+    return np.asarray((1.0 - part) * times[place, column] + part * times[place + 1, column])

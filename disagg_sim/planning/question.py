@@ -1,0 +1,197 @@
+"""State what a plan is asked for, and check it: one line for what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from disagg_sim.errors import DisaggSimError, InputError, above_zero, nearest, whole_number
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.load import list_specs, load_model, load_precision, load_system
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.workload.trace import Trace
+
+#: What a plan minimises, or is best at: GPUs (output tokens over GPUs), price, or power at the TDP.
+OBJECTIVES = {"gpus": "gpu", "throughput": "gpu", "usd": "usd", "watt": "watt"}
+#: In place of names of systems: all that are shipped and have fits.
+ANY = "any"
+#: Recipes in the order in which they are taken where none is named: the first whose arithmetic the GPU has.
+USUAL_PRECISIONS = ("nvfp4_fp8kv", "fp8", "bf16")
+#: Beginning of the names of models whose checkpoints hold experts in MXFP4, and their recipe.
+MXFP4_MODELS, MXFP4 = "gpt_oss", "mxfp4"
+#: Most GPUs that are planned for. [1]
+MOST_GPUS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What a plan may use and what it is best at, beside model, systems, lengths, limits and size."""
+
+    users: int | None = None  # requests in flight, in place of a rate: each user sends the next when one has ended [1]
+    objective: str = "gpus"  # of ``OBJECTIVES``
+    prefill_system: str | None = None  # of the prefill pool; None = as decode
+    precision: str | None = None  # recipe; None = the usual one of model and system
+    engine: str | None = None  # None = each system's
+    profile: str = "measured"
+    layouts: str = "launchable"  # as ``enumerate_mappings``
+    max_nic: float | None = None  # of KV caches, one way, per GPU; None = what the links reach [B/s]
+    prices: Mapping[str, float] = field(default_factory=dict)  # of a GPU by system, in place of the market's [USD/h]
+    trace: Trace | None = None  # whose arrivals count: how bursty they are, and what a simulation replays
+
+    def __post_init__(self) -> None:
+        """``InputError`` for a value out of range."""
+        if self.objective not in OBJECTIVES:
+            raise InputError(
+                f"objective {self.objective!r} is unknown{nearest(self.objective, OBJECTIVES)}; allowed: "
+                f"{', '.join(OBJECTIVES)}"
+            )
+        if self.users is not None:
+            whole_number("users", self.users)
+        if self.max_nic is not None:
+            above_zero("max_nic", self.max_nic, "B/s")
+        for name, price in self.prices.items():
+            above_zero(f"price of {name}", price, "USD/h")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much is to be served: a rate, as much as GPUs can, or a number of users. One of the three."""
+
+    rate: float | None = None  # [request/s]
+    gpus: int | None = None  # [1]
+    users: int | None = None  # in flight [request]
+
+    def __post_init__(self) -> None:
+        """``InputError`` unless exactly one is given and in range."""
+        given = {name: value for name in ("rate", "gpus", "users") if (value := getattr(self, name)) is not None}
+        if len(given) != 1:
+            said = " and ".join(given) or "none of them"
+            raise InputError(f"give one of gpus, rate and users: how much is to be served; got {said}")
+        if self.rate is not None:
+            above_zero("rate", self.rate, "requests/s")
+        if self.gpus is not None:
+            whole_number("gpus", self.gpus, most=MOST_GPUS)
+
+
+def systems_of(names: str | SystemSpec | Path | Sequence[str | SystemSpec | Path]) -> list[SystemSpec]:
+    """Load the systems that compete.
+
+    Parameters
+    ----------
+    names
+        A spec, names with commas between them, a list of these, or ``"any"``.
+
+    Returns
+    -------
+    list of SystemSpec
+        Each once, in the order given.
+
+    Raises
+    ------
+    UnknownNameError
+        With the nearest name.
+
+    Examples
+    --------
+    >>> [each.name for each in systems_of("h100_sxm, b200-sxm")]
+    ['h100_sxm', 'b200_sxm']
+    """
+    if isinstance(names, SystemSpec):
+        return [names]
+    if isinstance(names, str):
+        parts = [part.strip() for part in names.split(",") if part.strip()]
+        if parts == [ANY]:
+            return [load_system(name) for name in list_specs("hardware")]
+        if not parts:
+            raise InputError("system is empty; give names such as h100_sxm, with commas between them, or any")
+        names = parts
+    if isinstance(names, Path):
+        names = [names]
+    found = [each if isinstance(each, SystemSpec) else load_system(each) for each in names]
+    return list({each.name: each for each in found}.values())
+
+
+def usual_precision(model: ModelSpec, system: SystemSpec, cache: str = "") -> str:
+    """Name the recipe that is planned with where none is named.
+
+    Parameters
+    ----------
+    model, system
+        What is served, and where.
+    cache
+        Format that the KV cache must have, because another pool has written it; "" = any.
+
+    Returns
+    -------
+    str
+        The recipe of the checkpoints that engines serve: MXFP4 of gpt-oss; else FP4 weights and FP8 cache where the
+        GPU has such arithmetic, then FP8, then BF16.
+
+    Raises
+    ------
+    InputError
+        When no recipe fits the format of the cache.
+
+    Examples
+    --------
+    >>> llama = load_model("llama_3_1_70b")
+    >>> [usual_precision(llama, load_system(name)) for name in ("b200_sxm", "h100_sxm", "a100_sxm_80gb")]
+    ['nvfp4_fp8kv', 'fp8', 'bf16']
+    """
+    usual = (MXFP4, *USUAL_PRECISIONS) if model.name.startswith(MXFP4_MODELS) else USUAL_PRECISIONS
+    others = tuple(name for name in list_specs("precision") if name not in usual)
+    for name in (*usual, *others) if cache else usual:
+        recipe = load_precision(name).resolve(model)
+        if recipe.arithmetics <= set(system.peak_flops) and cache in ("", recipe.cache.name):
+            return str(name)
+    raise InputError(f"no precision recipe that {system.name} can run has a KV cache in {cache}")
+
+
+def setups_of(model: str | Path | ModelSpec, system: SystemSpec, options: PlanOptions) -> tuple[Setup, Setup]:
+    """Make the setups of decode and of prefill.
+
+    Parameters
+    ----------
+    model
+        Spec, name or file.
+    system
+        Of decode.
+    options
+        Recipe, engine, profile, and system of prefill.
+
+    Returns
+    -------
+    tuple of Setup
+        Decode, prefill; the same one where both run on one system.
+
+    Examples
+    --------
+    >>> decode, prefill = setups_of("llama_3_1_8b", load_system("h100_sxm"), PlanOptions(prefill_system="b200_sxm"))
+    >>> decode.system.name, decode.precision.name, prefill.system.name, prefill.precision.name
+    ('h100_sxm', 'fp8', 'b200_sxm', 'nvfp4_fp8kv')
+    """
+    spec = model if isinstance(model, ModelSpec) else load_model(model)
+    recipe = options.precision or usual_precision(spec, system)
+    at = setup(spec, system, recipe, options.profile, options.engine)
+    if options.prefill_system is None:
+        return at, at
+    sender = load_system(options.prefill_system)
+    recipe = options.precision or usual_precision(spec, sender, at.precision.cache.name)
+    return at, setup(spec, sender, recipe, options.profile, options.engine)
+
+
+def usable_systems(
+    model: str | Path | ModelSpec, systems: Sequence[SystemSpec], options: PlanOptions
+) -> tuple[list[tuple[Setup, Setup]], list[str]]:
+    """Make the setups of all systems that can be planned for, and say why others cannot; one alone must do."""
+    found, said = [], []
+    for system in systems:
+        try:
+            found.append(setups_of(model, system, options))
+        except DisaggSimError as error:
+            if len(systems) == 1:
+                raise
+            said.append(f"{system.name}: {error}")
+    return found, said

@@ -1,0 +1,311 @@
+r"""Compute queueing in closed form: waits for prefill, and how many sequences decode at once.
+
+**Prefill** is a queue of c servers. Of Poisson arrivals (rate :math:`\lambda`) and exponential service (mean s) a share
+C waits (Erlang's second formula), and who waits does so for an exponential time. Other services and arrivals stretch
+the wait by the mean of their squared coefficients of variation (Allen and Cunneen):
+
+.. math:: \frac{E[W]}{C} = \frac{s}{c\,(1-\rho)} \cdot \frac{c_a^2 + c_s^2}{2}, \qquad \rho = \frac{\lambda s}{c}
+
+**Decode** is processor sharing: with n sequences in a pool every one gets a token a step, so the pool completes
+:math:`\mu(n) = n / (g\,T(n))` requests/s, g being the mean tokens after the first and T the step. For Poisson arrivals
+the number in service has, whatever the distribution of output lengths (Kelly's symmetric queues),
+
+.. math:: \pi(n) \propto \prod_{k=1}^{n} \frac{\lambda}{\mu(k)}
+
+Where requests come more evenly than Poisson ones, fewer wait (Kraemer and Langenbach-Belz, of one server).
+
+Sources: A. O. Allen, "Probability, Statistics and Queueing Theory", 2nd ed., 1990, section 5.3 (Erlang C, Allen and
+Cunneen); S. Halfin and W. Whitt, "Heavy-traffic limits for queues with many exponential servers", Operations Research
+29 (1981), for many servers; W. Kraemer and M. Langenbach-Belz, "Approximate formulae for the delay in the queueing
+system GI/G/1", 8th International Teletraffic Congress, 1976; F. P. Kelly, "Reversibility and Stochastic Networks",
+1979, section 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+
+#: Servers from which the limit of many servers replaces Erlang's recursion. [1]
+MANY = 200
+#: Places at which the number of sequences in service is computed; a pool of more seats is computed in steps. [1]
+PLACES = 1024
+#: Places at which what is left of a pass or step is taken, evenly over its length. [1]
+RESIDUES = (np.arange(8) + 0.5) / 8
+#: Sizes of a pass that are told apart, and passes until their shares are steady. [1]
+MOST_STATES, STEPS = 64.0, 24
+_NORMAL = NormalDist()
+
+
+def share_that_waits(servers: int, utilisation: float) -> float:
+    """Share of Poisson arrivals that find all servers taken: Erlang's C.
+
+    Parameters
+    ----------
+    servers
+        c, at least 1. [1]
+    utilisation
+        Offered work over what the servers can do. [1]
+
+    Returns
+    -------
+    float
+        1 from a utilisation of 1 on. [1]
+
+    Examples
+    --------
+    One server is taken for as much of the time as it works; of two that are half used a third waits:
+
+    >>> share_that_waits(1, 0.6), round(share_that_waits(2, 0.5), 4)
+    (0.6, 0.3333)
+    """
+    if utilisation >= 1.0:
+        return 1.0
+    if utilisation <= 0.0:
+        return 0.0
+    if servers > MANY:
+        beta = (1.0 - utilisation) * math.sqrt(servers)
+        return 1.0 / (1.0 + beta * _NORMAL.cdf(beta) / _NORMAL.pdf(beta)) if beta < 8.0 else 0.0
+    if servers == 1:
+        return utilisation
+    load, blocked = utilisation * servers, 1.0
+    for number in range(1, servers + 1):
+        blocked = load * blocked / (number + load * blocked)
+    return blocked / (1.0 - utilisation * (1.0 - blocked))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delay:
+    """Distribution of a latency: values with their probabilities, to some of which an exponential wait comes."""
+
+    calm: Floats  # values of requests that do not wait in a queue [s]
+    calm_share: Floats  # their probabilities [1]
+    held: Floats  # values of the others without the wait [s]
+    held_share: Floats  # their probabilities; all together add up to 1 [1]
+    wait: float  # mean of the exponential wait; inf where the queue grows without end [s]
+
+    def late(self, limit: float) -> float:
+        """Share of the requests that take longer than a limit [s]. [1]"""
+        if math.isinf(self.wait):
+            return 1.0
+        left = limit - self.held
+        tail = np.exp(-np.maximum(left, 0.0) / self.wait) if self.wait > 0 else np.zeros_like(left)
+        return float(self.calm_share @ (self.calm > limit) + self.held_share @ np.where(left < 0, 1.0, tail))
+
+    def at(self, share: float) -> float:
+        """Latency that a share of the requests does not exceed; inf where the queue grows without end. [s]"""
+        if math.isinf(self.wait):
+            return math.inf
+        low, high = 0.0, float(max(self.calm.max(), self.held.max())) + self.wait * math.log(1e6)
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.late(middle) <= 1.0 - share else (middle, high)
+        return high
+
+
+def mean_wait(servers: int, utilisation: float, service: float, variation: float) -> float:
+    """Mean wait of the requests that wait for one of several servers with one queue, of Allen and Cunneen.
+
+    Parameters
+    ----------
+    servers
+        c. [1]
+    utilisation
+        Offered work over what the servers can do. [1]
+    service
+        Mean time of a request at a server. [s]
+    variation
+        Half the sum of the squared coefficients of variation of arrivals and service: 1/2 for Poisson arrivals of
+        equal requests. [1]
+
+    Returns
+    -------
+    float
+        Infinite from a utilisation of 1 on. [s]
+
+    Examples
+    --------
+    Equal requests of 1 s at one server that is half used: those that wait, half of all, wait for 1 s.
+
+    >>> mean_wait(1, 0.5, 1.0, 0.5)
+    1.0
+    """
+    return math.inf if utilisation >= 1.0 else service / (servers * (1.0 - utilisation)) * variation
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How long requests keep a server, and how evenly they come."""
+
+    mean: float  # [s]
+    variation: float = 0.0  # squared coefficient of variation of the service [1]
+    arrivals: float = 1.0  # that of the gaps between arrivals; 1 = Poisson [1]
+
+
+def shortest_queue_delay(own: Floats, weights: Floats, servers: int, utilisation: float, law: Service) -> Delay:
+    r"""Latency where a request joins the shortest of several queues, the time that is left of a service unseen.
+
+    A share C (``share_that_waits``) finds all servers taken. It waits for the end of the service in its queue, a time
+    that is even over that service, and for others before it: exponential, of the mean that is left of Allen and
+    Cunneen's when the shortest of c such rests, s/(c + 1) of equal services, is taken off. With one server the mean is
+    that of M/G/1.
+
+    Parameters
+    ----------
+    own, weights
+        Latency of a request that does not wait [s] and its probabilities [1].
+    servers
+        c. [1]
+    utilisation
+        Offered work over what the servers can do. [1]
+    law
+        Time that a request keeps a server from the next.
+
+    Returns
+    -------
+    Delay
+        Of all requests. [s]
+
+    Examples
+    --------
+    >>> found = shortest_queue_delay(np.array([1.0]), np.array([1.0]), 1, 0.5, Service(1.0))
+    >>> found.wait, round(found.late(1.0), 9)
+    (0.5, 0.5)
+    """
+    share = share_that_waits(servers, utilisation) * _evened(utilisation, law)
+    rest = law.mean * (1.0 + law.variation)  # of the service that an arrival meets, twice its mean
+    wait = mean_wait(servers, utilisation, law.mean, (law.arrivals + law.variation) / 2) - rest / (servers + 1)
+    return Delay(
+        calm=own,
+        calm_share=(1.0 - share) * weights,
+        held=(own[:, None] + rest * RESIDUES).ravel(),
+        held_share=np.repeat(share * weights / RESIDUES.size, RESIDUES.size),
+        wait=max(wait, 0.0),
+    )
+
+
+def passes(rate: float, batch: Floats, busy: Floats) -> tuple[Floats, Floats, float]:
+    """What arrivals find at a server that takes all who wait at once, up to a largest batch.
+
+    The sizes of successive passes are a Markov chain: what comes during one is the next, and who comes to an idle
+    server starts a pass of one.
+
+    Parameters
+    ----------
+    rate
+        Of Poisson arrivals. [request/s]
+    batch, busy
+        Sizes of a pass, ascending from 1 [request], and how long each keeps the server [s].
+
+    Returns
+    -------
+    met, share : arrays of shape (sizes,)
+        Lengths of the pass that an arrival meets [s] and their probabilities among the arrivals that meet one [1].
+    idle : float
+        Share of the arrivals that meet none. [1]
+
+    Examples
+    --------
+    Passes of one: the server works for as much of the time as it is offered.
+
+    >>> met, share, idle = passes(0.5, np.array([1.0]), np.array([1.0]))
+    >>> met.tolist(), share.tolist(), round(idle, 3)
+    ([1.0], [1.0], 0.548)
+    """
+    sizes = np.arange(1.0, min(float(batch[-1]), MOST_STATES) + 1)
+    times = np.interp(sizes, batch, busy)
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(sizes))])
+    come = rate * times[:, None]
+    counts = np.arange(sizes.size + 1.0)
+    chance = np.exp(counts * np.log(come) - come - log_factorial)
+    moves = chance[:, 1:].copy()
+    moves[:, 0] += chance[:, 0]
+    moves[:, -1] += np.maximum(1.0 - chance.sum(axis=1), 0.0)
+    share = np.full(sizes.size, 1.0 / sizes.size)
+    for _ in range(STEPS):
+        share = share @ moves
+    worked, rested = share @ times, float(share @ chance[:, 0]) / rate
+    return times, share * times / worked, float(rested / (worked + rested))
+
+
+def _evened(utilisation: float, law: Service) -> float:
+    """Share that waits where requests come more evenly than Poisson, over that of Poisson arrivals. [1]"""
+    even, own, used = law.arrivals, law.variation, utilisation
+    if even >= 1.0 or used >= 1.0:
+        return 1.0
+    least = (1.0 - even) * (1.0 - used) * (1.0 + even + used * own)
+    return max(1.0 - least / (1.0 + used * (own - 1.0) + used**2 * (4.0 * even + own)), 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Occupancy:
+    """How many sequences a pool has in service, and how often."""
+
+    number: Floats  # (places,) sequences of an instance, ascending [request]
+    share: Floats  # (places,) of the time, which is what arrivals see, too [1]
+    full: float  # share of the time in which every seat is taken [1]
+
+    def at(self, share: float) -> float:
+        """Sequences of an instance that are not exceeded for a share of the time. [request]"""
+        place = int(np.searchsorted(np.cumsum(self.share), share))
+        return float(self.number[min(place, self.number.size - 1)])
+
+    @property
+    def mean(self) -> float:
+        """Sequences of an instance, on average. [request]"""
+        return float(self.share @ self.number)
+
+    def moments(self, values: Floats) -> tuple[float, float]:
+        """Mean and standard deviation of a value of each place of ``number``, as requests see it."""
+        mean = float(self.share @ values)
+        return mean, math.sqrt(max(float(self.share @ (values - mean) ** 2), 0.0))
+
+
+def occupancy(rate: float, instances: int, seats: int, batch: Floats, completed: Floats) -> Occupancy:
+    """Number of sequences in service of a pool that shares its work evenly.
+
+    Parameters
+    ----------
+    rate
+        Requests that come to the pool. [request/s]
+    instances, seats
+        Of the pool, and most sequences of one. [1]
+    batch, completed
+        Sequences of an instance, ascending from 1 [request], and what it completes with so many [request/s].
+
+    Returns
+    -------
+    Occupancy
+        Requests beyond the seats wait: they are counted in ``full``.
+
+    Examples
+    --------
+    Where the step takes as long for any number, the number in service is Poisson: 20 requests/s of 1 s are 20.
+
+    >>> some = np.arange(1.0, 101.0)
+    >>> found = occupancy(20.0, instances=1, seats=100, batch=some, completed=some)
+    >>> round(found.mean, 6), found.at(0.9), found.full < 1e-9
+    (20.0, 26.0, True)
+    """
+    places = instances * seats
+    width = max(1.0, places / PLACES)
+    number = np.arange(1, math.floor(places / width) + 1) * width
+    of_one = number / instances
+    done = instances * np.interp(of_one, batch, completed)
+    below = of_one < batch[0]
+    done[below] = instances * of_one[below] / batch[0] * completed[0]
+    grown = np.concatenate([[0.0], np.cumsum(width * np.log(rate / done))])
+    log_share = grown - grown.max()
+    share = np.exp(log_share)
+    last = rate / float(done[-1])
+    waiting = share[-1] * last / (1.0 - last) / width if last < 1.0 else math.inf
+    total = float(share.sum()) + waiting
+    if math.isinf(total):
+        return Occupancy(np.array([float(seats)]), np.ones(1), 1.0)
+    share[-1] += waiting
+    return Occupancy(np.concatenate([[0.0], of_one]), share / total, float(share[-1] / total))

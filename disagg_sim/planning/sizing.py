@@ -1,0 +1,289 @@
+"""Size designs: the cheapest deployment of each mode for a rate, the most rate of some GPUs, and a number of users."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from disagg_sim.domain import Mapping as Sharding
+from disagg_sim.domain import Mode
+from disagg_sim.physics.kv_transfer import bandwidth_per_gpu, unique_gpus
+from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.choices import Grids, colocated_choices, decode_choices, grids_of, linked, prefill_choices
+from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.planning.limits import Work
+from disagg_sim.planning.pools import (
+    MOST_INSTANCES,
+    AnyChoice,
+    ColocatedChoice,
+    DecodeChoice,
+    PrefillChoice,
+    gpus_of,
+    least,
+)
+from disagg_sim.planning.question import MOST_GPUS
+from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.simulation.kv_link import LinkSpec, Wire
+
+#: Sizes of each pool that make a design beside the cheapest. [1]
+BEST = 3
+#: Designs dearer than the cheapest of their mode by more than this are not looked for. [1]
+FARTHEST = 2.0
+#: Relative width at which the search for the most rate ends. [1]
+NARROW = 2e-3
+#: Rounds in which the rate of a number of users settles. [1]
+ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Choices of one case, for pools inside one NVLink domain and across."""
+
+    at: Setup
+    prefill_at: Setup
+    work: Work
+    grids: Grids
+    colocated: Sequence[ColocatedChoice]
+    inside: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
+    across: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
+    costs: Mapping[str, float]  # of a GPU by system
+
+
+def mappings_of(setups: tuple[Setup, Setup], layouts: str) -> tuple[Sharding, Sharding]:
+    """Mappings of prefill and of decode that a search takes."""
+    at, prefill_at = setups
+    decode = enumerate_mappings(at, layouts=layouts)
+    return (decode if prefill_at is at else enumerate_mappings(prefill_at, layouts=layouts)), decode
+
+
+def candidates(
+    setups: tuple[Setup, Setup],
+    work: Work,
+    mappings: tuple[Sharding, Sharding],
+    costs: Mapping[str, float],
+    max_nic: float | None,
+) -> Candidates:
+    """Score grids and keep what is worth sizing.
+
+    Parameters
+    ----------
+    setups
+        Of decode and of prefill.
+    work
+        Lengths and limits.
+    mappings
+        Of prefill and of decode.
+    costs
+        Of a GPU by system.
+    max_nic
+        Bandwidth for caches that may be used, one way, per GPU. [B/s]
+
+    Returns
+    -------
+    Candidates
+        Choices for pools within an NVLink domain and across.
+    """
+    at, prefill_at = setups
+    grids = grids_of(at, prefill_at, mappings, work)
+
+    choices = (prefill_choices(grids.prefill, work), decode_choices(grids.decode, work))
+    kv_bytes = grids.decode.kv_bytes_per_request
+
+    def split(gpus: int) -> tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]:
+        wire = wire_of(at, prefill_at, gpus, max_nic)
+        return linked(*choices, kv_bytes, (wire.bandwidth, wire.latency_s))
+
+    across = split(MOST_GPUS)
+    return Candidates(
+        at=at,
+        prefill_at=prefill_at,
+        work=work,
+        grids=grids,
+        colocated=colocated_choices(grids, work) if prefill_at is at else (),
+        inside=split(1) if prefill_at is at else across,
+        across=across,
+        costs=costs,
+    )
+
+
+def wire_of(at: Setup, prefill_at: Setup, gpus: int, max_nic: float | None) -> Wire:
+    """What a transfer of a cache takes between two GPUs of a deployment of ``gpus``."""
+    wires = [LinkSpec().wire(each, gpus if prefill_at is at else MOST_GPUS) for each in (at, prefill_at)]
+    slower = min(wires, key=lambda wire: wire.bandwidth)
+    return slower if max_nic is None else slower._replace(bandwidth=min(slower.bandwidth, max_nic))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    choice: AnyChoice
+    instances: int
+
+    @property
+    def gpus(self) -> int:
+        return self.instances * gpus_of(self.choice)
+
+
+def _sized(choices: Sequence[AnyChoice], rate: float, most: float) -> list[_Sized]:
+    """Pools that serve a rate, fewest GPUs first, none with more than ``most`` or far more than the smallest."""
+    bounds = sorted(
+        (math.ceil(rate / choice.most) * gpus_of(choice), place)
+        for place, choice in enumerate(choices)
+        if choice.most > 0
+    )
+    found: list[_Sized] = []
+    best = most
+    for bound, place in bounds:
+        if bound > min(best * FARTHEST, most):
+            break
+        choice = choices[place]
+        room = min(best * FARTHEST, most) // gpus_of(choice)
+        instances = least(choice, rate, min(int(room), MOST_INSTANCES))
+        if instances is not None:
+            found.append(_Sized(choice, instances))
+            best = min(best, found[-1].gpus)
+    return sorted(found, key=lambda each: (each.gpus, gpus_of(each.choice)))
+
+
+def _fewest(choices: Sequence[AnyChoice], rate: float, most: float) -> float:
+    """GPUs of the smallest pool that serves a rate; inf where more than ``most`` would be needed. [1]"""
+    best = most + 1
+    bounds = sorted(
+        (math.ceil(rate / choice.most) * gpus_of(choice), place)
+        for place, choice in enumerate(choices)
+        if choice.most > 0
+    )
+    for bound, place in bounds:
+        if bound >= best:
+            break
+        choice = choices[place]
+        instances = least(choice, rate, int((best - 1) // gpus_of(choice)))
+        if instances is not None:
+            best = min(best, instances * gpus_of(choice))
+    return best if best <= most else math.inf
+
+
+def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS) -> list[Design]:
+    """Find designs of both modes that serve a rate within the limits, cheapest first.
+
+    Parameters
+    ----------
+    case
+        From ``candidates``.
+    rate
+        [request/s]
+    most
+        GPUs that a deployment may have. [1]
+
+    Returns
+    -------
+    list of Design
+        Of each mode some, of pools of different configurations; none where nothing serves.
+    """
+    found = [
+        Design(
+            mode=Mode.COLOCATED,
+            pools=(PlannedPool(role="colocated", choice=each.choice, instances=each.instances, rate=rate),),
+            rate=rate,
+            cost=each.gpus * case.costs[case.at.system.name],
+            work=case.work,
+        )
+        for each in _distinct(_sized(case.colocated, rate, most))
+    ]
+    prefill, decode = (_distinct(_sized(choices, rate, most)) for choices in case.inside)
+    domain = case.at.system.nvlink_domain if case.prefill_at is case.at else 0
+    pairs = [pair for pair in product(prefill, decode) if pair[0].gpus + pair[1].gpus <= min(domain, most)]
+    if not pairs:
+        prefill, decode = (_distinct(_sized(choices, rate, most)) for choices in case.across)
+        pairs = [pair for pair in product(prefill, decode) if pair[0].gpus + pair[1].gpus <= most]
+    found += [_disaggregated(case, rate, *pair) for pair in pairs]
+    return sorted(found, key=lambda design: (design.cost, design.gpus))
+
+
+def _distinct(sized: list[_Sized]) -> list[_Sized]:
+    """The cheapest of each mapping, a few."""
+    found: dict[Sharding, _Sized] = {}
+    for each in sized:
+        found.setdefault(each.choice.mapping, each)
+    return list(found.values())[:BEST]
+
+
+def _disaggregated(case: Candidates, rate: float, prefill: _Sized, decode: _Sized) -> Design:
+    grids = case.grids
+    pools = (
+        PlannedPool(role="prefill", choice=prefill.choice, instances=prefill.instances, rate=rate),
+        PlannedPool(role="decode", choice=decode.choice, instances=decode.instances, rate=rate),
+    )
+    moved = [
+        float(
+            bandwidth_per_gpu(
+                rate / pool.instances, grids.decode.kv_bytes_per_request, unique_gpus(case.at.model, pool.mapping)
+            )
+        )
+        for pool in pools
+    ]
+    cost = sum(pool.gpus * case.costs[pool.setup.system.name] for pool in pools)
+    return Design(mode=Mode.DISAGGREGATED, pools=pools, rate=rate, cost=cost, work=case.work, kv_rate=float(max(moved)))
+
+
+def most_rate(case: Candidates, gpus: int, mode: Mode) -> float:
+    """Find the highest rate that a deployment of one mode serves on some GPUs within the limits.
+
+    Parameters
+    ----------
+    case
+        From ``candidates``.
+    gpus
+        Of the deployment. [1]
+    mode
+        Co-located, or disaggregated.
+
+    Returns
+    -------
+    float
+        0 where the smallest deployment is larger. [request/s]
+    """
+
+    def needed(rate: float) -> float:
+        if mode == Mode.COLOCATED:
+            return _fewest(case.colocated, rate, gpus)
+        domain = case.at.system.nvlink_domain if case.prefill_at is case.at else 0
+        both = math.inf
+        if domain:
+            both = sum(_fewest(choices, rate, gpus) for choices in case.inside)
+        return both if both <= domain else sum(_fewest(choices, rate, gpus) for choices in case.across)
+
+    pools = (case.colocated,) if mode == Mode.COLOCATED else case.inside
+    if not all(pools):
+        return 0.0
+    per_gpu = [max(choice.most / gpus_of(choice) for choice in choices) for choices in pools]
+    high = gpus / sum(1.0 / each for each in per_gpu if each > 0)
+    low = high * 1e-4
+    if needed(low) > gpus:
+        return 0.0
+    while high / low > 1.0 + NARROW:
+        middle = math.sqrt(low * high) if high > 4 * low else (low + high) / 2
+        if needed(middle) <= gpus:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def rate_of_users(case: Candidates, users: int) -> float:
+    """Rate at which some users keep the cheapest deployment busy, each with one request in flight. [request/s]
+
+    Little's law: the rate is the users over the median time of a request, which depends on the deployment.
+    """
+    gaps, work = case.work.lengths.gaps, case.work
+    rate = users / (work.ttft.seconds + gaps * work.tpot.seconds)
+    for _ in range(ROUNDS):
+        designs = designs_at(case, rate)
+        if not designs:
+            return rate
+        new = users / (designs[0].in_flight / designs[0].rate)
+        if abs(new / rate - 1.0) < NARROW:
+            break
+        rate = new
+    return rate

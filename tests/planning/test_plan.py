@@ -1,0 +1,151 @@
+"""Plans: what they promise, how they move with the question, and what errors say."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import disagg_sim as ds
+from disagg_sim.cli.main import app, run
+from disagg_sim.domain import Mode
+from disagg_sim.errors import InputError, UnknownNameError
+from disagg_sim.planning.limits import Limit, limit_of
+from disagg_sim.planning.question import PlanOptions
+
+LENGTHS = ds.lengths(4096, 512)
+ASK = {"ttft": "2 s", "tpot": "30 ms"}
+
+
+def asked(model="llama_3_1_70b", system="h200_sxm", **changes):
+    return ds.plan(model, system, LENGTHS, **(ASK | changes))
+
+
+@pytest.fixture(scope="module")
+def twenty():
+    return asked(rate=20)
+
+
+def test_a_plan_keeps_its_limits(twenty):
+    assert twenty.best.ttft["p90"] <= 2.0
+    assert twenty.best.tpot["p90"] <= 0.03
+    assert twenty.best.gpus == sum(pool.gpus for pool in twenty.best.pools)
+
+
+def test_no_runner_up_is_better(twenty):
+    assert twenty.runners_up
+    assert all(each.cost >= twenty.best.cost for each in twenty.runners_up)
+    assert {each.mode for each in twenty.runners_up} | {twenty.best.mode} == {Mode.DISAGGREGATED, Mode.COLOCATED}
+    assert twenty.gain == twenty.other.gpus / twenty.best.gpus
+
+
+def test_pools_do_what_arithmetic_says(twenty):
+    """Little: sequences in decode are rate x gaps x TPOT; the KV rate is that of a prompt a GPU."""
+    decode = twenty.best.pools[-1]
+    held = decode.sequences * decode.instances
+    assert held == pytest.approx(20 * 511 * twenty.best.tpot["p50"], rel=0.05)
+    kv = 80 * 2 * 8 * 128 * 4096  # layers, K and V, heads, width, tokens; one byte each
+    assert twenty.best.kv_rate == pytest.approx(20 * kv / min(pool.gpus for pool in twenty.best.pools), rel=1e-6)
+
+
+def test_one_instance_fewer_of_a_pool_breaks_a_limit(twenty):
+    for pool in twenty.best.pools:
+        assert not pool.choice.holds(20.0, pool.instances - 1)
+
+
+def test_twice_the_rate_takes_more_but_less_than_twice_the_gpus(twenty):
+    """Larger pools share their queues."""
+    twice = asked(rate=40).best
+    assert twenty.best.gpus < twice.gpus <= 2 * twenty.best.gpus
+
+
+def test_looser_limits_never_take_more(twenty):
+    assert asked(rate=20, ttft="4 s").best.gpus <= twenty.best.gpus
+    assert asked(rate=20, tpot="60 ms").best.gpus <= twenty.best.gpus
+    assert asked(rate=20, ttft="2 s@p99").best.gpus >= twenty.best.gpus
+
+
+def test_rate_and_gpus_are_two_sides_of_one_question(twenty):
+    most = asked(gpus=twenty.best.gpus).best
+    assert most.gpus <= twenty.best.gpus
+    assert most.rate >= 20 * 0.99
+
+
+def test_users_are_in_flight_by_little():
+    found = asked(options=PlanOptions(users=200)).best
+    assert found.in_flight == pytest.approx(200, rel=0.05)
+
+
+def test_narrow_nics_bound_the_rate_of_an_instance(twenty):
+    kv = twenty.best.kv_rate / 4
+    found = asked(rate=20, options=PlanOptions(max_nic=kv))
+    best = next(each for each in (found.best, *found.runners_up) if each.mode == Mode.DISAGGREGATED)
+    assert best.gpus > twenty.best.gpus
+    assert best.kv_rate <= kv * (1 + 1e-9)
+
+
+def test_a_cheaper_system_wins_by_price():
+    options = PlanOptions(objective="usd", prices={"h100_sxm": 1.0, "h200_sxm": 9.0})
+    found = asked(system="h100_sxm,h200_sxm", rate=20, options=options)
+    assert {pool.setup.system.name for pool in found.best.pools} == {"h100_sxm"}
+
+
+def test_two_systems_compete_with_one_alone():
+    found = asked(system="h100_sxm", rate=20, options=PlanOptions(prefill_system="b200_sxm"))
+    assert [pool.setup.system.name for pool in found.best.pools] == ["b200_sxm", "h100_sxm"]
+    assert found.best.pools[0].setup.precision.cache == found.best.pools[1].setup.precision.cache
+
+
+def test_infeasible_limits_are_an_answer():
+    found = asked(rate=20, tpot="1 ms")
+    assert found.best is None
+    assert "no mapping decodes in the TPOT limit of 1 ms (p90); the best step is" in found.infeasible
+    assert "too few; the smallest deployment has 16" in asked(model="deepseek_r1", system="h100_sxm", gpus=8).infeasible
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("2", Limit(2.0)), ("500 ms@p99", Limit(0.5, 0.99)), ("1.5s p50", Limit(1.5, 0.5)), (0.03, Limit(0.03))],
+)
+def test_limits_are_read(text, limit):
+    assert limit_of(text, "ttft") == limit
+
+
+@pytest.mark.parametrize("text", ["", "fast", "2 s@p95", "-1", "0", "nan", "1..5"])
+def test_other_limits_are_one_clear_line(text):
+    with pytest.raises(InputError, match=r"ttft .* is no limit of latency; allowed: seconds above 0 or '500 ms'"):
+        limit_of(text, "ttft")
+
+
+def test_errors_name_the_nearest():
+    with pytest.raises(UnknownNameError, match="did you mean 'h200_sxm'"):
+        asked(system="h200", rate=1)
+    with pytest.raises(InputError, match="objective 'usdd' is unknown, did you mean 'usd'"):
+        PlanOptions(objective="usdd")
+    with pytest.raises(InputError, match=r"give one of gpus, rate and users.*got rate and gpus"):
+        asked(rate=1, gpus=8)
+    with pytest.raises(InputError, match="got none of them"):
+        asked()
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, ["plan", *arguments])
+
+
+CASE = ("--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "2048", "--osl", "256")
+
+
+def test_the_command_prints_a_screen_and_json():
+    shown = command(*CASE, "--rate", "40").output
+    assert shown.startswith("Llama 3.1 8B on NVIDIA H100")
+    assert len(shown.splitlines()) < 45
+    found = json.loads(command(*CASE, "--rate", "40", "--json").output)
+    assert found["schema"] == "disagg-sim/plan/1"
+    assert found["best"]["gpus"] == sum(pool["gpus"] for pool in found["best"]["pools"])
+
+
+def test_the_command_exits_with_2_where_nothing_serves(capsys):
+    assert command(*CASE, "--rate", "40", "--tpot", "1 ms").exit_code == 2
+    assert run(["plan", *CASE[:4], "--rate", "40"]) == 2
+    assert "give the lengths once" in capsys.readouterr().err
+    assert run(["plan", *CASE, "--rate", "40", "--price", "h100=2"]) == 2
+    assert "'h100' is not a system, did you mean 'h100_sxm'?" in capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""Closed forms of queueing against what theory gives exactly."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disagg_sim.planning.queueing import Service, mean_wait, occupancy, passes, share_that_waits, shortest_queue_delay
+
+
+def test_two_servers_by_hand():
+    """M/M/2 at rho: C = 2*rho^2/(1 + rho)."""
+    for rho in (0.1, 0.5, 0.9):
+        assert share_that_waits(2, rho) == pytest.approx(2 * rho**2 / (1 + rho))
+
+
+def test_many_servers_continue_the_recursion():
+    """The limit of many servers agrees with Erlang's recursion where one takes over from the other."""
+    for used in (0.9, 0.95, 0.99):
+        assert share_that_waits(201, used) == pytest.approx(share_that_waits(200, used), rel=0.1)
+
+
+@given(st.floats(0.05, 0.95))
+def test_one_server_has_the_mean_wait_of_pollaczek_and_khinchine(used):
+    """M/D/1: E[W] = rho*s/(2*(1 - rho)), in parts: the rest of a service, and those before."""
+    found = shortest_queue_delay(np.array([0.0]), np.array([1.0]), 1, used, Service(1.0))
+    mean = float(found.held_share @ (found.held + found.wait))
+    assert mean == pytest.approx(used / (2 * (1 - used)))
+
+
+@given(st.integers(1, 50), st.floats(0.05, 0.98))
+def test_shares_of_a_delay_add_up_and_percentiles_rise(servers, used):
+    found = shortest_queue_delay(np.array([0.3, 0.9]), np.array([0.7, 0.3]), servers, used, Service(0.5, 0.2))
+    assert found.calm_share.sum() + found.held_share.sum() == pytest.approx(1)
+    assert found.at(0.5) <= found.at(0.9) <= found.at(0.99)
+    assert found.late(found.at(0.9)) <= 0.1 + 1e-9
+
+
+def test_more_even_arrivals_wait_less():
+    own = np.array([0.0]), np.array([1.0])
+    late = [shortest_queue_delay(*own, 1, 0.7, Service(1.0, 0.0, even)).late(2.0) for even in (0.2, 0.5, 1.0, 2.0)]
+    assert late == sorted(late)
+
+
+def test_a_queue_without_end_is_late_for_everybody():
+    found = shortest_queue_delay(np.array([0.1]), np.array([1.0]), 3, 1.0, Service(1.0))
+    assert found.late(1e9) == 1.0
+    assert math.isinf(found.at(0.5))
+    assert math.isinf(mean_wait(3, 1.2, 1.0, 0.5))
+
+
+def test_occupancy_of_one_server_that_shares_is_geometric():
+    """A step twice as long with two sequences completes no more: M/M/1, P(n) = (1 - rho)*rho^n."""
+    batch = np.arange(1.0, 201.0)
+    found = occupancy(0.5, 1, 200, batch, np.ones(200))
+    assert found.share[:4] == pytest.approx([0.5, 0.25, 0.125, 0.0625])
+    assert found.mean == pytest.approx(1.0)
+
+
+def test_seats_that_fill_are_counted():
+    """Erlang's B turns into C where those beyond the seats wait: 2 seats of 1 s each at 1 request/s, C = 1/3."""
+    batch = np.array([1.0, 2.0])
+    assert occupancy(1.0, 1, 2, batch, batch).full == pytest.approx(1 / 3)
+    assert occupancy(2.0, 1, 2, batch, batch).full == 1.0
+
+
+def test_a_pool_in_steps_is_the_pool_one_by_one():
+    """Beyond ``PLACES`` seats states are taken in steps: the mean and the spread stay those of Poisson."""
+    batch = np.arange(1.0, 1001.0)
+    found = occupancy(4000.0, 10, 1000, batch, batch)  # 10 instances: 4,000 requests of 1 s
+    mean, wide = found.moments(10 * found.number)
+    assert mean == pytest.approx(4000, rel=0.01)
+    assert wide == pytest.approx(math.sqrt(4000), rel=0.05)
+
+
+def test_passes_grow_with_the_rate_and_leave_no_idle_time():
+    batch = np.arange(1.0, 17.0)
+    busy = 1.0 + 0.1 * batch
+    slow, fast = (passes(rate, batch, busy) for rate in (0.1, 5.0))
+    assert slow[2] > 0.8
+    assert fast[2] < 0.01
+    assert float(fast[1] @ fast[0]) > float(slow[1] @ slow[0])
+    assert fast[1].sum() == pytest.approx(1)
