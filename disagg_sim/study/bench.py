@@ -39,6 +39,7 @@ class Case(NamedTuple):
     policy: Policy
     model: str
     flip_s: float = 0.0  # out of service for a change of role [s]
+    transfer: str = "policy"  # how caches move; as the policy's own system unless a claim tests it
 
 
 class Workload(NamedTuple):
@@ -105,7 +106,7 @@ class Bench(Keeping):
         the transfer after it are part of TPOT; in DynaServe the instance that computed the prompt goes on itself.
         """
         self.runs += 1
-        own = replace(options, first_token="prefill", scheduler=SCHEDULER)
+        own = replace(options, first_token="prefill", scheduler=SCHEDULER, transfer=case.transfer)
         return run(trace, case.deployment, case.policy, at=self.setting(case.model), slo=slo, options=own)
 
 

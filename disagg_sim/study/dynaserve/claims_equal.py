@@ -15,7 +15,7 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.study.bench import Case
-from disagg_sim.study.claims import DERIVED, OWN, PAPER, Finding, claim
+from disagg_sim.study.claims import DERIVED, OWN, PAPER, Finding, Without, claim
 from disagg_sim.study.dynaserve.setup import (
     BATCH,
     CASES,
@@ -53,11 +53,21 @@ def fixed(shape: tuple[int, int], split: int, *, model: str = MIDDLE, tp: int = 
 
 
 def scan(
-    bench: DynaServeBench, shape: tuple[int, int] = EQUAL, *, model: str = MIDDLE, batch: int = IN_LOOP, tp: int = 1
+    bench: DynaServeBench,
+    shape: tuple[int, int] = EQUAL,
+    *,
+    model: str = MIDDLE,
+    batch: int = IN_LOOP,
+    tp: int = 1,
+    transfer: str = "policy",
 ) -> dict[int, DynaServeSeen]:
     """Runs in a closed loop by split [token]; ``tp`` GPUs an instance hold more requests than in proportion."""
-    splits = [round(percent * sum(shape) / 100) for percent in PERCENTS]
-    return {split: bench.saturated(shape, fixed(shape, split, model=model, tp=tp), batch * tp * tp) for split in splits}
+    found = {}
+    for percent in PERCENTS:
+        split = round(percent * sum(shape) / 100)
+        case = fixed(shape, split, model=model, tp=tp)._replace(transfer=transfer)
+        found[split] = bench.saturated(shape, case, batch * tp * tp)
+    return found
 
 
 def best_of(found: Map[int, DynaServeSeen]) -> int:
@@ -163,20 +173,31 @@ def y4_imbalance(bench: DynaServeBench) -> Finding:
 )
 def y5_best_split(bench: DynaServeBench) -> Finding:
     """Where the throughput peaks."""
-    found = scan(bench)
-    best, prompt = best_of(found), EQUAL[0]
+
+    def peaks(found: Map[int, DynaServeSeen]) -> tuple[str, bool]:
+        best, prompt = best_of(found), EQUAL[0]
+        return (
+            f"best split {best} (phi {best / sum(EQUAL):.2f}), {found[best].steady:.3f} requests/s against "
+            f"{found[prompt].steady:.3f}",
+            1200 <= best <= 1600 and found[best].steady > found[prompt].steady,
+        )
+
+    found, late = scan(bench), scan(bench, transfer="pull")
     inside = best_of({split: seen for split, seen in found.items() if 1200 <= split <= 1600})
-    roomy = scan(bench, tp=2)
-    other = best_of(roomy)
+    batches = [seen.batch for seen in (found[inside], late[best_of(late)])]
     return Finding(
-        f"best split {best} (phi {best / sum(EQUAL):.2f}), {found[best].steady:.3f} requests/s against "
-        f"{found[prompt].steady:.3f}",
-        1200 <= best <= 1600 and found[best].steady > found[prompt].steady,
+        *peaks(found),
         f"all splits in steps of 1 % of the length; the best of 1200 to 1600 is {inside}, {found[inside].steady:.3f} "
-        f"requests/s. Memory of one A100 holds 14 to 20 such sequences, so both instances decode small batches and "
-        f"prefill is cheap beside it; with two GPUs an instance and memory to spare the best is {other}, "
-        f"{roomy[other].steady:.3f} against {roomy[prompt].steady:.3f} (paper 1358)",
+        f"requests/s. Memory of one A100 holds 14 to 20 such sequences; a request that holds blocks on both instances "
+        f"from its first chunk leaves {batches[0]:.1f} decodes a step, one that reserves later {batches[1]:.1f}; with "
+        f"two GPUs an instance and memory to spare: {peaks(scan(bench, tp=2))[0]} (paper 1358)",
+        reserving_later(*peaks(late)),
     )
+
+
+def reserving_later(value: str, holds: bool) -> Without:
+    """What a claim comes to if the second instance reserves memory when the first part ends."""
+    return Without("the second instance reserves blocks when the first part ends, not when it begins", value, holds)
 
 
 @claim(
@@ -187,15 +208,19 @@ def y5_best_split(bench: DynaServeBench) -> Finding:
 )
 def y6_equal_times(bench: DynaServeBench) -> Finding:
     """Busy times at the best split."""
+
+    def equal(found: Map[int, DynaServeSeen]) -> tuple[str, bool]:
+        best = best_of(found)
+        one, two = found[best].busy
+        return f"busy {one:.3f} and {two:.3f} of the time at {best}", abs(one / two - 1) <= 0.1
+
     found = scan(bench)
-    best = best_of(found)
-    one, two = found[best].busy
     apart = {split: seen.busy[0] / seen.busy[1] for split, seen in found.items()}
     last = max(apart)
     return Finding(
-        f"busy {one:.3f} and {two:.3f} of the time at {best}",
-        abs(one / two - 1) <= 0.1,
+        *equal(found),
         f"first over second {apart[EQUAL[0]]:.2f} at {EQUAL[0]}, {apart[last]:.2f} at {last}",
+        reserving_later(*equal(scan(bench, transfer="pull"))),
     )
 
 
