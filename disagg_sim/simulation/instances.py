@@ -69,6 +69,8 @@ class Roster:
         self.policy, self.site, self.steps = policy, site, steps
         self.engine, self.fleet, self.link = engine, fleet, link
         self.mapping: list[Mapping] = []
+        self.kind: list[int] = []  # number of its mapping among the different ones
+        self._kinds: dict[Mapping, int] = {}
         self.role: list[Role] = []
         self.roles: tuple[Role, ...] = ()  # the same, and of ``state``, as policies see them
         self.states: tuple[State, ...] = ()
@@ -212,6 +214,7 @@ class Roster:
             self.fleet.add(spec_of(self.policy, self.site, self.steps, mapping, role), self.engine.now)
         self.link.join(self.site.instance_bandwidth(mapping))
         self.mapping.append(mapping)
+        self.kind.append(self._kinds.setdefault(mapping, len(self._kinds)))
         self.role.append(role)
         self.mode.append(Mode.CHUNKED)
         self.state.append(state)

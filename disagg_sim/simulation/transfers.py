@@ -121,7 +121,7 @@ class Transfers:
         site = state.site
         self._site, self._layers = site, len(site.setup.model.layers)
         self._pieces: dict[int, int] = {}  # descriptors of a cache of so many blocks
-        self._shares: dict[tuple[int, int], float] = {}  # time of each of them between two instances [s]
+        self._shares: dict[tuple[int, int], float] = {}  # time of each of them between two kinds of instances [s]
         self._token_bytes = (
             site.kv_bytes(1) if site.setup.model.linear_cache else 0.0
         )  # where a cache grows by the token
@@ -278,8 +278,8 @@ class Transfers:
         self.link.send(origin, target, size - hidden, post, self._landed, handed, hidden)
 
     def _post_s(self, tokens: int, origin: int, target: int) -> float:
-        """``Site.post_s`` between two instances: its two factors are looked up, by blocks and by pair. [s]"""
-        blocks, pair = -(-tokens // BLOCK_TOKENS), (origin, target)
+        """``Site.post_s`` between two instances: its two factors are looked up, by blocks and by mappings. [s]"""
+        blocks, pair = -(-tokens // BLOCK_TOKENS), (self.roster.kind[origin], self.roster.kind[target])
         if blocks not in self._pieces:
             self._pieces[blocks] = descriptors(self._site.setup.model, tokens, BLOCK_TOKENS)
         if pair not in self._shares:
