@@ -12,6 +12,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.instances import Index, Roster
 from disagg_sim.simulation.kernel.fleet import Arrays
+from disagg_sim.simulation.kernel.ranking import Rankings
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.wishes import Role, State
@@ -54,6 +55,7 @@ class ClusterView:
     _state: ClusterState
     _engine: Engine
     _roster: Roster
+    _rankings: Rankings
     site: Site
     arrival_s: memoryview
     input_tokens: tuple[int, ...]
@@ -81,6 +83,7 @@ class ClusterView:
         arrival_s: Any = state.arrival_s
         own["site"], own["arrival_s"] = state.site, memoryview(arrival_s).toreadonly()
         own["input_tokens"], own["output_tokens"] = tuple(state.prompts), tuple(state.outputs)
+        own["_rankings"] = Rankings(state.fleet.home)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse it: what a policy changes, it wishes."""
@@ -179,6 +182,10 @@ class ClusterView:
     def kernel(self) -> Arrays:
         """The arrays of the kernel, for compiled predictors that play it forward."""
         return self._state.fleet.arrays
+
+    def least(self, load: int, among: Index, served: Floats | Ints, own: int = 0) -> int:
+        """The instance of ``among`` with the least load and ``own`` for what it serves, now; see ``Rankings.least``."""
+        return self._rankings.least(load, among, served, own, self._engine.now)
 
     def refresh(self) -> None:
         """Bring the columns to the present; nothing else changes."""

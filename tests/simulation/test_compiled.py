@@ -20,10 +20,10 @@ SCRIPT = """
 import tempfile
 tempfile.tempdir = {temporary!r}
 from disagg_sim.simulation.kernel.compiled import code_home
-from disagg_sim.simulation.policies.loads import _least_held
+from disagg_sim.simulation.policies.loads import least
 import numpy as np
 some = np.ones(3)
-_least_held(np.arange(3), some, some, some, some, some, 1)
+least(np.arange(3), some, some, some, 1)
 print(code_home().directory)
 print(code_home().note)
 """

@@ -14,6 +14,7 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import entry
+from disagg_sim.simulation.kernel.ranking import HELD_TOKENS, PROMPT_TOKENS, REQUESTS
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wishes import Leg, Limits, Role
 
@@ -31,24 +32,6 @@ def least(among: Any, first: Any, second: Any, served: Any, own: int) -> Any:
     return best
 
 
-@entry
-def _least_held(among: Any, running: Any, requests: Any, coming: Any, queued: Any, seats: Any, own: int) -> Any:
-    """As ``least``, of tokens in decode and in transfer; those that wait for memory count as long as those that run."""
-    best, fewest = -1, 0.0
-    for each in among:
-        mean = running[each] / max(requests[each], 1)
-        tokens = running[each] + coming[each] + mean * queued[each]
-        if best < 0:
-            less = True
-        elif seats[each] == seats[best]:
-            less = tokens < fewest
-        else:
-            less = (tokens + own) * seats[best] < (fewest + own) * seats[each]
-        if less:
-            best, fewest = each, tokens
-    return best
-
-
 class Choice(Protocol):
     """Picks one of some instances."""
 
@@ -59,29 +42,23 @@ class Choice(Protocol):
 
 def fewest_requests(view: ClusterView, among: Index, tokens: int = 0) -> int:  # noqa: ARG001  counts requests
     """The one with the fewest requests, waiting or running, for its seats; the first of several."""
-    instance: int = least(among, view.queued_requests, view.running_requests, view.seats, 1)
-    return instance
+    return view.least(REQUESTS, among, view.seats, 1)
 
 
 def shortest_queue(view: ClusterView, among: Index, tokens: int = 0) -> int:  # noqa: ARG001  counts requests
     """The one that has prefilled its queue of requests and one more first; the first of several."""
-    instance: int = least(among, view.queued_requests, view.running_requests, view.prefill_rate, 1)
-    return instance
+    return view.least(REQUESTS, among, view.prefill_rate, 1)
 
 
 def least_prefill(view: ClusterView, among: Index, tokens: int = 0) -> int:
     """The one that has prefilled its prompt tokens first, cache in transfer included; the first of several."""
-    instance: int = least(among, view.queued_prompt_tokens, view.coming_tokens, view.prefill_rate, tokens)
-    return instance
+    return view.least(PROMPT_TOKENS, among, view.prefill_rate, tokens)
 
 
 def least_decode(view: ClusterView, among: Index, tokens: int = 0) -> int:
     """The one with the fewest tokens in decode, in transfer and in wait for its seats; the first of several."""
     view.refresh()  # else steps since the last event would be missing
-    instance: int = _least_held(
-        among, view.running_tokens, view.running_requests, view.coming_tokens, view.queued_requests, view.seats, tokens
-    )
-    return instance
+    return view.least(HELD_TOKENS, among, view.seats, tokens)
 
 
 def least_uncached(view: ClusterView, request: int) -> int:

@@ -1,0 +1,156 @@
+"""Keep instances in the order of their loads, so that a choice does not look at all of them.
+
+A ranking has a tree of least loads for each group of instances that serve as much as each other. The log of the kernel
+says which instances have changed since the last choice: the others keep their place. What runs grows by a token a step
+without an event, so that tokens in decode at the last event are a lower bound. They are brought to the present for the
+first of a tree, until one at the present is the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.arrays import Floats, Ints
+from disagg_sim.simulation.kernel.compiled import entry, inner
+from disagg_sim.simulation.kernel.entry import _steps_to
+from disagg_sim.simulation.kernel.home import queues_at
+from disagg_sim.simulation.kernel.layout import DECODING, Queues
+from disagg_sim.simulation.kernel.least import least_of, least_tree, set_key
+
+#: Loads: requests that wait or run; prompt tokens that wait or are in transfer; tokens in decode and in transfer, where
+#: requests that wait for memory count as long as those that run.
+REQUESTS, PROMPT_TOKENS, HELD_TOKENS = range(3)
+#: Rankings of a run; more than its policy looks at between two changes of its instances. [1]
+MOST_KEPT = 8
+
+
+@inner
+def _load(st: Queues, i: int, load: int, steps: int) -> float:
+    """A load of an instance after so many decode steps that are not counted yet."""
+    one = st.inst[i]
+    if load == REQUESTS:
+        return float(one.queued_requests + one.running_requests)
+    if load == PROMPT_TOKENS:
+        return float(one.queued_prompt_tokens + one.coming_tokens)
+    running = one.running_tokens + steps * one.running_requests
+    mean = running / max(one.running_requests, 1)
+    return running + one.coming_tokens + mean * one.queued_requests
+
+
+@inner
+def _enter(st: Queues, i: int, trees: Floats, group: Ints, present: Floats, load: int) -> None:
+    """Note the load of an instance at its last event."""
+    if group[i] >= 0:
+        set_key(trees[group[i]], i, _load(st, i, load, 0))
+        present[i] = -np.inf
+
+
+@inner
+def _first(st: Queues, tree: Floats, present: Floats, load: int, now: float) -> int:
+    """The one with the least load of a group at the present, the first of several; -1 = the group is empty."""
+    i = least_of(tree)
+    while i >= 0 and load == HELD_TOKENS and present[i] != now:
+        present[i] = now
+        if st.inst[i].run_kind == DECODING:
+            set_key(tree, i, _load(st, i, load, _steps_to(st, i, now)))
+            i = least_of(tree)
+    return i
+
+
+@entry
+def _least(home: Ints, trees: Floats, group: Ints, present: Floats, load: int, own: int, now: float) -> int:
+    """See ``Rankings.least``."""
+    st = queues_at(home)
+    here, count = st.world[0], len(present)
+    if here.changes - group[count] > len(st.log):
+        for i in range(count):
+            _enter(st, i, trees, group, present, load)
+    else:
+        for at in range(group[count], here.changes):
+            _enter(st, st.log[at % len(st.log)], trees, group, present, load)
+    group[count] = here.changes
+    best, fewest, most = -1, 0.0, 1.0
+    for g in range(len(trees)):
+        i = _first(st, trees[g], present, load, now)
+        if i < 0:
+            continue
+        tokens, served = trees[g, trees.shape[1] // 2 + i], trees[g, 0]
+        mine, its = (tokens + own) * most, (fewest + own) * served
+        if best < 0 or mine < its or (mine == its and i < best):
+            best, fewest, most = i, tokens, served
+    return best
+
+
+class Rankings:
+    """Instances of a fleet by load, over what each serves.
+
+    Parameters
+    ----------
+    home
+        Of the fleet.
+
+    Examples
+    --------
+    Two equal instances, the first of which has a request; then one that serves four times as much:
+
+    >>> from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+    >>> from disagg_sim.simulation.kernel.step_table import StepTable
+    >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=100)] * 2)
+    >>> rankings, among = Rankings(fleet.home), np.arange(2)
+    >>> _ = fleet.submit(0, 7, (0, 100, 3), 0.0)
+    >>> rankings.least(REQUESTS, among, np.array([1.0, 1.0]), 1, 0.0)
+    1
+    >>> rankings.least(REQUESTS, among.copy(), np.array([4.0, 1.0]), 1, 0.0)
+    0
+    """
+
+    def __init__(self, home: Ints) -> None:
+        self._home = home
+        self._kept: dict[tuple[int, int, int], tuple[Any, ...]] = {}  # by load, instances and what these serve
+
+    def least(self, load: int, among: NDArray[np.intp], served: Floats | Ints, own: int, now: float) -> int:
+        """Find the instance that has the least load for what it serves.
+
+        Parameters
+        ----------
+        load
+            ``REQUESTS``, ``PROMPT_TOKENS`` or ``HELD_TOKENS``.
+        among
+            Instances, one at least; those of the last call with this array keep their order.
+        served
+            What each instance of the fleet serves; does not change.
+        own
+            Added to every load. [unit of the load]
+        now
+            The present. [s]
+
+        Returns
+        -------
+        int
+            The first of several.
+        """
+        key = load, id(among), id(served)
+        kept = self._kept.get(key)
+        if kept is None:
+            if len(self._kept) == MOST_KEPT:
+                self._kept.clear()
+            kept = self._kept[key] = (*_ranking(among, served), among, served)  # the last two keep their id
+        found: int = _least(self._home, kept[0], kept[1], kept[2], load, own, now)
+        return found
+
+
+def _ranking(among: NDArray[np.intp], served: Floats | Ints) -> tuple[Floats, Ints, Floats]:
+    """Trees of the groups, with what each serves in place 0; the group of each instance, and where the log was read
+    last; when the load of each was the present one.
+    """
+    count = len(served)
+    values, member = np.unique(np.asarray(served)[among], return_inverse=True)
+    trees = np.stack([least_tree(np.full(count, np.inf))] * values.size)
+    trees[:, 0] = values
+    group = np.full(count + 1, -1, dtype=np.int64)
+    group[among] = member
+    group[count] = -count - 1  # as long ago as nothing
+    return trees, group, np.full(count, -np.inf)
