@@ -16,6 +16,7 @@ class SourceNames:
 
     models: Mapping[str, str]  # part of a model's name -> its spec
     systems: Mapping[str, str]  # GPU family -> system
+    boards: Mapping[str, str]  # part of a board's name -> system, where a family has several
     other_boards: tuple[str, ...]  # boards that carry such a name but not its chip, power or links
     engines: Mapping[str, str]  # part of a framework's name -> engine
     old_engines: Mapping[str, str]  # engine -> its profile as it was before 2025
@@ -59,6 +60,8 @@ def system_named(family: str, hardware: str = "") -> tuple[str, str]:
     if not name:
         return "", f"no system {family!r}"
     board = canonical_name(hardware)
+    part = next((part for part in names().boards if part in board), "")
+    name, board = names().boards.get(part, name), board.replace(part, "")
     if any(part in board for part in names().other_boards):
         return name, f"board {hardware!r} is not the standard part"
     return name, ""

@@ -178,7 +178,8 @@ def test_models_by_their_many_names(said, ours):
 
 
 def test_names_of_boards_and_recipes():
-    assert system_named("H100", "NVIDIA H100-NVL-94GB")[1] == "board 'NVIDIA H100-NVL-94GB' is not the standard part"
+    assert system_named("H100", "NVIDIA H100-NVL-94GB") == ("h100_nvl", "")
+    assert system_named("H200", "H200-NVL MaxQ") == ("h200_nvl", "board 'H200-NVL MaxQ' is not the standard part")
     assert system_named("GB200", "GB200 192GB (NVL72)") == ("gb200_nvl72", "")
     assert recipe_of("fp4", "bf16", "llama_3_1_70b") == "nvfp4_bf16kv"
     assert recipe_of("fp4", "fp8", "gpt_oss_120b") == "mxfp4_fp8kv"
