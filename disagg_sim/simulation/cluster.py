@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from disagg_sim.errors import quoted
 from disagg_sim.simulation.batches import Batches
@@ -16,7 +15,7 @@ from disagg_sim.simulation.options import MOST_LOOKS
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.shared_queue import Waiting
 from disagg_sim.simulation.state import ClusterState
-from disagg_sim.simulation.transfers import Transfers, Work
+from disagg_sim.simulation.transfers import Lengths, Transfers, Work
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wellformed import leg_fault
 from disagg_sim.simulation.wishes import END, LATER, SHARED, Leg, Move, State, Wish
@@ -25,17 +24,9 @@ NAN = math.nan
 NOWHERE = -1  # instance of a request that has just arrived
 READY, STOPPED, MANUAL = State.READY, State.STOPPED, Mode.MANUAL  # an enum's members are slow to look up
 HEARD, KEPT = NOTIFY | CLOSES, NOTIFY | HOLD | CLOSES  # a last segment whose end is heard, and one that goes on
-Lengths = tuple[int, int, int]  # of a segment: context, prompt, output [token]
-
-
-class Going(NamedTuple):
-    """A segment whose end the cluster waits for."""
-
-    request: int
-    instance: int
-    until: int  # tokens of the request that exist when it ends [token]
-    then: int  # instance of the rest, or ``LATER``
-    more: bool  # whether the request goes on after it
+#: A segment whose end the cluster waits for: request, instance, tokens of the request that exist when it ends [token],
+#: instance of the rest, or ``LATER``, and whether the request goes on after it. Plain tuples are made fastest.
+Going = tuple[int, int, int, int, bool]
 
 
 class Cluster:
@@ -62,9 +53,10 @@ class Cluster:
     ) -> None:
         self.parts, self.state, self.view, self.link = parts, state, state.view, link
         self.engine, self.fleet, self.roster, self.site = state.engine, state.fleet, state.roster, state.site
-        self.prefix, self.prompts, self.outputs = state.prefix, state.prompts, state.outputs
+        self.prefix, self.prompts, self._totals = state.prefix, state.prompts, state.totals
         engine, roster = state.engine, state.roster
         self.requests = len(self.prompts)
+        self._order = state.order
         self.refused: list[int] = []  # requests
         self.lost: list[int] = []
         self.batches = Batches(parts.forming, state, self._submit_batch)
@@ -87,7 +79,7 @@ class Cluster:
         for request in clients.at_once:
             engine.at(engine.now, NORMAL, self._come, request)
         timed = [self.view.arrival_s[request] + self._host for request in clients.timed]
-        engine.feed(timed, NORMAL, lambda place: self._arrive(clients.timed[place]))
+        engine.feed(timed, NORMAL, self._arrive, clients.timed)
         if parts.roles is not None:
             self._every(parts.roles.period_s, parts.roles.flips)
         if parts.scaling is not None:
@@ -130,7 +122,7 @@ class Cluster:
             self.transfers.reserved(segment)
             return
         request, instance, until, then, more = going
-        if self.batches.forming is not None:
+        if self._takes:
             self.batches.ended(instance, request)
         if not more:
             self._finish(request, instance)
@@ -144,20 +136,20 @@ class Cluster:
             if leg.wishes:
                 self.roster.apply(leg.wishes, self._proceed)
             self._check(leg, request, until, instance, self._proceed)
+        now = self.engine.now
         if leg.delay_s > 0:
-            now = self.engine.now
             self.roster.coming[leg.instance] += 1
             self.engine.at(now + leg.delay_s, NORMAL, self._continue_late, segment, going, leg, pushed, now)
         else:
-            self._continue(segment, going, leg, pushed, self.engine.now)
+            self._continue(segment, going, leg, pushed, now)
 
     # --- arrival and end ----------------------------------------------------------------------------------------
 
     def _arrive(self, request: int) -> None:
         """The host has taken a request in; only now do policies know of it."""
         view = self.view
-        self.state.take_in(request)
-        if self.prompts[request] + self.outputs[request] > self._largest:
+        self._order.append(request)
+        if self._totals[request] > self._largest:
             self.refuse(request)
             return
         admission = self.parts.admission
@@ -192,11 +184,11 @@ class Cluster:
         if self._pool is not self.roster.prefill:
             self._pool = self.roster.prefill
             self._widest = max(self._tokens[instance] for instance in self._pool)
-        work = self._shape(request, leg.until, 0)
-        if sum(work.lengths) > self._widest:
+        lengths, until, _, more = self._shape(request, leg.until, 0)
+        if sum(lengths) > self._widest:
             self.refuse(request)
         else:
-            self.batches.share(request, (*work.lengths, work.until, leg.then, NAN, work.more))
+            self.batches.share(request, (*lengths, until, leg.then, NAN, more))
 
     def refuse(self, request: int) -> None:
         """A request ends without being served."""
@@ -235,22 +227,24 @@ class Cluster:
     def work(self, request: int, leg: Leg, have: int) -> Work | None:
         """What a leg is for its instance, from ``have`` existing tokens on; None: more than that can hold."""
         work = self._shape(request, leg.until, have)
-        return None if sum(work.lengths) > self._tokens[leg.instance] else work
+        context, new, generate = work[0]
+        return None if context + new + generate > self._tokens[leg.instance] else work
 
     def _shape(self, request: int, until: int, have: int) -> Work:
         """What an instance does for a request from ``have`` existing tokens to ``until``."""
-        prompt = self.prompts[request]
-        total = prompt + self.outputs[request]
+        prompt, total = self.prompts[request], self._totals[request]
         if until == prompt:  # the pass that completes a prompt emits a token
             until += 1
         more = until < total or (until == prompt + 1 and self._emits_late)
         until = min(until, total)
-        if have < prompt:
-            context, new, generate = have, min(until, prompt) - have, max(0, until - prompt)
-        else:  # the token emitted last is not in the cache yet
-            context, new, generate = have - 1, 0, until - have
-        flags = KEPT if more else HEARD if self._notify_all or (new and self._takes) else CLOSES
-        return Work((context, new, generate), until, flags, more)
+        if have >= prompt:  # the token emitted last is not in the cache yet
+            lengths = have - 1, 0, until - have
+        elif until >= prompt:
+            lengths = have, prompt - have, until - prompt
+        else:
+            lengths = have, until - have, 0
+        flags = KEPT if more else HEARD if self._notify_all or (lengths[1] and self._takes) else CLOSES
+        return lengths, until, flags, more
 
     def submit(self, request: int, leg: Leg, have: int, last_token_s: float) -> None:
         """Give an instance the part of a request from ``have`` existing tokens on."""
@@ -268,10 +262,12 @@ class Cluster:
 
     def goes_on(self, segment: int, request: int, leg: Leg, work: Work) -> None:
         """An instance has a leg of a request, the first or after a transfer."""
-        if work.flags & NOTIFY:
-            self._going[segment] = Going(request, leg.instance, work.until, leg.then, work.more)
-        if work.more and leg.then != LATER:
-            self._promise(request, leg, work.until)
+        _, until, flags, more = work
+        if flags & NOTIFY:
+            then = leg.then
+            self._going[segment] = request, leg.instance, until, then, more
+            if more and then != LATER:
+                self._promise(request, leg, until)
 
     def _promise(self, request: int, leg: Leg, until: int) -> None:
         """The instance after a leg that begins is known."""
@@ -288,7 +284,7 @@ class Cluster:
             left -= 1
             flags = NOTIFY | (HOLD if more else 0) | (CLOSES if left == 0 else 0)
             segment = self._begin(instance, request, (context, new, generate), flags, last_token_s)
-            self._going[segment] = Going(request, instance, until, then, more)
+            self._going[segment] = request, instance, until, then, more
             if more and then != LATER:
                 self._promise(request, Leg(instance, until, then), until)
         for _ in batch:
@@ -296,14 +292,13 @@ class Cluster:
 
     def _begin(self, instance: int, request: int, lengths: Lengths, flags: int, last_token_s: float) -> int:
         """Queue a segment. The start of a prompt that is remembered needs no prefill, but for its last token."""
-        now, cached = self.engine.now, 0
-        prefix = self.prefix if lengths[0] == 0 and lengths[1] > 0 else None
-        if prefix is not None:
-            self.fleet.refresh(now)  # running requests have taken blocks since their last event
-            cached = min(prefix.found(instance, request), lengths[1] - 1)
-        here = self.fleet.submit(instance, request, lengths, now, flags=flags, last_token_s=last_token_s, cached=cached)
-        if prefix is not None:
-            prefix.keep(instance, request, here)
+        now, prefix, submit = self.engine.now, self.prefix, self.fleet.submit
+        if prefix is None or lengths[0] > 0 or lengths[1] == 0:
+            return submit(instance, request, lengths, now, flags=flags, last_token_s=last_token_s)
+        self.fleet.refresh(now)  # running requests have taken blocks since their last event
+        cached = min(prefix.found(instance, request), lengths[1] - 1)
+        here = submit(instance, request, lengths, now, flags=flags, last_token_s=last_token_s, cached=cached)
+        prefix.keep(instance, request, here)
         return here
 
     def _continue_late(self, segment: int, going: Going, leg: Leg, pushed: bool, ended: float) -> None:
@@ -323,7 +318,7 @@ class Cluster:
             return
         self.transfers.forget(request)
         self.fleet.release(segment, self.engine.now)
-        if until >= self.prompts[request] + self.outputs[request]:
+        if until >= self._totals[request]:
             self._finish(request, origin)
         else:
             self.submit(request, leg, until, ended if until > self.prompts[request] else NAN)
@@ -356,8 +351,8 @@ class Cluster:
 
     def _instance_died(self, instance: int) -> None:
         """Handle an instance that stopped without draining: its requests are lost."""
-        for segment in [segment for segment, going in self._going.items() if going.instance == instance]:
-            self.lose(self._going.pop(segment).request)
+        for segment in [segment for segment, (_, where, *_) in self._going.items() if where == instance]:
+            self.lose(self._going.pop(segment)[0])
         for request in self.transfers.died(instance):
             self.lose(request)
         for request in self.batches.abandon(instance):
@@ -375,13 +370,14 @@ class Cluster:
         if not found.size:
             refuse(wish, f"no prompt of it waits on instance {origin} with nothing computed")
         segment = int(found[0])
-        going = self._going.pop(segment, Going(request, origin, END, LATER, False))  # a whole request is not kept there
-        until = going.until if going.more else END
-        tokens, most = min(self.prompts[request] + self.outputs[request], until), self._tokens[instance]
+        whole = request, origin, END, LATER, False  # which is not kept there
+        _, _, until, then, more = self._going.pop(segment, whole)
+        until = until if more else END
+        tokens, most = min(self._totals[request], until), self._tokens[instance]
         if tokens > most:
             refuse(wish, f"it needs {tokens} tokens of memory, and instance {instance} has {most}")
         self.fleet.withdraw(segment, self.engine.now)
-        self.submit(request, Leg(instance, until, going.then), 0, NAN)
+        self.submit(request, Leg(instance, until, then), 0, NAN)
 
     def _every(self, period: float, decide: Callable[[ClusterView], Sequence[Wish]]) -> None:
         self.engine.at(self.engine.now + period, LAST, self._tick, period, decide)

@@ -43,23 +43,25 @@ class Source(Protocol):
 class _Feed:
     """A sorted array of times; the next one is on the heap."""
 
-    __slots__ = ("callback", "heap", "index", "rank", "times")
+    __slots__ = ("callback", "fire", "heap", "priority", "serial", "things", "times")
 
-    def __init__(
-        self, heap: list[Any], times: Sequence[float], rank: tuple[int, int], callback: Callable[[int], None]
-    ) -> None:
-        self.heap, self.times, self.rank, self.callback = heap, times, rank, callback
-        self.index = -1
+    def __init__(self, heap: list[Any], rank: tuple[int, int], callback: Callable[[Any], None]) -> None:
+        self.heap, self.callback = heap, callback
+        self.priority, self.serial = rank
+        self.fire = self._fire
+
+    def begin(self, times: Sequence[float], things: Sequence[Any]) -> None:
+        self.times, self.things = iter(times), iter(things)
+        self.await_next()
 
     def await_next(self) -> None:
-        self.index += 1
-        if self.index < len(self.times):
-            heappush(self.heap, (self.times[self.index], *self.rank, self._fire, ()))
+        for time in self.times:
+            heappush(self.heap, (time, self.priority, self.serial, self.fire, ()))
+            return
 
     def _fire(self) -> None:
-        index = self.index
         self.await_next()
-        self.callback(index)
+        self.callback(next(self.things))
 
 
 class Engine:
@@ -104,8 +106,14 @@ class Engine:
         self._serial += 1
         heappush(self._heap, (time, priority, self._serial, callback, args))
 
-    def feed(self, times: Sequence[float], priority: int, callback: Callable[[int], None]) -> None:
-        """Call ``callback(k)`` at ``times[k]`` [s] for every k; the times must not fall.
+    def feed(
+        self,
+        times: Sequence[float],
+        priority: int,
+        callback: Callable[[Any], None],
+        things: Sequence[Any] | None = None,
+    ) -> None:
+        """Call ``callback(things[k])`` at ``times[k]`` [s] for every k, by default with k; the times must not fall.
 
         One entry stands on the heap at a time, with the serial number of this call, so that two feeds
         keep their order at equal times.
@@ -120,7 +128,9 @@ class Engine:
             before = max([self.now, *times[: falls[0]]])
             raise InputError(f"time {falls[0]} of a feed is {times[falls[0]]} s, before {before} s")
         self._serial += 1
-        _Feed(self._heap, times, (priority, self._serial), callback).await_next()
+        _Feed(self._heap, (priority, self._serial), callback).begin(
+            times, range(len(times)) if things is None else things
+        )
 
     def attach(self, source: Source) -> None:
         """Let ``source`` advance between events; an engine has one at most."""
@@ -134,7 +144,7 @@ class Engine:
         """
         heap, source = self._heap, self._source
         while True:
-            due = min(heap[0][0], until) if heap else until
+            due = heap[0][0] if heap and heap[0][0] < until else until
             if source is not None:
                 told = source.advance(due)
                 if told <= due and told != math.inf:

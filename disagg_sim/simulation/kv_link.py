@@ -187,7 +187,8 @@ class KvLink:
 
     def _pace(self, transfer: _Transfer, now: float) -> None:
         sender, receiver = transfer.sender, transfer.receiver
-        rate = min(self.bandwidth[sender] / len(self._out[sender]), self.bandwidth[receiver] / len(self._in[receiver]))
+        rate, most = self.bandwidth[sender] / len(self._out[sender]), self.bandwidth[receiver] / len(self._in[receiver])
+        rate = min(rate, most)
         if rate == transfer.rate:
             return
         if now > transfer.since:
@@ -205,7 +206,8 @@ class KvLink:
         self._in[receiver].remove(transfer)
         if self._out[sender] or self._in[receiver]:
             self._changed(sender, receiver)
-        self._arrived(transfer.done, transfer.args)
+        self.in_flight -= 1
+        transfer.done(*transfer.args)
 
     def _arrived(self, done: Callable[..., None], args: tuple[Any, ...]) -> None:
         self.in_flight -= 1

@@ -69,7 +69,7 @@ class ClusterState:
         self.order: list[int] = []  # requests that have come so far, in the order in which they came
         self.shared = SharedQueue()
         self._input, self._output, self._tokens = input_tokens, output_tokens, input_tokens + output_tokens
-        self._came: list[float] = []  # when each of ``order`` arrived [s]
+        self.totals: list[int] = self._tokens.tolist()  # of prompt and output [token]
         self._times: list[float] = []
         self._snapshots: list[tuple[NDArray[Any], ...]] = []
         self._oldest, self._longest = 0, 0.0
@@ -83,11 +83,6 @@ class ClusterState:
         shown["prefill_rate"] = locked(np.array(self.roster.prefill_rate))
         shown["seats"] = locked(np.array(self.roster.seats, dtype=np.int64))
         self.view.__dict__.update(shown)
-
-    def take_in(self, request: int) -> None:
-        """A request is there for policies to see from now on."""
-        self.order.append(request)
-        self._came.append(self.view.arrival_s[request])
 
     def came(self, request: int) -> None:
         """A request arrives now that had no time in the trace."""
@@ -106,7 +101,9 @@ class ClusterState:
         grown = self._grown_since(since)
         with np.errstate(invalid="ignore", divide="ignore"):
             interval = grown[1] / grown[0]
-        inputs = [self.prompts[request] for request in self.order[bisect_right(self._came, since) :]]
+        arrival: Any = self.view.arrival_s
+        came = bisect_right(self.order, since, key=arrival.__getitem__)
+        inputs = [self.prompts[request] for request in self.order[came:]]
         segments, tail = self.fleet.segments, self._tail(seconds)
         request, finish, emitted = (segments[name][tail] for name in ("request", "finish_s", "first_token_s"))
         context, prompt = segments["context"][tail], segments["prompt"][tail]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from disagg_sim.physics.kv_transfer import descriptors
 from disagg_sim.simulation.kernel.layout import AHEAD, BLOCK_TOKENS, IDLE, RESERVE, Mode
@@ -39,23 +39,13 @@ AT_WORK = -1  # in place of the segment of a sender that has not done its part
 STOPPED, MANUAL = State.STOPPED, Mode.MANUAL
 
 
-class Work(NamedTuple):
-    """What an instance has to do for a request, as the kernel takes it."""
-
-    lengths: tuple[int, int, int]  # context, prompt, tokens to generate [token]
-    until: int  # tokens of the request that exist when it ends [token]
-    flags: int
-    more: bool  # whether the request goes on after it
-
-
-class Moved(NamedTuple):
-    """A transfer that has ended."""
-
-    request: int
-    exposed_s: float  # that the request waited for, with blocks reserved [s]
-    whole_s: float  # from its first byte to its last [s]
-    tokens: int  # [token]
-    waited_s: float  # before it, for blocks of the receiver [s]
+Lengths = tuple[int, int, int]  # of a segment: context, prompt, tokens to generate [token]
+#: What an instance has to do for a request, as the kernel takes it: lengths, tokens of the request that exist when it
+#: ends [token], flags, and whether the request goes on after it. Plain tuples are made fastest.
+Work = tuple[Lengths, int, int, bool]
+#: A transfer that has ended: request, time that it waited for it with blocks reserved [s], time from the first byte to
+#: the last [s], tokens, time before it for blocks of the receiver [s].
+Moved = tuple[int, float, float, int, float]
 
 
 @dataclass(slots=True, eq=False)
@@ -140,9 +130,8 @@ class Transfers:
         work = self.owner.work(request, leg, have)
         if work is None:
             return
-        segment = self.fleet.submit(
-            leg.instance, request, work.lengths, self.engine.now, flags=work.flags | RESERVE | AHEAD
-        )
+        lengths, _, flags, _ = work
+        segment = self.fleet.submit(leg.instance, request, lengths, self.engine.now, flags=flags | RESERVE | AHEAD)
         handed = Handed(request, leg, have, origin, self._tokens(request, have), segment, work)
         self._ahead[request] = self._waiting[segment] = handed
 
@@ -169,7 +158,8 @@ class Transfers:
             self.forget(request)
             handed = None
         last = ended if have > self.prompts[request] else NAN
-        if STOPPED in (self.roster.state[origin], self.roster.state[target]):
+        states = self.roster.state
+        if states[origin] is STOPPED or states[target] is STOPPED:
             self._fail(request, origin, held)
             return
         if handed is None:
@@ -178,9 +168,8 @@ class Transfers:
                 self.fleet.release(held, now)
                 self.owner.refuse(request)
                 return
-            segment = self.fleet.submit(
-                target, request, work.lengths, now, flags=work.flags | RESERVE, last_token_s=last
-            )
+            lengths, _, flags, _ = work
+            segment = self.fleet.submit(target, request, lengths, now, flags=flags | RESERVE, last_token_s=last)
             tokens = self._tokens(request, have)
             self._waiting[segment] = Handed(request, leg, have, origin, tokens, segment, work, held, ended, now)
             return
@@ -291,23 +280,24 @@ class Transfers:
         """A cache has arrived: its sender's blocks are free, its receiver may go on."""
         request, origin, leg = handed.request, handed.origin, handed.leg
         target, now = leg.instance, self.engine.now
-        self.fleet.coming(target, -handed.tokens)
-        waited = max(handed.reserved_s - handed.asked_s, 0.0)
+        states, waited = self.roster.state, max(handed.reserved_s - handed.asked_s, 0.0)
         exposed = now - handed.ended_s - waited
         rate = min(self.link.bandwidth[origin], self.link.bandwidth[target])
-        self.moved.append(Moved(request, exposed, exposed + hidden / rate, handed.tokens, waited))
-        if STOPPED in (self.roster.state[origin], self.roster.state[target]):
-            if handed.work is not None and self.roster.state[target] != STOPPED:
+        self.moved.append((request, exposed, exposed + hidden / rate, handed.tokens, waited))
+        if states[origin] is STOPPED or states[target] is STOPPED:
+            self.fleet.coming(target, -handed.tokens)
+            if handed.work is not None and states[target] is not STOPPED:
                 self.fleet.cancel(handed.segment, now)
             self._fail(request, origin, handed.held)
             self.roster.coming[target] -= 1
             return
         if handed.work is None:
+            self.fleet.coming(target, -handed.tokens)
             self.fleet.release(handed.held, now)
             last = handed.ended_s if handed.have > self.prompts[request] else NAN
             self.owner.submit(request, leg, handed.have, last)
         else:
-            self.fleet.hand_over(handed.held, handed.segment, now)
+            self.fleet.hand_over(handed.held, handed.segment, now, handed.tokens)
             self.owner.goes_on(handed.segment, request, leg, handed.work)
         self.roster.came(target)
 

@@ -278,7 +278,7 @@ def control(home: Ints, action: int, s: int, i: int, now: float) -> bool:
 
 
 @entry
-def hand_over(home: Ints, held: int, s: int, now: float) -> None:
+def hand_over(home: Ints, held: int, s: int, tokens: int, now: float) -> None:
     """The cache of a held segment has landed in the blocks of segment ``s``: those of the sender are free."""
     st = queues_at(home)
     seg, inst = st.seg, st.inst
@@ -288,6 +288,7 @@ def hand_over(home: Ints, held: int, s: int, now: float) -> None:
     _wake(st, sender, now)
     check_drained(st, sender)
     _changed(st, sender)
+    inst[i].coming_tokens -= tokens
     row = _row(st, s)
     alone = inst[row].first[LANDED] < 0
     land(st, row, s)

@@ -233,12 +233,12 @@ class Fleet:
         if segment == len(self._seg):
             self._seg = np.concatenate([self._seg, np.zeros_like(self._seg)])
             self._bind()
-        wanted = (instance, request, *lengths, cached, flags)
+        context, prompt, generate = lengths
+        wanted = (instance, request, context, prompt, generate, cached, flags)
         error = kernel.submit(self.home, segment, wanted, last_token_s, float(now))
         if error == kernel.LATE:
             raise InputError(f"submit at {now:g} s, but instance {instance} has events before; call run_until first")
         if error:
-            context, prompt, generate = lengths
             most = int(self._inst["total_blocks"][instance]) * BLOCK_TOKENS
             raise InputError(
                 f"request {request}: context {context}, prompt {prompt} ({cached} cached) and output {generate} tokens "
@@ -276,9 +276,12 @@ class Fleet:
         """Take a waiting segment back if it holds no blocks yet; whether it was."""
         return self._control(kernel.WITHDRAW, segment, self._instance.item(segment), now)
 
-    def hand_over(self, held: int, segment: int, now: float) -> None:
-        """The cache of a held segment has landed in the reserved blocks of another, whose sender's are free now."""
-        kernel.hand_over(self.home, held, segment, float(now))
+    def hand_over(self, held: int, segment: int, now: float, tokens: int = 0) -> None:
+        """The cache of a held segment has landed in the reserved blocks of another, whose sender's are free now.
+
+        ``tokens`` of it were coming.
+        """
+        kernel.hand_over(self.home, held, segment, tokens, float(now))
 
     def coming(self, instance: int, tokens: int) -> None:
         """So many tokens more are in transfer to an instance, or fewer; nothing else follows from it."""
