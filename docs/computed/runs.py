@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import disagg_sim as ds
 from disagg_sim.study.beyond_the_buzz.claims import evaluate
 from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
+from disagg_sim.study.claims import holding as counted
 from disagg_sim.workload.synthetic import log_normal
 from docs.computed import slow, table
 from tests.simulation.plans import holding, plans
@@ -76,9 +77,8 @@ def beyond_the_buzz_verdicts() -> str:
         frontiers = Frontiers(Path(folder), jobs=os.cpu_count() or 1)
         frontiers.prepare(frontiers.names, PROFILES)
         claims = evaluate(frontiers, PROFILES)
-    rows = []
-    for profile in PROFILES:
-        of = claims[claims["profile"] == profile]
-        misses = " ".join(of.loc[~of["holds"].astype(bool), "id"])
-        rows.append((f"`{profile}`", f"{int(of['holds'].sum())} of {len(of)}", misses))
+    rows = [
+        (f"`{line['profile']}`", f"{line['holds']} of {line['of']}", line["fails"])
+        for line in counted(claims).to_dict("records")
+    ]
     return table(("profile", "hold", "miss"), rows)
