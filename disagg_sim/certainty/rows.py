@@ -22,6 +22,7 @@ from disagg_sim.domain import DEGREES, SHARDING, Mapping
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import MLA_FORMS, forms_of
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup, engine_names, setup
@@ -51,8 +52,8 @@ class Origin:
 
     Parameters
     ----------
-    systems : mapping
-        Systems by name, in place of the shipped ones.
+    systems, models : mapping
+        Systems and models by name, in place of the shipped ones.
     interference : Interference
         What the phases cost each other in mixed steps.
     lengths : Lengths, optional
@@ -64,6 +65,7 @@ class Origin:
     """
 
     systems: abc.Mapping[str, SystemSpec] = field(default_factory=dict)
+    models: abc.Mapping[str, ModelSpec] = field(default_factory=dict)
     interference: Interference = NO_INTERFERENCE
     lengths: Lengths | None = None
     ftl_quantile: float | None = None
@@ -143,7 +145,7 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
             raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}{nearest(mode, MODES)}")
         sides = [
             setup(
-                str(words["model"]),
+                origin.models.get(str(words["model"]), str(words["model"])),
                 system,
                 str(words[f"{side}precision"]),
                 str(words[f"{side}profile"]),

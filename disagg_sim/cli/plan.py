@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from disagg_sim.cli.tables import print_table
+from disagg_sim.cli.tables import table_text
+from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, as_float, nearest, quoted
 from disagg_sim.facts.load import list_specs
+from disagg_sim.facts.traffic import TrafficCase
+from disagg_sim.planning.assurance import assurance
+from disagg_sim.planning.flips import flips
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.question import OBJECTIVES, PlanOptions
-from disagg_sim.report.plan import plan_json, screen
+from disagg_sim.report.plan import Told, plan_json, screen, write_plan
 from disagg_sim.units import GB
-from disagg_sim.workload.lengths import Lengths, lengths, lengths_named
+from disagg_sim.workload.lengths import Lengths, lengths, traffic_case
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.trace import Trace
 
@@ -40,6 +46,9 @@ def plan(
     precision: Annotated[str, typer.Option(help="Precision recipe; default: the usual one of model and system.")] = "",
     max_nic: Annotated[float | None, typer.Option(metavar="GB/s", help="Most KV bandwidth of a GPU.")] = None,
     price: Annotated[list[str] | None, typer.Option(metavar="SYSTEM=USD", help="Price of a GPU hour.")] = None,
+    proof: Annotated[bool, typer.Option("--simulate", help="Prove it by simulation and adapt the counts.")] = False,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of simulated arrivals and lengths.")] = 0,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write everything as files, too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON of a versioned schema.")] = False,
 ) -> None:
     """Plan a deployment: disaggregated or co-located, pools, mappings, counts, latencies, price.
@@ -59,25 +68,30 @@ def plan(
         prices=_prices(price or []),
     )
     found = planned(model, system, work, ttft=ttft, tpot=tpot, rate=rate, gpus=gpus, options=options)
-    if as_json:
-        typer.echo(json.dumps(plan_json(found), indent=2))
-    else:
-        _print(found)
+    told = Told()
+    if found.best is not None:
+        if proof:
+            from disagg_sim.planning.prove import proven  # the simulator takes a second to load
+
+            found, shown = proven(found, seed=seed)
+            told = replace(told, proof=shown)
+        told = replace(told, sure=assurance(found), changes=flips(found))
+    text = _text(found, told)
+    if out is not None:
+        write_plan(found, told, text, out)
+    typer.echo(json.dumps(plan_json(found, told), indent=2) if as_json else text, nl=as_json)
     if found.best is None:
         raise typer.Exit(INFEASIBLE)
 
 
-def _work(isl: int | None, osl: int | None, traffic: str, trace: str) -> Lengths | Trace:
+def _work(isl: int | None, osl: int | None, traffic: str, trace: str) -> Lengths | Trace | TrafficCase:
     """Lengths of the requests, of the one source that is given."""
-    given = [
-        name for name, value in (("--isl and --osl", isl or osl), ("--traffic", traffic), ("--trace", trace)) if value
-    ]
+    sources = {"--isl and --osl": isl or osl, "--traffic": traffic, "--trace": trace}
+    given = [name for name, value in sources.items() if value]
     if len(given) != 1:
-        raise InputError(
-            f"give the lengths once: --isl and --osl, --traffic or --trace; got {' and '.join(given) or 'none'}"
-        )
+        raise InputError(f"give the lengths once, by {' or '.join(sources)}; got {' and '.join(given) or 'none'}")
     if traffic:
-        return lengths_named(traffic)
+        return traffic_case(traffic)
     if trace:
         return load_trace(trace)
     if isl is None or osl is None:
@@ -101,11 +115,12 @@ def _prices(given: list[str]) -> dict[str, float]:
     return found
 
 
-def _print(found: Plan) -> None:
-    for number, block in enumerate(screen(found)):
-        if number:
-            typer.echo("")
+def _text(found: Plan, told: Told) -> str:
+    """The screen: blocks with a blank line between them."""
+    parts = []
+    for block in screen(found, told):
         if len(block.rows[0]) == 1:
-            typer.echo("\n".join(row[0] for row in block.rows))
+            parts.append("\n".join(row[0] for row in block.rows))
         else:
-            print_table(block.rows, header=block.header, numeric=block.numeric)
+            parts.append(table_text(block.rows, header=block.header, numeric=block.numeric))
+    return "\n\n".join(parts) + "\n"

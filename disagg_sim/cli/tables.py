@@ -21,6 +21,11 @@ WIDE = 200
 
 def print_table(rows: Iterable[Sequence[object]], *, header: Sequence[str] = (), numeric: Sequence[int] = ()) -> None:
     """Print rows in columns; ``numeric`` columns are flush right. A cell may be rich ``Text``."""
+    print(table_text(rows, header=header, numeric=numeric))
+
+
+def table_text(rows: Iterable[Sequence[object]], *, header: Sequence[str] = (), numeric: Sequence[int] = ()) -> str:
+    """The lines that ``print_table`` prints."""
     table = Table(box=None, show_header=bool(header), padding=(0, 2, 0, 0), pad_edge=False)
     body = [[_cell(cell) for cell in row] for row in rows]
     for index in range(max((len(row) for row in body), default=len(header))):
@@ -34,7 +39,7 @@ def print_table(rows: Iterable[Sequence[object]], *, header: Sequence[str] = (),
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDE)
     with console.capture() as text:
         console.print(table)
-    print("\n".join(line.rstrip() for line in text.get().splitlines()))
+    return "\n".join(line.rstrip() for line in text.get().splitlines())
 
 
 def print_frame(table: pd.DataFrame) -> None:

@@ -47,7 +47,12 @@ class Grids:
     decode: PhaseGrid
 
 
-def grids_of(at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], work: Work) -> Grids:
+#: Chunks [token] and batches [request] of prefill that are scored; None = all.
+Axes = tuple[Ints | None, Ints | None]
+ALL: Axes = (None, None)
+
+
+def grids_of(at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], work: Work, axes: Axes = ALL) -> Grids:
     """Score all mappings and batches of both phases.
 
     Parameters
@@ -58,26 +63,21 @@ def grids_of(at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], wo
         Of prefill and of decode.
     work
         Lengths and limits.
+    axes
+        Of prefill; where lengths vary, their own are found.
 
     Returns
     -------
     Grids
         Latency of prefill is that of the prompt at the percentile of the TTFT limit. [s]
     """
-    axes: _Axes = (None, None)
     if not work.lengths.constant:  # of all mappings at the mean lengths those worth timing at every length
         rough = replace(work, lengths=work.lengths.at_means())
         mappings, axes = _worth(_scored(at, prefill_at, mappings, rough), rough, alike=prefill_at is at)
     return _scored(at, prefill_at, mappings, work, axes)
 
 
-#: Chunks [token] and batches [request] of prefill that are scored; None = all.
-_Axes = tuple[Ints | None, Ints | None]
-
-
-def _scored(
-    at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], work: Work, axes: _Axes = (None, None)
-) -> Grids:
+def _scored(at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], work: Work, axes: Axes = ALL) -> Grids:
     share = None if work.lengths.constant else work.ttft.share
     return Grids(
         prefill_grid(prefill_at, mappings[0], work.lengths, ftl_quantile=share, chunk_tokens=axes[0], batch=axes[1]),
@@ -85,7 +85,7 @@ def _scored(
     )
 
 
-def _worth(grids: Grids, work: Work, *, alike: bool) -> tuple[tuple[Mapping, Mapping], _Axes]:
+def _worth(grids: Grids, work: Work, *, alike: bool) -> tuple[tuple[Mapping, Mapping], Axes]:
     """Mappings of prefill and of decode that are among the fastest of their size somewhere, and axes of prefill."""
     points = _fastest_passes(grids.prefill, work.ttft.seconds, SHORT_SHARES)
     whole = int(np.count_nonzero(grids.prefill.mappings.chunk_tokens == 0))
@@ -115,6 +115,15 @@ def _fastest_passes(grid: PhaseGrid, limit: float, shares: tuple[float, ...]) ->
         keep = best_per_size(gpus[usable], grid.request_rate[usable], order[usable])
         found |= dict.fromkeys(zip(rows[keep].tolist(), columns[keep].tolist(), strict=True))
     return list(found)
+
+
+def axes_of(choices: Sequence[PrefillChoice], batch: Ints) -> Axes:
+    """Chunks of some choices, and those of the batches that are at most twice theirs."""
+    if not choices:
+        return ALL
+    most = 2 * max(int(each.batch[-1]) for each in choices)
+    chunks = np.unique([int(each.mapping.chunk_tokens) for each in choices])
+    return chunks, batch[batch <= most]
 
 
 def host_of(at: Setup) -> float:
@@ -259,6 +268,8 @@ def _colocated_rows(grids: Grids, work: Work) -> tuple[list[int], int]:
     per_prompt = np.where(prefill.feasible, 1.0 / prefill.request_rate, np.inf)[whole].min(axis=1)
     time = decode.latency + decode.batch[None, :] * per_prompt[:, None] / gaps
     usable = decode.feasible & (time <= work.tpot.seconds) & np.isfinite(time)
+    flat = (decode.mappings.pp == 1)[:, None]
+    usable &= flat | ~np.any(usable & flat)  # pieces of prompts leave gaps in a pipeline of decodes: the last resort
     rate = np.where(usable, decode.batch[None, :] / (gaps * time), 0.0)
     rows = list(dict.fromkeys(row for row, _ in _best_of_sizes(decode, usable, rate)))
     return rows, (int(np.flatnonzero(usable[rows].any(axis=0))[-1]) + 1 if rows else 0)

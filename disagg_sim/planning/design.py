@@ -46,6 +46,8 @@ class PlannedPool:
     @property
     def utilisation(self) -> float:
         """Rate over what its instances do at full load. [1]"""
+        if isinstance(self.choice, PrefillChoice):
+            return self.choice.utilisation(self.rate, self.instances)
         return self.rate / (self.instances * self.choice.most)
 
     @property

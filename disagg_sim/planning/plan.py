@@ -14,6 +14,7 @@ from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.notebook import Shown
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.infeasible import Rebuild, why_infeasible
@@ -45,7 +46,8 @@ class Plan(Shown):
     gain: float  # of the better mode over the other: GPUs or cost of the other over its own; inf without another [1]
     infeasible: str  # what binds, and the nearest limits that do; empty where there is a plan
     left_out: tuple[str, ...]  # systems that cannot be planned for, with the reason
-    cases: tuple[Candidates, ...] = field(repr=False)  # one a system
+    cases: tuple[Candidates, ...] = field(repr=False)  # one a system, or a pair of them
+    source: TrafficCase | tuple[int, int] | None = field(default=None, repr=False)  # what requests are drawn from
 
     @property
     def case(self) -> Candidates:
@@ -62,7 +64,7 @@ class Plan(Shown):
 def plan(
     model: str | Path | ModelSpec,
     system: str | SystemSpec | Sequence[str | SystemSpec],
-    lengths: Lengths | Trace,
+    lengths: Lengths | Trace | TrafficCase,
     *,
     ttft: Any = "2 s@p90",
     tpot: Any = "50 ms@p90",
@@ -81,8 +83,9 @@ def plan(
         Spec, name, or file.
     system : SystemSpec, str or sequence
         Systems that compete: names with commas between them, a list, or ``"any"``.
-    lengths : Lengths or Trace
-        Of the requests, from ``ds.lengths``; of a trace its lengths and how unevenly its requests come.
+    lengths : Lengths, Trace or TrafficCase
+        Of the requests, from ``ds.lengths``; of a trace its lengths and how unevenly its requests come; a case of
+        ``ds.load_traffic(name).cases``.
     ttft, tpot : float or str
         Limits of requests: seconds, or ``"500 ms@p99"``; p90 where no percentile is said.
     rate : float, optional
@@ -112,6 +115,9 @@ def plan(
     size = Size(rate=rate, gpus=gpus, users=options.users)
     trace = lengths if isinstance(lengths, Trace) else options.trace
     law = lengths if isinstance(lengths, Lengths) else _lengths_of(lengths)
+    source: TrafficCase | tuple[int, int] | None = lengths if isinstance(lengths, TrafficCase) else None
+    if source is None and law.constant and law.mean_osl.is_integer():
+        source = (round(law.mean_isl), round(law.mean_osl))
     work = Work(
         lengths=law,
         ttft=limit_of(ttft, "ttft"),
@@ -126,7 +132,7 @@ def plan(
         costs = costs_of_gpus([decode.system, prefill.system], per)
         for pair in dict.fromkeys(((decode, prefill), (decode, decode))):  # two systems compete with one alone
             cases.append(candidates(pair, work, mappings_of(pair, options.layouts), costs, options.max_nic))
-    return answer(cases, size, options, left_out)
+    return replace(answer(cases, size, options, left_out), source=source)
 
 
 def answer(cases: Sequence[Candidates], size: Size, options: PlanOptions, left_out: Sequence[str] = ()) -> Plan:
@@ -250,6 +256,6 @@ def dispersion_of(trace: Trace) -> float:
 
 
 def _lengths_of(given: Any) -> Lengths:
-    if isinstance(given, Trace):
+    if isinstance(given, Trace | TrafficCase):
         return lengths_of(given)
-    raise InputError(f"lengths {quoted(given)}; allowed: what ds.lengths makes, or a trace")
+    raise InputError(f"lengths {quoted(given)}; allowed: what ds.lengths makes, a trace, or a case of a traffic")

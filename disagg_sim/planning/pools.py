@@ -35,6 +35,9 @@ MOST_INSTANCES = 100_000
 #: Variance of the arrivals at one of many instances of both phases over that of Poisson ones, where each request goes
 #: to the instance with the fewest (chosen: simulations lie around it). [1]
 EVEN = 0.5
+#: Most load of a prefill pool: beyond it large pools have no queue in theory, and one without end where the forecast is
+#: a few percent off (chosen). [1]
+MOST_LOAD = 0.97
 _NORMAL = NormalDist()
 
 
@@ -123,7 +126,7 @@ class PrefillChoice:
     @property
     def most(self) -> float:
         """Rate of an instance at full load. [request/s]"""
-        return min(float(self.batch[-1] / self.busy[-1]), self.link_rate)
+        return min(MOST_LOAD * float(self.batch[-1] / self.busy[-1]), self.link_rate)
 
     def utilisation(self, rate: float, instances: int) -> float:
         """Share of what full passes could do. [1]"""
@@ -156,7 +159,7 @@ class PrefillChoice:
 
     def holds(self, rate: float, instances: int) -> bool:
         """See ``Choice``."""
-        if rate / instances > self.link_rate or self.utilisation(rate, instances) >= 1.0:
+        if rate / instances > self.link_rate or self.utilisation(rate, instances) > MOST_LOAD:
             return False
         limit = self.work.ttft
         return self.delay(rate, instances).late(limit.seconds) <= 1.0 - limit.share
@@ -267,11 +270,16 @@ class ColocatedChoice:
 
     @cached_property
     def _own(self) -> tuple[Floats, Floats]:
-        """Tokens and time of a step with the piece of one prompt, (batches,). [token], [s]"""
-        held = np.minimum(self.work.lengths.mean_isl, self._room)
-        beside = held + self.batch / self.ranks
-        one, every = (_between(self.tokens, times, beside) for times in (self.single, self.mixed))
-        return held, np.maximum(one, every)
+        """Tokens and time of a step with a piece of one prompt, the mean over its pieces, (batches,). [token], [s]"""
+        prompt, room, decodes = self.work.lengths.mean_isl, self._room, self.batch / self.ranks
+        pieces = np.ceil(prompt / room)
+        last = prompt - (pieces - 1.0) * room
+
+        def time(held: Floats) -> Floats:
+            one, every = (_between(self.tokens, times, held + decodes) for times in (self.single, self.mixed))
+            return np.maximum(one, every)
+
+        return prompt / pieces, ((pieces - 1.0) * time(room) + time(last)) / pieces
 
     @cached_property
     def _full(self) -> Floats:

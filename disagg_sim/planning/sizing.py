@@ -85,8 +85,14 @@ def candidates(
     Candidates
         Choices for pools within an NVLink domain and across.
     """
+    return candidates_of(setups, work, grids_of(*setups, mappings, work), costs, max_nic)
+
+
+def candidates_of(
+    setups: tuple[Setup, Setup], work: Work, grids: Grids, costs: Mapping[str, float], max_nic: float | None
+) -> Candidates:
+    """As ``candidates``, of grids that are scored."""
     at, prefill_at = setups
-    grids = grids_of(at, prefill_at, mappings, work)
 
     choices = (prefill_choices(grids.prefill, work), decode_choices(grids.decode, work))
     kv_bytes = grids.decode.kv_bytes_per_request
@@ -227,6 +233,36 @@ def _disaggregated(case: Candidates, rate: float, prefill: _Sized, decode: _Size
     return Design(mode=Mode.DISAGGREGATED, pools=pools, rate=rate, cost=cost, work=case.work, kv_rate=float(max(moved)))
 
 
+def fewest(case: Candidates, mode: Mode, rate: float, most: float) -> float:
+    """Cost of the cheapest deployment of one mode for a rate, in the unit of the objective.
+
+    Parameters
+    ----------
+    case
+        From ``candidates``.
+    mode
+        Co-located, or disaggregated.
+    rate
+        [request/s]
+    most
+        GPUs that it may have. [1]
+
+    Returns
+    -------
+    float
+        Infinite where none serves.
+    """
+    decode, prefill = (case.costs[each.system.name] for each in (case.at, case.prefill_at))
+    if mode == Mode.COLOCATED:
+        return decode * _fewest(case.colocated, rate, most)
+    domain = case.at.system.nvlink_domain if case.prefill_at is case.at else 0
+    for choices, limit in ((case.inside, min(domain, most)), (case.across, most)):
+        sender, taker = (_fewest(each, rate, limit) for each in choices)
+        if sender + taker <= limit:
+            return prefill * sender + decode * taker
+    return math.inf
+
+
 def most_rate(case: Candidates, gpus: int, mode: Mode) -> float:
     """Find the highest rate that a deployment of one mode serves on some GPUs within the limits.
 
@@ -245,26 +281,17 @@ def most_rate(case: Candidates, gpus: int, mode: Mode) -> float:
         0 where the smallest deployment is larger. [request/s]
     """
 
-    def needed(rate: float) -> float:
-        if mode == Mode.COLOCATED:
-            return _fewest(case.colocated, rate, gpus)
-        domain = case.at.system.nvlink_domain if case.prefill_at is case.at else 0
-        both = math.inf
-        if domain:
-            both = sum(_fewest(choices, rate, gpus) for choices in case.inside)
-        return both if both <= domain else sum(_fewest(choices, rate, gpus) for choices in case.across)
-
     pools = (case.colocated,) if mode == Mode.COLOCATED else case.inside
     if not all(pools):
         return 0.0
     per_gpu = [max(choice.most / gpus_of(choice) for choice in choices) for choices in pools]
     high = gpus / sum(1.0 / each for each in per_gpu if each > 0)
     low = high * 1e-4
-    if needed(low) > gpus:
+    if not math.isfinite(fewest(case, mode, low, gpus)):
         return 0.0
     while high / low > 1.0 + NARROW:
         middle = math.sqrt(low * high) if high > 4 * low else (low + high) / 2
-        if needed(middle) <= gpus:
+        if math.isfinite(fewest(case, mode, middle, gpus)):
             low = middle
         else:
             high = middle

@@ -1,45 +1,44 @@
-"""Write a plan for people: the lines of its screen, and its JSON."""
+"""Write a plan for people and programs: its screen, its JSON, its files."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from disagg_sim.domain import DEGREES, Mode
-from disagg_sim.planning.design import Design, PlannedPool
-from disagg_sim.planning.limits import Limit
+import pandas as pd
+
+from disagg_sim.atomic import write_csv, write_text
+from disagg_sim.domain import DEGREES
+from disagg_sim.planning.assurance import Assurance
+from disagg_sim.planning.design import Design
+from disagg_sim.planning.flips import Flip
 from disagg_sim.planning.plan import Plan
-from disagg_sim.report.words import degrees_text
-from disagg_sim.serving.costs import usd_per_gpu_hour
-from disagg_sim.units import GB, HOUR, MS
+from disagg_sim.report.plan_rows import (
+    LATENCY_HEADER,
+    POOL_HEADER,
+    RUNNER_HEADER,
+    checked_rows,
+    fact_rows,
+    flip_lines,
+    joules_of,
+    latency_rows,
+    pool_rows,
+    price_of,
+    proof_lines,
+    question_line,
+    runner_rows,
+    verdict,
+    why_rows,
+)
+
+if TYPE_CHECKING:
+    from disagg_sim.planning.prove import Proof, Run
 
 #: Version of the JSON: a key that goes or changes its meaning makes another; new keys do not.
 SCHEMA = "disagg-sim/plan/1"
-MODE_TEXT = {Mode.DISAGGREGATED: "disaggregated", Mode.COLOCATED: "co-located"}
-#: What binds a pass or step, in words.
-BOUND_TEXT = {
-    "compute": "arithmetic",
-    "memory": "memory bandwidth",
-    "communication": "links between GPUs",
-    "latency": "latencies of links and host",
-}
-
-
-def mapping_words(pool: PlannedPool) -> str:
-    """Write the layout of a pool in short: ``TP8``, ``DP8 EP8``, ``TP2 PP2, chunks of 4096``."""
-    mapping = pool.mapping
-    chunk = f", chunks of {int(mapping.chunk_tokens)}" if mapping.chunk_tokens else ""
-    degrees = (int(getattr(mapping, name)) for name in (*DEGREES, "redundant_slots"))
-    return degrees_text(*degrees) + chunk
-
-
-def seconds_text(seconds: float) -> str:
-    """Write a latency: ``31.2 ms``, ``1.27 s``; ``-`` where it has no end."""
-    if not math.isfinite(seconds):
-        return "-"
-    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds / MS:.3g} ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +50,27 @@ class Block:
     numeric: tuple[int, ...] = ()  # columns that are flush right
 
 
-def screen(plan: Plan) -> list[Block]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What is told of a plan beside itself; None of what was not asked for."""
+
+    sure: Assurance | None = None
+    changes: tuple[Flip, ...] | None = None
+    proof: Proof | None = None
+
+
+NOTHING = Told()
+
+
+def screen(plan: Plan, told: Told = NOTHING) -> list[Block]:
     """Write a plan for people.
 
     Parameters
     ----------
     plan
         With or without a design.
+    told
+        How sure it is, what would change it, what simulation found.
 
     Returns
     -------
@@ -71,144 +84,84 @@ def screen(plan: Plan) -> list[Block]:
     >>> print(screen(found)[1].rows[0][0])
     INFEASIBLE: llama_3_1_8b in fp8 on h100_sxm: no mapping decodes ...
     """
-    blocks = [Block(((question_line(plan),),)), Block(((verdict(plan),),))]
+    blocks = [_lines([question_line(plan)]), _lines(verdict(plan, told.sure))]
     best = plan.best
     if best is not None:
         blocks += [
             Block(tuple(pool_rows(best)), POOL_HEADER, (5,)),
-            Block(tuple(latency_rows(plan, best)), ("", *best.ttft, "limit"), (1, 2, 3)),
-            Block(tuple(fact_rows(plan, best))),
+            Block(tuple(latency_rows(plan, best, told.sure)), LATENCY_HEADER, (1, 2, 3)),
+            Block(tuple(fact_rows(plan, best, told.sure))),
         ]
+        if told.proof is not None:
+            blocks.append(_lines(proof_lines(plan, told.proof)))
+        blocks.append(Block(tuple(why_rows(plan, best)), ("why", "")))
+        if told.sure is not None:
+            blocks.append(Block(tuple(checked_rows(told.sure)), ("checked", "layout", "time rests on")))
         if plan.runners_up:
             blocks.append(Block(tuple(runner_rows(plan)), RUNNER_HEADER, (3, 4, 5, 6)))
-    return blocks + [Block(tuple((f"left out: {line}",) for line in plan.left_out))] * bool(plan.left_out)
+        if told.changes is not None:
+            blocks.append(_lines(flip_lines(plan, told.changes), "what would change the answer"))
+    return blocks + [_lines([f"left out: {line}" for line in plan.left_out])] * bool(plan.left_out)
 
 
-def question_line(plan: Plan) -> str:
-    """Write what was asked, in one line: model, systems, lengths, limits, size."""
-    case, work = plan.cases[0], plan.work
-    systems = ", ".join(dict.fromkeys(each.at.system.title for each in plan.cases))
-    if len(plan.cases) > 3:
-        systems = f"{len(plan.cases)} systems"
-    law = work.lengths
-    means = f"{law.mean_isl:.0f} + {law.mean_osl:.0f} tokens{'' if law.constant else ' on average'}"
-    size = plan.size
-    many = f"{size.gpus} GPUs" if size.gpus else f"{size.users} users" if size.users else f"{size.rate:g} requests/s"
-    limits = f"TTFT {_limit(work.ttft)}, TPOT {_limit(work.tpot)}"
-    return f"{case.at.model.title} on {systems}: {means}, {limits}, {many}"
+def _lines(lines: list[str], title: str = "") -> Block:
+    return Block(tuple((line,) for line in ([title] if title else []) + lines))
 
 
-def verdict(plan: Plan) -> str:
-    """Write the answer in one line: disaggregate or co-locate, and by how much; or what binds."""
-    best = plan.best
-    if best is None:
-        return f"INFEASIBLE: {plan.infeasible}"
-    what = "DISAGGREGATE" if best.mode == Mode.DISAGGREGATED else "CO-LOCATE"
-    head = f"{what}: {best.gpus} GPUs serve {best.rate:.4g} requests/s"
-    if plan.other is None:
-        return f"{head}; no {MODE_TEXT[_other(best.mode)]} deployment keeps the limits"
-    other = MODE_TEXT[plan.other.mode]
-    if plan.size.gpus is not None:
-        return f"{head}, {plan.gain:.2f} times the {plan.other.rate:.4g} of the best {other} deployment"
-    if plan.options.objective in ("gpus", "throughput"):
-        return f"{head}; {other} needs {plan.other.gpus}, {plan.gain:.2f} times as many"
-    return f"{head}; {other} costs {plan.gain:.2f} times as much"
+def write_plan(plan: Plan, told: Told, text: str, out: Path) -> None:
+    """Write everything as files: ``plan.txt``, ``plan.json``, ``designs.csv``.
+
+    Parameters
+    ----------
+    plan, told
+        As in ``screen``.
+    text
+        The screen.
+    out
+        Directory; it is made.
+
+    Returns
+    -------
+    None
+        The files are there whole.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import disagg_sim as ds
+    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_plan(found, Told(), "co-locate", Path(folder))
+    ...     sorted(each.name for each in Path(folder).iterdir())
+    ['designs.csv', 'plan.json', 'plan.txt']
+    """
+    write_text(out / "plan.txt", text)
+    write_text(out / "plan.json", json.dumps(plan_json(plan, told), indent=2) + "\n")
+    designs = [plan.best, *plan.runners_up] if plan.best is not None else []
+    rows = [row for place, design in enumerate(designs) for row in _design_rows(plan, design, place)]
+    write_csv(out / "designs.csv", pd.DataFrame(rows))
 
 
-def _other(mode: Mode) -> Mode:
-    return Mode.COLOCATED if mode == Mode.DISAGGREGATED else Mode.DISAGGREGATED
-
-
-def _limit(limit: Limit) -> str:
-    return f"{seconds_text(limit.seconds)} ({limit.percentile})"
-
-
-def pool_rows(design: Design) -> Iterator[tuple[str, ...]]:
-    """Write a row for each pool: role, instances, layout, GPUs, batch, load, memory, what binds its pass or step."""
-    for pool in design.pools:
-        system, choice = pool.setup.system, pool.choice
-        prefill = pool.role == "prefill"
-        batch = f"{pool.batch} prompt{'s' * (pool.batch > 1)}" if prefill else f"{pool.batch} seats"
-        busy = "" if prefill else f" ({pool.sequences:.0f} taken)"
-        budget = getattr(choice, "budget", 0)
-        yield (
-            pool.role if pool.role != "colocated" else "co-located",
-            f"{pool.instances} x {mapping_words(pool)}",
-            f"{pool.gpus} x {system.name}",
-            pool.setup.precision.name,
-            f"{batch}{busy}" + (f", {budget} tokens a step" if budget else ""),
-            f"{pool.utilisation:.0%}",
-            f"{choice.memory / GB:.0f} of {pool.setup.memory_limit / GB:.0f} GB",
-            BOUND_TEXT[choice.bound],
-        )
-
-
-POOL_HEADER = ("pool", "instances", "GPUs", "precision", "batch", "load", "memory", "bound by")
-
-
-def latency_rows(plan: Plan, design: Design) -> Iterator[tuple[str, ...]]:
-    """Write TTFT and TPOT at p50, p90 and p99, with the limit."""
-    for name, values, limit in (("TTFT", design.ttft, plan.work.ttft), ("TPOT", design.tpot, plan.work.tpot)):
-        yield (name, *(seconds_text(value) for value in values.values()), _limit(limit))
-
-
-def price_of(plan: Plan, design: Design) -> tuple[float, float]:
-    """Price of a design and of a million of its output tokens. [USD/h], [USD]; NaN where a price is not known."""
-    specs = {pool.setup.system.name: pool.setup.system for pool in design.pools}
-    priced = {
-        name: plan.options.prices.get(name) or (usd_per_gpu_hour(spec) if spec.usd_per_gpu_hour else math.nan)
-        for name, spec in specs.items()
+def _design_rows(plan: Plan, design: Design, place: int) -> list[dict[str, Any]]:
+    """A row a pool."""
+    whole = design_json(plan, design)
+    pools = whole.pop("pools")
+    flat = {
+        f"{name.removesuffix('_s')}_{each}_s": value
+        for name in ("ttft_s", "tpot_s")
+        for each, value in whole.pop(name).items()
     }
-    hour = sum(pool.gpus * priced[pool.setup.system.name] for pool in design.pools)
-    return hour, hour / HOUR / design.tokens_per_s * 1e6
+    shared = {f"design_{name}" if name == "gpus" else name: value for name, value in whole.items()}
+    return [{"place": place, **shared, **flat, **pool} for pool in pools]
 
 
-def joules_of(design: Design) -> float:
-    """Output tokens for a joule at the TDP of the GPUs. [token/J]"""
-    return design.tokens_per_s / sum(pool.gpus * pool.setup.system.tdp for pool in design.pools)
-
-
-def fact_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
-    """Write throughput, requests in flight, KV bandwidth, price and energy."""
-    yield "throughput", f"{design.tokens_per_s:,.0f} output tokens/s, {design.tokens_per_s / design.gpus:,.0f} a GPU"
-    yield "in flight", f"{design.in_flight:,.0f} requests on average"
-    if design.mode == Mode.DISAGGREGATED:
-        yield "KV caches", f"{design.kv_rate / GB:.2g} GB/s in or out of a GPU"
-    hour, million = price_of(plan, design)
-    if math.isnan(hour):
-        unknown = ", ".join(
-            sorted({pool.setup.system.name for pool in design.pools if not pool.setup.system.usd_per_gpu_hour})
-        )
-        yield "price", f"no market price of {unknown} is known: --price {unknown.partition(',')[0]}=USD_PER_HOUR"
-    else:
-        yield "price", f"{hour:,.2f} USD/h, {million:.3g} USD for a million output tokens"
-    yield "energy", f"{joules_of(design):.3g} output tokens/J at the TDP of the GPUs"
-
-
-def runner_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """Write a row for each design that comes after the best."""
-    for design in plan.runners_up:
-        yield (
-            MODE_TEXT[design.mode],
-            " + ".join(f"{pool.instances} x {mapping_words(pool)}" for pool in design.pools),
-            " + ".join(dict.fromkeys(pool.setup.system.name for pool in design.pools)),
-            f"{design.gpus}",
-            f"{design.rate:.4g}/s",
-            seconds_text(design.ttft[plan.work.ttft.percentile]),
-            seconds_text(design.tpot[plan.work.tpot.percentile]),
-        )
-
-
-RUNNER_HEADER = ("runners-up", "instances", "systems", "GPUs", "rate", "TTFT", "TPOT")
-
-
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: Plan, told: Told = NOTHING) -> dict[str, Any]:
     """Make the versioned JSON of a plan: SI units, no text that a program would have to read.
 
     Parameters
     ----------
-    plan
-        With or without a design.
+    plan, told
+        As in ``screen``.
 
     Returns
     -------
@@ -242,6 +195,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "gain": _finite(plan.gain),
         "best": None if plan.best is None else design_json(plan, plan.best),
         "runners_up": [design_json(plan, design) for design in plan.runners_up],
+        "assurance": None if told.sure is None else _plain(asdict(told.sure)),
+        "flips": None if told.changes is None else [_plain(asdict(flip)) for flip in told.changes],
+        "simulated": None if told.proof is None else _proof_json(told.proof),
         "left_out": list(plan.left_out),
     }
 
@@ -278,6 +234,24 @@ def design_json(plan: Plan, design: Design) -> dict[str, Any]:
             for pool in design.pools
         ],
     }
+
+
+def _proof_json(proof: Proof) -> dict[str, Any]:
+    def run(each: Run) -> dict[str, Any]:
+        return {**_plain(asdict(each)), "holds": each.holds}
+
+    return {"planned": run(proof.planned), "final": run(proof.final), "simulations": proof.runs}
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types; None for what is not finite."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return _finite(value)
+    return str(value) if isinstance(value, str) else value
 
 
 def _finite(value: float) -> float | None:

@@ -16,6 +16,8 @@ on (0, O), as for constant lengths, its cache C = I + U has
 Constant lengths give mean I + O/2 and variance O^2/12. Little's law closes the loop: B requests in flight that each
 stay (E[O] - 1) * TTL on average complete at the rate B/(TTL*(E[O] - 1)).
 Source: physics page, section 8 (Length distributions).
+
+Past 400 lines: the distribution, what makes it and its quadrature share their private forms.
 """
 
 from __future__ import annotations
@@ -254,12 +256,33 @@ def lengths_named(name: str) -> Lengths:
     >>> [lengths_named(name).mean_isl for name in ("beyond_the_buzz", "beyond_the_buzz_2")]
     [16384.0, 2048.0]
     """
+    return lengths(traffic_case(name))
+
+
+def traffic_case(name: str) -> TrafficCase:
+    """Find one case of a shipped traffic by the word that the tables of a sweep have for it.
+
+    Parameters
+    ----------
+    name
+        As in ``lengths_named``.
+
+    Returns
+    -------
+    TrafficCase
+        Laws of input and output. [token]
+
+    Examples
+    --------
+    >>> traffic_case("reasoning").isl.tokens
+    1024
+    """
     stem, _, number = name.rpartition("_")
     if name not in list_specs("traffic") and number.isdigit() and stem in list_specs("traffic"):
         cases = load_traffic(stem).cases
         if int(number) < len(cases):
-            return lengths(cases[int(number)])
-    return lengths(load_traffic(name).cases[0])
+            return cases[int(number)]
+    return load_traffic(name).cases[0]
 
 
 def constant_lengths(isl: int, osl: int) -> Lengths:

@@ -9,7 +9,10 @@ import disagg_sim as ds
 from disagg_sim.cli.main import app, run
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, UnknownNameError
+from disagg_sim.planning.assurance import assurance
+from disagg_sim.planning.flips import flips
 from disagg_sim.planning.limits import Limit, limit_of
+from disagg_sim.planning.prove import prove, resized
 from disagg_sim.planning.question import PlanOptions
 
 LENGTHS = ds.lengths(4096, 512)
@@ -149,3 +152,55 @@ def test_the_command_exits_with_2_where_nothing_serves(capsys):
     assert "give the lengths once" in capsys.readouterr().err
     assert run(["plan", *CASE, "--rate", "40", "--price", "h100=2"]) == 2
     assert "'h100' is not a system, did you mean 'h100_sxm'?" in capsys.readouterr().err
+
+
+def test_flips_change_the_answer():
+    """What a flip says holds where the question is asked again at its value."""
+    found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(8192, 512), gpus=8)
+    limits = [flip for flip in flips(found) if flip.axis == "tpot"]
+    assert limits
+    for flip in limits:
+        again = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(8192, 512), tpot=flip.value, rate=found.best.rate)
+        assert again.best.mode == flip.mode != found.best.mode
+
+
+def test_a_plan_says_how_sure_it_is(twenty):
+    sure = assurance(twenty)
+    assert 0.5 < sure.probability <= 1.0
+    assert sure.gain[0] < twenty.gain < sure.gain[1]
+    assert sure.capacity[0] < 1.0 < sure.capacity[1]
+    assert [pool.layout for pool in sure.pools] == ["served", "served"]
+    assert all(sum(pool.rests_on.values()) == pytest.approx(1.0) for pool in sure.pools)
+
+
+def test_simulation_proves_the_plan(twenty):
+    """The closed forms stay within a tenth of simulated medians, and the counts within an instance of a pool."""
+    proof = prove(twenty)
+    assert proof.proven
+    assert proof.planned.ttft["p50"] == pytest.approx(twenty.best.ttft["p50"], rel=0.2)
+    assert proof.planned.tpot["p50"] == pytest.approx(twenty.best.tpot["p50"], rel=0.1)
+    assert abs(proof.design.gpus - twenty.best.gpus) <= 2
+
+
+def test_a_proof_adds_instances_until_the_limits_hold(twenty):
+    """From two pools that are too small simulation finds the counts of the plan again."""
+    small = resized(twenty, twenty.best, tuple(pool.instances - 1 for pool in twenty.best.pools), 20.0)
+    proof = prove(twenty, small)
+    assert not proof.planned.holds
+    assert proof.proven
+    assert abs(proof.design.gpus - twenty.best.gpus) <= 2
+
+
+def test_lengths_alone_cannot_be_simulated():
+    plan = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths([4096, 2048], [512, 300]), rate=20)
+    with pytest.raises(InputError, match="requests cannot be drawn from these lengths"):
+        prove(plan)
+
+
+def test_files_hold_everything(tmp_path):
+    arguments = (*CASE, "--rate", "40", "--out", str(tmp_path), "--simulate")
+    assert command(*arguments).exit_code == 0
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["designs.csv", "plan.json", "plan.txt"]
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert found["simulated"]["final"]["holds"] is True
+    assert 0 <= found["assurance"]["probability"] <= 1

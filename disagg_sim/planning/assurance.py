@@ -1,0 +1,210 @@
+r"""Say how sure a plan is: the chance that the better mode is the better one, bands, evidence, what numbers rest on.
+
+Error bars are those of frontiers (``certainty.error_bars``): designs near the TPOT limit, timed with factors drawn for
+every operator and engine, the same for both modes. Frontiers have neither queues nor whole instances, so the ratio of
+the plan to the frontiers at nominal times stays as it is:
+
+.. math:: g_s = \frac{D_s(x)}{C_s(x)} \cdot \frac{g}{D(x)/C(x)}
+
+with the throughput D of disaggregated and C of co-located serving at the interactivity x of the limit, in a sample s or
+at nominal times, and the gain g of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.arrays import Floats, Mask
+from disagg_sim.certainty.error_bars import Uncertainty, uncertainty
+from disagg_sim.certainty.rows import Origin
+from disagg_sim.certainty.trust import Trust, trust_shares
+from disagg_sim.domain import Mapping, Mode
+from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.planning.design import PlannedPool
+from disagg_sim.planning.plan import Plan
+from disagg_sim.planning.pools import AnyChoice
+from disagg_sim.planning.sizing import Candidates
+from disagg_sim.search.front import best_from
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.layouts import evidence
+from disagg_sim.serving.disaggregated import disaggregated
+from disagg_sim.serving.piggyback import piggyback
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+
+#: Draws of the factors. [1]
+SAMPLES = 400
+#: Ends of a band: 80 % of the samples lie between them. [1]
+ENDS = (0.1, 0.9)
+#: Designs as slow and as fast as this, over the interactivity of the limit, may come to count. [1]
+NEAR = (0.7, 2.5)
+#: GPUs up to which whole instances of both pools are matched; the gain has its own counts. [1]
+MATCHED = 4096
+
+Band = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEvidence:
+    """How far the forecast of one pool has been checked."""
+
+    role: str
+    layout: str  # words that start with one of ``search.layouts.EVIDENCE``
+    rests_on: dict[Trust, float]  # shares of the time of its step or pass [1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assurance:
+    """How sure a plan is; bands hold 80 % of the samples."""
+
+    probability: float  # that the mode of the plan is the better one; NaN without another mode [1]
+    gain: Band  # of the better mode over the other [1]
+    capacity: Band  # of what the same GPUs serve within the limits, over the plan's rate [1]
+    ttft: Band  # time of a pass of prefill over its forecast [1]
+    tpot: Band  # time of a step over its forecast [1]
+    pools: tuple[PoolEvidence, ...]
+
+
+def assurance(plan: Plan) -> Assurance:
+    """Compute how sure a plan is.
+
+    Parameters
+    ----------
+    plan : Plan
+        With a design, of a profile that has fits.
+
+    Returns
+    -------
+    Assurance
+        Probability [1], bands as factors [1], evidence of every pool.
+
+    Raises
+    ------
+    InputError
+        A plan without a design.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> found = assurance(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40))
+    >>> found.capacity[0] < 1 < found.capacity[1], found.pools[0].layout
+    (True, 'served')
+    """
+    best = plan.best
+    if best is None:
+        raise InputError(f"there is no design to be sure of: {plan.infeasible}")
+    limit = 1.0 / plan.work.tpot.seconds
+    at = {each.mode: each for each in (best, plan.other) if each is not None}
+    tables = [table for mode, design in at.items() for table in _points(plan, plan.case_of(design), mode)]
+    found = _sampled(plan, tables)
+    chance, gain = _gain(plan, found, limit)
+    mine = _is_split(found.points) == (best.mode == Mode.DISAGGREGATED)
+    sampled, nominal = _best(found, mine, limit)
+    slower = {
+        name: np.quantile(_near(found, mine, limit, values, column), ENDS)
+        for name, values, column in (("ttft", found.ftl, "ftl_s"), ("tpot", found.ttl, "ttl_s"))
+    }
+    return Assurance(
+        probability=chance,
+        gain=gain,
+        capacity=_band(sampled / nominal) if nominal > 0 else (np.nan, np.nan),
+        ttft=(float(slower["ttft"][0]), float(slower["ttft"][1])),
+        tpot=(float(slower["tpot"][0]), float(slower["tpot"][1])),
+        pools=tuple(_evidence(plan, pool) for pool in best.pools),
+    )
+
+
+def _points(plan: Plan, case: Candidates, mode: Mode) -> Iterator[pd.DataFrame]:
+    """Designs of one mode that may come to be the best near the limits."""
+    lengths, work = plan.work.lengths, plan.work
+    slowest = work.tpot.seconds / NEAR[0]
+    try:
+        if mode == Mode.COLOCATED:
+            table = piggyback(
+                case.at, _mappings(case.colocated), lengths, ftl_limit=work.ttft.seconds, ttl_limit=slowest
+            )
+        else:
+            prefill, decode = case.across
+            sizes = np.unique([int(each.batch[-1]) for each in prefill])
+            chunks = np.unique([int(each.mapping.chunk_tokens) for each in prefill])
+            table = disaggregated(
+                prefill_grid(case.prefill_at, _mappings(prefill), lengths, batch=sizes, chunk_tokens=chunks),
+                decode_grid(case.at, _mappings(decode), lengths),
+                ftl_limit=work.ttft.seconds,
+                ttl_limit=slowest,
+                gpu_cap=MATCHED,
+            )
+    except InfeasibleError:
+        return
+    fast = table[INTERACTIVITY] * work.tpot.seconds
+    yield table[(fast >= NEAR[0]) & (fast <= NEAR[1])]
+
+
+def _mappings(choices: Iterable[AnyChoice]) -> list[Mapping]:
+    """Mappings of choices without chunks, each once."""
+    return list(dict.fromkeys(replace(choice.mapping, chunk_tokens=0) for choice in choices))
+
+
+def _sampled(plan: Plan, tables: list[pd.DataFrame]) -> Uncertainty:
+    systems = {spec.name: spec for case in plan.cases for spec in (case.at.system, case.prefill_at.system)}
+    model = plan.cases[0].at.model
+    origin = Origin(systems=systems, models={model.name: model}, lengths=plan.work.lengths)
+    return uncertainty(pd.concat(tables, ignore_index=True), samples=SAMPLES, origin=origin)
+
+
+def _is_split(points: pd.DataFrame) -> Mask:
+    return np.asarray(points["mode"].astype(str) == Mode.DISAGGREGATED)
+
+
+def _best(found: Uncertainty, mine: Mask, limit: float) -> tuple[Floats, float]:
+    """Best throughput of some rows at an interactivity: in every sample, and at nominal times. [token/s]"""
+    if not mine.any():
+        return np.zeros(found.ttl.shape[1]), 0.0
+    x, y = 1.0 / found.ttl[mine], found.throughput[mine]
+    sampled = np.array([float(best_from(x[:, s], y[:, s], limit)) for s in range(x.shape[1])])
+    points = found.points[mine]
+    return sampled, float(best_from(points[INTERACTIVITY], points[THROUGHPUT], limit))
+
+
+def _gain(plan: Plan, found: Uncertainty, limit: float) -> tuple[float, Band]:
+    """Probability that the mode of the plan is the better one, and the band of its gain. [1]"""
+    assert plan.best is not None
+    if plan.other is None:
+        return np.nan, (np.nan, np.nan)
+    split = _is_split(found.points)
+    mine = split == (plan.best.mode == Mode.DISAGGREGATED)
+    (own, nominal), (others, nominal_other) = _best(found, mine, limit), _best(found, ~mine, limit)
+    if not (nominal > 0 and nominal_other > 0):
+        return np.nan, (np.nan, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gain = own / others * (plan.gain * nominal_other / nominal)
+    gain = gain[~np.isnan(gain)]
+    return float(np.mean(gain > 1.0)), _band(gain)
+
+
+def _band(values: Floats) -> Band:
+    low, high = np.quantile(values, ENDS, method="inverted_cdf")
+    return float(low), float(high)
+
+
+def _near(found: Uncertainty, mine: Mask, limit: float, values: Floats, column: str) -> Floats:
+    """Samples of a latency over its forecast, of the row whose step is nearest to the limit. [1]"""
+    distance = np.abs(np.log(found.points[INTERACTIVITY].to_numpy(dtype=float) / limit))
+    row = int(np.argmin(np.where(mine, distance, np.inf)))
+    return np.asarray(values[row] / float(found.points[column].iloc[row]))
+
+
+def _evidence(plan: Plan, pool: PlannedPool) -> PoolEvidence:
+    at, lengths = pool.setup, plan.work.lengths
+    layout = str(evidence(at, pool.mapping)[0])
+    plain = _mappings([pool.choice])[0]
+    if pool.role == "prefill":
+        chunk = int(pool.mapping.chunk_tokens)
+        grid = prefill_grid(at, plain, lengths, batch=[pool.batch], chunk_tokens=[chunk])
+        row = int(np.flatnonzero(grid.mappings.chunk_tokens == chunk)[0])
+    else:
+        grid, row = decode_grid(at, plain, lengths, batch=[max(1, round(pool.sequences))]), 0
+    return PoolEvidence(role=pool.role, layout=layout, rests_on=trust_shares(grid, row, 0))

@@ -1,0 +1,348 @@
+"""Prove a plan by simulation: replay requests at its rate, and adapt the counts of instances until the limits hold.
+
+A trace is replayed whole, its time stamps scaled to the planned rate. Without one, Poisson arrivals with the lengths of
+the question are drawn, and the requests of the first two mean times in the system, in which it fills, are not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.arrays import Floats
+from disagg_sim.domain import Mode
+from disagg_sim.errors import InputError
+from disagg_sim.planning.design import Design, Percentiles, PlannedPool
+from disagg_sim.planning.limits import SHARES, Limit
+from disagg_sim.planning.plan import Plan
+from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.simulate import simulate
+from disagg_sim.workload.synthetic import synthetic_trace
+from disagg_sim.workload.trace import Trace
+
+#: Requests that are judged at least, by percentile, and simulated at most. [request]
+LEAST_JUDGED = {0.5: 1_000, 0.9: 2_000, 0.99: 5_000}
+MOST_SIMULATED = 300_000
+#: Mean times of a request in the system that pass before requests are judged, and in which they are, at least. [1]
+FILLING, JUDGED = 2.0, 3.0
+#: Simulations of a search. [1]
+MOST_RUNS = 40
+#: Relative width at which the search for the rate of a number of GPUs ends. [1]
+RATE_STEP = 0.02
+#: Share of the TTFT limit from which a hand-over says that decode has too few seats. [1]
+HAND_OVER = 0.3
+#: Policies that serve the modes.
+POLICIES = {Mode.DISAGGREGATED: "disaggregated", Mode.COLOCATED: "vllm"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One simulation of a design."""
+
+    counts: tuple[int, ...]  # instances of its pools [1]
+    rate: float  # [request/s]
+    requests: int  # that were judged [request]
+    ttft: Percentiles  # [s]
+    tpot: Percentiles  # [s]
+    hand_over: float  # from the end of prefill to the first token, at the percentile of the TTFT limit [s]
+    lost: int  # rejected, failed or unfinished [request]
+    holds_ttft: bool
+    holds_tpot: bool
+
+    @property
+    def holds(self) -> bool:
+        """Whether both limits hold and no request was lost."""
+        return self.holds_ttft and self.holds_tpot and not self.lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What simulation says of a planned design, and the design with the counts that it needs."""
+
+    planned: Run  # as planned
+    final: Run  # after the counts, or the rate, were adapted; ``planned`` where that was not needed
+    design: Design  # of ``final``
+    runs: int  # simulations [1]
+
+    @property
+    def proven(self) -> bool:
+        """Whether the final design holds its limits."""
+        return self.final.holds
+
+
+def prove(plan: Plan, design: Design | None = None, *, adapt: bool = True, seed: int = 0) -> Proof:
+    """Simulate a design of a plan, and adapt it until its limits hold.
+
+    For a rate or users the least counts are searched: of each pool more instances until its limit holds, then fewer as
+    long as it does. For a number of GPUs the largest rate is searched.
+
+    Parameters
+    ----------
+    plan : Plan
+        With a design.
+    design : Design, optional
+        One of its designs; the best by default.
+    adapt : bool
+        Whether to search; else the design is simulated once.
+    seed : int
+        Of arrivals and lengths.
+
+    Returns
+    -------
+    Proof
+        The run as planned, and the final one with its design.
+
+    Raises
+    ------
+    InputError
+        A plan without a design, pools on two systems, or lengths that nothing can draw requests from.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), ttft="1 s", tpot="20 ms", rate=40)
+    >>> proof = prove(found)
+    >>> proof.proven, abs(proof.design.gpus - found.best.gpus) <= 1
+    (True, True)
+    """
+    chosen = plan.best if design is None else design
+    if chosen is None:
+        raise InputError(f"there is no design to simulate: {plan.infeasible}")
+    if len({pool.setup.system.name for pool in chosen.pools}) > 1:
+        systems = " and ".join(dict.fromkeys(pool.setup.system.name for pool in chosen.pools))
+        raise InputError(f"pools on {systems}: simulation serves both on one system")
+    runs = _Runs(plan, chosen, seed)
+    first = runs.at(tuple(pool.instances for pool in chosen.pools), chosen.rate)
+    final = first
+    if adapt:
+        final = _most_rate(runs, first) if plan.size.gpus is not None else _least_counts(runs, first)
+    return Proof(planned=first, final=final, design=resized(plan, chosen, final.counts, final.rate), runs=runs.done)
+
+
+def proven(plan: Plan, *, seed: int = 0) -> tuple[Plan, Proof]:
+    """Put the proven designs in the place of the planned ones: of both modes, so that the better one is.
+
+    Parameters
+    ----------
+    plan : Plan
+        With a design.
+    seed : int
+        Of arrivals and lengths.
+
+    Returns
+    -------
+    tuple of Plan and Proof
+        The plan with its proven designs, and the proof of its best.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), ttft="1 s", tpot="20 ms", rate=40)
+    >>> plan, proof = proven(found)
+    >>> plan.best == proof.design, proof.proven
+    (True, True)
+    """
+    proofs = [prove(plan, design, seed=seed) for design in (plan.best, plan.other) if design is not None]
+    if not proofs:
+        prove(plan)  # says why not
+    order = sorted(proofs, key=lambda each: (not each.proven, each.design.cost / each.design.rate))
+    best, *others = order
+    other = others[0].design if others and others[0].proven else None
+    gain = math.inf if other is None else (other.cost / other.rate) / (best.design.cost / best.design.rate)
+    taken = {plan.best, plan.other}
+    rest = [each for each in plan.runners_up if each not in taken]
+    runners = sorted([*([other] if other is not None else []), *rest], key=lambda each: each.cost / each.rate)
+    return replace(plan, best=best.design, other=other, gain=gain, runners_up=tuple(runners)), best
+
+
+def resized(plan: Plan, design: Design, counts: tuple[int, ...], rate: float) -> Design:
+    """Give a design other counts of instances or another rate.
+
+    Parameters
+    ----------
+    plan, design
+        The design, and the plan that it is of.
+    counts
+        Instances of each pool. [1]
+    rate
+        [request/s]
+
+    Returns
+    -------
+    Design
+        With cost and KV bandwidth as they follow.
+    """
+    costs = plan.case_of(design).costs
+    pools = tuple(replace(pool, instances=count, rate=rate) for pool, count in zip(design.pools, counts, strict=True))
+    share = max((old.instances / new.instances for old, new in zip(design.pools, pools, strict=True)), default=1.0)
+    return replace(
+        design,
+        pools=pools,
+        rate=rate,
+        cost=sum(pool.gpus * costs[pool.setup.system.name] for pool in pools),
+        kv_rate=design.kv_rate * share * rate / design.rate,
+    )
+
+
+def deployed(design: Design, name: str = "planned") -> ServedDeployment:
+    """Describe a design as simulations take it.
+
+    Parameters
+    ----------
+    design
+        Its pools, with batches and token budgets.
+    name
+        What results call it.
+
+    Returns
+    -------
+    ServedDeployment
+        Parts prefill and decode, or co-located.
+    """
+    parts = {pool.role: (_replicas(pool),) for pool in design.pools}
+    return ServedDeployment(
+        name=name,
+        gpus=design.gpus,
+        prefill=parts.get("prefill", ()),
+        decode=parts.get("decode", ()),
+        colocated=parts.get("colocated", ()),
+        setup=design.pools[-1].setup,
+    )
+
+
+def _replicas(pool: PlannedPool) -> Replicas:
+    choice, budget = pool.choice, None
+    if isinstance(choice, PrefillChoice):
+        budget = math.ceil(pool.batch * choice.work.lengths.mean_isl)
+    elif isinstance(choice, ColocatedChoice):
+        budget = choice.budget
+    return Replicas(mapping=pool.mapping, instances=pool.instances, batch=pool.batch, token_budget=budget)
+
+
+class _Runs:
+    """Simulations of one design at several counts and rates, each done once."""
+
+    def __init__(self, plan: Plan, design: Design, seed: int) -> None:
+        self.plan, self.design, self.seed = plan, design, seed
+        self._known: dict[tuple[tuple[int, ...], float], Run] = {}
+
+    @property
+    def done(self) -> int:
+        """Simulations so far. [1]"""
+        return len(self._known)
+
+    def at(self, counts: tuple[int, ...], rate: float) -> Run:
+        """The run at some counts of instances and a rate."""
+        key = (counts, rate)
+        if key not in self._known:
+            self._known[key] = self._run(resized(self.plan, self.design, counts, rate))
+        return self._known[key]
+
+    def _run(self, design: Design) -> Run:
+        trace, begin = _requests(self.plan, design, self.seed)
+        link = LinkSpec() if self.plan.options.max_nic is None else LinkSpec(bandwidth=self.plan.options.max_nic)
+        result = simulate(deployed(design), trace, POLICIES[design.mode], seed=self.seed, options=RunOptions(link=link))
+        table = result.frame()
+        table = table[table["arrival_s"] >= begin]
+        done = table[table["status"] == "completed"]
+        lost = len(table) - len(done)
+        ttft = (done["first_token_s"] - done["arrival_s"]).to_numpy()
+        gaps = np.maximum(done["output_tokens"].to_numpy() - 1, 1)
+        tpot = (done["finish_s"] - done["first_token_s"]).to_numpy() / gaps
+        work = self.plan.work
+        return Run(
+            counts=tuple(pool.instances for pool in design.pools),
+            rate=design.rate,
+            requests=len(table),
+            ttft=_percentiles(ttft),
+            tpot=_percentiles(tpot),
+            hand_over=_hand_over(done, work.ttft),
+            lost=lost,
+            holds_ttft=_holds(ttft, work.ttft),
+            holds_tpot=_holds(tpot, work.tpot),
+        )
+
+
+def _percentiles(values: Floats) -> Percentiles:
+    return {name: float(np.quantile(values, share)) if values.size else math.nan for name, share in SHARES.items()}
+
+
+def _hand_over(done: pd.DataFrame, limit: Limit) -> float:
+    passed = (done["first_token_s"] - done["prefill_end_s"]).to_numpy()
+    return float(np.quantile(passed, limit.share)) if passed.size else math.inf
+
+
+def _holds(values: Floats, limit: Limit) -> bool:
+    return bool(values.size and np.quantile(values, limit.share) <= limit.seconds)
+
+
+def _requests(plan: Plan, design: Design, seed: int) -> tuple[Trace, float]:
+    """Requests to replay, and from when on they are judged. [s]"""
+    if plan.options.trace is not None:
+        return plan.options.trace.scaled(design.rate / plan.options.trace.rate), 0.0
+    if plan.source is None:
+        raise InputError("requests cannot be drawn from these lengths; give a traffic's case, constants or a trace")
+    work, rate = plan.work, design.rate
+    alone = work.ttft.seconds + work.lengths.gaps * work.tpot.seconds
+    judged = max(LEAST_JUDGED[max(work.ttft.share, work.tpot.share)], math.ceil(JUDGED * alone * rate))
+    filling = math.ceil(FILLING * alone * rate)
+    requests = min(filling + judged, MOST_SIMULATED)
+    trace = synthetic_trace(rate=rate, requests=requests, lengths=plan.source, seed=seed)
+    return trace, float(trace.arrival[min(filling, requests // 2)])
+
+
+def _least_counts(runs: _Runs, first: Run) -> Run:
+    """The fewest instances of each pool, from where the plan has them; the last run where none holds."""
+    run, rate = first, first.rate
+    step = 1
+    while not run.holds and runs.done < MOST_RUNS:
+        waits = run.hand_over > HAND_OVER * runs.plan.work.ttft.seconds  # for seats of decode
+        late = [not run.holds_ttft and not waits, not run.holds_tpot or waits or bool(run.lost)]
+        grows = late if len(run.counts) > 1 else [True]
+        run = runs.at(tuple(count + step * more for count, more in zip(run.counts, grows, strict=True)), rate)
+        step = max(step, math.ceil(0.02 * max(run.counts)))
+    if not run.holds:
+        return run
+    for pool in range(len(run.counts)):
+        run = _fewer(runs, run, pool)
+    return run
+
+
+def _fewer(runs: _Runs, run: Run, pool: int) -> Run:
+    """Take instances of one pool away as long as the limits hold: first in growing steps, then by bisection."""
+    holds, fails, step = run.counts[pool], 0, 1
+    best = run
+    while holds - fails > 1 and runs.done < MOST_RUNS:
+        trial = holds - step if not fails else (holds + fails) // 2
+        trial = max(trial, fails + 1)
+        other = runs.at((*run.counts[:pool], trial, *run.counts[pool + 1 :]), run.rate)
+        if other.holds:
+            best, holds, step = other, trial, 2 * step
+        else:
+            fails = trial
+    return best
+
+
+def _most_rate(runs: _Runs, first: Run) -> Run:
+    """The largest rate at which the counts hold, from the planned one; the last run where none holds."""
+    counts, step = first.counts, 1.0 + 2 * RATE_STEP
+    held, failed = (first, None) if first.holds else (None, first)
+    while (held is None or failed is None) and runs.done < MOST_RUNS:
+        at = held or failed
+        assert at is not None
+        run = runs.at(counts, at.rate * (step if held else 1.0 / step))
+        held, failed = (run, failed) if run.holds else (held, run)
+        step = step**1.5
+    if held is None:
+        assert failed is not None
+        return failed
+    while failed is not None and failed.rate / held.rate > 1.0 + RATE_STEP and runs.done < MOST_RUNS:
+        run = runs.at(counts, math.sqrt(held.rate * failed.rate))
+        held, failed = (run, failed) if run.holds else (held, run)
+    return held

@@ -1,0 +1,303 @@
+"""Write the parts of a plan for people: rows of its tables, and sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from disagg_sim.certainty.trust import Trust
+from disagg_sim.domain import DEGREES, Mode
+from disagg_sim.planning.assurance import Assurance, Band
+from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.planning.flips import LADDER, Flip
+from disagg_sim.planning.limits import Limit
+from disagg_sim.planning.plan import Plan
+from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
+from disagg_sim.report.words import degrees_text
+from disagg_sim.search.layouts import SERVED
+from disagg_sim.serving.costs import usd_per_gpu_hour
+from disagg_sim.units import GB, HOUR, MS
+
+if TYPE_CHECKING:
+    from disagg_sim.planning.prove import Proof
+
+MODE_TEXT = {Mode.DISAGGREGATED: "disaggregated", Mode.COLOCATED: "co-located"}
+#: What binds a pass or step, in words.
+BOUND_TEXT = {
+    "compute": "arithmetic",
+    "memory": "memory bandwidth",
+    "communication": "links between GPUs",
+    "latency": "latencies",
+}
+#: Bounds that are many.
+PLURAL = ("communication", "latency")
+#: Gains that are told as equal, shares that are not told, and flips that are told at most. [1]
+SAME, LITTLE, MOST_FLIPS = 0.005, 0.02, 4
+#: Output tokens of a price. [token]
+MILLION = 1e6
+
+
+def mapping_words(pool: PlannedPool) -> str:
+    """Write the layout of a pool in short: ``TP8``, ``DP8 EP8``, ``TP2 PP2, chunks of 4096``."""
+    mapping = pool.mapping
+    chunk = f", chunks of {int(mapping.chunk_tokens)}" if mapping.chunk_tokens else ""
+    degrees = (int(getattr(mapping, name)) for name in (*DEGREES, "redundant_slots"))
+    return degrees_text(*degrees) + chunk
+
+
+def seconds_text(seconds: float) -> str:
+    """Write a latency: ``31.2 ms``, ``1.27 s``; ``-`` where it has no end."""
+    if not math.isfinite(seconds):
+        return "-"
+    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds / MS:.3g} ms"
+
+
+def question_line(plan: Plan) -> str:
+    """Write what was asked, in one line: model, systems, lengths, limits, size."""
+    case, work = plan.cases[0], plan.work
+    systems = ", ".join(dict.fromkeys(each.at.system.title for each in plan.cases))
+    if len(plan.cases) > 3:
+        systems = f"{len(plan.cases)} systems"
+    law = work.lengths
+    means = f"{law.mean_isl:.0f} + {law.mean_osl:.0f} tokens{'' if law.constant else ' on average'}"
+    size = plan.size
+    many = f"{size.gpus} GPUs" if size.gpus else f"{size.users} users" if size.users else f"{size.rate:g} requests/s"
+    limits = f"TTFT {_limit(work.ttft)}, TPOT {_limit(work.tpot)}"
+    return f"{case.at.model.title} on {systems}: {means}, {limits}, {many}"
+
+
+def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
+    """Write the answer: disaggregate or co-locate, by how much and how surely; or what binds."""
+    best = plan.best
+    if best is None:
+        return [f"INFEASIBLE: {plan.infeasible}"]
+    what = "DISAGGREGATE" if best.mode == Mode.DISAGGREGATED else "CO-LOCATE"
+    head = f"{what}: {best.gpus} GPU{'s' * (best.gpus > 1)} serve {best.rate:.4g} requests/s"
+    if plan.other is None:
+        return [f"{head}; no {MODE_TEXT[_other(best.mode)]} deployment keeps the limits"]
+    other = MODE_TEXT[plan.other.mode]
+    if plan.gain < 1.0 + SAME:
+        said = f"{head}; {other} is as good, and needs {plan.other.gpus}"
+    elif plan.size.gpus is not None:
+        said = f"{head}, {plan.gain:.2f} times the {plan.other.rate:.4g} of the best {other} deployment"
+    elif plan.options.objective in ("gpus", "throughput"):
+        said = f"{head}; {other} needs {plan.other.gpus}, {plan.gain:.2f} times as many"
+    else:
+        said = f"{head}; {other} costs {plan.gain:.2f} times as much"
+    if sure is None or math.isnan(sure.probability):
+        return [said]
+    chance = min(max(round(100 * sure.probability), 1), 99)
+    band = _times(sure.gain)
+    return [said, f"{MODE_TEXT[best.mode]} is the better one with a probability of {chance} % (80 % band: {band})"]
+
+
+def _other(mode: Mode) -> Mode:
+    return Mode.COLOCATED if mode == Mode.DISAGGREGATED else Mode.DISAGGREGATED
+
+
+def _limit(limit: Limit) -> str:
+    return f"{seconds_text(limit.seconds)} ({limit.percentile})"
+
+
+def pool_rows(design: Design) -> Iterator[tuple[str, ...]]:
+    """Write a row for each pool: role, instances, layout, GPUs, batch, load, memory, what binds its pass or step."""
+    for pool in design.pools:
+        system, choice = pool.setup.system, pool.choice
+        prefill = pool.role == "prefill"
+        batch = f"{pool.batch} prompt{'s' * (pool.batch > 1)}" if prefill else f"{pool.batch} seats"
+        busy = "" if prefill else f" ({pool.sequences:.0f} taken)"
+        budget = getattr(choice, "budget", 0)
+        yield (
+            _role(pool),
+            f"{pool.instances} x {mapping_words(pool)}",
+            f"{pool.gpus} x {system.name}",
+            pool.setup.precision.name,
+            f"{batch}{busy}" + (f", {budget} tokens a step" if budget else ""),
+            f"{pool.utilisation:.0%}",
+            f"{choice.memory / GB:.0f} of {pool.setup.memory_limit / GB:.0f} GB",
+            BOUND_TEXT[choice.bound],
+        )
+
+
+POOL_HEADER = ("pool", "instances", "GPUs", "precision", "batch", "load", "memory", "bound by")
+
+
+def latency_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tuple[str, ...]]:
+    """Write TTFT and TPOT at p50, p90 and p99, the limit, and how far the time behind it may be off."""
+    for name, values, limit, band in (
+        ("TTFT", design.ttft, plan.work.ttft, sure and sure.ttft),
+        ("TPOT", design.tpot, plan.work.tpot, sure and sure.tpot),
+    ):
+        of = "pass and engine" if name == "TTFT" else "step"
+        told = f"{of} {_times(band)}" if band else ""
+        yield (name, *(seconds_text(value) for value in values.values()), _limit(limit), told)
+
+
+LATENCY_HEADER = ("", "p50", "p90", "p99", "limit", "80 % band")
+
+
+def _times(band: Band) -> str:
+    low, high = (f"{end:.2f}" if math.isfinite(end) else "no limit" for end in band)
+    return f"{low} to {high} times"
+
+
+def price_of(plan: Plan, design: Design) -> tuple[float, float]:
+    """Price of a design and of a million of its output tokens. [USD/h], [USD]; NaN where a price is not known."""
+    specs = {pool.setup.system.name: pool.setup.system for pool in design.pools}
+    priced = {
+        name: plan.options.prices.get(name) or (usd_per_gpu_hour(spec) if spec.usd_per_gpu_hour else math.nan)
+        for name, spec in specs.items()
+    }
+    hour = sum(pool.gpus * priced[pool.setup.system.name] for pool in design.pools)
+    return hour, hour / HOUR / design.tokens_per_s * MILLION
+
+
+def joules_of(design: Design) -> float:
+    """Output tokens for a joule at the TDP of the GPUs. [token/J]"""
+    return design.tokens_per_s / sum(pool.gpus * pool.setup.system.tdp for pool in design.pools)
+
+
+def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tuple[str, str, str]]:
+    """Write throughput, requests in flight, KV bandwidth, price and energy, each with what it rests on."""
+    rests = "" if sure is None else weakest_text(sure)
+    each = design.tokens_per_s / design.gpus
+    yield "throughput", f"{design.tokens_per_s:,.0f} output tokens/s, {each:,.0f} a GPU", rests
+    if sure is not None and all(map(math.isfinite, sure.capacity)):
+        low, high = (design.rate * each for each in sure.capacity)
+        yield "capacity", f"{low:.3g} to {high:.3g} requests/s on these GPUs (80 % band)", rests
+    yield "in flight", f"{design.in_flight:,.0f} requests on average", ""
+    if design.mode == Mode.DISAGGREGATED:
+        yield "KV caches", f"{design.kv_rate / GB:.2g} GB/s in or out of a GPU", ""
+    hour, million = price_of(plan, design)
+    if math.isnan(hour):
+        unknown = ", ".join(
+            sorted({pool.setup.system.name for pool in design.pools if not pool.setup.system.usd_per_gpu_hour})
+        )
+        yield "price", f"no market price of {unknown} is known: --price {unknown.partition(',')[0]}=USD_PER_HOUR", ""
+    else:
+        told = "as given" if plan.options.prices else f"{Trust.ASSUMED}: middle of the market's range"
+        yield "price", f"{hour:,.2f} USD/h, {million:.3g} USD for a million output tokens", told
+    yield "energy", f"{joules_of(design):.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
+
+
+def weakest_text(sure: Assurance) -> str:
+    """Write what the latencies of a plan rest on: labels with their shares of the slowest pool's time."""
+    shares = {label: max(pool.rests_on.get(label, 0.0) for pool in sure.pools) for label in Trust}
+    told = [label for label in (Trust.INHERITED, Trust.ASSUMED) if shares[label] > LITTLE]
+    return ", ".join([Trust.FITTED.value, *(f"up to {shares[label]:.0%} {label}" for label in told)])
+
+
+def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
+    """Write what binds each pool, and what one instance fewer would do."""
+    for pool in design.pools:
+        choice, fewer = pool.choice, pool.instances - 1
+        unit = "a pass" if isinstance(choice, PrefillChoice) else "a step"
+        said = [f"{BOUND_TEXT[choice.bound]} bind{'' if choice.bound in PLURAL else 's'} {unit}"]
+        if not isinstance(choice, PrefillChoice):
+            held = "memory" if choice.seats >= choice.memory_seats else "the TPOT limit"
+            budget = isinstance(choice, ColocatedChoice) and 2 * choice.seats > choice.budget // 2
+            said.append(f"{'the token budget' if budget and held != 'memory' else held} holds the batch")
+        if fewer:
+            said.append(f"with {fewer} instance{'s' * (fewer > 1)} {_missed(plan, pool, fewer)}")
+        yield _role(pool), "; ".join(said)
+
+
+def _missed(plan: Plan, pool: PlannedPool, instances: int) -> str:
+    """What so few instances would miss."""
+    choice, rate, work = pool.choice, pool.rate, plan.work
+    if not isinstance(choice, PrefillChoice):
+        tpot = choice.tpot(rate, instances, work.tpot.share) if rate / instances < choice.most else math.inf
+        if not tpot <= work.tpot.seconds:
+            if math.isinf(tpot):
+                return "decode would not keep up"
+            return f"TPOT {work.tpot.percentile} would be {seconds_text(tpot)}"
+        if not isinstance(choice, ColocatedChoice):
+            return "all seats would be taken too often"
+    ttft = choice.ttft(rate, instances, work.ttft.share)
+    if math.isinf(ttft) or (isinstance(choice, PrefillChoice) and choice.utilisation(rate, instances) >= 1.0):
+        return "prefill would not keep up"
+    if ttft > work.ttft.seconds:
+        return f"TTFT {work.ttft.percentile} would be {seconds_text(ttft)}"
+    return f"its load would be {rate / instances / choice.most:.0%} of what a plan may take"
+
+
+def _role(pool: PlannedPool) -> str:
+    return "co-located" if pool.role == "colocated" else pool.role
+
+
+def checked_rows(sure: Assurance) -> Iterator[tuple[str, str, str]]:
+    """Write how far the layouts have been checked, and what the time of each pool rests on."""
+    for pool in sure.pools:
+        shares = ", ".join(f"{label} {share:.0%}" for label, share in pool.rests_on.items() if share > LITTLE)
+        served = f"{Trust.MEASURED}: runs of this kind of layout were served"
+        layout = served if pool.layout == SERVED else f"{Trust.ASSUMED}: {pool.layout}"
+        yield "co-located" if pool.role == "colocated" else pool.role, layout, shares
+
+
+#: Axes of flips: a name, and how a value is written.
+AXES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "ttft": ("TTFT limit", seconds_text),
+    "tpot": ("TPOT limit", seconds_text),
+    "isl": ("prompts", lambda value: f"{value:,.0f} tokens"),
+    "osl": ("answers", lambda value: f"{value:,.0f} tokens"),
+    "nic": ("KV bandwidth of a GPU", lambda value: f"{value / GB:.2g} GB/s"),
+    "price": ("price", lambda value: f"{value:.2f} USD a GPU hour"),
+}
+
+
+def flip_lines(plan: Plan, changes: tuple[Flip, ...]) -> list[str]:
+    """Write what would change the answer, nearest first."""
+    if not changes:
+        return [f"nothing within {LADDER[-1]:g} times the limits and lengths changes the answer"]
+    several = len({case.at.system.name for case in plan.cases}) > 1
+    lines = []
+    for flip in changes[:MOST_FLIPS]:
+        name, text = AXES[flip.axis]
+        way = "up" if flip.factor > 1.0 else "down"
+        if flip.axis == "price":
+            lines.append(f"{name} of {flip.system} {way} to {text(flip.value)}: as good as the best")
+            continue
+        where = f" on {flip.system}" if several and flip.system else ""
+        then = "no deployment" if flip.mode is None else f"{MODE_TEXT[flip.mode]}{where}"
+        between = text(flip.value * flip.before / flip.factor)
+        lines.append(f"{name} {way} to {text(flip.value)}: {then} (at {between} still the same)")
+    return lines
+
+
+def proof_lines(plan: Plan, proof: Proof) -> list[str]:
+    """Write what simulation found."""
+    run, work = proof.final, plan.work
+    held = "holds" if run.holds else "MISSES"
+    trace = plan.options.trace.name if plan.options.trace is not None else "Poisson arrivals"
+    lines = [
+        f"simulated on {trace}, {run.requests:,} requests: {held} the limits; TTFT {work.ttft.percentile} "
+        f"{seconds_text(run.ttft[work.ttft.percentile])}, TPOT {work.tpot.percentile} "
+        f"{seconds_text(run.tpot[work.tpot.percentile])}" + (f", {run.lost} requests lost" if run.lost else "")
+    ]
+    if run is not proof.planned:
+        before = " + ".join(map(str, proof.planned.counts))
+        after = " + ".join(map(str, run.counts))
+        found = "" if proof.planned.holds else ", which missed them"
+        lines.append(
+            f"adapted from {before} instances at {proof.planned.rate:.4g} requests/s{found} to {after} at "
+            f"{run.rate:.4g}, in {proof.runs} simulations"
+        )
+    return lines
+
+
+def runner_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """Write a row for each design that comes after the best."""
+    for design in plan.runners_up:
+        yield (
+            MODE_TEXT[design.mode],
+            " + ".join(f"{pool.instances} x {mapping_words(pool)}" for pool in design.pools),
+            " + ".join(dict.fromkeys(pool.setup.system.name for pool in design.pools)),
+            f"{design.gpus}",
+            f"{design.rate:.4g}/s",
+            seconds_text(design.ttft[plan.work.ttft.percentile]),
+            seconds_text(design.tpot[plan.work.tpot.percentile]),
+        )
+
+
+RUNNER_HEADER = ("runners-up", "instances", "systems", "GPUs", "rate", "TTFT", "TPOT")
