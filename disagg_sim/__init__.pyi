@@ -6,6 +6,9 @@ from .certainty.rows import Origin, rescore
 from .domain import Mapping, Slo, Status
 from .errors import DisaggSimError
 from .facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
+from .launch.expressible import expressible
+from .launch.launch import Launch, launch
+from .launch.workers import Workers
 from .physics.counts import decode_work, prefill_work
 from .physics.passes.mixed import Interference
 from .physics.setup import Setup, setup
@@ -44,6 +47,7 @@ __all__ = [
     "Gain",
     "Instance",
     "Interference",
+    "Launch",
     "Lengths",
     "Mapping",
     "MatchOptions",
@@ -62,6 +66,7 @@ __all__ = [
     "Summary",
     "Trace",
     "Uncertainty",
+    "Workers",
     "batch_axis",
     "breakdown",
     "colocated",
@@ -70,7 +75,9 @@ __all__ = [
     "decode_work",
     "disaggregated",
     "enumerate_mappings",
+    "expressible",
     "gain",
+    "launch",
     "layout_evidence",
     "lengths",
     "list_specs",

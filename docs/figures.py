@@ -202,7 +202,8 @@ ROOMS = {
     "sweep": Room(0, 8, 8, 1, "YAML to cases, blocks, Parquet store, results, gate", 2),
     "scenario": Room(8, 8, 4, 1, "the same for simulations", 3),
     "report": Room(0, 9, 12, 1, "tables, figures, pages: the home of ms, GB and colours", 4),
-    "study": Room(0, 10, 12, 1, "published papers, figure by figure and claim by claim", 4),
+    "study": Room(0, 10, 8, 1, "published papers, figure by figure and claim by claim", 4),
+    "launch": Room(8, 10, 4, 1, "commands of engines", 4),
     "cli": Room(0, 11, 12, 1, "commands, and the notebook interface: import disagg_sim", 4),
 }
 FILES = {

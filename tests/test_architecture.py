@@ -17,7 +17,7 @@ ROOT = Path(disagg_sim.__file__).parent
 SHARED = {"units", "errors", "notebook", "domain", "atomic", "arrays"}
 #: Rooms that studies, commands and the notebook API may all use.
 ABOVE = {"facts", "physics", "search", "serving", "certainty", "simulation", "calibration", "sweep", "scenario"}
-ABOVE |= {"workload", "planning"}
+ABOVE |= {"workload", "planning", "launch"}
 #: room -> rooms that it may import beside the shared ones and itself
 ALLOWED = {
     "units": set(),
@@ -37,7 +37,8 @@ ALLOWED = {
     "planning": {"facts", "physics", "search", "serving", "certainty", "simulation", "workload"},
     "sweep": {"facts", "physics", "search", "serving", "certainty", "calibration", "workload"},
     "scenario": {"facts", "physics", "search", "serving", "simulation", "workload", "sweep"},
-    "report": ABOVE,
+    "launch": {"facts", "physics", "search", "certainty", "simulation", "workload", "report"},
+    "report": ABOVE - {"launch"},
     "study": ABOVE | {"report"},
     "cli": ABOVE | {"report", "study"},
     "__init__": ABOVE | {"report", "study"},
@@ -59,6 +60,7 @@ PACKAGES = {
     "simulation": {"numpy", "numba", "pandas", "statsmodels"},
     "calibration": {"numpy", "scipy", "pandas", "yaml", "torch"},
     "planning": {"numpy", "pandas"},
+    "launch": {"pandas", "yaml"},
     "sweep": {"numpy", "pandas", "pyarrow", "joblib", "yaml", "pydantic", "pydantic_core"},
     "scenario": {"numpy", "pandas", "pyarrow", "joblib", "yaml", "pydantic", "pydantic_core"},
     "report": {"numpy", "pandas", "matplotlib"},

@@ -108,6 +108,11 @@ class Commands(LazyGroup):
             "Take one design apart, down to its fits.",
             "explain reports/demo --best --figure best.png",
         ),
+        "launch": Entry(
+            "launch:launch",
+            "Write the commands that start a deployment.",
+            "launch reports/demo --best --engine vllm --out start",
+        ),
         "sensitivity": Entry(
             "sensitivity:sensitivity",
             "Compute elasticities to hardware parameters.",

@@ -100,7 +100,7 @@ def explain(
     asked = lengths_named(traffic) if traffic else None
     if results is not None:
         table = read_points(results, case)
-        chosen = _chosen(table, row, at_interactivity, best=best)
+        chosen = chosen_row(table, row, at_interactivity, best=best)
         found = breakdown(table.loc[[chosen]], origin=Origin(lengths=asked))
     else:
         if (dp * tp) % ep:
@@ -145,8 +145,8 @@ def read_points(path: Path, case: str) -> pd.DataFrame:
     return table[table["case"] == case]
 
 
-def _chosen(table: pd.DataFrame, row: int | None, least: float | None, *, best: bool) -> Any:
-    """Index of the row that the options mean."""
+def chosen_row(table: pd.DataFrame, row: int | None, least: float | None, *, best: bool) -> Any:
+    """Index of the row that --row, --at-interactivity or --best means; ``InputError`` where it is none or several."""
     if sum((row is not None, least is not None, best)) > 1:
         raise InputError("--row, --best and --at-interactivity exclude each other")
     if row is not None:

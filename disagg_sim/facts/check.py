@@ -20,8 +20,10 @@ MARKS = {
     "uncertainty": {"assumed", "per_doubling", "kinds", "served"},
     "layout": {"attention_groups", "expert_groups", "weight_block"},
     "evidence": {"kinds", "source"},
+    "launcher": {"options", "image", "version"},
     "sweep": {"models", "systems", "limits", "modes"},
     "scenario": {"deployments", "slo", "trace"},
+    "checkpoint": {"models", "source"},
 }
 
 

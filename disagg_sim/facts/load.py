@@ -20,6 +20,7 @@ from disagg_sim.facts.efficiency import EfficiencySpec, efficiency_of
 from disagg_sim.facts.engine import EngineSpec, engine_of
 from disagg_sim.facts.faults import expected
 from disagg_sim.facts.hardware import SystemSpec, system_of
+from disagg_sim.facts.launcher import CheckpointSpec, LauncherSpec, checkpoints_of, launcher_of
 from disagg_sim.facts.layouts import EvidenceSpec, LayoutRules, evidence_of, rules_of
 from disagg_sim.facts.model import ModelSpec, model_of
 from disagg_sim.facts.precision import Precision, PrecisionRecipe, recipe_of
@@ -41,9 +42,11 @@ from disagg_sim.facts.yaml_files import (
 
 __all__ = [
     "list_specs",
+    "load_checkpoints",
     "load_efficiency",
     "load_engine",
     "load_evidence",
+    "load_launcher",
     "load_layout_rules",
     "load_model",
     "load_precision",
@@ -277,6 +280,48 @@ def load_evidence(name: str | Path) -> EvidenceSpec:
     return _load("evidence", name, EvidenceSpec)
 
 
+def load_launcher(name: str | Path) -> LauncherSpec:
+    """Load the launcher ``name`` (``hw_specs/launchers/``): options of an engine or orchestrator, with their sources.
+
+    Parameters
+    ----------
+    name
+        As in ``load_system``.
+
+    Returns
+    -------
+    LauncherSpec
+        Of one version.
+
+    Examples
+    --------
+    >>> load_launcher("vllm").options["--tensor-parallel-size"].takes
+    'int'
+    """
+    return _load("launcher", name, LauncherSpec)
+
+
+def load_checkpoints(name: str | Path = "published") -> CheckpointSpec:
+    """Load names of checkpoints (``hw_specs/checkpoints/``) by model and format of weights.
+
+    Parameters
+    ----------
+    name
+        As in ``load_system``.
+
+    Returns
+    -------
+    CheckpointSpec
+        Names on the hub.
+
+    Examples
+    --------
+    >>> load_checkpoints().models["deepseek_r1"]["fp8_block"]
+    'deepseek-ai/DeepSeek-R1'
+    """
+    return _load("checkpoint", name, CheckpointSpec)
+
+
 def load_efficiency(system: str | Path) -> EfficiencySpec | None:
     """Load the fitted efficiencies of a system (``hw_specs/efficiency/``): shares of the peaks [1], times [s].
 
@@ -384,6 +429,8 @@ _READERS: dict[str, Callable[[Path, dict[str, Any], str], object]] = {
     "uncertainty": uncertainty_of,
     "layout": rules_of,
     "evidence": evidence_of,
+    "launcher": launcher_of,
+    "checkpoint": checkpoints_of,
 }
 
 

@@ -31,6 +31,8 @@ DIRECTORIES = {
     "uncertainty": "hw_specs/uncertainty",
     "layout": "hw_specs/layouts",
     "evidence": "hw_specs/evidence",
+    "launcher": "hw_specs/launchers",
+    "checkpoint": "hw_specs/checkpoints",
     "model": "models",
     "traffic": "traffic",
     "sweep": "sweeps",

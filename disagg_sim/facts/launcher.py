@@ -1,0 +1,126 @@
+"""Launchers: engines and orchestrators of a version, the options that commands and manifests for them may use.
+
+One file a launcher in ``hw_specs/launchers/``, every option with its source; published checkpoints of the models in
+``hw_specs/checkpoints/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, schema_of, validate
+from disagg_sim.facts.yaml_files import spec_error
+from disagg_sim.notebook import Shown
+
+#: What an option takes; a ``switch`` nothing.
+TAKES = ("switch", "int", "float", "text", "json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherOption:
+    """A flag of a command, a key of a configuration file, or a field of a manifest."""
+
+    takes: Annotated[str, OneOf(TAKES)]
+    choices: tuple[str, ...] = ()  # what it may be; empty = no such list
+    source: Line
+
+    def refuses(self, value: object) -> str:
+        """What is wrong with a value; empty where it may stand there.
+
+        Parameters
+        ----------
+        value
+            True of a switch, else a number, a text, or a mapping.
+
+        Returns
+        -------
+        str
+            One clause, without the name of the option.
+
+        Examples
+        --------
+        >>> mode = LauncherOption(takes="text", choices=("prefill", "decode"), source="its parser")
+        >>> mode.refuses("decode"), mode.refuses("both")
+        ('', "'both' is not one of prefill, decode")
+        """
+        kinds: dict[str, type | tuple[type, ...]] = {
+            "switch": bool,
+            "int": int,
+            "float": (int, float),
+            "text": str,
+            "json": dict,
+        }
+        if not isinstance(value, kinds[self.takes]) or (isinstance(value, bool) and self.takes != "switch"):
+            return f"{value!r} is no {self.takes}"
+        if self.choices and value not in self.choices:
+            return f"{value!r} is not one of {', '.join(self.choices)}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherSpec(Shown):
+    """A launcher of one version, and what its commands and manifests may say."""
+
+    name: Annotated[str, NOT_IN_FILE]
+    title: Line
+    version: Line
+    image: Line  # container image
+    checked: Line  # against what the options were checked
+    options: Annotated[Mapping[str, LauncherOption], NotEmpty]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSpec(Shown):
+    """Names of published checkpoints: model -> format of its weights -> name on the Hugging Face hub."""
+
+    name: Annotated[str, NOT_IN_FILE]
+    title: Line
+    models: Annotated[Mapping[str, Mapping[str, str]], NotEmpty]
+    source: Line
+
+
+_Launcher = schema_of(LauncherSpec)
+_Checkpoints = schema_of(CheckpointSpec)
+
+
+def launcher_of(path: Path, data: Mapping[str, Any], name: str) -> LauncherSpec:
+    """Read a launcher from its file.
+
+    Parameters
+    ----------
+    path, data
+        File, as messages name it, and its content.
+    name
+        Of the launcher.
+
+    Returns
+    -------
+    LauncherSpec
+        Its options by name.
+
+    Raises
+    ------
+    SpecError
+        With every fault of the file.
+
+    Examples
+    --------
+    >>> option = {"takes": "switch", "choices": ["on"], "source": "its parser"}
+    >>> head = {"title": "mine", "version": "1", "image": "mine:1", "checked": "by hand"}
+    >>> launcher_of(Path("mine.yaml"), head | {"options": {"--fast": option}}, "mine")
+    Traceback (most recent call last):
+    disagg_sim.errors.SpecError: mine.yaml: options.--fast: a switch has no choices
+    """
+    spec = LauncherSpec(name=name, **dict(validate(_Launcher, data, path)))
+    odd = [flag for flag, option in spec.options.items() if option.choices and option.takes != "text"]
+    if odd:
+        raise spec_error(path, [f"options.{flag}: a {spec.options[flag].takes} has no choices" for flag in odd])
+    return spec
+
+
+def checkpoints_of(path: Path, data: Mapping[str, Any], name: str) -> CheckpointSpec:
+    """The published checkpoints of a file."""
+    return CheckpointSpec(name=name, **dict(validate(_Checkpoints, data, path)))

@@ -1,0 +1,1 @@
+"""Turn deployments into commands and manifests of serving engines."""

@@ -1,0 +1,223 @@
+"""What each engine is told of its workers: flags of vLLM and SGLang, the configuration file of TensorRT-LLM.
+
+Limits of a step differ in what they count: vLLM and TensorRT-LLM take those of one attention rank, SGLang those of all
+ranks of an instance, but for ``--max-prefill-tokens``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from disagg_sim.launch.weights import Weights
+from disagg_sim.launch.workers import NODE_GPUS, Workers
+
+#: Port of workers that bring the first caches of SGLang together, and those of NIXL in vLLM; a slot of a node each.
+BOOTSTRAP_PORT, NIXL_PORT, SERVE_PORT, HEAD_PORT, ROUTER_PORT = 8998, 5600, 8100, 29500, 8000
+
+
+def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
+    """Flags of ``vllm serve``, those that join nodes apart.
+
+    Parameters
+    ----------
+    workers, weights
+        What is started, with which checkpoint.
+
+    Returns
+    -------
+    dict
+        Flag -> value, as ``flags.Flags``.
+
+    Examples
+    --------
+    >>> from disagg_sim.domain import Mapping
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", engine="vllm")
+    >>> decode = Workers(role="decode", mapping=Mapping(dp_attn=8, ep=8), instances=1, setup=at, batch=1024)
+    >>> flags = vllm_flags(decode, Weights(checkpoint="deepseek-ai/DeepSeek-R1"))
+    >>> flags["--max-num-seqs"], flags["--all2all-backend"], flags["--kv-transfer-config"]["kv_role"]
+    (128, 'deepep_low_latency', 'kv_consumer')
+    """
+    mapping, at = workers.mapping, workers.setup
+    flags: dict[str, Any] = {"--tensor-parallel-size": int(mapping.tp_attn)}
+    flags |= _above_one("--pipeline-parallel-size", mapping.pp) | _above_one("--data-parallel-size", mapping.dp_attn)
+    if mapping.ep > 1:
+        flags["--enable-expert-parallel"] = True
+        if mapping.dp_attn > 1:
+            flags["--all2all-backend"] = _vllm_exchange(workers)
+    if mapping.redundant_slots:
+        flags |= {"--enable-eplb": True, "--eplb-config": {"num_redundant_experts": int(mapping.redundant_slots)}}
+    flags |= _given("--max-num-seqs", workers.sequences) | _given("--max-num-batched-tokens", workers.tokens)
+    if at.engine == "vllm" and at.overheads is not None:
+        flags["--gpu-memory-utilization"] = at.overheads.memory_utilisation
+    flags["--kv-cache-dtype"] = {"fp8": "fp8", "bf16": "bfloat16"}[at.precision.cache.name]
+    flags |= _given("--quantization", weights.quantised or None)
+    if workers.role in _KV_ROLES:
+        flags["--kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[workers.role]}
+    return flags
+
+
+_KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+def _vllm_exchange(workers: Workers) -> str:
+    """Kernels of the exchange between experts: over NVLink where the ranks of a rack share it, else DeepEP's."""
+    domain = workers.setup.system.nvlink_domain
+    if domain > NODE_GPUS and workers.mapping.stage_gpus <= domain:
+        return "flashinfer_nvlink_one_sided"
+    return "deepep_low_latency" if workers.role == "decode" else "deepep_high_throughput"
+
+
+def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
+    """Flags of ``sglang.launch_server``; arguments and result as in ``vllm_flags``.
+
+    Parameters
+    ----------
+    workers, weights
+        What is started, with which checkpoint.
+
+    Returns
+    -------
+    dict
+        Flag -> value.
+
+    Examples
+    --------
+    >>> from disagg_sim.domain import Mapping
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang")
+    >>> decode = Workers(role="decode", mapping=Mapping(dp_attn=8, ep=8), instances=1, setup=at, batch=1024)
+    >>> flags = sglang_flags(decode, Weights(checkpoint="deepseek-ai/DeepSeek-R1"))
+    >>> [flags[name] for name in ("--tp-size", "--dp-size", "--ep-size", "--max-running-requests")]
+    [8, 8, 8, 1024]
+    """
+    mapping, at = workers.mapping, workers.setup
+    ranks, stage = int(mapping.dp_attn), int(mapping.stage_gpus)
+    flags: dict[str, Any] = {"--tp-size": stage} | _above_one("--pp-size", mapping.pp)
+    if ranks > 1:
+        flags |= {"--dp-size": ranks, "--enable-dp-attention": True}
+        if mapping.tp_attn == 1 and workers.setup.model.is_moe:
+            flags["--moe-dense-tp-size"] = 1
+    flags |= _above_one("--ep-size", mapping.ep)
+    if ranks > 1 and mapping.ep == stage:
+        mode = "low_latency" if workers.role == "decode" else "normal"
+        flags |= {"--moe-a2a-backend": "deepep", "--deepep-mode": mode}
+    if mapping.redundant_slots:
+        flags |= {"--enable-eplb": True, "--ep-num-redundant-experts": int(mapping.redundant_slots)}
+    if workers.sequences is not None:
+        flags["--max-running-requests"] = workers.sequences * ranks
+    if workers.tokens is not None:
+        prompts = workers.tokens - (workers.sequences or 0) * (workers.role == "colocated")
+        flags |= {"--chunked-prefill-size": max(prompts, 1) * ranks, "--max-prefill-tokens": max(prompts, 1)}
+        if workers.role == "colocated":
+            flags["--enable-mixed-chunk"] = True
+    if at.engine == "sglang" and at.overheads is not None:
+        flags["--mem-fraction-static"] = at.overheads.memory_utilisation
+    flags["--kv-cache-dtype"] = {"fp8": "fp8_e4m3", "bf16": "bf16"}[at.precision.cache.name]
+    flags |= _given("--quantization", weights.quantised or None)
+    if workers.role in _KV_ROLES:
+        flags |= {"--disaggregation-mode": workers.role, "--disaggregation-transfer-backend": "nixl"}
+    return flags
+
+
+def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:  # noqa: ARG001 - one form for all engines
+    """The configuration file of ``trtllm-serve``; arguments as in ``vllm_flags``.
+
+    Parameters
+    ----------
+    workers, weights
+        What is started, with which checkpoint.
+
+    Returns
+    -------
+    dict
+        Keys of the file, nested.
+
+    Examples
+    --------
+    >>> from disagg_sim.domain import Mapping
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+    >>> wide = Mapping(dp_attn=48, ep=48, redundant_slots=32)
+    >>> decode = Workers(role="decode", mapping=wide, instances=1, setup=at, batch=3072)
+    >>> config = trtllm_config(decode, Weights(checkpoint="nvidia/DeepSeek-R1-NVFP4"))
+    >>> config["max_batch_size"], config["moe_config"]["load_balancer"]["num_slots"]
+    (64, 288)
+    """
+    mapping, at = workers.mapping, workers.setup
+    config: dict[str, Any] = {
+        "tensor_parallel_size": int(mapping.stage_gpus),
+        "pipeline_parallel_size": int(mapping.pp),
+        **({"gpus_per_node": workers.gpus // workers.nodes()} if workers.nodes() > 1 else {}),
+    }
+    if at.model.is_moe:
+        config |= {"moe_expert_parallel_size": int(mapping.ep), "moe_tensor_parallel_size": int(mapping.tp_ffn)}
+    config["enable_attention_dp"] = bool(mapping.dp_attn > 1)
+    config |= _given("max_batch_size", workers.sequences) | _given("max_num_tokens", workers.tokens)
+    if workers.role == "prefill":
+        config |= {"enable_chunked_prefill": bool(mapping.chunk_tokens), "disable_overlap_scheduler": True}
+    elif workers.role == "colocated":
+        config["enable_chunked_prefill"] = workers.tokens is not None
+    config["kv_cache_config"] = {"dtype": {"fp8": "fp8", "bf16": "auto"}[at.precision.cache.name]}
+    if at.engine == "trtllm":
+        config["kv_cache_config"]["free_gpu_memory_fraction"] = at.cache_share
+    if mapping.redundant_slots:
+        experts = max(getattr(kind.ffn, "experts", 0) for kind in at.model.kinds)
+        slots = {"num_slots": experts + int(mapping.redundant_slots), "layer_updates_per_iter": 1}
+        config["moe_config"] = {"load_balancer": slots}
+    if workers.role != "prefill" and workers.sequences is not None:
+        config["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": workers.sequences}
+    if workers.role in _KV_ROLES:
+        config["cache_transceiver_config"] = {"backend": "NIXL"}
+    return config
+
+
+def environment_of(engine: str, every: Sequence[Workers]) -> dict[str, str]:
+    """Environment variables of all workers of an engine.
+
+    Parameters
+    ----------
+    engine
+        Of ``ENGINES``.
+    every
+        The whole deployment: SGLang gathers cut heads before it sends them where attention TP differs.
+
+    Returns
+    -------
+    dict
+        Name -> value.
+
+    Examples
+    --------
+    >>> environment_of("vllm", ())
+    {}
+    """
+    tps = {int(each.mapping.tp_attn) for each in every if each.role in _KV_ROLES}
+    heads_cut = len(tps) > 1 and "mla" not in every[0].setup.model.attention_kinds
+    return {"SGLANG_DISAGG_STAGING_BUFFER": "1"} if engine == "sglang" and heads_cut else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """How an engine is told what to start."""
+
+    title: str
+    settings: Callable[[Workers, Weights], dict[str, Any]]
+    quantises: bool  # whether it makes fp8 weights of bf16 ones as it loads them
+
+
+ENGINES = {
+    "vllm": Engine(title="vLLM", settings=vllm_flags, quantises=True),
+    "sglang": Engine(title="SGLang", settings=sglang_flags, quantises=True),
+    "trtllm": Engine(title="TensorRT-LLM", settings=trtllm_config, quantises=False),
+}
+
+
+def _above_one(flag: str, degree: Any) -> dict[str, Any]:
+    return {flag: int(degree)} if degree > 1 else {}
+
+
+def _given(flag: str, value: Any) -> dict[str, Any]:
+    return {} if value is None else {flag: value}

@@ -1,0 +1,145 @@
+"""Say what keeps an engine from starting a deployment: rules on each pool, and on pairs of pools.
+
+The rules on one pool are those of ``search.layouts``; here are those on what a pool does, and on which pools can send
+each other caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+from disagg_sim.domain import SHARDING
+from disagg_sim.errors import UnknownNameError, nearest
+from disagg_sim.facts.yaml_files import canonical_name
+from disagg_sim.launch.engines import ENGINES
+from disagg_sim.launch.workers import Workers, workers_of
+from disagg_sim.report.words import degrees_text
+from disagg_sim.search.layouts import broken_rules
+
+#: Orchestrators -> engines whose workers they start.
+ORCHESTRATORS = {"dynamo": tuple(ENGINES), "llm_d": ("vllm",)}
+#: What ``launch`` takes as its engine, as users write it.
+LAUNCHERS = ("dynamo", "vllm", "sglang", "trtllm", "llm-d")
+
+
+def expressible(deployment: Any, engine: str, *, backend: str = "") -> tuple[str, ...]:
+    """List what an engine cannot express of a deployment.
+
+    Parameters
+    ----------
+    deployment : Deployment, ServedDeployment, DataFrame or sequence of Workers
+        As in ``workers_of``.
+    engine : str
+        Of ``LAUNCHERS``.
+    backend : str
+        Engine of the workers of an orchestrator; empty = as in ``backend_of``.
+
+    Returns
+    -------
+    tuple of str
+        One line a reason; empty where the engine can start it all.
+
+    Raises
+    ------
+    UnknownNameError
+        An engine that is not known, or that the orchestrator does not start.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("qwen3_235b_a22b", "h200_sxm", "bf16")
+    >>> cut = Workers(role="colocated", mapping=ds.Mapping(tp_attn=8, tp_ffn=2, ep=4), instances=1, setup=at)
+    >>> expressible([cut], "vllm")
+    ('colocated TP8 of vLLM: EP over groups of GPUs',)
+    >>> expressible([cut], "sglang")
+    ()
+    """
+    workers = workers_of(deployment)
+    own = backend_of(engine, workers, backend)
+    return tuple(dict.fromkeys((*_alone(workers, own), *_together(workers, own))))
+
+
+def backend_of(engine: str, workers: Sequence[Workers], backend: str = "") -> str:
+    """Find the engine that serves: itself, or that of the workers of an orchestrator.
+
+    Parameters
+    ----------
+    engine
+        Of ``LAUNCHERS``.
+    workers
+        The engine that they were planned for comes first under an orchestrator that has it.
+    backend
+        Asked for by name.
+
+    Returns
+    -------
+    str
+        Of ``ENGINES``.
+
+    Examples
+    --------
+    >>> backend_of("dynamo", (), "sglang"), backend_of("llm-d", ())
+    ('sglang', 'vllm')
+    """
+    name = canonical_name(engine)
+    if name not in (*ENGINES, *ORCHESTRATORS):
+        raise UnknownNameError(f"unknown engine {engine!r}{nearest(engine, LAUNCHERS)}; known: {', '.join(LAUNCHERS)}")
+    allowed = ORCHESTRATORS.get(name, (name,))
+    if backend and canonical_name(backend) not in allowed:
+        raise UnknownNameError(
+            f"backend {backend!r} of {engine}{nearest(backend, allowed)}; allowed: {', '.join(allowed)}"
+        )
+    planned = workers[-1].setup.engine if workers else ""
+    return canonical_name(backend) if backend else planned if planned in allowed else allowed[0]
+
+
+def _alone(workers: Sequence[Workers], engine: str) -> Iterator[str]:
+    """Reasons of each pool by itself."""
+    for each in workers:
+        where = f"{each.label} {degrees_of(each)} of {ENGINES[engine].title}"
+        if each.role == "pairs":
+            yield f"{where}: requests that are split between the two instances of a pair"
+        rule = str(broken_rules(each.setup, each.mapping)[engine][0])
+        if rule:
+            yield f"{where}: {rule}"
+        if each.mapping.dp_attn > 1 and not each.setup.model.is_moe:
+            yield f"{where}: attention DP of a dense model; instances of fewer GPUs do the same"
+        if engine == "trtllm" and each.mapping.chunk_tokens and each.mapping.pp > 1:
+            yield f"{where}: chunked prefill over pipeline stages, untested in its feature matrix"
+
+
+def _together(workers: Sequence[Workers], engine: str) -> Iterator[str]:
+    """Reasons of pairs of pools that send each other caches."""
+    sides = ([each for each in workers if each.role == role] for role in ("prefill", "decode"))
+    for prefill, decode in product(*sides):
+        ends = f"{prefill.label} {degrees_of(prefill)} to {decode.label} {degrees_of(decode)}"
+        where = f"{ends} of {ENGINES[engine].title}"
+        for said in _refused(prefill, decode, engine):
+            yield f"{where}: {said}"
+
+
+def _refused(prefill: Workers, decode: Workers, engine: str) -> Iterator[str]:
+    send, take = int(prefill.mapping.tp_attn), int(decode.mapping.tp_attn)
+    caches = [each.setup.precision.cache.name for each in (prefill, decode)]
+    if caches[0] != caches[1]:
+        yield f"caches in {caches[0]} and {caches[1]}"
+    if engine == "trtllm":
+        return  # it maps blocks of any TP and PP onto any other (docs/source/features/disagg-serving.md)
+    if max(send, take) % min(send, take):
+        yield f"attention TP {send} and {take}, of which none divides the other"
+    if engine == "sglang" and decode.mapping.pp not in (1, prefill.mapping.pp):
+        yield f"{decode.mapping.pp} decode stages; allowed: 1, or as many as prefill, {prefill.mapping.pp}"
+    if engine == "vllm" and decode.mapping.pp > 1:
+        yield "pipeline stages in decode, which its NIXL connector refuses to receive into"
+    if engine == "vllm" and prefill.mapping.pp > 1 and prefill.setup.model.windows:
+        yield "pipeline stages in prefill of a model with windows, which its NIXL connector refuses to send from"
+    heads = [getattr(kind.attention, "kv_heads", 0) for kind in prefill.setup.model.kinds]
+    if engine == "vllm" and send > take and 0 < min(heads) < send:
+        yield f"attention TP {send} above {take} with {min(heads)} KV heads: its NIXL connector refuses copied heads"
+
+
+def degrees_of(workers: Workers) -> str:
+    """Name the mapping of workers in short, such as ``DP8 EP8``."""
+    return degrees_text(*(int(getattr(workers.mapping, name)) for name in SHARDING))

@@ -1,0 +1,128 @@
+"""Write commands or manifests for a deployment, with a line for what the reader must know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from disagg_sim.atomic import write_text
+from disagg_sim.errors import InputError, whole_number
+from disagg_sim.facts.load import load_launcher
+from disagg_sim.facts.yaml_files import canonical_name
+from disagg_sim.launch.engines import ENGINES
+from disagg_sim.launch.expressible import LAUNCHERS, backend_of, degrees_of, expressible
+from disagg_sim.launch.manifests import dynamo_manifest, llm_d_manifests
+from disagg_sim.launch.scripts import scripts_of
+from disagg_sim.launch.weights import Weights, weights_of
+from disagg_sim.launch.workers import Workers, node_gpus_of, workers_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Files that start a deployment, and what to know of them."""
+
+    engine: str  # of ``LAUNCHERS``
+    version: str  # whose options the files use
+    files: dict[str, str]  # name -> text
+    notes: tuple[str, ...]  # a line each
+
+    def write(self, directory: str | Path) -> tuple[Path, ...]:
+        """Write the files and ``notes.txt`` into a directory; return their paths, scripts ready to run."""
+        texts = {**self.files, "notes.txt": "".join(f"{line}\n" for line in self.notes)}
+        paths = tuple(Path(directory) / name for name in texts)
+        for path, text in zip(paths, texts.values(), strict=True):
+            write_text(path, text)
+            if path.suffix == ".sh":
+                path.chmod(0o755)
+        return paths
+
+
+def launch(
+    deployment: Any, *, engine: str = "vllm", backend: str = "", checkpoint: str = "", node_gpus: int | None = None
+) -> Launch:
+    """Turn a deployment into commands or manifests of a serving engine.
+
+    Parameters
+    ----------
+    deployment : Deployment, ServedDeployment, DataFrame or sequence of Workers
+        Such as ``MatchPlan.deployment``, one row of a frontier, or parts by hand.
+    engine : str
+        ``"vllm"``, ``"sglang"`` or ``"trtllm"``: shell scripts, one for each pool, and a router; ``"dynamo"``,
+        ``"llm-d"``: Kubernetes manifests.
+    backend : str
+        Engine of the workers of Dynamo; empty = the one that the deployment was planned for, else vLLM.
+    checkpoint : str
+        Name or path of the model; empty = a published one in the formats of the recipe.
+    node_gpus : int, optional
+        GPUs of a node; None = 8, on racks of one NVLink domain 4. [1]
+
+    Returns
+    -------
+    Launch
+        Files by name, and notes.
+
+    Raises
+    ------
+    InputError
+        What the engine cannot express, a line a reason, with the engines that can.
+    UnknownNameError
+        An engine that is not known.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_70b", "h100_sxm", "fp8", engine="vllm")
+    >>> prefill = ds.Replicas(mapping=ds.Mapping(tp_attn=2, tp_ffn=2), instances=2, batch=4, token_budget=8192)
+    >>> decode = ds.Replicas(mapping=ds.Mapping(tp_attn=4, tp_ffn=4), instances=1, batch=64)
+    >>> parts = ds.ServedDeployment(name="mine", gpus=8, prefill=(prefill,), decode=(decode,), setup=at)
+    >>> made = launch(parts, engine="vllm")
+    >>> sorted(made.files)
+    ['decode.sh', 'prefill.sh', 'router.sh']
+    >>> "--tensor-parallel-size 4" in made.files["decode.sh"], made.version
+    (True, '0.31.0')
+    """
+    if node_gpus is not None:
+        whole_number("node_gpus", node_gpus)
+    workers = workers_of(deployment)
+    name, own = canonical_name(engine), backend_of(engine, workers, backend)
+    reasons = expressible(workers, engine, backend=own)
+    if reasons:
+        able = [each for each in LAUNCHERS if not expressible(workers, each)]
+        raise InputError("\n".join([*reasons, f"engines that can: {', '.join(able) or 'none'}"]))
+    weights = [weights_of(each.setup, checkpoint, quantises=ENGINES[own].quantises) for each in workers]
+    spec, serves = load_launcher(name), load_launcher(own)
+    if name == "dynamo":
+        files = {"deployment.yaml": dynamo_manifest(own, list(zip(workers, weights, strict=True)), spec, node_gpus)}
+    elif name == "llm_d":
+        files = llm_d_manifests(list(zip(workers, weights, strict=True)), spec, serves.image, node_gpus)
+    else:
+        files = scripts_of(own, workers, weights, spec.version, node_gpus)
+    version = spec.version if name == own else f"{spec.version}, {serves.title} {serves.version}"
+    notes = dict.fromkeys(_notes(workers, weights, own, node_gpus))
+    said = f"options of {spec.title} {version}; other versions may name them differently"
+    return Launch(engine=engine, version=version, files=files, notes=(said, *notes))
+
+
+def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, node_gpus: int | None) -> Iterator[str]:
+    title = ENGINES[engine].title
+    for each, own in zip(workers, weights, strict=True):
+        nodes = each.nodes(node_gpus)
+        size = f"{each.gpus} GPUs, {nodes} node{'s' * (nodes > 1)}"
+        yield f"{each.label}: {each.instances} x {degrees_of(each)} ({size}) of {each.setup.system.name}"
+        if own.note:
+            yield own.note
+        planned = each.setup.engine
+        if planned and planned != engine:
+            yield f"planned with the times of {planned}, started with {title}: expect other latencies"
+        if each.role == "colocated" and each.token_budget is None and engine == "vllm":
+            yield "vLLM puts prompts into the steps of decodes; the plan has passes of their own for them"
+        if each.role == "prefill" and each.mapping.pp > 1 and each.mapping.chunk_tokens and engine == "vllm":
+            yield "vLLM starts the next chunk of a prompt while others are in the pipeline; no run has checked it"
+        if each.mapping.redundant_slots:
+            yield f"{each.label}: {title} places copies of experts by load, so it needs some steps to settle"
+        if engine != "trtllm" and each.mapping.ep > 1 and each.mapping.dp_attn > 1:
+            yield "the exchange between experts needs DeepEP, or FlashInfer over NVLink of a rack, in the image"
+    most = node_gpus or node_gpus_of(workers[0].setup)
+    yield f"nodes of {most} GPUs {'as given' if node_gpus else 'are assumed'}"

@@ -1,0 +1,181 @@
+"""Write shell scripts: one for each pool, run once on every node of an instance, and one for the router before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from disagg_sim.launch.engines import (
+    BOOTSTRAP_PORT,
+    ENGINES,
+    HEAD_PORT,
+    NIXL_PORT,
+    ROUTER_PORT,
+    SERVE_PORT,
+    environment_of,
+)
+from disagg_sim.launch.expressible import degrees_of
+from disagg_sim.launch.flags import Shell, lines
+from disagg_sim.launch.weights import Weights
+from disagg_sim.launch.workers import Workers
+
+#: First words of the command that starts a worker.
+COMMANDS = {
+    "vllm": 'vllm serve "$MODEL"',
+    "sglang": "python3 -m sglang.launch_server",
+    "trtllm": 'trtllm-serve "$MODEL"',
+}
+
+
+def scripts_of(
+    engine: str, workers: Sequence[Workers], weights: Sequence[Weights], version: str, node_gpus: int | None
+) -> dict[str, str]:
+    """Write the files that start a deployment by hand.
+
+    Parameters
+    ----------
+    engine
+        Of ``ENGINES``.
+    workers, weights
+        Pools, and the checkpoint of each.
+    version
+        Of the engine, for the heading.
+    node_gpus
+        GPUs of a node; None = as ``Workers.nodes`` assumes. [1]
+
+    Returns
+    -------
+    dict
+        Name of a file -> text: a script for each pool, for TensorRT-LLM its configuration too, and ``router.sh``.
+
+    Examples
+    --------
+    >>> from disagg_sim.domain import Mapping
+    >>> from disagg_sim.physics.setup import setup
+    >>> one = Workers(role="colocated", mapping=Mapping(), instances=2, setup=setup("llama_3_1_8b", "h100_sxm", "bf16"))
+    >>> sorted(scripts_of("trtllm", [one], [Weights(checkpoint="meta-llama/Llama-3.1-8B-Instruct")], "1.3.0", None))
+    ['colocated.sh', 'colocated.yaml']
+    """
+    files, exports = {}, environment_of(engine, workers)
+    for each, own in zip(workers, weights, strict=True):
+        nodes = each.nodes(node_gpus)
+        settings = ENGINES[engine].settings(each, own)
+        parts = [_heading(engine, each, nodes, version), _variables(engine, each, own, nodes)]
+        parts += [f"export {name}={value}" for name, value in exports.items()]
+        if engine == "vllm" and each.role != "colocated":
+            parts += ['export VLLM_NIXL_SIDE_CHANNEL_HOST="$HOST"']
+            parts += [f"export VLLM_NIXL_SIDE_CHANNEL_PORT=$(({NIXL_PORT} + SLOT * {each.gpus}))"]
+        if engine == "trtllm":
+            files[f"{each.label}.yaml"] = yaml.safe_dump(settings, sort_keys=False)
+        parts.append(_command(engine, each, settings, nodes))
+        files[f"{each.label}.sh"] = "\n".join(parts) + "\n"
+    router = _router(engine, workers)
+    return files | ({"router.sh": router} if router else {})
+
+
+def _heading(engine: str, workers: Workers, nodes: int, version: str) -> str:
+    count = f"{workers.instances} instance{'s' * (workers.instances > 1)}"
+    size = f"{workers.gpus} GPU{'s' * (workers.gpus > 1)} on {nodes} node{'s' * (nodes > 1)}"
+    where = "once for each instance, on its node"
+    if nodes > 1:
+        where = "on every node of each instance"
+        if engine == "trtllm":
+            where = f"once for each instance, in an allocation of Slurm over {nodes} nodes"
+    return (
+        "#!/usr/bin/env bash\n"
+        f"# {workers.label}: {count} of {degrees_of(workers)}, {size} each. {ENGINES[engine].title} {version}.\n"
+        f"# Run it {where}.\n"
+        "set -euo pipefail"
+    )
+
+
+def _variables(engine: str, workers: Workers, weights: Weights, nodes: int) -> str:
+    rows = [f'MODEL="${{MODEL:-{weights.checkpoint}}}"']
+    if engine == "vllm" and workers.role != "colocated":
+        rows.append('HOST="${HOST:-$(hostname -I | cut -d" " -f1)}"  # address of this node that the others reach')
+    if nodes > 1 and engine == "trtllm":
+        rows.append("SLOT=0")
+    elif nodes > 1:
+        rows.append('NODE_RANK="${NODE_RANK:?number of this node in its instance, from 0}"')
+        rows.append('HEAD="${HEAD:?address of node 0 of the instance}"')
+        rows.append("SLOT=0")
+    else:
+        rows.append('SLOT="${SLOT:-0}"  # number of the instance on this node, from 0')
+        first, last = f"SLOT * {workers.gpus}", f"SLOT * {workers.gpus} + {workers.gpus - 1}"
+        rows.append(f'export CUDA_VISIBLE_DEVICES="${{CUDA_VISIBLE_DEVICES:-$(seq -s, $(({first})) $(({last})))}}"')
+    return "\n".join(rows)
+
+
+def _command(engine: str, workers: Workers, settings: dict[str, Any], nodes: int) -> str:
+    port = Shell(f"$(({SERVE_PORT} + SLOT))")
+    ends: dict[str, Any] = {"--host": "0.0.0.0", "--port": port}
+    if engine == "trtllm":
+        flags = {"--config": Shell(f'$(dirname "$0")/{workers.label}.yaml'), **ends}
+        if nodes == 1:
+            return lines(f"exec {COMMANDS[engine]}", flags)
+        local = workers.gpus // nodes
+        start = f"srun --nodes {nodes} --ntasks {workers.gpus} --ntasks-per-node {local} --mpi pmix"
+        return lines(f"exec {start} trtllm-llmapi-launch {COMMANDS[engine]}", flags)
+    if engine == "sglang":
+        flags = {"--model-path": Shell("$MODEL"), **ends, **settings}
+        if workers.role == "prefill":
+            flags["--disaggregation-bootstrap-port"] = Shell(f"$(({BOOTSTRAP_PORT} + SLOT))")
+        if nodes > 1:
+            flags |= {
+                "--nnodes": nodes,
+                "--node-rank": Shell("$NODE_RANK"),
+                "--dist-init-addr": Shell(f"$HEAD:{HEAD_PORT}"),
+            }
+        return lines(f"exec {COMMANDS[engine]}", flags)
+    flags = {**ends, **settings}
+    if nodes == 1:
+        return lines(f"exec {COMMANDS[engine]}", flags)
+    flags |= {"--nnodes": nodes, "--node-rank": Shell("$NODE_RANK"), "--master-addr": Shell("$HEAD")}
+    command = lines(f"exec {COMMANDS[engine]}", flags | {"--master-port": HEAD_PORT})
+    return f'FOLLOWER=()\nif [ "$NODE_RANK" -gt 0 ]; then FOLLOWER=(--headless); fi\n{command} \\\n  "${{FOLLOWER[@]}}"'
+
+
+def _router(engine: str, workers: Sequence[Workers]) -> str:
+    """The script of what clients talk to; empty where an instance of TensorRT-LLM answers them itself."""
+    apart = any(each.role == "prefill" for each in workers)
+    if engine == "trtllm":
+        return _TRTLLM_ROUTER if apart else ""
+    sides = ("prefill", "decode") if apart else ("worker",)
+    rows = ["#!/usr/bin/env bash", "# Answers clients, and sends their requests to the instances.", "set -euo pipefail"]
+    ports = f"http://HOST:{SERVE_PORT}"
+    rows += [f': "${{{side.upper()}_URLS:?addresses of all {side} instances, such as {ports}}}"' for side in sides]
+    flags: dict[str, Any] = {"--host": "0.0.0.0", "--port": ROUTER_PORT}
+    start = "exec vllm-router" if engine == "vllm" else "exec python3 -m sglang_router.launch_router"
+    if not apart:
+        rows.append(lines(start, flags) + " \\\n  --worker-urls $WORKER_URLS")
+        return "\n".join(rows) + "\n"
+    rows.append("ARGUMENTS=()")
+    behind = f' "$(({BOOTSTRAP_PORT} + ${{url##*:}} - {SERVE_PORT}))"' if engine == "sglang" else ""  # as by its slot
+    rows.append(f'for url in $PREFILL_URLS; do ARGUMENTS+=(--prefill "$url"{behind}); done')
+    rows.append('for url in $DECODE_URLS; do ARGUMENTS+=(--decode "$url"); done')
+    mode = {"--vllm-pd-disaggregation": True, "--kv-connector": "nixl"}
+    rows.append(
+        lines(start, flags | (mode if engine == "vllm" else {"--pd-disaggregation": True})) + ' \\\n  "${ARGUMENTS[@]}"'
+    )
+    return "\n".join(rows) + "\n"
+
+
+_TRTLLM_ROUTER = f"""#!/usr/bin/env bash
+# Answers clients, and sends their requests to the instances.
+set -euo pipefail
+: "${{PREFILL_URLS:?addresses of all prefill instances, such as HOST:{SERVE_PORT}}}"
+: "${{DECODE_URLS:?addresses of all decode instances, such as HOST:{SERVE_PORT}}}"
+CONFIG="$(mktemp --suffix .yaml)"
+servers() {{
+  printf '%s:\\n  num_instances: %d\\n  urls:\\n' "$1" $(($# - 1))
+  printf '    - "%s"\\n' "${{@:2}}"
+}}
+{{
+  printf 'hostname: 0.0.0.0\\nport: {ROUTER_PORT}\\n'
+  servers context_servers $PREFILL_URLS
+  servers generation_servers $DECODE_URLS
+}} > "$CONFIG"
+exec trtllm-serve disaggregated --config "$CONFIG"
+"""

@@ -1,0 +1,217 @@
+"""Equal workers of one role, as a launcher starts them: mapping, count, limits of a step, nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pandas as pd
+
+from disagg_sim.certainty.rows import Origin, designs_of
+from disagg_sim.domain import Mapping, Mode
+from disagg_sim.errors import InputError, quoted
+from disagg_sim.physics.setup import Setup
+from disagg_sim.search.deployment import Deployment
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
+
+#: What a worker does; pairs split each request between two instances.
+ROLES = ("prefill", "decode", "colocated", "pairs")
+#: GPUs of a node whose GPUs share an NVLink domain with no other node, and of a tray of a rack that is one domain. [1]
+NODE_GPUS, TRAY_GPUS = 8, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """Equal instances of one role.
+
+    ``batch`` and ``token_budget`` mean what they mean in ``Replicas``: over all attention ranks of an instance.
+    """
+
+    role: str  # of ``ROLES``
+    mapping: Mapping
+    instances: int  # [1]
+    setup: Setup = field(compare=False, repr=False)
+    batch: int | None = None  # None = as the engine takes it [request]
+    token_budget: int | None = None  # None = as the engine takes it [token]
+    name: str = ""  # in files and manifests; empty = the role
+
+    @property
+    def label(self) -> str:
+        """Its name in files and manifests."""
+        return self.name or self.role
+
+    @property
+    def gpus(self) -> int:
+        """Of one instance. [1]"""
+        return int(self.mapping.gpus)
+
+    @property
+    def sequences(self) -> int | None:
+        """Most sequences of an attention rank, in all stages of a pipeline together. [request]"""
+        if self.batch is None:
+            return None
+        in_flight = int(self.mapping.pp) if self.role == "prefill" else 1  # each stage has a pass of its own
+        return self._share(self.batch) * in_flight
+
+    @property
+    def tokens(self) -> int | None:
+        """Most tokens of a step of an attention rank. [token]"""
+        if self.role == "prefill" and self.mapping.chunk_tokens:
+            return self._share(self.batch or int(self.mapping.dp_attn)) * int(self.mapping.chunk_tokens)
+        return None if self.token_budget is None else self._share(self.token_budget)
+
+    def _share(self, whole: int) -> int:
+        """Of one attention rank, rounded up."""
+        return -(-whole // int(self.mapping.dp_attn))
+
+    def nodes(self, node_gpus: int | None = None) -> int:
+        """Fewest equal nodes that hold an instance, none with a part of one attention rank beside a whole one.
+
+        Parameters
+        ----------
+        node_gpus
+            GPUs of a node; None = ``node_gpus_of`` the system. [1]
+
+        Returns
+        -------
+        int
+            Nodes. [1]
+
+        Examples
+        --------
+        >>> from disagg_sim.physics.setup import setup
+        >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+        >>> wide = Workers(role="decode", mapping=Mapping(dp_attn=32, ep=32), instances=1, setup=at)
+        >>> wide.nodes(), wide.nodes(8)
+        (8, 4)
+        """
+        most = node_gpus or node_gpus_of(self.setup)
+        rank = int(self.mapping.tp_attn * self.mapping.pp)
+        for nodes in range(math.ceil(self.gpus / most), self.gpus):
+            own, odd = divmod(self.gpus, nodes)
+            if not odd and (own % rank == 0 or rank % own == 0):
+                return nodes
+        return self.gpus if self.gpus > 1 else 1
+
+
+def node_gpus_of(at: Setup) -> int:
+    """Assume the GPUs of a node: those of its NVLink domain, of a rack those of a tray.
+
+    Parameters
+    ----------
+    at
+        Whose system counts.
+
+    Returns
+    -------
+    int
+        GPUs. [1]
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> [node_gpus_of(setup("llama_3_1_8b", system, "fp8")) for system in ("h100_sxm", "gb200_nvl72")]
+    [8, 4]
+    """
+    domain = at.system.nvlink_domain
+    return TRAY_GPUS if domain > NODE_GPUS else NODE_GPUS
+
+
+def workers_of(deployment: Deployment | ServedDeployment | pd.DataFrame | Sequence[Workers]) -> tuple[Workers, ...]:
+    """Read the workers of a deployment.
+
+    Parameters
+    ----------
+    deployment : Deployment, ServedDeployment, DataFrame or sequence of Workers
+        Pools of a plan, parts of a simulation (its pools, if it has them, else what it has), one row of a table of
+        points or of a frontier, or the workers themselves.
+
+    Returns
+    -------
+    tuple of Workers
+        Prefill first; names are unique.
+
+    Raises
+    ------
+    InputError
+        A deployment without a setup or without instances, a table of several rows.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> parts = {"prefill": (ds.Replicas(mapping=ds.Mapping(), instances=2),)}
+    >>> parts["decode"] = (ds.Replicas(mapping=ds.Mapping(tp_attn=2, tp_ffn=2), instances=1, batch=64),)
+    >>> found = workers_of(ds.ServedDeployment(name="small", gpus=4, setup=at, **parts))
+    >>> [(each.label, each.gpus, each.instances) for each in found]
+    [('prefill', 1, 2), ('decode', 2, 1)]
+    """
+    if isinstance(deployment, pd.DataFrame):
+        found = list(_of_row(deployment))
+    elif isinstance(deployment, Deployment | ServedDeployment):
+        found = list(_of_parts(deployment))
+    else:
+        found = list(deployment)
+    if not found or not all(isinstance(each, Workers) for each in found):
+        raise InputError(
+            f"deployment {quoted(deployment)} has no instances; allowed: a Deployment, a ServedDeployment, a row of "
+            "a table of points, or Workers"
+        )
+    known: dict[str, int] = {}
+    named = []
+    for each in found:
+        known[each.label] = number = known.get(each.label, 0) + 1
+        named.append(replace(each, name=f"{each.label}-{number}") if number > 1 else each)
+    return tuple(named)
+
+
+def _of_parts(deployment: Deployment | ServedDeployment) -> Iterator[Workers]:
+    if isinstance(deployment, Deployment):
+        for role, pool in (("prefill", deployment.prefill), ("decode", deployment.decode)):
+            alone = served(Deployment(prefill=pool, decode=pool))  # pools of a pair may have systems of their own
+            for (instance, _), replicas in zip(pool.members, alone.prefill, strict=True):
+                yield _workers(role, replicas, instance.setup)
+        return
+    pools = {"prefill": deployment.prefill, "decode": deployment.decode}
+    if not all(pools.values()):
+        pools = {"colocated": deployment.colocated} if deployment.colocated else {"pairs": deployment.pairs}
+    for role, entries in pools.items():
+        for each in entries:
+            yield _workers(role, each, deployment.setup)
+
+
+def _workers(role: str, each: Replicas, at: Setup | None) -> Workers:
+    if at is None:
+        raise InputError("the deployment has no setup, which says what it serves; give setup=")
+    return Workers(
+        role=role,
+        mapping=each.mapping,
+        instances=each.instances,
+        setup=at,
+        batch=each.batch,
+        token_budget=each.token_budget,
+    )
+
+
+def _of_row(points: pd.DataFrame) -> Iterator[Workers]:
+    if len(points) != 1:
+        raise InputError(f"the table has {len(points)} rows; a deployment is one, such as table.loc[[3]]")
+    (each,) = designs_of(points, Origin(exact=False))
+    batch, instances, mixed = (int(column[0]) for column in (each.batch, each.instances, each.mixed_chunk))
+    budget = batch + mixed if each.mode == Mode.PIGGYBACK else None
+    role = "colocated" if each.shared else "decode"
+    last = Workers(
+        role=role, mapping=each.mapping[0], instances=instances, setup=each.at, batch=batch, token_budget=budget
+    )
+    if not each.shared:
+        prompts = int(each.prefill_batch[0])
+        yield Workers(
+            role="prefill",
+            mapping=replace(each.prefill_mapping[0], chunk_tokens=int(each.chunk_tokens[0])),
+            instances=int(each.prefill_instances[0]),
+            setup=each.prefill_at,
+            batch=prompts,
+            token_budget=math.ceil(prompts * each.lengths.mean_isl),
+        )
+    yield last

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# decode: 1 instance of DP16 EP16, 16 GPUs on 2 nodes each. vLLM 0.31.0.
+# Run it on every node of each instance.
+set -euo pipefail
+MODEL="${MODEL:-deepseek-ai/DeepSeek-R1}"
+HOST="${HOST:-$(hostname -I | cut -d" " -f1)}"  # address of this node that the others reach
+NODE_RANK="${NODE_RANK:?number of this node in its instance, from 0}"
+HEAD="${HEAD:?address of node 0 of the instance}"
+SLOT=0
+export VLLM_NIXL_SIDE_CHANNEL_HOST="$HOST"
+export VLLM_NIXL_SIDE_CHANNEL_PORT=$((5600 + SLOT * 16))
+FOLLOWER=()
+if [ "$NODE_RANK" -gt 0 ]; then FOLLOWER=(--headless); fi
+exec vllm serve "$MODEL" \
+  --host 0.0.0.0 \
+  --port "$((8100 + SLOT))" \
+  --tensor-parallel-size 1 \
+  --data-parallel-size 16 \
+  --enable-expert-parallel \
+  --all2all-backend deepep_low_latency \
+  --max-num-seqs 63 \
+  --kv-cache-dtype fp8 \
+  --kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}' \
+  --nnodes 2 \
+  --node-rank "$NODE_RANK" \
+  --master-addr "$HEAD" \
+  --master-port 29500 \
+  "${FOLLOWER[@]}"

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# decode: 1 instance of DP48 EP48+32, 48 GPUs on 12 nodes each. SGLang 0.5.21.
+# Run it on every node of each instance.
+set -euo pipefail
+MODEL="${MODEL:-nvidia/DeepSeek-R1-NVFP4}"
+NODE_RANK="${NODE_RANK:?number of this node in its instance, from 0}"
+HEAD="${HEAD:?address of node 0 of the instance}"
+SLOT=0
+exec python3 -m sglang.launch_server \
+  --model-path "$MODEL" \
+  --host 0.0.0.0 \
+  --port "$((8100 + SLOT))" \
+  --tp-size 48 \
+  --dp-size 48 \
+  --enable-dp-attention \
+  --moe-dense-tp-size 1 \
+  --ep-size 48 \
+  --moe-a2a-backend deepep \
+  --deepep-mode low_latency \
+  --enable-eplb \
+  --ep-num-redundant-experts 32 \
+  --max-running-requests 3072 \
+  --kv-cache-dtype fp8_e4m3 \
+  --disaggregation-mode decode \
+  --disaggregation-transfer-backend nixl \
+  --nnodes 12 \
+  --node-rank "$NODE_RANK" \
+  --dist-init-addr "$HEAD:29500"

@@ -1,0 +1,100 @@
+"""What an engine cannot start is said, a line a reason, and not written."""
+
+from __future__ import annotations
+
+import pytest
+
+import disagg_sim as ds
+from tests.launch.deployments import CASES, PAIRS, R1_ON_H200, chunked, tp, workers
+
+
+@pytest.mark.parametrize(("case", "engine"), PAIRS)
+def test_nothing_is_in_the_way_of_what_is_written(case: str, engine: str) -> None:
+    assert ds.expressible(CASES[case][0](), engine) == ()
+
+
+def test_engines_that_cannot_are_told_from_those_that_can() -> None:
+    with pytest.raises(ds.DisaggSimError) as refused:
+        ds.launch(chunked(), engine="trtllm")
+    assert str(refused.value).splitlines() == [
+        "prefill TP8 PP4 of TensorRT-LLM: chunked prefill over pipeline stages, untested in its feature matrix",
+        "engines that can: dynamo, vllm, sglang, llm-d",
+    ]
+
+
+MIXED = ds.Mapping(tp_attn=2, dp_attn=4, ep=8)
+GROUPS = ds.Mapping(tp_attn=8, tp_ffn=2, ep=4)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "engine", "rule"),
+    [
+        (MIXED, "trtllm", "attention DP over groups of GPUs"),
+        (GROUPS, "vllm", "EP over groups of GPUs"),
+        (MIXED, "vllm", ""),
+        (GROUPS, "sglang", ""),
+    ],
+)
+def test_rules_on_one_pool_are_those_of_the_search(mapping: ds.Mapping, engine: str, rule: str) -> None:
+    found = ds.expressible([workers("colocated", ds.setup(*R1_ON_H200), mapping)], engine)
+    assert [line.split(": ")[1] for line in found] == ([rule] if rule else [])
+
+
+def pair(model: str, prefill: ds.Mapping, decode: ds.Mapping) -> list[ds.Workers]:
+    at = ds.setup(model, "h200_sxm", "fp8")
+    return [workers("prefill", at, prefill), workers("decode", at, decode)]
+
+
+@pytest.mark.parametrize(
+    ("pools", "engine", "reason"),
+    [
+        # 8 KV heads on 16 GPUs: each head is held twice, and the connector of vLLM cannot read copied heads
+        (pair("llama_3_1_70b", tp(16), tp(4)), "vllm", "attention TP 16 above 4 with 8 KV heads"),
+        (pair("llama_3_1_70b", tp(8), tp(4)), "vllm", ""),
+        (pair("llama_3_1_70b", tp(4), tp(16)), "vllm", ""),
+        (pair("deepseek_r1", ds.Mapping(tp_attn=16, ep=16), ds.Mapping(dp_attn=8, ep=8)), "vllm", ""),
+        (pair("llama_3_1_70b", tp(16), tp(4)), "trtllm", ""),
+        (pair("llama_3_1_70b", tp(4), ds.Mapping(tp_attn=4, tp_ffn=4, pp=2)), "vllm", "pipeline stages in decode"),
+        (pair("llama_3_1_70b", tp(4), ds.Mapping(tp_attn=4, tp_ffn=4, pp=2)), "sglang", "2 decode stages; allowed: 1"),
+        (pair("llama_3_1_70b", tp(4), ds.Mapping(tp_attn=4, tp_ffn=4, pp=2)), "trtllm", ""),
+        (pair("llama_3_1_70b", ds.Mapping(tp_attn=2, tp_ffn=2, pp=2), tp(4)), "sglang", ""),
+    ],
+)
+def test_pools_that_cannot_send_each_other_caches(pools: list[ds.Workers], engine: str, reason: str) -> None:
+    found = ds.expressible(pools, engine)
+    assert [line for line in found if reason not in line or not reason] == []
+    assert bool(found) == bool(reason)
+
+
+def test_attention_tp_must_divide() -> None:
+    at = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+    pools = [workers("prefill", at, ds.Mapping(tp_attn=8, ep=8))]
+    pools.append(workers("decode", at, ds.Mapping(tp_attn=12, ep=12, redundant_slots=8)))
+    (reason,) = ds.expressible(pools, "sglang")
+    assert reason.endswith("attention TP 8 and 12, of which none divides the other")
+    assert ds.expressible(pools, "trtllm") == ()
+
+
+def test_caches_of_both_pools_have_one_format() -> None:
+    sides = [ds.setup("llama_3_1_8b", "h100_sxm", precision) for precision in ("bf16", "fp8")]
+    pools = [workers(role, at, tp(1)) for role, at in zip(("prefill", "decode"), sides, strict=True)]
+    for engine in ("vllm", "sglang", "trtllm"):
+        assert ds.expressible(pools, engine)[0].endswith("caches in bf16 and fp8")
+
+
+def test_pairs_that_split_a_request_are_nobodys() -> None:
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    parts = ds.ServedDeployment(name="p", gpus=2, setup=at, pairs=(ds.Replicas(mapping=tp(1), instances=2),))
+    for engine in ("vllm", "sglang", "trtllm"):
+        assert "split between the two instances of a pair" in ds.expressible(parts, engine)[0]
+
+
+def test_unknown_names_are_told_with_the_nearest() -> None:
+    with pytest.raises(ds.DisaggSimError, match=r"unknown engine 'sglnag', did you mean 'sglang'\?; known: dynamo"):
+        ds.launch(chunked(), engine="sglnag")
+    with pytest.raises(ds.DisaggSimError, match=r"backend 'sglang' of llm-d; allowed: vllm"):
+        ds.launch(chunked(), engine="llm-d", backend="sglang")
+    with pytest.raises(ds.DisaggSimError, match=r"has no setup, which says what it serves"):
+        ds.launch(ds.ServedDeployment(name="x", gpus=1, colocated=(ds.Replicas(mapping=tp(1), instances=1),)))
+    with pytest.raises(ds.DisaggSimError, match="has no instances; allowed: a Deployment"):
+        ds.launch([], engine="vllm")

@@ -1,0 +1,113 @@
+"""Limits of a step are those of the plan, counted as each engine counts them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import disagg_sim as ds
+from disagg_sim.launch.engines import sglang_flags, trtllm_config, vllm_flags
+from disagg_sim.launch.weights import UNKNOWN, Weights, weights_of
+from disagg_sim.launch.workers import workers_of
+from tests.launch.deployments import dep, tp, unequal_tp, workers
+
+R1 = ds.setup("deepseek_r1", "h200_sxm", "fp8")
+LLAMA = ds.setup("llama_3_1_70b", "h100_sxm", "fp8")
+NAMED = Weights(checkpoint="a/model")
+
+
+@given(ranks=st.sampled_from([1, 2, 8, 32]), batch=st.integers(1, 5000))
+def test_ranks_together_hold_the_batch_and_less_than_one_more_each(ranks: int, batch: int) -> None:
+    decode = workers("decode", R1, ds.Mapping(dp_attn=ranks, ep=ranks), batch=batch)
+    of_a_rank = vllm_flags(decode, NAMED)["--max-num-seqs"]
+    assert batch <= ranks * of_a_rank < batch + ranks
+    assert trtllm_config(decode, NAMED)["max_batch_size"] == of_a_rank
+    assert sglang_flags(decode, NAMED)["--max-running-requests"] == ranks * of_a_rank
+
+
+def test_a_pipeline_holds_a_pass_of_prompts_in_each_stage() -> None:
+    staged = workers("prefill", LLAMA, ds.Mapping(tp_attn=2, tp_ffn=2, pp=4), batch=3, token_budget=6000)
+    flags = vllm_flags(staged, NAMED)
+    assert (flags["--max-num-seqs"], flags["--max-num-batched-tokens"]) == (3 * 4, 6000)
+
+
+def test_chunks_bound_the_tokens_of_a_pass() -> None:
+    cut = workers("prefill", R1, ds.Mapping(dp_attn=4, ep=4, chunk_tokens=2048), batch=8, token_budget=65536)
+    assert vllm_flags(cut, NAMED)["--max-num-batched-tokens"] == 8 / 4 * 2048
+    flags = sglang_flags(cut, NAMED)
+    assert (flags["--chunked-prefill-size"], flags["--max-prefill-tokens"]) == (8 * 2048, 8 / 4 * 2048)
+
+
+def test_mixed_steps_of_sglang_count_prompts_alone() -> None:
+    both = workers("colocated", LLAMA, tp(4), batch=128, token_budget=2176)
+    flags = sglang_flags(both, NAMED)
+    assert (flags["--chunked-prefill-size"], flags["--enable-mixed-chunk"]) == (2048, True)
+    assert vllm_flags(both, NAMED)["--max-num-batched-tokens"] == 2176
+
+
+@given(ranks=st.sampled_from([1, 2, 4, 8, 12, 24, 36, 48]), tensor=st.sampled_from([1, 2, 4, 8, 16]))
+def test_nodes_hold_an_instance_in_equal_parts_of_whole_or_cut_ranks(ranks: int, tensor: int) -> None:
+    one = workers("decode", R1, ds.Mapping(tp_attn=tensor, dp_attn=ranks, ep=ranks * tensor))
+    for size in (4, 8):
+        nodes = one.nodes(size)
+        local, odd = divmod(one.gpus, nodes)
+        assert not odd
+        assert local <= size
+        assert local % tensor == 0 or tensor % local == 0
+    assert one.nodes(10**4) == 1
+
+
+def test_a_row_of_a_frontier_is_launched_as_its_pools() -> None:
+    at, lengths = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="vllm"), ds.lengths(2048, 256)
+    mappings = ds.enumerate_mappings(at, max_gpus=2)
+    grids = ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths)
+    front = ds.pareto_front(ds.disaggregated(*grids, ftl_limit=2.0))
+    row = front.iloc[[0]]
+    prefill, decode = workers_of(row)
+    assert prefill.instances * prefill.gpus + decode.instances * decode.gpus == row["total_gpus"].item()
+    assert (decode.batch, prefill.batch) == (row["decode_batch"].item(), row["prefill_batch"].item())
+    assert prefill.token_budget == prefill.batch * 2048
+    with pytest.raises(ds.DisaggSimError, match="the table has 0 rows; a deployment is one"):
+        workers_of(front.iloc[:0])
+
+
+def test_pools_of_a_match_keep_their_own_systems() -> None:
+    lengths = ds.lengths(2048, 256)
+    sides = [ds.setup("llama_3_1_8b", system, "bf16") for system in ("a100_sxm_80gb", "h100_sxm")]
+    grids = [
+        score(at, ds.enumerate_mappings(at, max_gpus=2), lengths)
+        for score, at in zip((ds.prefill_grid, ds.decode_grid), sides, strict=True)
+    ]
+    plan = ds.match_rates(*grids, ftl_limit=5.0, ttl_limit=0.05, gpu_budget=8)
+    found = workers_of(plan.deployment)
+    assert [each.setup.system.name for each in found] == ["a100_sxm_80gb", "h100_sxm"]
+    assert sum(each.gpus * each.instances for each in found) == plan.deployment.gpus
+
+
+def test_weights_come_from_a_published_checkpoint_or_are_asked_for() -> None:
+    fp4 = ds.setup("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv")
+    assert weights_of(fp4).checkpoint == UNKNOWN
+    assert "no published checkpoint of llama_3_1_70b in nvfp4 is known" in weights_of(fp4).note
+    assert weights_of(fp4, "my/weights").checkpoint == "my/weights"
+    blocks = ds.setup("qwen3_30b_a3b", "h100_sxm", "fp8_block")
+    assert weights_of(blocks).checkpoint == "Qwen/Qwen3-30B-A3B-FP8"
+    bf16 = ds.setup("qwen2_72b", "h100_sxm", "fp8")
+    assert weights_of(bf16).quantised == "fp8"
+    assert weights_of(bf16, quantises=False).checkpoint == UNKNOWN
+
+
+def test_the_exchange_stays_on_nvlink_where_a_rack_has_it() -> None:
+    at = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+    on_rack = workers("decode", at, ds.Mapping(dp_attn=32, ep=32))
+    assert vllm_flags(on_rack, NAMED)["--all2all-backend"] == "flashinfer_nvlink_one_sided"
+    prefill, decode = dep()
+    assert "--all2all-backend" not in vllm_flags(prefill, NAMED)  # tensor parallel attention: ranks hold all tokens
+    assert vllm_flags(decode, NAMED)["--all2all-backend"] == "deepep_low_latency"
+
+
+def test_sglang_gathers_heads_that_are_cut_differently() -> None:
+    made = {case: ds.launch(case, engine="sglang").files["decode.sh"] for case in (unequal_tp(), dep())}
+    cut, latent = made.values()
+    assert "export SGLANG_DISAGG_STAGING_BUFFER=1" in cut
+    assert "STAGING" not in latent  # MLA caches have no heads
