@@ -52,7 +52,7 @@ def expressible(deployment: Any, engine: str, *, backend: str = "") -> tuple[str
     >>> at = ds.setup("qwen3_235b_a22b", "h200_sxm", "bf16")
     >>> cut = Workers(role="colocated", mapping=ds.Mapping(tp_attn=8, tp_ffn=2, ep=4), instances=1, setup=at)
     >>> expressible([cut], "vllm")
-    ('colocated TP8 of vLLM: EP over groups of GPUs',)
+    ('colocated TP8 FFN-TP2 EP4 of vLLM: EP over groups of GPUs',)
     >>> expressible([cut], "sglang")
     ()
     """

@@ -43,6 +43,21 @@ def degrees_text(tp: int, dp: int, tp_ffn: int, ep: int, pp: int, redundant_slot
 
     One degree stands for both halves of a layer where they agree: ``TP8`` is attention and FFN,
     ``TP8 EP8`` attention over 8 and experts over the same 8. ``attn``/``ffn`` tell apart what differs.
+
+    Parameters
+    ----------
+    tp, dp, tp_ffn, ep, pp, redundant_slots
+        Degrees of a ``Mapping``. [1]
+
+    Returns
+    -------
+    str
+        ``1 GPU`` where nothing is sharded.
+
+    Examples
+    --------
+    >>> degrees_text(1, 48, 1, 48, 1, 32)
+    'DP48 EP48+32'
     """
     parts = [f"DP{dp}"] * (dp > 1)
     if tp == tp_ffn:

@@ -162,7 +162,28 @@ def _unfit(layout: str, kind: CheckedKind | None) -> str:
 
 
 def broken_rules(at: Setup, mapping: Mapping) -> dict[str, NDArray[np.object_]]:
-    """Rule that each mapping breaks, by engine; "" where the engine can start it. Arrays of shape (rows,)."""
+    """Find the rule that each mapping breaks, by engine.
+
+    Parameters
+    ----------
+    at
+        Whose model is cut, in which recipe.
+    mapping
+        One, or columns of many.
+
+    Returns
+    -------
+    dict
+        Engine -> arrays of shape (rows,): "" where the engine can start the mapping.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> mixed = Mapping(tp_attn=2, dp_attn=4, ep=8)
+    >>> rules = broken_rules(setup("deepseek_r1", "h200_sxm", "fp8"), mixed)
+    >>> {engine: str(rule[0]) for engine, rule in rules.items()}
+    {'sglang': '', 'trtllm': 'attention DP over groups of GPUs', 'vllm': ''}
+    """
     rows = {name: np.atleast_1d(np.asarray(value)) for name, value in _degrees(mapping).items()}
     return {engine: _broken(at, rows, engine) for engine in list_specs("layout")}
 

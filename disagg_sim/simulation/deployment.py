@@ -123,10 +123,22 @@ def served(deployment: Deployment, *, name: str = "planned") -> ServedDeployment
     name : str
         What results call it.
 
+    Returns
+    -------
+    ServedDeployment
+        Counts [1], batches [request], token budgets [token].
+
     Raises
     ------
     InputError
         Pools on different systems.
+
+    Examples
+    --------
+    >>> parts = {"batch": 8, "latency_s": 0.1, "request_rate_per_s": 2.0, "memory_bytes": 1e9}
+    >>> prefill, decode = (Instance(phase=name, mapping=Mapping(), **parts) for name in ("prefill", "decode"))
+    >>> served(Deployment(prefill=Pool(((prefill, 2),)), decode=Pool(((decode, 3),)))).gpus
+    5
     """
     return ServedDeployment(
         name=name,

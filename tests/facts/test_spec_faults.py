@@ -331,7 +331,7 @@ def test_a_file_of_no_known_kind(tmp_path):
     assert str(refusal.value) == (
         f"{path}: keys of no known kind of file; "
         "known kinds: hardware, efficiency, precision, profile, engine, scheduler, uncertainty, layout, evidence, "
-        "model, traffic, sweep, scenario"
+        "launcher, checkpoint, model, traffic, sweep, scenario"
     )
 
 
