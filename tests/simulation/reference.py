@@ -13,7 +13,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from reference_instance import BLOCK, Instance, Turn, blocks_of
+from reference_instance import Instance
+from reference_rank import BLOCK, Rank, Turn, blocks_of
 
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.records import Outcome
@@ -192,12 +193,16 @@ class Reference:
             self.rejected.append(request)
             return
         self.turns.append(turn)
-        instance = self.instances[leg.instance]
-        first = not (instance.prompts() if turn.left > 0 else instance.coming)
-        (instance.waiting if turn.left > 0 else instance.coming).append(turn)
+        rank = self.rank_of(turn)
+        first = not (rank.prompts() if turn.left > 0 else rank.coming)
+        (rank.waiting if turn.left > 0 else rank.coming).append(turn)
         if first:  # behind others it changes nothing
             self.wake(leg.instance)
         self.promise(turn)
+
+    def rank_of(self, turn: Turn) -> Rank:
+        """Where a turn waits, has its memory and decodes."""
+        return self.instances[turn.instance].ranks[turn.rank]
 
     def wake(self, instance: int) -> None:
         """An idle instance looks again at once; any other at the end of its step."""
@@ -221,7 +226,7 @@ class Reference:
             return None
         turn.context_elsewhere = turn.sender_at_work = True
         self.turns.append(turn)
-        coming = self.instances[leg.instance].coming
+        coming = self.rank_of(turn).coming
         coming.append(turn)
         if len(coming) == 1:
             self.wake(leg.instance)
@@ -235,16 +240,17 @@ class Reference:
 
     def free(self, turn: Turn) -> None:
         """The blocks of a turn that has ended are free."""
-        self.instances[turn.instance].give_back(turn)
+        self.rank_of(turn).give_back(turn)
         self.wake(turn.instance)
 
     def withdraw(self, transfer: Transfer) -> Turn:
         """Nothing comes to a turn that waits for blocks or has reserved them."""
         self.pending.remove(transfer)
-        instance, turn = self.instances[transfer.receiver], transfer.turn
-        if turn in instance.coming:
-            instance.coming.remove(turn)
-        instance.give_back(turn)
+        turn = transfer.turn
+        rank = self.rank_of(turn)
+        if turn in rank.coming:
+            rank.coming.remove(turn)
+        rank.give_back(turn)
         self.wake(transfer.receiver)
         return turn
 
@@ -315,7 +321,7 @@ class Reference:
             self.submit(transfer.request, transfer.leg, transfer.have)
             return
         turn.context_elsewhere = False
-        landed = self.instances[transfer.receiver].landed
+        landed = self.rank_of(turn).landed
         landed.append(turn)
         if len(landed) == 1:
             self.wake(transfer.receiver)
@@ -335,7 +341,7 @@ class Reference:
             elif each.receiver == number and each.sender is None and each.reserved_s <= self.now:
                 needs.add(each.origin)
                 blocks += len(each.turn.blocks)
-        return needs if needs and blocks == instance.spec.blocks - len(instance.free) else None
+        return needs if needs and blocks == instance.used else None
 
     def break_circle(self, number: int) -> None:
         """Work waits on an instance where nothing runs: in a circle of such, the youngest cache is dropped."""
@@ -358,7 +364,7 @@ class Reference:
         turn.left += turn.cached + (turn.left == 0)
         turn.cached, turn.context_elsewhere = 0, False
         turn.preemptions += 1
-        self.instances[turn.instance].waiting.append(turn)
+        self.rank_of(turn).waiting.append(turn)
         self.promise(turn)
 
     # --- records ----------------------------------------------------------------------------------------------

@@ -1,0 +1,287 @@
+"""One attention rank of a serving instance in plain Python: its memory, its queues, and what it brings to a step.
+
+A request is served in *turns*, one for each leg of its route: ``context`` tokens are in the cache when a turn begins,
+``prompt`` tokens are computed, ``generate`` tokens are emitted, the first of them by the pass that completes the
+prompt. KV blocks have numbers, and every list is walked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from disagg_sim.simulation.kernel.fleet import InstanceSpec
+from disagg_sim.simulation.kernel.layout import Admission, Mode
+
+BLOCK = 16  # tokens of a KV block [token]
+MIXED = (Mode.CHUNKED, Mode.SLO_AWARE)  # decodes and pieces of prompts share a step
+
+
+def blocks_of(tokens: int) -> int:
+    """Blocks that hold so many tokens."""
+    return math.ceil(tokens / BLOCK)
+
+
+@dataclass(eq=False)
+class Turn:
+    """What one instance does for a request."""
+
+    number: int  # in the order of submission
+    request: int
+    instance: int
+    context: int
+    prompt: int
+    generate: int
+    until: int  # tokens of the request that exist when it ends
+    then: int  # the instance after it, or LATER
+    goes_on: bool  # another turn follows
+    rank: int = 0  # of its instance
+    hit: int = 0  # prompt tokens found in the prefix cache
+    context_elsewhere: bool = False  # blocks are reserved before its cache moves
+    sender_at_work: bool = False  # and the turn before it has not ended
+    withdrawn: bool = False  # a reservation that was given up
+    left: int = 0  # prompt tokens to compute
+    cached: int = 0
+    emitted: int = 0
+    piece: int = 0  # prompt tokens of it in this step
+    blocks: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)  # full blocks when it was preempted
+    joined: int = 0  # decode steps of its instance when it began to decode
+    preemptions: int = 0
+    start_s: float | None = None
+    first_token_s: float | None = None
+    finish_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.left, self.cached = self.prompt - self.hit, self.context + self.hit
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks that it holds with its last token."""
+        return blocks_of(
+            self.context + self.prompt + (self.generate if self.prompt == 0 else max(self.generate - 1, 0))
+        )
+
+
+def mean_context(decoding: list[Turn]) -> float:
+    """Keys that a decode reads on average, its own included."""
+    return sum(turn.cached + 1 for turn in decoding) / len(decoding) if decoding else 0.0
+
+
+class Rank:
+    """One attention rank of an instance: its queues, its memory, and what it brings to a step."""
+
+    def __init__(self, spec: InstanceSpec) -> None:
+        self.spec, self.blocks = spec, spec.blocks
+        self.free = list(range(self.blocks))  # blocks in the order in which they became free
+        self.holds: dict[int, Turn] = {}  # block -> the turn whose tokens are in it, maybe freed since
+        self.holding: list[Turn] = []  # turns with blocks, in whatever state
+        self.decoding: list[Turn] = []
+        self.prefilling: list[Turn] = []  # admitted prompts, the oldest first
+        self.waiting: list[Turn] = []  # prompts without blocks, the preempted ones first
+        self.coming: list[Turn] = []  # turns that only decode, and all that wait for a reservation
+        self.landed: list[Turn] = []  # caches in reserved blocks, without a sequence yet
+        self.pieces: list[Turn] = []  # of the step in progress
+        self.preempted = False  # in the step that is formed
+        self.decode_steps = 0
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    def take(self, turn: Turn, count: int) -> None:
+        """The blocks that have been free for longest; what was cached in them is lost."""
+        for _ in range(count):
+            block = self.free.pop(0)
+            self.holds[block] = turn
+            turn.blocks.append(block)
+        if turn not in self.holding:
+            self.holding.append(turn)
+
+    def give_back(self, turn: Turn) -> None:
+        """Free all blocks of a turn, the last first; their content stays until they are taken."""
+        self.free += reversed(turn.blocks)
+        turn.blocks = []
+        if turn in self.holding:
+            self.holding.remove(turn)
+
+    def still_cached(self, turn: Turn) -> list[int]:
+        """The first of its blocks at preemption that nobody has taken since."""
+        found: list[int] = []
+        for block in turn.kept:
+            if block not in self.free or self.holds[block] is not turn:
+                break
+            found.append(block)
+        return found
+
+    def growth(self) -> int:
+        """Blocks that the next decode step needs."""
+        return sum(turn.cached == BLOCK * len(turn.blocks) for turn in self.decoding)
+
+    def admit(self, turn: Turn, piece: int) -> bool:
+        """Take the blocks that a turn needs to begin with ``piece`` tokens, if the admission rule finds them free."""
+        rule, found = self.spec.admission, self.still_cached(turn)
+        tokens = turn.cached + turn.left
+        decodes_only = turn.left == 0
+        if decodes_only and turn.context_elsewhere:
+            tokens += 1  # a reservation holds the next token, too
+        whole = blocks_of(tokens)
+        need = whole
+        if rule != Admission.PROMPT and not decodes_only and not turn.context_elsewhere:  # chunk by chunk
+            need = blocks_of(min(turn.cached + len(found) * BLOCK + piece, tokens))
+        asked = need if rule == Admission.FIRST_CHUNK else whole
+        if rule == Admission.OUTPUT_FITS:
+            asked = turn.most_blocks + sum(each.most_blocks - len(each.blocks) for each in self.holding)
+        else:
+            asked += self.growth()
+            if decodes_only and not turn.context_elsewhere and tokens % BLOCK == 0:
+                asked += 1
+        spare = 0 if not self.holding else int(self.spec.watermark * self.spec.blocks)
+        if asked > len(self.free) - spare:
+            return False
+        for block in found:
+            self.free.remove(block)
+        turn.cached += len(found) * BLOCK
+        turn.left -= len(found) * BLOCK
+        turn.blocks, turn.kept = found, []
+        self.take(turn, need - len(found))
+        return True
+
+    def extend(self, turn: Turn, piece: int) -> bool:
+        """Take the blocks of the next piece of an admitted prompt, from the newest turns if need be, maybe itself."""
+        need = blocks_of(turn.cached + piece) - len(turn.blocks)
+        while need > 0 and need + self.growth() > len(self.free):
+            self.preempt_newest()
+            if turn not in self.prefilling:
+                return False
+        self.take(turn, max(need, 0))
+        return True
+
+    def preempt_newest(self) -> None:
+        """The last admitted prompt; else what joined last, of several the one that was submitted last."""
+        if self.prefilling:
+            turn = self.prefilling.pop()
+        else:
+            turn = max(self.decoding, key=lambda each: (each.joined, each.number))
+            self.decoding.remove(turn)
+        if self.spec.keeps_preempted:
+            turn.kept = turn.blocks[: turn.cached // BLOCK]
+        self.give_back(turn)
+        turn.left += turn.cached + (turn.left == 0)  # and the token that was emitted last, if it decodes
+        turn.cached = 0
+        turn.preemptions += 1
+        self.preempted = True
+        self.waiting.insert(0, turn)
+
+    # --- its part of a step ------------------------------------------------------------------------------------
+
+    def full(self) -> bool:
+        """Whether all sequences are taken."""
+        return len(self.decoding) + len(self.prefilling) >= self.spec.max_sequences
+
+    def decode(self, turn: Turn) -> None:
+        """Its cache is complete: it decodes from the next step on."""
+        turn.joined = self.decode_steps
+        self.decoding.append(turn)
+
+    def make_room(self, now: float, news: list[Turn]) -> None:
+        """What decodes gets room for a token; then caches join. ``news`` gets the turns whose blocks are reserved."""
+        self.preempted, self.pieces = False, []
+        while self.decoding and self.growth() > len(self.free):
+            self.preempt_newest()
+        self.join(now, news)
+
+    def take_pieces(self, now: float) -> None:
+        """Prompts, or pieces of them, for the step that is formed."""
+        self.pieces = self.chunks(now) if self.spec.mode in MIXED else self.whole_prompts(now)
+
+    def grow(self) -> None:
+        """Every decode takes the block that its next token needs."""
+        for turn in self.decoding:
+            if turn.cached == BLOCK * len(turn.blocks):
+                self.take(turn, 1)
+
+    def join(self, now: float, news: list[Turn]) -> None:
+        """Caches that have landed join; then what comes with its context takes blocks, and joins or is reserved."""
+        while self.landed and not self.full():
+            turn = self.landed.pop(0)
+            turn.start_s = now if turn.start_s is None else turn.start_s
+            if turn.left > 0:
+                self.prefilling.append(turn)
+            else:
+                if len(turn.blocks) > blocks_of(turn.cached):  # it takes it again with its first step
+                    self.free.insert(0, turn.blocks.pop())
+                self.decode(turn)
+        while self.coming and not self.full() and self.admit(self.coming[0], 0):
+            turn = self.coming.pop(0)
+            if turn.context_elsewhere:
+                news.append(turn)
+            else:
+                turn.start_s = now if turn.start_s is None else turn.start_s
+                self.decode(turn)
+
+    def may_begin(self, turn: Turn, piece: int, now: float) -> bool:
+        """Admit the first waiting prompt, if nothing speaks against it."""
+        chunkwise = self.spec.admission != Admission.PROMPT
+        if self.full() or (self.preempted and chunkwise):
+            return False
+        if self.coming and not self.coming[0].sender_at_work:  # what could come now goes before prompts
+            return False
+        if not self.admit(turn, piece):
+            return False
+        self.waiting.remove(turn)
+        self.prefilling.append(turn)
+        turn.start_s = now if turn.start_s is None else turn.start_s
+        return True
+
+    def prompts(self) -> list[Turn]:
+        """All prompts in order, those with blocks first."""
+        return self.prefilling + self.waiting
+
+    def chunks(self, now: float) -> list[Turn]:
+        """Pieces of prompts beside the decodes, up to the token budget, or to the step limit."""
+        spec, pieces = self.spec, []
+        budget = spec.token_budget - len(self.decoding)
+        if budget <= 0 or not self.prompts():
+            return []
+        if spec.mode == Mode.SLO_AWARE:
+            budget = self.within_limit(self.prompts()[0].cached, budget)
+        most = max(budget // spec.table.ranks, 1)  # a prompt lives on one DP rank
+        for turn in self.prompts():
+            if budget <= 0 or len(pieces) == spec.max_prompts:
+                break
+            piece = min(turn.left, budget, most)
+            if turn not in self.prefilling:
+                if not self.may_begin(turn, min(budget, most), now):
+                    break
+            elif not self.extend(turn, piece):
+                break
+            turn.piece = min(turn.left, budget, most)  # less is left where blocks were still cached
+            budget -= turn.piece
+            pieces.append(turn)
+        return pieces
+
+    def within_limit(self, past: int, most: int) -> int:
+        """Tokens of one piece that keep a step within its limit; at least ``least_prefill`` after a long past."""
+        spec, count = self.spec, len(self.decoding)
+        found = spec.table.largest_prefill(count, mean_context(self.decoding), past, spec.step_limit_s, most)
+        least = min(spec.least_prefill, most)
+        if found < least and spec.table.step_time(0, 0.0, least, past) > spec.step_limit_s:
+            return least
+        return found
+
+    def whole_prompts(self, now: float) -> list[Turn]:
+        """Whole prompts of one pass, while decodes wait."""
+        spec, pieces, budget = self.spec, [], self.spec.token_budget
+        for turn in self.prompts():
+            if len(pieces) == (1 if spec.mode == Mode.ONE_PROMPT else spec.max_prompts):
+                break
+            if spec.mode == Mode.PREFILL_FIRST and pieces and turn.left > budget:
+                break
+            if turn not in self.prefilling:
+                if not self.may_begin(turn, turn.left, now):
+                    break
+            elif not self.extend(turn, turn.left):
+                break
+            turn.piece = turn.left
+            budget -= turn.piece
+            pieces.append(turn)
+        return pieces
