@@ -24,6 +24,10 @@ _Count = Annotated[int, Range(1, 10**7)]
 #: What a prompt needs to be admitted: its own blocks at once, room for its first chunk, for the prompt, for the output.
 ADMISSIONS = ("prompt", "first_chunk", "prompt_fits", "output_fits")
 
+#: Which attention rank of an instance takes a request: that with the least waiting and running ones, the next in turn,
+#: that with the fewest prompt tokens.
+RANK_CHOICES = ("least_waiting", "in_turn", "fewest_tokens")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDefaults:
@@ -46,6 +50,7 @@ class SchedulerSpec(Shown):
     defaults: tuple[StepDefaults, ...]  # by memory, from 0 B on
     least_on: tuple[str, ...]  # words in names of systems whose defaults are the first ones, whatever their memory
     budget_per_rank: bool  # the token budget is that of each attention rank; else all of them share it
+    rank_choice: Annotated[str, OneOf(RANK_CHOICES)]
     sources: Mapping[str, str]  # key -> where its value comes from
 
     def defaults_on(self, system: SystemSpec) -> StepDefaults:

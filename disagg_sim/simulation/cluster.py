@@ -346,7 +346,7 @@ class Cluster:
 
     def _instances_changed(self) -> None:
         self.state.rebind()
-        self._tokens = (self.fleet.views.total_blocks * BLOCK_TOKENS).tolist()
+        self._tokens = (self.fleet.views.rank_blocks * BLOCK_TOKENS).tolist()
         self._largest = min(max(self._tokens), self.site.setup.model.max_context)
 
     def _instance_died(self, instance: int) -> None:

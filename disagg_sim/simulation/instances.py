@@ -13,7 +13,7 @@ from disagg_sim.errors import PolicyError, quoted
 from disagg_sim.simulation.engine import FIRST, Engine
 from disagg_sim.simulation.faults import place_of
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
-from disagg_sim.simulation.kernel.layout import Admission, Mode
+from disagg_sim.simulation.kernel.layout import Admission, Mode, RankChoice
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.service import Traffic, prefill_rate, seats
@@ -39,6 +39,7 @@ def spec_of(policy: str, site: Site, steps: StepLimits, mapping: Mapping, role: 
         admission=Admission[scheduler.admission.upper()],
         watermark=scheduler.watermark,
         keeps_preempted=scheduler.keeps_preempted,
+        rank_choice=RankChoice[scheduler.rank_choice.upper()],
     )
 
 

@@ -78,7 +78,8 @@ class FreeMemory:
     """Prompt blocks in the KV memory of each instance: of requests that it has, and in what it has free.
 
     As in vLLM: free blocks keep what they held until they are taken, in the order in which they became free. A request
-    that shares blocks with another that still runs is counted with blocks of its own.
+    that shares blocks with another that still runs is counted with blocks of its own. Of several attention ranks each
+    has its own memory, and the rank that a request gets is chosen without regard to it.
 
     Parameters
     ----------
@@ -91,11 +92,11 @@ class FreeMemory:
     def __init__(self, prefix: PrefixBlocks, fleet: Fleet) -> None:
         self._blocks = _Blocks(prefix)
         self._fleet = fleet
-        self._last: dict[int, dict[int, int]] = {}  # instance -> id -> segment that used it last
+        self._last: dict[tuple[int, int], dict[int, int]] = {}  # instance, rank -> id -> segment that used it last
 
     def found(self, instance: int, request: int) -> int:
         """See ``PrefixMemory``."""
-        last = self._last.get(instance)
+        last = self._last.get((instance, self._fleet.next_rank(instance)))
         if not last:
             return 0
         tokens, there = 0, {-1: 0}  # segment -> tokens of its start that are there
@@ -110,7 +111,7 @@ class FreeMemory:
 
     def keep(self, instance: int, request: int, segment: int) -> None:
         """See ``PrefixMemory``."""
-        last = self._last.setdefault(instance, {})
+        last = self._last.setdefault((instance, self._fleet.rank_of(segment)), {})
         for block in self._blocks.of(request):
             last[block] = segment
 

@@ -27,6 +27,7 @@ SEEN = {
     "coming_tokens": "coming_tokens",
     "free_blocks": "free_blocks",
     "total_blocks": "total_blocks",
+    "rank_blocks": "rank_blocks",
     "decode_steps": "decode_steps",
     "decode_time": "decode_s",
     "busy_time": "busy_s",

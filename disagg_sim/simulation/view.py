@@ -42,8 +42,9 @@ class ClusterView:
 
     Columns over instances (arrays; index them with ``prefill`` or ``decode``): ``queued_requests``,
     ``queued_prompt_tokens``, ``queued_context_tokens`` (caches that wait for memory), ``running_requests``,
-    ``running_tokens``, ``coming_tokens``, ``free_blocks``, ``total_blocks``, ``decode_steps``, ``decode_time``,
-    ``busy_time``, ``prefill_tokens``, ``decode_tokens``. They are those at each instance's last event;
+    ``running_tokens``, ``coming_tokens``, ``free_blocks``, ``total_blocks``, ``rank_blocks`` (what one attention rank,
+    and so one request, may hold), ``decode_steps``, ``decode_time``, ``busy_time``, ``prefill_tokens``,
+    ``decode_tokens``. They are those at each instance's last event;
     ``refresh`` brings them to the present, which ticks do by themselves. ``prefill_rate`` [request/s] and ``seats`` [1]
     say what each instance serves of the expected traffic, see ``service``. ``inst`` has the records themselves, for
     compiled choices.
@@ -69,6 +70,7 @@ class ClusterView:
     coming_tokens: Ints
     free_blocks: Ints
     total_blocks: Ints
+    rank_blocks: Ints
     decode_steps: Ints
     decode_time: Floats
     busy_time: Floats

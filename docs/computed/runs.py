@@ -6,7 +6,13 @@ import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 import disagg_sim as ds
+from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Admission
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.study.beyond_the_buzz.claims import evaluate
 from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
 from disagg_sim.study.claims import holding as counted
@@ -55,6 +61,57 @@ def unequal_instances() -> str:
         shares = [f"{100 * run.summary().slo_attainment:.0f}" for run in runs]
         rows.append((title or f"`{name}`", *shares))
     return table(("requests/s", *(f"{rate:g}" for rate in UNEQUAL_RATES)), rows)
+
+
+@slow
+def uneven_ranks() -> str:
+    """Decode on attention ranks of their own, and on even ones with one memory: TPOT [ms], throughput [token/s]."""
+    at, mapping = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.Mapping(dp_attn=8, ep=8)
+    most = 4096
+    ranks = StepTable.build(at, mapping, max_sequences=most)
+    head = ranks.head.copy()
+    head["ranks"] = 1  # the rows of the table are those of even ranks
+    rules = {"admission": Admission.PROMPT_FITS, "watermark": 0.0, "keeps_preempted": True}
+    blocks = kv_blocks(at, mapping, max_sequences=most, max_tokens=most)
+    rows = []
+    for clients in (512, 1024, 1536, 2048):
+        runs = []
+        for steps in (StepTable(head, ranks.values, ranks.work), ranks):
+            spec = InstanceSpec(table=steps, blocks=blocks, max_sequences=most, token_budget=8 * 8192, **rules)
+            runs.append(_decode_loop(Fleet([spec]), clients))
+        pairs = zip(*runs, FORMS, strict=True)
+        rows.append((f"{clients:,}", *(f"{even:{form}} → {own:{form}}" for even, own, form in pairs)))
+    columns = ("TPOT, median [ms]", "TPOT, p99 [ms]", "throughput [token/s]", "preemptions")
+    return table(("sequences, even → own ranks", *columns), rows)
+
+
+#: Digits of a row of ``uneven_ranks``.
+FORMS = (".1f", ".1f", ",.0f", ",")
+
+
+def _decode_loop(fleet: Fleet, clients: int) -> tuple[float, float, float, int]:
+    """TPOT, median and p99 [ms], throughput [token/s] while all clients are busy, preemptions; ten requests each."""
+    count, rng = 10 * clients, np.random.default_rng(1)
+    context, output = (
+        np.maximum(rng.lognormal(np.log(mean) - 0.5 * np.log(2.0), np.log(2.0) ** 0.5, count), 2.0).astype(int)
+        for mean in (4096, 1024)
+    )
+    now, sent = 0.0, 0
+    while sent < count:
+        if sent >= clients:
+            _, now = fleet.run_until(np.inf)
+        lengths = (int(context[sent]), 0, int(output[sent]))
+        fleet.submit(0, sent, lengths, now, flags=NOTIFY | CLOSES, last_token_s=now)
+        sent += 1
+    while fleet.next_time() < np.inf:
+        fleet.run_until(np.inf)
+    done = fleet.segments
+    busy = (done.submit_s > 0.0) & (done.finish_s < done.submit_s[-1])
+    tpot = 1e3 * ((done.finish_s - done.submit_s) / output)[busy]
+    since, until = done.submit_s[clients + 1], done.submit_s[-1]
+    ended = (done.finish_s > since) & (done.finish_s <= until)
+    p50, p99 = np.percentile(tpot, [50, 99])
+    return float(p50), float(p99), float(output[ended].sum() / (until - since)), int(done.preemptions.sum())
 
 
 @slow

@@ -167,7 +167,7 @@ class Reference:
     def arrive(self, request: int) -> None:
         """A request that some instance could hold begins its route."""
         _, prompt, output = self.requests[request]
-        if prompt + output > max(each.spec.blocks for each in self.instances) * BLOCK:
+        if prompt + output > max(each.ranks[0].blocks for each in self.instances) * BLOCK:
             self.rejected.append(request)
         else:
             self.submit(request, self.routes[request].pop(0), 0)
@@ -182,9 +182,16 @@ class Reference:
             context, new, generate = have, min(until, prompt) - have, max(0, until - prompt)
         else:  # the last token is not in the cache yet
             context, new, generate = have - 1, 0, until - have
-        if context + new + generate > self.instances[leg.instance].spec.blocks * BLOCK:
+        if context + new + generate > self.instances[leg.instance].ranks[0].blocks * BLOCK:
             return None
         return Turn(len(self.turns), request, leg.instance, context, new, generate, until, leg.then, goes_on)
+
+    def give(self, turn: Turn) -> Rank:
+        """A rank of its instance takes a turn."""
+        self.turns.append(turn)
+        turn.rank = self.instances[turn.instance].choose()
+        self.rank_of(turn).given.append(turn)
+        return self.rank_of(turn)
 
     def submit(self, request: int, leg: Leg, have: int) -> None:
         """An instance gets a turn, whose context is there."""
@@ -192,8 +199,7 @@ class Reference:
         if turn is None:
             self.rejected.append(request)
             return
-        self.turns.append(turn)
-        rank = self.rank_of(turn)
+        rank = self.give(turn)
         first = not (rank.prompts() if turn.left > 0 else rank.coming)
         (rank.waiting if turn.left > 0 else rank.coming).append(turn)
         if first:  # behind others it changes nothing
@@ -225,8 +231,7 @@ class Reference:
         if turn is None:
             return None
         turn.context_elsewhere = turn.sender_at_work = True
-        self.turns.append(turn)
-        coming = self.rank_of(turn).coming
+        coming = self.give(turn).coming
         coming.append(turn)
         if len(coming) == 1:
             self.wake(leg.instance)
@@ -253,6 +258,12 @@ class Reference:
         rank.give_back(turn)
         self.wake(transfer.receiver)
         return turn
+
+    def give_up(self, transfer: Transfer) -> None:
+        """A reservation that comes to nothing."""
+        turn = self.withdraw(transfer)
+        turn.withdrawn = True
+        self.rank_of(turn).given.remove(turn)
 
     # --- what instances tell ----------------------------------------------------------------------------------
 
@@ -356,7 +367,7 @@ class Reference:
         held = [each for each in self.pending if each.origin == number and each.sender is not None]
         if not held:
             promised = [each for each in self.pending if each.receiver == number and each.reserved_s <= self.now]
-            self.withdraw(max(promised, key=lambda each: each.turn.number)).withdrawn = True
+            self.give_up(max(promised, key=lambda each: each.turn.number))
             return
         youngest = max(held, key=lambda each: each.sender.number)
         self.free(youngest.sender)

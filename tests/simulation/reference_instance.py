@@ -19,6 +19,7 @@ from reference_rank import MIXED, Rank, Turn, mean_context
 from disagg_sim.simulation.kernel import times
 from disagg_sim.simulation.kernel.compiled import entry
 from disagg_sim.simulation.kernel.fleet import InstanceSpec
+from disagg_sim.simulation.kernel.layout import Mode, RankChoice
 from disagg_sim.simulation.kernel.step_table import StepTable
 
 
@@ -26,7 +27,8 @@ class Instance:
     """One serving instance: its ranks and their steps."""
 
     def __init__(self, spec: InstanceSpec) -> None:
-        self.spec, self.ranks = spec, [Rank(spec)]
+        self.spec, self.turn, self.begins = spec, 0, 0  # whose turn it is to take a request, and prompts first
+        self.ranks = [Rank(spec, number) for number in range(spec.table.ranks)]
         self.leaving: list[tuple[float, Turn]] = []  # in the later stages of a pipeline, and when they leave it
         self.decodes = False  # whether the step in progress decodes
         self.step_start, self.step_end = 0.0, math.inf
@@ -57,12 +59,17 @@ class Instance:
         self.decodes, self.step_start, self.step_end = False, now, math.inf
         for rank in self.ranks:
             rank.make_room(now, news)
-        for rank in self.ranks:
-            rank.take_pieces(now)
+        limit = self.within_limit() if self.spec.mode == Mode.SLO_AWARE else None
+        left, count = self.spec.max_prompts, len(self.ranks)
+        for rank in self.ranks[self.begins :] + self.ranks[: self.begins]:
+            rank.max_prompts = min(math.ceil(self.spec.max_prompts / count), left)
+            rank.take_pieces(now, limit)
+            left -= len(rank.pieces)
         pieces = [turn for rank in self.ranks for turn in rank.pieces]
+        self.begins = (self.begins + bool(pieces)) % count
         decoding = [turn for rank in self.ranks for turn in rank.decoding]
         if pieces and self.spec.mode not in MIXED:
-            latency, busy = pass_times(self.spec.table, pieces)
+            latency, busy = pass_times(self.spec.table, [rank.pieces for rank in self.ranks])
             if decoding or any(turn.generate - turn.emitted > 1 for turn in pieces):
                 busy = latency  # decodes come after it: they wait for its last stage
             self.step_end, self.emits_at = now + busy, now + latency
@@ -70,9 +77,52 @@ class Instance:
             self.decodes = bool(decoding)
             for rank in self.ranks:
                 rank.grow()
-            self.step_end = self.emits_at = now + step_time(self.spec.table, decoding, pieces)
+            self.step_end = self.emits_at = now + step_time(
+                self.spec.table, [(rank.decoding, rank.pieces) for rank in self.ranks]
+            )
         else:
             self.stalled = any(rank.prompts() or rank.coming for rank in self.ranks)
+
+    def choose(self) -> int:
+        """The rank that takes a request: vLLM's, SGLang's or TensorRT-LLM's choice, of those that may run one."""
+        open_ranks = [k for k, rank in enumerate(self.ranks) if rank.max_sequences > 0]
+        count = len(self.ranks)
+
+        def key(k: int) -> float:
+            rank = self.ranks[k]
+            if self.spec.rank_choice == RankChoice.IN_TURN:
+                return (k - self.turn) % count
+            if self.spec.rank_choice == RankChoice.FEWEST_TOKENS:
+                requests = [len(each.given) for each in self.ranks]
+                share = max(math.ceil((sum(requests) + 1) / count), *requests)
+                return sum(turn.context + turn.prompt for turn in rank.given) if requests[k] < share else math.inf
+            running = len(rank.decoding) + len(rank.prefilling)
+            return 4 * (len(rank.given) - running) + running
+
+        chosen = min(open_ranks, key=key)
+        self.turn = (chosen + 1) % count
+        return chosen
+
+    def within_limit(self) -> int:
+        """Tokens of prefill for each rank that keep a step within its limit, were all as full as the fullest.
+
+        At least ``least_prefill`` over all ranks after a past so long that it exceeds the limit by itself.
+        """
+        spec, count = self.spec, len(self.ranks)
+        waiting = [rank for rank in self.ranks if rank.prompts()]
+        most = max((rank.token_budget - len(rank.decoding) for rank in waiting), default=0)
+        if most <= 0:
+            return 0
+        past = max(rank.prompts()[0].cached for rank in waiting)
+        loads = [(len(rank.decoding) * count, mean_context(rank.decoding)) for rank in self.ranks if rank.decoding]
+        context = max(loads, key=lambda load: spec.table.step_time(*load))[1] if loads else 0.0
+        decodes = max((load[0] for load in loads), default=0)
+        found = spec.table.largest_prefill(decodes, context, past, spec.step_limit_s, most * count)
+        least = min(spec.least_prefill, most * count)
+        each = math.ceil(least / count)
+        if found < least and spec.table.step_time(0, 0.0, each * count, past, count) > spec.step_limit_s:
+            return each
+        return found // count
 
     def happen(self, now: float, news: list[Turn]) -> None:
         """What is due: prompts leave the pipeline, or the step ends and the next one is formed."""
@@ -130,6 +180,7 @@ class Instance:
     def finish(self, turn: Turn, now: float, news: list[Turn]) -> None:
         """The turn is over; one that goes on elsewhere keeps its blocks until its cache has moved."""
         turn.finish_s = now
+        self.ranks[turn.rank].given.remove(turn)
         if not turn.goes_on:
             self.ranks[turn.rank].give_back(turn)
         news.append(turn)
@@ -144,8 +195,20 @@ def _piece_time(table, values, micro, alike, length, past):
 
 
 @entry
-def _mixed_time(table, values, decodes, context, prefill, fullest, attention):
-    return times.mixed_time(table[0], values, decodes, context, prefill, fullest, attention)
+def _linear_time(table, values, sheet, decodes, tokens):
+    return times.linear_time(table[0], values, sheet, decodes, tokens)
+
+
+@entry
+def _expert_time(table, values, sheet, tokens):
+    return times.expert_time(table[0], values, sheet, tokens)
+
+
+@entry
+def _scores_time(table, values, decodes, context):
+    head = table[0]
+    left, value, slope = times.decode_line(head, values, head.scores_at, decodes, times.knot_of(head, values, context))
+    return value + (context - left) * slope
 
 
 @entry
@@ -153,42 +216,58 @@ def _pass_part(table, values, prompts, length, past):
     return times.pass_part(table[0], values, prompts, length, past)
 
 
-def step_time(table: StepTable, decoding: list[Turn], pieces: list[Turn]) -> float:
-    """A step of decodes and pieces of prompts: a piece takes its share of a batch of its kind with all their pairs."""
-    count, context = len(decoding), mean_context(decoding)
+def attention_time(table: StepTable, decoding: list[Turn], pieces: list[Turn], micro: int) -> float:
+    """Scores and values on one rank: a piece takes its share of a batch of its kind with all their pairs."""
+    tables, pairs = (table.head, table.values), [turn.piece * (turn.cached + 0.5 * turn.piece) for turn in pieces]
+    decodes = _scores_time(*tables, len(decoding) * table.ranks, mean_context(decoding)) if decoding else 0.0
     if not pieces:
-        return table.step_time(count, context)
-    tokens = sum(turn.piece for turn in pieces)
-    fullest = max(*(turn.piece for turn in pieces), math.ceil(tokens / table.ranks))  # tokens of the fullest DP rank
-    share = fullest / tokens
-    micro = min(int(table.head["pipeline"][0]), max(count, 1))
-    pairs = [turn.piece * (turn.cached + 0.5 * turn.piece) for turn in pieces]
+        return decodes
 
     def alone(turn: Turn, alike: float) -> float:
-        return _piece_time(table.head, table.values, micro, alike, float(turn.piece), float(turn.cached))
+        return _piece_time(*tables, micro, alike, float(turn.piece), float(turn.cached))
 
-    attention = 0.0
-    for turn, own in zip(pieces, pairs, strict=True):
-        attention += share * alone(turn, max(share * sum(pairs) / own, 1.0))
+    prefill = sum(alone(turn, max(sum(pairs) / own, 1.0)) for turn, own in zip(pieces, pairs, strict=True))
     if len(pieces) > 1:  # one launch computes all: not before the piece with the most pairs is done
-        attention = max(attention, alone(pieces[pairs.index(max(pairs))], 1.0))
-    return _mixed_time(table.head, table.values, count, context, tokens, fullest, attention)
+        prefill = max(prefill, alone(pieces[pairs.index(max(pairs))], 1.0))
+    return decodes + prefill
 
 
-def pass_times(table: StepTable, pieces: list[Turn]) -> tuple[float, float]:
+def step_time(table: StepTable, ranks: list[tuple[list[Turn], list[Turn]]]) -> float:
+    """A step of the decodes and the pieces of prompts of every rank: the slowest counts, and the experts of all."""
+    tables, count = (table.head, table.values), table.ranks
+    full = max(len(decoding) for decoding, _ in ranks) * count  # decodes if all ranks had as many as the fullest
+    decodes, prefill = sum(len(decoding) for decoding, _ in ranks), sum(turn.piece for _, own in ranks for turn in own)
+    micro = min(int(table.head["pipeline"][0]), max(full, 1))
+    attention = max(attention_time(table, *own, micro) for own in ranks)
+    if prefill == 0:
+        one = 1.0  # at any context: what is not scores and values does not depend on it
+        linear = table.step_time(full, one) - _scores_time(*tables, full, one)
+        return linear + attention - _expert_time(*tables, 1, full) + _expert_time(*tables, 1, decodes)
+
+    def tokens(decoding: list[Turn], pieces: list[Turn]) -> int:
+        return math.ceil(len(decoding) * count / micro) * micro + sum(turn.piece for turn in pieces) * count
+
+    fullest, sheet = max(tokens(*own) for own in ranks), 0 if prefill > decodes else 1
+    linear = _linear_time(*tables, sheet, full, fullest)
+    linear += _expert_time(*tables, sheet, decodes + prefill) - _expert_time(*tables, sheet, fullest)
+    return max(linear + attention, float(table.values[table.head["floor_at"][0] + full]))
+
+
+def pass_times(table: StepTable, ranks: list[list[Turn]]) -> tuple[float, float]:
     """When the tokens of a pass of whole prompts come, and when the next pass may begin."""
-    stages, ranks = int(table.head["pipeline"][0]), table.ranks
+    stages, most = int(table.head["pipeline"][0]), max(len(pieces) for pieces in ranks)
     if stages == 1:
-        return (step_time(table, [], pieces),) * 2
-    own = math.ceil(len(pieces) / ranks)
-    together = math.ceil(own / min(stages, own)) * ranks  # prompts of a micro-batch
-    if table.head["chunk"][0] > 0:
-        together = len(pieces)
+        return (step_time(table, [([], pieces) for pieces in ranks]),) * 2
+    together = most if table.head["chunk"][0] > 0 else math.ceil(most / min(stages, most))  # of a micro-batch
     busy, last = float(table.values[table.head["host_at"][0]]), 0.0
-    for first in range(0, len(pieces), together):
-        group = pieces[first : first + together]
-        length = math.ceil(sum(turn.piece for turn in group) / len(group))
-        past = sum(turn.cached for turn in group) // len(group)
-        slowest, others = _pass_part(table.head, table.values, max(len(group) / ranks, 1.0), length, past)
-        busy, last = busy + slowest, max(last, others)
+    for first in range(0, most, together):
+        parts = []
+        for pieces in ranks:
+            group = pieces[first : first + together]
+            if group:
+                length = math.ceil(sum(turn.piece for turn in group) / len(group))
+                past = sum(turn.cached for turn in group) // len(group)
+                parts.append(_pass_part(table.head, table.values, float(len(group)), length, past))
+        busy += max(slowest for slowest, _ in parts)
+        last = max(last, *(others for _, others in parts))
     return busy + last, busy

@@ -71,8 +71,16 @@ def mean_context(decoding: list[Turn]) -> float:
 class Rank:
     """One attention rank of an instance: its queues, its memory, and what it brings to a step."""
 
-    def __init__(self, spec: InstanceSpec) -> None:
-        self.spec, self.blocks = spec, spec.blocks
+    def __init__(self, spec: InstanceSpec, number: int) -> None:
+        ranks = spec.table.ranks
+
+        def share(total: int) -> int:
+            return total // ranks + (number < total % ranks)
+
+        self.spec, self.blocks = spec, spec.blocks // ranks
+        self.token_budget, self.max_sequences = share(spec.token_budget), share(spec.max_sequences)
+        self.max_prompts = spec.max_prompts  # of the step that is formed
+        self.given: list[Turn] = []  # turns that have not ended
         self.free = list(range(self.blocks))  # blocks in the order in which they became free
         self.holds: dict[int, Turn] = {}  # block -> the turn whose tokens are in it, maybe freed since
         self.holding: list[Turn] = []  # turns with blocks, in whatever state
@@ -134,7 +142,7 @@ class Rank:
             asked += self.growth()
             if decodes_only and not turn.context_elsewhere and tokens % BLOCK == 0:
                 asked += 1
-        spare = 0 if not self.holding else int(self.spec.watermark * self.spec.blocks)
+        spare = 0 if not self.holding else int(self.spec.watermark * self.blocks)
         if asked > len(self.free) - spare:
             return False
         for block in found:
@@ -175,7 +183,7 @@ class Rank:
 
     def full(self) -> bool:
         """Whether all sequences are taken."""
-        return len(self.decoding) + len(self.prefilling) >= self.spec.max_sequences
+        return len(self.decoding) + len(self.prefilling) >= self.max_sequences
 
     def decode(self, turn: Turn) -> None:
         """Its cache is complete: it decodes from the next step on."""
@@ -189,9 +197,9 @@ class Rank:
             self.preempt_newest()
         self.join(now, news)
 
-    def take_pieces(self, now: float) -> None:
-        """Prompts, or pieces of them, for the step that is formed."""
-        self.pieces = self.chunks(now) if self.spec.mode in MIXED else self.whole_prompts(now)
+    def take_pieces(self, now: float, limit: int | None) -> None:
+        """Prompts, or pieces of them, for the step that is formed: up to ``limit`` tokens, where there is one."""
+        self.pieces = self.chunks(now, limit) if self.spec.mode in MIXED else self.whole_prompts(now)
 
     def grow(self) -> None:
         """Every decode takes the block that its next token needs."""
@@ -236,43 +244,29 @@ class Rank:
         """All prompts in order, those with blocks first."""
         return self.prefilling + self.waiting
 
-    def chunks(self, now: float) -> list[Turn]:
+    def chunks(self, now: float, limit: int | None) -> list[Turn]:
         """Pieces of prompts beside the decodes, up to the token budget, or to the step limit."""
-        spec, pieces = self.spec, []
-        budget = spec.token_budget - len(self.decoding)
-        if budget <= 0 or not self.prompts():
-            return []
-        if spec.mode == Mode.SLO_AWARE:
-            budget = self.within_limit(self.prompts()[0].cached, budget)
-        most = max(budget // spec.table.ranks, 1)  # a prompt lives on one DP rank
+        pieces: list[Turn] = []
+        budget = self.token_budget - len(self.decoding)
+        budget = budget if limit is None else min(budget, limit)
         for turn in self.prompts():
-            if budget <= 0 or len(pieces) == spec.max_prompts:
+            if budget <= 0 or len(pieces) == self.max_prompts:
                 break
-            piece = min(turn.left, budget, most)
             if turn not in self.prefilling:
-                if not self.may_begin(turn, min(budget, most), now):
+                if not self.may_begin(turn, budget, now):
                     break
-            elif not self.extend(turn, piece):
+            elif not self.extend(turn, min(turn.left, budget)):
                 break
-            turn.piece = min(turn.left, budget, most)  # less is left where blocks were still cached
+            turn.piece = min(turn.left, budget)  # less is left where blocks were still cached
             budget -= turn.piece
             pieces.append(turn)
         return pieces
 
-    def within_limit(self, past: int, most: int) -> int:
-        """Tokens of one piece that keep a step within its limit; at least ``least_prefill`` after a long past."""
-        spec, count = self.spec, len(self.decoding)
-        found = spec.table.largest_prefill(count, mean_context(self.decoding), past, spec.step_limit_s, most)
-        least = min(spec.least_prefill, most)
-        if found < least and spec.table.step_time(0, 0.0, least, past) > spec.step_limit_s:
-            return least
-        return found
-
     def whole_prompts(self, now: float) -> list[Turn]:
         """Whole prompts of one pass, while decodes wait."""
-        spec, pieces, budget = self.spec, [], self.spec.token_budget
+        spec, pieces, budget = self.spec, [], self.token_budget
         for turn in self.prompts():
-            if len(pieces) == (1 if spec.mode == Mode.ONE_PROMPT else spec.max_prompts):
+            if len(pieces) == (1 if spec.mode == Mode.ONE_PROMPT else self.max_prompts):
                 break
             if spec.mode == Mode.PREFILL_FIRST and pieces and turn.left > budget:
                 break

@@ -37,6 +37,8 @@ DEPLOYMENTS = {
     "gpt_oss_ep4": ("gpt_oss_120b", "h100_sxm", "bf16", {"tp_attn": 4, "ep": 4}, 1536, 385, 48),
     "deepseek_tep8": ("deepseek_r1", "h200_sxm", "fp8", {"tp_attn": 8, "ep": 8}, 2048, 513, 32),
     "llama_pp2": ("llama_3_1_70b", "h100_sxm", "fp8", {"tp_attn": 2, "tp_ffn": 2, "pp": 2}, 1024, 257, 32),
+    "mixtral_dep4": ("mixtral_8x7b", "h100_sxm", "bf16", {"dp_attn": 4, "ep": 4}, 1024, 257, 32),
+    "deepseek_dep8": ("deepseek_r1", "h200_sxm", "fp8", {"dp_attn": 8, "ep": 8}, 2048, 513, 64),
 }
 
 
@@ -196,19 +198,23 @@ def chunks_beside_decode(deployment, chunk, slots):
 
 
 def test_piggyback_with_a_chunk_in_every_step(deployment):
-    """The balance ISL*B/(OSL-1) is a whole number that divides ISL; one prompt is in prefill beside B decodes."""
+    """The balance ISL*B/(OSL-1) is a whole number that divides ISL; a prompt a rank is in prefill beside B decodes."""
     _, mapping, isl, osl, batch, at, *_ = deployment
     exact = piggyback(
         at, mapping, lengths(isl, osl), ftl_limit=math.inf, options=Colocation(batch=(batch,), every_step_mixed=True)
     ).iloc[0]
-    per_token, latency, throughput = chunks_beside_decode(deployment, isl * batch // (osl - 1), batch + 1)
+    ranks = mapping.dp_attn
+    per_token, latency, throughput = chunks_beside_decode(deployment, isl * batch // (osl - 1), batch + ranks)
     assert per_token == pytest.approx(exact.ttl_mean_s, rel=BOUND)
     assert latency == pytest.approx(exact.ftl_s, rel=BOUND)
     assert throughput / mapping.gpus == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
 
 
+@pytest.mark.parametrize("deployment", [name for name in DEPLOYMENTS if "_dep" not in name], indirect=True)
 def test_piggyback_with_a_chunk_in_every_fourth_step(deployment):
-    """TTL = T_mix/4 + 3*T_d/4 and FTL = ISL/c * T_mix (physics page, section 8); B slots for decode and prefill."""
+    """Not of several attention ranks, which prefill in different steps: more than every fourth is mixed.
+
+    TTL = T_mix/4 + 3*T_d/4 and FTL = ISL/c * T_mix (physics page, section 8); B slots for decode and prefill."""
     _, _, isl, osl, batch, at, cut, _ = deployment
     chunk = 4 * isl * batch // (osl - 1)
     resident = batch - 0.25

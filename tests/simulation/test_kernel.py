@@ -17,7 +17,16 @@ from disagg_sim.errors import InputError
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel import compiled
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Admission, Mode, SegmentStatus
+from disagg_sim.simulation.kernel.layout import (
+    BLOCK_TOKENS,
+    CLOSES,
+    HOLD,
+    NOTIFY,
+    Admission,
+    Mode,
+    RankChoice,
+    SegmentStatus,
+)
 from disagg_sim.simulation.kernel.step_table import StepTable
 
 #: Columns of instances that count something.
@@ -30,15 +39,20 @@ COUNTED = (
 PIPELINE = StepTable.build(
     setup("mixtral_8x7b", "h100_sxm", "bf16"), Mapping(dp_attn=2.0, ep=2.0, pp=2.0, chunk_tokens=64), max_sequences=16
 )
+#: Four attention ranks.
+RANKS = StepTable.build(
+    setup("mixtral_8x7b", "h100_sxm", "bf16"), Mapping(dp_attn=4.0, ep=4.0), max_sequences=16, max_tokens=1024
+)
 TABLE = StepTable.affine(step=1e-3, per_sequence=1e-5, per_context=1e-7, per_token=1e-6, max_sequences=16)
 LENGTH = st.one_of(st.integers(1, 40), st.integers(1, 400))
 
 
 @st.composite
 def instances(draw):
+    table = draw(st.sampled_from([TABLE, PIPELINE, RANKS]))
     return InstanceSpec(
-        table=draw(st.sampled_from([TABLE, PIPELINE])),
-        blocks=draw(st.integers(76, 120)),  # context, prompt and output of 400 each fit in 76 blocks of 16
+        table=table,
+        blocks=draw(st.integers(76, 120)) * table.ranks,  # context, prompt and output of 400 each fit in 76 blocks
         mode=draw(st.sampled_from(Mode)),
         token_budget=draw(st.sampled_from([8, 64, 512])),
         max_sequences=draw(st.sampled_from([1, 4, 16])),
@@ -47,6 +61,7 @@ def instances(draw):
         admission=draw(st.sampled_from(Admission)),
         watermark=draw(st.sampled_from([0.0, 0.01, 0.1])),
         keeps_preempted=draw(st.booleans()),
+        rank_choice=draw(st.sampled_from(RankChoice)),
     )
 
 

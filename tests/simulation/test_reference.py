@@ -18,7 +18,7 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.fleet import InstanceSpec
-from disagg_sim.simulation.kernel.layout import Admission, Mode
+from disagg_sim.simulation.kernel.layout import Admission, Mode, RankChoice
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import PUSHES, SHARING, LinkSpec
 from disagg_sim.simulation.policy import Parts
@@ -43,6 +43,7 @@ def table(number, kind):
         )
     mapping = {
         "ranks": Mapping(dp_attn=2, ep=2),
+        "four": Mapping(dp_attn=4, ep=4),
         "stages": Mapping(pp=2),
         "both": Mapping(dp_attn=2, ep=2, pp=2),
         "chunks": Mapping(dp_attn=2, ep=2, pp=2, chunk_tokens=64),
@@ -87,6 +88,7 @@ def by_kernel(requests, routes, specs, options):
         admission=specs[0].admission.name.lower(),
         watermark=specs[0].watermark,
         keeps_preempted=specs[0].keeps_preempted,
+        rank_choice=specs[0].rank_choice.name.lower(),
     )
     part = Replicas(mapping=mappings[0], instances=len(specs))
     site = Site(
@@ -142,14 +144,15 @@ def cases(draw, most=4):
         "admission": draw(st.sampled_from(Admission)),
         "watermark": draw(st.sampled_from([0.0, 0.01, 0.1])),
         "keeps_preempted": draw(st.booleans()),
+        "rank_choice": draw(st.sampled_from(RankChoice)),
     }
     least_blocks = draw(st.sampled_from([52, 30, 20]))  # with 52 any request fits
-    kinds = draw(st.permutations(["formula"] * 4 + ["ranks", "stages", "both", "chunks"]))
+    kinds = draw(st.permutations(["formula"] * 4 + ["ranks", "ranks", "four", "stages", "both", "chunks"]))
     modes = [mode for mode in Mode if mode != Mode.MANUAL]
     specs = [
         InstanceSpec(
             table=table(number, kinds[number]),
-            blocks=draw(st.integers(least_blocks, 60)),
+            blocks=draw(st.integers(least_blocks, 60)) * table(number, kinds[number]).ranks,
             mode=draw(st.sampled_from(modes)),
             token_budget=draw(st.sampled_from([8, 64, 512])),
             max_sequences=draw(st.sampled_from([SEQUENCES, 4, 1])),
@@ -231,7 +234,7 @@ def test_one_instance_does_what_the_reference_does():
 
 
 def test_instances_that_hand_over_do_what_the_reference_does():
-    seen = hold(60)
+    seen = hold(100)
     assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "rejected")) > 0
 
 

@@ -103,14 +103,16 @@ def test_passes_cut_into_chunks():
 
 
 def test_the_largest_prefill_keeps_the_limit_and_one_more_does_not(case):
+    """Of an equal piece on every rank."""
     *_, table, rng = case
+    ranks = table.ranks
     for _ in range(50):
         batch, context, past = int(rng.integers(0, 200)), geometric(rng, 16, 8192), geometric(rng, 16, 8192)
-        limit = table.step_time(batch, context, geometric(rng, 64, 8192), past) * 1.0001
+        limit = table.step_time(batch, context, geometric(rng, 64, 8192) // ranks * ranks, past, ranks) * 1.0001
         most = table.largest_prefill(batch, context, past, limit, most=32_768)
-        assert table.step_time(batch, context, most, past) <= limit
+        assert table.step_time(batch, context, most, past, ranks) <= limit
         if most < 32_768:
-            assert table.step_time(batch, context, most + 1, past) > limit * 0.999
+            assert table.step_time(batch, context, most + ranks, past, ranks) > limit * 0.999
 
 
 def test_a_table_is_built_in_a_fifth_of_a_second(case):

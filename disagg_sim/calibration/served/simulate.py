@@ -316,7 +316,8 @@ def _blocks(run: Served, row: ServingRow, mapping: Mapping, limits: Limits) -> i
     cached = row.isl + row.osl if run.engine.reserves_output else float(lengths.context[0])
     requests = fit if fit > 0 else row.concurrency
     whole = math.ceil((row.isl + row.osl) * (1 + row.spread)) + BLOCK_TOKENS
-    return max(math.ceil(requests * (cached / BLOCK_TOKENS + 1)), math.ceil(whole / BLOCK_TOKENS) + 1)
+    ranks = int(mapping.dp_attn)  # each holds its part of the requests, and any one of them
+    return ranks * max(math.ceil(requests / ranks * (cached / BLOCK_TOKENS + 1)), math.ceil(whole / BLOCK_TOKENS) + 1)
 
 
 def _seen(result: RunResult, *, disaggregated: bool) -> Seen:

@@ -44,7 +44,21 @@ _numba: Any = numba  # its stubs know neither the wrapper flags nor the director
 Function = TypeVar("Function", bound=Callable[..., object])
 
 #: Files whose code or constants end up in the machine code.
-SOURCES = ("compiled", "layout", "home", "least", "entry", "handover", "queue", "runs", "steps", "times", "ranking")
+SOURCES = (
+    "compiled",
+    "layout",
+    "home",
+    "least",
+    "entry",
+    "handover",
+    "lockstep",
+    "queue",
+    "ranks",
+    "runs",
+    "steps",
+    "times",
+    "ranking",
+)
 #: Files of policies whose functions are inlined into entry points of other files.
 OF_POLICIES = ("dynaserve/book", "dynaserve/plan")
 

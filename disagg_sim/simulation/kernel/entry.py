@@ -27,18 +27,23 @@ from disagg_sim.simulation.kernel.layout import (
     NOTIFY,
     PROMPTS,
     RESERVE,
+    Mode,
     Queues,
     SegmentStatus,
     State,
     Table,
 )
 from disagg_sim.simulation.kernel.least import first_up_to, least_of, set_key
-from disagg_sim.simulation.kernel.queue import append, check_drained, unlink
+from disagg_sim.simulation.kernel.lockstep import form_together, settle_together
+from disagg_sim.simulation.kernel.queue import append, check_drained, gone, unlink
+from disagg_sim.simulation.kernel.ranks import choose_rank, count_together, gather, run_time, run_within
 from disagg_sim.simulation.kernel.runs import count_run, steps_time, steps_within
 from disagg_sim.simulation.kernel.steps import form, settle
 from disagg_sim.simulation.kernel.times import decode_time, largest_prefill, pass_part, step_time
 
 QUEUED, DONE, WITHDRAWN = int(SegmentStatus.QUEUED), int(SegmentStatus.DONE), int(SegmentStatus.WITHDRAWN)
+
+MANUAL = int(Mode.MANUAL)
 
 #: Why ``submit`` refuses: lengths that the instance can never serve; events before the time of submission.
 IMPOSSIBLE, LATE = 1, 2
@@ -78,6 +83,8 @@ def _steps_to(st: State | Queues, i: int, now: float) -> int:
     most = inst.run_steps - 1
     if most <= 0 or elapsed <= 0.0:
         return 0
+    if inst.ranks > 1:
+        return run_within(st, i, elapsed, most)
     steps: int = steps_within(head, st.values, inst.running_requests, _context(st, i), elapsed, most)
     return steps
 
@@ -88,6 +95,8 @@ def _end_after(st: State | Queues, i: int, steps: int) -> float:
     inst = st.inst[i]
     end: float = inst.run_end_s
     if steps < inst.run_steps:
+        if inst.ranks > 1:
+            return inst.run_start_s + run_time(st, i, steps)
         head = inst.table
         end = inst.run_start_s + steps_time(head, st.values, inst.running_requests, _context(st, i), steps)
     return end
@@ -117,13 +126,18 @@ def _due(st: State | Queues, i: int) -> float:
     inst = st.inst[i]
     if inst.run_kind != DECODING or inst.run_steps <= 1:
         return math.inf
-    first = decode_time(inst.table, st.values, inst.running_requests, _context(st, i))
+    if inst.ranks > 1:
+        first = run_time(st, i, 1)
+    else:
+        first = decode_time(inst.table, st.values, inst.running_requests, _context(st, i))
     return (inst.run_start_s + first) * (1.0 - ROUNDING)
 
 
 @inner
 def _changed(st: State | Queues, i: int) -> None:
-    """Bring trees and log up to date with an instance that may have changed."""
+    """Bring trees, log and sums over ranks up to date with an instance that may have changed."""
+    if st.inst[i].ranks > 1:
+        gather(st, i)
     set_key(st.soon, i, st.inst[i].next_s)
     set_key(st.due, i, _due(st, i))
     st.log[st.world[0].changes % len(st.log)] = i
@@ -158,7 +172,10 @@ def run_until(home: Ints, limit: float) -> tuple[int, float]:
             return -1, limit
         first = least_of(st.soon)
         here.now_s = now
-        if settle(st, first, now):
+        if inst[first].ranks > 1:
+            if settle_together(st, first, now):
+                form_together(st, first, now)
+        elif settle(st, first, now):
             form(st, first, now)
         check_drained(st, first)
         _changed(st, first)
@@ -179,7 +196,7 @@ def submit(
         return LATE
     if context < 0 or generate < 0 or hit < 0 or prompt < 0 or prompt + generate < 1 or hit > max(prompt - 1, 0):
         return IMPOSSIBLE
-    rank = 0
+    rank = choose_rank(st, i) if inst[i].ranks > 1 else 0
     row = inst[i].rank_at + rank
     if context + prompt + max(generate - 1, 0) + (prompt == 0) > inst[row].total_blocks * BLOCK_TOKENS:
         return IMPOSSIBLE
@@ -194,12 +211,31 @@ def submit(
     one.emitted = one.joined = one.blocks = one.preemptions = one.piece = one.kept = 0
     one.submit_s, one.last_s = now, last_token_s
     one.start_s = one.first_token_s = one.finish_s = math.nan
+    inst[row].requests += 1
+    inst[row].request_tokens += context + prompt
+    inst[i].turn = (rank + 1) % inst[i].ranks
     if one.reserve < 2:
         count(st, row, s, 1)
-    if _enqueue(st, row, s):
+    alone = _enqueue(st, row, s)
+    if inst[i].ranks > 1 and one.closes == 1 and inst[i].mode == MANUAL:
+        alone = _close(st, i) or alone
+    if alone:
         _wake(st, i, now)
     _changed(st, i)
     return 0
+
+
+@inner
+def _close(st: Queues, i: int) -> bool:
+    """Close the batch of a policy on all ranks that have a part of it; whether any may begin now."""
+    inst, alone = st.inst[i], False
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        rank = st.inst[row]
+        if rank.first[PROMPTS] >= 0 and st.seg[rank.last[PROMPTS]].closes == 0:
+            st.seg[rank.last[PROMPTS]].closes = 1
+            alone = alone or rank.closed == 0
+            rank.closed += 1
+    return alone
 
 
 @inner
@@ -236,6 +272,7 @@ def _withdraw(st: Queues, s: int, row: int) -> bool:
     inst.queued_prompt_tokens -= one.left
     inst.queued_context_tokens -= one.context
     one.status = WITHDRAWN
+    gone(st, row, s)
     return True
 
 
@@ -248,7 +285,10 @@ def refresh(home: Ints, now: float) -> None:
     while i >= 0:
         steps = _steps_to(st, i, now) if st.inst[i].run_kind == DECODING else 0
         if steps > 0:
-            count_run(st, i, steps)
+            if st.inst[i].ranks > 1:
+                count_together(st, i, steps)
+            else:
+                count_run(st, i, steps)
             _changed(st, i)
         set_key(st.due, i, max(_due(st, i), later))
         i = first_up_to(st.due, now)
@@ -303,6 +343,12 @@ def coming(home: Ints, i: int, tokens: int) -> None:
     st = queues_at(home)
     st.inst[i].coming_tokens += tokens
     _changed(st, i)
+
+
+@entry
+def next_rank(home: Ints, i: int) -> int:
+    """The rank of an instance that would take a request now."""
+    return choose_rank(queues_at(home), i)
 
 
 @entry

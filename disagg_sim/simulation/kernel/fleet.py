@@ -28,6 +28,7 @@ from disagg_sim.simulation.kernel.layout import (
     ITL_PER_OCTAVE,
     Admission,
     Mode,
+    RankChoice,
     SegmentStatus,
     State,
 )
@@ -53,10 +54,10 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSpec:
-    """One instance of a fleet, as it starts."""
+    """One instance of a fleet, as it starts; its attention ranks share its blocks and limits evenly."""
 
     table: StepTable  # its step times; instances that share the object share the memory
-    blocks: int  # KV blocks over all DP ranks, see ``kv_blocks`` [block]
+    blocks: int  # KV blocks over all attention ranks, each of which has its part, see ``kv_blocks`` [block]
     mode: Mode = Mode.CHUNKED
     token_budget: int = 2048  # decodes and prefill of one step; prompts of one pass in PREFILL_FIRST [token]
     max_sequences: int = 256  # running and in prefill together [1]
@@ -66,6 +67,7 @@ class InstanceSpec:
     admission: Admission = Admission.PROMPT
     watermark: float = 0.01  # share of the blocks that an admission leaves free for the growth of what runs [1]
     keeps_preempted: bool = False  # blocks of a preempted segment stay cached until others take them
+    rank_choice: RankChoice = RankChoice.LEAST_WAITING  # which attention rank takes a request
     active: bool = True
 
     def __post_init__(self) -> None:
@@ -105,6 +107,7 @@ class Fleet:
     def __init__(self, instances: Sequence[InstanceSpec], *, step_by_step: bool = False, capacity: int = 4096) -> None:
         self._specs: list[InstanceSpec] = []
         self._count = 0
+        self._ranks: list[int] = []  # of each instance [1]
         self._inst: Columns = np.zeros(0, INSTANCE)
         self._seg: Columns = np.zeros(capacity, SEGMENT)
         self._sets: Ints = np.zeros((2, 0, 1), dtype=np.int64)
@@ -239,7 +242,7 @@ class Fleet:
         if error == kernel.LATE:
             raise InputError(f"submit at {now:g} s, but instance {instance} has events before; call run_until first")
         if error:
-            most = int(self._inst["total_blocks"][instance]) * BLOCK_TOKENS
+            most = int(self._inst["rank_blocks"][instance]) * BLOCK_TOKENS
             raise InputError(
                 f"request {request}: context {context}, prompt {prompt} ({cached} cached) and output {generate} tokens "
                 f"cannot be served by instance {instance}; allowed: something to do, at most {most} tokens in all"
@@ -307,7 +310,16 @@ class Fleet:
     def waiting(self, instance: int) -> Ints:
         """Segments of whole prompts that wait on an instance, the next first, nothing of them computed yet."""
         found = np.empty(int(self._inst["queued_requests"][instance]), np.int64)
-        return found[: kernel.waiting(self.home, instance, found)]
+        found = found[: kernel.waiting(self.home, instance, found)]
+        return np.sort(found) if self._ranks[instance] > 1 else found
+
+    def next_rank(self, instance: int) -> int:
+        """The attention rank of an instance that would take a request now, from 0 on."""
+        return kernel.next_rank(self.home, instance) if self._ranks[instance] > 1 else 0
+
+    def rank_of(self, segment: int) -> int:
+        """The attention rank of its instance that has a segment, from 0 on."""
+        return int(self._seg["rank"][segment])
 
     def set_limits(
         self,
@@ -336,10 +348,9 @@ class Fleet:
         limits: dict[str, float | None] = {
             name: value if value is None else whole_number(name, value) for name, value in counted.items()
         }
-        row = self._inst[instance]
         for name, value in {**limits, "mode": mode, "step_limit_s": step_limit_s}.items():
             if value is not None:
-                row[name] = value
+                self._limit(instance, name, value)
         self._control(kernel.WAKE, -1, instance, now)
 
     def start(self, instance: int, now: float) -> None:
@@ -366,10 +377,12 @@ class Fleet:
         status[lost] = SegmentStatus.LOST
         row = self._inst[instance]
         self._world["notices"] -= int(row["draining"] == 2) + int(row["stalled"])
-        for name in HELD_AT_WORK:
-            row[name] = 0
-        _let_idle(row)
-        row["free_blocks"] = row["total_blocks"]
+        for each in (instance, *self._rows_of(instance)):
+            row = self._inst[each]
+            for name in HELD_AT_WORK:
+                row[name] = 0
+            _let_idle(row)
+            row["free_blocks"] = row["total_blocks"]
         self._bind()
         return lost
 
@@ -388,7 +401,7 @@ class Fleet:
 
         Attention counts as if no layer had a sliding window.
         """
-        inst, works = self._inst, [spec.table.work for spec in self._specs]
+        inst, works = self._inst[: len(self._specs)], [spec.table.work for spec in self._specs]
         work = np.array([[each.per_token, each.per_pair, each.per_emitted] for each in works])
         emitted = inst["decode_tokens"] + inst["first_tokens"]
         tokens = inst["prefill_tokens"] + inst["decode_tokens"]
@@ -402,34 +415,56 @@ class Fleet:
 
     def _enlarge(self, specs: list[InstanceSpec], now: float) -> None:
         """Make room for more instances, and start them."""
+        there, have = len(self._specs), len(self._inst)
         self._specs.extend(specs)
+        self._ranks = [spec.table.ranks for spec in self._specs]
         heads, self._values = pack_tables([spec.table for spec in self._specs])
-        old, width = self._sets, max(spec.max_sequences for spec in self._specs)
-        self._sets = np.zeros((2, len(self._specs), width), dtype=np.int64)
-        self._sets[:, : old.shape[1], : old.shape[2]] = old
-        rows = np.zeros(len(specs), INSTANCE)
-        for row, spec in zip(rows, specs, strict=True):
-            for name in (
-                "active",
-                "mode",
-                "token_budget",
-                "max_sequences",
-                "max_prompts",
-                "step_limit_s",
-                "least_prefill",
-            ):
-                row[name] = getattr(spec, name)
-            row["total_blocks"] = row["free_blocks"] = spec.blocks
-            row["watermark"] = int(spec.watermark * spec.blocks)
-            row["admission"], row["keeps"] = spec.admission, spec.keeps_preempted
-            row["run_start_s"] = now
-            row["ranks"] = 1
-            _let_idle(row)
-        self._inst = np.concatenate([self._inst, rows])
-        self._inst["table"] = heads
-        self._inst["rank_at"] = np.arange(len(self._inst))
+        own = np.arange(len(self._specs))
+        several = np.concatenate([own[:0], *([i] * ranks for i, ranks in enumerate(self._ranks) if ranks > 1)])
+        of = np.concatenate([own, several]).astype(np.intp)  # the instance of each row: all instances, then their ranks
+        moved = np.concatenate([own[:there], len(specs) + np.arange(there, have)])  # where the old rows are now
+        inst, sets = self._inst, self._sets
+        width = max(-(-spec.max_sequences // ranks) for spec, ranks in zip(self._specs, self._ranks, strict=True))
+        self._inst = np.zeros(of.size, INSTANCE)
+        self._sets = np.zeros((2, of.size, width), dtype=np.int64)
+        self._inst[moved] = inst
+        self._sets[:, moved, : sets.shape[2]] = sets
+        self._inst["table"] = heads[of]
+        self._inst["rank_at"] = [len(own) + np.searchsorted(several, i) if self._ranks[i] > 1 else i for i in of]
+        for instance in range(there, len(self._specs)):
+            self._fill(instance, now)
         self._world["instances"] = len(self._specs)
         self._bind()
+
+    def _rows_of(self, instance: int) -> range:
+        """Rows of the attention ranks of an instance: its own if it has one."""
+        first = int(self._inst["rank_at"][instance])
+        return range(first, first + self._ranks[instance])
+
+    def _fill(self, instance: int, now: float) -> None:
+        """Write the rows of a new instance and of its ranks."""
+        spec, ranks = self._specs[instance], self._ranks[instance]
+        for each in {instance, *self._rows_of(instance)}:
+            row = self._inst[each]
+            row["ranks"] = ranks if each == instance else 1
+            row["rank_blocks"] = spec.blocks // ranks
+            row["total_blocks"] = row["free_blocks"] = row["rank_blocks"] * row["ranks"]
+            row["watermark"] = int(spec.watermark * row["rank_blocks"])
+            row["admission"], row["keeps"] = spec.admission, spec.keeps_preempted
+            row["rank_choice"], row["active"] = spec.rank_choice, spec.active
+            row["run_start_s"] = now
+            _let_idle(row)
+        for name in ("mode", "step_limit_s", "max_prompts", "least_prefill", *SHARED_LIMITS):
+            self._limit(instance, name, getattr(spec, name))
+
+    def _limit(self, instance: int, name: str, value: float) -> None:
+        """Write a limit of an instance; its ranks share it, the first of them a rest."""
+        self._inst[name][instance] = value
+        ranks = self._ranks[instance]
+        if ranks > 1:
+            for k, row in enumerate(self._rows_of(instance)):
+                shared = name in SHARED_LIMITS
+                self._inst[name][row] = value // ranks + (k < value % ranks) if shared else value
 
     def _bind(self) -> None:
         """Hand the arrays, which may be new ones, to the kernel and to the views."""
@@ -439,7 +474,7 @@ class Fleet:
         self._world["changes"] += self._log.size + 1  # all may have
         arrays = (self._inst, self._seg, self._sets, self._values, self._itl, self._world)
         home_of((*arrays, self._soon, self._due, self._log), self.home)
-        self.views: Columns = self._inst.view(np.recarray)
+        self.views: Columns = self._inst[:count].view(np.recarray)
         self._seen: Any = tuple(array.view() for array in (self._inst, self._seg, self._sets, self._values))
         for array in self._seen:
             array.flags.writeable = False
@@ -455,6 +490,8 @@ def _let_idle(row: np.void) -> None:
     row["run_kind"] = IDLE
 
 
+#: Limits that hold over all attention ranks of an instance, each of which has its share.
+SHARED_LIMITS = ("token_budget", "max_sequences")
 #: What an instance has and does: nothing of it is left when it dies.
 HELD_AT_WORK = (
     "active",
@@ -472,4 +509,6 @@ HELD_AT_WORK = (
     "closed",
     "residue",
     "promised",
+    "requests",
+    "request_tokens",
 )

@@ -10,7 +10,7 @@ import math
 
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import COMING, LANDED, PROMPTS, Admission, Queues, SegmentStatus, State
-from disagg_sim.simulation.kernel.queue import append, at_most, blocks_of, insert, join, report, unlink
+from disagg_sim.simulation.kernel.queue import append, at_most, blocks_of, gone, insert, join, report, unlink
 
 QUEUED, WITHDRAWN, RESERVED = (
     int(status) for status in (SegmentStatus.QUEUED, SegmentStatus.WITHDRAWN, SegmentStatus.RESERVED)
@@ -109,6 +109,7 @@ def cancel(st: Queues, i: int, s: int) -> None:
         release(st, i, s)
     else:
         _leave(st, i, s)
+    gone(st, i, s)
     st.seg[s].status = WITHDRAWN
 
 

@@ -40,6 +40,14 @@ class Admission(IntEnum):
     OUTPUT_FITS = 3  # room for prompt and output beside what others may still take (TensorRT-LLM)
 
 
+class RankChoice(IntEnum):
+    """Which attention rank of an instance takes a request that arrives."""
+
+    LEAST_WAITING = 0  # the fewest that wait, which count four times, and run (vLLM)
+    IN_TURN = 1  # one after the other (SGLang)
+    FEWEST_TOKENS = 2  # the fewest tokens of prompts, of the ranks with the fewest requests (TensorRT-LLM)
+
+
 class SegmentStatus(IntEnum):
     """Where a segment is in its life."""
 
@@ -88,13 +96,22 @@ class Table:
     chunk: int  # tokens of a chunk of CPP, 0 = whole prompts
     host_at: int  # host time of a pass, of each of its micro-batches or chunks, launches of a stage [s]
     floor_at: int  # (sequences + 1) least time of a step with prefill [s]
+    experts_at: int  # (2, tokens) routed experts on tokens of all ranks, as ``linear_at``, but for a constant [s]
 
 
 class Instance:
-    """One instance; its columns are current up to its last event."""
+    """One instance, or one of several attention ranks of an instance; its columns are current up to its last event.
+
+    An instance of several ranks has its run and its counters of time in its own row, queues and memory in theirs
+    (``lockstep``); what is a sum over the ranks stands in its row, too.
+    """
 
     ranks: int  # attention ranks, each with queues, memory and a running set of its own [1]
     rank_at: int  # the first of their rows; that of an instance with one rank is its own
+    rank_choice: int  # which of them takes a request, see ``RankChoice``
+    turn: int  # the rank whose turn it is to take a request
+    begins: int  # the rank whose turn it is to take prompts first, where a step has a most number of them
+    rank_blocks: int  # of one rank: no request holds more [block]
     active: int  # 1 = forms steps
     draining: int  # 1 = reports when empty, 2 = to be reported
     stalled: int  # 1 = to be reported: work waits for memory, and nothing runs that would free some
@@ -121,6 +138,8 @@ class Instance:
     coming_tokens: int  # cache in transfer to it; kept by the cluster [token]
     admitted: int  # first segments of the queue of prompts that already hold blocks [1]
     last_admitted: int  # last of them
+    requests: int  # segments that were given to it and have not ended [1]
+    request_tokens: int  # their contexts and prompts [token]
     first: Annotated[MutableSequence[int], 4]  # ends of its queues, by PROMPTS, COMING, AWAY, LANDED; -1 = empty
     last: Annotated[MutableSequence[int], 4]
     closed: int  # batches of the queue that a policy has closed (manual mode)

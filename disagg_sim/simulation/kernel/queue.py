@@ -108,17 +108,21 @@ def report(st: State, s: int) -> None:
 def check_drained(st: State | Queues, i: int) -> None:
     """Mark a draining instance that holds nothing any more for ``run_until`` to report."""
     inst = st.inst[i]
-    if (
-        inst.draining == 1
-        and inst.running_requests == 0
-        and inst.queued_requests == 0
-        and inst.first[COMING] < 0
-        and inst.first[AWAY] < 0
-        and inst.free_blocks == inst.total_blocks
-    ):
-        inst.draining = 2
-        st.world[0].notices += 1
-        st.world[0].soonest_s = -math.inf
+    if inst.draining != 1:
+        return
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        rank = st.inst[row]
+        if (
+            rank.running_requests > 0
+            or rank.queued_requests > 0
+            or rank.first[COMING] >= 0
+            or rank.first[AWAY] >= 0
+            or rank.free_blocks < rank.total_blocks
+        ):
+            return
+    inst.draining = 2
+    st.world[0].notices += 1
+    st.world[0].soonest_s = -math.inf
 
 
 @inner
@@ -185,10 +189,18 @@ def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
 
 
 @inner
+def gone(st: State | Queues, i: int, s: int) -> None:
+    """Count a segment no longer among those that were given to a rank."""
+    st.inst[i].requests -= 1
+    st.inst[i].request_tokens -= st.seg[s].context + st.seg[s].prompt
+
+
+@inner
 def finish(st: State, i: int, s: int, time: float) -> None:
     """End a segment that is in no queue and not running: its blocks go or are held, and Python hears of it."""
     seg = st.seg[s]
     seg.finish_s = time
+    gone(st, i, s)
     if seg.hold == 1:
         seg.status = HELD
     else:

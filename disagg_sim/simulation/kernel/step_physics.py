@@ -84,6 +84,19 @@ class StepPhysics:
             time = np.where((decodes == 0) & (prefill > 0), halves, time)
         return np.asarray(time)
 
+    def experts(self, phase: str, tokens: Floats) -> Floats:
+        """Routed experts on ``tokens`` of all ranks in the kernels of ``phase``, but for a constant. [s]
+
+        What a step takes less where its ranks hold fewer tokens than the fullest of them times their number. Zeros
+        where there are no routed experts, and through a pipeline: there all ranks count as full as the fullest.
+        """
+        if self.stages > 1 or self.ranks == 1:
+            return np.zeros_like(tokens)
+        one = np.ones_like(tokens)
+        times = self._linear_times(phase, one, np.zeros_like(tokens), tokens)
+        stretch = self._stretch if phase == "prefill" else 1.0
+        return np.asarray(stretch * all_stages(self._model, times))
+
     def _in_halves(self, phase: str, share: Floats, total: Floats) -> Numeric:
         """Prefill in two halves that overlap, without scores and values: these hide no exchange in a table. [s]"""
         times = self._linear_times(phase, np.zeros_like(share), share, total, of_halves(self._at))

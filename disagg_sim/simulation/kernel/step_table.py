@@ -7,6 +7,9 @@ A step of n decodes at mean context c and of p tokens of prefill after q cached 
 * scores and values of the decodes: a function of n and c;
 * scores and values of the prefill: a function of p, q and the number of pieces, stored a token.
 
+All attention ranks are even in these. What the routed experts take less where ranks hold fewer tokens than the fullest
+is the difference of their time at both numbers of tokens, which is tabulated, too.
+
 For one pipeline stage the sum is what ``physics.passes.mixed`` adds up. Steps without prefill are taken from
 ``physics.passes.decode`` at every n, linear in c between knots. Interpolation stays within 1 % of the physics (tests
 sample it), but for one step in a hundred where a kernel splits the keys of few new tokens (2 %). Kernels' times jump
@@ -95,6 +98,7 @@ class StepTable:
             Form of MLA in prefill, as in ``physics.passes``.
         """
         physics = StepPhysics(at, mapping, mla_form)
+        max_sequences = physics.ranks * -(-max_sequences // physics.ranks)  # as many on each as on the fullest rank
         knots = _knots(max_context, physics.windows)
         pasts = np.concatenate([[0.0], 2.0 ** (0.5 * np.arange(8, 2 * np.ceil(np.log2(max_context)) + 1))])
         octave = LATENT_OCTAVE if physics.switches else OCTAVE
@@ -114,6 +118,7 @@ class StepTable:
             lengths=lengths,
             pasts=pasts,
             attention=physics.attention(lengths, pasts, PROMPT_AXIS),
+            experts=np.stack([physics.experts(phase, tokens) for phase in PHASES]),
             stages=physics.stages,
             ranks=physics.ranks,
             stage=physics.stage(tokens) if physics.stages > 1 else np.zeros(0),
@@ -130,37 +135,47 @@ class StepTable:
         per_sequence: float = 0.0,
         per_context: float = 0.0,
         per_token: float = 0.0,
+        per_routed: float = 0.0,
+        ranks: int = 1,
         max_sequences: int = 256,
         max_context: int = 131_072,
     ) -> StepTable:
-        """A table that is exactly ``step + per_sequence*n + per_context*n*c + per_token*p``. [s]
+        """A table that is exactly ``step + per_sequence*n + per_context*n*c + per_token*p + per_routed*(N + P)``. [s]
 
         Parameters
         ----------
         step
             Of every step. [s]
         per_sequence, per_context, per_token
-            For each decode, each cached token that decodes read, each token of prefill. [s]
+            For each decode, each cached token that decodes read, each token of prefill, of the fullest rank. [s]
+        per_routed
+            For each token of all ranks, in routed experts. [s]
+        ranks
+            Attention ranks. [1]
         max_sequences, max_context
             Range of the table; the formula holds beyond ``max_context``.
         """
-        decodes, knots = np.arange(1.0, max_sequences + 1), np.array([1.0, float(max_context)])
-        scores = per_context * decodes[:, None] * knots
+        most = ranks * -(-max_sequences // ranks)
+        decodes, knots = np.arange(1.0, most + 1), np.array([1.0, float(max_context)])
+        scores = per_context * decodes[:, None] * knots / ranks
         pasts, lengths = np.array([0.0, float(max_context)]), np.array([1.0, 2.0])
+        tokens = _token_axis(2 * k.FINE_END)
 
         def linear(_phase: str, n: Floats, p: Floats) -> Floats:
-            return step + per_sequence * n + per_token * p
+            return step + (per_sequence * n + per_token * p) / ranks + per_routed * (n + p)
 
         return _Parts(
             whole=scores + linear("", decodes, np.zeros_like(decodes))[:, None],
             scores=scores,
             knots=knots,
-            rows=np.array([0.0, 1.0, float(max_sequences)]),
-            tokens=_token_axis(2 * k.FINE_END),
+            rows=np.array([0.0, 1.0, float(most)]),
+            tokens=tokens,
             linear=linear,
             lengths=lengths,
             pasts=pasts,
             attention=np.zeros((1, PROMPT_AXIS.size, lengths.size, pasts.size)),
+            experts=np.stack([per_routed * tokens] * len(PHASES)),
+            ranks=ranks,
         ).table(Work(0.0, 0.0, 0.0))
 
     @property
@@ -247,6 +262,7 @@ class _Parts:
     pasts: Floats  # [token]
     attention: Floats  # (rows, prompts, lengths, pasts) [s/token]
     stage: Floats = field(default_factory=lambda: np.zeros(0))  # of pipelines, (tokens) [s]
+    experts: Floats = field(default_factory=lambda: np.zeros(0))  # of several ranks, (phases, tokens) [s]
     stages: int = 1
     ranks: int = 1
     chunk: int = 0  # [token]
@@ -268,6 +284,7 @@ class _Parts:
             "stage_at": self.stage,
             "host_at": np.array(self.host),
             "floor_at": np.zeros(sequences + 1) if self.floor is None else self.floor,
+            "experts_at": self.experts if self.ranks > 1 else np.zeros(0),
         }
         head, start = np.zeros(1, TABLE), 0
         for name, part in parts.items():

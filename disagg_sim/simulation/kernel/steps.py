@@ -36,7 +36,7 @@ from disagg_sim.simulation.kernel.queue import (
     unlink,
 )
 from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, steps_in_memory, steps_time
-from disagg_sim.simulation.kernel.times import aware_prefill, fullest_rank, mixed_time, pass_part, piece_time
+from disagg_sim.simulation.kernel.times import aware_prefill, mixed_time, pass_part, piece_time
 
 WHOLE_PROMPT = int(Admission.PROMPT)
 CHUNKED, PREFILL_FIRST, ONE_PROMPT, MANUAL, SLO_AWARE = (int(mode) for mode in Mode)
@@ -99,20 +99,18 @@ def chunk_budget(st: State, i: int, head: Table) -> int:
 
 
 @inner
-def take_chunks(st: State, i: int, now: float, head: Table, budget: int) -> int:
+def take_chunks(st: State, i: int, now: float, budget: int) -> int:
     """Take pieces of prompts, of ``budget`` tokens together, into a step with all decodes; how many."""
     inst = st.inst[i]
     s = inst.first[PROMPTS]
-    ranks = head.ranks
-    most = budget if ranks == 1 else max(budget // ranks, 1)  # a prompt lives on one DP rank
     pieces = 0
     while s >= 0 and budget > 0 and pieces < inst.max_prompts:
         if pieces >= inst.admitted:
-            if not admit_prompt(st, i, s, now, min(budget, most)):
+            if not admit_prompt(st, i, s, now, budget):
                 break
-        elif inst.admission != WHOLE_PROMPT and not extend_blocks(st, i, s, min(st.seg[s].left, budget, most)):
+        elif inst.admission != WHOLE_PROMPT and not extend_blocks(st, i, s, min(st.seg[s].left, budget)):
             break
-        piece = min(st.seg[s].left, budget, most)
+        piece = min(st.seg[s].left, budget)
         st.seg[s].piece = piece
         budget -= piece
         pieces += 1
@@ -165,12 +163,11 @@ def sums_of_pieces(st: State, i: int, pieces: int) -> tuple[int, int, float]:
 
 
 @inner
-def pieces_time(st: State, i: int, pieces: int, micro: int, share: float, pairs: float) -> float:
+def pieces_time(st: State, i: int, pieces: int, micro: int, pairs: float) -> float:
     """Scores and values of the first pieces of the queue, each with its own length and past. [s]
 
     A piece takes its share of a batch of its kind with as many query-key pairs as all of them have, ``pairs``: equal
-    pieces are that batch. All take at least what the piece with the most pairs takes alone. ``share`` is the part of
-    them on the fullest DP rank. [1]
+    pieces are that batch. All take at least what the piece with the most pairs takes alone.
     """
     head, values = st.inst[i].table, st.values
     total, most, longest = 0.0, 0.0, -1
@@ -180,10 +177,9 @@ def pieces_time(st: State, i: int, pieces: int, micro: int, share: float, pairs:
         own = seg.piece * (seg.cached + 0.5 * seg.piece)
         if own > most:
             most, longest = own, s
-        alike = max(share * pairs / own, 1.0)
+        alike = max(pairs / own, 1.0)
         total += piece_time(head, values, micro, alike, float(seg.piece), float(seg.cached))
         s = seg.next
-    total *= share
     if pieces == 1:
         return total
     seg = st.seg[longest]
@@ -194,25 +190,22 @@ def pieces_time(st: State, i: int, pieces: int, micro: int, share: float, pairs:
 def pieces_step(st: State, i: int, pieces: int, running: int, context: float) -> float:
     """A step of the running segments at a mean context and of the first pieces of the queue. [s]"""
     head = st.inst[i].table
-    tokens, longest, pairs = sums_of_pieces(st, i, pieces)
-    fullest = fullest_rank(head, tokens, longest)
+    tokens, _, pairs = sums_of_pieces(st, i, pieces)
     micro = min(head.pipeline, max(running, 1))
-    attention = pieces_time(st, i, pieces, micro, fullest / tokens, pairs)
-    return mixed_time(head, st.values, running, context, tokens, fullest, attention)
+    attention = pieces_time(st, i, pieces, micro, pairs)
+    return mixed_time(head, st.values, running, context, tokens, tokens, attention)
 
 
 @inner
 def pipelined_pass(st: State, i: int, pieces: int, head: Table) -> tuple[float, float]:
     """A pass of prompts through a pipeline: when its last token leaves, and when the next pass may start. [s]
 
-    The prompts of each DP rank go through in as many micro-batches as there are stages, or, cut into chunks, all
-    together; those that go together count as equal ones.
+    The prompts go through in as many micro-batches as there are stages, or, cut into chunks, all together; those that
+    go together count as equal ones.
     """
     busy = st.values[head.host_at]
     others = 0.0
-    ranks = head.ranks
-    own = -(-pieces // ranks)
-    together = pieces if head.chunk > 0 else -(-own // min(head.pipeline, own)) * ranks
+    together = pieces if head.chunk > 0 else -(-pieces // min(head.pipeline, pieces))
     s = st.inst[i].first[PROMPTS]
     done = 0
     while done < pieces:
@@ -222,7 +215,7 @@ def pipelined_pass(st: State, i: int, pieces: int, head: Table) -> tuple[float, 
             tokens += st.seg[s].piece
             past += st.seg[s].cached
             s = st.seg[s].next
-        slowest, rest = pass_part(head, st.values, max(count / ranks, 1.0), -(-tokens // count), past // count)
+        slowest, rest = pass_part(head, st.values, float(count), -(-tokens // count), past // count)
         busy += slowest
         others = max(others, rest)
         done += count
@@ -281,7 +274,7 @@ def form(st: State, i: int, now: float) -> None:
     if inst.active == 1:
         make_room(st, i, now)
         together = mode in (CHUNKED, SLO_AWARE)
-        pieces = take_chunks(st, i, now, head, chunk_budget(st, i, head)) if together else take_prompts(st, i, now)
+        pieces = take_chunks(st, i, now, chunk_budget(st, i, head)) if together else take_prompts(st, i, now)
         running = inst.running_requests
         context = (inst.running_tokens + running) / running if running > 0 else 0.0
         if pieces > 0:

@@ -97,20 +97,39 @@ def attention_time(head: Table, values: Floats, row: int, prompts: float, length
 
 
 @inner
-def linear_time(head: Table, values: Floats, decodes: int, tokens: int, prefill: int) -> float:
-    """Everything but scores and values of a step of ``decodes`` and, together, ``tokens`` of the fullest rank. [s]"""
+def linear_time(head: Table, values: Floats, sheet: int, decodes: int, tokens: int) -> float:
+    """Everything but scores and values of a step of ``decodes`` and, together, ``tokens``, on even ranks. [s]
+
+    ``sheet``: 0 = in the kernels of prefill, 1 = in those of decode, see ``sheet_of``.
+    """
     points = head.tokens
     i, u = token_place(tokens, points)
     at = values[head.row_at + decodes]
     row = int(at)
     v = at - row
-    sheet = 0 if prefill > decodes else 1
     first = head.linear_at + (sheet * head.rows + row) * points + i
     time: float = values[first] + (values[first + 1] - values[first]) * u if u != 0.0 else values[first]
     if v != 0.0:
         first += points
         after = values[first] + (values[first + 1] - values[first]) * u if u != 0.0 else values[first]
         time += (after - time) * v
+    return time
+
+
+@inner
+def sheet_of(decodes: int, prefill: int) -> int:
+    """Whose kernels a step runs in: 0 = those of prefill, which has more tokens, 1 = those of decode."""
+    return 0 if prefill > decodes else 1
+
+
+@inner
+def expert_time(head: Table, values: Floats, sheet: int, tokens: int) -> float:
+    """Routed experts on the tokens of several ranks, but for a constant: only differences mean something. [s]"""
+    if head.ranks == 1:
+        return 0.0
+    i, u = token_place(tokens, head.tokens)
+    at = head.experts_at + sheet * head.tokens + i
+    time: float = values[at] + (values[at + 1] - values[at]) * u if u != 0.0 else values[at]
     return time
 
 
@@ -135,7 +154,7 @@ def mixed_time(
     """
     micro = min(head.pipeline, max(decodes, 1))
     own = -(-decodes // micro)  # decodes of a micro-batch
-    time = linear_time(head, values, decodes, own * micro + fullest * head.ranks, prefill)
+    time = linear_time(head, values, sheet_of(decodes, prefill), decodes, own * micro + fullest * head.ranks)
     time += attention
     if decodes > 0:
         left, value, slope = decode_line(head, values, head.scores_at, decodes, knot_of(head, values, context))
@@ -190,7 +209,7 @@ def pass_part(head: Table, values: Floats, prompts: float, length: int, past: in
         stage = values[at] + (values[at + 1] - values[at]) * u if u != 0.0 else values[at]
         stage += attention_time(head, values, head.pipeline, prompts, float(new), float(past + done))
         stage = max(stage, launch)
-        through = linear_time(head, values, 0, tokens, tokens) - values[head.host_at] - each
+        through = linear_time(head, values, 0, 0, tokens) - values[head.host_at] - each
         through += attention_time(head, values, 0, prompts, float(new), float(past + done))
         through = max(through, launch * head.pipeline)
         slowest += stage + each
@@ -205,13 +224,14 @@ def aware_prefill(
 ) -> int:
     """Tokens of prefill that a step of a SLO_AWARE instance takes beside its decodes, ``most`` at most. [token]
 
-    As many as keep the limit. After a past so long that even without decodes no piece of ``least_prefill`` tokens keeps
-    it, as many as that: a single token costs nearly as much, and waiting helps nothing.
+    As many as keep the limit, an equal piece on each rank. After a past so long that even without decodes no piece of
+    ``least_prefill`` tokens keeps it, as many as that: a single token costs nearly as much, and waiting helps nothing.
     """
     found = largest_prefill(head, values, decodes, context, past, inst.step_limit_s, most)
     least = min(inst.least_prefill, most)
     if found < least:
-        alone = step_time(head, values, 0, 0.0, 1, least, least, least * (past + 0.5 * least))
+        each = -(-least // head.ranks)
+        alone = step_time(head, values, 0, 0.0, head.ranks, each * head.ranks, each, pairs_of(head, each, past))
         if alone > inst.step_limit_s:
             return least
     return found
@@ -221,13 +241,20 @@ def aware_prefill(
 def largest_prefill(
     head: Table, values: Floats, decodes: int, context: float, past: int, limit: float, most: int
 ) -> int:
-    """Most tokens of one piece that keep a step within ``limit`` [s], by bisection; at least one. [token]"""
-    low, high = 1, most + 1
+    """Most tokens, one equal piece a rank, that keep a step within ``limit`` [s], by bisection; one each at least."""
+    ranks = head.ranks
+    low, high = 1, most // ranks + 1
     while high - low > 1:
         middle = (low + high) // 2
-        pairs = middle * (past + 0.5 * middle)
-        if step_time(head, values, decodes, context, 1, middle, middle, pairs) <= limit:
+        pairs = pairs_of(head, middle, past)
+        if step_time(head, values, decodes, context, ranks, middle * ranks, middle, pairs) <= limit:
             low = middle
         else:
             high = middle
-    return low
+    return low * ranks
+
+
+@inner
+def pairs_of(head: Table, piece: int, past: int) -> float:
+    """Query-key pairs of a piece of so many tokens on every rank. [1]"""
+    return head.ranks * (piece * (past + 0.5 * piece))

@@ -105,7 +105,7 @@ class LengthAware:
         """See ``BatchForming``."""
         tokens = view.input_tokens
         if self.shared and not self._equal:
-            room = view.total_blocks[instance] * BLOCK_TOKENS
+            room = view.rank_blocks[instance] * BLOCK_TOKENS
             waiting = [request for request in waiting if tokens[request] < room]
             if not waiting:
                 return Batch(())

@@ -154,7 +154,7 @@ class Router:
         if self.forming.shared:
             return Leg(SHARED, tokens + 1)
         instance = self.idlest(view, view.prefill, tokens)
-        if tokens < view.total_blocks[instance] * BLOCK_TOKENS:  # else the instance refuses it
+        if tokens < view.rank_blocks[instance] * BLOCK_TOKENS:  # else the instance refuses it
             self.forming.came(instance, tokens)
         return Leg(instance, tokens + 1)
 

@@ -4,6 +4,7 @@ DynaServe's global scheduler looks at what waits and runs on both instances and 
 first served, decodes before prefill, times from the step table. Runs of equal decode steps are taken in closed form.
 Outputs end where they were predicted to. Both instances start on their part of the new request at once, as if
 it were two: it is the work that is balanced.
+Attention ranks of an instance count as even: what they have is played as if all of it were in one queue.
 
 Of each queue the first ``LOOKED`` are played; what waits behind them goes at the pace of these, so that a
 prediction costs the same however long the queue is.
@@ -71,9 +72,9 @@ def entered(plan: Plan, seg: Segment) -> None:
 
 
 @inner
-def arriving(known: Known, i: int, queue: int, plan: Plan) -> None:
+def arriving(known: Known, i: int, row: int, queue: int, plan: Plan) -> None:
     """Enter those that wait with their context, or for it: the rest of their prompt, or their decode."""
-    s, looked = known.inst[i].first[queue], 0
+    s, looked = known.inst[row].first[queue], 0
     while s >= 0 and looked < LOOKED:
         seg = known.seg[s]
         if seg.reserve < 2:
@@ -89,19 +90,30 @@ def arriving(known: Known, i: int, queue: int, plan: Plan) -> None:
 @inner
 def there(known: Known, i: int, now: float, plan: Plan) -> float:
     """Enter what an instance has; the time until its step in progress ends. [s]"""
-    inst, segs, at = known.inst[i], known.seg, plan.progress[0]
+    inst, at = known.inst[i], plan.progress[0]
     mixed = inst.run_kind == MIXED  # its step in progress counts as done
+    at.rest_tokens, at.rest_context = inst.queued_prompt_tokens, inst.queued_context_tokens
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        on_rank(known, i, row, mixed, plan)
+    if inst.run_kind == IDLE:
+        return 0.0
+    return (inst.run_end_s if mixed else inst.run_start_s) - now
+
+
+@inner
+def on_rank(known: Known, i: int, row: int, mixed: bool, plan: Plan) -> None:
+    """Enter what an attention rank of an instance has; a step in progress, if ``mixed``, counts as done."""
+    inst, segs = known.inst[row], known.seg
     done = 1 if mixed else 0
-    keys = np.sort(known.sets[0, i, : inst.running_requests])
+    keys = np.sort(known.sets[0, row, : inst.running_requests])
     for j in range(inst.running_requests):
         seg = segs[keys[j] & 0xFFFFFFFF]
         steps = inst.counter - seg.joined
         left = left_of(known, seg, i, seg.emitted + steps)
         if left != done or not mixed:  # else it ends with the step in progress
             join(plan, seg.cached + steps + done, max(left - done, 1))
-    at.rest_tokens, at.rest_context = inst.queued_prompt_tokens, inst.queued_context_tokens
-    arriving(known, i, COMING, plan)
-    arriving(known, i, LANDED, plan)
+    arriving(known, i, row, COMING, plan)
+    arriving(known, i, row, LANDED, plan)
     s, looked = inst.first[PROMPTS], 0
     pieces = inst.pieces if mixed else 0
     while s >= 0 and (looked < LOOKED or pieces > 0):
@@ -116,9 +128,6 @@ def there(known: Known, i: int, now: float, plan: Plan) -> float:
             add_decode(plan, cached, after)
         entered(plan, seg)
         s, looked = seg.next, looked + 1
-    if inst.run_kind == IDLE:
-        return 0.0
-    return (inst.run_end_s if mixed else inst.run_start_s) - now
 
 
 @inner
@@ -142,7 +151,7 @@ def coming(known: Known, i: int, plan: Plan) -> None:
 def gather(known: Known, i: int, now: float) -> tuple[float, Plan]:
     """All that an instance was given, and the time until it may begin."""
     inst = known.inst[i]
-    queued = min(inst.queued_requests, 3 * LOOKED + max(inst.pieces, 0))
+    queued = min(inst.queued_requests, 3 * LOOKED * inst.ranks + max(inst.pieces, 0))
     most = inst.running_requests + queued + LOOKED + 2
     progress: Any = np.zeros(1, PROGRESS)
     progress[0].watch_prompt = progress[0].watch_decode = progress[0].watch_end = -1

@@ -1,0 +1,293 @@
+"""Compiled: instances of several attention ranks, which step together.
+
+Each rank has queues, KV memory and a running set in a row of its own, as each has an engine core of its own in vLLM and
+a scheduler in SGLang. A request belongs to one rank from its arrival on. A step of the instance is one of all ranks,
+because the experts are spread over them: it begins with what every rank can take, and ends for all at once. Scores and
+values take as long as on the rank where they take longest, projections as on the rank with the most tokens; the experts
+work on the tokens of all ranks. A rank without work goes along (engines run a dummy pass there) and costs nothing more.
+
+The row of the instance has the run in progress, and sums over its ranks for those who look at it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.layout import AWAY, DECODING, IDLE, MIXED, PASS, PROMPTS, Admission, Mode, State
+from disagg_sim.simulation.kernel.queue import complete_prompt, finish_complete, unlink
+from disagg_sim.simulation.kernel.ranks import count_together, fullest_running, run_time
+from disagg_sim.simulation.kernel.runs import count_gaps, count_steps, steps_in_memory
+from disagg_sim.simulation.kernel.steps import (
+    begin,
+    end_pieces,
+    make_room,
+    only_prefill,
+    pieces_time,
+    sums_of_pieces,
+    take_chunks,
+    take_prompts,
+    waits,
+)
+from disagg_sim.simulation.kernel.times import (
+    aware_prefill,
+    decode_line,
+    decode_time,
+    expert_time,
+    knot_of,
+    linear_time,
+    pass_part,
+)
+
+WHOLE_PROMPT = int(Admission.PROMPT)
+CHUNKED, SLO_AWARE = int(Mode.CHUNKED), int(Mode.SLO_AWARE)
+
+
+@inner
+def step_together(st: State, i: int, decodes: bool) -> float:
+    """A step of the pieces of prompts of all ranks and, unless they wait, of what runs there. [s]"""
+    inst = st.inst[i]
+    head, values, ranks = inst.table, st.values, inst.ranks
+    full, total = 0, 0
+    if decodes:
+        full, total = fullest_running(st, i)
+    micro = min(head.pipeline, max(full, 1))
+    fullest, prefill, attention = 0, 0, 0.0
+    for row in range(inst.rank_at, inst.rank_at + ranks):
+        rank = st.inst[row]
+        n = rank.running_requests if decodes else 0
+        tokens, _, pairs = sums_of_pieces(st, row, rank.pieces)
+        fullest = max(fullest, -(-n * ranks // micro) * micro + tokens * ranks)
+        prefill += tokens
+        time = 0.0
+        if n > 0:
+            context = (rank.running_tokens + n) / n
+            left, value, slope = decode_line(head, values, head.scores_at, n * ranks, knot_of(head, values, context))
+            time += value + (context - left) * slope
+        if rank.pieces > 0:
+            time += pieces_time(st, row, rank.pieces, micro, pairs)
+        attention = max(attention, time)
+    sheet = 0 if prefill > total else 1
+    time = linear_time(head, values, sheet, full, fullest) + attention
+    time -= expert_time(head, values, sheet, fullest) - expert_time(head, values, sheet, total + prefill)
+    least: float = values[head.floor_at + full]
+    return max(time, least)
+
+
+@inner
+def pass_times(st: State, i: int) -> tuple[float, float]:
+    """When the tokens of a pass of prompts come, and when the next step may begin. [s]"""
+    inst = st.inst[i]
+    if inst.table.pipeline == 1:
+        time = step_together(st, i, False)
+        return time, time
+    latency, busy = pass_together(st, i)
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        if not only_prefill(st, row, st.inst[row].pieces):
+            busy = latency
+    return latency, busy
+
+
+@inner
+def pass_together(st: State, i: int) -> tuple[float, float]:
+    """A pass of prompts of all ranks through a pipeline: when its last token leaves, and when the next may start. [s]
+
+    The prompts of each rank go through in as many micro-batches as there are stages, or, cut into chunks, all together;
+    those that go together count as equal ones, and all ranks as full as the fullest.
+    """
+    inst = st.inst[i]
+    head = inst.table
+    own = 0
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        own = max(own, st.inst[row].pieces)
+    together = own if head.chunk > 0 else -(-own // min(head.pipeline, own))
+    busy, others = st.values[head.host_at], 0.0
+    for first in range(0, own, together):
+        slowest, rest = 0.0, 0.0
+        for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+            count = min(together, st.inst[row].pieces - first)
+            if count <= 0:
+                continue
+            s = st.inst[row].first[PROMPTS]
+            for _ in range(first):
+                s = st.seg[s].next
+            tokens, past = 0, 0
+            for _ in range(count):
+                tokens += st.seg[s].piece
+                past += st.seg[s].cached
+                s = st.seg[s].next
+            stage, through = pass_part(head, st.values, float(count), -(-tokens // count), past // count)
+            slowest, rest = max(slowest, stage), max(rest, through)
+        busy += slowest
+        others = max(others, rest)
+    return busy + others, busy
+
+
+@inner
+def even_budget(st: State, i: int) -> int:
+    """Tokens of prefill that every rank of a SLO_AWARE instance may take beside its decodes. [token]
+
+    As if all had as many decodes, of as long a context, and as long a past of their next prompt, as any of them.
+    """
+    inst = st.inst[i]
+    head = inst.table
+    full, _ = fullest_running(st, i)
+    most, past, context, longest = 0, 0, 0.0, 0.0
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        rank = st.inst[row]
+        n = rank.running_requests
+        s = rank.first[PROMPTS]
+        if s >= 0:
+            most = max(most, rank.token_budget - n)
+            past = max(past, st.seg[s].cached)
+        if n > 0:
+            mean = (rank.running_tokens + n) / n
+            time = decode_time(head, st.values, n * inst.ranks, mean)
+            if time > longest:
+                longest, context = time, mean
+    if most <= 0:
+        return 0
+    return -(-aware_prefill(head, st.values, inst, full, context, past, most * inst.ranks) // inst.ranks)
+
+
+@inner
+def take_together(st: State, i: int, now: float) -> int:
+    """Prompts, or pieces of them, of all ranks for the next step; how many.
+
+    Where an instance has a most number of prompts a step, each rank takes its share, rounded up, until there are so
+    many; they begin in turn.
+    """
+    inst = st.inst[i]
+    mode, ranks = inst.mode, inst.ranks
+    limit = even_budget(st, i) if mode == SLO_AWARE else 0
+    total = 0
+    for k in range(ranks):
+        row = inst.rank_at + (inst.begins + k) % ranks
+        rank = st.inst[row]
+        rank.max_prompts = min(-(-inst.max_prompts // ranks), inst.max_prompts - total)
+        if mode in (CHUNKED, SLO_AWARE):
+            budget = rank.token_budget - rank.running_requests
+            if mode == SLO_AWARE:
+                budget = min(budget, limit)
+            rank.pieces = take_chunks(st, row, now, budget)
+        else:
+            rank.pieces = take_prompts(st, row, now)
+        total += rank.pieces
+    inst.pieces = total
+    if total > 0:
+        inst.begins = (inst.begins + 1) % ranks
+    return total
+
+
+@inner
+def decode_steps_left(st: State, i: int) -> int:
+    """Decode steps of all ranks before one of them ends a request or lacks a block."""
+    inst = st.inst[i]
+    steps = 2**62
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        rank = st.inst[row]
+        if rank.running_requests > 0:
+            steps = min(steps, (st.sets[0, row, 0] >> 32) - rank.counter)
+            steps = steps_in_memory(st, row, steps)
+    return steps
+
+
+@inner
+def was_preempted(st: State, i: int) -> bool:
+    """Whether a rank has preempted in this step and admits no prompt for it: it may do so after one more."""
+    inst = st.inst[i]
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        if st.inst[row].preempted == 1 and inst.admission != WHOLE_PROMPT:
+            return True
+    return False
+
+
+@inner
+def form_together(st: State, i: int, now: float) -> None:
+    """Form the next step of all ranks of an instance, or let it idle."""
+    inst = st.inst[i]
+    rows = range(inst.rank_at, inst.rank_at + inst.ranks)
+    inst.pieces = 0
+    for row in rows:
+        st.inst[row].pieces = st.inst[row].preempted = 0
+    if inst.active == 1:
+        for row in rows:
+            make_room(st, row, now)
+        if take_together(st, i, now) > 0:
+            if inst.mode in (CHUNKED, SLO_AWARE):
+                inst.run_steps = 1
+                begin(st, i, now, MIXED, step_together(st, i, True))
+                return
+            inst.latency_s, time = pass_times(st, i)
+            begin(st, i, now, PASS, time)
+            return
+        if fullest_running(st, i)[1] > 0:
+            steps = 1 if st.world[0].step_by_step == 1 or was_preempted(st, i) else decode_steps_left(st, i)
+            inst.run_steps = steps
+            begin(st, i, now, DECODING, run_time(st, i, steps))
+            return
+        if inst.stalled < st.world[0].reserves:
+            for row in rows:
+                if waits(st, row):
+                    inst.stalled = 1
+            st.world[0].notices += inst.stalled
+    begin(st, i, now, IDLE, math.inf)
+
+
+@inner
+def end_together(st: State, i: int, now: float) -> None:
+    """Settle the run of an instance that ends on all its ranks."""
+    inst = st.inst[i]
+    kind, start = inst.run_kind, inst.run_start_s
+    if kind == IDLE:
+        return
+    if kind == DECODING:
+        count_together(st, i, inst.run_steps)
+    else:
+        _, running = fullest_running(st, i)
+        inst.busy_s += now - start
+        inst.passes += 1
+        if kind == MIXED and running > 0:
+            inst.decode_steps += 1
+            inst.decode_s += now - start
+    emitted = max(start + inst.latency_s, now) if kind == PASS else now
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        rank = st.inst[row]
+        if kind == MIXED and rank.running_requests > 0:
+            count_gaps(st, row, start, now - start)
+            count_steps(st, row, 1, now - start)
+            rank.last_step_s = now
+        if kind != PASS:
+            finish_complete(st, row, now)
+        if kind != DECODING:
+            end_pieces(st, row, now, emitted)
+    next_away(st, i)
+
+
+@inner
+def next_away(st: State, i: int) -> None:
+    """Note when the next segment leaves the last stage of a pipeline, on any rank."""
+    inst = st.inst[i]
+    inst.leave_s = math.inf
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        s = st.inst[row].first[AWAY]
+        if s >= 0:
+            inst.leave_s = min(inst.leave_s, st.seg[s].leaves_s)
+
+
+@inner
+def settle_together(st: State, i: int, now: float) -> bool:
+    """What is due at an instance: segments leave its pipeline, or its run ends; whether it forms a new step now."""
+    inst = st.inst[i]
+    if inst.leave_s > now:
+        end_together(st, i, now)
+        return True
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        s = st.inst[row].first[AWAY]
+        while s >= 0 and st.seg[s].leaves_s <= now:
+            unlink(st, row, s, -1, AWAY)
+            complete_prompt(st, row, s, now)
+            s = st.inst[row].first[AWAY]
+    next_away(st, i)
+    inst.next_s = min(inst.run_end_s, inst.leave_s)
+    return bool(inst.run_kind == IDLE)

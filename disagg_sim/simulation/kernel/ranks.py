@@ -1,0 +1,176 @@
+"""Compiled: what the attention ranks of an instance have together, who of them takes a request, and their decode runs.
+
+See ``lockstep``. Between two events the running sets are fixed. Scores and values of a rank take a time that is linear
+inside a cell of its step table, and the longest of all ranks counts, so the time of a step is linear in pieces.
+"""
+
+from __future__ import annotations
+
+import math
+
+from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.layout import Queues, RankChoice, State
+from disagg_sim.simulation.kernel.runs import add_linear_gaps, count_gaps, count_steps, steps_in_cell, steps_of_line
+from disagg_sim.simulation.kernel.times import decode_line, expert_time, knot_of
+
+IN_TURN, FEWEST_TOKENS = int(RankChoice.IN_TURN), int(RankChoice.FEWEST_TOKENS)
+#: A request that waits counts as so many that run: vLLM's ``core_client.py``, ``get_core_engine_for_request``. [1]
+WAITING_WEIGHT = 4
+
+
+@inner
+def choose_rank(st: Queues, i: int) -> int:
+    """The rank of an instance that takes the next request, of those that may run one; the first of equals."""
+    inst = st.inst[i]
+    at, ranks = inst.rank_at, inst.ranks
+    if inst.rank_choice == IN_TURN:
+        for k in range(ranks):
+            next_one: int = (inst.turn + k) % ranks
+            if st.inst[at + next_one].max_sequences > 0:
+                return next_one
+    total, most = 0, 0
+    for row in range(at, at + ranks):
+        total += st.inst[row].requests
+        most = max(most, st.inst[row].requests)
+    share = max(-(-(total + 1) // ranks), most)
+    best, least = 0, math.inf
+    for k in range(ranks):
+        rank = st.inst[at + k]
+        if rank.max_sequences == 0:
+            continue
+        if inst.rank_choice == FEWEST_TOKENS:
+            score = rank.request_tokens if rank.requests < share else math.inf
+        else:
+            running = rank.running_requests + rank.admitted
+            score = float(WAITING_WEIGHT * (rank.requests - running) + running)
+        if score < least:
+            best, least = k, score
+    return best
+
+
+@inner
+def gather(st: State | Queues, i: int) -> None:
+    """Bring the sums of an instance over its ranks to the present."""
+    inst = st.inst[i]
+    inst.running_requests = inst.running_tokens = inst.queued_requests = inst.queued_prompt_tokens = 0
+    inst.queued_context_tokens = inst.free_blocks = inst.prefill_tokens = inst.decode_tokens = 0
+    inst.first_tokens = inst.preemptions = 0
+    inst.prefill_pairs = inst.decode_context = 0.0
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        rank = st.inst[row]
+        inst.running_requests += rank.running_requests
+        inst.running_tokens += rank.running_tokens
+        inst.queued_requests += rank.queued_requests
+        inst.queued_prompt_tokens += rank.queued_prompt_tokens
+        inst.queued_context_tokens += rank.queued_context_tokens
+        inst.free_blocks += rank.free_blocks
+        inst.prefill_tokens += rank.prefill_tokens
+        inst.decode_tokens += rank.decode_tokens
+        inst.first_tokens += rank.first_tokens
+        inst.preemptions += rank.preemptions
+        inst.prefill_pairs += rank.prefill_pairs
+        inst.decode_context += rank.decode_context
+
+
+@inner
+def fullest_running(st: State | Queues, i: int) -> tuple[int, int]:
+    """Sequences of an instance whose ranks all run as many as the one with the most, and those that do run."""
+    inst = st.inst[i]
+    most, total = 0, 0
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        most = max(most, st.inst[row].running_requests)
+        total += st.inst[row].running_requests
+    return most * inst.ranks, total
+
+
+@inner
+def decode_piece(st: State | Queues, i: int, done: int, most: int) -> tuple[float, float, int]:
+    """The decode step after ``done`` further ones: its time [s], by how much each after it takes longer [s], and for
+    how many steps, up to ``most``, that holds.
+
+    The rank with the longest scores and values sets the time. It holds until its mean context, or that of another,
+    enters the next cell of the table, or until another rank, whose times grow faster, takes longer.
+    """
+    inst = st.inst[i]
+    head, values = inst.table, st.values
+    full, total = fullest_running(st, i)
+    row_of_full = full * head.knots
+    base = values[head.decode_at + row_of_full] - values[head.scores_at + row_of_full]
+    base -= expert_time(head, values, 1, full) - expert_time(head, values, 1, total)
+    longest, slope = -math.inf, 0.0
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        rank = st.inst[row]
+        n = rank.running_requests
+        if n > 0:
+            context = (rank.running_tokens + n) / n + done
+            cell = knot_of(head, values, context)
+            left, value, grows = decode_line(head, values, head.scores_at, n * inst.ranks, cell)
+            time = value + (context - left) * grows
+            if time > longest or (time == longest and grows > slope):
+                longest, slope = time, grows
+            most = steps_in_cell(head, values, cell, context, most)
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        rank = st.inst[row]
+        n = rank.running_requests
+        if n > 0:
+            context = (rank.running_tokens + n) / n + done
+            left, value, grows = decode_line(
+                head, values, head.scores_at, n * inst.ranks, knot_of(head, values, context)
+            )
+            if grows > slope:
+                behind = longest - (value + (context - left) * grows)
+                most = int(min(behind / (grows - slope), most - 1.0)) + 1
+    return base + longest, slope, most
+
+
+@inner
+def run_time(st: State | Queues, i: int, steps: int) -> float:
+    """Time of ``steps`` decode steps of all ranks from now on. [s]"""
+    total, done = 0.0, 0
+    while done < steps:
+        first, slope, count = decode_piece(st, i, done, steps - done)
+        total += count * first + slope * (0.5 * count * (count - 1))
+        done += count
+    return total
+
+
+@inner
+def run_within(st: State | Queues, i: int, elapsed: float, most: int) -> int:
+    """Most decode steps of all ranks, up to ``most``, that end within ``elapsed`` [s]."""
+    before, done = 0.0, 0
+    while done < most:
+        first, slope, count = decode_piece(st, i, done, most - done)
+        total = count * first + slope * (0.5 * count * (count - 1))
+        if before + total > elapsed:
+            return done + steps_of_line(first, slope, count, before, elapsed)
+        before += total
+        done += count
+    return done
+
+
+@inner
+def count_together(st: State, i: int, steps: int) -> None:
+    """Count the first ``steps`` steps of the decode run of an instance on all its ranks."""
+    inst = st.inst[i]
+    start = inst.run_start_s
+    first, _, _ = decode_piece(st, i, 0, 1)
+    _, running = fullest_running(st, i)
+    duration, done = first, 1
+    while done < steps:
+        time, slope, count = decode_piece(st, i, done, steps - done)
+        add_linear_gaps(st, time, slope, count, running)
+        duration += count * time + slope * (0.5 * count * (count - 1))
+        done += count
+    end = start + duration
+    if steps == inst.run_steps:
+        end = inst.run_end_s
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        if st.inst[row].running_requests > 0:
+            count_gaps(st, row, start, first)
+            count_steps(st, row, steps, duration)
+            st.inst[row].last_step_s = end
+    inst.decode_steps += steps
+    inst.decode_s += duration
+    inst.busy_s += end - start
+    inst.run_start_s = end
+    inst.run_steps -= steps

@@ -1,0 +1,180 @@
+"""Attention ranks of an instance: a queue and memory for each, steps together. All numbers are worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.setup import setup
+from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Admission, Mode, RankChoice
+from disagg_sim.simulation.kernel.step_table import StepTable
+
+#: A step of 1 ms, and 0.1 ms a token of the fullest rank, of prefill or decode.
+TWO = StepTable.affine(step=1e-3, per_sequence=1e-4, per_token=1e-4, ranks=2, max_sequences=16)
+
+
+def fleet_of(table, blocks=200, **limits):
+    limits = {"token_budget": 4096, "max_sequences": 16, "watermark": 0.0, **limits}
+    return Fleet([InstanceSpec(table=table, blocks=blocks, **limits)])
+
+
+def ranks_of(fleet):
+    return fleet.segments["rank"].tolist()
+
+
+def test_a_request_needs_room_on_one_rank():
+    """Two ranks of 10 blocks: 160 tokens fit, 161 do not although 20 blocks are free."""
+    fleet = fleet_of(TWO, blocks=20)
+    fleet.submit(0, 0, (0, 150, 11), 0.0)
+    with pytest.raises(InputError, match="at most 160 tokens in all"):
+        fleet.submit(0, 1, (0, 151, 11), 0.0)
+
+
+def test_what_waits_counts_four_times_what_runs():
+    """All wait: one each, in turn. Then rank 0 runs three and rank 1 none: 3 and 0, then 3 and 4, then 7 and 4."""
+    fleet = fleet_of(TWO)
+    for request in range(6):
+        fleet.submit(0, request, (0, 16, 100), 0.0)
+    assert ranks_of(fleet) == [0, 1, 0, 1, 0, 1]
+    fleet = fleet_of(TWO)
+    for request in range(6):  # those of rank 1 emit one token and are gone
+        fleet.submit(0, request, (0, 16, 100 if request % 2 == 0 else 1), 0.0)
+    fleet.run_until(0.02)
+    for request in range(3):
+        fleet.submit(0, request, (0, 16, 100), 0.02)
+    assert ranks_of(fleet)[6:] == [1, 0, 1]
+
+
+def test_ranks_in_turn_and_by_tokens():
+    """SGLang takes the next one whatever it has; TensorRT-LLM that with the fewest prompt tokens, of equal numbers."""
+    prompts = [100, 10, 10, 10, 10]
+    chosen = {}
+    for choice in (RankChoice.IN_TURN, RankChoice.FEWEST_TOKENS):
+        fleet = fleet_of(TWO, rank_choice=choice)
+        for request, prompt in enumerate(prompts):
+            fleet.submit(0, request, (0, prompt, 100), 0.0)
+        chosen[choice] = ranks_of(fleet)
+    assert chosen[RankChoice.IN_TURN] == [0, 1, 0, 1, 0]
+    # 1 and 1 requests: rank 1 has fewer tokens; then it has more requests than an even share, so rank 0
+    assert chosen[RankChoice.FEWEST_TOKENS] == [0, 1, 1, 0, 1]
+
+
+def test_a_step_lasts_as_long_as_on_the_rank_with_the_longest_prompt():
+    """300 and 100 tokens: both ranks end after 1 + 30 ms; one queue would have put 200 on each, 21 ms."""
+    fleet = fleet_of(TWO)
+    fleet.submit(0, 0, (0, 300, 1), 0.0)
+    fleet.submit(0, 1, (0, 100, 1), 0.0)
+    fleet.run_until(math.inf)
+    assert fleet.segments.finish_s.tolist() == pytest.approx([0.031, 0.031])
+
+
+def test_a_prompt_on_one_rank_delays_the_decodes_of_the_other():
+    """Steps of 1.1 ms; a prompt of 100 tokens that comes at 10.5 ms joins the step from 11 ms on, which takes 11 ms."""
+    fleet = fleet_of(TWO)
+    fleet.submit(0, 0, (16, 0, 30), 0.0, last_token_s=0.0)
+    fleet.run_until(0.0105)
+    fleet.submit(0, 1, (0, 100, 1), 0.0105)
+    fleet.run_until(math.inf)
+    assert ranks_of(fleet) == [0, 1]
+    assert fleet.segments.finish_s.tolist() == pytest.approx([0.022 + 19 * 0.0011, 0.022])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "time"),
+    [((10,), 10 * 1.21), ((10, 10), 10 * 1.22), ((10, 10, 10, 1, 10), 1.65 + 9 * 1.64)],
+    ids=["one", "one_each", "three_and_two_then_three_and_one"],
+)
+def test_an_idle_rank_goes_along_and_experts_work_on_the_tokens_of_all(outputs, time):
+    """A step of 1 ms, 0.2 ms a sequence of the fullest rank, 0.01 ms a token of all ranks."""
+    table = StepTable.affine(step=1e-3, per_sequence=2e-4, per_routed=1e-5, ranks=2, max_sequences=16)
+    fleet = fleet_of(table, rank_choice=RankChoice.IN_TURN)
+    for request, output in enumerate(outputs):
+        fleet.submit(0, request, (16, 0, output), 0.0, last_token_s=0.0)
+    fleet.run_until(math.inf)
+    assert fleet.segments.finish_s.max() == pytest.approx(1e-3 * time)
+
+
+@pytest.mark.parametrize("step_by_step", [True, False])
+def test_the_longer_attention_counts_at_every_step(step_by_step):
+    """0.01 ms for each 100 tokens of context of a rank: 1,000 of one sequence against 3 of 300, which grow by three a
+    step and overtake it after the 50th: at step k, from 1 on, max(1000 + k, 900 + 3k) tokens.
+    """
+    table = StepTable.affine(per_context=1e-7, ranks=2, max_sequences=16)
+    limits = {"token_budget": 4096, "max_sequences": 16, "watermark": 0.0, "rank_choice": RankChoice.IN_TURN}
+    fleet = Fleet([InstanceSpec(table=table, blocks=400, **limits)], step_by_step=step_by_step)
+    for request, context in enumerate((1000, 300, 1, 300, 1, 300)):
+        fleet.submit(0, request, (context, 0, 100 if context > 1 else 1), 0.0, last_token_s=0.0)
+    fleet.run_until(math.inf)
+    steps = [max(1000 + k, 900 + 3 * k) for k in range(1, 101)]
+    steps[0] = 1001 + 2 * 2  # with the two short ones
+    assert fleet.segments.finish_s.max() == pytest.approx(1e-7 * sum(steps))
+
+
+def test_memory_of_another_rank_does_not_help():
+    """Two ranks of 4 blocks. On rank 0 two requests of 32 tokens grow into a third block each: the later is preempted,
+    while rank 1 has 4 blocks free. In one memory of 8 blocks nobody would be.
+    """
+    preempted = {}
+    for name, table in (("ranks", TWO), ("one", StepTable.affine(step=1e-3, per_token=1e-4, max_sequences=16))):
+        fleet = fleet_of(table, blocks=8, admission=Admission.PROMPT, rank_choice=RankChoice.IN_TURN)
+        for request, output in enumerate((10, 1, 10)):
+            fleet.submit(0, request, (0, 32, output), 0.0)
+        fleet.run_until(math.inf)
+        preempted[name] = fleet.segments.preemptions.tolist()
+    assert preempted == {"ranks": [0, 0, 1], "one": [0, 0, 0]}
+
+
+def test_limits_are_shared_by_the_ranks():
+    """Six sequences over four ranks: two, two, one and one run together."""
+    table = StepTable.affine(step=1e-3, ranks=4, max_sequences=16)
+    fleet = fleet_of(table, max_sequences=6, rank_choice=RankChoice.IN_TURN)
+    for request in range(16):
+        fleet.submit(0, request, (16, 0, 10), 0.0, last_token_s=0.0)
+    fleet.run_until(0.005)
+    running = fleet.segments["rank"][~np.isnan(fleet.segments.start_s)]
+    assert np.bincount(running).tolist() == [2, 2, 1, 1]
+    assert fleet.views.running_requests.tolist() == [6]
+
+
+@pytest.mark.parametrize(("most", "passes"), [(1, 4), (2, 2), (4, 1), (8, 1)])
+def test_a_most_number_of_prompts_is_that_of_all_ranks(most, passes):
+    """Four prompts on two ranks: one a pass takes four passes, two take one of each rank."""
+    fleet = fleet_of(TWO, mode=Mode.PREFILL_FIRST, max_prompts=most)
+    for request in range(4):
+        fleet.submit(0, request, (0, 50, 1), 0.0)
+    fleet.run_until(math.inf)
+    assert len(np.unique(fleet.segments.finish_s)) == passes
+    assert fleet.views.passes.tolist() == [passes]
+
+
+@pytest.mark.parametrize("batch", [1, 7, 13, 32, 50])
+def test_ranks_as_even_as_can_be_take_the_time_of_the_physics(batch):
+    """The fullest rank has its share rounded up, experts the tokens of all; 50 sequences over 8 ranks: 7 and 50."""
+    at, mapping = setup("deepseek_r1", "h200_sxm", "fp8"), Mapping(dp_attn=8, ep=8)
+    fleet = fleet_of(StepTable.build(at, mapping, max_sequences=64), blocks=8 * 1000, max_sequences=64)
+    for request in range(batch):
+        fleet.submit(0, request, (2000, 0, 100), 0.0, last_token_s=0.0)
+    fleet.run_until(math.inf)
+    exact = decode_step(at, mapping, batch=float(batch), context=2050.5).ttl
+    assert fleet.segments.finish_s.max() / 100 == pytest.approx(float(exact), rel=2e-3)
+
+
+def test_blocks_of_all_ranks_are_free_in_the_end():
+    rng = np.random.default_rng(0)
+    at, mapping = setup("mixtral_8x7b", "h100_sxm", "bf16"), Mapping(dp_attn=4, ep=4)
+    fleet = fleet_of(StepTable.build(at, mapping, max_sequences=64), blocks=4 * 60, max_sequences=64)
+    now = 0.0
+    for request in range(300):
+        now += rng.exponential(0.005)
+        fleet.run_until(now)
+        fleet.submit(0, request, (0, int(rng.integers(1, 400)), int(rng.integers(1, 400))), now)
+    fleet.run_until(math.inf)
+    one = fleet.views[0]
+    assert (one.free_blocks, one.queued_requests, one.running_requests) == (240, 0, 0)
+    assert one.decode_tokens + one.first_tokens == fleet.segments.generate.sum()
+    assert fleet.segments.preemptions.sum() == one.preemptions > 0
+    assert BLOCK_TOKENS * one.rank_blocks == 960
