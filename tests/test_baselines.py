@@ -126,6 +126,15 @@ CASES = {
     "qwen3_32b_h100_blocks": Case(
         model="qwen3_32b", system="h100_sxm", precision="fp8_block_bf16kv", isl=2048, osl=512, max_gpus=2
     ),
+    "qwen3_30b_h100_vllm_0_12": Case(
+        model="qwen3_30b_a3b",
+        system="h100_sxm",
+        precision="fp8_block_bf16kv",
+        isl=2048,
+        osl=512,
+        max_gpus=2,
+        engine="vllm_0_12",
+    ),
     "gpt_oss_20b_h100_mxfp4": Case(
         model="gpt_oss_20b", system="h100_sxm", precision="mxfp4", isl=2048, osl=512, max_gpus=2, engine="vllm"
     ),

@@ -20,6 +20,7 @@ class SourceNames:
     other_boards: tuple[str, ...]  # boards that carry such a name but not its chip, power or links
     engines: Mapping[str, str]  # part of a framework's name -> engine
     old_engines: Mapping[str, str]  # engine -> its profile as it was before 2025
+    expert_kernels_of: Mapping[str, str]  # engine and version -> engine whose kernel of experts such a run has
     source_engines: Mapping[str, str]  # start of the name of a source that names no engine -> engine
     table_systems: Mapping[str, str]  # system of a kernel table -> system, where the two differ
 

@@ -183,6 +183,9 @@ class MoeFit(Fit):
     least_rows: Annotated[float, Range(0.0, 1e4)] = 0.0  # rows that an expert with fewer is padded to [1]
     per_expert: _Time = 0.0  # set-up of one expert of the rank [s]
     e_handling: _Share | None = None  # share of the HBM bandwidth at which rows are gathered and summed; None: free [1]
+    block_rows: Annotated[float, Range(0.0, 1e4)] = (
+        0.0  # every expert of the rank runs in blocks of so many, picked or not [1]
+    )
     stray: _Fraction = 0.0  # share of other ranks' picks that the rank measured multiplied, too; not so in serving [1]
 
 

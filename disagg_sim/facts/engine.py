@@ -46,6 +46,7 @@ class EngineSpec(Shown):
     cache_share: _Share  # share that the cache may fill of what weights and activations leave of it [1]
     reserves_output: bool  # admits a request when its whole cache fits; else more are admitted and some evicted
     cache_of_quantised: Annotated[str, OneOf(("bf16", "fp8"))]  # KV cache of a quantised checkpoint, by default
+    expert_kernel: str = ""  # that multiplies experts where efficiency files have a row of it; "" = the fastest timed
     sources: Mapping[str, str]  # key -> where its value comes from
 
 
@@ -84,6 +85,7 @@ def engine_of(path: Path, data: Mapping[str, Any], name: str) -> EngineSpec:
     """
     spec = EngineSpec(name=name, **dict(validate(_Keys, data, path)))
     told = [key for key in _Keys.model_fields if key not in ("title", "sources")]
-    if found := source_faults(spec.sources, told, needed=told):
+    needed = [key for key in told if key != "expert_kernel" or spec.expert_kernel]
+    if found := source_faults(spec.sources, told, needed=needed):
         raise spec_error(path, found)
     return spec

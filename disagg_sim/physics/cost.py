@@ -120,7 +120,7 @@ def _expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, at: Setup) -> Cost:
         chosen = [at.rates.moe[name][min(index, len(at.rates.moe[name]) - 1)] for name in regimes]
         here = {
             name: np.select(list(regimes.values()), [getattr(rate, name) for rate in chosen])
-            for name in ("flops", "bandwidth", "t0", "blend", "least_rows", "per_expert", "handling")
+            for name in ("flops", "bandwidth", "t0", "blend", "least_rows", "per_expert", "handling", "block_rows")
         }
         q = here["blend"]
         if np.all(q == q.flat[0]):

@@ -295,6 +295,7 @@ def moe_rate(fit: MoeFit, system: SystemSpec) -> MoeRate:
         per_expert=fit.per_expert,
         handling=np.inf if fit.e_handling is None else fit.e_handling * system.hbm_bandwidth,
         element=form.bytes,
+        block_rows=fit.block_rows,
     )
 
 
@@ -307,8 +308,16 @@ def _best_match(rows: Iterable[F], order: tuple[str, ...]) -> F | None:
 class _Resolver:
     """Picks the fits of one engine order and remembers which were taken."""
 
-    def __init__(self, system: SystemSpec, spec: EfficiencySpec | None, profile: ProfileSpec, order: tuple[str, ...]):
+    def __init__(
+        self,
+        system: SystemSpec,
+        spec: EfficiencySpec | None,
+        profile: ProfileSpec,
+        order: tuple[str, ...],
+        expert_kernel: str,
+    ):
         self.system, self.spec, self.profile, self.order = system, spec, profile, order
+        self.expert_kernel = expert_kernel
         self.used: dict[str, Taken] = {}
         self.leaves_domain = system.nvlink_domain < MAX_INSTANCE_GPUS  # whether any stage can
 
@@ -393,13 +402,20 @@ class _Resolver:
         floor = self.profile.moe_t0
         rates = []
         for row in kernels:
-            e_compute = row.e_compute if row.e_compute is not None else siblings[0].e_compute
+            own = row.e_compute is not None or row.block_rows  # blocks hold their arithmetic
+            e_compute = row.e_compute if own else siblings[0].e_compute
             rate = moe_rate(replace(row, e_compute=e_compute), self.system)
             rates.append(rate if floor is None else replace(rate, t0=floor, per_expert=0.0))
         return tuple(rates)
 
     def _expert_kernels(self, name: str, engine: str, rows: list[MoeFit]) -> list[MoeFit]:
-        """Fits of the kernels that an engine chooses among, its own in another library included; the sound ones."""
+        """Fits of the kernels that an engine chooses among, its own in another library included; the sound ones.
+
+        Where the engine's file names a kernel, that one alone; one that runs in blocks only if it is named.
+        """
+        if named := [row for row in rows if row.engine == engine and row.kernel == self.expert_kernel]:
+            return named
+        rows = [row for row in rows if not row.block_rows]
         lent = _best_match((row for row in rows if GENERATED in row.kernel and name in GENERATED_FORMATS), self.order)
         kernels = [row for row in rows if row.engine == engine or (engine == "trtllm" and row is lent)]
         return [row for row in kernels if row.p90_error <= WORST_FIT] or kernels
@@ -452,6 +468,7 @@ def resolve_rates(
     profile: ProfileSpec,
     efficiency: EfficiencySpec | None,
     engine: str = "",
+    expert_kernel: str = "",
 ) -> Rates:
     """Rates of every operator of ``model`` on ``system``.
 
@@ -461,6 +478,8 @@ def resolve_rates(
         Fits of the system; ignored by a profile that is not fitted, needed by one that is.
     engine
         "trtllm", "vllm" or "sglang" first, the others where it has no fit; "" = the system's own order.
+    expert_kernel
+        Kernel that multiplies experts wherever the engine has a row of it; "" = the fastest of those that were timed.
 
     Raises
     ------
@@ -474,7 +493,7 @@ def resolve_rates(
     spec = efficiency if profile.fitted else None
     preferred = spec.engine_order if spec is not None else ENGINES
     order = (engine, *(e for e in preferred if e != engine)) if engine else preferred
-    resolver = _Resolver(system, spec, profile, order)
+    resolver = _Resolver(system, spec, profile, order, expert_kernel)
     absorbed = [BF16] * ("mla" in model.attention_kinds)
     formats = dict.fromkeys((*precision.projections, precision.ffn, precision.head, precision.router, *absorbed))
     attention = {kind: resolver.attention(kind, precision) for kind in model.attention_kinds}

@@ -70,9 +70,8 @@ class Setup(Shown):
             engine=overheads.name if overheads else self.engine,
             kernels=overheads.kernels if overheads else self.kernels,
         )
-        rates = resolve_rates(
-            new.model, new.system, new.precision, new.profile, load_efficiency(new.system.name), new.kernels
-        )
+        fits, named = load_efficiency(new.system.name), engine.expert_kernel if engine else ""
+        rates = resolve_rates(new.model, new.system, new.precision, new.profile, fits, new.kernels, named)
         return replace(new, rates=replace(rates, adjust=self.rates.adjust))
 
 
@@ -164,7 +163,7 @@ def setup(
     name = overheads.name if overheads else engine_name(profile_spec, system_spec, str(engine or ""))
     if overheads is None and name not in ("", KERNELS):
         overheads = load_engine(name)
-    kernels = overheads.kernels if overheads else ""
+    kernels, named = (overheads.kernels, overheads.expert_kernel) if overheads else ("", "")
     return Setup(
         model=model_spec,
         system=system_spec,
@@ -172,6 +171,6 @@ def setup(
         profile=profile_spec,
         engine=overheads.name if overheads else name,
         kernels=kernels,
-        rates=resolve_rates(model_spec, system_spec, recipe, profile_spec, fits, kernels),
+        rates=resolve_rates(model_spec, system_spec, recipe, profile_spec, fits, kernels, named),
         overheads=overheads if profile_spec.with_engine else None,
     )

@@ -2,7 +2,7 @@
 
 import csv
 import pickle
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from disagg_sim.facts.layers import GqaAttention, MoeFfn
 from disagg_sim.facts.load import (
     list_specs,
     load_efficiency,
+    load_engine,
     load_model,
     load_precision,
     load_profile,
@@ -68,7 +69,7 @@ def test_the_shipped_names():
         "nvfp4_fp8kv",
         "nvfp4_fp8kv_bf16_attention",
     )
-    assert list_specs("engine") == ("sglang", "trtllm", "trtllm_engine", "vllm", "vllm_eager", "vllm_v0")
+    assert list_specs("engine") == ("sglang", "trtllm", "trtllm_engine", "vllm", "vllm_0_12", "vllm_eager", "vllm_v0")
     assert list_specs("profile") == ("ideal", "measured", "optimistic")
     assert set(list_specs("model")) == {row["name"] for row in COUNTS}
     assert len(COUNTS) == 36
@@ -254,7 +255,9 @@ def test_preparing_an_exchange_costs_microseconds_per_thousand_tokens():
 def test_fits_are_few_numbers_that_name_their_data_and_what_they_have_not_seen(name):
     """At most 80 numbers an engine; every fit made here tells rows held out, their spread and the range of sizes."""
     efficiency = load_efficiency(name)
-    own = [row for row in rows(name) if not row.inherited_from and row.engine != "assumed"]
+    made = [row for row in rows(name) if not row.inherited_from and row.engine != "assumed"]
+    own = [row for row in made if not getattr(row, "block_rows", 0)]  # kernels in blocks stand in no table
+    assert all(not row.points for row in made if row not in own)
     for engine in {row.engine for row in own}:
         assert 0 < sum(row.parameters for row in own if row.engine == engine) <= 80, engine
     assert all(row.points and row.valid for row in own)
@@ -301,3 +304,11 @@ def test_the_shapes_of_the_paper():
     for family in ("prefill_and_generation_heavy", "reasoning", "short_answers", "long_context"):
         assert set(load_traffic(family).shapes) <= set(shapes)
     assert load_traffic("azure_2023_code").shapes == ()
+
+
+def test_a_version_of_an_engine_differs_by_its_kernel_of_experts_alone():
+    now, before = load_engine("vllm"), load_engine("vllm_0_12")
+    same = {"name": now.name, "title": now.title, "expert_kernel": "", "sources": now.sources}
+    assert replace(before, **same) == now
+    assert {key: before.sources[key] for key in now.sources} == dict(now.sources)
+    assert before.expert_kernel in {row.kernel for row in rows("h200_sxm") if getattr(row, "block_rows", 0)}

@@ -137,3 +137,22 @@ def test_frontier_simulation_and_validation_give_the_same_ttl(model, system, pre
         prefill = ds.prefill_grid(at, mapping, lengths, batch=[ranks]).latency[0, 0]
         validated = prefill_time(run, mapping, np.float64(ranks * 3584), np.float64(ranks), seen)
         assert prefill == pytest.approx(float(np.max(validated)), rel=1e-9)
+
+
+def test_an_engine_may_name_the_kernel_of_its_experts():
+    """vLLM 0.12 on Hopper gives each of 128 experts a block: 94 layers * 128 * 4.7 MB at 0.687 * 4.8 TB/s are 17.2 ms.
+
+    So a token takes longer than that, where the fastest kernel reads 8 experts. A system without that kernel takes the
+    fastest.
+    """
+    told = ("qwen3_235b_a22b", "fp8_block_bf16kv")
+    now, before = (ds.setup(told[0], "h200_sxm", told[1], engine=engine) for engine in ("vllm", "vllm_0_12"))
+    (blocks,) = before.rates.moe["tp"]
+    assert (blocks.block_rows, np.isinf(blocks.flops)) == (128, True)
+    assert not any(rate.block_rows for rate in now.rates.moe["tp"])
+    step, longer = (float(decode_step(at, TP4, batch=1.0, context=1000.0).ttl) for at in (now, before))
+    weights = 94 * 128 * 3 * 4096 * 384 / (0.687 * 4.8e12)
+    assert weights == pytest.approx(17.2e-3, rel=0.01)
+    assert 0.9 * weights < longer - step < weights
+    elsewhere = [ds.setup(told[0], "b200_sxm", told[1], engine=engine).rates.moe for engine in ("vllm", "vllm_0_12")]
+    assert elsewhere[0] == elsewhere[1]

@@ -141,6 +141,14 @@ def test_routed_experts_by_hand():
     assert float(cost.sums.latency) == pytest.approx(30 * US, rel=1e-9)
 
 
+def test_experts_in_blocks_take_the_time_of_their_weights_picked_or_not():
+    """200 experts take a block each, 256 picks two more: 202 * 12 MB at 2 TB/s = 1,212 us; without a pick 1,200 us."""
+    blocks = replace(EXPERTS, flops=np.inf, block_rows=128.0)
+    assert float(grouped(blocks, 256.0, 100.0, 200.0).time) == pytest.approx((30 + 1212 + 256 * 0.034) * US)
+    assert float(grouped(blocks, 0.0, 0.0, 200.0).time) == pytest.approx((30 + 1200) * US)
+    assert float(grouped(blocks, 0.0, 0.0, 100.0).sums.memory) == pytest.approx(600 * US)  # half of the experts, EP 2
+
+
 def test_full_experts_are_not_padded_and_idle_ranks_pay_the_floor():
     full, double = (float(grouped(EXPERTS, picks, 50.0, 50.0).sums.compute) for picks in (8000.0, 16000.0))
     assert (full, double) == pytest.approx((192 * US, 384 * US))

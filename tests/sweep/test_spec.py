@@ -162,7 +162,7 @@ FAULTS = {
 }
 LONG = "allow_long_context: true\n"
 
-ENGINES = "sglang, trtllm, trtllm_engine, vllm, vllm_eager, vllm_v0, kernels"
+ENGINES = "sglang, trtllm, trtllm_engine, vllm, vllm_0_12, vllm_eager, vllm_v0, kernels"
 
 
 def write(tmp_path: Path, text: str | bytes) -> str:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats
 from disagg_sim.calibration.kernels.residuals import band
-from disagg_sim.calibration.served.evaluate import engine_of, pool_of
+from disagg_sim.calibration.served.evaluate import engine_of, expert_kernel_of, pool_of
 from disagg_sim.calibration.served.rows import ServingRow
 from disagg_sim.calibration.served.spreads import evidence_of
 from disagg_sim.calibration.served.steady_state import (
@@ -161,7 +161,8 @@ def with_bands(
 
 
 def _run(row: ServingRow) -> tuple[Any, ...]:
-    return row.model, row.system, row.recipe, row.engine, row.chunk_tokens, row.prefill is not None
+    engine = row.engine, expert_kernel_of(row), row.chunk_tokens
+    return row.model, row.system, row.recipe, *engine, row.prefill is not None
 
 
 def _in_flight(rows: Sequence[ServingRow], room: Floats, pool: Pool, run: Served) -> Floats:

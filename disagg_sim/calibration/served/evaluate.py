@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats
+from disagg_sim.calibration.names import names
 from disagg_sim.calibration.served.rows import Quantity, ServingRow, Workers
 from disagg_sim.calibration.served.steady_state import (
     Pool,
@@ -108,9 +109,18 @@ def pool_of(workers: Iterable[Workers]) -> Pool:
     return Pool(columns, np.array([float(w.count) for w in rows]))
 
 
+def expert_kernel_of(row: ServingRow) -> str:
+    """Kernel of experts that the engine's version names; "" where it names none, or experts are cut over 8 and more."""
+    other = names().expert_kernels_of.get(f"{row.engine} {row.version}")
+    narrow = other is None or row.workers is None or np.any(np.asarray(row.workers.mapping.tp_ffn) >= 8)
+    return "" if narrow else load_engine(str(other)).expert_kernel
+
+
 def engine_of(row: ServingRow, engines: dict[str, EngineSpec]) -> EngineSpec:
-    """The profile of a row's engine, with the token budget that its source states."""
+    """The profile of a row's engine, with the experts of its version and the token budget that its source states."""
     engine = engines.get(row.engine) or load_engine(row.engine)
+    if kernel := expert_kernel_of(row):
+        engine = replace(engine, expert_kernel=kernel)
     return replace(engine, chunk_tokens=row.chunk_tokens) if row.chunk_tokens else engine
 
 
@@ -271,7 +281,7 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
 
     def key(index: int) -> tuple[Any, ...]:
         row = checked[index]
-        run = (row.model, row.system, row.recipe, row.engine, row.chunk_tokens)
+        run = (row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens)
         return (*run, row.load, row.mode, row.waves, row.spread)
 
     usable = sorted((i for i, row in enumerate(checked) if not row.reason), key=key)

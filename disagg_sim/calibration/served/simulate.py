@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.calibration.served.evaluate import engine_of
+from disagg_sim.calibration.served.evaluate import engine_of, expert_kernel_of
 from disagg_sim.calibration.served.rows import Quantity, ServingRow, Workers
 from disagg_sim.calibration.served.steady_state import RowLengths, Served, capacity, served, told_slots
 from disagg_sim.domain import Mapping, Slo
@@ -87,7 +87,7 @@ class Task:
 
 def key_of(row: ServingRow) -> str:
     """What a played run depends on: an operating point and the engine with its token budget."""
-    return f"{row.point}|{row.engine}|{row.chunk_tokens}|{row.waves:g}|{row.spread:g}"
+    return f"{row.point}|{row.engine}|{expert_kernel_of(row)}|{row.chunk_tokens}|{row.waves:g}|{row.spread:g}"
 
 
 def tasks_of(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None = None) -> list[Task]:
@@ -117,7 +117,7 @@ def tasks_of(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
     """
 
     def of_setup(row: ServingRow) -> tuple[Any, ...]:
-        return row.model, row.system, row.recipe, row.engine, row.chunk_tokens
+        return row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens
 
     once = {key_of(row): row for row in rows if row.load == "closed_loop" and row.workers}
     tasks = []
