@@ -57,7 +57,6 @@ def least_prefill(view: ClusterView, among: Index, tokens: int = 0) -> int:
 
 def least_decode(view: ClusterView, among: Index, tokens: int = 0) -> int:
     """The one with the fewest tokens in decode, in transfer and in wait for its seats; the first of several."""
-    view.refresh()  # else steps since the last event would be missing
     return view.least(HELD_TOKENS, among, view.seats, tokens)
 
 
