@@ -46,8 +46,8 @@ class ClusterView:
     and so one request, may hold), ``decode_steps``, ``decode_time``, ``busy_time``, ``prefill_tokens``,
     ``decode_tokens``. They are those at each instance's last event;
     ``refresh`` brings them to the present, which ticks do by themselves. ``prefill_rate`` [request/s] and ``seats`` [1]
-    say what each instance serves of the expected traffic, see ``service``. ``inst`` has the records themselves, for
-    compiled choices.
+    say what each instance serves of the expected traffic, see ``service``. ``inst`` has the records themselves, and
+    ``home`` says where all arrays of the kernel are, for compiled choices.
 
     Sequences over requests: ``arrival_s`` [s] (NaN: not known yet), ``input_tokens``, and ``output_tokens``, which a
     real system cannot know: only predictors of lengths may look at it.
@@ -62,6 +62,7 @@ class ClusterView:
     input_tokens: tuple[int, ...]
     output_tokens: tuple[int, ...]
     inst: Any
+    home: Ints
     queued_requests: Ints
     queued_prompt_tokens: Ints
     queued_context_tokens: Ints
@@ -85,7 +86,7 @@ class ClusterView:
         arrival_s: Any = state.arrival_s
         own["site"], own["arrival_s"] = state.site, memoryview(arrival_s).toreadonly()
         own["input_tokens"], own["output_tokens"] = tuple(state.prompts), tuple(state.outputs)
-        own["_rankings"] = Rankings(state.fleet.home)
+        own["home"], own["_rankings"] = state.fleet.home, Rankings(state.fleet.home)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse it: what a policy changes, it wishes."""
@@ -189,9 +190,9 @@ class ClusterView:
         """The instance of ``among`` with the least load and ``own`` for what it serves, now; see ``Rankings.least``."""
         return self._rankings.least(load, among, served, own, self._engine.now)
 
-    def refresh(self) -> None:
-        """Bring the columns to the present; nothing else changes."""
-        self._state.fleet.refresh(self._engine.now)
+    def refresh(self, only: int = -1) -> None:
+        """Bring the columns of all instances to the present, or of one; nothing else changes."""
+        self._state.fleet.refresh(self._engine.now, only)
 
     def window(self, seconds: float) -> Window:
         """Observations of the last ``seconds`` [s]; those over instances since the nearest tick before."""

@@ -9,6 +9,7 @@ from disagg_sim.facts.load import load_scheduler
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.kernel.layout import Segment, World, dtype_of
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.run import RunOptions, serve
 from disagg_sim.simulation.site import Site
@@ -62,6 +63,14 @@ def served(requests, policy, served_by, *, table, seed=0, options=PLAIN, **more)
     engine = Engine(seed)
     here = site(engine, served_by, table=table, options=options, **more)
     return serve(requests if isinstance(requests, Trace) else trace(requests), policy, here, engine, options)
+
+
+def arrays_of(inst):
+    """The arrays of a fleet whose instances are these records, idle but for what they say."""
+    empty, world = np.zeros(1), np.zeros(1, dtype_of(World))
+    world["changes"] = len(inst) + 1  # more than the log holds: all are new
+    rest = [np.zeros(1, dtype_of(Segment)), np.zeros((1, 1, 1)), empty, np.zeros((1, 1)), world, empty, empty]
+    return [inst, *rest, np.zeros(len(inst), np.int64)]
 
 
 #: 10 ms of every step, 1 ms a sequence that decodes, 0.1 ms a prompt token.

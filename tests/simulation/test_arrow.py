@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from sites import SIMPLE, deployment, served, site
+from sites import SIMPLE, arrays_of, deployment, served, site
 
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.kernel.home import home_of
 from disagg_sim.simulation.kernel.layout import Instance, dtype_of
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.policy import Arrow, GlobalScheduler
@@ -46,6 +47,8 @@ class View(SimpleNamespace):
             waiting={},
             inst=np.zeros(count, dtype_of(Instance)),
         )
+        self.arrays = arrays_of(self.inst)
+        self.home = home_of(self.arrays)
         for name in COLUMNS:
             setattr(self, name, self.inst[name.replace("_time", "_s")])
         for name, values in columns.items():

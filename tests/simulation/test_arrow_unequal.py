@@ -286,7 +286,7 @@ def test_on_equal_instances_decode_goes_to_the_fewest_tokens_as_printed(running,
     pools = [[i for i in range(COUNT) if bool(prompts[i]) == mixed] for mixed in (False, True)]
     best = [min(pool, key=lambda i: running[i]) for pool in pools if pool]
     inside = [i for i in best if running[i] <= 16_000 and interval[i] <= SLO.tpot]
-    found = hand_over(view.decode, view.inst, arrow.ledger, more, SLO.tpot)
+    found = hand_over(view.decode, view.home, arrow.ledger, more, SLO.tpot, view.now)
     assert found == (inside[0] if inside else -1 - min(best, key=lambda i: running[i]))
 
 

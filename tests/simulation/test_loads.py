@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sites import arrays_of
 
 from disagg_sim.simulation.kernel.home import home_of
-from disagg_sim.simulation.kernel.layout import Instance, Segment, World, dtype_of
+from disagg_sim.simulation.kernel.layout import Instance, dtype_of
 from disagg_sim.simulation.kernel.ranking import Rankings
 from disagg_sim.simulation.policies.loads import InTurn, fewest_requests, least_decode, least_prefill, shortest_queue
 
@@ -15,14 +16,11 @@ AMONG = np.array([1, 3, 4])
 
 def view(**columns):
     """Instances with these columns, idle but for them."""
-    inst, world = np.zeros(5, dtype_of(Instance)), np.zeros(1, dtype_of(World))
-    world["changes"] = 6  # more than the log holds: all are new
+    inst = np.zeros(5, dtype_of(Instance))
     served = {name: np.array(columns.pop(name, [7] * 5)) for name in ("prefill_rate", "seats")}
     for name, values in columns.items():
         inst[name] = values
-    empty = np.zeros(1)
-    arrays = [inst, np.zeros(1, dtype_of(Segment)), np.zeros((1, 1, 1)), empty, np.zeros((1, 1)), world, empty, empty]
-    arrays.append(np.zeros(5, np.int64))
+    arrays = arrays_of(inst)
     rankings = Rankings(home_of(arrays))
 
     def least(load, among, served, own=0, arrays=arrays):  # which lie where home says

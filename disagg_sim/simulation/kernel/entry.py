@@ -277,11 +277,11 @@ def _withdraw(st: Queues, s: int, row: int) -> bool:
 
 
 @entry
-def refresh(home: Ints, now: float) -> None:
-    """Count the decode steps of all instances that have ended by ``now``."""
+def refresh(home: Ints, only: int, now: float) -> None:
+    """Count the decode steps that have ended by ``now`` of all instances (``only`` = -1), or of one."""
     st = state_at(home)
     later = np.nextafter(now, math.inf)
-    i = first_up_to(st.due, now)
+    i = first_up_to(st.due, now) if only < 0 else only
     while i >= 0:
         steps = _steps_to(st, i, now) if st.inst[i].run_kind == DECODING else 0
         if steps > 0:
@@ -291,7 +291,7 @@ def refresh(home: Ints, now: float) -> None:
                 count_run(st, i, steps)
             _changed(st, i)
         set_key(st.due, i, max(_due(st, i), later))
-        i = first_up_to(st.due, now)
+        i = first_up_to(st.due, now) if only < 0 else -1
 
 
 @entry

@@ -391,10 +391,13 @@ class Fleet:
         self._enlarge([spec], now)
         return len(self._specs) - 1
 
-    def refresh(self, now: float) -> None:
-        """Count the decode steps that ended by ``now`` in all views; changes nothing in what follows."""
+    def refresh(self, now: float, only: int = -1) -> None:
+        """Count the decode steps that ended by ``now`` in the views of all instances, or of one.
+
+        Nothing that follows changes but by rounding.
+        """
         if self._due.item(1) <= now:
-            kernel.refresh(self.home, float(now))
+            kernel.refresh(self.home, only, float(now))
 
     def flops(self) -> Floats:
         """Work that the model needed so far on each instance, all its GPUs together. [FLOP]

@@ -28,6 +28,12 @@ MOST_KEPT = 8
 
 
 @inner
+def uncounted(st: Queues, i: int, now: float) -> int:
+    """Decode steps of an instance that have ended and are not in its columns yet."""
+    return _steps_to(st, i, now) if st.inst[i].run_kind == DECODING else 0
+
+
+@inner
 def _load(st: Queues, i: int, load: int, steps: int) -> float:
     """A load of an instance after so many decode steps that are not counted yet."""
     one = st.inst[i]
@@ -54,9 +60,8 @@ def _first(st: Queues, tree: Floats, present: Floats, load: int, now: float) -> 
     i = least_of(tree)
     while i >= 0 and load == HELD_TOKENS and present[i] != now:
         present[i] = now
-        if st.inst[i].run_kind == DECODING:
-            set_key(tree, i, _load(st, i, load, _steps_to(st, i, now)))
-            i = least_of(tree)
+        set_key(tree, i, _load(st, i, load, uncounted(st, i, now)))
+        i = least_of(tree)
     return i
 
 

@@ -13,7 +13,9 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import entry, inner
+from disagg_sim.simulation.kernel.home import queues_at
 from disagg_sim.simulation.kernel.layout import Instance, dtype_of
+from disagg_sim.simulation.kernel.ranking import uncounted
 
 
 class Account:
@@ -48,9 +50,13 @@ def delay_of(account: Account, queued: int, now: float) -> float:
 
 
 @inner
-def decode_of(inst: Instance, account: Account) -> int:
-    """Tokens of all requests that an instance decodes, is being sent, or, where they count, keeps waiting. [token]"""
-    return inst.running_tokens + inst.coming_tokens + account.waiting * inst.queued_context_tokens
+def decode_of(inst: Instance, account: Account, steps: int) -> int:
+    """Tokens of all requests that an instance decodes, is being sent, or, where they count, keeps waiting. [token]
+
+    ``steps`` of its decodes are not in its columns yet.
+    """
+    running = inst.running_tokens + steps * inst.running_requests
+    return running + inst.coming_tokens + account.waiting * inst.queued_context_tokens
 
 
 @inner
@@ -162,48 +168,64 @@ def least_delay(among: Index, inst: Sequence[Instance], ledger: Sequence[Account
 
 @entry
 def lightest(
-    among: Index, inst: Sequence[Instance], ledger: Sequence[Account], more: int
+    among: Index, home: Ints, ledger: Sequence[Account], more: int, at: float
 ) -> tuple[int, float, int, float]:
-    """Where ``more`` tokens leave the least share taken, in pool D and in P->D: instance and share, -1 = none."""
+    """Where ``more`` tokens leave the least share taken, in pool D and in P->D: instance and share, -1 = none.
+
+    Of the tokens in decode ``at`` a time [s]; those at the last event are a lower bound.
+    """
+    st = queues_at(home)
     pure, mixed = -1, -1
     pure_share, mixed_share = np.inf, np.inf
     for i in among:
-        one, account = inst[i], ledger[i]
+        one, account = st.inst[i], ledger[i]
         if account.room <= more:
             continue
-        taken = share(account, decode_of(one, account) + more)
-        if one.queued_prompt_tokens > 0:
-            if mixed < 0 or taken < mixed_share:
-                mixed, mixed_share = i, taken
-        elif pure < 0 or taken < pure_share:
+        prefills = one.queued_prompt_tokens > 0
+        best, least = (mixed, mixed_share) if prefills else (pure, pure_share)
+        if best >= 0 and share(account, decode_of(one, account, 0) + more) >= least:
+            continue
+        taken = share(account, decode_of(one, account, uncounted(st, i, at)) + more)
+        if best >= 0 and taken >= least:
+            continue
+        if prefills:
+            mixed, mixed_share = i, taken
+        else:
             pure, pure_share = i, taken
     return pure, pure_share, mixed, mixed_share
 
 
 @entry
-def hand_over(among: Index, inst: Sequence[Instance], ledger: Sequence[Account], more: int, tpot: float) -> int:
+def hand_over(among: Index, home: Ints, ledger: Sequence[Account], more: int, tpot: float, now: float) -> int:
     """Algorithm 2, first steps: an instance of D, else of P->D, within the limits; otherwise ``-1 - i``, i the lighter.
 
     The limits are MaxRunningTokens, a free sequence, and intervals up to ``tpot`` [s].
     """
-    pure, pure_share, mixed, mixed_share = lightest(among, inst, ledger, more)
+    st = queues_at(home)
+    pure, pure_share, mixed, mixed_share = lightest(among, home, ledger, more, now)
     for i in (pure, mixed):
-        one, account = inst[i], ledger[i]
-        if i < 0 or one.running_requests + one.queued_requests >= account.seats or account.interval_s > tpot:
+        if i < 0:
             continue
-        if decode_of(one, account) <= account.held:
+        one, account = st.inst[i], ledger[i]
+        if one.running_requests + one.queued_requests >= account.seats or account.interval_s > tpot:
+            continue
+        if decode_of(one, account, uncounted(st, i, now)) <= account.held:
             return int(i)
     lighter = mixed if pure < 0 or (mixed >= 0 and mixed_share < pure_share) else pure
     return -1 - int(lighter if lighter >= 0 else among[0])
 
 
 @entry
-def low(among: Index, inst: Sequence[Instance], ledger: Sequence[Account], without: int, most: float) -> bool:
-    """Whether all that decodes would take a share up to ``most`` of what the instances but ``without`` hold."""
+def low(among: Index, home: Ints, ledger: Sequence[Account], without: int, most: float, at: float) -> bool:
+    """Whether all that decodes would take a share up to ``most`` of what the instances but ``without`` hold.
+
+    Of the tokens in decode ``at`` a time [s].
+    """
+    st = queues_at(home)
     tokens, sequences, held, seats = 0, 0, 0.0, 0.0
     for i in among:
-        one, account = inst[i], ledger[i]
-        tokens += decode_of(one, account)
+        one, account = st.inst[i], ledger[i]
+        tokens += decode_of(one, account, uncounted(st, i, at))
         sequences += one.running_requests + one.queued_requests
         if i != without:
             held += max(account.held, 0.0)
@@ -252,7 +274,7 @@ def busy_instance(among: Index, inst: Sequence[Instance], ledger: Sequence[Accou
     """
     for i in among:
         one, account = inst[i], ledger[i]
-        slow = account.interval_s > limit and share(account, decode_of(one, account)) > light
+        slow = account.interval_s > limit and share(account, decode_of(one, account, 0)) > light
         if account.waiting * one.queued_context_tokens > 0 or slow:
             return int(i)
     return -1

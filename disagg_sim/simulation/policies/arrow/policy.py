@@ -176,6 +176,7 @@ class GlobalScheduler:
         self._mean_interval = 0.0  # of the decode instances [s]
         self._late = 0  # looks in a row
         self._worst = 0.0  # TTFT observed since the last look [s]
+        self._looked_s = -np.inf  # when tokens in decode were looked up last; flips for prompts go by these [s]
 
     # --- routing ------------------------------------------------------------------------------------------------
 
@@ -202,8 +203,8 @@ class GlobalScheduler:
             self._worst = max(self._worst, now - view.arrival_s[request])
         if view.roles[origin] is DECODE and view.states[origin] is READY:
             return Leg(origin)
-        view.refresh()  # else steps since the last event of an instance would be missing
-        chosen = hand_over(view.decode, view.inst, self.ledger, view.input_tokens[request], self._tpot)
+        self._looked_s = now
+        chosen = hand_over(view.decode, view.home, self.ledger, view.input_tokens[request], self._tpot, now)
         if chosen >= 0:
             return Leg(chosen)
         flip = self._to_decode(view, "no decode instance within its limits")
@@ -220,12 +221,12 @@ class GlobalScheduler:
         """
         if view.decode.size < 2 or self._mean_interval > self._tpot or self._changing(view, PREFILL):
             return None
-        among, inst, ledger = view.decode, view.inst, self.ledger
+        among, ledger, looked = view.decode, self.ledger, self._looked_s
         if self._unequal:
-            among = sooner(among, inst, ledger, tokens, within, view.now)
-        pure, _, mixed, _ = lightest(among, inst, ledger, 0)
+            among = sooner(among, view.inst, ledger, tokens, within, view.now)
+        pure, _, mixed, _ = lightest(among, view.home, ledger, 0, looked)
         chosen = mixed if mixed >= 0 else pure
-        if chosen < 0 or not low(view.decode, inst, ledger, chosen, self._options.low_load):
+        if chosen < 0 or not low(view.decode, view.home, ledger, chosen, self._options.low_load, looked):
             return None
         return Flip(chosen, PREFILL, f"first token {how} after the limit of {self._ttft:g} s")
 

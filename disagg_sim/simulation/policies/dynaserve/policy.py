@@ -143,7 +143,6 @@ class Splits:
         if not self._expected:
             self._begin(view)
         options, prompt, expected = self._options, view.input_tokens[request], self._expected[request]
-        view.refresh()
         inst, seg, sets, values, submitted = view.kernel
         known = book.Known(inst, seg, sets, values, self._book, self._promised, self._open, self._tally)
         pair = book.choose_pair(known, submitted, self._pairs)
@@ -155,6 +154,8 @@ class Splits:
         elif not self._any:
             split = prompt  # the first request of all: plain disaggregation
         else:
+            view.refresh(first)
+            view.refresh(second)
             wanted = predictor.Wanted(prompt, expected, first, second)
             split, *_ = predictor.finish_times(known, wanted, view.now, self._search)
         self._any = True
