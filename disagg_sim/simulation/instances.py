@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import NoReturn
 
 import numpy as np
@@ -96,8 +97,9 @@ class Roster:
 
     def open(self, start: Sequence[tuple[Mapping, Role]]) -> None:
         """Let the first instances serve; the fleet has them already."""
+        limits = cache(partial(_limits_of, self.policy, self.steps))
         for mapping, role in start:
-            self._add(mapping, role, State.READY)
+            self._add(mapping, role, State.READY, limits(mapping, role))
         self._regroup()
 
     @property
@@ -176,7 +178,8 @@ class Roster:
         left = self.site.deployment.gpus - self.gpus_used
         if wish.mapping.gpus > left:
             self.refuse(wish, f"it takes {wish.mapping.gpus} GPUs, and {left} of {self.site.deployment.gpus} are free")
-        instance = self._add(wish.mapping, Role(wish.role), State.STARTING)
+        mapping, role = wish.mapping, Role(wish.role)
+        instance = self._add(mapping, role, State.STARTING, _limits_of(self.policy, self.steps, mapping, role))
         self._regroup()
         self._log("start", instance, wish)
         self.joined()
@@ -209,7 +212,7 @@ class Roster:
 
     # --- carried out --------------------------------------------------------------------------------------------
 
-    def _add(self, mapping: Mapping, role: Role, state: State) -> int:
+    def _add(self, mapping: Mapping, role: Role, state: State, limits: Limits) -> int:
         instance = len(self.role)
         if instance == len(self.fleet):
             self.fleet.add(spec_of(self.policy, self.site, self.steps, mapping, role), self.engine.now)
@@ -227,7 +230,7 @@ class Roster:
         rate, seats = self._serves_of(mapping, role)
         self.prefill_rate.append(rate)
         self.seats.append(seats)
-        self._step_as_usual(instance)
+        self._set(instance, limits)
         return instance
 
     def _serves_of(self, mapping: Mapping, role: Role) -> tuple[float, int]:

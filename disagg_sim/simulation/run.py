@@ -299,7 +299,8 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
 
 def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, options: RunOptions) -> Cluster:
     """Everything that takes part in a run, wired up."""
-    fleet = Fleet([spec_of(name, site, parts.steps, *each) for each in parts.start], step_by_step=options.step_by_step)
+    spec = cache(partial(spec_of, name, site, parts.steps))
+    fleet = Fleet([spec(*each) for each in parts.start], step_by_step=options.step_by_step)
     link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s)
     roster = Roster(name, site, parts.steps, engine=engine, fleet=fleet, link=link)
     roster.open(parts.start)

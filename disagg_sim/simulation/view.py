@@ -86,7 +86,7 @@ class ClusterView:
         arrival_s: Any = state.arrival_s
         own["site"], own["arrival_s"] = state.site, memoryview(arrival_s).toreadonly()
         own["input_tokens"], own["output_tokens"] = tuple(state.prompts), tuple(state.outputs)
-        own["home"], own["_rankings"] = state.fleet.home, Rankings(state.fleet.home)
+        own["home"], own["_rankings"] = locked(state.fleet.home), Rankings(state.fleet.home)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse it: what a policy changes, it wishes."""
