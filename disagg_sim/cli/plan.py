@@ -16,10 +16,9 @@ from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.planning.assurance import assurance
 from disagg_sim.planning.flips import flips
-from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.question import OBJECTIVES, PlanOptions
-from disagg_sim.report.plan import Told, plan_json, screen, write_plan
+from disagg_sim.report.plan import Block, Told, changes, plan_json, screen, write_plan
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths, lengths, traffic_case
 from disagg_sim.workload.readers.load import load_trace
@@ -75,11 +74,20 @@ def plan(
 
             found, shown = proven(found, seed=seed)
             told = replace(told, proof=shown)
-        told = replace(told, sure=assurance(found), changes=flips(found))
-    text = _text(found, told)
+        told = replace(told, sure=assurance(found))
+    text = _text(screen(found, told))
+    if not as_json:
+        typer.echo(text, nl=False)
+    if found.best is not None:
+        told = replace(told, changes=flips(found))  # after the answer, which need not wait for it
+        last = _text([changes(found, told)])
+        text += f"\n{last}"
+        if not as_json:
+            typer.echo(f"\n{last}", nl=False)
+    if as_json:
+        typer.echo(json.dumps(plan_json(found, told), indent=2))
     if out is not None:
         write_plan(found, told, text, out)
-    typer.echo(json.dumps(plan_json(found, told), indent=2) if as_json else text, nl=as_json)
     if found.best is None:
         raise typer.Exit(INFEASIBLE)
 
@@ -115,10 +123,10 @@ def _prices(given: list[str]) -> dict[str, float]:
     return found
 
 
-def _text(found: Plan, told: Told) -> str:
-    """The screen: blocks with a blank line between them."""
+def _text(blocks: list[Block]) -> str:
+    """Blocks with a blank line between them."""
     parts = []
-    for block in screen(found, told):
+    for block in blocks:
         if len(block.rows[0]) == 1:
             parts.append("\n".join(row[0] for row in block.rows))
         else:

@@ -40,7 +40,7 @@ SAMPLES = 400
 #: Ends of a band: 80 % of the samples lie between them. [1]
 ENDS = (0.1, 0.9)
 #: Designs as slow and as fast as this, over the interactivity of the limit, may come to count. [1]
-NEAR = (0.7, 2.5)
+NEAR = (0.75, 1.8)
 #: GPUs up to which whole instances of both pools are matched; the gain has its own counts. [1]
 MATCHED = 4096
 

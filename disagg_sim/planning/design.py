@@ -83,14 +83,18 @@ class Design:
         """Arrival to first token, queue included, by percentile. [s]"""
         pool = self.pools[0]
         assert isinstance(pool.choice, PrefillChoice | ColocatedChoice)
-        return {name: pool.choice.ttft(self.rate, pool.instances, share) for name, share in SHARES.items()}
+        return {name: pool.choice.ttft(self._seen(share), pool.instances, share) for name, share in SHARES.items()}
 
     @property
     def tpot(self) -> Percentiles:
         """Mean gap of a request's tokens after the first, by percentile. [s]"""
         pool = self.pools[-1]
         assert isinstance(pool.choice, DecodeChoice | ColocatedChoice)
-        return {name: pool.choice.tpot(self.rate, pool.instances, share) for name, share in SHARES.items()}
+        return {name: pool.choice.tpot(self._seen(share), pool.instances, share) for name, share in SHARES.items()}
+
+    def _seen(self, share: float) -> float:
+        """Rate that counts for a percentile: of a median the mean, else that of the surges of a trace. [request/s]"""
+        return self.rate * (self.work.surge if share > SHARES["p50"] else 1.0)
 
     @property
     def in_flight(self) -> float:

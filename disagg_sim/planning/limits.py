@@ -75,4 +75,5 @@ class Work:
     lengths: Lengths
     ttft: Limit
     tpot: Limit
-    dispersion: float = 1.0  # squared coefficient of variation of the gaps between arrivals; 1 = Poisson [1]
+    dispersion: float = 1.0  # variance of the requests of a short window over their mean; 1 = Poisson [1]
+    surge: float = 1.0  # rate that the share of the limits does not see exceeded, over the mean rate [1]

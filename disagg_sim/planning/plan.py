@@ -30,6 +30,8 @@ from disagg_sim.workload.trace import Trace
 RUNNERS_UP = 3
 #: Requests of a window over which arrivals are counted. [request]
 WINDOW = 20
+#: TTFT limits that a surge lasts, and requests that it has on average at least: the noise of fewer is no surge. [1]
+SURGE, LEAST_SURGE = 10.0, 400.0
 USUAL = PlanOptions()
 
 
@@ -118,12 +120,12 @@ def plan(
     source: TrafficCase | tuple[int, int] | None = lengths if isinstance(lengths, TrafficCase) else None
     if source is None and law.constant and law.mean_osl.is_integer():
         source = (round(law.mean_isl), round(law.mean_osl))
-    work = Work(
-        lengths=law,
-        ttft=limit_of(ttft, "ttft"),
-        tpot=limit_of(tpot, "tpot"),
-        dispersion=1.0 if trace is None else dispersion_of(trace),
-    )
+    work = Work(lengths=law, ttft=limit_of(ttft, "ttft"), tpot=limit_of(tpot, "tpot"))
+    if trace is not None:
+        dispersion, surge = unevenness(
+            trace, trace.rate if rate is None else rate, work.ttft.seconds, max(work.ttft.share, work.tpot.share)
+        )
+        work = replace(work, dispersion=dispersion, surge=surge)
     options = options if trace is options.trace else replace(options, trace=trace)
     setups, left_out = usable_systems(model, systems_of(system), options)
     per = options.prices or "usd" if options.objective == "usd" else OBJECTIVES[options.objective]
@@ -157,9 +159,9 @@ def answer(cases: Sequence[Candidates], size: Size, options: PlanOptions, left_o
 
 
 def _runners_up(best: Design, other: Design | None, designs: Sequence[Design]) -> tuple[Design, ...]:
-    """The best of the other mode, and the next best, each of a kind of its own where there are as many."""
+    """The best of the other mode, the best on other systems, and the next best, of kinds of their own if possible."""
     found = [] if other is None else [other]
-    for alike in (_kind, lambda each: each.pools):
+    for alike in (_systems, _kind, lambda each: each.pools):
         known = {alike(each) for each in (best, *found)}
         for each in designs:
             if len(found) < RUNNERS_UP and alike(each) not in known:
@@ -168,10 +170,14 @@ def _runners_up(best: Design, other: Design | None, designs: Sequence[Design]) -
     return tuple(sorted(found, key=lambda each: each.cost / each.rate))
 
 
-def _kind(design: Design) -> tuple[Any, ...]:
+def _systems(design: Design) -> Any:
+    """Names of the systems of a design."""
+    return frozenset(pool.setup.system.name for pool in design.pools)
+
+
+def _kind(design: Design) -> Any:
     """What tells designs apart for a reader: mode, systems, and the layout of decode."""
-    last = design.pools[-1]
-    return design.mode, design.pools[0].setup.system.name, last.setup.system.name, last.mapping
+    return design.mode, _systems(design), design.pools[-1].mapping
 
 
 _Chosen = tuple[Design, Design | None, float]
@@ -229,30 +235,49 @@ def rebuilt(options: PlanOptions) -> Rebuild:
     return rebuild
 
 
-def dispersion_of(trace: Trace) -> float:
-    """Find how unevenly the requests of a trace come, over windows of ``WINDOW`` requests on average.
+def unevenness(trace: Trace, rate: float, ttft: float, share: float) -> tuple[float, float]:
+    """Find how unevenly the requests of a trace come: in short windows, and in surges that outlast a queue.
 
     Parameters
     ----------
     trace
         Its arrivals count.
+    rate
+        At which it is replayed. [request/s]
+    ttft
+        Limit of TTFT: surges last ``SURGE`` times as long, and have ``LEAST_SURGE`` requests on average at least. [s]
+    share
+        Of the requests that a limit is for. [1]
 
     Returns
     -------
-    float
-        Variance of the requests of a window over their mean; 1 of Poisson arrivals, and never below. [1]
+    dispersion : float
+        Variance of the requests of windows of ``WINDOW`` requests over their mean, inside a surge, the median over
+        surges; 1 of Poisson arrivals, and never below. [1]
+    surge : float
+        Rate of the window of a surge that this share of the requests does not see exceeded, over the mean; at least 1.
 
     Examples
     --------
     >>> import disagg_sim as ds
-    >>> dispersion_of(ds.synthetic_trace(rate=2.0, requests=1000, lengths=(512, 64))) < 1.5
-    True
+    >>> even = ds.synthetic_trace(rate=10.0, requests=10_000, lengths=(512, 64))
+    >>> dispersion, surge = unevenness(even, 10.0, 2.0, 0.9)
+    >>> 1.0 <= dispersion < 1.3, 1.0 <= surge < 1.2
+    (True, True)
     """
-    windows = len(trace) // WINDOW
+    long = max(SURGE * ttft * rate, LEAST_SURGE)  # requests of a surge
+    surges = max(round(len(trace) / long), 1)
+    counts = np.histogram(trace.arrival, bins=surges)[0]
+    order = np.sort(counts)
+    seen = np.cumsum(order) / order.sum()
+    surge = float(order[np.searchsorted(seen, share)] / counts.mean())
+    windows = surges * max(int(long // WINDOW), 1)
     if windows < 2 or not trace.duration > 0:
-        return 1.0
-    counts = np.histogram(trace.arrival, bins=windows)[0]
-    return max(float(counts.var() / counts.mean()), 1.0)
+        return 1.0, max(surge, 1.0)
+    fine = np.histogram(trace.arrival, bins=windows)[0].reshape(surges, -1)
+    some = fine[fine.sum(axis=1) > 0]
+    spread = float(np.median(some.var(axis=1) / some.mean(axis=1)))  # a step from one rate to another is no unevenness
+    return max(spread, 1.0), max(surge, 1.0)
 
 
 def _lengths_of(given: Any) -> Lengths:

@@ -35,9 +35,9 @@ MOST_INSTANCES = 100_000
 #: Variance of the arrivals at one of many instances of both phases over that of Poisson ones, where each request goes
 #: to the instance with the fewest (chosen: simulations lie around it). [1]
 EVEN = 0.5
-#: Most load of a prefill pool: beyond it large pools have no queue in theory, and one without end where the forecast is
-#: a few percent off (chosen). [1]
-MOST_LOAD = 0.97
+#: Rate at which pools are sized over the rate that is asked for: closed forms are right on average, and a run of some
+#: thousand requests has more or less luck (chosen). [1]
+HEADROOM = 1.03
 _NORMAL = NormalDist()
 
 
@@ -126,7 +126,7 @@ class PrefillChoice:
     @property
     def most(self) -> float:
         """Rate of an instance at full load. [request/s]"""
-        return min(MOST_LOAD * float(self.batch[-1] / self.busy[-1]), self.link_rate)
+        return min(float(self.batch[-1] / self.busy[-1]) / HEADROOM, self.link_rate)
 
     def utilisation(self, rate: float, instances: int) -> float:
         """Share of what full passes could do. [1]"""
@@ -159,10 +159,11 @@ class PrefillChoice:
 
     def holds(self, rate: float, instances: int) -> bool:
         """See ``Choice``."""
-        if rate / instances > self.link_rate or self.utilisation(rate, instances) > MOST_LOAD:
+        sized = rate * HEADROOM * self.work.surge
+        if rate / instances > self.link_rate or self.utilisation(sized, instances) >= 1.0:
             return False
         limit = self.work.ttft
-        return self.delay(rate, instances).late(limit.seconds) <= 1.0 - limit.share
+        return self.delay(sized, instances).late(limit.seconds) <= 1.0 - limit.share
 
     def ttft(self, rate: float, instances: int, share: float) -> float:
         """TTFT that a share of the requests does not exceed. [s]"""
@@ -192,7 +193,7 @@ class DecodeChoice:
     @property
     def most(self) -> float:
         """Rate of an instance with all seats taken. [request/s]"""
-        return min(float(self.completed[-1]), self.link_rate)
+        return min(float(self.completed[-1]) / HEADROOM, self.link_rate)
 
     def occupied(self, rate: float, instances: int) -> Occupancy:
         """Sequences of an instance over time."""
@@ -203,10 +204,10 @@ class DecodeChoice:
 
     def holds(self, rate: float, instances: int) -> bool:
         """See ``Choice``."""
-        limit = self.work.tpot
-        if rate / instances >= self.most:
+        limit, sized = self.work.tpot, rate * HEADROOM * self.work.surge
+        if rate / instances > self.link_rate or sized / instances >= float(self.completed[-1]):
             return False
-        found = self.occupied(rate, instances)
+        found = self.occupied(sized, instances)
         return found.full <= 1.0 - limit.share and self._tpot(found.at(limit.share)) <= limit.seconds
 
     def tpot(self, rate: float, instances: int, share: float) -> float:
@@ -261,7 +262,7 @@ class ColocatedChoice:
             kept = (mixing.steps * self.batch >= middle * gaps) & (mixing.used < 1.0)
             low, high = np.where(kept, middle, low), np.where(kept, high, middle)
         in_time = self.batch <= low * gaps * self.work.tpot.seconds
-        return float(low[in_time].max(initial=0.0))
+        return float(low[in_time].max(initial=0.0)) / HEADROOM
 
     @cached_property
     def _room(self) -> Floats:
@@ -270,7 +271,10 @@ class ColocatedChoice:
 
     @cached_property
     def _own(self) -> tuple[Floats, Floats]:
-        """Tokens and time of a step with a piece of one prompt, the mean over its pieces, (batches,). [token], [s]"""
+        """Tokens and time of a step with a piece of one prompt, (batches,): what delays decodes more. [token], [s]
+
+        Either its last piece is a step of its own, or other prompts fill that up.
+        """
         prompt, room, decodes = self.work.lengths.mean_isl, self._room, self.batch / self.ranks
         pieces = np.ceil(prompt / room)
         last = prompt - (pieces - 1.0) * room
@@ -279,7 +283,10 @@ class ColocatedChoice:
             one, every = (_between(self.tokens, times, held + decodes) for times in (self.single, self.mixed))
             return np.maximum(one, every)
 
-        return prompt / pieces, ((pieces - 1.0) * time(room) + time(last)) / pieces
+        full, rest = time(room), time(last)
+        alone = (pieces - 1.0) * full + rest  # no other prompt fills up its last piece
+        dearer = (pieces == 1.0) | (alone - pieces * self.step > prompt / room * (full - self.step))
+        return np.where(dearer, prompt / pieces, np.minimum(prompt, room)), np.where(dearer, alone / pieces, full)
 
     @cached_property
     def _full(self) -> Floats:
@@ -330,7 +337,7 @@ class ColocatedChoice:
 
     def holds(self, rate: float, instances: int) -> bool:
         """See ``Choice``."""
-        ttft, tpot = self.work.ttft, self.work.tpot
+        ttft, tpot, rate = self.work.ttft, self.work.tpot, rate * HEADROOM * self.work.surge
         found, mixing = self._state(rate, instances)
         if found.full > 1.0 - tpot.share or float(np.interp(found.mean, self.batch, mixing.used)) >= 1.0:
             return False

@@ -75,7 +75,7 @@ def screen(plan: Plan, told: Told = NOTHING) -> list[Block]:
     Returns
     -------
     list of Block
-        From the question to the runners-up.
+        From the question to the runners-up; what would change the answer takes longer, and follows (``changes``).
 
     Examples
     --------
@@ -99,9 +99,30 @@ def screen(plan: Plan, told: Told = NOTHING) -> list[Block]:
             blocks.append(Block(tuple(checked_rows(told.sure)), ("checked", "layout", "time rests on")))
         if plan.runners_up:
             blocks.append(Block(tuple(runner_rows(plan)), RUNNER_HEADER, (3, 4, 5, 6)))
-        if told.changes is not None:
-            blocks.append(_lines(flip_lines(plan, told.changes), "what would change the answer"))
     return blocks + [_lines([f"left out: {line}" for line in plan.left_out])] * bool(plan.left_out)
+
+
+def changes(plan: Plan, told: Told) -> Block:
+    """Write what would change the answer, the last part of the screen.
+
+    Parameters
+    ----------
+    plan, told
+        As in ``screen``, with ``changes``.
+
+    Returns
+    -------
+    Block
+        A line a flip.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40)
+    >>> print(changes(found, Told(changes=())).rows[1][0])
+    nothing within 4 times the limits and lengths changes the answer
+    """
+    return _lines(flip_lines(plan, told.changes or ()), "what would change the answer")
 
 
 def _lines(lines: list[str], title: str = "") -> Block:

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -12,6 +13,7 @@ from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.planning.assurance import assurance
 from disagg_sim.planning.flips import flips
 from disagg_sim.planning.limits import Limit, limit_of
+from disagg_sim.planning.plan import unevenness
 from disagg_sim.planning.prove import prove, resized
 from disagg_sim.planning.question import PlanOptions
 
@@ -204,3 +206,25 @@ def test_files_hold_everything(tmp_path):
     found = json.loads((tmp_path / "plan.json").read_text())
     assert found["simulated"]["final"]["holds"] is True
     assert 0 <= found["assurance"]["probability"] <= 1
+
+
+def test_surges_of_a_trace_count_by_their_requests():
+    """900 s at 5 requests/s and 100 s at 50: more than half of the requests see 50, the mean is 9.5."""
+    quiet, busy = np.arange(0, 900, 0.2), np.arange(900, 1000, 0.02)
+    times = np.concatenate([quiet, busy])
+    trace = ds.Trace(arrival=times, input_tokens=np.full(times.size, 500), output_tokens=np.full(times.size, 50))
+    dispersion, surge = unevenness(trace, trace.rate, 1.0, 0.9)
+    assert surge == pytest.approx(50 / 9.5, rel=0.05)
+    assert dispersion == 1.0  # within a surge requests come evenly
+    calm = unevenness(trace, trace.rate, 1.0, 0.4)[1]
+    assert calm == 1.0  # the mean is sized for at least
+
+
+def test_a_trace_takes_more_than_its_mean_rate():
+    rng = np.random.default_rng(1)
+    times = np.sort(np.concatenate([rng.uniform(0, 300, 6_000), rng.uniform(100, 130, 6_000)]))
+    lengths = {"input_tokens": np.full(times.size, 4096), "output_tokens": np.full(times.size, 256)}
+    trace = ds.Trace(arrival=times, **lengths)
+    bursty = ds.plan("llama_3_1_70b", "h200_sxm", trace, rate=20, **ASK)
+    even = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 256), rate=20, **ASK)
+    assert bursty.best.gpus > 1.5 * even.best.gpus
