@@ -6,7 +6,7 @@ import importlib
 import re
 from pathlib import Path
 
-from disagg_sim.facts.load import load_engine, load_profile
+from disagg_sim.facts.load import load_efficiency, load_engine, load_profile
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
@@ -36,6 +36,10 @@ def test_values_of_the_page_are_those_of_the_code():
         assert getattr(importlib.import_module(module), constant) == value, name
     assert load_profile("measured").gemm_t0_cap_static_scales == 4e-6
     assert load_engine("vllm").exchange_stretch == 2
+    for system in ("h100_sxm", "h200_sxm"):
+        fits = load_efficiency(system)
+        assert fits is not None
+        assert [row.e_memory for row in fits.moe if row.block_rows] == [0.687]
 
 
 def test_every_constant_that_is_called_fitted_is_listed():

@@ -1,6 +1,7 @@
 """Forms of serving measurements: every line becomes a row, with our names, layout, lengths, or a reason."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ from shared_data import shared_file
 from disagg_sim.calibration.names import model_named, names, old_engine, recipe_of, system_named
 from disagg_sim.calibration.served.bars import judged
 from disagg_sim.calibration.served.cells import instance
-from disagg_sim.calibration.served.evaluate import COLUMNS, evaluate
+from disagg_sim.calibration.served.evaluate import COLUMNS, engine_of, evaluate
 from disagg_sim.calibration.served.read import ServingDataError, read_rows
+from disagg_sim.calibration.served.rows import ServingRow, Workers
 from disagg_sim.calibration.served.tables import counted, reasons, summary, who_wins, write_tables
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.load import list_specs
+from disagg_sim.facts.load import list_specs, load_engine
 
 #: Published serving measurements, each row of which is read.
 MEASURED = (
@@ -265,6 +267,21 @@ def test_a_file_of_no_known_form_is_one_clear_line(tmp_path):
     with pytest.raises(ServingDataError, match="cannot be read: No such file"):
         read_rows(tmp_path / "none.csv")
     assert read_rows(write(tmp_path / "core.csv", {"row_id": "r1", "kind": "agg", "why": "best"})) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "tp", "kernel"), [("0.12", 4, "deepgemm_contiguous"), ("0.12", 8, ""), ("0.18", 4, ""), ("", 4, "")]
+)
+def test_experts_of_a_version_are_those_that_it_runs_by_default(version, tp, kernel):
+    """vLLM 0.12 takes DeepGEMM for experts in fp8 blocks unless TP is 8; nothing else of its profile differs."""
+    row = ServingRow(
+        file="f", row="1", form="x", quantities=(), model="qwen3_235b_a22b", engine="vllm", version=version
+    )
+    engine = engine_of(replace(row, workers=Workers(mapping=instance(tp, ep=1, dp=0))), {})
+    assert engine.expert_kernel == kernel
+    assert replace(engine, expert_kernel="") == load_engine("vllm")
+    dense = replace(row, model="llama_3_1_8b", workers=Workers(mapping=instance(tp, ep=1, dp=0)))
+    assert engine_of(dense, {}) == load_engine("vllm")
 
 
 def test_tables_of_a_run(tmp_path):

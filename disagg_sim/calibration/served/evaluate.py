@@ -112,8 +112,9 @@ def pool_of(workers: Iterable[Workers]) -> Pool:
 def expert_kernel_of(row: ServingRow) -> str:
     """Kernel of experts that the engine's version names; "" where it names none, or experts are cut over 8 and more."""
     other = names().expert_kernels_of.get(f"{row.engine} {row.version}")
-    narrow = other is None or row.workers is None or np.any(np.asarray(row.workers.mapping.tp_ffn) >= 8)
-    return "" if narrow else load_engine(str(other)).expert_kernel
+    if other is None or row.workers is None or not load_model(row.model).is_moe:
+        return ""
+    return "" if np.any(np.asarray(row.workers.mapping.tp_ffn) >= 8) else load_engine(other).expert_kernel
 
 
 def engine_of(row: ServingRow, engines: dict[str, EngineSpec]) -> EngineSpec:
