@@ -9,7 +9,8 @@ from pathlib import Path
 
 from disagg_sim.errors import DisaggSimError, PolicyError, SpecError, UnknownNameError, given_twice, nearest, quoted
 from disagg_sim.facts.yaml_files import shown
-from disagg_sim.scenario.policy_text import Form, PolicyText, form_of, python_file, read_policies
+from disagg_sim.scenario.option_values import Form
+from disagg_sim.scenario.policy_text import PolicyText, form_of, python_file, read_policies
 from disagg_sim.simulation.faults import is_own, own_faults
 from disagg_sim.simulation.policies.registry import policies
 

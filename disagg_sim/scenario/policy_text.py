@@ -8,12 +8,13 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from disagg_sim.errors import SpecError, quoted
 from disagg_sim.facts.yaml_files import shown
+from disagg_sim.scenario.option_values import Form
 from disagg_sim.simulation import options as option_module
 from disagg_sim.simulation.deployment import PARTS
 from disagg_sim.simulation.options import Option, options_of
@@ -22,16 +23,6 @@ from disagg_sim.simulation.policy import Policy
 
 #: Largest policy file: the shipped ones have 20 kB. [B]
 MOST_BYTES = 10**6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """What a scenario may say of a serving policy."""
-
-    name: str
-    needs: tuple[str, ...] | None  # parts of a deployment that it takes; None = the text does not show them
-    options: Mapping[str, Option | None] = field(default_factory=dict)  # None = the text does not show its values
-    whole: bool = True  # whether it has no other options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

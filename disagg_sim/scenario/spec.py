@@ -30,12 +30,12 @@ from disagg_sim.facts.schema import (
     checked_or_faults,
     distinct,
     plain_name,
-    plain_number,
 )
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.physics.setup import Setup, engine_names, setup
+from disagg_sim.scenario.failures import read_failures
+from disagg_sim.scenario.option_values import Form, read_options
 from disagg_sim.scenario.policy_files import KnownPolicies
-from disagg_sim.scenario.policy_text import Form
 from disagg_sim.scenario.traces import TraceKeys, TraceSource, distinct_traces, replacing
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
 from disagg_sim.simulation.classes import ServiceClass, limits_of
@@ -180,27 +180,6 @@ class _Reading:
     known: KnownPolicies
 
 
-def _options(form: Form, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a policy or a run, each a value of the kind of its default and in its range."""
-    faults: list[tuple[tuple[str, ...], str]] = []
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        known = form.options.get(name)
-        if known is None:
-            if form.whole and name not in form.options:
-                near = nearest(name, form.options) or f"; allowed: {', '.join(form.options)}"
-                faults.append(((), f"unknown key {quoted(name)}{near}"))
-            continue
-        read = value if isinstance(known.default, bool | str) else plain_number(value)
-        if fault := known.fault(read):
-            faults.append(((name,), fault))
-        else:
-            found[name] = known.like_default(read)
-    if faults:
-        raise SeveralFaultsError(faults)
-    return found
-
-
 def _admission(value: object) -> AdmissionKind:
     """A name, or ``{kind: predicted_ttft, share: 0.8}`` with options of the kind."""
     given = {"kind": value} if isinstance(value, str) else value
@@ -210,7 +189,7 @@ def _admission(value: object) -> AdmissionKind:
     if name not in ADMISSIONS:
         raise ValueError(f"{quoted(name)} is unknown{nearest(name, ADMISSIONS)}; allowed: {', '.join(ADMISSIONS)}")
     form = Form(name=name, needs=(), options=options_of(ADMISSIONS[name]))
-    options = _options(form, {key: each for key, each in given.items() if key != "kind"})
+    options = read_options(form, {key: each for key, each in given.items() if key != "kind"})
     return expected(lambda: ADMISSIONS[name](**options))
 
 
@@ -218,7 +197,9 @@ def _run_options(value: object) -> RunOptions:
     if not isinstance(value, Mapping):
         raise ValueError(f"{quoted(value)} is not a mapping of keys such as sample_s, start_up_s")
     form = Form(name="run", needs=(), options=options_of(RunOptions))
-    return expected(lambda: RunOptions(**_options(form, value)))
+    said = {key: each for key, each in value.items() if key != "failures"}
+    failures = read_failures(value["failures"]) if "failures" in value else None
+    return expected(lambda: RunOptions(**read_options(form, said), failures=failures))
 
 
 def _taken(paths: tuple[str, ...], info: Any) -> tuple[str, ...]:
@@ -254,7 +235,7 @@ def _choice(value: object, info: Any) -> PolicyChoice:
     if not isinstance(label, str):
         raise SeveralFaultsError([(("label",), f"{quoted(label)} is no plain name")])
     if (form := expected(known.form, kind)) is not None:
-        options = _options(form, {key: each for key, each in given.items() if key not in OF_CHOICE})
+        options = read_options(form, {key: each for key, each in given.items() if key not in OF_CHOICE})
         if known.run:
             expected(lambda: policy_named(kind, **options))
     try:

@@ -18,6 +18,7 @@ from disagg_sim.atomic import write_text
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.schema import PLAIN_NAME
+from disagg_sim.scenario.failures import written_failures
 from disagg_sim.scenario.spec import PART_LIMITS, Scenario, load_scenario
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
 from disagg_sim.simulation.classes import ServiceClass
@@ -156,7 +157,8 @@ def _run(options: RunOptions) -> dict[str, Any]:
     """Options that are not the default, and the period of the samples, whose default is another in a scenario."""
     if options.link != LinkSpec():
         raise InputError("a scenario has no key for a network of one's own (options.link); allowed: the default")
-    return {"sample_s": options.sample_s, **_changed(options)}
+    failures = {} if options.failures is None else {"failures": written_failures(options.failures)}
+    return {"sample_s": options.sample_s, **_changed(options), **failures}
 
 
 def _changed(chosen: Any) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Lead each request through its life: arrival, segments on instances, transfers between them, end."""
+"""Lead each request through its life: arrival, segments on instances, transfers between them, end.
+
+Past 400 lines: every step of that life, whoever asks for it, stands here once.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,13 @@ from disagg_sim.errors import quoted
 from disagg_sim.simulation.batches import Batches
 from disagg_sim.simulation.clients import Clients
 from disagg_sim.simulation.engine import LAST, NORMAL
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Mode
+from disagg_sim.simulation.failures import Failures
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Mode, SegmentStatus
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_LOOKS
+from disagg_sim.simulation.outages import Outages
 from disagg_sim.simulation.policy import Parts
+from disagg_sim.simulation.recovery import Recovery
 from disagg_sim.simulation.shared_queue import Waiting
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.transfers import Lengths, Transfers, Work
@@ -46,10 +52,20 @@ class Cluster:
         How caches get to the next instance, of ``transfers.WAYS``.
     first_token : str
         Who emits the first token of a request that goes on elsewhere after its prefill, of ``FIRST_TOKENS``.
+    failures : Failures, optional
+        What fails.
     """
 
     def __init__(
-        self, parts: Parts, *, state: ClusterState, link: KvLink, clients: Clients, transfer: str, first_token: str
+        self,
+        parts: Parts,
+        *,
+        state: ClusterState,
+        link: KvLink,
+        clients: Clients,
+        transfer: str,
+        first_token: str,
+        failures: Failures | None = None,
     ) -> None:
         self.parts, self.state, self.view, self.link = parts, state, state.view, link
         self.engine, self.fleet, self.roster, self.site = state.engine, state.fleet, state.roster, state.site
@@ -60,7 +76,7 @@ class Cluster:
         self.refused: list[int] = []  # requests
         self.lost: list[int] = []
         self.batches = Batches(parts.forming, state, self._submit_batch)
-        self._going: dict[int, Going] = {}
+        self.going: dict[int, Going] = {}
         self._told = -1
         self._clients = clients
         self._host = self.site.request_host_s  # of a request before it is placed [s]
@@ -68,18 +84,20 @@ class Cluster:
         self._looks = 0  # of the policy, so far
         self._pool, self._widest = roster.decode[:0], 0  # prefill instances, and what the largest of them holds [token]
         self._takes, self._ticks = (part is not None for part in (parts.forming, parts.roles or parts.scaling))
-        self._notify_all = clients.hears or parts.listener is not None
+        self._notify_all = clients.hears or parts.listener is not None or failures is not None
         self._emits_late = first_token == "decode"
         self.transfers = Transfers(transfer, state, link, self)
         self._place, self._proceed = parts.routing.place, parts.routing.proceed
-        roster.joined, roster.serves = self._instances_changed, self.batches.ask
-        roster.died, roster.carries = self._instance_died, self._move
+        self.recovery = Recovery(self, failures.migration_limit if failures is not None else 0)
+        roster.joined, roster.serves = self._instances_changed, self._serves
+        roster.died, roster.carries = self.recovery.stopped, self._move
         self._instances_changed()
+        self.outages = Outages(failures, self, self.recovery) if failures is not None else None
         engine.attach(self)
         for request in clients.at_once:
             engine.at(engine.now, NORMAL, self._come, request)
         timed = [self.view.arrival_s[request] + self._host for request in clients.timed]
-        engine.feed(timed, NORMAL, self._arrive, clients.timed)
+        engine.feed(timed, NORMAL, self.arrive, clients.timed)
         if parts.roles is not None:
             self._every(parts.roles.period_s, parts.roles.flips)
         if parts.scaling is not None:
@@ -95,6 +113,7 @@ class Cluster:
             or self.fleet.next_time() < math.inf
             or any(self.roster.coming)
             or (self.view.shared_requests > 0 and (self._ticks or self.batches.wakes))
+            or (self.outages is not None and self.outages.restarts > 0 and self.recovery.waits)
         )
 
     # --- source of the engine -----------------------------------------------------------------------------------
@@ -117,18 +136,26 @@ class Cluster:
             else:
                 self.transfers.stalled(instance - there)
             return
-        going = self._going.pop(segment, None)
+        going = self.going.pop(segment, None)
         if going is None:
             self.transfers.reserved(segment)
             return
-        request, instance, until, then, more = going
+        request, instance, _, _, more = going
         if self._takes:
             self.batches.ended(instance, request)
-        if not more:
+        if more:
+            self.go_on(segment, going)
+        else:
             self._finish(request, instance)
-            return
+
+    def go_on(self, segment: int, going: Going) -> None:
+        """A request has done its leg on an instance, and takes the next."""
+        request, instance, until, then, _ = going
         if then != LATER and self.roster.state[then] == READY:
             leg, pushed = Leg(then), True
+        elif self.recovery.closed:
+            self.recovery.held[segment] = going
+            return
         else:
             leg, pushed = self._proceed(self.view, request, instance), False
             if type(leg) is not Leg:
@@ -145,15 +172,19 @@ class Cluster:
 
     # --- arrival and end ----------------------------------------------------------------------------------------
 
-    def _arrive(self, request: int) -> None:
-        """The host has taken a request in; only now do policies know of it."""
+    def arrive(self, request: int, known: bool = False) -> None:
+        """The host has taken a request in; only now do policies know of it, unless it was ``known`` before."""
         view = self.view
-        self._order.append(request)
+        if not known:
+            self._order.append(request)
+        if self.recovery.closed:
+            self.recovery.parked.append(request)
+            return
         if self._totals[request] > self._largest:
             self.refuse(request)
             return
         admission = self.parts.admission
-        if admission is not None and not admission.admit(view, request):
+        if admission is not None and request < self.requests and not admission.admit(view, request):
             self.refuse(request)
             return
         leg = self._place(view, request)
@@ -168,13 +199,14 @@ class Cluster:
             self.roster.coming[leg.instance] += 1
             self.engine.at(self.engine.now + leg.delay_s, NORMAL, self._late, request, leg)
         else:
-            self.submit(request, leg, 0, NAN)
+            self.submit(request, leg, 0, self.state.given_s.get(request, NAN))
 
     def _late(self, request: int, leg: Leg) -> None:
-        if self.roster.state[leg.instance] == STOPPED:
-            self.lose(request)
+        if self.roster.state[leg.instance] >= STOPPED:
+            self.roster.came(leg.instance)
+            self.leave(request)
             return
-        self.submit(request, leg, 0, NAN)
+        self.submit(request, leg, 0, self.state.given_s.get(request, NAN))
         self.roster.came(leg.instance)
 
     def _share(self, request: int, leg: Leg) -> None:
@@ -188,7 +220,8 @@ class Cluster:
         if sum(lengths) > self._widest:
             self.refuse(request)
         else:
-            self.batches.share(request, (*lengths, until, leg.then, NAN, more))
+            last_token_s = self.state.given_s.get(request, NAN)
+            self.batches.share(request, (*lengths, until, leg.then, last_token_s, more))
 
     def refuse(self, request: int) -> None:
         """A request ends without being served."""
@@ -198,9 +231,14 @@ class Cluster:
         """A request ends with its instance."""
         self._end_early(request, self.lost)
 
+    def leave(self, request: int) -> None:
+        """The instance is gone to which a request was to go."""
+        self.recovery.leave((request,))
+
     def _end_early(self, request: int, among: list[int]) -> None:
         """A request ends without its last token, and so do those that never come because of it."""
-        among += [request, *(absent := self._clients.dropped(request))]
+        first = self.state.first_number.get(request, request)
+        among += [request, *(absent := self._clients.dropped(first))]
         self._absent += len(absent)
         self._over(request)
 
@@ -212,15 +250,24 @@ class Cluster:
 
     def _over(self, request: int) -> None:
         """A request has ended, which may bring another."""
+        request = self.state.first_number.get(request, request)
         if (coming := self._clients.following(request)) is not None:
             self.engine.at(self.engine.now + coming.wait_s, NORMAL, self._come, coming.request)
 
     def _come(self, request: int) -> None:
         self.state.came(request)
         if self._host > 0:
-            self.engine.at(self.engine.now + self._host, NORMAL, self._arrive, request)
+            self.engine.at(self.engine.now + self._host, NORMAL, self.arrive, request)
         else:
-            self._arrive(request)
+            self.arrive(request)
+
+    def drop_ungiven(self, segment: int, going: Going) -> int:
+        """Tokens that exist for the next instance where a leg has ended; a first one that it emits is dropped here."""
+        request, _, until, _, _ = going
+        have = self._handed(request, until)
+        if have < until:
+            self.fleet.drop_first_token(segment, self.state.given_s.get(request, NAN))
+        return have
 
     # --- segments -----------------------------------------------------------------------------------------------
 
@@ -265,7 +312,7 @@ class Cluster:
         _, until, flags, more = work
         if flags & NOTIFY:
             then = leg.then
-            self._going[segment] = request, leg.instance, until, then, more
+            self.going[segment] = request, leg.instance, until, then, more
             if more and then != LATER:
                 self._promise(request, leg, until)
 
@@ -284,7 +331,7 @@ class Cluster:
             left -= 1
             flags = NOTIFY | (HOLD if more else 0) | (CLOSES if left == 0 else 0)
             segment = self._begin(instance, request, (context, new, generate), flags, last_token_s)
-            self._going[segment] = request, instance, until, then, more
+            self.going[segment] = request, instance, until, then, more
             if more and then != LATER:
                 self._promise(request, Leg(instance, until, then), until)
         for _ in batch:
@@ -302,7 +349,11 @@ class Cluster:
         return here
 
     def _continue_late(self, segment: int, going: Going, leg: Leg, pushed: bool, ended: float) -> None:
-        self._continue(segment, going, leg, pushed, ended)
+        if self.fleet.status_of(segment) == SegmentStatus.LOST:
+            self.drop_ungiven(segment, going)
+            self.leave(going[0])
+        else:
+            self._continue(segment, going, leg, pushed, ended)
         self.roster.came(leg.instance)
 
     def _continue(self, segment: int, going: Going, leg: Leg, pushed: bool, ended: float) -> None:
@@ -311,9 +362,7 @@ class Cluster:
         """
         request, origin, until, _, _ = going
         if leg.instance != origin:
-            have = self._handed(request, until)
-            if have < until:
-                self.fleet.drop_first_token(segment)
+            have = self.drop_ungiven(segment, going)
             self.transfers.begin(request, origin, segment, leg, have, ended, known=pushed)
             return
         self.transfers.forget(request)
@@ -321,7 +370,8 @@ class Cluster:
         if until >= self._totals[request]:
             self._finish(request, origin)
         else:
-            self.submit(request, leg, until, ended if until > self.prompts[request] else NAN)
+            last = ended if until > self.prompts[request] else self.state.given_s.get(request, NAN)
+            self.submit(request, leg, until, last)
 
     def _check(self, leg: Leg, request: int, have: int, origin: int, asked: object) -> None:
         """Refuse a leg that cannot be; ``asked`` is the method that gave it."""
@@ -349,15 +399,10 @@ class Cluster:
         self._tokens = (self.fleet.views.rank_blocks * BLOCK_TOKENS).tolist()
         self._largest = min(max(self._tokens), self.site.setup.model.max_context)
 
-    def _instance_died(self, instance: int) -> None:
-        """Handle an instance that stopped without draining: its requests are lost."""
-        for segment in [segment for segment, (_, where, *_) in self._going.items() if where == instance]:
-            self.lose(self._going.pop(segment)[0])
-        for request in self.transfers.died(instance):
-            self.lose(request)
-        for request in self.batches.abandon(instance):
-            self.roster.coming[instance] -= 1
-            self.lose(request)
+    def _serves(self, instance: int) -> None:
+        """An instance serves, or serves in another role."""
+        self.batches.ask(instance)
+        self.recovery.serves()
 
     def _move(self, wish: Move) -> None:
         """A prompt that waits goes to another instance, which the roster has found ready."""
@@ -371,13 +416,13 @@ class Cluster:
             refuse(wish, f"no prompt of it waits on instance {origin} with nothing computed")
         segment = int(found[0])
         whole = request, origin, END, LATER, False  # which is not kept there
-        _, _, until, then, more = self._going.pop(segment, whole)
+        _, _, until, then, more = self.going.pop(segment, whole)
         until = until if more else END
         tokens, most = min(self._totals[request], until), self._tokens[instance]
         if tokens > most:
             refuse(wish, f"it needs {tokens} tokens of memory, and instance {instance} has {most}")
         self.fleet.withdraw(segment, self.engine.now)
-        self.submit(request, Leg(instance, until, then), 0, NAN)
+        self.submit(request, Leg(instance, until, then), 0, self.state.given_s.get(request, NAN))
 
     def _every(self, period: float, decide: Callable[[ClusterView], Sequence[Wish]]) -> None:
         self.engine.at(self.engine.now + period, LAST, self._tick, period, decide)

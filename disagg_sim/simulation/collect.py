@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -32,17 +34,17 @@ class Sampler:
         cluster, roster = self._cluster, self._cluster.roster
         cluster.view.refresh()
         view = cluster.view
-        stopped = np.array([state == State.STOPPED for state in roster.state])
-        gpus = np.where(stopped, 0, roster.gpus)
+        gpus = np.where(np.array(roster.state) == State.STOPPED, 0, roster.gpus)
+        gone = np.array(roster.state) >= State.STOPPED
         prefill = np.array([role == Role.PREFILL for role in roster.role])
-        blocks = view.total_blocks[~stopped].sum()
+        blocks = view.total_blocks[~gone].sum()
         self._rows.append(
             (
                 cluster.engine.now,
                 view.arrived,
-                view.queued_requests.sum() + cluster.batches.waiting,
+                view.queued_requests.sum() + cluster.batches.waiting + len(cluster.recovery.parked),
                 view.running_requests.sum(),
-                1.0 - view.free_blocks[~stopped].sum() / blocks,
+                1.0 - view.free_blocks[~gone].sum() / max(blocks, 1),
                 gpus.sum(),
                 gpus[prefill].sum(),
                 gpus[~prefill].sum(),
@@ -74,8 +76,15 @@ class Sampler:
         )
 
 
-def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: Ints) -> Requests:
+def request_records(cluster: Cluster) -> Requests:
     """One row a request, from the segments that the kernel kept and the transfers that the cluster kept."""
+    found = _numbered(cluster)
+    return one_row_each(found, cluster.state.first_number) if cluster.state.first_number else found
+
+
+def _numbered(cluster: Cluster) -> Requests:
+    """One row a number: requests that have begun again have several."""
+    (inputs, outputs), arrival = cluster.state.lengths, cluster.state.arrival_s
     segments, n = cluster.fleet.segments, inputs.size
     segments = segments[segments.status != SegmentStatus.WITHDRAWN]
     there = segments.context + (segments.prompt == 0)  # tokens of the request that existed before
@@ -126,7 +135,45 @@ def request_records(cluster: Cluster, arrival: Floats, inputs: Ints, outputs: In
         cached_tokens=np.bincount(request, segments.hit, minlength=n).astype(np.int64),
         segments=count,
         transferred_tokens=tokens.astype(np.int64),
+        migrations=np.zeros(n, dtype=np.int64),
     )
+
+
+def one_row_each(records: Requests, first_number: Mapping[int, int]) -> Requests:
+    """Join the rows of requests that have begun again under other numbers.
+
+    Parameters
+    ----------
+    records
+        A row a number, the later ones of a request behind all first ones.
+    first_number
+        Number of a row -> the first of its request.
+
+    Returns
+    -------
+    Requests
+        A row a request: its end and last instance by its last row, its first token by the first row that has one,
+        transfers, preemptions, segments and cached tokens of all together.
+    """
+    n = len(records.request) - len(first_number)
+    owner, every = np.arange(len(records.request)), np.arange(len(records.request))
+    owner[list(first_number)] = list(first_number.values())
+    last, shown, begun = np.zeros(n, np.int64), np.full(n, -1), np.full(n, -1)
+    last[owner] = every
+    for rows, column in ((shown, records.first_token_s), (begun, records.prefill_start_s)):
+        there = every[~np.isnan(column)][::-1]
+        rows[owner[there]] = there
+    shown, begun = np.where(shown < 0, last, shown), np.where(begun < 0, last, begun)
+    chosen = {"prefill_instance": shown, "prefill_start_s": begun, "prefill_end_s": shown, "first_token_s": shown}
+    chosen |= dict.fromkeys(("status", "decode_instance", "decode_start_s", "finish_s"), last)
+    summed = ("transfer_s", "exposed_transfer_s", "reserve_wait_s")
+    counted = ("preemptions", "cached_tokens", "segments", "transferred_tokens")
+    columns = {field.name: getattr(records, field.name) for field in fields(records)}
+    found = {name: column[:n] for name, column in columns.items()}
+    found |= {name: columns[name][rows] for name, rows in chosen.items()}
+    found |= {name: np.bincount(owner, columns[name], minlength=n) for name in summed}
+    found |= {name: np.bincount(owner, columns[name], minlength=n).astype(np.int64) for name in counted}
+    return Requests(**found | {"migrations": np.bincount(owner, minlength=n) - 1})
 
 
 def instance_records(cluster: Cluster, end: float) -> Instances:
@@ -148,6 +195,7 @@ def instance_records(cluster: Cluster, end: float) -> Instances:
         flops=fleet.flops(),
         flips=np.array(roster.flips, dtype=np.int64),
         kv_blocks=views.total_blocks.copy(),
+        failed_s=roster.out_of_service(end),
     )
 
 

@@ -16,6 +16,7 @@ from disagg_sim.simulation.faults import place_of
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kernel.layout import Admission, Mode, RankChoice
 from disagg_sim.simulation.kv_link import KvLink
+from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_LOOKS
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.service import Traffic, prefill_rate, seats
 from disagg_sim.simulation.site import Site, StepLimits
@@ -82,6 +83,9 @@ class Roster:
         self.start_s: list[float] = []
         self.stop_s: list[float] = []
         self.flips: list[int] = []
+        self._down: list[tuple[int, float, float]] = []  # instances that failed, and serve again: from, to [s]
+        self._lives: dict[int, int] = {}  # failures of an instance so far; one that never failed is not there [1]
+        self._failed_s: dict[int, float] = {}  # when instances failed that do not serve yet [s]
         self.coming: list[int] = []  # segments promised to it: in transfer, waiting for a batch [1]
         self.prefill_rate: list[float] = []  # what each serves of the expected traffic [request/s]
         self.seats: list[int] = []  # [1]
@@ -101,6 +105,18 @@ class Roster:
         for mapping, role in start:
             self._add(mapping, role, State.READY, limits(mapping, role))
         self._regroup()
+
+    def check_looks(self, period: float, end: float) -> None:
+        """``PolicyError`` for a policy that looks too often until ``end`` [s]."""
+        wish = f"a look every {period} s"
+        if not period >= LEAST_PERIOD_S:
+            self.refuse(wish, f"allowed: from {LEAST_PERIOD_S} s")
+        if end / period > MOST_LOOKS:
+            self.refuse(
+                wish,
+                f"the trace lasts {end:g} s, {end / period:,.0f} looks; allowed: up to {MOST_LOOKS:,} looks, every "
+                f"{end / MOST_LOOKS:.3g} s",
+            )
 
     @property
     def gpus_used(self) -> int:
@@ -141,6 +157,37 @@ class Roster:
         where = f"policy {self.policy!r} at {self.engine.now:.6g} s"
         raise PolicyError(f"{where}: {in_words(wish)} is impossible: {why}{place_of(asked or self._asked)}")
 
+    def fail(self, instances: Sequence[int]) -> None:
+        """Instances are gone with all that they had; those that were to leave have left."""
+        now = self.engine.now
+        for instance in instances:
+            self.fleet.abort(instance, now)
+            self._lives[instance] = self._lives.get(instance, 0) + 1
+            if self.state[instance] == State.DRAINING:
+                self.state[instance], self.stop_s[instance] = State.STOPPED, now
+            else:
+                self.state[instance], self._failed_s[instance] = State.FAILED, now
+        self._regroup()
+
+    def restore(self, instances: Sequence[int]) -> None:
+        """Failed instances serve again, in the role that they had or were to take."""
+        now = self.engine.now
+        for instance in instances:
+            self._step_as_usual(instance)
+            self.fleet.start(instance, now)
+            self.state[instance] = State.READY
+            self._down.append((instance, self._failed_s.pop(instance), now))
+        self._regroup()
+        for instance in instances:
+            self.serves(instance)
+
+    def out_of_service(self, end: float) -> NDArray[np.float64]:
+        """Time for which each instance had failed, up to ``end``. [s]"""
+        down = np.zeros(len(self.role))
+        for instance, since, until in [*self._down, *((each, at, end) for each, at in self._failed_s.items())]:
+            down[instance] += max(min(until, end) - since, 0.0)
+        return down
+
     def emptied(self, instance: int) -> None:
         """An instance that drained has nothing left: it stops, or reloads for its new role."""
         if self.state[instance] == State.DRAINING:
@@ -148,7 +195,7 @@ class Roster:
             self.stop_s[instance] = self.engine.now
             self._regroup()
         else:
-            self.engine.at(self.engine.now + self.site.flip_s, FIRST, self._serve, instance)
+            self._serve_after(self.site.flip_s, instance)
 
     def came(self, instance: int) -> None:
         """A promised segment has reached an instance; one that drains waits for the last."""
@@ -183,7 +230,7 @@ class Roster:
         self._regroup()
         self._log("start", instance, wish)
         self.joined()
-        self.engine.at(self.engine.now + self.site.start_up_s, FIRST, self._serve, instance)
+        self._serve_after(self.site.start_up_s, instance)
 
     def _stop(self, wish: Stop) -> None:
         instance = self._known(wish, wish.instance)
@@ -197,8 +244,9 @@ class Roster:
         else:
             self.fleet.abort(instance, self.engine.now)
             self.state[instance], self.stop_s[instance] = State.STOPPED, self.engine.now
-            self.died(instance)
         self._regroup()
+        if not wish.drain:
+            self.died(instance)
 
     def _move(self, wish: Move) -> None:
         self._known(wish, wish.origin)
@@ -246,7 +294,12 @@ class Roster:
             )
         return self._served[mapping, role]
 
-    def _serve(self, instance: int) -> None:
+    def _serve_after(self, wait_s: float, instance: int) -> None:
+        self.engine.at(self.engine.now + wait_s, FIRST, self._serve, instance, self._lives.get(instance, 0))
+
+    def _serve(self, instance: int, life: int) -> None:
+        if self._lives.get(instance, 0) != life:
+            return  # it has failed since
         if self.state[instance] == State.FLIPPING:
             self._step_as_usual(instance)
             self.fleet.start(instance, self.engine.now)

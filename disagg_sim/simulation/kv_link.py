@@ -111,7 +111,8 @@ class KvLink:
 
     def __init__(self, engine: Engine, *, sharing: str, latency_s: float) -> None:
         self.engine, self.sharing, self.latency_s = engine, sharing, latency_s
-        self.bandwidth: list[float] = []  # of instances, one way [B/s]
+        self.bandwidth: list[float] = []  # of instances, one way, at present [B/s]
+        self.whole: list[float] = []  # the same where nothing has failed [B/s]
         self.in_flight = 0  # transfers [1]
         self._out: list[list[_Transfer]] = []
         self._in: list[list[_Transfer]] = []
@@ -123,10 +124,16 @@ class KvLink:
     def join(self, bandwidth: float) -> None:
         """Add the next instance. [B/s]"""
         self.bandwidth.append(bandwidth)
+        self.whole.append(bandwidth)
         self._out.append([])
         self._in.append([])
         self._out_free.append(0.0)
         self._in_free.append(0.0)
+
+    def limit(self, instance: int, share: float) -> None:
+        """The link of an instance has a share of its bandwidth from now on [1]; at 0 what is on its way waits."""
+        self.bandwidth[instance] = share * self.whole[instance]
+        self._changed(instance, instance)
 
     def hidden_bytes(
         self, sender: int, receiver: int, total: float, pieces: int, window_s: float, post_s: float = 0.0
@@ -137,7 +144,7 @@ class KvLink:
         makes them, and leave at the rate that the link would give one more transfer now, each after its share of
         ``post_s``, the time that all descriptors take.
         """
-        if pieces <= 1:
+        if pieces <= 1 or not (self.bandwidth[sender] and self.bandwidth[receiver]):
             return 0.0
         before = (pieces - 1) / pieces
         rate = min(
@@ -196,7 +203,8 @@ class KvLink:
             transfer.since = now
         transfer.rate = rate
         transfer.serial += 1
-        self.engine.at(transfer.since + transfer.left / rate, FIRST, self._ended, transfer, transfer.serial)
+        if rate > 0:  # else it waits until the link is back
+            self.engine.at(transfer.since + transfer.left / rate, FIRST, self._ended, transfer, transfer.serial)
 
     def _ended(self, transfer: _Transfer, serial: int) -> None:
         if serial != transfer.serial:

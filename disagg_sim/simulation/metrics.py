@@ -70,7 +70,7 @@ class Summary(Shown):
     utilisation: float  # GPU time in passes over GPU time held [1]
     wall_s: float  # measured
     requests_per_cpu_s: float  # simulated; measured [request/s]
-    failed: int = 0  # their instance was stopped [request]
+    failed: int = 0  # their instance failed, or was stopped [request]
     unfinished: int = 0  # the run was cut short [request]
     duration_s: float = NAN  # first arrival to last finish
     throughput_requests_per_s: float = NAN  # completed, inside the SLO or not [request/s]
@@ -90,6 +90,8 @@ class Summary(Shown):
     slo_ttft_s: float = NAN
     slo_tpot_s: float = NAN
     seed: int = 0
+    migrated: int = 0  # that began again elsewhere, their instance gone [request]
+    availability: float = NAN  # GPU time held that had not failed [1]
 
 
 #: Columns of ``summary.csv``, in its order.
@@ -236,6 +238,8 @@ def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0, limits: Req
         slo_ttft_s=slo.ttft,
         slo_tpot_s=slo.tpot,
         seed=result.seed,
+        migrated=int(np.count_nonzero(records.migrations)),
+        availability=1.0 - _ratio(float(result.instances.failed_s @ result.instances.gpus), held),
     )
 
 

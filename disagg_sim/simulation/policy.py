@@ -83,6 +83,22 @@ class Listener(Protocol):
         ...
 
 
+class Failover(Protocol):
+    """Hears of failures, which leave the numbers of instances as they are.
+
+    A phase may be without an instance then: ``view.prefill`` or ``view.decode`` is empty. New requests wait until
+    both phases have one.
+    """
+
+    def failed(self, view: ClusterView, instances: Sequence[int], requests: Sequence[int]) -> Sequence[Wish]:
+        """``instances`` are gone, and these requests left them; some begin again, under other numbers."""
+        ...
+
+    def restored(self, view: ClusterView, instances: Sequence[int]) -> Sequence[Wish]:
+        """They serve again, empty, in the roles that they had."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """A policy, ready for one run: its first instances, and the protocols that it fills."""
@@ -95,6 +111,7 @@ class Parts:
     roles: Roles | None = None
     scaling: Autoscaler | None = None
     listener: Listener | None = None
+    failover: Failover | None = None
     transfer: str = "pull"  # how its system moves caches, of ``transfers.WAYS``
 
 
@@ -150,6 +167,7 @@ METHODS = {
     "roles": ("flips",),
     "scaling": ("resize",),
     "listener": ("finished",),
+    "failover": ("failed", "restored"),
 }
 NEEDED = ("routing", "steps")
 

@@ -23,6 +23,14 @@ class PrefixMemory(Protocol):
         """An instance computes a prompt, as this segment of its kernel."""
         ...
 
+    def again(self, request: int, number: int) -> None:
+        """A request begins again under another number, with the same prompt."""
+        ...
+
+    def forget(self, instance: int) -> None:
+        """An instance has lost its memory."""
+        ...
+
 
 class _Blocks:
     """Ids of the blocks of every prompt."""
@@ -31,8 +39,10 @@ class _Blocks:
         self._ids: list[int] = prefix.ids.tolist()
         self._offsets: list[int] = prefix.offsets.tolist()
         self.tokens = prefix.block_tokens
+        self.same: dict[int, int] = {}  # number of a request that has begun again -> its first one
 
     def of(self, request: int) -> list[int]:
+        request = self.same.get(request, request)
         return self._ids[self._offsets[request] : self._offsets[request + 1]]
 
 
@@ -72,6 +82,14 @@ class PrefixCache:
             kept.move_to_end(block)
         while len(kept) > self._most:
             kept.popitem(last=False)
+
+    def again(self, request: int, number: int) -> None:
+        """See ``PrefixMemory``."""
+        self._blocks.same[number] = request
+
+    def forget(self, instance: int) -> None:
+        """See ``PrefixMemory``."""
+        self._kept.pop(instance, None)
 
 
 class FreeMemory:
@@ -114,6 +132,15 @@ class FreeMemory:
         last = self._last.setdefault((instance, self._fleet.rank_of(segment)), {})
         for block in self._blocks.of(request):
             last[block] = segment
+
+    def again(self, request: int, number: int) -> None:
+        """See ``PrefixMemory``."""
+        self._blocks.same[number] = request
+
+    def forget(self, instance: int) -> None:
+        """See ``PrefixMemory``."""
+        for place in [place for place in self._last if place[0] == instance]:
+            del self._last[place]
 
 
 def prefix_memory(trace: Trace, fleet: Fleet, tokens: int, *, free: bool) -> PrefixMemory | None:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.notebook import Shown
+from disagg_sim.simulation.failures import Failure
 
 
 class Outcome(IntEnum):
@@ -18,7 +19,7 @@ class Outcome(IntEnum):
 
     COMPLETED = 0
     REJECTED = 1  # refused at arrival: too large for every instance, or by the policy
-    FAILED = 2  # its instance was stopped without draining
+    FAILED = 2  # its instance failed, or was stopped without draining
     UNFINISHED = 3  # the run was cut short
 
 
@@ -45,6 +46,7 @@ class Requests:
     cached_tokens: Ints  # of the prompt, found in the prefix cache [token]
     segments: Ints  # instances' turns that it took [1]
     transferred_tokens: Ints  # cached tokens that crossed between instances [token]
+    migrations: Ints  # times that it began again elsewhere, its instance gone [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class Instances:
     flops: Floats  # useful work [FLOP]
     flips: Ints  # changes of role [1]
     kv_blocks: Ints  # [block]
+    failed_s: Floats  # out of service after failures, its GPUs held [s]
 
     @property
     def gpu_s(self) -> Floats:
@@ -90,7 +93,7 @@ class Decision(NamedTuple):
     """One line of the decision log."""
 
     time_s: float  # [s]
-    kind: str  # "flip", "start", "stop", "limits"
+    kind: str  # "flip", "start", "stop", "move", "limits"; "failure", which nobody decided
     instance: int  # that it changed, or started
     wish: str  # in words
     reason: str  # the policy's
@@ -114,6 +117,7 @@ class RunResult(Shown):
     peak_flops: float  # dense peak of one GPU in the arithmetic of the recipe's matrices [FLOP/s]
     wall_s: float  # of the simulation itself [s]
     cpu_s: float  # [s]
+    failures: tuple[Failure, ...] = ()  # that happened
 
     def frame(self) -> pd.DataFrame:
         """The requests as a table; ``status`` in words."""

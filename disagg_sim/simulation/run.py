@@ -23,6 +23,7 @@ from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.faults import own_faults
 from disagg_sim.simulation.instances import Roster, spec_of
 from disagg_sim.simulation.kernel.fleet import Fleet
@@ -30,15 +31,7 @@ from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import KvLink, LinkSpec
 from disagg_sim.simulation.kv_memory import kv_blocks
-from disagg_sim.simulation.options import (
-    LEAST_PERIOD_S,
-    LONGEST_S,
-    MOST,
-    MOST_LOOKS,
-    MOST_SAMPLES,
-    check_options,
-    option,
-)
+from disagg_sim.simulation.options import LEAST_PERIOD_S, LONGEST_S, MOST, MOST_SAMPLES, check_options, option
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Parts, Policy, require_parts
 from disagg_sim.simulation.prefix_cache import prefix_memory
@@ -77,6 +70,7 @@ class RunOptions:
     link: LinkSpec = field(default_factory=LinkSpec)
     admission: AdmissionKind | None = None  # beside that of the policy; None = all are admitted
     classes: tuple[ServiceClass, ...] = ()  # of requests with limits of their own
+    failures: Failures | None = None  # None = nothing fails
     transfer: str = option(
         "policy",
         "how a cache moves: pulled once the receiver has reserved blocks; pushed into blocks reserved from the start; "
@@ -273,8 +267,7 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
     except PolicyError as error:
         failure = error
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    arrival = cluster.state.arrival_s
-    requests = request_records(cluster, arrival, trace.input_tokens, trace.output_tokens)
+    requests = request_records(cluster)
     end = last_moment(cluster)
     result = RunResult(
         policy=name,
@@ -287,6 +280,7 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
         samples=sampler.samples(requests.finish_s[~np.isnan(requests.finish_s)]),
         instances=instance_records(cluster, end),
         decisions=tuple(cluster.roster.decisions),
+        failures=tuple(cluster.outages.happened) if cluster.outages is not None else (),
         duration_s=end,
         peak_flops=_peak_flops(site.setup),
         wall_s=wall,
@@ -306,7 +300,7 @@ def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, 
     roster.open(parts.start)
     for part in (parts.roles, parts.scaling):
         if part is not None:
-            _check_looks(roster, part.period_s, options.last_arrival(trace))
+            roster.check_looks(part.period_s, options.last_arrival(trace))
     clients = clients_of(trace, options.concurrency)
     arrival = np.full(len(trace), np.nan)  # of those that come when another has ended: not known yet
     timed = np.asarray(clients.timed, dtype=np.intp)
@@ -315,20 +309,15 @@ def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, 
     lengths = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
     state = ClusterState(engine, fleet, roster, arrival_s=arrival, **lengths, prefix=prefix)
     way = parts.transfer if options.transfer == "policy" else options.transfer
-    return Cluster(parts, state=state, link=link, clients=clients, transfer=way, first_token=options.first_token)
-
-
-def _check_looks(roster: Roster, period: float, end: float) -> None:
-    """``PolicyError`` for a policy that looks too often until ``end`` [s]."""
-    wish = f"a look every {period} s"
-    if not period >= LEAST_PERIOD_S:
-        roster.refuse(wish, f"allowed: from {LEAST_PERIOD_S} s")
-    if end / period > MOST_LOOKS:
-        roster.refuse(
-            wish,
-            f"the trace lasts {end:g} s, {end / period:,.0f} looks; allowed: up to {MOST_LOOKS:,} looks, every "
-            f"{end / MOST_LOOKS:.3g} s",
-        )
+    return Cluster(
+        parts,
+        state=state,
+        link=link,
+        clients=clients,
+        transfer=way,
+        first_token=options.first_token,
+        failures=options.failures,
+    )
 
 
 #: Step tables of the last setups used; a setup is told apart by identity, and kept so that it stays so.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,8 @@ class ClusterState:
         self.arrival_s = np.array(arrival_s, dtype=float)  # those of requests that are to come may be NaN [s]
         self.prompts: list[int] = input_tokens.tolist()
         self.outputs: list[int] = output_tokens.tolist()
+        self.first_number: dict[int, int] = {}  # of requests that have begun again, by their numbers
+        self.given_s: dict[int, float] = {}  # when others gave the user the token before their first, by number [s]
         self.order: list[int] = []  # requests that have come so far, in the order in which they came
         self.shared = SharedQueue()
         self._input, self._output, self._tokens = input_tokens, output_tokens, input_tokens + output_tokens
@@ -88,6 +91,43 @@ class ClusterState:
     def came(self, request: int) -> None:
         """A request arrives now that had no time in the trace."""
         self.arrival_s[request] = self.engine.now
+
+    def begin_again(self, requests: Sequence[int]) -> list[int]:
+        """Let requests that left their instance go on from what the user has, as requests with numbers of their own.
+
+        Parameters
+        ----------
+        requests
+            None of whose segments is at work any more.
+
+        Returns
+        -------
+        list of int
+            Their numbers. The prompt of each has grown by the tokens that were emitted, its output shrunk by them.
+        """
+        old = np.unique(np.asarray(requests))
+        given, last_s = self.fleet.given(old)
+        inputs, outputs = self._input[old] + given, self._output[old] - given
+        arrival = np.where(given > 0, self.engine.now, self.arrival_s[old])
+        numbers = list(range(len(self.prompts), len(self.prompts) + old.size))
+        for number, request, tokens, time in zip(numbers, old.tolist(), given.tolist(), last_s.tolist(), strict=True):
+            self.first_number[number] = first = self.first_number.get(request, request)
+            if tokens or request in self.given_s:
+                self.given_s[number] = time if tokens else self.given_s[request]
+            if self.prefix is not None:
+                self.prefix.again(first, number)
+        self.prompts += inputs.tolist()
+        self.outputs += outputs.tolist()
+        self.totals += (inputs + outputs).tolist()
+        self._input, self._output = np.append(self._input, inputs), np.append(self._output, outputs)
+        self._tokens, self.arrival_s = self._input + self._output, np.append(self.arrival_s, arrival)
+        self.view.show_requests(self)
+        return numbers
+
+    @property
+    def lengths(self) -> tuple[Ints, Ints]:
+        """Input and output of all requests, those that began again at the end. [token]"""
+        return self._input, self._output
 
     def snapshot(self) -> None:
         """Remember the columns for later windows; every tick does."""
@@ -113,6 +153,8 @@ class ClusterState:
         done = request[last & ~np.isnan(emitted) & (finish > since) & (finish <= now)]
         begins = context + (prompt == 0) <= self._input[request]  # decode of others begins behind their first token
         first = (emitted > since) & (emitted <= now) & begins
+        if self.given_s:
+            first &= ~np.isin(request, list(self.given_s))
         ttft = emitted[first] - self.arrival_s[request[first]]
         return Window(
             seconds=min(seconds, now),

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from disagg_sim.physics.kv_transfer import descriptors
-from disagg_sim.simulation.kernel.layout import AHEAD, BLOCK_TOKENS, IDLE, RESERVE, Mode
+from disagg_sim.simulation.kernel.layout import AHEAD, BLOCK_TOKENS, IDLE, RESERVE, Mode, SegmentStatus
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.wishes import Leg, State
@@ -36,7 +36,8 @@ FIRST_TOKENS = ("prefill", "decode")
 
 NAN = math.nan
 AT_WORK = -1  # in place of the segment of a sender that has not done its part
-STOPPED, MANUAL = State.STOPPED, Mode.MANUAL
+STOPPED, MANUAL = State.STOPPED, Mode.MANUAL  # instances that have failed come after those that have stopped
+HELD, LOST = SegmentStatus.HELD, SegmentStatus.LOST
 
 
 Lengths = tuple[int, int, int]  # of a segment: context, prompt, tokens to generate [token]
@@ -63,6 +64,7 @@ class Handed:
     ended_s: float = NAN  # of the sender's segment [s]
     asked_s: float = NAN  # when the transfer could have begun; later than its end by what the decision took [s]
     reserved_s: float = NAN  # [s]
+    gone: bool = False  # whether one of its instances has died since the cache left
 
 
 class Owner(Protocol):
@@ -84,8 +86,8 @@ class Owner(Protocol):
         """A request ends without being served."""
         ...
 
-    def lose(self, request: int) -> None:
-        """A request ends with its instance."""
+    def leave(self, request: int) -> None:
+        """The instance is gone to which a request was to go."""
         ...
 
 
@@ -107,6 +109,7 @@ class Transfers:
         self.engine, self.fleet, self.roster, self.prompts = state.engine, state.fleet, state.roster, state.prompts
         self.moved: list[Moved] = []
         self._ahead: dict[int, Handed] = {}  # by request: pushes whose sender is at work
+        self._moving: dict[int, Handed] = {}  # by request: caches in transfer
         self._waiting: dict[int, Handed] = {}  # by segment of the receiver: all that is not in transfer
         site = state.site
         self._site, self._layers = site, len(site.setup.model.layers)
@@ -157,10 +160,10 @@ class Transfers:
         if handed is not None and handed.leg.instance != target:
             self.forget(request)
             handed = None
-        last = ended if have > self.prompts[request] else NAN
-        states = self.roster.state
-        if states[origin] is STOPPED or states[target] is STOPPED:
-            self._fail(request, origin, held)
+        last = self._last_token_s(request, have, ended)
+        if self.roster.state[target] >= STOPPED:  # since the decision, which took time
+            self.fleet.release(held, now)
+            self.owner.leave(request)
             return
         if handed is None:
             work = self.owner.work(request, leg, have)
@@ -188,20 +191,29 @@ class Transfers:
 
     def died(self, instance: int) -> list[int]:
         """Drop what an instance that stopped should have sent or got; the requests that are lost with it."""
-        lost, now = [], self.engine.now
+        lost = []
         for handed in list(self._waiting.values()):
             target = handed.leg.instance
             if instance not in (handed.origin, target):
                 continue
             del self._waiting[handed.segment]
             self._ahead.pop(handed.request, None)
-            if instance != target:
-                self.fleet.cancel(handed.segment, now)
-            elif handed.held != AT_WORK:
-                self.fleet.release(handed.held, now)
+            self._let_go(handed)
             if handed.held != AT_WORK:
                 lost.append(handed.request)
+        for handed in [each for each in self._moving.values() if instance in (each.origin, each.leg.instance)]:
+            handed.gone = True
+            self._let_go(handed)
+            lost.append(self._moving.pop(handed.request).request)
         return lost
+
+    def _let_go(self, handed: Handed) -> None:
+        """Free what a request that is lost between two instances holds on the one that lives."""
+        now, status_of = self.engine.now, self.fleet.status_of
+        if handed.work is not None and status_of(handed.segment) != LOST:
+            self.fleet.cancel(handed.segment, now)
+        if handed.held != AT_WORK and status_of(handed.held) == HELD:
+            self.fleet.release(handed.held, now)
 
     def stalled(self, instance: int) -> None:
         """Nothing runs on an instance, and what waits there finds no blocks: if that is for ever, make room.
@@ -264,6 +276,7 @@ class Transfers:
             post *= 1.0 - hidden / size
         self.roster.coming[target] += 1
         self.fleet.coming(target, tokens)
+        self._moving[handed.request] = handed
         self.link.send(origin, target, size - hidden, post, self._landed, handed, hidden)
 
     def _post_s(self, tokens: int, origin: int, target: int) -> float:
@@ -280,29 +293,24 @@ class Transfers:
         """A cache has arrived: its sender's blocks are free, its receiver may go on."""
         request, origin, leg = handed.request, handed.origin, handed.leg
         target, now = leg.instance, self.engine.now
-        states, waited = self.roster.state, max(handed.reserved_s - handed.asked_s, 0.0)
-        exposed = now - handed.ended_s - waited
-        rate = min(self.link.bandwidth[origin], self.link.bandwidth[target])
-        self.moved.append((request, exposed, exposed + hidden / rate, handed.tokens, waited))
-        if states[origin] is STOPPED or states[target] is STOPPED:
+        if handed.gone:
             self.fleet.coming(target, -handed.tokens)
-            if handed.work is not None and states[target] is not STOPPED:
-                self.fleet.cancel(handed.segment, now)
-            self._fail(request, origin, handed.held)
-            self.roster.coming[target] -= 1
+            self.roster.came(target)
             return
+        del self._moving[request]
+        waited = max(handed.reserved_s - handed.asked_s, 0.0)
+        exposed = now - handed.ended_s - waited
+        rate = min(self.link.whole[origin], self.link.whole[target])
+        self.moved.append((request, exposed, exposed + hidden / rate, handed.tokens, waited))
         if handed.work is None:
             self.fleet.coming(target, -handed.tokens)
             self.fleet.release(handed.held, now)
-            last = handed.ended_s if handed.have > self.prompts[request] else NAN
-            self.owner.submit(request, leg, handed.have, last)
+            self.owner.submit(request, leg, handed.have, self._last_token_s(request, handed.have, handed.ended_s))
         else:
             self.fleet.hand_over(handed.held, handed.segment, now, handed.tokens)
             self.owner.goes_on(handed.segment, request, leg, handed.work)
         self.roster.came(target)
 
-    def _fail(self, request: int, origin: int, held: int) -> None:
-        """One of the two instances has died: so has the request."""
-        if self.roster.state[origin] != STOPPED:
-            self.fleet.release(held, self.engine.now)
-        self.owner.lose(request)
+    def _last_token_s(self, request: int, have: int, ended: float) -> float:
+        """When the user got the token before the one that comes after ``have``; NaN: none yet. [s]"""
+        return ended if have > self.prompts[request] else self.state.given_s.get(request, NAN)

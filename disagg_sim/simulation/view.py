@@ -83,8 +83,13 @@ class ClusterView:
     def __init__(self, state: ClusterState) -> None:
         own = self.__dict__
         own["_state"], own["_engine"], own["_roster"] = state, state.engine, state.roster
-        arrival_s: Any = state.arrival_s
-        own["site"], own["arrival_s"] = state.site, memoryview(arrival_s).toreadonly()
+        own["site"] = state.site
+        self.show_requests(state)
+
+    def show_requests(self, state: ClusterState) -> None:
+        """Show the requests of the cluster, after some have begun again; for its state alone."""
+        own, arrival_s = self.__dict__, state.arrival_s
+        own["arrival_s"] = memoryview(arrival_s).toreadonly()  # type: ignore[arg-type]
         own["input_tokens"], own["output_tokens"] = tuple(state.prompts), tuple(state.outputs)
         own["home"], own["_rankings"] = locked(state.fleet.home), Rankings(state.fleet.home)
 

@@ -41,6 +41,7 @@ class State(IntEnum):
     DRAINING = 2  # finishes what it has, then stops
     FLIPPING = 3  # finishes what it has, then reloads for the new role
     STOPPED = 4
+    FAILED = 5  # gone with all that it had; holds its GPUs until it serves again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

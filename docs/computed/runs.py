@@ -9,10 +9,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 import disagg_sim as ds
+from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Admission
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks
+from disagg_sim.simulation.run import RunOptions
 from disagg_sim.study.beyond_the_buzz.claims import evaluate
 from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
 from disagg_sim.study.claims import holding as counted
@@ -139,3 +141,62 @@ def beyond_the_buzz_verdicts() -> str:
         for line in counted(claims).to_dict("records")
     ]
     return table(("profile", "hold", "miss"), rows)
+
+
+#: Requests and failures of the table of failures on the page of policies.
+FAILING_RATE, FAILING_S = 14.0, 1500.0  # [request/s], [s]
+FAILING_MTBF_S = 4000.0  # of a GPU: some six failures of 16 GPUs in that time [s]
+FAILING_AT_S = 300.0  # of one instance, or of a node [s]
+FAILING_RESTART_S = 300.0  # within the two to eight minutes that starts take [s]
+FAILING_WINDOW_S, FAILING_MUCH, FAILING_LOOK_S = 10.0, 0.1, 600.0  # arrivals looked at together [s], [1], [s]
+
+
+@slow
+def failures_by_policy() -> str:
+    """What failures of GPUs, of one instance and of a node cost each policy."""
+    two = ds.Mapping(tp_attn=2, tp_ffn=2)
+    half, whole = ((ds.Replicas(mapping=two, instances=count),) for count in (4, 8))
+    at = ds.setup("llama_3_1_70b", "h100_sxm", "fp8")
+    parts = {"prefill": half, "decode": half, "colocated": whole, "pairs": whole}
+    deployment = ds.ServedDeployment(name="sixteen", gpus=16, **parts, setup=at)
+    lengths = (log_normal(2048, 1.0), log_normal(300, 1.0))
+    trace = ds.synthetic_trace(rate=FAILING_RATE, lengths=lengths, duration=FAILING_S, seed=1)
+    often = {"gpu_mtbf_s": FAILING_MTBF_S}
+    first, node = (
+        {"events": (FailureEvent(at_s=FAILING_AT_S, kind=kind, number=number),)}
+        for kind, number in (("instance", 0), ("node", 1))
+    )
+    kinds = ({}, often, often | {"migration_limit": 3}, first | {"migration_limit": 3}, node | {"migration_limit": 3})
+    rows = []
+    for name in sorted(UNEQUAL_POLICIES):
+        runs = []
+        for failing in kinds:
+            options = RunOptions(failures=Failures(restart_s=FAILING_RESTART_S, **failing))
+            runs.append(ds.simulate(deployment, trace, name, slo=ds.Slo(ttft=2.0, tpot=0.05), options=options))
+        found = [run.summary() for run in runs]
+        shares = [f"{100 * each.slo_attainment:.1f}" for each in found]
+        rows.append(
+            (
+                f"`{name}`",
+                shares[0],
+                f"{shares[1]} ({found[1].failed})",
+                f"{shares[2]} ({found[2].migrated})",
+                *(f"{shares[k]} ({found[k].migrated}), {_recovery_s(runs[0], runs[k]):.0f} s" for k in (3, 4)),
+            )
+        )
+    header = ("", "none", "GPUs (lost)", "GPUs, with migration (moved)", "one instance (moved)", "a node (moved)")
+    return table(header, rows)
+
+
+def _recovery_s(plain: ds.SimulationResult, failed: ds.SimulationResult) -> float:
+    """From a failure to the end of the last ten seconds whose arrivals are in time much less than without it. [s]"""
+    shares = []
+    for run in (plain, failed):
+        each = run.frame()
+        inside = each["first_token_s"] - each["arrival_s"] <= run.slo.ttft
+        inside &= (each["finish_s"] - each["first_token_s"]) / (each["output_tokens"] - 1).clip(lower=1) <= run.slo.tpot
+        shares.append(inside.groupby((each["arrival_s"] // FAILING_WINDOW_S).astype(int)).mean())
+    worse = shares[1][shares[1] < shares[0] - FAILING_MUCH].index.to_numpy()
+    ends = (worse + 1) * FAILING_WINDOW_S
+    ends = ends[(ends > FAILING_AT_S) & (ends <= FAILING_AT_S + FAILING_LOOK_S)]
+    return float(ends.max() - FAILING_AT_S) if ends.size else 0.0

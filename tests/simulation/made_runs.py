@@ -34,6 +34,7 @@ def made_requests(arrival, first, finish, output, status=None, transfer=None) ->
         cached_tokens=np.zeros(n, dtype=int),
         segments=np.ones(n, dtype=int),
         transferred_tokens=np.where(moved > 0, 100, 0),
+        migrations=np.zeros(n, dtype=int),
     )
 
 
@@ -73,6 +74,7 @@ def made_run(requests: Requests, *, edges=(0.0, 0.1, 0.2), counts=(0, 0)) -> Run
             flops=np.array([6e15, 2e15]),
             flips=np.array([1, 2]),
             kv_blocks=np.array([10, 10]),
+            failed_s=np.zeros(2),
         ),
         decisions=(Decision(30.0, "flip", 1, "instance 1 to prefill", "prompts wait"),),
         duration_s=100.0,

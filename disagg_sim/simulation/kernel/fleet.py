@@ -9,7 +9,8 @@ Past 400 lines: every call of the kernel goes through one object, which says wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,8 +34,11 @@ from disagg_sim.simulation.kernel.layout import (
     State,
 )
 from disagg_sim.simulation.kernel.least import least_tree
+from disagg_sim.simulation.kernel.runs import itl_bin
 from disagg_sim.simulation.kernel.step_table import StepTable, pack_tables
 
+#: What the kernel computes, as Python calls it.
+gap_bin: Callable[[float], int] = getattr(itl_bin, "py_func", itl_bin)
 #: Looked up once: an enum's members are slow to find.
 HELD = int(SegmentStatus.HELD)
 
@@ -303,8 +307,13 @@ class Fleet:
         """Let a segment that waits for a reservation compute its context itself: its cache never comes."""
         self._control(kernel.RECOMPUTE, segment, self._instance.item(segment), now)
 
-    def drop_first_token(self, segment: int) -> None:
-        """Forget when a finished prefill emitted its token: the next instance computes it again, for the user."""
+    def drop_first_token(self, segment: int, before_s: float = np.nan) -> None:
+        """Forget when a finished prefill emitted its token: the next instance computes it again, for the user.
+
+        Where another has emitted tokens of the request, the last at ``before_s`` [s], the gap is forgotten, too.
+        """
+        if not math.isnan(before_s):
+            self._itl[0, gap_bin(self._last_s.item(segment) - before_s)] -= 1
         self._first_token_s[segment] = np.nan
 
     def waiting(self, instance: int) -> Ints:
@@ -369,11 +378,15 @@ class Fleet:
             self._control(kernel.WAKE, -1, instance, now)
 
     def abort(self, instance: int, now: float) -> Ints:
-        """Let an instance die at ``now``: its unfinished segments, returned, are lost and its memory is free."""
+        """Let an instance die at ``now``: its unfinished segments, returned, are lost and its memory is free.
+
+        Their ``emitted`` and ``last_s`` say what they have emitted, and when the last of it.
+        """
         self.refresh(now)
         mine, status = self._instance[: self._count] == instance, self._status[: self._count]
         over = (SegmentStatus.DONE, SegmentStatus.WITHDRAWN, SegmentStatus.LOST)
         lost = np.flatnonzero(mine & ~np.isin(status, over))
+        self._settle_emitted(lost[status[lost] == SegmentStatus.RUNNING])
         status[lost] = SegmentStatus.LOST
         row = self._inst[instance]
         self._world["notices"] -= int(row["draining"] == 2) + int(row["stalled"])
@@ -385,6 +398,44 @@ class Fleet:
             row["free_blocks"] = row["total_blocks"]
         self._bind()
         return lost
+
+    def _settle_emitted(self, running: Ints) -> None:
+        """Write the steps of running segments into their records."""
+        rows = self._inst[self._inst["rank_at"][self._instance[running]] + self._seg["rank"][running]]
+        steps = rows["counter"] - self._seg["joined"][running]
+        self._seg["emitted"][running] += steps
+        stepped = running[steps > 0]
+        self._last_s[stepped] = rows["last_step_s"][steps > 0]
+
+    def given(self, requests: Ints) -> tuple[Ints, Floats]:
+        """Count what the segments of some requests have emitted for the user, none of them at work any more.
+
+        Parameters
+        ----------
+        requests
+            Their numbers, ascending.
+
+        Returns
+        -------
+        array, array
+            Tokens of each request, and when its last came, NaN without one. [token], [s]
+
+        Examples
+        --------
+        Steps of 1 s: after 3.5 s the prompt has been computed, which emits a token, and two steps have ended:
+
+        >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=10)])
+        >>> _ = fleet.submit(0, 7, (0, 100, 9), 0.0), fleet.run_until(3.5), fleet.abort(0, 3.5)
+        >>> [column.tolist() for column in fleet.given(np.array([7]))]
+        [[3], [3.0]]
+        """
+        seg = self._seg[: self._count]
+        seg = seg[np.isin(seg["request"], requests) & (seg["emitted"] > 0) & ~np.isnan(seg["first_token_s"])]
+        place = np.searchsorted(requests, seg["request"])
+        last = np.full(requests.size, -np.inf)
+        np.maximum.at(last, place, np.where(np.isnan(seg["finish_s"]), seg["last_s"], seg["finish_s"]))
+        tokens = np.bincount(place, seg["emitted"], minlength=requests.size).astype(np.int64)
+        return tokens, np.where(tokens > 0, last, np.nan)
 
     def add(self, spec: InstanceSpec, now: float) -> int:
         """Bring a new instance and return its number; ``views`` is a new array from here on."""

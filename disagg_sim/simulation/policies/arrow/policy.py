@@ -133,7 +133,7 @@ class Arrow:
         start = site.instances(("prefill", PREFILL), ("decode", DECODE))
         steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits))
         scheduler = GlobalScheduler(self, site, steps, [mapping for mapping, _ in start])
-        return Parts(start=start, routing=scheduler, steps=steps, roles=scheduler)
+        return Parts(start=start, routing=scheduler, steps=steps, roles=scheduler, failover=scheduler)
 
 
 class GlobalScheduler:
@@ -242,6 +242,25 @@ class GlobalScheduler:
         return not self._at_once and any(
             each is role and state is FLIPPING for each, state in zip(view.roles, view.states, strict=True)
         )
+
+    # --- failures -----------------------------------------------------------------------------------------------
+
+    def failed(self, view: ClusterView, instances: Sequence[int], requests: Sequence[int]) -> Sequence[Wish]:  # noqa: ARG002  all are gone
+        """See ``Failover``: a phase that has lost its last instance gets one of the other, whatever its load."""
+        for instance in instances:
+            self._ends[instance].clear()
+        flip = None
+        if not view.prefill.size and view.decode.size > 1:
+            pure, _, mixed, _ = lightest(view.decode, view.home, self.ledger, 0, view.now)
+            chosen = mixed if mixed >= 0 else pure
+            flip = Flip(chosen, PREFILL, "no prefill instance is left") if chosen >= 0 else None
+        elif not view.decode.size:
+            flip = self._to_decode(view, "no decode instance is left")
+        return () if flip is None else (flip,)
+
+    def restored(self, view: ClusterView, instances: Sequence[int]) -> Sequence[Wish]:  # noqa: ARG002  the monitor sees it
+        """See ``Failover``."""
+        return ()
 
     # --- monitor ------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView
-from disagg_sim.simulation.wishes import SHARED, Batch
+from disagg_sim.simulation.wishes import SHARED, Batch, Wish
 
 #: Short prompts filled into the length threshold by worth, or prompts in order of arrival up to the threshold.
 BATCHES = ("knapsack", "fifo")
@@ -100,6 +100,17 @@ class LengthAware:
     def came(self, instance: int, tokens: int) -> None:
         """A prompt of ``tokens`` has been sent to an instance."""
         self._waiting[instance] += tokens
+
+    def failed(self, view: ClusterView, instances: Sequence[int], requests: Sequence[int]) -> Sequence[Wish]:  # noqa: ARG002  all are gone
+        """See ``Failover``: nothing waits on an instance that has failed."""
+        self.waiting_tokens(view)[list(instances)] = 0
+        for instance in instances:
+            self._joined.pop(instance, None)
+        return ()
+
+    def restored(self, view: ClusterView, instances: Sequence[int]) -> Sequence[Wish]:  # noqa: ARG002  nothing to do
+        """See ``Failover``."""
+        return ()
 
     def form(self, view: ClusterView, instance: int, waiting: Sequence[int]) -> Batch:
         """See ``BatchForming``."""

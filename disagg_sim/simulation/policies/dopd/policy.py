@@ -125,6 +125,7 @@ class Dopd:
             routing=routing,
             steps=steps,
             forming=forming,
+            failover=forming,
             scaling=Manager(self, site, steps, routing, mappings),
         )
 
@@ -218,7 +219,7 @@ class Manager:
         lengths = np.array([view.input_tokens[request] for request in came])
         times = np.array([self.profile.prefill_time(length) for length in lengths.tolist()])
         gaps = np.diff([view.arrival_s[request] for request in came])
-        self._forming.wait_s = kingman_wait(gaps, times, servers=int(view.prefill.size))
+        self._forming.wait_s = kingman_wait(gaps, times, servers=max(int(view.prefill.size), 1))
         if self._options.correct:
             self._correct(view, float(lengths.mean()) if lengths.size else math.nan)
 

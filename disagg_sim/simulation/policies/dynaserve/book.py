@@ -167,6 +167,29 @@ def choose_pair(known: Known, count: int, pairs: Any) -> int:
     return best
 
 
+@entry
+def forget(known: Known, count: int, request: int, whole: bool) -> None:
+    """The second part of a request never comes where it was promised, or neither part does (``whole``).
+
+    ``count`` segments of the kernel there are so far.
+    """
+    arrived(known, count)
+    one, tally = known.book[request], known.tally[0]
+    came = one.first_at != NOT_YET
+    if whole and not came:
+        known.promised[one.first].requests -= 1
+        known.promised[one.first].tokens -= prompt_tokens(one, 0)
+        one.first_at = NEVER
+    for place in range(tally.open):
+        if known.open[place] == request:
+            known.promised[one.second].requests -= 1 if came else 0
+            known.promised[one.second].tokens -= prompt_tokens(one, 1)
+            one.second, one.second_at = -1, NEVER
+            tally.open -= 1
+            known.open[place] = known.open[tally.open]
+            break
+
+
 @inner
 def after(known: Known, i: int, node: int) -> int:
     """What was promised to an instance after ``node``, -1 = first of all; -1 = nothing."""

@@ -21,6 +21,7 @@ running average of observed times would only repeat them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,11 +32,11 @@ from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
 from disagg_sim.simulation.policies.dynaserve import book, predictor
-from disagg_sim.simulation.policies.loads import ByRole
+from disagg_sim.simulation.policies.loads import ByRole, fewest_requests
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site
 from disagg_sim.simulation.view import ClusterView
-from disagg_sim.simulation.wishes import Leg, Limits, Role
+from disagg_sim.simulation.wishes import Leg, Limits, Role, State, Wish
 
 #: Which instance of a pair takes first parts: always the same, or the one with fewer requests.
 ALPHAS = ("fixed", "least_loaded")
@@ -116,7 +117,8 @@ class DynaServe:
             least_prefill=self.least_piece,
         )
         steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits))
-        return Parts(start=start, routing=Splits(self, site), steps=steps, transfer="push")
+        splits = Splits(self, site)
+        return Parts(start=start, routing=splits, steps=steps, failover=splits, transfer="push")
 
 
 class Splits:
@@ -126,7 +128,7 @@ class Splits:
         self._options = options
         self._rng = site.rng(ERRORS)
         instances = len(site.instances(("pairs", Role.BOTH)))
-        self._pairs = np.arange(instances).reshape(-1, 2)
+        self._every_pair = self._pairs = np.arange(instances).reshape(-1, 2)
         self._book: Any = np.zeros(0, book.BOOK)
         self._open = np.zeros(0, np.int64)
         self._tally: Any = np.zeros(1, book.TALLY)
@@ -140,11 +142,14 @@ class Splits:
 
     def place(self, view: ClusterView, request: int) -> Leg:
         """See ``Routing``; the rest goes to the other instance of the pair, its cache pushed on the way."""
-        if not self._expected:
-            self._begin(view)
+        if request >= len(self._expected):
+            self._predict(view)
         options, prompt, expected = self._options, view.input_tokens[request], self._expected[request]
-        inst, seg, sets, values, submitted = view.kernel
-        known = book.Known(inst, seg, sets, values, self._book, self._promised, self._open, self._tally)
+        known, submitted = self._known(view)
+        if not len(self._pairs):  # each has lost an instance to a failure
+            alone = fewest_requests(view, view.prefill)
+            book.commit(known, request, (prompt, expected, expected), alone, -1)
+            return Leg(alone, delay_s=options.overhead_s)
         pair = book.choose_pair(known, submitted, self._pairs)
         first, second = int(self._pairs[pair, 0]), int(self._pairs[pair, 1])
         if options.alpha == "least_loaded" and _requests(view, second) < _requests(view, first):
@@ -165,20 +170,49 @@ class Splits:
             return Leg(first, delay_s=options.overhead_s)
         return Leg(first, split, second, delay_s=options.overhead_s)
 
-    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  all requests alike
-        """See ``Routing``; asked only where the second instance is not ready."""
+    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:
+        """See ``Routing``; asked only where the second instance is not ready, or the answer goes on after its split."""
         second = int(self._book["second"][request])
-        return Leg(second if second >= 0 else origin)
+        return Leg(second if second >= 0 and view.states[second] == State.READY else origin)
 
-    def _begin(self, view: ClusterView) -> None:
-        """Predict all outputs: the true length with a normal error, at least one token, and the margin."""
-        options = self._options
-        outputs = np.array(view.output_tokens)
+    def failed(self, view: ClusterView, instances: Sequence[int], requests: Sequence[int]) -> Sequence[Wish]:
+        """See ``Failover``: no new request goes to a pair that lost an instance, if there is another pair."""
+        self._look(view)
+        known, submitted = self._known(view)
+        for request in requests:
+            if request < len(self._expected):
+                book.forget(known, submitted, request, True)
+        to_come = self._open[: self._tally["open"][0]]
+        for request in to_come[np.isin(self._book["second"][to_come], instances)].tolist():
+            book.forget(known, submitted, request, False)
+        return ()
+
+    def restored(self, view: ClusterView, instances: Sequence[int]) -> Sequence[Wish]:  # noqa: ARG002  looks at all
+        """See ``Failover``."""
+        self._look(view)
+        return ()
+
+    def _look(self, view: ClusterView) -> None:
+        """Find the pairs both of whose instances serve."""
+        serves = np.array([state == State.READY for state in view.states])
+        self._pairs = self._every_pair[serves[self._every_pair].all(axis=1)]
+
+    def _known(self, view: ClusterView) -> tuple[book.Known, int]:
+        """What the compiled choices look at, and the segments that the kernel has had so far."""
+        inst, seg, sets, values, submitted = view.kernel
+        return book.Known(inst, seg, sets, values, self._book, self._promised, self._open, self._tally), submitted
+
+    def _predict(self, view: ClusterView) -> None:
+        """Predict outputs, at first of all requests: the true length with a normal error, at least one token, and the
+        margin.
+        """
+        options, before = self._options, len(self._expected)
+        outputs = np.array(view.output_tokens[before:])
         errors = np.rint(self._rng.normal(0.0, 1.0, outputs.size) * options.length_error).astype(np.int64)
         predicted = np.maximum(outputs + errors, 1) + options.margin
-        self._expected = (np.array(view.input_tokens) + predicted).tolist()
-        self._book = np.zeros(outputs.size, book.BOOK)
-        self._open = np.zeros(outputs.size, dtype=np.int64)
+        self._expected += (np.array(view.input_tokens[before:]) + predicted).tolist()
+        self._book = np.append(self._book, np.zeros(outputs.size, book.BOOK))
+        self._open = np.append(self._open, np.zeros(outputs.size, dtype=np.int64))
 
 
 def _requests(view: ClusterView, instance: int) -> int:

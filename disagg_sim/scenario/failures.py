@@ -1,0 +1,118 @@
+"""Read and write the failures of a run: ``run: {failures: {events: [{at_s: 60, instance: 1}], restart_s: 300}}``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from disagg_sim.errors import InputError, quoted
+from disagg_sim.facts.faults import SeveralFaultsError
+from disagg_sim.scenario.option_values import Form, read_options
+from disagg_sim.simulation.failures import KINDS, OF_EVENT, FailureEvent, Failures
+from disagg_sim.simulation.options import options_of
+
+Place = tuple[str | int, ...]
+
+
+def read_failures(value: object) -> Failures:
+    """Read what fails in a run.
+
+    Parameters
+    ----------
+    value
+        Of the key ``failures`` of ``run``.
+
+    Returns
+    -------
+    Failures
+        Times in s.
+
+    Raises
+    ------
+    SeveralFaultsError
+        With every fault and its place.
+
+    Examples
+    --------
+    >>> found = read_failures({"restart_s": 300, "events": [{"at_s": 60, "node": 0}]})
+    >>> found.events[0].kind, found.lasts(found.events[0])
+    ('node', 300.0)
+    """
+    if not isinstance(value, Mapping):
+        _refuse((), f"{quoted(value)} is not a mapping of keys such as events, restart_s, migration_limit")
+    faults: list[tuple[Place, str]] = []
+    given, said, events = value.get("events", ()), {}, []
+    if not isinstance(given, list | tuple):
+        faults.append((("events",), f"{quoted(given)} is not a list of events such as {{at_s: 60, instance: 1}}"))
+        given = ()
+    try:
+        form = Form(name="failures", needs=(), options=options_of(Failures))
+        said = read_options(form, {key: each for key, each in value.items() if key != "events"})
+    except SeveralFaultsError as error:
+        faults += error.found
+    for number, each in enumerate(given):
+        try:
+            events.append(_event(each))
+        except SeveralFaultsError as error:
+            faults += [(("events", number, *place), told) for place, told in error.found]
+    if faults:
+        _refuse_all(faults)
+    try:
+        return Failures(events=tuple(events), **said)
+    except InputError as error:
+        _refuse((), str(error))
+
+
+def written_failures(failures: Failures) -> dict[str, Any]:
+    """Write failures as ``read_failures`` reads them.
+
+    Parameters
+    ----------
+    failures
+        Of a run.
+
+    Returns
+    -------
+    dict
+        Without what is as by default.
+
+    Examples
+    --------
+    >>> written_failures(Failures(events=(FailureEvent(at_s=60.0, kind="gpu", number=3),), restart_s=300.0))
+    {'events': [{'at_s': 60.0, 'gpu': 3}], 'restart_s': 300.0}
+    """
+    pairs = ((name, getattr(failures, name), known.default) for name, known in options_of(failures).items())
+    options = {name: value for name, value, default in pairs if value != default}
+    events = [
+        {
+            "at_s": event.at_s,
+            event.kind: event.number,
+            **({"lasts_s": event.lasts_s} if event.lasts_s else {}),
+            **({} if event.share is None else {"share": event.share}),
+        }
+        for event in failures.events
+    ]
+    return {**({"events": events} if events else {}), **options}
+
+
+def _event(value: object) -> FailureEvent:
+    """One event of the list."""
+    if not isinstance(value, Mapping):
+        _refuse((), f"{quoted(value)} is not an event such as {{at_s: 60, instance: 1}}")
+    said = read_options(Form(name="event", needs=(), options=OF_EVENT), value)
+    kinds = [kind for kind in KINDS if kind in said]
+    if len(kinds) != 1 or "at_s" not in said:
+        _refuse((), f"{quoted(dict(value))} says not what fails when; allowed: at_s and one of {', '.join(KINDS)}")
+    rest = {key: each for key, each in said.items() if key != kinds[0]}
+    try:
+        return FailureEvent(kind=kinds[0], number=said[kinds[0]], **rest)
+    except InputError as error:
+        _refuse((), str(error))
+
+
+def _refuse(place: Place, told: str) -> NoReturn:
+    _refuse_all([(place, told)])
+
+
+def _refuse_all(faults: Iterable[tuple[Place, str]]) -> NoReturn:
+    raise SeveralFaultsError((("failures", *place), told) for place, told in faults)
