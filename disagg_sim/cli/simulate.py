@@ -74,5 +74,12 @@ def _print_summary(result: ScenarioResult) -> None:
     ]
     if rows:
         print_table(rows, header=header, numeric=range(3, len(header)))
+    for row in result.summary.to_dict("records"):
+        if row["failed"] or row["availability"] < 1.0:
+            typer.echo(
+                f"{row['policy']} on {row['deployment']} under {row['trace']}, x{row['rate_scale']:g}: available "
+                f"{row['availability']:.2%}, {row['failed']:,} requests lost with their instances, {row['migrated']:,} "
+                "began again elsewhere"
+            )
     for row in result.capacity.to_dict("records"):
         typer.echo(f"capacity of {row['policy']} on {row['deployment']} under {row['trace']}: {row['note']}")

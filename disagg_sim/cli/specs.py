@@ -38,6 +38,7 @@ from disagg_sim.report.lines import (
 )
 from disagg_sim.scenario.policy_files import load_policies
 from disagg_sim.scenario.spec import check_scenario
+from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.policies.registry import policies, policy_named, title_of
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run import RunOptions
@@ -132,6 +133,8 @@ def _print_policies(chosen: Mapping[str, type[Policy]]) -> None:
         typer.echo()
     typer.echo("run: keys of a scenario that hold for every policy")
     print_table(option_lines(RunOptions), header=_OPTION_HEADER)
+    typer.echo("run.failures: keys of what fails, beside its events")
+    print_table(option_lines(Failures), header=_OPTION_HEADER)
 
 
 _OPTION_HEADER = ("option", "default", "allowed", "meaning")

@@ -211,6 +211,21 @@ def test_all_faults_are_told_at_once(written):
             {"policies": [{"kind": "vllm", "admission": {"kind": "predicted_ttft", "shar": 1}}]},
             "policies[0].admission: unknown key 'shar', did you mean 'share'?",
         ),
+        (
+            {"run": {"failures": {"migration_limt": 1}}},
+            "run.failures: unknown key 'migration_limt', did you mean 'migration_limit'?",
+        ),
+        ({"run": {"failures": {"gpu_mtbf_s": 5e6}}}, "run.failures: restart_s is missing: how long a failed gpu is"),
+        (
+            {"run": {"failures": {"events": [{"at_s": 1, "nod": 0}]}}},
+            "run.failures.events[0]: unknown key 'nod', did you mean 'node'?",
+        ),
+        (
+            {"run": {"failures": {"events": [{"at_s": 1, "link": 0, "share": 7}], "link_down_s": 5}}},
+            "run.failures.events[0].share: 7 is out of range; allowed: from 0 to 1",
+        ),
+        ({"run": {"failures": {"events": [{"gpu": 1}]}}}, "says not what fails when; allowed: at_s and one of gpu,"),
+        ({"run": {"failures": ["gpu"]}}, "run.failures: ['gpu'] is not a mapping of keys such as events"),
         ({"run": {"sample": 1.0}}, "run: unknown key 'sample', did you mean 'sample_s'?"),
         ({"trace": {"path": "short.csv", "kind": "azur"}}, "did you mean 'azure'?"),
         ({"trace": {"kind": "synthetic", "lengths": "azure_2023_cod", "rate_per_s": 1, "requests": 5}}, "did you mean"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from disagg_sim.scenario.run import require_no_faults, run_scenario
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.simulation.admission import PredictedTtft
 from disagg_sim.simulation.classes import ServiceClass
+from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.policies.registry import policy_named
@@ -178,6 +180,23 @@ def test_options_seed_and_parts_by_hand_are_kept(small, tmp_path):
     assert document["deployments"] == {"by_hand": {"gpus": 5, "colocated": [{"tp": 2, "instances": 2, "batch": 7}]}}
     again, run = ran(path, tmp_path / "out")
     assert np.array_equal(again.requests(run)["finish_s"], result.frame()["finish_s"])
+
+
+def test_failures_are_written_and_read_back(small, tmp_path):
+    events = (
+        FailureEvent(at_s=2.0, kind="instance", number=0),
+        FailureEvent(at_s=3.0, kind="link", number=1, lasts_s=5.0, share=0.25),
+    )
+    failures = Failures(events=events, restart_s=math.inf, gpu_mtbf_s=1e4, migration_limit=2)
+    options = RunOptions(sample_s=2.5, failures=failures)
+    result = ds.simulate(small.deployment, small.trace, "disaggregated", options=options)
+    assert result.records.failures
+    path = ds.write_scenario(result, tmp_path / "failing.yaml")
+    again, run = ran(path, tmp_path / "out")
+    for column in ("finish_s", "migrations", "status"):
+        pd.testing.assert_series_equal(again.requests(run)[column], result.frame()[column])
+    assert again.summary["migrated"][0] == result.summary().migrated
+    assert set(again.decisions["kind"]) == {"failure"}
 
 
 def test_files_that_are_there_stay_unless_they_may_go(small, tmp_path):
