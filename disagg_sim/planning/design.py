@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import SHARES, Work
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
+from disagg_sim.simulation.deployment import Replicas
 
 #: Latencies at the percentiles that are printed. [s]
 Percentiles = dict[str, float]
@@ -42,6 +44,16 @@ class PlannedPool:
         """Most prompts of a pass of prefill, most sequences of a decode step. [request]"""
         choice = self.choice
         return int(choice.batch[-1]) if isinstance(choice, PrefillChoice) else int(choice.seats)
+
+    @property
+    def replicas(self) -> Replicas:
+        """The instances with their limits, as simulations and launchers take them."""
+        choice, budget = self.choice, None
+        if isinstance(choice, PrefillChoice):
+            budget = math.ceil(self.batch * choice.work.lengths.mean_isl)
+        elif isinstance(choice, ColocatedChoice):
+            budget = choice.budget
+        return Replicas(mapping=self.mapping, instances=self.instances, batch=self.batch, token_budget=budget)
 
     @property
     def utilisation(self) -> float:

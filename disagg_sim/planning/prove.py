@@ -15,11 +15,10 @@ import pandas as pd
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError
-from disagg_sim.planning.design import Design, Percentiles, PlannedPool
+from disagg_sim.planning.design import Design, Percentiles
 from disagg_sim.planning.limits import SHARES, Limit
 from disagg_sim.planning.plan import Plan
-from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
-from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.simulate import simulate
@@ -205,7 +204,7 @@ def deployed(design: Design, name: str = "planned") -> ServedDeployment:
     ServedDeployment
         Parts prefill and decode, or co-located.
     """
-    parts = {pool.role: (_replicas(pool),) for pool in design.pools}
+    parts = {pool.role: (pool.replicas,) for pool in design.pools}
     return ServedDeployment(
         name=name,
         gpus=design.gpus,
@@ -214,15 +213,6 @@ def deployed(design: Design, name: str = "planned") -> ServedDeployment:
         colocated=parts.get("colocated", ()),
         setup=design.pools[-1].setup,
     )
-
-
-def _replicas(pool: PlannedPool) -> Replicas:
-    choice, budget = pool.choice, None
-    if isinstance(choice, PrefillChoice):
-        budget = math.ceil(pool.batch * choice.work.lengths.mean_isl)
-    elif isinstance(choice, ColocatedChoice):
-        budget = choice.budget
-    return Replicas(mapping=pool.mapping, instances=pool.instances, batch=pool.batch, token_budget=budget)
 
 
 class _Runs:
