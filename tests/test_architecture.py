@@ -37,7 +37,7 @@ ALLOWED = {
     "planning": {"facts", "physics", "search", "serving", "certainty", "simulation", "workload"},
     "sweep": {"facts", "physics", "search", "serving", "certainty", "calibration", "workload"},
     "scenario": {"facts", "physics", "search", "serving", "simulation", "workload", "sweep"},
-    "launch": {"facts", "physics", "search", "certainty", "simulation", "workload", "report"},
+    "launch": {"facts", "physics", "search", "certainty", "simulation", "workload", "planning", "report"},
     "report": ABOVE - {"launch"},
     "study": ABOVE | {"report"},
     "cli": ABOVE | {"report", "study"},

@@ -11,8 +11,8 @@ import typer
 from disagg_sim.cli.explain import chosen_row, read_points
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.launch.expressible import LAUNCHERS
-from disagg_sim.launch.launch import Launch
 from disagg_sim.launch.launch import launch as launched
+from disagg_sim.launch.launch import lines_of
 from disagg_sim.scenario.spec import load_scenario
 
 
@@ -43,19 +43,10 @@ def launch(
     else:
         table = read_points(source, case)
         what = table.loc[[chosen_row(table, row, at_interactivity, best=best)]]
-    show(launched(what, engine=engine, backend=backend, checkpoint=checkpoint, node_gpus=node_gpus), out)
-
-
-def show(made: Launch, out: Path | None) -> None:
-    """Write the files and list them, or print them; the notes in any case."""
-    for line in made.notes:
-        typer.echo(f"# {line}")
+    made = launched(what, engine=engine, backend=backend, checkpoint=checkpoint, node_gpus=node_gpus)
     if out is not None:
-        for path in made.write(out):
-            typer.echo(str(path))
-        return
-    for name, text in made.files.items():
-        typer.echo(f"\n# --- {name}\n{text}", nl=False)
+        made.write(out)
+    typer.echo("\n".join(lines_of(made, out)))
 
 
 def _of_scenario(path: Path, name: str) -> Any:

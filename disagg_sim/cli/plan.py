@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +14,13 @@ from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, as_float, nearest, quoted
 from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.traffic import TrafficCase
+from disagg_sim.launch.expressible import LAUNCHERS, engines_of, expressible
+from disagg_sim.launch.launch import Launch, launch, lines_of
 from disagg_sim.planning.assurance import assurance
 from disagg_sim.planning.flips import flips
+from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
-from disagg_sim.planning.question import OBJECTIVES, PlanOptions
+from disagg_sim.planning.question import OBJECTIVES, OWN, PlanOptions
 from disagg_sim.report.plan import Block, Told, changes, plan_json, screen, write_plan
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths, lengths, traffic_case
@@ -45,6 +48,9 @@ def plan(
     precision: Annotated[str, typer.Option(help="Precision recipe; default: the usual one of model and system.")] = "",
     max_nic: Annotated[float | None, typer.Option(metavar="GB/s", help="Most KV bandwidth of a GPU.")] = None,
     price: Annotated[list[str] | None, typer.Option(metavar="SYSTEM=USD", help="Price of a GPU hour.")] = None,
+    emit: Annotated[
+        str, typer.Option(metavar="ENGINE", help=f"Plan for it and write what starts it: {', '.join(LAUNCHERS)}.")
+    ] = "",
     proof: Annotated[bool, typer.Option("--simulate", help="Prove it by simulation and adapt the counts.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of simulated arrivals and lengths.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write everything as files, too.")] = None,
@@ -62,12 +68,13 @@ def plan(
         objective=objective,
         prefill_system=prefill_system or None,
         precision=precision or None,
-        engine=engine or None,
+        engine=engine or _engine_of(emit),
+        within=OWN if emit else None,
         max_nic=None if max_nic is None else max_nic * GB,
         prices=_prices(price or []),
     )
     found = planned(model, system, work, ttft=ttft, tpot=tpot, rate=rate, gpus=gpus, options=options)
-    told = Told()
+    told, made = Told(), None
     if found.best is not None:
         if proof:
             from disagg_sim.planning.prove import proven  # the simulator takes a second to load
@@ -75,6 +82,7 @@ def plan(
             found, shown = proven(found, seed=seed)
             told = replace(told, proof=shown)
         told = replace(told, sure=assurance(found))
+        made = _start(found, emit) if emit else None
     text = _text(screen(found, told))
     if not as_json:
         typer.echo(text, nl=False)
@@ -85,11 +93,34 @@ def plan(
         if not as_json:
             typer.echo(f"\n{last}", nl=False)
     if as_json:
-        typer.echo(json.dumps(plan_json(found, told), indent=2))
+        start = {} if made is None else {"start": asdict(made)}
+        typer.echo(json.dumps(plan_json(found, told) | start, indent=2))
+    elif made is not None:
+        typer.echo("".join(f"\n{line}" for line in lines_of(made, None if out is None else out / "start")))
     if out is not None:
         write_plan(found, told, text, out)
+        if made is not None:
+            made.write(out / "start")
     if found.best is None:
         raise typer.Exit(INFEASIBLE)
+
+
+def _engine_of(launcher: str) -> str | None:
+    """Engine whose times are taken where only a launcher is named; None = that of the system."""
+    allowed = engines_of(launcher) if launcher else ()
+    return allowed[0] if len(allowed) == 1 else None
+
+
+def _start(found: Plan, engine: str) -> Launch:
+    """Files that start the best design that the engine can express; the notes say if it is a runner-up."""
+    assert found.best is not None
+    reasons = expressible(found.best, engine)
+    for place, design in enumerate(found.runners_up if reasons else (), start=1):
+        if not expressible(design, engine):
+            made = launch(design, engine=engine)
+            said = f"starts runner-up {place}; of the best: {'; '.join(reasons)}"
+            return replace(made, notes=(said, *made.notes))
+    return launch(found.best, engine=engine)
 
 
 def _work(isl: int | None, osl: int | None, traffic: str, trace: str) -> Lengths | Trace | TrafficCase:

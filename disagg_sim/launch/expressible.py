@@ -29,7 +29,7 @@ def expressible(deployment: Any, engine: str, *, backend: str = "") -> tuple[str
 
     Parameters
     ----------
-    deployment : Deployment, ServedDeployment, DataFrame or sequence of Workers
+    deployment : Design, Deployment, ServedDeployment, DataFrame or sequence of Workers
         As in ``workers_of``.
     engine : str
         Of ``LAUNCHERS``.
@@ -83,16 +83,43 @@ def backend_of(engine: str, workers: Sequence[Workers], backend: str = "") -> st
     >>> backend_of("dynamo", (), "sglang"), backend_of("llm-d", ())
     ('sglang', 'vllm')
     """
-    name = canonical_name(engine)
-    if name not in (*ENGINES, *ORCHESTRATORS):
-        raise UnknownNameError(f"unknown engine {engine!r}{nearest(engine, LAUNCHERS)}; known: {', '.join(LAUNCHERS)}")
-    allowed = ORCHESTRATORS.get(name, (name,))
+    allowed = engines_of(engine)
     if backend and canonical_name(backend) not in allowed:
         raise UnknownNameError(
             f"backend {backend!r} of {engine}{nearest(backend, allowed)}; allowed: {', '.join(allowed)}"
         )
     planned = workers[-1].setup.engine if workers else ""
     return canonical_name(backend) if backend else planned if planned in allowed else allowed[0]
+
+
+def engines_of(launcher: str) -> tuple[str, ...]:
+    """List the engines whose workers a launcher starts.
+
+    Parameters
+    ----------
+    launcher
+        Of ``LAUNCHERS``.
+
+    Returns
+    -------
+    tuple of str
+        Of ``ENGINES``; an engine starts itself.
+
+    Raises
+    ------
+    UnknownNameError
+        With the nearest name.
+
+    Examples
+    --------
+    >>> engines_of("llm-d"), engines_of("sglang")
+    (('vllm',), ('sglang',))
+    """
+    name = canonical_name(launcher)
+    if name not in (*ENGINES, *ORCHESTRATORS):
+        near = nearest(launcher, LAUNCHERS)
+        raise UnknownNameError(f"unknown engine {launcher!r}{near}; known: {', '.join(LAUNCHERS)}")
+    return ORCHESTRATORS.get(name, (name,))
 
 
 def _alone(workers: Sequence[Workers], engine: str) -> Iterator[str]:
@@ -106,8 +133,6 @@ def _alone(workers: Sequence[Workers], engine: str) -> Iterator[str]:
             yield f"{where}: {rule}"
         if each.mapping.dp_attn > 1 and not each.setup.model.is_moe:
             yield f"{where}: attention DP of a dense model; instances of fewer GPUs do the same"
-        if engine == "trtllm" and each.mapping.chunk_tokens and each.mapping.pp > 1:
-            yield f"{where}: chunked prefill over pipeline stages, untested in its feature matrix"
 
 
 def _together(workers: Sequence[Workers], engine: str) -> Iterator[str]:

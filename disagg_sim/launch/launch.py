@@ -18,6 +18,12 @@ from disagg_sim.launch.scripts import scripts_of
 from disagg_sim.launch.weights import Weights, weights_of
 from disagg_sim.launch.workers import Workers, node_gpus_of, workers_of
 
+#: What is not known of prefill in chunks over the stages of a pipeline, by engine.
+_CHUNKS_OVER_STAGES = {
+    "vllm": "vLLM starts the next chunk of a prompt while others are in the pipeline; no run has checked it",
+    "trtllm": "chunked prefill over pipeline stages is untested in the feature matrix of TensorRT-LLM",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
@@ -46,8 +52,8 @@ def launch(
 
     Parameters
     ----------
-    deployment : Deployment, ServedDeployment, DataFrame or sequence of Workers
-        Such as ``MatchPlan.deployment``, one row of a frontier, or parts by hand.
+    deployment : Design, Deployment, ServedDeployment, DataFrame or sequence of Workers
+        Such as ``ds.plan(...).best``, ``MatchPlan.deployment``, one row of a frontier, or parts by hand.
     engine : str
         ``"vllm"``, ``"sglang"`` or ``"trtllm"``: shell scripts, one for each pool, and a router; ``"dynamo"``,
         ``"llm-d"``: Kubernetes manifests.
@@ -105,6 +111,31 @@ def launch(
     return Launch(engine=engine, version=version, files=files, notes=(said, *notes))
 
 
+def lines_of(made: Launch, directory: Path | None = None) -> Iterator[str]:
+    """Tell notes and files, for a screen.
+
+    Parameters
+    ----------
+    made
+        From ``launch``.
+    directory
+        Where the files are; None = they are told whole.
+
+    Yields
+    ------
+    str
+        A line, or a whole file.
+
+    Examples
+    --------
+    >>> list(lines_of(Launch(engine="vllm", version="1", files={"a.sh": "true"}, notes=("b",)), Path("start")))
+    ['# b', 'start/a.sh']
+    """
+    yield from (f"# {line}" for line in made.notes)
+    for name, text in made.files.items():
+        yield f"\n# --- {name}\n{text.rstrip()}" if directory is None else str(directory / name)
+
+
 def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, node_gpus: int | None) -> Iterator[str]:
     title = ENGINES[engine].title
     for each, own in zip(workers, weights, strict=True):
@@ -118,8 +149,8 @@ def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, 
             yield f"planned with the times of {planned}, started with {title}: expect other latencies"
         if each.role == "colocated" and each.token_budget is None and engine == "vllm":
             yield "vLLM puts prompts into the steps of decodes; the plan has passes of their own for them"
-        if each.role == "prefill" and each.mapping.pp > 1 and each.mapping.chunk_tokens and engine == "vllm":
-            yield "vLLM starts the next chunk of a prompt while others are in the pipeline; no run has checked it"
+        if each.mapping.chunk_tokens and each.mapping.pp > 1 and engine in _CHUNKS_OVER_STAGES:
+            yield _CHUNKS_OVER_STAGES[engine]
         if each.mapping.redundant_slots:
             yield f"{each.label}: {title} places copies of experts by load, so it needs some steps to settle"
         if engine != "trtllm" and each.mapping.ep > 1 and each.mapping.dp_attn > 1:

@@ -12,6 +12,7 @@ from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.design import Design
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
 
@@ -118,14 +119,16 @@ def node_gpus_of(at: Setup) -> int:
     return TRAY_GPUS if domain > NODE_GPUS else NODE_GPUS
 
 
-def workers_of(deployment: Deployment | ServedDeployment | pd.DataFrame | Sequence[Workers]) -> tuple[Workers, ...]:
+def workers_of(
+    deployment: Design | Deployment | ServedDeployment | pd.DataFrame | Sequence[Workers],
+) -> tuple[Workers, ...]:
     """Read the workers of a deployment.
 
     Parameters
     ----------
-    deployment : Deployment, ServedDeployment, DataFrame or sequence of Workers
-        Pools of a plan, parts of a simulation (its pools, if it has them, else what it has), one row of a table of
-        points or of a frontier, or the workers themselves.
+    deployment : Design, Deployment, ServedDeployment, DataFrame or sequence of Workers
+        Design of ``ds.plan``, pools of a match, parts of a simulation (its pools, if it has them, else what it has),
+        one row of a table of points or of a frontier, or the workers themselves.
 
     Returns
     -------
@@ -149,14 +152,16 @@ def workers_of(deployment: Deployment | ServedDeployment | pd.DataFrame | Sequen
     """
     if isinstance(deployment, pd.DataFrame):
         found = list(_of_row(deployment))
+    elif isinstance(deployment, Design):
+        found = [_workers(pool.role, pool.replicas, pool.setup) for pool in deployment.pools]
     elif isinstance(deployment, Deployment | ServedDeployment):
         found = list(_of_parts(deployment))
     else:
         found = list(deployment)
     if not found or not all(isinstance(each, Workers) for each in found):
         raise InputError(
-            f"deployment {quoted(deployment)} has no instances; allowed: a Deployment, a ServedDeployment, a row of "
-            "a table of points, or Workers"
+            f"deployment {quoted(deployment)} has no instances; allowed: a Design, a Deployment, a ServedDeployment, "
+            "a row of a table of points, or Workers"
         )
     known: dict[str, int] = {}
     named = []

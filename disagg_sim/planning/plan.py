@@ -133,7 +133,9 @@ def plan(
     for decode, prefill in setups:
         costs = costs_of_gpus([decode.system, prefill.system], per)
         for pair in dict.fromkeys(((decode, prefill), (decode, decode))):  # two systems compete with one alone
-            cases.append(candidates(pair, work, mappings_of(pair, options.layouts), costs, options.max_nic))
+            cases.append(
+                candidates(pair, work, mappings_of(pair, options.layouts, options.within), costs, options.max_nic)
+            )
     return replace(answer(cases, size, options, left_out), source=source)
 
 

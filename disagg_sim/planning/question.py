@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from disagg_sim.errors import DisaggSimError, InputError, above_zero, nearest, whole_number
+from disagg_sim.errors import DisaggSimError, InputError, UnknownNameError, above_zero, nearest, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import list_specs, load_model, load_precision, load_system
 from disagg_sim.facts.model import ModelSpec
@@ -25,6 +25,10 @@ MXFP4_MODELS, MXFP4 = "gpt_oss", "mxfp4"
 MOST_GPUS = 100_000
 
 
+#: In place of an engine that mappings must suit: that of the times.
+OWN = "own"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """What a plan may use and what it is best at, beside model, systems, lengths, limits and size."""
@@ -36,6 +40,7 @@ class PlanOptions:
     engine: str | None = None  # None = each system's
     profile: str = "measured"
     layouts: str = "launchable"  # as ``enumerate_mappings``
+    within: str | None = None  # engine that must be able to start the mappings, or ``OWN``; None = any engine
     max_nic: float | None = None  # of KV caches, one way, per GPU; None = what the links reach [B/s]
     prices: Mapping[str, float] = field(default_factory=dict)  # of a GPU by system, in place of the market's [USD/h]
     trace: Trace | None = None  # whose arrivals count: how bursty they are, and what a simulation replays
@@ -47,6 +52,10 @@ class PlanOptions:
                 f"objective {self.objective!r} is unknown{nearest(self.objective, OBJECTIVES)}; allowed: "
                 f"{', '.join(OBJECTIVES)}"
             )
+        known = (*list_specs("layout"), OWN)
+        if self.within is not None and self.within not in known:
+            said = f"within {self.within!r} is unknown{nearest(self.within, known)}; allowed: {', '.join(known)}"
+            raise UnknownNameError(said)
         if self.users is not None:
             whole_number("users", self.users)
         if self.max_nic is not None:

@@ -23,7 +23,8 @@ from disagg_sim.planning.pools import (
     gpus_of,
     least,
 )
-from disagg_sim.planning.question import MOST_GPUS
+from disagg_sim.planning.question import MOST_GPUS, OWN
+from disagg_sim.search.layouts import broken_rules
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.simulation.kv_link import LinkSpec, Wire
 
@@ -51,11 +52,17 @@ class Candidates:
     costs: Mapping[str, float]  # of a GPU by system
 
 
-def mappings_of(setups: tuple[Setup, Setup], layouts: str) -> tuple[Sharding, Sharding]:
-    """Mappings of prefill and of decode that a search takes."""
+def mappings_of(setups: tuple[Setup, Setup], layouts: str, within: str | None = None) -> tuple[Sharding, Sharding]:
+    """Mappings of prefill and of decode that a search takes, as the options of a plan say."""
+
+    def taken(at: Setup) -> Sharding:
+        found, engine = enumerate_mappings(at, layouts=layouts), at.engine if within == OWN else within
+        rules = broken_rules(at, found)
+        return found[rules[engine] == ""] if engine in rules else found
+
     at, prefill_at = setups
-    decode = enumerate_mappings(at, layouts=layouts)
-    return (decode if prefill_at is at else enumerate_mappings(prefill_at, layouts=layouts)), decode
+    decode = taken(at)
+    return (decode if prefill_at is at else taken(prefill_at)), decode
 
 
 def candidates(

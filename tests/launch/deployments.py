@@ -57,7 +57,7 @@ CASES = {
     "unequal_tp": (unequal_tp, ("vllm", "sglang", "trtllm", "dynamo", "llm-d")),
     "dep": (dep, ("vllm", "sglang", "trtllm", "dynamo", "llm-d")),
     "rack": (rack, ("vllm", "sglang", "trtllm", "dynamo", "llm-d")),
-    "chunked": (chunked, ("vllm", "sglang", "dynamo", "llm-d")),
+    "chunked": (chunked, ("vllm", "sglang", "trtllm", "dynamo", "llm-d")),
     "one_pool": (one_pool, ("vllm", "sglang", "trtllm", "dynamo", "llm-d")),
 }
 PAIRS = [(case, engine) for case, (_, engines) in CASES.items() for engine in engines]

@@ -13,17 +13,17 @@ def test_nothing_is_in_the_way_of_what_is_written(case: str, engine: str) -> Non
     assert ds.expressible(CASES[case][0](), engine) == ()
 
 
-def test_engines_that_cannot_are_told_from_those_that_can() -> None:
-    with pytest.raises(ds.DisaggSimError) as refused:
-        ds.launch(chunked(), engine="trtllm")
-    assert str(refused.value).splitlines() == [
-        "prefill TP8 PP4 of TensorRT-LLM: chunked prefill over pipeline stages, untested in its feature matrix",
-        "engines that can: dynamo, vllm, sglang, llm-d",
-    ]
-
-
 MIXED = ds.Mapping(tp_attn=2, dp_attn=4, ep=8)
 GROUPS = ds.Mapping(tp_attn=8, tp_ffn=2, ep=4)
+
+
+def test_engines_that_cannot_are_told_from_those_that_can() -> None:
+    with pytest.raises(ds.DisaggSimError) as refused:
+        ds.launch([workers("colocated", ds.setup(*R1_ON_H200, engine="vllm"), MIXED)], engine="trtllm")
+    assert str(refused.value).splitlines() == [
+        "colocated DP4 TP2 EP8 of TensorRT-LLM: attention DP over groups of GPUs",
+        "engines that can: dynamo, vllm, sglang, llm-d",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -96,5 +96,5 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
         ds.launch(chunked(), engine="llm-d", backend="sglang")
     with pytest.raises(ds.DisaggSimError, match=r"has no setup, which says what it serves"):
         ds.launch(ds.ServedDeployment(name="x", gpus=1, colocated=(ds.Replicas(mapping=tp(1), instances=1),)))
-    with pytest.raises(ds.DisaggSimError, match="has no instances; allowed: a Deployment"):
+    with pytest.raises(ds.DisaggSimError, match="has no instances; allowed: a Design, a Deployment"):
         ds.launch([], engine="vllm")

@@ -1,0 +1,74 @@
+"""``disagg-sim launch`` and ``disagg-sim plan --emit``: files, notes, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from disagg_sim.cli.main import run as started
+
+SCENARIO = """
+name: small
+model: llama_3_1_8b
+system: h100_sxm
+precision: fp8
+profile: measured
+engine: vllm
+trace: {kind: synthetic, name: few, lengths: azure_2023_conversation, rate_per_s: 2.0, requests: 10}
+slo: {ttft_s: 1.0, tpot_s: 0.05}
+deployments:
+  two: {gpus: 2, prefill: [{instances: 1}], decode: [{instances: 1, batch: 64}]}
+  four: {gpus: 4, prefill: [{tp: 2, instances: 1}], decode: [{tp: 2, instances: 1}]}
+policies: [disaggregated]
+"""
+PLAN = "plan --model llama_3_1_70b --system h200_sxm --isl 4096 --osl 512 --rate 20"
+
+
+def run(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert started(command.split()) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def test_a_deployment_of_a_scenario_is_written_with_its_notes(scenario, tmp_path, capsys):
+    out = tmp_path / "start"
+    told = run(f"launch {scenario} --deployment two --engine vllm --out {out}", capsys)
+    assert sorted(path.name for path in out.iterdir()) == ["decode.sh", "notes.txt", "prefill.sh", "router.sh"]
+    assert [f"# {line}" for line in (out / "notes.txt").read_text().splitlines()] == told.splitlines()[:-3]
+    assert "--max-num-seqs 64" in (out / "decode.sh").read_text()
+    assert (out / "router.sh").stat().st_mode & 0o100
+
+
+def test_without_a_directory_the_files_are_printed(scenario, capsys):
+    told = run(f"launch {scenario} --deployment four --engine llm-d", capsys)
+    assert "# --- decode.yaml" in told
+    assert "kind: LeaderWorkerSet" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--engine vllm", "2 deployments: say --deployment; known: two, four"),
+        ("--engine vllm --deployment tow", "no deployment 'tow', did you mean 'two'?; known: two, four"),
+        ("--engine vlm --deployment two", "unknown engine 'vlm', did you mean 'vllm'?"),
+    ],
+)
+def test_faults_are_one_line(scenario, capsys, options, said):
+    assert started(f"launch {scenario} {options}".split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_plan_is_emitted_with_the_times_of_its_engine(tmp_path, capsys):
+    document = json.loads(run(f"{PLAN} --emit sglang --json --out {tmp_path}", capsys))
+    assert document["start"]["engine"] == "sglang"
+    assert (tmp_path / "start" / "prefill.sh").read_text() == document["start"]["files"]["prefill.sh"]
+    assert "expect other latencies" not in (tmp_path / "start" / "notes.txt").read_text()
