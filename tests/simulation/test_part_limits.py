@@ -36,7 +36,10 @@ def limits_of(policy, deployment):
 def test_a_part_without_limits_leaves_them_to_the_policy(name):
     policy = policy_named(name, token_budget=512, max_sequences=40)
     found = limits_of(policy, of_parts(policy.needs))
-    assert {each.token_budget for each in found.values()} == {512}
+    budgets = dict.fromkeys(found, 512)
+    if name == "disaggregated":
+        budgets["decode"] = 2048  # of the scheduler: the option is the budget of prefill alone
+    assert {part: each.token_budget for part, each in found.items()} == budgets
     assert all(each.max_sequences == 40 for part, each in found.items() if part != "prefill")
 
 
@@ -107,6 +110,15 @@ def test_disaggregated_prefills_whole_prompts_of_a_batch():
     assert found.first_token_s.tolist() == pytest.approx([0.030, 0.080, 0.080])
 
 
+def test_the_budget_of_prefill_does_not_bind_decode():
+    """A budget of one token: passes of one prompt, 10 + 1 ms each. Long answers outlast them: ten decode at once."""
+    policy = policy_named("disaggregated", prefill="whole", token_budget=1)
+    options = RunOptions(first_token="prefill", sample_s=0.01)
+    result = served([(0.0, 10, 200)] * 10, policy, of_parts(policy.needs), table=SIMPLE, options=options)
+    assert sorted(result.requests.first_token_s) == pytest.approx([0.011 * (1 + n // 2) for n in range(10)])
+    assert result.samples.running.max() == 10
+
+
 def test_entries_of_one_part_batch_each_in_its_own_way():
     two = Mapping(tp_attn=2, tp_ffn=2)
     deployment = ServedDeployment(
@@ -152,7 +164,10 @@ def test_limits_that_cannot_be_are_refused_in_one_line(make, text):
 
 @EVERY_SYSTEM
 def test_options_of_a_policy_count_for_each_attention_rank(name):
-    """Eight ranks of 40 sequences and 512 tokens are 320 and 4,096; what a part says is for all of them."""
+    """Eight ranks of 40 sequences and 512 tokens are 320 and 4,096; what a part says is for all of them.
+
+    A decode instance of ``disaggregated`` has the 2,048 tokens a rank of its scheduler.
+    """
     policy = policy_named(name, token_budget=512, max_sequences=40)
     ranks = Mapping(dp_attn=8, ep=8)
 
@@ -162,5 +177,6 @@ def test_options_of_a_policy_count_for_each_attention_rank(name):
         steps = policy.build(site(Engine(0), deployment, table=SIMPLE)).steps
         return [steps.limits(ranks, ROLE_OF[part]) for part in policy.needs if part != "prefill"]
 
-    assert {(each.token_budget, each.max_sequences) for each in limits()} == {(8 * 512, 8 * 40)}
+    budget = 8 * (2048 if name == "disaggregated" else 512)
+    assert {(each.token_budget, each.max_sequences) for each in limits()} == {(budget, 8 * 40)}
     assert {(each.token_budget, each.max_sequences) for each in limits(batch=7, token_budget=900)} == {(900, 7)}

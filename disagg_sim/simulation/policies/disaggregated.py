@@ -34,7 +34,9 @@ PREFILLS = {"chunked": Mode.CHUNKED, "whole": Mode.PREFILL_FIRST}
 class Disaggregated:
     """Prefill on the instance with the shortest queue, decode on the one with the fewest tokens.
 
-    A part of the deployment with limits of its own, such as that of a matched plan, batches by them.
+    A part of the deployment with limits of its own, such as that of a matched plan, batches by them. The two kinds are
+    engines of their own, each with a budget of its own: ``token_budget`` is that of prefill; a decode instance, which
+    needs one for the decodes of a step and for what it computes again, has its part's or its scheduler's.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
@@ -68,7 +70,7 @@ class Disaggregated:
                 alone=True,
                 usual=ByRole(
                     prefill=Limits(mode=PREFILLS[self.prefill], token_budget=self.token_budget),
-                    decode=Limits(token_budget=self.token_budget, max_sequences=self.max_sequences),
+                    decode=Limits(token_budget=0, max_sequences=self.max_sequences),
                 ),
             ),
             transfer="push" if self.early_push else "pull",
