@@ -260,6 +260,34 @@ def test_a_cache_without_a_token_gives_back_the_block_that_it_reserved_for_the_n
     assert any(turn.preemptions > 0 for turn in reference.turns)
 
 
+def test_what_waits_begins_at_once_where_the_only_prompt_of_a_step_was_preempted():
+    """It gave its sequence and its blocks away: a cache that has landed begins to decode, and nobody waits for ever."""
+    rules = {"admission": Admission.FIRST_CHUNK, "watermark": 0.1}
+    limits = {"token_budget": 8, "max_sequences": 1, "max_prompts": 1, "least_prefill": 16}
+    several = {"mode": Mode.PREFILL_FIRST, "max_sequences": 16}
+    specs = [
+        InstanceSpec(table=table(0, "formula"), blocks=45, mode=Mode.SLO_AWARE, **limits, **rules),
+        InstanceSpec(table=table(1, "both"), blocks=52, max_prompts=3, token_budget=512, **several, **rules),
+        InstanceSpec(table=table(2, "chunks"), blocks=58, max_prompts=100, token_budget=64, **several, **rules),
+        InstanceSpec(table=table(3, "formula"), blocks=51, token_budget=512, max_sequences=16, max_prompts=3, **rules),
+    ]
+    times = (7, 9, 9, 9, 28, 47)
+    lengths = ((278, 56), (366, 11), (267, 12), (229, 28), (311, 36), (181, 21))
+    routes = [
+        [Leg(3, 38), Leg(0, 180, 1)],
+        [Leg(0, 279), Leg(3, 376, 1)],
+        [Leg(1, 268), Leg(0)],
+        [Leg(2, 165), Leg(0)],
+        [Leg(0, 312, 1)],
+        [Leg(3, 182), Leg(0)],
+    ]
+    requests = [(ODD * 1e-3 * time, *both) for time, both in zip(times, lengths, strict=True)]
+    link = LinkSpec(bandwidth=3e8, latency_s=0.0, descriptor_s=1e-6, sharing="fifo", push="chunk", chunk_tokens=32)
+    reference = compare(requests, routes, specs, RunOptions(transfer="push", first_token="decode", link=link))
+    assert any(turn.preemptions > 0 for turn in reference.turns)
+    assert np.isfinite(reference.records()["finish_s"]).all()
+
+
 @pytest.mark.long
 def test_a_thousand_cases():
     assert hold(1000)["circle"] >= 5

@@ -226,12 +226,16 @@ def form_together(st: State, i: int, now: float) -> None:
             inst.run_steps = steps
             begin(st, i, now, DECODING, run_time(st, i, steps))
             return
-        if inst.stalled < st.world[0].reserves:
-            for row in rows:
-                if waits(st, row):
-                    inst.stalled = 1
-            st.world[0].notices += inst.stalled
     begin(st, i, now, IDLE, math.inf)
+    preempted, waiting = False, False
+    for row in rows:
+        preempted |= st.inst[row].preempted == 1
+        waiting |= waits(st, row)
+    if preempted:  # what was preempted made room: what waits may begin at once
+        inst.next_s = now
+    elif inst.active == 1 and waiting and inst.stalled < st.world[0].reserves:
+        inst.stalled = 1
+        st.world[0].notices += 1
 
 
 @inner

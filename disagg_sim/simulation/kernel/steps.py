@@ -301,10 +301,12 @@ def form(st: State, i: int, now: float) -> None:
             inst.run_steps = steps
             begin(st, i, now, DECODING, steps_time(head, st.values, running, context, steps))
             return
-        if inst.stalled < st.world[0].reserves and waits(st, i):
-            inst.stalled = 1
-            st.world[0].notices += 1
     begin(st, i, now, IDLE, math.inf)
+    if inst.preempted == 1:  # what was preempted made room: what waits may begin at once
+        inst.next_s = now
+    elif inst.active == 1 and inst.stalled < st.world[0].reserves and waits(st, i):
+        inst.stalled = 1
+        st.world[0].notices += 1
 
 
 @inner
