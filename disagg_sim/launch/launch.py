@@ -140,7 +140,7 @@ def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, 
     title = ENGINES[engine].title
     for each, own in zip(workers, weights, strict=True):
         nodes = each.nodes(node_gpus)
-        size = f"{each.gpus} GPUs, {nodes} node{'s' * (nodes > 1)}"
+        size = f"{each.gpus} GPU{'s' * (each.gpus > 1)}, {nodes} node{'s' * (nodes > 1)}"
         yield f"{each.label}: {each.instances} x {degrees_of(each)} ({size}) of {each.setup.system.name}"
         if own.note:
             yield own.note
