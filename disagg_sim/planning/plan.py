@@ -129,13 +129,23 @@ def plan(
     options = options if trace is options.trace else replace(options, trace=trace)
     setups, left_out = usable_systems(model, systems_of(system), options)
     per = options.prices or "usd" if options.objective == "usd" else OBJECTIVES[options.objective]
-    cases = []
+    cases, unpriced = [], []
     for decode, prefill in setups:
-        costs = costs_of_gpus([decode.system, prefill.system], per)
+        try:
+            costs = costs_of_gpus([decode.system, prefill.system], per)
+        except InputError:
+            if len(setups) == 1:
+                raise
+            unpriced.append(decode.system.name)
+            continue
         for pair in dict.fromkeys(((decode, prefill), (decode, decode))):  # two systems compete with one alone
             cases.append(
                 candidates(pair, work, mappings_of(pair, options.layouts, options.within), costs, options.max_nic)
             )
+    if unpriced:
+        left_out.append(f"no price is known of {', '.join(unpriced)}")
+    if not cases:
+        raise InputError(f"no system can be planned for: {'; '.join(left_out)}")
     return replace(answer(cases, size, options, left_out), source=source)
 
 

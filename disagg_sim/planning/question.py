@@ -200,7 +200,7 @@ def usable_systems(
         try:
             found.append(setups_of(model, system, options))
         except DisaggSimError as error:
-            if len(systems) == 1:
+            if len(systems) == 1 or isinstance(error, UnknownNameError):
                 raise
             said.append(f"{system.name}: {error}")
     return found, said

@@ -121,6 +121,14 @@ def test_other_limits_are_one_clear_line(text):
         limit_of(text, "ttft")
 
 
+def test_systems_without_a_price_are_left_out_where_others_have_one():
+    found = asked(system="gb200_nvl72,h200_sxm", rate=20, options=PlanOptions(objective="usd"))
+    assert {pool.setup.system.name for pool in found.best.pools} == {"h200_sxm"}
+    assert found.left_out == ("no price is known of gb200_nvl72",)
+    with pytest.raises(InputError, match="usd_per_gpu_hour of gb200_nvl72 is not known"):
+        asked(system="gb200_nvl72", rate=20, options=PlanOptions(objective="usd"))
+
+
 def test_errors_name_the_nearest():
     with pytest.raises(UnknownNameError, match="did you mean 'h200_sxm'"):
         asked(system="h200", rate=1)
