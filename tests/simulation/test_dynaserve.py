@@ -29,24 +29,22 @@ def book_of(*requests):
     return np.array([(*request, -1, -1, -1, -1) for request in requests], book.BOOK)
 
 
-def known_of(fleet, entries=None, promised=()):
-    """What the scheduler knows where some requests of the book were promised to instances 0 and 1."""
-    inst, seg, sets, values, _ = fleet.arrays
-    entries = book_of() if entries is None else entries
-    lists = np.zeros(2, book.PROMISED)
-    lists["head"] = lists["tail"] = -1
-    known = book.Known(inst, seg, sets, values, entries, lists, np.zeros(len(entries), int), np.zeros(1, book.TALLY))
+def kept_of(fleet, entries=None, promised=()):
+    """The book where some of its requests were promised to instances 0 and 1."""
+    kept = book.Book(book_of() if entries is None else entries, 2)
     for request in promised:
-        one = entries[request]
-        book.commit(known, request, (one["tokens"], one["expected"], one["split"]), one["first"], one["second"])
-    return known
+        one = {name: int(kept.entries[name][request]) for name in kept.entries.dtype.names}
+        lengths = one["tokens"], one["expected"], one["split"]
+        book.commit(fleet.home, kept.home, request, lengths, one["first"], one["second"])
+    return kept
 
 
 def ask(fleet, prompt, expected, *, entries=None, promised=(), now=0.0, rounds=0, tolerance=0.0, watch=True):
     """Split and times of a new request on instances 0 and 1."""
     search = predictor.Search(rounds, tolerance, 0.0, watch)
     wanted = predictor.Wanted(prompt, expected, 0, 1)
-    return predictor.finish_times(known_of(fleet, entries, promised), wanted, now, search)
+    kept = kept_of(fleet, entries, promised)
+    return predictor.finish_times(fleet.home, kept.home, wanted, now, search)
 
 
 def test_plain_disaggregation_on_an_idle_pair():

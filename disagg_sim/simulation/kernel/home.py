@@ -34,7 +34,8 @@ def _pointer_of(_: Any, address: Any) -> Any:
     return types.voidptr(address), made
 
 
-_pointer: Any = intrinsic(_pointer_of)
+#: Compiled: an address as what ``carray`` takes.
+pointer: Any = intrinsic(_pointer_of)
 
 
 def home_of(arrays: Sequence[NDArray[Any]], home: Ints | None = None) -> Ints:
@@ -67,15 +68,15 @@ def home_of(arrays: Sequence[NDArray[Any]], home: Ints | None = None) -> Ints:
 def state_at(home: Ints) -> State:
     """All arrays of a fleet."""
     return State(
-        carray(_pointer(home[0, 0]), home[0, 1], INSTANCE),
-        carray(_pointer(home[1, 0]), home[1, 1], SEGMENT),
-        carray(_pointer(home[2, 0]), (home[2, 1], home[2, 2], home[2, 3]), np.int64),
-        carray(_pointer(home[3, 0]), home[3, 1], np.float64),
-        carray(_pointer(home[4, 0]), (home[4, 1], home[4, 2]), np.float64),
-        carray(_pointer(home[5, 0]), home[5, 1], WORLD),
-        carray(_pointer(home[6, 0]), home[6, 1], np.float64),
-        carray(_pointer(home[7, 0]), home[7, 1], np.float64),
-        carray(_pointer(home[8, 0]), home[8, 1], np.int64),
+        carray(pointer(home[0, 0]), home[0, 1], INSTANCE),
+        carray(pointer(home[1, 0]), home[1, 1], SEGMENT),
+        carray(pointer(home[2, 0]), (home[2, 1], home[2, 2], home[2, 3]), np.int64),
+        carray(pointer(home[3, 0]), home[3, 1], np.float64),
+        carray(pointer(home[4, 0]), (home[4, 1], home[4, 2]), np.float64),
+        carray(pointer(home[5, 0]), home[5, 1], WORLD),
+        carray(pointer(home[6, 0]), home[6, 1], np.float64),
+        carray(pointer(home[7, 0]), home[7, 1], np.float64),
+        carray(pointer(home[8, 0]), home[8, 1], np.int64),
     )
 
 

@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from disagg_sim.arrays import Floats, Ints
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.simulation.kernel.compiled import entry, inner
+from disagg_sim.simulation.kernel.home import carray, home_of, pointer, queues_at, state_at
 from disagg_sim.simulation.kernel.layout import Instance, Segment, SegmentStatus, dtype_of
+from disagg_sim.simulation.kernel.least import least_of, least_tree, set_key
 
 DONE, LOST, RESERVED = (int(status) for status in (SegmentStatus.DONE, SegmentStatus.LOST, SegmentStatus.RESERVED))
 #: ``first_at``, ``second_at`` of a part that has not come, and of one that never will: the answer ended before it.
@@ -41,12 +46,14 @@ class Promised:
     tail: int
     requests: int  # whose next part is to come here [request]
     tokens: int  # of prompts in parts that are to come [token]
+    away: int  # 1 = it does not serve: no new request goes to its pair
 
 
 class Tally:
     """What is kept from call to call."""
 
     seen: int  # segments of the kernel that the book knows
+    logged: int  # changes of instances that it knows
     open: int  # requests whose second part is to come, in no order
     swept: int  # place among them where the next look begins
 
@@ -65,6 +72,73 @@ class Known(NamedTuple):
     promised: Sequence[Promised]  # by instance
     open: Ints  # requests whose second part is to come, the first ``tally.open``
     tally: Sequence[Tally]  # one row
+    order: Floats  # tree of the requests there or promised of each pair of instances, see ``least`` [request]
+
+
+class Book:
+    """The arrays of a book, and where they are.
+
+    Parameters
+    ----------
+    entries
+        A row a request.
+    instances
+        Two a pair: 0 and 1, 2 and 3, and so on.
+    """
+
+    def __init__(self, entries: NDArray[np.void], instances: int) -> None:
+        self.entries, self._open = entries, np.zeros(entries.size, np.int64)
+        self._promised, self._tally = np.zeros(instances, PROMISED), np.zeros(1, TALLY)
+        self._promised["head"] = self._promised["tail"] = -1
+        self._order = least_tree(np.zeros(instances // 2))
+        self.home = home_of(self._arrays)
+
+    @property
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
+        return self.entries, self._promised, self._open, self._tally, self._order
+
+    @property
+    def open(self) -> Ints:
+        """Requests whose second part is to come, in no order."""
+        return self._open[: int(self._tally["open"][0])]
+
+    def grow(self, requests: int) -> None:
+        """Make room for more requests."""
+        self.entries = np.append(self.entries, np.zeros(requests, BOOK))
+        self._open = np.append(self._open, np.zeros(requests, np.int64))
+        home_of(self._arrays, self.home)
+
+    def note_serving(self, serving: Mask) -> None:
+        """Note which instances serve; the next choice looks at all pairs."""
+        self._promised["away"] = ~serving[: self._promised.size]
+        self._tally["logged"] = -serving.size - 1
+
+
+@inner
+def known_at(home: Ints, own: Ints) -> Known:
+    """What stands where a fleet and a book say."""
+    st = state_at(home)
+    return Known(
+        st.inst,
+        st.seg,
+        st.sets,
+        st.values,
+        carray(pointer(own[0, 0]), own[0, 1], BOOK),
+        carray(pointer(own[1, 0]), own[1, 1], PROMISED),
+        carray(pointer(own[2, 0]), own[2, 1], np.int64),
+        carray(pointer(own[3, 0]), own[3, 1], TALLY),
+        carray(pointer(own[4, 0]), own[4, 1], np.float64),
+    )
+
+
+@inner
+def weighed(known: Known, i: int) -> None:
+    """Note the requests of the pair of an instance, there or promised; infinite where one of the two is away."""
+    pair, total, away = i // 2, 0, 0
+    for each in range(2 * pair, 2 * pair + 2):
+        away += known.promised[each].away
+        total += known.inst[each].queued_requests + known.inst[each].running_requests + known.promised[each].requests
+    set_key(known.order, pair, float(total) if away == 0 else np.inf)
 
 
 @inner
@@ -89,8 +163,9 @@ def append(known: Known, i: int, request: int, part: int) -> None:
 
 
 @entry
-def commit(known: Known, request: int, lengths: tuple[int, int, int], first: int, second: int) -> None:
+def commit(home: Ints, own: Ints, request: int, lengths: tuple[int, int, int], first: int, second: int) -> None:
     """Note a decision: prompt, prompt and predicted output, and split [token]; the instances, -1 = no second part."""
+    known = known_at(home, own)
     one, tally = known.book[request], known.tally[0]
     one.tokens, one.expected, one.split = lengths
     one.first, one.second = first, second
@@ -102,6 +177,7 @@ def commit(known: Known, request: int, lengths: tuple[int, int, int], first: int
         append(known, second, request, 1)
         known.open[tally.open] = request
         tally.open += 1
+    weighed(known, first)
 
 
 @inner
@@ -125,6 +201,7 @@ def arrived(known: Known, count: int) -> None:
             known.promised[i].tokens -= prompt_tokens(one, 0)
             if one.second >= 0:
                 known.promised[one.second].requests += 1
+            weighed(known, i)
         elif one.second == i:
             one.second_at = s
     tally.seen = count
@@ -146,33 +223,36 @@ def sweep(known: Known) -> None:
         else:
             known.promised[one.second].requests -= 1
             known.promised[one.second].tokens -= prompt_tokens(one, 1)
+            weighed(known, one.second)
             tally.open -= 1
             known.open[at] = known.open[tally.open]
     tally.swept = at
 
 
 @entry
-def choose_pair(known: Known, count: int, pairs: Any) -> int:
-    """Note what has come, then the pair with the fewest requests there or promised, the first of several."""
+def choose_pair(home: Ints, own: Ints, count: int) -> int:
+    """Note what has come, then the pair with the fewest requests there or promised, the first of several; -1 = none."""
+    known, queues = known_at(home, own), queues_at(home)
     arrived(known, count)
     sweep(known)
-    best, fewest = 0, -1
-    for k in range(pairs.shape[0]):
-        total = 0
-        for side in range(2):
-            i = pairs[k, side]
-            total += known.inst[i].queued_requests + known.inst[i].running_requests + known.promised[i].requests
-        if fewest < 0 or total < fewest:
-            best, fewest = k, total
-    return best
+    tally, log, changes = known.tally[0], queues.log, queues.world[0].changes
+    if changes - tally.logged > len(log):
+        for i in range(0, len(known.promised), 2):
+            weighed(known, i)
+    else:
+        for at in range(tally.logged, changes):
+            weighed(known, log[at % len(log)])
+    tally.logged = changes
+    return least_of(known.order)
 
 
 @entry
-def forget(known: Known, count: int, request: int, whole: bool) -> None:
+def forget(home: Ints, own: Ints, count: int, request: int, whole: bool) -> None:
     """The second part of a request never comes where it was promised, or neither part does (``whole``).
 
     ``count`` segments of the kernel there are so far.
     """
+    known = known_at(home, own)
     arrived(known, count)
     one, tally = known.book[request], known.tally[0]
     came = one.first_at != NOT_YET
@@ -188,6 +268,7 @@ def forget(known: Known, count: int, request: int, whole: bool) -> None:
             tally.open -= 1
             known.open[place] = known.open[tally.open]
             break
+    weighed(known, one.first)
 
 
 @inner

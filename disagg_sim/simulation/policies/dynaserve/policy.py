@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -127,13 +127,7 @@ class Splits:
     def __init__(self, options: DynaServe, site: Site) -> None:
         self._options = options
         self._rng = site.rng(ERRORS)
-        instances = len(site.instances(("pairs", Role.BOTH)))
-        self._every_pair = self._pairs = np.arange(instances).reshape(-1, 2)
-        self._book: Any = np.zeros(0, book.BOOK)
-        self._open = np.zeros(0, np.int64)
-        self._tally: Any = np.zeros(1, book.TALLY)
-        self._promised: Any = np.zeros(instances, book.PROMISED)
-        self._promised["head"] = self._promised["tail"] = -1
+        self._book = book.Book(np.zeros(0, book.BOOK), len(site.instances(("pairs", Role.BOTH))))
         self._search = predictor.Search(
             options.rounds, options.tolerance, LEAST_DIFFERENCE_S, options.balance == "request"
         )
@@ -145,13 +139,13 @@ class Splits:
         if request >= len(self._expected):
             self._predict(view)
         options, prompt, expected = self._options, view.input_tokens[request], self._expected[request]
-        known, submitted = self._known(view)
-        if not len(self._pairs):  # each has lost an instance to a failure
+        home, own = view.home, self._book.home
+        first = 2 * book.choose_pair(home, own, view.kernel.submitted)
+        if first < 0:  # each pair has lost an instance to a failure
             alone = fewest_requests(view, view.prefill)
-            book.commit(known, request, (prompt, expected, expected), alone, -1)
+            book.commit(home, own, request, (prompt, expected, expected), alone, -1)
             return Leg(alone, delay_s=options.overhead_s)
-        pair = book.choose_pair(known, submitted, self._pairs)
-        first, second = int(self._pairs[pair, 0]), int(self._pairs[pair, 1])
+        second = first + 1
         if options.alpha == "least_loaded" and _requests(view, second) < _requests(view, first):
             first, second = second, first
         if options.ratio:
@@ -162,29 +156,29 @@ class Splits:
             view.refresh(first)
             view.refresh(second)
             wanted = predictor.Wanted(prompt, expected, first, second)
-            split, *_ = predictor.finish_times(known, wanted, view.now, self._search)
+            split, *_ = predictor.finish_times(home, own, wanted, view.now, self._search)
         self._any = True
         whole = split >= expected
-        book.commit(known, request, (prompt, expected, split), first, -1 if whole else second)
+        book.commit(home, own, request, (prompt, expected, split), first, -1 if whole else second)
         if whole:
             return Leg(first, delay_s=options.overhead_s)
         return Leg(first, split, second, delay_s=options.overhead_s)
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:
         """See ``Routing``; asked only where the second instance is not ready, or the answer goes on after its split."""
-        second = int(self._book["second"][request])
+        second = int(self._book.entries["second"][request])
         return Leg(second if second >= 0 and view.states[second] == State.READY else origin)
 
     def failed(self, view: ClusterView, instances: Sequence[int], requests: Sequence[int]) -> Sequence[Wish]:
         """See ``Failover``: no new request goes to a pair that lost an instance, if there is another pair."""
         self._look(view)
-        known, submitted = self._known(view)
+        home, own, submitted = view.home, self._book.home, view.kernel.submitted
         for request in requests:
             if request < len(self._expected):
-                book.forget(known, submitted, request, True)
-        to_come = self._open[: self._tally["open"][0]]
-        for request in to_come[np.isin(self._book["second"][to_come], instances)].tolist():
-            book.forget(known, submitted, request, False)
+                book.forget(home, own, submitted, request, True)
+        to_come = self._book.open
+        for request in to_come[np.isin(self._book.entries["second"][to_come], instances)].tolist():
+            book.forget(home, own, submitted, request, False)
         return ()
 
     def restored(self, view: ClusterView, instances: Sequence[int]) -> Sequence[Wish]:  # noqa: ARG002  looks at all
@@ -193,14 +187,8 @@ class Splits:
         return ()
 
     def _look(self, view: ClusterView) -> None:
-        """Find the pairs both of whose instances serve."""
-        serves = np.array([state == State.READY for state in view.states])
-        self._pairs = self._every_pair[serves[self._every_pair].all(axis=1)]
-
-    def _known(self, view: ClusterView) -> tuple[book.Known, int]:
-        """What the compiled choices look at, and the segments that the kernel has had so far."""
-        inst, seg, sets, values, submitted = view.kernel
-        return book.Known(inst, seg, sets, values, self._book, self._promised, self._open, self._tally), submitted
+        """Note which instances serve: new requests go to pairs both of whose instances do."""
+        self._book.note_serving(np.array([state == State.READY for state in view.states]))
 
     def _predict(self, view: ClusterView) -> None:
         """Predict outputs, at first of all requests: the true length with a normal error, at least one token, and the
@@ -211,8 +199,7 @@ class Splits:
         errors = np.rint(self._rng.normal(0.0, 1.0, outputs.size) * options.length_error).astype(np.int64)
         predicted = np.maximum(outputs + errors, 1) + options.margin
         self._expected += (np.array(view.input_tokens[before:]) + predicted).tolist()
-        self._book = np.append(self._book, np.zeros(outputs.size, book.BOOK))
-        self._open = np.append(self._open, np.zeros(outputs.size, dtype=np.int64))
+        self._book.grow(outputs.size)
 
 
 def _requests(view: ClusterView, instance: int) -> int:

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from disagg_sim.arrays import Floats
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.layout import COMING, IDLE, LANDED, MIXED, PROMPTS, Instance, Segment
-from disagg_sim.simulation.policies.dynaserve.book import Known, next_promised, to_come
+from disagg_sim.simulation.policies.dynaserve.book import Known, known_at, next_promised, to_come
 from disagg_sim.simulation.policies.dynaserve.plan import (
     PROGRESS,
     Plan,
@@ -175,12 +175,13 @@ def queue_time(plan: Plan, inst: Instance, values: Floats) -> float:
 
 
 @entry
-def finish_times(known: Known, wanted: Wanted, now: float, search: Search) -> tuple[int, float, float]:
+def finish_times(home: Ints, own: Ints, wanted: Wanted, now: float, search: Search) -> tuple[int, float, float]:
     """Bisection of the split: existing tokens at the end of the first part, and when either instance is done [s].
 
     From plain disaggregation, up to ``rounds`` halvings of the share of the first part, until both times differ by at
     most ``tolerance`` of the later one, or ``least_s``.
     """
+    known = known_at(home, own)
     prompt, expected = wanted.prompt, wanted.expected
     one, other, values, watch = known.inst[wanted.first], known.inst[wanted.second], known.values, search.watch
     t1, plan1 = gather(known, wanted.first, now)
