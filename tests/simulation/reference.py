@@ -123,9 +123,13 @@ class Reference:
         Ways of transfers, link, first token.
     cache : Cache
         Of the model.
+    ids : list of lists
+        Of the blocks of each prompt: what instances remember beside their memory, if they do.
     """
 
-    def __init__(self, requests, routes, specs, bandwidths, options, cache):
+    def __init__(self, requests, routes, specs, bandwidths, options, cache, ids):
+        self.ids, self.most_remembered = ids, options.prefix_cache_tokens // BLOCK
+        self.remembers: list[list[int]] = [[] for _ in specs]  # blocks of prompts, the newest last
         self.requests, self.routes = requests, [list(route) for route in routes]
         self.instances = [Instance(spec) for spec in specs]
         self.network = Network(options.link, bandwidths, cache)
@@ -199,12 +203,23 @@ class Reference:
         if turn is None:
             self.rejected.append(request)
             return
+        if turn.context == 0 and turn.prompt > 0:
+            self.remember(turn)
         rank = self.give(turn)
         first = not (rank.prompts() if turn.left > 0 else rank.coming)
         (rank.waiting if turn.left > 0 else rank.coming).append(turn)
         if first:  # behind others it changes nothing
             self.wake(leg.instance)
         self.promise(turn)
+
+    def remember(self, turn: Turn) -> None:
+        """What its instance remembers of the start of a prompt needs no prefill, but for the last token."""
+        own, kept = self.ids[turn.request], self.remembers[turn.instance]
+        there = next((place for place, block in enumerate(own) if block not in kept), len(own))
+        turn.hit = min(there * BLOCK, turn.prompt - 1)
+        turn.left, turn.cached = turn.prompt - turn.hit, turn.hit
+        kept[:] = [block for block in kept if block not in own] + own[::-1]
+        del kept[: max(len(kept) - self.most_remembered, 0)]
 
     def rank_of(self, turn: Turn) -> Rank:
         """Where a turn waits, has its memory and decodes."""

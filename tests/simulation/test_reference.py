@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from reference import Cache, Reference
+from reference_rank import BLOCK
 from sites import small_setup
 
 from disagg_sim.domain import Mapping, Slo
@@ -26,6 +27,7 @@ from disagg_sim.simulation.run import RunOptions, serve
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.simulation.wishes import Leg, Limits, Role
+from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.trace import Trace
 
 SEQUENCES = 16
@@ -78,7 +80,7 @@ class Scripted:
         return self.routes[request].pop(0)
 
 
-def by_kernel(requests, routes, specs, options):
+def by_kernel(requests, routes, specs, options, ids):
     """The run of the kernel and the cluster, and the bandwidths of its instances."""
     mappings = [Mapping(redundant_slots=number) for number in range(len(specs))]
     engine, at = Engine(0), small_setup()
@@ -109,15 +111,21 @@ def by_kernel(requests, routes, specs, options):
         scheduler=rules,
     )
     arrival, inputs, outputs = (np.array(column) for column in zip(*requests, strict=True))
-    trace = Trace(arrival=arrival, input_tokens=inputs, output_tokens=outputs)
+    offsets = np.cumsum([0, *(len(own) for own in ids)])
+    prefix = PrefixBlocks(offsets=offsets, ids=np.array([one for own in ids for one in own], int), block_tokens=BLOCK)
+    trace = Trace(arrival=arrival, input_tokens=inputs, output_tokens=outputs, prefix=prefix)
     found = serve(trace, Scripted(specs, mappings, routes), site, engine, options)
     return found, [site.instance_bandwidth(mapping) for mapping in mappings]
 
 
-def compare(requests, routes, specs, options):
-    """Hold the records of the kernel to those of the reference, which is returned; where it has no rule, to nothing."""
-    found, bandwidths = by_kernel(requests, routes, specs, options)
-    reference = Reference(requests, routes, specs, bandwidths, options, CACHE)
+def compare(requests, routes, specs, options, ids=None):
+    """Hold the records of the kernel to those of the reference, which is returned; where it has no rule, to nothing.
+
+    ``ids`` are those of the blocks of every prompt.
+    """
+    ids = ids or [[] for _ in requests]
+    found, bandwidths = by_kernel(requests, routes, specs, options, ids)
+    reference = Reference(requests, routes, specs, bandwidths, options, CACHE, ids)
     reference.run()
     if reference.network.tied:
         return reference
@@ -164,6 +172,7 @@ def cases(draw, most=4):
         for number in range(count)
     ]
     options = RunOptions(
+        prefix_cache_tokens=draw(st.sampled_from([0, 0, 320, 10_000])),
         transfer=draw(st.sampled_from(WAYS)),
         first_token=draw(st.sampled_from(FIRST_TOKENS)),
         link=LinkSpec(
@@ -176,13 +185,15 @@ def cases(draw, most=4):
         ),
     )
     prompts, outputs, gap = LOADS[draw(st.sampled_from(sorted(LOADS)))]
-    clock, requests, ways = 0, [], []
+    clock, requests, ways, ids = 0, [], [], []
     for _ in range(draw(st.integers(10, 25))):
         clock += draw(st.one_of(st.just(0), st.integers(0, 20), st.integers(0, gap)))
         prompt, output = draw(prompts), draw(outputs)
         requests.append((clock * 1e-3 * ODD, prompt, output))
         ways.append(draw(route(count, prompt, output)))
-    return requests, ways, specs, options
+        family = draw(st.integers(0, 3))
+        ids.append([1000 * family + block for block in range(math.ceil(prompt / BLOCK))])
+    return requests, ways, specs, options, ids
 
 
 @st.composite
@@ -222,6 +233,7 @@ def hold(examples, most=4):
         seen["preempted"] += sum(turn.preemptions > 0 for turn in reference.turns)
         seen["waits for blocks"] += sum(wait > 0 for _, _, _, wait, _ in reference.moved)
         seen["leaves early"] += sum(whole > exposed + 1e-9 for _, exposed, whole, _, _ in reference.moved)
+        seen["remembered"] += sum(turn.hit > 0 for turn in reference.turns)
         seen["rejected"] += len(reference.rejected)
         seen["circle"] += reference.circles
 
@@ -235,7 +247,7 @@ def test_one_instance_does_what_the_reference_does():
 
 def test_instances_that_hand_over_do_what_the_reference_does():
     seen = hold(100)
-    assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "rejected")) > 0
+    assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "remembered", "rejected")) > 0
 
 
 def test_a_cache_without_a_token_gives_back_the_block_that_it_reserved_for_the_next():
