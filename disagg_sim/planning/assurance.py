@@ -140,6 +140,7 @@ def _points(plan: Plan, case: Candidates, mode: Mode) -> Iterator[pd.DataFrame]:
     except InfeasibleError:
         return
     fast = table[INTERACTIVITY] * work.tpot.seconds
+    fast /= max(fast.min(), 1.0)  # where all designs are faster than the limit: those near the slowest
     yield table[(fast >= NEAR[0]) & (fast <= NEAR[1])]
 
 

@@ -36,6 +36,12 @@ def test_a_plan_keeps_its_limits(twenty):
     assert twenty.best.gpus == sum(pool.gpus for pool in twenty.best.pools)
 
 
+def test_a_limit_that_every_design_keeps_has_error_bars_too():
+    sure = assurance(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="30 s", gpus=2))
+    assert 0 <= sure.probability <= 1
+    assert sure.capacity[0] < 1 < sure.capacity[1]
+
+
 def test_no_runner_up_is_better(twenty):
     assert twenty.runners_up
     assert all(each.cost >= twenty.best.cost for each in twenty.runners_up)
