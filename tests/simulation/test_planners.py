@@ -170,6 +170,16 @@ def test_with_load_the_sla_planner_is_a_floor():
     assert started - len(floor) >= 1
 
 
+def test_the_floor_holds_where_an_instance_starts_at_the_time_of_the_decision():
+    """20 requests/s of 90 ms need 2 prefill instances. The load planner starts one at 3 and at 8 s, for 4 s each.
+
+    So one is on its way at 5 and at 10 s, when the other planner decides. Once the queue is gone one stops, no other.
+    """
+    policy = policy_named("dynamo_sla", window_s=5.0, load=True, load_period_s=1.0)
+    found = served(BUSY, policy, ROOM, table=TABLE, options=RunOptions(start_up_s=4.0)).decisions
+    assert [each.reason.rpartition(" to ")[2] for each in found] == ["2P + 1D", "3P + 1D", "2P + 1D"]
+
+
 # --- the router's queue ---------------------------------------------------------------------------------------------
 
 

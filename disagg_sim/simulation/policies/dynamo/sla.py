@@ -104,16 +104,19 @@ class Planner:
         self._inputs.observe(window.input_tokens)
         self._outputs.observe(window.output_tokens)
         rate, inputs, outputs = self._rate.next(), self._inputs.next(), self._outputs.next()
-        if math.isnan(inputs) or math.isnan(outputs) or self._pools.starting(view):
+        if math.isnan(inputs) or math.isnan(outputs):
             return ()
         floor = Sizes(
             prefill_instances(self._prefill, rate, inputs, self._slo, self._budget),
             decode_instances(self._decode, rate, inputs, outputs, self._slo, tokens=self._tokens, most=self._sequences),
         )
         wanted = within(floor, self._pools.gpus, self._pools.budget, self._options.least)
+        if self._load is not None:
+            self._load.floor = wanted  # also while an instance starts, as the load planner has one do most of the time
+        if self._pools.starting(view):
+            return ()
         there = self._pools.there(view)
         if self._load is not None:
-            self._load.floor = wanted
             wanted = Sizes(*(max(n, need) for n, need in zip(there, wanted, strict=True)))
             wanted = within(wanted, self._pools.gpus, self._pools.budget, self._options.least)
         reason = f"{rate:.3g} requests/s of {inputs:.0f}/{outputs:.0f} tokens: {there.words} to {wanted.words}"
