@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sites import deployment, served
 
 from disagg_sim.domain import Mapping
+from disagg_sim.facts.load import load_traffic
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
@@ -18,6 +19,8 @@ from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.simulation.wishes import Flip, Move, Role, Start, Stop
+from disagg_sim.workload.session_traces import session_trace
+from disagg_sim.workload.synthetic import synthetic_trace
 
 BLOCKS = 60  # of an instance: 960 tokens, so that requests preempt each other and some never fit [block]
 TABLE = StepTable.affine(step=0.010, per_sequence=0.001, per_context=1e-6, per_token=0.0001)
@@ -132,6 +135,31 @@ def test_the_same_seed_gives_identical_records(name, requests, options):
             assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), f"{part}.{field.name}"
     assert one.decisions == two.decisions
     assert np.array_equal(one.itl_counts, two.itl_counts)
+
+
+def agents():
+    """The first turns of four sessions of a coding agent: prompts of 23,000 tokens and more, mostly remembered."""
+    return session_trace(load_traffic("coding_agent"), rate=0.5, sessions=4, seed=1).head(20)
+
+
+def long_prompts():
+    """Forty of the longest prompts of Mooncake, up to 126,000 tokens, faster than two instances prefill."""
+    return synthetic_trace(rate=0.5, requests=40, lengths=load_traffic("mooncake_long_prompts").cases[0], seed=1)
+
+
+@EVERY_SYSTEM
+@pytest.mark.parametrize("clip", [agents, long_prompts])
+def test_every_token_of_a_shipped_traffic_is_computed_and_emitted_once(name, clip):
+    """Prompts that instances remember are computed but for what is remembered."""
+    trace = clip()
+    options = RunOptions(prefix_cache=trace.prefix is not None)
+    result = served(trace, policy_named(name), EVERYTHING, table=TABLE, blocks=40_000, options=options)
+    r = result.requests
+    assert (r.status == Outcome.COMPLETED).all()
+    assert not r.preemptions.any()
+    assert result.instances.prefill_tokens.sum() == (r.input_tokens - r.cached_tokens).sum()
+    assert r.cached_tokens.any() == (trace.prefix is not None)
+    assert result.itl_counts.sum() == (r.output_tokens - 1).sum()
 
 
 class Chaos:
