@@ -114,8 +114,10 @@ def plan(
     >>> found.best.mode.value, found.best.gpus <= 4
     ('colocated', True)
     """
-    size = Size(rate=rate, gpus=gpus, users=options.users)
     trace = lengths if isinstance(lengths, Trace) else options.trace
+    if trace is not None and not 0.0 < trace.rate < math.inf:
+        raise InputError(f"trace {trace.name} has no request rate: its requests come at one moment, or are one")
+    size = Size(rate=rate, gpus=gpus, users=options.users)
     law = lengths if isinstance(lengths, Lengths) else _lengths_of(lengths)
     source: TrafficCase | tuple[int, int] | None = lengths if isinstance(lengths, TrafficCase) else None
     if source is None and law.constant and law.mean_osl.is_integer():

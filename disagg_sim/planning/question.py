@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,8 +79,8 @@ class Size:
         if len(given) != 1:
             said = " and ".join(given) or "none of them"
             raise InputError(f"give one of gpus, rate and users: how much is to be served; got {said}")
-        if self.rate is not None:
-            above_zero("rate", self.rate, "requests/s")
+        if self.rate is not None and above_zero("rate", self.rate, "requests/s") == math.inf:
+            raise InputError("rate must be finite, got inf")
         if self.gpus is not None:
             whole_number("gpus", self.gpus, most=MOST_GPUS)
 

@@ -73,7 +73,7 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
     if best is None:
         return [f"INFEASIBLE: {plan.infeasible}"]
     what = "DISAGGREGATE" if best.mode == Mode.DISAGGREGATED else "CO-LOCATE"
-    head = f"{what}: {best.gpus} GPU{'s' * (best.gpus > 1)} serve {best.rate:.4g} requests/s"
+    head = f"{what}: {best.gpus} GPU{' serves' if best.gpus == 1 else 's serve'} {best.rate:.4g} requests/s"
     if plan.other is None:
         return [f"{head}; no {MODE_TEXT[_other(best.mode)]} deployment keeps the limits"]
     other = MODE_TEXT[plan.other.mode]

@@ -323,6 +323,8 @@ def spoil_store(root: Path, rng: Random) -> None:
         path.write_bytes(spoilt_bytes(path.read_bytes(), rng))
 
 
+#: What every plan is asked for.
+PLAN = ("--model", "llama_3_1_8b", "--system", "h100_sxm", "--ttft", "2 s", "--tpot", "50 ms@p99")
 #: Every option of every command.
 OPTIONS = tuple(sorted({name for command in LEAVES.values() for each in command.params for name in each.opts}))
 
@@ -334,6 +336,8 @@ def command_line(rng: Random) -> Spoilt:
         ["sweep", "s.yaml", "--out", "out", "--jobs", "1", "--no-figures"],
         ["simulate", "sc.yaml", "--out", "out", "--jobs", "1", "--no-figures"],
         ["trace", "stats", "trace.csv"],
+        ["plan", *PLAN, "--isl", "512", "--osl", "64", "--rate", "20"],
+        ["plan", *PLAN, "--trace", "trace.csv", "--json"],
         ["specs", "list"],
         ["specs", "list", "model"],
         ["specs", "show", "hardware", "h100_sxm"],

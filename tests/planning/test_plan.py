@@ -234,6 +234,13 @@ def test_surges_of_a_trace_count_by_their_requests():
     assert calm == 1.0  # the mean is sized for at least
 
 
+@pytest.mark.parametrize("arrival", [[0.0], [3.0, 3.0]])
+def test_a_trace_without_a_rate_is_one_clear_line(arrival):
+    trace = ds.Trace(arrival=arrival, input_tokens=[500] * len(arrival), output_tokens=[50] * len(arrival))
+    with pytest.raises(InputError, match="has no request rate: its requests come at one moment, or are one"):
+        ds.plan("llama_3_1_8b", "h100_sxm", trace, rate=5)
+
+
 def test_a_trace_takes_more_than_its_mean_rate():
     rng = np.random.default_rng(1)
     times = np.sort(np.concatenate([rng.uniform(0, 300, 6_000), rng.uniform(100, 130, 6_000)]))
