@@ -295,6 +295,7 @@ def store(rng: Random) -> Spoilt:
         ["compare", "results", "baseline", "--json", "changes.json"],
         ["sensitivity", "s.yaml", "--out", "results", "--jobs", "1", "--no-figures"],
         ["explain", "results", "--best"],
+        ["launch", "results", "--best", "--engine", "vllm"],
     )
     return Spoilt("results", {"s.yaml": _dump(SWEEP)}, rng.choice(commands), stores=("results", "baseline"))
 
@@ -357,6 +358,7 @@ def command_line(rng: Random) -> Spoilt:
         ["validate", "requests", "run.csv", "--system", "h100_sxm"],
         ["sensitivity", "missing", "--out", "out"],
         ["explain", "results", "--best", "--json"],
+        ["launch", "results", "--best", "--engine", "sglang", "--out", "out"],
         ["--version"],
         [],
     ]
