@@ -209,6 +209,8 @@ def main() -> None:
                 print(
                     "{policy}, {workload}, {requests_per_s:g}/s: {attainment:.1%}".format(**rows[-1]), file=sys.stderr
                 )
+    if not rows:
+        return
     found = pd.DataFrame(rows)
     if given.csv:
         found.round(4).to_csv(given.csv, index=False)
