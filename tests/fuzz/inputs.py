@@ -186,6 +186,8 @@ def trace(rng: Random) -> Spoilt:
     text = TRACES[kind]
     lines = kind == "mooncake"
     data = _spoilt_lines(text, rng) if lines else spoilt_table(text, rng)
+    if rng.random() < 0.25:
+        return Spoilt("plan", {"t.csv": data}, ["plan", *PLAN, "--trace", "t.csv"])
     arguments = ["trace", "stats", "t.csv", *rng.choice(((), ("--kind", kind), *TRACE_OPTIONS))]
     return Spoilt("trace stats", {"t.csv": data}, arguments)
 
