@@ -52,6 +52,7 @@ SOURCES = (
     "entry",
     "handover",
     "lockstep",
+    "progress",
     "queue",
     "ranks",
     "runs",

@@ -35,11 +35,12 @@ from disagg_sim.simulation.kernel.layout import (
 )
 from disagg_sim.simulation.kernel.least import first_up_to, least_of, set_key
 from disagg_sim.simulation.kernel.lockstep import form_together, settle_together
+from disagg_sim.simulation.kernel.progress import due_s, end_after, steps_to, uncounted
 from disagg_sim.simulation.kernel.queue import append, check_drained, gone, unlink
-from disagg_sim.simulation.kernel.ranks import choose_rank, count_together, gather, run_time, run_within
-from disagg_sim.simulation.kernel.runs import count_run, steps_time, steps_within
+from disagg_sim.simulation.kernel.ranks import choose_rank, count_together, gather
+from disagg_sim.simulation.kernel.runs import count_run
 from disagg_sim.simulation.kernel.steps import form, settle
-from disagg_sim.simulation.kernel.times import decode_time, largest_prefill, pass_part, step_time
+from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_time
 
 QUEUED, DONE, WITHDRAWN = int(SegmentStatus.QUEUED), int(SegmentStatus.DONE), int(SegmentStatus.WITHDRAWN)
 
@@ -51,9 +52,6 @@ IMPOSSIBLE, LATE = 1, 2
 #: Actions of ``control``: free held blocks, take a segment back, take notice of new limits; and of segments whose
 #: context is elsewhere: nothing comes, the sender is done, compute all of it here.
 RELEASE, WITHDRAW, WAKE, CANCEL, SENDER_DONE, RECOMPUTE = range(6)
-
-#: Share of a time by which arithmetic may miss it. [1]
-ROUNDING = 1e-12
 
 #: Questions of ``look_up``: time of a step, of a pass through a pipeline, most prefill within a limit.
 STEP_TIME, PASS_TIME, LARGEST_PREFILL = range(3)
@@ -67,42 +65,6 @@ def _row(st: State | Queues, s: int) -> int:
 
 
 @inner
-def _context(st: State | Queues, i: int) -> float:
-    """Mean context of the next decode step. [token]"""
-    inst = st.inst[i]
-    context: float = (inst.running_tokens + inst.running_requests) / inst.running_requests
-    return context
-
-
-@inner
-def _steps_to(st: State | Queues, i: int, now: float) -> int:
-    """Steps of a decode run that are not counted yet and end by ``now``, without its last one."""
-    inst = st.inst[i]
-    head = inst.table
-    elapsed = now - inst.run_start_s
-    most = inst.run_steps - 1
-    if most <= 0 or elapsed <= 0.0:
-        return 0
-    if inst.ranks > 1:
-        return run_within(st, i, elapsed, most)
-    steps: int = steps_within(head, st.values, inst.running_requests, _context(st, i), elapsed, most)
-    return steps
-
-
-@inner
-def _end_after(st: State | Queues, i: int, steps: int) -> float:
-    """End of the first ``steps`` uncounted steps of a decode run. [s]"""
-    inst = st.inst[i]
-    end: float = inst.run_end_s
-    if steps < inst.run_steps:
-        if inst.ranks > 1:
-            return inst.run_start_s + run_time(st, i, steps)
-        head = inst.table
-        end = inst.run_start_s + steps_time(head, st.values, inst.running_requests, _context(st, i), steps)
-    return end
-
-
-@inner
 def _wake(st: State | Queues, i: int, now: float) -> None:
     """Let an instance notice a change at ``now``: at once if idle, else at the end of the decode step in progress."""
     inst = st.inst[i]
@@ -110,27 +72,14 @@ def _wake(st: State | Queues, i: int, now: float) -> None:
     if inst.run_kind == IDLE:
         inst.next_s = min(inst.next_s, now)
     elif inst.run_kind == DECODING and inst.run_steps > 1:
-        steps = _steps_to(st, i, now)
-        if steps == 0 or _end_after(st, i, steps) < now:
+        steps = steps_to(st, i, now)
+        if steps == 0 or end_after(st, i, steps) < now:
             steps += 1
-        end = _end_after(st, i, steps)
+        end = end_after(st, i, steps)
         inst.run_steps = steps
         inst.run_end_s = end
         inst.next_s = min(end, inst.leave_s)
     st.world[0].soonest_s = min(st.world[0].soonest_s, inst.next_s)
-
-
-@inner
-def _due(st: State | Queues, i: int) -> float:
-    """A time before which no step of a decode run ends that is not counted yet and is not its last one. [s]"""
-    inst = st.inst[i]
-    if inst.run_kind != DECODING or inst.run_steps <= 1:
-        return math.inf
-    if inst.ranks > 1:
-        first = run_time(st, i, 1)
-    else:
-        first = decode_time(inst.table, st.values, inst.running_requests, _context(st, i))
-    return (inst.run_start_s + first) * (1.0 - ROUNDING)
 
 
 @inner
@@ -139,7 +88,7 @@ def _changed(st: State | Queues, i: int) -> None:
     if st.inst[i].ranks > 1:
         gather(st, i)
     set_key(st.soon, i, st.inst[i].next_s)
-    set_key(st.due, i, _due(st, i))
+    set_key(st.due, i, due_s(st, i))
     st.log[st.world[0].changes % len(st.log)] = i
     st.world[0].changes += 1
 
@@ -283,14 +232,14 @@ def refresh(home: Ints, only: int, now: float) -> None:
     later = np.nextafter(now, math.inf)
     i = first_up_to(st.due, now) if only < 0 else only
     while i >= 0:
-        steps = _steps_to(st, i, now) if st.inst[i].run_kind == DECODING else 0
+        steps = uncounted(st, i, now)
         if steps > 0:
             if st.inst[i].ranks > 1:
                 count_together(st, i, steps)
             else:
                 count_run(st, i, steps)
             _changed(st, i)
-        set_key(st.due, i, max(_due(st, i), later))
+        set_key(st.due, i, max(due_s(st, i), later))
         i = first_up_to(st.due, now) if only < 0 else -1
 
 

@@ -15,22 +15,16 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.compiled import entry, inner
-from disagg_sim.simulation.kernel.entry import _steps_to
 from disagg_sim.simulation.kernel.home import queues_at
-from disagg_sim.simulation.kernel.layout import DECODING, Queues
+from disagg_sim.simulation.kernel.layout import Queues
 from disagg_sim.simulation.kernel.least import least_of, least_tree, set_key
+from disagg_sim.simulation.kernel.progress import uncounted
 
 #: Loads: requests that wait or run; prompt tokens that wait or are in transfer; tokens in decode and in transfer, where
 #: requests that wait for memory count as long as those that run.
 REQUESTS, PROMPT_TOKENS, HELD_TOKENS = range(3)
 #: Rankings of a run; more than its policy looks at between two changes of its instances. [1]
 MOST_KEPT = 8
-
-
-@inner
-def uncounted(st: Queues, i: int, now: float) -> int:
-    """Decode steps of an instance that have ended and are not in its columns yet."""
-    return _steps_to(st, i, now) if st.inst[i].run_kind == DECODING else 0
 
 
 @inner

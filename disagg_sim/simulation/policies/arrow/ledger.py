@@ -15,7 +15,7 @@ from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.home import queues_at
 from disagg_sim.simulation.kernel.layout import Instance, dtype_of
-from disagg_sim.simulation.kernel.ranking import uncounted
+from disagg_sim.simulation.kernel.progress import uncounted
 
 
 class Account:
