@@ -52,6 +52,7 @@ SOURCES = (
     "entry",
     "handover",
     "lockstep",
+    "preemption",
     "progress",
     "queue",
     "ranks",

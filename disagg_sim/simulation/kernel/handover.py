@@ -10,7 +10,8 @@ import math
 
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import COMING, LANDED, PROMPTS, Admission, Queues, SegmentStatus, State
-from disagg_sim.simulation.kernel.queue import append, at_most, blocks_of, gone, insert, join, report, unlink
+from disagg_sim.simulation.kernel.preemption import insert
+from disagg_sim.simulation.kernel.queue import append, at_most, blocks_of, gone, join, report, unlink
 
 QUEUED, WITHDRAWN, RESERVED = (
     int(status) for status in (SegmentStatus.QUEUED, SegmentStatus.WITHDRAWN, SegmentStatus.RESERVED)

@@ -25,16 +25,8 @@ from disagg_sim.simulation.kernel.layout import (
     State,
     Table,
 )
-from disagg_sim.simulation.kernel.queue import (
-    append,
-    complete_prompt,
-    extend_blocks,
-    finish_complete,
-    join,
-    preempt_newest,
-    take_blocks,
-    unlink,
-)
+from disagg_sim.simulation.kernel.preemption import extend_blocks, preempt_newest
+from disagg_sim.simulation.kernel.queue import append, complete_prompt, finish_complete, join, take_blocks, unlink
 from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, steps_in_memory, steps_time
 from disagg_sim.simulation.kernel.times import aware_prefill, mixed_time, pass_part, piece_time
 
