@@ -1,6 +1,7 @@
 # make demo: run the main job into reports/demo/.  make test: lint, types, tests.  make test-long: run notebooks, the blocks
 # of README and docs, whole studies and fits, as .ci/run does after the tests.  make docs-numbers: compute and write the
 # numbers that README and docs mark; ARGS=--all for those that take minutes, too.  make figures: draw docs/img/.
+# make docs: build the site of the documentation into build/site/html; ARGS=--serve shows it, --quick runs no notebook.
 # All create .venv when needed.
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +12,7 @@ SWEEP := $(BIN)/disagg-sim sweep sweeps/demo.yaml --out reports/demo $(if $(JOBS
 # Every test process and command that a test starts would compile the same sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo test test-alone lint types test-long bench docs-numbers figures clean
+.PHONY: venv demo test test-alone lint types test-long bench docs docs-numbers figures clean
 
 venv: $(VENV)/.installed-dev
 
@@ -25,6 +26,10 @@ $(VENV)/.installed-dev: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 demo: $(VENV)/.installed
 	$(SWEEP)
@@ -50,6 +55,9 @@ test-long: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest benchmarks
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/python docs/website/build.py $(ARGS)
 
 docs-numbers: $(VENV)/.installed-dev
 	$(BIN)/python docs/page_numbers.py $(ARGS)

@@ -1,0 +1,1 @@
+"""Make the site of the documentation from README, docs, notebooks, commands and docstrings."""

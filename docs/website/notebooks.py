@@ -1,0 +1,28 @@
+"""Run a notebook and make a page of it, with its tables and pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import nbformat
+from nbconvert import MarkdownExporter
+from nbconvert.preprocessors import ExecutePreprocessor
+
+LIMIT_S = 120  # of a cell [s]
+
+
+def notebook_page(path: Path, folder: Path, *, run: bool) -> None:
+    """Write ``NAME.md`` and its pictures into ``folder``, after a run in a directory of its own or without one."""
+    notebook = nbformat.read(path, as_version=4)
+    if run:
+        with TemporaryDirectory() as work:
+            where = {"metadata": {"path": work}}
+            ExecutePreprocessor(timeout=LIMIT_S, kernel_name="python3").preprocess(notebook, where)
+    text, resources = MarkdownExporter().from_notebook_node(
+        notebook, {"output_files_dir": f"{path.stem}_files", "unique_key": path.stem}
+    )
+    for name, content in resources.get("outputs", {}).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    (folder / f"{path.stem}.md").write_text(text, encoding="utf-8")
