@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from disagg_sim.errors import InputError, nearest, quoted
-from disagg_sim.facts.layers import ATTENTION_KINDS, FFN_KINDS, Count, CountOrNone, LayerKind, Layers
+from disagg_sim.facts.layers import (
+    ATTENTION_KINDS,
+    FFN_KINDS,
+    NONE,
+    Count,
+    CountOrNone,
+    LayerKind,
+    Layers,
+    NoAttention,
+    NoFfn,
+)
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, Range, schema_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
@@ -41,7 +51,10 @@ class ModelSpec(Shown):
     layers: Annotated[tuple[LayerKind, ...], NOT_IN_FILE]
     tied_embeddings: bool
     layer_norm: bool = False  # LayerNorm with bias (OPT) instead of RMSNorm
+    post_norms: bool = False  # norms behind attention and FFN, too (Gemma)
     learned_positions: CountOrNone = 0  # rows of a learned position table, 0 with rotary [1]
+    residual_streams: Annotated[int, Range(1, 64)] = 1  # of hyper-connections (DeepSeek-V4: 4); 1 = plain residual
+    attention_residuals: bool = False  # attention over the residuals of earlier layers (Kimi K3)
     block_scaled_fp8: bool = False  # fp8 checkpoints carry 128x128 block scales (DeepSeek, Kimi)
     max_context: Annotated[int, Range(1, 10**9)]  # input + output [token]
     max_context_sure: bool
@@ -66,17 +79,27 @@ class ModelSpec(Shown):
     @cached_property
     def attention_kinds(self) -> tuple[str, ...]:
         """Kinds of attention in order of first appearance; the fits of each time its own layers."""
-        return tuple(dict.fromkeys(kind.attention.kind for kind in self.kinds))
+        return tuple(dict.fromkeys(k.attention.kind for k in self.kinds if k.attention.kind != NONE))
 
     @cached_property
-    def windows(self) -> tuple[int, ...]:
-        """Sizes of sliding windows, least first: kinks of memory and of the time of a step. [token]"""
-        return tuple(sorted({kind.attention.window_tokens for kind in self.kinds} - {0}))
+    def kinks(self) -> tuple[int, ...]:
+        """Windows and chosen tokens, least first: kinks of memory and of the time of a step. [token]"""
+        return tuple(sorted({kink for kind in self.kinds for kink in kind.attention.kinks}))
+
+    @cached_property
+    def has_windows(self) -> bool:
+        """Whether the cache of some layer stops growing."""
+        return any(store.window for kind in self.kinds for store in kind.attention.stores(1.0))
 
     @property
     def linear_cache(self) -> bool:
         """Whether what a sequence keeps is proportional to its length: no windows, and no state."""
-        return not self.windows and not any(kind.attention.state_elements for kind in self.kinds)
+        return not self.has_windows and not any(kind.attention.state_bytes for kind in self.kinds)
+
+    @property
+    def state_bytes(self) -> float:
+        """What a sequence keeps whatever its length, over all layers. [B]"""
+        return sum((c * k.attention.state_bytes for k, c in zip(self.kinds, self.kind_counts, strict=True)), 0.0)
 
     @property
     def embedding_params(self) -> int:
@@ -107,18 +130,19 @@ class ModelSpec(Shown):
             total += count * layer
         return total
 
-    def kv_elements_per_token(self) -> int:
-        """Cached elements of one token over all layers, windows not yet full. [1]"""
+    def kv_elements_per_token(self) -> float:
+        """Elements of one token in the format of the cache over all layers, windows not yet full. [1]"""
         return sum(c * k.attention.cache_elements for k, c in zip(self.kinds, self.kind_counts, strict=True))
 
-    def kv_elements(self, context: float) -> float:
-        """Elements that a sequence of ``context`` tokens keeps: cache, of which windows saturate, and state. [1]"""
-        layers = zip(self.kinds, self.kind_counts, strict=True)
-        return sum((count * kind.attention.elements(context) for kind, count in layers), 0.0)
+    def kv_bytes(self, tokens: float, precision: Precision) -> float:
+        """What a sequence of ``tokens`` tokens keeps: cache, of which windows saturate, and state. [B]"""
+        layers, size = zip(self.kinds, self.kind_counts, strict=True), precision.cache.bytes
+        return sum((count * kind.attention.held_bytes(tokens, size) for kind, count in layers), 0.0)
 
     def kv_bytes_per_token(self, precision: Precision) -> float:
         """Cache of one token over all layers, windows not yet full. [B]"""
-        return self.kv_elements_per_token() * precision.cache.bytes
+        layers, size = zip(self.kinds, self.kind_counts, strict=True), precision.cache.bytes
+        return sum((count * store.token_bytes for kind, count in layers for store in kind.attention.stores(size)), 0.0)
 
     def check_context(self, isl: float, osl: float, *, allow_long: bool = False) -> None:
         """Refuse a request beyond the context limit, unless ``allow_long``.
@@ -134,14 +158,28 @@ class ModelSpec(Shown):
                 f"{self.max_context} tokens (allow_long_context overrides)"
             )
 
+    def norm_params(self, kind: LayerKind) -> int:
+        """Norms of the hidden size in one layer of a kind, and weights of attention over residuals. [1]"""
+        norms = kind.norms(behind=self.post_norms) * (2 if self.layer_norm else 1)
+        return (norms + self.attention_residuals * 2 * kind.parts) * self.hidden
+
+    def stream_params(self, kind: LayerKind) -> int:
+        """What mixes the residual streams in one layer of a kind, in fp32; 0 with one stream. [1]
+
+        From all n streams to n readings, n writings and n x n mixings of each part (arXiv 2512.24880).
+        """
+        n = self.residual_streams
+        return 0 if n == 1 else kind.parts * ((n * n + 2 * n) * (n * self.hidden + 1) + 3)
+
     def _count(self, *, active: bool) -> int:
         d = self.hidden
-        norm = 4 * d if self.layer_norm else 2 * d
         total = self.embedding_params * (1 if self.tied_embeddings else 2)
-        total += norm // 2 + self.learned_positions * d
+        total += d * (2 if self.layer_norm else 1) + self.learned_positions * d + self.attention_residuals * 2 * d
+        if (n := self.residual_streams) > 1:  # weights that join the streams before the head
+            total += n * (n * d + 1) + 1
         for kind, count in zip(self.kinds, self.kind_counts, strict=True):
-            layer = norm + kind.attention.matmul_params(d) + kind.attention.other_params(d)
-            total += count * (layer + kind.ffn.params(d, active=active))
+            layer = self.norm_params(kind) + self.stream_params(kind) + kind.ffn.params(d, active=active)
+            total += count * (layer + kind.attention.matmul_params(d) + kind.attention.other_params(d))
         return total
 
 
@@ -156,6 +194,7 @@ def model_of(path: Path, data: Mapping[str, Any], name: str) -> ModelSpec:
     attention, ffn, runs = (fields.pop(key) for key in ("attention", "ffn", "layers"))
     if (many := sum(run.count * len(run.parts) for run in runs)) > MOST_LAYERS:
         raise spec_error(path, [f"layers: {many} in all; allowed: up to {MOST_LAYERS}"])
+    attention, ffn = {NONE: NoAttention(), **attention}, {NONE: NoFfn(), **ffn}
     found = [
         f"layers[{index}].{group}: {quoted(used)} is unknown{nearest(used, known)}; allowed: {', '.join(known)}"
         for index, run in enumerate(runs)

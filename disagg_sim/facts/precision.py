@@ -133,7 +133,8 @@ class PrecisionRecipe(Shown):
             return FP8_BLOCK if name == "fp8" and model.block_scaled_fp8 else FORMATS[name]
 
         def projection(kind: str) -> Format:
-            name = self.attention_projection.get(kind) or self.attention_projection.get(ANY_KIND)
+            wanted = (kind, ATTENTION_KINDS[kind].projected_as, ANY_KIND)
+            name = next((self.attention_projection[each] for each in wanted if each in self.attention_projection), None)
             if name is None:
                 raise InputError(
                     f"precision {self.name!r} gives no attention_projection for attention of kind {kind!r}, which "

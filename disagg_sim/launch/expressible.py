@@ -158,7 +158,7 @@ def _refused(prefill: Workers, decode: Workers, engine: str) -> Iterator[str]:
         yield f"{decode.mapping.pp} decode stages; allowed: 1, or as many as prefill, {prefill.mapping.pp}"
     if engine == "vllm" and decode.mapping.pp > 1:
         yield "pipeline stages in decode, which its NIXL connector refuses to receive into"
-    if engine == "vllm" and prefill.mapping.pp > 1 and prefill.setup.model.windows:
+    if engine == "vllm" and prefill.mapping.pp > 1 and prefill.setup.model.has_windows:
         yield "pipeline stages in prefill of a model with windows, which its NIXL connector refuses to send from"
     heads = [getattr(kind.attention, "kv_heads", 0) for kind in prefill.setup.model.kinds]
     if engine == "vllm" and send > take and 0 < min(heads) < send:

@@ -13,7 +13,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.blocks import layers_of
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric
 
 
 def kv_bytes_per_request(model: ModelSpec, precision: Precision, isl: float) -> float:
@@ -40,14 +40,16 @@ def kv_bytes_per_request(model: ModelSpec, precision: Precision, isl: float) -> 
     >>> f"{kv_bytes_per_request(llama, load_precision('fp8').resolve(llama), 8192) / 1e9:.2f} GB"
     '1.34 GB'
     """
-    return model.kv_elements(isl) * precision.cache.bytes
+    return model.kv_bytes(isl, precision)
 
 
-def unique_gpus(model: ModelSpec, mapping: Mapping, tokens: float | None = None) -> Numeric:
+def unique_gpus(
+    model: ModelSpec, mapping: Mapping, tokens: float | None = None, precision: Precision | None = None
+) -> Numeric:
     """Count the GPUs of an instance that hold distinct parts of the cache. [1]
 
     Every stage and DP rank is distinct; in a TP group min(tp, n_kv) GPUs are, and one for MLA. Where kinds of
-    attention differ in this, a GPU sends the sum of its parts: ``sum(e_i)/sum(e_i/n_i)`` over the elements ``e_i`` of
+    attention differ in this, a GPU sends the sum of its parts: ``sum(e_i)/sum(e_i/n_i)`` over the bytes ``e_i`` of
     the kinds at ``tokens`` cached tokens, each on ``n_i`` GPUs.
 
     Parameters
@@ -56,6 +58,8 @@ def unique_gpus(model: ModelSpec, mapping: Mapping, tokens: float | None = None)
         KV heads of each kind of layer, and sharding of the instance.
     tokens
         Cached tokens of a request; matters only where kinds differ. None = the longest context. [token]
+    precision
+        Format of the cache; matters only beside states and indices of formats of their own. None = bf16.
 
     Returns
     -------
@@ -73,20 +77,22 @@ def unique_gpus(model: ModelSpec, mapping: Mapping, tokens: float | None = None)
     >>> [int(unique_gpus(*each)) for each in ((llama, tp), (r1, tp), (r1, dp))]
     [8, 1, 16]
     """
-    parts = [
-        (count * layer.attention.spec.elements(model.max_context if tokens is None else tokens), layer.attention)
-        for layer, count in layers_of(model)
-    ]
-    apart = [attention.distinct(mapping.tp_attn) for held, attention in parts if held]
-    distinct: Numeric = apart[0] if apart else 1
-    if any(np.any(other != distinct) for other in apart[1:]):
-        sent = sum(held / attention.distinct(mapping.tp_attn) for held, attention in parts if held)
-        distinct = sum(held for held, _ in parts) / sent
+    length, tp = model.max_context if tokens is None else tokens, mapping.tp_attn
+    apart = {n for kind in model.kinds for n in kind.attention.distinct_parts}
+    distinct: Numeric = np.minimum(tp, min(apart, default=1))
+    if any(np.any(np.minimum(tp, other) != distinct) for other in apart):
+        element = ACTIVATION_BYTES if precision is None else precision.cache.bytes
+        whole: Numeric = 0.0
+        sent: Numeric = 0.0
+        for layer, count in layers_of(model):
+            whole = whole + count * layer.attention.spec.held_bytes(length, element)
+            sent = sent + count * layer.attention.sent(length, element, tp)
+        distinct = whole / sent
     return mapping.dp_attn * mapping.pp * distinct
 
 
 def descriptors(model: ModelSpec, tokens: int, block_tokens: int) -> int:
-    """Count the pieces of memory that hold a cache: a block of each tensor of each layer. [1]
+    """Count the pieces of memory that hold a cache: a block of each tensor of each layer, and each state. [1]
 
     Parameters
     ----------
@@ -113,8 +119,8 @@ def descriptors(model: ModelSpec, tokens: int, block_tokens: int) -> int:
     total = 0
     for layer, count in layers_of(model):
         spec = layer.attention.spec
-        held = min(tokens, spec.window_tokens) if spec.window_tokens else tokens
-        total += int(count) * spec.cache_tensors * (-(-held // block_tokens) if spec.cache_elements else 1)
+        blocks = sum(store.tensors * -(-int(store.tokens(tokens)) // block_tokens) for store in spec.stores(1.0))
+        total += int(count) * (blocks + bool(spec.state_bytes))
     return total
 
 

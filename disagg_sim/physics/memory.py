@@ -23,14 +23,17 @@ from disagg_sim.physics.work import ACTIVATION_BYTES, LOGIT_BYTES, Numeric
 
 #: Dispatch arrives in one byte per element, combine leaves in two (section 4, M_comm).
 ALL_TO_ALL_BUFFER_BYTES = 3.0
+#: Bytes of a weight that mixes residual streams: fp32. [B]
+STREAM_BYTES = 4.0
 
 
 def layer_weight_bytes(model: ModelSpec, layer: Layer, precision: Precision, mapping: Mapping) -> Numeric:
     """Weights of one layer on one GPU. [B]"""
     d, attention = model.hidden, layer.attention
-    norms = (4 if model.layer_norm else 2) * d + attention.spec.other_params(d)
-    projections = attention.matmul_params(d, mapping.tp_attn) * precision.projection(attention.spec.kind).bytes
-    return projections + norms * ACTIVATION_BYTES + layer.ffn.weight_bytes(d, precision, mapping)
+    norms = model.norm_params(layer.kind) + attention.spec.other_params(d)
+    others = norms * ACTIVATION_BYTES + model.stream_params(layer.kind) * STREAM_BYTES
+    projections = attention.weight_bytes(d, precision, mapping.tp_attn)
+    return projections + others + layer.ffn.weight_bytes(d, precision, mapping)
 
 
 def weight_bytes(model: ModelSpec, precision: Precision) -> float:
@@ -63,7 +66,7 @@ def weight_bytes(model: ModelSpec, precision: Precision) -> float:
 
 
 def kv_duplication(model: ModelSpec, tp: Numeric) -> Numeric:
-    """Count the copies of each cached element over a TP group; the mean of kinds. [1]
+    """Count the copies of each cached byte over a TP group in bf16; the mean of kinds. [1]
 
     ``max(1, tp/n_kv)`` for GQA, tp for MLA.
 
@@ -86,9 +89,11 @@ def kv_duplication(model: ModelSpec, tp: Numeric) -> Numeric:
     [[1.0, 1.0, 2.0], [1.0, 8.0, 16.0]]
     """
     held: Numeric = 0.0
+    whole = 0.0
     for layer, count in layers_of(model):
-        held = held + count * layer.attention.cache_elements(tp)
-    return held * tp / model.kv_elements_per_token()
+        for store, here in layer.attention.stores(ACTIVATION_BYTES, tp):
+            held, whole = held + count * here, whole + count * store.token_bytes
+    return held * tp / whole
 
 
 def activation_bytes(model: ModelSpec, mapping: Mapping, residents: Residents, imbalance: float) -> Numeric:
@@ -223,14 +228,14 @@ def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfSt
         for index, layer in enumerate(layers):
             count, attention = counts[..., index], layer.attention
             weights = weights + count * of_layer[index]
-            element = count * attention.cache_elements(tp) * precision.cache.bytes
-            window = attention.spec.window_tokens
-            if window:
-                cache = cache + element * np.minimum(residents.tokens, residents.sequences * window)
-            else:
-                per_token = per_token + element
-            if attention.spec.state_elements:
-                state = state + count * attention.state_elements(tp) * precision.cache.bytes * residents.sequences
+            for store, here in attention.stores(precision.cache.bytes, tp):
+                token = count * here
+                if store.window:
+                    cache = cache + token * np.minimum(residents.tokens, residents.sequences * store.window)
+                else:
+                    per_token = per_token + token
+            if attention.spec.state_bytes:
+                state = state + count * attention.state_bytes(tp) * residents.sequences
             if np.any(np.asarray(residents.expanded) > 0) and "cached" in attention.forms:
                 cache = cache + count * attention.expanded_elements(tp) * precision.cache.bytes * residents.expanded
         whole = per_token * residents.tokens

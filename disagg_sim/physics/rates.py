@@ -493,6 +493,8 @@ def resolve_rates(
     spec = efficiency if profile.fitted else None
     preferred = spec.engine_order if spec is not None else ENGINES
     order = (engine, *(e for e in preferred if e != engine)) if engine else preferred
+    if untimed := [kind for kind in model.attention_kinds if kind not in ATTENTION]:
+        raise InputError(f"attention of kind {untimed[0]!r}: not timed yet; timed: {', '.join(ATTENTION)}")
     resolver = _Resolver(system, spec, profile, order, expert_kernel)
     absorbed = [BF16] * ("mla" in model.attention_kinds)
     formats = dict.fromkeys((*precision.projections, precision.ffn, precision.head, precision.router, *absorbed))

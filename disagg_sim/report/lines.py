@@ -100,6 +100,8 @@ def model_lines(spec: ModelSpec) -> Iterator[Line]:
     yield "matmul weights of the layers per token", f"{spec.linear_params_per_token:,}"
     for name in ("bf16", "fp8"):
         yield f"cache per token, {name}", f"{spec.kv_bytes_per_token(load_precision(name).resolve(spec)):,.0f} B"
+    if spec.state_bytes:
+        yield "state of a sequence", f"{spec.state_bytes:,.0f} B"
     sure = "" if spec.max_context_sure else " (unsure)"
     yield "context limit", f"{spec.max_context:,} tokens{sure}"
     yield "hidden, vocabulary", f"{spec.hidden:,}, {spec.vocab:,}"

@@ -97,7 +97,8 @@ def test_gpt_oss_alternates_windows_and_its_cache_saturates():
     model = load_model("gpt_oss_120b")
     windows = [layer.attention.window for layer in model.layers if isinstance(layer.attention, GqaAttention)]
     assert windows == [128, 0] * 18
-    assert model.kv_elements(10_000) == 1024 * 18 * (10_000 + 128)  # 2 * 8 heads * 64 = 1024 elements a layer
+    fp8 = load_precision("fp8").resolve(model)
+    assert model.kv_bytes(10_000, fp8) == 1024 * 18 * (10_000 + 128)  # 2 * 8 heads * 64 = 1024 elements a layer
     assert model.kind_counts == (18, 18)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from disagg_sim.errors import SpecError, UnknownNameError
 from disagg_sim.facts.check import check_file, kind_of
+from disagg_sim.facts.layers import ATTENTION_KINDS
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.facts.yaml_files import spec_files
 
@@ -140,7 +141,7 @@ FAULTS = [
         "llama_3_1_8b",
         "kind: gqa",
         "kind: gpa",
-        ["attention.gqa.kind: 'gpa' is unknown, did you mean 'gqa'?; allowed: gqa, mla"],
+        [f"attention.gqa.kind: 'gpa' is unknown, did you mean 'gqa'?; allowed: {', '.join(ATTENTION_KINDS)}"],
     ),
     ("model", "llama_3_1_8b", "{kind: gqa, ", "{", ["attention.gqa: missing key 'kind'"]),
     ("model", "llama_3_1_8b", "kv_heads: 8", "kv_heads: 7", ["attention.gqa: kv_heads 7 does not divide q_heads 32"]),
@@ -150,7 +151,7 @@ FAULTS = [
         "deepseek_r1",
         "{count: 58, attention: mla,",
         "{count: 58, attention: mal,",
-        ["layers[1].attention: 'mal' is unknown, did you mean 'mla'?; allowed: mla"],
+        ["layers[1].attention: 'mal' is unknown, did you mean 'mla'?; allowed: none, mla"],
     ),
     (
         "model",

@@ -155,8 +155,8 @@ def test_uniform_ages_give_that_mean_and_deviation():
 @pytest.mark.parametrize("tp", [1, 4, 16])
 def test_latent_cache_is_whole_on_every_tp_rank(tp):
     latent, heads = (layer_of(load_model(name).kinds[-1]).attention for name in ("deepseek_r1", "llama_3_1_70b"))
-    assert float(latent.cache_elements(tp)) == 576
-    assert float(heads.cache_elements(tp)) == 2 * 128 * max(8 / tp, 1)
+    assert [float(here) for _, here in latent.stores(1.0, tp)] == [576]
+    assert [float(here) for _, here in heads.stores(1.0, tp)] == [2 * 128 * max(8 / tp, 1)]
 
 
 def test_sliding_windows_hold_at_most_the_window():

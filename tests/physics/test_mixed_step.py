@@ -167,7 +167,7 @@ def test_prompts_in_prefill_come_on_top_of_the_residents(case, batch, mixed):
     none, one, two = (
         colocated_memory(at, mapping, batch, n * float(mapping.dp_attn), mixed=mixed) for n in (0.0, 1.0, 2.0)
     )
-    share = at.model.kv_elements(4096) * at.precision.cache.bytes / mapping.tp_attn
+    share = at.model.kv_bytes(4096, at.precision) / mapping.tp_attn
     assert one - none >= share * (1 - 1e-9)
     assert two - one >= share * (1 - 1e-9)
 

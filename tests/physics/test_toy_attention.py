@@ -16,10 +16,10 @@ import pytest
 
 import disagg_sim
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.layers import ATTENTION_KINDS, AttentionSpec, register
+from disagg_sim.facts.layers import ATTENTION_KINDS, FFN_KINDS, AttentionSpec, register
 from disagg_sim.facts.schema import Range
 from disagg_sim.facts.yaml_files import spec_files
-from disagg_sim.physics.blocks import ATTENTION, AttentionBlock, attention
+from disagg_sim.physics.blocks import ATTENTION, FFN, AttentionBlock, attention
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.memory import decode_bytes, instance_bytes, instance_parts, prefill_bytes
 from disagg_sim.physics.operators import Operator, gemm
@@ -35,7 +35,7 @@ from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.units import TERA, US
 
 HEADS, SIZE, PEAK, HBM = 16, 128, 989.5 * TERA, 3.35 * TERA  # of the toy; of an H100 in bf16 [FLOP/s, B/s]
-STATE = HEADS * SIZE * SIZE  # elements of a sequence and layer
+STATE = HEADS * SIZE * SIZE  # of a sequence and layer [B]
 
 # The spec of the kind: one key of a model's file.
 
@@ -51,8 +51,12 @@ class LinearAttention(AttentionSpec):
         return hidden * self.heads * (2 * self.key_dim + 2 * self.value_dim)
 
     @property
-    def state_elements(self) -> int:
-        return self.heads * self.key_dim * self.value_dim
+    def state_bytes(self) -> float:
+        return float(self.heads * self.key_dim * self.value_dim)
+
+    @property
+    def cache_parts(self) -> int:
+        return self.heads
 
 
 # The block of the kind: one class.
@@ -66,10 +70,7 @@ class Linear(AttentionBlock[LinearAttention]):
 
     def _update(self, name, kind, precision, tp, sequences, new):
         s, heads = self.spec, self.spec.heads / tp
-        work = Work(
-            sequences * new * (4 * heads * s.key_dim * s.value_dim),
-            sequences * (2 * self.state_elements(tp) * precision.cache.bytes),
-        )
+        work = Work(sequences * new * (4 * heads * s.key_dim * s.value_dim), sequences * (2 * self.state_bytes(tp)))
         shape = AttentionShape(sequences, new, 0.0, heads, heads, s.key_dim)
         return ([Operator(name, kind, work, keys=1.0, attention=shape, table="linear")],)
 
@@ -87,9 +88,6 @@ class Linear(AttentionBlock[LinearAttention]):
 
     def elementwise_width(self, tp):
         return self.activation_width(tp)
-
-    def distinct(self, tp):
-        return np.minimum(tp, self.spec.heads)
 
     def rejects(self, tp):
         return f"tp_attn does not divide {self.spec.heads} linear heads" if self.spec.heads % tp else None
@@ -214,7 +212,8 @@ def test_a_state_is_held_and_handed_over_once_a_sequence(own_files):
     assert float(cut.cache) == pytest.approx(token / 8 * float(residents.tokens), rel=1e-12)
     assert float(cut.state) == pytest.approx(8 * state / 16, rel=1e-12)
     sent = token * 4000 / 8 + state / 16  # of the fullest of 16 GPUs
-    assert float(unique_gpus(at.model, Mapping(tp_attn=16.0), 4000.0)) == pytest.approx((token * 4000 + state) / sent)
+    found = float(unique_gpus(at.model, Mapping(tp_attn=16.0), 4000.0, at.precision))
+    assert found == pytest.approx((token * 4000 + state) / sent)
     assert not at.model.linear_cache
 
 
@@ -240,9 +239,10 @@ def test_a_recipe_that_names_kinds_is_rejected_for_another(own_files):
         setup(model_with(own_files, "all_linear", linear=32), "b200_sxm", "nvfp4_fp8kv")
 
 
-SPECS = {"GqaAttention", "MlaAttention", "DenseFfn", "MoeFfn", "Gqa", "Mla", "Dense", "Moe"}
-#: A study of one of them.
-KNOW_KINDS = {"study/beyond_the_buzz/claims_sharing.py"}
+SPECS = {spec.__name__ for spec in (*ATTENTION_KINDS.values(), *FFN_KINDS.values())}
+BLOCK_CLASSES = {block.__name__ for block in (*ATTENTION.values(), *FFN.values())}
+#: A study of one of them, and models, whose layers may lack a part.
+KNOW_KINDS = {"study/beyond_the_buzz/claims_sharing.py", "facts/model.py"}
 
 
 def test_three_places_make_a_kind_and_nothing_else_asks_for_one():
@@ -252,7 +252,7 @@ def test_three_places_make_a_kind_and_nothing_else_asks_for_one():
         path.relative_to(root).as_posix()
         for path in root.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Name) and node.id in SPECS
+        if isinstance(node, ast.Name) and node.id in SPECS | BLOCK_CLASSES
     }
     assert {name for name in named if not name.startswith("physics/blocks/")} <= KNOW_KINDS
     assert (len(FITS), Linear.__mro__[1], LinearAttention.__mro__[1]) == (2, AttentionBlock, AttentionSpec)

@@ -297,7 +297,7 @@ def _transfer_time(run: Served, prefill: Pool, decode: Pool, lengths: RowLengths
     gpus = prefill.count * prefill.mapping.gpus + decode.count * decode.mapping.gpus
     link = np.where(gpus <= at.system.nvlink_domain, at.system.nvlink_bandwidth, at.system.nic_bandwidth)
     senders = unique_gpus(at.model, prefill.mapping) / prefill.mapping.dp_attn
-    sent = at.model.kv_elements_per_token() * at.precision.cache.bytes * lengths.isl
+    sent = at.model.kv_bytes_per_token(at.precision) * lengths.isl
     return sent / (senders * at.profile.nic_efficiency * link)
 
 

@@ -1,6 +1,6 @@
 """Kinds of attention and feed-forward layers, one class each: operators, weights, cache, shards, hand-over.
 
-To add a kind: a spec in ``facts.layers`` (or anywhere) registered by ``facts.layers.register``, a class
+To add a kind: a spec in ``facts.attention`` (or anywhere) registered by ``facts.layers.register``, a class
 registered by ``attention`` or ``ffn``, and fits of its ``kind`` in the efficiency files of the systems.
 """
 
@@ -24,6 +24,7 @@ from disagg_sim.physics.blocks.dense import Dense
 from disagg_sim.physics.blocks.gqa import Gqa
 from disagg_sim.physics.blocks.mla import MLA_FORMS, Mla
 from disagg_sim.physics.blocks.moe import Moe
+from disagg_sim.physics.blocks.none import Unattended, Unfed
 
 __all__ = [
     "ATTENTION",
@@ -36,6 +37,8 @@ __all__ = [
     "Layer",
     "Mla",
     "Moe",
+    "Unattended",
+    "Unfed",
     "attention",
     "check_form",
     "chunk_forms",

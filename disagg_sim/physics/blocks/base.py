@@ -11,10 +11,13 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+import numpy as np
+
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import HEADS
-from disagg_sim.facts.layers import AttentionSpec, FfnSpec, LayerKind
+from disagg_sim.facts.kinds import AttentionSpec, FfnSpec, Store
+from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.expert_load import Routing
@@ -37,6 +40,10 @@ class AttentionBlock(ABC, Generic[A]):
     forms: ClassVar[tuple[str, ...]] = ("auto",)
     #: Whether decode multiplies enough that a format of arithmetic other than the cache's has a fit of its own.
     multiplies_in_decode: ClassVar[bool] = False
+    #: Whether the layer has such a part: norms, an all-reduce.
+    present: ClassVar[bool] = True
+    #: Keys of its spec that have no timing yet.
+    untimed: ClassVar[tuple[str, ...]] = ()
     #: Kernels of a layer outside a CUDA graph: norms, quantisation, cache write and collectives included. [1]
     launches: ClassVar[int] = 9
 
@@ -74,24 +81,31 @@ class AttentionBlock(ABC, Generic[A]):
         """Elements of a token that rotary embedding, quantisation and cache write pass through memory. [1]"""
 
     @abstractmethod
-    def distinct(self, tp: Numeric) -> Numeric:
-        """GPUs of a TP group that hold distinct parts of the cache or state: what prefill hands over. [1]"""
-
-    @abstractmethod
     def rejects(self, tp: int) -> str | None:
         """Why the heads cannot be cut over ``tp`` GPUs; None if they can."""
 
-    def cache_elements(self, tp: Numeric) -> Numeric:
-        """Cached elements of one token on one GPU: an even share of the distinct parts, each once. [1]"""
-        return self.spec.cache_elements / self.distinct(tp)
+    def weight_bytes(self, hidden: int, precision: Precision, tp: Numeric) -> Numeric:
+        """Weights of the projections on one GPU. [B]"""
+        return self.matmul_params(hidden, tp) * precision.projection(self.spec.kind).bytes
+
+    def stores(self, element_bytes: float, tp: Numeric) -> list[tuple[Store, Numeric]]:
+        """What the layer caches of a token, and the bytes of each on the fullest GPU. [B]"""
+        found = self.spec.stores(element_bytes)
+        return [(store, store.token_bytes * np.ceil(store.parts / tp) / store.parts) for store in found]
 
     def expanded_elements(self, tp: Numeric) -> Numeric:
         """Elements of one token that form ``cached`` keeps beside the cache. [1]"""
         return 0.0
 
-    def state_elements(self, tp: Numeric) -> Numeric:
-        """Elements that one GPU keeps of a sequence, whatever its length. [1]"""
-        return self.spec.state_elements / self.distinct(tp)
+    def state_bytes(self, tp: Numeric) -> Numeric:
+        """What one GPU keeps of a sequence, whatever its length. [B]"""
+        return self.spec.state_bytes / np.minimum(tp, self.spec.cache_parts)
+
+    def sent(self, tokens: float, element_bytes: float, tp: Numeric) -> Numeric:
+        """What each GPU of a TP group with a distinct part hands over of a sequence. [B]"""
+        parts = [(store.token_bytes * store.tokens(tokens), store.parts) for store in self.spec.stores(element_bytes)]
+        parts.append((self.spec.state_bytes, self.spec.cache_parts))
+        return sum((held / np.minimum(tp, apart) for held, apart in parts if held), 0.0)
 
     @staticmethod
     def sizes(shape: AttentionShape) -> dict[str, Numeric]:
@@ -102,6 +116,10 @@ class AttentionBlock(ABC, Generic[A]):
 class FfnBlock(ABC, Generic[F]):
     """One layer's feed-forward part on one GPU."""
 
+    #: Whether the layer has such a part.
+    present: ClassVar[bool] = True
+    #: Keys of its spec that have no timing yet.
+    untimed: ClassVar[tuple[str, ...]] = ()
     #: Kernels of a layer outside a CUDA graph. [1]
     launches: ClassVar[int] = 7
 
@@ -187,6 +205,7 @@ class Layer(NamedTuple):
 
     attention: AttentionBlock[Any]
     ffn: FfnBlock[Any]
+    kind: LayerKind
 
 
 @lru_cache(maxsize=1024)
@@ -200,8 +219,10 @@ def layer_of(kind: LayerKind) -> Layer:
     """
     for known, spec in ((ATTENTION, kind.attention), (FFN, kind.ffn)):
         if spec.kind not in known:
-            raise InputError(f"no block counts layers of kind {spec.kind!r}; known: {', '.join(known)}")
-    return Layer(ATTENTION[kind.attention.kind](kind.attention), FFN[kind.ffn.kind](kind.ffn))
+            raise InputError(f"kind {spec.kind!r}: not timed yet; timed: {', '.join(known)}")
+        if untimed := [key for key in known[spec.kind].untimed if getattr(spec, key) not in (0, False, "none", 3)]:
+            raise InputError(f"kind {spec.kind!r}: key {untimed[0]!r} is not timed yet")
+    return Layer(ATTENTION[kind.attention.kind](kind.attention), FFN[kind.ffn.kind](kind.ffn), kind)
 
 
 def layers_of(model: ModelSpec) -> list[tuple[Layer, int]]:
@@ -213,8 +234,9 @@ def elementwise(model: ModelSpec, layer: Layer, tp: Numeric, tokens: Numeric) ->
     """Norms, residual, activation, rotary, quantise and cache write.
 
     ``16*d + (6*f_act + 6*(n_q+2*n_kv)*h)/tp`` bytes per token, f_act = f or k*d_e plus the shared
-    width; MLA counts its two latents instead of the heads (physics page, section 2, an assumption).
+    width; MLA counts its two latents instead of the heads (physics page, section 2, an assumption). A layer of one
+    part has half of ``16*d``.
     """
     row = layer.attention.elementwise_width(tp)
-    per_token = 16.0 * model.hidden + 6.0 * layer.ffn.active_width / tp + 6.0 * row
+    per_token = 8.0 * layer.kind.parts * model.hidden + 6.0 * layer.ffn.active_width / tp + 6.0 * row
     return Operator("elementwise", "elementwise", Work(0.0, tokens * per_token))

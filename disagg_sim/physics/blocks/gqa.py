@@ -113,6 +113,8 @@ def gqa_decode_work(
 class Gqa(AttentionBlock[GqaAttention]):
     """Keys and values of ``kv_heads`` heads are cached; a GPU holds ``ceil(n_kv/tp)`` of them, at least one."""
 
+    untimed = ("value_dim", "chunk", "output_gate", "values_from_keys")
+
     def kv_heads(self, tp: Numeric) -> Numeric:
         """KV heads that one GPU holds: ``ceil(n_kv/tp)`` (duplicated above n_kv). [1]"""
         return np.ceil(self.spec.kv_heads / tp)
@@ -173,12 +175,6 @@ class Gqa(AttentionBlock[GqaAttention]):
 
     def elementwise_width(self, tp: Numeric) -> Numeric:
         return self.activation_width(tp)
-
-    def cache_elements(self, tp: Numeric) -> Numeric:
-        return 2 * self.kv_heads(tp) * self.spec.head_dim
-
-    def distinct(self, tp: Numeric) -> Numeric:
-        return np.minimum(tp, self.spec.kv_heads)
 
     def rejects(self, tp: int) -> str | None:
         if self.spec.q_heads % tp:

@@ -188,6 +188,7 @@ class Mla(AttentionBlock[MlaAttention]):
     forms = MLA_FORMS
     multiplies_in_decode = True
     launches = 20
+    untimed = ("output_gate",)
 
     def dims(self, tp: Numeric, cache_bytes: float) -> MlaDims:
         """Sizes on one of ``tp`` GPUs; the latent is not sharded."""
@@ -271,9 +272,6 @@ class Mla(AttentionBlock[MlaAttention]):
 
     def expanded_elements(self, tp: Numeric) -> Numeric:
         return self.dims(tp, 0.0).up_projected
-
-    def distinct(self, tp: Numeric) -> Numeric:
-        return 1
 
     def rejects(self, tp: int) -> str | None:
         return f"tp_attn does not divide {self.spec.q_heads} query heads" if self.spec.q_heads % tp else None

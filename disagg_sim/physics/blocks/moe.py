@@ -21,6 +21,7 @@ class Moe(FfnBlock[MoeFfn]):
     """``top_k`` of ``experts`` a token, spread over ``ep`` ranks; shared experts are cut like a dense FFN."""
 
     launches = 16
+    untimed = ("matrices", "latent", "shared_gate", "dense_width")
 
     @property
     def picks(self) -> int:

@@ -133,7 +133,7 @@ def attention_side(
     for layer, count in layers_of(model):
         summed = all_reduce("attention all-reduce", linear, model, precision, tp)
         projections = layer.attention.served_projections(model, precision, tp, linear, absorbed)
-        own = total_cost([*projections, summed], at)
+        own = total_cost([*projections, summed] if layer.attention.present else [], at)
         own = own + total_cost(layer.ffn.local(model, precision, tp, linear), at)
         apart = total_cost(layer.ffn.beside(model, precision, tp, linear), at)
         own = own + total_cost([elementwise(model, layer, tp, linear)], at)

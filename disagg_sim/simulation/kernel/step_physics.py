@@ -42,9 +42,9 @@ class StepPhysics:
         self._stretch, self.overlaps = prefill_stretch(at), overlaps(at, mapping)
 
     @property
-    def windows(self) -> tuple[int, ...]:
-        """Window sizes of the model's attention: kinks of its step time. [token]"""
-        return self._model.windows
+    def kinks(self) -> tuple[int, ...]:
+        """Windows and chosen tokens of the model's attention: kinks of its step time. [token]"""
+        return self._model.kinks
 
     @property
     def switches(self) -> bool:

@@ -99,7 +99,7 @@ class StepTable:
         """
         physics = StepPhysics(at, mapping, mla_form)
         max_sequences = physics.ranks * -(-max_sequences // physics.ranks)  # as many on each as on the fullest rank
-        knots = _knots(max_context, physics.windows)
+        knots = _knots(max_context, physics.kinks)
         pasts = np.concatenate([[0.0], 2.0 ** (0.5 * np.arange(8, 2 * np.ceil(np.log2(max_context)) + 1))])
         octave = LATENT_OCTAVE if physics.switches else OCTAVE
         smooth = 2.0 ** (np.arange(int(octave * np.ceil(np.log2(max_tokens))) + 1) / octave)
