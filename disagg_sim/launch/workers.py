@@ -183,7 +183,7 @@ def _of_parts(deployment: Deployment | ServedDeployment) -> Iterator[Workers]:
         pools = {"colocated": deployment.colocated} if deployment.colocated else {"pairs": deployment.pairs}
     for role, entries in pools.items():
         for each in entries:
-            yield _workers(role, each, deployment.setup)
+            yield _workers(role, each, each.setup or deployment.setup)
 
 
 def _workers(role: str, each: Replicas, at: Setup | None) -> Workers:

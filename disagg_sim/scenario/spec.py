@@ -293,8 +293,9 @@ def _replicas(part: str, keys: _Instances) -> Replicas:
         redundant_slots=keys.redundant_slots,
         chunk_tokens=chunk or 0,
     )
-    limits = {"batch": keys.batch, "token_budget": keys.token_budget}
-    return expected(lambda: Replicas(mapping=mapping, instances=keys.instances, **limits))
+    return expected(
+        lambda: Replicas(mapping=mapping, instances=keys.instances, batch=keys.batch, token_budget=keys.token_budget)
+    )
 
 
 def _part(name: str) -> Written:

@@ -61,6 +61,12 @@ class Deployment(Shown):
         return self.prefill.gpus + self.decode.gpus
 
     @property
+    def systems(self) -> tuple[str, ...]:
+        """Names of the systems of its pools."""
+        members = [each for pool in (self.prefill, self.decode) for each, _ in pool.members]
+        return tuple(dict.fromkeys(each.system for each in members))
+
+    @property
     def setup(self) -> Setup | None:
         """What its decode instances serve; None where no grid scored them.
 
@@ -69,10 +75,8 @@ class Deployment(Shown):
         InputError
             Pools on different systems: each instance has a setup of its own.
         """
-        members = [each for pool in (self.prefill, self.decode) for each, _ in pool.members]
-        systems = tuple(dict.fromkeys(each.system for each in members))
-        if len(systems) > 1:
-            raise InputError(f"pools on {' and '.join(systems)}: simulation serves both on one system")
+        if len(self.systems) > 1:
+            raise InputError(f"pools on {' and '.join(self.systems)}: each instance has a setup of its own")
         return self.decode.members[0][0].setup if self.decode.members else None
 
     @property

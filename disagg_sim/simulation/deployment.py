@@ -1,9 +1,13 @@
-"""Describe what serves: equal instances by part. A policy takes the parts that it needs."""
+"""Describe what serves: equal instances by part. A policy takes the parts that it needs.
+
+Instances of one deployment may serve unlike models, or stand on unlike GPUs: their ``Replicas`` say so with a setup.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, whole_number
@@ -11,6 +15,7 @@ from disagg_sim.notebook import Shown
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.simulation.options import MOST, MOST_SEQUENCES
+from disagg_sim.simulation.placed import bare, placed
 
 #: Parts of a deployment: pools of one phase, instances that do both, and instances that work in pairs.
 PARTS = ("prefill", "decode", "colocated", "pairs")
@@ -32,9 +37,15 @@ class Replicas:
     instances: int  # [1]
     batch: int | None = None  # None = as the policy batches [request]
     token_budget: int | None = None  # None = as the policy says, or as ``batch`` needs [token]
+    setup: Setup | None = field(default=None, compare=False)  # what they serve, and on what; None = as the deployment
 
     def __post_init__(self) -> None:
-        """``InputError`` unless the counts are whole numbers in range, and the budget holds a token of each request."""
+        """``InputError`` unless the counts are whole numbers in range, and the budget holds a token of each request.
+
+        The setup becomes a part of the mapping, by which all else tells instances apart.
+        """
+        mapping = bare(self.mapping) if self.setup is None else placed(self.mapping, self.setup)
+        object.__setattr__(self, "mapping", mapping)
         whole_number("instances", self.instances)
         for name, most in LIMITS.items():
             if getattr(self, name) is not None:
@@ -64,7 +75,16 @@ class ServedDeployment(Shown):
     planned: Deployment | None = field(default=None, compare=False)  # that it was matched as; None by hand
 
     def __post_init__(self) -> None:
-        """``InputError`` where entries of one part and mapping batch in different ways: which holds would be open."""
+        """``InputError`` where entries of one part and mapping batch in different ways: which holds would be open.
+
+        Setups of instances and of the deployment are brought in line: one for all, or one for each.
+        """
+        self._settle_setups()
+        if len(self.systems) > 1 and self.gpus > (most := sum(map(self.gpus_on, self.systems))):
+            raise InputError(
+                f"deployment {self.name!r}: gpus {self.gpus} on {' and '.join(self.systems)}, and its instances take "
+                f"{most}; of several systems allowed: those of the instances"
+            )
         for part in PARTS:
             known: dict[Mapping, Replicas] = {}
             for each in getattr(self, part):
@@ -75,6 +95,64 @@ class ServedDeployment(Shown):
                         f"(batch {same.batch} and {each.batch}, token_budget {same.token_budget} and "
                         f"{each.token_budget}); allowed: one entry a mapping"
                     )
+
+    def _settle_setups(self) -> None:
+        """Where instances have unlike setups, each has its own; where all have one, it is the deployment's."""
+        each = list(self._every())
+        own = {id(replicas.setup): replicas.setup for replicas in each if replicas.setup is not None}
+        if not own:
+            return
+        usual = self.setup
+        if usual is None and any(replicas.setup is None for replicas in each):
+            raise InputError(
+                f"deployment {self.name!r}: some instances have a setup and others none; allowed: a setup of each, or "
+                f"of the deployment"
+            )
+        found = {id(replicas.setup or usual) for replicas in each}
+        one = len(found) == 1
+        if one:
+            usual = next(iter(own.values()))
+            object.__setattr__(self, "setup", usual)
+        for part in PARTS:
+            settled = tuple(replace(at, setup=None if one else at.setup or usual) for at in getattr(self, part))
+            object.__setattr__(self, part, settled)
+
+    def _every(self) -> Iterator[Replicas]:
+        return (replicas for part in PARTS for replicas in getattr(self, part))
+
+    @property
+    def link_gpus(self) -> float:
+        """GPUs that one NVLink domain would have to hold; infinity of several systems. [1]"""
+        return math.inf if len(self.systems) > 1 else self.gpus
+
+    def first_setup(self, parts: tuple[str, ...]) -> Setup | None:
+        """Setup of the first instance of some of its parts; None where it has none of its own."""
+        return next((each.setup for part in parts for each in self.part(part)), None)
+
+    @property
+    def setups(self) -> tuple[Setup, ...]:
+        """All setups of its instances, in the order of its parts; none where the run says."""
+        own = [each.setup or self.setup for each in self._every()]
+        return tuple({id(at): at for at in own if at is not None}.values())
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """Names of the systems that its instances stand on; none where the run says."""
+        return tuple(dict.fromkeys(at.system.name for at in self.setups))
+
+    def gpus_on(self, system: str) -> int:
+        """GPUs of a system that a policy may use: all, or where there are several systems, those of the instances. [1]
+
+        Of parts that policies choose from, the largest choice counts.
+        """
+        if len(self.systems) < 2:
+            return self.gpus
+        return largest_choice(
+            {
+                part: sum(each.gpus for each in self.part(part) if each.setup and each.setup.system.name == system)
+                for part in PARTS
+            }
+        )
 
     def part(self, name: str) -> tuple[Replicas, ...]:
         """Instances of one of ``PARTS``; empty when the deployment has none."""
@@ -91,7 +169,10 @@ class ServedDeployment(Shown):
         return sum(replicas.gpus for part in parts for replicas in self.part(part))
 
     def require(self, policy: str, parts: tuple[str, ...]) -> None:
-        """Raise ``InputError`` when it lacks a part that a policy needs, or these parts exceed its GPUs."""
+        """Raise ``InputError`` when it lacks a part that a policy needs, or these parts exceed its GPUs.
+
+        Or when instances that hand caches over to each other store them in unlike formats.
+        """
         lacking = [part for part in parts if not self.part(part)]
         if lacking:
             has = [part for part in PARTS if getattr(self, part)]
@@ -110,6 +191,43 @@ class ServedDeployment(Shown):
                 f"deployment {self.name!r}: the instances of policy {policy!r} take {used} GPUs ({each}), "
                 f"{used - self.gpus} more than its {self.gpus}"
             )
+        if parts != ("colocated",):
+            self._require_one_cache(policy, parts)
+
+    def _require_one_cache(self, policy: str, parts: tuple[str, ...]) -> None:
+        """``InputError`` where parts that hand over to each other have caches that the next cannot read."""
+        found: dict[str, str] = {}
+        for part in parts:
+            for each in self.part(part):
+                if each.setup is not None:
+                    found.setdefault(each.setup.precision.cache.name, f"{part} on {each.setup.system.name}")
+        if len(found) > 1:
+            said = " and ".join(f"{place} in {name}" for name, place in found.items())
+            raise InputError(
+                f"deployment {self.name!r}: policy {policy!r} hands caches over, and they are stored as {said}; "
+                f"allowed: one format"
+            )
+
+
+def largest_choice(gpus: dict[str, int]) -> int:
+    """GPUs of the largest choice of parts that a policy may make.
+
+    Parameters
+    ----------
+    gpus
+        Of each of ``PARTS``. [1]
+
+    Returns
+    -------
+    int
+        Pools of both phases go together. [1]
+
+    Examples
+    --------
+    >>> largest_choice({"prefill": 4, "decode": 8, "colocated": 8, "pairs": 0})
+    12
+    """
+    return max(gpus["prefill"] + gpus["decode"], gpus["colocated"], gpus["pairs"])
 
 
 def served(deployment: Deployment, *, name: str = "planned") -> ServedDeployment:
@@ -119,7 +237,8 @@ def served(deployment: Deployment, *, name: str = "planned") -> ServedDeployment
     ----------
     deployment : Deployment
         Such as ``MatchPlan.deployment``; mappings, batches and counts of its pools are kept. A prefill pass
-        has the tokens of its batch of prompts at the mean length that was planned for.
+        has the tokens of its batch of prompts at the mean length that was planned for. Pools on unlike systems keep
+        them.
     name : str
         What results call it.
 
@@ -128,11 +247,6 @@ def served(deployment: Deployment, *, name: str = "planned") -> ServedDeployment
     ServedDeployment
         Counts [1], batches [request], token budgets [token].
 
-    Raises
-    ------
-    InputError
-        Pools on different systems.
-
     Examples
     --------
     >>> parts = {"batch": 8, "latency_s": 0.1, "request_rate_per_s": 2.0, "memory_bytes": 1e9}
@@ -140,19 +254,27 @@ def served(deployment: Deployment, *, name: str = "planned") -> ServedDeployment
     >>> served(Deployment(prefill=Pool(((prefill, 2),)), decode=Pool(((decode, 3),)))).gpus
     5
     """
+    apart = len(deployment.systems) > 1
     return ServedDeployment(
         name=name,
         gpus=deployment.gpus,
-        prefill=_replicas(deployment.prefill),
-        decode=_replicas(deployment.decode),
-        setup=deployment.setup,
+        prefill=_replicas(deployment.prefill, apart),
+        decode=_replicas(deployment.decode, apart),
+        setup=None if apart else deployment.setup,
         planned=deployment,
     )
 
 
-def _replicas(pool: Pool) -> tuple[Replicas, ...]:
+def _replicas(pool: Pool, apart: bool) -> tuple[Replicas, ...]:
+    """Instances of a pool, with the setup of each where pools are on systems ``apart``."""
     return tuple(
-        Replicas(mapping=each.mapping, instances=count, batch=each.batch, token_budget=_budget(each))
+        Replicas(
+            mapping=each.mapping,
+            instances=count,
+            batch=each.batch,
+            token_budget=_budget(each),
+            setup=each.setup if apart else None,
+        )
         for each, count in pool.members
     )
 

@@ -40,6 +40,32 @@ class Source(Protocol):
         ...
 
 
+class Streams:
+    """Random streams by name: the draws of each depend on the seed and its name, on nothing else.
+
+    Parameters
+    ----------
+    seed : int
+        From 0 to ``MOST_SEED``.
+
+    Examples
+    --------
+    >>> float(Streams(3)("lengths").random()) == float(Streams(3)("lengths").random())
+    True
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._known: dict[str, np.random.Generator] = {}
+
+    def __call__(self, name: str) -> np.random.Generator:
+        """The stream of that name, which goes on where it was left."""
+        if name not in self._known:
+            key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+            self._known[name] = np.random.default_rng(np.random.SeedSequence([self._seed, key]))
+        return self._known[name]
+
+
 class _Feed:
     """A sorted array of times; the next one is on the heap."""
 
@@ -84,14 +110,7 @@ class Engine:
         self._heap: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
         self._source: Source | None = None
-        self._streams: dict[str, np.random.Generator] = {}
-
-    def rng(self, name: str) -> np.random.Generator:
-        """The random stream of that name: its draws depend on the seed and the name, on nothing else."""
-        if name not in self._streams:
-            key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-            self._streams[name] = np.random.default_rng(np.random.SeedSequence([self.seed, key]))
-        return self._streams[name]
+        self.rng = Streams(self.seed)
 
     def at(self, time: float, priority: int, callback: Callable[..., None], *args: Any) -> None:
         """Call ``callback(*args)`` at ``time`` [s]; equal times go by priority, then in the order of the calls.

@@ -36,7 +36,7 @@ def require_fit(at: Setup, deployment: ServedDeployment) -> None:
     Parameters
     ----------
     at
-        Model, system, recipe and profile.
+        Model, system, recipe and profile of instances that have none of their own.
     deployment
         All its parts are looked at.
 
@@ -62,14 +62,15 @@ def require_fit(at: Setup, deployment: ServedDeployment) -> None:
     """
     for part in PARTS:
         for replicas in getattr(deployment, part):
-            mappings_for(at, replicas.mapping)
-            need = float(np.max(decode_bytes(at, replicas.mapping, 1, cached=decode_residents(1, 0))))
-            if need > at.memory_limit:
+            own = replicas.setup or at
+            mappings_for(own, replicas.mapping)
+            need = float(np.max(decode_bytes(own, replicas.mapping, 1, cached=decode_residents(1, 0))))
+            if need > own.memory_limit:
                 raise InfeasibleError(
-                    f"{deployment.name}.{part}: {at.model.name} in {at.precision.name} does not fit on "
-                    f"{replicas.mapping.gpus} x {at.system.name}: with a single cached token it needs "
-                    f"{need / GB:.1f} GB a GPU and may use {at.memory_limit / GB:.1f} GB, "
-                    f"{(need - at.memory_limit) / GB:.1f} GB too few"
+                    f"{deployment.name}.{part}: {own.model.name} in {own.precision.name} does not fit on "
+                    f"{replicas.mapping.gpus} x {own.system.name}: with a single cached token it needs "
+                    f"{need / GB:.1f} GB a GPU and may use {own.memory_limit / GB:.1f} GB, "
+                    f"{(need - own.memory_limit) / GB:.1f} GB too few"
                 )
 
 
@@ -79,7 +80,7 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Le
     Parameters
     ----------
     at : Setup
-        Model, system, recipe and rates.
+        Model, system, recipe and rates of instances that have none of their own.
     replicas : iterable of Replicas
         Instances of which each phase takes the fastest.
     trace : Trace
@@ -87,9 +88,9 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Le
     """
     prompt = int(trace.input_tokens.min())
     computed = 1 if trace.prefix is not None else prompt
-    mappings = [each.mapping for each in replicas]
-    first = [prefill_pass(at, mapping, batch=1, isl=computed).ftl for mapping in mappings]
-    steps = [decode_step(at, mapping, batch=1, context=prompt).ttl for mapping in mappings]
+    pairs = [(each.setup or at, each.mapping) for each in replicas]
+    first = [prefill_pass(own, mapping, batch=1, isl=computed).ftl for own, mapping in pairs]
+    steps = [decode_step(own, mapping, batch=1, context=prompt).ttl for own, mapping in pairs]
     single = int(trace.output_tokens.min()) == 1
     ttft, tpot = request_host(at) + float(np.min(first)), 0.0 if single else float(np.min(steps))
     return Least(ttft=ttft, tpot=tpot, prompt=prompt)
@@ -101,7 +102,7 @@ def require_possible(at: Setup, deployment: ServedDeployment, parts: tuple[str, 
     Parameters
     ----------
     at
-        Model, system, recipe and profile.
+        Model, system, recipe and profile of instances that have none of their own.
     deployment, parts
         The instances that serve, and which of its ``PARTS`` the policy takes.
     trace

@@ -13,10 +13,12 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import PolicyError, quoted
 from disagg_sim.simulation.engine import FIRST, Engine
 from disagg_sim.simulation.faults import place_of
+from disagg_sim.simulation.gpu_budget import GpuBudget
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kernel.layout import Admission, Mode, RankChoice
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_LOOKS
+from disagg_sim.simulation.placed import PlacedMapping
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.service import Traffic, prefill_rate, seats
 from disagg_sim.simulation.site import Site, StepLimits
@@ -64,13 +66,24 @@ class Roster:
         What is there, and how its instances fill their steps.
     engine, fleet, link : Engine, Fleet, KvLink
         Clock, kernel and network; an instance has the same number in all of them.
+    budget : GpuBudget
+        GPUs that its instances may hold.
     """
 
     def __init__(
-        self, policy: str, site: Site, steps: StepLimits, *, engine: Engine, fleet: Fleet, link: KvLink
+        self,
+        policy: str,
+        site: Site,
+        steps: StepLimits,
+        *,
+        engine: Engine,
+        fleet: Fleet,
+        link: KvLink,
+        budget: GpuBudget,
     ) -> None:
         self.policy, self.site, self.steps = policy, site, steps
-        self.engine, self.fleet, self.link = engine, fleet, link
+        self.engine, self.fleet, self.link, self.budget = engine, fleet, link, budget
+        budget.join(self)
         self.mapping: list[Mapping] = []
         self.kind: list[int] = []  # number of its mapping among the different ones
         self._kinds: dict[Mapping, int] = {}
@@ -117,11 +130,6 @@ class Roster:
                 f"the trace lasts {end:g} s, {end / period:,.0f} looks; allowed: up to {MOST_LOOKS:,} looks, every "
                 f"{end / MOST_LOOKS:.3g} s",
             )
-
-    @property
-    def gpus_used(self) -> int:
-        """GPUs of all instances that have not stopped. [1]"""
-        return sum(gpus for gpus, state in zip(self.gpus, self.state, strict=True) if state != State.STOPPED)
 
     def apply(self, wishes: Sequence[Wish], asked: object = None) -> None:
         """Check, log and carry out what the method ``asked`` of the policy wishes.
@@ -222,9 +230,9 @@ class Roster:
             self.serves(instance)
 
     def _start(self, wish: Start) -> None:
-        left = self.site.deployment.gpus - self.gpus_used
-        if wish.mapping.gpus > left:
-            self.refuse(wish, f"it takes {wish.mapping.gpus} GPUs, and {left} of {self.site.deployment.gpus} are free")
+        if wish.mapping.gpus > (left := self.budget.free(self, wish.mapping)):
+            gpus = self.budget.total(self, wish.mapping)
+            self.refuse(wish, f"it takes {wish.mapping.gpus} GPUs, and {left} of {gpus} are free")
         mapping, role = wish.mapping, Role(wish.role)
         instance = self._add(mapping, role, State.STARTING, _limits_of(self.policy, self.steps, mapping, role))
         self._regroup()
@@ -264,7 +272,7 @@ class Roster:
         instance = len(self.role)
         if instance == len(self.fleet):
             self.fleet.add(spec_of(self.policy, self.site, self.steps, mapping, role), self.engine.now)
-        self.link.join(self.site.instance_bandwidth(mapping))
+        self.link.join(self.site.instance_bandwidth(mapping), self.site.wire(mapping).latency_s)
         self.mapping.append(mapping)
         self.kind.append(self._kinds.setdefault(mapping, len(self._kinds)))
         self.role.append(role)
@@ -381,6 +389,7 @@ def in_words(wish: object) -> str:
         parallel = f"tp {mapping.tp_attn}" + "".join(
             f", {name} {value}" for name, value in (("dp", mapping.dp_attn), ("pp", mapping.pp)) if value > 1
         )
+        parallel += f" on {mapping.at.system.name}" if isinstance(mapping, PlacedMapping) else ""
         return f"start of a {Role(wish.role).name.lower()} instance ({parallel})"
     if isinstance(wish, Stop):
         return f"stop of instance {wish.instance}" + ("" if wish.drain else " without draining")

@@ -60,8 +60,11 @@ class LinkSpec:
         if self.chunk_tokens < 1:
             raise InputError(f"link chunk_tokens {self.chunk_tokens} is out of range; allowed: whole numbers from 1")
 
-    def wire(self, at: Setup, gpus: int) -> Wire:
-        """The links of a deployment of ``gpus``; where bandwidth or latency are given, the profile adds no costs."""
+    def wire(self, at: Setup, gpus: float) -> Wire:
+        """The links of a deployment of ``gpus``, infinity where an NVLink domain cannot hold it.
+
+        Where bandwidth or latency are given, the profile adds no costs.
+        """
         system, profile = at.system, at.profile
         inside = gpus <= system.nvlink_domain
         link = own_link_bandwidth(system, profile, within_domain=inside)
@@ -111,6 +114,7 @@ class KvLink:
 
     def __init__(self, engine: Engine, *, sharing: str, latency_s: float) -> None:
         self.engine, self.sharing, self.latency_s = engine, sharing, latency_s
+        self._latency: list[float] = []  # of instances, before the first byte [s]
         self.bandwidth: list[float] = []  # of instances, one way, at present [B/s]
         self.whole: list[float] = []  # the same where nothing has failed [B/s]
         self.in_flight = 0  # transfers [1]
@@ -121,8 +125,9 @@ class KvLink:
         self._senders: dict[int, None] = {}  # whose transfers wait for new rates; in the order of their changes
         self._receivers: dict[int, None] = {}
 
-    def join(self, bandwidth: float) -> None:
-        """Add the next instance. [B/s]"""
+    def join(self, bandwidth: float, latency_s: float | None = None) -> None:
+        """Add the next instance [B/s], by default with the latency of all; of two that differ the larger counts. [s]"""
+        self._latency.append(self.latency_s if latency_s is None else latency_s)
         self.bandwidth.append(bandwidth)
         self.whole.append(bandwidth)
         self._out.append([])
@@ -157,7 +162,7 @@ class KvLink:
         self, sender: int, receiver: int, size: float, post_s: float, done: Callable[..., None], *args: Any
     ) -> None:
         """Move ``size`` [B], whose descriptors take ``post_s``; call ``done(*args)`` when the last byte has arrived."""
-        now = self.engine.now + self.latency_s + post_s
+        now = self.engine.now + max(self._latency[sender], self._latency[receiver]) + post_s
         self.in_flight += 1
         if self.sharing == "fifo":
             begin = max(now, self._out_free[sender], self._in_free[receiver])

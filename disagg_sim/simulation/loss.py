@@ -60,7 +60,8 @@ class Plan:
         decode = sum(each.batch * count for each, count in self.deployment.decode.members)
         prefill = PREFILLS_AHEAD * sum(each.batch * count for each, count in self.deployment.prefill.members)
         rate = min(pool.request_rate_per_s for pool in (self.deployment.prefill, self.deployment.decode))
-        host = request_host(self.deployment.setup) if self.deployment.setup else 0.0
+        at = self.deployment.prefill.members[0][0].setup
+        host = request_host(at) if at is not None else 0.0
         return decode + prefill + math.ceil(rate * host)
 
 

@@ -40,6 +40,8 @@ class Outages:
         self._failures, self._cluster, self._recovery = failures, cluster, recovery
         self._engine, self._roster, self._link = cluster.engine, cluster.roster, cluster.link
         engine, roster, link, site = cluster.engine, cluster.roster, cluster.link, cluster.site
+        if len(site.deployment.systems) > 1:
+            raise InputError(f"failures on {' and '.join(site.deployment.systems)}; allowed: on GPUs of one system")
         self._gpus, self._node_gpus = site.deployment.gpus, site.setup.system.nvlink_domain
         self.happened: list[Failure] = []
         self._down: dict[int, int] = {}  # failures of the link of an instance so far [1]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, PolicyError
-from disagg_sim.facts.load import list_specs, load_scheduler
-from disagg_sim.physics.blocks import layer_of
+from disagg_sim.facts.load import list_specs
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.admission import AdmissionKind, admitting
 from disagg_sim.simulation.classes import ServiceClass, limits_of
@@ -25,25 +23,20 @@ from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.faults import own_faults
+from disagg_sim.simulation.gpu_budget import GpuBudget
 from disagg_sim.simulation.instances import Roster, spec_of
 from disagg_sim.simulation.kernel.fleet import Fleet
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
-from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import KvLink, LinkSpec
-from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.options import LEAST_PERIOD_S, LONGEST_S, MOST, MOST_SAMPLES, check_options, option
+from disagg_sim.simulation.physical_site import peak_flops, physical_site
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Parts, Policy, require_parts
 from disagg_sim.simulation.prefix_cache import prefix_memory
-from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.records import Instances, RunResult
 from disagg_sim.simulation.site import SCHEDULER, Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
-from disagg_sim.simulation.wishes import Limits
-from disagg_sim.workload.request_columns import Tokens
 from disagg_sim.workload.trace import Trace
-
-Tables = Callable[[Mapping, int], StepTable]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +140,7 @@ def run(
     policy : Policy or str
         A registered name, or ``policy_named(name, option=...)``.
     at : Setup
-        Model, hardware, recipe and profile.
+        Model, hardware, recipe and profile of the instances that have none of their own.
     slo : Slo
         What SLO-aware policies steer by.
     seed : int
@@ -181,27 +174,10 @@ def run(
     (array([ True, False]), 7)
     """
     options.check_samples(trace)
-    inputs, outputs = _servable(at, trace)
-    engine = Engine(seed)
-    wire = options.link.wire(at, deployment.gpus)
-    site = Site(
-        setup=at,
-        deployment=deployment,
-        slo=placed_slo(slo, at),
-        link=options.link,
-        link_bandwidth=wire.bandwidth,
-        link_latency_s=wire.latency_s,
-        link_descriptor_s=wire.descriptor_s,
-        tables=_tables_of(at, inputs, outputs),
-        blocks=cache(partial(_blocks, at)),
-        rng=engine.rng,
-        start_up_s=options.start_up_s,
-        flip_s=options.flip_s,
-        prompt_tokens=float(inputs.mean()),
-        output_tokens=float(outputs.mean()),
-        scheduler=load_scheduler(options.scheduler),
-    )
-    return serve(trace, policy, site, engine, options)
+    policy = policy_named(policy) if isinstance(policy, str) else policy
+    at = deployment.first_setup(policy.needs) or at
+    site = physical_site(trace, deployment, at=at, slo=slo, seed=seed, options=options)
+    return serve(trace, policy, site, Engine(seed), options)
 
 
 def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, options: RunOptions) -> RunResult:
@@ -269,6 +245,7 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     requests = request_records(cluster)
     end = last_moment(cluster)
+    instances = instance_records(cluster, end)
     result = RunResult(
         policy=name,
         deployment=site.deployment.name,
@@ -278,11 +255,11 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
         itl_edges=cluster.fleet.itl_edges,
         itl_counts=cluster.fleet.itl_counts.copy(),
         samples=sampler.samples(requests.finish_s[~np.isnan(requests.finish_s)]),
-        instances=instance_records(cluster, end),
+        instances=instances,
         decisions=tuple(cluster.roster.decisions),
         failures=tuple(cluster.outages.happened) if cluster.outages is not None else (),
         duration_s=end,
-        peak_flops=_peak_flops(site.setup),
+        peak_flops=_peak_flops(site, cluster.roster.mapping, instances),
         wall_s=wall,
         cpu_s=cpu,
     )
@@ -296,7 +273,7 @@ def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, 
     spec = cache(partial(spec_of, name, site, parts.steps))
     fleet = Fleet([spec(*each) for each in parts.start], step_by_step=options.step_by_step)
     link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s)
-    roster = Roster(name, site, parts.steps, engine=engine, fleet=fleet, link=link)
+    roster = Roster(name, site, parts.steps, engine=engine, fleet=fleet, link=link, budget=GpuBudget(site.deployment))
     roster.open(parts.start)
     for part in (parts.roles, parts.scaling):
         if part is not None:
@@ -320,66 +297,8 @@ def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, 
     )
 
 
-#: Step tables of the last setups used; a setup is told apart by identity, and kept so that it stays so.
-_KEPT: list[tuple[Setup, dict[Any, StepTable]]] = []
-_KEEP = 4
-#: Least range of step tables, so that most traces share them. [token]
-_CONTEXT, _TOKENS = 131_072, 32_768
-
-
-def _servable(at: Setup, trace: Trace) -> tuple[Tokens, Tokens]:
-    """Input and output lengths of the requests that the model's context takes: the others are rejected, and shape
-    nothing. Where there are none, of one request that fills it. [token]
-    """
-    longest = at.model.max_context
-    rows = trace.input_tokens + trace.output_tokens <= longest
-    if not rows.any():
-        return np.array([longest - 1]), np.array([1])
-    return trace.input_tokens[rows], trace.output_tokens[rows]
-
-
-def _tables_of(at: Setup, inputs: Tokens, outputs: Tokens) -> Tables:
-    """Step tables of a setup by mapping and sequences, each built once, for such lengths. [token]"""
-    known = next((tables for kept, tables in _KEPT if kept is at), None)
-    if known is None:
-        known = {}
-        _KEPT.append((at, known))
-        del _KEPT[:-_KEEP]
-    tables = known
-    request, prompt = int((inputs + outputs).max()), int(inputs.max())
-
-    def table(mapping: Mapping, max_sequences: int) -> StepTable:
-        longest, most = request, prompt
-        if longest > _CONTEXT or most > _TOKENS:  # no instance computes what it cannot hold
-            held = kv_blocks(at, mapping, max_sequences=1, max_tokens=1) * BLOCK_TOKENS
-            longest, most = min(longest, held), min(most, held)
-        longest, most = _power_of_two(longest, _CONTEXT), _power_of_two(most, _TOKENS)
-        key = (replace(mapping), max_sequences, longest, most)
-        if key not in tables:
-            tables[key] = StepTable.build(
-                at, mapping, max_sequences=max_sequences, max_context=longest, max_tokens=most
-            )
-        return tables[key]
-
-    return table
-
-
-def _power_of_two(number: int, least: int) -> int:
-    return max(least, 1 << (number - 1).bit_length())
-
-
-def _blocks(at: Setup, mapping: Mapping, limits: Limits) -> int:
-    planned = limits.mode == Mode.PREFILL_FIRST and limits.max_prompts < Limits().max_prompts
-    return kv_blocks(
-        at,
-        mapping,
-        max_sequences=limits.max_sequences,
-        max_tokens=limits.token_budget,
-        prompts=limits.max_prompts if planned else 0,
-    )
-
-
-def _peak_flops(at: Setup) -> float:
-    """Dense peak of one GPU in the arithmetic of the model's feed-forward matrices. [FLOP/s]"""
-    form = layer_of(at.model.layers[-1]).ffn.format(at.precision)
-    return at.system.peak_flops[form.arithmetic]
+def _peak_flops(site: Site, mappings: Sequence[Mapping], instances: Instances) -> float:
+    """Dense peak of a GPU, on average over the time for which instances of unlike GPUs were there. [FLOP/s]"""
+    peaks = [peak_flops(site.setup_of(mapping)) for mapping in mappings]
+    held = instances.gpu_s
+    return peaks[0] if len(set(peaks)) == 1 or not held.any() else float(np.average(peaks, weights=held))

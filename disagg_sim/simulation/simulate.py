@@ -127,7 +127,7 @@ def simulate(
     ----------
     deployment : Deployment or ServedDeployment
         A matched one, such as ``match_rates(...).deployment``, which is served on the specs that it was planned for;
-        or parts written by hand, with a ``setup`` of their own.
+        or parts written by hand, with a ``setup`` of their own. ``Replicas`` on unlike GPUs each have one.
     trace : Trace
         Of ``load_trace``, ``synthetic_trace``, or made from arrays.
     policy : str or Policy
@@ -179,15 +179,15 @@ def simulate(
     if note := code_home().note:
         warnings.warn(note, stacklevel=2)  # Python shows it once
     parts = served(deployment) if isinstance(deployment, Deployment) else deployment
-    at = parts.setup
-    if at is None:
-        raise InputError(
-            f"deployment {parts.name!r} does not say what it serves: give it setup=ds.setup(model, system, precision)"
-        )
     chosen = policy_named(policy) if isinstance(policy, str) else policy
     name = policy if isinstance(policy, str) else type(policy).__name__
     limits = slo or DEFAULT_SLO
     require_policy(name, chosen)
+    at = parts.first_setup(chosen.needs) or parts.setup
+    if at is None:
+        raise InputError(
+            f"deployment {parts.name!r} does not say what it serves: give it setup=ds.setup(model, system, precision)"
+        )
     parts.require(name, chosen.needs)
     require_fit(at, parts)
     require_possible(at, parts, chosen.needs, trace, limits)

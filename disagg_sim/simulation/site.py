@@ -19,8 +19,9 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.kv_link import LinkSpec, instance_bandwidth
+from disagg_sim.simulation.kv_link import LinkSpec, Wire, instance_bandwidth
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
+from disagg_sim.simulation.placed import PlacedMapping, setup_of
 from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
 
 #: Scheduler of the engines of a site unless a run names another.
@@ -82,9 +83,12 @@ def placed_slo(slo: Slo, at: Setup) -> Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What a policy may know before its run."""
+    """What a policy may know before its run.
 
-    setup: Setup
+    Where instances have setups of their own, of unlike GPUs say, a mapping says which it is (``PlacedMapping``).
+    """
+
+    setup: Setup  # where all instances have one; else that of the first, and of the model
     deployment: ServedDeployment
     slo: Slo  # TTFT counts from when a request is placed: see ``placed_slo``
     link: LinkSpec
@@ -109,9 +113,23 @@ class Site:
         """Step times of an instance that decodes up to ``max_sequences`` [1]."""
         return self.tables(mapping, max_sequences)
 
+    def setup_of(self, mapping: Mapping) -> Setup:
+        """What instances of a mapping serve, and on what."""
+        return setup_of(mapping, self.setup)
+
+    def wire(self, mapping: Mapping) -> Wire:
+        """Links of a GPU of an instance: the network, where instances stand on several systems."""
+        if isinstance(mapping, PlacedMapping):
+            return self.link.wire(mapping.at, self.deployment.link_gpus)
+        return Wire(self.link_bandwidth, self.link_latency_s, self.link_descriptor_s)
+
     def instance_bandwidth(self, mapping: Mapping) -> float:
         """Into or out of an instance, one way. [B/s]"""
-        return instance_bandwidth(self.setup, mapping, self.link_bandwidth)
+        return instance_bandwidth(self.setup, mapping, self.wire(mapping).bandwidth)
+
+    def latency_s(self, sender: Mapping, receiver: Mapping) -> float:
+        """Time before the first byte of a cache moves between two instances. [s]"""
+        return max(self.wire(sender).latency_s, self.wire(receiver).latency_s)
 
     def kv_bytes(self, tokens: int) -> float:
         """Cache of ``tokens`` of one request, each element once. [B]"""
@@ -120,7 +138,9 @@ class Site:
     def transfer_s(self, tokens: int, sender: Mapping, receiver: Mapping) -> float:
         """Time to move the cache of ``tokens`` between two instances that share their links with nobody. [s]"""
         bandwidth = min(self.instance_bandwidth(sender), self.instance_bandwidth(receiver))
-        return self.link_latency_s + self.post_s(tokens, sender, receiver) + self.kv_bytes(tokens) / bandwidth
+        return (
+            self.latency_s(sender, receiver) + self.post_s(tokens, sender, receiver) + self.kv_bytes(tokens) / bandwidth
+        )
 
     def post_s(self, tokens: int, sender: Mapping, receiver: Mapping) -> float:
         """Time in which a GPU of the receiver posts the descriptors of a cache, one after the other. [s]"""
@@ -133,7 +153,7 @@ class Site:
         each block from each of them.
         """
         apart = [unique_gpus(self.setup.model, each) / (each.dp_attn * each.pp) for each in (sender, receiver)]
-        return self.link_descriptor_s * float(max(apart[0] / apart[1], 1.0)) / int(receiver.pp)
+        return self.wire(receiver).descriptor_s * float(max(apart[0] / apart[1], 1.0)) / int(receiver.pp)
 
     def instances(self, *parts: tuple[str, Role]) -> tuple[tuple[Mapping, Role], ...]:
         """Instances of parts of the deployment, one entry each: ``site.instances(("prefill", Role.PREFILL))``."""
@@ -243,7 +263,7 @@ class AsPlanned:
     def limits(self, mapping: Mapping, role: Role) -> Limits:
         """See ``StepLimits``."""
         ranks, site = int(mapping.dp_attn), self.site
-        own = with_defaults(self.usual.limits(mapping, role), site.scheduler, site.setup.system, ranks)
+        own = with_defaults(self.usual.limits(mapping, role), site.scheduler, site.setup_of(mapping).system, ranks)
         usual = of_ranks(own, ranks)
         part = self._part(mapping, role)
         if part is None:

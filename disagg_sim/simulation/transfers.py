@@ -115,6 +115,7 @@ class Transfers:
         self._site, self._layers = site, len(site.setup.model.layers)
         self._pieces: dict[int, int] = {}  # descriptors of a cache of so many blocks
         self._shares: dict[tuple[int, int], float] = {}  # time of each of them between two kinds of instances [s]
+        self._posts = any(site.wire(mapping).descriptor_s for mapping in set(state.roster.mapping))
         self._token_bytes = (
             site.kv_bytes(1) if site.setup.model.linear_cache else 0.0
         )  # where a cache grows by the token
@@ -268,7 +269,7 @@ class Transfers:
         origin, target, tokens = handed.origin, handed.leg.instance, handed.tokens
         self._waiting.pop(handed.segment, None)
         size = tokens * self._token_bytes if self._token_bytes else self._site.kv_bytes(tokens)
-        hidden, post = 0.0, self._post_s(tokens, origin, target) if self._site.link_descriptor_s else 0.0
+        hidden, post = 0.0, self._post_s(tokens, origin, target) if self._posts else 0.0
         if handed.reserved_s < handed.asked_s:
             pieces = self._site.link.pieces(tokens, self._layers)
             window = handed.asked_s - max(self.fleet.start_s(handed.held), handed.reserved_s)

@@ -164,7 +164,15 @@ class ClusterView:
     @property
     def free_gpus(self) -> int:
         """GPUs that no instance holds. [1]"""
-        return self.site.deployment.gpus - self._roster.gpus_used
+        return self._roster.budget.free(self._roster)
+
+    def gpus_for(self, mapping: Mapping) -> int:
+        """GPUs that instances of a mapping can stand on, free or held. [1]"""
+        return self._roster.budget.total(self._roster, mapping)
+
+    def free_gpus_for(self, mapping: Mapping) -> int:
+        """GPUs that no instance holds, of those that instances of a mapping can stand on. [1]"""
+        return self._roster.budget.free(self._roster, mapping)
 
     def table(self, instance: int) -> StepTable:
         """Step times of an instance."""

@@ -21,11 +21,12 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.simulation import cluster, collect
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_memory import kv_blocks
+from disagg_sim.simulation.physical_site import tables_of
 from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions, _tables_of, run
+from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.simulation.wishes import Limits, Role
 from disagg_sim.units import MB
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace
@@ -185,7 +186,7 @@ def test_step_tables_end_where_the_memory_of_an_instance_does():
     wide = setup("llama_4_scout", "b200_sxm", "nvfp4_fp8kv", "ideal")
     assert wide.model.max_context > 10**7
     lengths = np.array([10**7, 100]), np.array([100, 10])
-    tables = _tables_of(wide, *lengths)
+    tables = tables_of(wide, *lengths)
     small, large = (tables(Mapping(tp_attn=tp, tp_ffn=tp), 8) for tp in (1, 8))
     held = kv_blocks(wide, Mapping(), max_sequences=1, max_tokens=1) * BLOCK_TOKENS
     assert held < 10**7

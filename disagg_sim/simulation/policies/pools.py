@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from disagg_sim.domain import Mapping
+from disagg_sim.simulation.placed import require_one_system
 from disagg_sim.simulation.policies.loads import Choice, least_decode, least_prefill
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView
@@ -61,7 +62,7 @@ def within(wanted: Sizes, gpus: Sizes, budget: int, least: int = 1) -> Sizes:
 
 
 class Pools:
-    """Moves the two pools towards the sizes that a planner wants.
+    """Moves the two pools towards the sizes that a planner wants; each is on one system, which may differ.
 
     Parameters
     ----------
@@ -83,10 +84,12 @@ class Pools:
         idlest: Choice = least_prefill,
         mappings: tuple[Mapping, Mapping] | None = None,
     ) -> None:
-        given = (site.deployment.prefill[0].mapping, site.deployment.decode[0].mapping)
-        self.mappings: tuple[Mapping, Mapping] = mappings or given
+        parts = {part: tuple(each.mapping for each in site.deployment.part(part)) for part in ("prefill", "decode")}
+        for part, own in parts.items():
+            require_one_system(f"deployment {site.deployment.name!r}: {part}, which the policy sizes,", own)
+        self.mappings: tuple[Mapping, Mapping] = mappings or (parts["prefill"][0], parts["decode"][0])
         self.gpus = Sizes(*(mapping.gpus for mapping in self.mappings))
-        self.budget = site.deployment.gpus
+        self._systems = tuple(site.setup_of(mapping).system.name for mapping in self.mappings)
         self._drain = drain
         self._idlest: tuple[Choice, Choice] = idlest, least_decode
 
@@ -100,16 +103,26 @@ class Pools:
         """Whether an instance is on its way up."""
         return bool(view.starting(PREFILL) or view.starting(DECODE))
 
+    def within(self, view: ClusterView, wanted: Sizes, least: int = 1) -> Sizes:
+        """The sizes wanted, or both cut until they fit the GPUs; pools on unlike systems each have their own."""
+        budgets = [view.gpus_for(mapping) for mapping in self.mappings]
+        if self._systems[0] == self._systems[1]:
+            return within(wanted, self.gpus, budgets[0], least)
+        pairs = zip(wanted, budgets, self.gpus, strict=True)
+        return Sizes(*(max(min(count, budget // gpus), least) for count, budget, gpus in pairs))
+
     def steps(self, view: ClusterView, wanted: Sizes, reason: str) -> list[Wish]:
         """Start instances while GPUs are free; stop starting ones first, then the idlest serving ones."""
-        there, free = self.there(view), view.free_gpus
+        there, systems = self.there(view), self._systems
+        free = {system: view.free_gpus_for(own) for system, own in zip(systems, self.mappings, strict=True)}
         stops: list[Wish] = []
         starts: list[Wish] = []
-        for role, mapping, have, want in zip((PREFILL, DECODE), self.mappings, there, wanted, strict=True):
-            grow = min(want - have, free // mapping.gpus)
+        sides = zip((PREFILL, DECODE), self.mappings, systems, there, wanted, strict=True)
+        for role, mapping, system, have, want in sides:
+            grow = min(want - have, free[system] // mapping.gpus)
             if grow > 0:
                 starts += [Start(mapping, role, reason)] * grow
-                free -= grow * mapping.gpus
+                free[system] -= grow * mapping.gpus
             if want < have:
                 stops += self._stops(view, role, have - want, reason)
         return stops + starts

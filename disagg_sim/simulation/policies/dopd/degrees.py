@@ -11,6 +11,7 @@ from collections.abc import Mapping as Table
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import DisaggSimError, InputError
+from disagg_sim.simulation.placed import require_one_system
 from disagg_sim.simulation.policies.dopd.sizes import Profile
 from disagg_sim.simulation.site import Site, StepLimits
 from disagg_sim.simulation.wishes import Role
@@ -88,8 +89,10 @@ def chosen(site: Site, steps: StepLimits, inputs: float, outputs: float) -> tupl
     Raises
     ------
     InputError
-        No degree fits into the GPUs of a part.
+        No degree fits into the GPUs of a part; instances on several systems.
     """
+    given = tuple(each.mapping for part in ("prefill", "decode") for each in site.deployment.part(part))
+    require_one_system(f"deployment {site.deployment.name!r}: the choice of TP", given)
     times: dict[int, float] = {}
     held: dict[int, float] = {}
     gpus = {

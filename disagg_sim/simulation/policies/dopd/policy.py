@@ -42,7 +42,7 @@ from disagg_sim.simulation.policies.dopd.degrees import chosen
 from disagg_sim.simulation.policies.dopd.sizes import LARGEST_GRAPH, SIZINGS, Profile
 from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
 from disagg_sim.simulation.policies.loads import ByRole, least, least_uncached
-from disagg_sim.simulation.policies.pools import Pools, Sizes, within
+from disagg_sim.simulation.policies.pools import Pools, Sizes
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site, StepLimits
 from disagg_sim.simulation.view import ClusterView
@@ -254,7 +254,7 @@ class Manager:
         if math.isnan(inputs) or math.isnan(outputs):
             return
         wanted = self.profile.sizes(requests, inputs, outputs, rule=self._options.sizing, correction=self._correction)
-        wanted = within(wanted, self._pools.gpus, self._pools.budget)
+        wanted = self._pools.within(view, wanted)
         there = self._pools.there(view)
         reason = f"{requests:.4g} requests of {inputs:.0f}/{outputs:.0f} tokens: {there.words} to {wanted.words}"
         self._wanted = wanted, reason

@@ -48,7 +48,7 @@ class Profile:
     @classmethod
     def of(cls, site: Site, prefill: Mapping, decode: Mapping, limits: Limits) -> Profile:
         """Of two instances at a site; ``limits`` are those of decode instances."""
-        bandwidth = site.slo.tpot * BANDWIDTH_SHARE * decode.gpus * site.setup.system.hbm_bandwidth
+        bandwidth = site.slo.tpot * BANDWIDTH_SHARE * decode.gpus * site.setup_of(decode).system.hbm_bandwidth
         held = site.blocks(decode, limits) * BLOCK_TOKENS
         return cls(
             prefill=site.table(prefill, limits.max_sequences),

@@ -40,7 +40,7 @@ from disagg_sim.simulation.policies.common_options import (
 )
 from disagg_sim.simulation.policies.dynamo.router import HeldBack, queue_of, queue_threshold_option
 from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, least_prefill
-from disagg_sim.simulation.policies.pools import Pools, Sizes, within
+from disagg_sim.simulation.policies.pools import Pools, Sizes
 from disagg_sim.simulation.policy import Autoscaler, Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site, StepLimits
 from disagg_sim.simulation.view import ClusterView
@@ -146,7 +146,7 @@ class LoadPlanner:
         there = self._pools.there(view)
         steps = Sizes(self._prefill_step(view), self._decode_step(view))
         wanted = Sizes(*(max(n + step, floor) for n, step, floor in zip(there, steps, self.floor, strict=True)))
-        wanted = within(wanted, self._pools.gpus, self._pools.budget, self._options.least)
+        wanted = self._pools.within(view, wanted, self._options.least)
         return self._pools.steps(view, wanted, f"by load, mode {self._options.mode}: {there.words} to {wanted.words}")
 
     def _heard(self, among: Index) -> Index:

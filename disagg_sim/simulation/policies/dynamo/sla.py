@@ -31,7 +31,7 @@ from disagg_sim.simulation.policies.common_options import (
 from disagg_sim.simulation.policies.dynamo.load import DynamoLoad, LoadPlanner, planned, stepping
 from disagg_sim.simulation.policies.dynamo.router import queue_of, queue_threshold_option
 from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
-from disagg_sim.simulation.policies.pools import Pools, Sizes, within
+from disagg_sim.simulation.policies.pools import Pools, Sizes
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import Site, StepLimits
 from disagg_sim.simulation.view import ClusterView
@@ -110,7 +110,7 @@ class Planner:
             prefill_instances(self._prefill, rate, inputs, self._slo, self._budget),
             decode_instances(self._decode, rate, inputs, outputs, self._slo, tokens=self._tokens, most=self._sequences),
         )
-        wanted = within(floor, self._pools.gpus, self._pools.budget, self._options.least)
+        wanted = self._pools.within(view, floor, self._options.least)
         if self._load is not None:
             self._load.floor = wanted  # also while an instance starts, as the load planner has one do most of the time
         if self._pools.starting(view):
@@ -118,7 +118,7 @@ class Planner:
         there = self._pools.there(view)
         if self._load is not None:
             wanted = Sizes(*(max(n, need) for n, need in zip(there, wanted, strict=True)))
-            wanted = within(wanted, self._pools.gpus, self._pools.budget, self._options.least)
+            wanted = self._pools.within(view, wanted, self._options.least)
         reason = f"{rate:.3g} requests/s of {inputs:.0f}/{outputs:.0f} tokens: {there.words} to {wanted.words}"
         return self._pools.steps(view, wanted, reason)[: self._options.most_changes]
 

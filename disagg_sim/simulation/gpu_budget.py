@@ -1,0 +1,56 @@
+"""Count the GPUs of a cluster that are held and free, of each system where there are several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from disagg_sim.simulation.deployment import ServedDeployment
+from disagg_sim.simulation.wishes import State
+
+if TYPE_CHECKING:
+    from disagg_sim.domain import Mapping
+    from disagg_sim.simulation.instances import Roster
+
+
+class GpuBudget:
+    """GPUs of a deployment, which the instances of one policy hold, or those of several models.
+
+    Parameters
+    ----------
+    deployment : ServedDeployment
+        Of the whole cluster.
+    """
+
+    def __init__(self, deployment: ServedDeployment) -> None:
+        self._deployment = deployment
+        self._apart = len(deployment.systems) > 1
+        self._rosters: list[Roster] = []
+
+    def join(self, roster: Roster) -> None:
+        """Count the instances of a roster from now on."""
+        self._rosters.append(roster)
+
+    def total(self, roster: Roster, mapping: Mapping | None = None) -> int:
+        """GPUs that instances of a roster can hold: all but those of other rosters. [1]
+
+        With a mapping those of its system.
+        """
+        system = self._system(roster, mapping)
+        gpus = self._deployment.gpus_on(system) if system else self._deployment.gpus
+        return gpus - sum(sum(_held(each, system)) for each in self._rosters if each is not roster)
+
+    def free(self, roster: Roster, mapping: Mapping | None = None) -> int:
+        """Those of ``total`` that its instances do not hold. [1]"""
+        return self.total(roster, mapping) - sum(_held(roster, self._system(roster, mapping)))
+
+    def _system(self, roster: Roster, mapping: Mapping | None) -> str:
+        """Name of the system of a mapping; empty where all GPUs are alike, or all count."""
+        return roster.site.setup_of(mapping).system.name if self._apart and mapping is not None else ""
+
+
+def _held(roster: Roster, system: str) -> Iterator[int]:
+    """GPUs of the instances that have not stopped, of a system or of any. [1]"""
+    for gpus, state, mapping in zip(roster.gpus, roster.state, roster.mapping, strict=True):
+        if state != State.STOPPED and (not system or roster.site.setup_of(mapping).system.name == system):
+            yield gpus
