@@ -1,6 +1,6 @@
-"""Put what a wheel requires into an environment: ``linked.py WHEEL FROM TO``, linked from one site-packages to another.
+"""Put what a wheel requires into an environment: ``linked.py WHEEL FROM TO [EXTRA]``, linked between site-packages.
 
-Only what the wheel names, and what that names, is put there, so that a requirement that the wheel lacks is missing.
+Only what the wheel, or an extra of it, names is put there, and what that names: a requirement that it lacks is missing.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 
-def required(start: Distribution, known: dict[str, Distribution]) -> list[Distribution]:
-    """What a distribution requires, directly or not."""
-    found: dict[str, Distribution] = {}
-    rest = [(start, "")]
+def required(start: Distribution, known: dict[str, Distribution], extra: str = "") -> list[Distribution]:
+    """What a distribution, or an extra of it, requires, directly or not."""
+    own = canonicalize_name(start.name)
+    known = {**known, own: start}
+    found = {(own, extra)}
+    rest = [*found]
     while rest:
-        one, extra = rest.pop()
-        for line in one.requires or []:
+        one, asked = rest.pop()
+        for line in known[one].requires or []:
             need = Requirement(line)
-            if need.marker is None or need.marker.evaluate({"extra": extra}):
+            if need.marker is None or need.marker.evaluate({"extra": asked}):
                 name = canonicalize_name(need.name)
-                if name not in found:
-                    found[name] = known[name]
-                    rest.append((known[name], ""))
-                rest += [(known[name], each) for each in need.extras if each != extra]
-    return list(found.values())
+                new = {(name, each) for each in ("", *need.extras)} - found
+                found |= new
+                rest += new
+    return [known[name] for name in sorted({name for name, _ in found} - {own})]
 
 
 def link(source: Path, target: Path) -> None:
@@ -46,13 +47,13 @@ def link(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def main(wheel: Path, home: Path, target: Path) -> None:
+def main(wheel: Path, home: Path, target: Path, extra: str = "") -> None:
     """Link every file of every distribution that the wheel requires."""
     with ZipFile(wheel) as archive:
         (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
         start = PathDistribution(Member(archive, f"{info}/"))
         known = {canonicalize_name(each.name): each for each in distributions(path=[str(home)])}
-        for one in required(start, known):
+        for one in required(start, known, extra):
             for file in one.files or []:
                 source = home / file
                 if ".." in file.parts or not source.exists():  # commands, and byte code that nobody made
@@ -62,4 +63,4 @@ def main(wheel: Path, home: Path, target: Path) -> None:
                     link(code, target / code.relative_to(home))
 
 
-main(*map(Path, sys.argv[1:]))
+main(*map(Path, sys.argv[1:4]), *sys.argv[4:])

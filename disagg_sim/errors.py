@@ -42,6 +42,10 @@ class StoreError(DisaggSimError):
     """The results directory cannot be read or written."""
 
 
+class MissingExtraError(DisaggSimError, ImportError):
+    """The package of an extra is not installed; the text says which extra brings it."""
+
+
 class PolicyError(DisaggSimError):
     """A serving policy wished what cannot be; the text names policy, wish and reason.
 

@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from functools import cache
 from pathlib import Path
 
 import disagg_sim
+from disagg_sim.extras import EXTRAS
 
 ROOT = Path(disagg_sim.__file__).parent
-SHARED = {"units", "errors", "notebook", "domain", "atomic", "arrays"}
+SHARED = {"units", "errors", "extras", "notebook", "domain", "atomic", "arrays"}
 #: Rooms that studies, commands and the notebook API may all use.
 ABOVE = {"facts", "physics", "search", "serving", "certainty", "simulation", "calibration", "sweep", "scenario"}
 ABOVE |= {"workload", "planning", "launch"}
@@ -22,6 +24,7 @@ ABOVE |= {"workload", "planning", "launch"}
 ALLOWED = {
     "units": set(),
     "errors": set(),
+    "extras": set(),
     "notebook": set(),
     "domain": set(),
     "atomic": set(),
@@ -47,12 +50,13 @@ ALLOWED = {
 PACKAGES = {
     "units": set(),
     "errors": set(),
+    "extras": set(),
     "notebook": set(),
     "domain": {"numpy"},
     "arrays": {"numpy"},
     "atomic": set(),
     "facts": {"yaml", "pydantic", "pydantic_core", "annotated_types"},
-    "workload": {"numpy", "scipy", "pandas"},
+    "workload": {"numpy", "pandas"},
     "physics": {"numpy", "pandas"},
     "search": {"numpy", "pandas"},
     "serving": {"numpy", "pandas", "pulp", "highspy"},
@@ -69,6 +73,12 @@ PACKAGES = {
     "__init__": {"lazy_loader"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))
+#: Packages of an extra: what is not in the core.
+OPTIONAL = {package for extra in EXTRAS.values() for package in extra.packages}
+#: What an installation without extras runs: the notebook interface but for simulation, and these commands.
+CORE_COMMANDS = {"plan", "sweep", "explain", "launch", "sensitivity", "compare", "specs", "trace"}
+#: Modules that import an optional package when they are imported; no other may.
+OPTIONAL_AT_ONCE = {"simulation/kernel/compiled.py", "simulation/kernel/home.py", "calibration/served/engine_fit.py"}
 #: Lines past which the head of a file gives a reason, and past which it is split.
 LONG, TOO_LONG = 400, 600
 
@@ -85,20 +95,22 @@ class Source:
     docstring: str
     imports: frozenset[str]
     run_imports: frozenset[str]  # without those under TYPE_CHECKING: they never run
+    first_imports: frozenset[str]  # of them, those that run when the module is imported: outside functions
     functions: tuple[tuple[int, str, int], ...]  # line, name, arguments
     numbers: tuple[tuple[int, float], ...]  # line and value
     calls: tuple[tuple[int, str, str], ...]  # line, what is called, and of what
 
 
-def walk(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
-    """All nodes, functions included, and whether each stands under TYPE_CHECKING."""
-    rest = deque([(tree, False)])
+def walk(tree: ast.AST) -> Iterator[tuple[ast.AST, bool, bool]]:
+    """All nodes, whether each stands under TYPE_CHECKING, and whether in a function."""
+    rest = deque([(tree, False, False)])
     while rest:
-        node, for_types = rest.popleft()
-        yield node, for_types
+        node, for_types, later = rest.popleft()
+        yield node, for_types, later
         for child in ast.iter_child_nodes(node):
             checking = isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING"
-            rest.append((child, for_types or checking))
+            called = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            rest.append((child, for_types or checking, later or called))
 
 
 def imported(node: ast.Import | ast.ImportFrom, path: Path) -> set[str]:
@@ -114,11 +126,12 @@ def imported(node: ast.Import | ast.ImportFrom, path: Path) -> set[str]:
 def source_of(path: Path) -> Source:
     text = path.read_text()
     tree = ast.parse(text)
-    imports, run_imports, functions, numbers, calls = set(), set(), [], [], []
-    for node, for_types in walk(tree):
+    imports, run_imports, first_imports, functions, numbers, calls = set(), set(), set(), [], [], []
+    for node, for_types, later in walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             imports |= imported(node, path)
             run_imports |= set() if for_types else imported(node, path)
+            first_imports |= set() if for_types or later else imported(node, path)
         elif isinstance(node, ast.FunctionDef):
             functions.append((node.lineno, node.name, arguments_of(node)))
         elif isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value is not True:
@@ -131,6 +144,7 @@ def source_of(path: Path) -> Source:
         docstring=ast.get_docstring(tree) or "",
         imports=frozenset(imports),
         run_imports=frozenset(run_imports),
+        first_imports=frozenset(first_imports),
         functions=tuple(functions),
         numbers=tuple(numbers),
         calls=tuple(calls),
@@ -163,6 +177,42 @@ def test_imports_go_up_only_and_packages_stay_in_their_rooms():
                     assert other in SHARED | ALLOWED[room] | {room}, f"{where}: {room} may not import {name}"
             elif parts[0] not in sys.stdlib_module_names:
                 assert parts[0] in PACKAGES[room], f"{where}: {room} may not use {parts[0]}"
+
+
+def test_the_core_imports_no_package_of_an_extra():
+    """What a command of the core loads before it is called, and what that loads, needs no extra."""
+    for path in MODULES:
+        taken = OPTIONAL & {name.split(".")[0] for name in source_of(path).first_imports}
+        where = str(path.relative_to(ROOT))
+        assert bool(taken) == (where in OPTIONAL_AT_ONCE), f"{where} imports {taken} outside a function"
+    names = {".".join(("disagg_sim", *p.relative_to(ROOT).with_suffix("").parts)): p for p in MODULES}
+    for command in sorted(CORE_COMMANDS):
+        rest, why = [f"disagg_sim.cli.{command}"], {f"disagg_sim.cli.{command}": command}
+        while rest:
+            name = rest.pop()
+            where = str(names[name].relative_to(ROOT))
+            assert where not in OPTIONAL_AT_ONCE, f"{why[name]} needs {where}: import it in the function that needs it"
+            for other in source_of(names[name]).first_imports:
+                found = other if other in names else f"{other}.__init__"
+                if found in names and found not in why:
+                    why[found] = f"{why[name]} -> {other}"
+                    rest.append(found)
+
+
+def test_extras_are_those_of_the_distribution():
+    """Packages of ``EXTRAS`` are required by their extra alone; ``all`` has every one of them but ``measure``."""
+    declared = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    brought = {
+        name: {re.split(r"[^\w-]", each)[0] for each in needs}
+        for name, needs in declared["optional-dependencies"].items()
+    }
+    core = {re.split(r"[^\w-]", each)[0] for each in declared["dependencies"]}
+    assert not core & OPTIONAL
+    for name, each in EXTRAS.items():
+        assert {*each.packages} <= brought[name], name
+    (every,) = declared["optional-dependencies"]["all"]
+    assert {*every.partition("[")[2].rstrip("]").split(",")} == {*EXTRAS} - {"measure"}
+    assert declared["optional-dependencies"]["dev"][0] == "disagg-sim[all]"
 
 
 #: Module and what it imports against the order of the modules, inside a function, with the reason.

@@ -13,7 +13,6 @@ from disagg_sim.errors import InputError, nearest
 from disagg_sim.launch.expressible import LAUNCHERS
 from disagg_sim.launch.launch import launch as launched
 from disagg_sim.launch.launch import lines_of
-from disagg_sim.scenario.spec import load_scenario
 
 
 def launch(
@@ -50,6 +49,8 @@ def launch(
 
 
 def _of_scenario(path: Path, name: str) -> Any:
+    from disagg_sim.scenario.spec import load_scenario  # its policies simulate, an extra
+
     scenario = load_scenario(str(path))
     known = {each.name: replace(each, setup=scenario.setup) for each in scenario.deployments}
     if not name and len(known) == 1:

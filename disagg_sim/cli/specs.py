@@ -5,7 +5,7 @@ Serving policies are shown beside the specs: they are no files, and their option
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from disagg_sim.cli.tables import print_table
-from disagg_sim.errors import SpecError, UnknownNameError, nearest
+from disagg_sim.errors import MissingExtraError, SpecError, UnknownNameError, nearest
 from disagg_sim.facts.check import check_file
 from disagg_sim.facts.efficiency import ASSUMED, SECTIONS, EfficiencySpec, Fit
 from disagg_sim.facts.hardware import SystemSpec
@@ -27,21 +27,7 @@ from disagg_sim.facts.load import (
     load_traffic,
 )
 from disagg_sim.facts.yaml_files import DIRECTORIES, shown, spec_files
-from disagg_sim.report.lines import (
-    Line,
-    model_lines,
-    option_lines,
-    precision_lines,
-    profile_lines,
-    system_lines,
-    traffic_lines,
-)
-from disagg_sim.scenario.policy_files import load_policies
-from disagg_sim.scenario.spec import check_scenario
-from disagg_sim.simulation.failures import Failures
-from disagg_sim.simulation.policies.registry import policies, policy_named, title_of
-from disagg_sim.simulation.policy import Policy
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.report.lines import Line, model_lines, precision_lines, profile_lines, system_lines, traffic_lines
 from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.units import US
 
@@ -54,13 +40,21 @@ def list_(kind: Annotated[str, typer.Argument(help=_KIND_HELP)] = "") -> None:
     """List shipped specs with titles; 'policies' also lists every option."""
     known = _known_kind(kind) if kind else ""
     if known == POLICY:
-        _print_policies(policies())
+        _print_policies("")
         return
     kinds = (known,) if known else tuple(_KINDS)
     rows = [(each, name, _KINDS[each][0](name).title) for each in kinds for name in list_specs(each)]
+    lacking = ""
     if not known:
-        rows += [(POLICY, name, title_of(policy)) for name, policy in policies().items()]
+        try:
+            from disagg_sim.cli.policies import titles
+
+            rows += [(POLICY, name, title) for name, title in titles().items()]
+        except MissingExtraError as error:
+            lacking = f"serving policies are not listed: {error}"
     print_table(rows, header=("kind", "name", "title"))
+    if lacking:
+        typer.echo(lacking)
 
 
 def show(
@@ -72,7 +66,7 @@ def show(
 ) -> None:
     """Show one spec with units and sources, or one serving policy with its options."""
     if (known := _known_kind(kind)) == POLICY:
-        _print_policies(_policies_of(name))
+        _print_policies(name)
         return
     load, lines = _KINDS[known]
     spec = load(name)
@@ -93,15 +87,21 @@ def check(
 ) -> None:
     """Check spec files and report every fault. Runs nothing: policy files of a scenario are read as text."""
     rows, faulty = [], []
-    notes: list[str] = []
+    notes: dict[str, None] = {}
     for path in files or [path for kind in DIRECTORIES for path in spec_files(kind).values()]:
         try:
             kind = check_file(path)
             if kind == "sweep":
                 load_sweep(str(path))
             elif kind == "scenario":
-                notes += check_scenario(str(path))
+                from disagg_sim.scenario.spec import check_scenario  # its policies simulate, an extra
+
+                notes |= dict.fromkeys(check_scenario(str(path)))
             rows.append(("ok", kind, shown(path)))
+        except MissingExtraError as error:
+            if files:
+                raise
+            notes[f"scenarios are not checked: {error}"] = None
         except SpecError as error:
             faulty.append(str(error))
     if rows:
@@ -112,32 +112,13 @@ def check(
         raise SpecError("\n".join(faulty))
 
 
-def _policies_of(name: str) -> dict[str, type[Policy]]:
-    """Look up a policy by name, or all policies that a Python file registers."""
-    if not name.endswith(".py"):
-        return {name: type(policy_named(name))}
-    before = set(policies())
-    load_policies(name)
-    found = {each: policy for each, policy in policies().items() if each not in before}
-    if not found:
-        raise SpecError(f"{name}: registers no serving policy")
-    return found
+def _print_policies(name: str) -> None:
+    """Print one serving policy, those of a file, or all."""
+    from disagg_sim.cli.policies import policies_of, print_policies  # they simulate, an extra
+
+    print_policies(policies_of(name))
 
 
-def _print_policies(chosen: Mapping[str, type[Policy]]) -> None:
-    """Print for each policy what it does, the parts that it needs and its options; then the keys of ``run``."""
-    for name, policy in chosen.items():
-        typer.echo(": ".join(filter(None, (name, title_of(policy)))))
-        typer.echo(f"takes the parts {', '.join(policy.needs)} of a deployment")
-        print_table(option_lines(policy), header=_OPTION_HEADER)
-        typer.echo()
-    typer.echo("run: keys of a scenario that hold for every policy")
-    print_table(option_lines(RunOptions), header=_OPTION_HEADER)
-    typer.echo("run.failures: keys of what fails, beside its events")
-    print_table(option_lines(Failures), header=_OPTION_HEADER)
-
-
-_OPTION_HEADER = ("option", "default", "allowed", "meaning")
 _FIT_HEADER = ("operator", "engine", "fit", "error: median, p90", "of rows held out", "measured on")
 #: Fields of every fitted row: not numbers of its form.
 _PROVENANCE = frozenset(Fit.__dataclass_fields__)

@@ -42,7 +42,6 @@ from disagg_sim.simulation.capacity import Capacity
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.records import RunResult
-from disagg_sim.simulation.simulate import SimulationResult
 from disagg_sim.units import GB, MS
 
 LEFT = ' style="text-align:left"'
@@ -174,11 +173,6 @@ def _(deployment: ServedDeployment) -> str:
 @html_of.register
 def _(row: Summary) -> str:
     return _lines(f"{row.policy} on {row.deployment} under {row.trace} x {row.rate_scale:g}", summary_lines(row))
-
-
-@html_of.register
-def _(result: SimulationResult) -> str:
-    return html_of(result.summary())
 
 
 @html_of.register

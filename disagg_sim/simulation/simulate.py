@@ -46,6 +46,9 @@ class SimulationResult(Shown):
     plan: Plan | None  # None of a deployment that was not matched
     options: RunOptions
 
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
     def summary(self, slo: Slo | None = None) -> Summary:
         """All numbers of the run, against the SLO and classes of the run, or against another SLO for all requests."""
         return self._summarised(self.records, self.trace, slo, self.rate_scale)

@@ -2,7 +2,7 @@
 
 Collectives run over processes of one machine, one a rank, by PyTorch's distributed package.
 
-The optional dependency: ``pip install 'disagg-sim[measure]'``.
+PyTorch is of the extra ``measure``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from disagg_sim.errors import InputError, nearest
+from disagg_sim.extras import extra
 from disagg_sim.units import MS
 
 DEVICES = ("cuda", "cpu")
@@ -55,10 +56,8 @@ def torch_bench(device: str = "cuda") -> TorchBench:
     """
     if device not in DEVICES:
         raise InputError(f"device {device!r} is unknown{nearest(device, DEVICES)}; allowed: {', '.join(DEVICES)}")
-    try:
+    with extra("measure"):
         import torch
-    except ImportError:
-        raise InputError("measuring needs PyTorch: pip install 'disagg-sim[measure]'") from None
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("PyTorch finds no GPU here; --device cpu only tries the command out")
     return TorchBench(torch, device)

@@ -12,8 +12,8 @@ from typing import TypeVar
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
+from disagg_sim.extras import extra
 from disagg_sim.facts.efficiency import Fit
 
 F = TypeVar("F", bound=Fit)
@@ -51,6 +51,9 @@ def fit_logarithm(
     measured
         Times as measured, shape (rows,). [s]
     """
+    with extra("calibrate"):
+        from scipy.optimize import least_squares
+
     start = np.log([p.start for p in parameters])
     bounds = (np.log([p.low for p in parameters]), np.log([p.high for p in parameters]))
     target = np.log(measured)

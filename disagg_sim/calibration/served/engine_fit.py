@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import least_squares, minimize_scalar
 
 from disagg_sim.arrays import Floats
 from disagg_sim.calibration.served.evaluate import evaluate
@@ -24,9 +23,13 @@ from disagg_sim.calibration.served.groups import TTFT_CONCURRENCY
 from disagg_sim.calibration.served.rows import ServingRow
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
+from disagg_sim.extras import extra
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_engine
 from disagg_sim.units import MS, US
+
+with extra("calibrate"):
+    from scipy.optimize import least_squares, minimize_scalar
 
 #: Fitted parameters -> (least, start, largest) [s], the stretch of prefill [1].
 FITTED = {

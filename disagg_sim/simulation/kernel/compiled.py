@@ -19,8 +19,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numba
-from numba.core import event
+from disagg_sim.extras import extra
+
+with extra("simulate"):
+    import numba
+    from numba.core import event
 
 
 def _load_array_functions() -> None:

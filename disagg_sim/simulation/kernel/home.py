@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numba
 import numpy as np
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Ints
+from disagg_sim.extras import extra
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import Instance, Queues, Segment, State, World, dtype_of
+
+with extra("simulate"):
+    import numba
+    from numba.core import cgutils, types
+    from numba.extending import intrinsic
 
 INSTANCE, SEGMENT, WORLD = dtype_of(Instance), dtype_of(Segment), dtype_of(World)
 _numba: Any = numba  # its stubs know neither ``carray`` nor that the first argument of an intrinsic is not passed

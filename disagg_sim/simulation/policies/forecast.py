@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from disagg_sim.errors import InputError, nearest, quoted
+from disagg_sim.extras import extra
 from disagg_sim.simulation.options import option
 
 #: AR, difference and MA orders. [1]
@@ -124,7 +125,8 @@ def arma(series: list[float]) -> Arma | None:
     Source: E. J. Hannan and J. Rissanen, "Recursive estimation of mixed autoregressive-moving average order",
     Biometrika 69 (1982), as in statsmodels.
     """
-    from statsmodels.tsa.arima.estimators.hannan_rissanen import hannan_rissanen
+    with extra("simulate"):
+        from statsmodels.tsa.arima.estimators.hannan_rissanen import hannan_rissanen
 
     values = np.array(series)
     spread = values.std()

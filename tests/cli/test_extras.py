@@ -1,0 +1,85 @@
+"""An installation without extras: the main job runs, and what it cannot do is one line that says what to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from disagg_sim.extras import EXTRAS
+
+#: Runs commands one after the other where no package of an extra can be imported; prints each exit code.
+BLOCKED = f"""
+import sys
+for name in {[package for extra in EXTRAS.values() for package in extra.packages]!r}:
+    sys.modules[name] = None
+from disagg_sim.cli.main import run
+for line in sys.argv[1:]:
+    print("exit code", run(line.split()), flush=True)
+"""
+PLAN = "plan --model llama_3_1_8b --system h100_sxm --isl 2048 --osl 256 --rate 40"
+SWEEP = """
+name: small
+models: [llama_3_1_8b]
+systems: {h100_sxm: fp8}
+traffic: [{isl: 1024, osl: 128}]
+limits: {max_gpus: 2}
+"""
+
+
+def ran(*lines: str, at: Path) -> tuple[list[int], str, list[str]]:
+    """Exit codes, output and lines on standard error of commands in a process without extras."""
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, *lines], cwd=at, capture_output=True, text=True, check=True, timeout=120
+    )
+    codes = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("exit code ")]
+    return codes, done.stdout, done.stderr.splitlines()
+
+
+def test_the_main_job_needs_no_extra(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SWEEP)
+    codes, said, _ = ran(
+        PLAN,
+        "sweep small.yaml --out small --jobs 1",
+        "explain small --best --figure best.png",
+        "launch small --best --engine vllm",
+        "compare small small",
+        "specs list",
+        "specs check",
+        at=tmp_path,
+    )
+    assert codes == [0] * 7
+    assert (tmp_path / "small" / "summary.md").exists()
+    assert (tmp_path / "best.png").exists()
+    assert "serving policies are not listed: simulation needs numba" in said
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            (f"{PLAN} --simulate", "simulate azure_conv_on_h100 --out out", "reproduce arrow --out out"),
+            "simulation needs numba: pip install 'disagg-sim[simulate]'",
+        ),
+        (
+            ("calibrate engine served.csv --engine vllm --out own.yaml",),
+            "a fit to measurements needs scipy: pip install 'disagg-sim[calibrate]'",
+        ),
+        (
+            ("measure --out own.csv --system h200_sxm --device cpu",),
+            "timing the kernels of a GPU needs torch: pip install 'disagg-sim[measure]'",
+        ),
+    ],
+)
+def test_what_an_extra_brings_is_one_line_without_it(lines: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    codes, _, errors = ran(*lines, at=tmp_path)
+    assert codes == [2] * len(lines)
+    assert errors == [f"error: {said}"] * len(lines)
+
+
+def test_a_notebook_hears_the_same_line(tmp_path: Path) -> None:
+    code = BLOCKED + "import disagg_sim as ds; ds.simulate"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith("simulation needs numba: pip install 'disagg-sim[simulate]'")
