@@ -158,16 +158,18 @@ def all_to_all_cost(
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def exchange_cost(tokens: Numeric, mapping: Mapping, top_k: int, phase: str, at: Setup) -> tuple[Cost, Cost]:
+def exchange_cost(
+    tokens: Numeric, mapping: Mapping, top_k: int, phase: str, at: Setup, *, width: int = 0
+) -> tuple[Cost, Cost]:
     """Dispatch (with prepare) and combine of an MoE layer, expert-TP gather and scatter included.
 
-    ``tokens`` are those that one GPU sends (its slice of its attention rank's tokens). Nothing is exchanged
-    where all tokens are everywhere already (no DP attention: TP and TEP).
+    ``tokens`` are those that one GPU sends (its slice of its attention rank's tokens), of ``width`` elements each, 0 =
+    the hidden size. Nothing is exchanged where all tokens are everywhere already (no DP attention: TP and TEP).
     Under expert TP the picks of an expert group are all-gathered over its ``tp_ffn`` ranks and the
     outputs reduce-scattered: T_g = T*(1-(1-1/ep)^k) tokens, all T of them for ep = 1. In the decode of an engine the
     exchange over expert ranks lasts ``exchange_stretch`` times as long as between equal ranks that start together.
     """
-    precision, domain, hidden = at.precision, at.system.nvlink_domain, at.model.hidden
+    precision, domain, hidden = at.precision, at.system.nvlink_domain, width or at.model.hidden
     gpus, ep, tp_ffn = mapping.stage_gpus, mapping.ep, mapping.tp_ffn
     exchanges = np.where(np.asarray(mapping.dp_attn) > 1, 1.0, 0.0)
     domains = np.ceil(gpus / domain)

@@ -41,7 +41,7 @@ def moe_cost(rows: ExpertRows, work: Work, rate: MoeRate) -> Cost:
 
     with P picks, D distinct experts among the E of the rank, :math:`r_0` the rows that an expert is padded to. A row is
     written and read in the format (b bytes) at both GEMMs, and in bf16 before the activation (two halves) and where it
-    is summed.
+    is summed. An expert of two matrices has one half: :math:`d_e (2b + 4)`.
 
     A kernel with blocks gives each expert of the rank whole blocks of r rows, also without a pick, and takes as long
     for each as for its weights: :math:`B = (E + P/r) \cdot 3 d d_e b`, which holds the arithmetic, too.
@@ -82,10 +82,11 @@ def moe_cost(rows: ExpertRows, work: Work, rate: MoeRate) -> Cost:
     padding = np.maximum(1.0, rate.least_rows * rows.distinct / np.maximum(rows.picks, 1e-9))
     compute = work.flops / rate.flops * padding
     blocks = np.where(rate.block_rows, rows.experts + rows.picks / np.maximum(rate.block_rows, 1.0), 0.0)
-    moved = np.maximum(work.hbm_bytes, blocks * (3.0 * rows.hidden * rows.width * rate.element))
+    moved = np.maximum(work.hbm_bytes, blocks * (rows.matrices * rows.hidden * rows.width * rate.element))
     memory = moved / rate.bandwidth
     format_bytes, plain_bytes = 2.0 * rate.element, 2.0 * ACTIVATION_BYTES
-    row = rows.hidden * (format_bytes + plain_bytes) + rows.width * (format_bytes + 2.0 * plain_bytes)
+    halves = rows.matrices - 1.0
+    row = rows.hidden * (format_bytes + plain_bytes) + rows.width * (format_bytes + halves * plain_bytes)
     handling = rows.picks * row / rate.handling
     floor = rate.t0 + rows.experts * rate.per_expert
     return Cost(floor + handling + blend(compute, memory, rate.blend), Sums(compute, memory + handling, 0.0, floor))

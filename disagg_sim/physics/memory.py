@@ -111,11 +111,11 @@ def communication_bytes(model: ModelSpec, mapping: Mapping, live: Numeric) -> Nu
     """Buffers of collectives: two all-reduce messages, and what an all-to-all receives. [B]"""
     d, tp = model.hidden, mapping.tp_attn
     total = np.where(np.asarray(tp) > 1, 2 * ACTIVATION_BYTES * d, 0.0) * live
-    picks = max(layer.ffn.picks for layer, _ in layers_of(model))
-    if not picks:
+    received = max(layer.ffn.picks * layer.ffn.wire_width(d) for layer, _ in layers_of(model))
+    if not received:
         return total
     exchanged = (np.asarray(mapping.dp_attn) > 1) & (np.asarray(mapping.ep) > 1)
-    return total + np.where(exchanged, picks * d * ALL_TO_ALL_BUFFER_BYTES / tp, 0.0) * live
+    return total + np.where(exchanged, received * ALL_TO_ALL_BUFFER_BYTES / tp, 0.0) * live
 
 
 class _OfStage(NamedTuple):

@@ -81,6 +81,40 @@ def causal_pairs(new: Numeric, past: Numeric = 0.0, window: float = 0.0) -> Nume
     return growing * past + growing * (growing + 1) / 2 + (new - growing) * window
 
 
+def chunk_pairs(new: Numeric, past: Numeric, chunk: float) -> Numeric:
+    """Query-key pairs of ``new`` tokens after ``past`` cached ones, each inside its own chunk of the sequence. [1]
+
+    A token at position i of its chunk sees i keys: n tokens from the start of a sequence have
+    ``floor(n/c)*c*(c+1)/2 + r*(r+1)/2`` pairs, r of them in the last chunk.
+
+    Parameters
+    ----------
+    new, past
+        Query tokens and cached tokens before them. [token]
+    chunk
+        c, of the sequence. [token]
+
+    Returns
+    -------
+    numeric
+        Pairs of one sequence and head, of the broadcast shape of ``new`` and ``past``. [1]
+
+    Examples
+    --------
+    In chunks of three, five tokens see 1 + 2 + 3 and 1 + 2 keys:
+
+    >>> float(chunk_pairs(5, 0, 3)), float(chunk_pairs(2, 3, 3))
+    (9.0, 3.0)
+    """
+
+    def until(tokens: Numeric) -> Numeric:
+        whole = np.floor(tokens / chunk)
+        rest = tokens - whole * chunk
+        return whole * (chunk * (chunk + 1) / 2) + rest * (rest + 1) / 2
+
+    return until(past + new) - until(past)
+
+
 class AttentionShape(NamedTuple):
     """Sizes of one attention call on one GPU."""
 
@@ -139,6 +173,7 @@ class ExpertRows(NamedTuple):
     experts: Numeric  # experts of the rank [1]
     hidden: Numeric  # [1]
     width: Numeric  # of an expert, after expert TP [1]
+    matrices: int = 3  # of an expert; 2 without gate [1]
 
 
 def expert_rows(
@@ -156,7 +191,8 @@ def expert_rows(
 def expert_work(rows: ExpertRows, *, weight_bytes: float) -> Work:
     """Count what the routed experts of one rank multiply and read.
 
-    Three matrices: ``F = 6*d*d_e*picks``; the weights of the distinct experts cross HBM once (section 2).
+    Three matrices: ``F = 6*d*d_e*picks``, two without a gate: ``4*d*d_e*picks``; the weights of the distinct experts
+    cross HBM once (section 2).
 
     Parameters
     ----------
@@ -179,7 +215,7 @@ def expert_work(rows: ExpertRows, *, weight_bytes: float) -> Work:
     '88 MFLOP, 44 MB'
     """
     matrix = rows.hidden * rows.width
-    return Work(rows.picks * (6.0 * matrix), rows.distinct * (3.0 * weight_bytes * matrix))
+    return Work(rows.picks * (2.0 * rows.matrices * matrix), rows.distinct * (rows.matrices * weight_bytes * matrix))
 
 
 def fullest_rank(imbalance: float, ep: Numeric) -> Numeric:

@@ -42,8 +42,6 @@ class AttentionBlock(ABC, Generic[A]):
     multiplies_in_decode: ClassVar[bool] = False
     #: Whether the layer has such a part: norms, an all-reduce.
     present: ClassVar[bool] = True
-    #: Keys of its spec that have no timing yet.
-    untimed: ClassVar[tuple[str, ...]] = ()
     #: Kernels of a layer outside a CUDA graph: norms, quantisation, cache write and collectives included. [1]
     launches: ClassVar[int] = 9
 
@@ -118,8 +116,6 @@ class FfnBlock(ABC, Generic[F]):
 
     #: Whether the layer has such a part.
     present: ClassVar[bool] = True
-    #: Keys of its spec that have no timing yet.
-    untimed: ClassVar[tuple[str, ...]] = ()
     #: Kernels of a layer outside a CUDA graph. [1]
     launches: ClassVar[int] = 7
 
@@ -163,6 +159,10 @@ class FfnBlock(ABC, Generic[F]):
     def picks(self) -> int:
         """Experts that a token is sent to; 0 = it stays on its rank. [1]"""
         return 0
+
+    def wire_width(self, hidden: int) -> int:
+        """Elements of a token that an exchange sends. [1]"""
+        return hidden
 
     def beside(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
         """What may run beside the exchange: shared experts."""
@@ -220,8 +220,6 @@ def layer_of(kind: LayerKind) -> Layer:
     for known, spec in ((ATTENTION, kind.attention), (FFN, kind.ffn)):
         if spec.kind not in known:
             raise InputError(f"kind {spec.kind!r}: not timed yet; timed: {', '.join(known)}")
-        if untimed := [key for key in known[spec.kind].untimed if getattr(spec, key) not in (0, False, "none", 3)]:
-            raise InputError(f"kind {spec.kind!r}: key {untimed[0]!r} is not timed yet")
     return Layer(ATTENTION[kind.attention.kind](kind.attention), FFN[kind.ffn.kind](kind.ffn), kind)
 
 

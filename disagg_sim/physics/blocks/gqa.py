@@ -9,7 +9,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks.base import AttentionBlock, attention
 from disagg_sim.physics.operators import Operator, Tokens, gemm
-from disagg_sim.physics.work import AttentionShape, Numeric, Work, causal_pairs
+from disagg_sim.physics.work import AttentionShape, Numeric, Work, causal_pairs, chunk_pairs
 
 
 def gqa_prefill_work(
@@ -19,7 +19,7 @@ def gqa_prefill_work(
     past: Numeric,
     q_heads: Numeric,
     kv_heads: Numeric,
-    head_dim: int,
+    head_dim: float,
     window: float,
     cache_bytes: float,
 ) -> Work:
@@ -36,7 +36,7 @@ def gqa_prefill_work(
     q_heads, kv_heads
         n_q and n_kv, heads of one GPU. [1]
     head_dim
-        h, size of a head. [1]
+        h, size of a head; the mean of key and value where these differ. [1]
     window
         Of sliding attention; 0 = none. [token]
     cache_bytes
@@ -67,7 +67,7 @@ def gqa_decode_work(
     context: Numeric,
     q_heads: Numeric,
     kv_heads: Numeric,
-    head_dim: int,
+    head_dim: float,
     window: float,
     cache_bytes: float,
 ) -> Work:
@@ -84,7 +84,7 @@ def gqa_decode_work(
     q_heads, kv_heads
         n_q and n_kv, heads of one GPU. [1]
     head_dim
-        h, size of a head. [1]
+        h, size of a head; the mean of key and value where these differ. [1]
     window
         Of sliding attention; 0 = none. [token]
     cache_bytes
@@ -113,65 +113,64 @@ def gqa_decode_work(
 class Gqa(AttentionBlock[GqaAttention]):
     """Keys and values of ``kv_heads`` heads are cached; a GPU holds ``ceil(n_kv/tp)`` of them, at least one."""
 
-    untimed = ("value_dim", "chunk", "output_gate", "values_from_keys")
-
     def kv_heads(self, tp: Numeric) -> Numeric:
         """KV heads that one GPU holds: ``ceil(n_kv/tp)`` (duplicated above n_kv). [1]"""
         return np.ceil(self.spec.kv_heads / tp)
 
+    def columns(self, tp: Numeric) -> Numeric:
+        """Columns of queries, gate, keys and values in one projection. [1]"""
+        s = self.spec
+        return (s.q_heads * s.head_dim + s.gate_params) / tp + self.kv_heads(tp) * (s.kv_columns / s.kv_heads)
+
+    @property
+    def mean_dim(self) -> float:
+        """Mean size of a key and a value: a query-key pair costs 4 FLOP on each element of it. [1]"""
+        return (self.spec.head_dim + self.spec.value_size) / 2.0
+
     def projections(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
-        d, fmt, heads = model.hidden, precision.projection("gqa"), self.spec.q_heads / tp
-        columns = (heads + 2 * self.kv_heads(tp)) * self.spec.head_dim
-        return [gemm("qkv", tokens, columns, d, fmt), gemm("o", tokens, d, heads * self.spec.head_dim, fmt)]
+        s, d, fmt = self.spec, model.hidden, precision.projection(self.spec.kind)
+        return [gemm("qkv", tokens, self.columns(tp), d, fmt), gemm("o", tokens, d, s.q_heads / tp * s.value_size, fmt)]
 
     def prefill(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
-        spec, cache = self.spec, precision.cache.bytes
-        prompts, new, past = tokens.prompts, tokens.new, tokens.past
-        q_heads, kv_heads = spec.q_heads / tp, self.kv_heads(tp)
-        work = gqa_prefill_work(
-            sequences=prompts,
-            new=new,
-            past=past,
-            q_heads=q_heads,
-            kv_heads=kv_heads,
-            head_dim=spec.head_dim,
-            window=spec.window,
-            cache_bytes=cache,
-        )
-        keys = 2.0 * causal_pairs(new, past, spec.window) / new
-        held = gqa_decode_work(
-            sequences=prompts,
-            context=past,
-            q_heads=q_heads,
-            kv_heads=kv_heads,
-            head_dim=spec.head_dim,
-            window=spec.window,
-            cache_bytes=cache,
-        ).hbm_bytes
-        shape = AttentionShape(prompts, new, past, q_heads, kv_heads, spec.head_dim, held, spec.window)
-        name = "prefill attention"
+        """As the base says. A chunk is a window for what is read; its pairs are counted chunk by chunk."""
+        s, prompts, new, past = self.spec, tokens.prompts, tokens.new, tokens.past
+        window = s.window_tokens
+        sizes = self._sizes(precision, tp)
+        work = gqa_prefill_work(sequences=prompts, new=new, past=past, window=window, **sizes)
+        pairs = causal_pairs(new, past, window)
+        if s.chunk:
+            pairs = chunk_pairs(new, past, s.chunk)
+            work = work._replace(flops=prompts * (4.0 * self.mean_dim) * sizes["q_heads"] * pairs)
+        held = gqa_decode_work(sequences=prompts, context=past, window=window, **sizes).hbm_bytes
+        shape = AttentionShape(prompts, new, past, sizes["q_heads"], sizes["kv_heads"], self.mean_dim, held, window)
+        name, keys = "prefill attention", 2.0 * pairs / new
         return ([Operator(name, "prefill_attention", work, keys=keys, attention=shape, table="gqa")],)
 
     def decode(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
-        spec, q_heads, kv_heads = self.spec, self.spec.q_heads / tp, self.kv_heads(tp)
-        work = gqa_decode_work(
-            sequences=tokens.decodes,
-            context=tokens.context,
-            q_heads=q_heads,
-            kv_heads=kv_heads,
-            head_dim=spec.head_dim,
-            window=spec.window,
-            cache_bytes=precision.cache.bytes,
+        """As the base says. Contexts end anywhere in their last chunk, half of which is seen on average."""
+        window = self.spec.window or self.spec.chunk / 2
+        sizes, context = self._sizes(precision, tp), tokens.context
+        work = gqa_decode_work(sequences=tokens.decodes, context=context, window=window, **sizes)
+        shape = AttentionShape(
+            tokens.decodes, 1.0, context - 1.0, sizes["q_heads"], sizes["kv_heads"], self.mean_dim, window=window
         )
-        past = tokens.context - 1.0
-        shape = AttentionShape(tokens.decodes, 1.0, past, q_heads, kv_heads, spec.head_dim, window=spec.window)
         return ([Operator("decode attention", "decode_attention", work, attention=shape, table="gqa")],)
 
+    def _sizes(self, precision: Precision, tp: Numeric) -> dict[str, Numeric]:
+        """Heads of one GPU and their size, by the names that the counts give them."""
+        return {
+            "q_heads": self.spec.q_heads / tp,
+            "kv_heads": self.kv_heads(tp),
+            "head_dim": self.mean_dim,
+            "cache_bytes": precision.cache.bytes,
+        }
+
     def matmul_params(self, hidden: int, tp: Numeric) -> Numeric:
-        return hidden * self.spec.head_dim * (2 * self.spec.q_heads / tp + 2 * self.kv_heads(tp))
+        return hidden * (self.columns(tp) + self.spec.q_heads * self.spec.value_size / tp)
 
     def activation_width(self, tp: Numeric) -> Numeric:
-        return (self.spec.q_heads + 2 * self.spec.kv_heads) * self.spec.head_dim / tp
+        s = self.spec
+        return (s.q_heads * s.head_dim + s.gate_params + s.cache_elements) / tp
 
     def elementwise_width(self, tp: Numeric) -> Numeric:
         return self.activation_width(tp)

@@ -188,7 +188,6 @@ class Mla(AttentionBlock[MlaAttention]):
     forms = MLA_FORMS
     multiplies_in_decode = True
     launches = 20
-    untimed = ("output_gate",)
 
     def dims(self, tp: Numeric, cache_bytes: float) -> MlaDims:
         """Sizes on one of ``tp`` GPUs; the latent is not sharded."""
@@ -196,11 +195,19 @@ class Mla(AttentionBlock[MlaAttention]):
         return MlaDims(s.q_heads / tp, s.kv_rank, s.nope_dim, s.rope_dim, s.value_dim, cache_bytes)
 
     def projections(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
-        s, d, fmt = self.spec, model.hidden, precision.projection("mla")
+        s, d, fmt = self.spec, model.hidden, precision.projection(self.spec.kind)
         heads = s.q_heads / tp
+        queries = heads * (s.nope_dim + s.rope_dim)
+        first = [  # latents are replicated over tp
+            gemm("q_a, kv_a", tokens, s.q_rank + s.kv_rank + s.rope_dim, d, fmt),
+            gemm("q_b", tokens, queries, s.q_rank, fmt),
+        ]
+        if not s.q_rank:
+            first = [gemm("q, kv_a", tokens, queries + s.kv_rank + s.rope_dim, d, fmt)]
+        if s.output_gate:
+            first.append(gemm("gate", tokens, heads * s.value_dim, d, fmt))
         return [
-            gemm("q_a, kv_a", tokens, s.q_rank + s.kv_rank + s.rope_dim, d, fmt),  # replicated over tp
-            gemm("q_b", tokens, heads * (s.nope_dim + s.rope_dim), s.q_rank, fmt),
+            *first,
             # naive: up-projects the new tokens; absorbed: folds W_kv_b into q and out of the values
             gemm("kv_b", tokens, heads * (s.nope_dim + s.value_dim), s.kv_rank, fmt),
             gemm("o", tokens, d, heads * s.value_dim, fmt),
@@ -216,7 +223,8 @@ class Mla(AttentionBlock[MlaAttention]):
         s, kept = self.spec, [op for op in operators if op.name != "kv_b"]
         heads, others = s.q_heads / tp, tokens - absorbed
         if np.any(np.asarray(others) > 0):
-            expanded = gemm("kv_b", others, heads * (s.nope_dim + s.value_dim), s.kv_rank, precision.projection("mla"))
+            fmt = precision.projection(s.kind)
+            expanded = gemm("kv_b", others, heads * (s.nope_dim + s.value_dim), s.kv_rank, fmt)
             kept.append(expanded._replace(runs=np.where(others > 0, 1.0, 0.0)))
         into = absorbed_product("kv_b into q", absorbed, heads, s.nope_dim, s.kv_rank)
         return [*kept, into, absorbed_product("kv_b out of values", absorbed, heads, s.kv_rank, s.value_dim)]
@@ -224,7 +232,7 @@ class Mla(AttentionBlock[MlaAttention]):
     def _again(self, precision: Precision, dims: MlaDims, tokens: Numeric) -> Operator:
         """Up-projection of cached tokens."""
         columns = dims.heads * (dims.nope + dims.value)
-        return gemm("kv_b of the past", tokens, columns, dims.kv_rank, precision.projection("mla"))
+        return gemm("kv_b of the past", tokens, columns, dims.kv_rank, precision.projection(self.spec.kind))
 
     def prefill(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
         """As the base says. With nothing cached it is up-projected unless ``absorbed`` is forced."""

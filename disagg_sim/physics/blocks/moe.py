@@ -18,40 +18,54 @@ LEAST_EXPERTS_A_COPY = 8
 
 @ffn("moe")
 class Moe(FfnBlock[MoeFfn]):
-    """``top_k`` of ``experts`` a token, spread over ``ep`` ranks; shared experts are cut like a dense FFN."""
+    """``top_k`` of ``experts`` a token, spread over ``ep`` ranks; shared experts are cut like a dense FFN.
+
+    With a latent every rank leads its own tokens into it before they are sent, and back after they have come home.
+    """
 
     launches = 16
-    untimed = ("matrices", "latent", "shared_gate", "dense_width")
 
     @property
     def picks(self) -> int:
         return self.spec.top_k
 
     def local(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
-        """The router, and the all-reduce over ``tp``.
+        """The router with the gate of shared experts, the ways into a latent and back, the all-reduce over ``tp``.
 
         The all-reduce sums the shared experts and, under TEP, the routed ones; under DP attention
         (tp = 1) it costs nothing.
         """
+        s, d = self.spec, model.hidden
+        latent = [
+            gemm("into latent", tokens, s.latent, d, precision.ffn),
+            gemm("out of latent", tokens, d, s.latent, precision.ffn),
+        ]
         return [
-            gemm("router", tokens, self.spec.experts, model.hidden, precision.router),
+            gemm("router", tokens, s.experts + s.shared_gate, d, precision.router),
+            *(latent if s.latent else []),
             all_reduce("FFN all-reduce", tokens, model, precision, tp),
         ]
 
     def beside(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
-        """Shared experts, sharded like a dense FFN (whole on every rank under DP attention)."""
-        if not self.spec.shared_experts:
-            return []
-        d, width = model.hidden, self.spec.shared_experts * self.spec.shared_width / tp
-        return [
-            gemm("shared gate, up", tokens, 2 * width, d, precision.expert),
-            gemm("shared down", tokens, d, width, precision.expert),
-        ]
+        """Shared experts and a dense layer, sharded like a dense FFN (whole on every rank under DP attention)."""
+        s, d, found = self.spec, model.hidden, []
+        if s.shared_experts:
+            width, first = s.shared_experts * s.shared_width / tp, "gate, up" if s.matrices == 3 else "up"
+            found = [
+                gemm(f"shared {first}", tokens, (s.matrices - 1) * width, d, precision.expert),
+                gemm("shared down", tokens, d, width, precision.expert),
+            ]
+        if s.dense_width:
+            width = s.dense_width / tp
+            found.append(gemm("dense gate, up", tokens, 2 * width, d, precision.ffn))
+            found.append(gemm("dense down", tokens, d, width, precision.ffn))
+        return found
 
     def routed(
         self, model: ModelSpec, precision: Precision, mapping: Mapping, tokens: Numeric, routing: Routing
     ) -> Operator:
         experts, width = self.spec.experts, self.spec.width / mapping.tp_ffn
+        hidden = self.spec.expert_hidden(model.hidden)
         if routing.imbalance is None:
             load = fullest_load(
                 tokens,
@@ -61,17 +75,18 @@ class Moe(FfnBlock[MoeFfn]):
                 skew=routing.skew,
                 redundant=mapping.redundant_slots,
             )
-            rows = ExpertRows(*load, (experts + mapping.redundant_slots) / mapping.ep, model.hidden, width)
+            rows = ExpertRows(*load, (experts + mapping.redundant_slots) / mapping.ep, hidden, width)
         else:
             rows = expert_rows(
                 tokens=tokens,
                 experts=experts + mapping.redundant_slots,
                 top_k=self.spec.top_k,
-                hidden=model.hidden,
+                hidden=hidden,
                 width=width,
                 ep=mapping.ep,
                 imbalance=routing.imbalance,
             )
+        rows = rows._replace(matrices=self.spec.matrices)
         work = expert_work(rows, weight_bytes=precision.expert.bytes)
         name = "routed experts"
         return Operator(name, "experts", work, precision.expert.name, size=tokens, ranks=mapping.ep, experts=rows)
@@ -80,12 +95,18 @@ class Moe(FfnBlock[MoeFfn]):
         s, experts = self.spec, (self.spec.experts + mapping.redundant_slots) / (mapping.ep * mapping.tp_ffn)
         total = experts * s.expert_params(hidden) * precision.expert.bytes
         total = total + experts * s.expert_other_params(hidden) * ACTIVATION_BYTES
-        router = s.router_params(hidden) * precision.router.bytes + s.router_bias * s.experts * ACTIVATION_BYTES
-        return total + s.shared_params(hidden) / mapping.tp_attn * precision.expert.bytes + router
+        gates = s.router_params(hidden) + s.gate_params(hidden)
+        router = gates * precision.router.bytes + s.other_params(hidden) * ACTIVATION_BYTES
+        total = total + s.shared_params(hidden) / mapping.tp_attn * precision.expert.bytes + router
+        beside = s.latent_params(hidden) + s.dense_params(hidden) / mapping.tp_attn
+        return total + beside * precision.ffn.bytes
 
     def widest(self, hidden: int, mapping: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
         picks = all_tokens * (self.spec.top_k * fullest_rank(imbalance, mapping.ep)) / mapping.ep
-        return picks * (2 * self.spec.width / mapping.tp_ffn + hidden)
+        return picks * ((self.spec.matrices - 1) * self.spec.width / mapping.tp_ffn + self.spec.expert_hidden(hidden))
+
+    def wire_width(self, hidden: int) -> int:
+        return self.spec.expert_hidden(hidden)
 
     def least_redundant_slots(self, ep: int) -> int | None:
         fewest = -self.spec.experts % ep
@@ -103,6 +124,8 @@ class Moe(FfnBlock[MoeFfn]):
             return f"tp_ffn does not divide the expert width {s.width}"
         if s.shared_experts and (s.shared_experts * s.shared_width) % tp_attn:
             return f"tp_attn does not divide the shared width {s.shared_experts * s.shared_width}"
+        if s.dense_width % tp_attn:
+            return f"tp_attn does not divide the dense width {s.dense_width}"
         return None
 
     def cuts(self, precision: Precision, mapping: Mapping) -> list[Cut]:
@@ -111,6 +134,7 @@ class Moe(FfnBlock[MoeFfn]):
         return [
             ("experts", s.width, mapping.tp_ffn, fmt),
             *([("shared experts", shared, mapping.tp_attn, fmt)] if shared else []),
+            *([("dense layer", s.dense_width, mapping.tp_attn, precision.ffn)] if s.dense_width else []),
         ]
 
     def format(self, precision: Precision) -> Format:
@@ -118,4 +142,5 @@ class Moe(FfnBlock[MoeFfn]):
 
     @property
     def active_width(self) -> int:
-        return self.spec.top_k * self.spec.width + self.spec.shared_experts * self.spec.shared_width
+        s = self.spec
+        return s.top_k * s.width + s.shared_experts * s.shared_width + s.dense_width

@@ -288,7 +288,9 @@ def _exchange(
         tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric
     ) -> tuple[Numeric, Numeric, Sums]:
         here = Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp_ffn, ep=ep)
-        dispatch, combine = exchange_cost(tokens / tp, here, ffn.picks, phase, at)
+        dispatch, combine = exchange_cost(
+            tokens / tp, here, ffn.picks, phase, at, width=ffn.wire_width(at.model.hidden)
+        )
         return dispatch.time, combine.time, Sums().plus(dispatch.sums, layers).plus(combine.sums, layers)
 
     return tabulate(exchange, (mapping.tp_attn, mapping.dp_attn, mapping.tp_ffn, mapping.ep), rank)
