@@ -5,6 +5,7 @@ from .certainty.extrapolation import outside_calibration
 from .certainty.rows import Origin, rescore
 from .domain import Mapping, Slo, Status
 from .errors import DisaggSimError
+from .facts.hub.imported import ImportedModel, import_model
 from .facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
 from .launch.expressible import expressible
 from .launch.launch import Launch, launch
@@ -45,6 +46,7 @@ __all__ = [
     "Deployment",
     "DisaggSimError",
     "Gain",
+    "ImportedModel",
     "Instance",
     "Interference",
     "Launch",
@@ -77,6 +79,7 @@ __all__ = [
     "enumerate_mappings",
     "expressible",
     "gain",
+    "import_model",
     "launch",
     "layout_evidence",
     "lengths",

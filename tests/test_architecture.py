@@ -55,7 +55,7 @@ PACKAGES = {
     "domain": {"numpy"},
     "arrays": {"numpy"},
     "atomic": set(),
-    "facts": {"yaml", "pydantic", "pydantic_core", "annotated_types"},
+    "facts": {"yaml", "pydantic", "pydantic_core", "annotated_types", "huggingface_hub"},
     "workload": {"numpy", "pandas"},
     "physics": {"numpy", "pandas"},
     "search": {"numpy", "pandas"},
@@ -286,7 +286,7 @@ def test_nothing_from_outside_becomes_code():
 
 def test_importing_the_package_stays_light():
     heavy = ("pandas", "matplotlib", "scipy", "pulp", "highspy", "joblib", "pyarrow", "yaml", "pydantic", "typer")
-    heavy += ("numba", "statsmodels", "torch")
+    heavy += ("numba", "statsmodels", "torch", "huggingface_hub")
     heavy += ("numpy", "disagg_sim.facts", "disagg_sim.physics")
     code = f"import sys, disagg_sim; print([m for m in {heavy!r} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -76,6 +76,16 @@ class Specs(LazyGroup):
     }
 
 
+class Model(LazyGroup):
+    """Read models as Hugging Face publishes them."""
+
+    table: ClassVar = {
+        "import": Entry(
+            "model:import_", "Make a model's file of its config.json.", "model import Qwen3-8B/config.json --out models"
+        )
+    }
+
+
 class Trace(LazyGroup):
     """Inspect request traces."""
 
@@ -139,6 +149,7 @@ class Commands(LazyGroup):
             "measure --out own.csv --system h200_sxm --quick",
         ),
         "specs": Entry("commands:Specs", "List, show and check systems, models, policies, ..."),
+        "model": Entry("commands:Model", "Read the config.json of a model."),
         "trace": Entry("commands:Trace", "Print the statistics of a request trace."),
         "calibrate": Entry("commands:Calibrate", "Fit efficiencies to measurements."),
         "validate": Entry("commands:Validate", "Compare predictions with measurements."),

@@ -31,7 +31,7 @@ INFEASIBLE = 2  # exit code
 
 
 def plan(
-    model: Annotated[str, typer.Option(metavar="NAME|FILE", help="Model.")],
+    model: Annotated[str, typer.Option(metavar="NAME|FILE", help="Model: its name, YAML or config.json.")],
     system: Annotated[str, typer.Option(metavar="S[,S2,...]|any", help="GPU systems that compete.")],
     prefill_system: Annotated[str, typer.Option(metavar="P", help="Another system for the prefill pool.")] = "",
     isl: Annotated[int | None, typer.Option(min=1, help="Input tokens.")] = None,

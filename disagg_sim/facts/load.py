@@ -20,6 +20,7 @@ from disagg_sim.facts.efficiency import EfficiencySpec, efficiency_of
 from disagg_sim.facts.engine import EngineSpec, engine_of
 from disagg_sim.facts.faults import expected
 from disagg_sim.facts.hardware import SystemSpec, system_of
+from disagg_sim.facts.hub.files import is_config
 from disagg_sim.facts.launcher import CheckpointSpec, LauncherSpec, checkpoints_of, launcher_of
 from disagg_sim.facts.layouts import EvidenceSpec, LayoutRules, evidence_of, rules_of
 from disagg_sim.facts.model import ModelSpec, model_of
@@ -96,7 +97,7 @@ def load_model(name: str | Path) -> ModelSpec:
     Parameters
     ----------
     name
-        As in ``load_system``.
+        As in ``load_system``; or a Hugging Face ``config.json``, a directory with one, ``org/name`` on the hub.
 
     Returns
     -------
@@ -109,6 +110,10 @@ def load_model(name: str | Path) -> ModelSpec:
     >>> llama.hidden, len(llama.layers)
     (4096, 32)
     """
+    if is_config(name):
+        from disagg_sim.facts.hub.spec import imported_spec  # reads other files than these
+
+        return imported_spec(name)
     return _load("model", name, ModelSpec)
 
 

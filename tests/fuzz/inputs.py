@@ -59,6 +59,28 @@ SYNTHETIC: dict[str, Any] = SCENARIO | {
     "capacity": {"criterion": "attainment", "share": 0.9},
 }
 
+#: A model with experts and fp8 weights in blocks, as Hugging Face publishes it.
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "max_position_embeddings": 40960,
+    "mlp_only_layers": [0],
+    "moe_intermediate_size": 768,
+    "intermediate_size": 6144,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 12,
+    "num_key_value_heads": 4,
+    "vocab_size": 151936,
+    "quantization_config": {
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["lm_head", "model.layers.0.self_attn"],
+    },
+}
+
 _TIMES = [(i / 4, 200 + 37 * i % 500, 5 + 11 * i % 40) for i in range(24)]
 TRACES = {
     "csv": "arrival_s,input_tokens,output_tokens\n" + "".join(f"{t},{a},{b}\n" for t, a, b in _TIMES),
@@ -254,6 +276,15 @@ def spec(rng: Random) -> Spoilt:
     )
 
 
+def config(rng: Random) -> Spoilt:
+    """A model's config.json, imported and planned with."""
+    content = json.dumps(spoilt_document(CONFIG, rng), default=str).encode()
+    if rng.random() < 0.3:
+        content = spoilt_bytes(content, rng)
+    plan = ["plan", "--model", "config.json", *PLAN[2:], "--isl", "512", "--osl", "64", "--rate", "20"]
+    return Spoilt("config.json", {"config.json": content}, ["model", "import", "config.json"], then=[plan])
+
+
 def kernels(rng: Random) -> Spoilt:
     """Kernel tables and masks of bad rows."""
     spoil_mask = rng.random() < 0.5
@@ -345,6 +376,7 @@ def command_line(rng: Random) -> Spoilt:
         ["specs", "list", "model"],
         ["specs", "show", "hardware", "h100_sxm"],
         ["specs", "check", "s.yaml"],
+        ["model", "import", "config.json", "--name", "mine", "--out", "models"],
         ["check", "results", "--baseline", "baseline"],
         ["compare", "results", "baseline"],
         ["reproduce", "nothing", "--out", "out"],
@@ -373,6 +405,7 @@ def command_line(rng: Random) -> Spoilt:
         "passes.csv": PASSES.encode(),
         "run.csv": REQUESTS.encode(),
         "run.meta.json": json.dumps(ARGUMENTS).encode(),
+        "config.json": json.dumps(CONFIG).encode(),
         "here/file": b"",
     }
     words = spoilt_arguments(rng.choice(lines), OPTIONS, rng)
@@ -386,6 +419,7 @@ KINDS: tuple[tuple[Callable[[Random], Spoilt], int], ...] = (
     (scenario, 12),
     (trace, 14),
     (spec, 16),
+    (config, 6),
     (kernels, 8),
     (served, 7),
     (store, 8),

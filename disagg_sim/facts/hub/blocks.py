@@ -1,0 +1,194 @@
+"""Attention and feed-forward blocks of models whose keys every family writes alike: GQA, MLA, dense layers, experts.
+
+Each reader returns ``Blocks``: descriptions by name, as ``models/*.yaml`` writes them, and the name that each layer
+uses. What a family's code does without a key of its own is a ``Traits`` or ``MoeTraits``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from disagg_sim.facts.hub.config import Config
+
+Block = Mapping[str, Any]
+#: Name of a layer's type -> whether it has a sliding window.
+LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Descriptions by name, and the name of each layer's."""
+
+    known: Mapping[str, Block]
+    layers: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What the code of a family with grouped-query attention does; a text is the key that says it."""
+
+    qkv_bias: bool | str = "attention_bias"
+    output_bias: bool | str = "attention_bias"
+    qk_norm: bool | str = False
+    sinks: bool = False
+    window: Literal["no", "all", "switched", "typed", "every_other", "interleaved"] = "no"
+
+
+def gqa(config: Config, traits: Traits = Traits()) -> Blocks:
+    """Grouped-query attention, with windows on all layers, some or none."""
+    q_heads = config.count("num_attention_heads")
+    full: dict[str, Any] = {
+        "kind": "gqa",
+        "q_heads": q_heads,
+        "kv_heads": config.count("num_key_value_heads", default=q_heads),
+        "head_dim": head_dim(config, q_heads),
+    }
+    config.find("attention_bias")
+    for flag in ("qkv_bias", "output_bias", "qk_norm", "sinks"):
+        full |= {flag: True} if _holds(config, getattr(traits, flag)) else {}
+    windows = _windows(config, traits.window)
+    named = {0: "gqa"} if len({*windows}) == 1 else {0: "full"}
+    named |= {size: "sliding" if len(named) and 0 in windows else "gqa" for size in windows if size}
+    known = {named[size]: full | ({"window": size} if size else {}) for size in dict.fromkeys(windows)}
+    return Blocks(known, [named[size] for size in windows])
+
+
+def head_dim(config: Config, q_heads: int) -> int:
+    """Size of a head: its key, or the hidden size cut by the heads."""
+    if config.has("head_dim", "attention_head_dim"):
+        return config.count("head_dim", "attention_head_dim")
+    if config.hidden % q_heads:
+        raise config.fault(f"num_attention_heads: {q_heads} does not divide hidden_size {config.hidden}; give head_dim")
+    return config.hidden // q_heads
+
+
+def _holds(config: Config, trait: bool | str) -> bool:
+    return config.flag(trait) if isinstance(trait, str) else trait
+
+
+def _windows(config: Config, rule: str) -> list[int]:
+    """Sliding window of each layer, 0 where there is none. [token]"""
+    layers = config.layers
+    size = config.count("sliding_window", default=0, least=0)
+    if rule == "no" or not size:
+        return [0] * layers
+    if rule == "switched":
+        from_layer = config.count("max_window_layers", default=0, least=0)
+        switched = config.flag("use_sliding_window")
+        return [size if switched and layer >= from_layer else 0 for layer in range(layers)]
+    if rule in ("typed", "every_other", "interleaved") and config.has("layer_types"):
+        types = config.words("layer_types", tuple(LAYER_TYPES), length=layers)
+        return [size if LAYER_TYPES[each] else 0 for each in types]
+    if rule == "typed":
+        raise config.fault("missing key 'layer_types'")
+    if rule == "every_other":
+        config.assume("layer_types: sliding and full attention in turn, as the family's code does")
+        return [0 if layer % 2 else size for layer in range(layers)]
+    if rule == "interleaved":
+        every = config.count("sliding_window_pattern", default=6)
+        config.assume(f"layer_types: every {every}th layer has full attention, as the family's code does")
+        return [size if (layer + 1) % every else 0 for layer in range(layers)]
+    return [size] * layers
+
+
+def mla(config: Config) -> Blocks:
+    """Multi-head latent attention."""
+    return Blocks({"mla": mla_block(config)}, ["mla"] * config.layers)
+
+
+def mla_block(config: Config) -> dict[str, Any]:
+    """Sizes of one layer with multi-head latent attention."""
+    if not config.has("q_lora_rank"):
+        raise config.fault("q_lora_rank: queries without a latent are not modelled")
+    config.find("num_key_value_heads", "head_dim")  # of the heads before they share a latent
+    return {
+        "kind": "mla",
+        "q_heads": config.count("num_attention_heads"),
+        "q_rank": config.count("q_lora_rank"),
+        "kv_rank": config.count("kv_lora_rank"),
+        "nope_dim": config.count("qk_nope_head_dim"),
+        "rope_dim": config.count("qk_rope_head_dim", least=0),
+        "value_dim": config.count("v_head_dim"),
+    }
+
+
+def dense(config: Config) -> Blocks:
+    """Gated feed-forward layers of one width."""
+    return Blocks({"dense": {"kind": "dense", "width": config.count("intermediate_size")}}, ["dense"] * config.layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeTraits:
+    """What the code of a family with experts does; a text is the key that says it."""
+
+    width: tuple[str, ...] = ("moe_intermediate_size", "intermediate_size")
+    dense_width: tuple[str, ...] = ("intermediate_size",)
+    shared: tuple[str, ...] = ("n_shared_experts", "num_shared_experts")  # how many there are
+    shared_width: str = ""  # of all of them; "" = as wide as routed ones
+    always_shared: bool = False
+    router_bias: bool | str = False
+    expert_bias: bool = False
+
+
+def experts(config: Config, traits: MoeTraits = MoeTraits()) -> Blocks:
+    """Routed and shared experts, and dense layers between them."""
+    sparse = sparse_layers(config)
+    known: dict[str, Block] = {}
+    if not all(sparse):
+        known["dense"] = {"kind": "dense", "width": config.count(*traits.dense_width)}
+    if any(sparse):
+        known["moe"] = moe_block(config, traits)
+    return Blocks(known, ["moe" if each else "dense" for each in sparse])
+
+
+def moe_block(config: Config, traits: MoeTraits) -> dict[str, Any]:
+    """Sizes of one layer with experts."""
+    width = config.count(*traits.width)
+    block: dict[str, Any] = {
+        "kind": "moe",
+        "experts": config.count("n_routed_experts", "num_local_experts", "num_experts"),
+        "top_k": config.count("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts"),
+        "width": width,
+    }
+    if traits.shared_width:
+        shared, shared_width = 1, config.count(traits.shared_width, default=0, least=0)
+        config.find(*traits.shared)
+    else:
+        shared = config.count(*traits.shared, default=int(traits.always_shared), least=0)
+        shared_width = width
+    if shared and shared_width:
+        block |= {"shared_experts": shared, "shared_width": shared_width}
+    if _router_bias(config, traits.router_bias):
+        block["router_bias"] = True
+    if traits.expert_bias:
+        block["expert_bias"] = True
+    return block
+
+
+def _router_bias(config: Config, trait: bool | str) -> bool:
+    """Whether each expert has a bias that is added to its score."""
+    if trait == "topk_method":
+        return config.word("topk_method") == "noaux_tc"
+    return _holds(config, trait)
+
+
+def sparse_layers(config: Config) -> list[bool]:
+    """Whether each layer has experts, by whichever of the keys are there."""
+    layers = config.layers
+    if config.has("mlp_layer_types"):
+        config.find("first_k_dense_replace")
+        return [each == "sparse" for each in config.words("mlp_layer_types", ("dense", "sparse"), length=layers)]
+    if isinstance(config.find("moe_layer_freq")[1], list):
+        config.find("first_k_dense_replace")
+        freq = config.series("moe_layer_freq", length=layers)
+        return [bool(config.whole("moe_layer_freq", each, least=0, most=1)) for each in freq]
+    first = config.count("first_k_dense_replace", default=0, least=0)
+    every = config.count("moe_layer_freq", default=1)
+    step = config.count("decoder_sparse_step", "interleave_moe_layer_step", default=1)
+    without = config.layer_numbers("mlp_only_layers") if config.has("mlp_only_layers") else set()
+    return [
+        layer >= first and layer % every == 0 and (layer + 1) % step == 0 and layer not in without
+        for layer in range(layers)
+    ]
