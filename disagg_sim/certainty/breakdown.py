@@ -19,6 +19,7 @@ from disagg_sim.certainty.elasticity import CAPACITY, PARAMETERS, elasticities_o
 from disagg_sim.certainty.extrapolation import SIZE_WORDS, breaches
 from disagg_sim.certainty.passes import RESOURCES, Pass, Spent, Summand, at_light, passes_of, spent_of, summands_of
 from disagg_sim.certainty.rows import SHIPPED, Origin, design_of, designs_of
+from disagg_sim.certainty.trust import Trust, labels_of, trust_of, trust_of_host
 from disagg_sim.domain import SHARDING
 from disagg_sim.errors import InputError
 from disagg_sim.facts.provenance import place_of_fit, place_of_key
@@ -79,7 +80,7 @@ _PARTS = ["row", "latency", "step", "operator", "kind", "form"]
 #: Sizes beyond the range of a fit are told where the part takes this share of its time at such lengths. [1]
 _OUTSIDE_FROM = 0.01
 #: Columns of ``Breakdown.fits`` after ``row``.
-FIT_COLUMNS = ["step", "operator", "engine", "version", "points", "median_error", "p90_error", "range"]
+FIT_COLUMNS = ["step", "operator", "trust", "engine", "version", "points", "median_error", "p90_error", "range"]
 FIT_COLUMNS += ["inherited_from", "file", "line", "entry"]
 
 
@@ -92,12 +93,12 @@ class Breakdown(Shown):
     #: Parts of TTL and FTL: ``row``, ``latency`` ("ttl", "ftl"), ``step`` (the kind of pass), ``operator``, ``kind``,
     #: ``calls`` [1], ``seconds``, ``share`` of the latency [1], ``compute_s`` ... ``waiting_s`` (``RESOURCES``, which
     #: add up to ``seconds``), ``ideal_s`` (the same part at the speed of light), ``flops``, ``hbm_bytes`` of one GPU,
+    #: ``trust`` (``certainty.trust``: fitted, inherited, assumed; "" of waiting, which is time of the others),
     #: ``outside`` (sizes beyond the range of the fit, in words), ``source`` (file, line and entry of each number behind
-    #: it, with semicolons between), ``equation``. Under
-    #: a distribution of lengths parts are means over it, and ``outside`` tells the length at which most time is spent
-    #: beyond the range, where that is a hundredth of the part or more.
+    #: it, with semicolons between), ``equation``. Under a distribution of lengths parts are means over it, and
+    #: ``outside`` tells the length at which most time is spent beyond the range, where that is a hundredth or more.
     operators: pd.DataFrame
-    #: Fits behind the operators: ``row``, ``step``, ``operator``, ``engine``, ``version``, ``points`` [1],
+    #: Fits behind the operators: ``row``, ``step``, ``operator``, ``trust``, ``engine``, ``version``, ``points`` [1],
     #: ``median_error``, ``p90_error`` [1], ``range`` in words, ``inherited_from``, ``file``, ``line``, ``entry``.
     fits: pd.DataFrame
     #: What fills the fullest GPU of an instance: ``row``, ``phase`` ("prefill", "decode" or "both"), ``part``,
@@ -209,7 +210,7 @@ def _over_prompts(parts: pd.DataFrame) -> pd.DataFrame:
     beyond = parts[parts["outside"] != ""]
     most = parts.loc[beyond.groupby(_PARTS, sort=False)["seconds"].idxmax()].set_index(_PARTS)["outside"]
     enough = beyond.groupby(_PARTS, sort=False)["seconds"].sum() >= _OUTSIDE_FROM * added["seconds"].reindex(most.index)
-    words = grouped[["source", "equation"]].first().assign(outside=most[enough.reindex(most.index)])
+    words = grouped[["trust", "source", "equation"]].first().assign(outside=most[enough.reindex(most.index)])
     whole = added.join(words.fillna({"outside": ""})).reset_index()
     return whole[list(parts.columns)]
 
@@ -250,6 +251,7 @@ def _columns(each: Summand, one: Pass, labels: pd.Index[Any], spent: Spent | Non
     columns |= {"ideal_s": nothing, "flops": spent.flops, "hbm_bytes": spent.hbm_bytes}
     equation = EQUATIONS[kind]
     columns |= {
+        "trust": _trust(each, one),
         "outside": outside,
         "source": _source(each, one),
         "equation": f"{equation.__module__}.{equation.__name__}",
@@ -294,6 +296,15 @@ def _source(each: Summand, one: Pass) -> str:
     return str(place_of_key("profile", profile.name, keys[0])) if keys else ""
 
 
+def _trust(each: Summand, one: Pass) -> Any:
+    """Label of a part, or labels, (rows,)."""
+    if each.operator:
+        return labels_of(each.operator[0])
+    if each.key[1] == "host":
+        return str(trust_of_host(one.designs.at if one.phase == "decode" else one.designs.prefill_at))
+    return str(Trust.ASSUMED) if each.key[1] == "interference" else ""
+
+
 def _engine_keys(each: Summand, one: Pass) -> list[str]:
     """Numbers of the engine profile that a part takes beside its kernels."""
     engine = (one.designs.at if one.phase == "decode" else one.designs.prefill_at).overheads
@@ -319,6 +330,7 @@ def _fit_rows(each: Summand, one: Pass, labels: pd.Index[Any]) -> pd.DataFrame:
             {
                 "step": one.name,
                 "operator": each.key[0],
+                "trust": str(trust_of([fit])),
                 "engine": fit.engine,
                 "version": fit.version,
                 "points": fit.points,

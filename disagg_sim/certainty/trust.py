@@ -1,35 +1,74 @@
-"""Label what a number rests on: measured, fitted, inherited or assumed. The one place that says so."""
+"""Label what a number rests on: measured, fitted, inherited or assumed. The one place that says so.
+
+A latency or a throughput is composed of the times of many operators, each with a label of its own. Its label is shares:
+the part of it that is time of operators of each label, such as ``fitted 92 %, assumed 8 %``. Both are homogeneous in
+the times of their operators (``certainty.contributions``), so the shares are derivatives, and add up to 1. A throughput
+counts the time of every pool by the GPUs that it takes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
+from pathlib import PurePath
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
-from disagg_sim.certainty.contributions import contributions_of
-from disagg_sim.certainty.designs import times_of
-from disagg_sim.certainty.rows import design_of
-from disagg_sim.facts.efficiency import ASSUMED, Fit
+from disagg_sim.certainty.contributions import STEP, Contribution, adjusted, fits_of, key_of, sizes_of
+from disagg_sim.certainty.designs import Designs, Scores, scores_of, times_of
+from disagg_sim.certainty.rows import SHIPPED, Origin, design_of, designs_of
+from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, Fit
+from disagg_sim.facts.load import load_engine, load_system
+from disagg_sim.physics.link_curves import timed_ranks
+from disagg_sim.physics.operators import Operator
+from disagg_sim.physics.roofline import Cost
+from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.layouts import checked_kinds, class_of
 
 
 class Trust(StrEnum):
     """What a number rests on, best first."""
 
-    MEASURED = "measured"  # seen on this hardware, as it is
-    FITTED = "fitted"  # computed with fits to measurements of this hardware
-    INHERITED = "inherited"  # computed with fits to measurements of other hardware
-    ASSUMED = "assumed"  # computed with numbers that nobody has measured, or taken as given
+    MEASURED = "measured"
+    FITTED = "fitted"
+    INHERITED = "inherited"
+    ASSUMED = "assumed"
 
 
-def trust_of(fits: Sequence[Fit]) -> Trust:
+#: What the labels mean, for people.
+MEANING = {
+    Trust.MEASURED: "a fact of the vendor or of the model, or measured on this very kind of system and layout",
+    Trust.FITTED: "computed with curves fitted to measurements of this system, or of served runs of its class",
+    Trust.INHERITED: "computed with curves fitted to another system, scaled by the published rates of both",
+    Trust.ASSUMED: "computed with a constant that nobody has measured here, or taken as given",
+}
+#: Column of a frontier with the shares of its throughput, in words.
+COLUMN = "rests_on"
+#: Shares that are left out of words. [1]
+LITTLE = 0.02
+#: How the source of a number begins, or what it holds, where nobody has measured it.
+_GUESSED = ("assumption", "placeholder")
+_DOUBTED = "low confidence"
+#: Numbers of an engine that are host time.
+_HOST = ("step_host", "sequence_host", "rank_host", "kernel_launch")
+
+Shares = dict[Trust, float]
+
+
+def trust_of(fits: Sequence[Fit], sizes: Mapping[str, Any] | None = None) -> Trust:
     """Label an operator by the fits behind its time: the weakest counts.
 
     Parameters
     ----------
     fits
         That speak together; none is an assumption of the profile.
+    sizes
+        Of the operator, by the names that kernel tables give them: numbers, or their least and largest.
 
     Returns
     -------
@@ -38,18 +77,159 @@ def trust_of(fits: Sequence[Fit]) -> Trust:
 
     Examples
     --------
-    >>> trust_of([]).value
-    'assumed'
+    Among four ranks of a GB200 an all-reduce was timed, among 32 it is assumed:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> fits = list(fits_of(setup("llama_3_1_70b", "gb200_nvl72", "fp8").rates, "", "all_reduce", ""))
+    >>> trust_of(fits, {"num_gpus": 4.0}).value, trust_of(fits, {"num_gpus": 32.0}).value, trust_of([]).value
+    ('fitted', 'assumed', 'assumed')
     """
-    if not fits or any(fit.engine == ASSUMED for fit in fits):
+    if np.any(_unmeasured(fits, sizes or {})):
         return Trust.ASSUMED
+    return _of_measured(fits)
+
+
+def labels_of(part: Contribution) -> NDArray[np.object_]:
+    """Label an operator of some designs, (rows,)."""
+    unmeasured = _unmeasured(part.fits, {size: largest for size, (_, largest) in part.sizes.items()})
+    return np.where(np.broadcast_to(unmeasured, part.rows), Trust.ASSUMED, _of_measured(part.fits)).astype(object)
+
+
+def _of_measured(fits: Sequence[Fit]) -> Trust:
+    """Label of an operator where measurements speak of it."""
     return Trust.INHERITED if any(fit.inherited_from for fit in fits) else Trust.FITTED
 
 
-def trust_shares(grid: PhaseGrid, row: int, column: int) -> dict[Trust, float]:
-    """Share out the time of a decode step, or of a pass of prefill, by what its parts rest on.
+def _unmeasured(fits: Sequence[Fit], sizes: Mapping[str, Any]) -> Any:
+    """Where no measurement speaks of an operator of these sizes: True, False, or an array of the shape of the sizes."""
+    measured = [fit for fit in fits if fit.engine != ASSUMED]
+    if not measured:
+        return True
+    if len(measured) < len(fits) and "num_gpus" in sizes:  # an assumption for more ranks than any that were timed
+        return np.asarray(sizes["num_gpus"]) > timed_ranks(measured)
+    if "node_num" in sizes and not any(isinstance(fit, AllToAllFit) and fit.link == "nic" for fit in measured):
+        return np.asarray(sizes["node_num"]) > 1.0  # of NICs only the vendor's bandwidth is known
+    return False
 
-    The host's part of an engine is fitted to served runs.
+
+def trust_of_entry(place: str, entry: str) -> Trust:
+    """Label a number of a spec file that no kernel fit made.
+
+    Parameters
+    ----------
+    place
+        File and line: ``hw_specs/engines/vllm.yaml:7``.
+    entry
+        Key of the number.
+
+    Returns
+    -------
+    Trust
+        Of an engine fitted, where its source says so; of a profile assumed; of a system measured, which holds for the
+        vendor's facts, unless its source doubts it.
+
+    Examples
+    --------
+    >>> [trust_of_entry(f"hw_specs/{place}.yaml:9", entry).value for place, entry in (
+    ...     ("engines/vllm", "step_host"), ("profiles/measured", "host"), ("h100_sxm", "hbm_bandwidth"),
+    ...     ("rtx_pro_6000", "nic_bandwidth"))]
+    ['fitted', 'assumed', 'measured', 'assumed']
+    """
+    file = PurePath(place.partition(":")[0])
+    if "engines" in file.parts:
+        return _of_engine(load_engine(file.stem).sources.get(entry, ""))
+    if "profiles" in file.parts:
+        return Trust.ASSUMED
+    said = load_system(file.stem).sources.get(entry, "")
+    return Trust.ASSUMED if said.startswith(_GUESSED) or _DOUBTED in said else Trust.MEASURED
+
+
+def _of_engine(source: str) -> Trust:
+    return Trust.FITTED if source.startswith(("fitted", "measured")) else Trust.ASSUMED
+
+
+def trust_of_host(at: Setup) -> Trust:
+    """Label the host's part of passes: that of an engine is fitted to served runs.
+
+    Parameters
+    ----------
+    at
+        Its engine and system count.
+
+    Returns
+    -------
+    Trust
+        Fitted where runs of this class of systems were served, else inherited; assumed where it is the profile's, or
+        the engine file names no fit.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> trust_of_host(setup("llama_3_1_8b", "h100_sxm", "fp8")).value
+    'fitted'
+    """
+    engine = at.overheads
+    if engine is None:
+        return Trust.ASSUMED
+    used = [engine.sources.get(key, "") for key in _HOST if getattr(engine, key)]
+    if any(_of_engine(source) == Trust.ASSUMED for source in used):
+        return Trust.ASSUMED
+    served = {systems for _, systems, _ in checked_kinds()}
+    return Trust.FITTED if class_of(at.system) in served else Trust.INHERITED
+
+
+def shares_of_designs(designs: Designs) -> dict[Trust, Scores]:
+    """Share out latencies and throughput of designs by what their parts rest on.
+
+    Parameters
+    ----------
+    designs
+        Rows of a table (``designs_of``), or one point of a grid (``design_of``).
+
+    Returns
+    -------
+    dict of Trust to Scores
+        Shares of ``ftl``, ``ttl`` and ``throughput``, shape (rows,), which add up to 1 over the labels; NaN of a
+        latency that the designs do not have. [1]
+    """
+    hosts = {trust_of_host(at) for at in (designs.at, designs.prefill_at)}
+    host = max(hosts, key=list(Trust).index)
+    found: dict[Trust, Scores] = {
+        label: _carried(designs, label) for label in Trust if label not in (Trust.MEASURED, host)
+    }
+    rest = (np.maximum(1.0 - sum(parts), 0.0) for parts in zip(*found.values(), strict=True))
+    found[host] = Scores(*rest)
+    return {label: found[label] for label in Trust if label in found}
+
+
+def _carried(designs: Designs, label: Trust) -> Scores:
+    """Shares of the operators of one label: the derivative of each quantity by a factor on their times. [1]"""
+    marked = designs.under(decode=_marked(designs.at, label), prefill=_marked(designs.prefill_at, label))
+    with np.errstate(invalid="ignore", divide="ignore"):  # kernels that no pass chooses, latencies that are none
+        scores = scores_of(marked, times_of(marked), rematch=True)
+        return Scores(*(np.abs(np.imag(part) / np.real(part)) / STEP for part in scores))
+
+
+def _marked(at: Setup, label: Trust) -> Setup:
+    """The setup with the step of a derivative on the time of every operator of a label."""
+    known: dict[tuple[str, str, str], tuple[Fit, ...]] = {}
+
+    def adjust(op: Operator, cost: Cost) -> Cost:
+        key = key_of(op)
+        if key not in known:
+            known[key] = tuple(fits_of(at.rates, *key))
+        unmeasured = _unmeasured(known[key], sizes_of(op))
+        if label == Trust.ASSUMED:
+            mine = unmeasured
+        else:
+            mine = np.logical_not(unmeasured) & (_of_measured(known[key]) == label)
+        return cost * (1.0 + STEP * 1j * np.asarray(mine, dtype=float)) if np.any(mine) else cost
+
+    return adjusted(at, adjust)
+
+
+def trust_shares(grid: PhaseGrid, row: int, column: int) -> Shares:
+    """Share out the time of a decode step, or the time that a pass of prefill takes of its GPUs, by what it rests on.
 
     Parameters
     ----------
@@ -74,11 +254,119 @@ def trust_shares(grid: PhaseGrid, row: int, column: int) -> dict[Trust, float]:
     >>> shares("h100_sxm")[Trust.FITTED] > 0.8 > shares("h20_sxm").get(Trust.FITTED, 0.0)
     True
     """
-    designs = design_of(grid, row, column)
-    index = 0 if grid.phase == "decode" else 2
-    total = float(np.sum(times_of(designs)[index]))
-    found = dict.fromkeys(Trust, 0.0)
-    for part in contributions_of(designs):
-        found[trust_of(part.fits)] += float(np.sum(part.seconds[index])) / total
-    found[Trust.FITTED] += max(1.0 - sum(found.values()), 0.0)
-    return {label: share for label, share in found.items() if share > 0.0}
+    return _of_row(
+        {label: scores.throughput for label, scores in shares_of_designs(design_of(grid, row, column)).items()}, 0
+    )
+
+
+def trust_of_points(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> dict[str, list[Shares]]:
+    """Share out latencies and throughput of every row of a table by what they rest on.
+
+    Parameters
+    ----------
+    points : DataFrame
+        A table of points or a frontier (``points.COLUMNS``), any modes and cases.
+    origin : Origin
+        What the rows were made with; they need not be exact.
+
+    Returns
+    -------
+    dict of str to list
+        "ftl", "ttl" and "throughput" -> shares of every row, best label first. [1]
+
+    Raises
+    ------
+    InputError, UnknownNameError
+        As ``rescore``.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at, options = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.Colocation(batch=(8,), prefill_batch=(1,))
+    >>> found = trust_of_points(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 128), options=options))
+    >>> f"{sum(found['ttl'][0].values()):.6f}", shares_text(found["throughput"][0])
+    ('1.000000', 'fitted 89 %, assumed 11 %')
+    """
+    found: dict[str, list[Shares]] = {name: [{} for _ in range(len(points))] for name in Scores._fields}
+    for designs in designs_of(points, replace(origin, exact=False)):
+        shares = shares_of_designs(designs)
+        for name, rows in found.items():
+            mine = {label: getattr(scores, name) for label, scores in shares.items()}
+            for place, row in enumerate(designs.rows.tolist()):
+                rows[row] = _of_row(mine, place)
+    return found
+
+
+def _of_row(shares: Mapping[Trust, Any], row: int) -> Shares:
+    return {label: float(values[row]) for label, values in shares.items() if values[row] > 0.0}
+
+
+def added(parts: Sequence[tuple[float, Shares]]) -> Shares:
+    """Add up shares of several parts, by the weight of each.
+
+    Parameters
+    ----------
+    parts
+        Weight, such as GPUs or seconds, and shares of each.
+
+    Returns
+    -------
+    dict of Trust to float
+        Shares, best label first; together 1. [1]
+
+    Examples
+    --------
+    >>> added([(3.0, {Trust.FITTED: 1.0}), (1.0, {Trust.FITTED: 0.5, Trust.ASSUMED: 0.5})])
+    {<Trust.FITTED: 'fitted'>: 0.875, <Trust.ASSUMED: 'assumed'>: 0.125}
+    """
+    total = sum(weight for weight, _ in parts)
+    whole = {label: sum(weight * shares.get(label, 0.0) for weight, shares in parts) / total for label in Trust}
+    return {label: share for label, share in whole.items() if share > 0.0}
+
+
+def shares_text(shares: Shares) -> str:
+    """Write shares in words, best label first, those below 2 % left out.
+
+    Parameters
+    ----------
+    shares
+        Of one number. [1]
+
+    Returns
+    -------
+    str
+        For people; "" where there are none.
+
+    Examples
+    --------
+    >>> shares_text({Trust.FITTED: 0.92, Trust.INHERITED: 0.01, Trust.ASSUMED: 0.07})
+    'fitted 92 %, assumed 7 %'
+    """
+    return ", ".join(f"{label} {100 * shares[label]:.0f} %" for label in Trust if shares.get(label, 0.0) >= LITTLE)
+
+
+def words_of_points(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.Series:
+    """Say in words what the throughput of every row of a table rests on: the column ``COLUMN``.
+
+    Parameters
+    ----------
+    points, origin
+        As in ``trust_of_points``.
+
+    Returns
+    -------
+    Series of str
+        Index of ``points``.
+
+    Examples
+    --------
+    Nothing of the speed of light has been measured:
+
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal")
+    >>> options = ds.Colocation(batch=(8,), prefill_batch=(1,))
+    >>> words_of_points(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 128), options=options)).tolist()
+    ['assumed 100 %']
+    """
+    words = [shares_text(shares) for shares in trust_of_points(points, origin=origin)["throughput"]]
+    return pd.Series(words, index=points.index, name=COLUMN, dtype=object)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from rich.text import Text
 from disagg_sim.certainty.breakdown import Breakdown, breakdown
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.certainty.rows import Origin
+from disagg_sim.certainty.trust import shares_text
 from disagg_sim.cli.tables import print_table
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError, nearest
@@ -31,6 +31,7 @@ from disagg_sim.report.breakdown import (
     point_of,
     resource_shares,
     time_text,
+    trust_shares,
 )
 from disagg_sim.report.roofline import draw_breakdown
 from disagg_sim.report.sources import entries_of, source_rows
@@ -173,6 +174,7 @@ def _print(found: Breakdown, row: Any, traffic: str) -> None:
         typer.echo(f"\n{latency_title(found, row, latency)}")
         legend = (f"{MARKS[name]} {RESOURCE_TEXT[name]} {share:.0%}" for name, share in shares.items() if share > 0)
         typer.echo("  ".join(legend))
+        typer.echo(f"rests on: {shares_text(trust_shares(found, row, latency))}")
         longest = max(line.seconds for line in lines)
         rows = [
             (
@@ -181,11 +183,13 @@ def _print(found: Breakdown, row: Any, traffic: str) -> None:
                 f"{line.share:.1%}",
                 _bar(line, longest),
                 f"{line.light:.0%}",
+                line.trust,
                 entries_of(line.source) + " !" * bool(line.outside),
             )
             for line in lines
         ]
-        print_table(rows, header=("part", "time", "share", "spent on", "of light", "rests on"), numeric=(1, 2, 4))
+        header: tuple[str, ...] = ("part", "time", "share", "spent on", "of light", "label", "rests on")
+        print_table(rows, header=header, numeric=(1, 2, 4))
         for outside in dict.fromkeys(f"{entries_of(line.source)}: {line.outside}" for line in lines if line.outside):
             typer.echo(f"! outside the range of {outside}")
     for title, limit, parts in memory_lines(found, row):
@@ -199,13 +203,8 @@ def _print(found: Breakdown, row: Any, traffic: str) -> None:
     changes = list(elasticity_rows(found, row))
     print_table(changes, header=("change", "TTL", "FTL", "tokens/s/GPU"), numeric=(1, 2, 3))
     typer.echo("\nwhat the parts rest on")
-    header = ("entry", "equation", "engine", "rows", "median error", "p90 error", "place", "range")
-    print_table(source_rows(found, row), header=header, numeric=(3, 4, 5))
-
-
-def _memory_cells(parts: list[tuple[str, float]], limit: float) -> Iterator[tuple[str, ...]]:
-    for name, size in parts:
-        yield name, f"{size / GB:.2f} GB", f"{size / limit:.1%}", MARKS["hbm"] * round(BAR * size / limit)
+    header = ("entry", "equation", "label", "rows", "error", "p90", "place", "range")
+    print_table(source_rows(found, row), header=header, numeric=(3, 4, 5), whole=(0, 1, 2))
 
 
 def _bar(line: Line, longest: float) -> Text:

@@ -19,12 +19,24 @@ if TYPE_CHECKING:
 WIDE = 200
 
 
-def print_table(rows: Iterable[Sequence[object]], *, header: Sequence[str] = (), numeric: Sequence[int] = ()) -> None:
-    """Print rows in columns; ``numeric`` columns are flush right. A cell may be rich ``Text``."""
-    print(table_text(rows, header=header, numeric=numeric))
+def print_table(
+    rows: Iterable[Sequence[object]],
+    *,
+    header: Sequence[str] = (),
+    numeric: Sequence[int] = (),
+    whole: Sequence[int] = (),
+) -> None:
+    """Print rows in columns; ``numeric`` are flush right, ``whole`` never folded. A cell may be rich ``Text``."""
+    print(table_text(rows, header=header, numeric=numeric, whole=whole))
 
 
-def table_text(rows: Iterable[Sequence[object]], *, header: Sequence[str] = (), numeric: Sequence[int] = ()) -> str:
+def table_text(
+    rows: Iterable[Sequence[object]],
+    *,
+    header: Sequence[str] = (),
+    numeric: Sequence[int] = (),
+    whole: Sequence[int] = (),
+) -> str:
     """The lines that ``print_table`` prints."""
     table = Table(box=None, show_header=bool(header), padding=(0, 2, 0, 0), pad_edge=False)
     body = [[_cell(cell) for cell in row] for row in rows]
@@ -33,6 +45,7 @@ def table_text(rows: Iterable[Sequence[object]], *, header: Sequence[str] = (), 
             header[index] if index < len(header) else "",
             justify="right" if index in numeric else "left",
             overflow="fold",
+            no_wrap=index in whole,
         )
     for row in body:
         table.add_row(*row)

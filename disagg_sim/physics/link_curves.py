@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.errors import InputError, nearest
-from disagg_sim.facts.efficiency import ASSUMED, EAGER, LARGE_MESSAGES, AllToAllFit, CollectiveFit
+from disagg_sim.facts.efficiency import ASSUMED, EAGER, LARGE_MESSAGES, AllToAllFit, CollectiveFit, Fit
 from disagg_sim.physics.collectives import (
     COPIES,
     Copies,
@@ -189,13 +189,36 @@ def _with_ranks(laws: Sequence[CollectiveFit], link: float) -> tuple[Algorithm, 
 
     What is assumed takes any number beyond those of the engine.
     """
-    own = max((_gpus(row)[1] for row in laws if row.engine not in (LARGE_MESSAGES, ASSUMED)), default=0.0)
+    own = timed_ranks(laws)
     ranks = {LARGE_MESSAGES: (0.0, np.inf), ASSUMED: (own + 1.0, np.inf)}
     found = []
     for row in laws:
         least, most = ranks.get(row.engine, (0.0, _gpus(row)[1]))
         found.append(replace(algorithm_of(row, link), least=least, most=most))
     return tuple(found)
+
+
+def timed_ranks(rows: Sequence[Fit]) -> float:
+    """Count the ranks up to which the collectives of an engine were timed.
+
+    Parameters
+    ----------
+    rows
+        Fits of one collective, of the engine and of what stands in for it.
+
+    Returns
+    -------
+    float
+        0 where the engine has none of its own. [1]
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_efficiency
+    >>> timed_ranks([row for row in load_efficiency("gb200_nvl72").collectives if row.engine == "trtllm"])
+    4.0
+    """
+    own = [row for row in rows if isinstance(row, CollectiveFit) and row.engine not in (LARGE_MESSAGES, ASSUMED)]
+    return max((_gpus(row)[1] for row in own), default=0.0)
 
 
 def _gpus(row: CollectiveFit) -> tuple[float, float]:

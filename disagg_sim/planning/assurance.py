@@ -21,7 +21,7 @@ import pandas as pd
 from disagg_sim.arrays import Floats, Mask
 from disagg_sim.certainty.error_bars import Uncertainty, uncertainty
 from disagg_sim.certainty.rows import Origin
-from disagg_sim.certainty.trust import Trust, trust_shares
+from disagg_sim.certainty.trust import Shares, added, trust_shares
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.design import PlannedPool
@@ -30,7 +30,7 @@ from disagg_sim.planning.pools import AnyChoice
 from disagg_sim.planning.sizing import Candidates
 from disagg_sim.search.front import best_from
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.search.layouts import evidence
+from disagg_sim.search.layouts import checked_kind, evidence
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
@@ -53,7 +53,11 @@ class PoolEvidence:
 
     role: str
     layout: str  # words that start with one of ``search.layouts.EVIDENCE``
-    rests_on: dict[Trust, float]  # shares of the time of its step or pass [1]
+    points: int  # served operating points of this kind of layout [1]
+    error: float | None  # that the forecast of three quarters of them stays below; None = not judged [1]
+    ttft: Shares  # what the time to a first token rests on; empty of decode [1]
+    tpot: Shares  # what the time of a step rests on; empty of prefill [1]
+    rests_on: Shares  # what its throughput rests on: the time that it spends on requests [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,7 @@ class Assurance:
     ttft: Band  # time of a pass of prefill over its forecast [1]
     tpot: Band  # time of a step over its forecast [1]
     pools: tuple[PoolEvidence, ...]
+    throughput: Shares  # what it rests on: the time of every pool, by its GPUs [1]
 
 
 def assurance(plan: Plan) -> Assurance:
@@ -107,13 +112,15 @@ def assurance(plan: Plan) -> Assurance:
         name: np.quantile(_near(found, mine, limit, values, column), ENDS)
         for name, values, column in (("ttft", found.ftl, "ftl_s"), ("tpot", found.ttl, "ttl_s"))
     }
+    pools = tuple(_evidence(plan, pool) for pool in best.pools)
     return Assurance(
         probability=chance,
         gain=gain,
         capacity=_band(sampled / nominal) if nominal > 0 else (np.nan, np.nan),
         ttft=(float(slower["ttft"][0]), float(slower["ttft"][1])),
         tpot=(float(slower["tpot"][0]), float(slower["tpot"][1])),
-        pools=tuple(_evidence(plan, pool) for pool in best.pools),
+        pools=pools,
+        throughput=added([(pool.gpus, each.rests_on) for pool, each in zip(best.pools, pools, strict=True)]),
     )
 
 
@@ -199,13 +206,32 @@ def _near(found: Uncertainty, mine: Mask, limit: float, values: Floats, column: 
 
 
 def _evidence(plan: Plan, pool: PlannedPool) -> PoolEvidence:
-    at, lengths = pool.setup, plan.work.lengths
-    layout = str(evidence(at, pool.mapping)[0])
-    plain = _mappings([pool.choice])[0]
-    if pool.role == "prefill":
-        chunk = int(pool.mapping.chunk_tokens)
-        grid = prefill_grid(at, plain, lengths, batch=[pool.batch], chunk_tokens=[chunk])
-        row = int(np.flatnonzero(grid.mappings.chunk_tokens == chunk)[0])
-    else:
-        grid, row = decode_grid(at, plain, lengths, batch=[max(1, round(pool.sequences))]), 0
-    return PoolEvidence(role=pool.role, layout=layout, rests_on=trust_shares(grid, row, 0))
+    at, plain = pool.setup, _mappings([pool.choice])[0]
+    kind = checked_kind(at, pool.mapping)
+    pass_s, ttft = _prefill(plan, pool, plain) if pool.role != "decode" else (0.0, {})
+    step_s, tpot = _decode(plan, pool, plain) if pool.role != "prefill" else (0.0, {})
+    return PoolEvidence(
+        role=pool.role,
+        layout=str(evidence(at, pool.mapping)[0]),
+        points=kind.points if kind else 0,
+        error=kind.error if kind else None,
+        ttft=ttft,
+        tpot=tpot,
+        rests_on=added([(pass_s, ttft), (step_s, tpot)]),
+    )
+
+
+def _prefill(plan: Plan, pool: PlannedPool, plain: Mapping) -> tuple[float, Shares]:
+    """Time of the pool for the prompt of a request, and what it rests on. [s]"""
+    chunk, split = int(pool.mapping.chunk_tokens), pool.role == "prefill"
+    prompts = pool.batch if split else 1
+    grid = prefill_grid(pool.setup, plain, plan.work.lengths, batch=[prompts], chunk_tokens=[chunk] if split else [0])
+    row = int(np.flatnonzero(grid.mappings.chunk_tokens == chunk)[0]) if split else 0
+    return float(grid.latency[row, 0]) / prompts, trust_shares(grid, row, 0)
+
+
+def _decode(plan: Plan, pool: PlannedPool, plain: Mapping) -> tuple[float, Shares]:
+    """Time of the pool for the tokens of a request, and what it rests on. [s]"""
+    sequences = max(1, round(pool.sequences))
+    grid = decode_grid(pool.setup, plain, plan.work.lengths, batch=[sequences])
+    return float(grid.latency[0, 0]) * plan.work.lengths.gaps / sequences, trust_shares(grid, 0, 0)

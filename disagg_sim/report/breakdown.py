@@ -10,6 +10,7 @@ import numpy as np
 
 from disagg_sim.certainty.breakdown import Breakdown
 from disagg_sim.certainty.passes import RESOURCES
+from disagg_sim.certainty.trust import Trust, added
 from disagg_sim.report.words import MODE_TEXT, mapping_text, prefill_text, ratio_text, records
 from disagg_sim.units import GB, MS, US
 
@@ -67,6 +68,7 @@ class Line:
     seconds: float
     share: float  # of the latency [1]
     by: Mapping[str, float]  # resource -> seconds
+    trust: str  # label of what it rests on; "" of waiting
     light: float  # time at the speed of light over the own [1]
     outside: str  # sizes beyond the range of the fit
     source: str  # file, line and entry
@@ -162,8 +164,8 @@ def lines_of(found: Breakdown, row: Any, latency: str) -> list[Line]:
     >>> import pandas as pd
     >>> from types import SimpleNamespace
     >>> parts = pd.DataFrame({"operator": ["down", "head", "hop"], "seconds": [9.993e-3, 4e-6, 3e-6]})
-    >>> parts = parts.assign(share=parts["seconds"] / 0.010, ideal_s=parts["seconds"], step="", outside="", source="")
-    >>> parts = parts.assign(**{f"{name}_s": 0.0 for name in RESOURCES})
+    >>> parts = parts.assign(share=parts["seconds"] / 0.010, ideal_s=parts["seconds"], step="", trust="")
+    >>> parts = parts.assign(**{f"{name}_s": 0.0 for name in RESOURCES}, outside="", source="")
     >>> lines = lines_of(SimpleNamespace(latency=lambda row, name: parts), 0, "ttl")
     >>> [(line.operator, f"{line.seconds / US:.0f} us") for line in lines]
     [('down', '9993 us'), ('2 others', '7 us')]
@@ -178,6 +180,7 @@ def lines_of(found: Breakdown, row: Any, latency: str) -> list[Line]:
         words = {
             "operator": f"{len(rest)} {OTHERS if len(rest) > 1 else OTHER}",
             "step": "",
+            "trust": "",
             "outside": "",
             "source": "",
         }
@@ -192,6 +195,7 @@ def _line(part: Mapping[str, Any], *, several: bool) -> Line:
         seconds=part["seconds"],
         share=part["share"],
         by={name: part[f"{name}_s"] for name in RESOURCES},
+        trust=part["trust"],
         light=part["ideal_s"] / part["seconds"],
         outside=part["outside"],
         source=part["source"],
@@ -251,6 +255,36 @@ def latency_title(found: Breakdown, row: Any, latency: str) -> str:
     rate = f" = {1.0 / seconds:,.4g} tokens/s/user" if latency == "ttl" else ""
     far = f"; {ideal / seconds:.0%} of the speed of light ({time_text(ideal)})"
     return f"{LATENCY_TEXT[latency]} {time_text(seconds)}{rate}{far}"
+
+
+def trust_shares(found: Breakdown, row: Any, latency: str) -> dict[Trust, float]:
+    """Share out a latency by what its parts rest on; waiting, which is time of the other parts, is left out.
+
+    Parameters
+    ----------
+    found
+        From ``breakdown``.
+    row
+        Index of the design.
+    latency
+        "ttl" or "ftl".
+
+    Returns
+    -------
+    dict of Trust to float
+        Shares, best label first; together 1. [1]
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from types import SimpleNamespace
+    >>> parts = pd.DataFrame({"trust": ["fitted", "assumed", ""], "seconds": [3.0, 1.0, 2.0]})
+    >>> trust_shares(SimpleNamespace(latency=lambda row, name: parts), 0, "ttl")
+    {<Trust.FITTED: 'fitted'>: 0.75, <Trust.ASSUMED: 'assumed'>: 0.25}
+    """
+    parts = found.latency(row, latency)
+    told = parts[parts["trust"] != ""]
+    return added([(part["seconds"], {Trust(part["trust"]): 1.0}) for part in records(told)])
 
 
 def resource_shares(found: Breakdown, row: Any, latency: str) -> dict[str, float]:

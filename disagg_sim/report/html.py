@@ -221,7 +221,7 @@ def _(found: Breakdown) -> str:
     for row in found.points.index[:MOST_DESIGNS]:
         shown.append(f"<p>{escape(heading(point_of(found, row)))}</p>")
         for latency in LATENCIES:
-            head = ("part", "time", "share", "speed of light", "spent on", "rests on")
+            head = ("part", "time", "share", "speed of light", "spent on", "label", "rests on")
             parts = [_breakdown_row(line) for line in lines_of(found, row, latency)]
             shown.append(_table(latency_title(found, row, latency), head, parts))
     left = len(found.points) - MOST_DESIGNS
@@ -233,7 +233,7 @@ def _breakdown_row(line: breakdown.Line) -> Line:
     words = ", ".join(f"{breakdown.RESOURCE_TEXT[name]} {share:.0%}" for share, name in spent if share >= 0.005)
     name = f"{line.operator} ({line.step})" if line.step else line.operator
     rests = line.source + (f"; outside its range: {line.outside}" if line.outside else "")
-    return name, time_text(line.seconds), f"{line.share:.1%}", f"{line.light:.0%}", words, rests
+    return name, time_text(line.seconds), f"{line.share:.1%}", f"{line.light:.0%}", words, line.trust, rests
 
 
 def _place(flat: np.intp, grid: PhaseGrid) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from disagg_sim.certainty.trust import Trust
+from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.domain import DEGREES, Mode
 from disagg_sim.planning.assurance import Assurance, Band
 from disagg_sim.planning.design import Design, PlannedPool
@@ -32,8 +32,8 @@ BOUND_TEXT = {
 }
 #: Bounds that are many.
 PLURAL = ("communication", "latency")
-#: Gains that are told as equal, shares that are not told, and flips that are told at most. [1]
-SAME, LITTLE, MOST_FLIPS = 0.005, 0.02, 4
+#: Gains that are told as equal, and flips that are told at most. [1]
+SAME, MOST_FLIPS = 0.005, 4
 #: Output tokens of a price. [token]
 MILLION = 1e6
 
@@ -124,17 +124,23 @@ POOL_HEADER = ("pool", "instances", "GPUs", "precision", "batch", "load", "memor
 
 
 def latency_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tuple[str, ...]]:
-    """Write TTFT and TPOT at p50, p90 and p99, the limit, and how far the time behind it may be off."""
-    for name, values, limit, band in (
-        ("TTFT", design.ttft, plan.work.ttft, sure and sure.ttft),
-        ("TPOT", design.tpot, plan.work.tpot, sure and sure.tpot),
+    """Write TTFT and TPOT at p50, p90 and p99, the limit, how far the time behind it may be off, what it rests on."""
+    for name, values, limit, band, shares in (
+        ("TTFT", design.ttft, plan.work.ttft, sure and sure.ttft, sure and sure.pools[0].ttft),
+        ("TPOT", design.tpot, plan.work.tpot, sure and sure.tpot, sure and sure.pools[-1].tpot),
     ):
         of = "pass and engine" if name == "TTFT" else "step"
         told = f"{of} {_times(band)}" if band else ""
-        yield (name, *(seconds_text(value) for value in values.values()), _limit(limit), told)
+        yield (
+            name,
+            *(seconds_text(value) for value in values.values()),
+            _limit(limit),
+            told,
+            shares_text(shares or {}),
+        )
 
 
-LATENCY_HEADER = ("", "p50", "p90", "p99", "limit", "80 % band")
+LATENCY_HEADER = ("", "p50", "p90", "p99", "limit", "80 % band", "rests on")
 
 
 def _times(band: Band) -> str:
@@ -160,15 +166,19 @@ def joules_of(design: Design) -> float:
 
 def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tuple[str, str, str]]:
     """Write throughput, requests in flight, KV bandwidth, price and energy, each with what it rests on."""
-    rests = "" if sure is None else weakest_text(sure)
+    rests = "" if sure is None else shares_text(sure.throughput)
     each = design.tokens_per_s / design.gpus
     yield "throughput", f"{design.tokens_per_s:,.0f} output tokens/s, {each:,.0f} a GPU", rests
     if sure is not None and all(map(math.isfinite, sure.capacity)):
         low, high = (design.rate * each for each in sure.capacity)
         yield "capacity", f"{low:.3g} to {high:.3g} requests/s on these GPUs (80 % band)", rests
-    yield "in flight", f"{design.in_flight:,.0f} requests on average", ""
+    yield "in flight", f"{design.in_flight:,.0f} requests on average", rests
     if design.mode == Mode.DISAGGREGATED:
-        yield "KV caches", f"{design.kv_rate / GB:.2g} GB/s in or out of a GPU", ""
+        yield (
+            "KV caches",
+            f"{design.kv_rate / GB:.2g} GB/s in or out of a GPU",
+            f"{Trust.MEASURED}: bytes of the caches at this rate",
+        )
     hour, million = price_of(plan, design)
     if math.isnan(hour):
         unknown = ", ".join(
@@ -176,16 +186,9 @@ def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tu
         )
         yield "price", f"no market price of {unknown} is known: --price {unknown.partition(',')[0]}=USD_PER_HOUR", ""
     else:
-        told = "as given" if plan.options.prices else f"{Trust.ASSUMED}: middle of the market's range"
+        told = f"{Trust.ASSUMED}: {'as given' if plan.options.prices else 'middle of the market range'}"
         yield "price", f"{hour:,.2f} USD/h, {million:.3g} USD for a million output tokens", told
     yield "energy", f"{joules_of(design):.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
-
-
-def weakest_text(sure: Assurance) -> str:
-    """Write what the latencies of a plan rest on: labels with their shares of the slowest pool's time."""
-    shares = {label: max(pool.rests_on.get(label, 0.0) for pool in sure.pools) for label in Trust}
-    told = [label for label in (Trust.INHERITED, Trust.ASSUMED) if shares[label] > LITTLE]
-    return ", ".join([Trust.FITTED.value, *(f"up to {shares[label]:.0%} {label}" for label in told)])
 
 
 def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
@@ -229,10 +232,11 @@ def _role(pool: PlannedPool) -> str:
 def checked_rows(sure: Assurance) -> Iterator[tuple[str, str, str]]:
     """Write how far the layouts have been checked, and what the time of each pool rests on."""
     for pool in sure.pools:
-        shares = ", ".join(f"{label} {share:.0%}" for label, share in pool.rests_on.items() if share > LITTLE)
-        served = f"{Trust.MEASURED}: runs of this kind of layout were served"
-        layout = served if pool.layout == SERVED else f"{Trust.ASSUMED}: {pool.layout}"
-        yield "co-located" if pool.role == "colocated" else pool.role, layout, shares
+        layout = f"{Trust.ASSUMED}: {pool.layout}"
+        if pool.layout == SERVED:
+            within = "" if pool.error is None else f", three quarters within {pool.error:.0%} of their forecast"
+            layout = f"{Trust.MEASURED}: {pool.points:,} operating points of its kind were served{within}"
+        yield "co-located" if pool.role == "colocated" else pool.role, layout, shares_text(pool.rests_on)
 
 
 #: Axes of flips: a name, and how a value is written.

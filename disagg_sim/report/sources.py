@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import PurePath
 from typing import Any
 
 from disagg_sim.certainty.breakdown import Breakdown
-from disagg_sim.facts.load import load_engine
+from disagg_sim.certainty.trust import trust_of_entry
 from disagg_sim.report.words import records
 
 
 def source_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, ...]]:
-    """List what the parts of a design rest on, each once: entry, equation, engine, rows, errors, place, range.
+    """List what the parts of a design rest on, each once: entry, equation, label, rows, errors, place, range.
 
     Parameters
     ----------
@@ -24,8 +23,8 @@ def source_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, ...]]:
     Yields
     ------
     tuple of str
-        Entry of a file, function with the equation, engine and version (where no kernel was timed: "fitted" to served
-        runs, "assumed", "vendor"), points fitted, median and 90 % error, file and line, range of the fit.
+        Entry of a file, function with the equation, label (``certainty.trust``) with engine and version of a fit,
+        points fitted, median and 90 % error, file and line, range of the fit.
 
     Examples
     --------
@@ -34,7 +33,7 @@ def source_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, ...]]:
     >>> name = "disagg_sim.physics.gemm.gemm_cost"
     >>> parts = pd.DataFrame({"row": [0], "operator": "head", "equation": name, "source": "h100_sxm.yaml:9 peak_flops"})
     >>> list(source_rows(SimpleNamespace(operators=parts, fits=pd.DataFrame({"row": [], "file": [], "entry": []})), 0))
-    [('peak_flops', 'physics.gemm.gemm_cost', 'vendor', '', '', '', 'h100_sxm.yaml:9', '')]
+    [('peak_flops', 'physics.gemm.gemm_cost', 'measured', '', '', '', 'h100_sxm.yaml:9', '')]
     """
     parts = found.operators[found.operators["row"] == row]
     equations = parts.assign(equation=parts["equation"].str.removeprefix("disagg_sim."))
@@ -47,14 +46,15 @@ def source_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, ...]]:
         origin = f" of {fit['inherited_from']}" if fit["inherited_from"] else ""
         errors = f"{fit['median_error']:.1%}", f"{fit['p90_error']:.1%}"
         equation = of_operator.get(fit["operator"], "")
-        engine = f"{fit['engine']} {fit['version']}{origin}"
+        engine = f"{fit['trust']}: {fit['engine']} {fit['version']}{origin}"
         yield fit["entry"], equation, engine, f"{fit['points']:,}", *errors, place, fit["range"]
     for sources, equation in dict(zip(equations["source"], equations["equation"], strict=True)).items():
         for source in filter(None, sources.split("; ")):
             place, _, entry = source.partition(" ")
             if source not in known:
                 known.add(source)
-                yield entry, _ENGINE_EQUATIONS.get(entry) or equation, _kind_of(place, entry), "", "", "", place, ""
+                label = str(trust_of_entry(place, entry))
+                yield entry, _ENGINE_EQUATIONS.get(entry) or equation, label, "", "", "", place, ""
 
 
 #: Number of an engine profile -> function that takes it.
@@ -66,14 +66,6 @@ _ENGINE_EQUATIONS = {
     "prefill_stretch": "physics.passes.engine_time.prefill_stretch",
     "exchange_stretch": "physics.cost.exchange_cost",
 }
-
-
-def _kind_of(place: str, entry: str) -> str:
-    """Whether a number that no kernel fit made is fitted to served runs, assumed, or the vendor's."""
-    file = PurePath(place.partition(":")[0])
-    if "engines" in file.parts:
-        return "fitted" if load_engine(file.stem).sources.get(entry, "").startswith("fitted") else "assumed"
-    return "assumed" if "profiles" in file.parts else "vendor"
 
 
 def entries_of(source: str) -> str:

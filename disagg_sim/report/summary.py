@@ -11,6 +11,8 @@ from typing import Any
 
 from disagg_sim.atomic import write_text
 from disagg_sim.certainty.extrapolation import tally_of
+from disagg_sim.certainty.trust import COLUMN as TRUST_COLUMN
+from disagg_sim.certainty.trust import MEANING, Trust
 from disagg_sim.domain import Mode
 from disagg_sim.report.words import (
     MODE_TEXT,
@@ -56,6 +58,7 @@ POOL_COLUMNS = (
     "ingress [GB/s]",
     "bound",
     "layouts",
+    "rests on",
 )
 SHARED_COLUMNS = (
     "mapping",
@@ -69,6 +72,7 @@ SHARED_COLUMNS = (
     "largest gap [ms]",
     "bound",
     "layouts",
+    "rests on",
 )
 
 
@@ -113,6 +117,9 @@ def summary(result: SweepResult, *, figures: bool, fidelity: Sequence[CaseFideli
         f"Profile `{spec.profile}`, matching `{spec.matching}`; {_limits(spec)}.",
         "Throughput is output tokens per second over all GPUs, without queues. A row at an interactivity "
         "shows the frontier point of highest throughput that gives every user at least that many tokens per second.",
+        "`rests on` shares out the throughput of a row by what the times behind it rest on: "
+        + "; ".join(f"**{label}**: {meaning}" for label, meaning in MEANING.items() if label != Trust.MEASURED)
+        + ".",
         _overview(result),
     ]
     if said := _without_one_gpu_stages(result):
@@ -310,6 +317,7 @@ def _pool_cells(point: Mapping[str, Any]) -> list[str]:
         f"{point['kv_ingress_bytes_per_s_per_gpu'] / GB:.2f}",
         str(point["decode_bound"]),
         str(point[EVIDENCE_COLUMN]),
+        str(point[TRUST_COLUMN]),
     ]
 
 
@@ -325,6 +333,7 @@ def _shared_cells(point: Mapping[str, Any]) -> list[str]:
         f"{point['ttl_largest_gap_s'] / MS:.1f}",
         str(point["decode_bound"]),
         str(point[EVIDENCE_COLUMN]),
+        str(point[TRUST_COLUMN]),
     ]
 
 

@@ -123,8 +123,49 @@ def layouts_of(mapping: Mapping) -> NDArray[np.object_]:
 
 @lru_cache(maxsize=4)
 def checked_kinds(name: str = CHECKED) -> dict[tuple[str, str, str], CheckedKind]:
-    """Checked kinds by family, class of systems and layout."""
+    """Take the checked kinds by family, class of systems and layout.
+
+    Parameters
+    ----------
+    name
+        Of a file of evidence.
+
+    Returns
+    -------
+    dict
+        Its kinds, with operating points [1] and the error of their forecast [1].
+
+    Examples
+    --------
+    >>> checked_kinds()["dense", "Hopper, domain of 8", "TP"].most_gpus
+    8
+    """
     return {(kind.family, kind.systems, kind.layout): kind for kind in load_evidence(name).kinds}
+
+
+def checked_kind(at: Setup, mapping: Mapping) -> CheckedKind | None:
+    """Find the served runs of the kind of layout of one mapping.
+
+    Parameters
+    ----------
+    at
+        Whose model on whose system.
+    mapping
+        One; its degrees may be larger than those of the runs.
+
+    Returns
+    -------
+    CheckedKind or None
+        With its operating points and the error of their forecast; None where no such layout was served.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> checked_kind(setup("llama_3_1_8b", "h100_sxm", "fp8"), Mapping(tp_attn=2, tp_ffn=2)).points > 100
+    True
+    """
+    (layout,) = layouts_of(mapping)
+    return checked_kinds().get((family_of(at.model), class_of(at.system), str(layout)))
 
 
 def why_unserved(at: Setup, mapping: Mapping) -> NDArray[np.object_]:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
+from disagg_sim.certainty.rows import Origin
 from disagg_sim.domain import MAX_PIPELINE_GPUS, Mode
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import SystemSpec
@@ -258,3 +259,9 @@ _DEFAULTS = Case(
     per="gpu",
     prices=(),
 )
+
+
+def origin_of(case: Case) -> Origin:
+    """What the points of a case were made with."""
+    systems = {spec.name: spec for spec in (case.prefill_system, case.decode_system)}
+    return Origin(systems=systems, interference=case.sharing.interference, lengths=case.lengths)

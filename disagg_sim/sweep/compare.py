@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pandas.api.types import is_numeric_dtype
 
 from disagg_sim.arrays import Floats
+from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.domain import MAPPING_COLUMNS, SHARDING
 from disagg_sim.errors import InputError, given_twice, nearest, quoted
 from disagg_sim.search.front import best_from, hypervolume
@@ -61,7 +62,7 @@ FRONTIER = Roles(
     y=THROUGHPUT,
     derived=(
         *("ttl_s", "prefill_instances", "decode_instances", "total_gpus", "ctx_gen_gpu_ratio", "request_rate_per_s"),
-        *("ftl_with_slot_wait_s", "usd_per_hour", "tdp_watts"),
+        *("ftl_with_slot_wait_s", "usd_per_hour", "tdp_watts", TRUST),
     ),
 )
 
@@ -282,7 +283,7 @@ def compare_frontiers(old: Frontier, new: Frontier, *, rtol: float = RTOL) -> Co
 
 
 def _own_columns(item: Frontier, other: Frontier) -> str:
-    own = [str(name) for name in item.table if name not in other.table]
+    own = [str(name) for name in item.table if name not in other.table and name != TRUST]  # older tables lack it
     return f"{item.path} alone has {', '.join(own)}" if own else ""
 
 

@@ -17,8 +17,8 @@ from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import search_piggyback
-from disagg_sim.sweep.cases import Case
-from disagg_sim.sweep.fidelity import candidates, origin_of
+from disagg_sim.sweep.cases import Case, origin_of
+from disagg_sim.sweep.fidelity import candidates
 from disagg_sim.sweep.results import CaseResult, SweepResult
 from disagg_sim.sweep.store import Store
 

@@ -16,11 +16,10 @@ import pandas as pd
 from disagg_sim.atomic import write_csv
 from disagg_sim.certainty.error_bars import QUANTILES, near_frontier, uncertainty
 from disagg_sim.certainty.extrapolation import outside_calibration
-from disagg_sim.certainty.rows import Origin
 from disagg_sim.domain import Mode
 from disagg_sim.facts.load import load_profile
 from disagg_sim.serving.points import INTERACTIVITY
-from disagg_sim.sweep.cases import Case
+from disagg_sim.sweep.cases import origin_of
 from disagg_sim.sweep.results import CaseResult, SweepResult, throughput_column
 from disagg_sim.sweep.store import Store
 
@@ -132,12 +131,6 @@ def _of_case(item: CaseResult, store: Store, *, error_bars: bool, seed: int) -> 
     return CaseFidelity(
         case=case.name, outside=outside, bands=told, gain=found.gain(GAIN_AT).dropna() if both else nothing
     )
-
-
-def origin_of(case: Case) -> Origin:
-    """What the points of a case were made with."""
-    systems = {spec.name: spec for spec in (case.prefill_system, case.decode_system)}
-    return Origin(systems=systems, interference=case.sharing.interference, lengths=case.lengths)
 
 
 def candidates(item: CaseResult, store: Store, column: str) -> Any:

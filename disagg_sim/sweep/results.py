@@ -21,13 +21,14 @@ from typing import Any
 import pandas as pd
 
 from disagg_sim.atomic import csv_text, write_text
+from disagg_sim.certainty import trust
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts import load
 from disagg_sim.physics.rates import Taken
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.serving.evidence import COLUMN, layout_evidence
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, pareto_front
-from disagg_sim.sweep.cases import Case, axis_columns
+from disagg_sim.sweep.cases import Case, axis_columns, origin_of
 from disagg_sim.sweep.compute import Tally, add_up, detail, is_partial, verdict
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, checksum
 from disagg_sim.sweep.plan import ROOMS, CasePlan, ModePlan, SweepPlan, spec_digests
@@ -42,7 +43,9 @@ class ModeResult:
     """What the blocks of one case in one mode add up to."""
 
     plan: ModePlan
-    frontier: pd.DataFrame  # columns of ``points/``, of ``cases.axis_columns``, ``inherited_fits`` or "-", evidence
+    frontier: (
+        pd.DataFrame
+    )  # columns of ``points/``, of ``cases.axis_columns``, ``inherited_fits`` or "-", evidence, trust
     prefill: Tally  # empty in the co-located modes
     points: Tally  # of decode, or of the co-located instances
     verdict: str  # empty when there is a frontier; else what stands in the way, and by how much
@@ -231,11 +234,17 @@ def _collect_mode(
     found = bool(len(front))
     return ModeResult(
         plan=plan,
-        frontier=front.assign(**own, **{COLUMN: layout_evidence(front, *setups)}) if found else front,
+        frontier=_told(front.assign(**own), case, setups) if found else front,
         prefill=prefill,
         points=points_tally,
         verdict="" if found else verdict(case, plan, prefill, points_tally),
     )
+
+
+def _told(front: pd.DataFrame, case: Case, setups: tuple[Setup, Setup]) -> pd.DataFrame:
+    """The frontier with how far its layouts have been checked and what its throughput rests on, in words."""
+    told: dict[str, Any] = {COLUMN: layout_evidence(front, *setups)}
+    return front.assign(**told, **{trust.COLUMN: trust.words_of_points(front, origin=origin_of(case))})
 
 
 def _infeasible_csv(result: SweepResult) -> str:

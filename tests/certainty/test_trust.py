@@ -1,0 +1,140 @@
+"""Labels of numbers: shares are shares of time, the weakest fit speaks for an operator, pools count by their GPUs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from design_tables import tables_of
+
+import disagg_sim as ds
+from disagg_sim.certainty.rows import design_of, designs_of
+from disagg_sim.certainty.trust import (
+    MEANING,
+    Trust,
+    added,
+    shares_of_designs,
+    shares_text,
+    trust_of,
+    trust_of_host,
+    trust_of_points,
+    trust_shares,
+    words_of_points,
+)
+from disagg_sim.report.breakdown import trust_shares as shares_of_parts
+
+LENGTHS = ds.lengths(2048, 256)
+ONE_GPU = ds.Mapping()
+
+
+def decode_shares(model, system, precision, mapping=ONE_GPU, **settings):
+    at = ds.setup(model, system, precision, **settings)
+    return trust_shares(ds.decode_grid(at, mapping, LENGTHS, batch=[64]), 0, 0)
+
+
+@pytest.mark.parametrize("case", ["dense", "inherited"])
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["disaggregated", "colocated", "piggyback"])
+def test_shares_of_every_number_add_up_to_one(case, mode):
+    for rows in trust_of_points(tables_of(case)[mode]).values():
+        assert all(sum(shares.values()) == pytest.approx(1.0, rel=1e-9) for shares in rows)
+
+
+@pytest.mark.parametrize("case", ["dense", "inherited"])
+def test_shares_are_those_of_the_parts_of_a_latency(case):
+    """Of a step without pipeline stages: seconds of parts of a label over all, which a breakdown finds otherwise."""
+    points = tables_of(case)[1]
+    points = points[points["decode_pp"] == 1].iloc[:4]
+    found, parts = trust_of_points(points), ds.breakdown(points)
+    for place, row in enumerate(points.index):
+        for latency in ("ttl", "ftl"):
+            assert found[latency][place] == pytest.approx(shares_of_parts(parts, row, latency), abs=1e-9)
+
+
+def test_nothing_of_the_speed_of_light_is_measured():
+    """An efficiency of one is an assumption, and the profile has no host."""
+    assert decode_shares("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal") == {Trust.ASSUMED: pytest.approx(1.0)}
+
+
+def test_a_system_of_inherited_fits_is_labelled_so():
+    """Kernels of an MI300X are those of other GPUs, scaled; elementwise kernels are an assumption on every system."""
+    shares = decode_shares("llama_3_1_70b", "mi300x", "fp8", ds.Mapping(tp_attn=8, tp_ffn=8))
+    assert shares[Trust.INHERITED] > 0.7
+    assert set(decode_shares("llama_3_1_70b", "h200_sxm", "fp8")) == {Trust.FITTED, Trust.ASSUMED}
+
+
+def test_elementwise_kernels_are_all_that_is_assumed_of_one_gpu():
+    """By hand: 12 us a layer, and hidden states that move through memory, are what no table times."""
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    found = ds.breakdown(ds.decode_grid(at, ds.Mapping(), LENGTHS, batch=[64])).latency(0, "ttl").set_index("operator")
+    assumed = found["seconds"]["elementwise"] / found["seconds"].sum()
+    assert decode_shares("llama_3_1_8b", "h100_sxm", "fp8")[Trust.ASSUMED] == pytest.approx(assumed, rel=0.02)
+    assert 32 * 12e-6 < found["seconds"]["elementwise"] < 1.5 * 32 * 12e-6
+
+
+def test_all_reduce_of_more_ranks_than_were_timed_is_assumed():
+    """TensorRT-LLM's was timed on 2 and 4 GPUs of a GB200; on 8 its law is an assumption."""
+    few, many = (
+        decode_shares("llama_3_1_70b", "gb200_nvl72", "fp8", ds.Mapping(tp_attn=n, tp_ffn=n))[Trust.ASSUMED]
+        for n in (4, 8)
+    )
+    assert many > few + 0.1
+
+
+def test_exchange_over_nics_that_nobody_timed_is_assumed():
+    """What a table lacks is the bandwidth of the NIC; inside one domain the same fits speak."""
+    at = ds.setup("deepseek_r1", "h200_sxm", "fp8")
+    fits = [fit for taken in at.rates.used if taken.kind == "all_to_all" for fit in taken.fits]
+    inside = [fit for fit in fits if getattr(fit, "link", "") != "nic"]
+    assert trust_of(fits, {"node_num": 4.0}) == Trust.FITTED
+    assert trust_of(inside, {"node_num": 4.0}) == Trust.ASSUMED
+    assert trust_of(inside, {"node_num": 1.0}) == Trust.FITTED
+
+
+def test_one_inherited_fit_makes_its_operator_inherited():
+    (fit, *_) = ds.setup("llama_3_1_8b", "h100_sxm", "fp8").rates.used[0].fits
+    assert trust_of([fit]) == Trust.FITTED
+    assert trust_of([fit, replace(fit, inherited_from="a100_sxm_80gb")]) == Trust.INHERITED
+
+
+def test_a_host_without_an_engine_is_assumed_and_of_an_unserved_class_inherited():
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    assert trust_of_host(at) == Trust.FITTED
+    assert trust_of_host(ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels")) == Trust.ASSUMED
+    assert trust_of_host(replace(at, system=replace(at.system, architecture="Rubin"))) == Trust.INHERITED
+
+
+def test_a_throughput_counts_pools_by_their_gpus():
+    """Of a matched pair whose pools need 1/P and 1/R GPUs for a request a second, by hand."""
+    points = tables_of("dense")[0].iloc[[0]]
+    (designs,) = designs_of(points)
+    whole = shares_of_designs(designs)
+    (row,) = points.to_dict("records")
+    gpus = {side: row[f"{side}_gpus"] / row[f"{side}_request_rate_per_s"] for side in ("prefill", "decode")}
+    for label, shares in whole.items():
+        mean = (gpus["prefill"] * shares.ftl[0] + gpus["decode"] * shares.ttl[0]) / sum(gpus.values())
+        assert shares.throughput[0] == pytest.approx(mean, rel=1e-9), label
+
+
+def test_shares_of_a_point_of_a_grid_are_those_of_its_design():
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    grid = ds.prefill_grid(at, ds.Mapping(), LENGTHS, batch=[1, 4])
+    found = shares_of_designs(design_of(grid, 0, 1))
+    assert np.isclose(found[Trust.FITTED].throughput[0], trust_shares(grid, 0, 1)[Trust.FITTED])
+
+
+def test_words_are_short_and_say_every_label():
+    assert shares_text({}) == ""
+    assert shares_text(dict.fromkeys(Trust, 0.25)) == "measured 25 %, fitted 25 %, inherited 25 %, assumed 25 %"
+    assert words_of_points(tables_of("ideal")[1]).unique().tolist() == ["assumed 100 %"]
+    assert set(MEANING) == set(Trust)
+    assert sum(added([(2.0, {Trust.FITTED: 1.0}), (1.0, {Trust.ASSUMED: 1.0})]).values()) == 1.0
+
+
+def test_an_operator_kind_without_a_fit_is_assumed():
+    """Take the fits of decode attention away: its share of the step, and nothing else, is assumed then."""
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    kept = tuple(taken for taken in at.rates.used if taken.kind != "decode_attention")
+    grid = ds.decode_grid(at, ONE_GPU, LENGTHS, batch=[64])
+    parts = ds.breakdown(grid).latency(0, "ttl").set_index("kind")["share"]
+    unknown = replace(grid, setup=replace(at, rates=replace(at.rates, used=kept)))
+    more = trust_shares(unknown, 0, 0)[Trust.ASSUMED] - trust_shares(grid, 0, 0)[Trust.ASSUMED]
+    assert more == pytest.approx(parts["decode_attention"], rel=1e-6)
