@@ -123,6 +123,11 @@ class Commands(LazyGroup):
             "Write the commands that start a deployment.",
             "launch reports/demo --best --engine vllm --out start",
         ),
+        "report": Entry(
+            "report:report",
+            "Write results as one interactive HTML page.",
+            "report reports/demo --out demo.html",
+        ),
         "sensitivity": Entry(
             "sensitivity:sensitivity",
             "Compute elasticities to hardware parameters.",

@@ -1,0 +1,31 @@
+"""``disagg-sim report``: one HTML file of a directory of results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from disagg_sim.cli.sweep import cores
+from disagg_sim.report.page.sweep import BESIDE
+from disagg_sim.report.page.write import content_of, write_page
+from disagg_sim.units import MB
+
+
+def report(
+    results: Annotated[Path, typer.Argument(metavar="DIR", help="Results of sweep, simulate, plan or reproduce.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page; default: report.html in the directory.")
+    ] = None,
+    points: Annotated[int, typer.Option(min=0, help="Sweep: points to show beside the frontiers.")] = BESIDE,
+    no_breakdowns: Annotated[
+        bool, typer.Option("--no-breakdowns", help="Sweep: leave out what each latency is made of; much faster.")
+    ] = False,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
+) -> None:
+    """Write results as one interactive HTML page that needs no network: frontiers, latencies, answers, provenance."""
+    content = content_of(results, beside=points, jobs=jobs or cores(), breakdowns=not no_breakdowns)
+    path = out or results / "report.html"
+    size = write_page(content, path)
+    typer.echo(f"{path}: {size / MB:.1f} MB; open it in a browser")

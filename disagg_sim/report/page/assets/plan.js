@@ -1,0 +1,2 @@
+"use strict";
+function planPage() { return { parts: [], ready() {}, redraw() {} }; }

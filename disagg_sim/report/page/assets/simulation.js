@@ -1,0 +1,2 @@
+"use strict";
+function simulationPage() { return { parts: [], ready() {}, redraw() {} }; }

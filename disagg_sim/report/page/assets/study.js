@@ -1,0 +1,2 @@
+"use strict";
+function studyPage() { return { parts: [], ready() {}, redraw() {} }; }

@@ -1,0 +1,164 @@
+"""Designs as a page shows them: a row a point, with its pools in words, its error bars and its breakdown."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.certainty.breakdown import breakdown
+from disagg_sim.certainty.passes import RESOURCES
+from disagg_sim.domain import SHARDING
+from disagg_sim.report.sources import entries_of
+from disagg_sim.report.words import MODE_TEXT, degrees_text
+from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
+from disagg_sim.serving.evidence import level
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.sweep.backends import run_tasks
+
+#: Columns of points that a page shows as they are. SI units.
+AS_THEY_ARE = (
+    "case",
+    "model",
+    "precision",
+    "engine",
+    INTERACTIVITY,
+    THROUGHPUT,
+    "ftl_s",
+    "ttl_s",
+    "ftl_with_slot_wait_s",
+    "ttl_largest_gap_s",
+    "prefill_batch",
+    "prefill_instances",
+    "prefill_gpus",
+    "prefill_chunk_tokens",
+    "prefill_memory_bytes",
+    "decode_batch",
+    "decode_instances",
+    "decode_gpus",
+    "decode_memory_bytes",
+    "decode_bound",
+    "mixed_chunk_tokens",
+    "mixed_step_share",
+    "total_gpus",
+    "ctx_gen_gpu_ratio",
+    "request_rate_per_s",
+    "kv_egress_bytes_per_s_per_gpu",
+    "kv_ingress_bytes_per_s_per_gpu",
+)
+#: Of a throughput per USD or joule, where a table has it.
+COSTS = ("usd_per_hour", "tokens_per_usd", "tdp_watts", "tokens_per_joule")
+#: Columns of a point that its page needs, of a table of points.
+NEEDED = (*AS_THEY_ARE, "mode", "system", "prefill_system", "prefill_precision", "profile", "isl", "osl")
+NEEDED += tuple(f"{phase}_{name}" for phase in ("prefill", "decode") for name in SHARDING)
+#: Error bars of a point: columns of ``uncertainty.csv``.
+BANDS = tuple(f"{name}_{end}{unit}" for name, unit in (("ttl", "_s"), ("ftl", "_s")) for end in ("p10", "p90"))
+BANDS += tuple(f"{name}_{end}" for name in (THROUGHPUT, "frontier") for end in ("p10", "p90"))
+#: Parts of a latency below this share are added up. [1]
+LEAST_SHARE = 0.02
+OTHERS = "others"
+
+
+def shown_points(points: pd.DataFrame, variants: pd.Series) -> pd.DataFrame:
+    """Make the table of points that a page shows.
+
+    Parameters
+    ----------
+    points
+        Columns ``NEEDED``, those of costs and evidence where they are known.
+    variants
+        What tells the case of each point apart beside model, systems, recipe and traffic; of the index of ``points``.
+
+    Returns
+    -------
+    DataFrame
+        ``AS_THEY_ARE``, and words for mode, system, mappings, layouts.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> found = ds.colocated(at, ds.Mapping(tp_attn=2, tp_ffn=2), ds.lengths(2048, 256)).head(1)
+    >>> shown = shown_points(found.assign(case="one"), pd.Series(["-"]))
+    >>> shown[["mode", "system", "decode"]].values.tolist()
+    [['co-located', 'h100_sxm', 'TP2']]
+    """
+    table = points[[*AS_THEY_ARE, *(name for name in COSTS if name in points)]].reset_index(drop=True)
+    words = {name: points[name].astype(str).to_numpy() for name in ("mode", "system", "prefill_system")}
+    alike = words["system"] == words["prefill_system"]
+    systems = np.where(alike, words["system"], words["prefill_system"] + " to " + words["system"])
+    traffic = points["traffic"] if "traffic" in points else _lengths(points)
+    evidence = points[EVIDENCE_COLUMN].astype(str) if EVIDENCE_COLUMN in points else pd.Series("", points.index)
+    return table.assign(
+        mode=[MODE_TEXT.get(mode, mode) for mode in words["mode"]],
+        system=systems,
+        traffic=traffic.to_numpy(),
+        variant=variants.to_numpy(),
+        prefill=_mappings(points, "prefill"),
+        decode=_mappings(points, "decode"),
+        layouts=[level(each) or "not judged" for each in evidence],
+        evidence=evidence.to_numpy(),
+    )
+
+
+def _lengths(points: pd.DataFrame) -> pd.Series:
+    return points["isl"].astype(int).astype(str) + "/" + points["osl"].astype(int).astype(str)
+
+
+def _mappings(points: pd.DataFrame, phase: str) -> list[str]:
+    degrees = points[[f"{phase}_{name}" for name in SHARDING]].astype(int)
+    known = {cut: degrees_text(*cut) for cut in set(degrees.itertuples(index=False, name=None))}
+    return [known[cut] for cut in degrees.itertuples(index=False, name=None)]
+
+
+def taken_apart(points: pd.DataFrame, *, jobs: int = 1) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Take designs apart for a page: the parts of their latencies, and what fills their memory.
+
+    Parameters
+    ----------
+    points
+        Frontiers of any cases and modes.
+    jobs
+        Processes. [1]
+
+    Returns
+    -------
+    tuple of DataFrame
+        Parts: ``row``, ``latency``, ``part``, ``seconds``, ``ideal_s``, seconds by resource, ``outside``, ``source``.
+        Memory: ``row``, ``phase``, ``part``, ``bytes``, ``limit_bytes``.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at, cut = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.Mapping(tp_attn=2, tp_ffn=2)
+    >>> found = ds.colocated(at, cut, ds.lengths(2048, 256)).head(1)
+    >>> parts, memory = taken_apart(found)
+    >>> abs(parts[parts["latency"] == "ttl"]["seconds"].sum() / found["ttl_s"][0] - 1) < 1e-9
+    True
+    """
+    keys = [name for name in ("case", "mode") if name in points]
+    groups = [group for _, group in points.groupby(keys, sort=False, observed=True)]
+    found = run_tasks(_apart, groups, jobs=min(jobs, len(groups) or 1))
+    both = [*zip(*found, strict=True)]
+    if not both:
+        return pd.DataFrame(), pd.DataFrame()
+    parts, memory = (pd.concat(each).sort_values("row", kind="stable", ignore_index=True) for each in both)
+    return parts, memory
+
+
+def _apart(points: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    found = breakdown(points)
+    parts = found.operators
+    several = parts.groupby(["row", "latency"])["step"].transform("nunique") > 1
+    names = parts["operator"].where(~several, parts["operator"] + " (" + parts["step"] + ")")
+    small = parts["share"] < LEAST_SHARE
+    parts = parts.assign(
+        part=names.mask(small, OTHERS), outside=parts["outside"].mask(small, ""), source=parts["source"].mask(small, "")
+    )
+    sums = ["seconds", "ideal_s", *(f"{name}_s" for name in RESOURCES)]
+    grouped = parts.groupby(["row", "latency", "part"], sort=False)
+    told = grouped[sums].sum().join(grouped[["outside", "source"]].first()).reset_index()
+    entries = {source: entries_of(source) if source else "" for source in told["source"].unique()}
+    told = told.assign(source=told["source"].map(entries), last=told["part"] == OTHERS)
+    told = told.sort_values(["row", "latency", "last", "seconds"], ascending=[True, True, True, False])
+    memory = found.memory[found.memory["bytes"] > 0]
+    return told.drop(columns="last"), memory[["row", "phase", "part", "bytes", "limit_bytes"]]

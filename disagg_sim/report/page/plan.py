@@ -1,0 +1,53 @@
+"""What the page of a plan shows: ``plan.json``, and the screen as it was printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from disagg_sim.errors import InputError
+from disagg_sim.report.page.assemble import Content
+from disagg_sim.report.words import MODE_TEXT, degrees_text
+
+SCHEMA = "disagg-sim/plan/"
+
+
+def plan_content(root: Path) -> Content:
+    """Read the directory of a plan for its page.
+
+    Parameters
+    ----------
+    root
+        With ``plan.json``; ``plan.txt`` where it is there.
+
+    Returns
+    -------
+    Content
+        Times in s.
+
+    Raises
+    ------
+    InputError
+        One line: no plan, or a damaged one.
+
+    Examples
+    --------
+    >>> plan_content(Path("no/plan"))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: no/plan/plan.json: cannot be read: ...
+    """
+    path, text = root / "plan.json", root / "plan.txt"
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        screen = text.read_text(encoding="utf-8") if text.is_file() else ""
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(plan, dict) or not str(plan.get("schema", "")).startswith(SCHEMA):
+        raise InputError(f"{path}: no plan: key 'schema' is not {SCHEMA}...; run disagg-sim plan --out again")
+    for design in filter(None, [plan.get("best"), *plan.get("runners_up", [])]):
+        design["mode_text"] = MODE_TEXT.get(design["mode"], design["mode"])
+        for pool in design["pools"]:
+            degrees = (pool[name] for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "redundant_slots"))
+            pool["mapping"] = degrees_text(*degrees)
+    facts = {"name": root.resolve().name, "plan": plan, "screen": screen}
+    return Content(kind="plan", title=f"Plan {plan['question']['model']}", facts=facts)

@@ -1,0 +1,136 @@
+"""What the page of a simulation shows: every run over time, its latencies, and the summary of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.arrays import Floats
+from disagg_sim.errors import InputError
+from disagg_sim.report.page.assemble import Content
+from disagg_sim.scenario.plan import REQUESTS, SAMPLES
+
+#: Bins of the time axis; samples, requests and decisions that a page shows of all runs together. [1]
+BINS, MOST_SAMPLES, MOST_REQUESTS, MOST_DECISIONS = 90, 40_000, 60_000, 5_000
+#: Shares of the requests at which the spread of a latency is told. [1]
+SHARES = np.concatenate([np.arange(0.01, 0.99, 0.01), [0.99, 0.995, 0.999]])
+#: Percentiles over time.
+OVER_TIME = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+LATENCIES = ("ttft_s", "tpot_s")
+
+
+def simulation_content(root: Path) -> Content:
+    """Read the directory of a simulation for its page.
+
+    Parameters
+    ----------
+    root
+        With ``summary.csv``, ``requests/`` and ``samples/``.
+
+    Returns
+    -------
+    Content
+        Times in s.
+
+    Raises
+    ------
+    InputError
+        One line: no such results, or damaged ones.
+
+    Examples
+    --------
+    >>> simulation_content(Path("no/results"))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: no/results/summary.csv: cannot be read: ...
+    """
+    summary = _csv(root / "summary.csv", needed=("policy", "deployment", "trace", "rate_scale"))
+    found: dict[str, list[pd.DataFrame]] = {"over_time": [], "samples": [], "requests": [], "spread": []}
+    for number, row in enumerate(summary.to_dict("records")):
+        name = f"{row['deployment']}/{row['policy']}-{row['trace']}-x{row['rate_scale']:g}.parquet"
+        if not (root / REQUESTS / name).is_file():
+            continue
+        requests, samples = _parquet(root / REQUESTS / name), _parquet(root / SAMPLES / name)
+        done = _latencies(requests)
+        tables = {
+            "over_time": _over_time(done, requests, samples),
+            "samples": _thin(samples, MOST_SAMPLES // len(summary)),
+            "requests": _thin(done, MOST_REQUESTS // len(summary)),
+            "spread": _spread(done),
+        }
+        for kind, table in tables.items():
+            found[kind].append(table.assign(run=number))
+    tables = {name: pd.concat(parts, ignore_index=True) for name, parts in found.items() if parts}
+    tables["summary"] = summary
+    for name in ("decisions", "capacity", "classes"):
+        if (root / f"{name}.csv").is_file():
+            tables[name] = _csv(root / f"{name}.csv").head(MOST_DECISIONS)
+    notes = root / "notes.txt"
+    facts: dict[str, Any] = {
+        "name": root.resolve().name,
+        "notes": notes.read_text(encoding="utf-8").splitlines() if notes.is_file() else [],
+    }
+    return Content(kind="simulation", title=f"Simulation {facts['name']}", facts=facts, tables=tables)
+
+
+def _csv(path: Path, needed: tuple[str, ...] = ()) -> pd.DataFrame:
+    try:
+        table = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+    for name in needed:
+        if name not in table:
+            raise InputError(f"{path}: missing column {name!r}: not the summary of a simulation")
+    return table
+
+
+def _parquet(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _latencies(requests: pd.DataFrame) -> pd.DataFrame:
+    """Arrival, TTFT and TPOT of the completed requests. [s]"""
+    done = requests[requests["status"] == "completed"]
+    tokens = np.maximum(done["output_tokens"] - 1, 1)
+    return pd.DataFrame(
+        {
+            "arrival_s": done["arrival_s"],
+            "ttft_s": done["first_token_s"] - done["arrival_s"],
+            "tpot_s": ((done["finish_s"] - done["first_token_s"]) / tokens).where(done["output_tokens"] > 1),
+            "input_tokens": done["input_tokens"],
+            "output_tokens": done["output_tokens"],
+        }
+    ).reset_index(drop=True)
+
+
+def _over_time(done: pd.DataFrame, requests: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
+    """Rates and percentiles in bins of the time of arrival."""
+    edges = np.linspace(0.0, max(float(samples["time_s"].max()), 1e-9), BINS + 1)
+    place = np.clip(np.searchsorted(edges, done["arrival_s"], side="right") - 1, 0, BINS - 1)
+    width = np.diff(edges)
+    columns: dict[str, Floats] = {
+        "time_s": (edges[1:] + edges[:-1]) / 2,
+        "arrivals_per_s": np.histogram(requests["arrival_s"].dropna(), edges)[0] / width,
+        "finished_per_s": np.histogram(requests["finish_s"].dropna(), edges)[0] / width,
+    }
+    for latency in LATENCIES:
+        bins = done[latency].groupby(place)
+        for name, share in OVER_TIME.items():
+            told = bins.quantile(share).reindex(range(BINS))
+            columns[f"{latency.removesuffix('_s')}_{name}_s"] = told.to_numpy(dtype=float)
+    return pd.DataFrame(columns)
+
+
+def _spread(done: pd.DataFrame) -> pd.DataFrame:
+    """Latencies at ``SHARES`` of the completed requests."""
+    told = done[[*LATENCIES]].quantile(SHARES)
+    return told.rename_axis("share").reset_index()
+
+
+def _thin(table: pd.DataFrame, most: int) -> pd.DataFrame:
+    return table.iloc[:: max(1, -(-len(table) // max(most, 1)))].reset_index(drop=True)

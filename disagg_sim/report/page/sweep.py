@@ -1,0 +1,198 @@
+"""What the page of a sweep shows: frontiers with the points beside them, gains, rejected points, provenance."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.domain import Mode
+from disagg_sim.errors import InputError
+from disagg_sim.report.breakdown import PART_TEXT, RESOURCE_COLOURS, RESOURCE_TEXT
+from disagg_sim.report.page.assemble import Content
+from disagg_sim.report.page.designs import BANDS, COSTS, NEEDED, shown_points, taken_apart
+from disagg_sim.serving.gains import curve, pointwise_gain, where_it_pays
+from disagg_sim.serving.points import INTERACTIVITY
+from disagg_sim.sweep.compare import read_frontier
+from disagg_sim.sweep.fidelity import GAIN_AT
+from disagg_sim.sweep.manifest import MANIFEST
+
+#: Points shown beside the frontiers unless asked otherwise. [1]
+BESIDE = 20_000
+#: What stands where a case has nothing to tell it apart, and where a table has no text.
+PLAIN = "-"
+
+
+def sweep_content(root: Path, *, beside: int = BESIDE, jobs: int = 1, breakdowns: bool = True) -> Content:
+    """Read the directory of a sweep for its page.
+
+    Parameters
+    ----------
+    root
+        With ``frontier.csv`` and ``manifest.json``; ``uncertainty.csv``, ``gain.csv`` and ``points/`` are used where
+        they are.
+    beside
+        Points off the frontiers to show, evenly taken. [1]
+    jobs
+        Processes that take the designs of the frontiers apart. [1]
+    breakdowns
+        Whether they are taken apart, which takes most of the time.
+
+    Returns
+    -------
+    Content
+        Times in s, throughput in token/s.
+
+    Raises
+    ------
+    InputError
+        One line: no results of a sweep, or damaged ones.
+
+    Examples
+    --------
+    >>> sweep_content(Path("no/results"))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: no/results: no such file or directory
+    """
+    front = read_frontier(root).table.reset_index(drop=True)
+    manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
+    variants = _variants(front)
+    points = shown_points(front, front["case"].map(variants)).assign(row=front.index)
+    points = points.join(_bands(root, front))
+    cloud = _cloud(root, front, manifest, beside)
+    if len(cloud):
+        cloud = shown_points(cloud, cloud["case"].map(variants)).assign(row=-1)
+        points = pd.concat([points, cloud[[name for name in points if name in cloud]]], ignore_index=True)
+    parts, memory = taken_apart(front, jobs=jobs) if breakdowns else (pd.DataFrame(), pd.DataFrame())
+    gains = _gains(root, front)
+    facts = {
+        "name": manifest["name"],
+        "directory": root.name,
+        "unit": _unit(manifest),
+        "counts": manifest["points"],
+        "frontier": len(front),
+        "at": GAIN_AT,
+        "pays": _pays(front),
+        "resources": {name: [text, RESOURCE_COLOURS[name]] for name, text in RESOURCE_TEXT.items()},
+        "memory": PART_TEXT,
+        "provenance": _provenance(manifest),
+        "verdicts": {case["case"]: case["verdict"] for case in manifest["cases"] if case["verdict"]},
+    }
+    tables = {"points": points, "parts": parts, "memory": memory, "gains": gains, "rejected": _rejected(root)}
+    return Content(kind="sweep", title=f"Sweep {manifest['name']}", facts=facts, tables=tables)
+
+
+def _variants(front: pd.DataFrame) -> dict[str, str]:
+    """What the name of each case says beside model, systems, recipe, profile and lengths."""
+    found = {}
+    for case in front.drop_duplicates("case").to_dict("records"):
+        name = str(case["case"])
+        _, _, rest = name.partition("-" + "-".join(str(case["traffic"]).split("/")) + "-")
+        found[name] = rest.replace("_", " ") or PLAIN
+    return found
+
+
+def _unit(manifest: Mapping[str, Any]) -> str:
+    return str(manifest.get("options", {}).get("per", "gpu"))
+
+
+def _bands(root: Path, front: pd.DataFrame) -> pd.DataFrame:
+    """Error bars of the frontier points, row by row; columns of NaN where there are none."""
+    nothing = pd.DataFrame(np.nan, index=front.index, columns=[*BANDS]).assign(outside=PLAIN)
+    outside = _read(root / "outside_calibration.csv")
+    keys = ["case", "mode", INTERACTIVITY]
+    if len(outside):
+        told = outside.drop_duplicates(keys).set_index(keys)["outside_calibration"]
+        nothing["outside"] = front.set_index(_keyed(front))["case"].index.map(told).to_numpy()
+        nothing["outside"] = nothing["outside"].fillna(PLAIN)
+    bands = _read(root / "uncertainty.csv")
+    if not len(bands):
+        return nothing
+    known = bands.drop_duplicates(keys).set_index(keys)
+    found = known.reindex(pd.MultiIndex.from_frame(front[keys].astype({"case": str, "mode": str})))
+    return nothing.assign(**{name: found[name].to_numpy() for name in BANDS if name in found})
+
+
+def _keyed(front: pd.DataFrame) -> pd.MultiIndex:
+    return pd.MultiIndex.from_frame(front[["case", "mode", INTERACTIVITY]].astype({"case": str, "mode": str}))
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """A table of the results; empty where it is not there."""
+    try:
+        return pd.read_csv(path, keep_default_na=False, na_values=[""])
+    except FileNotFoundError:
+        return pd.DataFrame()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _cloud(root: Path, front: pd.DataFrame, manifest: Mapping[str, Any], most: int) -> pd.DataFrame:
+    """Points of the cases with a frontier, evenly taken out of the stored ones."""
+    stored = sum(mode.get("rows", 0) for case in manifest["cases"] for mode in case["modes"].values())
+    if not most or not stored:
+        return pd.DataFrame()
+    step = max(1, math.ceil(stored / most))
+    traffic = front.drop_duplicates("case").set_index("case")["traffic"]
+    wanted = [name for name in (*NEEDED, *COSTS) if name in front and name not in ("case", "traffic")]
+    parts, before = [], 0
+    for path in sorted(root.glob("points/*/*.parquet")):
+        if path.parent.name not in traffic.index:
+            continue
+        block = _block(path, wanted)
+        parts.append(
+            block.iloc[(-before) % step :: step].assign(case=path.parent.name, traffic=traffic[path.parent.name])
+        )
+        before += len(block)
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _block(path: Path, columns: list[str]) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path, columns=columns)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: no table of points: {' '.join(str(error).split())}") from None
+
+
+def _gains(root: Path, front: pd.DataFrame) -> pd.DataFrame:
+    """Disaggregation over the best co-located throughput of each case, at some interactivities."""
+    bars = _read(root / "gain.csv")
+    bars = bars.set_index(["case", INTERACTIVITY]) if len(bars) else bars
+    rows = []
+    for case, points in front.groupby("case", sort=False, observed=True):
+        split = points["mode"].astype(str) == Mode.DISAGGREGATED
+        if split.all() or not split.any():
+            continue
+        found = pointwise_gain(curve(points[split]), curve(points[~split]), GAIN_AT)
+        for at, gain in zip(GAIN_AT, found.tolist(), strict=True):
+            told = bars.loc[(case, at)] if (case, at) in bars.index else {}
+            row = {name: float(told.get(name, math.nan)) for name in ("gain_p10", "gain_p90", "probability")}
+            rows.append({"case": str(case), "at": at, "gain": gain, **row})
+    return pd.DataFrame(rows)
+
+
+def _pays(front: pd.DataFrame) -> list[dict[str, Any]]:
+    """Where disaggregation pays, a row a case that has both kinds of modes."""
+    split = front["mode"].astype(str) == Mode.DISAGGREGATED
+    both = set(front["case"][split]) & set(front["case"][~split])
+    table = front[front["case"].isin(both)]
+    if not len(table):
+        return []
+    told = where_it_pays(table)[["case", "pays", "largest", "largest_at", "area_ratio", "low", "high"]]
+    return [{str(name): value for name, value in row.items()} for row in told.to_dict("records")]
+
+
+def _rejected(root: Path) -> pd.DataFrame:
+    table = _read(root / "infeasible.csv")
+    return table[table["count"] > 0] if "count" in table else table
+
+
+def _provenance(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("source", "versions", "code", "options", "specs", "tables", "blocks", "run", "inputs")
+    cases = [{"case": each["case"], "digest": each["digest"], "fits": each["fits"]} for each in manifest["cases"]]
+    return {name: manifest[name] for name in names if name in manifest} | {"cases": cases}

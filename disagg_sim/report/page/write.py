@@ -1,0 +1,88 @@
+"""Write the page of a directory of results, whichever command made it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from disagg_sim.atomic import write_text
+from disagg_sim.errors import InputError
+from disagg_sim.report.page.assemble import Content, page_html
+from disagg_sim.report.page.plan import plan_content
+from disagg_sim.report.page.simulation import simulation_content
+from disagg_sim.report.page.study import study_content
+from disagg_sim.report.page.sweep import BESIDE, sweep_content
+from disagg_sim.sweep.manifest import MANIFEST
+
+#: File that tells a directory of results, the command that writes it, and what reads it.
+KINDS: dict[str, tuple[str, Callable[[Path], Content]]] = {
+    MANIFEST: ("sweep", sweep_content),
+    "plan.json": ("plan", plan_content),
+    "summary.csv": ("simulate", simulation_content),
+    "claims.csv": ("reproduce", study_content),
+}
+
+
+def content_of(root: Path, *, beside: int = BESIDE, jobs: int = 1, breakdowns: bool = True) -> Content:
+    """Read a directory of results for its page.
+
+    Parameters
+    ----------
+    root
+        What ``sweep``, ``simulate``, ``plan`` or ``reproduce`` wrote by ``--out``.
+    beside, jobs, breakdowns
+        Of a sweep: points off the frontiers to show, processes, whether designs are taken apart.
+
+    Returns
+    -------
+    Content
+        For ``page_html``.
+
+    Raises
+    ------
+    InputError
+        One line: no such directory, or none of results.
+
+    Examples
+    --------
+    >>> content_of(Path("no/results"))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: no/results: no such directory
+    """
+    if not root.is_dir():
+        raise InputError(f"{root}: no such directory")
+    for file, (_, read) in KINDS.items():
+        if (root / file).is_file():
+            if read is sweep_content:
+                return sweep_content(root, beside=beside, jobs=jobs, breakdowns=breakdowns)
+            return read(root)
+    told = ", ".join(f"{file} of {command}" for file, (command, _) in KINDS.items())
+    raise InputError(f"{root}: no results to report; allowed: a directory with {told}")
+
+
+def write_page(content: Content, path: Path) -> int:
+    """Write a page.
+
+    Parameters
+    ----------
+    content
+        Of ``content_of``.
+    path
+        The HTML file; its directory is made.
+
+    Returns
+    -------
+    int
+        Its size. [B]
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     size = write_page(Content(kind="plan", title="none", facts={}), Path(root, "report.html"))
+    ...     size == Path(root, "report.html").stat().st_size
+    True
+    """
+    text = page_html(content)
+    write_text(path, text)
+    return len(text.encode())
