@@ -124,9 +124,7 @@ class Commands(LazyGroup):
             "launch reports/demo --best --engine vllm --out start",
         ),
         "report": Entry(
-            "report:report",
-            "Write results as one interactive HTML page.",
-            "report reports/demo --out demo.html",
+            "report:report", "Write results as one interactive HTML page.", "report reports/demo --out demo.html"
         ),
         "sensitivity": Entry(
             "sensitivity:sensitivity",

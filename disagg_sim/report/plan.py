@@ -220,6 +220,18 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> dict[str, Any]:
         "flips": None if told.changes is None else [_plain(asdict(flip)) for flip in told.changes],
         "simulated": None if told.proof is None else _proof_json(told.proof),
         "left_out": list(plan.left_out),
+        "said": _said(plan, told),
+    }
+
+
+def _said(plan: Plan, told: Told) -> dict[str, Any]:
+    """Sentences of the screen that no number of the JSON says, for people who read a page of it."""
+    why = [] if plan.best is None else [list(row) for row in why_rows(plan, plan.best)]
+    return {
+        "question": question_line(plan),
+        "verdict": verdict(plan, told.sure),
+        "why": why,
+        "changes": None if told.changes is None else flip_lines(plan, told.changes),
     }
 
 

@@ -49,5 +49,7 @@ def plan_content(root: Path) -> Content:
         for pool in design["pools"]:
             degrees = (pool[name] for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "redundant_slots"))
             pool["mapping"] = degrees_text(*degrees)
+    said = {"question": plan["question"]["model"], "verdict": [plan["status"]], "why": [], "changes": None}
+    plan["said"] = said | plan.get("said", {})  # plans of earlier versions have no sentences
     facts = {"name": root.resolve().name, "plan": plan, "screen": screen}
     return Content(kind="plan", title=f"Plan {plan['question']['model']}", facts=facts)

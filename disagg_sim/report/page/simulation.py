@@ -11,8 +11,9 @@ import pandas as pd
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.report.page.assemble import Content
-from disagg_sim.scenario.plan import REQUESTS, SAMPLES
 
+#: Folders of the blocks that a page reads, named as ``scenario.plan`` names them; to read them needs no simulator.
+REQUESTS, SAMPLES = "requests", "samples"
 #: Bins of the time axis; samples, requests and decisions that a page shows of all runs together. [1]
 BINS, MOST_SAMPLES, MOST_REQUESTS, MOST_DECISIONS = 90, 40_000, 60_000, 5_000
 #: Shares of the requests at which the spread of a latency is told. [1]

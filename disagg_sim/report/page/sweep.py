@@ -17,7 +17,7 @@ from disagg_sim.report.breakdown import PART_TEXT, RESOURCE_COLOURS, RESOURCE_TE
 from disagg_sim.report.page.assemble import Content
 from disagg_sim.report.page.designs import BANDS, COSTS, NEEDED, shown_points, taken_apart
 from disagg_sim.serving.gains import curve, pointwise_gain, where_it_pays
-from disagg_sim.serving.points import INTERACTIVITY
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.fidelity import GAIN_AT
 from disagg_sim.sweep.manifest import MANIFEST
@@ -102,24 +102,18 @@ def _unit(manifest: Mapping[str, Any]) -> str:
 
 
 def _bands(root: Path, front: pd.DataFrame) -> pd.DataFrame:
-    """Error bars of the frontier points, row by row; columns of NaN where there are none."""
-    nothing = pd.DataFrame(np.nan, index=front.index, columns=[*BANDS]).assign(outside=PLAIN)
-    outside = _read(root / "outside_calibration.csv")
+    """Error bars of the frontier points and what lies outside the fits, row by row; NaN and ``PLAIN`` where unknown."""
     keys = ["case", "mode", INTERACTIVITY]
+    places = pd.MultiIndex.from_frame(front[keys].astype({"case": str, "mode": str}))
+    found = pd.DataFrame(np.nan, index=front.index, columns=[*BANDS]).assign(outside=PLAIN)
+    outside, bands = _read(root / "outside_calibration.csv"), _read(root / "uncertainty.csv")
     if len(outside):
-        told = outside.drop_duplicates(keys).set_index(keys)["outside_calibration"]
-        nothing["outside"] = front.set_index(_keyed(front))["case"].index.map(told).to_numpy()
-        nothing["outside"] = nothing["outside"].fillna(PLAIN)
-    bands = _read(root / "uncertainty.csv")
-    if not len(bands):
-        return nothing
-    known = bands.drop_duplicates(keys).set_index(keys)
-    found = known.reindex(pd.MultiIndex.from_frame(front[keys].astype({"case": str, "mode": str})))
-    return nothing.assign(**{name: found[name].to_numpy() for name in BANDS if name in found})
-
-
-def _keyed(front: pd.DataFrame) -> pd.MultiIndex:
-    return pd.MultiIndex.from_frame(front[["case", "mode", INTERACTIVITY]].astype({"case": str, "mode": str}))
+        told = outside.drop_duplicates(keys).set_index(keys)["outside_calibration"].reindex(places)
+        found["outside"] = told.fillna(PLAIN).to_numpy()
+    if len(bands):
+        known = bands.drop_duplicates(keys).set_index(keys).reindex(places)
+        found = found.assign(**{name: known[name].to_numpy() for name in BANDS if name in known})
+    return found
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -149,7 +143,17 @@ def _cloud(root: Path, front: pd.DataFrame, manifest: Mapping[str, Any], most: i
             block.iloc[(-before) % step :: step].assign(case=path.parent.name, traffic=traffic[path.parent.name])
         )
         before += len(block)
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    return _beside(pd.concat(parts, ignore_index=True), front) if parts else pd.DataFrame()
+
+
+def _beside(points: pd.DataFrame, front: pd.DataFrame) -> pd.DataFrame:
+    """Points that are not on the frontiers themselves, whose table has ten digits of each number."""
+
+    def keys(table: pd.DataFrame) -> pd.MultiIndex:
+        numbers = table[[INTERACTIVITY, THROUGHPUT]].astype(np.float32)
+        return pd.MultiIndex.from_frame(numbers.assign(case=table["case"].astype(str), mode=table["mode"].astype(str)))
+
+    return points[~keys(points).isin(keys(front))].reset_index(drop=True)
 
 
 def _block(path: Path, columns: list[str]) -> pd.DataFrame:
@@ -161,8 +165,7 @@ def _block(path: Path, columns: list[str]) -> pd.DataFrame:
 
 def _gains(root: Path, front: pd.DataFrame) -> pd.DataFrame:
     """Disaggregation over the best co-located throughput of each case, at some interactivities."""
-    bars = _read(root / "gain.csv")
-    bars = bars.set_index(["case", INTERACTIVITY]) if len(bars) else bars
+    bars = {(row["case"], row[INTERACTIVITY]): row for row in _read(root / "gain.csv").to_dict("records")}
     rows = []
     for case, points in front.groupby("case", sort=False, observed=True):
         split = points["mode"].astype(str) == Mode.DISAGGREGATED
@@ -170,7 +173,7 @@ def _gains(root: Path, front: pd.DataFrame) -> pd.DataFrame:
             continue
         found = pointwise_gain(curve(points[split]), curve(points[~split]), GAIN_AT)
         for at, gain in zip(GAIN_AT, found.tolist(), strict=True):
-            told = bars.loc[(case, at)] if (case, at) in bars.index else {}
+            told = bars.get((case, at), {})
             row = {name: float(told.get(name, math.nan)) for name in ("gain_p10", "gain_p90", "probability")}
             rows.append({"case": str(case), "at": at, "gain": gain, **row})
     return pd.DataFrame(rows)

@@ -57,7 +57,8 @@ function drawLayers(pen, view, picture, ink) {
     const line = { colour: ink("soft"), width: 1.2, dash: [5, 4] };
     for (const limit of picture.y.limits || []) {
       pen.line([left, left + width], [view.y(limit.at), view.y(limit.at)], line);
-      pen.text(left + width - 6 * pen.scale, view.y(limit.at) - 9 * pen.scale, limit.label, { colour: ink("soft"), size: 11, anchor: "end" });
+      const above = view.y(limit.at) - top > 24 * pen.scale; // or the box would cut the words off
+      pen.text(left + width - 6 * pen.scale, view.y(limit.at) + (above ? -9 : 10) * pen.scale, limit.label, { colour: ink("soft"), size: 11, anchor: "end" });
     }
     for (const limit of picture.x.limits || []) {
       pen.line([view.x(limit.at), view.x(limit.at)], [top, top + height], line);

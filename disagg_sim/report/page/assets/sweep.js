@@ -2,7 +2,7 @@
 "use strict";
 
 const UNITS = {
-  gpu: { column: "tokens_per_s_per_gpu", short: "tokens/s/GPU", name: "tokens/s/GPU", axis: "throughput [output tokens/s/GPU, all GPUs]" },
+  gpu: { column: "tokens_per_s_per_gpu", short: "tokens/s/GPU", name: "tokens/s/GPU", axis: "output tokens/s/GPU, all GPUs" },
   usd: { column: "tokens_per_usd", short: "tokens/USD", name: "tokens/USD", axis: "output tokens per USD, all GPUs" },
   watt: { column: "tokens_per_joule", short: "tokens/J", name: "tokens/J", axis: "output tokens per joule, TDP of all GPUs" },
 };
@@ -16,8 +16,8 @@ const MOST_PINS = 4;
 
 const VIEWS = (unit) => [
   { key: "throughput", words: "Throughput", column: unit.column, label: unit.axis, bands: true },
-  { key: "kv-out", words: "KV out", column: "kv_egress_bytes_per_s_per_gpu", scale: 1e-9, label: "KV-cache bandwidth out of each prefill GPU [GB/s]", split: true },
-  { key: "kv-in", words: "KV in", column: "kv_ingress_bytes_per_s_per_gpu", scale: 1e-9, label: "KV-cache bandwidth into each decode GPU [GB/s]", split: true },
+  { key: "kv-out", words: "KV out", column: "kv_egress_bytes_per_s_per_gpu", scale: 1e-9, label: "KV caches out of a prefill GPU [GB/s]", split: true },
+  { key: "kv-in", words: "KV in", column: "kv_ingress_bytes_per_s_per_gpu", scale: 1e-9, label: "KV caches into a decode GPU [GB/s]", split: true },
   { key: "ratio", words: "P:D ratio", column: "ctx_gen_gpu_ratio", label: "prefill GPUs / decode GPUs", split: true, log: true, limits: [{ at: 1, label: "equal pools" }] },
   { key: "ftl", words: "First token", column: "ftl_s", label: "FTL, without queues [s]", log: true },
   { key: "gpus", words: "GPUs", column: "total_gpus", label: "GPUs of the deployment", log: true },
@@ -46,7 +46,7 @@ class SweepPage {
     const { facts: told } = this.data;
     this.chart = new Chart({
       label: "Frontiers. Arrow keys go from point to point and from curve to curve, Enter pins, 0 shows all, Escape leaves.",
-      height: innerWidth < 700 ? 340 : 500,
+      height: innerWidth < 700 ? 380 : 500,
       tip: (layer, index) => designTip(this.points.row(layer.rows[index]), this.unit),
       pick: (layer, index) => this.pin(layer.rows[index]),
     });

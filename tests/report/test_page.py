@@ -1,0 +1,172 @@
+"""The page of results as a file: what it holds, that it loads nothing, and that names stay text."""
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import disagg_sim.report.page as package
+from disagg_sim.errors import InputError
+from disagg_sim.report.page.assemble import SCRIPTS, Content, page_html
+from disagg_sim.report.page.packing import pack
+from disagg_sim.report.page.write import content_of
+from tests.report.pages import SPOILT, plan_directory, small_sweep
+
+ASSETS = Path(package.__file__).parent / "assets"
+#: SHA-256 of the files of uPlot 1.6.32 as its npm package has them.
+UPLOT = {
+    "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+    "uPlot.LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
+}
+
+
+class Elements(HTMLParser):
+    """Tags with their attributes, and the text of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.raw: dict[str, list[str]] = {"script": [], "style": []}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in self.raw:
+            self.raw[tag].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem:  # inside a script or a style
+            self.raw[self.cdata_elem][-1] += data
+
+
+def unpacked(text: str) -> dict[str, pd.DataFrame]:
+    """The tables of a page, read as its script reads them: four bytes a number, columns at their places."""
+    elements = Elements(text)
+    content, data = json.loads(elements.raw["script"][0]), gzip.decompress(base64.b64decode(elements.raw["script"][1]))
+    tables = {}
+    for name, table in content["tables"].items():
+        columns = {}
+        for column in table["columns"]:
+            kind = "<i4" if column["type"] == "i" else "<f4"
+            values = np.frombuffer(data, kind, table["rows"], column["at"])
+            words = column.get("words")
+            columns[column["name"]] = [words[code] for code in values] if words else values
+        tables[name] = pd.DataFrame(columns)
+    return tables
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_sweep(tmp_path_factory.mktemp("sweep"))
+
+
+def test_numbers_and_words_come_back_as_they_were_packed():
+    table = pd.DataFrame({"mode": ["b", "a", "b"], "gpus": [8, 16, 2**30], "ttl_s": [0.1, np.nan, np.inf]})
+    text = page_html(Content(kind="sweep", title="t", facts={}, tables={"points": table}))
+    found = unpacked(text)["points"]
+    assert found["mode"].tolist() == ["b", "a", "b"]
+    assert found["gpus"].tolist() == [8, 16, 2**30]
+    np.testing.assert_allclose(found["ttl_s"], [0.1, np.nan, np.inf], rtol=1e-7)
+
+
+def test_the_same_tables_pack_to_the_same_text():
+    table = {"points": pd.DataFrame({"x": np.arange(1000.0)})}
+    assert pack(table) == pack(table)
+
+
+def test_points_of_a_sweep_are_those_of_its_frontier_with_others_beside(results):
+    tables = unpacked(page_html(content_of(results, beside=200)))
+    front = pd.read_csv(results / "frontier.csv")
+    points = tables["points"]
+    on = points[points["row"] >= 0]
+    assert on["row"].tolist() == front.index.tolist()
+    np.testing.assert_allclose(on["tokens_per_s_per_gpu"], front["tokens_per_s_per_gpu"], rtol=1e-6)
+    beside = points[points["row"] < 0]
+    assert 0 < len(beside) <= 200
+    for row in beside.itertuples():  # none of them beats the frontier of its own mode
+        mine = on[(on["mode"] == row.mode) & (on["case"] == row.case)]
+        better = mine[mine["tokens_per_s_per_user"] >= row.tokens_per_s_per_user * (1 - 1e-6)]
+        assert better["tokens_per_s_per_gpu"].max() >= row.tokens_per_s_per_gpu * (1 - 1e-6)
+
+
+def test_parts_of_each_latency_add_up_to_it(results):
+    tables = unpacked(page_html(content_of(results, beside=0)))
+    points = tables["points"].set_index("row")
+    sums = tables["parts"].pivot_table("seconds", "row", "latency", "sum")
+    np.testing.assert_allclose(sums["ttl"], points["ttl_s"].loc[sums.index], rtol=1e-5)
+    np.testing.assert_allclose(sums["ftl"], points["ftl_s"].loc[sums.index], rtol=1e-5)
+    held = tables["memory"][tables["memory"]["phase"] == "decode"].groupby("row")["bytes"].sum()
+    np.testing.assert_allclose(held, points["decode_memory_bytes"].loc[held.index], rtol=1e-5)
+
+
+def test_gains_are_the_ratio_of_the_best_points_of_both_kinds(results):
+    gains = unpacked(page_html(content_of(results, beside=0)))["gains"]
+    front = pd.read_csv(results / "frontier.csv")
+    row = gains[gains["at"] == 20].iloc[0]
+    mine = front[(front["case"] == row["case"]) & (front["tokens_per_s_per_user"] >= 20)]
+    best = mine.groupby(mine["mode"] == "disaggregated")["tokens_per_s_per_gpu"].max()
+    assert row["gain"] == pytest.approx(best[True] / best[False], rel=1e-6)
+
+
+def test_a_page_may_load_nothing_and_run_its_own_script_alone(tmp_path):
+    text = page_html(content_of(plan_directory(tmp_path)))
+    elements = Elements(text)
+    (policy,) = (given["content"] for tag, given in elements.tags if given.get("http-equiv"))
+    assert policy.startswith("default-src 'none'")
+    script = elements.raw["script"][-1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in policy
+    for tag, given in elements.tags:
+        assert not {"src", "srcset", "action", "background"} & given.keys(), tag
+        assert given.get("href", "#").startswith("#"), tag
+        assert not [name for name in given if name.startswith("on") or name == "style"], tag
+
+
+def test_names_of_users_stay_text(tmp_path):
+    text = page_html(content_of(plan_directory(tmp_path)))
+    elements = Elements(text)
+    assert [tag for tag, _ in elements.tags].count("script") == 3
+    assert SPOILT not in text
+    assert json.loads(elements.raw["script"][0])["facts"]["plan"]["question"]["model"] == SPOILT
+
+
+def test_scripts_make_no_html_of_text_and_reach_for_no_network():
+    assert {*SCRIPTS} == {path.name for path in ASSETS.glob("*.js")}
+    for path in ASSETS.glob("*.js"):
+        code = path.read_text()
+        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+            assert word not in code, f"{path.name}: {word}"
+        assert not re.search(r"\bfetch\(|XMLHttpRequest|WebSocket|sendBeacon|import\(", code), path.name
+        assert len(code.splitlines()) <= 400, f"{path.name}: split it"
+
+
+def test_the_library_is_as_its_authors_published_it():
+    for name, digest in UPLOT.items():
+        assert hashlib.sha256((ASSETS / "vendor" / name).read_bytes()).hexdigest() == digest, name
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, r"no results to report; allowed: a directory with manifest.json of sweep, .*"),
+        ({"plan.json": "{"}, r"plan.json: cannot be read: .*"),
+        ({"plan.json": "[1]"}, r"plan.json: no plan: key 'schema' .*"),
+        ({"summary.csv": "a,b\n1,2\n"}, r"summary.csv: missing column 'policy': .*"),
+        ({"claims.csv": "a,b\n1,2\n"}, r"claims.csv: not the claims of a study: .*"),
+        ({"manifest.json": "{}"}, r"manifest.json: damaged: .*"),
+    ],
+)
+def test_what_is_no_result_is_one_clear_line(tmp_path, files, said):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=said) as told:
+        content_of(tmp_path)
+    assert "\n" not in str(told.value)
