@@ -16,7 +16,7 @@ import disagg_sim
 from disagg_sim.extras import EXTRAS
 
 ROOT = Path(disagg_sim.__file__).parent
-SHARED = {"units", "errors", "extras", "notebook", "domain", "atomic", "arrays"}
+SHARED = {"units", "errors", "extras", "notebook", "domain", "atomic", "arrays", "parquet"}
 #: Rooms that studies, commands and the notebook API may all use.
 ABOVE = {"facts", "physics", "search", "serving", "certainty", "simulation", "calibration", "sweep", "scenario"}
 ABOVE |= {"workload", "planning", "launch"}
@@ -29,6 +29,7 @@ ALLOWED = {
     "domain": set(),
     "atomic": set(),
     "arrays": set(),
+    "parquet": set(),
     "facts": set(),
     "workload": {"facts", "physics"},
     "physics": {"facts"},
@@ -55,6 +56,7 @@ PACKAGES = {
     "domain": {"numpy"},
     "arrays": {"numpy"},
     "atomic": set(),
+    "parquet": {"numpy", "pandas", "duckdb"},
     "facts": {"yaml", "pydantic", "pydantic_core", "annotated_types", "huggingface_hub"},
     "workload": {"numpy", "pandas"},
     "physics": {"numpy", "pandas"},
@@ -65,8 +67,8 @@ PACKAGES = {
     "calibration": {"numpy", "scipy", "pandas", "yaml", "torch"},
     "planning": {"numpy", "pandas"},
     "launch": {"pandas", "yaml"},
-    "sweep": {"numpy", "pandas", "pyarrow", "joblib", "yaml", "pydantic", "pydantic_core"},
-    "scenario": {"numpy", "pandas", "pyarrow", "joblib", "yaml", "pydantic", "pydantic_core"},
+    "sweep": {"numpy", "pandas", "joblib", "yaml", "pydantic", "pydantic_core"},
+    "scenario": {"numpy", "pandas", "joblib", "yaml", "pydantic", "pydantic_core"},
     "report": {"numpy", "pandas", "matplotlib"},
     "study": {"numpy", "pandas", "pydantic", "yaml"},
     "cli": {"typer", "click", "rich", "pandas"},
@@ -285,7 +287,7 @@ def test_nothing_from_outside_becomes_code():
 
 
 def test_importing_the_package_stays_light():
-    heavy = ("pandas", "matplotlib", "scipy", "pulp", "highspy", "joblib", "pyarrow", "yaml", "pydantic", "typer")
+    heavy = ("pandas", "matplotlib", "scipy", "pulp", "highspy", "joblib", "duckdb", "yaml", "pydantic", "typer")
     heavy += ("numba", "statsmodels", "torch", "huggingface_hub")
     heavy += ("numpy", "disagg_sim.facts", "disagg_sim.physics")
     code = f"import sys, disagg_sim; print([m for m in {heavy!r} if m in sys.modules])"

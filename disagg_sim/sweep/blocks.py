@@ -8,6 +8,7 @@ import pandas as pd
 
 from disagg_sim.certainty.rows import ASSUMED
 from disagg_sim.errors import InputError
+from disagg_sim.parquet import read_parquet
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.manifest import FRONTIER_FILE
 
@@ -40,7 +41,7 @@ def read_block(path: Path) -> pd.DataFrame:
     disagg_sim.errors.InputError: no/points/case/disaggregated-0000.parquet: no table of points: ...
     """
     try:
-        table = pd.read_parquet(path)
+        table = read_parquet(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: no table of points: {' '.join(str(error).split())}") from None
     file = path.resolve().parent.parent.parent / FRONTIER_FILE

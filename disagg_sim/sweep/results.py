@@ -280,7 +280,7 @@ def _manifest_text(result: SweepResult, tables: Mapping[str, str], effort: Effor
     specs: dict[str, str] = {}
     for case in result.cases:
         specs |= spec_digests(case.plan.case)
-    versions = {name: version(name) for name in ("disagg-sim", "numpy", "pandas", "pyarrow")}
+    versions = {name: version(name) for name in ("disagg-sim", "numpy", "pandas", "duckdb")}
     head = {
         "name": spec.name,
         "source": Path(spec.source).name,

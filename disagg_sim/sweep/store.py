@@ -5,8 +5,6 @@ digest is stale; a block whose bytes changed after they were written is corrupt.
 
 The checksum is stored in the file itself, so a block is one file and renaming the file completes it. It is the SHA-256
 of all bytes of the file, with zeros in the place of the checksum. It is verified before any of the file is parsed.
-
-Past 400 lines: the file form, the digests that it carries, and what a run does with both.
 """
 
 from __future__ import annotations
@@ -27,19 +25,18 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from disagg_sim.atomic import remove_leftovers, written
 from disagg_sim.errors import StoreError
+from disagg_sim.parquet import parquet_metadata, read_parquet, write_parquet
 
 Item = TypeVar("Item")
 
-_DIGEST = b"disagg_sim.digest"
-_NOTE = b"disagg_sim.note"
-_HEADER = b"disagg_sim.header"
-_SEAL = b"disagg_sim.seal"
-#: Stands before the checksum; the last one in a file is its own, the metadata being written last.
+_DIGEST = "disagg_sim.digest"
+_NOTE = "disagg_sim.note"
+_HEADER = "disagg_sim.header"
+_SEAL = "disagg_sim.seal"
+#: Stands before the checksum; the last one in a file is its own, the metadata being written last, and it last of them.
 _MARK = b"disagg_sim:sha256:"
 #: A checksum that is not filled in: SHA-256 has 64 hexadecimal digits.
 _OPEN = b"0" * 64
@@ -129,14 +126,10 @@ class Store:
 
     def write(self, key: Key, frame: pd.DataFrame, note: str, header: str = "") -> None:
         """Write a block, its note and its header, with a checksum of every byte of its file."""
-
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-        own = {_DIGEST: key.digest.encode(), _NOTE: note.encode(), _HEADER: header.encode(), _SEAL: _MARK + _OPEN}
-        file = pa.BufferOutputStream()
-        metadata = dict(table.schema.metadata or {}) | own
-        pq.write_table(table.replace_schema_metadata(metadata), file, compression="zstd")
+        own = {_DIGEST: key.digest, _NOTE: note, _HEADER: header, _SEAL: (_MARK + _OPEN).decode()}
         with written(self.path(key)) as handle:
-            handle.write(_sealed(file.getvalue().to_pybytes()))
+            write_parquet(frame, handle.name, own)
+            handle.write(_sealed(Path(handle.name).read_bytes()))
 
     def state(self, key: Key) -> State:
         """Whether the block can be used; reads every byte of it."""
@@ -151,24 +144,19 @@ class Store:
             return State.UNSEALED if whole else State.CORRUPT
         if not _is_sealed(data):
             return State.CORRUPT
-        return State.STORED if _metadata(data).get(_DIGEST) == key.digest.encode() else State.STALE
+        return State.STORED if parquet_metadata(self.path(key)).get(_DIGEST) == key.digest else State.STALE
 
     def read(self, key: Key, columns: list[str] | None = None) -> pd.DataFrame:
         """The table of a stored block, or some columns of it; ``StoreError`` when it is not as it was written."""
-
-        data = self._data(key)
-        with pq.ParquetFile(pa.BufferReader(data)) as file:
-            table = file.read(columns=columns)
-        frame: pd.DataFrame = table.to_pandas()
-        return frame
+        return read_parquet(self._whole(key), columns)
 
     def note(self, key: Key) -> str:
         """The text stored with the table; ``StoreError`` as ``read``."""
-        return _metadata(self._data(key))[_NOTE].decode()
+        return parquet_metadata(self._whole(key))[_NOTE]
 
     def header(self, key: Key) -> str:
         """What belongs to the table and has no column in it, as text; ``StoreError`` as ``read``."""
-        return _metadata(self._data(key))[_HEADER].decode()
+        return parquet_metadata(self._whole(key))[_HEADER]
 
     def groups(self, tables: tuple[str, ...]) -> set[str]:
         """Groups that hold a block of ours."""
@@ -189,8 +177,8 @@ class Store:
                     group.rmdir()
         return removed
 
-    def _data(self, key: Key) -> bytes:
-        """Content of a block that is as it was written."""
+    def _whole(self, key: Key) -> Path:
+        """File of a block that is as it was written."""
         path = self.path(key)
         try:
             data = path.read_bytes()
@@ -198,7 +186,7 @@ class Store:
             raise StoreError(f"{path}: cannot read the block: {error.strerror or error}") from None
         if not _is_sealed(data):
             raise StoreError(f"{path}: the block was changed after it was written; the same command computes it again")
-        return data
+        return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,17 +318,10 @@ def _digest_of(*parts: bytes) -> bytes:
     return digest.hexdigest().encode()
 
 
-def _metadata(data: bytes) -> dict[bytes, bytes]:
-    """Metadata of a sealed block."""
-
-    metadata: dict[bytes, bytes] = pq.read_schema(pa.BufferReader(data)).metadata
-    return metadata
-
-
 def _is_ours(path: Path) -> bool:
     """Whether the path is a block of a store, damaged or not."""
     try:
-        return _DIGEST in path.read_bytes()
+        return _DIGEST.encode() in path.read_bytes()
     except OSError:
         return False
 
@@ -389,7 +370,7 @@ def code_digest(rooms: tuple[str, ...]) -> str:
     """
     root = files("disagg_sim")
     texts = [pair for room in rooms for pair in _sources(root / room, room)]
-    texts += [(name, (root / name).read_text()) for name in ("domain.py", "units.py")]
+    texts += [(name, (root / name).read_text()) for name in ("domain.py", "parquet.py", "units.py")]
     return digest_of(sorted(texts))
 
 

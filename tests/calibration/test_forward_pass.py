@@ -13,6 +13,7 @@ from disagg_sim.calibration.kernels.attention import Calls, prefill_times
 from disagg_sim.calibration.kernels.tables import TableError
 from disagg_sim.calibration.served.forward_pass import ADMISSION, COLUMNS, judge_passes, pass_cells
 from disagg_sim.facts.load import load_efficiency
+from disagg_sim.parquet import read_parquet
 from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work
 from disagg_sim.physics.work import AttentionShape, causal_pairs
 from disagg_sim.units import US
@@ -59,7 +60,7 @@ def test_passes_on_a_past_are_met_on_their_held_out_part():
 
 def test_calls_of_a_kernel_that_walks_are_met_by_a_fit_that_saw_no_past():
     """FlashInfer on an H800 by SGLang's kernel of the H100, walked: 2.9 % median, 8.9 % p90 of 4,956 calls."""
-    rows = pd.read_parquet(shared_file("kernels_past/attention_past.parquet"))
+    rows = read_parquet(shared_file("kernels_past/attention_past.parquet"))
     mine = (rows["system"] == "h800_sxm") & rows["model"].str.contains("405") & (rows["flag"] == "")
     rows = rows[mine & (rows["decodes"] == 0) & (rows["new_tokens"] > 0) & (rows["batch"] == 1)]
     columns = ("new_tokens", "past_tokens", "q_heads", "kv_heads", "head_dim")

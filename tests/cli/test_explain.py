@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from disagg_sim.cli.main import run
+from disagg_sim.parquet import read_parquet
 
 SWEEP = """
 name: trial
@@ -188,7 +189,7 @@ def test_rows_under_a_distribution_of_lengths_are_explained(tmp_path: Path, caps
     front = pd.read_csv(out / "frontier.csv")
     law = front["traffic"] == "log_normal_4096_512"
     block = next(out.glob("points/*log_normal*/piggyback-*.parquet"))
-    for path, table in ((out, front[law]), (block, pd.read_parquet(block))):
+    for path, table in ((out, front[law]), (block, read_parquet(block))):
         row = int(table.index[len(table) // 2])
         capsys.readouterr()
         assert run(["explain", str(path), "--row", str(row), "--json"]) == 0

@@ -18,7 +18,7 @@ traffic: [{isl: 1024, osl: 128}]
 limits: {max_gpus: 2}
 """
 
-HEAVY = ("matplotlib", "pandas", "pyarrow", "scipy", "pulp", "joblib", "rich", "pydantic")
+HEAVY = ("matplotlib", "pandas", "duckdb", "scipy", "pulp", "joblib", "rich", "pydantic")
 
 
 @pytest.fixture

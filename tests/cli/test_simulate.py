@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from disagg_sim.cli.main import run
+from disagg_sim.parquet import read_parquet
 from disagg_sim.scenario import run as scenario_run
 from disagg_sim.simulation.kernel.compiled import COMPILING, CodeHome
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED
@@ -78,7 +79,7 @@ def test_a_scenario_leaves_its_tables_pictures_and_traces(scenario, tmp_path, ca
     assert (summary["requests"] == 60).all()
     assert (summary["completed"] == 60).all()
     assert summary["rate_scale"].tolist() == [1.0, 1.0, 2.0, 2.0]
-    requests = pd.read_parquet(out / "requests" / "two" / "disaggregated-short-x1.parquet")
+    requests = read_parquet(out / "requests" / "two" / "disaggregated-short-x1.parquet")
     assert len(requests) == 60
     assert (requests["prefill_instance"] != requests["decode_instance"]).all()
     assert {path.name for path in (out / "figures" / "two").iterdir()} == {
@@ -146,7 +147,7 @@ def test_durations_stand_in_the_log_alone_and_are_none_without_it(scenario, tmp_
     path = scenario(capacity={"criterion": "attainment", "share": 0.9})
     assert simulated(path, "--out", str(out), "--no-figures") == 0
     for table in out.glob("*/two/*.parquet"):
-        assert not {*MEASURED} & {*pd.read_parquet(table).columns}
+        assert not {*MEASURED} & {*read_parquet(table).columns}
     first = {name: pd.read_csv(out / name) for name in ("summary.csv", "capacity_runs.csv")}
     for found in first.values():
         assert (found[list(MEASURED)] > 0).all().all()
@@ -349,7 +350,7 @@ def test_a_policy_that_fails_stops_its_runs_alone(scenario, tmp_path, capsys, ow
         (line,) = [line for line in lines if f"'own_{case}'" in line]
         assert line.startswith(f"two/own_{case}-short-x1: {said}")
         assert f"own_{case}.py:" in line
-        kept = pd.read_parquet(out / "requests" / "two" / f"own_{case}-short-x1.parquet")
+        kept = read_parquet(out / "requests" / "two" / f"own_{case}-short-x1.parquet")
         assert len(kept) == 60
     assert pd.read_csv(out / "summary.csv")["policy"].tolist() == ["vllm"]
 
@@ -382,7 +383,7 @@ def test_an_impossible_wish_stops_its_run_alone_and_keeps_what_it_had(scenario, 
     assert "flip of instance 99 to prefill is impossible: there is no instance 99" in error
     assert f"; its rows so far are in {out / 'requests' / 'two' / 'impossible-short-x1.parquet'}" in error
     assert pd.read_csv(out / "summary.csv")["policy"].tolist() == ["vllm"]
-    kept = pd.read_parquet(out / "requests" / "two" / "impossible-short-x1.parquet")
+    kept = read_parquet(out / "requests" / "two" / "impossible-short-x1.parquet")
     assert set(kept["status"]) == {"completed", "unfinished"}
     assert simulated(path, "--out", str(out), "--no-figures") == 2
     assert "1 of 2 runs already stored" in capsys.readouterr().err

@@ -14,6 +14,7 @@ import pandas as pd
 import yaml
 
 from disagg_sim.cli.main import run
+from disagg_sim.parquet import read_parquet
 
 #: Sweeps whose points, feasible or not, are compared to the last digit.
 SWEEPS = {
@@ -148,7 +149,7 @@ def _tables(folder: Path) -> dict[str, str]:
     for path in sorted(folder.rglob("*")):
         if path.name in LEFT_OUT or path.suffix not in (".csv", ".parquet"):
             continue
-        table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+        table = pd.read_csv(path) if path.suffix == ".csv" else read_parquet(path)
         table = table.drop(columns=[name for name in OF_THE_MACHINE if name in table])
         found[str(path)] = _digest(table.to_csv(index=False).encode())
     return found

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from synthetic import make_grid, match
 
 from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.parquet import read_parquet, write_parquet
 from disagg_sim.serving.candidates import PrefillCandidates, prefill_candidates
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.points import COLUMNS, pareto_front
@@ -279,8 +280,8 @@ def test_candidates_survive_parquet(tmp_path):
     prefill = make_grid("prefill", [4, 8, 8], [1.0, 3.0, 2.5], latency=[1.0, 2.0, 20.0])
     decode = make_grid("decode", [4, 8], [1.3, 0.7])
     candidates = prefill_candidates(prefill, ftl_limit=10.0)
-    candidates.to_frame().to_parquet(tmp_path / "c.parquet")
-    back = PrefillCandidates.from_frame(pd.read_parquet(tmp_path / "c.parquet"), candidates.header())
+    write_parquet(candidates.to_frame(), tmp_path / "c.parquet", {})
+    back = PrefillCandidates.from_frame(read_parquet(tmp_path / "c.parquet"), candidates.header())
     pd.testing.assert_frame_equal(disaggregated(back, decode), disaggregated(prefill, decode))
     assert (back.points, back.feasible, back.above_ftl_limit) == (3, 3, 1)
 

@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 
 from disagg_sim.errors import InfeasibleError, StoreError
+from disagg_sim.parquet import parquet_metadata, read_parquet, write_parquet
 from disagg_sim.report.summary import summary
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.sweep.cases import axis_columns, cases_of
@@ -133,9 +133,14 @@ def test_the_limit_of_an_instance_is_the_one_in_force(
     assert limit / 2 <= mappings.gpus.max() <= limit  # 256 experts do not part over 576 GPUs
 
 
+def stored_points(folder: Path) -> pd.DataFrame:
+    """All blocks below a folder."""
+    return pd.concat([read_parquet(path) for path in sorted(folder.rglob("[!.]*.parquet"))], ignore_index=True)
+
+
 def test_every_frontier_point_is_a_stored_point_and_none_beats_it(reference: Path) -> None:
     frontier = pd.read_csv(reference / "frontier.csv")
-    points = pd.read_parquet(reference / "points")
+    points = stored_points(reference / "points")
     assert set(frontier["case"]) == set(points["case"])
     assert set(frontier["mode"]) == {"disaggregated", "colocated", "piggyback"}
     for (case, mode), front in frontier.groupby(["case", "mode"]):
@@ -162,7 +167,7 @@ def test_counts_close(reference: Path) -> None:
         mine = removed[removed["case"] == case["case"]]
         memory = mine[mine["reason"] == "out of memory"]["count"].sum()
         assert case["points"]["feasible"] + memory == case["points"]["computed"]
-        stored = pd.read_parquet(reference / "points" / case["case"])
+        stored = stored_points(reference / "points" / case["case"])
         assert len(stored) == sum(mode["rows"] for mode in case["modes"].values())
 
 
@@ -201,12 +206,10 @@ def test_damaged_blocks_of_all_kinds_are_computed_again_with_a_line(
         data[dice.randrange(4, len(data) - 4)] ^= 1 << dice.randrange(8)
         path.write_bytes(data)
     path = tmp_path / rewritten.key.relative
-    table = pq.read_table(path)
-    pq.write_table(table.slice(0, 1), path)
+    write_parquet(read_parquet(path).head(1), path, parquet_metadata(path))
     for block in old:
         path = tmp_path / block.key.relative
-        table = pq.read_table(path)
-        pq.write_table(table.replace_schema_metadata({b"disagg_sim.digest": block.key.digest.encode()}), path)
+        write_parquet(read_parquet(path), path, {"disagg_sim.digest": block.key.digest})
     log = Log()
     run_sweep(smoke, tmp_path, jobs=1, listener=log)
     assert sum("corrupt block, computing it again" in text for text in log.warnings) == len(flipped) + 1
@@ -235,7 +238,7 @@ def test_changed_inputs_make_blocks_stale(smoke: SweepPlan, tmp_path: Path) -> N
     log = Log()
     run_sweep(other, tmp_path, jobs=1, listener=log, overwrite=True)
     assert any("not part of this sweep" in text for text in log.notes)
-    assert set(pd.read_parquet(tmp_path / "points")["case"]) == {other.cases[0].case.name}
+    assert set(stored_points(tmp_path / "points")["case"]) == {other.cases[0].case.name}
 
 
 def test_a_changed_spec_changes_every_digest(smoke: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pandas as pd
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
 from disagg_sim.errors import StoreError
+from disagg_sim.parquet import parquet_metadata, read_parquet, write_parquet
 from disagg_sim.sweep.store import Key, State, Store
 
 KEY = Key("points", "apples", "3", "digest-1")
@@ -25,6 +25,11 @@ def store(tmp_path: Path) -> Store:
     held = Store(tmp_path / "out")
     held.prepare()
     return held
+
+
+def by_another_program(frame: pd.DataFrame, path: Path) -> None:
+    """Write a Parquet file that is none of the store's."""
+    duckdb.from_df(frame).write_parquet(str(path))
 
 
 def test_a_block_comes_back_with_its_note_and_its_header(store: Store) -> None:
@@ -80,20 +85,18 @@ def test_no_flipped_bit_is_read_and_none_is_a_traceback(store: Store, inside_the
 def test_a_rewritten_block_with_all_its_metadata_is_corrupt(store: Store) -> None:
     stored_table(store)
     path = store.path(KEY)
-    table = pq.read_table(path)
-    doubled = table.set_column(1, "y", pc.multiply(table["y"], 2.0))
-    pq.write_table(doubled.replace_schema_metadata(table.schema.metadata), path, compression="zstd")
-    assert pq.read_schema(path).metadata == table.schema.metadata
+    table, metadata = read_parquet(path), parquet_metadata(path)
+    write_parquet(table.assign(y=2.0 * table["y"]), path, metadata)
+    assert parquet_metadata(path) == metadata
     assert store.state(KEY) is State.CORRUPT
 
 
 def test_a_block_without_a_checksum_is_told_from_one_that_is_damaged(store: Store) -> None:
     store.write(KEY, FRAME, "{}")
-    table = pq.read_table(store.path(KEY))
-    kept = {name: value for name, value in table.schema.metadata.items() if name != b"disagg_sim.seal"}
-    pq.write_table(table.replace_schema_metadata(kept), store.path(KEY))  # as an older version wrote it
+    kept = {name: value for name, value in parquet_metadata(store.path(KEY)).items() if name != "disagg_sim.seal"}
+    write_parquet(store.read(KEY), store.path(KEY), kept)  # as an older version wrote it
     assert store.state(KEY) is State.UNSEALED
-    FRAME.to_parquet(store.path(KEY))  # another program's
+    by_another_program(FRAME, store.path(KEY))
     assert store.state(KEY) is State.UNSEALED
     store.path(KEY).write_bytes(b"PAR1")
     assert store.state(KEY) is State.CORRUPT
@@ -103,7 +106,7 @@ def test_two_writes_of_a_table_are_the_same_bytes_and_any_reader_reads_them(stor
     first, _ = stored_table(store)
     second, _ = stored_table(store)
     assert first == second
-    pd.testing.assert_frame_equal(pd.read_parquet(store.path(KEY)), store.read(KEY))
+    pd.testing.assert_frame_equal(duckdb.read_parquet(str(store.path(KEY))).df(), store.read(KEY))
 
 
 def test_a_block_that_cannot_be_read_is_corrupt(store: Store) -> None:
@@ -121,7 +124,7 @@ def test_clean_removes_halves_and_our_own_unplanned_blocks_only(store: Store) ->
     half.write_bytes(b"PAR1")
     foreign = store.root / "points" / "notes" / "mine.parquet"
     foreign.parent.mkdir()
-    FRAME.to_parquet(foreign)
+    by_another_program(FRAME, foreign)
     assert store.clean(("points",), {KEY.relative}) == 1
     assert store.state(KEY) is State.STORED
     assert store.state(other) is State.MISSING

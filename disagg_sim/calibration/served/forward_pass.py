@@ -25,6 +25,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import DisaggSimError, InputError, nearest, quoted
 from disagg_sim.facts.load import load_engine, load_model, load_system
 from disagg_sim.facts.yaml_files import shown
+from disagg_sim.parquet import read_parquet
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import prefill_stretch, step_time
@@ -216,10 +217,10 @@ def _predict(layout: dict[str, object], rows: pd.DataFrame) -> tuple[Numeric, Nu
 
 def _read(path: Path) -> pd.DataFrame:
     try:
-        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, keep_default_na=False)
+        table = read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, keep_default_na=False)
     except FileNotFoundError:
         raise TableError(f"{shown(path)}: no such file") from None
-    except (OSError, ValueError) as error:  # pyarrow's errors are both
+    except (OSError, ValueError) as error:
         raise TableError(f"{shown(path)}: not a table: {' '.join(str(error).split())}") from None
     for column in COLUMNS:
         if column not in table:
