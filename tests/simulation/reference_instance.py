@@ -80,9 +80,9 @@ class Instance:
             self.step_end = self.emits_at = now + step_time(
                 self.spec.table, [(rank.decoding, rank.pieces) for rank in self.ranks]
             )
-        elif any(rank.preempted for rank in self.ranks):  # that made room
-            self.woken = now
         else:
+            if any(rank.preempted for rank in self.ranks):  # that made room
+                self.woken = now
             self.stalled = any(rank.prompts() or rank.coming for rank in self.ranks)
 
     def choose(self) -> int:

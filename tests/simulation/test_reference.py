@@ -300,6 +300,39 @@ def test_what_waits_begins_at_once_where_the_only_prompt_of_a_step_was_preempted
     assert np.isfinite(reference.records()["finish_s"]).all()
 
 
+def test_a_prompt_that_preempts_itself_for_ever_breaks_a_circle_as_an_idle_instance_does():
+    """Caches that wait for each other hold all but a few blocks, in which the first chunk of a prompt fits, no more.
+
+    It is admitted, computed, and gives its blocks up for want of the next ones, again and again: without the notice of
+    a stall the run would not end.
+    """
+    rules = {"admission": Admission.FIRST_CHUNK, "token_budget": 64}
+    limits = {"max_sequences": 4, "max_prompts": 1, "step_limit_s": 5e-3}
+    specs = [
+        InstanceSpec(table=table(0, "formula"), blocks=59, mode=Mode.SLO_AWARE, **limits, **rules),
+        InstanceSpec(
+            table=table(1, "chunks"), blocks=120, mode=Mode.PREFILL_FIRST, max_sequences=1, max_prompts=3, **rules
+        ),
+    ]
+    times = (12, 12, 14, 36, 39, 39, 59, 61)
+    lengths = ((379, 50), (260, 5), (384, 47), (319, 4), (400, 48), (358, 59), (309, 11), (259, 38))
+    routes = [
+        [Leg(0, 380, 0)],
+        [Leg(1, 261, 0)],
+        [Leg(0, 385, 0)],
+        [Leg(0, 320, 1)],
+        [Leg(1, 35), Leg(0, 263, 1)],
+        [Leg(1)],
+        [Leg(1, 310, 0)],
+        [Leg(1, 260, 0)],
+    ]
+    requests = [(ODD * 1e-3 * time, *both) for time, both in zip(times, lengths, strict=True)]
+    link = LinkSpec(bandwidth=3e10, latency_s=0.0, descriptor_s=1e-6, sharing="fifo", push="whole", chunk_tokens=32)
+    reference = compare(requests, routes, specs, RunOptions(transfer="push", first_token="prefill", link=link))
+    assert reference.circles > 0
+    assert np.isfinite(reference.records()["finish_s"]).all()
+
+
 @pytest.mark.long
 def test_a_thousand_cases():
     assert hold(1000)["circle"] >= 5

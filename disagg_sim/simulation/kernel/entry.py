@@ -20,9 +20,7 @@ from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
     CLOSES,
     COMING,
-    DECODING,
     HOLD,
-    IDLE,
     LANDED,
     NOTIFY,
     PROMPTS,
@@ -35,7 +33,7 @@ from disagg_sim.simulation.kernel.layout import (
 )
 from disagg_sim.simulation.kernel.least import first_up_to, least_of, set_key
 from disagg_sim.simulation.kernel.lockstep import form_together, settle_together
-from disagg_sim.simulation.kernel.progress import due_s, end_after, steps_to, uncounted
+from disagg_sim.simulation.kernel.progress import due_s, uncounted, wake
 from disagg_sim.simulation.kernel.queue import append, check_drained, gone, unlink
 from disagg_sim.simulation.kernel.ranks import choose_rank, count_together, gather
 from disagg_sim.simulation.kernel.runs import count_run
@@ -62,24 +60,6 @@ def _row(st: State | Queues, s: int) -> int:
     """Where the rank of a segment has its queues and its memory."""
     row: int = st.inst[st.seg[s].instance].rank_at + st.seg[s].rank
     return row
-
-
-@inner
-def _wake(st: State | Queues, i: int, now: float) -> None:
-    """Let an instance notice a change at ``now``: at once if idle, else at the end of the decode step in progress."""
-    inst = st.inst[i]
-    st.world[0].now_s = now
-    if inst.run_kind == IDLE:
-        inst.next_s = min(inst.next_s, now)
-    elif inst.run_kind == DECODING and inst.run_steps > 1:
-        steps = steps_to(st, i, now)
-        if steps == 0 or end_after(st, i, steps) < now:
-            steps += 1
-        end = end_after(st, i, steps)
-        inst.run_steps = steps
-        inst.run_end_s = end
-        inst.next_s = min(end, inst.leave_s)
-    st.world[0].soonest_s = min(st.world[0].soonest_s, inst.next_s)
 
 
 @inner
@@ -169,7 +149,7 @@ def submit(
     if inst[i].ranks > 1 and one.closes == 1 and inst[i].mode == MANUAL:
         alone = _close(st, i) or alone
     if alone:
-        _wake(st, i, now)
+        wake(st, i, now)
     _changed(st, i)
     return 0
 
@@ -260,7 +240,7 @@ def control(home: Ints, action: int, s: int, i: int, now: float) -> bool:
     elif action == RECOMPUTE:
         recompute(st, row, s)
     if done:
-        _wake(st, i, now)
+        wake(st, i, now)
     check_drained(st, i)
     _changed(st, i)
     return done
@@ -274,7 +254,7 @@ def hand_over(home: Ints, held: int, s: int, tokens: int, now: float) -> None:
     sender, i = seg[held].instance, seg[s].instance
     seg[held].status = DONE
     release(st, _row(st, held), held)
-    _wake(st, sender, now)
+    wake(st, sender, now)
     check_drained(st, sender)
     _changed(st, sender)
     inst[i].coming_tokens -= tokens
@@ -282,7 +262,7 @@ def hand_over(home: Ints, held: int, s: int, tokens: int, now: float) -> None:
     alone = inst[row].first[LANDED] < 0
     land(st, row, s)
     if alone:
-        _wake(st, i, now)
+        wake(st, i, now)
     _changed(st, i)
 
 

@@ -15,6 +15,7 @@ import math
 
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import AWAY, DECODING, IDLE, MIXED, PASS, PROMPTS, Admission, Mode, State
+from disagg_sim.simulation.kernel.progress import wake
 from disagg_sim.simulation.kernel.queue import complete_prompt, finish_complete, unlink
 from disagg_sim.simulation.kernel.ranks import count_together, fullest_running, run_time
 from disagg_sim.simulation.kernel.runs import count_gaps, count_steps, steps_in_memory
@@ -233,7 +234,7 @@ def form_together(st: State, i: int, now: float) -> None:
         waiting |= waits(st, row)
     if preempted:  # what was preempted made room: what waits may begin at once
         inst.next_s = now
-    elif inst.active == 1 and waiting and inst.stalled < st.world[0].reserves:
+    if inst.active == 1 and waiting and inst.stalled < st.world[0].reserves:
         inst.stalled = 1
         st.world[0].notices += 1
 
@@ -286,7 +287,9 @@ def settle_together(st: State, i: int, now: float) -> bool:
     if inst.leave_s > now:
         end_together(st, i, now)
         return True
+    waiting = False
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        waiting |= waits(st, row)
         s = st.inst[row].first[AWAY]
         while s >= 0 and st.seg[s].leaves_s <= now:
             unlink(st, row, s, -1, AWAY)
@@ -294,4 +297,6 @@ def settle_together(st: State, i: int, now: float) -> bool:
             s = st.inst[row].first[AWAY]
     next_away(st, i)
     inst.next_s = min(inst.run_end_s, inst.leave_s)
+    if inst.run_kind == DECODING and waiting:  # for blocks that are free now
+        wake(st, i, now)
     return bool(inst.run_kind == IDLE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import DECODING, Queues, State
+from disagg_sim.simulation.kernel.layout import DECODING, IDLE, Queues, State
 from disagg_sim.simulation.kernel.ranks import run_time, run_within
 from disagg_sim.simulation.kernel.runs import steps_time, steps_within
 from disagg_sim.simulation.kernel.times import decode_time
@@ -71,3 +71,21 @@ def due_s(st: State | Queues, i: int) -> float:
     else:
         first = decode_time(inst.table, st.values, inst.running_requests, _context(st, i))
     return (inst.run_start_s + first) * (1.0 - ROUNDING)
+
+
+@inner
+def wake(st: State | Queues, i: int, now: float) -> None:
+    """Let an instance notice a change at ``now``: at once if idle, else at the end of the decode step in progress."""
+    inst = st.inst[i]
+    st.world[0].now_s = now
+    if inst.run_kind == IDLE:
+        inst.next_s = min(inst.next_s, now)
+    elif inst.run_kind == DECODING and inst.run_steps > 1:
+        steps = steps_to(st, i, now)
+        if steps == 0 or end_after(st, i, steps) < now:
+            steps += 1
+        end = end_after(st, i, steps)
+        inst.run_steps = steps
+        inst.run_end_s = end
+        inst.next_s = min(end, inst.leave_s)
+    st.world[0].soonest_s = min(st.world[0].soonest_s, inst.next_s)

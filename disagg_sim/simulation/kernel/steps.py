@@ -26,6 +26,7 @@ from disagg_sim.simulation.kernel.layout import (
     Table,
 )
 from disagg_sim.simulation.kernel.preemption import extend_blocks, preempt_newest
+from disagg_sim.simulation.kernel.progress import wake
 from disagg_sim.simulation.kernel.queue import append, complete_prompt, finish_complete, join, take_blocks, unlink
 from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, steps_in_memory, steps_time
 from disagg_sim.simulation.kernel.times import aware_prefill, mixed_time, pass_part, piece_time
@@ -296,7 +297,7 @@ def form(st: State, i: int, now: float) -> None:
     begin(st, i, now, IDLE, math.inf)
     if inst.preempted == 1:  # what was preempted made room: what waits may begin at once
         inst.next_s = now
-    elif inst.active == 1 and inst.stalled < st.world[0].reserves and waits(st, i):
+    if inst.active == 1 and inst.stalled < st.world[0].reserves and waits(st, i):
         inst.stalled = 1
         st.world[0].notices += 1
 
@@ -383,4 +384,6 @@ def settle(st: State, i: int, now: float) -> bool:
         complete_prompt(st, i, s, now)
         next_leaving(st, i)
     inst.next_s = min(inst.run_end_s, inst.leave_s)
+    if inst.run_kind == DECODING and waits(st, i):  # for blocks that are free now
+        wake(st, i, now)
     return bool(inst.run_kind == IDLE)
