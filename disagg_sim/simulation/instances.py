@@ -42,6 +42,7 @@ def spec_of(policy: str, site: Site, steps: StepLimits, mapping: Mapping, role: 
         max_sequences=most,
         admission=Admission[scheduler.admission.upper()],
         watermark=scheduler.watermark,
+        scheduling=site.scheduling,
         keeps_preempted=scheduler.keeps_preempted,
         rank_choice=RankChoice[scheduler.rank_choice.upper()],
     )

@@ -14,7 +14,7 @@ from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Streams
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.placed import bare, setup_of
@@ -47,7 +47,7 @@ def physical_site(
     seed
         Of all random streams.
     options
-        Network, scheduler, times of a start and of a change of role.
+        Network, scheduler and order of its queues, times of a start and of a change of role.
 
     Returns
     -------
@@ -83,6 +83,7 @@ def physical_site(
         prompt_tokens=float(inputs.mean()),
         output_tokens=float(outputs.mean()),
         scheduler=load_scheduler(options.scheduler),
+        scheduling=Scheduling[options.scheduling.upper()],
     )
 
 

@@ -110,6 +110,7 @@ class FreeMemory:
     def __init__(self, prefix: PrefixBlocks, fleet: Fleet) -> None:
         self._blocks = _Blocks(prefix)
         self._fleet = fleet
+        fleet.share_blocks()
         self._last: dict[tuple[int, int], dict[int, int]] = {}  # instance, rank -> id -> segment that used it last
 
     def found(self, instance: int, request: int) -> int:

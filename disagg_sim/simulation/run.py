@@ -15,7 +15,7 @@ from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.facts.load import list_specs
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.admission import AdmissionKind, admitting
-from disagg_sim.simulation.classes import ServiceClass, limits_of
+from disagg_sim.simulation.classes import RequestLimits, ServiceClass, limits_of
 from disagg_sim.simulation.clients import clients_of
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
@@ -26,6 +26,7 @@ from disagg_sim.simulation.faults import own_faults
 from disagg_sim.simulation.gpu_budget import GpuBudget
 from disagg_sim.simulation.instances import Roster, spec_of
 from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.layout import Scheduling
 from disagg_sim.simulation.kv_link import KvLink, LinkSpec
 from disagg_sim.simulation.options import LEAST_PERIOD_S, LONGEST_S, MOST, MOST_SAMPLES, check_options, option
 from disagg_sim.simulation.physical_site import peak_flops, physical_site
@@ -94,6 +95,12 @@ class RunOptions:
         SCHEDULER,
         "what engines admit, keep and hold in a step by default (hw_specs/schedulers)",
         choices=list_specs("scheduler"),
+    )
+    scheduling: str = option(
+        "fcfs",
+        "order in which engines serve what waits: as it came, or classes of a higher priority first; where blocks "
+        "lack, the newest request is preempted, or the newest of the lowest priority",
+        choices=tuple(each.name.lower() for each in Scheduling),
     )
     step_by_step: bool = option(False, "compute every decode step by itself, for comparison with the closed form")
 
@@ -233,7 +240,7 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
         classes = [replace(each, slo=placed_slo(each.slo, site.setup)) for each in options.classes]
         limits = limits_of(trace, site.slo, classes)
         parts = replace(parts, admission=admitting(parts.admission, options.admission, site, limits))
-        cluster = _cluster(name, site, parts, engine, trace, options)
+        cluster = _cluster(name, site, parts, engine, trace, options, limits)
     sampler = Sampler(cluster, options.sample_s)
     wall, cpu = time.perf_counter(), time.process_time()
     failure: PolicyError | None = None
@@ -268,10 +275,13 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
     return result
 
 
-def _cluster(name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, options: RunOptions) -> Cluster:
+def _cluster(
+    name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, options: RunOptions, limits: RequestLimits
+) -> Cluster:
     """Everything that takes part in a run, wired up."""
     spec = cache(partial(spec_of, name, site, parts.steps))
-    fleet = Fleet([spec(*each) for each in parts.start], step_by_step=options.step_by_step)
+    priority = limits.priority if site.scheduling == Scheduling.PRIORITY else None
+    fleet = Fleet([spec(*each) for each in parts.start], step_by_step=options.step_by_step, priority=priority)
     link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s)
     roster = Roster(name, site, parts.steps, engine=engine, fleet=fleet, link=link, budget=GpuBudget(site.deployment))
     roster.open(parts.start)

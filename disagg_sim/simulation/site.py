@@ -17,7 +17,7 @@ from disagg_sim.facts.scheduler import SchedulerSpec
 from disagg_sim.physics.kv_transfer import descriptors, kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec, Wire, instance_bandwidth
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
@@ -103,6 +103,7 @@ class Site:
     output_tokens: float  # mean of the traffic that is expected [token]
     scheduler: SchedulerSpec = field(default_factory=partial(load_scheduler, SCHEDULER))  # of the engines here
     link_descriptor_s: float = 0.0  # posting a block of a tensor of a layer [s]
+    scheduling: Scheduling = Scheduling.FCFS  # the order in which engines serve what waits
 
     @property
     def request_host_s(self) -> float:

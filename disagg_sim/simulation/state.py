@@ -110,6 +110,7 @@ class ClusterState:
         inputs, outputs = self._input[old] + given, self._output[old] - given
         arrival = np.where(given > 0, self.engine.now, self.arrival_s[old])
         numbers = list(range(len(self.prompts), len(self.prompts) + old.size))
+        self.fleet.begin_again(old, numbers)
         for number, request, tokens, time in zip(numbers, old.tolist(), given.tolist(), last_s.tolist(), strict=True):
             self.first_number[number] = first = self.first_number.get(request, request)
             if tokens or request in self.given_s:

@@ -125,9 +125,12 @@ class Reference:
         Of the model.
     ids : list of lists
         Of the blocks of each prompt: what instances remember beside their memory, if they do.
+    priorities : list of int
+        Of each request: higher ones go first, where instances schedule by it.
     """
 
-    def __init__(self, requests, routes, specs, bandwidths, options, cache, ids):
+    def __init__(self, requests, routes, specs, bandwidths, options, cache, ids, priorities):
+        self.priorities = priorities
         self.ids, self.most_remembered = ids, options.prefix_cache_tokens // BLOCK
         self.remembers: list[list[int]] = [[] for _ in specs]  # blocks of prompts, the newest last
         self.requests, self.routes = requests, [list(route) for route in routes]
@@ -193,6 +196,7 @@ class Reference:
     def give(self, turn: Turn) -> Rank:
         """A rank of its instance takes a turn."""
         self.turns.append(turn)
+        turn.priority = self.priorities[turn.request]
         turn.rank = self.instances[turn.instance].choose()
         self.rank_of(turn).given.append(turn)
         return self.rank_of(turn)
@@ -206,9 +210,8 @@ class Reference:
         if turn.context == 0 and turn.prompt > 0:
             self.remember(turn)
         rank = self.give(turn)
-        first = not (rank.prompts() if turn.left > 0 else rank.coming)
-        (rank.waiting if turn.left > 0 else rank.coming).append(turn)
-        if first:  # behind others it changes nothing
+        rank.line_up(turn, rank.waiting if turn.left > 0 else rank.coming)
+        if rank.may_change(turn):
             self.wake(leg.instance)
         self.promise(turn)
 
@@ -246,9 +249,9 @@ class Reference:
         if turn is None:
             return None
         turn.context_elsewhere = turn.sender_at_work = True
-        coming = self.give(turn).coming
-        coming.append(turn)
-        if len(coming) == 1:
+        rank = self.give(turn)
+        rank.line_up(turn, rank.coming)
+        if rank.may_change(turn):
             self.wake(leg.instance)
         transfer = Transfer(request, origin, leg.instance, None, leg, have, self.cached(request, have), turn)
         self.pending.append(transfer)
@@ -347,9 +350,9 @@ class Reference:
             self.submit(transfer.request, transfer.leg, transfer.have)
             return
         turn.context_elsewhere = False
-        landed = self.rank_of(turn).landed
-        landed.append(turn)
-        if len(landed) == 1:
+        rank = self.rank_of(turn)
+        rank.line_up(turn, rank.landed)
+        if len(rank.landed) == 1:
             self.wake(transfer.receiver)
         self.promise(turn)
 
@@ -390,7 +393,8 @@ class Reference:
         turn.left += turn.cached + (turn.left == 0)
         turn.cached, turn.context_elsewhere = 0, False
         turn.preemptions += 1
-        self.rank_of(turn).waiting.append(turn)
+        rank = self.rank_of(turn)
+        rank.line_up(turn, rank.waiting)
         self.promise(turn)
 
     # --- records ----------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ prompt. KV blocks have numbers, and every list is walked.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from disagg_sim.simulation.kernel.fleet import InstanceSpec
-from disagg_sim.simulation.kernel.layout import Admission, Mode
+from disagg_sim.simulation.kernel.layout import Admission, Mode, Scheduling
 
 BLOCK = 16  # tokens of a KV block [token]
 MIXED = (Mode.CHUNKED, Mode.SLO_AWARE)  # decodes and pieces of prompts share a step
@@ -36,6 +37,7 @@ class Turn:
     then: int  # the instance after it, or LATER
     goes_on: bool  # another turn follows
     rank: int = 0  # of its instance
+    priority: int = 0  # higher ones go first, where the scheduler goes by it
     hit: int = 0  # prompt tokens found in the prefix cache
     context_elsewhere: bool = False  # blocks are reserved before its cache moves
     sender_at_work: bool = False  # and the turn before it has not ended
@@ -63,6 +65,11 @@ class Turn:
         )
 
 
+def place_in_order(turn: Turn) -> tuple[int, int]:
+    """By priority the higher goes first, of equal ones the one that came first."""
+    return (-turn.priority, turn.number)
+
+
 def mean_context(decoding: list[Turn]) -> float:
     """Keys that a decode reads on average, its own included."""
     return sum(turn.cached + 1 for turn in decoding) / len(decoding) if decoding else 0.0
@@ -78,6 +85,7 @@ class Rank:
             return total // ranks + (number < total % ranks)
 
         self.spec, self.blocks = spec, spec.blocks // ranks
+        self.by_priority = spec.scheduling == Scheduling.PRIORITY
         self.token_budget, self.max_sequences = share(spec.token_budget), share(spec.max_sequences)
         self.max_prompts = spec.max_prompts  # of the step that is formed
         self.given: list[Turn] = []  # turns that have not ended
@@ -86,7 +94,7 @@ class Rank:
         self.holding: list[Turn] = []  # turns with blocks, in whatever state
         self.decoding: list[Turn] = []
         self.prefilling: list[Turn] = []  # admitted prompts, the oldest first
-        self.waiting: list[Turn] = []  # prompts without blocks, the preempted ones first
+        self.waiting: list[Turn] = []  # prompts without blocks, the preempted ones first, or by priority
         self.coming: list[Turn] = []  # turns that only decode, and all that wait for a reservation
         self.landed: list[Turn] = []  # caches in reserved blocks, without a sequence yet
         self.pieces: list[Turn] = []  # of the step in progress
@@ -157,19 +165,26 @@ class Rank:
         """Take the blocks of the next piece of an admitted prompt, from the newest turns if need be, maybe itself."""
         need = blocks_of(turn.cached + piece) - len(turn.blocks)
         while need > 0 and need + self.growth() > len(self.free):
-            self.preempt_newest()
+            self.preempt()
             if turn not in self.prefilling:
                 return False
         self.take(turn, max(need, 0))
         return True
 
-    def preempt_newest(self) -> None:
-        """The last admitted prompt; else what joined last, of several the one that was submitted last."""
-        if self.prefilling:
-            turn = self.prefilling.pop()
+    def preempt(self) -> None:
+        """The last admitted prompt; else what joined last, of several the one that was submitted last.
+
+        By priority the last of all in its order, even if a piece of it is in the step that is formed.
+        """
+        if self.by_priority:
+            turn = max(self.prefilling + self.decoding, key=place_in_order)
+        elif self.prefilling:
+            turn = self.prefilling[-1]
         else:
             turn = max(self.decoding, key=lambda each: (each.joined, each.number))
-            self.decoding.remove(turn)
+        for group in (self.prefilling, self.decoding, self.pieces):
+            if turn in group:
+                group.remove(turn)
         if self.spec.keeps_preempted:
             turn.kept = turn.blocks[: turn.cached // BLOCK]
         self.give_back(turn)
@@ -177,7 +192,24 @@ class Rank:
         turn.cached = 0
         turn.preemptions += 1
         self.preempted = True
-        self.waiting.insert(0, turn)
+        if self.by_priority:
+            self.line_up(turn, self.waiting)
+        else:
+            self.waiting.insert(0, turn)
+
+    # --- queues -----------------------------------------------------------------------------------------------
+
+    def line_up(self, turn: Turn, queue: list[Turn]) -> None:
+        """A turn waits behind all others, or by priority."""
+        queue.append(turn)
+        if self.by_priority:
+            queue.sort(key=place_in_order)
+
+    def may_change(self, turn: Turn) -> bool:
+        """Whether a turn that has just come waits at the head of its queue: behind others it changes nothing."""
+        if turn in self.coming:
+            return self.coming[0] is turn
+        return self.waiting[0] is turn and (self.by_priority or not self.prefilling)
 
     # --- its part of a step ------------------------------------------------------------------------------------
 
@@ -194,12 +226,15 @@ class Rank:
         """What decodes gets room for a token; then caches join. ``news`` gets the turns whose blocks are reserved."""
         self.preempted, self.pieces = False, []
         while self.decoding and self.growth() > len(self.free):
-            self.preempt_newest()
+            self.preempt()
         self.join(now, news)
 
     def take_pieces(self, now: float, limit: int | None) -> None:
         """Prompts, or pieces of them, for the step that is formed: up to ``limit`` tokens, where there is one."""
-        self.pieces = self.chunks(now, limit) if self.spec.mode in MIXED else self.whole_prompts(now)
+        if self.spec.mode in MIXED:
+            self.chunks(now, limit)
+        else:
+            self.whole_prompts(now)
 
     def grow(self) -> None:
         """Every decode takes the block that its next token needs."""
@@ -231,7 +266,8 @@ class Rank:
         chunkwise = self.spec.admission != Admission.PROMPT
         if self.full() or (self.preempted and chunkwise):
             return False
-        if self.coming and not self.coming[0].sender_at_work:  # what could come now goes before prompts
+        first = self.coming[0] if self.coming else None  # what could come now goes before prompts
+        if first is not None and not first.sender_at_work and not (self.by_priority and turn.priority > first.priority):
             return False
         if not self.admit(turn, piece):
             return False
@@ -244,38 +280,40 @@ class Rank:
         """All prompts in order, those with blocks first."""
         return self.prefilling + self.waiting
 
-    def chunks(self, now: float, limit: int | None) -> list[Turn]:
+    def begin(self, turn: Turn, piece: int, now: float) -> bool:
+        """A prompt that waits is admitted, or one that is partly computed gets blocks for its next piece."""
+        return self.extend(turn, piece) if turn in self.prefilling else self.may_begin(turn, piece, now)
+
+    def candidates(self) -> Iterator[Turn]:
+        """Prompts in order; one that has given way while the step is formed is passed over."""
+        for turn in list(self.prefilling):
+            if turn in self.prefilling:
+                yield turn
+        yield from list(self.waiting)
+
+    def chunks(self, now: float, limit: int | None) -> None:
         """Pieces of prompts beside the decodes, up to the token budget, or to the step limit."""
-        pieces: list[Turn] = []
         budget = self.token_budget - len(self.decoding)
         budget = budget if limit is None else min(budget, limit)
-        for turn in self.prompts():
-            if budget <= 0 or len(pieces) == self.max_prompts:
+        for turn in self.candidates():
+            left = budget - sum(each.piece for each in self.pieces)
+            if left <= 0 or len(self.pieces) == self.max_prompts:
                 break
-            if turn not in self.prefilling:
-                if not self.may_begin(turn, budget, now):
-                    break
-            elif not self.extend(turn, min(turn.left, budget)):
+            if not self.begin(turn, left if turn in self.waiting else min(turn.left, left), now):
                 break
-            turn.piece = min(turn.left, budget)  # less is left where blocks were still cached
-            budget -= turn.piece
-            pieces.append(turn)
-        return pieces
+            turn.piece = min(turn.left, left)  # less is left where blocks were still cached
+            self.pieces.append(turn)
 
-    def whole_prompts(self, now: float) -> list[Turn]:
+    def whole_prompts(self, now: float) -> None:
         """Whole prompts of one pass, while decodes wait."""
-        spec, pieces, budget = self.spec, [], self.token_budget
-        for turn in self.prompts():
-            if len(pieces) == (1 if spec.mode == Mode.ONE_PROMPT else self.max_prompts):
+        spec = self.spec
+        for turn in self.candidates():
+            left = self.token_budget - sum(each.piece for each in self.pieces)
+            if len(self.pieces) == (1 if spec.mode == Mode.ONE_PROMPT else self.max_prompts):
                 break
-            if spec.mode == Mode.PREFILL_FIRST and pieces and turn.left > budget:
+            if spec.mode == Mode.PREFILL_FIRST and self.pieces and turn.left > left:
                 break
-            if turn not in self.prefilling:
-                if not self.may_begin(turn, turn.left, now):
-                    break
-            elif not self.extend(turn, turn.left):
+            if not self.begin(turn, turn.left, now):
                 break
             turn.piece = turn.left
-            budget -= turn.piece
-            pieces.append(turn)
-        return pieces
+            self.pieces.append(turn)

@@ -9,7 +9,7 @@ from disagg_sim.facts.load import load_scheduler
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
-from disagg_sim.simulation.kernel.layout import Segment, World, dtype_of
+from disagg_sim.simulation.kernel.layout import Scheduling, Segment, World, dtype_of
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.run import RunOptions, serve
 from disagg_sim.simulation.site import Site
@@ -54,6 +54,7 @@ def site(engine, served, *, table, blocks=1000, slo=None, options=PLAIN, link_ba
         flip_s=options.flip_s,
         prompt_tokens=1000.0,
         output_tokens=100.0,
+        scheduling=Scheduling[options.scheduling.upper()],
         scheduler=load_scheduler("vllm_v0_2024"),  # prompts take all their blocks at once: easy to count by hand
     )
 
@@ -70,7 +71,7 @@ def arrays_of(inst):
     empty, world = np.zeros(1), np.zeros(1, dtype_of(World))
     world["changes"] = len(inst) + 1  # more than the log holds: all are new
     rest = [np.zeros(1, dtype_of(Segment)), np.zeros((1, 1, 1)), empty, np.zeros((1, 1)), world, empty, empty]
-    return [inst, *rest, np.zeros(len(inst), np.int64)]
+    return [inst, *rest, np.zeros(len(inst), np.int64), np.zeros(0, np.int64)]
 
 
 #: 10 ms of every step, 1 ms a sequence that decodes, 0.1 ms a prompt token.

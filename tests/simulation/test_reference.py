@@ -16,10 +16,11 @@ from sites import small_setup
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.physics.setup import setup
+from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.fleet import InstanceSpec
-from disagg_sim.simulation.kernel.layout import Admission, Mode, RankChoice
+from disagg_sim.simulation.kernel.layout import Admission, Mode, RankChoice, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import PUSHES, SHARING, LinkSpec
 from disagg_sim.simulation.policy import Parts
@@ -27,7 +28,7 @@ from disagg_sim.simulation.run import RunOptions, serve
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.simulation.wishes import Leg, Limits, Role
-from disagg_sim.workload.request_columns import PrefixBlocks
+from disagg_sim.workload.request_columns import Classes, PrefixBlocks
 from disagg_sim.workload.trace import Trace
 
 SEQUENCES = 16
@@ -80,8 +81,10 @@ class Scripted:
         return self.routes[request].pop(0)
 
 
-def by_kernel(requests, routes, specs, options, ids):
+def by_kernel(requests, routes, specs, options, ids, priorities):
     """The run of the kernel and the cluster, and the bandwidths of its instances."""
+    slo, kinds = Slo(ttft=2.0, tpot=0.1), sorted(set(priorities))
+    options = replace(options, classes=tuple(ServiceClass(name=str(each), slo=slo, priority=each) for each in kinds))
     mappings = [Mapping(redundant_slots=number) for number in range(len(specs))]
     engine, at = Engine(0), small_setup()
     spec_of = dict(zip(mappings, specs, strict=True))
@@ -96,7 +99,7 @@ def by_kernel(requests, routes, specs, options, ids):
     site = Site(
         setup=at,
         deployment=ServedDeployment(name="small", gpus=len(specs), colocated=(part,)),
-        slo=Slo(ttft=2.0, tpot=0.1),
+        slo=slo,
         link=options.link,
         link_bandwidth=options.link.bandwidth,
         link_latency_s=options.link.latency_s,
@@ -109,23 +112,25 @@ def by_kernel(requests, routes, specs, options, ids):
         prompt_tokens=100.0,
         output_tokens=100.0,
         scheduler=rules,
+        scheduling=specs[0].scheduling,
     )
     arrival, inputs, outputs = (np.array(column) for column in zip(*requests, strict=True))
     offsets = np.cumsum([0, *(len(own) for own in ids)])
     prefix = PrefixBlocks(offsets=offsets, ids=np.array([one for own in ids for one in own], int), block_tokens=BLOCK)
-    trace = Trace(arrival=arrival, input_tokens=inputs, output_tokens=outputs, prefix=prefix)
+    classes = Classes(names=tuple(map(str, kinds)), number=np.array([kinds.index(each) for each in priorities]))
+    trace = Trace(arrival=arrival, input_tokens=inputs, output_tokens=outputs, prefix=prefix, classes=classes)
     found = serve(trace, Scripted(specs, mappings, routes), site, engine, options)
     return found, [site.instance_bandwidth(mapping) for mapping in mappings]
 
 
-def compare(requests, routes, specs, options, ids=None):
+def compare(requests, routes, specs, options, ids=None, priorities=None):
     """Hold the records of the kernel to those of the reference, which is returned; where it has no rule, to nothing.
 
     ``ids`` are those of the blocks of every prompt.
     """
-    ids = ids or [[] for _ in requests]
-    found, bandwidths = by_kernel(requests, routes, specs, options, ids)
-    reference = Reference(requests, routes, specs, bandwidths, options, CACHE, ids)
+    ids, priorities = ids or [[] for _ in requests], priorities or [0] * len(requests)
+    found, bandwidths = by_kernel(requests, routes, specs, options, ids, priorities)
+    reference = Reference(requests, routes, specs, bandwidths, options, CACHE, ids, priorities)
     reference.run()
     if reference.network.tied:
         return reference
@@ -153,6 +158,7 @@ def cases(draw, most=4):
         "watermark": draw(st.sampled_from([0.0, 0.01, 0.1])),
         "keeps_preempted": draw(st.booleans()),
         "rank_choice": draw(st.sampled_from(RankChoice)),
+        "scheduling": draw(st.sampled_from(Scheduling)),
     }
     least_blocks = draw(st.sampled_from([52, 30, 20]))  # with 52 any request fits
     kinds = draw(st.permutations(["formula"] * 4 + ["ranks", "ranks", "four", "stages", "both", "chunks"]))
@@ -185,15 +191,16 @@ def cases(draw, most=4):
         ),
     )
     prompts, outputs, gap = LOADS[draw(st.sampled_from(sorted(LOADS)))]
-    clock, requests, ways, ids = 0, [], [], []
+    clock, requests, ways, ids, priorities = 0, [], [], [], []
     for _ in range(draw(st.integers(10, 25))):
         clock += draw(st.one_of(st.just(0), st.integers(0, 20), st.integers(0, gap)))
         prompt, output = draw(prompts), draw(outputs)
         requests.append((clock * 1e-3 * ODD, prompt, output))
         ways.append(draw(route(count, prompt, output)))
+        priorities.append(draw(st.sampled_from([0, -1, 1])))
         family = draw(st.integers(0, 3))
         ids.append([1000 * family + block for block in range(math.ceil(prompt / BLOCK))])
-    return requests, ways, specs, options, ids
+    return requests, ways, specs, options, ids, priorities
 
 
 @st.composite

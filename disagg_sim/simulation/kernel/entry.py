@@ -27,6 +27,7 @@ from disagg_sim.simulation.kernel.layout import (
     RESERVE,
     Mode,
     Queues,
+    Scheduling,
     SegmentStatus,
     State,
     Table,
@@ -34,7 +35,7 @@ from disagg_sim.simulation.kernel.layout import (
 from disagg_sim.simulation.kernel.least import first_up_to, least_of, set_key
 from disagg_sim.simulation.kernel.lockstep import form_together, settle_together
 from disagg_sim.simulation.kernel.progress import due_s, uncounted, wake
-from disagg_sim.simulation.kernel.queue import append, check_drained, gone, unlink
+from disagg_sim.simulation.kernel.queue import by_priority, check_drained, enqueue, gone, unlink
 from disagg_sim.simulation.kernel.ranks import choose_rank, count_together, gather
 from disagg_sim.simulation.kernel.runs import count_run
 from disagg_sim.simulation.kernel.steps import form, settle
@@ -42,7 +43,7 @@ from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_
 
 QUEUED, DONE, WITHDRAWN = int(SegmentStatus.QUEUED), int(SegmentStatus.DONE), int(SegmentStatus.WITHDRAWN)
 
-MANUAL = int(Mode.MANUAL)
+MANUAL, PRIORITY = int(Mode.MANUAL), int(Scheduling.PRIORITY)
 
 #: Why ``submit`` refuses: lengths that the instance can never serve; events before the time of submission.
 IMPOSSIBLE, LATE = 1, 2
@@ -131,6 +132,8 @@ def submit(
         return IMPOSSIBLE
     one = seg[s]
     one.request, one.instance, one.rank = request, i, rank
+    ranked = inst[i].scheduling == PRIORITY and request < len(st.priority)
+    one.priority = st.priority[request] if ranked else 0
     one.context, one.prompt, one.generate, one.hit = context, prompt, generate, hit
     one.notify, one.hold, one.closes = (flags & NOTIFY) != 0, (flags & HOLD) != 0, (flags & CLOSES) != 0
     one.reserve = ((flags & RESERVE) != 0) + ((flags & AHEAD) != 0)
@@ -169,16 +172,15 @@ def _close(st: Queues, i: int) -> bool:
 
 @inner
 def _enqueue(st: Queues, row: int, s: int) -> bool:
-    """Put a segment into the queue where it belongs; whether it is alone there, else it changes no run."""
+    """Put a segment into the queue where it belongs; whether it is the first there, else it changes no run."""
     inst, closes = st.inst[row], st.seg[s].closes
     if st.seg[s].left == 0 or st.seg[s].reserve > 0:
-        alone = inst.first[COMING] < 0
-        append(st, row, s, COMING)
-    else:
-        alone = inst.first[PROMPTS] < 0 or (closes == 1 and inst.closed == 0)
-        append(st, row, s, PROMPTS)
-        inst.closed += closes
-    return alone
+        enqueue(st, row, s, COMING)
+        return bool(inst.first[COMING] == s)
+    enqueue(st, row, s, PROMPTS)
+    first = inst.first[PROMPTS] == s or (closes == 1 and inst.closed == 0)
+    inst.closed += closes
+    return bool(first or (by_priority(inst) and inst.admitted > 0 and st.seg[inst.last_admitted].next == s))
 
 
 @inner

@@ -30,6 +30,7 @@ from disagg_sim.simulation.kernel.layout import (
     Admission,
     Mode,
     RankChoice,
+    Scheduling,
     SegmentStatus,
     State,
 )
@@ -70,6 +71,7 @@ class InstanceSpec:
     least_prefill: int = 1  # of a SLO_AWARE step after a past so long that it exceeds the limit by itself [token]
     admission: Admission = Admission.PROMPT
     watermark: float = 0.01  # share of the blocks that an admission leaves free for the growth of what runs [1]
+    scheduling: Scheduling = Scheduling.FCFS  # the order of what waits, and what gives way where blocks lack
     keeps_preempted: bool = False  # blocks of a preempted segment stay cached until others take them
     rank_choice: RankChoice = RankChoice.LEAST_WAITING  # which attention rank takes a request
     active: bool = True
@@ -96,6 +98,8 @@ class Fleet:
         Make every decode step an event of its own: slow, for tests of the closed form.
     capacity
         Segments to make room for at first. [1]
+    priority
+        Of requests by their numbers, for instances that schedule by it; others, and None, have 0. [1]
 
     Attributes
     ----------
@@ -108,7 +112,14 @@ class Fleet:
         Histogram of the gaps between the tokens of a request: tokens a bin, and the bins + 1 edges [s].
     """
 
-    def __init__(self, instances: Sequence[InstanceSpec], *, step_by_step: bool = False, capacity: int = 4096) -> None:
+    def __init__(
+        self,
+        instances: Sequence[InstanceSpec],
+        *,
+        step_by_step: bool = False,
+        capacity: int = 4096,
+        priority: Ints | None = None,
+    ) -> None:
         self._specs: list[InstanceSpec] = []
         self._count = 0
         self._ranks: list[int] = []  # of each instance [1]
@@ -122,6 +133,7 @@ class Fleet:
         self.home: Ints = np.zeros((len(State._fields), 4), dtype=np.int64)
         edges = ITL_LEAST_S * 2.0 ** (np.arange(ITL_BINS - 1) / ITL_PER_OCTAVE)
         self.itl_edges: Floats = np.concatenate([[0.0], edges, [np.inf]])
+        self._priority: Ints = np.array(() if priority is None else priority, dtype=np.int64)
         self._itl: Floats = np.stack([np.zeros(ITL_BINS), self.itl_edges[:-1]])
         self._enlarge(list(instances), 0.0)
 
@@ -407,6 +419,17 @@ class Fleet:
         stepped = running[steps > 0]
         self._last_s[stepped] = rows["last_step_s"][steps > 0]
 
+    def share_blocks(self) -> None:
+        """What ``submit`` is told to be ``cached`` of a prompt is in blocks that the instance has, not beside them."""
+        self._world["shares_blocks"] = 1
+
+    def begin_again(self, requests: Ints, numbers: Sequence[int]) -> None:
+        """Requests go on under new numbers, those after the last, with the priority that they have."""
+        if self._priority.size:
+            assert numbers[0] == self._priority.size
+            self._priority = np.append(self._priority, self._priority[requests])
+            self._bind()
+
     def given(self, requests: Ints) -> tuple[Ints, Floats]:
         """Count what the segments of some requests have emitted for the user, none of them at work any more.
 
@@ -505,7 +528,7 @@ class Fleet:
             row["total_blocks"] = row["free_blocks"] = row["rank_blocks"] * row["ranks"]
             row["watermark"] = int(spec.watermark * row["rank_blocks"])
             row["admission"], row["keeps"] = spec.admission, spec.keeps_preempted
-            row["rank_choice"], row["active"] = spec.rank_choice, spec.active
+            row["scheduling"], row["rank_choice"], row["active"] = spec.scheduling, spec.rank_choice, spec.active
             row["run_start_s"] = now
             _let_idle(row)
         for name in ("mode", "step_limit_s", "max_prompts", "least_prefill", *SHARED_LIMITS):
@@ -527,7 +550,7 @@ class Fleet:
         self._log = np.zeros(count, dtype=np.int64)
         self._world["changes"] += self._log.size + 1  # all may have
         arrays = (self._inst, self._seg, self._sets, self._values, self._itl, self._world)
-        home_of((*arrays, self._soon, self._due, self._log), self.home)
+        home_of((*arrays, self._soon, self._due, self._log, self._priority), self.home)
         self.views: Columns = self._inst[:count].view(np.recarray)
         self._seen: Any = tuple(array.view() for array in (self._inst, self._seg, self._sets, self._values))
         for array in self._seen:

@@ -11,7 +11,7 @@ import math
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import COMING, LANDED, PROMPTS, Admission, Queues, SegmentStatus, State
 from disagg_sim.simulation.kernel.preemption import insert
-from disagg_sim.simulation.kernel.queue import append, at_most, blocks_of, gone, join, report, unlink
+from disagg_sim.simulation.kernel.queue import at_most, blocks_of, enqueue, gone, join, report, unlink
 
 QUEUED, WITHDRAWN, RESERVED = (
     int(status) for status in (SegmentStatus.QUEUED, SegmentStatus.WITHDRAWN, SegmentStatus.RESERVED)
@@ -66,12 +66,12 @@ def land(st: Queues, i: int, s: int) -> None:
     seg.status = QUEUED
     seg.reserve = 0
     count(st, i, s, 1)
-    append(st, i, s, LANDED)
+    enqueue(st, i, s, LANDED)
 
 
 @inner
 def admit_landed(st: State, i: int, now: float) -> None:
-    """Let segments whose cache has landed decode, or prefill the rest of their prompt; first in, first out."""
+    """Let segments whose cache has landed decode, or prefill the rest of their prompt; in their order."""
     inst = st.inst[i]
     s = inst.first[LANDED]
     while s >= 0 and inst.running_requests + inst.admitted < inst.max_sequences:
@@ -133,5 +133,5 @@ def recompute(st: Queues, i: int, s: int) -> None:
     seg.preemptions += 1
     inst.preemptions += 1
     count(st, i, s, 1)
-    append(st, i, s, PROMPTS)
+    enqueue(st, i, s, PROMPTS)
     inst.closed += seg.closes

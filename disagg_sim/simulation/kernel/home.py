@@ -80,6 +80,7 @@ def state_at(home: Ints) -> State:
         carray(pointer(home[6, 0]), home[6, 1], np.float64),
         carray(pointer(home[7, 0]), home[7, 1], np.float64),
         carray(pointer(home[8, 0]), home[8, 1], np.int64),
+        carray(pointer(home[9, 0]), home[9, 1], np.int64),
     )
 
 
@@ -87,4 +88,4 @@ def state_at(home: Ints) -> State:
 def queues_at(home: Ints) -> Queues:
     """Those that change when something comes from outside."""
     st = state_at(home)
-    return Queues(st.inst, st.seg, st.values, st.world, st.soon, st.due, st.log)
+    return Queues(st.inst, st.seg, st.values, st.world, st.soon, st.due, st.log, st.priority)

@@ -40,6 +40,13 @@ class Admission(IntEnum):
     OUTPUT_FITS = 3  # room for prompt and output beside what others may still take (TensorRT-LLM)
 
 
+class Scheduling(IntEnum):
+    """In which order an engine serves what waits, and what gives way where blocks lack."""
+
+    FCFS = 0  # as it came; the newest gives way
+    PRIORITY = 1  # the highest priority, of equal ones the first that came; the last in this order gives way (vLLM)
+
+
 class RankChoice(IntEnum):
     """Which attention rank of an instance takes a request that arrives."""
 
@@ -126,6 +133,7 @@ class Instance:
     free_blocks: int
     watermark: int  # blocks that an admission leaves free, unless the instance is empty
     admission: int  # what a prompt needs to be admitted, see ``Admission``
+    scheduling: int  # the order of its queues, and what gives way, see ``Scheduling``
     keeps: int  # 1 = blocks of a preempted segment stay cached until others take them
     taken: int  # blocks taken so far, the clock of what is still cached [block]
     promised: int  # blocks that those admitted will still take, where admission counts outputs [block]
@@ -173,6 +181,7 @@ class Segment:
     request: int
     instance: int
     rank: int  # of the instance
+    priority: int  # higher ones go first, where its instance schedules by it; else 0 [1]
     context: int  # tokens that were in the cache when it came (transferred) [token]
     prompt: int  # to prefill here [token]
     generate: int  # to emit here [token]
@@ -210,6 +219,7 @@ class World:
     pending_tail: int
     notices: int  # instances to report: ``draining`` is 2, or ``stalled`` 1
     reserves: int  # 1 = a segment came whose context is elsewhere: stalls are reported
+    shares_blocks: int  # 1 = what is found of a prompt is in blocks that the instance has, not beside them
     step_by_step: int  # 1 = every decode step is an event of its own
     changes: int  # entries in the log so far
 
@@ -226,6 +236,7 @@ class State(NamedTuple):
     soon: NDArray[np.float64]  # tree of ``next_s`` of the instances, see ``least`` [s]
     due: NDArray[np.float64]  # tree of times before which ``refresh`` has nothing to count on an instance [s]
     log: NDArray[np.int64]  # instances that changed, the newest ``changes`` - 1, in turn
+    priority: NDArray[np.int64]  # of requests by their numbers; those beyond it have 0 [1]
 
 
 class Queues(NamedTuple):
@@ -238,6 +249,7 @@ class Queues(NamedTuple):
     soon: NDArray[np.float64]
     due: NDArray[np.float64]
     log: NDArray[np.int64]
+    priority: NDArray[np.int64]
 
 
 def dtype_of(record: type) -> np.dtype[np.void]:

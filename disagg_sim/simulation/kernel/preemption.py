@@ -1,21 +1,39 @@
 """Compiled: what gives way where blocks lack, and where it waits then.
 
-The segment that came last gives way: its blocks become free, and it waits before all that have not begun. What was
-cached is computed again, but for blocks that nobody has taken until then, where the engine keeps them.
+The segment that came last gives way: its blocks become free, and it waits before all that have not begun. By priority
+it is the last of the lowest priority, which waits where it stood before. What was cached is computed again, but for
+blocks that nobody has taken until then, where the engine keeps them.
 """
 
 from __future__ import annotations
 
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, PROMPTS, Admission, SegmentStatus, State
-from disagg_sim.simulation.kernel.queue import blocks_of, leave_running, remove
+from disagg_sim.simulation.kernel.queue import (
+    blocks_of,
+    by_priority,
+    enqueue,
+    leave_running,
+    link,
+    precedes,
+    remove,
+    unlink,
+)
 
 QUEUED, OUTPUT_FITS = int(SegmentStatus.QUEUED), int(Admission.OUTPUT_FITS)
 
 
 @inner
-def requeue(st: State, i: int, s: int, kept: int) -> None:
-    """Put a preempted segment behind the admitted ones; all that was cached has to be computed again.
+def insert(st: State, i: int, s: int) -> None:
+    """Put a segment into the prompts' queue behind those that hold blocks: none of them may wait for it."""
+    inst = st.inst[i]
+    link(st, i, s, inst.last_admitted if inst.admitted > 0 else -1, PROMPTS)
+    inst.closed += st.seg[s].closes
+
+
+@inner
+def _give_back(st: State, i: int, s: int, kept: int) -> None:
+    """Free the blocks of a segment that is in no queue; all that was cached has to be computed again.
 
     Unless ``kept`` tokens stay cached: blocks are taken in the order in which they became free, the last of a
     segment first, which may not be full.
@@ -36,41 +54,32 @@ def requeue(st: State, i: int, s: int, kept: int) -> None:
 
 
 @inner
-def insert(st: State, i: int, s: int) -> None:
-    """Put a segment into the prompts' queue behind those that hold blocks: none of them may wait for it."""
-    inst, seg = st.inst[i], st.seg[s]
-    before = inst.last_admitted if inst.admitted > 0 else -1
-    after = inst.first[PROMPTS] if before < 0 else st.seg[before].next
-    seg.next = after
-    if before < 0:
-        inst.first[PROMPTS] = s
+def _wait_again(st: State, i: int, s: int) -> None:
+    """Let a preempted segment wait: before all that have not begun, or at the place of its priority."""
+    if by_priority(st.inst[i]):
+        enqueue(st, i, s, PROMPTS)
+        st.inst[i].closed += st.seg[s].closes
     else:
-        st.seg[before].next = s
-    if after < 0:
-        inst.last[PROMPTS] = s
-    inst.closed += seg.closes
+        insert(st, i, s)
 
 
 @inner
-def preempt_newest(st: State, i: int, last_step: float) -> None:
-    """Take the blocks of the segment that came last: one in prefill, else of the running set."""
-    inst = st.inst[i]
-    if inst.admitted > 0:
-        s = inst.last_admitted
-        before = -1
-        at = inst.first[PROMPTS]
-        while at != s:
-            before = at
-            at = st.seg[at].next
-        inst.admitted -= 1
+def _preempt_prompt(st: State, i: int, s: int, before: int) -> None:
+    """Take the blocks of a prompt that is partly computed; ``before`` is the one before it in the queue."""
+    inst, seg = st.inst[i], st.seg[s]
+    unlink(st, i, s, before, PROMPTS)
+    inst.admitted -= 1
+    if inst.last_admitted == s:
         inst.last_admitted = before
-        requeue(st, i, s, st.seg[s].cached)
-        return
-    place = 0
-    for j in range(1, inst.running_requests):
-        s, best = st.sets[0, i, j] & 0xFFFFFFFF, st.sets[0, i, place] & 0xFFFFFFFF
-        if (st.seg[s].joined, s) > (st.seg[best].joined, best):
-            place = j
+    inst.closed -= seg.closes
+    _give_back(st, i, s, seg.cached)
+    _wait_again(st, i, s)
+
+
+@inner
+def _preempt_decode(st: State, i: int, place: int, last_step: float) -> None:
+    """Take the blocks of the segment at a place of the running set, whose last token came at ``last_step``. [s]"""
+    inst = st.inst[i]
     s = st.sets[0, i, place] & 0xFFFFFFFF
     remove(st, i, place)
     fresh = st.seg[s].joined == inst.counter
@@ -86,25 +95,76 @@ def preempt_newest(st: State, i: int, last_step: float) -> None:
     leave_running(st, i, s)
     kept = st.seg[s].cached
     st.seg[s].cached += 1  # its last token, which was not in the cache yet
-    requeue(st, i, s, kept)
+    _give_back(st, i, s, kept)
     inst.queued_requests += 1
     inst.queued_context_tokens += st.seg[s].context
     st.seg[s].closes = 1
-    insert(st, i, s)
+    _wait_again(st, i, s)
+
+
+@inner
+def preempt(st: State, i: int, last_step: float) -> None:
+    """Take the blocks of the segment that gives way: the newest, or that of the lowest priority."""
+    if by_priority(st.inst[i]):
+        _preempt_lowest(st, i, last_step)
+    else:
+        _preempt_newest(st, i, last_step)
+
+
+@inner
+def _preempt_newest(st: State, i: int, last_step: float) -> None:
+    """Take the blocks of the segment that came last: one in prefill, else of the running set."""
+    inst = st.inst[i]
+    if inst.admitted > 0:
+        before, at = -1, inst.first[PROMPTS]
+        while at != inst.last_admitted:
+            before, at = at, st.seg[at].next
+        _preempt_prompt(st, i, at, before)
+        return
+    place = 0
+    for j in range(1, inst.running_requests):
+        s, best = st.sets[0, i, j] & 0xFFFFFFFF, st.sets[0, i, place] & 0xFFFFFFFF
+        if (st.seg[s].joined, s) > (st.seg[best].joined, best):
+            place = j
+    _preempt_decode(st, i, place, last_step)
+
+
+@inner
+def _preempt_lowest(st: State, i: int, last_step: float) -> None:
+    """Take the blocks of the segment that is served last by priority, one in prefill or of the running set.
+
+    No piece of it is in the step that is formed: only the first prompt asks for blocks of a further piece, since one is
+    admitted where those before it end with the step, and a cache that has landed has all blocks of its prompt.
+    """
+    inst = st.inst[i]
+    lowest, before, place = -1, -1, -1
+    behind, at = -1, inst.first[PROMPTS]
+    for _ in range(inst.admitted):
+        if lowest < 0 or precedes(st, lowest, at):
+            lowest, before = at, behind
+        behind, at = at, st.seg[at].next
+    for j in range(inst.running_requests):
+        s = st.sets[0, i, j] & 0xFFFFFFFF
+        if lowest < 0 or precedes(st, lowest, s):
+            lowest, place = s, j
+    if place >= 0:
+        _preempt_decode(st, i, place, last_step)
+    else:
+        _preempt_prompt(st, i, lowest, before)
 
 
 @inner
 def extend_blocks(st: State, i: int, s: int, piece: int) -> bool:
     """Take the blocks of the next piece of an admitted prompt; whether it was not preempted for want of them.
 
-    The newest segments give way, maybe this one itself.
+    Others give way, or this one itself, the last that does.
     """
     inst, seg = st.inst[i], st.seg[s]
     need = blocks_of(seg.cached + piece) - seg.blocks
     if need <= 0:
         return True
     while need + inst.residue[(-inst.counter) % BLOCK_TOKENS] > inst.free_blocks:
-        preempt_newest(st, i, inst.last_step_s)
+        preempt(st, i, inst.last_step_s)
         if seg.blocks == 0:
             return False
     inst.free_blocks -= need

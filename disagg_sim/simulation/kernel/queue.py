@@ -1,8 +1,8 @@
 """Compiled: the queues and the running set of an instance, its KV blocks, and the end of a segment.
 
-An instance has two queues. Prompts wait first in, first out; the first ``admitted`` of them hold blocks and are partly
-prefilled. Segments that only decode wait in a queue of their own that comes first. The running set is a binary heap of
-``counter at the finish * 2**32 + segment``.
+An instance has two queues. Prompts wait first in, first out, or by priority; the first ``admitted`` of them hold blocks
+and are partly prefilled. Segments that only decode wait in a queue of their own that comes first. The running set is a
+binary heap of ``counter at the finish * 2**32 + segment``.
 """
 
 from __future__ import annotations
@@ -10,24 +10,72 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import AWAY, BLOCK_TOKENS, COMING, Admission, Queues, SegmentStatus, State
+from disagg_sim.simulation.kernel.layout import (
+    AWAY,
+    BLOCK_TOKENS,
+    COMING,
+    PROMPTS,
+    Admission,
+    Instance,
+    Mode,
+    Queues,
+    Scheduling,
+    SegmentStatus,
+    State,
+)
 from disagg_sim.simulation.kernel.runs import itl_bin
 
 RUNNING, HELD, DONE = (int(status) for status in (SegmentStatus.RUNNING, SegmentStatus.HELD, SegmentStatus.DONE))
 
+MANUAL, PRIORITY = int(Mode.MANUAL), int(Scheduling.PRIORITY)
 PROMPT, FIRST_CHUNK, PROMPT_FITS, OUTPUT_FITS = (int(admission) for admission in Admission)
+
+
+@inner
+def link(st: State | Queues, i: int, s: int, before: int, queue: int) -> None:
+    """Put a segment into a queue of an instance behind ``before``; -1 = it is the first."""
+    inst = st.inst[i]
+    after = inst.first[queue] if before < 0 else st.seg[before].next
+    st.seg[s].next = after
+    if before < 0:
+        inst.first[queue] = s
+    else:
+        st.seg[before].next = s
+    if after < 0:
+        inst.last[queue] = s
 
 
 @inner
 def append(st: State | Queues, i: int, s: int, queue: int) -> None:
     """Put a segment last in a queue of an instance."""
+    link(st, i, s, st.inst[i].last[queue], queue)
+
+
+@inner
+def by_priority(inst: Instance) -> bool:
+    """Whether an instance serves what waits by priority; batches of a policy keep their order."""
+    return inst.scheduling == PRIORITY and inst.mode != MANUAL
+
+
+@inner
+def precedes(st: State | Queues, s: int, other: int) -> bool:
+    """Whether a segment is served before another by priority; of equal ones the first that came."""
+    own, its = st.seg[s].priority, st.seg[other].priority
+    return own > its or (own == its and s < other)
+
+
+@inner
+def enqueue(st: State | Queues, i: int, s: int, queue: int) -> None:
+    """Let a segment wait in a queue: last, or at the place of its priority, behind the prompts that hold blocks."""
     inst = st.inst[i]
-    st.seg[s].next = -1
-    if inst.first[queue] < 0:
-        inst.first[queue] = s
-    else:
-        st.seg[inst.last[queue]].next = s
-    inst.last[queue] = s
+    before = inst.last[queue]
+    if by_priority(inst):
+        held = inst.last_admitted if queue == PROMPTS and inst.admitted > 0 else -1
+        if before != held and precedes(st, s, before):
+            before, at = held, inst.first[queue] if held < 0 else st.seg[held].next
+            while precedes(st, at, s):
+                before, at = at, st.seg[at].next
+    link(st, i, s, before, queue)
 
 
 @inner
@@ -138,6 +186,17 @@ def still_cached(st: State, i: int, s: int) -> int:
 
 
 @inner
+def _close_up(st: State, i: int, s: int, blocks: int) -> None:
+    """A preempted segment takes so many of its blocks again: those of others that became free later are next sooner."""
+    at = st.inst[i].first[PROMPTS]
+    while at >= 0:
+        other = st.seg[at]
+        if other.kept > 0 and other.lost_from > st.seg[s].lost_from:
+            other.lost_from -= blocks
+        at = other.next
+
+
+@inner
 def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
     """Take the blocks that a segment needs to begin; whether it was admitted.
 
@@ -166,7 +225,10 @@ def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
     if wanted > free - spare:
         return False
     inst.free_blocks = free - need
-    inst.taken += need - (found + (seg.hit if seg.preemptions == 0 else 0)) // BLOCK_TOKENS
+    hit = seg.hit if seg.preemptions == 0 and st.world[0].shares_blocks == 1 else 0
+    inst.taken += need - (found + hit) // BLOCK_TOKENS
+    if found > 0 and by_priority(inst):
+        _close_up(st, i, s, found // BLOCK_TOKENS)
     if admission == OUTPUT_FITS:
         inst.promised += at_most(st, s) - need
     seg.blocks = need

@@ -25,7 +25,7 @@ from disagg_sim.simulation.kernel.layout import (
     State,
     Table,
 )
-from disagg_sim.simulation.kernel.preemption import extend_blocks, preempt_newest
+from disagg_sim.simulation.kernel.preemption import extend_blocks, preempt
 from disagg_sim.simulation.kernel.progress import wake
 from disagg_sim.simulation.kernel.queue import append, complete_prompt, finish_complete, join, take_blocks, unlink
 from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, steps_in_memory, steps_time
@@ -38,7 +38,7 @@ LEAVING = int(SegmentStatus.LEAVING)
 
 @inner
 def admit_coming(st: State, i: int, now: float) -> None:
-    """Give blocks to segments that only decode or whose context is elsewhere, first in, first out."""
+    """Give blocks to segments that only decode or whose context is elsewhere, in their order."""
     inst = st.inst[i]
     s = inst.first[COMING]
     while s >= 0:
@@ -65,7 +65,7 @@ def admit_prompt(st: State, i: int, s: int, now: float, piece: int) -> bool:
     if inst.preempted == 1 and inst.admission != WHOLE_PROMPT:
         return False
     first = inst.first[COMING]
-    if first >= 0 and st.seg[first].reserve < 2:  # what can come now goes before prompts
+    if first >= 0 and st.seg[first].reserve < 2 and seg.priority <= st.seg[first].priority:  # it goes before prompts
         return False
     if not take_blocks(st, i, s, piece):
         return False
@@ -244,7 +244,7 @@ def make_room(st: State, i: int, now: float) -> None:
     """Let what runs have a block where it needs one, then what has come with its context join."""
     inst = st.inst[i]
     while inst.running_requests > 0 and (inst.residue[(-inst.counter) % BLOCK_TOKENS] > inst.free_blocks):
-        preempt_newest(st, i, inst.last_step_s)
+        preempt(st, i, inst.last_step_s)
     admit_landed(st, i, now)
     admit_coming(st, i, now)
 
