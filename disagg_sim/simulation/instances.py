@@ -26,7 +26,6 @@ from disagg_sim.simulation.wellformed import limits_fault, wish_fault
 from disagg_sim.simulation.wishes import Flip, Limits, Move, Role, SetLimits, Start, State, Stop, Wish
 
 Index = NDArray[np.intp]
-
 PHASES = {"prefill": (Role.PREFILL, Role.BOTH), "decode": (Role.DECODE, Role.BOTH)}
 
 

@@ -433,7 +433,7 @@ class Reference:
         emitted = [turn.first_token_s for turn in turns if turn.first_token_s is not None]
         first = emitted[0] if emitted else None
         done = last.context + last.prompt + last.generate + (last.prompt == 0) == prompt + output
-        finish = last.finish_s if done else None
+        finish = last.finish_s if done and request not in self.rejected else None
         status = Outcome.UNFINISHED if finish is None else Outcome.COMPLETED
         return row | {
             "prefill_start_s": turns[0].start_s,
