@@ -14,9 +14,16 @@ import disagg_sim
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-FIRST, MODES, PROOF = (
-    FOLDER / name
-    for name in ("01_first_frontier.ipynb", "02_colocated_or_disaggregated.ipynb", "03_from_plan_to_proof.ipynb")
+FIRST, MODES, PROOF, COST, OWN, ACCURACY = (
+    FOLDER / f"{name}.ipynb"
+    for name in (
+        "01_first_frontier",
+        "02_colocated_or_disaggregated",
+        "03_from_plan_to_proof",
+        "04_capacity_and_cost",
+        "05_your_own_model",
+        "06_accuracy",
+    )
 )
 LIMIT = 60  # of a cell [s]
 
@@ -58,7 +65,7 @@ def number(pattern: str, text: str) -> float:
 
 
 def test_every_notebook_is_run_here():
-    assert NOTEBOOKS == [FIRST, MODES, PROOF]
+    assert NOTEBOOKS == [FIRST, MODES, PROOF, COST, OWN, ACCURACY]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -136,3 +143,36 @@ def test_the_plan_is_proven_and_loses_to_the_spread_of_lengths(proof):
     assert proof.pictures == 1
     assert any("disaggregated on planned under synthetic" in html for html in proof.html)
     assert not proof.warned
+
+
+@pytest.mark.long
+def test_cost_falls_with_the_rate_and_turns_with_the_price(tmp_path):
+    run = Run(COST, tmp_path)
+    assert run.pictures == 3
+    offers = dict(re.findall(r"H200 at ([\d.]+) USD/h: NVIDIA (H\d00)", run.printed))
+    assert offers["2.40"] == "H200"
+    assert offers["3.40"] == "H100"
+    ratios = re.search(r"needs ([\d.]+) times as many GPUs at 15 ms, ([\d.]+) times as many at 100 ms", run.printed)
+    assert float(ratios[1]) > float(ratios[2]) >= 1.0
+    assert any("DISAGGREGATE" in html for html in run.html)
+    assert not run.warned
+
+
+@pytest.mark.long
+def test_a_model_of_ones_own_is_checked_planned_and_explained(tmp_path):
+    run = Run(OWN, tmp_path)
+    assert "unknown key 'kv_head', did you mean 'kv_heads'?" in run.printed
+    rates = [number(rf"{heads} KV heads: \w+, (\d+) requests/s", run.printed) for heads in (8, 4, 2)]
+    assert rates == sorted(rates)  # a smaller cache serves more
+    assert run.pictures == 1
+    assert any("gate, up" in html or "routed experts" in html for html in run.html)
+    assert not run.warned
+
+
+@pytest.mark.long
+def test_measured_runs_are_met_and_bands_are_shown(tmp_path):
+    run = Run(ACCURACY, tmp_path)
+    assert number(r"median error ([\d.]+) %", run.printed) < 10
+    assert number(r"(\d+) points on the frontier", run.printed) > 10
+    assert run.pictures == 2
+    assert not run.warned

@@ -77,10 +77,7 @@ def plan(
     told, made = Told(), None
     if found.best is not None:
         if proof:
-            from disagg_sim.planning.prove import proven  # the simulator takes a second to load
-
-            found, shown = proven(found, seed=seed)
-            told = replace(told, proof=shown)
+            found, told = _proven(found, seed)
         told = replace(told, sure=assurance(found))
         made = _start(found, emit) if emit else None
     text = _text(screen(found, told))
@@ -103,6 +100,16 @@ def plan(
             made.write(out / "start")
     if found.best is None:
         raise typer.Exit(INFEASIBLE)
+
+
+def _proven(found: Plan, seed: int) -> tuple[Plan, Told]:
+    """Prove a plan by simulation; say on standard error if the simulator has to be compiled first."""
+    from disagg_sim.planning.prove import proven  # the simulator takes a second to load
+    from disagg_sim.simulation.kernel.compiled import COMPILING, compilation_told
+
+    with compilation_told(lambda: typer.echo(COMPILING, err=True)):
+        plan, shown = proven(found, seed=seed)
+    return plan, Told(proof=shown)
 
 
 def _engine_of(launcher: str) -> str | None:

@@ -20,6 +20,7 @@ from disagg_sim.facts.precision import Precision, PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.traffic import TrafficSpec
 from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.plan import Plan
 from disagg_sim.report import breakdown
 from disagg_sim.report.breakdown import heading, latency_title, lines_of, point_of, time_text
 from disagg_sim.report.lines import (
@@ -34,6 +35,7 @@ from disagg_sim.report.lines import (
     system_lines,
     traffic_lines,
 )
+from disagg_sim.report.plan import screen
 from disagg_sim.report.words import degrees_text
 from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.search.grid import PhaseGrid
@@ -165,6 +167,15 @@ def _(plan: MatchPlan) -> str:
 
 
 @html_of.register
+def _(found: Plan) -> str:
+    shown = []
+    for block in screen(found):
+        lines = "".join(f"<p>{escape(row[0])}</p>" for row in block.rows if len(row) == 1)
+        shown.append(lines or _table("", block.header, block.rows))
+    return "".join(shown)
+
+
+@html_of.register
 def _(deployment: ServedDeployment) -> str:
     head = ("part", "instances", "mapping", "GPUs each")
     return _table(f"{deployment.name}: {_counted(deployment.gpus, 'GPU')}", head, deployment_rows(deployment))
@@ -222,8 +233,8 @@ def _(found: Breakdown) -> str:
         shown.append(f"<p>{escape(heading(point_of(found, row)))}</p>")
         for latency in LATENCIES:
             head = ("part", "time", "share", "speed of light", "spent on", "label", "rests on")
-            parts = [_breakdown_row(line) for line in lines_of(found, row, latency)]
-            shown.append(_table(latency_title(found, row, latency), head, parts))
+            if parts := [_breakdown_row(line) for line in lines_of(found, row, latency)]:
+                shown.append(_table(latency_title(found, row, latency), head, parts))
     left = len(found.points) - MOST_DESIGNS
     return "".join(shown) + (f"<p>and {_counted(left, 'design')} more</p>" if left > 0 else "")
 

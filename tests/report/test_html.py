@@ -144,6 +144,21 @@ def test_a_priced_plan_shows_its_cost_and_a_refused_one_its_reason(grids):
     assert refused.message in shown(refused)
 
 
+def test_a_planned_deployment_shows_its_screen():
+    cells = shown(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40))
+    assert "co-located" in cells
+    assert any(re.fullmatch(r"\d+ x 1 GPU", cell) for cell in cells)
+    assert "memory bandwidth binds a step" in " ".join(cells)
+
+
+def test_the_breakdown_of_a_decode_step_has_no_first_token():
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(2048, 256), batch=[8])
+    html = ds.breakdown(grid)._repr_html_()
+    assert "TTL" in html
+    assert "FTL" not in html
+
+
 def test_points_are_readable_in_every_mode(grids):
     prefill, decode = grids
     front = ds.pareto_front(ds.disaggregated(prefill, decode))
