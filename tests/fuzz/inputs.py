@@ -329,14 +329,16 @@ def store(rng: Random) -> Spoilt:
         ["sensitivity", "s.yaml", "--out", "results", "--jobs", "1", "--no-figures"],
         ["explain", "results", "--best"],
         ["launch", "results", "--best", "--engine", "vllm"],
+        ["report", "results", "--points", "100", "--jobs", "1"],
     )
     return Spoilt("results", {"s.yaml": _dump(SWEEP)}, rng.choice(commands), stores=("results", "baseline"))
 
 
 def runs(rng: Random) -> Spoilt:
-    """Finished simulations, one of their files spoilt, taken up again."""
+    """Finished simulations, one of their files spoilt, taken up again or shown."""
     again = ["simulate", "sc.yaml", "--out", "runs", "--jobs", "1", "--no-figures"]
-    return Spoilt("runs", {"sc.yaml": _dump(SCENARIO), "trace.csv": TRACES["csv"].encode()}, again, stores=("runs",))
+    command = rng.choice((again, ["report", "runs"]))
+    return Spoilt("runs", {"sc.yaml": _dump(SCENARIO), "trace.csv": TRACES["csv"].encode()}, command, stores=("runs",))
 
 
 def spoil_store(root: Path, rng: Random) -> None:
@@ -393,6 +395,7 @@ def command_line(rng: Random) -> Spoilt:
         ["sensitivity", "missing", "--out", "out"],
         ["explain", "results", "--best", "--json"],
         ["launch", "results", "--best", "--engine", "sglang", "--out", "out"],
+        ["report", "results", "--no-breakdowns"],
         ["--version"],
         [],
     ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from disagg_sim.errors import InputError
 from disagg_sim.report.page.assemble import Content
+from disagg_sim.report.page.reading import faults_told
 from disagg_sim.report.words import MODE_TEXT, degrees_text
 
 SCHEMA = "disagg-sim/plan/"
@@ -37,19 +37,18 @@ def plan_content(root: Path) -> Content:
     disagg_sim.errors.InputError: no/plan/plan.json: cannot be read: ...
     """
     path, text = root / "plan.json", root / "plan.txt"
-    try:
+    with faults_told(path, f"a plan of schema {SCHEMA}..."):
         plan = json.loads(path.read_text(encoding="utf-8"))
+        if not plan["schema"].startswith(SCHEMA):
+            raise ValueError(plan["schema"])
+        for design in filter(None, [plan["best"], *plan["runners_up"]]):
+            design["mode_text"] = MODE_TEXT.get(design["mode"], design["mode"])
+            for pool in design["pools"]:
+                degrees = (pool[name] for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "redundant_slots"))
+                pool["mapping"] = degrees_text(*degrees)
+        said = {"question": plan["question"]["model"], "verdict": [plan["status"]], "why": [], "changes": None}
+        plan["said"] = said | plan.get("said", {})  # plans of earlier versions have no sentences
+    with faults_told(text, "a text"):
         screen = text.read_text(encoding="utf-8") if text.is_file() else ""
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(plan, dict) or not str(plan.get("schema", "")).startswith(SCHEMA):
-        raise InputError(f"{path}: no plan: key 'schema' is not {SCHEMA}...; run disagg-sim plan --out again")
-    for design in filter(None, [plan.get("best"), *plan.get("runners_up", [])]):
-        design["mode_text"] = MODE_TEXT.get(design["mode"], design["mode"])
-        for pool in design["pools"]:
-            degrees = (pool[name] for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "redundant_slots"))
-            pool["mapping"] = degrees_text(*degrees)
-    said = {"question": plan["question"]["model"], "verdict": [plan["status"]], "why": [], "changes": None}
-    plan["said"] = said | plan.get("said", {})  # plans of earlier versions have no sentences
     facts = {"name": root.resolve().name, "plan": plan, "screen": screen}
     return Content(kind="plan", title=f"Plan {plan['question']['model']}", facts=facts)

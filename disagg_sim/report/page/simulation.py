@@ -11,11 +11,12 @@ import pandas as pd
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.report.page.assemble import Content
+from disagg_sim.report.page.reading import faults_told, read_block, read_table
 
 #: Folders of the blocks that a page reads, named as ``scenario.plan`` names them; to read them needs no simulator.
 REQUESTS, SAMPLES = "requests", "samples"
-#: Bins of the time axis; samples, requests and decisions that a page shows of all runs together. [1]
-BINS, MOST_SAMPLES, MOST_REQUESTS, MOST_DECISIONS = 90, 40_000, 60_000, 5_000
+#: Bins of the time axis; samples and decisions that a page shows of all runs together. [1]
+BINS, MOST_SAMPLES, MOST_DECISIONS = 90, 40_000, 5_000
 #: Shares of the requests at which the spread of a latency is told. [1]
 SHARES = np.concatenate([np.arange(0.01, 0.99, 0.01), [0.99, 0.995, 0.999]])
 #: Percentiles over time.
@@ -45,53 +46,35 @@ def simulation_content(root: Path) -> Content:
     --------
     >>> simulation_content(Path("no/results"))
     Traceback (most recent call last):
-    disagg_sim.errors.InputError: no/results/summary.csv: cannot be read: ...
+    disagg_sim.errors.InputError: no/results: no run ended well, so there is nothing to show
     """
-    summary = _csv(root / "summary.csv", needed=("policy", "deployment", "trace", "rate_scale"))
-    found: dict[str, list[pd.DataFrame]] = {"over_time": [], "samples": [], "requests": [], "spread": []}
+    summary = read_table(root / "summary.csv", numbers=["rate_scale"], texts=["policy", "deployment", "trace"])
+    if not len(summary):
+        raise InputError(f"{root}: no run ended well, so there is nothing to show")
+    found: dict[str, list[pd.DataFrame]] = {"over_time": [], "samples": [], "spread": []}
     for number, row in enumerate(summary.to_dict("records")):
         name = f"{row['deployment']}/{row['policy']}-{row['trace']}-x{row['rate_scale']:g}.parquet"
         if not (root / REQUESTS / name).is_file():
             continue
-        requests, samples = _parquet(root / REQUESTS / name), _parquet(root / SAMPLES / name)
-        done = _latencies(requests)
-        tables = {
-            "over_time": _over_time(done, requests, samples),
-            "samples": _thin(samples, MOST_SAMPLES // len(summary)),
-            "requests": _thin(done, MOST_REQUESTS // len(summary)),
-            "spread": _spread(done),
-        }
+        requests, samples = read_block(root / REQUESTS / name), read_block(root / SAMPLES / name)
+        with faults_told(root / REQUESTS / name, "a run"):
+            done = _latencies(requests)
+            tables = {
+                "over_time": _over_time(done, requests, samples),
+                "samples": _thin(samples, MOST_SAMPLES // len(summary)),
+                "spread": _spread(done),
+            }
         for kind, table in tables.items():
             found[kind].append(table.assign(run=number))
     tables = {name: pd.concat(parts, ignore_index=True) for name, parts in found.items() if parts}
     tables["summary"] = summary
     for name in ("decisions", "capacity", "classes"):
-        if (root / f"{name}.csv").is_file():
-            tables[name] = _csv(root / f"{name}.csv").head(MOST_DECISIONS)
+        tables[name] = read_table(root / f"{name}.csv").head(MOST_DECISIONS)
     notes = root / "notes.txt"
-    facts: dict[str, Any] = {
-        "name": root.resolve().name,
-        "notes": notes.read_text(encoding="utf-8").splitlines() if notes.is_file() else [],
-    }
+    facts: dict[str, Any] = {"name": root.resolve().name, "notes": []}
+    with faults_told(notes, "a text"):
+        facts["notes"] = notes.read_text(encoding="utf-8").splitlines() if notes.is_file() else []
     return Content(kind="simulation", title=f"Simulation {facts['name']}", facts=facts, tables=tables)
-
-
-def _csv(path: Path, needed: tuple[str, ...] = ()) -> pd.DataFrame:
-    try:
-        table = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    for name in needed:
-        if name not in table:
-            raise InputError(f"{path}: missing column {name!r}: not the summary of a simulation")
-    return table
-
-
-def _parquet(path: Path) -> pd.DataFrame:
-    try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
 
 
 def _latencies(requests: pd.DataFrame) -> pd.DataFrame:
@@ -103,8 +86,6 @@ def _latencies(requests: pd.DataFrame) -> pd.DataFrame:
             "arrival_s": done["arrival_s"],
             "ttft_s": done["first_token_s"] - done["arrival_s"],
             "tpot_s": ((done["finish_s"] - done["first_token_s"]) / tokens).where(done["output_tokens"] > 1),
-            "input_tokens": done["input_tokens"],
-            "output_tokens": done["output_tokens"],
         }
     ).reset_index(drop=True)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
-import pandas as pd
-
 from disagg_sim.errors import InputError
 from disagg_sim.report.page.assemble import Content
+from disagg_sim.report.page.reading import faults_told, read_table
 
 
 def study_content(root: Path) -> Content:
@@ -33,11 +32,12 @@ def study_content(root: Path) -> Content:
     --------
     >>> study_content(Path("no/study"))
     Traceback (most recent call last):
-    disagg_sim.errors.InputError: no/study/claims.csv: cannot be read: ...
+    disagg_sim.errors.InputError: no/study: no claims.csv with a claim, so there is nothing to show
     """
-    path = root / "claims.csv"
-    try:
-        claims = pd.read_csv(path, keep_default_na=False)
+    claims = read_table(root / "claims.csv", texts=["id", "statement", "profile", "verdict"])
+    if not len(claims):
+        raise InputError(f"{root}: no claims.csv with a claim, so there is nothing to show")
+    with faults_told(root, "the pictures of a study"):
         pictures = [
             {
                 "name": str(each.relative_to(root).with_suffix("")),
@@ -45,9 +45,5 @@ def study_content(root: Path) -> Content:
             }
             for each in sorted([*root.glob("*.png"), *root.glob("*/*.png")])
         ]
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    if not {"id", "statement", "verdict"} <= {*claims.columns}:
-        raise InputError(f"{path}: not the claims of a study: it lacks a column of id, statement, verdict")
     facts = {"name": root.resolve().name, "pictures": pictures}
     return Content(kind="study", title=f"Study {facts['name']}", facts=facts, tables={"claims": claims})

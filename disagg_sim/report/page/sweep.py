@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,24 @@ import pandas as pd
 
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError
-from disagg_sim.report.breakdown import PART_TEXT, RESOURCE_COLOURS, RESOURCE_TEXT
+from disagg_sim.report.breakdown import PART_TEXT, RESOURCE_TEXT
 from disagg_sim.report.page.assemble import Content
 from disagg_sim.report.page.designs import BANDS, COSTS, NEEDED, shown_points, taken_apart
+from disagg_sim.report.page.reading import faults_told, read_block, read_table
 from disagg_sim.serving.gains import curve, pointwise_gain, where_it_pays
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.fidelity import GAIN_AT
-from disagg_sim.sweep.manifest import MANIFEST
+from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST
 
 #: Points shown beside the frontiers unless asked otherwise. [1]
 BESIDE = 20_000
+#: Entries of the manifest that tell what numbers were made of.
+PROVENANCE = ("source", "versions", "code", "options", "specs", "tables", "blocks", "run", "inputs")
+#: Texts of ``infeasible.csv``.
+REJECTED = ("case", "mode", "phase", "reason", "detail")
+#: Error bars of a gain: columns of ``gain.csv``.
+BARS = ("gain_p10", "gain_p90", "probability")
 #: What stands where a case has nothing to tell it apart, and where a table has no text.
 PLAIN = "-"
 
@@ -60,31 +66,47 @@ def sweep_content(root: Path, *, beside: int = BESIDE, jobs: int = 1, breakdowns
     disagg_sim.errors.InputError: no/results: no such file or directory
     """
     front = read_frontier(root).table.reset_index(drop=True)
-    manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
-    variants = _variants(front)
-    points = shown_points(front, front["case"].map(variants)).assign(row=front.index)
-    points = points.join(_bands(root, front))
-    cloud = _cloud(root, front, manifest, beside)
-    if len(cloud):
-        cloud = shown_points(cloud, cloud["case"].map(variants)).assign(row=-1)
-        points = pd.concat([points, cloud[[name for name in points if name in cloud]]], ignore_index=True)
+    if not len(front):
+        raise InputError(f"{root}: no case has a result, so there is nothing to show; infeasible.csv says why")
+    held = _held(root)
+    with faults_told(root / FRONTIER_FILE, "a frontier"):
+        variants = _variants(front)
+        points = shown_points(front, front["case"].map(variants)).assign(row=front.index).join(_bands(root, front))
+    beside_them = _cloud(root, front, held["rows"], beside)
+    if len(beside_them):
+        with faults_told(root / "points", "the points of a sweep"):
+            others = shown_points(beside_them, beside_them["case"].map(variants)).assign(row=-1)
+            points = pd.concat([points, others[[name for name in points if name in others]]], ignore_index=True)
     parts, memory = taken_apart(front, jobs=jobs) if breakdowns else (pd.DataFrame(), pd.DataFrame())
-    gains = _gains(root, front)
-    facts = {
-        "name": manifest["name"],
+    facts = held["facts"] | {
         "directory": root.name,
-        "unit": _unit(manifest),
-        "counts": manifest["points"],
         "frontier": len(front),
         "at": GAIN_AT,
         "pays": _pays(front),
-        "resources": {name: [text, RESOURCE_COLOURS[name]] for name, text in RESOURCE_TEXT.items()},
+        "resources": RESOURCE_TEXT,
         "memory": PART_TEXT,
-        "provenance": _provenance(manifest),
-        "verdicts": {case["case"]: case["verdict"] for case in manifest["cases"] if case["verdict"]},
     }
-    tables = {"points": points, "parts": parts, "memory": memory, "gains": gains, "rejected": _rejected(root)}
-    return Content(kind="sweep", title=f"Sweep {manifest['name']}", facts=facts, tables=tables)
+    rejected = read_table(root / "infeasible.csv", numbers=["count"], texts=REJECTED)
+    tables = {"points": points, "parts": parts, "memory": memory, "gains": _gains(root, front)}
+    tables["rejected"] = rejected[rejected["count"] > 0] if len(rejected) else rejected
+    return Content(kind="sweep", title=f"Sweep {facts['name']}", facts=facts, tables=tables)
+
+
+def _held(root: Path) -> dict[str, Any]:
+    """What the manifest tells a page: facts, and the rows that are stored of all points."""
+    path = root / MANIFEST
+    with faults_told(path, "the manifest of a sweep"):
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        cases = manifest["cases"]
+        made = {name: manifest[name] for name in PROVENANCE if name in manifest}
+        fits = [{"case": each["case"], "digest": each["digest"], "fits": list(each["fits"])} for each in cases]
+        facts = {
+            "name": str(manifest["name"]),
+            "unit": str(manifest["options"]["per"]),
+            "counts": {name: int(manifest["points"][name]) for name in ("enumerated", "feasible")},
+            "provenance": made | {"cases": fits},
+        }
+        return {"facts": facts, "rows": sum(int(mode["rows"]) for each in cases for mode in each["modes"].values())}
 
 
 def _variants(front: pd.DataFrame) -> dict[str, str]:
@@ -97,38 +119,24 @@ def _variants(front: pd.DataFrame) -> dict[str, str]:
     return found
 
 
-def _unit(manifest: Mapping[str, Any]) -> str:
-    return str(manifest.get("options", {}).get("per", "gpu"))
-
-
 def _bands(root: Path, front: pd.DataFrame) -> pd.DataFrame:
     """Error bars of the frontier points and what lies outside the fits, row by row; NaN and ``PLAIN`` where unknown."""
     keys = ["case", "mode", INTERACTIVITY]
     places = pd.MultiIndex.from_frame(front[keys].astype({"case": str, "mode": str}))
     found = pd.DataFrame(np.nan, index=front.index, columns=[*BANDS]).assign(outside=PLAIN)
-    outside, bands = _read(root / "outside_calibration.csv"), _read(root / "uncertainty.csv")
+    own: dict[str, Any] = {"numbers": [INTERACTIVITY], "texts": ["case", "mode"]}
+    outside, bands = (read_table(root / f"{name}.csv", **own) for name in ("outside_calibration", "uncertainty"))
     if len(outside):
         told = outside.drop_duplicates(keys).set_index(keys)["outside_calibration"].reindex(places)
         found["outside"] = told.fillna(PLAIN).to_numpy()
     if len(bands):
         known = bands.drop_duplicates(keys).set_index(keys).reindex(places)
-        found = found.assign(**{name: known[name].to_numpy() for name in BANDS if name in known})
+        found = found.assign(**{name: pd.to_numeric(known[name]).to_numpy() for name in BANDS if name in known})
     return found
 
 
-def _read(path: Path) -> pd.DataFrame:
-    """A table of the results; empty where it is not there."""
-    try:
-        return pd.read_csv(path, keep_default_na=False, na_values=[""])
-    except FileNotFoundError:
-        return pd.DataFrame()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-
-
-def _cloud(root: Path, front: pd.DataFrame, manifest: Mapping[str, Any], most: int) -> pd.DataFrame:
+def _cloud(root: Path, front: pd.DataFrame, stored: int, most: int) -> pd.DataFrame:
     """Points of the cases with a frontier, evenly taken out of the stored ones."""
-    stored = sum(mode.get("rows", 0) for case in manifest["cases"] for mode in case["modes"].values())
     if not most or not stored:
         return pd.DataFrame()
     step = max(1, math.ceil(stored / most))
@@ -138,10 +146,8 @@ def _cloud(root: Path, front: pd.DataFrame, manifest: Mapping[str, Any], most: i
     for path in sorted(root.glob("points/*/*.parquet")):
         if path.parent.name not in traffic.index:
             continue
-        block = _block(path, wanted)
-        parts.append(
-            block.iloc[(-before) % step :: step].assign(case=path.parent.name, traffic=traffic[path.parent.name])
-        )
+        block, case = read_block(path, wanted), path.parent.name
+        parts.append(block.iloc[(-before) % step :: step].assign(case=case, traffic=traffic[case]))
         before += len(block)
     return _beside(pd.concat(parts, ignore_index=True), front) if parts else pd.DataFrame()
 
@@ -156,16 +162,10 @@ def _beside(points: pd.DataFrame, front: pd.DataFrame) -> pd.DataFrame:
     return points[~keys(points).isin(keys(front))].reset_index(drop=True)
 
 
-def _block(path: Path, columns: list[str]) -> pd.DataFrame:
-    try:
-        return pd.read_parquet(path, columns=columns)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: no table of points: {' '.join(str(error).split())}") from None
-
-
 def _gains(root: Path, front: pd.DataFrame) -> pd.DataFrame:
     """Disaggregation over the best co-located throughput of each case, at some interactivities."""
-    bars = {(row["case"], row[INTERACTIVITY]): row for row in _read(root / "gain.csv").to_dict("records")}
+    told = read_table(root / "gain.csv", numbers=[INTERACTIVITY, *BARS], texts=["case"])
+    bars = {(row["case"], row[INTERACTIVITY]): row for row in told.to_dict("records")}
     rows = []
     for case, points in front.groupby("case", sort=False, observed=True):
         split = points["mode"].astype(str) == Mode.DISAGGREGATED
@@ -173,9 +173,8 @@ def _gains(root: Path, front: pd.DataFrame) -> pd.DataFrame:
             continue
         found = pointwise_gain(curve(points[split]), curve(points[~split]), GAIN_AT)
         for at, gain in zip(GAIN_AT, found.tolist(), strict=True):
-            told = bars.get((case, at), {})
-            row = {name: float(told.get(name, math.nan)) for name in ("gain_p10", "gain_p90", "probability")}
-            rows.append({"case": str(case), "at": at, "gain": gain, **row})
+            bar = bars.get((str(case), at), {})
+            rows.append({"case": str(case), "at": at, "gain": gain} | {name: bar.get(name, math.nan) for name in BARS})
     return pd.DataFrame(rows)
 
 
@@ -188,14 +187,3 @@ def _pays(front: pd.DataFrame) -> list[dict[str, Any]]:
         return []
     told = where_it_pays(table)[["case", "pays", "largest", "largest_at", "area_ratio", "low", "high"]]
     return [{str(name): value for name, value in row.items()} for row in told.to_dict("records")]
-
-
-def _rejected(root: Path) -> pd.DataFrame:
-    table = _read(root / "infeasible.csv")
-    return table[table["count"] > 0] if "count" in table else table
-
-
-def _provenance(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("source", "versions", "code", "options", "specs", "tables", "blocks", "run", "inputs")
-    cases = [{"case": each["case"], "digest": each["digest"], "fits": each["fits"]} for each in manifest["cases"]]
-    return {name: manifest[name] for name in names if name in manifest} | {"cases": cases}

@@ -72,11 +72,11 @@ function breakdownBars(title, parts, resources) {
   const total = parts.reduce((sum, part) => sum + part.seconds, 0), light = parts.reduce((sum, part) => sum + part.ideal_s, 0);
   const longest = Math.max(...parts.map((part) => part.seconds));
   const used = Object.entries(resources).filter(([key]) => parts.some((part) => part[`${key}_s`] > 0.001 * total));
-  const bar = (part) => el("span", { class: "bar", role: "img", "aria-label": used.filter(([key]) => part[`${key}_s`] > 0).map(([key, [words]]) => `${words} ${seconds(part[`${key}_s`])}`).join(", ") },
-    used.map(([key, [words]]) => el("i", { class: `r-${key}`, title: `${words} ${seconds(part[`${key}_s`])}`, vars: { "--share": part[`${key}_s`] / longest } })));
+  const bar = (part) => el("span", { class: "bar", role: "img", "aria-label": used.filter(([key]) => part[`${key}_s`] > 0).map(([key, words]) => `${words} ${seconds(part[`${key}_s`])}`).join(", ") },
+    used.map(([key, words]) => el("i", { class: `r-${key}`, title: `${words} ${seconds(part[`${key}_s`])}`, vars: { "--share": part[`${key}_s`] / longest } })));
   return el("details", { class: "breakdown", open: title === "TTL" },
     el("summary", {}, el("b", {}, `${title} ${seconds(total)}`), ` · ${percent(light / total)} of the speed of light`),
-    el("ul", { class: "legend" }, used.map(([key, [words]]) => el("li", {}, el("span", { class: `key square r-${key}` }), words))),
+    el("ul", { class: "legend" }, used.map(([key, words]) => el("li", {}, el("span", { class: `key square r-${key}` }), words))),
     el("table", { class: "bars" }, el("tbody", {}, parts.map((part) => el("tr", { title: [part.source && `rests on ${part.source}`, part.outside && `outside: ${part.outside}`].filter(Boolean).join("; ") },
       el("th", { scope: "row" }, part.part, part.outside ? el("abbr", { title: `beyond the range of the fit: ${part.outside}` }, " !") : null),
       el("td", {}, bar(part)), el("td", { class: "number" }, seconds(part.seconds)), el("td", { class: "number" }, percent(part.seconds / total)))))));

@@ -1,0 +1,117 @@
+"""Read the files of results for a page: what they lack or spoil is one line that names the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+
+from disagg_sim.errors import InputError
+
+#: What reading a file of another shape, or a cut one, raises.
+FAULTS = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
+
+
+@contextmanager
+def faults_told(path: Path, what: str) -> Iterator[None]:
+    """Tell faults of the content of a file as such.
+
+    Parameters
+    ----------
+    path
+        The file, or the folder of it.
+    what
+        It should be, such as "the manifest of a sweep".
+
+    Yields
+    ------
+    None
+        Nothing.
+
+    Raises
+    ------
+    InputError
+        One line: the file is no such thing, or cannot be read.
+
+    Examples
+    --------
+    >>> with faults_told(Path("plan.json"), "a plan"):
+    ...     {}["schema"]
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: plan.json: damaged: not a plan (KeyError: 'schema')
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or type(error).__name__}") from None
+    except FAULTS as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InputError(f"{path}: damaged: not {what} ({said})") from None
+
+
+def read_table(path: Path, *, numbers: Sequence[str] = (), texts: Sequence[str] = ()) -> pd.DataFrame:
+    """Read a CSV file of results.
+
+    Parameters
+    ----------
+    path
+        The file.
+    numbers, texts
+        Columns that it must have; others stay as they are.
+
+    Returns
+    -------
+    DataFrame
+        Empty where there is no such file.
+
+    Raises
+    ------
+    InputError
+        One line: no table, a column that it lacks, a cell that is no number.
+
+    Examples
+    --------
+    >>> len(read_table(Path("no/such.csv"), numbers=["gain"]))
+    0
+    """
+    with faults_told(path, "a table"):
+        try:
+            table = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+        except FileNotFoundError:
+            return pd.DataFrame()
+        if missing := [name for name in (*numbers, *texts) if name not in table]:
+            raise InputError(f"{path}: missing column {missing[0]!r}")
+        table = table.assign(**{name: pd.to_numeric(table[name]).astype(float) for name in numbers})
+        return table.assign(**{name: table[name].astype(str) for name in texts})
+
+
+def read_block(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Read a Parquet file of results.
+
+    Parameters
+    ----------
+    path
+        The file.
+    columns
+        Those to read; None = all.
+
+    Returns
+    -------
+    DataFrame
+        With these columns.
+
+    Raises
+    ------
+    InputError
+        One line: no such file, no table, a column that it lacks.
+
+    Examples
+    --------
+    >>> read_block(Path("no/such.parquet"))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: no/such.parquet: cannot be read: FileNotFoundError
+    """
+    with faults_told(path, "a table of results"):
+        return pd.read_parquet(path, columns=None if columns is None else list(columns))
