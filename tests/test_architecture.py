@@ -78,7 +78,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 #: Packages of an extra: what is not in the core.
 OPTIONAL = {package for extra in EXTRAS.values() for package in extra.packages}
 #: What an installation without extras runs: the notebook interface but for simulation, and these commands.
-CORE_COMMANDS = {"plan", "sweep", "explain", "launch", "sensitivity", "report", "compare", "specs", "trace"}
+CORE_COMMANDS = {"plan", "sweep", "explain", "launch", "report", "sensitivity", "compare", "specs", "trace"}
 #: Modules that import an optional package when they are imported; no other may.
 OPTIONAL_AT_ONCE = {"simulation/kernel/compiled.py", "simulation/kernel/home.py", "calibration/served/engine_fit.py"}
 #: Lines past which the head of a file gives a reason, and past which it is split.

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from disagg_sim.cli.completion import Word, completing, outline
+
 
 class Entry(NamedTuple):
     """Module and function of a command, and the texts shown before it is imported."""
@@ -32,7 +34,7 @@ class LazyGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Show the help if no command is given."""
-        if not args:
+        if not args and not completing():
             typer.echo(ctx.get_help())
             ctx.exit()
         return super().parse_args(ctx, args)
@@ -40,6 +42,12 @@ class LazyGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - what click asks for
         """List the names of the commands, in the order of the table."""
         return list(self.table)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Options, or commands, which are not imported for it."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [Word(name, entry.said) for name, entry in self.table.items() if name.startswith(incomplete)]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write the list of commands from the table alone."""
@@ -67,6 +75,8 @@ class _Commands(Mapping[str, Any]):
 
 def _load(name: str, entry: Entry) -> Any:
     module, _, attribute = entry.place.partition(":")
+    if completing() and entry.example:  # a function
+        return outline(name, module, attribute)
     found = getattr(import_module(f"disagg_sim.cli.{module}"), attribute)
     if isinstance(found, type):
         return found(name=name, help=found.__doc__, rich_markup_mode=None)

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from disagg_sim.cli.commands import Commands
+from disagg_sim.cli.completion import completing
 from disagg_sim.errors import DisaggSimError, InputError, printable
 from disagg_sim.facts.yaml_files import spec_roots
 
@@ -30,7 +31,6 @@ app = typer.Typer(
     name="disagg-sim",
     help="Design-space simulator for disaggregated LLM inference.",
     cls=Commands,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -62,12 +62,10 @@ def run(arguments: Sequence[str]) -> int:
         if sys.stdout is not None:  # closed from the beginning
             sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as error:  # the command line library turns a closed pipe into an exit
-        closed = isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
-        with suppress(OSError):
-            print("error: the output was closed before its end" if closed else f"error: {error!r}", file=sys.stderr)
-        return FAULT
+        return _ended(error)
     except DisaggSimError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        if not completing():  # the command itself will say it
+            print(f"error: {printable(str(error))}", file=sys.stderr)
         return EXPECTED
     except UsageError as error:
         text = printable(str(error.format_message()))
@@ -77,6 +75,16 @@ def run(arguments: Sequence[str]) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     return code if isinstance(code, int) else 0
+
+
+def _ended(error: BrokenPipeError | SystemExit) -> int:
+    """The exit code where the library ended the process: the output was closed, or a shell has its words."""
+    closed = isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
+    if not closed and isinstance(code := getattr(error, "code", None), int):
+        return code
+    with suppress(OSError):
+        print("error: the output was closed before its end" if closed else f"error: {error!r}", file=sys.stderr)
+    return FAULT
 
 
 def _require_values(arguments: Sequence[str]) -> None:

@@ -1,0 +1,142 @@
+"""Shell completion, asked as shells ask: by a variable of the environment and the words so far."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disagg_sim.cli.commands import Commands
+from disagg_sim.cli.completion import POLICIES, VALUES, outline
+from disagg_sim.cli.explain import PHASES
+from disagg_sim.cli.lazy import LazyGroup, _load
+from disagg_sim.facts.yaml_files import list_specs
+from disagg_sim.launch.expressible import LAUNCHERS
+from disagg_sim.planning.question import OBJECTIVES
+from disagg_sim.simulation.policies.registry import BUILT_IN, policies
+from disagg_sim.study.papers import paper_names
+
+MAIN = "import sys; sys.argv = ['disagg-sim']; from disagg_sim.cli.main import main; main()"
+
+
+def asked(line: str, shell: str = "bash", **more: str) -> subprocess.CompletedProcess[str]:
+    """What the program tells a shell at the end of a line."""
+    words = line.split(" ")
+    variables = {"_DISAGG_SIM_COMPLETE": f"complete_{shell}", **more}
+    variables |= {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1), "_TYPER_COMPLETE_ARGS": line}
+    return subprocess.run(
+        [sys.executable, "-c", MAIN], env=os.environ | variables, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("disagg-sim pl", {"plan"}),
+        ("disagg-sim specs sh", {"show"}),
+        ("disagg-sim plan --tp", {"--tpot"}),
+        ("disagg-sim plan --model qwen3_32", {"qwen3_32b"}),
+        ("disagg-sim plan --isl 4096 --system h20", {"h200_nvl", "h200_sxm", "h20_sxm"}),
+        ("disagg-sim plan --system h100_sxm,gh", {"h100_sxm,gh200"}),
+        ("disagg-sim plan --system an", {"any"}),
+        ("disagg-sim sweep smo", {"smoke"}),
+        ("disagg-sim simulate azure_conv", {"azure_conv_on_h100"}),
+        ("disagg-sim specs show policy dynamo", {"dynamo_load", "dynamo_sla"}),
+        ("disagg-sim specs show models qwen3_32", {"qwen3_32b"}),
+        ("disagg-sim launch results --engine l", {"llm-d"}),
+        ("disagg-sim plan --trace ", set()),  # a file: the shell's own affair
+        ("disagg-sim nothing ", set(Commands.table)),
+    ],
+)
+def test_words_of_a_line(line: str, words: set[str]) -> None:
+    found = asked(line)
+    assert found.stderr == ""
+    assert set(found.stdout.split()) == words
+
+
+def test_names_of_own_specs_and_a_wrong_search_path(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "own_7b.yaml").write_text("")
+    assert asked("disagg-sim plan --model own", DISAGG_SIM_PATH=str(tmp_path)).stdout.split() == ["own_7b"]
+    wrong = asked("disagg-sim plan --model own", DISAGG_SIM_PATH=str(tmp_path / "none"))
+    assert (wrong.stdout.strip(), wrong.stderr) == ("", "")
+
+
+def test_zsh_and_fish_are_told_what_a_command_does() -> None:
+    assert '"plan":"Answer what to deploy, on one screen."' in asked("disagg-sim pl", "zsh").stdout
+    told = asked("disagg-sim pl", "fish", _TYPER_COMPLETE_FISH_ACTION="get-args").stdout
+    assert told.strip() == "plan\tAnswer what to deploy, on one screen."
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_takes_the_script() -> None:
+    """The script that ``--show-completion bash`` prints, and a Tab behind it."""
+    shown = subprocess.run(
+        [sys.executable, "-c", MAIN.replace("['disagg-sim']", "['disagg-sim', '--show-completion', 'bash']")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    tab = f"""
+disagg-sim() {{ {sys.executable} -c "{MAIN}"; }}
+export -f disagg-sim
+{shown.replace("$1", "bash -c disagg-sim")}
+COMP_WORDS=(disagg-sim plan --model qwen3_32) COMP_CWORD=3
+_disagg_sim_completion
+echo "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", tab], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["qwen3_32b"]
+
+
+def functions(group: type[LazyGroup]) -> list[tuple[str, Any]]:
+    return [
+        pair
+        for name, entry in group.table.items()
+        for pair in ([(name, entry)] if entry.example else functions(type(_load(name, entry))))
+    ]
+
+
+@pytest.mark.parametrize(("name", "entry"), functions(Commands), ids=lambda value: getattr(value, "place", ""))
+def test_an_outline_has_the_options_of_its_command(name: str, entry: Any) -> None:
+    def shape(command: Any) -> list[Any]:
+        return [
+            (each.name, each.opts, each.secondary_opts, getattr(each, "is_flag", None), each.multiple, each.nargs)
+            for each in command.params
+        ]
+
+    module, _, function = entry.place.partition(":")
+    assert shape(outline(name, module, function)) == shape(_load(name, entry))
+
+
+def test_words_are_those_that_the_commands_take() -> None:
+    assert set(VALUES["emit"]) == set(LAUNCHERS)
+    assert set(VALUES["objective"]) == set(OBJECTIVES)
+    assert set(VALUES["phase"]) == set(PHASES)
+    assert set(VALUES["study"]) == {"beyond-the-buzz", *paper_names()}
+    assert sorted(POLICIES) == sorted(name for name, policy in policies().items() if policy in BUILT_IN)
+    assert all(list_specs(kind) for kind in VALUES.values() if isinstance(kind, str))
+
+
+#: A Tab takes less than that on a quiet machine (bar: 0.3 s); other tests run beside this one. [s]
+PATIENCE = 1.5
+
+
+def test_nothing_heavy_is_loaded_for_a_word() -> None:
+    heavy = ("numpy", "pandas", "matplotlib", "rich", "disagg_sim.cli.plan")
+    code = f"import atexit; atexit.register(lambda: sys.stderr.write(str({{*{heavy}}} & {{*sys.modules}}))); {MAIN}"
+    variables = {"_DISAGG_SIM_COMPLETE": "complete_bash", "COMP_CWORD": "3"}
+    variables |= {"COMP_WORDS": "disagg-sim plan --model qwen"}
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True, check=True
+    )
+    assert "qwen3_32b" in done.stdout
+    assert done.stderr == "set()"
+    assert time.perf_counter() - began < PATIENCE
