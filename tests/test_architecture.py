@@ -69,7 +69,7 @@ PACKAGES = {
     "launch": {"pandas", "yaml"},
     "sweep": {"numpy", "pandas", "joblib", "yaml", "pydantic", "pydantic_core"},
     "scenario": {"numpy", "pandas", "joblib", "yaml", "pydantic", "pydantic_core"},
-    "report": {"numpy", "pandas", "matplotlib"},
+    "report": {"numpy", "pandas", "matplotlib", "pydantic", "typing_extensions"},
     "study": {"numpy", "pandas", "pydantic", "yaml"},
     "cli": {"typer", "click", "rich", "pandas"},
     "__init__": {"lazy_loader"},

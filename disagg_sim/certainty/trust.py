@@ -345,6 +345,28 @@ def shares_text(shares: Shares) -> str:
     return ", ".join(f"{label} {100 * shares[label]:.0f} %" for label in Trust if shares.get(label, 0.0) >= LITTLE)
 
 
+def shares_of_text(text: str) -> Shares:
+    """Read shares back from words, as the column ``COLUMN`` holds them.
+
+    Parameters
+    ----------
+    text
+        As ``shares_text`` writes it.
+
+    Returns
+    -------
+    dict of Trust to float
+        Shares, to a hundredth. [1]
+
+    Examples
+    --------
+    >>> shares_of_text("fitted 92 %, assumed 8 %")
+    {<Trust.FITTED: 'fitted'>: 0.92, <Trust.ASSUMED: 'assumed'>: 0.08}
+    """
+    parts = [each.split() for each in text.split(", ") if each]
+    return {Trust(label): int(percent) / 100 for label, percent, _ in parts}
+
+
 def words_of_points(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.Series:
     """Say in words what the throughput of every row of a table rests on: the column ``COLUMN``.
 

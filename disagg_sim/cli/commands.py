@@ -73,6 +73,7 @@ class Specs(LazyGroup):
         "list": Entry("specs:list_", "List names and titles of shipped specs.", "specs list model"),
         "show": Entry("specs:show", "Show one spec with units and sources.", "specs show hardware h100_sxm --fits"),
         "check": Entry("specs:check", "Report every fault of spec files.", "specs check my_gpu.yaml my_sweep.yaml"),
+        "schema": Entry("schema:schema", "Print the JSON Schema of a command's --json.", "specs schema plan"),
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,8 @@ import typer
 
 from disagg_sim.atomic import write_text
 from disagg_sim.cli.tables import print_table
+from disagg_sim.report.documents import compare_json
+from disagg_sim.report.schemas import CompareJson
 from disagg_sim.report.words import mapping_text
 from disagg_sim.sweep.compare import (
     FRONTIER,
@@ -28,13 +29,16 @@ from disagg_sim.sweep.compare import (
 from disagg_sim.sweep.inputs import Change
 
 MOVED = 1  # exit code of ``check``, and of nothing else
+STANDARD_OUTPUT = Path("-")  # JSON goes there in place of words
 SHOWN = 10  # changed points printed of each front, and changed inputs, unless all are asked for [1]
 
 _Results = Annotated[Path, typer.Argument(metavar="DIR", help="Results of a sweep, or a frontier.csv.")]
 _Rtol = Annotated[
     float, typer.Option(help="Relative changes up to this count as equal; above 1e-6 texts may change, too.")
 ]
-_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write every change to a JSON file.")]
+_Json = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE|-", help="Write every change as JSON; - prints it.")
+]
 _All = Annotated[bool, typer.Option("--all", help=f"Print all changed points, not the {SHOWN} largest of a case.")]
 
 
@@ -60,11 +64,12 @@ def check(
     comparison = compare_frontiers(old, new, rtol=rtol)
     failed = comparison.worse if allow_better else not comparison.same
     causes = _causes(old, new)
-    _write_json(json_file, comparison, causes, baseline=baseline, results=results, rtol=rtol)
-    _print(comparison, everything=everything)
-    if not comparison.same:
-        _print_causes(old, new, causes, everything=everything)
-    typer.echo(f"{'FAILED' if failed else 'ok'}: {_verdict(comparison)} (baseline {baseline}, rtol {rtol:g})")
+    _write_json(json_file, compare_json(comparison, causes, baseline=baseline, results=results, rtol=rtol))
+    if json_file != STANDARD_OUTPUT:
+        _print(comparison, everything=everything)
+        if not comparison.same:
+            _print_causes(old, new, causes, everything=everything)
+        typer.echo(f"{'FAILED' if failed else 'ok'}: {_verdict(comparison)} (baseline {baseline}, rtol {rtol:g})")
     if failed:
         raise typer.Exit(MOVED)
 
@@ -80,7 +85,9 @@ def compare(
     old, new = read_frontier(a), read_frontier(b)
     comparison = compare_frontiers(old, new, rtol=rtol)
     causes = _causes(old, new)
-    _write_json(json_file, comparison, causes, baseline=a, results=b, rtol=rtol)
+    _write_json(json_file, compare_json(comparison, causes, baseline=a, results=b, rtol=rtol))
+    if json_file == STANDARD_OUTPUT:
+        return
     _print(comparison, everything=everything)
     if not comparison.same:
         _print_causes(old, new, causes, everything=everything)
@@ -207,58 +214,10 @@ def _percent(relative: float) -> str:
     return "unchanged" if relative == 0 else f"{100 * relative:+.3g} %"
 
 
-def _write_json(
-    path: Path | None,
-    comparison: Comparison,
-    causes: list[Change] | None,
-    *,
-    baseline: Path,
-    results: Path,
-    rtol: float,
-) -> None:
-    if path is None:
-        return
-    document = {
-        "baseline": str(baseline),
-        "results": str(results),
-        "rtol": rtol,
-        "same": comparison.same,
-        "worse": comparison.worse,
-        "inputs": None if causes is None else [asdict(cause) for cause in causes],
-        "fronts": [_front_entry(front) for front in comparison.fronts],
-    }
-    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
-
-
-def _front_entry(front: FrontChange) -> dict[str, Any]:
-    return {
-        "case": front.group[0],
-        "mode": front.group[1],
-        "same": front.same,
-        "worse": front.worse,
-        "points": {"baseline": front.points[0], "results": front.points[1]},
-        "area": {"baseline": front.areas[0], "results": front.areas[1], "relative_change": _finite(front.area_change)},
-        "lost": [_point_entry(point) for point in front.lost],
-        "new": [_point_entry(point) for point in front.new],
-        "moved": [_point_entry(point) for point in front.moved],
-    }
-
-
-def _point_entry(point: PointChange) -> dict[str, Any]:
-    entry: dict[str, Any] = {"configuration": dict(point.key)}
-    for name, place in (("baseline", point.old), ("results", point.new)):
-        if place is not None:
-            entry[name] = {"tokens_per_s_per_user": place[0], "tokens_per_s_per_gpu": place[1]}
-    if point.moves:
-        entry["moves"] = [
-            {"column": m.column, "old": _finite(m.old), "new": _finite(m.new), "relative": _finite(m.relative)}
-            for m in point.moves
-        ]
-    else:
-        entry["curve_kept"] = point.reached
-    return entry
-
-
-def _finite(value: float | str) -> float | str | None:
-    """Replace infinity and NaN, which JSON lacks, by None."""
-    return value if isinstance(value, str) or math.isfinite(value) else None
+def _write_json(path: Path | None, made: CompareJson) -> None:
+    """Write the JSON into a file, or print it."""
+    text = json.dumps(made, indent=1, allow_nan=False)
+    if path == STANDARD_OUTPUT:
+        typer.echo(text)
+    elif path is not None:
+        write_text(path, f"{text}\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +32,7 @@ from disagg_sim.report.breakdown import (
     time_text,
     trust_shares,
 )
+from disagg_sim.report.documents import explain_json
 from disagg_sim.report.roofline import draw_breakdown
 from disagg_sim.report.sources import entries_of, source_rows
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
@@ -113,7 +113,7 @@ def explain(
     if figure is not None:
         draw_breakdown(found, figure, row=chosen)
     if as_json:
-        typer.echo(json.dumps(_plain(found), indent=2))
+        typer.echo(json.dumps(explain_json(found), indent=2))
         return
     _print(found, chosen, traffic)
 
@@ -216,17 +216,3 @@ def _bar(line: Line, longest: float) -> Text:
         bar.append(MARKS[name] * cells, style=RESOURCE_COLOURS[name])
         drawn += cells
     return bar
-
-
-def _plain(found: Breakdown) -> dict[str, Any]:
-    """All frames as lists of rows, of JSON's own types."""
-    frames = {"points": found.points, "operators": found.operators, "fits": found.fits}
-    frames |= {"memory": found.memory, "elasticities": found.elasticities}
-    return {name: [_json(line) for line in frame.to_dict("records")] for name, frame in frames.items()}
-
-
-def _json(line: dict[Any, Any]) -> dict[str, Any]:
-    values = {str(name): value.item() if hasattr(value, "item") else value for name, value in line.items()}
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
-    }

@@ -91,7 +91,7 @@ def plan(
             typer.echo(f"\n{last}", nl=False)
     if as_json:
         start = {} if made is None else {"start": asdict(made)}
-        typer.echo(json.dumps(plan_json(found, told) | start, indent=2))
+        typer.echo(json.dumps({**plan_json(found, told), **start}, indent=2))
     elif made is not None:
         typer.echo("".join(f"\n{line}" for line in lines_of(made, None if out is None else out / "start")))
     if out is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from disagg_sim.cli.progress import listener
 from disagg_sim.cli.sweep import cores
 from disagg_sim.cli.tables import print_table
 from disagg_sim.domain import MOST_SEED
+from disagg_sim.report.documents import simulate_json
 from disagg_sim.report.perfetto import write_perfetto
 from disagg_sim.report.simulation import draw_simulation
 from disagg_sim.scenario.plan import ScenarioPlan, plan_scenario
@@ -34,26 +36,35 @@ def simulate(
         bool, typer.Option("--overwrite", help="Replace the results of another scenario in the directory.")
     ] = False,
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Write tables only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON of a versioned schema.")] = False,
 ) -> None:
     """Simulate every policy, deployment, trace and rate of a scenario: latencies, attainment, goodput, GPU-hours."""
     try:
         plan = plan_scenario(load_scenario(name, trace=trace, seed=seed))
-        _simulate(plan, out, jobs or cores(), figures=not no_figures, overwrite=overwrite, perfetto=perfetto)
+        result = _simulate(plan, out, jobs or cores(), figures=not no_figures, overwrite=overwrite, perfetto=perfetto)
+        if as_json:
+            typer.echo(json.dumps(simulate_json(plan.scenario.name, out, result.summary, result.capacity), indent=1))
+        else:
+            _print_summary(result)
+        require_no_faults(result)
+        if not as_json:
+            typer.echo(f"{plan.scenario.name}: {len(result.summary)} runs; read {out / 'summary.csv'}")
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
-def _simulate(plan: ScenarioPlan, out: Path, jobs: int, *, figures: bool, overwrite: bool, perfetto: bool) -> None:
+def _simulate(
+    plan: ScenarioPlan, out: Path, jobs: int, *, figures: bool, overwrite: bool, perfetto: bool
+) -> ScenarioResult:
+    """Simulate every run, and draw them."""
     told = listener("requests", "simulated")
     result = run_scenario(plan, out, jobs=jobs, listener=told, overwrite=overwrite)
     if perfetto:
         told.note(f"{write_perfetto(result, out)} Perfetto traces written into {out / 'perfetto'}")
     if figures:
         told.note(f"{draw_simulation(result, out, jobs=jobs)} figures drawn")
-    _print_summary(result)
-    require_no_faults(result)
-    typer.echo(f"{plan.scenario.name}: {len(result.summary)} runs; read {out / 'summary.csv'}")
+    return result
 
 
 def _print_summary(result: ScenarioResult) -> None:

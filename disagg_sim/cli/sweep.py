@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Annotated
 import typer
 
 from disagg_sim.cli.progress import listener
+from disagg_sim.report.documents import sweep_json
 from disagg_sim.report.figures import draw_figures
 from disagg_sim.report.summary import write_summary
+from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.fidelity import fidelity_of, write_fidelity
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
@@ -40,6 +43,7 @@ def sweep(
         bool, typer.Option("--uncertainty", help="Add error bars: uncertainty.csv, gain.csv, a band in the figures.")
     ] = False,
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Write tables and summary only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON of a versioned schema.")] = False,
 ) -> None:
     """Compute the Pareto frontiers of every case of a sweep, with mappings, rate matching and KV bandwidth."""
     if out is None and not dry_run:
@@ -49,13 +53,17 @@ def sweep(
         if out is None or dry_run:
             typer.echo(_counts(plan))
         else:
-            _compute(plan, out, jobs or cores(), figures=not no_figures, overwrite=overwrite, error_bars=uncertainty)
+            said = _compute(
+                plan, out, jobs or cores(), figures=not no_figures, overwrite=overwrite, error_bars=uncertainty
+            )
+            typer.echo(json.dumps(sweep_json(read_frontier(out)), indent=1) if as_json else said)
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
-def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool, overwrite: bool, error_bars: bool) -> None:
+def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool, overwrite: bool, error_bars: bool) -> str:
+    """Compute the sweep, and say in one line what came out."""
     told = listener()
     result = run_sweep(plan, out, jobs=jobs, listener=told, overwrite=overwrite)
     fidelity = fidelity_of(result, out, error_bars=error_bars)
@@ -69,7 +77,7 @@ def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool, overwrite:
         pictures = draw_figures(result, out, jobs=jobs, bands={each.case: each.bands for each in fidelity})
         told.note(f"{pictures} figures drawn")
     total = result.total
-    typer.echo(
+    return (
         f"{plan.spec.name}: {len(result.cases)} cases, {total.computed:,} design points, {total.feasible:,} feasible, "
         f"{len(result.frontier)} on the frontiers; read {out / 'summary.md'}"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from disagg_sim.atomic import write_csv, write_text
-from disagg_sim.domain import DEGREES
 from disagg_sim.planning.assurance import Assurance
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.flips import Flip
@@ -33,12 +31,10 @@ from disagg_sim.report.plan_rows import (
     verdict,
     why_rows,
 )
+from disagg_sim.report.schemas import PLAN, DesignJson, PlanJson, ProofJson, RunJson, labels, plain
 
 if TYPE_CHECKING:
     from disagg_sim.planning.prove import Proof, Run
-
-#: Version of the JSON: a key that goes or changes its meaning makes another; new keys do not.
-SCHEMA = "disagg-sim/plan/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +161,7 @@ def write_plan(plan: Plan, told: Told, text: str, out: Path) -> None:
 
 def _design_rows(plan: Plan, design: Design, place: int) -> list[dict[str, Any]]:
     """A row a pool."""
-    whole = design_json(plan, design)
+    whole: dict[str, Any] = {**design_json(plan, design)}
     pools = whole.pop("pools")
     flat = {
         f"{name.removesuffix('_s')}_{each}_s": value
@@ -176,7 +172,7 @@ def _design_rows(plan: Plan, design: Design, place: int) -> list[dict[str, Any]]
     return [{"place": place, **shared, **flat, **pool} for pool in pools]
 
 
-def plan_json(plan: Plan, told: Told = NOTHING) -> dict[str, Any]:
+def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
     """Make the versioned JSON of a plan: SI units, no text that a program would have to read.
 
     Parameters
@@ -198,9 +194,10 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> dict[str, Any]:
     """
     work, size = plan.work, plan.size
     return {
-        "schema": SCHEMA,
+        "schema": PLAN,
         "status": "infeasible" if plan.best is None else "feasible",
         "binds": plan.infeasible,
+        "labels": labels(),
         "question": {
             "model": plan.cases[0].at.model.name,
             "systems": list(dict.fromkeys(case.at.system.name for case in plan.cases)),
@@ -213,11 +210,11 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> dict[str, Any]:
             "users": size.users,
             "objective": plan.options.objective,
         },
-        "gain": _finite(plan.gain),
+        "gain": plain(plan.gain),
         "best": None if plan.best is None else design_json(plan, plan.best),
         "runners_up": [design_json(plan, design) for design in plan.runners_up],
-        "assurance": None if told.sure is None else _plain(asdict(told.sure)),
-        "flips": None if told.changes is None else [_plain(asdict(flip)) for flip in told.changes],
+        "assurance": None if told.sure is None else plain(asdict(told.sure)),
+        "flips": None if told.changes is None else [plain(asdict(flip)) for flip in told.changes],
         "simulated": None if told.proof is None else _proof_json(told.proof),
         "left_out": list(plan.left_out),
         "said": _said(plan, told),
@@ -235,7 +232,7 @@ def _said(plan: Plan, told: Told) -> dict[str, Any]:
     }
 
 
-def design_json(plan: Plan, design: Design) -> dict[str, Any]:
+def design_json(plan: Plan, design: Design) -> DesignJson:
     """Make the JSON of one design."""
     hour, million = price_of(plan, design)
     return {
@@ -243,11 +240,11 @@ def design_json(plan: Plan, design: Design) -> dict[str, Any]:
         "gpus": design.gpus,
         "rate_per_s": design.rate,
         "output_tokens_per_s": design.tokens_per_s,
-        "ttft_s": design.ttft,
-        "tpot_s": design.tpot,
+        "ttft_s": plain(design.ttft),
+        "tpot_s": plain(design.tpot),
         "kv_bytes_per_s_per_gpu": design.kv_rate,
-        "usd_per_hour": _finite(hour),
-        "usd_per_million_output_tokens": _finite(million),
+        "usd_per_hour": plain(hour),
+        "usd_per_million_output_tokens": plain(million),
         "output_tokens_per_joule": joules_of(design),
         "pools": [
             {
@@ -257,7 +254,13 @@ def design_json(plan: Plan, design: Design) -> dict[str, Any]:
                 "system": pool.setup.system.name,
                 "precision": pool.setup.precision.name,
                 "engine": pool.setup.engine,
-                **{name: int(getattr(pool.mapping, name)) for name in (*DEGREES, "redundant_slots", "chunk_tokens")},
+                "tp_attn": int(pool.mapping.tp_attn),
+                "dp_attn": int(pool.mapping.dp_attn),
+                "tp_ffn": int(pool.mapping.tp_ffn),
+                "ep": int(pool.mapping.ep),
+                "pp": int(pool.mapping.pp),
+                "redundant_slots": int(pool.mapping.redundant_slots),
+                "chunk_tokens": int(pool.mapping.chunk_tokens),
                 "batch": pool.batch,
                 "token_budget": getattr(pool.choice, "budget", None),
                 "load": pool.utilisation,
@@ -269,23 +272,9 @@ def design_json(plan: Plan, design: Design) -> dict[str, Any]:
     }
 
 
-def _proof_json(proof: Proof) -> dict[str, Any]:
-    def run(each: Run) -> dict[str, Any]:
-        return {**_plain(asdict(each)), "holds": each.holds}
+def _proof_json(proof: Proof) -> ProofJson:
+    def run(each: Run) -> RunJson:
+        made: RunJson = plain({**asdict(each), "holds": each.holds})
+        return made
 
     return {"planned": run(proof.planned), "final": run(proof.final), "simulations": proof.runs}
-
-
-def _plain(value: Any) -> Any:
-    """JSON's own types; None for what is not finite."""
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, float):
-        return _finite(value)
-    return str(value) if isinstance(value, str) else value
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

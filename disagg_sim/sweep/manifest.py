@@ -25,6 +25,7 @@ class Manifest:
     inputs: Mapping[str, Any]  # see ``inputs.Inputs``
     made_by: Mapping[str, Any]  # versions and options
     code: str  # digest of the sources
+    verdicts: Mapping[str, str]  # case -> why it has no result; empty where it has one
 
     def changes(self, new: Manifest) -> list[Change]:
         """What differs from this manifest to a ``new`` one: spec files value by value, options, versions, code."""
@@ -53,6 +54,7 @@ def read_manifest(root: Path) -> Manifest | None:
             inputs={str(file): dict(content) for file, content in held.get("inputs", {}).items()},
             made_by=made_by,
             code=str(held.get("code", "")),
+            verdicts={str(entry["case"]): str(entry.get("verdict", "")) for entry in held["cases"]},
         )
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -1,0 +1,241 @@
+"""Make the versioned JSON of results (``report.schemas``): of explain, sweep, compare and simulate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from disagg_sim.certainty.breakdown import Breakdown
+from disagg_sim.certainty.passes import LATENCIES
+from disagg_sim.certainty.trust import COLUMN as TRUST
+from disagg_sim.certainty.trust import Shares, shares_of_text
+from disagg_sim.domain import Mode
+from disagg_sim.report.breakdown import trust_shares
+from disagg_sim.report.schemas import (
+    COMPARE,
+    EXPLAIN,
+    SIMULATE,
+    SWEEP,
+    CaseJson,
+    ChangedPointJson,
+    CompareJson,
+    ExplainJson,
+    FrontChangeJson,
+    FrontJson,
+    PointJson,
+    SimulateJson,
+    SweepJson,
+    labels,
+    plain,
+)
+from disagg_sim.report.words import records
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.sweep.compare import Comparison, FrontChange, Frontier, PointChange
+from disagg_sim.sweep.inputs import Change
+
+#: Interactivities at which the best points of a frontier are told, besides the best of all. [token/s]
+AT = (20.0, 50.0, 100.0)
+#: Columns that say what the throughput of a frontier was taken in, where it is not a GPU.
+_PER = ("tokens_per_usd", "tokens_per_joule")
+
+
+def _shares(shares: Shares) -> dict[str, float]:
+    return {str(label): share for label, share in shares.items()}
+
+
+def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return [plain(row) for row in records(table)]
+
+
+def explain_json(found: Breakdown) -> ExplainJson:
+    """Make the JSON of designs taken apart.
+
+    Parameters
+    ----------
+    found
+        From ``breakdown``.
+
+    Returns
+    -------
+    dict
+        Frames as lists of rows; what each latency rests on.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8])
+    >>> one = explain_json(ds.breakdown(grid))
+    >>> one["schema"], [each["latency"] for each in one["trust"]]
+    ('disagg-sim/explain/1', ['ttl'])
+    """
+    told = [(row, latency) for row in found.points.index for latency in LATENCIES if len(found.latency(row, latency))]
+    return {
+        "schema": EXPLAIN,
+        "labels": labels(),
+        "points": _rows(found.points),
+        "operators": _rows(found.operators),
+        "fits": _rows(found.fits),
+        "memory": _rows(found.memory),
+        "elasticities": _rows(found.elasticities),
+        "trust": [
+            {"row": plain(row), "latency": latency, "rests_on": _shares(trust_shares(found, row, latency))}
+            for row, latency in told
+        ],
+    }
+
+
+def sweep_json(front: Frontier) -> SweepJson:
+    """Make the JSON of the results of a sweep: the best points of each frontier.
+
+    Parameters
+    ----------
+    front
+        From ``sweep.compare.read_frontier``.
+
+    Returns
+    -------
+    dict
+        Cases in order, those without a result too; points at ``AT`` tokens/s/user or more.
+
+    Examples
+    --------
+    >>> row = {"case": "demo", "mode": "colocated", INTERACTIVITY: 30.0, THROUGHPUT: 500.0, TRUST: "fitted 100 %"}
+    >>> found = sweep_json(Frontier(Path("out"), pd.DataFrame([row]), ("demo",), None))
+    >>> [(each["at_least"], each["rests_on"]) for each in found["cases"][0]["modes"][0]["best"]]
+    [(None, {'fitted': 1.0}), (20.0, {'fitted': 1.0})]
+    """
+    table = front.table
+    verdicts = front.manifest.verdicts if front.manifest else {}
+    groups = {case: table[table["case"] == case] for case in front.cases}
+    return {
+        "schema": SWEEP,
+        "labels": labels(),
+        "name": front.manifest.name if front.manifest else "",
+        "results": str(front.path),
+        "cases": [_case(case, mine, verdicts.get(case, "")) for case, mine in groups.items()],
+    }
+
+
+def _case(name: str, table: pd.DataFrame, verdict: str) -> CaseJson:
+    throughput = next((column for column in _PER if column in table), THROUGHPUT)
+    modes = {str(mode): rows for mode, rows in table.groupby("mode", sort=False)}
+    gain = {}
+    for at in (0.0, *AT):
+        best = {mode: rows[rows[INTERACTIVITY] >= at][throughput].max() for mode, rows in modes.items()}
+        shared = [value for mode, value in best.items() if mode != Mode.DISAGGREGATED and value > 0]
+        if shared and best.get(Mode.DISAGGREGATED, 0.0) > 0:
+            gain[f"{at:g}"] = float(best[Mode.DISAGGREGATED] / max(shared))
+    return {
+        "case": name,
+        "verdict": verdict,
+        "gain": gain,
+        "modes": [_front(mode, rows, throughput) for mode, rows in modes.items()],
+    }
+
+
+def _front(mode: str, table: pd.DataFrame, throughput: str) -> FrontJson:
+    best: list[PointJson] = []
+    for at in (0.0, *AT):
+        fast = table[table[INTERACTIVITY] >= at]
+        if len(fast):
+            (row,) = _rows(fast.loc[[fast[throughput].idxmax()]])
+            rests = _shares(shares_of_text(str(row.get(TRUST, ""))))
+            best.append({"at_least": at or None, "rests_on": rests, "point": row})
+    return {"mode": mode, "points": len(table), "best": best}
+
+
+def compare_json(
+    comparison: Comparison, causes: Sequence[Change] | None, *, baseline: Path, results: Path, rtol: float
+) -> CompareJson:
+    """Make the JSON of a comparison of frontiers.
+
+    Parameters
+    ----------
+    comparison
+        From ``sweep.compare.compare_frontiers``.
+    causes
+        Inputs that differ; None where they are not known.
+    baseline, results
+        Where the two lie.
+    rtol
+        Relative changes up to this count as equal. [1]
+
+    Returns
+    -------
+    dict
+        A front for each case and mode.
+
+    Examples
+    --------
+    >>> made = compare_json(Comparison(()), None, baseline=Path("a"), results=Path("b"), rtol=1e-6)
+    >>> made["schema"], made["same"]
+    ('disagg-sim/compare/1', True)
+    """
+    return {
+        "schema": COMPARE,
+        "baseline": str(baseline),
+        "results": str(results),
+        "rtol": rtol,
+        "same": comparison.same,
+        "worse": comparison.worse,
+        "inputs": None if causes is None else [plain(asdict(cause)) for cause in causes],
+        "fronts": [_front_change(front) for front in comparison.fronts],
+    }
+
+
+def _front_change(front: FrontChange) -> FrontChangeJson:
+    return {
+        "case": front.group[0],
+        "mode": front.group[1],
+        "same": front.same,
+        "worse": front.worse,
+        "points": {"baseline": front.points[0], "results": front.points[1]},
+        "area": {"baseline": front.areas[0], "results": front.areas[1], "relative_change": plain(front.area_change)},
+        "lost": [_changed(point) for point in front.lost],
+        "new": [_changed(point) for point in front.new],
+        "moved": [_changed(point) for point in front.moved],
+    }
+
+
+def _changed(point: PointChange) -> ChangedPointJson:
+    made: ChangedPointJson = {"configuration": plain(dict(point.key))}
+    if point.old is not None:
+        made["baseline"] = {"tokens_per_s_per_user": point.old[0], "tokens_per_s_per_gpu": point.old[1]}
+    if point.new is not None:
+        made["results"] = {"tokens_per_s_per_user": point.new[0], "tokens_per_s_per_gpu": point.new[1]}
+    if point.moves:
+        made["moves"] = [plain({**asdict(move), "relative": move.relative}) for move in point.moves]
+    else:
+        made["curve_kept"] = point.reached
+    return made
+
+
+def simulate_json(name: str, results: Path, runs: pd.DataFrame, capacity: pd.DataFrame) -> SimulateJson:
+    """Make the JSON of a scenario.
+
+    Parameters
+    ----------
+    name
+        Of the scenario.
+    results
+        Where its files lie.
+    runs, capacity
+        Tables ``summary`` and ``capacity`` of its result.
+
+    Returns
+    -------
+    dict
+        A row a run, and a row a search for capacity.
+
+    Examples
+    --------
+    >>> found = simulate_json("one", Path("out"), pd.DataFrame({"ttft_p90_s": [float("nan")]}), pd.DataFrame())
+    >>> found["runs"]
+    [{'ttft_p90_s': None}]
+    """
+    return {"schema": SIMULATE, "name": name, "results": str(results), "runs": _rows(runs), "capacity": _rows(capacity)}

@@ -1,0 +1,367 @@
+"""State the JSON of every command: a type for each, of which pydantic makes the JSON Schema.
+
+Versions: a key that goes, or changes its meaning, makes another version; new keys do not. Units are SI; null stands for
+what is not known or has no end, as JSON has neither NaN nor infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
+
+from disagg_sim.certainty.trust import MEANING
+from disagg_sim.errors import InputError, nearest, quoted
+
+Shares = Annotated[dict[str, float], Field(description="label of certainty.trust -> share, together 1 [1]")]
+Percentiles = Annotated[dict[str, float | None], Field(description="p50, p90, p99 [s]")]
+Band = Annotated[list[float | None], Field(description="80 % of the samples lie between them [1]")]
+Row = Annotated[dict[str, Any], Field(description="a row of a table by column; units end the names of columns")]
+PLAN, EXPLAIN, SWEEP = "disagg-sim/plan/1", "disagg-sim/explain/1", "disagg-sim/sweep/1"
+COMPARE, SIMULATE = "disagg-sim/compare/1", "disagg-sim/simulate/1"
+_Schema = Annotated[str, Field(pattern=r"^disagg-sim/[a-z]+/[0-9]+$", description="name and version of this JSON")]
+
+
+class LimitJson(TypedDict):
+    """A limit of a latency."""
+
+    seconds: float
+    share: Annotated[float, Field(description="of the requests that keep it [1]")]
+
+
+class QuestionJson(TypedDict):
+    """What was asked; of rate, gpus and users one is not null."""
+
+    model: str
+    systems: list[str]
+    mean_isl: Annotated[float, Field(description="[token]")]
+    mean_osl: Annotated[float, Field(description="[token]")]
+    ttft: LimitJson
+    tpot: LimitJson
+    rate_per_s: float | None
+    gpus: int | None
+    users: int | None
+    objective: str
+
+
+class PoolJson(TypedDict):
+    """Equal instances of one role."""
+
+    role: Annotated[str, Field(pattern="^(prefill|decode|colocated)$")]
+    instances: int
+    gpus: int
+    system: str
+    precision: str
+    engine: str
+    tp_attn: int
+    dp_attn: int
+    tp_ffn: int
+    ep: int
+    pp: int
+    redundant_slots: int
+    chunk_tokens: Annotated[int, Field(description="0 = whole prompts [token]")]
+    batch: Annotated[int, Field(description="prompts of a pass, or seats [request]")]
+    token_budget: Annotated[int | None, Field(description="of a step of a co-located instance [token]")]
+    load: Annotated[float, Field(description="[1]")]
+    memory_bytes: Annotated[float, Field(description="of the fullest GPU [B]")]
+    bound: Annotated[str, Field(description="compute, memory, communication or latency")]
+
+
+class DesignJson(TypedDict):
+    """A deployment and what it does."""
+
+    mode: Annotated[str, Field(pattern="^(disaggregated|colocated)$")]
+    gpus: int
+    rate_per_s: float
+    output_tokens_per_s: float
+    ttft_s: Percentiles
+    tpot_s: Percentiles
+    kv_bytes_per_s_per_gpu: float
+    usd_per_hour: float | None
+    usd_per_million_output_tokens: float | None
+    output_tokens_per_joule: float
+    pools: list[PoolJson]
+
+
+class PoolEvidenceJson(TypedDict):
+    """How far the forecast of a pool has been checked."""
+
+    role: str
+    layout: Annotated[str, Field(description="served, or launchable or not launchable with the reason")]
+    points: Annotated[int, Field(description="served operating points of this kind of layout [1]")]
+    error: Annotated[float | None, Field(description="that three quarters of their forecasts stay below [1]")]
+    ttft: Shares
+    tpot: Shares
+    rests_on: Shares
+
+
+class AssuranceJson(TypedDict):
+    """How sure the answer is."""
+
+    probability: Annotated[float | None, Field(description="that the mode is the better one [1]")]
+    gain: Band
+    capacity: Band
+    ttft: Band
+    tpot: Band
+    pools: list[PoolEvidenceJson]
+    throughput: Shares
+
+
+class FlipJson(TypedDict):
+    """A change of the question that changes the answer."""
+
+    axis: Annotated[str, Field(description="ttft, tpot, isl, osl, nic or price")]
+    factor: float | None
+    before: float | None
+    value: Annotated[float | None, Field(description="of the axis there: [s], [token], [B/s] or [USD/h]")]
+    mode: Annotated[str | None, Field(description="that wins there; null where nothing keeps the limits")]
+    system: str
+
+
+class RunJson(TypedDict):
+    """One simulation of the design."""
+
+    counts: list[int]
+    rate: Annotated[float, Field(description="[request/s]")]
+    requests: int
+    ttft: Percentiles
+    tpot: Percentiles
+    hand_over: float | None
+    lost: int
+    holds_ttft: bool
+    holds_tpot: bool
+    holds: bool
+
+
+class ProofJson(TypedDict):
+    """What simulation found."""
+
+    planned: RunJson
+    final: RunJson
+    simulations: int
+
+
+class PlanJson(TypedDict):
+    """Answer of ``disagg-sim plan --json``."""
+
+    schema: _Schema
+    status: Annotated[str, Field(pattern="^(feasible|infeasible)$")]
+    binds: Annotated[str, Field(description="of an infeasible plan: what binds, and the nearest limits; else empty")]
+    labels: Annotated[dict[str, str], Field(description="what the labels of shares mean")]
+    question: QuestionJson
+    gain: Annotated[float | None, Field(description="of the better mode over the other; null without another [1]")]
+    best: DesignJson | None
+    runners_up: list[DesignJson]
+    assurance: AssuranceJson | None
+    flips: list[FlipJson] | None
+    simulated: ProofJson | None
+    left_out: list[str]
+    said: Annotated[dict[str, Any], Field(description="sentences of the screen, for people")]
+
+
+class LatencyTrustJson(TypedDict):
+    """What a latency of a design rests on."""
+
+    row: int | str
+    latency: Annotated[str, Field(pattern="^(ttl|ftl)$")]
+    rests_on: Shares
+
+
+class ExplainJson(TypedDict):
+    """Answer of ``disagg-sim explain --json``: the frames of ``ds.breakdown``."""
+
+    schema: _Schema
+    labels: Annotated[dict[str, str], Field(description="what the labels of shares mean")]
+    points: list[Row]
+    operators: list[Row]
+    fits: list[Row]
+    memory: list[Row]
+    elasticities: list[Row]
+    trust: list[LatencyTrustJson]
+
+
+class PointJson(TypedDict):
+    """A point of a frontier."""
+
+    at_least: Annotated[float | None, Field(description="interactivity asked for; null = best throughput [token/s]")]
+    rests_on: Shares
+    point: Row
+
+
+class FrontJson(TypedDict):
+    """The frontier of a case in one mode."""
+
+    mode: str
+    points: Annotated[int, Field(description="on the frontier [1]")]
+    best: Annotated[list[PointJson], Field(description="highest throughput from an interactivity on, where reached")]
+
+
+class CaseJson(TypedDict):
+    """A case of a sweep."""
+
+    case: str
+    verdict: Annotated[str, Field(description="why there is no result; empty where there is one")]
+    gain: Annotated[
+        dict[str, float], Field(description="interactivity -> disaggregated over best co-located throughput [1]")
+    ]
+    modes: list[FrontJson]
+
+
+class SweepJson(TypedDict):
+    """Answer of ``disagg-sim sweep --json``: the best points of each frontier, which ``frontier.csv`` has whole."""
+
+    schema: _Schema
+    labels: Annotated[dict[str, str], Field(description="what the labels of shares mean")]
+    name: str
+    results: Annotated[str, Field(description="directory or file of the results")]
+    cases: list[CaseJson]
+
+
+class PairJson(TypedDict):
+    """Interactivity and throughput of a point."""
+
+    tokens_per_s_per_user: float
+    tokens_per_s_per_gpu: float
+
+
+class CompareJson(TypedDict):
+    """What ``disagg-sim compare --json`` and ``check --json`` write."""
+
+    schema: _Schema
+    baseline: str
+    results: str
+    rtol: float
+    same: bool
+    worse: bool
+    inputs: Annotated[list[Row] | None, Field(description="inputs that differ; null where they are not known")]
+    fronts: list[FrontChangeJson]
+
+
+class ChangedPointJson(TypedDict, total=False):
+    """A point that was lost, is new or moved; without the sides and changes that it does not have."""
+
+    configuration: Row
+    baseline: PairJson
+    results: PairJson
+    moves: list[Row]
+    curve_kept: bool
+
+
+class AreaJson(TypedDict):
+    """Area under two frontiers, from the origin."""
+
+    baseline: float
+    results: float
+    relative_change: float | None
+
+
+class FrontChangeJson(TypedDict):
+    """One frontier against another."""
+
+    case: str
+    mode: str
+    same: bool
+    worse: bool
+    points: Annotated[dict[str, int], Field(description="baseline and results -> points [1]")]
+    area: AreaJson
+    lost: list[ChangedPointJson]
+    new: list[ChangedPointJson]
+    moved: list[ChangedPointJson]
+
+
+class SimulateJson(TypedDict):
+    """Answer of ``disagg-sim simulate --json``: rows of ``summary.csv`` and ``capacity.csv``."""
+
+    schema: _Schema
+    name: str
+    results: str
+    runs: list[Row]
+    capacity: list[Row]
+
+
+#: JSON by the command that prints it.
+SCHEMAS: dict[str, tuple[str, Any]] = {
+    "plan": (PLAN, PlanJson),
+    "explain": (EXPLAIN, ExplainJson),
+    "sweep": (SWEEP, SweepJson),
+    "compare": (COMPARE, CompareJson),
+    "simulate": (SIMULATE, SimulateJson),
+}
+
+
+def json_schema(command: str) -> dict[str, Any]:
+    """Make the JSON Schema of what a command prints with ``--json``.
+
+    Parameters
+    ----------
+    command
+        Of ``SCHEMAS``.
+
+    Returns
+    -------
+    dict
+        Draft 2020-12, with the version as ``$id``.
+
+    Raises
+    ------
+    InputError
+        A command that has none.
+
+    Examples
+    --------
+    >>> json_schema("plan")["$id"], json_schema("sweep")["required"]
+    ('disagg-sim/plan/1', ['schema', 'labels', 'name', 'results', 'cases'])
+    """
+    if command not in SCHEMAS:
+        said = f"no JSON of a command {quoted(command)}{nearest(command, SCHEMAS)}"
+        raise InputError(f"{said}; allowed: {', '.join(SCHEMAS)}")
+    version, kind = SCHEMAS[command]
+    made = TypeAdapter(kind).json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": version, **made}
+
+
+def plain(value: Any) -> Any:
+    """Turn a value into JSON's own types; None stands for what is not finite.
+
+    Parameters
+    ----------
+    value
+        Numbers, texts, and lists, tuples and dicts of them.
+
+    Returns
+    -------
+    Any
+        Of the same shape.
+
+    Examples
+    --------
+    >>> plain({"gain": float("inf"), "pools": (1, 2)})
+    {'gain': None, 'pools': [1, 2]}
+    """
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, str) else value
+
+
+def labels() -> dict[str, str]:
+    """Say what the labels of shares mean.
+
+    Returns
+    -------
+    dict of str to str
+        Label -> meaning.
+
+    Examples
+    --------
+    >>> list(labels())
+    ['measured', 'fitted', 'inherited', 'assumed']
+    """
+    return {str(label): meaning for label, meaning in MEANING.items()}
