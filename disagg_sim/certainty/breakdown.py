@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats
-from disagg_sim.certainty.contributions import Contribution
+from disagg_sim.certainty.contributions import SCORES, Contribution
 from disagg_sim.certainty.designs import Designs, Scores, scores_of, times_of
 from disagg_sim.certainty.elasticity import CAPACITY, PARAMETERS, elasticities_of
 from disagg_sim.certainty.extrapolation import SIZE_WORDS, breaches
@@ -24,7 +24,7 @@ from disagg_sim.domain import SHARDING
 from disagg_sim.errors import InputError
 from disagg_sim.facts.provenance import place_of_fit, place_of_key
 from disagg_sim.notebook import Shown
-from disagg_sim.physics import attention, cost, experts, gemm
+from disagg_sim.physics import attention, attention_parts, cost, experts, gemm
 from disagg_sim.physics.memory import MemoryParts, instance_parts
 from disagg_sim.physics.passes import engine_time, layers
 from disagg_sim.physics.passes.mixed import mixed_step
@@ -42,6 +42,7 @@ EQUATIONS: dict[str, Callable[..., Any]] = {
     "gemm": gemm.gemm_cost,
     "prefill_attention": attention.prefill_attention_cost,
     "decode_attention": attention.decode_attention_cost,
+    "attention_part": attention_parts.part_cost,
     "experts": experts.moe_cost,
     "elementwise": cost.kernel_cost,
     "copy": cost.kernel_cost,
@@ -317,7 +318,7 @@ def _engine_keys(each: Summand, one: Pass) -> list[str]:
         return [key for key in used if getattr(engine, key)] + (["kernel_launch"] if prefills else [])
     stretches = kind == "all_to_all" and one.phase == "decode"
     keys = ["exchange_stretch"] if stretches and engine.exchange_stretch != 1.0 else []
-    scores = kind in ("prefill_attention", "decode_attention")
+    scores = kind in SCORES
     return keys + (["prefill_stretch"] if prefills and not scores and engine.prefill_stretch != 1.0 else [])
 
 

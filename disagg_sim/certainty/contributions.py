@@ -45,11 +45,14 @@ STEP = 1e-30
 FACTOR: Any = np.complex128(1.0 + STEP * 1j)
 #: Numbers of an operator's time that are carried at once: few enough for the cache, enough to hide numpy's overhead.
 CARRIED = 2048
+#: Kinds of operators between the projections of attention, which engines' stretches leave out.
+SCORES = ("prefill_attention", "decode_attention", "attention_part")
 #: Operator kinds as people read them.
 LABELS = {
     "gemm": "GEMM",
     "prefill_attention": "prefill attention",
     "decode_attention": "decode attention",
+    "attention_part": "linear or sparse attention",
     "experts": "experts",
     "elementwise": "elementwise kernels",
     "copy": "elementwise kernels",
@@ -160,7 +163,7 @@ def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambd
     nothing, found = Times(*(np.zeros(rows) for _ in Times._fields)), {}
     for key, sizes in recorded.items():
         name, kind, form = key
-        scores = kind in ("prefill_attention", "decode_attention")
+        scores = kind in SCORES
         one = Contribution(
             phase=phase,
             name=name,
@@ -290,10 +293,10 @@ def sizes_of(op: Operator) -> dict[str, Any]:
     match op.kind:
         case "gemm":
             return dict(zip(GEMM_SIZES, op.shape, strict=True))
-        case "prefill_attention" | "decode_attention":
-            shape = op.attention
-            length = PROMPT_LENGTH if op.kind == "prefill_attention" else CACHE_LENGTH
-            return {"batch": shape.sequences, length: shape.longest, **ATTENTION[op.table].sizes(shape)}
+        case "prefill_attention" | "decode_attention" | "attention_part":
+            shape, block = op.attention, ATTENTION[op.table.split()[0]]
+            length = CACHE_LENGTH if op.kind == "decode_attention" else PROMPT_LENGTH
+            return {"batch": shape.sequences, length: shape.longest, **block.sizes(shape)}
         case "experts":
             rows = op.experts
             sizes = (op.size, rows.hidden, rows.width, op.ranks, rows.experts * op.ranks)

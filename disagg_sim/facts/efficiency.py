@@ -39,6 +39,11 @@ EAGER = "eager"
 #: "Library" of a row that nobody measured; it joins the rows of every library.
 ASSUMED = "assumed"
 
+#: Kernels of linear attention in prefill and decode, and those by which sparse attention chooses.
+SCAN, STEP, CONVOLUTION, CONVOLUTION_STEP = "scan", "step", "convolution", "convolution_step"
+INDEX, INDEX_STEP = "index", "index_step"
+ATTENTION_PARTS = (SCAN, STEP, CONVOLUTION, CONVOLUTION_STEP, INDEX, INDEX_STEP)
+
 #: What a prefill kernel does with the keys of a tile of query rows.
 WALKED, SPLIT = "walked", "split"
 
@@ -169,6 +174,19 @@ class DecodeAttentionFit(Fit):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPartFit(Fit):
+    """A kernel of linear or sparse attention beside scores and values; the form is ``physics.attention_parts``."""
+
+    kind: _AttentionKind
+    part: Annotated[str, OneOf(ATTENTION_PARTS)]
+    e_compute: _Share | None = None  # share of the BF16 peak; None = it does not bind [1]
+    e_memory: _Share | None = None  # None = it does not bind [1]
+    t0: _Time  # [s]
+    walk: _Time = 0.0  # of a token of one sequence [s]
+    kernel: str = ""  # where a library has several
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoeFit(Fit):
     """Grouped GEMM of the routed experts; the form is ``physics.experts``, with the defaults the plain roofline."""
 
@@ -246,6 +264,7 @@ SECTIONS: dict[str, type[Fit]] = {
     "gemm": GemmFit,
     "prefill_attention": PrefillAttentionFit,
     "decode_attention": DecodeAttentionFit,
+    "attention_parts": AttentionPartFit,
     "moe": MoeFit,
     "collectives": CollectiveFit,
     "alltoall": AllToAllFit,
@@ -281,6 +300,7 @@ class EfficiencySpec:
     collectives: tuple[CollectiveFit, ...]
     alltoall: tuple[AllToAllFit, ...]
     elementwise: tuple[ElementwiseFit, ...] = ()
+    attention_parts: tuple[AttentionPartFit, ...] = ()
     prefill_keys: tuple[PrefillKeys, ...] = ()  # by engine; walked where none is named
     expert_kernels: tuple[ExpertKernels, ...] = ()  # by engine and format
     files: tuple[DataFile, ...] = ()  # tables that the fits were made from, where the file says so
@@ -342,6 +362,7 @@ class Assumptions(Inherited):
     collectives: tuple[CollectiveFit, ...] = ()
     alltoall: tuple[AllToAllFit, ...] = ()
     elementwise: tuple[ElementwiseFit, ...] = ()
+    attention_parts: tuple[AttentionPartFit, ...] = ()
     prefill_keys: tuple[PrefillKeys, ...] = ()
     expert_kernels: tuple[ExpertKernels, ...] = ()
 

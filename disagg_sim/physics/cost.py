@@ -8,6 +8,7 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.attention import decode_attention_cost, prefill_attention_cost
+from disagg_sim.physics.attention_parts import part_cost
 from disagg_sim.physics.collectives import (
     Transfer,
     all_reduce_bytes,
@@ -46,6 +47,8 @@ def _kernel_cost(op: Operator, at: Setup) -> Cost:
             return prefill_attention_cost(op.work, op.attention, op.keys, at.rates.prefill_attention[op.table])
         case "decode_attention":
             return decode_attention_cost(op.work, op.attention, at.rates.decode_attention[op.table])
+        case "attention_part":
+            return part_cost(op.work, op.attention.new, at.rates.attention_parts[op.table])
         case "elementwise" | "copy":
             memory = op.work.hbm_bytes / at.rates.elementwise_bandwidth
             floor = at.profile.elementwise_latency if op.kind == "elementwise" else 0.0

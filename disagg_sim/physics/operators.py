@@ -24,6 +24,7 @@ KINDS = (
     "gemm",
     "prefill_attention",
     "decode_attention",
+    "attention_part",
     "experts",
     "elementwise",
     "copy",
@@ -49,7 +50,7 @@ class Operator(NamedTuple):
     shape: tuple[Numeric, Numeric, Numeric] = (0.0, 0.0, 0.0)  # m, n, k of a GEMM on this GPU [1]
     experts: ExpertRows = NO_EXPERTS  # of a grouped GEMM
     attention: AttentionShape = NO_ATTENTION  # its sizes
-    table: str = ""  # kind of attention whose fits time it, of an attention
+    table: str = ""  # kind of attention whose fits time it, of an attention; with its part, of an attention's part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

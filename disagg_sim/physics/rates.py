@@ -33,6 +33,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import BF16, FORMATS, Precision
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.attention import AttentionRate
+from disagg_sim.physics.attention_parts import ASSUMED_PARTS, PartRate, part_rate
 from disagg_sim.physics.blocks import ATTENTION
 from disagg_sim.physics.collectives import copies_per_pick
 from disagg_sim.physics.experts import MoeRate
@@ -59,6 +60,8 @@ REGIME_FALLBACK = {
 
 #: Name of TensorRT-LLM's generated expert kernels in libraries that have them from FlashInfer, and their formats there.
 GENERATED, GENERATED_FORMATS = "flashinfer_trtllm", ("fp8_block", "nvfp4")
+
+
 #: 90 % error of a fit above which another expert kernel of the format is taken instead. [1]
 WORST_FIT = 0.5
 
@@ -99,6 +102,7 @@ class Rates:
     gemm: Mapping[str, GemmRate]  # by format name
     prefill_attention: Mapping[str, AttentionRate]  # by kind of attention
     decode_attention: Mapping[str, AttentionRate]
+    attention_parts: Mapping[str, PartRate]  # by kind of attention and part
     moe: Mapping[str, tuple[MoeRate, ...]]  # by regime; the fastest kernel counts at each point
     elementwise_bandwidth: float  # [B/s]
     all_reduce: LinkCurve
@@ -299,6 +303,12 @@ def moe_rate(fit: MoeFit, system: SystemSpec) -> MoeRate:
     )
 
 
+def _tables(kind: str) -> tuple[str, ...]:
+    """Kinds whose fits time scores and values of a kind."""
+    tables = ATTENTION[kind].tables
+    return (kind,) if tables is None else tables
+
+
 def _best_match(rows: Iterable[F], order: tuple[str, ...]) -> F | None:
     """The row of the first engine in ``order``; among several the one fitted on most points."""
     found = sorted(rows, key=lambda row: (order.index(row.engine), -row.points))
@@ -376,6 +386,16 @@ class _Resolver:
         fast = prefill_attention_rate(prefill, self.system, reads_past_at=decode.e_memory * bandwidth)
         slow = replace(decode_attention_rate(decode, self.system), flops=_decode_flops(multiplied, self.system))
         return (fast, slow) if floor is None else (replace(fast, t0=floor), replace(slow, t0=floor))
+
+    def part(self, kind: str, part: str) -> PartRate:
+        """Rate of a kernel of linear or sparse attention; assumed where no system's file has one."""
+        if self.spec is None:
+            return PartRate(self.system.peak_flops["bf16"], self.system.hbm_bandwidth)
+        rows = [row for row in self.spec.attention_parts if (row.kind, row.part) == (kind, part)]
+        first = _best_match((row for row in rows if row.engine in self.order), self.order) or ASSUMED_PARTS[part]
+        self.note(f"{kind.upper()} {part.replace('_', ' ')}", "attention_part", [first], form=f"{kind} {part}")
+        rate, floor = part_rate(first, self.system), self.profile.attention_t0
+        return rate if floor is None else replace(rate, t0=floor)
 
     def moe(self, name: str) -> dict[str, tuple[MoeRate, ...]]:
         if self.spec is None:
@@ -498,7 +518,9 @@ def resolve_rates(
     resolver = _Resolver(system, spec, profile, order, expert_kernel)
     absorbed = [BF16] * ("mla" in model.attention_kinds)
     formats = dict.fromkeys((*precision.projections, precision.ffn, precision.head, precision.router, *absorbed))
-    attention = {kind: resolver.attention(kind, precision) for kind in model.attention_kinds}
+    parts = {f"{kind} {part}": (kind, part) for kind in model.attention_kinds for part in ATTENTION[kind].parts}
+    tables = [kind for each in model.attention_kinds for kind in _tables(each)]
+    attention = {kind: resolver.attention(kind, precision) for kind in dict.fromkeys(tables)}
     wire = {0.5625: "nvfp4", 2.0: "bf16"}.get(precision.dispatch_bytes, "fp8")
     phases = ("prefill", "decode") if model.is_moe else ()
     prepare = None
@@ -512,6 +534,7 @@ def resolve_rates(
         gemm={f.name: resolver.gemm(f.name) for f in formats},
         prefill_attention={kind: prefill for kind, (prefill, _) in attention.items()},
         decode_attention={kind: decode for kind, (_, decode) in attention.items()},
+        attention_parts={name: resolver.part(*which) for name, which in parts.items()},
         moe=resolver.moe(precision.expert.name) if model.is_moe else {},
         elementwise_bandwidth=profile.elementwise_efficiency * system.hbm_bandwidth,
         all_reduce=resolver.collective("all_reduce", "all-reduce", "all_reduce"),

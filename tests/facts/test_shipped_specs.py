@@ -9,7 +9,7 @@ import pytest
 
 from disagg_sim.errors import InputError
 from disagg_sim.facts.check import check_file, kind_of
-from disagg_sim.facts.efficiency import SECTIONS
+from disagg_sim.facts.efficiency import SECTIONS, AttentionPartFit
 from disagg_sim.facts.layers import GqaAttention, MoeFfn
 from disagg_sim.facts.load import (
     list_specs,
@@ -254,13 +254,16 @@ def test_preparing_an_exchange_costs_microseconds_per_thousand_tokens():
 
 @pytest.mark.parametrize("name", ["a100_sxm_80gb", "b200_sxm", "gb200_nvl72", "h100_sxm", "h200_sxm"])
 def test_fits_are_few_numbers_that_name_their_data_and_what_they_have_not_seen(name):
-    """At most 80 numbers an engine; every fit made here tells rows held out, their spread and the range of sizes."""
+    """At most 80 numbers an engine, 4 a kernel of linear attention; each tells rows held out, spread, sizes."""
     efficiency = load_efficiency(name)
     made = [row for row in rows(name) if not row.inherited_from and row.engine != "assumed"]
     own = [row for row in made if not getattr(row, "block_rows", 0)]  # kernels in blocks stand in no table
     assert all(not row.points for row in made if row not in own)
     for engine in {row.engine for row in own}:
-        assert 0 < sum(row.parameters for row in own if row.engine == engine) <= 80, engine
+        mine = [row for row in own if row.engine == engine]
+        parts = [row for row in mine if isinstance(row, AttentionPartFit)]
+        assert 0 < sum(row.parameters for row in mine) - sum(row.parameters for row in parts) <= 80, engine
+        assert sum(row.parameters for row in parts) <= 4 * len(parts)
     assert all(row.points and row.valid for row in own)
     judged = [row for row in own if row.held_out_points]
     assert len(judged) > 0.9 * len(own)

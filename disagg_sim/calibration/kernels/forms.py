@@ -19,6 +19,8 @@ moe_ep_compute         op, dtype, distribution, hidden, inter, topk, num_experts
 collectives            op, dtype, num_gpus, message_bytes (of the full tensor; alltoall: of one rank's send buffer)
 moe_alltoall           comm_backend, phase, dtype, ep_size, node_num, hidden, topk, num_experts, num_tokens (of a
                        rank), sms (multiprocessors given to it, 0 = own choice): MoE dispatch, combine, prepare
+linear_attention       kind, phase, k_heads, k_dim, v_heads, v_dim, d_conv, batch, seq_len: one kernel of a layer of
+                       linear attention (mamba2: groups, columns of the state, heads and their size)
 quantize_ops           op, dtype, m, k: scale computation, scaling or copy of ``m*k`` activations; launch_graph and
                        launch_eager: a kernel of one element inside a graph, or launched by the host
 =====================  ==============================================================================================
@@ -61,6 +63,7 @@ class Form:
 
 _ATTENTION_WORDS = ("compute_dtype", "kv_dtype")
 _EXPERTS = ("hidden", "inter", "topk", "num_experts", "tp", "ep", "num_tokens")
+_LINEAR = ("k_heads", "k_dim", "v_heads", "v_dim", "d_conv", "batch", PROMPT_LENGTH)
 _EXCHANGE = ("node_num", "ep_size", "hidden", "topk", "num_experts", "num_tokens")
 
 
@@ -91,6 +94,7 @@ _ALL = (
     ),
     Form("collectives", ("op", "dtype"), COLLECTIVE_SIZES, ("op", *COLLECTIVE_SIZES)),
     Form("moe_alltoall", ("comm_backend", "phase", "dtype"), (*_EXCHANGE, "sms"), ("phase", *_EXCHANGE)),
+    Form("linear_attention", ("kind", "phase"), _LINEAR, ("kind", "phase", *_LINEAR)),
     Form("quantize_ops", ("op", "dtype"), ("m", "k"), ("op", "m", "k")),
 )
 #: Name -> form.

@@ -154,6 +154,13 @@ def _quantize_ops(rows: pd.DataFrame) -> Any:
     return 0.0 * elements, elements * (ACTIVATION_BYTES + written), ["bf16"] * len(rows)
 
 
+def _linear_attention(rows: pd.DataFrame) -> Any:
+    """States in and out in 16 bits, except those of a convolution."""
+    state = _column(rows, "batch") * _column(rows, "v_heads") * _column(rows, "v_dim") * _column(rows, "k_dim")
+    moved = np.where(rows["kernel_source"].str.contains("conv"), 0.0, 2.0 * ACTIVATION_BYTES * state)
+    return 0.0 * state, moved, ["bf16"] * len(rows)
+
+
 _COUNTS = {
     "gemm": _gemm,
     "context_attention": _context_attention,
@@ -165,4 +172,5 @@ _COUNTS = {
     "moe": _moe,
     "moe_ep_compute": _moe_ep_compute,
     "quantize_ops": _quantize_ops,
+    "linear_attention": _linear_attention,
 }

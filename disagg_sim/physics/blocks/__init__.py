@@ -22,6 +22,7 @@ from disagg_sim.physics.blocks.base import (
 )
 from disagg_sim.physics.blocks.dense import Dense
 from disagg_sim.physics.blocks.gqa import Gqa
+from disagg_sim.physics.blocks.linear import Gdn, Kda, LinearBlock, Mamba2
 from disagg_sim.physics.blocks.mla import MLA_FORMS, Mla
 from disagg_sim.physics.blocks.moe import Moe
 from disagg_sim.physics.blocks.none import Unattended, Unfed
@@ -33,8 +34,12 @@ __all__ = [
     "AttentionBlock",
     "Dense",
     "FfnBlock",
+    "Gdn",
     "Gqa",
+    "Kda",
     "Layer",
+    "LinearBlock",
+    "Mamba2",
     "Mla",
     "Moe",
     "Unattended",

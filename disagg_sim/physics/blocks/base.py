@@ -36,6 +36,10 @@ Cut = tuple[str, int, Numeric, Format]
 class AttentionBlock(ABC, Generic[A]):
     """One layer's attention on one GPU. The fits of its ``kind`` time its kernels."""
 
+    #: Kinds whose fits time scores and values; None = those of its own kind.
+    tables: ClassVar[tuple[str, ...] | None] = None
+    #: Parts of it that have kernels of their own beside scores and values (``facts.efficiency.ATTENTION_PARTS``).
+    parts: ClassVar[tuple[str, ...]] = ()
     #: Ways to run prefill that a user may force; "auto" takes the fastest at every point.
     forms: ClassVar[tuple[str, ...]] = ("auto",)
     #: Whether decode multiplies enough that a format of arithmetic other than the cache's has a fit of its own.
