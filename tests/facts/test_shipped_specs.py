@@ -64,10 +64,12 @@ def test_the_shipped_names():
         "fp8_block",
         "fp8_block_bf16kv",
         "mxfp4",
+        "mxfp4_fp8_block",
         "mxfp4_fp8kv",
         "nvfp4_bf16kv",
         "nvfp4_fp8kv",
         "nvfp4_fp8kv_bf16_attention",
+        "nvfp4_fp8kv_bf16_projections",
     )
     assert list_specs("engine") == ("sglang", "trtllm", "trtllm_engine", "vllm", "vllm_0_12", "vllm_eager", "vllm_v0")
     assert list_specs("profile") == ("ideal", "measured", "optimistic")

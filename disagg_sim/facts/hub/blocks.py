@@ -6,10 +6,12 @@ uses. What a family's code does without a key of its own is a ``Traits`` or ``Mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
+from disagg_sim.facts.faults import said_of
 from disagg_sim.facts.hub.config import Config
 
 Block = Mapping[str, Any]
@@ -32,27 +34,34 @@ class Traits:
     qkv_bias: bool | str = "attention_bias"
     output_bias: bool | str = "attention_bias"
     qk_norm: bool | str = False
+    qk_norm_all_heads: bool | str = False  # one norm over all heads
     sinks: bool = False
-    window: Literal["no", "all", "switched", "typed", "every_other", "interleaved"] = "no"
+    window: str = "no"  # which layers have one: a key of ``WINDOWS``
 
 
 def gqa(config: Config, traits: Traits = Traits()) -> Blocks:
     """Grouped-query attention, with windows on all layers, some or none."""
+    full = gqa_block(config)
+    config.find("attention_bias")
+    for flag in ("qkv_bias", "output_bias", "qk_norm", "qk_norm_all_heads", "sinks"):
+        full |= {flag: True} if _holds(config, getattr(traits, flag)) else {}
+    windows = WINDOWS[traits.window](config)
+    key, local = ("chunk", "chunked") if traits.window == "chunked" else ("window", "sliding")
+    one = len({*windows}) == 1
+    named = {size: "gqa" if one else local if size else "full" for size in windows}
+    known = {name: full | ({key: size} if size else {}) for size, name in named.items()}
+    return Blocks(known, [named[size] for size in windows])
+
+
+def gqa_block(config: Config) -> dict[str, Any]:
+    """Heads of one layer with grouped-query attention."""
     q_heads = config.count("num_attention_heads")
-    full: dict[str, Any] = {
+    return {
         "kind": "gqa",
         "q_heads": q_heads,
         "kv_heads": config.count("num_key_value_heads", default=q_heads),
         "head_dim": head_dim(config, q_heads),
     }
-    config.find("attention_bias")
-    for flag in ("qkv_bias", "output_bias", "qk_norm", "sinks"):
-        full |= {flag: True} if _holds(config, getattr(traits, flag)) else {}
-    windows = _windows(config, traits.window)
-    named = {0: "gqa"} if len({*windows}) == 1 else {0: "full"}
-    named |= {size: "sliding" if len(named) and 0 in windows else "gqa" for size in windows if size}
-    known = {named[size]: full | ({"window": size} if size else {}) for size in dict.fromkeys(windows)}
-    return Blocks(known, [named[size] for size in windows])
 
 
 def head_dim(config: Config, q_heads: int) -> int:
@@ -68,29 +77,62 @@ def _holds(config: Config, trait: bool | str) -> bool:
     return config.flag(trait) if isinstance(trait, str) else trait
 
 
-def _windows(config: Config, rule: str) -> list[int]:
-    """Sliding window of each layer, 0 where there is none. [token]"""
-    layers = config.layers
+def _all(config: Config) -> list[int]:
+    """A window on every layer that the file does not leave out."""
+    return [config.count("sliding_window", default=0, least=0)] * config.layers
+
+
+def _switched(config: Config) -> list[int]:
+    """Windows from some layer on, if a switch is on (Qwen)."""
+    first, size = config.count("max_window_layers", default=0, least=0), _all(config)[0]
+    on = config.flag("use_sliding_window")
+    return [size if on and layer >= first else 0 for layer in range(config.layers)]
+
+
+def _typed(config: Config, every: int = 0) -> list[int]:
+    """Windows by the type of each layer; without types every so many layers have full attention."""
     size = config.count("sliding_window", default=0, least=0)
-    if rule == "no" or not size:
-        return [0] * layers
-    if rule == "switched":
-        from_layer = config.count("max_window_layers", default=0, least=0)
-        switched = config.flag("use_sliding_window")
-        return [size if switched and layer >= from_layer else 0 for layer in range(layers)]
-    if rule in ("typed", "every_other", "interleaved") and config.has("layer_types"):
-        types = config.words("layer_types", tuple(LAYER_TYPES), length=layers)
+    if config.has("layer_types"):
+        types = config.words("layer_types", tuple(LAYER_TYPES), length=config.layers)
         return [size if LAYER_TYPES[each] else 0 for each in types]
-    if rule == "typed":
+    if not every:
         raise config.fault("missing key 'layer_types'")
-    if rule == "every_other":
-        config.assume("layer_types: sliding and full attention in turn, as the family's code does")
-        return [0 if layer % 2 else size for layer in range(layers)]
-    if rule == "interleaved":
-        every = config.count("sliding_window_pattern", default=6)
-        config.assume(f"layer_types: every {every}th layer has full attention, as the family's code does")
-        return [size if (layer + 1) % every else 0 for layer in range(layers)]
-    return [size] * layers
+    every = config.count("sliding_window_pattern", default=every)
+    config.assume(f"layer_types: one layer of {every} has full attention, as the family's code does")
+    return [size if (layer + 1) % every else 0 for layer in range(config.layers)]
+
+
+def _chunked(config: Config) -> list[int]:
+    """Chunks in layers with rotary positions: all but every fourth, unless a list says which (Llama 4)."""
+    size, every = (
+        config.count("attention_chunk_size", default=0, least=0),
+        config.count("no_rope_layer_interval", default=4),
+    )
+    config.find("use_qk_norm")  # without weights
+    listed = config.find("no_rope_layers")[1]
+    rotary = config.series("no_rope_layers", length=config.layers) if listed else None
+    return [size if (rotary[layer] if rotary else (layer + 1) % every) else 0 for layer in range(config.layers)]
+
+
+def _listed(config: Config) -> list[int]:
+    """No windows; a list may say that a layer is linear, which is refused (MiniMax)."""
+    for index, each in enumerate(config.series("attn_type_list") if config.has("attn_type_list") else ()):
+        if each != 1:
+            raise config.fault(f"attn_type_list[{index}]: {said_of(each)}: lightning attention is not modelled")
+    return [0] * config.layers
+
+
+#: Word of ``Traits.window`` -> window, or chunk, of each layer; 0 = none. [token]
+WINDOWS: dict[str, Callable[[Config], list[int]]] = {
+    "no": lambda config: [0] * config.layers,
+    "all": _all,
+    "switched": _switched,
+    "typed": _typed,
+    "every_other": partial(_typed, every=2),
+    "every_sixth": partial(_typed, every=6),
+    "chunked": _chunked,
+    "listed": _listed,
+}
 
 
 def mla(config: Config) -> Blocks:
@@ -100,13 +142,11 @@ def mla(config: Config) -> Blocks:
 
 def mla_block(config: Config) -> dict[str, Any]:
     """Sizes of one layer with multi-head latent attention."""
-    if not config.has("q_lora_rank"):
-        raise config.fault("q_lora_rank: queries without a latent are not modelled")
     config.find("num_key_value_heads", "head_dim")  # of the heads before they share a latent
     return {
         "kind": "mla",
         "q_heads": config.count("num_attention_heads"),
-        "q_rank": config.count("q_lora_rank"),
+        "q_rank": config.count("q_lora_rank", default=0, least=0),
         "kv_rank": config.count("kv_lora_rank"),
         "nope_dim": config.count("qk_nope_head_dim"),
         "rope_dim": config.count("qk_rope_head_dim", least=0),
@@ -128,6 +168,7 @@ class MoeTraits:
     shared: tuple[str, ...] = ("n_shared_experts", "num_shared_experts")  # how many there are
     shared_width: str = ""  # of all of them; "" = as wide as routed ones
     always_shared: bool = False
+    shared_gate: bool = False
     router_bias: bool | str = False
     expert_bias: bool = False
 
@@ -136,6 +177,7 @@ def experts(config: Config, traits: MoeTraits = MoeTraits()) -> Blocks:
     """Routed and shared experts, and dense layers between them."""
     sparse = sparse_layers(config)
     known: dict[str, Block] = {}
+    config.find(*traits.dense_width)
     if not all(sparse):
         known["dense"] = {"kind": "dense", "width": config.count(*traits.dense_width)}
     if any(sparse):
@@ -160,6 +202,7 @@ def moe_block(config: Config, traits: MoeTraits) -> dict[str, Any]:
         shared_width = width
     if shared and shared_width:
         block |= {"shared_experts": shared, "shared_width": shared_width}
+        block |= {"shared_gate": True} if traits.shared_gate else {}
     if _router_bias(config, traits.router_bias):
         block["router_bias"] = True
     if traits.expert_bias:
@@ -178,7 +221,7 @@ def sparse_layers(config: Config) -> list[bool]:
     """Whether each layer has experts, by whichever of the keys are there."""
     layers = config.layers
     if config.has("mlp_layer_types"):
-        config.find("first_k_dense_replace")
+        config.find("first_k_dense_replace", "moe_layer_freq")
         return [each == "sparse" for each in config.words("mlp_layer_types", ("dense", "sparse"), length=layers)]
     if isinstance(config.find("moe_layer_freq")[1], list):
         config.find("first_k_dense_replace")

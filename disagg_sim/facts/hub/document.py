@@ -13,6 +13,7 @@ from disagg_sim.facts.hub.config import Config
 from disagg_sim.facts.hub.families import FAMILIES, TEXT_KEYS, TEXT_OF, Family
 from disagg_sim.facts.hub.files import ModelFiles
 from disagg_sim.facts.hub.keys import ONLY, without_size
+from disagg_sim.facts.layers import AND, NONE
 
 #: Keys of modules for prediction of further tokens, which are left out.
 _MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "mtp_transformer_layers", "use_mtp")
@@ -81,11 +82,12 @@ def document_of(config: Config, family: Family) -> dict[str, Any]:
         "hidden": config.hidden,
         "vocab": config.count("vocab_size"),
         "tied_embeddings": config.flag("tie_word_embeddings", default=family.tied),
+        **family.whole(config),
         "block_scaled_fp8": False,
         "max_context": _context(config),
         "max_context_sure": True,
-        "attention": {name: attention.known[name] for name in dict.fromkeys(attention.layers)},
-        "ffn": {name: ffn.known[name] for name in dict.fromkeys(ffn.layers)},
+        "attention": {name: attention.known[name] for name in dict.fromkeys(attention.layers) if name != NONE},
+        "ffn": {name: ffn.known[name] for name in dict.fromkeys(ffn.layers) if name != NONE},
         "layers": runs_of(layers),
     }
     modules = [key for key in _MTP if config.find(key)[1] not in (None, 0, False)]
@@ -122,10 +124,10 @@ def runs_of(layers: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
 
     Examples
     --------
-    >>> for run in runs_of([("gqa", "dense")] + [("local", "moe"), ("full", "moe")] * 3):
+    >>> for run in runs_of([("gqa", "dense")] + [("local", "moe"), ("full", "none")] * 3):
     ...     print(run)
     {'count': 1, 'attention': 'gqa', 'ffn': 'dense'}
-    {'count': 3, 'pattern': [{'attention': 'local', 'ffn': 'moe'}, {'attention': 'full', 'ffn': 'moe'}]}
+    {'count': 3, 'pattern': ['local + moe', 'full + none']}
     """
     found, start = [], 0
     while start < len(layers):
@@ -134,8 +136,9 @@ def runs_of(layers: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
             ((size, _repeats(layers, start, size)) for size in range(1, _LONGEST_PATTERN + 1)),
             key=lambda each: (each[0] * each[1] if each[1] > 1 or each[0] == 1 else 0, -each[0]),
         )
-        parts = [{"attention": attention, "ffn": ffn} for attention, ffn in layers[start : start + size]]
-        found.append({"count": times} | (parts[0] if size == 1 else {"pattern": parts}))
+        unit = layers[start : start + size]
+        one = dict(zip(("attention", "ffn"), unit[0], strict=True))
+        found.append({"count": times} | (one if size == 1 else {"pattern": [f" {AND} ".join(names) for names in unit]}))
         start += size * times
     return found
 

@@ -26,12 +26,12 @@ _NO_SIZE = """
     cache_implementation no_rope_layers no_rope_layer_interval bos_token eos_token
     activation_situ_beta activation_situ_linear_beta layer_rope_theta compress_rope_theta
     time_step_floor time_step_limit time_step_max time_step_min time_step_rank quantization_config
-    kv_cache_scheme use_gemma_norm model_type qk_norm_type use_bias_norm moe_shared_expert_overlap
+    kv_cache_scheme use_gemma_norm model_type qk_norm_type output_gate_type moe_shared_expert_overlap
 """
 #: Of training, generation, numerics, positions and files: they move no tensor's size.
 NO_SIZE = frozenset(_NO_SIZE.split())
 #: The same by how they begin or end.
-NO_SIZE_BEGINS = ("rope_", "initializer_", "rms_norm_", "layer_norm_eps", "layernorm_eps", "indexer_rope_")
+NO_SIZE_BEGINS = ("mtp_", "rope_", "initializer_", "rms_norm_", "layer_norm_eps", "layernorm_eps", "indexer_rope_")
 NO_SIZE_ENDS = ("_token_id", "_token_ids", "_eps", "_epsilon", "_token_index", "_dropout", "_loss_coef")
 
 #: Key -> the values that can be expressed, and what any other would mean.

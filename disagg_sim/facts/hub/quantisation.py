@@ -43,11 +43,14 @@ GROUPS = {
         r"|(self_attn|attn|mixer)\.(in|out|q|k|v|o|qkv|q_a|q_b|kv_b|in_proj_qkv)_?(proj)?\b"
     ),
     "ffn": re.compile(
-        r"(?<!_)\b(mlp|feed_forward|ffn)(\*|$|\.\*|\.\W*(gate|up|down|gate_up)\b)"
+        r"(?<!_)\b(mlp|feed_forward|ffn)(\*|$|\.\*|\.\W*(gate|up|down|gate_up)(_proj|\|))"
         r"|\.\(?(gate|up|down)[^.]*_proj"
     ),
     "head": re.compile(r"\bhead\b|lm_head"),
 }
+_LAYER_GROUPS = ("attention_projection", "ffn", "expert", _SHARED)
+#: Number of a layer in a name, and a name that means all of a layer.
+_LAYER, _WHOLE_LAYER = re.compile(r"\.(\d{1,6})\b"), re.compile(r"layers\.\d+\.?\*$")
 #: What messages call groups.
 _NAMES = {
     "attention_projection": "attention projections",
@@ -194,10 +197,10 @@ def _left_out(told: Mapping[str, Any], model: ModelSpec) -> list[str]:
     number = len(model.layers)
     within: dict[str, set[int]] = {}
     for name in names:
-        if group := _group(name):
-            digits = re.search(r"\.(\d+)\b", name)
-            held = within.setdefault(group, set())
-            held |= {int(digits[1])} & {*range(number)} if digits else {*range(number)}
+        group, digits = _group(name), _LAYER.search(name)
+        layers = {int(digits[1])} & {*range(number)} if digits else {*range(number)}
+        for each in (group,) if group else _LAYER_GROUPS if _WHOLE_LAYER.search(name) else ():
+            within.setdefault(each, set()).update(layers)
     return [group for group, held in within.items() if len(held) >= MOST_LAYERS * _layers_of(group, model)]
 
 
@@ -255,7 +258,7 @@ def differences(found: Formats, recipe: Precision, model: ModelSpec) -> dict[str
 
 
 #: What a group is worth in the search for the nearest recipe: where most weights are counts most. [1]
-_WORTH = {"expert": 8.0, "ffn": 8.0, "attention_projection": 2.0, "cache": 1.0, _SHARED: 0.5, "head": 0.25}
+_WORTH = {"expert": 16.0, "ffn": 8.0, "attention_projection": 2.0, "cache": 1.0, _SHARED: 0.5, "head": 0.25}
 
 
 def distance(groups: Iterable[str]) -> float:
