@@ -113,8 +113,9 @@ def test_click_pins_the_design_with_its_bands_and_breakdown(sweep):
     assert "prefill" in card
     assert "bands of 80 %" in card
     assert "of the speed of light" in card
+    assert "rests on: fitted" in card
     assert "disagg-sim explain small --row" in card
-    shares = [float(text.removesuffix(" %")) for text in texts(sweep, ".bars td:last-child") if text]
+    shares = [float(text.removesuffix(" %")) for text in texts(sweep, ".bars td:nth-child(4)") if text]
     assert sum(shares) == pytest.approx(100.0, abs=1.0)
     assert texts(sweep, ".pin") == ["1"]
     sweep.find_element("css selector", ".design header button").click()

@@ -7,6 +7,7 @@ import pandas as pd
 
 from disagg_sim.certainty.breakdown import breakdown
 from disagg_sim.certainty.passes import RESOURCES
+from disagg_sim.certainty.trust import COLUMN as TRUST_COLUMN
 from disagg_sim.domain import SHARDING
 from disagg_sim.report.sources import entries_of
 from disagg_sim.report.words import MODE_TEXT, degrees_text
@@ -65,6 +66,8 @@ BANDS += tuple(f"{name}_{end}" for name in (THROUGHPUT, "frontier") for end in (
 #: Parts of a latency below this share are added up. [1]
 LEAST_SHARE = 0.02
 OTHERS = "others"
+#: Columns of ``Breakdown.operators`` that are told of a part that is not added up with others.
+WORDS = ["trust", "outside", "source"]
 
 
 def shown_points(points: pd.DataFrame, variants: pd.Series) -> pd.DataFrame:
@@ -104,6 +107,7 @@ def shown_points(points: pd.DataFrame, variants: pd.Series) -> pd.DataFrame:
         variant=variants.to_numpy(),
         prefill=_mappings(points, "prefill"),
         decode=_mappings(points, "decode"),
+        rests_on=points[TRUST_COLUMN].astype(str).to_numpy() if TRUST_COLUMN in points else "",
         layouts=[level(each) or "not judged" for each in evidence],
         evidence=evidence.to_numpy(),
     )
@@ -132,7 +136,8 @@ def taken_apart(points: pd.DataFrame, *, jobs: int = 1) -> tuple[pd.DataFrame, p
     Returns
     -------
     tuple of DataFrame
-        Parts: ``row``, ``latency``, ``part``, ``seconds``, ``ideal_s``, seconds by resource, ``outside``, ``source``.
+        Parts: ``row``, ``latency``, ``part``, ``seconds``, ``ideal_s``, seconds by resource, ``trust``, ``outside``,
+        ``source``.
         Memory: ``row``, ``phase``, ``part``, ``bytes``, ``limit_bytes``.
 
     Examples
@@ -160,12 +165,11 @@ def _apart(points: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     several = parts.groupby(["row", "latency"])["step"].transform("nunique") > 1
     names = parts["operator"].where(~several, parts["operator"] + " (" + parts["step"] + ")")
     small = parts["share"] < LEAST_SHARE
-    parts = parts.assign(
-        part=names.mask(small, OTHERS), outside=parts["outside"].mask(small, ""), source=parts["source"].mask(small, "")
-    )
+    words = {name: parts[name].mask(small, "") for name in WORDS}
+    parts = parts.assign(part=names.mask(small, OTHERS), **words)
     sums = ["seconds", "ideal_s", *(f"{name}_s" for name in RESOURCES)]
     grouped = parts.groupby(["row", "latency", "part"], sort=False)
-    told = grouped[sums].sum().join(grouped[["outside", "source"]].first()).reset_index()
+    told = grouped[sums].sum().join(grouped[WORDS].first()).reset_index()
     entries = {source: entries_of(source) if source else "" for source in told["source"].unique()}
     told = told.assign(source=told["source"].map(entries), last=told["part"] == OTHERS)
     told = told.sort_values(["row", "latency", "last", "seconds"], ascending=[True, True, True, False])

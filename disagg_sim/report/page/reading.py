@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from disagg_sim.errors import InputError
+from disagg_sim.parquet import read_parquet
 
 #: What reading a file of another shape, or a cut one, raises.
 FAULTS = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
@@ -45,7 +46,7 @@ def faults_told(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or type(error).__name__}") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except FAULTS as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise InputError(f"{path}: damaged: not {what} ({said})") from None
@@ -111,7 +112,7 @@ def read_block(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame
     --------
     >>> read_block(Path("no/such.parquet"))
     Traceback (most recent call last):
-    disagg_sim.errors.InputError: no/such.parquet: cannot be read: FileNotFoundError
+    disagg_sim.errors.InputError: no/such.parquet: cannot be read: No such file or directory
     """
     with faults_told(path, "a table of results"):
-        return pd.read_parquet(path, columns=None if columns is None else list(columns))
+        return read_parquet(path, columns)

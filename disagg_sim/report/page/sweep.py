@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from disagg_sim.certainty.trust import MEANING
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError
 from disagg_sim.report.breakdown import PART_TEXT, RESOURCE_TEXT
@@ -85,6 +86,7 @@ def sweep_content(root: Path, *, beside: int = BESIDE, jobs: int = 1, breakdowns
         "pays": _pays(front),
         "resources": RESOURCE_TEXT,
         "memory": PART_TEXT,
+        "trust": {str(label): said for label, said in MEANING.items()},
     }
     rejected = read_table(root / "infeasible.csv", numbers=["count"], texts=REJECTED)
     tables = {"points": points, "parts": parts, "memory": memory, "gains": _gains(root, front)}

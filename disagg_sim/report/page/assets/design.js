@@ -55,19 +55,19 @@ function designCard(number, p, data, close) {
     facts(pairs),
     known(bands[0][0]) ? el("p", { class: "hint" }, "Small figures: bands of 80 % (error bars of fits and engine).")
       : el("p", { class: "hint" }, p.row < 0 ? "A point beside the frontier: neither error bars nor a breakdown are stored." : "No error bars in these results; disagg-sim sweep --uncertainty adds them."),
-    apart.length ? [["ttl", "TTL"], ["ftl", "FTL"]].map(([key, title]) => breakdownBars(title, apart.filter((part) => part.latency === key), told.resources)) : null,
+    apart.length ? [["ttl", "TTL"], ["ftl", "FTL"]].map(([key, title]) => breakdownBars(title, apart.filter((part) => part.latency === key), told)) : null,
     memoryBars(tables.memory, p, told.memory),
     evidenceLines(p),
     p.row >= 0 ? [copied(command("explain")), copied(`${command("launch")} --engine ${p.engine} --out start`)] : null);
 }
 
 function evidenceLines(p) {
-  const lines = [p.evidence && `Layouts: ${p.evidence}.`, p.outside && p.outside !== "-" && `Beyond the range of the fits: ${p.outside}.`].filter(Boolean);
+  const lines = [p.rests_on && `The throughput rests on: ${p.rests_on}.`, p.evidence && `Layouts: ${p.evidence}.`, p.outside && p.outside !== "-" && `Beyond the range of the fits: ${p.outside}.`].filter(Boolean);
   return lines.length ? el("ul", { class: "notes" }, lines.map((line) => el("li", {}, line))) : null;
 }
 
 /** Parts of a latency as bars, in pieces as long as what their time goes by for. */
-function breakdownBars(title, parts, resources) {
+function breakdownBars(title, parts, { resources, trust }) {
   if (!parts.length) return null;
   const total = parts.reduce((sum, part) => sum + part.seconds, 0), light = parts.reduce((sum, part) => sum + part.ideal_s, 0);
   const longest = Math.max(...parts.map((part) => part.seconds));
@@ -79,7 +79,7 @@ function breakdownBars(title, parts, resources) {
     el("ul", { class: "legend" }, used.map(([key, words]) => el("li", {}, el("span", { class: `key square r-${key}` }), words))),
     el("table", { class: "bars" }, el("tbody", {}, parts.map((part) => el("tr", { title: [part.source && `rests on ${part.source}`, part.outside && `outside: ${part.outside}`].filter(Boolean).join("; ") },
       el("th", { scope: "row" }, part.part, part.outside ? el("abbr", { title: `beyond the range of the fit: ${part.outside}` }, " !") : null),
-      el("td", {}, bar(part)), el("td", { class: "number" }, seconds(part.seconds)), el("td", { class: "number" }, percent(part.seconds / total)))))));
+      el("td", {}, bar(part)), el("td", { class: "number" }, seconds(part.seconds)), el("td", { class: "number" }, percent(part.seconds / total)), el("td", { class: "trust", title: trust[part.trust] || "" }, part.trust))))));
 }
 
 function memoryBars(table, p, names) {
