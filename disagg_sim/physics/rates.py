@@ -516,11 +516,11 @@ def resolve_rates(
     if untimed := [kind for kind in model.attention_kinds if kind not in ATTENTION]:
         raise InputError(f"attention of kind {untimed[0]!r}: not timed yet; timed: {', '.join(ATTENTION)}")
     resolver = _Resolver(system, spec, profile, order, expert_kernel)
-    absorbed = [BF16] * ("mla" in model.attention_kinds)
+    tables = dict.fromkeys(kind for each in model.attention_kinds for kind in _tables(each))
+    absorbed = [BF16] * ("mla" in tables)
     formats = dict.fromkeys((*precision.projections, precision.ffn, precision.head, precision.router, *absorbed))
     parts = {f"{kind} {part}": (kind, part) for kind in model.attention_kinds for part in ATTENTION[kind].parts}
-    tables = [kind for each in model.attention_kinds for kind in _tables(each)]
-    attention = {kind: resolver.attention(kind, precision) for kind in dict.fromkeys(tables)}
+    attention = {kind: resolver.attention(kind, precision) for kind in tables}
     wire = {0.5625: "nvfp4", 2.0: "bf16"}.get(precision.dispatch_bytes, "fp8")
     phases = ("prefill", "decode") if model.is_moe else ()
     prepare = None

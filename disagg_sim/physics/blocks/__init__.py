@@ -20,28 +20,34 @@ from disagg_sim.physics.blocks.base import (
     layer_of,
     layers_of,
 )
+from disagg_sim.physics.blocks.compressed import Csa, Hca
 from disagg_sim.physics.blocks.dense import Dense
 from disagg_sim.physics.blocks.gqa import Gqa
 from disagg_sim.physics.blocks.linear import Gdn, Kda, LinearBlock, Mamba2
 from disagg_sim.physics.blocks.mla import MLA_FORMS, Mla
 from disagg_sim.physics.blocks.moe import Moe
 from disagg_sim.physics.blocks.none import Unattended, Unfed
+from disagg_sim.physics.blocks.sparse import Dsa, Msa
 
 __all__ = [
     "ATTENTION",
     "FFN",
     "MLA_FORMS",
     "AttentionBlock",
+    "Csa",
     "Dense",
+    "Dsa",
     "FfnBlock",
     "Gdn",
     "Gqa",
+    "Hca",
     "Kda",
     "Layer",
     "LinearBlock",
     "Mamba2",
     "Mla",
     "Moe",
+    "Msa",
     "Unattended",
     "Unfed",
     "attention",

@@ -6,10 +6,11 @@ memory; "auto" takes the cheaper of naive and absorbed at every point.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from disagg_sim.facts.attention import LatentAttention
 from disagg_sim.facts.efficiency import LATENT_HEADS
 from disagg_sim.facts.layers import MlaAttention
 from disagg_sim.facts.model import ModelSpec
@@ -17,6 +18,8 @@ from disagg_sim.facts.precision import BF16, Precision
 from disagg_sim.physics.blocks.base import AttentionBlock, attention
 from disagg_sim.physics.operators import Operator, Tokens, gemm
 from disagg_sim.physics.work import ACTIVATION_BYTES, AttentionShape, Numeric, Work, causal_pairs
+
+S = TypeVar("S", bound=LatentAttention)
 
 MLA_FORMS = ("auto", "naive", "absorbed", "cached")
 
@@ -181,12 +184,9 @@ def absorbed_product(name: str, tokens: Numeric, heads: Numeric, inner: Numeric,
     return Operator(name, "gemm", work, BF16.name, shape=(tokens, heads * outer, inner))
 
 
-@attention("mla")
-class Mla(AttentionBlock[MlaAttention]):
-    """One latent of ``kv_rank + rope_dim`` is cached, whole on every TP rank; query heads are sharded."""
+class LatentBlock(AttentionBlock[S]):
+    """Projections through latents, the KV latent whole on every TP rank; query heads are sharded."""
 
-    forms = MLA_FORMS
-    multiplies_in_decode = True
     launches = 20
 
     def dims(self, tp: Numeric, cache_bytes: float) -> MlaDims:
@@ -229,6 +229,32 @@ class Mla(AttentionBlock[MlaAttention]):
         into = absorbed_product("kv_b into q", absorbed, heads, s.nope_dim, s.kv_rank)
         return [*kept, into, absorbed_product("kv_b out of values", absorbed, heads, s.kv_rank, s.value_dim)]
 
+    def matmul_params(self, hidden: int, tp: Numeric) -> Numeric:
+        replicated = hidden * (self.spec.q_rank + self.spec.kv_rank + self.spec.rope_dim)
+        return replicated + (self.spec.matmul_params(hidden) - replicated) / tp
+
+    def activation_width(self, tp: Numeric) -> Numeric:
+        s = self.spec
+        return s.q_heads * (2 * (s.nope_dim + s.rope_dim) + s.value_dim) / tp
+
+    def elementwise_width(self, tp: Numeric) -> Numeric:
+        return self.spec.q_rank + self.spec.kv_rank + self.spec.rope_dim
+
+    def rejects(self, tp: int) -> str | None:
+        return f"tp_attn does not divide {self.spec.q_heads} query heads" if self.spec.q_heads % tp else None
+
+    @staticmethod
+    def sizes(shape: AttentionShape) -> dict[str, Numeric]:
+        return dict(zip(LATENT_HEADS, (shape.q_heads,), strict=True))
+
+
+@attention("mla")
+class Mla(LatentBlock[MlaAttention]):
+    """One latent of ``kv_rank + rope_dim`` is cached, whole on every TP rank; query heads are sharded."""
+
+    forms = MLA_FORMS
+    multiplies_in_decode = True
+
     def _again(self, precision: Precision, dims: MlaDims, tokens: Numeric) -> Operator:
         """Up-projection of cached tokens."""
         columns = dims.heads * (dims.nope + dims.value)
@@ -267,23 +293,5 @@ class Mla(AttentionBlock[MlaAttention]):
             operators.append(self._again(precision, dims, tokens.decodes * tokens.context))
         return (operators,)
 
-    def matmul_params(self, hidden: int, tp: Numeric) -> Numeric:
-        replicated = hidden * (self.spec.q_rank + self.spec.kv_rank + self.spec.rope_dim)
-        return replicated + (self.spec.matmul_params(hidden) - replicated) / tp
-
-    def activation_width(self, tp: Numeric) -> Numeric:
-        s = self.spec
-        return s.q_heads * (2 * (s.nope_dim + s.rope_dim) + s.value_dim) / tp
-
-    def elementwise_width(self, tp: Numeric) -> Numeric:
-        return self.spec.q_rank + self.spec.kv_rank + self.spec.rope_dim
-
     def expanded_elements(self, tp: Numeric) -> Numeric:
         return self.dims(tp, 0.0).up_projected
-
-    def rejects(self, tp: int) -> str | None:
-        return f"tp_attn does not divide {self.spec.q_heads} query heads" if self.spec.q_heads % tp else None
-
-    @staticmethod
-    def sizes(shape: AttentionShape) -> dict[str, Numeric]:
-        return dict(zip(LATENT_HEADS, (shape.q_heads,), strict=True))
