@@ -9,7 +9,7 @@ import nbformat
 from nbconvert import MarkdownExporter
 from nbconvert.preprocessors import ExecutePreprocessor
 
-LIMIT_S = 120  # of a cell [s]
+LIMIT_S = 300  # of a cell; the first simulation on a machine is compiled [s]
 
 
 def notebook_page(path: Path, folder: Path, *, run: bool) -> None:
