@@ -110,7 +110,7 @@ def load_model(name: str | Path) -> ModelSpec:
     >>> llama.hidden, len(llama.layers)
     (4096, 32)
     """
-    if is_config(name):
+    if is_config(name) and (is_path(name) or canonical_name(str(name)) not in spec_files("model")):
         from disagg_sim.facts.hub.spec import imported_spec  # reads other files than these
 
         return imported_spec(name)

@@ -131,6 +131,13 @@ def test_a_path_of_a_config_is_the_name_of_a_model(place):
         assert load_model(way).total_params == 8_030_261_248
 
 
+def test_a_directory_is_found_by_its_bare_name_but_a_shipped_model_comes_first(place, monkeypatch):
+    monkeypatch.chdir(place(LLAMA | {"num_hidden_layers": 2}, name="mine").parent)
+    place(LLAMA | {"num_hidden_layers": 2}, name="llama_3_1_8b")
+    assert len(load_model("mine").layers) == len(load_model("./llama_3_1_8b").layers) == 2
+    assert len(load_model("llama_3_1_8b").layers) == 32
+
+
 def test_a_changed_config_is_read_again(place):
     assert len(load_model(place(LLAMA)).layers) == 32
     assert len(load_model(place(LLAMA | {"num_hidden_layers": 16})).layers) == 16

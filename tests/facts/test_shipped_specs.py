@@ -42,6 +42,8 @@ SYSTEMS = [
     "rtx_pro_6000",
 ]
 COUNTS = list(csv.DictReader((Path(__file__).parent / "model_counts.csv").open(encoding="utf-8")))
+#: Counts of newer models, derived from formulas of their kinds or counted by their publishers; "" = not derived.
+COUNTS_2026 = list(csv.DictReader((Path(__file__).parent / "model_counts_2026.csv").open(encoding="utf-8")))
 FACTS = [(kind, name) for kind in DIRECTORIES if kind not in ("sweep", "scenario") for name in list_specs(kind)]
 
 
@@ -73,8 +75,8 @@ def test_the_shipped_names():
     )
     assert list_specs("engine") == ("sglang", "trtllm", "trtllm_engine", "vllm", "vllm_0_12", "vllm_eager", "vllm_v0")
     assert list_specs("profile") == ("ideal", "measured", "optimistic")
-    assert set(list_specs("model")) == {row["name"] for row in COUNTS}
-    assert len(COUNTS) == 36
+    assert set(list_specs("model")) == {row["name"] for row in (*COUNTS, *COUNTS_2026)}
+    assert (len(COUNTS), len(COUNTS_2026)) == (36, 40)
 
 
 @pytest.mark.parametrize("row", COUNTS, ids=lambda row: row["name"])
@@ -93,6 +95,13 @@ def test_counts_of_every_model_are_exact(row):
         "moe_layers": sum(isinstance(layer.ffn, MoeFfn) for layer in model.layers),
     }
     assert counted == {key: int(row[key]) for key in counted}
+
+
+@pytest.mark.parametrize("row", COUNTS_2026, ids=lambda row: row["name"])
+def test_counts_of_newer_models_are_exact(row):
+    model = load_model(row["name"])
+    keys = [key for key in ("total_params", "active_params", "linear_params_per_token", "state_bytes") if row[key]]
+    assert {key: getattr(model, key) for key in keys} == {key: int(row[key]) for key in keys}
 
 
 def test_gpt_oss_alternates_windows_and_its_cache_saturates():
@@ -118,7 +127,16 @@ def test_deepseek_begins_with_three_dense_layers():
 
 def test_block_scaled_checkpoints():
     scaled = {name for name in list_specs("model") if load_model(name).block_scaled_fp8}
-    assert scaled == {"deepseek_r1", "deepseek_v3", "kimi_k2"}
+    assert scaled == {
+        "deepseek_r1",
+        "deepseek_v3",
+        "deepseek_v3_2",
+        "deepseek_v4_flash",
+        "deepseek_v4_pro",
+        "kimi_k2",
+        "mimo_v2_flash",
+        "minimax_m2_5",
+    }
 
 
 def test_kv_bytes_per_token_takes_a_resolved_recipe():

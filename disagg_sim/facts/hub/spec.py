@@ -54,8 +54,8 @@ def parsed(files: ModelFiles, name: str = "", title: str = "", origin: str = "")
     document: dict[str, Any] = {
         "title": title or re.sub(r"[-_]+", " ", called).strip(),
         **document_of(config, FAMILIES[architecture]),
-        "source": f"{CONFIG} of {whence}",
     }
+    document["source"] = "; ".join([f"{CONFIG} of {whence}", *config.assumed])
     model = model_of(files.path, document, canonical_name(called))
     quantisation = quantisation_of(config, files.quantisation, model)
     if quantisation.block_scaled:
