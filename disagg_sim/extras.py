@@ -27,6 +27,7 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
     {
         "simulate": Extra("simulation", ("numba", "statsmodels")),
         "calibrate": Extra("a fit to measurements", ("scipy",)),
+        "mcp": Extra("a server of tools for agents", ("mcp",)),
         "hub": Extra("a name of the Hugging Face hub", ("huggingface_hub",)),
         "measure": Extra("timing the kernels of a GPU", ("torch",)),
     }

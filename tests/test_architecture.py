@@ -71,7 +71,7 @@ PACKAGES = {
     "scenario": {"numpy", "pandas", "joblib", "yaml", "pydantic", "pydantic_core"},
     "report": {"numpy", "pandas", "matplotlib", "pydantic", "typing_extensions"},
     "study": {"numpy", "pandas", "pydantic", "yaml"},
-    "cli": {"typer", "click", "rich", "pandas"},
+    "cli": {"typer", "click", "rich", "pandas", "pydantic", "typing_extensions", "mcp"},
     "__init__": {"lazy_loader"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))

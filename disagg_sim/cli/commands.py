@@ -152,6 +152,7 @@ class Commands(LazyGroup):
             "Time the kernels of this machine's GPU.",
             "measure --out own.csv --system h200_sxm --quick",
         ),
+        "mcp": Entry("mcp:mcp", "Serve agents over the Model Context Protocol.", "mcp"),
         "specs": Entry("commands:Specs", "List, show and check systems, models, policies, ..."),
         "model": Entry("commands:Model", "Read the config.json of a model."),
         "trace": Entry("commands:Trace", "Print the statistics of a request trace."),

@@ -63,7 +63,7 @@ def check(
     require_same_cases(old, new)
     comparison = compare_frontiers(old, new, rtol=rtol)
     failed = comparison.worse if allow_better else not comparison.same
-    causes = _causes(old, new)
+    causes = causes_of(old, new)
     _write_json(json_file, compare_json(comparison, causes, baseline=baseline, results=results, rtol=rtol))
     if json_file != STANDARD_OUTPUT:
         _print(comparison, everything=everything)
@@ -84,7 +84,7 @@ def compare(
     """Show lost, new and moved points from A to B, in the cases that both have."""
     old, new = read_frontier(a), read_frontier(b)
     comparison = compare_frontiers(old, new, rtol=rtol)
-    causes = _causes(old, new)
+    causes = causes_of(old, new)
     _write_json(json_file, compare_json(comparison, causes, baseline=a, results=b, rtol=rtol))
     if json_file == STANDARD_OUTPUT:
         return
@@ -137,7 +137,7 @@ def _print(comparison: Comparison, *, everything: bool) -> None:
         typer.echo("")
 
 
-def _causes(old: Frontier, new: Frontier) -> list[Change] | None:
+def causes_of(old: Frontier, new: Frontier) -> list[Change] | None:
     """List the inputs that differ between two results; None if one of them has no record of its inputs."""
     if old.manifest is None or new.manifest is None or not (old.manifest.inputs and new.manifest.inputs):
         return None

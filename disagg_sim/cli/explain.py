@@ -104,12 +104,9 @@ def explain(
         chosen = chosen_row(table, row, at_interactivity, best=best)
         found = breakdown(table.loc[[chosen]], origin=Origin(lengths=asked))
     else:
-        if (dp * tp) % ep:
-            raise InputError(f"--ep {ep} does not divide the {tp * dp} GPUs of a stage (tp*dp)")
         at, chosen = setup(model, _given("--system", system), _given("--precision", precision), profile), 0
-        slots = least_redundant_slots(at.model, ep) or 0
-        mapping = Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp * dp // ep, ep=ep, pp=pp, redundant_slots=slots)
-        found = breakdown(_by_hand(at, mapping, asked or lengths(isl, osl), phase, batch), origin=Origin(lengths=asked))
+        mapping = mapping_by_hand(at, tp, dp, ep, pp)
+        found = breakdown(by_hand(at, mapping, asked or lengths(isl, osl), phase, batch), origin=Origin(lengths=asked))
     if figure is not None:
         draw_breakdown(found, figure, row=chosen)
     if as_json:
@@ -124,7 +121,15 @@ def _given(option: str, value: str) -> str:
     return value
 
 
-def _by_hand(at: Setup, mapping: Mapping, asked: Lengths, phase: str, batch: int) -> pd.DataFrame | PhaseGrid:
+def mapping_by_hand(at: Setup, tp: int, dp: int, ep: int, pp: int) -> Mapping:
+    """Mapping whose FFN shards over what attention leaves of a stage, with the fewest copies of experts."""
+    if (dp * tp) % ep:
+        raise InputError(f"--ep {ep} does not divide the {tp * dp} GPUs of a stage (tp*dp)")
+    slots = least_redundant_slots(at.model, ep) or 0
+    return Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp * dp // ep, ep=ep, pp=pp, redundant_slots=slots)
+
+
+def by_hand(at: Setup, mapping: Mapping, asked: Lengths, phase: str, batch: int) -> pd.DataFrame | PhaseGrid:
     """One design: of an instance that does both phases the way to prefill that leaves decode the least TTL."""
     if phase not in PHASES:
         raise InputError(f"--phase {phase!r} is unknown{nearest(phase, PHASES)}; allowed: {', '.join(PHASES)}")

@@ -60,7 +60,7 @@ def plan(
 
     Say the lengths by --isl and --osl, --traffic or --trace, and the size by --gpus, --rate or --users.
     """
-    work = _work(isl, osl, traffic, trace)
+    work = work_of(isl, osl, traffic, trace)
     if isinstance(work, Trace) and gpus is None and rate is None and users is None:
         rate = work.rate
     options = PlanOptions(
@@ -130,7 +130,7 @@ def _start(found: Plan, engine: str) -> Launch:
     return launch(found.best, engine=engine)
 
 
-def _work(isl: int | None, osl: int | None, traffic: str, trace: str) -> Lengths | Trace | TrafficCase:
+def work_of(isl: int | None, osl: int | None, traffic: str, trace: str) -> Lengths | Trace | TrafficCase:
     """Lengths of the requests, of the one source that is given."""
     sources = {"--isl and --osl": isl or osl, "--traffic": traffic, "--trace": trace}
     given = [name for name, value in sources.items() if value]

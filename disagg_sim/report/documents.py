@@ -41,6 +41,8 @@ from disagg_sim.sweep.inputs import Change
 AT = (20.0, 50.0, 100.0)
 #: Columns that say what the throughput of a frontier was taken in, where it is not a GPU.
 _PER = ("tokens_per_usd", "tokens_per_joule")
+#: Columns that every point has.
+_TOLD = ("mode", INTERACTIVITY, THROUGHPUT, *_PER, TRUST)
 
 
 def _shares(shares: Shares) -> dict[str, float]:
@@ -122,6 +124,7 @@ def sweep_json(front: Frontier) -> SweepJson:
 
 
 def _case(name: str, table: pd.DataFrame, verdict: str) -> CaseJson:
+    agreed = [column for column in table if column not in _TOLD and len(table[column].unique()) == 1]
     throughput = next((column for column in _PER if column in table), THROUGHPUT)
     modes = {str(mode): rows for mode, rows in table.groupby("mode", sort=False)}
     gain = {}
@@ -133,8 +136,9 @@ def _case(name: str, table: pd.DataFrame, verdict: str) -> CaseJson:
     return {
         "case": name,
         "verdict": verdict,
+        "common": _rows(table[agreed].head(1))[0] if len(table) else {},
         "gain": gain,
-        "modes": [_front(mode, rows, throughput) for mode, rows in modes.items()],
+        "modes": [_front(mode, rows.drop(columns=agreed), throughput) for mode, rows in modes.items()],
     }
 
 
@@ -144,7 +148,7 @@ def _front(mode: str, table: pd.DataFrame, throughput: str) -> FrontJson:
         fast = table[table[INTERACTIVITY] >= at]
         if len(fast):
             (row,) = _rows(fast.loc[[fast[throughput].idxmax()]])
-            rests = _shares(shares_of_text(str(row.get(TRUST, ""))))
+            rests = _shares(shares_of_text(str(row.pop(TRUST, ""))))
             best.append({"at_least": at or None, "rests_on": rests, "point": row})
     return {"mode": mode, "points": len(table), "best": best}
 

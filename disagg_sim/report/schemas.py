@@ -187,7 +187,7 @@ class PointJson(TypedDict):
 
     at_least: Annotated[float | None, Field(description="interactivity asked for; null = best throughput [token/s]")]
     rests_on: Shares
-    point: Row
+    point: Annotated[dict[str, Any], Field(description="columns of frontier.csv in which points differ")]
 
 
 class FrontJson(TypedDict):
@@ -203,6 +203,7 @@ class CaseJson(TypedDict):
 
     case: str
     verdict: Annotated[str, Field(description="why there is no result; empty where there is one")]
+    common: Annotated[dict[str, Any], Field(description="columns in which all points of the case agree")]
     gain: Annotated[
         dict[str, float], Field(description="interactivity -> disaggregated over best co-located throughput [1]")
     ]

@@ -396,6 +396,8 @@ def command_line(rng: Random) -> Spoilt:
         ["explain", "results", "--best", "--json"],
         ["launch", "results", "--best", "--engine", "sglang", "--out", "out"],
         ["report", "results", "--no-breakdowns"],
+        ["specs", "schema", "plan"],
+        ["mcp"],
         ["--version"],
         [],
     ]

@@ -33,6 +33,7 @@ ARGUMENTS_ALONE = {
     ("reproduce",): "the shortest study takes a minute, and reads traces that are not at hand",
     ("calibrate", "engine"): "its answer needs runs of eight loads on one engine, more than a spoilt file keeps",
     ("calibrate", "uncertainty"): "its answer needs residuals of every operator at once",
+    ("mcp",): "it answers a client, and here standard output is none",
     ("measure",): "it times kernels of a GPU by torch, neither of which is at hand",
 }
 WORKER = Path(__file__).parent / "worker.py"
