@@ -56,6 +56,15 @@ def test_same_seed_same_bands_and_the_median_lies_near_the_nominal_numbers():
     assert np.allclose(bands["ttl_p10_s"], 1 / bands["tokens_per_s_per_user_p90"], rtol=0.02)
 
 
+@pytest.mark.parametrize("model", ["qwen3_next_80b_a3b", "deepseek_v4_flash"])
+def test_models_with_linear_and_compressed_attention_have_bands(model):
+    at, options = ds.setup(model, "h200_sxm", "fp8"), ds.Colocation(batch=(4,), prefill_batch=(1,))
+    points = ds.colocated(at, ds.Mapping(tp_attn=8, tp_ffn=8), ds.lengths(4096, 256), ftl_limit=10.0, options=options)
+    bands = ds.uncertainty(points, samples=100).bands()
+    assert (bands["ttl_p10_s"] < bands["ttl_s"]).all()
+    assert (bands["ttl_s"] < bands["ttl_p90_s"]).all()
+
+
 @settings(max_examples=5, deadline=None)
 @given(wider=st.floats(1.1, 4.0), which=st.sampled_from((("step", "first_token"), ("first_token",))))
 def test_wider_engine_spreads_never_give_narrower_bands(wider, which):
