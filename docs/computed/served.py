@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from datetime import date
 from functools import cache, wraps
 from pathlib import Path
 
@@ -64,12 +65,16 @@ def from_data(make: Callable[[], str]) -> Callable[[], str]:
     def within() -> str:
         if all(path.is_file() for path in paths()):
             return make()
-        name = make.__name__.replace("_", "-")
-        kinds = "number|table"
-        found = re.search(rf"<!-- (?:{kinds}): {name} -->(.*?)<!-- /(?:{kinds}) -->", PAGE.read_text(), re.DOTALL)
-        return found[1] if found else ""
+        return written(make.__name__.replace("_", "-"))
 
     return within
+
+
+def written(name: str) -> str:
+    """What the page says at a mark."""
+    kinds = "number|table"
+    found = re.search(rf"<!-- (?:{kinds}): {name} -->(.*?)<!-- /(?:{kinds}) -->", PAGE.read_text(), re.DOTALL)
+    return found[1] if found else ""
 
 
 @cache
@@ -116,6 +121,14 @@ def served_bars() -> str:
             told.append(f"{text} ({line['points']} points, {line['rows']} rows{inside})")
         rows.append(told)
     return table(["closed loop, below saturation", "limit", "fitted part", "held out"], rows)
+
+
+@slow
+@from_data
+def served_date() -> str:
+    """Day on which the limits on the page were last found to be others than before."""
+    today = date.today()
+    return written("served-date") if written("served-bars") == served_bars() else f"{today.day} {today:%B %Y}"
 
 
 @slow
