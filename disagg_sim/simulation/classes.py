@@ -77,8 +77,8 @@ def limits_of(trace: Trace, slo: Slo, classes: Sequence[ServiceClass]) -> Reques
 
     Examples
     --------
-    >>> from disagg_sim.workload.request_columns import Classes
-    >>> kinds = Classes(names=("chat", "batch"), number=[0, 1])
+    >>> from disagg_sim.workload.request_columns import Labels
+    >>> kinds = Labels(names=("chat", "batch"), number=[0, 1])
     >>> trace = Trace(arrival=[0.0, 1.0], input_tokens=[5, 9], output_tokens=[4, 4], classes=kinds)
     >>> batch = ServiceClass(name="batch", slo=Slo(ttft=60.0, tpot=1.0), priority=-1)
     >>> found = limits_of(trace, Slo(ttft=2.0, tpot=0.1), [batch])
@@ -118,8 +118,8 @@ def with_class(requests: pd.DataFrame, trace: Trace) -> pd.DataFrame:
 
     Examples
     --------
-    >>> from disagg_sim.workload.request_columns import Classes
-    >>> kinds = Classes(names=("chat", "batch"), number=[1])
+    >>> from disagg_sim.workload.request_columns import Labels
+    >>> kinds = Labels(names=("chat", "batch"), number=[1])
     >>> trace = Trace(arrival=[0.0], input_tokens=[5], output_tokens=[1], classes=kinds)
     >>> with_class(pd.DataFrame({"request": [0]}), trace).values.tolist()
     [[0, 'batch']]
@@ -149,8 +149,8 @@ def by_class(requests: pd.DataFrame, trace: Trace, slo: Slo, classes: Sequence[S
 
     Examples
     --------
-    >>> from disagg_sim.workload.request_columns import Classes
-    >>> kinds = Classes(names=("chat", "batch"), number=[0, 1])
+    >>> from disagg_sim.workload.request_columns import Labels
+    >>> kinds = Labels(names=("chat", "batch"), number=[0, 1])
     >>> trace = Trace(arrival=[0.0, 1.0], input_tokens=[5, 9], output_tokens=[1, 1], classes=kinds)
     >>> rows = pd.DataFrame({"arrival_s": [0.0, 1.0], "first_token_s": [3.0, 4.0], "finish_s": [3.0, 4.0]})
     >>> rows = rows.assign(output_tokens=1, status="completed")

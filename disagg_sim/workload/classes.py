@@ -1,4 +1,4 @@
-"""Give the requests of a trace classes of service: each with a limit and a priority of its own in a simulation."""
+"""Give the requests of a trace classes of service, with limits of their own in a simulation, and models."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, above_zero
 from disagg_sim.workload.arrivals import named_rng
-from disagg_sim.workload.request_columns import Classes
+from disagg_sim.workload.request_columns import Labels
 from disagg_sim.workload.trace import Trace
 
 
@@ -42,11 +44,78 @@ def with_classes(trace: Trace, shares: Mapping[str, float], *, seed: int = 0) ->
     >>> found.names, 0.7 < float((found.number == 0).mean()) < 0.8
     (('interactive', 'batch'), True)
     """
+    number = _drawn("class", shares, _chances(trace, "classes", seed))
+    return replace(trace, classes=Labels(names=tuple(shares), number=number))
+
+
+def with_models(
+    trace: Trace, shares: Mapping[str, float] | Mapping[str, Mapping[str, float]], *, seed: int = 0
+) -> Trace:
+    """Draw the model that each request asks for, for a session as a whole.
+
+    Parameters
+    ----------
+    trace
+        Whose own models, if any, are replaced.
+    shares
+        Model -> share of the requests; or class of the trace -> its models and their shares. Only ratios count. [1]
+    seed
+        Of the draw.
+
+    Returns
+    -------
+    Trace
+        The same requests with ``models``.
+
+    Raises
+    ------
+    InputError
+        No model, a share that is not above 0, or classes that are not those of the trace.
+
+    Examples
+    --------
+    >>> trace = Trace(arrival=np.arange(1000.0), input_tokens=np.full(1000, 9), output_tokens=np.full(1000, 9))
+    >>> found = with_models(trace, {"llama_3_1_8b": 3, "llama_3_1_70b": 1}, seed=1).models
+    >>> found.names, 0.7 < float((found.number == 0).mean()) < 0.8
+    (('llama_3_1_8b', 'llama_3_1_70b'), True)
+
+    By class, where chat asks for one model alone:
+
+    >>> trace = with_classes(trace, {"chat": 1, "batch": 1})
+    >>> found = with_models(trace, {"chat": {"llama_3_1_8b": 1}, "batch": {"llama_3_1_8b": 1, "llama_3_1_70b": 1}})
+    >>> set(found.models.number[trace.classes.number == 0].tolist())
+    {0}
+    """
+    chances = _chances(trace, "models", seed)
+    by_class = {name: own for name, own in shares.items() if isinstance(own, Mapping)}
+    if not by_class:
+        plain = {name: share for name, share in shares.items() if not isinstance(share, Mapping)}
+        return replace(trace, models=Labels(names=tuple(plain), number=_drawn("model", plain, chances)))
+    known = trace.classes.names if trace.classes is not None else ()
+    if set(by_class) != set(known) or len(by_class) < len(shares):
+        raise InputError(
+            f"models by class: shares are given for {', '.join(shares)}; trace {trace.name} has the classes "
+            f"{', '.join(known) or 'none'}; allowed: models of each class, or one share for each model"
+        )
+    assert trace.classes is not None
+    names = tuple(dict.fromkeys(model for own in by_class.values() for model in own))
+    number = np.zeros(len(trace), dtype=np.int64)
+    for place, name in enumerate(known):
+        rows = np.flatnonzero(trace.classes.number == place)
+        own = by_class[name]
+        number[rows] = np.array([names.index(model) for model in own])[_drawn("model", own, chances[rows])]
+    return replace(trace, models=Labels(names=names, number=number))
+
+
+def _chances(trace: Trace, stream: str, seed: int) -> Floats:
+    """A number from 0 to 1 for each request, the same for all of a session."""
+    chances = named_rng(seed, stream).random(len(trace))
+    return chances[trace.sessions.first()] if trace.sessions is not None else chances
+
+
+def _drawn(noun: str, shares: Mapping[str, float], chances: Floats) -> NDArray[np.intp]:
+    """Place among the words with shares of each request."""
     if not shares:
-        raise InputError("no class is given; allowed: one or more, each with its share")
-    weights = np.cumsum([above_zero(f"share of class {name}", share) for name, share in shares.items()])
-    chance = named_rng(seed, "classes").random(len(trace))
-    if trace.sessions is not None:
-        chance = chance[trace.sessions.first()]
-    number = np.searchsorted(weights / weights[-1], chance, side="right")
-    return replace(trace, classes=Classes(names=tuple(shares), number=number))
+        raise InputError(f"no {noun} is given; allowed: one or more, each with its share")
+    weights = np.cumsum([above_zero(f"share of {noun} {name}", share) for name, share in shares.items()])
+    return np.searchsorted(weights / weights[-1], chances, side="right")

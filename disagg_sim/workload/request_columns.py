@@ -1,4 +1,4 @@
-"""What a trace may know of its requests beside arrival and lengths: prefix blocks, sessions, classes."""
+"""What a trace may know of its requests beside arrival and lengths: prefix blocks, sessions, classes, models."""
 
 from __future__ import annotations
 
@@ -88,20 +88,20 @@ class Sessions:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Classes:
-    """Class of service of every request: interactive, batch, or whatever a trace names."""
+class Labels:
+    """A word for every request: its class of service, such as interactive or batch, or the model that it asks for."""
 
     names: tuple[str, ...]
-    number: Tokens  # (requests,) place of the class of each among ``names`` [1]
+    number: Tokens  # (requests,) place of the word of each among ``names`` [1]
 
     def __post_init__(self) -> None:
         """``InputError`` unless each request has one of the names, which differ."""
         object.__setattr__(self, "number", read_only(self.number, np.int64))
         if len(set(self.names)) < len(self.names):
-            raise InputError(f"classes {', '.join(self.names)}: a name is given twice")
+            raise InputError(f"labels {', '.join(self.names)}: a name is given twice")
         if self.number.ndim != 1 or np.any((self.number < 0) | (self.number >= len(self.names))):
-            raise InputError(f"classes of requests must be numbers from 0 to {len(self.names) - 1}, one a request")
+            raise InputError(f"labels of requests must be numbers from 0 to {len(self.names) - 1}, one a request")
 
-    def take(self, rows: NDArray[np.intp]) -> Classes:
+    def take(self, rows: NDArray[np.intp]) -> Labels:
         """Those of some requests, in the order of ``rows``."""
         return replace(self, number=self.number[rows])

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, above_zero, whole_number
-from disagg_sim.workload.request_columns import Classes, PrefixBlocks, Sessions, Tokens, read_only
+from disagg_sim.workload.request_columns import Labels, PrefixBlocks, Sessions, Tokens, read_only
 
 #: A trace without a name is called so.
 UNNAMED = "trace"
@@ -42,7 +42,8 @@ class Trace:
     output_tokens: Tokens  # (requests,) at least 1, the first token included [token]
     prefix: PrefixBlocks | None = None  # of every request, where the trace has them
     sessions: Sessions | None = None  # of every request, where later turns wait for those before them
-    classes: Classes | None = None  # of every request, where they are promised different things
+    classes: Labels | None = None  # of every request, where they are promised different things
+    models: Labels | None = None  # that every request asks for, by their names; None = the only one there is
     name: str = UNNAMED
     notes: tuple[str, ...] = ()  # what a reader dropped, sorted or assumed
     dropped: int = 0  # requests without input or output tokens that a reader left out [request]
@@ -72,8 +73,9 @@ class Trace:
             raise InputError(f"trace {self.name}: prefix blocks of {self.prefix.offsets.size - 1} requests")
         if self.sessions is not None and self.sessions.session.size != self.arrival.size:
             raise InputError(f"trace {self.name}: sessions of {self.sessions.session.size} requests")
-        if self.classes is not None and self.classes.number.size != self.arrival.size:
-            raise InputError(f"trace {self.name}: classes of {self.classes.number.size} requests")
+        for kind, labels in (("classes", self.classes), ("models", self.models)):
+            if labels is not None and labels.number.size != self.arrival.size:
+                raise InputError(f"trace {self.name}: {kind} of {labels.number.size} requests")
 
     def _tokens(self, name: str, values: ArrayLike) -> Tokens:
         """Lengths as whole numbers; ``InputError`` for others, and for lengths above ``MOST_TOKENS``."""
@@ -151,6 +153,7 @@ class Trace:
             prefix=self.prefix.take(rows) if self.prefix else None,
             sessions=self.sessions.take(rows) if self.sessions else None,
             classes=self.classes.take(rows) if self.classes else None,
+            models=self.models.take(rows) if self.models else None,
         )
 
     def with_lengths(self, input_tokens: ArrayLike, output_tokens: ArrayLike) -> Trace:
@@ -163,12 +166,14 @@ class Trace:
         )
 
     def frame(self) -> pd.DataFrame:
-        """A row a request: columns of the plain CSV form; ``session``, ``think_s``, ``class`` where there are such."""
+        """A row a request: columns of the plain CSV form; ``session``, ``think_s``, ``class``, ``model`` where known."""
         columns = {"arrival_s": self.arrival, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
         if self.sessions is not None:
             columns |= {"session": self.sessions.session, "think_s": self.sessions.think_s}
         if self.classes is not None:
             columns |= {"class": np.array(self.classes.names)[self.classes.number]}
+        if self.models is not None:
+            columns |= {"model": np.array(self.models.names)[self.models.number]}
         return pd.DataFrame(columns)
 
 
@@ -257,23 +262,24 @@ def joined(traces: Sequence[Trace], arrival: Floats) -> Trace:
         output_tokens=np.concatenate([trace.output_tokens for trace in traces])[order],
         prefix=prefix if prefix is None or ordered else prefix.take(order),
         sessions=sessions.take(order) if sessions else None,
-        classes=_joined_classes(traces, order),
+        classes=_joined_labels([trace.classes for trace in traces], "classes", order),
+        models=_joined_labels([trace.models for trace in traces], "models", order),
         name=" + ".join(dict.fromkeys(trace.name for trace in traces)),
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
         dropped=sum(trace.dropped for trace in traces),
     )
 
 
-def _joined_classes(traces: Sequence[Trace], order: NDArray[np.intp]) -> Classes | None:
-    """Classes of all traces by their names; ``InputError`` where only some traces have classes."""
-    own = [trace.classes for trace in traces if trace.classes is not None]
+def _joined_labels(labels: Sequence[Labels | None], kind: str, order: NDArray[np.intp]) -> Labels | None:
+    """Labels of all traces by their names; ``InputError`` where only some traces have them."""
+    own = [each for each in labels if each is not None]
     if not own:
         return None
-    if len(own) < len(traces):
-        raise InputError("traces with classes do not join those without; allowed: classes in all, or in none")
+    if len(own) < len(labels):
+        raise InputError(f"traces with {kind} do not join those without; allowed: {kind} in all, or in none")
     names = tuple(dict.fromkeys(name for each in own for name in each.names))
     places = [np.array([names.index(name) for name in each.names])[each.number] for each in own]
-    return Classes(names=names, number=np.concatenate(places)[order])
+    return Labels(names=names, number=np.concatenate(places)[order])
 
 
 def _joined_sessions(traces: Iterable[Trace]) -> Sessions | None:

@@ -18,7 +18,7 @@ from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.workload.classes import with_classes
-from disagg_sim.workload.request_columns import Classes, Sessions
+from disagg_sim.workload.request_columns import Labels, Sessions
 from disagg_sim.workload.scaling import at_rate
 from disagg_sim.workload.trace import Trace, concatenate
 from tests.simulation.sites import SIMPLE, deployment, served
@@ -35,7 +35,7 @@ def overload(count: int = 300) -> Trace:
         arrival=np.arange(count) / 27.0,
         input_tokens=np.full(count, 1000),
         output_tokens=np.ones(count),
-        classes=Classes(names=("interactive", "batch"), number=number),
+        classes=Labels(names=("interactive", "batch"), number=number),
     )
 
 
@@ -85,7 +85,7 @@ def test_requests_keep_their_class_at_every_rate(rate, by, seed):
     found = at_rate(trace, rate, by, seed=seed)
     assert np.array_equal(found.input_tokens == 7, found.classes.number == 1)
     doubled = concatenate(
-        [trace, replace(trace, classes=Classes(names=("batch", "interactive"), number=1 - trace.classes.number))]
+        [trace, replace(trace, classes=Labels(names=("batch", "interactive"), number=1 - trace.classes.number))]
     )
     assert np.array_equal(doubled.input_tokens == 7, doubled.classes.number == 1)
 

@@ -17,7 +17,7 @@ from disagg_sim.workload.readers.columns import Table, read_bytes
 from disagg_sim.workload.readers.mooncake import read_lines, spread_batches
 from disagg_sim.workload.readers.servegen import draw_pool, is_pool
 from disagg_sim.workload.readers.turns import SESSION, of_burstgpt, with_turns
-from disagg_sim.workload.request_columns import Classes, PrefixBlocks, Sessions, Tokens
+from disagg_sim.workload.request_columns import Labels, PrefixBlocks, Sessions, Tokens
 from disagg_sim.workload.trace import Trace
 
 #: Kind of a table with a header -> arrival, input and output column. The last has no arrivals.
@@ -30,8 +30,8 @@ COLUMNS = {
 KINDS = (*COLUMNS, "mooncake", "servegen", "auto")
 #: What a column is for, in the order of ``COLUMNS``: the keys of ``columns``.
 ROLES = ("arrival", "input_tokens", "output_tokens")
-#: Column of the class of service of a request.
-CLASS = "class"
+#: What is said of a request in a word -> its column.
+LABELS = {"classes": "class", "models": "model"}
 #: What stands in the time column of an Azure-like table that has no times.
 NO_TIME = "XXX"
 
@@ -119,20 +119,22 @@ def load_trace(
     inputs, outputs = table.tokens(names[1]), table.tokens(names[2])
     if sessions and SESSION in table.header:
         times, turns = with_turns(table, names[0], time_unit)
-        return assemble(path, times, inputs, outputs, sessions=turns, classes=_classes(table))
+        return assemble(path, times, inputs, outputs, sessions=turns, labels=_labels(table))
     times = from_column(table, names[0], time_unit)
     recorded = of_burstgpt(table, times.seconds) if sessions else None
-    return assemble(path, times, inputs, outputs, sessions=recorded, classes=_classes(table))
+    return assemble(path, times, inputs, outputs, sessions=recorded, labels=_labels(table))
 
 
-def _classes(table: Table) -> Classes | None:
-    """Classes of service by a column of that name, in the order in which they first stand in the file."""
-    if CLASS not in table.header:
-        return None
-    text = table.text(CLASS)
-    table.refuse((text == "").to_numpy(), CLASS, "is empty")
-    number, names = pd.factorize(text)
-    return Classes(names=tuple(map(str, names)), number=number)
+def _labels(table: Table) -> dict[str, Labels]:
+    """Classes of service and models by columns of that name, in the order in which they first stand in the file."""
+    found = {}
+    for kind, column in LABELS.items():
+        if column in table.header:
+            text = table.text(column)
+            table.refuse((text == "").to_numpy(), column, "is empty")
+            number, names = pd.factorize(text)
+            found[kind] = Labels(names=tuple(map(str, names)), number=number)
+    return found
 
 
 def _names(kind: str, columns: Mapping[str, str] | None) -> tuple[str, ...]:
@@ -201,7 +203,7 @@ def assemble(
     *,
     prefix: PrefixBlocks | None = None,
     sessions: Sessions | None = None,
-    classes: Classes | None = None,
+    labels: Mapping[str, Labels] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Trace:
     """The trace of a file's rows: sorted, without rows of zero tokens; the notes say what was done.
@@ -236,7 +238,7 @@ def assemble(
             output_tokens=output_tokens[rows],
             prefix=prefix.take(rows) if prefix else None,
             sessions=sessions,
-            classes=classes.take(rows) if classes else None,
+            **{kind: each.take(rows) for kind, each in (labels or {}).items()},
             name=path.name.split(".")[0],
             notes=(*notes, *gap_note(arrival)),
             dropped=dropped,
