@@ -1,12 +1,14 @@
-"""Classes of service: requests with limits of latency and a priority of their own, and what each class got."""
+"""Classes of service and models: requests with limits of latency of their own, and what those of each got."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Slo
@@ -14,10 +16,8 @@ from disagg_sim.errors import InputError, nearest
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.workload.trace import Trace
 
-#: Columns of ``by_class``, in its order.
-CLASS_COLUMNS = (
-    "class",
-    "priority",
+#: What is said of each class, and of each model.
+GROUP_COLUMNS = (
     "requests",
     "completed",
     "rejected",
@@ -33,15 +33,33 @@ CLASS_COLUMNS = (
     "slo_ttft_s",
     "slo_tpot_s",
 )
+#: Columns of ``by_class``, in its order.
+CLASS_COLUMNS = ("class", "priority", *GROUP_COLUMNS)
+#: Columns of ``by_model``, in its order.
+MODEL_COLUMNS = (
+    "model",
+    "gpus",
+    *GROUP_COLUMNS,
+    "throughput_tokens_per_s",
+    "throughput_tokens_per_s_per_gpu",
+    "goodput_tokens_per_s_per_gpu",
+)
+#: Name of the row of all models together.
+ALL = "all"
+
+
+#: What requests have in common that are promised something.
+CLASS, MODEL = "class", "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceClass:
-    """What requests of one class are promised."""
+    """What requests of one class are promised, or those of one model, where their class is promised nothing."""
 
     name: str
     slo: Slo  # [s]
     priority: int = 0  # below 0: may be turned away first [1]
+    of: str = CLASS  # what the name is of: ``CLASS`` or ``MODEL``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +77,9 @@ def limits_of(trace: Trace, slo: Slo, classes: Sequence[ServiceClass]) -> Reques
     Parameters
     ----------
     trace
-        With or without classes.
+        With or without classes and models.
     slo
-        Of requests whose class is not among ``classes``. [s]
+        Of requests whose class and model are not among ``classes``. [s]
     classes
         Those with limits of their own.
 
@@ -73,7 +91,7 @@ def limits_of(trace: Trace, slo: Slo, classes: Sequence[ServiceClass]) -> Reques
     Raises
     ------
     InputError
-        A class that the trace does not have.
+        A class, or a model, that the trace does not have.
 
     Examples
     --------
@@ -85,20 +103,45 @@ def limits_of(trace: Trace, slo: Slo, classes: Sequence[ServiceClass]) -> Reques
     >>> found.ttft.tolist(), found.priority.tolist()
     ([2.0, 60.0], [0, -1])
     """
-    own = {each.name: each for each in classes}
-    names = trace.classes.names if trace.classes is not None else ()
-    for name in own:
-        if name not in names:
-            known = ", ".join(names) or "none"
-            raise InputError(f"class {name!r} is none of trace {trace.name}{nearest(name, names)}; it has {known}")
-    usual = ServiceClass(name="", slo=slo)
-    chosen = [own.get(name, usual) for name in names] or [usual]
-    number = trace.classes.number if trace.classes is not None else np.zeros(len(trace), dtype=np.int64)
-    return RequestLimits(
-        ttft=np.array([each.slo.ttft for each in chosen])[number],
-        tpot=np.array([each.slo.tpot for each in chosen])[number],
-        priority=np.array([each.priority for each in chosen], dtype=np.int64)[number],
-    )
+    ttft, tpot = np.full(len(trace), slo.ttft), np.full(len(trace), slo.tpot)
+    priority = np.zeros(len(trace), dtype=np.int64)
+    for kind, labels in ((MODEL, trace.models), (CLASS, trace.classes)):  # what a class is promised comes first
+        names = labels.names if labels is not None else ()
+        for each in (promised for promised in classes if promised.of == kind):
+            if labels is None or each.name not in names:
+                known = ", ".join(names) or "none"
+                raise InputError(
+                    f"{kind} {each.name!r} is none of trace {trace.name}{nearest(each.name, names)}; it has {known}"
+                )
+            rows = labels.number == names.index(each.name)
+            ttft[rows], tpot[rows], priority[rows] = each.slo.ttft, each.slo.tpot, each.priority
+    return RequestLimits(ttft=ttft, tpot=tpot, priority=priority)
+
+
+def slo_of(model: str, slo: Slo, classes: Sequence[ServiceClass]) -> Slo:
+    """Look up what the requests of a model are promised where their class is promised nothing.
+
+    Parameters
+    ----------
+    model
+        Its name.
+    slo
+        Of models that are not among ``classes``. [s]
+    classes
+        Classes and models with limits of their own.
+
+    Returns
+    -------
+    Slo
+        By which the policy of the model steers, too. [s]
+
+    Examples
+    --------
+    >>> small = ServiceClass(name="llama_3_1_8b", slo=Slo(ttft=0.5, tpot=0.02), of=MODEL)
+    >>> [slo_of(name, Slo(ttft=2.0, tpot=0.1), [small]).ttft for name in ("llama_3_1_8b", "llama_3_1_70b")]
+    [0.5, 2.0]
+    """
+    return next((each.slo for each in classes if each.of == MODEL and each.name == model), slo)
 
 
 def with_class(requests: pd.DataFrame, trace: Trace) -> pd.DataFrame:
@@ -161,35 +204,91 @@ def by_class(requests: pd.DataFrame, trace: Trace, slo: Slo, classes: Sequence[S
     if trace.classes is None:
         raise InputError(f"trace {trace.name} has no classes; allowed: a column 'class', or with_classes")
     limits = limits_of(trace, slo, classes)
-    ttft = (requests["first_token_s"] - requests["arrival_s"]).to_numpy()
-    gaps = np.maximum(requests["output_tokens"].to_numpy() - 1, 1)
-    tpot = (requests["finish_s"] - requests["first_token_s"]).to_numpy() / gaps
-    done = (requests["status"] == Outcome.COMPLETED.name.lower()).to_numpy()
-    inside = done & (ttft <= limits.ttft) & (tpot <= limits.tpot)
-    span = float(requests["finish_s"].max() - requests["arrival_s"].min())
-    rows = []
+    got, rows = _Got(requests, limits), []
     for number, name in enumerate(trace.classes.names):
         own = trace.classes.number == number
-        if not own.any():
-            continue
-        first, served, good = int(np.argmax(own)), own & done, own & inside
-        rows.append(
-            {
-                "class": name,
-                "priority": int(limits.priority[first]),
-                "requests": int(own.sum()),
-                "completed": int(served.sum()),
-                "rejected": int((own & (requests["status"] == Outcome.REJECTED.name.lower()).to_numpy()).sum()),
-                "slo_attainment": float(good.sum() / own.sum()),
-                "goodput_requests_per_s": float(good.sum()) / span if span > 0 else np.nan,
-                "goodput_tokens_per_s": float(requests["output_tokens"][good].sum()) / span if span > 0 else np.nan,
-                **{f"ttft_{key}_s": _quantile(ttft[served], share) for key, share in SHARES.items()},
-                **{f"tpot_{key}_s": _quantile(tpot[served], share) for key, share in SHARES.items()},
-                "slo_ttft_s": float(limits.ttft[first]),
-                "slo_tpot_s": float(limits.tpot[first]),
-            }
-        )
+        if own.any():
+            priority = int(limits.priority[int(np.argmax(own))])
+            rows.append({"class": name, "priority": priority, **got.row(own)})
     return pd.DataFrame(rows, columns=list(CLASS_COLUMNS))
+
+
+def by_model(requests: pd.DataFrame, limits: RequestLimits, gpus: Mapping[str, float]) -> pd.DataFrame:
+    """Tabulate what the requests of each model got, and those of all together.
+
+    Parameters
+    ----------
+    requests
+        Rows of ``RunResult.frame()``, with ``model``.
+    limits
+        Of every request.
+    gpus
+        That the instances of each model held, on average over the run; what it is called in ``model``. [1]
+
+    Returns
+    -------
+    DataFrame
+        A row a model and one of ``ALL``, columns ``MODEL_COLUMNS``; rates over the time of the whole run, those a GPU
+        over the GPUs of the model, or over all. Times in s, shares [1].
+
+    Examples
+    --------
+    >>> rows = pd.DataFrame({"arrival_s": [0.0, 1.0], "first_token_s": [3.0, 4.0], "finish_s": [5.0, 10.0]})
+    >>> rows = rows.assign(output_tokens=[20, 100], status="completed", model=["small", "large"])
+    >>> limits = RequestLimits(ttft=np.full(2, 9.0), tpot=np.full(2, 9.0), priority=np.zeros(2))
+    >>> found = by_model(rows, limits, {"small": 1, "large": 4})
+    >>> found[["model", "throughput_tokens_per_s_per_gpu"]].values.tolist()
+    [['small', 2.0], ['large', 2.5], ['all', 2.4]]
+    """
+    got, rows = _Got(requests, limits), []
+    for name, held in {**gpus, ALL: sum(gpus.values())}.items():
+        own = (requests["model"] == name).to_numpy() if name != ALL else np.ones(len(requests), dtype=np.bool_)
+        row = got.row(own)
+        row |= {"model": name, "gpus": held, "throughput_tokens_per_s": got.tokens_per_s(own & got.done)}
+        for rate in ("throughput_tokens_per_s", "goodput_tokens_per_s"):
+            row[f"{rate}_per_gpu"] = row[rate] / held
+        rows.append(row)
+    return pd.DataFrame(rows, columns=list(MODEL_COLUMNS))
+
+
+class _Got:
+    """What requests got, to be told of some of them."""
+
+    def __init__(self, requests: pd.DataFrame, limits: RequestLimits) -> None:
+        self._limits = limits
+        self._ttft = (requests["first_token_s"] - requests["arrival_s"]).to_numpy()
+        gaps = np.maximum(requests["output_tokens"].to_numpy() - 1, 1)
+        self._tpot = (requests["finish_s"] - requests["first_token_s"]).to_numpy() / gaps
+        self.done = (requests["status"] == Outcome.COMPLETED.name.lower()).to_numpy()
+        self._rejected = (requests["status"] == Outcome.REJECTED.name.lower()).to_numpy()
+        self._inside = self.done & (self._ttft <= limits.ttft) & (self._tpot <= limits.tpot)
+        self._span = float(requests["finish_s"].max() - requests["arrival_s"].min())
+        self._tokens = requests["output_tokens"].to_numpy()
+
+    def tokens_per_s(self, own: NDArray[np.bool_]) -> float:
+        """Output tokens of some requests over the time of the run. [token/s]"""
+        return float(self._tokens[own].sum()) / self._span if self._span > 0 else np.nan
+
+    def row(self, own: NDArray[np.bool_]) -> dict[str, Any]:
+        """``GROUP_COLUMNS`` of some requests; limits that differ among them are NaN."""
+        served, good, span = own & self.done, own & self._inside, self._span
+        return {
+            "requests": int(own.sum()),
+            "completed": int(served.sum()),
+            "rejected": int((own & self._rejected).sum()),
+            "slo_attainment": float(good.sum() / own.sum()),
+            "goodput_requests_per_s": float(good.sum()) / span if span > 0 else np.nan,
+            "goodput_tokens_per_s": self.tokens_per_s(good),
+            **{f"ttft_{key}_s": _quantile(self._ttft[served], share) for key, share in SHARES.items()},
+            **{f"tpot_{key}_s": _quantile(self._tpot[served], share) for key, share in SHARES.items()},
+            "slo_ttft_s": _only(self._limits.ttft[own]),
+            "slo_tpot_s": _only(self._limits.tpot[own]),
+        }
+
+
+def _only(values: Floats) -> float:
+    """The one value that all have; NaN where there are several."""
+    return float(values[0]) if np.all(values == values[0]) else np.nan
 
 
 #: Percentiles of a class. [1]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from disagg_sim.errors import quoted
 from disagg_sim.simulation.batches import Batches
@@ -16,7 +17,6 @@ from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Mode, SegmentStatus
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_LOOKS
-from disagg_sim.simulation.outages import Outages
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.recovery import Recovery
 from disagg_sim.simulation.shared_queue import Waiting
@@ -25,6 +25,9 @@ from disagg_sim.simulation.transfers import Lengths, Transfers, Work
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wellformed import leg_fault
 from disagg_sim.simulation.wishes import END, LATER, SHARED, Leg, Move, State, Wish
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.outages import Outages
 
 NAN = math.nan
 NOWHERE = -1  # instance of a request that has just arrived
@@ -53,7 +56,7 @@ class Cluster:
     first_token : str
         Who emits the first token of a request that goes on elsewhere after its prefill, of ``FIRST_TOKENS``.
     failures : Failures, optional
-        What fails.
+        What fails, which ``Outages`` sees to.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Cluster:
         self.going: dict[int, Going] = {}
         self._told = -1
         self._clients = clients
+        self.outages: Outages | None = None  # where something fails
         self._host = self.site.request_host_s  # of a request before it is placed [s]
         self._absent = 0  # requests that never come [request]
         self._looks = 0  # of the policy, so far
@@ -92,7 +96,6 @@ class Cluster:
         roster.joined, roster.serves = self._instances_changed, self._serves
         roster.died, roster.carries = self.recovery.stopped, self._move
         self._instances_changed()
-        self.outages = Outages(failures, self, self.recovery) if failures is not None else None
         engine.attach(self)
         for request in clients.at_once:
             engine.at(engine.now, NORMAL, self._come, request)
@@ -113,7 +116,7 @@ class Cluster:
             or self.fleet.next_time() < math.inf
             or any(self.roster.coming)
             or (self.view.shared_requests > 0 and (self._ticks or self.batches.wakes))
-            or (self.outages is not None and self.outages.restarts > 0 and self.recovery.waits)
+            or (self.outages is not None and self.outages.restarts(self) > 0 and self.recovery.waits)
         )
 
     # --- source of the engine -----------------------------------------------------------------------------------

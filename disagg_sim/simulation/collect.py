@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -19,43 +19,25 @@ from disagg_sim.simulation.wishes import Role, State
 
 
 class Sampler:
-    """Looks at a cluster every ``period`` [s], after all that happens at that time.
+    """Looks at the clusters of a run, one a model, every ``period`` [s], after all that happens at that time.
 
     Of more than ``MOST_SAMPLES`` samples, which a run gets that goes on long after its last arrival, every second
     one is kept, and the period doubles.
     """
 
-    def __init__(self, cluster: Cluster, period: float) -> None:
-        self._cluster, self._period = cluster, period
+    def __init__(self, clusters: Sequence[Cluster], period: float) -> None:
+        self._clusters, self._period, self._engine = clusters, period, clusters[0].engine
         self._rows: list[tuple[float, ...]] = []
-        cluster.engine.at(0.0, OBSERVE, self._look)
+        self._engine.at(0.0, OBSERVE, self._look)
 
     def _look(self) -> None:
-        cluster, roster = self._cluster, self._cluster.roster
-        cluster.view.refresh()
-        view = cluster.view
-        gpus = np.where(np.array(roster.state) == State.STOPPED, 0, roster.gpus)
-        gone = np.array(roster.state) >= State.STOPPED
-        prefill = np.array([role == Role.PREFILL for role in roster.role])
-        blocks = view.total_blocks[~gone].sum()
-        self._rows.append(
-            (
-                cluster.engine.now,
-                view.arrived,
-                view.queued_requests.sum() + cluster.batches.waiting + len(cluster.recovery.parked),
-                view.running_requests.sum(),
-                1.0 - view.free_blocks[~gone].sum() / max(blocks, 1),
-                gpus.sum(),
-                gpus[prefill].sum(),
-                gpus[~prefill].sum(),
-                cluster.link.in_flight,
-            )
-        )
+        arrived, queued, running, free, blocks, *rest = map(sum, zip(*map(_seen, self._clusters), strict=True))
+        self._rows.append((self._engine.now, arrived, queued, running, 1.0 - free / max(blocks, 1), *rest))
         if len(self._rows) > MOST_SAMPLES:  # an odd number: the last stays
             del self._rows[1::2]
             self._period *= 2
-        if cluster.at_work:
-            cluster.engine.at(cluster.engine.now + self._period, OBSERVE, self._look)
+        if any(cluster.at_work for cluster in self._clusters):
+            self._engine.at(self._engine.now + self._period, OBSERVE, self._look)
 
     def samples(self, finish_s: Floats) -> Samples:
         """All samples; ``finish_s`` of the requests that have finished. [s]"""
@@ -74,6 +56,26 @@ class Sampler:
             decode_gpus=whole[7],
             transfers=whole[8],
         )
+
+
+def _seen(cluster: Cluster) -> tuple[int, ...]:
+    """Requests that came, wait and decode, free blocks and all, GPUs held, by role, and transfers in flight."""
+    view, roster = cluster.view, cluster.roster
+    view.refresh()
+    gpus = np.where(np.array(roster.state) == State.STOPPED, 0, roster.gpus)
+    gone = np.array(roster.state) >= State.STOPPED
+    prefill = np.array([role == Role.PREFILL for role in roster.role])
+    return (
+        view.arrived,
+        view.queued_requests.sum() + cluster.batches.waiting + len(cluster.recovery.parked),
+        view.running_requests.sum(),
+        view.free_blocks[~gone].sum(),
+        view.total_blocks[~gone].sum(),
+        gpus.sum(),
+        gpus[prefill].sum(),
+        gpus[~prefill].sum(),
+        cluster.link.in_flight,
+    )
 
 
 def request_records(cluster: Cluster) -> Requests:
@@ -199,10 +201,14 @@ def instance_records(cluster: Cluster, end: float) -> Instances:
     )
 
 
-def last_moment(cluster: Cluster) -> float:
+def last_moment(clusters: Sequence[Cluster]) -> float:
     """The present of a run cut short; else when the last request came or went, or the last wish was met. [s]"""
-    if cluster.at_work:
-        return cluster.engine.now
+    if any(cluster.at_work for cluster in clusters):
+        return clusters[0].engine.now
+    return max(_last_moment(cluster) for cluster in clusters)
+
+
+def _last_moment(cluster: Cluster) -> float:
     arrival, finish = cluster.state.arrival_s[cluster.state.order], cluster.fleet.segments.finish_s
     decided = cluster.roster.decisions[-1].time_s if cluster.roster.decisions else 0.0
     return float(max(arrival.max(initial=0.0), finish[~np.isnan(finish)].max(initial=0.0), decided))

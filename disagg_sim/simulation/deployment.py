@@ -136,6 +136,27 @@ class ServedDeployment(Shown):
         return tuple({id(at): at for at in own if at is not None}.values())
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that its instances serve; none where the run says."""
+        return tuple(dict.fromkeys(at.model.name for at in self.setups))
+
+    def of_model(self, model: str) -> ServedDeployment:
+        """Those of its instances that serve a model, and their GPUs."""
+        own = {
+            part: tuple(each for each in self.part(part) if each.setup and each.setup.model.name == model)
+            for part in PARTS
+        }
+        gpus = {part: sum(each.gpus for each in entries) for part, entries in own.items()}
+        return ServedDeployment(
+            name=f"{model} in {self.name}",
+            gpus=largest_choice(gpus),
+            prefill=own["prefill"],
+            decode=own["decode"],
+            colocated=own["colocated"],
+            pairs=own["pairs"],
+        )
+
+    @property
     def systems(self) -> tuple[str, ...]:
         """Names of the systems that its instances stand on; none where the run says."""
         return tuple(dict.fromkeys(at.system.name for at in self.setups))
@@ -171,8 +192,14 @@ class ServedDeployment(Shown):
     def require(self, policy: str, parts: tuple[str, ...]) -> None:
         """Raise ``InputError`` when it lacks a part that a policy needs, or these parts exceed its GPUs.
 
-        Or when instances that hand caches over to each other store them in unlike formats.
+        Or when instances that hand caches over to each other store them in unlike formats. Each of several models
+        needs all parts.
         """
+        if len(self.models) > 1:
+            for model in self.models:
+                self.of_model(model).require(policy, parts)
+            self._require_gpus(policy, parts)
+            return
         lacking = [part for part in parts if not self.part(part)]
         if lacking:
             has = [part for part in PARTS if getattr(self, part)]
@@ -180,6 +207,12 @@ class ServedDeployment(Shown):
                 f"deployment {self.name!r} has no {' and no '.join(lacking)} instances, which policy {policy!r} "
                 f"needs; it has {' and '.join(has) or 'none at all'}"
             )
+        self._require_gpus(policy, parts)
+        if parts != ("colocated",):
+            self._require_one_cache(policy, parts)
+
+    def _require_gpus(self, policy: str, parts: tuple[str, ...]) -> None:
+        """``InputError`` where parts exceed its GPUs."""
         used = self.gpus_of(*parts)
         if used > self.gpus:
             each = " + ".join(
@@ -191,8 +224,6 @@ class ServedDeployment(Shown):
                 f"deployment {self.name!r}: the instances of policy {policy!r} take {used} GPUs ({each}), "
                 f"{used - self.gpus} more than its {self.gpus}"
             )
-        if parts != ("colocated",):
-            self._require_one_cache(policy, parts)
 
     def _require_one_cache(self, policy: str, parts: tuple[str, ...]) -> None:
         """``InputError`` where parts that hand over to each other have caches that the next cannot read."""

@@ -4,7 +4,8 @@ Three kinds of things move the clock:
 
 * *events*, put on a heap by ``at`` and ordered by (time, priority, serial);
 * *feeds*, sorted arrays of times known in advance: the same order, without an entry on the heap for each;
-* one *source*, which advances by itself up to the next event and stops early when it has something to tell.
+* *sources*, mostly one, which advance by themselves up to the next event and stop early when they have something to
+  tell.
 """
 
 from __future__ import annotations
@@ -38,6 +39,36 @@ class Source(Protocol):
     def deliver(self) -> None:
         """Handle the event at which ``advance`` stopped; may schedule others."""
         ...
+
+
+class SideBySide:
+    """Several sources as one, none of which acts on another but through events.
+
+    Parameters
+    ----------
+    sources : sequence of Source
+        Of what they tell at one time, that of the first comes first.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._told = [math.inf] * len(sources)  # what each has to tell, not yet handled [s]
+        self._first = 0
+
+    def advance(self, until: float) -> float:
+        """See ``Source``; a source that has something to tell waits until all others have come as far."""
+        soonest = math.inf
+        for place, source in enumerate(self._sources):
+            if self._told[place] == math.inf:
+                self._told[place] = source.advance(min(until, soonest))
+            if self._told[place] < soonest:
+                self._first, soonest = place, self._told[place]
+        return soonest
+
+    def deliver(self) -> None:
+        """See ``Source``."""
+        self._told[self._first] = math.inf
+        self._sources[self._first].deliver()
 
 
 class Streams:
@@ -109,7 +140,7 @@ class Engine:
         self.seed = whole_number("seed", seed, 0, most=MOST_SEED)
         self._heap: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
-        self._source: Source | None = None
+        self._sources: list[Source] = []
         self.rng = Streams(self.seed)
 
     def at(self, time: float, priority: int, callback: Callable[..., None], *args: Any) -> None:
@@ -152,8 +183,8 @@ class Engine:
         )
 
     def attach(self, source: Source) -> None:
-        """Let ``source`` advance between events; an engine has one at most."""
-        self._source = source
+        """Let ``source`` advance between events, beside others that are there."""
+        self._sources.append(source)
 
     def run(self, until: float = math.inf) -> float:
         """Process events in order until none is left or ``until`` [s] is reached.
@@ -161,7 +192,8 @@ class Engine:
         Events at ``until`` itself still happen. Returns the time reached [s]: that of the last event, or
         ``until`` where it cut the run short.
         """
-        heap, source = self._heap, self._source
+        heap, sources = self._heap, self._sources
+        source = SideBySide(sources) if len(sources) > 1 else sources[0] if sources else None
         while True:
             due = heap[0][0] if heap and heap[0][0] < until else until
             if source is not None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.errors import InputError, nearest
@@ -131,7 +132,9 @@ class Failure(NamedTuple):
     migrated: int  # requests that went to another instance [request]
 
 
-def gpus_held(sizes: Sequence[int], start_s: Floats, stop_s: Floats, *, gpus: int, node_gpus: int) -> list[Ints]:
+def gpus_held(
+    sizes: Sequence[int], start_s: Floats, stop_s: Floats, *, node_of: Ints, fits: Sequence[NDArray[np.bool_]] = ()
+) -> list[Ints]:
     """Say which GPUs each instance of a run holds or held.
 
     Each takes the first node that has room for all of it, or, where it is larger than a node or none has room, the
@@ -143,8 +146,10 @@ def gpus_held(sizes: Sequence[int], start_s: Floats, stop_s: Floats, *, gpus: in
         GPUs of each instance, in the order of their starts. [1]
     start_s, stop_s
         When it took and gave back its GPUs, shape (instances,); NaN: it has not stopped. [s]
-    gpus, node_gpus
-        GPUs of the deployment, and of a node. [1]
+    node_of
+        Node of each GPU of the deployment.
+    fits
+        Which GPUs each instance may take, shape (GPUs,); by default any.
 
     Returns
     -------
@@ -156,18 +161,18 @@ def gpus_held(sizes: Sequence[int], start_s: Floats, stop_s: Floats, *, gpus: in
     Two nodes of four GPUs; the third instance of two finds no room in the first, whose third GPU stays free:
 
     >>> starts, nan = np.zeros(4), np.nan
-    >>> [held.tolist() for held in gpus_held([2, 1, 2, 1], starts, np.full(4, nan), gpus=8, node_gpus=4)]
+    >>> [held.tolist() for held in gpus_held([2, 1, 2, 1], starts, np.full(4, nan), node_of=np.arange(8) // 4)]
     [[0, 1], [2], [4, 5], [3]]
     """
-    free = np.ones(gpus, dtype=bool)
-    node_of = np.arange(gpus) // node_gpus
+    free = np.ones(node_of.size, dtype=bool)
     held: list[Ints] = []
     leaving = [int(each) for each in np.argsort(stop_s) if not math.isnan(stop_s[each])]
     for instance, size in enumerate(sizes):
         while leaving and leaving[0] < instance and stop_s[leaving[0]] <= start_s[instance]:
             free[held[leaving.pop(0)]] = True
-        room = np.bincount(node_of[free], minlength=int(node_of[-1]) + 1) >= size
-        found = np.flatnonzero(free & (node_of == int(room.argmax()))) if room.any() else np.flatnonzero(free)
+        own = free & fits[instance] if fits else free
+        room = np.bincount(node_of[own], minlength=int(node_of[-1]) + 1) >= size
+        found = np.flatnonzero(own & (node_of == int(room.argmax()))) if room.any() else np.flatnonzero(own)
         held.append(found[:size])
         free[held[-1]] = False
     return held

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,9 @@ from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.mappings import mappings_for
+from disagg_sim.simulation.classes import ServiceClass, slo_of
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
+from disagg_sim.simulation.models import ModelShare, shares_of
 from disagg_sim.simulation.site import request_host
 from disagg_sim.units import GB
 from disagg_sim.workload.trace import Trace
@@ -96,8 +98,15 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Le
     return Least(ttft=ttft, tpot=tpot, prompt=prompt)
 
 
-def require_possible(at: Setup, deployment: ServedDeployment, parts: tuple[str, ...], trace: Trace, slo: Slo) -> None:
-    """Raise when not even the shortest request of a trace, alone, meets the SLO.
+def require_possible(
+    at: Setup,
+    deployment: ServedDeployment,
+    parts: tuple[str, ...],
+    trace: Trace,
+    slo: Slo,
+    classes: Sequence[ServiceClass] = (),
+) -> None:
+    """Raise when not even the shortest request of a trace, or of one of its models, meets the SLO alone.
 
     Parameters
     ----------
@@ -109,6 +118,8 @@ def require_possible(at: Setup, deployment: ServedDeployment, parts: tuple[str, 
         Its shortest prompt counts; of shared prefixes all but one token may be cached.
     slo
         Limits of TTFT and TPOT. [s]
+    classes
+        Of which those of models count in place of it.
 
     Returns
     -------
@@ -131,7 +142,14 @@ def require_possible(at: Setup, deployment: ServedDeployment, parts: tuple[str, 
     Traceback (most recent call last):
     disagg_sim.errors.InfeasibleError: slo: no request of trace can meet ttft_s 1e-06; the least TTFT ...
     """
-    least = least_latencies(at, [each for part in parts for each in deployment.part(part)], trace)
+    for share in shares_of(trace, deployment, parts, at):
+        _require_possible(share, parts, slo_of(share.model, slo, classes))
+
+
+def _require_possible(share: ModelShare, parts: tuple[str, ...], slo: Slo) -> None:
+    """See ``require_possible``; of one model."""
+    trace, deployment = share.trace, share.deployment
+    least = least_latencies(share.setup, [each for part in parts for each in deployment.part(part)], trace)
     beside = f"on deployment {deployment.name!r} with no other request"
     if least.ttft > slo.ttft:
         raise InfeasibleError(

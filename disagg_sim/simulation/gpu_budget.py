@@ -26,10 +26,16 @@ class GpuBudget:
         self._deployment = deployment
         self._apart = len(deployment.systems) > 1
         self._rosters: list[Roster] = []
+        self.instances: list[tuple[Roster, int]] = []  # of the whole cluster by number: roster, and number there
 
     def join(self, roster: Roster) -> None:
         """Count the instances of a roster from now on."""
         self._rosters.append(roster)
+
+    def enter(self, roster: Roster, instance: int) -> int:
+        """Number an instance of a roster in the whole cluster."""
+        self.instances.append((roster, instance))
+        return len(self.instances) - 1
 
     def total(self, roster: Roster, mapping: Mapping | None = None) -> int:
         """GPUs that instances of a roster can hold: all but those of other rosters. [1]

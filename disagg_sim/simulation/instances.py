@@ -18,12 +18,11 @@ from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kernel.layout import Admission, Mode, RankChoice
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_LOOKS
-from disagg_sim.simulation.placed import PlacedMapping
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.service import Traffic, prefill_rate, seats
 from disagg_sim.simulation.site import Site, StepLimits
 from disagg_sim.simulation.wellformed import limits_fault, wish_fault
-from disagg_sim.simulation.wishes import Flip, Limits, Move, Role, SetLimits, Start, State, Stop, Wish
+from disagg_sim.simulation.wishes import Flip, Limits, Move, Role, SetLimits, Start, State, Stop, Wish, in_words
 
 Index = NDArray[np.intp]
 PHASES = {"prefill": (Role.PREFILL, Role.BOTH), "decode": (Role.DECODE, Role.BOTH)}
@@ -84,6 +83,8 @@ class Roster:
         self.policy, self.site, self.steps = policy, site, steps
         self.engine, self.fleet, self.link, self.budget = engine, fleet, link, budget
         budget.join(self)
+        self.number: list[int] = []  # of each instance in the whole cluster, which may have other models
+        self.rows: Sequence[int] = ()  # of the trace, by request, where it has requests for other models
         self.mapping: list[Mapping] = []
         self.kind: list[int] = []  # number of its mapping among the different ones
         self._kinds: dict[Mapping, int] = {}
@@ -273,6 +274,7 @@ class Roster:
         if instance == len(self.fleet):
             self.fleet.add(spec_of(self.policy, self.site, self.steps, mapping, role), self.engine.now)
         self.link.join(self.site.instance_bandwidth(mapping), self.site.wire(mapping).latency_s)
+        self.number.append(self.budget.enter(self, instance))
         self.mapping.append(mapping)
         self.kind.append(self._kinds.setdefault(mapping, len(self._kinds)))
         self.role.append(role)
@@ -373,28 +375,12 @@ class Roster:
                 self.refuse(wish, f"instance {instance} is the last that serves {phase}")
 
     def _log(self, kind: str, instance: int, wish: Wish) -> None:
-        self.decisions.append(Decision(self.engine.now, kind, instance, in_words(wish), wish.reason))
+        named = {name: self.number[getattr(wish, name)] for name in ("instance", "origin") if hasattr(wish, name)}
+        if isinstance(wish, Move) and wish.request < len(self.rows):
+            named["request"] = self.rows[wish.request]
+        words = in_words(wish._replace(**named))
+        self.decisions.append(Decision(self.engine.now, kind, self.number[instance], words, wish.reason))
 
 
 def _nothing(*_: object) -> None:
     """Nobody listens."""
-
-
-def in_words(wish: object) -> str:
-    """A wish for the log and for messages."""
-    if isinstance(wish, Flip):
-        return f"flip of instance {wish.instance} to {Role(wish.role).name.lower()}"
-    if isinstance(wish, Start):
-        mapping = wish.mapping
-        parallel = f"tp {mapping.tp_attn}" + "".join(
-            f", {name} {value}" for name, value in (("dp", mapping.dp_attn), ("pp", mapping.pp)) if value > 1
-        )
-        parallel += f" on {mapping.at.system.name}" if isinstance(mapping, PlacedMapping) else ""
-        return f"start of a {Role(wish.role).name.lower()} instance ({parallel})"
-    if isinstance(wish, Stop):
-        return f"stop of instance {wish.instance}" + ("" if wish.drain else " without draining")
-    if isinstance(wish, Move):
-        return f"move of request {wish.request} from instance {wish.origin} to {wish.instance}"
-    if isinstance(wish, SetLimits):
-        return f"limits of instance {wish.instance}: {wish.limits}"
-    return wish if isinstance(wish, str) else quoted(wish)

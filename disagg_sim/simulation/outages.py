@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from disagg_sim.errors import InputError, quoted
+from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import FIRST
 from disagg_sim.simulation.failures import RANDOM, Failure, FailureEvent, Failures, gpus_held
-from disagg_sim.simulation.kv_link import KvLink
+from disagg_sim.simulation.gpu_budget import GpuBudget
 from disagg_sim.simulation.records import Decision
-from disagg_sim.simulation.recovery import Recovery
 from disagg_sim.simulation.wishes import State
 
 if TYPE_CHECKING:
@@ -24,30 +24,39 @@ ALIVE = (State.STARTING, State.READY, State.DRAINING, State.FLIPPING)
 
 
 class Outages:
-    """All failures of a run.
+    """All failures of a run. GPUs and nodes are numbered system by system, instances over the clusters of all models.
 
     Parameters
     ----------
     failures : Failures
         What fails.
-    cluster : Cluster
-        Clock and random streams, instances, network.
-    recovery : Recovery
-        Of its requests.
+    clusters : sequence of Cluster
+        One a model, on one clock.
+    deployment : ServedDeployment
+        GPUs of all of them.
+    budget : GpuBudget
+        Whose instances are whose.
     """
 
-    def __init__(self, failures: Failures, cluster: Cluster, recovery: Recovery) -> None:
-        self._failures, self._cluster, self._recovery = failures, cluster, recovery
-        self._engine, self._roster, self._link = cluster.engine, cluster.roster, cluster.link
-        engine, roster, link, site = cluster.engine, cluster.roster, cluster.link, cluster.site
-        if len(site.deployment.systems) > 1:
-            raise InputError(f"failures on {' and '.join(site.deployment.systems)}; allowed: on GPUs of one system")
-        self._gpus, self._node_gpus = site.deployment.gpus, site.setup.system.nvlink_domain
+    def __init__(
+        self, failures: Failures, clusters: Sequence[Cluster], deployment: ServedDeployment, budget: GpuBudget
+    ) -> None:
+        self._failures, self._clusters, self._instances = failures, clusters, budget.instances
+        self._engine = engine = clusters[0].engine
+        self._of = {id(cluster.roster): cluster for cluster in clusters}
+        setups = deployment.setups or (clusters[0].site.setup,)
+        systems = {at.system.name: at.system for at in setups}
+        gpus = [deployment.gpus_on(name) for name in systems]
+        self._system = {name: place for place, name in enumerate(systems)}
+        self._system_of = np.repeat(np.arange(len(gpus)), gpus)  # of each GPU
+        nodes, self._node_of = 0, np.zeros(0, np.int64)  # node of each GPU
+        for system, own in zip(systems.values(), gpus, strict=True):
+            self._node_of = np.append(self._node_of, nodes + np.arange(own) // system.nvlink_domain)
+            nodes = int(self._node_of[-1]) + 1
         self.happened: list[Failure] = []
         self._down: dict[int, int] = {}  # failures of the link of an instance so far [1]
-        self._awaited = 0  # restarts to come [1]
-        nodes = -(-self._gpus // self._node_gpus)
-        count = {"gpu": self._gpus, "node": nodes, "instance": len(roster.role), "link": len(roster.role)}
+        self._awaited = {id(cluster): 0 for cluster in clusters}  # restarts to come [1]
+        count = {"gpu": sum(gpus), "node": nodes, "instance": len(self._instances), "link": len(self._instances)}
         for event in failures.events:
             if event.number >= count[event.kind]:
                 most, of = count[event.kind] - 1, "instance" if event.kind == "link" else event.kind
@@ -56,23 +65,38 @@ class Outages:
                     f"its start"
                 )
             if event.kind == "link":
-                self._require_fair(link)
+                self._require_fair()
             engine.at(event.at_s, FIRST, self._strike, event)
         for kind, name in RANDOM.items():
             mean = getattr(failures, name)
             if mean < math.inf:
                 if kind == "link":
-                    self._require_fair(link)
-                self._draw(kind, nodes if kind == "node" else self._gpus, mean)
+                    self._require_fair()
+                self._draw(kind, count["node" if kind == "node" else "gpu"], mean)
+        for cluster in clusters:
+            cluster.outages = self
+
+    def restarts(self, cluster: Cluster) -> int:
+        """Instances of a cluster that will serve again. [1]"""
+        return self._awaited[id(cluster)]
 
     @property
-    def restarts(self) -> int:
-        """Instances that will serve again. [1]"""
-        return self._awaited
+    def _at_work(self) -> bool:
+        return any(cluster.at_work for cluster in self._clusters)
 
-    def _require_fair(self, link: KvLink) -> None:
-        if link.sharing != "fair":
-            raise InputError(f"failures of links with link sharing {quoted(link.sharing)}; allowed: fair")
+    def _there(self, number: int) -> tuple[Cluster, int]:
+        """The cluster that has an instance of the run, and its number there."""
+        roster, instance = self._instances[number]
+        return self._of[id(roster)], instance
+
+    def _alive(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """Those of some instances that can fail."""
+        pairs = ((number, *self._instances[number]) for number in numbers)
+        return tuple(number for number, roster, instance in pairs if roster.state[instance] in ALIVE)
+
+    def _require_fair(self) -> None:
+        if (sharing := self._clusters[0].link.sharing) != "fair":
+            raise InputError(f"failures of links with link sharing {quoted(sharing)}; allowed: fair")
 
     def _draw(self, kind: str, count: int, mean: float) -> None:
         """The next failure of one of ``count``, each of which fails after ``mean`` [s]."""
@@ -81,7 +105,7 @@ class Outages:
         self._engine.at(self._engine.now + wait, FIRST, self._drawn, kind, count, mean, number)
 
     def _drawn(self, kind: str, count: int, mean: float, number: int) -> None:
-        if self._cluster.at_work:
+        if self._at_work:
             if kind == "link":  # of a GPU: that of the instance on it
                 for instance in self._on((number,)):
                     self._strike(FailureEvent(at_s=self._engine.now, kind=kind, number=instance))
@@ -91,58 +115,76 @@ class Outages:
 
     def _strike(self, event: FailureEvent) -> None:
         """Something fails now, if the run is not over."""
-        if not self._cluster.at_work:
+        if not self._at_work:
             return
         now, until = self._engine.now, self._engine.now + self._failures.lasts(event)
         if event.kind == "link":
-            instance = event.number
-            there = (instance,) if self._roster.state[instance] in ALIVE else ()
+            there = self._alive((event.number,))
             if there:
                 self._log(event, there, until)
-                self._cut(instance, self._failures.link_share if event.share is None else event.share, until)
-            self.happened.append(Failure(now, event.kind, instance, there, until, 0, 0))
+                self._cut(event.number, self._failures.link_share if event.share is None else event.share, until)
+            self.happened.append(Failure(now, event.kind, event.number, there, until, 0, 0))
             return
         if event.kind == "instance":
             hit: tuple[int, ...] = (event.number,)
         elif event.kind == "gpu":
             hit = self._on((event.number,))
         else:
-            first = event.number * self._node_gpus
-            hit = self._on(range(first, min(first + self._node_gpus, self._gpus)))
-        hit = tuple(each for each in hit if self._roster.state[each] in ALIVE)
+            hit = self._on(np.flatnonzero(self._node_of == event.number).tolist())
+        hit = self._alive(hit)
         self._log(event, hit, until)
-        lost, migrated = self._recovery.fail(hit) if hit else (0, 0)
-        back = tuple(each for each in hit if self._roster.state[each] == State.FAILED)
+        lost = migrated = 0
+        for cluster in self._clusters:
+            own = tuple(instance for where, instance in map(self._there, hit) if where is cluster)
+            if own:
+                gone, moved = cluster.recovery.fail(own)
+                lost, migrated = lost + gone, migrated + moved
         self.happened.append(Failure(now, event.kind, event.number, hit, until, lost, migrated))
-        if back and until < math.inf:
-            self._awaited += len(back)
-            self._engine.at(until, FIRST, self._restore, back)
+        for cluster in self._clusters if until < math.inf else ():
+            own = tuple(instance for where, instance in map(self._there, hit) if where is cluster)
+            back = tuple(each for each in own if cluster.roster.state[each] == State.FAILED)
+            if back:
+                self._awaited[id(cluster)] += len(back)
+                self._engine.at(until, FIRST, self._restore, cluster, back)
 
     def _log(self, event: FailureEvent, instances: tuple[int, ...], until: float) -> None:
         what, when = f"{event.kind} {event.number} failed", f"until {until:g} s" if until < math.inf else "for good"
-        log = self._roster.decisions
-        log += [Decision(self._engine.now, "failure", instance, what, when) for instance in instances]
+        for number in instances:
+            log = self._there(number)[0].roster.decisions
+            log.append(Decision(self._engine.now, "failure", number, what, when))
 
     def _on(self, gpus: Sequence[int]) -> tuple[int, ...]:
         """Instances that hold some of these GPUs."""
-        roster = self._roster
+        there = self._instances
+        fits = [self._system_of == self._system_at(number) for number in range(len(there))]
         held = gpus_held(
-            roster.gpus, np.array(roster.start_s), np.array(roster.stop_s), gpus=self._gpus, node_gpus=self._node_gpus
+            [roster.gpus[each] for roster, each in there],
+            np.array([roster.start_s[each] for roster, each in there]),
+            np.array([roster.stop_s[each] for roster, each in there]),
+            node_of=self._node_of,
+            fits=fits if len(self._system) > 1 else (),
         )
-        alive = [each for each, state in enumerate(roster.state) if state != State.STOPPED]
-        return tuple(each for each in alive if np.isin(held[each], gpus).any())
+        alive = [number for number, (roster, each) in enumerate(there) if roster.state[each] != State.STOPPED]
+        return tuple(number for number in alive if np.isin(held[number], gpus).any())
 
-    def _restore(self, instances: tuple[int, ...]) -> None:
-        self._awaited -= len(instances)
-        self._recovery.restore(instances)
+    def _system_at(self, number: int) -> int:
+        """Number of the system that an instance stands on."""
+        roster, instance = self._instances[number]
+        return self._system[roster.site.setup_of(roster.mapping[instance]).system.name]
 
-    def _cut(self, instance: int, share: float, until: float) -> None:
+    def _restore(self, cluster: Cluster, instances: tuple[int, ...]) -> None:
+        self._awaited[id(cluster)] -= len(instances)
+        cluster.recovery.restore(instances)
+
+    def _cut(self, number: int, share: float, until: float) -> None:
         """The link of an instance keeps a share of its bandwidth."""
-        self._down[instance] = serial = self._down.get(instance, 0) + 1
-        self._link.limit(instance, share)
+        self._down[number] = serial = self._down.get(number, 0) + 1
+        cluster, instance = self._there(number)
+        cluster.link.limit(instance, share)
         if until < math.inf:
-            self._engine.at(until, FIRST, self._mend, instance, serial)
+            self._engine.at(until, FIRST, self._mend, number, serial)
 
-    def _mend(self, instance: int, serial: int) -> None:
-        if self._down[instance] == serial:  # else it has failed again
-            self._link.limit(instance, 1.0)
+    def _mend(self, number: int, serial: int) -> None:
+        if self._down[number] == serial:  # else it has failed again
+            cluster, instance = self._there(number)
+            cluster.link.limit(instance, 1.0)

@@ -63,7 +63,7 @@ def physical_site(
     >>> trace = Trace(arrival=[0.0], input_tokens=[100], output_tokens=[50])
     >>> site = physical_site(trace, parts, at=at, slo=Slo(ttft=1.0, tpot=0.1), seed=0, options=RunOptions())
     >>> site.prompt_tokens, site.link_bandwidth / 1e9
-    (100.0, 252.0)
+    (100.0, 378.0)
     """
     inputs, outputs = _servable(at, trace)
     wire = options.link.wire(at, deployment.link_gpus)
@@ -188,7 +188,7 @@ def peak_flops(at: Setup) -> float:
     --------
     >>> import disagg_sim as ds
     >>> peak_flops(ds.setup("llama_3_1_8b", "h100_sxm", "fp8")) / 1e12
-    1979.0
+    1978.9
     """
     form = layer_of(at.model.layers[-1]).ffn.format(at.precision)
     return at.system.peak_flops[form.arithmetic]

@@ -100,6 +100,15 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """Several models of a cluster, and which of them is whose."""
+
+    names: tuple[str, ...]
+    request: Ints  # (requests,) place of the model that each asked for among the names [1]
+    instance: Ints  # (instances,) of the one that each served [1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult(Shown):
     """All that a run left behind; metrics are computed from it alone."""
 
@@ -118,9 +127,18 @@ class RunResult(Shown):
     wall_s: float  # of the simulation itself [s]
     cpu_s: float  # [s]
     failures: tuple[Failure, ...] = ()  # that happened
+    models: Models | None = None  # None = one
+
+    def gpus_by_model(self) -> dict[str, float]:
+        """GPUs that the instances of each model held on average; none where there is one model. [1]"""
+        if self.models is None:
+            return {}
+        held = np.bincount(self.models.instance, self.instances.gpu_s, minlength=len(self.models.names))
+        return dict(zip(self.models.names, (held / self.duration_s).tolist(), strict=True))
 
     def frame(self) -> pd.DataFrame:
-        """The requests as a table; ``status`` in words."""
+        """The requests as a table; ``status`` in words, and ``model`` where there are several."""
         columns = {field.name: getattr(self.requests, field.name) for field in fields(self.requests)}
         words = np.array([outcome.name.lower() for outcome in Outcome])
-        return pd.DataFrame(columns | {"status": words[self.requests.status]})
+        model = {} if self.models is None else {"model": np.array(self.models.names)[self.models.request]}
+        return pd.DataFrame(columns | {"status": words[self.requests.status]} | model)

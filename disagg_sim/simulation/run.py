@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from disagg_sim.domain import Mapping, Slo
-from disagg_sim.errors import InputError, PolicyError
+from disagg_sim.domain import Slo
+from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs
 from disagg_sim.physics.setup import Setup
-from disagg_sim.simulation.admission import AdmissionKind, admitting
-from disagg_sim.simulation.classes import RequestLimits, ServiceClass, limits_of
-from disagg_sim.simulation.clients import clients_of
-from disagg_sim.simulation.cluster import Cluster
-from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
+from disagg_sim.simulation.admission import AdmissionKind
+from disagg_sim.simulation.classes import ServiceClass, slo_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.failures import Failures
-from disagg_sim.simulation.faults import own_faults
-from disagg_sim.simulation.gpu_budget import GpuBudget
-from disagg_sim.simulation.instances import Roster, spec_of
-from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import Scheduling
-from disagg_sim.simulation.kv_link import KvLink, LinkSpec
+from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.options import LEAST_PERIOD_S, LONGEST_S, MOST, MOST_SAMPLES, check_options, option
-from disagg_sim.simulation.physical_site import peak_flops, physical_site
-from disagg_sim.simulation.policies.registry import policies, policy_named
-from disagg_sim.simulation.policy import Parts, Policy, require_parts
-from disagg_sim.simulation.prefix_cache import prefix_memory
-from disagg_sim.simulation.records import Instances, RunResult
-from disagg_sim.simulation.site import SCHEDULER, Site, placed_slo
-from disagg_sim.simulation.state import ClusterState
+from disagg_sim.simulation.physical_site import physical_site
+from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.simulation.policy import Policy
+from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.serve import Served, serve_models
+from disagg_sim.simulation.site import SCHEDULER, Site
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.workload.trace import Trace
 
@@ -165,8 +153,9 @@ def run(
     PolicyError
         The policy wished the impossible, or a user's own raised an error, which is its cause; ``so_far`` is the result
         until then.
-    InputError
-        The deployment lacks a part that the policy needs, or has too few GPUs for it; more samples than a run holds.
+    InputError, UnknownNameError
+        The deployment lacks a part that the policy needs, or has too few GPUs for it; more samples than a run holds; of
+        several models: requests that do not say which they ask for, or ask for one that nothing serves.
 
     Examples
     --------
@@ -182,9 +171,24 @@ def run(
     """
     options.check_samples(trace)
     policy = policy_named(policy) if isinstance(policy, str) else policy
-    at = deployment.first_setup(policy.needs) or at
-    site = physical_site(trace, deployment, at=at, slo=slo, seed=seed, options=options)
-    return serve(trace, policy, site, Engine(seed), options)
+    shares = shares_of(trace, deployment, policy.needs, at)
+    sites = [
+        physical_site(
+            each.trace,
+            each.deployment,
+            at=each.setup,
+            slo=slo_of(each.model, slo, options.classes),
+            seed=seed,
+            options=options,
+        )
+        for each in shares
+    ]
+    if len(shares) == 1:
+        return serve(trace, policy, sites[0], Engine(seed), options)
+    models = [
+        Served(each.model, each.rows.tolist(), each.trace, site) for each, site in zip(shares, sites, strict=True)
+    ]
+    return serve_models(trace, policy, models, deployment, Engine(seed), options)
 
 
 def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, options: RunOptions) -> RunResult:
@@ -218,8 +222,9 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
     A step takes 10 ms and 1 ms a token of prefill: 100 tokens and 4 more outputs are done after 0.110 + 4 * 0.010 s:
 
     >>> import disagg_sim as ds
+    >>> from disagg_sim.simulation.kernel.step_table import StepTable
     >>> at, engine, table = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels"), Engine(0), StepTable.affine
-    >>> one = ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=Mapping(), instances=1),))
+    >>> one = ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=1),))
     >>> times = {"start_up_s": 0.0, "flip_s": 0.0}
     >>> times["tables"] = lambda mapping, most: table(step=0.010, per_token=0.001, max_sequences=most)
     >>> link = {"link": LinkSpec(), "link_bandwidth": 1e11, "link_latency_s": 0.0, "slo": Slo(ttft=1.0, tpot=0.1)}
@@ -230,85 +235,4 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
     >>> f"{found.first_token_s[0]:.3f} {found.finish_s[0]:.3f}"
     '0.110 0.150'
     """
-    if isinstance(policy, str):
-        policy = policy_named(policy)
-    name = next((name for name, kind in policies().items() if kind is type(policy)), type(policy).__name__)
-    site.deployment.require(name, policy.needs)
-    faults = partial(own_faults, f"policy {name!r}", type(policy).__module__, lambda: engine.now)
-    with faults():
-        parts = require_parts(name, policy.build(site))
-        classes = [replace(each, slo=placed_slo(each.slo, site.setup)) for each in options.classes]
-        limits = limits_of(trace, site.slo, classes)
-        parts = replace(parts, admission=admitting(parts.admission, options.admission, site, limits))
-        cluster = _cluster(name, site, parts, engine, trace, options, limits)
-    sampler = Sampler(cluster, options.sample_s)
-    wall, cpu = time.perf_counter(), time.process_time()
-    failure: PolicyError | None = None
-    try:
-        with faults():
-            engine.run(options.until_s)
-    except PolicyError as error:
-        failure = error
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    requests = request_records(cluster)
-    end = last_moment(cluster)
-    instances = instance_records(cluster, end)
-    result = RunResult(
-        policy=name,
-        deployment=site.deployment.name,
-        trace=trace.name,
-        seed=engine.seed,
-        requests=requests,
-        itl_edges=cluster.fleet.itl_edges,
-        itl_counts=cluster.fleet.itl_counts.copy(),
-        samples=sampler.samples(requests.finish_s[~np.isnan(requests.finish_s)]),
-        instances=instances,
-        decisions=tuple(cluster.roster.decisions),
-        failures=tuple(cluster.outages.happened) if cluster.outages is not None else (),
-        duration_s=end,
-        peak_flops=_peak_flops(site, cluster.roster.mapping, instances),
-        wall_s=wall,
-        cpu_s=cpu,
-    )
-    if failure is not None:
-        raise PolicyError(str(failure), result) from failure.__cause__ or failure
-    return result
-
-
-def _cluster(
-    name: str, site: Site, parts: Parts, engine: Engine, trace: Trace, options: RunOptions, limits: RequestLimits
-) -> Cluster:
-    """Everything that takes part in a run, wired up."""
-    spec = cache(partial(spec_of, name, site, parts.steps))
-    priority = limits.priority if site.scheduling == Scheduling.PRIORITY else None
-    fleet = Fleet([spec(*each) for each in parts.start], step_by_step=options.step_by_step, priority=priority)
-    link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s)
-    roster = Roster(name, site, parts.steps, engine=engine, fleet=fleet, link=link, budget=GpuBudget(site.deployment))
-    roster.open(parts.start)
-    for part in (parts.roles, parts.scaling):
-        if part is not None:
-            roster.check_looks(part.period_s, options.last_arrival(trace))
-    clients = clients_of(trace, options.concurrency)
-    arrival = np.full(len(trace), np.nan)  # of those that come when another has ended: not known yet
-    timed = np.asarray(clients.timed, dtype=np.intp)
-    arrival[timed] = trace.arrival[timed]
-    prefix = prefix_memory(trace, fleet, options.prefix_cache_tokens, free=options.prefix_cache)
-    lengths = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
-    state = ClusterState(engine, fleet, roster, arrival_s=arrival, **lengths, prefix=prefix)
-    way = parts.transfer if options.transfer == "policy" else options.transfer
-    return Cluster(
-        parts,
-        state=state,
-        link=link,
-        clients=clients,
-        transfer=way,
-        first_token=options.first_token,
-        failures=options.failures,
-    )
-
-
-def _peak_flops(site: Site, mappings: Sequence[Mapping], instances: Instances) -> float:
-    """Dense peak of a GPU, on average over the time for which instances of unlike GPUs were there. [FLOP/s]"""
-    peaks = [peak_flops(site.setup_of(mapping)) for mapping in mappings]
-    held = instances.gpu_s
-    return peaks[0] if len(set(peaks)) == 1 or not held.any() else float(np.average(peaks, weights=held))
+    return serve_models(trace, policy, (Served("", (), trace, site),), site.deployment, engine, options)

@@ -13,12 +13,13 @@ from disagg_sim.notebook import Shown
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
-from disagg_sim.simulation.classes import by_class, limits_of, with_class
+from disagg_sim.simulation.classes import by_class, by_model, limits_of, with_class
 from disagg_sim.simulation.deployment import ServedDeployment, served
 from disagg_sim.simulation.feasibility import require_fit, require_possible
 from disagg_sim.simulation.kernel.compiled import code_home
 from disagg_sim.simulation.loss import Plan, loss, plan_of
 from disagg_sim.simulation.metrics import Summary, summary
+from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy, require_policy
 from disagg_sim.simulation.records import RunResult
@@ -56,6 +57,19 @@ class SimulationResult(Shown):
     def classes(self) -> pd.DataFrame:
         """A row a class of the trace: attainment of its own limits, goodput, percentiles; see ``classes.by_class``."""
         return by_class(self.records.frame(), self.trace, self.slo, self.options.classes)
+
+    def models(self) -> pd.DataFrame:
+        """A row a model of the cluster and one of all: attainment, percentiles, tokens a GPU; see ``by_model``.
+
+        Raises
+        ------
+        InputError
+            Where the deployment serves one model.
+        """
+        if self.records.models is None:
+            raise InputError(f"deployment {self.deployment.name!r} serves one model; allowed: summary()")
+        limits = limits_of(self.trace, self.slo, self.options.classes)
+        return by_model(self.records.frame(), limits, self.records.gpus_by_model())
 
     def frame(self) -> pd.DataFrame:
         """A row a request; columns of ``records.Requests``, times in s; ``class`` where the trace has classes."""
@@ -186,16 +200,12 @@ def simulate(
     name = policy if isinstance(policy, str) else type(policy).__name__
     limits = slo or DEFAULT_SLO
     require_policy(name, chosen)
-    at = parts.first_setup(chosen.needs) or parts.setup
-    if at is None:
-        raise InputError(
-            f"deployment {parts.name!r} does not say what it serves: give it setup=ds.setup(model, system, precision)"
-        )
     parts.require(name, chosen.needs)
+    at = shares_of(trace, parts, chosen.needs)[0].setup
     require_fit(at, parts)
-    require_possible(at, parts, chosen.needs, trace, limits)
-    replayed = at_rate(trace, above_zero("rate_scale", rate_scale), scale_by, seed=seed)
     options = options or RunOptions()
+    require_possible(at, parts, chosen.needs, trace, limits, options.classes)
+    replayed = at_rate(trace, above_zero("rate_scale", rate_scale), scale_by, seed=seed)
     records = run(replayed, parts, chosen, at=at, slo=limits, seed=seed, options=options)
     return SimulationResult(
         records=replace(records, policy=policy) if isinstance(policy, str) else records,

@@ -13,7 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.domain import Mapping
+from disagg_sim.errors import quoted
 from disagg_sim.simulation.kernel.layout import Mode
+from disagg_sim.simulation.placed import PlacedMapping
 
 #: Most sequences of an instance unless a policy says otherwise; vLLM's default. [1]
 MAX_SEQUENCES = 256
@@ -120,3 +122,39 @@ class Batch(NamedTuple):
 
     requests: tuple[int, ...]
     wake_s: float = np.inf  # where nothing runs: ask again at this time, arrivals ask anyway [s]
+
+
+def in_words(wish: object) -> str:
+    """Tell a wish in words, for the log and for messages.
+
+    Parameters
+    ----------
+    wish
+        Of a policy, or what it answered in place of one; a text stays as it is.
+
+    Returns
+    -------
+    str
+        One line.
+
+    Examples
+    --------
+    >>> in_words(Start(Mapping(tp_attn=4, tp_ffn=4), Role.DECODE, "load"))
+    'start of a decode instance (tp 4)'
+    """
+    if isinstance(wish, Flip):
+        return f"flip of instance {wish.instance} to {Role(wish.role).name.lower()}"
+    if isinstance(wish, Start):
+        mapping = wish.mapping
+        parallel = f"tp {mapping.tp_attn}" + "".join(
+            f", {name} {value}" for name, value in (("dp", mapping.dp_attn), ("pp", mapping.pp)) if value > 1
+        )
+        parallel += f" on {mapping.at.system.name}" if isinstance(mapping, PlacedMapping) else ""
+        return f"start of a {Role(wish.role).name.lower()} instance ({parallel})"
+    if isinstance(wish, Stop):
+        return f"stop of instance {wish.instance}" + ("" if wish.drain else " without draining")
+    if isinstance(wish, Move):
+        return f"move of request {wish.request} from instance {wish.origin} to {wish.instance}"
+    if isinstance(wish, SetLimits):
+        return f"limits of instance {wish.instance}: {wish.limits}"
+    return wish if isinstance(wish, str) else quoted(wish)

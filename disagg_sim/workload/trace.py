@@ -166,7 +166,7 @@ class Trace:
         )
 
     def frame(self) -> pd.DataFrame:
-        """A row a request: columns of the plain CSV form; ``session``, ``think_s``, ``class``, ``model`` where known."""
+        """A row a request: columns of the plain CSV form; ``session``, ``think_s``, ``class``, ``model`` if known."""
         columns = {"arrival_s": self.arrival, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
         if self.sessions is not None:
             columns |= {"session": self.sessions.session, "think_s": self.sessions.think_s}

@@ -194,7 +194,7 @@ def test_gpus_fail_at_the_rate_that_is_asked_for():
 @given(st.lists(st.sampled_from([1, 2, 4, 8, 16]), min_size=1, max_size=12))
 def test_instances_share_no_gpu_and_small_ones_stay_in_a_node(sizes):
     starts, nan = np.zeros(len(sizes)), np.full(len(sizes), np.nan)
-    held = gpus_held(sizes, starts, nan, gpus=sum(sizes) + 64, node_gpus=8)
+    held = gpus_held(sizes, starts, nan, node_of=np.arange(sum(sizes) + 64) // 8)
     assert np.unique(np.concatenate(held)).size == sum(sizes) == sum(each.size for each in held)
     assert all(size > 8 or np.unique(each // 8).size == 1 for size, each in zip(sizes, held, strict=True))
 

@@ -11,7 +11,7 @@ from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kernel.layout import RESERVE, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.run import RunOptions
-from disagg_sim.workload.request_columns import Classes
+from disagg_sim.workload.request_columns import Labels
 from disagg_sim.workload.trace import Trace
 from tests.simulation.sites import SIMPLE, deployment, served
 
@@ -107,7 +107,7 @@ def test_a_class_of_high_priority_meets_its_limit_in_an_overload_of_another():
         arrival=np.concatenate([np.zeros(200), np.arange(1, 11)]),
         input_tokens=np.full(210, 1000),
         output_tokens=np.ones(210),
-        classes=Classes(names=("interactive", "batch"), number=np.repeat([1, 0], [200, 10])),
+        classes=Labels(names=("interactive", "batch"), number=np.repeat([1, 0], [200, 10])),
     )
     slo, times = Slo(ttft=0.44, tpot=0.1), {}
     for scheduling in ("fcfs", "priority"):

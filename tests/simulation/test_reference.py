@@ -28,7 +28,7 @@ from disagg_sim.simulation.run import RunOptions, serve
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.simulation.wishes import Leg, Limits, Role
-from disagg_sim.workload.request_columns import Classes, PrefixBlocks
+from disagg_sim.workload.request_columns import Labels, PrefixBlocks
 from disagg_sim.workload.trace import Trace
 
 SEQUENCES = 16
@@ -117,7 +117,7 @@ def by_kernel(requests, routes, specs, options, ids, priorities):
     arrival, inputs, outputs = (np.array(column) for column in zip(*requests, strict=True))
     offsets = np.cumsum([0, *(len(own) for own in ids)])
     prefix = PrefixBlocks(offsets=offsets, ids=np.array([one for own in ids for one in own], int), block_tokens=BLOCK)
-    classes = Classes(names=tuple(map(str, kinds)), number=np.array([kinds.index(each) for each in priorities]))
+    classes = Labels(names=tuple(map(str, kinds)), number=np.array([kinds.index(each) for each in priorities]))
     trace = Trace(arrival=arrival, input_tokens=inputs, output_tokens=outputs, prefix=prefix, classes=classes)
     found = serve(trace, Scripted(specs, mappings, routes), site, engine, options)
     return found, [site.instance_bandwidth(mapping) for mapping in mappings]

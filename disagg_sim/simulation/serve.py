@@ -1,0 +1,209 @@
+"""Open the clusters of a run, one a model, let them serve side by side, and collect what they leave behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from disagg_sim.arrays import Ints
+from disagg_sim.errors import InputError, PolicyError
+from disagg_sim.simulation.admission import admitting
+from disagg_sim.simulation.classes import limits_of
+from disagg_sim.simulation.clients import clients_of
+from disagg_sim.simulation.cluster import Cluster
+from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
+from disagg_sim.simulation.deployment import ServedDeployment
+from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.faults import own_faults
+from disagg_sim.simulation.gpu_budget import GpuBudget
+from disagg_sim.simulation.instances import Roster, spec_of
+from disagg_sim.simulation.joined import joined_decisions, joined_instances, joined_requests
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.layout import Scheduling
+from disagg_sim.simulation.kv_link import KvLink
+from disagg_sim.simulation.outages import Outages
+from disagg_sim.simulation.physical_site import peak_flops
+from disagg_sim.simulation.policies.registry import policies, policy_named
+from disagg_sim.simulation.policy import Policy, require_parts
+from disagg_sim.simulation.prefix_cache import prefix_memory
+from disagg_sim.simulation.records import Instances, Models, RunResult
+from disagg_sim.simulation.site import Site, placed_slo
+from disagg_sim.simulation.state import ClusterState
+from disagg_sim.workload.trace import Trace
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.run import RunOptions
+
+
+class Served(NamedTuple):
+    """What one model of a run serves, and where."""
+
+    model: str  # its name; "" = the only one
+    rows: Sequence[int]  # of the trace of the run, which has requests for others; none = all
+    trace: Trace  # of these rows
+    site: Site
+
+
+def serve_models(
+    trace: Trace,
+    policy: Policy | str,
+    models: Sequence[Served],
+    deployment: ServedDeployment,
+    engine: Engine,
+    options: RunOptions,
+) -> RunResult:
+    """Serve a trace in a cluster of several models, each at a site of its own, on one clock.
+
+    Parameters
+    ----------
+    trace
+        All requests.
+    policy
+        A registered name, or ``policy_named(name, option=...)``; each model has one by itself.
+    models
+        What each serves, and where.
+    deployment
+        GPUs of all of them.
+    engine
+        Clock and random streams, new for each run.
+    options
+        Start-up, network, samples.
+
+    Returns
+    -------
+    RunResult
+        As of ``run``. [s]
+
+    Raises
+    ------
+    PolicyError, InputError
+        As ``run``; a closed loop of several models.
+
+    Examples
+    --------
+    Two models with one GPU each, and a request for each:
+
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.simulation.models import shares_of
+    >>> from disagg_sim.simulation.physical_site import physical_site
+    >>> from disagg_sim.simulation.run import RunOptions
+    >>> from disagg_sim.workload.request_columns import Labels
+    >>> names, slo, options = ("llama_3_1_8b", "mistral_7b"), ds.Slo(ttft=1.0, tpot=0.1), RunOptions()
+    >>> each = [ds.Replicas(mapping=ds.Mapping(), instances=1, setup=ds.setup(n, "h100_sxm", "fp8")) for n in names]
+    >>> pool = ServedDeployment(name="pool", gpus=2, colocated=tuple(each))
+    >>> asked = Labels(names=names, number=[1, 0])
+    >>> trace = Trace(arrival=[0.0, 1.0], input_tokens=[100, 100], output_tokens=[5, 5], models=asked)
+    >>> models = [
+    ...     Served(model, rows.tolist(), own, physical_site(own, part, at=at, slo=slo, seed=0, options=options))
+    ...     for model, rows, own, part, at in shares_of(trace, pool, ("colocated",))
+    ... ]
+    >>> serve_models(trace, "vllm", models, pool, Engine(0), options).requests.decode_instance.tolist()
+    [1, 0]
+    """
+    if isinstance(policy, str):
+        policy = policy_named(policy)
+    name = next((name for name, kind in policies().items() if kind is type(policy)), type(policy).__name__)
+    deployment.require(name, policy.needs)
+    if options.concurrency and len(models) > 1:
+        raise InputError(
+            f"concurrency {options.concurrency} with {len(models)} models; allowed: 0, the arrivals of the trace"
+        )
+    budget, clusters = GpuBudget(deployment), []
+    faults = partial(own_faults, f"policy {name!r}", type(policy).__module__, lambda: engine.now)
+    with faults():
+        for each in models:
+            clusters.append(_opened(name, policy, each, budget, engine, options))
+    outages = Outages(options.failures, clusters, deployment, budget) if options.failures is not None else None
+    sampler = Sampler(clusters, options.sample_s)
+    wall, cpu = time.perf_counter(), time.process_time()
+    failure: PolicyError | None = None
+    try:
+        with faults():
+            engine.run(options.until_s)
+    except PolicyError as error:
+        failure = error
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    numbers = [np.array(cluster.roster.number) for cluster in clusters]
+    requests = joined_requests([request_records(each) for each in clusters], [each.rows for each in models], numbers)
+    end = last_moment(clusters)
+    instances = joined_instances([instance_records(each, end) for each in clusters], numbers)
+    result = RunResult(
+        policy=name,
+        deployment=deployment.name,
+        trace=trace.name,
+        seed=engine.seed,
+        requests=requests,
+        itl_edges=clusters[0].fleet.itl_edges,
+        itl_counts=np.sum([cluster.fleet.itl_counts for cluster in clusters], axis=0),
+        samples=sampler.samples(requests.finish_s[~np.isnan(requests.finish_s)]),
+        instances=instances,
+        decisions=joined_decisions([cluster.roster.decisions for cluster in clusters]),
+        failures=tuple(outages.happened) if outages is not None else (),
+        duration_s=end,
+        peak_flops=_peak_flops(budget, instances),
+        wall_s=wall,
+        cpu_s=cpu,
+        models=_models(models, numbers, len(trace)) if len(models) > 1 else None,
+    )
+    if failure is not None:
+        raise PolicyError(str(failure), result) from failure.__cause__ or failure
+    return result
+
+
+def _opened(
+    name: str, policy: Policy, served: Served, budget: GpuBudget, engine: Engine, options: RunOptions
+) -> Cluster:
+    """Everything that takes part in serving a model, wired up."""
+    site, trace = served.site, served.trace
+    name = f"{name} ({served.model})" if served.model else name
+    parts = require_parts(name, policy.build(site))
+    classes = [replace(each, slo=placed_slo(each.slo, site.setup)) for each in options.classes]
+    limits = limits_of(trace, site.slo, classes)
+    parts = replace(parts, admission=admitting(parts.admission, options.admission, site, limits))
+    spec = cache(partial(spec_of, name, site, parts.steps))
+    priority = limits.priority if site.scheduling == Scheduling.PRIORITY else None
+    fleet = Fleet([spec(*each) for each in parts.start], step_by_step=options.step_by_step, priority=priority)
+    link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s)
+    roster = Roster(name, site, parts.steps, engine=engine, fleet=fleet, link=link, budget=budget)
+    roster.rows = served.rows
+    roster.open(parts.start)
+    for part in (parts.roles, parts.scaling):
+        if part is not None:
+            roster.check_looks(part.period_s, options.last_arrival(trace))
+    clients = clients_of(trace, options.concurrency)
+    arrival = np.full(len(trace), np.nan)  # of those that come when another has ended: not known yet
+    timed = np.asarray(clients.timed, dtype=np.intp)
+    arrival[timed] = trace.arrival[timed]
+    prefix = prefix_memory(trace, fleet, options.prefix_cache_tokens, free=options.prefix_cache)
+    lengths = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
+    state = ClusterState(engine, fleet, roster, arrival_s=arrival, **lengths, prefix=prefix)
+    way = parts.transfer if options.transfer == "policy" else options.transfer
+    return Cluster(
+        parts,
+        state=state,
+        link=link,
+        clients=clients,
+        transfer=way,
+        first_token=options.first_token,
+        failures=options.failures,
+    )
+
+
+def _models(models: Sequence[Served], numbers: Sequence[Ints], requests: int) -> Models:
+    """Which model each request asked for, and each instance served."""
+    asked, serves = np.zeros(requests, np.int64), np.zeros(sum(map(len, numbers)), np.int64)
+    for place, (each, own) in enumerate(zip(models, numbers, strict=True)):
+        asked[np.asarray(each.rows)], serves[own] = place, place
+    return Models(names=tuple(each.model for each in models), request=asked, instance=serves)
+
+
+def _peak_flops(budget: GpuBudget, instances: Instances) -> float:
+    """Dense peak of a GPU, on average over the time for which instances of unlike GPUs were there. [FLOP/s]"""
+    peaks = [peak_flops(roster.site.setup_of(roster.mapping[each])) for roster, each in budget.instances]
+    held = instances.gpu_s
+    return peaks[0] if len(set(peaks)) == 1 or not held.any() else float(np.average(peaks, weights=held))

@@ -1,0 +1,211 @@
+"""Several models in one cluster: each is served by its own instances, on one clock."""
+
+import functools
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.errors import InputError, UnknownNameError
+from disagg_sim.simulation.classes import MODEL, ServiceClass
+from disagg_sim.simulation.engine import Engine, SideBySide
+from disagg_sim.simulation.failures import FailureEvent, Failures
+from disagg_sim.simulation.policies.registry import policies, policy_named
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.workload.classes import with_models
+from disagg_sim.workload.request_columns import Labels, Sessions
+from disagg_sim.workload.trace import Trace
+
+SMALL, LARGE = "llama_3_1_8b", "llama_3_1_70b"
+#: Model -> its system, and its mapping.
+KINDS = {SMALL: ("h100_sxm", ds.Mapping()), LARGE: ("h200_sxm", ds.Mapping(tp_attn=2, tp_ffn=2))}
+
+
+@functools.lru_cache
+def on(model, system):
+    return ds.setup(model, system, "fp8")
+
+
+def pool(models=(SMALL, LARGE), count=2, **gpus):
+    """So many instances of each part and model; under all policies."""
+
+    def part(instances):
+        return tuple(
+            ds.Replicas(mapping=mapping, instances=instances, setup=on(model, system))
+            for model, (system, mapping) in KINDS.items()
+            if model in models
+        )
+
+    each = {"prefill": part(count), "decode": part(count), "colocated": part(2 * count), "pairs": part(2 * count)}
+    total = sum(2 * count * KINDS[model][1].gpus for model in models)
+    return ds.ServedDeployment(name="pool", gpus=gpus.get("gpus", total), **each)
+
+
+def mixed(requests=300, rate=20.0, share=0.6, seed=0):
+    """Poisson arrivals of both models, with lengths of their own."""
+    rng = np.random.default_rng(seed)
+    return Trace(
+        arrival=np.cumsum(rng.exponential(1 / rate, requests)),
+        input_tokens=rng.integers(50, 2000, requests),
+        output_tokens=rng.integers(1, 200, requests),
+        models=Labels(names=(SMALL, LARGE), number=(rng.random(requests) > share).astype(int)),
+    )
+
+
+@pytest.mark.parametrize("policy", sorted(policies()))
+def test_two_models_in_one_cluster_are_two_clusters(policy):
+    """Nothing is shared, so each request has the very times that it has where the other model is not there."""
+    trace = mixed()
+    both = ds.simulate(pool(), trace, policy).records
+    for place, model in enumerate((SMALL, LARGE)):
+        rows = np.flatnonzero(trace.models.number == place)
+        alone = ds.simulate(pool([model]), replace(trace.take(rows), models=None), policy).records
+        ours = np.flatnonzero(both.models.instance == place)
+        for field in fields(alone.requests):
+            own, other = getattr(both.requests, field.name)[rows], getattr(alone.requests, field.name)
+            if field.name == "request":
+                other = rows
+            if field.name.endswith("_instance"):
+                other = ours[other]
+            assert np.array_equal(own, other, equal_nan=True), field.name
+        for name in ("busy_s", "decode_steps", "decode_tokens", "prefill_tokens", "flops", "flips"):
+            assert np.array_equal(getattr(both.instances, name)[ours], getattr(alone.instances, name)), name
+        told = [(each.time_s, each.kind, each.instance) for each in both.decisions if each.instance in ours]
+        assert told == [(each.time_s, each.kind, ours[each.instance]) for each in alone.decisions]
+
+
+def test_a_request_is_served_by_instances_of_its_model():
+    trace = mixed()
+    records = ds.simulate(pool(), trace, "disaggregated").records
+    for column in (records.requests.prefill_instance, records.requests.decode_instance):
+        assert np.array_equal(records.models.instance[column], trace.models.number)
+    assert records.frame()["model"].tolist() == [(SMALL, LARGE)[number] for number in trace.models.number]
+
+
+def test_what_a_model_tells_first_is_heard_first():
+    """Sources tell at 1, 4 and 2, 4, 4 s: one by one in time, at one time the first source first."""
+
+    class Tells:
+        def __init__(self, name, times):
+            self.name, self.times = name, list(times)
+
+        def advance(self, until):
+            return self.times[0] if self.times and self.times[0] <= until else np.inf
+
+        def deliver(self):
+            heard.append((self.name, self.times.pop(0)))
+
+    heard = []
+    engine = Engine()
+    engine.attach(Tells("a", [1.0, 4.0]))
+    engine.attach(Tells("b", [2.0, 4.0, 4.0]))
+    engine.at(3.0, 1, lambda: heard.append(("event", 3.0)))
+    engine.run()
+    assert heard == [("a", 1.0), ("b", 2.0), ("event", 3.0), ("a", 4.0), ("b", 4.0), ("b", 4.0)]
+    assert SideBySide([Tells("a", [])]).advance(5.0) == np.inf
+
+
+def test_models_take_their_gpus_from_one_budget():
+    """One GPU is free, and both autoscalers want it: no more are ever held than there are."""
+    names = (SMALL, "qwen2_5_7b")
+    each = tuple(ds.Replicas(mapping=ds.Mapping(), instances=1, setup=on(name, "h100_sxm")) for name in names)
+    parts = ds.ServedDeployment(name="pool", gpus=5, prefill=each, decode=each)
+    trace = mixed(1500, rate=120.0)
+    trace = replace(trace, models=Labels(names=names, number=trace.models.number))
+    rest = {"slo": ds.Slo(ttft=0.3, tpot=0.02), "options": RunOptions(start_up_s=1.0, sample_s=0.5)}
+    result = ds.simulate(parts, trace, policy_named("dynamo_load", period_s=1.0), **rest)
+    assert result.samples()["gpus"].max() == 5
+    assert (result.decisions()["kind"] == "start").any()
+    apart = ds.simulate(
+        replace(parts, prefill=each[:1], decode=each[:1], gpus=3),
+        replace(trace.take(np.flatnonzero(trace.models.number == 0)), models=None),
+        policy_named("dynamo_load", period_s=1.0),
+        **rest,
+    )
+    assert apart.samples()["gpus"].max() == 3
+
+
+def test_a_node_that_fails_takes_the_instances_of_all_models_on_it():
+    """8 GPUs a node: two instances of the small model and three of the large one are on the first."""
+    names = (SMALL, LARGE)
+    each = tuple(
+        ds.Replicas(mapping=KINDS[name][1], instances=count, setup=on(name, "h100_sxm"))
+        for name, count in zip(names, (2, 4), strict=True)
+    )
+    parts = ds.ServedDeployment(name="pool", gpus=10, colocated=each)
+    failures = Failures(events=(FailureEvent(at_s=1.0, kind="node", number=0),), restart_s=5.0)
+    result = ds.simulate(parts, mixed(200), "vllm", options=RunOptions(failures=failures))
+    (failure,) = result.records.failures
+    assert failure.instances == (0, 1, 2, 3, 4)
+    assert sorted(result.decisions()["instance"].tolist()) == [0, 1, 2, 3, 4]
+    assert result.summary().failed == failure.lost > 0
+    assert result.summary().completed + failure.lost == 200
+
+
+def test_a_node_holds_gpus_of_one_system():
+    """Two H100 and four H200 GPUs: nodes 0 and 1; the second takes the large model alone."""
+    failures = Failures(events=(FailureEvent(at_s=1.0, kind="node", number=1),), restart_s=5.0)
+    result = ds.simulate(pool(count=1), mixed(100), "vllm", options=RunOptions(failures=failures))
+    (failure,) = result.records.failures
+    assert set(result.records.models.instance[list(failure.instances)]) == {1}
+
+
+def test_limits_of_a_model_judge_its_requests_and_steer_its_policy():
+    """Prompts that an H100 needs more than 5 ms for are late, and so is every request of that model."""
+    trace = mixed(100)
+    slow = ServiceClass(name=LARGE, slo=ds.Slo(ttft=20.0, tpot=0.2), of=MODEL)
+    fast = ServiceClass(name=SMALL, slo=ds.Slo(ttft=10.0, tpot=1e-2), of=MODEL)
+    result = ds.simulate(
+        pool(), trace, "vllm", slo=ds.Slo(ttft=10.0, tpot=0.1), options=RunOptions(classes=(slow, fast))
+    )
+    rows = result.models().set_index("model")
+    assert rows.loc[LARGE, ["slo_ttft_s", "slo_tpot_s"]].tolist() == [20.0, 0.2]
+    assert rows.loc[SMALL, "slo_tpot_s"] == 1e-2
+    whole = rows.loc[[SMALL, LARGE]]
+    share = (whole["slo_attainment"] * whole["requests"]).sum() / 100
+    assert result.summary().slo_attainment == pytest.approx(share)
+
+
+def test_metrics_of_each_model_and_of_all():
+    """Tokens per second and GPU: of each over its own GPUs, of the whole over all."""
+    result = ds.simulate(pool(), mixed(), "vllm")
+    rows = result.models().set_index("model")
+    assert rows.index.tolist() == [SMALL, LARGE, "all"]
+    assert rows["gpus"].tolist() == pytest.approx([4.0, 8.0, 12.0])
+    tokens = rows["throughput_tokens_per_s_per_gpu"] * rows["gpus"]
+    assert tokens[SMALL] + tokens[LARGE] == pytest.approx(tokens["all"])
+    summary = result.summary()
+    assert tokens["all"] == pytest.approx(summary.throughput_tokens_per_s)
+    assert rows.loc["all", "requests"] == summary.requests == rows["requests"].iloc[:2].sum()
+    assert rows.loc["all", "ttft_p90_s"] == pytest.approx(summary.ttft_p90_s)
+
+
+def test_models_are_drawn_for_sessions_as_a_whole():
+    trace = replace(mixed(400), sessions=Sessions(session=np.arange(400) // 4, think_s=np.zeros(400)))
+    number = with_models(trace, {SMALL: 1, LARGE: 1}, seed=3).models.number
+    assert all(len(set(each)) == 1 for each in number.reshape(-1, 4).tolist())
+    assert set(number.tolist()) == {0, 1}
+
+
+def test_what_cannot_be_is_told_in_one_line():
+    trace = mixed(20)
+    with pytest.raises(UnknownNameError, match=r"asks for model 'llama_3_1_8', did you mean 'llama_3_1_8b'\?"):
+        ds.simulate(pool(), replace(trace, models=Labels(names=("llama_3_1_8", LARGE), number=[0] * 20)), "vllm")
+    with pytest.raises(InputError, match="does not say which model its requests ask for, and deployment 'pool'"):
+        ds.simulate(pool(), replace(trace, models=None), "vllm")
+    with pytest.raises(InputError, match=f"never asks for {LARGE}, which deployment 'pool' serves"):
+        ds.simulate(pool(), replace(trace, models=Labels(names=(SMALL,), number=[0] * 20)), "vllm")
+    here = pool()
+    with pytest.raises(InputError, match=f"{LARGE} in pool' has no prefill and no decode instances, which policy"):
+        ds.simulate(replace(here, prefill=here.prefill[:1], decode=here.decode[:1]), trace, "arrow")
+    with pytest.raises(InputError, match="concurrency 4 with 2 models; allowed: 0"):
+        ds.simulate(pool(), trace, "vllm", options=RunOptions(concurrency=4))
+    turns = Sessions(session=np.zeros(20, int), think_s=np.zeros(20))
+    with pytest.raises(InputError, match="a session that asks for several models"):
+        ds.simulate(pool(), replace(trace, sessions=turns), "vllm")
+    promised = ServiceClass(name="x", slo=ds.Slo(ttft=1.0, tpot=1.0), of=MODEL)
+    with pytest.raises(InputError, match="model 'x' is none of trace"):
+        ds.simulate(pool(), trace, "vllm", options=RunOptions(classes=(promised,)))
+    with pytest.raises(UnknownNameError, match=r"asks for model 'llama_3_1_70b'.*serves llama_3_1_8b"):
+        ds.simulate(pool([SMALL]), trace, "vllm")
