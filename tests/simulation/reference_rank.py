@@ -150,7 +150,9 @@ class Rank:
             asked += self.growth()
             if decodes_only and not turn.context_elsewhere and tokens % BLOCK == 0:
                 asked += 1
-        spare = 0 if not self.holding else int(self.spec.watermark * self.blocks)
+        spare = int(self.spec.watermark * self.blocks)
+        if whole == 0 or len(self.free) == self.blocks:  # it takes nothing yet, or nobody else holds any
+            spare = 0
         if asked > len(self.free) - spare:
             return False
         for block in found:
