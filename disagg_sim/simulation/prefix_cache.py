@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Protocol
 
+from disagg_sim.arrays import Ints
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
+from disagg_sim.simulation.prefix_index import GONE, BlockIndex
 from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.trace import Trace
+
+#: Value of a block that an instance holds beside its memory.
+HELD = 0
 
 
 class PrefixMemory(Protocol):
@@ -17,6 +22,10 @@ class PrefixMemory(Protocol):
 
     def found(self, instance: int, request: int) -> int:
         """Tokens at the start of a prompt that an instance remembers, in whole blocks. [token]"""
+        ...
+
+    def found_everywhere(self, request: int) -> Ints:
+        """Tokens of a prompt that each instance remembers, as ``found``; valid until the next such question. [token]"""
         ...
 
     def keep(self, instance: int, request: int, segment: int) -> None:
@@ -32,20 +41,6 @@ class PrefixMemory(Protocol):
         ...
 
 
-class _Blocks:
-    """Ids of the blocks of every prompt."""
-
-    def __init__(self, prefix: PrefixBlocks) -> None:
-        self._ids: list[int] = prefix.ids.tolist()
-        self._offsets: list[int] = prefix.offsets.tolist()
-        self.tokens = prefix.block_tokens
-        self.same: dict[int, int] = {}  # number of a request that has begun again -> its first one
-
-    def of(self, request: int) -> list[int]:
-        request = self.same.get(request, request)
-        return self._ids[self._offsets[request] : self._offsets[request + 1]]
-
-
 class PrefixCache:
     """LRU cache of prompt blocks per instance, in addition to the cache of running requests.
 
@@ -53,14 +48,17 @@ class PrefixCache:
     ----------
     prefix : PrefixBlocks
         Ids of the blocks of every prompt.
+    fleet : Fleet
+        Instances.
     tokens : int
         That an instance keeps. [token]
     """
 
-    def __init__(self, prefix: PrefixBlocks, tokens: int) -> None:
-        self._blocks = _Blocks(prefix)
-        self._most = tokens // prefix.block_tokens
+    def __init__(self, prefix: PrefixBlocks, fleet: Fleet, tokens: int) -> None:
+        self._index, self._fleet = BlockIndex(prefix, in_memory=False), fleet
+        self._most, self._block_tokens = tokens // prefix.block_tokens, prefix.block_tokens
         self._kept: dict[int, OrderedDict[int, None]] = {}
+        self.again = self._index.again
 
     def found(self, instance: int, request: int) -> int:
         """See ``PrefixMemory``."""
@@ -68,28 +66,33 @@ class PrefixCache:
         if not kept:
             return 0
         count = 0
-        for block in self._blocks.of(request):
+        for block in self._index.blocks_of(request):
             if block not in kept:
                 break
             count += 1
-        return count * self._blocks.tokens
+        return count * self._block_tokens
+
+    def found_everywhere(self, request: int) -> Ints:
+        """See ``PrefixMemory``."""
+        return self._index.tokens(self._fleet.home, request, len(self._fleet))
 
     def keep(self, instance: int, request: int, segment: int) -> None:  # noqa: ARG002  its memory is its own
         """The blocks of a prompt are the newest, the first of them last to be forgotten."""
         kept = self._kept.setdefault(instance, OrderedDict())
-        for block in reversed(self._blocks.of(request)):
-            kept[block] = None
-            kept.move_to_end(block)
+        for block in reversed(self._index.blocks_of(request)):
+            if block in kept:
+                kept.move_to_end(block)
+            else:
+                kept[block] = None
+                self._index.hold(instance, 0, block, HELD)
         while len(kept) > self._most:
-            kept.popitem(last=False)
-
-    def again(self, request: int, number: int) -> None:
-        """See ``PrefixMemory``."""
-        self._blocks.same[number] = request
+            block, _ = kept.popitem(last=False)
+            self._index.drop(instance, 0, block)
 
     def forget(self, instance: int) -> None:
         """See ``PrefixMemory``."""
         self._kept.pop(instance, None)
+        self._index.forget(instance)
 
 
 class FreeMemory:
@@ -108,40 +111,33 @@ class FreeMemory:
     """
 
     def __init__(self, prefix: PrefixBlocks, fleet: Fleet) -> None:
-        self._blocks = _Blocks(prefix)
-        self._fleet = fleet
+        self._index = BlockIndex(prefix, in_memory=True)  # a block is in the memory of the segment that used it last
+        self._fleet, self._block_tokens = fleet, prefix.block_tokens
         fleet.share_blocks()
-        self._last: dict[tuple[int, int], dict[int, int]] = {}  # instance, rank -> id -> segment that used it last
+        self.again, self.forget = self._index.again, self._index.forget
 
     def found(self, instance: int, request: int) -> int:
         """See ``PrefixMemory``."""
-        last = self._last.get((instance, self._fleet.next_rank(instance)))
-        if not last:
-            return 0
-        tokens, there = 0, {-1: 0}  # segment -> tokens of its start that are there
-        for block in self._blocks.of(request):
-            segment = last.get(block, -1)
+        rank = self._fleet.next_rank(instance)
+        tokens, there = 0, {GONE: 0}  # segment -> tokens of its start that are there
+        for block in self._index.blocks_of(request):
+            segment = self._index.value(instance, rank, block)
             if segment not in there:
                 there[segment] = self._fleet.remembered(segment) * BLOCK_TOKENS
-            if there[segment] < tokens + self._blocks.tokens:
+            if there[segment] < tokens + self._block_tokens:
                 break
-            tokens += self._blocks.tokens
+            tokens += self._block_tokens
         return tokens
+
+    def found_everywhere(self, request: int) -> Ints:
+        """See ``PrefixMemory``."""
+        return self._index.tokens(self._fleet.home, request, len(self._fleet))
 
     def keep(self, instance: int, request: int, segment: int) -> None:
         """See ``PrefixMemory``."""
-        last = self._last.setdefault((instance, self._fleet.rank_of(segment)), {})
-        for block in self._blocks.of(request):
-            last[block] = segment
-
-    def again(self, request: int, number: int) -> None:
-        """See ``PrefixMemory``."""
-        self._blocks.same[number] = request
-
-    def forget(self, instance: int) -> None:
-        """See ``PrefixMemory``."""
-        for place in [place for place in self._last if place[0] == instance]:
-            del self._last[place]
+        rank = self._fleet.rank_of(segment)
+        for block in self._index.blocks_of(request):
+            self._index.hold(instance, rank, block, segment)
 
 
 def prefix_memory(trace: Trace, fleet: Fleet, tokens: int, *, free: bool) -> PrefixMemory | None:
@@ -151,4 +147,4 @@ def prefix_memory(trace: Trace, fleet: Fleet, tokens: int, *, free: bool) -> Pre
     if trace.prefix is None:
         key = f"prefix_cache_tokens {tokens}" if tokens else "prefix_cache true"
         raise InputError(f"{key}: trace {trace.name} has no block ids")
-    return PrefixCache(trace.prefix, tokens) if tokens else FreeMemory(trace.prefix, fleet)
+    return PrefixCache(trace.prefix, fleet, tokens) if tokens else FreeMemory(trace.prefix, fleet)

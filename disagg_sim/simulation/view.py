@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
@@ -187,6 +188,13 @@ class ClusterView:
         """Start of a prompt that an instance remembers; 0 without prefix caches. [token]"""
         prefix = self._state.prefix
         return prefix.found(instance, request) if prefix is not None else 0
+
+    def cached_everywhere(self, request: int) -> Ints:
+        """Starts of a prompt that all instances remember; valid until the next such question. [token]"""
+        prefix = self._state.prefix
+        found = prefix.found_everywhere(request) if prefix is not None else np.zeros(len(self.states), np.int64)
+        tokens: Ints = locked(found)
+        return tokens
 
     def waiting_prompts(self, instance: int) -> Ints:
         """Requests whose prompt waits on an instance, the next first, nothing of it computed yet: these can move."""

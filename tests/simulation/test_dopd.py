@@ -179,7 +179,7 @@ def test_a_request_decodes_where_the_fewest_of_its_tokens_have_to_be_computed():
         decode=np.array([0, 1]),
         remembers=True,
         refresh=lambda: None,
-        cached_tokens=lambda request, instance: cached[instance],
+        cached_everywhere=lambda request: np.array([cached[0], cached[1]]),
         running_tokens=np.array([500, 100]),
         running_requests=np.array([1, 1]),
         coming_tokens=np.zeros(2, int),

@@ -42,7 +42,7 @@ def cluster(prompt=1000, cached=(0, 0), admitted=(0, 0), free=(100, 100), now=0.
         decode=np.arange(2),
         input_tokens=(prompt,),
         remembers=any(cached),
-        cached_tokens=lambda request, instance: cached[instance],
+        cached_everywhere=lambda request: np.array(cached),
         refresh=lambda: None,
         prefill_rate=np.array([7.0, 7.0]),
         seats=np.array([9, 9]),

@@ -14,7 +14,7 @@ from disagg_sim.simulation.wishes import Leg
 POOLS = deployment(prefill=2, decode=2)
 REQUESTS = [(0.1 * k, 100, 5) for k in range(5)]
 #: Public names of a view; what it has beside them are questions, which change nothing.
-QUESTIONS = {"cached_tokens", "refresh", "starting", "table", "waiting_prompts", "window"}
+QUESTIONS = {"cached_everywhere", "cached_tokens", "refresh", "starting", "table", "waiting_prompts", "window"}
 
 
 class Looking:

@@ -35,7 +35,7 @@ from disagg_sim.simulation.kernel.layout import (
 from disagg_sim.simulation.kernel.least import first_up_to, least_of, set_key
 from disagg_sim.simulation.kernel.lockstep import form_together, settle_together
 from disagg_sim.simulation.kernel.progress import due_s, uncounted, wake
-from disagg_sim.simulation.kernel.queue import by_priority, check_drained, enqueue, gone, unlink
+from disagg_sim.simulation.kernel.queue import by_priority, check_drained, enqueue, gone, remembered, unlink
 from disagg_sim.simulation.kernel.ranks import choose_rank, count_together, gather
 from disagg_sim.simulation.kernel.runs import count_run
 from disagg_sim.simulation.kernel.steps import form, settle
@@ -280,6 +280,12 @@ def coming(home: Ints, i: int, tokens: int) -> None:
 def next_rank(home: Ints, i: int) -> int:
     """The rank of an instance that would take a request now."""
     return choose_rank(queues_at(home), i)
+
+
+@entry
+def remembers(home: Ints, s: int) -> int:
+    """Tokens at the start of a segment that its instance still has in its memory, in whole blocks. [token]"""
+    return remembered(state_at(home), s)
 
 
 @entry

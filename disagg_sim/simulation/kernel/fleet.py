@@ -194,16 +194,7 @@ class Fleet:
         >>> fleet.remembered(first)
         6
         """
-        one = self._seg[segment]
-        blocks = -(-int(one["cached"]) // BLOCK_TOKENS)
-        status = int(one["status"])
-        if status == SegmentStatus.DONE:
-            row = int(self._inst["rank_at"][one["instance"]] + one["rank"])
-            taken = int(self._inst["taken"][row]) - int(one["lost_from"])
-            return max(blocks - max(taken, 0), 0)
-        if status in (SegmentStatus.WITHDRAWN, SegmentStatus.LOST):
-            return 0
-        return -(-int(one["context"] + one["prompt"]) // BLOCK_TOKENS)
+        return kernel.remembers(self.home, segment) // BLOCK_TOKENS
 
     def submit(
         self,

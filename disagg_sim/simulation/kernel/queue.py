@@ -26,6 +26,7 @@ from disagg_sim.simulation.kernel.layout import (
 from disagg_sim.simulation.kernel.runs import itl_bin
 
 RUNNING, HELD, DONE = (int(status) for status in (SegmentStatus.RUNNING, SegmentStatus.HELD, SegmentStatus.DONE))
+WITHDRAWN, LOST = int(SegmentStatus.WITHDRAWN), int(SegmentStatus.LOST)
 
 MANUAL, PRIORITY = int(Mode.MANUAL), int(Scheduling.PRIORITY)
 PROMPT, FIRST_CHUNK, PROMPT_FITS, OUTPUT_FITS = (int(admission) for admission in Admission)
@@ -173,6 +174,18 @@ def at_most(st: State | Queues, s: int) -> int:
     """Blocks that a segment holds with its last token. [block]"""
     seg = st.seg[s]
     return blocks_of(seg.context + seg.prompt + max(seg.generate - 1, 0) + (1 if seg.prompt == 0 else 0))
+
+
+@inner
+def remembered(st: State, s: int) -> int:
+    """Tokens at the start of a segment that its instance still has in its memory, in whole blocks. [token]"""
+    seg = st.seg[s]
+    if seg.status == DONE:
+        taken = st.inst[st.inst[seg.instance].rank_at + seg.rank].taken - seg.lost_from
+        return max(blocks_of(seg.cached) - max(taken, 0), 0) * BLOCK_TOKENS
+    if seg.status in (WITHDRAWN, LOST):
+        return 0
+    return blocks_of(seg.context + seg.prompt) * BLOCK_TOKENS
 
 
 @inner

@@ -19,7 +19,7 @@ WAITING_WEIGHT = 4
 
 
 @inner
-def choose_rank(st: Queues, i: int) -> int:
+def choose_rank(st: State | Queues, i: int) -> int:
     """The rank of an instance that takes the next request, of those that may run one; the first of equals."""
     inst = st.inst[i]
     at, ranks = inst.rank_at, inst.ranks

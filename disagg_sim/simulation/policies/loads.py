@@ -79,7 +79,7 @@ def least_uncached(view: ClusterView, request: int) -> int:
     if not view.remembers:
         return least_decode(view, among, tokens)
     view.refresh()
-    cached = np.array([view.cached_tokens(request, instance) for instance in among.tolist()])
+    cached = view.cached_everywhere(request)[among]
     running, requests = view.running_tokens[among], np.maximum(view.running_requests[among], 1)
     held = running + view.coming_tokens[among] + running / requests * view.queued_requests[among]
     return int(among[np.argmin((held + tokens - cached) / view.seats[among])])

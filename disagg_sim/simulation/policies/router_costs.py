@@ -6,11 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from disagg_sim.arrays import Ints
-from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.site import Site
-from disagg_sim.simulation.view import ClusterView
 
 #: Draws that are made at once.
 DRAWS = 1024
@@ -98,22 +95,6 @@ def llm_d(among: Any, waiting: Any, used: Any, cached: Any, prompt: int, scores:
             short = (most_waiting - waiting[each]) / (most_waiting - least_waiting)
         cost[place] = -(prefix * min(cached[each], prompt) / prompt + queue * short + memory * (1.0 - used[each]))
     return _drawn(among, cost, 0.0, draw)
-
-
-class Remembered:
-    """What each instance remembers of a prompt."""
-
-    def __init__(self) -> None:
-        self._tokens: Ints = np.zeros(0, np.int64)
-
-    def __call__(self, view: ClusterView, among: Index, request: int) -> Ints:
-        """Tokens by instance, of those of ``among`` only. [token]"""
-        if len(view.states) > self._tokens.size:
-            self._tokens = np.zeros(2 * len(view.states), np.int64)
-        if view.remembers:
-            for instance in among.tolist():
-                self._tokens[instance] = view.cached_tokens(request, instance)
-        return self._tokens
 
 
 class Draws:

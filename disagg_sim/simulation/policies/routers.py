@@ -45,7 +45,7 @@ from disagg_sim.simulation.policies.loads import (
     least_decode,
     shortest_queue,
 )
-from disagg_sim.simulation.policies.router_costs import Draws, Remembered, Scores, Weights, dynamo, least_new, llm_d
+from disagg_sim.simulation.policies.router_costs import Draws, Scores, Weights, dynamo, least_new, llm_d
 from disagg_sim.simulation.policy import Routing
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView
@@ -128,13 +128,10 @@ class Router(Protocol):
 class LeastNew:
     """The least to compute: ``prefix``."""
 
-    def __init__(self) -> None:
-        self._remembered = Remembered()
-
     def prefill(self, view: ClusterView, request: int) -> int:
         """See ``Router``; the first of several."""
         among, prompt = view.prefill, view.input_tokens[request]
-        cached = self._remembered(view, among, request)
+        cached = view.cached_everywhere(request)
         instance: int = least_new(view.inst, among, cached, prompt, view.prefill_rate, view.seats)
         return instance
 
@@ -153,7 +150,7 @@ class DynamoKv:
         self._whole = Weights(1.0, 1.0, options.overlap_credit, temperature)
         self._prefill = Weights(1.0, 0.0, options.overlap_credit, temperature)
         self._decode = Weights(0.0, 1.0, 0.0, temperature)
-        self._remembered, self._draws = Remembered(), Draws(site)
+        self._draws = Draws(site)
 
     def whole(self, view: ClusterView, request: int) -> int:
         """See ``Router``."""
@@ -170,7 +167,7 @@ class DynamoKv:
         return self._least(view, view.decode, request, self._decode)
 
     def _least(self, view: ClusterView, among: Index, request: int, weights: Weights) -> int:
-        cached = self._remembered(view, among, request)
+        cached = view.cached_everywhere(request)
         instance: int = dynamo(view.inst, among, cached, view.input_tokens[request], weights, self._draws())
         return instance
 
@@ -180,7 +177,7 @@ class LlmD:
 
     def __init__(self, site: Site, *, whole: Scores, split: Scores) -> None:
         self._whole, self._split = whole, split
-        self._remembered, self._draws = Remembered(), Draws(site)
+        self._draws = Draws(site)
         self._until, self._seen = -np.inf, 0
         self._waiting: Ints = np.zeros(0, np.int64)
         self._used: Floats = np.zeros(0)
@@ -203,7 +200,7 @@ class LlmD:
     def _best(self, view: ClusterView, among: Index, request: int, scores: Scores) -> int:
         if view.now >= self._until or self._seen < len(view.states):
             self._look(view)
-        cached, prompt = self._remembered(view, among, request), view.input_tokens[request]
+        cached, prompt = view.cached_everywhere(request), view.input_tokens[request]
         instance: int = llm_d(among, self._waiting, self._used, cached, prompt, scores, self._draws())
         return instance
 
