@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -34,7 +35,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)$")
 MARK = re.compile(r"^<!-- not run:(.*)-->$")
-RUN, SHOWN = ("python", "console", "yaml"), ("text",)
+RUN, SHOWN = ("python", "console", "yaml"), ("text", "json")
 LIMIT_S = 300  # of one block [s]
 #: A small trace, under the names that the pages use for those of the reader.
 TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(
@@ -243,6 +244,8 @@ def test_a_block_that_does_not_run_says_why() -> None:
     for block in (block for page in PAGES for block in ALL[page]):
         assert block.language in (*RUN, *SHOWN), f"{block.where}: {block.language!r} is neither run nor shown"
         assert block.reason is None or len(block.reason.split()) > 1, f"{block.where}: the mark gives no reason"
+        if block.language == "json":
+            json.loads(block.text)
 
 
 def test_most_blocks_run() -> None:
