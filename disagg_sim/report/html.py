@@ -35,7 +35,7 @@ from disagg_sim.report.lines import (
     system_lines,
     traffic_lines,
 )
-from disagg_sim.report.plan import screen
+from disagg_sim.report.plan_html import plan_html
 from disagg_sim.report.words import degrees_text
 from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.search.grid import PhaseGrid
@@ -168,11 +168,7 @@ def _(plan: MatchPlan) -> str:
 
 @html_of.register
 def _(found: Plan) -> str:
-    shown = []
-    for block in screen(found):
-        lines = "".join(f"<p>{escape(row[0])}</p>" for row in block.rows if len(row) == 1)
-        shown.append(lines or _table("", block.header, block.rows))
-    return "".join(shown)
+    return plan_html(found)
 
 
 @html_of.register
