@@ -1,6 +1,7 @@
 """Error bars: invariants of the bands, and figures that can be worked out by hand."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import disagg_sim as ds
+from disagg_sim.certainty.error_bars import kind_of
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import GemmFit
 from disagg_sim.facts.load import load_uncertainty
 from disagg_sim.facts.uncertainty import spread_of
+from disagg_sim.physics.operators import KINDS
 
 SPREADS = load_uncertainty("measured")
 
@@ -115,3 +118,9 @@ def test_an_ideal_profile_and_a_single_mode_are_refused_in_one_line():
         ds.uncertainty(ds.pareto_front(tables_of("dense")[1]), samples=10).gain([10.0])
     with pytest.raises(InputError, match="no points"):
         ds.uncertainty(tables_of("dense")[0].head(0))
+
+
+@pytest.mark.parametrize("kind", [each for each in KINDS if each != "hop"])
+def test_every_kind_of_operator_has_a_spread(kind):
+    spec = load_uncertainty("measured")
+    assert kind_of(SimpleNamespace(kind=kind), spec) in spec.kinds.values()
