@@ -116,4 +116,4 @@ def part_rate(fit: AttentionPartFit, system: SystemSpec) -> PartRate:
     """
     flops = np.inf if fit.e_compute is None else fit.e_compute * system.peak_flops["bf16"]
     bandwidth = np.inf if fit.e_memory is None else fit.e_memory * system.hbm_bandwidth
-    return PartRate(float(flops), float(bandwidth), fit.t0, fit.walk)
+    return PartRate(flops, bandwidth, fit.t0, fit.walk)

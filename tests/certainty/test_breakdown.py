@@ -173,3 +173,14 @@ def test_rows_that_their_specs_do_not_give_are_refused():
         ds.breakdown(points.head(0))
     with pytest.raises(InputError, match="row 0 of the table: its settings give ttl_s"):
         ds.breakdown(points.assign(ttl_s=points["ttl_s"] * 1.01, ttl_mean_s=points["ttl_mean_s"] * 1.01))
+
+
+@pytest.mark.parametrize("model", ["deepseek_v3_2", "qwen3_next_80b_a3b"])
+def test_kernels_of_sparse_and_linear_attention_wait_for_a_resource(model):
+    """Long caches are indexed, and states moved, at the rate of the HBM: one percent more of it shortens the step."""
+    at = ds.setup(model, "h200_sxm", "fp8")
+    grid = ds.decode_grid(at, ds.Mapping(tp_attn=8, tp_ffn=8), ds.lengths(32_000, 256), batch=[64])
+    parts = ds.breakdown(grid).latency(0, "ttl")
+    own = parts[parts["source"].str.contains("attention_parts")]
+    assert len(own)
+    assert (own["hbm_s"].sum() + own["compute_s"].sum()) > 0.1 * own["seconds"].sum()
