@@ -398,7 +398,8 @@ def spec_name(kind: str) -> BeforeValidator:
         if not isinstance(value, str):
             raise ValueError(f"{quoted(value)} is not the name of a {noun}")
         if is_path(value):
-            raise ValueError(f"{quoted(value)} is a path; give the name, and its directory in {PATH_VARIABLE}")
+            also = "; disagg-sim model import makes its file" if kind == "model" and is_config(value) else ""
+            raise ValueError(f"{quoted(value)} is a path; give the name, and its directory in {PATH_VARIABLE}{also}")
         spec: Any = expected(load_spec, kind, value)
         return str(spec.name)
 

@@ -58,6 +58,7 @@ class ModelSpec(Shown):
     block_scaled_fp8: bool = False  # fp8 checkpoints carry 128x128 block scales (DeepSeek, Kimi)
     max_context: Annotated[int, Range(1, 10**9)]  # input + output [token]
     max_context_sure: bool
+    recipe: Annotated[str, NOT_IN_FILE] = ""  # precision recipe of the checkpoint that it was read from; "" = none
     source: str
 
     @cached_property

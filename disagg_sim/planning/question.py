@@ -136,7 +136,8 @@ def usual_precision(model: ModelSpec, system: SystemSpec, cache: str = "") -> st
     Returns
     -------
     str
-        The recipe of the checkpoints that engines serve: MXFP4 of gpt-oss; else FP4 weights and FP8 cache where the
+        The recipe of the checkpoint where the model was read from one that is quantised. Else that of the checkpoints
+        that engines serve: MXFP4 of gpt-oss; else FP4 weights and FP8 cache where the
         GPU has such arithmetic, then FP8, then BF16.
 
     Raises
@@ -151,6 +152,7 @@ def usual_precision(model: ModelSpec, system: SystemSpec, cache: str = "") -> st
     ['nvfp4_fp8kv', 'fp8', 'bf16']
     """
     usual = (MXFP4, *USUAL_PRECISIONS) if model.name.startswith(MXFP4_MODELS) else USUAL_PRECISIONS
+    usual = tuple(dict.fromkeys((model.recipe, *usual))) if model.recipe else usual
     others = tuple(name for name in list_specs("precision") if name not in usual)
     for name in (*usual, *others) if cache else usual:
         recipe = load_precision(name).resolve(model)

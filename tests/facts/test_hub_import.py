@@ -11,7 +11,8 @@ from disagg_sim.cli.main import run
 from disagg_sim.errors import DisaggSimError, InputError, SpecError
 from disagg_sim.facts.hub.files import is_config
 from disagg_sim.facts.hub.imported import import_model
-from disagg_sim.facts.load import load_model
+from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.planning.question import usual_precision
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -201,6 +202,15 @@ NVFP4 = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "
 def test_the_recipe_of_a_checkpoint(config, beside, recipe, place):
     found = import_model(place(config, **({"hf_quant_config.json": beside} if beside else {})))
     assert (found.recipe, found.recipe_differs) == (recipe, ())
+
+
+def test_a_plan_takes_the_recipe_of_a_quantised_checkpoint_where_the_gpu_can_run_it(place):
+    nvfp4 = load_model(place(QWEN_MOE, **{"hf_quant_config.json": NVFP4}))
+    assert usual_precision(nvfp4, load_system("b200_sxm")) == "nvfp4_fp8kv"
+    assert usual_precision(nvfp4, load_system("h200_sxm")) == "fp8"  # no arithmetic of FP4
+    own = load_model(place(LLAMA | {"quantization_config": {"quant_method": "fp8"}}, name="fp8"))
+    assert usual_precision(own, load_system("b200_sxm")) == "fp8_bf16kv"
+    assert usual_precision(load_model(place(LLAMA, name="bf16")), load_system("h200_sxm")) == "fp8"
 
 
 def test_groups_that_stay_in_16_bit_are_told(place):

@@ -10,9 +10,9 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.hub.document import model_yaml, unread_keys
 from disagg_sim.facts.hub.files import model_files
 from disagg_sim.facts.hub.published import Published, published_params
-from disagg_sim.facts.hub.quantisation import Quantisation, differences, distance, formats_text
+from disagg_sim.facts.hub.quantisation import Quantisation, formats_text
+from disagg_sim.facts.hub.recipe import nearest_recipe
 from disagg_sim.facts.hub.spec import parsed
-from disagg_sim.facts.load import list_specs, load_precision
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.notebook import Shown
@@ -111,7 +111,7 @@ def import_model(source: str | Path, name: str = "", title: str = "", origin: st
     """
     files = model_files(source)
     found = parsed(files, name, title, origin)
-    recipe, lines = _nearest_recipe(found.quantisation, found.model)
+    recipe, lines = nearest_recipe(found.quantisation, found.model)
     return ImportedModel(
         model=found.model,
         architecture=found.architecture,
@@ -123,15 +123,3 @@ def import_model(source: str | Path, name: str = "", title: str = "", origin: st
         assumed=tuple(found.config.assumed),
         unknown=tuple(unread_keys(found.config)),
     )
-
-
-def _nearest_recipe(quantisation: Quantisation, model: ModelSpec) -> tuple[str, list[str]]:
-    """The shipped recipe that differs least from a checkpoint, and where it differs."""
-    if quantisation.unknown:
-        return "", []
-    found = {
-        name: differences(quantisation.formats, load_precision(name).resolve(model), model)
-        for name in list_specs("precision")
-    }
-    best = min(found, key=lambda name: distance(found[name]))
-    return best, list(found[best].values())

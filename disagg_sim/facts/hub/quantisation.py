@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from disagg_sim.facts.hub.config import Config
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.precision import Precision
 
 #: Word of a quantisation algorithm -> format of its weights.
 ALGORITHMS = {
@@ -34,9 +33,9 @@ REMARKS = {
     "W4A16_NVFP4": "W4A16_NVFP4 multiplies in 16 bit; taken as NVFP4",
 }
 #: Group of modules -> what their names hold. ``shared`` goes with the experts in recipes.
-_SHARED = "shared"
+SHARED = "shared"
 GROUPS = {
-    _SHARED: re.compile(r"shared_experts?(?!_gate)"),
+    SHARED: re.compile(r"shared_experts?(?!_gate)"),
     "expert": re.compile(r"(?<!shared_)\bexperts?\b"),
     "attention_projection": re.compile(
         r"(self_attn|linear_attn|\battn)(\W*$|\*)"
@@ -48,15 +47,15 @@ GROUPS = {
     ),
     "head": re.compile(r"\bhead\b|lm_head"),
 }
-_LAYER_GROUPS = ("attention_projection", "ffn", "expert", _SHARED)
+_LAYER_GROUPS = ("attention_projection", "ffn", "expert", SHARED)
 #: Number of a layer in a name, and a name that means all of a layer.
 _LAYER, _WHOLE_LAYER = re.compile(r"\.(\d{1,6})\b"), re.compile(r"layers\.\d+\.?\*$")
 #: What messages call groups.
-_NAMES = {
+NAMES = {
     "attention_projection": "attention projections",
     "ffn": "dense layers",
     "expert": "experts",
-    _SHARED: "shared experts",
+    SHARED: "shared experts",
 }
 #: Share of the layers of a group that must be left out for the group to count as left out. [1]
 MOST_LAYERS = 0.5
@@ -110,7 +109,7 @@ def quantisation_of(config: Config, beside: Mapping[str, Any] | None, model: Mod
     remarks = [REMARKS[method]] if method in REMARKS else []
     if unknown:
         return Quantisation(formats=Formats(), said=method, unknown=unknown)
-    formats = dict.fromkeys(("attention_projection", "ffn", "expert", _SHARED), base) | {"head": "bf16"}
+    formats = dict.fromkeys(("attention_projection", "ffn", "expert", SHARED), base) | {"head": "bf16"}
     if isinstance(layers := told.get("quantized_layers"), dict) and layers:
         formats |= _by_layer(layers, remarks)
     if fp4 := (told.get("expert_dtype") or config.find("expert_dtype")[1]) == "fp4" and base == "fp8_block":
@@ -206,64 +205,21 @@ def _left_out(told: Mapping[str, Any], model: ModelSpec) -> list[str]:
 
 def _layers_of(group: str, model: ModelSpec) -> int:
     """Layers that have modules of a group. [1]"""
-    if group in ("expert", _SHARED):
+    if group in ("expert", SHARED):
         return max(1, sum(kind.ffn.routes for kind in model.layers))
     if group == "ffn":
         return max(1, sum(kind.ffn.kind == "dense" for kind in model.layers))
     return max(1, sum(kind.attention.kind != "none" for kind in model.layers))
 
 
-def _groups_of(model: ModelSpec) -> dict[str, bool]:
+def groups_of(model: ModelSpec) -> dict[str, bool]:
     """Whether a model has each group that not all have."""
     ffns = [kind.ffn for kind in model.kinds]
     return {
         "ffn": any(ffn.kind == "dense" for ffn in ffns),
         "expert": any(ffn.routes for ffn in ffns),
-        _SHARED: any(getattr(ffn, "shared_experts", 0) for ffn in ffns),
+        SHARED: any(getattr(ffn, "shared_experts", 0) for ffn in ffns),
     }
-
-
-def differences(found: Formats, recipe: Precision, model: ModelSpec) -> dict[str, str]:
-    """Say in which groups a recipe differs from a checkpoint.
-
-    Parameters
-    ----------
-    found
-        Formats of the checkpoint.
-    recipe
-        Resolved for the model.
-    model
-        Whose groups count.
-
-    Returns
-    -------
-    dict
-        Group of weights -> what the checkpoint has, and what the recipe.
-    """
-    groups = _groups_of(model)
-    projected = " and ".join(sorted({each.name for each in recipe.projections}))
-    formats = {
-        "attention_projection": projected or found.attention_projection,
-        "ffn": recipe.ffn.name,
-        "expert": recipe.expert.name,
-        _SHARED: recipe.expert.name,
-        "head": recipe.head.name,
-        "cache": recipe.cache.name,
-    }
-    return {
-        group: f"{_NAMES.get(group, group)} {own}, not {other}"
-        for group, other in formats.items()
-        if groups.get(group, True) and (own := getattr(found, group)) != other
-    }
-
-
-#: What a group is worth in the search for the nearest recipe: where most weights are counts most. [1]
-_WORTH = {"expert": 16.0, "ffn": 8.0, "attention_projection": 2.0, "cache": 1.0, _SHARED: 0.5, "head": 0.25}
-
-
-def distance(groups: Iterable[str]) -> float:
-    """Weigh the groups in which a recipe differs. [1]"""
-    return sum(_WORTH[group] for group in groups)
 
 
 def formats_text(formats: Formats, model: ModelSpec) -> str:
@@ -281,7 +237,7 @@ def formats_text(formats: Formats, model: ModelSpec) -> str:
     str
         Group and format, with commas between them.
     """
-    groups = _groups_of(model)
+    groups = groups_of(model)
     said = {field.name: getattr(formats, field.name) for field in fields(formats)}
-    named = {field.name: field.name.replace("_", " ") for field in fields(formats)} | _NAMES
+    named = {field.name: field.name.replace("_", " ") for field in fields(formats)} | NAMES
     return ", ".join(f"{named[key]} {value}" for key, value in said.items() if groups.get(key, True))

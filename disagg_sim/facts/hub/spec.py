@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,8 @@ from disagg_sim.facts.hub.config import Config
 from disagg_sim.facts.hub.document import document_of, text_config
 from disagg_sim.facts.hub.families import FAMILIES
 from disagg_sim.facts.hub.files import CONFIG, ModelFiles, model_files
-from disagg_sim.facts.hub.quantisation import Quantisation, quantisation_of
+from disagg_sim.facts.hub.quantisation import Formats, Quantisation, quantisation_of
+from disagg_sim.facts.hub.recipe import nearest_recipe
 from disagg_sim.facts.model import ModelSpec, model_of
 from disagg_sim.facts.yaml_files import canonical_name
 
@@ -84,7 +86,7 @@ def imported_spec(source: str | Path) -> ModelSpec:
     Returns
     -------
     ModelSpec
-        Named as the hub or the directory calls it.
+        Named as the hub or the directory calls it, with the recipe of a checkpoint that is quantised.
     """
     path = Path(source)
     file = path / CONFIG if path.is_dir() else path
@@ -93,4 +95,7 @@ def imported_spec(source: str | Path) -> ModelSpec:
 
 @lru_cache(maxsize=64)
 def _spec(source: str | Path, stamp: int) -> ModelSpec:  # noqa: ARG001 - a new version of the file is another entry
-    return parsed(model_files(source)).model
+    found = parsed(model_files(source))
+    if found.quantisation.formats == Formats():
+        return found.model
+    return replace(found.model, recipe=nearest_recipe(found.quantisation, found.model)[0])
