@@ -63,6 +63,7 @@ MARGINS = (0.2, 0.1, 0.05, 0.02)
 CANDIDATES = 400
 #: Section of the efficiency files that speaks of a kind of operators, where it has another name.
 _SECTION = {
+    "attention_part": "attention_parts",
     "experts": "moe",
     "all_reduce": "collectives",
     "gather": "collectives",
