@@ -58,6 +58,8 @@ _DOUBTED = "low confidence"
 _HOST = ("step_host", "sequence_host", "rank_host", "kernel_launch")
 
 Shares = dict[Trust, float]
+_ORDER = tuple(Trust)
+_FITTED, _INHERITED, _ASSUMED = map(_ORDER.index, (Trust.FITTED, Trust.INHERITED, Trust.ASSUMED))
 
 
 def trust_of(fits: Sequence[Fit], sizes: Mapping[str, Any] | None = None) -> Trust:
@@ -77,39 +79,36 @@ def trust_of(fits: Sequence[Fit], sizes: Mapping[str, Any] | None = None) -> Tru
 
     Examples
     --------
-    Among four ranks of a GB200 an all-reduce was timed, among 32 it is assumed:
+    An all-reduce was timed on 4 GPUs of a GB200, on 16 of a GB300, and on 32 nowhere:
 
     >>> from disagg_sim.physics.setup import setup
     >>> fits = list(fits_of(setup("llama_3_1_70b", "gb200_nvl72", "fp8").rates, "", "all_reduce", ""))
-    >>> trust_of(fits, {"num_gpus": 4.0}).value, trust_of(fits, {"num_gpus": 32.0}).value, trust_of([]).value
-    ('fitted', 'assumed', 'assumed')
+    >>> [trust_of(fits, {"num_gpus": ranks}).value for ranks in (4.0, 16.0, 32.0)], trust_of([]).value
+    (['fitted', 'inherited', 'assumed'], 'assumed')
     """
-    if np.any(_unmeasured(fits, sizes or {})):
-        return Trust.ASSUMED
-    return _of_measured(fits)
+    return _ORDER[int(np.max(_places(fits, sizes or {})))]
 
 
 def labels_of(part: Contribution) -> NDArray[np.object_]:
     """Label an operator of some designs, (rows,)."""
-    unmeasured = _unmeasured(part.fits, {size: largest for size, (_, largest) in part.sizes.items()})
-    return np.where(np.broadcast_to(unmeasured, part.rows), Trust.ASSUMED, _of_measured(part.fits)).astype(object)
+    places = _places(part.fits, {size: largest for size, (_, largest) in part.sizes.items()})
+    found: NDArray[np.object_] = np.array(list(map(str, _ORDER)), dtype=object)[np.broadcast_to(places, part.rows)]
+    return found
 
 
-def _of_measured(fits: Sequence[Fit]) -> Trust:
-    """Label of an operator where measurements speak of it."""
-    return Trust.INHERITED if any(fit.inherited_from for fit in fits) else Trust.FITTED
-
-
-def _unmeasured(fits: Sequence[Fit], sizes: Mapping[str, Any]) -> Any:
-    """Where no measurement speaks of an operator of these sizes: True, False, or an array of the shape of the sizes."""
+def _places(fits: Sequence[Fit], sizes: Mapping[str, Any]) -> Any:
+    """Place of the label of an operator among all labels: a number, or an array of the shape of its sizes."""
     measured = [fit for fit in fits if fit.engine != ASSUMED]
     if not measured:
-        return True
-    if len(measured) < len(fits) and "num_gpus" in sizes:  # an assumption for more ranks than any that were timed
-        return np.asarray(sizes["num_gpus"]) > timed_ranks(measured)
+        return _ASSUMED
+    own = _INHERITED if any(fit.inherited_from for fit in measured) else _FITTED
+    if len(measured) < len(fits) and "num_gpus" in sizes:  # more ranks than were timed: a law lent by another system
+        ranks, timed = np.asarray(sizes["num_gpus"]), timed_ranks(measured)
+        lent = max((high for fit in fits for size, _, high in fit.valid if size == "num_gpus"), default=0.0)
+        return np.where(ranks <= timed, own, np.where(ranks <= lent, _INHERITED, _ASSUMED))
     if "node_num" in sizes and not any(isinstance(fit, AllToAllFit) and fit.link == "nic" for fit in measured):
-        return np.asarray(sizes["node_num"]) > 1.0  # of NICs only the vendor's bandwidth is known
-    return False
+        return np.where(np.asarray(sizes["node_num"]) > 1.0, _ASSUMED, own)  # of NICs the vendor's bandwidth is known
+    return own
 
 
 def trust_of_entry(place: str, entry: str) -> Trust:
@@ -193,7 +192,7 @@ def shares_of_designs(designs: Designs) -> dict[Trust, Scores]:
         latency that the designs do not have. [1]
     """
     hosts = {trust_of_host(at) for at in (designs.at, designs.prefill_at)}
-    host = max(hosts, key=list(Trust).index)
+    host = max(hosts, key=_ORDER.index)
     found: dict[Trust, Scores] = {
         label: _carried(designs, label) for label in Trust if label not in (Trust.MEASURED, host)
     }
@@ -218,11 +217,7 @@ def _marked(at: Setup, label: Trust) -> Setup:
         key = key_of(op)
         if key not in known:
             known[key] = tuple(fits_of(at.rates, *key))
-        unmeasured = _unmeasured(known[key], sizes_of(op))
-        if label == Trust.ASSUMED:
-            mine = unmeasured
-        else:
-            mine = np.logical_not(unmeasured) & (_of_measured(known[key]) == label)
+        mine = _places(known[key], sizes_of(op)) == _ORDER.index(label)
         return cost * (1.0 + STEP * 1j * np.asarray(mine, dtype=float)) if np.any(mine) else cost
 
     return adjusted(at, adjust)

@@ -159,6 +159,15 @@ def frontier(**columns: object) -> pd.DataFrame:
     return pd.DataFrame({"case": "a", "mode": "m"} | numbers | columns)
 
 
+def test_a_table_that_does_not_say_what_it_rests_on_compares_with_one_that_does(tmp_path: Path) -> None:
+    """The column came later; and its words follow from fits, whose change moves the numbers themselves."""
+    words = [["fitted 90 %, assumed 10 %"] * 2, ["fitted 89 %, assumed 11 %"] * 2]
+    tables = [frontier(), *(frontier(rests_on=each) for each in words)]
+    fronts = [read_frontier(written(tmp_path / str(number), table)) for number, table in enumerate(tables)]
+    assert all(compare_frontiers(fronts[0], other).same for other in fronts)
+    assert compare_frontiers(fronts[1], fronts[2]).same
+
+
 def written(path: Path, table: pd.DataFrame, cases: tuple[str, ...] = ()) -> Path:
     path.mkdir(exist_ok=True)
     if len(table):

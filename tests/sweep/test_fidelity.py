@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from disagg_sim.certainty.trust import Trust, shares_of_text
 from disagg_sim.cli.main import run
 
 SWEEP = """
@@ -63,6 +64,16 @@ def test_the_summary_says_what_rests_on_extrapolation(swept):
     assert f"inherited from h100_sxm ({points})" in text
     assert "With its error bars, 80 % of all samples: at " in text
     assert (root / "out" / "figures").is_dir()
+
+
+def test_every_point_of_a_frontier_says_what_it_rests_on(swept):
+    """All kernels are those of another system: most of the time of any design is inherited."""
+    root, _ = swept
+    front = pd.read_csv(root / "out" / "frontier.csv")
+    shares = front["rests_on"].map(shares_of_text)
+    assert (shares.map(lambda each: each[Trust.INHERITED]) > 0.5).all()
+    assert shares.map(lambda each: sum(each.values())).between(0.95, 1.02).all()
+    assert str(front["rests_on"][0]) in (root / "out" / "summary.md").read_text()
 
 
 def test_elasticities_of_a_sweep(swept, capsys):
