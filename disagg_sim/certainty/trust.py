@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from disagg_sim.certainty.contributions import STEP, Contribution, adjusted, fits_of, key_of, sizes_of
 from disagg_sim.certainty.designs import Designs, Scores, scores_of, times_of
 from disagg_sim.certainty.rows import SHIPPED, Origin, design_of, designs_of
+from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, Fit
 from disagg_sim.facts.load import load_engine, load_system
 from disagg_sim.physics.link_curves import timed_ranks
@@ -353,13 +354,23 @@ def shares_of_text(text: str) -> Shares:
     dict of Trust to float
         Shares, to a hundredth. [1]
 
+    Raises
+    ------
+    InputError
+        Other words.
+
     Examples
     --------
     >>> shares_of_text("fitted 92 %, assumed 8 %")
     {<Trust.FITTED: 'fitted'>: 0.92, <Trust.ASSUMED: 'assumed'>: 0.08}
     """
-    parts = [each.split() for each in text.split(", ") if each]
-    return {Trust(label): int(percent) / 100 for label, percent, _ in parts}
+    try:
+        parts = [each.split() for each in text.split(", ") if each]
+        return {Trust(label): int(percent) / 100 for label, percent, _ in parts}
+    except ValueError:
+        raise InputError(
+            f"{COLUMN} {quoted(text)}; allowed: labels with their shares, 'fitted 92 %, assumed 8 %'"
+        ) from None
 
 
 def words_of_points(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.Series:

@@ -13,6 +13,7 @@ from disagg_sim.certainty.trust import (
     Trust,
     added,
     shares_of_designs,
+    shares_of_text,
     shares_text,
     trust_of,
     trust_of_host,
@@ -20,6 +21,7 @@ from disagg_sim.certainty.trust import (
     trust_shares,
     words_of_points,
 )
+from disagg_sim.errors import InputError
 from disagg_sim.report.breakdown import trust_shares as shares_of_parts
 
 LENGTHS = ds.lengths(2048, 256)
@@ -129,6 +131,9 @@ def test_words_are_short_and_say_every_label():
     assert shares_text(dict.fromkeys(Trust, 0.25)) == "measured 25 %, fitted 25 %, inherited 25 %, assumed 25 %"
     assert words_of_points(tables_of("ideal")[1]).unique().tolist() == ["assumed 100 %"]
     assert set(MEANING) == set(Trust)
+    for wrong in ("fitted", "guessed 3 %", "fitted x %"):
+        with pytest.raises(InputError, match=f"rests_on '{wrong}'; allowed: labels"):
+            shares_of_text(wrong)
     assert sum(added([(2.0, {Trust.FITTED: 1.0}), (1.0, {Trust.ASSUMED: 1.0})]).values()) == 1.0
 
 
