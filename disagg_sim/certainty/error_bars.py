@@ -70,6 +70,7 @@ _SECTION = {
     "all_to_all": "alltoall",
     "copy": "elementwise",
     "hop": "collectives",
+    "attention_part": "attention_parts",
 }
 
 
