@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from disagg_sim.facts import load
+from disagg_sim.physics.setup import Setup
 from disagg_sim.scenario.spec import PolicyChoice, Scenario
 from disagg_sim.scenario.traces import TraceSource
-from disagg_sim.simulation.deployment import ServedDeployment
+from disagg_sim.simulation.deployment import PARTS, ServedDeployment
 from disagg_sim.simulation.feasibility import require_possible
+from disagg_sim.simulation.models import shares_of
+from disagg_sim.simulation.placed import bare
 from disagg_sim.sweep.store import Key, code_digest, digest_of
 from disagg_sim.workload import scaling
+from disagg_sim.workload.trace import Trace
 
 #: Tables of a store: one block a run in each; a run is done when its row of ``runs`` is there, written last.
 REQUESTS, SAMPLES, DECISIONS, RUNS = "requests", "samples", "decisions", "runs"
@@ -114,20 +118,27 @@ def plan_scenario(scenario: Scenario) -> ScenarioPlan:
         notes += [f"{source.name}: {note}" for note in trace.notes]
         if source.scale_by == scaling.REQUESTS:
             notes.append(f"{source.name}: rates by fewer or more requests at unchanged time, seed {scenario.seed}")
-        if beyond := int((trace.input_tokens + trace.output_tokens > what.model.max_context).sum()):
-            notes.append(
-                f"{source.name}: {beyond} of {len(trace)} requests exceed the context of {what.model.name} "
-                f"({what.model.max_context} tokens) and are rejected"
-            )
         for deployment in scenario.deployments:
             for choice in scenario.policies:
-                require_possible(what, deployment, choice.parts, trace, scenario.slo)
+                require_possible(what, deployment, choice.parts, trace, scenario.slo, scenario.run.classes)
+            notes += [f"{source.name}: {note}" for note in _beyond(trace, deployment, what)]
     return ScenarioPlan(
         scenario=scenario,
         runs=tuple(_runs(scenario, specs, search=False)),
         searches=tuple(_runs(scenario, specs, search=True)) if scenario.capacity is not None else (),
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _beyond(trace: Trace, deployment: ServedDeployment, usual: Setup) -> Iterator[str]:
+    """A line for each model with requests that its context does not take."""
+    for share in shares_of(trace, deployment, PARTS, usual):
+        own, model = share.trace, share.setup.model
+        if beyond := int((own.input_tokens + own.output_tokens > model.max_context).sum()):
+            yield (
+                f"{beyond} of {len(own)} requests exceed the context of {model.name} "
+                f"({model.max_context} tokens) and are rejected"
+            )
 
 
 def _runs(scenario: Scenario, specs: str, *, search: bool) -> Iterator[Run]:
@@ -137,7 +148,8 @@ def _runs(scenario: Scenario, specs: str, *, search: bool) -> Iterator[Run]:
         trace = (replace(source, path="", rate_scales=()), source.content())
         scales: tuple[float | None, ...] = (None,) if search else source.rate_scales
         for scale, choice in product(scales, scenario.policies):
-            values = (deployment, choice, trace, scale, aim, scenario.slo, scenario.seed, scenario.run, specs)
+            served = _instances(deployment)
+            values = (served, choice, trace, scale, aim, scenario.slo, scenario.seed, scenario.run, specs)
             yield Run(
                 scenario=scenario,
                 deployment=deployment,
@@ -147,6 +159,24 @@ def _runs(scenario: Scenario, specs: str, *, search: bool) -> Iterator[Run]:
                 requests=_requests(source, scenario.seed, scale),
                 digest=digest_of(values),
             )
+
+
+def _instances(deployment: ServedDeployment) -> tuple[Any, ...]:
+    """What a deployment says, its setups by their specs."""
+    parts = [
+        (part, bare(each.mapping), each.instances, each.batch, each.token_budget, _specs_of(each.setup))
+        for part in PARTS
+        for each in deployment.part(part)
+    ]
+    return deployment.name, deployment.gpus, parts, _specs_of(deployment.setup)
+
+
+def _specs_of(at: Setup | None) -> tuple[Any, ...]:
+    """All that decides what instances of a setup do; nothing where the scenario says it."""
+    if at is None:
+        return ()
+    fits = load.load_efficiency(at.system.name)
+    return at.model, at.system, at.precision, at.profile, fits, at.engine, at.overheads
 
 
 def _requests(source: TraceSource, seed: int, scale: float | None) -> int:
@@ -159,16 +189,9 @@ def _specs(scenario: Scenario) -> tuple[Any, ...]:
     what = scenario.setup
     lengths = [source.synthetic.lengths for source in scenario.traces if source.synthetic is not None]
     traffic = [load.load_traffic(name) for name in lengths if isinstance(name, str)]
-    fits = load.load_efficiency(what.system.name)
     own = [Path(path).read_text(encoding="utf-8") for path in scenario.policy_files]
     return (
-        what.model,
-        what.system,
-        what.precision,
-        what.profile,
-        fits,
-        what.engine,
-        what.overheads,
+        *_specs_of(what),
         load.load_scheduler(scenario.run.scheduler),
         traffic,
         own,

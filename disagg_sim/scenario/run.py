@@ -22,7 +22,7 @@ from disagg_sim.scenario.plan import DECISIONS, REQUESTS, RUNS, SAMPLES, TABLES,
 from disagg_sim.scenario.policy_files import load_policies
 from disagg_sim.scenario.spec import Scenario
 from disagg_sim.simulation.capacity import Aim, attains, p99_inside, serving_capacity
-from disagg_sim.simulation.classes import CLASS_COLUMNS, by_class, limits_of, with_class
+from disagg_sim.simulation.classes import CLASS_COLUMNS, MODEL_COLUMNS, by_class, by_model, limits_of, with_class
 from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary
 from disagg_sim.simulation.options import MOST_SAMPLES
@@ -86,6 +86,7 @@ class ScenarioResult:
     summary: pd.DataFrame  # a row a run, the columns of ``metrics.Summary``
     decisions: pd.DataFrame  # a row a decision
     classes: pd.DataFrame  # a row a class of a run, where the traces have classes
+    models: pd.DataFrame  # a row a model of a run and one of all, where a deployment serves several
     capacity: pd.DataFrame  # a row a search; empty when the scenario asks for none
     searched: pd.DataFrame  # a row a run of the searches, the columns of ``summary``
     faults: tuple[str, ...]  # of runs that their policies stopped
@@ -290,7 +291,7 @@ def _note(result: RunResult) -> str:
     """Data for plots and readers in addition to the row: the histogram of gaps, and the instances."""
     instances = {f.name: getattr(result.instances, f.name).tolist() for f in fields(result.instances)}
     gaps = {"edges_s": result.itl_edges.tolist(), "counts": result.itl_counts.tolist()}
-    return json.dumps({"instances": instances, "itl": gaps})
+    return json.dumps({"instances": instances, "itl": gaps, "gpus_by_model": result.gpus_by_model()})
 
 
 def _frame(rows: Sequence[Summary]) -> pd.DataFrame:
@@ -323,6 +324,7 @@ def _collect(plan: ScenarioPlan, store: Store, faults: tuple[str, ...]) -> Scena
             columns=[*NAMES, *DECISION_COLUMNS],
         ),
         classes=_class_table(whole, store),
+        models=_model_table(whole, store),
         capacity=pd.DataFrame([_capacity_row(run, store) for run in searches], columns=list(CAPACITY_COLUMNS)),
         searched=pd.DataFrame(_timed(store, [run.key(run.table) for run in searches], timings), columns=list(COLUMNS)),
         faults=faults,
@@ -341,6 +343,19 @@ def _class_table(runs: Sequence[Run], store: Store) -> pd.DataFrame:
         rows = by_class(store.read(run.key(REQUESTS)), trace, scenario.slo, scenario.run.classes)
         tables.append(rows.assign(**_names(run))[[*NAMES, *CLASS_COLUMNS]])
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*NAMES, *CLASS_COLUMNS])
+
+
+def _model_table(runs: Sequence[Run], store: Store) -> pd.DataFrame:
+    """What the requests of each model got in each run of several."""
+    tables = []
+    for run in runs:
+        gpus, scenario = json.loads(store.note(run.key(RUNS)))["gpus_by_model"], run.scenario
+        if gpus and run.rate_scale is not None:
+            trace = run.source.at_rate(scenario.seed, run.rate_scale)
+            limits = limits_of(trace, scenario.slo, scenario.run.classes)
+            rows = by_model(store.read(run.key(REQUESTS)), limits, gpus)
+            tables.append(rows.assign(**_names(run))[[*NAMES, *MODEL_COLUMNS]])
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*NAMES, *MODEL_COLUMNS])
 
 
 def _records(store: Store, key: Key) -> list[dict[str, Any]]:
@@ -385,6 +400,8 @@ def _write_tables(result: ScenarioResult, root: Path) -> None:
     write_csv(root / "decisions.csv", result.decisions, digits=9)
     if len(result.classes):
         write_csv(root / "classes.csv", result.classes, digits=9)
+    if len(result.models):
+        write_csv(root / "models.csv", result.models, digits=9)
     if len(result.capacity):
         write_csv(root / "capacity.csv", result.capacity, digits=9)
         write_csv(root / "capacity_runs.csv", result.searched, digits=9)

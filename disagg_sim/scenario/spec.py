@@ -1,21 +1,17 @@
-"""Read a scenario's YAML into a frozen ``Scenario``: policies x deployments x traces x rates; report all faults.
-
-Past 400 lines: the keys of a file stand together, so that all its faults are told at once.
-"""
+"""Read a scenario's YAML into a frozen ``Scenario``: policies x deployments x traces x rates; report all faults."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, PlainValidator
 
-from disagg_sim import domain
 from disagg_sim.domain import MOST_SEED, Slo
-from disagg_sim.errors import DisaggSimError, InputError, SpecError, nearest, quoted
+from disagg_sim.errors import DisaggSimError, SpecError, nearest, quoted
 from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError, expected, require_few, told_by
 from disagg_sim.facts.schema import (
@@ -32,24 +28,22 @@ from disagg_sim.facts.schema import (
     plain_name,
 )
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
-from disagg_sim.physics.setup import Setup, engine_names, setup
+from disagg_sim.physics.setup import Setup, engine_names
+from disagg_sim.scenario.deployments import DeploymentKeys, served_by_name, setup_named
 from disagg_sim.scenario.failures import read_failures
 from disagg_sim.scenario.option_values import Form, read_options
 from disagg_sim.scenario.policy_files import KnownPolicies
 from disagg_sim.scenario.traces import TraceKeys, TraceSource, distinct_traces, replacing
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
-from disagg_sim.simulation.classes import ServiceClass, limits_of
-from disagg_sim.simulation.deployment import LIMITS, PARTS, Replicas, ServedDeployment
+from disagg_sim.simulation.classes import MODEL, ServiceClass, limits_of
+from disagg_sim.simulation.deployment import PARTS, ServedDeployment
 from disagg_sim.simulation.feasibility import require_fit
-from disagg_sim.simulation.options import MOST_TOKENS, options_of
+from disagg_sim.simulation.models import shares_of
+from disagg_sim.simulation.options import options_of
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run import RunOptions
 
-#: Limits of the instances of a part -> their largest value [1], [token], [token].
-PART_LIMITS = {**LIMITS, "chunk_tokens": MOST_TOKENS}
-#: Parts whose passes of whole prompts a pipeline may cut into chunks.
-CHUNKING = ("prefill", "colocated")
 #: What a capacity is the largest rate of: a share of the requests inside the SLO, or their 99th percentiles.
 CRITERIA = ("attainment", "p99")
 
@@ -106,12 +100,7 @@ class Scenario:
     @property
     def setup(self) -> Setup:
         """Model, system, recipe and profile with their rates; the same object each time."""
-        return _setup(self.model, self.system, self.precision, self.profile, self.engine)
-
-
-@lru_cache(maxsize=8)
-def _setup(model: str, system: str, precision: str, profile: str, engine: str) -> Setup:
-    return setup(model, system, precision, profile, engine or None)
+        return setup_named(self.model, self.system, self.precision, self.profile, self.engine)
 
 
 def load_scenario(name: str, *, trace: str = "", seed: int | None = None) -> Scenario:
@@ -257,81 +246,6 @@ def _distinct_labels(choices: tuple[PolicyChoice, ...]) -> tuple[PolicyChoice, .
 
 #: What is said of a key that older files have.
 SYSTEMS = "systems: serving policies stand under 'policies'; 'system' names the GPUs"
-_Degree = Annotated[int, Range(1, 1024)]
-
-
-class _Instances(Strict):
-    """Degrees, count and limits of equal instances; what is not given of the limits is left to the policy."""
-
-    tp: _Degree = 1
-    dp: _Degree = 1
-    ep: _Degree = 1
-    pp: _Degree = 1
-    redundant_slots: Annotated[int, Range(0, 1024)] = 0
-    instances: Annotated[int, Range(1, 10**5)] = 1
-    batch: Annotated[int | None, Range(1, PART_LIMITS["batch"])] = None
-    token_budget: Annotated[int | None, Range(1, PART_LIMITS["token_budget"])] = None
-    chunk_tokens: Annotated[int | None, Range(1, PART_LIMITS["chunk_tokens"])] = None
-
-
-def _replicas(part: str, keys: _Instances) -> Replicas:
-    stage, chunk = keys.tp * keys.dp, keys.chunk_tokens
-    faults: list[tuple[tuple[str, ...], str]] = []
-    if stage % keys.ep:
-        faults.append(((), f"ep {keys.ep} does not divide the {stage} GPUs of a stage (tp x dp)"))
-    if chunk is not None and (keys.pp == 1 or part not in CHUNKING):
-        said = f"{chunk} cuts the prompts of a pass for the stages of a pipeline; allowed: with pp above 1, in "
-        faults.append((("chunk_tokens",), said + " and ".join(CHUNKING)))
-    if faults:
-        raise SeveralFaultsError(faults)
-    mapping = domain.Mapping(
-        tp_attn=keys.tp,
-        dp_attn=keys.dp,
-        tp_ffn=stage // keys.ep,
-        ep=keys.ep,
-        pp=keys.pp,
-        redundant_slots=keys.redundant_slots,
-        chunk_tokens=chunk or 0,
-    )
-    return expected(
-        lambda: Replicas(mapping=mapping, instances=keys.instances, batch=keys.batch, token_budget=keys.token_budget)
-    )
-
-
-def _part(name: str) -> Written:
-    """``{tp: 2, instances: 2}``, or a list of these."""
-    return Written(Several[Annotated[Replicas, Written(_Instances, partial(_replicas, name))]], tuple)
-
-
-class _Deployment(Strict):
-    """Instances by part."""
-
-    gpus: Annotated[int | None, Range(1, 10**6)] = None
-    prefill: Annotated[tuple[Replicas, ...], _part("prefill")] = ()
-    decode: Annotated[tuple[Replicas, ...], _part("decode")] = ()
-    colocated: Annotated[tuple[Replicas, ...], _part("colocated")] = ()
-    pairs: Annotated[tuple[Replicas, ...], _part("pairs")] = ()
-
-    def served(self, name: str) -> ServedDeployment:
-        """The deployment of a name, with the GPUs of its largest choice of parts where none are given."""
-        parts = {part: getattr(self, part) for part in PARTS}
-        if not any(parts.values()):
-            raise InputError(f"has no instances; allowed: {', '.join(PARTS)}")
-        sums = {part: sum(replicas.gpus for replicas in parts[part]) for part in PARTS}
-        most = max(sums["prefill"] + sums["decode"], sums["colocated"], sums["pairs"])
-        return ServedDeployment(name=name, gpus=self.gpus or most, **parts)
-
-
-def _served(given: Mapping[str, _Deployment]) -> tuple[ServedDeployment, ...]:
-    found, faults = [], []
-    for name, keys in given.items():
-        try:
-            found.append(keys.served(name))
-        except InputError as error:
-            faults.append(((name,), str(error)))
-    if faults:
-        raise SeveralFaultsError(faults)
-    return tuple(found)
 
 
 class _Limits(Strict):
@@ -348,12 +262,13 @@ class _ClassLimits(_Limits):
 
 
 class _Slo(_Limits):
-    """Limits of requests, and of those of some classes."""
+    """Limits of requests, of those of some classes, and of those of some models."""
 
     classes: dict[PlainName, _ClassLimits] = {}  # noqa: RUF012 - pydantic copies it
+    models: dict[Annotated[str, load.spec_name("model")], _Limits] = {}  # noqa: RUF012
 
 
-#: Limits of requests, and classes with others.
+#: Limits of requests, and classes and models with others.
 _Promises = tuple[Slo, tuple[ServiceClass, ...]]
 
 
@@ -362,7 +277,11 @@ def _promised(keys: _Slo) -> _Promises:
         ServiceClass(name=name, slo=Slo(ttft=each.ttft_s, tpot=each.tpot_s), priority=each.priority)
         for name, each in keys.classes.items()
     )
-    return Slo(ttft=keys.ttft_s, tpot=keys.tpot_s), classes
+    models = tuple(
+        ServiceClass(name=name, slo=Slo(ttft=each.ttft_s, tpot=each.tpot_s), of=MODEL)
+        for name, each in keys.models.items()
+    )
+    return Slo(ttft=keys.ttft_s, tpot=keys.tpot_s), classes + models
 
 
 class _Capacity(Strict):
@@ -383,7 +302,7 @@ class _File(Strict):
     engine: Annotated[str, OneOf(engine_names)] = ""
     trace: Annotated[tuple[TraceSource, ...], Written(Several[TraceKeys], distinct_traces)]
     slo: Annotated[_Promises, Written(_Slo, _promised)]
-    deployments: Annotated[tuple[ServedDeployment, ...], Written(Named[PlainName, _Deployment], _served)]
+    deployments: Annotated[Named[PlainName, DeploymentKeys], AfterValidator(served_by_name)]  # after what it serves
     policy_file: Annotated[Several[str], AfterValidator(_taken)] = ()  # before the policies: they are looked up there
     policies: Annotated[Several[Annotated[PolicyChoice, PlainValidator(_choice)]], AfterValidator(_distinct_labels)]
     seed: Annotated[int, Range(0, MOST_SEED)] = 0
@@ -440,3 +359,5 @@ def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
         for choice in scenario.policies:
             yield from told_by("deployments", deployment.require, choice.label, known.needs(choice.kind))
         yield from told_by("deployments", require_fit, what, deployment)
+        for source in scenario.traces:
+            yield from told_by("trace", shares_of, source.load(scenario.seed), deployment, PARTS, what)

@@ -15,7 +15,7 @@ from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError, expected
 from disagg_sim.facts.schema import Axis, OneOf, PlainName, Range, Strict, Written, distinct, plain_name, told_apart
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
-from disagg_sim.workload.classes import with_classes
+from disagg_sim.workload.classes import with_classes, with_models
 from disagg_sim.workload.readers.clock import TIME_UNITS
 from disagg_sim.workload.readers.load import ROLES, load_trace
 from disagg_sim.workload.scaling import SCALE_BY, SHIFT_S, TIME, at_rate
@@ -32,6 +32,23 @@ _Size = Annotated[float, Range(0.0, 1e6)]
 _Columns = dict[Annotated[str, OneOf(ROLES)], str]
 #: Class of requests -> its share of them.
 _Shares = dict[PlainName, Annotated[float, Range(1e-6, 1e6)]]
+#: Models and their shares of the requests, or classes and the models and shares of each.
+ModelShares = tuple[tuple[str, float | tuple[tuple[str, float], ...]], ...]
+_OfModels = dict[Annotated[str, load.spec_name("model")], Annotated[float, Range(1e-6, 1e6)]]
+_ByClass = dict[PlainName, _OfModels]
+_Models: Any = Annotated[
+    Annotated[_ByClass, Tag("class")] | Annotated[_OfModels, Tag("model")],
+    told_apart(
+        lambda value: (
+            None
+            if not isinstance(value, Mapping)
+            else "class"
+            if any(isinstance(each, Mapping) for each in value.values())
+            else "model"
+        ),
+        "neither shares of models nor models of classes",
+    ),
+]
 _Requests = Annotated[int | None, Range(1, 10**9)]
 
 
@@ -104,6 +121,7 @@ class TraceSource:
     scale_by: str = TIME  # of ``SCALE_BY``: what makes the rate another
     shift_s: float = SHIFT_S  # by how much copies of the trace are rotated at most [s]
     classes: tuple[tuple[str, float], ...] = ()  # classes of requests and their shares [1]; none = those of the file
+    models: ModelShares = ()  # models that requests ask for, or classes and theirs; none = those of the file
 
     def load(self, seed: int) -> Trace:
         """The trace at its own rate; a file is read once for each of its versions."""
@@ -133,7 +151,12 @@ def _content(path: str, version: int) -> str:  # noqa: ARG001 - a new version is
 @lru_cache(maxsize=8)
 def _load(source: TraceSource, seed: int, version: int) -> Trace:  # noqa: ARG001 - a new version is another entry
     trace = _read_or_drawn(source, seed)
-    return with_classes(trace, dict(source.classes), seed=seed) if source.classes else trace
+    if source.classes:
+        trace = with_classes(trace, dict(source.classes), seed=seed)
+    if source.models:
+        shares: Any = {name: dict(own) if isinstance(own, tuple) else own for name, own in source.models}
+        trace = with_models(trace, shares, seed=seed)
+    return trace
 
 
 def _read_or_drawn(source: TraceSource, seed: int) -> Trace:
@@ -156,6 +179,10 @@ def _read_or_drawn(source: TraceSource, seed: int) -> Trace:
     return trace if source.requests is None else trace.head(source.requests)
 
 
+def _pairs(given: Mapping[str, Any]) -> ModelShares:
+    return tuple((name, tuple(own.items()) if isinstance(own, Mapping) else own) for name, own in given.items())
+
+
 class _Rates(Strict):
     """What all traces have."""
 
@@ -165,6 +192,7 @@ class _Rates(Strict):
     scale_by: Annotated[str, OneOf(SCALE_BY)] = TIME
     shift_s: _Seconds = SHIFT_S
     classes: Annotated[tuple[tuple[str, float], ...], Written(_Shares, lambda given: tuple(given.items()))] = ()
+    models: Annotated[ModelShares, Written(_Models, _pairs)] = ()
 
 
 class _Common(_Rates):
@@ -294,9 +322,8 @@ def _begun(keys: _SessionKeys, info: Any) -> TraceSource:
 
 def _read(found: TraceSource, keys: _Rates, info: Any) -> TraceSource:
     """A source with its rates, which was read once to find its faults, unless another takes its place."""
-    source = replace(
-        found, rate_scales=keys.rate_scale, scale_by=keys.scale_by, shift_s=keys.shift_s, classes=keys.classes
-    )
+    source = replace(found, rate_scales=keys.rate_scale, scale_by=keys.scale_by, shift_s=keys.shift_s)
+    source = replace(source, classes=keys.classes, models=keys.models)
     if not info.context.instead:
         for extreme in {min(source.rate_scales), max(source.rate_scales)}:  # the longest, the most requests
             expected(partial(source.at_rate, 0, extreme))
@@ -335,7 +362,8 @@ def replacing(path: str, sources: tuple[TraceSource, ...]) -> tuple[TraceSource,
     source = TraceSource(name=plain_name(_stem(path)), path=path, rate_scales=rates)
     if sources:
         first = sources[0]
-        source = replace(source, scale_by=first.scale_by, shift_s=first.shift_s, classes=first.classes)
+        source = replace(source, scale_by=first.scale_by, shift_s=first.shift_s)
+        source = replace(source, classes=first.classes, models=first.models)
     expected(source.load, 0)
     return (source,)
 

@@ -18,13 +18,16 @@ from disagg_sim.atomic import write_text
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.schema import PLAIN_NAME
+from disagg_sim.physics.setup import Setup
+from disagg_sim.scenario.deployments import PART_LIMITS, SERVES
 from disagg_sim.scenario.failures import written_failures
-from disagg_sim.scenario.spec import PART_LIMITS, Scenario, load_scenario
+from disagg_sim.scenario.spec import Scenario, load_scenario
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
-from disagg_sim.simulation.classes import ServiceClass
+from disagg_sim.simulation.classes import CLASS, MODEL, ServiceClass
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.options import options_of
+from disagg_sim.simulation.placed import bare
 from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run import RunOptions
@@ -85,18 +88,14 @@ def _document(result: SimulationResult, name: str, trace: str) -> dict[str, Any]
     start = float(source.arrival[0])
     return {
         "name": name,
-        "model": what.model.name,
-        "system": what.system.name,
-        "precision": what.precision.name,
-        "profile": what.profile.name,
-        **({"engine": what.engine} if what.engine else {}),
+        **{key: value for key, value in _serves(what).items() if value},
         "trace": {
             "path": trace,
             "name": source.name if PLAIN_NAME.fullmatch(source.name) else "trace",
             **({"start_s": start} if start else {}),
         },
         "slo": {**_limits(result.slo), **_classes(result.options.classes)},
-        "deployments": {result.deployment.name: _deployment(result.deployment)},
+        "deployments": {result.deployment.name: _deployment(result.deployment, _serves(what))},
         "policies": [_policy(result.policy)],
         "seed": result.records.seed,
         "run": _run(result.options),
@@ -104,8 +103,21 @@ def _document(result: SimulationResult, name: str, trace: str) -> dict[str, Any]
     }
 
 
-def _deployment(deployment: ServedDeployment) -> dict[str, Any]:
-    parts = {part: [_replicas(each) for each in getattr(deployment, part)] for part in PARTS}
+def _serves(at: Setup) -> dict[str, str]:
+    """Names of what instances serve, and on what, by ``SERVES``."""
+    return dict(
+        zip(SERVES, (at.model.name, at.system.name, at.precision.name, at.profile.name, at.engine), strict=True)
+    )
+
+
+def _deployment(deployment: ServedDeployment, usual: dict[str, str]) -> dict[str, Any]:
+    """Its GPUs and parts; instances say what they serve where that is not the usual."""
+
+    def group(each: Replicas) -> dict[str, Any]:
+        own = _serves(each.setup) if each.setup is not None else usual
+        return {**{key: name for key, name in own.items() if name != usual[key]}, **_replicas(each)}
+
+    parts = {part: [group(each) for each in getattr(deployment, part)] for part in PARTS}
     return {"gpus": deployment.gpus, **{part: entries for part, entries in parts.items() if entries}}
 
 
@@ -139,8 +151,9 @@ def _limits(slo: Slo) -> dict[str, float]:
 
 
 def _classes(classes: Sequence[ServiceClass]) -> dict[str, Any]:
-    said = {each.name: {**_limits(each.slo), "priority": each.priority} for each in classes}
-    return {"classes": said} if said else {}
+    said = {each.name: {**_limits(each.slo), "priority": each.priority} for each in classes if each.of == CLASS}
+    models = {each.name: _limits(each.slo) for each in classes if each.of == MODEL}
+    return {**({"classes": said} if said else {}), **({"models": models} if models else {})}
 
 
 def _admission(kind: AdmissionKind | None) -> dict[str, Any]:
@@ -199,7 +212,7 @@ def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
         "system": said.system == what.system,
         "precision": said.precision == what.precision,
         "profile": said.profile == what.profile,
-        "deployments": scenario.deployments == (result.deployment,),
+        "deployments": list(map(_told, scenario.deployments)) == [_told(result.deployment)],
         "policies": scenario.policies[0].policy == result.policy,
         "run": scenario.run == result.options,
         "trace": np.array_equal(trace.input_tokens, result.trace.input_tokens)
@@ -210,6 +223,16 @@ def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
     for key, equal in same.items():
         if not equal:
             raise InputError(f"{path}: {key} reads back differently from what was simulated; its runs would differ")
+
+
+def _told(deployment: ServedDeployment) -> tuple[Any, ...]:
+    """What tells a deployment from others, its setups by the names of their specs."""
+    parts = [
+        (part, bare(each.mapping), each.instances, each.batch, each.token_budget, each.setup and _serves(each.setup))
+        for part in PARTS
+        for each in getattr(deployment, part)
+    ]
+    return deployment.name, deployment.gpus, parts
 
 
 def _same_turns(one: Trace, other: Trace) -> bool:

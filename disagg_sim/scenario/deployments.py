@@ -1,0 +1,191 @@
+"""Read the deployments of a scenario: groups of equal instances by part, which may differ in model and GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from typing import Annotated, Any, NamedTuple
+
+from disagg_sim import domain
+from disagg_sim.errors import DisaggSimError, InputError
+from disagg_sim.facts import load
+from disagg_sim.facts.faults import SeveralFaultsError, expected
+from disagg_sim.facts.schema import OneOf, Range, Several, Strict, Written
+from disagg_sim.physics.setup import Setup, engine_names, setup
+from disagg_sim.simulation.deployment import LIMITS, PARTS, Replicas, ServedDeployment, largest_choice
+from disagg_sim.simulation.options import MOST_TOKENS
+
+#: Limits of the instances of a part -> their largest value [1], [token], [token].
+PART_LIMITS = {**LIMITS, "chunk_tokens": MOST_TOKENS}
+#: Parts whose passes of whole prompts a pipeline may cut into chunks.
+CHUNKING = ("prefill", "colocated")
+#: Keys that say what instances serve, and on what: of the scenario, and of instances that differ.
+SERVES = ("model", "system", "precision", "profile", "engine")
+
+_Degree = Annotated[int, Range(1, 1024)]
+
+
+@lru_cache(maxsize=32)
+def setup_named(model: str, system: str, precision: str, profile: str, engine: str) -> Setup:
+    """Make the setup of some names, the same object each time.
+
+    Parameters
+    ----------
+    model, system, precision, profile
+        Names of specs.
+    engine
+        Name of an engine; "" = the system's own.
+
+    Returns
+    -------
+    Setup
+        With its rates.
+
+    Examples
+    --------
+    >>> names = ("llama_3_1_8b", "h100_sxm", "fp8", "measured", "")
+    >>> setup_named(*names) is setup_named(*names)
+    True
+    """
+    return setup(model, system, precision, profile, engine or None)
+
+
+class Group(NamedTuple):
+    """Equal instances, and what they serve where that is not what the scenario says."""
+
+    replicas: Replicas
+    serves: dict[str, str]  # of ``SERVES``
+
+
+class _Instances(Strict):
+    """Degrees, count and limits of equal instances; what is not given of the limits is left to the policy."""
+
+    tp: _Degree = 1
+    dp: _Degree = 1
+    ep: _Degree = 1
+    pp: _Degree = 1
+    redundant_slots: Annotated[int, Range(0, 1024)] = 0
+    instances: Annotated[int, Range(1, 10**5)] = 1
+    batch: Annotated[int | None, Range(1, PART_LIMITS["batch"])] = None
+    token_budget: Annotated[int | None, Range(1, PART_LIMITS["token_budget"])] = None
+    chunk_tokens: Annotated[int | None, Range(1, PART_LIMITS["chunk_tokens"])] = None
+    model: Annotated[str, load.spec_name("model")] = ""
+    system: Annotated[str, load.spec_name("hardware")] = ""
+    precision: Annotated[str, load.spec_name("precision")] = ""
+    profile: Annotated[str, OneOf(partial(load.list_specs, "profile"))] = ""
+    engine: Annotated[str, OneOf(engine_names)] = ""
+
+
+def _group(part: str, keys: _Instances) -> Group:
+    stage, chunk = keys.tp * keys.dp, keys.chunk_tokens
+    faults: list[tuple[tuple[str, ...], str]] = []
+    if stage % keys.ep:
+        faults.append(((), f"ep {keys.ep} does not divide the {stage} GPUs of a stage (tp x dp)"))
+    if chunk is not None and (keys.pp == 1 or part not in CHUNKING):
+        said = f"{chunk} cuts the prompts of a pass for the stages of a pipeline; allowed: with pp above 1, in "
+        faults.append((("chunk_tokens",), said + " and ".join(CHUNKING)))
+    if faults:
+        raise SeveralFaultsError(faults)
+    mapping = domain.Mapping(
+        tp_attn=keys.tp,
+        dp_attn=keys.dp,
+        tp_ffn=stage // keys.ep,
+        ep=keys.ep,
+        pp=keys.pp,
+        redundant_slots=keys.redundant_slots,
+        chunk_tokens=chunk or 0,
+    )
+    replicas = expected(
+        lambda: Replicas(mapping=mapping, instances=keys.instances, batch=keys.batch, token_budget=keys.token_budget)
+    )
+    return Group(replicas, {key: name for key in SERVES if (name := getattr(keys, key))})
+
+
+def _part(name: str) -> Written:
+    """``{tp: 2, instances: 2}``, or a list of these."""
+    return Written(Several[Annotated[Group, Written(_Instances, partial(_group, name))]], tuple)
+
+
+class DeploymentKeys(Strict):
+    """Instances by part."""
+
+    gpus: Annotated[int | None, Range(1, 10**6)] = None
+    prefill: Annotated[tuple[Group, ...], _part("prefill")] = ()
+    decode: Annotated[tuple[Group, ...], _part("decode")] = ()
+    colocated: Annotated[tuple[Group, ...], _part("colocated")] = ()
+    pairs: Annotated[tuple[Group, ...], _part("pairs")] = ()
+
+    def served(self, name: str, usual: Mapping[str, str]) -> ServedDeployment:
+        """The deployment of a name, with the GPUs of its largest choice of parts where none are given.
+
+        Instances serve the ``usual`` values of ``SERVES`` where they do not say something else.
+        """
+        groups: dict[str, tuple[Group, ...]] = {part: getattr(self, part) for part in PARTS}
+        if not any(groups.values()):
+            raise InputError(f"has no instances; allowed: {', '.join(PARTS)}")
+        sums = {part: sum(each.replicas.gpus for each in groups[part]) for part in PARTS}
+        some = any(each.serves for entries in groups.values() for each in entries)
+        prefill, decode, colocated, pairs = (
+            tuple(_placed(each, usual) if some else each.replicas for each in groups[part]) for part in PARTS
+        )
+        return ServedDeployment(
+            name=name,
+            gpus=self.gpus or largest_choice(sums),
+            prefill=prefill,
+            decode=decode,
+            colocated=colocated,
+            pairs=pairs,
+        )
+
+
+def _placed(group: Group, usual: Mapping[str, str]) -> Replicas:
+    replicas, names = group.replicas, {**usual, **group.serves}
+    return Replicas(
+        mapping=replicas.mapping,
+        instances=replicas.instances,
+        batch=replicas.batch,
+        token_budget=replicas.token_budget,
+        setup=setup_named(*(names[key] for key in SERVES)),
+    )
+
+
+def served_by_name(given: Mapping[str, DeploymentKeys], info: Any) -> tuple[ServedDeployment, ...]:
+    """Make the deployments of a file.
+
+    Parameters
+    ----------
+    given
+        What it says of each.
+    info
+        Of pydantic, with the keys of the file that were read before.
+
+    Returns
+    -------
+    tuple of ServedDeployment
+        In the order of the file; none where the file does not say what they serve, which is a fault by itself.
+
+    Raises
+    ------
+    SeveralFaultsError
+        Of all deployments.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> said = {"model": "llama_3_1_8b", "system": "h100_sxm", "precision": "fp8", "profile": "measured", "engine": ""}
+    >>> keys = DeploymentKeys(colocated=[{"instances": 2}, {"system": "h200_sxm"}])
+    >>> served_by_name({"pool": keys}, SimpleNamespace(data=said))[0].systems
+    ('h100_sxm', 'h200_sxm')
+    """
+    found: list[ServedDeployment] = []
+    if any(key not in info.data for key in SERVES):
+        return ()
+    faults = []
+    for name, keys in given.items():
+        try:
+            found.append(keys.served(name, info.data))
+        except DisaggSimError as error:
+            faults.append(((name,), str(error)))
+    if faults:
+        raise SeveralFaultsError(faults)
+    return tuple(found)
