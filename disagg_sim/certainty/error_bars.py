@@ -70,7 +70,6 @@ _SECTION = {
     "all_to_all": "alltoall",
     "copy": "elementwise",
     "hop": "collectives",
-    "attention_part": "attention_parts",
 }
 
 
