@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from disagg_sim.cli.progress import listener
 from disagg_sim.cli.sweep import cores
 from disagg_sim.report.page.sweep import BESIDE
 from disagg_sim.report.page.write import content_of, write_page
+from disagg_sim.sweep.manifest import MANIFEST
 from disagg_sim.units import MB
 
 
@@ -25,6 +27,8 @@ def report(
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
 ) -> None:
     """Write results as one interactive HTML page that needs no network: frontiers, latencies, answers, provenance."""
+    if not no_breakdowns and (results / MANIFEST).is_file():
+        listener().note("taking designs apart, half a second for each case and mode; --no-breakdowns leaves that out")
     content = content_of(results, beside=points, jobs=jobs or cores(), breakdowns=not no_breakdowns)
     path = out or results / "report.html"
     size = write_page(content, path)

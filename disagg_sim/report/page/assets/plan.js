@@ -19,7 +19,7 @@ function planVerdict(plan) {
 function planTiles(best, sure) {
   const tile = (value, words) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, words));
   const band = sure && sure.capacity ? `; GPUs hold ${plain(sure.capacity[0] * best.rate_per_s)} to ${plain(sure.capacity[1] * best.rate_per_s)} (80 % band)` : "";
-  return el("div", { class: "tiles" }, tile(count(best.gpus), "GPUs"), tile(`${plain(best.rate_per_s)}/s`, `requests${band}`), tile(plain(best.output_tokens_per_s), "output tokens/s"), tile(plain(best.output_tokens_per_s / best.gpus), "output tokens/s a GPU"),
+  return el("div", { class: "tiles" }, tile(count(best.gpus), "GPUs"), tile(`${plain(best.rate_per_s)}/s`, `requests${band}`), tile(plain(best.output_tokens_per_s), `output tokens/s${sure && sure.throughput ? `; ${trustWords(sure.throughput)}` : ""}`), tile(plain(best.output_tokens_per_s / best.gpus), "output tokens/s a GPU"),
     tile(known(best.usd_per_million_output_tokens) ? `$${plain(best.usd_per_million_output_tokens)}` : "–", `a million output tokens${known(best.usd_per_hour) ? ` ($${plain(best.usd_per_hour)}/h)` : ""}, assumed prices`), tile(plain(best.output_tokens_per_joule), "output tokens/J, GPUs at TDP"), tile(bandwidth(best.kv_bytes_per_s_per_gpu), "KV caches, most of a GPU"));
 }
 
@@ -27,7 +27,7 @@ function planLatencies(plan) {
   const { best, question } = plan, shares = Object.keys(best.ttft_s);
   const line = (name, found, limit, band) => {
     const at = found[`p${Math.round(100 * limit.share)}`] ?? Math.max(...Object.values(found));
-    return [el("b", {}, name), ...shares.map((share) => seconds(found[share])), `${seconds(limit.seconds)} (p${plain(100 * limit.share, 4)})`, meter(at / limit.seconds, `${percent(at / limit.seconds)} of the limit`), band ? `${plain(band[0])} to ${plain(band[1])} times` : "–"];
+    return [el("b", {}, name), ...shares.map((share) => seconds(found[share])), `${seconds(limit.seconds)} (p${plain(100 * limit.share, 4)})`, el("span", {}, meter(at / limit.seconds, `${percent(at / limit.seconds)} of the limit`), el("small", {}, percent(at / limit.seconds))), band ? `${plain(band[0])} to ${plain(band[1])} times` : "–"];
   };
   const sure = plan.assurance || {};
   return simpleTable(["", ...shares, "limit", "of the limit", "80 % band"], [line("TTFT", best.ttft_s, question.ttft, sure.ttft), line("TPOT", best.tpot_s, question.tpot, sure.tpot)], shares.map((_, place) => place + 1), "Latencies");
@@ -40,13 +40,15 @@ function planPools(plan) {
     const judged = checked.get(pool.role);
     return [el("b", {}, ROLE[pool.role] || pool.role), poolWords(pool), `${count(pool.gpus)} × ${pool.system}`, `${pool.precision}, ${pool.engine}`, `${count(pool.batch)}${pool.token_budget ? `, ${count(pool.token_budget)} tokens a step` : ""}`,
       el("span", {}, meter(pool.load, `load ${percent(pool.load)}`), el("small", {}, percent(pool.load))), gigabytes(pool.memory_bytes), BOUND[pool.bound] || pool.bound,
-      judged ? el("span", {}, trustBar(judged.rests_on), el("small", {}, `layout: ${judged.layout}`)) : "–"];
+      judged ? el("span", {}, trustBar(judged.rests_on), el("small", {}, `layout ${judged.layout}${judged.points ? `: ${count(judged.points)} operating points, three quarters within ${Math.round(100 * judged.error)} %` : ""}`)) : "–"];
   }), [], "Pools");
 }
 
+const trustWords = (shares) => Object.entries(shares).filter(([, share]) => share >= 0.02).map(([name, share]) => `${name} ${Math.round(100 * share)} %`).join(", ");
+
 /** Shares of a time by what it rests on: fitted, inherited, assumed. */
 function trustBar(shares) {
-  const words = Object.entries(shares).map(([name, share]) => `${name} ${percent(share)}`).join(", ");
+  const words = trustWords(shares);
   return el("span", {}, el("span", { class: "bar whole", role: "img", "aria-label": words, title: words }, Object.entries(shares).map(([name, share]) => el("i", { class: `t-${name}`, vars: { "--share": share } }))), el("small", { class: "block" }, words));
 }
 
