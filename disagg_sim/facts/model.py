@@ -57,7 +57,7 @@ class ModelSpec(Shown):
     attention_residuals: bool = False  # attention over the residuals of earlier layers (Kimi K3)
     block_scaled_fp8: bool = False  # fp8 checkpoints carry 128x128 block scales (DeepSeek, Kimi)
     max_context: Annotated[int, Range(1, 10**9)]  # input + output [token]
-    max_context_sure: bool
+    max_context_sure: bool = True  # whether a published configuration states it
     recipe: Annotated[str, NOT_IN_FILE] = ""  # precision recipe of the checkpoint that it was read from; "" = none
     source: str
 
