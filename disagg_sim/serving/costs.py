@@ -49,7 +49,8 @@ def usd_per_gpu_hour(system: SystemSpec | str, prices: Mapping[str, float] | Non
     low, high = spec.usd_per_gpu_hour or (0.0, 0.0)
     if not high > 0:
         raise InputError(
-            f"usd_per_gpu_hour of {spec.name} is not known; give a price in USD/h, as in {{{spec.name!r}: ...}}"
+            f"usd_per_gpu_hour of {spec.name} is not known; give a price in USD/h, as in --price {spec.name}=3 "
+            f"or {{{spec.name!r}: ...}}"
             f"{nearest(spec.name, given)}"
         )
     return (low + high) / 2

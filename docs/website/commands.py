@@ -48,12 +48,8 @@ def _section(name: str, command: Any) -> str:
 
 
 def _row(parameter: Any, context: Any) -> str:
-    """Write the row of a parameter as its help has it."""
+    """Write the row of a parameter as its help has it; in code a bar does not end a cell of the site's Markdown."""
     name, said = parameter.get_help_record(context) or (parameter.make_metavar(context), "")
     typed = TYPE.sub(lambda found: found[1].upper(), name)
-    return f"| `{_cell(typed)}` | {_cell(said).replace('<', '&lt;').replace('*', chr(92) + '*')} |"
-
-
-def _cell(text: str) -> str:
-    """Keep a text from ending its cell."""
-    return " ".join(text.split()).replace("|", "\\|")
+    text = " ".join(said.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    return f"| `{typed}` | {text} |"

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 import nbformat
 from nbconvert import MarkdownExporter
 from nbconvert.preprocessors import ExecutePreprocessor
+from nbconvert.preprocessors.coalesce_streams import CoalesceStreamsPreprocessor
 
 LIMIT_S = 300  # of a cell; the first simulation on a machine is compiled [s]
 
@@ -19,6 +20,7 @@ def notebook_page(path: Path, folder: Path, *, run: bool) -> None:
         with TemporaryDirectory() as work:
             where = {"metadata": {"path": work}}
             ExecutePreprocessor(timeout=LIMIT_S, kernel_name="python3").preprocess(notebook, where)
+    CoalesceStreamsPreprocessor(enabled=True).preprocess(notebook, {})  # lines printed one by one are one text
     text, resources = MarkdownExporter().from_notebook_node(
         notebook, {"output_files_dir": f"{path.stem}_files", "unique_key": path.stem}
     )
