@@ -7,8 +7,7 @@ from tempfile import TemporaryDirectory
 
 import nbformat
 from nbconvert import MarkdownExporter
-from nbconvert.preprocessors import ExecutePreprocessor
-from nbconvert.preprocessors.coalesce_streams import CoalesceStreamsPreprocessor
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor, ExecutePreprocessor
 
 LIMIT_S = 300  # of a cell; the first simulation on a machine is compiled [s]
 
