@@ -85,6 +85,11 @@ class AttentionSpec(ABC):
         return (self.window_tokens,) if self.window_tokens else ()
 
     @property
+    def entry_tokens(self) -> int:
+        """Tokens of the largest cached entry: a prefix is cached in whole ones. [token]"""
+        return 1
+
+    @property
     def state_bytes(self) -> float:
         """What a layer keeps of a sequence whatever its length: recurrent state, convolution. [B]"""
         return 0.0

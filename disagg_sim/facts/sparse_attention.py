@@ -222,6 +222,11 @@ class HcaAttention(CompressedAttention):
         return CompressedAttention.other_params(self, hidden) + own
 
     @property
+    def entry_tokens(self) -> int:
+        """Tokens of an entry. [token]"""
+        return self.ratio or 1
+
+    @property
     def cache_elements(self) -> float:
         """Elements of an entry over its tokens; the window is apart. [1]"""
         return self.head_dim / self.ratio if self.ratio else 0.0
@@ -262,6 +267,11 @@ class CsaAttention(CompressedAttention):
         """Norms, sinks, and of both compressors a position bias and a norm. [1]"""
         own = (2 * self.ratio + 1) * (self.head_dim + self.index_dim)
         return CompressedAttention.other_params(self, hidden) + own
+
+    @property
+    def entry_tokens(self) -> int:
+        """Tokens of an entry. [token]"""
+        return self.ratio
 
     @property
     def cache_elements(self) -> float:

@@ -5,6 +5,8 @@ Physics page, section 8: equations (1) and (2) of arXiv 2506.05508 ("Beyond the 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from disagg_sim.domain import Mapping
@@ -14,6 +16,9 @@ from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric
+
+#: Blocks of attention are enlarged by so many tokens at a time. [token]
+BLOCK_STEP = 16
 
 
 def kv_bytes_per_request(model: ModelSpec, precision: Precision, isl: float) -> float:
@@ -41,6 +46,70 @@ def kv_bytes_per_request(model: ModelSpec, precision: Precision, isl: float) -> 
     '1.34 GB'
     """
     return model.kv_bytes(isl, precision)
+
+
+def checkpoint_tokens(model: ModelSpec, precision: Precision) -> int:
+    """Find how far apart the places are at which a cached prefix can be taken up again. [token]
+
+    A recurrent state can be taken up only where it was saved: vLLM keeps states in blocks of the KV pool and enlarges
+    the blocks of attention until one of them is as large as a state, and saves a state at each of their ends
+    (``--mamba-cache-mode align``). Compressed attention goes on at the end of an entry.
+
+    Parameters
+    ----------
+    model, precision
+        Kinds of layers, and the size of a cached element.
+
+    Returns
+    -------
+    int
+        1 where every token will do; without any cache of tokens the end of the longest context.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_model, load_precision
+    >>> llama = load_model("llama_3_1_70b")
+    >>> checkpoint_tokens(llama, load_precision("fp8").resolve(llama))
+    1
+    """
+    specs = [kind.attention for kind in model.kinds]
+    entries = math.lcm(*(spec.entry_tokens for spec in specs))
+    states = [spec.state_bytes for spec in specs if spec.state_bytes and not spec.stores(1.0)]
+    if not states:
+        return entries
+    cached = [sum(store.token_bytes for store in spec.stores(precision.cache.bytes)) for spec in specs]
+    if not any(cached):
+        return model.max_context
+    block = math.ceil(max(states) / min(each for each in cached if each) / BLOCK_STEP) * BLOCK_STEP
+    return math.lcm(block, entries)
+
+
+def prefix_bytes(model: ModelSpec, precision: Precision, tokens: float) -> float:
+    """Size a cached prefix of so many tokens with the states that were saved along it. [B]
+
+    Parameters
+    ----------
+    model, precision
+        Cache of a token, states, and how far apart these are saved (``checkpoint_tokens``).
+    tokens
+        Of the prefix. [token]
+
+    Returns
+    -------
+    float
+        Of all layers, each element once. [B]
+
+    Examples
+    --------
+    Without states it is the cache:
+
+    >>> from disagg_sim.facts.load import load_model, load_precision
+    >>> llama = load_model("llama_3_1_70b")
+    >>> f"{prefix_bytes(llama, load_precision('fp8').resolve(llama), 8192) / 1e9:.2f} GB"
+    '1.34 GB'
+    """
+    saved = tokens // checkpoint_tokens(model, precision)
+    return model.kv_bytes(tokens, precision) - model.state_bytes + saved * model.state_bytes
 
 
 def unique_gpus(

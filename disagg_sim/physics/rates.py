@@ -501,10 +501,23 @@ def resolve_rates(
     expert_kernel
         Kernel that multiplies experts wherever the engine has a row of it; "" = the fastest of those that were timed.
 
+    Returns
+    -------
+    Rates
+        [FLOP/s], [B/s] and [s], with every fit that was taken.
+
     Raises
     ------
     InputError
         Unknown engine, or a fitted profile on a system without fits.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_model, load_precision, load_profile, load_system
+    >>> llama, h200 = load_model("llama_3_1_8b"), load_system("h200_sxm")
+    >>> rates = resolve_rates(llama, h200, load_precision("bf16").resolve(llama), load_profile("ideal"), None)
+    >>> f"{rates.gemm['bf16'].flops / 1e12:.0f} TFLOP/s"
+    '989 TFLOP/s'
     """
     if engine and engine not in ENGINES:
         raise InputError(f"engine {engine!r} is unknown{nearest(engine, ENGINES)}; allowed: {', '.join(ENGINES)}")

@@ -140,11 +140,39 @@ class FreeMemory:
             self._index.hold(instance, rank, block, segment)
 
 
-def prefix_memory(trace: Trace, fleet: Fleet, tokens: int, *, free: bool) -> PrefixMemory | None:
-    """What instances remember: ``tokens`` beside their requests, or in their ``free`` memory, or nothing (None)."""
+class Checkpointed:
+    """A memory whose prompts can be taken up again at whole checkpoints alone, where a state was saved.
+
+    Parameters
+    ----------
+    memory : PrefixMemory
+        What instances remember.
+    tokens : int
+        From one checkpoint to the next. [token]
+    """
+
+    def __init__(self, memory: PrefixMemory, tokens: int) -> None:
+        self._memory, self._tokens = memory, tokens
+        self.keep, self.again, self.forget = memory.keep, memory.again, memory.forget
+
+    def found(self, instance: int, request: int) -> int:
+        """See ``PrefixMemory``; up to the last checkpoint."""
+        return self._memory.found(instance, request) // self._tokens * self._tokens
+
+    def found_everywhere(self, request: int) -> Ints:
+        """See ``PrefixMemory``; up to the last checkpoint."""
+        return self._memory.found_everywhere(request) // self._tokens * self._tokens
+
+
+def prefix_memory(trace: Trace, fleet: Fleet, tokens: int, *, free: bool, checkpoint: int = 1) -> PrefixMemory | None:
+    """What instances remember: ``tokens`` beside their requests, or in their ``free`` memory, or nothing (None).
+
+    Prompts are taken up again at whole checkpoints of so many tokens.
+    """
     if not tokens and not free:
         return None
     if trace.prefix is None:
         key = f"prefix_cache_tokens {tokens}" if tokens else "prefix_cache true"
         raise InputError(f"{key}: trace {trace.name} has no block ids")
-    return PrefixCache(trace.prefix, fleet, tokens) if tokens else FreeMemory(trace.prefix, fleet)
+    memory: PrefixMemory = PrefixCache(trace.prefix, fleet, tokens) if tokens else FreeMemory(trace.prefix, fleet)
+    return memory if checkpoint == 1 else Checkpointed(memory, checkpoint)

@@ -12,6 +12,7 @@ import numpy as np
 
 from disagg_sim.arrays import Ints
 from disagg_sim.errors import InputError, PolicyError
+from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.simulation.admission import admitting
 from disagg_sim.simulation.classes import limits_of
 from disagg_sim.simulation.clients import clients_of
@@ -179,7 +180,8 @@ def _opened(
     arrival = np.full(len(trace), np.nan)  # of those that come when another has ended: not known yet
     timed = np.asarray(clients.timed, dtype=np.intp)
     arrival[timed] = trace.arrival[timed]
-    prefix = prefix_memory(trace, fleet, options.prefix_cache_tokens, free=options.prefix_cache)
+    step = checkpoint_tokens(site.setup.model, site.setup.precision)
+    prefix = prefix_memory(trace, fleet, options.prefix_cache_tokens, free=options.prefix_cache, checkpoint=step)
     lengths = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
     state = ClusterState(engine, fleet, roster, arrival_s=arrival, **lengths, prefix=prefix)
     way = parts.transfer if options.transfer == "policy" else options.transfer

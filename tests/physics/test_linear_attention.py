@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.layers import (
+    CsaAttention,
     DenseFfn,
     GdnAttention,
     GqaAttention,
+    HcaAttention,
     KdaAttention,
     LayerKind,
     Mamba2Attention,
@@ -21,7 +24,13 @@ from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.blocks.linear import delta_scan_flops
 from disagg_sim.physics.counts import decode_work, prefill_work
-from disagg_sim.physics.kv_transfer import descriptors, kv_bytes_per_request, unique_gpus
+from disagg_sim.physics.kv_transfer import (
+    checkpoint_tokens,
+    descriptors,
+    kv_bytes_per_request,
+    prefix_bytes,
+    unique_gpus,
+)
 from disagg_sim.physics.memory import instance_parts
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
@@ -30,6 +39,7 @@ from disagg_sim.physics.residents import decode_load, decode_residents
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.simulation.kv_memory import kv_blocks
+from disagg_sim.simulation.prefix_cache import Checkpointed
 
 BASE = load_model("llama_3_1_8b")
 GDN = GdnAttention(key_heads=16, value_heads=64, key_dim=128, value_dim=128)  # Qwen3.5-397B
@@ -198,3 +208,39 @@ def test_every_system_times_every_kind_and_says_what_is_assumed(kind, system):
     if kind == "mamba2":
         assert told["MAMBA2 scan"] == told["MAMBA2 step"] == "assumed"
     assert np.isfinite(float(prefill_pass(at, Mapping(), batch=1.0, isl=4096.0).ftl))
+
+
+# Prefixes.
+
+
+def test_a_cached_prefix_is_taken_up_where_a_state_was_saved():
+    """A state of 4,268,032 B beside 1,024 B a token of full attention: a block of 4,176 tokens is as large."""
+    at = at_of(GDN, GDN, GDN, FULL)
+    assert checkpoint_tokens(at.model, at.precision) == -(-STATE // (1024 * 16)) * 16 == 4176
+    cache = 1024 * 10_000
+    assert prefix_bytes(at.model, at.precision, 10_000) == cache + 2 * 3 * STATE
+    assert prefix_bytes(at.model, at.precision, 4000) == 1024 * 4000
+    full = at_of(FULL)
+    assert checkpoint_tokens(full.model, full.precision) == 1
+    assert prefix_bytes(full.model, full.precision, 4000) == 1024 * 4000
+
+
+def test_entries_of_several_tokens_are_cached_whole():
+    v4 = {"q_heads": 64, "q_rank": 512, "head_dim": 512, "rope_dim": 64, "output_rank": 512, "output_groups": 8}
+    csa = CsaAttention(**v4, window=128, ratio=4, index_heads=8, index_dim=128, top_k=64)
+    hca = HcaAttention(**v4, window=128, ratio=128)
+    at = setup(model_of(csa, hca), "h200_sxm", "bf16", profile="ideal")
+    assert checkpoint_tokens(at.model, at.precision) == 128
+
+
+def test_a_simulated_memory_finds_whole_checkpoints():
+    remembered = SimpleNamespace(
+        found=lambda instance, request: 10_000,
+        found_everywhere=lambda request: np.array([10_000, 4000, 4176]),
+        keep=None,
+        again=None,
+        forget=None,
+    )
+    memory = Checkpointed(remembered, 4176)
+    assert memory.found(0, 0) == 8352
+    assert memory.found_everywhere(0).tolist() == [8352, 0, 4176]

@@ -21,6 +21,8 @@ moe_alltoall           comm_backend, phase, dtype, ep_size, node_num, hidden, to
                        rank), sms (multiprocessors given to it, 0 = own choice): MoE dispatch, combine, prepare
 linear_attention       kind, phase, k_heads, k_dim, v_heads, v_dim, d_conv, batch, seq_len: one kernel of a layer of
                        linear attention (mamba2: groups, columns of the state, heads and their size)
+sparse_attention       kind, phase, model, kv_dtype, gemm_dtype, heads, tp_size, shared_index, batch, new_tokens,
+                       past_tokens: the whole attention of a layer of that kind of a model, projections included
 quantize_ops           op, dtype, m, k: scale computation, scaling or copy of ``m*k`` activations; launch_graph and
                        launch_eager: a kernel of one element inside a graph, or launched by the host
 =====================  ==============================================================================================
@@ -64,6 +66,8 @@ class Form:
 _ATTENTION_WORDS = ("compute_dtype", "kv_dtype")
 _EXPERTS = ("hidden", "inter", "topk", "num_experts", "tp", "ep", "num_tokens")
 _LINEAR = ("k_heads", "k_dim", "v_heads", "v_dim", "d_conv", "batch", PROMPT_LENGTH)
+_SPARSE_WORDS = ("kind", "phase", "model", "kv_dtype", "gemm_dtype")
+_SPARSE = ("heads", "tp_size", "shared_index", "batch", "new_tokens", "past_tokens")
 _EXCHANGE = ("node_num", "ep_size", "hidden", "topk", "num_experts", "num_tokens")
 
 
@@ -95,12 +99,13 @@ _ALL = (
     Form("collectives", ("op", "dtype"), COLLECTIVE_SIZES, ("op", *COLLECTIVE_SIZES)),
     Form("moe_alltoall", ("comm_backend", "phase", "dtype"), (*_EXCHANGE, "sms"), ("phase", *_EXCHANGE)),
     Form("linear_attention", ("kind", "phase"), _LINEAR, ("kind", "phase", *_LINEAR)),
+    Form("sparse_attention", _SPARSE_WORDS, _SPARSE, ("kind", "phase", *_SPARSE)),
     Form("quantize_ops", ("op", "dtype"), ("m", "k"), ("op", "m", "k")),
 )
 #: Name -> form.
 FORMS = {form.name: form for form in _ALL}
 #: Sizes that may be zero; all others start at 1.
-MAY_BE_ZERO = frozenset({"sms", "past_len", "rank0_num_tokens"})
+MAY_BE_ZERO = frozenset({"sms", "past_len", "rank0_num_tokens", "past_tokens", "shared_index"})
 
 
 def form_of(columns: Iterable[str]) -> Form | None:

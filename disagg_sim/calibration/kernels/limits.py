@@ -161,6 +161,12 @@ def _linear_attention(rows: pd.DataFrame) -> Any:
     return 0.0 * state, moved, ["bf16"] * len(rows)
 
 
+def _sparse_attention(rows: pd.DataFrame) -> Any:
+    """Nothing that every layout of an index must move: modules may be as fast as they are."""
+    nothing = 0.0 * _column(rows, "batch")
+    return nothing, nothing, ["bf16"] * len(rows)
+
+
 _COUNTS = {
     "gemm": _gemm,
     "context_attention": _context_attention,
@@ -173,4 +179,5 @@ _COUNTS = {
     "moe_ep_compute": _moe_ep_compute,
     "quantize_ops": _quantize_ops,
     "linear_attention": _linear_attention,
+    "sparse_attention": _sparse_attention,
 }

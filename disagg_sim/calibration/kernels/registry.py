@@ -10,7 +10,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.calibration.kernels import alltoall, attention, collectives, elementwise, gemm, linear, mla_module, moe
+from disagg_sim.calibration.kernels import (
+    alltoall,
+    attention,
+    collectives,
+    elementwise,
+    gemm,
+    linear,
+    mla_module,
+    moe,
+    sparse,
+)
 from disagg_sim.facts.efficiency import EfficiencySpec, Fit
 from disagg_sim.facts.hardware import SystemSpec
 
@@ -72,6 +82,9 @@ _ALL = (
     Operator("mla_bmm", ("gemm",), mla_module.predict_mla_bmm),
     Operator(
         "linear_attention", ("attention_parts",), linear.predict_linear_attention, linear.fit_linear_attention, bar=0.15
+    ),
+    Operator(
+        "sparse_attention", ("attention_parts",), sparse.predict_sparse_attention, sparse.fit_sparse_attention, bar=0.15
     ),
     Operator("moe", ("moe",), moe.predict_moe, moe.fit_moe, bar=0.15),
     Operator("moe_ep_compute", ("moe",), moe.predict_moe, bar=0.15),
