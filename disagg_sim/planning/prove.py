@@ -100,7 +100,7 @@ def prove(plan: Plan, design: Design | None = None, *, adapt: bool = True, seed:
     Raises
     ------
     InputError
-        A plan without a design, pools on two systems, or lengths that nothing can draw requests from.
+        A plan without a design, or lengths that nothing can draw requests from.
 
     Examples
     --------
@@ -113,9 +113,6 @@ def prove(plan: Plan, design: Design | None = None, *, adapt: bool = True, seed:
     chosen = plan.best if design is None else design
     if chosen is None:
         raise InputError(f"there is no design to simulate: {plan.infeasible}")
-    if len({pool.setup.system.name for pool in chosen.pools}) > 1:
-        systems = " and ".join(dict.fromkeys(pool.setup.system.name for pool in chosen.pools))
-        raise InputError(f"pools on {systems}: simulation serves both on one system")
     runs = _Runs(plan, chosen, seed)
     first = runs.at(tuple(pool.instances for pool in chosen.pools), chosen.rate)
     final = first
@@ -204,14 +201,17 @@ def deployed(design: Design, name: str = "planned") -> ServedDeployment:
     ServedDeployment
         Parts prefill and decode, or co-located.
     """
-    parts = {pool.role: (pool.replicas,) for pool in design.pools}
+    apart = len({pool.setup.system.name for pool in design.pools}) > 1
+    parts = {
+        pool.role: (replace(pool.replicas, setup=pool.setup) if apart else pool.replicas,) for pool in design.pools
+    }
     return ServedDeployment(
         name=name,
         gpus=design.gpus,
         prefill=parts.get("prefill", ()),
         decode=parts.get("decode", ()),
         colocated=parts.get("colocated", ()),
-        setup=design.pools[-1].setup,
+        setup=None if apart else design.pools[-1].setup,
     )
 
 

@@ -207,6 +207,14 @@ def test_a_proof_adds_instances_until_the_limits_hold(twenty):
     assert abs(proof.design.gpus - twenty.best.gpus) <= 2
 
 
+def test_simulation_proves_a_plan_on_two_systems():
+    """Each pool runs at the speed of its own system: as alike the closed forms as where one system does both."""
+    found = asked(system="h100_sxm", rate=20, options=PlanOptions(prefill_system="b200_sxm"))
+    proof = prove(found, adapt=False)
+    assert proof.planned.ttft["p50"] == pytest.approx(found.best.ttft["p50"], rel=0.2)
+    assert proof.planned.tpot["p50"] == pytest.approx(found.best.tpot["p50"], rel=0.1)
+
+
 def test_lengths_alone_cannot_be_simulated():
     plan = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths([4096, 2048], [512, 300]), rate=20)
     with pytest.raises(InputError, match="requests cannot be drawn from these lengths"):
