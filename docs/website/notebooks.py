@@ -26,4 +26,5 @@ def notebook_page(path: Path, folder: Path, *, run: bool) -> None:
     for name, content in resources.get("outputs", {}).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
+    text = text.replace(".ipynb)", ".md)").replace("![png]", "![Picture drawn by the code above]")
     (folder / f"{path.stem}.md").write_text(text, encoding="utf-8")
