@@ -60,9 +60,10 @@ NEEDED: tuple[str, ...] = (
     "osl",
 )
 NEEDED += tuple(f"{phase}_{name}" for phase in ("prefill", "decode") for name in SHARDING)
+THROUGHPUTS = (THROUGHPUT, "tokens_per_usd", "tokens_per_joule")
 #: Error bars of a point: columns of ``uncertainty.csv``.
 BANDS = tuple(f"{name}_{end}{unit}" for name, unit in (("ttl", "_s"), ("ftl", "_s")) for end in ("p10", "p90"))
-BANDS += tuple(f"{name}_{end}" for name in (THROUGHPUT, "frontier") for end in ("p10", "p90"))
+BANDS += tuple(f"{name}_{end}" for name in (*THROUGHPUTS, "frontier") for end in ("p10", "p90"))
 #: Parts of a latency below this share are added up. [1]
 LEAST_SHARE = 0.02
 OTHERS = "others"

@@ -22,6 +22,7 @@ from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.fidelity import GAIN_AT
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST
+from disagg_sim.sweep.results import throughput_column
 
 #: Points shown beside the frontiers unless asked otherwise. [1]
 BESIDE = 20_000
@@ -78,18 +79,19 @@ def sweep_content(root: Path, *, beside: int = BESIDE, jobs: int = 1, breakdowns
         with faults_told(root / "points", "the points of a sweep"):
             others = shown_points(beside_them, beside_them["case"].map(variants)).assign(row=-1)
             points = pd.concat([points, others[[name for name in points if name in others]]], ignore_index=True)
+    counted = front.assign(**{THROUGHPUT: front[throughput_column(held["facts"]["unit"])]})
     parts, memory = taken_apart(front, jobs=jobs) if breakdowns else (pd.DataFrame(), pd.DataFrame())
     facts = held["facts"] | {
-        "directory": root.name,
+        "directory": str(root),
         "frontier": len(front),
         "at": GAIN_AT,
-        "pays": _pays(front),
+        "pays": _pays(counted),
         "resources": RESOURCE_TEXT,
         "memory": PART_TEXT,
         "trust": {str(label): said for label, said in MEANING.items()},
     }
     rejected = read_table(root / "infeasible.csv", numbers=["count"], texts=REJECTED)
-    tables = {"points": points, "parts": parts, "memory": memory, "gains": _gains(root, front)}
+    tables = {"points": points, "parts": parts, "memory": memory, "gains": _gains(root, counted)}
     tables["rejected"] = rejected[rejected["count"] > 0] if len(rejected) else rejected
     return Content(kind="sweep", title=f"Sweep {facts['name']}", facts=facts, tables=tables)
 
@@ -117,7 +119,7 @@ def _variants(front: pd.DataFrame) -> dict[str, str]:
     for case in front.drop_duplicates("case").to_dict("records"):
         name = str(case["case"])
         _, _, rest = name.partition("-" + "-".join(str(case["traffic"]).split("/")) + "-")
-        found[name] = rest.replace("_", " ") or PLAIN
+        found[name] = rest.replace("-", ", ").replace("_", " ") or PLAIN
     return found
 
 
@@ -165,7 +167,10 @@ def _beside(points: pd.DataFrame, front: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gains(root: Path, front: pd.DataFrame) -> pd.DataFrame:
-    """Disaggregation over the best co-located throughput of each case, at some interactivities."""
+    """Disaggregation over the best co-located throughput of each case, at some interactivities.
+
+    ``THROUGHPUT`` of ``front`` is in the unit of the sweep.
+    """
     told = read_table(root / "gain.csv", numbers=[INTERACTIVITY, *BARS], texts=["case"])
     bars = {(row["case"], row[INTERACTIVITY]): row for row in told.to_dict("records")}
     rows = []

@@ -34,11 +34,11 @@ class Chart {
     const ends = { x: rangeOf(layers, "x", x), y: rangeOf(layers, "y", y) };
     const axis = (name, told) => ({
       stroke: this.ink("soft"), font: `12px ${FONT}`, labelFont: `12px ${FONT}`, label: told.label, labelSize: 26,
-      grid: { stroke: this.ink("grid"), width: 1 }, ticks: { show: false }, size: name === "x" ? 30 : 58, gap: 6,
+      grid: { stroke: this.ink("grid"), width: 1 }, ticks: { show: false }, size: name === "x" ? 30 : (plot, values) => Math.max(46, 14 + 7 * Math.max(0, ...(values || []).map((each) => each.length))), gap: 6,
       splits: told.log ? (plot) => logTicks(plot.scales[name].min, plot.scales[name].max) : undefined,
       filter: (plot, ticks) => ticks,
       space: name === "x" ? 64 : 36,
-      values: (plot, ticks) => ticks.map((tick) => (told.format || ((value) => plain(value, 4)))(tick)),
+      values: (plot, ticks) => ticks.map((tick) => (told.format || tickText)(tick)),
     });
     const scale = (name, told) => ({ time: false, distr: told.log ? 3 : 1, range: () => ends[name] });
     this.plot = new uPlot({

@@ -29,13 +29,16 @@ function designTip(p, unit) {
   ].flat(2);
 }
 
+/** An argument of a shell. */
+const quoted = (text) => (/^[\w./~+:@-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+
 /** The card of a pinned design. `close` takes it away. */
 function designCard(number, p, data, close) {
   const { facts: told, tables, unit } = data;
-  const command = (verb) => `disagg-sim ${verb} ${told.directory} --row ${p.row}`;
+  const command = (verb) => `disagg-sim ${verb} ${quoted(told.directory)} --row ${p.row}`;
   const bands = ["ttl", "ftl"].map((name) => [`${name}_p10_s`, `${name}_p90_s`].map((each) => p[each]));
   const pairs = [
-    [unit.name, withBand(plain, p[unit.column], p.tokens_per_s_per_gpu_p10, p.tokens_per_s_per_gpu_p90)],
+    [unit.name, withBand(plain, p[unit.column], p[`${unit.column}_p10`], p[`${unit.column}_p90`])],
     ["tokens/s/user", withBand(plain, p.tokens_per_s_per_user, 1 / bands[0][1], 1 / bands[0][0])],
     ["TTL", withBand(seconds, p.ttl_s, ...bands[0])],
     ["FTL", withBand(seconds, p.ftl_s, ...bands[1])],

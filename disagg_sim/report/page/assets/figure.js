@@ -13,6 +13,9 @@ function logTicks(low, high) {
   return ticks;
 }
 
+/** A number beside an axis. */
+const tickText = (value) => (Math.abs(value) >= 1e6 ? `${plain(value / 1e6)} M` : plain(value, 4));
+
 /** Ends of an axis around its values. */
 function rangeOf(layers, name, axis) {
   let low = Infinity, high = -Infinity;
@@ -91,7 +94,7 @@ function drawFigure(pen, chart, title, [wide, high]) {
     pen.line([x, x + 24], [y, y], { colour: layer.colour, dash: layer.dash, width: layer.kind === "dots" || layer.kind === "band" ? 6 : 2.2 });
     pen.text(x + 30, y, layer.name, { colour: ink("ink"), size: 12 });
   });
-  const told = (name) => picture[name].format || ((value) => plain(value, 4));
+  const told = (name) => picture[name].format || tickText;
   for (const tick of ticksOf(chart, "x")) {
     pen.line([view.x(tick), view.x(tick)], [view.top, view.top + view.height], { colour: ink("grid"), width: 1 });
     pen.text(view.x(tick), view.top + view.height + 14, told("x")(tick), { colour: ink("soft"), anchor: "middle" });
