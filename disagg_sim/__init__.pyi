@@ -3,6 +3,7 @@ from .certainty.elasticity import sensitivity
 from .certainty.error_bars import Uncertainty, uncertainty
 from .certainty.extrapolation import outside_calibration
 from .certainty.rows import Origin, rescore
+from .certainty.trust import rests_on
 from .domain import Mapping, Slo, Status
 from .errors import DisaggSimError
 from .facts.hub.imported import ImportedModel, import_model
@@ -100,6 +101,7 @@ __all__ = [
     "prefill_work",
     "readable",
     "rescore",
+    "rests_on",
     "sensitivity",
     "setup",
     "simulate",

@@ -373,7 +373,7 @@ def shares_of_text(text: str) -> Shares:
         ) from None
 
 
-def words_of_points(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.Series:
+def rests_on(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.Series:
     """Say in words what the throughput of every row of a table rests on: the column ``COLUMN``.
 
     Parameters
@@ -393,7 +393,7 @@ def words_of_points(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.Ser
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal")
     >>> options = ds.Colocation(batch=(8,), prefill_batch=(1,))
-    >>> words_of_points(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 128), options=options)).tolist()
+    >>> ds.rests_on(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 128), options=options)).tolist()
     ['assumed 100 %']
     """
     words = [shares_text(shares) for shares in trust_of_points(points, origin=origin)["throughput"]]

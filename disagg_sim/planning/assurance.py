@@ -112,7 +112,7 @@ def assurance(plan: Plan) -> Assurance:
         name: np.quantile(_near(found, mine, limit, values, column), ENDS)
         for name, values, column in (("ttft", found.ftl, "ftl_s"), ("tpot", found.ttl, "ttl_s"))
     }
-    pools = tuple(_evidence(plan, pool) for pool in best.pools)
+    pools = tuple(evidence_of(plan, pool) for pool in best.pools)
     return Assurance(
         probability=chance,
         gain=gain,
@@ -205,7 +205,29 @@ def _near(found: Uncertainty, mine: Mask, limit: float, values: Floats, column: 
     return np.asarray(values[row] / float(found.points[column].iloc[row]))
 
 
-def _evidence(plan: Plan, pool: PlannedPool) -> PoolEvidence:
+def evidence_of(plan: Plan, pool: PlannedPool) -> PoolEvidence:
+    """Say how far the forecast of a pool has been checked, and what its times rest on.
+
+    Parameters
+    ----------
+    plan : Plan
+        Whose lengths the pool serves.
+    pool : PlannedPool
+        Of one of its designs.
+
+    Returns
+    -------
+    PoolEvidence
+        Operating points of such layouts, and shares by label. [1]
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> plan = ds.plan("llama_3_1_8b", "h20_sxm", ds.lengths(2048, 256), rate=40)
+    >>> found = evidence_of(plan, plan.best.pools[0])
+    >>> found.layout, max(found.rests_on, key=found.rests_on.get).value
+    ('served', 'inherited')
+    """
     at, plain = pool.setup, _mappings([pool.choice])[0]
     kind = checked_kind(at, pool.mapping)
     pass_s, ttft = _prefill(plan, pool, plain) if pool.role != "decode" else (0.0, {})

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from disagg_sim.atomic import write_csv, write_text
-from disagg_sim.planning.assurance import Assurance
+from disagg_sim.certainty.trust import COLUMN as TRUST
+from disagg_sim.certainty.trust import shares_text
+from disagg_sim.planning.assurance import Assurance, evidence_of
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.flips import Flip
 from disagg_sim.planning.plan import Plan
@@ -169,7 +171,8 @@ def _design_rows(plan: Plan, design: Design, place: int) -> list[dict[str, Any]]
         for each, value in whole.pop(name).items()
     }
     shared = {f"design_{name}" if name == "gpus" else name: value for name, value in whole.items()}
-    return [{"place": place, **shared, **flat, **pool} for pool in pools]
+    words = [shares_text(evidence_of(plan, pool).rests_on) for pool in design.pools]
+    return [{"place": place, **shared, **flat, **pool, TRUST: said} for pool, said in zip(pools, words, strict=True)]
 
 
 def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:

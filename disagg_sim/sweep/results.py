@@ -244,7 +244,7 @@ def _collect_mode(
 def _told(front: pd.DataFrame, case: Case, setups: tuple[Setup, Setup]) -> pd.DataFrame:
     """The frontier with how far its layouts have been checked and what its throughput rests on, in words."""
     told: dict[str, Any] = {COLUMN: layout_evidence(front, *setups)}
-    return front.assign(**told, **{trust.COLUMN: trust.words_of_points(front, origin=origin_of(case))})
+    return front.assign(**told, **{trust.COLUMN: trust.rests_on(front, origin=origin_of(case))})
 
 
 def _infeasible_csv(result: SweepResult) -> str:

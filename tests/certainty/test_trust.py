@@ -12,6 +12,7 @@ from disagg_sim.certainty.trust import (
     MEANING,
     Trust,
     added,
+    rests_on,
     shares_of_designs,
     shares_of_text,
     shares_text,
@@ -19,7 +20,6 @@ from disagg_sim.certainty.trust import (
     trust_of_host,
     trust_of_points,
     trust_shares,
-    words_of_points,
 )
 from disagg_sim.errors import InputError
 from disagg_sim.report.breakdown import trust_shares as shares_of_parts
@@ -129,7 +129,7 @@ def test_shares_of_a_point_of_a_grid_are_those_of_its_design():
 def test_words_are_short_and_say_every_label():
     assert shares_text({}) == ""
     assert shares_text(dict.fromkeys(Trust, 0.25)) == "measured 25 %, fitted 25 %, inherited 25 %, assumed 25 %"
-    assert words_of_points(tables_of("ideal")[1]).unique().tolist() == ["assumed 100 %"]
+    assert rests_on(tables_of("ideal")[1]).unique().tolist() == ["assumed 100 %"]
     assert set(MEANING) == set(Trust)
     for wrong in ("fitted", "guessed 3 %", "fitted x %"):
         with pytest.raises(InputError, match=f"rests_on '{wrong}'; allowed: labels"):

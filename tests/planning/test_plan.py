@@ -228,6 +228,9 @@ def test_files_hold_everything(tmp_path):
     found = json.loads((tmp_path / "plan.json").read_text())
     assert found["simulated"]["final"]["holds"] is True
     assert 0 <= found["assurance"]["probability"] <= 1
+    table = (tmp_path / "designs.csv").read_text().splitlines()
+    assert table[0].endswith(",rests_on")
+    assert all("fitted " in line for line in table[1:])
 
 
 def test_surges_of_a_trace_count_by_their_requests():
