@@ -9,9 +9,11 @@ import gzip
 import json
 from functools import cache
 from pathlib import Path
+from random import Random
 
 import pytest
 from shared_data import shared_file
+from test_spec_fuzz import spoil
 
 from disagg_sim.errors import SpecError
 from disagg_sim.facts.hub.imported import import_model
@@ -94,6 +96,23 @@ def test_sizes_derived_by_hand(name, folder):
     model = import_model(config_file(name, folder)).model
     bf16 = load_precision("bf16").resolve(model)
     assert (model.total_params, model.kv_bytes_per_token(bf16), model.state_bytes) == FACTS[name]
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_spoilt_config_loads_or_is_one_clear_error(name, folder, tmp_path):
+    """Values of every depth become junk: lists of layers, sections of linear and sparse attention, quantisation."""
+    whole = json.loads(config_file(name, folder).read_text(encoding="utf-8"))
+    path, rng = tmp_path / "c.json", Random(name)
+    refused = 0
+    for _ in range(20):
+        path.write_text(json.dumps(spoil(whole, rng), skipkeys=True), encoding="utf-8")
+        try:
+            assert import_model(path).model.total_params > 0
+        except SpecError as error:
+            refused += 1
+            lines = str(error).splitlines()
+            assert "c.json: " in lines[0] or all(line.startswith("  - ") for line in lines[1:])
+    assert refused > 0
 
 
 def kinds(model):

@@ -110,7 +110,7 @@ def _chunked(config: Config) -> list[int]:
     )
     config.find("use_qk_norm")  # without weights
     listed = config.find("no_rope_layers")[1]
-    rotary = config.series("no_rope_layers", length=config.layers) if listed else None
+    rotary = config.switches("no_rope_layers", length=config.layers) if listed else None
     return [size if (rotary[layer] if rotary else (layer + 1) % every) else 0 for layer in range(config.layers)]
 
 
@@ -225,8 +225,7 @@ def sparse_layers(config: Config) -> list[bool]:
         return [each == "sparse" for each in config.words("mlp_layer_types", ("dense", "sparse"), length=layers)]
     if isinstance(config.find("moe_layer_freq")[1], list):
         config.find("first_k_dense_replace")
-        freq = config.series("moe_layer_freq", length=layers)
-        return [bool(config.whole("moe_layer_freq", each, least=0, most=1)) for each in freq]
+        return config.switches("moe_layer_freq", length=layers)
     first = config.count("first_k_dense_replace", default=0, least=0)
     every = config.count("moe_layer_freq", default=1)
     step = config.count("decoder_sparse_step", "interleave_moe_layer_step", default=1)

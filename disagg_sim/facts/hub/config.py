@@ -116,6 +116,11 @@ class Config:
                 raise self.fault(f"{key}[{index}]: {quoted(each)} is not understood; known: {', '.join(allowed)}")
         return found
 
+    def switches(self, key: str, *, length: int) -> list[bool]:
+        """The list under a key, of 0 or 1 for each layer."""
+        entries = enumerate(self.series(key, length=length))
+        return [bool(self.whole(f"{key}[{index}]", each, least=0, most=1)) for index, each in entries]
+
     def layer_numbers(self, key: str) -> set[int]:
         """The set of layers listed under a key."""
         return {self.whole(key, each, least=0) for each in self.series(key)}

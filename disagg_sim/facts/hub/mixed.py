@@ -52,7 +52,7 @@ def mimo2(config: Config) -> Blocks:
     config.find("attention_chunk_size")  # the window once more
     for block, key in ((full, "add_full_attention_sink_bias"), (sliding, "add_swa_attention_sink_bias")):
         block |= {"sinks": True} if config.flag(key) else {}  # noqa: PLW2901 - changed in place
-    pattern = config.series("hybrid_layer_pattern", length=config.layers)
+    pattern = config.switches("hybrid_layer_pattern", length=config.layers)
     return Blocks({"full": full, "sliding": sliding}, ["sliding" if each else "full" for each in pattern])
 
 

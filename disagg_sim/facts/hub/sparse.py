@@ -49,7 +49,7 @@ def block_sparse(config: Config) -> Blocks:
         "block": inner.count("sparse_block_size"),
         "top_blocks": inner.count("sparse_topk_blocks"),
     }
-    layers = inner.series("sparse_attention_freq", length=config.layers)
+    layers = inner.switches("sparse_attention_freq", length=config.layers)
     return Blocks({"gqa": dense, "sparse": sparse}, ["sparse" if each else "gqa" for each in layers])
 
 
@@ -79,9 +79,10 @@ def compressed(config: Config) -> Blocks:
     }
     names, layers = {0: "window", WHOLE_RATIO: "entries", CHOSEN_RATIO: "chosen"}, []
     for index, ratio in enumerate(config.series("compress_ratios", length=config.layers)):
-        if ratio not in names:
-            raise config.fault(f"compress_ratios[{index}]: {ratio!r} is not modelled; allowed: 0, 4, 128")
-        layers.append(names[ratio])
+        tokens = config.whole(f"compress_ratios[{index}]", ratio, least=0)
+        if tokens not in names:
+            raise config.fault(f"compress_ratios[{index}]: {tokens} is not modelled; allowed: 0, 4, 128")
+        layers.append(names[tokens])
     if config.count("num_hash_layers", default=0, least=0):
         config.assume("num_hash_layers: layers that choose experts by the token count as the others")
     return Blocks(known, layers)
