@@ -201,6 +201,16 @@ def test_the_core_imports_no_package_of_an_extra():
                     rest.append(found)
 
 
+def test_parquet_is_read_and_written_in_one_place():
+    """By DuckDB, which the core has; pandas would ask for pyarrow, which it has not."""
+    for path in MODULES:
+        taken = {(owner, name) for _, name, owner in source_of(path).calls if "parquet" in name}
+        assert ("pd", "read_parquet") not in taken, f"{path.relative_to(ROOT)}: disagg_sim.parquet reads it"
+        assert "to_parquet" not in {name for _, name in taken}, (
+            f"{path.relative_to(ROOT)}: disagg_sim.parquet writes it"
+        )
+
+
 def test_extras_are_those_of_the_distribution():
     """Packages of ``EXTRAS`` are required by their extra alone; ``all`` has every one of them but ``measure``."""
     declared = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
