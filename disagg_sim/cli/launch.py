@@ -52,7 +52,7 @@ def _of_scenario(path: Path, name: str) -> Any:
     from disagg_sim.scenario.spec import load_scenario  # its policies simulate, an extra
 
     scenario = load_scenario(str(path))
-    known = {each.name: replace(each, setup=scenario.setup) for each in scenario.deployments}
+    known = {each.name: replace(each, setup=each.setup or scenario.setup) for each in scenario.deployments}
     if not name and len(known) == 1:
         (name,) = known
     if name not in known:

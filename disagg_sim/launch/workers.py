@@ -178,6 +178,10 @@ def _of_parts(deployment: Deployment | ServedDeployment) -> Iterator[Workers]:
             for (instance, _), replicas in zip(pool.members, alone.prefill, strict=True):
                 yield _workers(role, replicas, instance.setup)
         return
+    if len(deployment.models) > 1:
+        raise InputError(
+            f"deployment {deployment.name!r} serves {' and '.join(deployment.models)}; allowed: one model a launch"
+        )
     pools = {"prefill": deployment.prefill, "decode": deployment.decode}
     if not all(pools.values()):
         pools = {"colocated": deployment.colocated} if deployment.colocated else {"pairs": deployment.pairs}

@@ -37,7 +37,8 @@ class Replicas:
     instances: int  # [1]
     batch: int | None = None  # None = as the policy batches [request]
     token_budget: int | None = None  # None = as the policy says, or as ``batch`` needs [token]
-    setup: Setup | None = field(default=None, compare=False)  # what they serve, and on what; None = as the deployment
+    #: What they serve, and on what; None = as the deployment.
+    setup: Setup | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """``InputError`` unless the counts are whole numbers in range, and the budget holds a token of each request.
