@@ -48,15 +48,14 @@ class Elements(HTMLParser):
 
 
 def unpacked(text: str) -> dict[str, pd.DataFrame]:
-    """The tables of a page, read as its script reads them: four bytes a number, columns at their places."""
+    """The tables of a page, read as its script reads them: columns at their places."""
     elements = Elements(text)
     content, data = json.loads(elements.raw["script"][0]), gzip.decompress(base64.b64decode(elements.raw["script"][1]))
     tables = {}
     for name, table in content["tables"].items():
         columns = {}
         for column in table["columns"]:
-            kind = "<i4" if column["type"] == "i" else "<f4"
-            values = np.frombuffer(data, kind, table["rows"], column["at"])
+            values = np.frombuffer(data, f"<{column['type']}", table["rows"], column["at"])
             words = column.get("words")
             columns[column["name"]] = [words[code] for code in values] if words else values
         tables[name] = pd.DataFrame(columns)
@@ -69,11 +68,21 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_numbers_and_words_come_back_as_they_were_packed():
-    table = pd.DataFrame({"mode": ["b", "a", "b"], "gpus": [8, 16, 2**30], "ttl_s": [0.1, np.nan, np.inf]})
+    table = pd.DataFrame(
+        {
+            "mode": ["b", "a", "b"],
+            "gpus": [8, 16, 2**30],
+            "row": [-1, 7, 300],
+            "pp": [1, 2, 300],
+            "ttl_s": [0.1, np.nan, np.inf],
+        }
+    )
     text = page_html(Content(kind="sweep", title="t", facts={}, tables={"points": table}))
     found = unpacked(text)["points"]
     assert found["mode"].tolist() == ["b", "a", "b"]
     assert found["gpus"].tolist() == [8, 16, 2**30]
+    assert found["row"].tolist() == [-1, 7, 300]
+    assert found["pp"].tolist() == [1, 2, 300]
     np.testing.assert_allclose(found["ttl_s"], [0.1, np.nan, np.inf], rtol=1e-7)
 
 

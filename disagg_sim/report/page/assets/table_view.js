@@ -18,19 +18,18 @@ class TableView {
 
   sort() {
     const column = this.columns.find((each) => each.key === this.key);
-    const rows = Array.from(this.rows);
-    if (column) {
-      const sign = this.rising ? 1 : -1;
-      const order = (one, other) => {
-        const [a, b] = [column.value(one), column.value(other)];
-        if (typeof a === "string") return sign * a.localeCompare(b, "en", { numeric: true });
-        if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b);
-        return sign * (a - b);
-      };
-      rows.sort(order);
-    }
-    this.sorted = rows;
+    this.sorted = column ? this.inOrder(column) : Array.from(this.rows);
     this.draw();
+  }
+
+  /** The rows by a column; those without a number come last. */
+  inOrder(column) {
+    const rows = Array.from(this.rows), keys = rows.map((row) => column.value(row)), sign = this.rising ? 1 : -1;
+    const texts = new Intl.Collator("en", { numeric: true }), last = (key) => (Number.isNaN(key) ? 1 : 0);
+    const order = typeof keys[0] === "string" ? texts.compare : (a, b) => a - b;
+    const places = Uint32Array.from(rows.keys());
+    places.sort((i, j) => last(keys[i]) - last(keys[j]) || sign * order(keys[i], keys[j]));
+    return Array.from(places, (place) => rows[place]);
   }
 
   draw() {
