@@ -41,6 +41,9 @@ DIRECTORIES = {
 #: What a person calls them.
 NOUNS = {"hardware": "system", "efficiency": "efficiency file", "precision": "precision recipe"}
 
+#: A message names no more than so many; there are more models. [1]
+MOST_NAMED = 40
+
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -213,7 +216,7 @@ def find_file(kind: str, name: str | Path) -> Path:
     Raises
     ------
     UnknownNameError
-        With the nearest name and all known ones.
+        With the nearest name, and all known ones where they are few.
 
     Examples
     --------
@@ -226,7 +229,8 @@ def find_file(kind: str, name: str | Path) -> Path:
     key = canonical_name(str(name))
     if key not in known:
         noun = NOUNS.get(kind, kind)
-        raise UnknownNameError(f"unknown {noun} {quoted(str(name))}{nearest(key, known)}; known: {', '.join(known)}")
+        names = ", ".join(known) if len(known) <= MOST_NAMED else f"those of 'disagg-sim specs list {kind}'"
+        raise UnknownNameError(f"unknown {noun} {quoted(str(name))}{nearest(key, known)}; known: {names}")
     return known[key]
 
 
