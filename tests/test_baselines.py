@@ -13,6 +13,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.facts.efficiency import SECTIONS, Fit
+from disagg_sim.facts.layers import ATTENTION_KINDS, FFN_KINDS, NONE
 from disagg_sim.facts.load import load_efficiency
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics import setup
@@ -143,6 +144,33 @@ CASES = {
     ),
     "llama_70b_b300_bf16_cache": Case(
         model="llama_3_3_70b", system="b300_sxm", precision="nvfp4_bf16kv", isl=8192, osl=1024, max_gpus=4
+    ),
+    # linear, sparse and compressed attention, layers of one operator
+    "qwen3_5_35b_h200_linear": Case(
+        model="qwen3_5_35b_a3b", system="h200_sxm", precision="fp8", isl=8192, osl=512, max_gpus=2, engine="vllm"
+    ),
+    "nemotron_nano_h100_mamba": Case(
+        model="nemotron_3_nano_30b_a3b", system="h100_sxm", precision="fp8", isl=8192, osl=512, max_gpus=2
+    ),
+    "glm_5_3_flash_gb200": Case(
+        model="glm_5_3_flash",
+        system="gb200_nvl72",
+        precision="nvfp4_fp8kv_bf16_projections",
+        isl=32768,
+        osl=512,
+        max_gpus=4,
+    ),
+    "deepseek_v4_flash_h200": Case(
+        model="deepseek_v4_flash",
+        system="h200_sxm",
+        precision="mxfp4_fp8_block",
+        isl=32768,
+        osl=512,
+        max_gpus=4,
+        engine="vllm",
+    ),
+    "minimax_m3_gb200": Case(
+        model="minimax_m3", system="gb200_nvl72", precision="nvfp4_fp8kv", isl=32768, osl=512, max_gpus=4
     ),
     # one pool for both phases
     "llama_70b_h200_colocated": Case(
@@ -293,10 +321,11 @@ def test_two_percent_on_a_vendors_number_moves_some_baseline(name: str, monkeypa
 def test_every_kind_of_layer_system_and_profile_has_a_baseline() -> None:
     models = [ds.load_model(case.model) for case in CASES.values()]
     kinds = [kind for model in models for kind in model.kinds]
-    assert {type(kind.attention).__name__ for kind in kinds} == {"GqaAttention", "MlaAttention"}
-    assert {type(kind.ffn).__name__ for kind in kinds} == {"DenseFfn", "MoeFfn"}
+    assert {kind.attention.kind for kind in kinds} == {*ATTENTION_KINDS, NONE}
+    assert {kind.ffn.kind for kind in kinds} == {*FFN_KINDS, NONE}
     assert any(getattr(kind.attention, "window", None) for kind in kinds)
-    assert any(kind.attention.q_heads == getattr(kind.attention, "kv_heads", 0) for kind in kinds)
+    grouped = [kind.attention for kind in kinds if kind.attention.kind == "gqa"]
+    assert any(spec.q_heads == spec.kv_heads for spec in grouped)
     assert set(MEASURED) <= {case.system for case in CASES.values()}
     assert any(load_efficiency(case.system).inherited for case in CASES.values())
     assert {case.profile for case in CASES.values()} == set(PROFILES)

@@ -230,3 +230,12 @@ def test_counted_weights_are_those_that_memory_holds():
     assert weight_bytes(model, BF16.resolve(model)) + 2 * model.hidden == pytest.approx(
         2 * model.total_params, rel=1e-12
     )
+
+
+def test_residual_streams_are_read_and_written_by_each_part():
+    """DeepSeek-V4 carries four: 2 parts x 4 streams x 4096 elements, read and written in bf16, 131 kB a token more."""
+    one = model_of((GqaAttention(**GQA), DENSE))
+    four = replace(one, residual_streams=4)
+    works = [prefill_work(model, isl=10)["elementwise"].hbm_bytes for model in (one, four)]
+    assert works[1] - works[0] == 10 * 2 * 4 * 4096 * 4
+    assert four.total_params - one.total_params == 2 * (24 * (4 * 4096 + 1) + 3) + 4 * (4 * 4096 + 1) + 1

@@ -241,4 +241,6 @@ def elementwise(model: ModelSpec, layer: Layer, tp: Numeric, tokens: Numeric) ->
     """
     row = layer.attention.elementwise_width(tp)
     per_token = 8.0 * layer.kind.parts * model.hidden + 6.0 * layer.ffn.active_width / tp + 6.0 * row
+    if model.residual_streams > 1:  # each part reads all streams and writes them anew, in bf16
+        per_token = per_token + 4.0 * layer.kind.parts * model.residual_streams * model.hidden
     return Operator("elementwise", "elementwise", Work(0.0, tokens * per_token))
