@@ -164,6 +164,21 @@ def test_dense_layers_are_those_that_the_keys_name(place):
     assert routed == [False, True, False, False, False, True, False, True]
 
 
+def test_qwen2_has_biases_and_a_gate_of_its_shared_expert(place):
+    """Qwen1.5-MoE-A2.7B has 14.3e9 parameters: a layer is attention, 60 experts, shared one with gate, router, norms."""
+    config = QWEN_MOE | {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "num_hidden_layers": 24,
+        "moe_intermediate_size": 1408,
+    }
+    config |= {"num_attention_heads": 16, "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4}
+    config |= {"shared_expert_intermediate_size": 5632}
+    attention, experts = 4 * 2048**2 + 3 * 2048, 60 * 3 * 2048 * 1408
+    shared, router, norms = 3 * 2048 * 5632 + 2048, 2048 * 60, 2 * 2048
+    layers = 24 * (attention + experts + shared + router + norms)
+    assert import_model(place(config)).model.total_params == layers + 2 * 151936 * 2048 + 2048 == 14_315_784_192
+
+
 def test_the_text_model_of_a_model_that_sees(place):
     text = {key: value for key, value in QWEN_MOE.items() if key != "architectures"}
     outer = {

@@ -77,7 +77,7 @@ FAMILIES: dict[str, Family] = {
     "MiMoForCausalLM": _QWEN2,
     "Qwen2MoeForCausalLM": Family(
         attention=_gqa(qkv_bias=True, output_bias=False, window="switched"),
-        ffn=_moe(shared_width="shared_expert_intermediate_size"),
+        ffn=_moe(shared_width="shared_expert_intermediate_size", shared_gate=True),
     ),
     "Qwen3ForCausalLM": _QWEN3,
     "Qwen3MoeForCausalLM": Family(attention=_gqa(qk_norm=True, window="switched"), ffn=_moe()),
