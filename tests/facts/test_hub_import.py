@@ -165,7 +165,7 @@ def test_dense_layers_are_those_that_the_keys_name(place):
 
 
 def test_qwen2_has_biases_and_a_gate_of_its_shared_expert(place):
-    """Qwen1.5-MoE-A2.7B has 14.3e9 parameters: a layer is attention, 60 experts, shared one with gate, router, norms."""
+    """Qwen1.5-MoE-A2.7B has 14.3e9 parameters: attention, 60 experts, a shared one with its gate, router, norms."""
     config = QWEN_MOE | {
         "architectures": ["Qwen2MoeForCausalLM"],
         "num_hidden_layers": 24,
