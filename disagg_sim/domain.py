@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, StrEnum
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -39,18 +40,24 @@ MAX_PIPELINE_GPUS = 128
 BOUNDS = ("compute", "memory", "communication", "latency")
 
 
+@cache
+def _compared(kind: Any) -> tuple[str, ...]:
+    """Fields of a class of frozen objects that tell these apart."""
+    return tuple(field.name for field in fields(kind) if field.compare)
+
+
 class ByValue:
     """Base of frozen dataclasses with arrays among their fields: equal and hashed by what these hold."""
 
     __slots__ = ()
 
     def _values(self) -> tuple[Any, ...]:
-        values = (getattr(self, field.name) for field in fields(cast("Any", self)) if field.compare)
+        values = [getattr(self, name) for name in _compared(cast("Any", type(self)))]
         return tuple((value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value for value in values)
 
     def __eq__(self, other: object) -> bool:
         """Whether both are of one class and hold the same, to the last digit."""
-        return type(self) is type(other) and self._values() == other._values()
+        return self is other or (type(self) is type(other) and self._values() == other._values())
 
     def __hash__(self) -> int:
         """Of the values."""

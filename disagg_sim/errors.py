@@ -195,6 +195,8 @@ def whole_number(name: str, value: object, least: int = 1, note: str = "", *, mo
     Traceback (most recent call last):
     disagg_sim.errors.InputError: batch 0 is out of range; allowed: whole numbers from 1
     """
+    if type(value) is int and least <= value <= most:  # nearly always
+        return value
     number = as_float(value)
     if not number.is_integer() or not least <= number <= most:
         upto = f" to {most}" if most < math.inf else ""

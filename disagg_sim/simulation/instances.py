@@ -103,7 +103,8 @@ class Roster:
         self.coming: list[int] = []  # segments promised to it: in transfer, waiting for a batch [1]
         self.prefill_rate: list[float] = []  # what each serves of the expected traffic [request/s]
         self.seats: list[int] = []  # [1]
-        self._served: dict[tuple[Mapping, Role], tuple[float, int]] = {}
+        self._links: dict[int, tuple[float, float]] = {}  # by kind: bandwidth of an instance [B/s], latency [s]
+        self._served: dict[tuple[int, Role], tuple[float, int]] = {}  # by kind
         self.decisions: list[Decision] = []
         self.prefill: Index = np.empty(0, np.intp)  # ready instances that take prefill
         self.decode: Index = np.empty(0, np.intp)
@@ -273,10 +274,13 @@ class Roster:
         instance = len(self.role)
         if instance == len(self.fleet):
             self.fleet.add(spec_of(self.policy, self.site, self.steps, mapping, role), self.engine.now)
-        self.link.join(self.site.instance_bandwidth(mapping), self.site.wire(mapping).latency_s)
+        kind = self._kinds.setdefault(mapping, len(self._kinds))
+        if kind not in self._links:
+            self._links[kind] = self.site.instance_bandwidth(mapping), self.site.wire(mapping).latency_s
+        self.link.join(*self._links[kind])
         self.number.append(self.budget.enter(self, instance))
         self.mapping.append(mapping)
-        self.kind.append(self._kinds.setdefault(mapping, len(self._kinds)))
+        self.kind.append(kind)
         self.role.append(role)
         self.mode.append(Mode.CHUNKED)
         self.state.append(state)
@@ -285,7 +289,9 @@ class Roster:
         self.stop_s.append(np.nan)
         self.flips.append(0)
         self.coming.append(0)
-        rate, seats = self._serves_of(mapping, role)
+        if (kind, role) not in self._served:
+            self._served[kind, role] = self._serves_of(mapping, role)
+        rate, seats = self._served[kind, role]
         self.prefill_rate.append(rate)
         self.seats.append(seats)
         self._set(instance, limits)
@@ -293,16 +299,14 @@ class Roster:
 
     def _serves_of(self, mapping: Mapping, role: Role) -> tuple[float, int]:
         """Prefill rate and seats of an instance, each in the role that it has for it; see ``service``."""
-        if (mapping, role) not in self._served:
-            shared, limits, site = role == Role.BOTH, self.steps.limits, self.site
-            traffic = Traffic(site.prompt_tokens, site.output_tokens, site.slo.tpot)
-            prefill, decode = (limits(mapping, role if shared else each) for each in (Role.PREFILL, Role.DECODE))
-            spec = spec_of(self.policy, site, self.steps, mapping, role)
-            self._served[mapping, role] = (
-                prefill_rate(spec.table, prefill, traffic),
-                seats(spec.table, decode, spec.blocks, traffic, shared=shared),
-            )
-        return self._served[mapping, role]
+        shared, limits, site = role == Role.BOTH, self.steps.limits, self.site
+        traffic = Traffic(site.prompt_tokens, site.output_tokens, site.slo.tpot)
+        prefill, decode = (limits(mapping, role if shared else each) for each in (Role.PREFILL, Role.DECODE))
+        spec = spec_of(self.policy, site, self.steps, mapping, role)
+        return (
+            prefill_rate(spec.table, prefill, traffic),
+            seats(spec.table, decode, spec.blocks, traffic, shared=shared),
+        )
 
     def _serve_after(self, wait_s: float, instance: int) -> None:
         self.engine.at(self.engine.now + wait_s, FIRST, self._serve, instance, self._lives.get(instance, 0))

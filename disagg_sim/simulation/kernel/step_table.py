@@ -235,12 +235,13 @@ class StepTable:
 
 def pack_tables(tables: Sequence[StepTable]) -> tuple[Any, Floats]:
     """Headers of some tables, one each, and the values of the different ones end to end."""
-    heads, distinct = np.concatenate([table.head for table in tables]), {id(table): table for table in tables}
-    starts = np.cumsum([0, *(table.values.size for table in distinct.values())])
-    start = dict(zip(distinct, starts.tolist(), strict=False))
+    distinct = {id(table): table for table in tables}
+    heads = np.concatenate([table.head for table in distinct.values()])
+    starts = np.cumsum([0, *(table.values.size for table in distinct.values())])[:-1]
     for name in PLACES:
-        heads[name] += [start[id(table)] for table in tables]
-    return heads, np.concatenate([table.values for table in distinct.values()])
+        heads[name] += starts
+    number = {each: place for place, each in enumerate(distinct)}
+    return heads[[number[id(table)] for table in tables]], np.concatenate([each.values for each in distinct.values()])
 
 
 TABLE = dtype_of(Table)
