@@ -114,8 +114,9 @@ class PhaseGrid(Shown):
 
     @cached_property
     def unique_gpus(self) -> Ints:
-        """(rows,) GPUs of an instance that hold distinct cache. [1]"""
-        distinct = unique_gpus(self.setup.model, self.mappings.for_grid())
+        """(rows,) GPUs of an instance that hold distinct cache; whole ones where layers differ in it. [1]"""
+        at = self.setup
+        distinct = unique_gpus(at.model, self.mappings.for_grid(), self.lengths.mean_isl, at.precision)
         return np.broadcast_to(distinct, (len(self.mappings), 1))[:, 0].astype(np.int64)
 
     def instance(self, row: int, column: int) -> Instance:
